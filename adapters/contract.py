@@ -1,0 +1,227 @@
+"""What an adapter promises and what it is given.
+
+An adapter drives one framework. It is created in the controlling process, where it only says what
+it is and finds its framework; it is pickled to every rank, where it imports the framework and runs
+steps. It never sees an expected value.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from abc import ABC, abstractmethod
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from reference.aggregation import Conventions, Mode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from reference.aggregation import Aggregation
+    from reference.step import Step
+
+
+class Unsupported(Exception):  # noqa: N818 - a verdict, not an error
+    """The framework has no such mode, depth or layout; the message says which."""
+
+
+class Refused(Exception):  # noqa: N818 - a verdict, not an error
+    """The framework itself declined to run, before any step, with an error of its own."""
+
+
+class Depth(StrEnum):
+    """How much of the framework's own code an observation goes through."""
+
+    REDUCER = "reducer"
+    """Its reduction function alone, fed with token losses."""
+
+    LOSS = "loss"
+    """Its whole loss function, own scaling included."""
+
+    STEP = "step"
+    """Its whole train step, up to the gradient its optimizer sees."""
+
+
+class Combine(StrEnum):
+    """What the rest of a train step would do with the gradients the ranks hold."""
+
+    REPLICATED = "replicated"
+    """Nothing: every rank holds the final gradient."""
+
+    SUM = "sum"
+    MEAN = "mean"
+
+
+class InvalidLayoutError(ValueError):
+    """A layout that cannot be read or cannot exist."""
+
+
+_LAYOUT = re.compile(r"dp(\d+)-cp(\d+)-mb(\d+|uneven|tokens)-(thd|bshd)")
+
+
+@dataclass(frozen=True, kw_only=True, order=True)
+class Layout:
+    """How a step is cut over ranks and time.
+
+    ``dp`` and ``cp`` count data- and context-parallel ranks (Ulysses sequence parallelism counts as
+    context parallelism). ``micro_batches`` is how many micro-batches a rank's samples are cut into:
+    a number of equal ones, ``uneven`` ones of different sample counts, or ones filled up to a
+    budget of ``tokens``. ``format`` says how a micro-batch is stored: ``thd`` one sample after
+    another, ``bshd`` a row per sample padded to one width.
+    """
+
+    dp: int = 1
+    cp: int = 1
+    micro_batches: int | Literal["uneven", "tokens"] = 1
+    format: Literal["thd", "bshd"] = "bshd"
+
+    def __post_init__(self) -> None:
+        for name in ("dp", "cp", "micro_batches"):
+            value = getattr(self, name)
+            if isinstance(value, int) and value < 1:
+                raise InvalidLayoutError(
+                    f"{name} of {self} is {value}, but there is at least one; give 1 or more"
+                )
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks the layout takes."""
+        return self.dp * self.cp
+
+    @classmethod
+    def parse(cls, text: str) -> Layout:
+        """Read the form that `str` gives, such as ``dp2-cp2-mbuneven-thd``."""
+        match = _LAYOUT.fullmatch(text)
+        if match is None:
+            raise InvalidLayoutError(
+                f"layout {text!r} is not of the form dp2-cp1-mb2-thd"
+                " (mb: a number, uneven or tokens; then thd or bshd)"
+            )
+        dp, cp, micro_batches, storage = match.groups()
+        return cls(
+            dp=int(dp),
+            cp=int(cp),
+            micro_batches=int(micro_batches) if micro_batches.isdigit() else micro_batches,  # type: ignore[arg-type]
+            format=storage,  # type: ignore[arg-type]
+        )
+
+    def __str__(self) -> str:
+        return f"dp{self.dp}-cp{self.cp}-mb{self.micro_batches}-{self.format}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One thing to run on all ranks of a layout: the optimizer steps of one batch of rollouts."""
+
+    steps: tuple[Step, ...]
+    aggregation: Aggregation
+    layout: Layout
+    depth: Depth
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Observation:
+    """What one rank saw the framework do.
+
+    ``weights`` holds, for each step of the job, the weight of every response token, flat like
+    ``Step.mask``, in float64.
+    """
+
+    weights: tuple[NDArray[np.float64], ...]
+    combine: Combine = Combine.REPLICATED
+
+
+@dataclass(frozen=True, kw_only=True)
+class Description:
+    """What a loaded framework turned out to be."""
+
+    modes: frozenset[Mode] = frozenset(Mode)
+    depths: frozenset[Depth] = frozenset(Depth)
+    conventions: Conventions = Conventions()
+    dtype: str = "float32"
+    stand_ins: tuple[str, ...] = ()
+    """Packages that the framework imports, the loss never uses, and this run replaced by empty ones."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rank:
+    """The place of this process in an initialised `torch.distributed` world.
+
+    ``cache`` is for what is costly to build and valid as long as the world is: process groups,
+    device meshes, wrapped models.
+    """
+
+    index: int
+    world_size: int
+    device: str = "cpu"
+    cache: dict[Any, Any] = field(default_factory=dict)
+    _framework_seconds: list[float] = field(default_factory=list)
+
+    @contextmanager
+    def framework(self) -> Iterator[None]:
+        """Wrap calls into the framework's own code, so that our share of the time is known."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._framework_seconds.append(time.perf_counter() - start)
+
+    def take_framework_seconds(self) -> float:
+        """Seconds spent in the framework since last asked."""
+        seconds = sum(self._framework_seconds)
+        self._framework_seconds.clear()
+        return seconds
+
+
+class Adapter(ABC):
+    """Drives one framework. Instances are pickled, so they hold nothing but what they are told."""
+
+    name: ClassVar[str]
+    """What a user types after ``--adapter=``."""
+
+    package: ClassVar[str | None] = None
+    """The framework's top-level import package, by which its source is found."""
+
+    distribution: ClassVar[str | None] = None
+    """The distribution on PyPI that installs it, if any."""
+
+    tree: ClassVar[tuple[str, ...]] = ()
+    """Folders of its repository that a commit's sources are taken from; all if empty."""
+
+    engines: ClassVar[tuple[str, ...]] = ("torch",)
+    """Training engines it can drive, the default first."""
+
+    dependencies: ClassVar[tuple[str, ...]] = ()
+    """Distributions whose versions may change a result; the report lists them."""
+
+    @abstractmethod
+    def layouts(self) -> Sequence[Layout]:
+        """Layouts worth running, grouped so that neighbours take the same number of ranks."""
+
+    @abstractmethod
+    def load(self, source: Path | None) -> None:
+        """Import the framework in this process, from ``source`` if given, else as installed.
+
+        Raises:
+            ImportError: the framework or something it needs is missing.
+        """
+
+    @abstractmethod
+    def describe(self) -> Description:
+        """Find out what the loaded framework offers, by looking at it and not at its version."""
+
+    @abstractmethod
+    def observe(self, job: Job, rank: Rank) -> Observation:
+        """Run the job on this rank; called on all ranks of the layout at once.
+
+        Raises:
+            Unsupported: the framework has no such mode, depth or layout.
+            Refused: its startup validation declined the configuration.
+        """

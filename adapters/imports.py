@@ -1,0 +1,82 @@
+"""Importing a framework from where its source is, on a machine without its GPU packages."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+import types
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
+
+
+class WrongSourceError(RuntimeError):
+    """A framework was imported from somewhere else than its source."""
+
+
+def import_from(package: str, folders: Iterable[Path]) -> types.ModuleType:
+    """Import a package from the first of ``folders`` that holds it, or as installed if none given.
+
+    The folders precede whatever is installed, for its sister packages too.
+
+    Raises:
+        ImportError: the package is in no folder and not installed.
+        WrongSourceError: this process already imported it from elsewhere.
+    """
+    roots = [str(folder.resolve()) for folder in folders]
+    sys.path[:0] = [root for root in roots if root not in sys.path]
+    importlib.invalidate_caches()
+    module = importlib.import_module(package)
+    found = (module.__file__ or str(next(iter(module.__path__)))) if module.__spec__ else ""
+    if roots and not any(found.startswith(root) for root in roots):
+        raise WrongSourceError(
+            f"{package} was to come from {', '.join(roots)} and came from {found};"
+            " run each source in a process of its own"
+        )
+    return module
+
+
+def stand_in(packages: Sequence[str]) -> list[str]:
+    """Let ``import`` find an empty package in place of each one that is not installed.
+
+    Any name taken from a stand-in is a class without methods, so that annotations and base classes
+    work and a use does not.
+
+    Returns:
+        The names stood in for.
+    """
+    missing = [name for name in packages if importlib.util.find_spec(name) is None]
+    sys.meta_path.append(_StandInFinder(frozenset(missing)))
+    return missing
+
+
+class _StandInModule(types.ModuleType):
+    __path__: list[str] = []
+
+    def __getattr__(self, name: str) -> type:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return type(name, (), {})
+
+
+class _StandInFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    def __init__(self, packages: frozenset[str]) -> None:
+        self._packages = packages
+
+    def find_spec(
+        self, fullname: str, path: object = None, target: object = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname.partition(".")[0] in self._packages:
+            return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
+        return None
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
+        return _StandInModule(spec.name)
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        """Nothing to run: the module is empty."""

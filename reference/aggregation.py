@@ -1,0 +1,108 @@
+"""The four ways of reducing the token losses of a step to one number."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from enum import StrEnum
+from numbers import Real
+
+
+class InvalidAggregationError(ValueError):
+    """A mode and divisor that do not define a reduction."""
+
+
+class Mode(StrEnum):
+    """Which tokens share one vote (ScaleRL, arXiv:2510.13786, section 3.2)."""
+
+    SAMPLE_MEAN = "sample_mean"
+    """Mean over samples of the sample's token mean (GRPO)."""
+
+    PROMPT_MEAN = "prompt_mean"
+    """Mean over prompt groups of the group's token mean (DAPO)."""
+
+    TOKEN_MEAN = "token_mean"
+    """Mean over all active tokens of the step."""
+
+    CONSTANT = "constant"
+    """Masked sum over a fixed divisor, mean over samples (Dr. GRPO, arXiv:2503.20783, eq. 2)."""
+
+
+class SampleUnit(StrEnum):
+    """What counts as one sample where several samples come from one rollout."""
+
+    SAMPLE = "sample"
+    ROLLOUT = "rollout"
+
+
+class EmptyUnits(StrEnum):
+    """Whether a sample or group without active tokens counts in N or P."""
+
+    COUNTED = "counted"
+    EXCLUDED = "excluded"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conventions:
+    """What the modes leave open and a framework documents.
+
+    The default is the seeds' contract: samples are the units of `sample_mean` and `constant`, and
+    one without active tokens adds 0 and still counts.
+    """
+
+    sample_unit: SampleUnit = SampleUnit.SAMPLE
+    empty_units: EmptyUnits = EmptyUnits.COUNTED
+
+
+@dataclass(frozen=True)
+class Aggregation:
+    """A mode with, for `constant` only, its divisor L.
+
+    Raises:
+        InvalidAggregationError: an unknown mode; a divisor missing, given to another mode, or not
+            a positive finite number (a bool is none). The rule is the startup validation demanded
+            in miles' pull request 1328: any other divisor silently rescales the gradient.
+    """
+
+    mode: Mode
+    divisor: float | None = field(default=None)
+
+    def __post_init__(self) -> None:
+        known = [mode.value for mode in Mode]
+        if self.mode not in known:
+            raise InvalidAggregationError(
+                f"mode {self.mode!r} is unknown; choose one of {', '.join(known)}"
+            )
+        object.__setattr__(self, "mode", Mode(self.mode))
+        if self.mode is Mode.CONSTANT:
+            _require_divisor(self.divisor)
+        elif self.divisor is not None:
+            raise InvalidAggregationError(
+                f"divisor {self.divisor!r} is given to {self.mode.value}, but only constant"
+                " divides by one; drop the divisor or choose constant"
+            )
+
+    @classmethod
+    def parse(cls, text: str) -> Aggregation:
+        """Read `sample_mean`, `prompt_mean`, `token_mean` or `constant:L`."""
+        mode, colon, divisor = text.partition(":")
+        try:
+            value = float(divisor) if colon else None
+        except ValueError:
+            raise InvalidAggregationError(
+                f"divisor {divisor!r} of {text!r} is not a number; write for example constant:40960"
+            ) from None
+        return cls(mode, value)  # type: ignore[arg-type]  # checked above
+
+
+def _require_divisor(divisor: object) -> None:
+    if isinstance(divisor, bool) or not isinstance(divisor, Real):
+        raise InvalidAggregationError(
+            f"constant needs a divisor and got {divisor!r}; give a positive number,"
+            " usually the maximum response length"
+        )
+    if not (math.isfinite(divisor) and divisor > 0):
+        raise InvalidAggregationError(
+            f"divisor {divisor!r} is not a positive finite number; give one,"
+            " usually the maximum response length"
+        )

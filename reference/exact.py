@@ -1,0 +1,61 @@
+"""The same weights and scalars in rational arithmetic: the oracle's own oracle.
+
+Written from the definitions, one token after another, and sharing no code with `reference.weights`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+from reference.aggregation import Aggregation, Conventions, EmptyUnits, Mode, SampleUnit
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Sequence
+
+    from reference.step import Step
+
+
+def token_weights(
+    step: Step, aggregation: Aggregation, conventions: Conventions = Conventions()
+) -> list[list[Fraction]]:
+    """Exact weight of every response token of every sample."""
+    masks = [step.mask[response].tolist() for response in step.responses]
+    units = [_unit(step, i, aggregation.mode, conventions) for i in range(step.size)]
+    tokens: dict[Hashable, int] = defaultdict(int)
+    for unit, mask in zip(units, masks, strict=True):
+        tokens[unit] += sum(mask)
+    counted = [u for u in tokens if tokens[u] or conventions.empty_units is EmptyUnits.COUNTED]
+
+    def weight(unit: Hashable) -> Fraction:
+        if aggregation.mode is Mode.CONSTANT:
+            assert aggregation.divisor is not None
+            return 1 / (Fraction(aggregation.divisor) * len(counted))
+        return Fraction(1, len(counted) * tokens[unit])
+
+    return [
+        [weight(unit) if active else Fraction(0) for active in mask]
+        for unit, mask in zip(units, masks, strict=True)
+    ]
+
+
+def step_scalar(
+    step: Step,
+    aggregation: Aggregation,
+    losses: Sequence[Fraction],
+    conventions: Conventions = Conventions(),
+) -> Fraction:
+    """Exact sum of weight · loss; losses are flat like ``step.mask``."""
+    weights = [w for sample in token_weights(step, aggregation, conventions) for w in sample]
+    return sum((w * loss for w, loss in zip(weights, losses, strict=True)), Fraction(0))
+
+
+def _unit(step: Step, sample: int, mode: Mode, conventions: Conventions) -> Hashable:
+    if mode is Mode.TOKEN_MEAN:
+        return "step"
+    if mode is Mode.PROMPT_MEAN:
+        return int(step.groups[sample])
+    if conventions.sample_unit is SampleUnit.ROLLOUT:
+        return int(step.rollouts[sample])
+    return sample

@@ -1,0 +1,58 @@
+"""How far rounding alone may move a result: where every tolerance comes from.
+
+Notation and lemma are Higham's (Accuracy and Stability of Numerical Algorithms, 2nd ed., lemma
+3.1): a chain of k products and quotients in arithmetic of unit roundoff u has a relative error of
+at most gamma(k, u) = k·u / (1 - k·u), and so has a sum of n terms relative to the sum of their
+absolute values, with k = n - 1.
+"""
+
+from __future__ import annotations
+
+UNIT_ROUNDOFF = {
+    "float64": 2.0**-53,
+    "float32": 2.0**-24,
+    "float16": 2.0**-11,
+    "bfloat16": 2.0**-8,
+}
+"""Largest relative error of rounding once, to nearest."""
+
+WEIGHT_OPERATIONS = 8
+"""Roundings on the longest way from 1 to a token weight in a conforming framework.
+
+The denominator's product (1) and quotient (1); a loss scaled by the number of micro-batches and
+divided by it again (2); scaled by the data- and context-parallel sizes and averaged over the ranks
+again (2); the product with the token loss (1); the train step's final divisor (1). Counts of tokens
+are exact up to 1/u, and adding the zeros of other micro-batches and ranks rounds nothing.
+"""
+
+SAFETY_FACTOR = 2
+"""Allows a framework twice as many roundings as the longest way known."""
+
+
+def gamma(operations: int, unit_roundoff: float) -> float:
+    """Bound on the relative error of so many roundings.
+
+    Raises:
+        ValueError: so many roundings that nothing is known of the result.
+    """
+    product = operations * unit_roundoff
+    if product >= 1:
+        raise ValueError(
+            f"{operations} roundings of {unit_roundoff:g} each leave no correct digit;"
+            " use a wider dtype"
+        )
+    return product / (1 - product)
+
+
+def weight_bound(dtype: str) -> float:
+    """Bound on the relative error of a token weight computed in ``dtype``."""
+    return gamma(SAFETY_FACTOR * WEIGHT_OPERATIONS, UNIT_ROUNDOFF[dtype])
+
+
+def scalar_bound(tokens: int, magnitude: float, dtype: str = "float64") -> float:
+    """Bound on the absolute error of a step scalar.
+
+    ``tokens`` terms are summed and ``magnitude`` is the sum of |weight · loss|. Besides the sum,
+    each term rounds its weight, its product, and the result of the sum.
+    """
+    return gamma(tokens + 2, UNIT_ROUNDOFF[dtype]) * magnitude

@@ -1,0 +1,136 @@
+"""One optimizer step as the loss sees it: samples, their masks, and which of them belong together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import ArrayLike, NDArray
+
+
+class InvalidStepError(ValueError):
+    """The samples given do not make up a training step."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Sample:
+    """One sequence: a prompt and the response sampled for it.
+
+    ``loss_mask`` has one entry per response token: 1 where the token is trained on (*active*),
+    0 where it is not (tool output, a rejected token). ``group`` identifies the prompt; ``rollout``
+    the trajectory, of which a multi-turn framework may make several samples. Identifiers matter
+    only in being equal or different.
+    """
+
+    prompt_length: int
+    loss_mask: ArrayLike
+    group: int
+    rollout: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Step:
+    """The N samples of one optimizer step, stored flat: masks of all responses one after another.
+
+    Shapes: ``prompt_lengths``, ``response_lengths``, ``groups`` and ``rollouts`` are int64 [N];
+    ``mask`` is bool [sum of response_lengths].
+
+    Raises:
+        InvalidStepError: no samples, a mask of the wrong length or with values other than 0 and 1,
+            or lengths that no sequence can have.
+    """
+
+    prompt_lengths: NDArray[np.int64]
+    response_lengths: NDArray[np.int64]
+    mask: NDArray[np.bool_]
+    groups: NDArray[np.int64]
+    rollouts: NDArray[np.int64]
+
+    def __post_init__(self) -> None:
+        if self.size == 0:
+            raise InvalidStepError("a step has 0 samples, but needs at least one; add a sample")
+        for name in ("prompt_lengths", "response_lengths"):
+            shortest = int(getattr(self, name).min())
+            if shortest < 1:
+                raise InvalidStepError(
+                    f"{name} holds {shortest}, but a prompt and a response have at least one token;"
+                    " leave the sample out or mask its only token"
+                )
+        for name in ("response_lengths", "groups", "rollouts"):
+            length = len(getattr(self, name))
+            if length != self.size:
+                raise InvalidStepError(
+                    f"{name} has {length} entries for {self.size} samples; give one per sample"
+                )
+        object.__setattr__(self, "mask", _as_mask(self.mask))
+        if len(self.mask) != self.response_lengths.sum():
+            raise InvalidStepError(
+                f"the loss masks have {len(self.mask)} entries for {self.response_lengths.sum()}"
+                " response tokens; give one entry per response token"
+            )
+
+    @classmethod
+    def of(cls, samples: Sequence[Sample]) -> Step:
+        """Lay out samples flat. A sample without a rollout of its own is one rollout."""
+        masks = [_as_mask(sample.loss_mask) for sample in samples]
+        rollouts = [sample.rollout for sample in samples]
+        if None in rollouts and any(rollout is not None for rollout in rollouts):
+            raise InvalidStepError(
+                "some samples have a rollout and some have none; give it for all or for none"
+            )
+        return cls(
+            prompt_lengths=np.array([sample.prompt_length for sample in samples], np.int64),
+            response_lengths=np.array([len(mask) for mask in masks], np.int64),
+            mask=np.concatenate(masks) if masks else np.empty(0, np.bool_),
+            groups=np.array([sample.group for sample in samples], np.int64),
+            rollouts=np.array(
+                range(len(samples)) if None in rollouts else rollouts,
+                np.int64,
+            ),
+        )
+
+    @property
+    def size(self) -> int:
+        """N, the number of samples."""
+        return len(self.prompt_lengths)
+
+    @cached_property
+    def offsets(self) -> NDArray[np.int64]:
+        """Where each response begins in ``mask``, and where the last one ends: [N + 1]."""
+        return np.concatenate([[0], np.cumsum(self.response_lengths)])
+
+    @property
+    def responses(self) -> Iterator[slice]:
+        """Each sample's response as a slice of ``mask`` or of any other flat per-token array."""
+        bounds = self.offsets.tolist()
+        return map(slice, bounds[:-1], bounds[1:])
+
+    @cached_property
+    def active_tokens(self) -> NDArray[np.int64]:
+        """M_i, the number of active tokens of each sample: [N]."""
+        return np.array([np.count_nonzero(self.mask[span]) for span in self.responses], np.int64)
+
+    def __len__(self) -> int:
+        return self.size
+
+
+def _as_mask(values: ArrayLike) -> NDArray[np.bool_]:
+    array: NDArray[Any] = np.asarray(values)
+    if array.ndim != 1:
+        raise InvalidStepError(
+            f"a loss mask has {array.ndim} dimensions, but one response has one; give a flat list"
+        )
+    if array.dtype != np.bool_:
+        strange = array[(array != 0) & (array != 1)]
+        if strange.size:
+            raise InvalidStepError(
+                f"a loss mask holds {strange[0]}, but a token is active (1) or not (0);"
+                " put other weights into the losses"
+            )
+    return array.astype(np.bool_, copy=False)

@@ -1,0 +1,101 @@
+"""Token weights and step scalars in float64.
+
+A step scalar is linear in the token losses, so its weights say everything about it::
+
+    w[i, t] = d(step scalar) / d(token loss of token t in sample i)
+
+For N samples, P prompt groups, M active tokens, M_i of them in sample i and M_g in group g, an
+active token weighs
+
+    sample_mean  1 / (N · M_i)      mean over samples of the sample's token mean
+    prompt_mean  1 / (P · M_g)      mean over prompt groups of the group's token mean
+    token_mean   1 / M              mean over all tokens of the step
+    constant     1 / (L · N)        masked sum over L, mean over samples
+
+and an inactive one 0. The first three are one formula, the mean over *units* of the unit's token
+mean, with samples, groups or the whole step as units. (ScaleRL, arXiv:2510.13786, section 3.2;
+constant: Dr. GRPO, arXiv:2503.20783, eq. 2; composed with the mean over samples as in the table of
+slime's pull request 2090.)
+
+A weight is the same for all active tokens of a sample, so one number per sample is kept.
+"""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from reference.aggregation import Aggregation, Conventions, EmptyUnits, Mode, SampleUnit
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from reference.step import Step
+
+
+def sample_weights(
+    step: Step, aggregation: Aggregation, conventions: Conventions = Conventions()
+) -> NDArray[np.float64]:
+    """Weight of an active token of each sample: float64 [N], each the correctly rounded exact one.
+
+    A sample whose unit has no active token weighs 0. Numbers stay exact up to the single rounding
+    of the quotient as long as units · tokens < 2^53.
+    """
+    unit = _unit_of_sample(step, aggregation.mode, conventions)
+    tokens = np.bincount(unit, weights=step.active_tokens)
+    units = len(tokens) if conventions.empty_units is EmptyUnits.COUNTED else (tokens > 0).sum()
+    if aggregation.divisor is not None:
+        tokens = np.where(tokens > 0, 1.0, 0.0)
+        quotient = float(1 / (Fraction(aggregation.divisor) * max(int(units), 1)))
+        return (quotient * tokens)[unit]
+    weights = np.zeros(len(tokens))
+    np.divide(1.0, units * tokens, out=weights, where=tokens > 0)
+    return weights[unit]
+
+
+def token_weights(
+    step: Step, aggregation: Aggregation, conventions: Conventions = Conventions()
+) -> NDArray[np.float64]:
+    """Weight of every response token, flat like ``step.mask``: float64 [sum of response lengths]."""
+    per_sample = sample_weights(step, aggregation, conventions)
+    return np.repeat(per_sample, step.response_lengths) * step.mask
+
+
+def step_scalar(
+    step: Step,
+    aggregation: Aggregation,
+    losses: NDArray[np.float64],
+    conventions: Conventions = Conventions(),
+) -> float:
+    """Sum of weight · loss over the active tokens; losses are flat like ``step.mask``.
+
+    The loss of an inactive token is not looked at, so it may be NaN.
+    """
+    weights = sample_weights(step, aggregation, conventions)
+    return math.fsum(weights * _masked_sums(step, losses))
+
+
+def _unit_of_sample(step: Step, mode: Mode, conventions: Conventions) -> NDArray[np.int64]:
+    """Number of the unit, from 0, that each sample belongs to: int64 [N]."""
+    if mode is Mode.TOKEN_MEAN:
+        return np.zeros(step.size, np.int64)
+    if mode is Mode.PROMPT_MEAN:
+        identifiers = step.groups
+    elif conventions.sample_unit is SampleUnit.ROLLOUT:
+        identifiers = step.rollouts
+    else:
+        return np.arange(step.size)
+    return np.unique(identifiers, return_inverse=True)[1]
+
+
+def _masked_sums(step: Step, losses: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Sum of the active tokens' losses of each sample: [N]."""
+    sums = np.empty(step.size)
+    complete = step.active_tokens == step.response_lengths
+    for i, response in enumerate(step.responses):
+        active = losses[response] if complete[i] else losses[response][step.mask[response]]
+        sums[i] = np.add.reduce(active)
+    return sums
