@@ -180,17 +180,25 @@ class Rank:
         return seconds
 
 
+class InvalidEngineError(ValueError):
+    """An adapter was asked for an engine that it does not drive."""
+
+
 class Adapter(ABC):
-    """Drives one framework. Instances are pickled, so they hold nothing but what they are told."""
+    """Drives one framework with one of its engines. Instances are pickled to the ranks.
+
+    Raises:
+        InvalidEngineError: the engine is none of ``engines``.
+    """
 
     name: ClassVar[str]
     """What a user types after ``--adapter=``."""
 
     package: ClassVar[str | None] = None
-    """The framework's top-level import package, by which its source is found."""
+    """The framework's top-level import package; None where the adapter is its own framework."""
 
     distribution: ClassVar[str | None] = None
-    """The distribution on PyPI that installs it, if any."""
+    """The distribution on PyPI that installs the real framework, if any."""
 
     tree: ClassVar[tuple[str, ...]] = ()
     """Folders of its repository that a commit's sources are taken from; all if empty."""
@@ -200,6 +208,13 @@ class Adapter(ABC):
 
     dependencies: ClassVar[tuple[str, ...]] = ()
     """Distributions whose versions may change a result; the report lists them."""
+
+    def __init__(self, engine: str | None = None) -> None:
+        self.engine = engine or self.engines[0]
+        if self.engine not in self.engines:
+            raise InvalidEngineError(
+                f"engine {engine!r} is none of {self.name}'s; choose {' or '.join(self.engines)}"
+            )
 
     @abstractmethod
     def layouts(self) -> Sequence[Layout]:

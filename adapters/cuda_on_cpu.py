@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
 import torch
 from torch.distributed import device_mesh
+from torch.overrides import TorchFunctionMode
 
 
 def install() -> None:
@@ -14,10 +18,39 @@ def install() -> None:
     if torch.cuda.is_available():
         return
     torch.cuda.current_device = lambda: torch.device("cpu")  # type: ignore[assignment,return-value]
+    torch.cuda.synchronize = lambda device=None: None  # type: ignore[assignment]
     real_init_device_mesh = device_mesh.init_device_mesh
 
-    def init_device_mesh(device_type: str, *args: object, **kwargs: object) -> object:
-        return real_init_device_mesh("cpu", *args, **kwargs)  # type: ignore[arg-type]
+    def init_device_mesh(device_type: str, *args: Any, **kwargs: Any) -> device_mesh.DeviceMesh:
+        return real_init_device_mesh("cpu", *args, **kwargs)
 
-    device_mesh.init_device_mesh = init_device_mesh  # type: ignore[assignment]
-    torch.distributed.init_device_mesh = init_device_mesh  # type: ignore[assignment]
+    device_mesh.init_device_mesh = init_device_mesh
+    torch.distributed.init_device_mesh = init_device_mesh  # type: ignore[attr-defined]
+
+
+def redirected() -> AbstractContextManager[object]:
+    """Inside, a tensor asked for on a CUDA device is made on the CPU; nothing where CUDA is there.
+
+    It costs every torch call a detour through Python: keep it around what needs it.
+    """
+    return nullcontext() if torch.cuda.is_available() else _CudaToCpu()
+
+
+class _CudaToCpu(TorchFunctionMode):
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        if func is torch.Tensor.cuda:
+            return args[0]
+        if _is_cuda(kwargs.get("device")):
+            kwargs["device"] = "cpu"
+        if func is torch.Tensor.to and len(args) > 1 and _is_cuda(args[1]):
+            args = (args[0], "cpu", *args[2:])
+        return func(*args, **kwargs)
+
+
+def _is_cuda(device: object) -> bool:
+    if isinstance(device, int):
+        return not isinstance(device, bool)
+    return isinstance(device, (str, torch.device)) and str(device).startswith("cuda")

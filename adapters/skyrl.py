@@ -140,7 +140,7 @@ def configure(job: Job) -> Any:
     """
     if not _reduces(LOSS_REDUCTIONS[job.aggregation.mode]):
         raise Unsupported(f"no loss_reduction {LOSS_REDUCTIONS[job.aggregation.mode]!r}")
-    prompts, samples_per_prompt = _prompts_per_step(job.steps), _samples_per_prompt(job.steps)
+    prompts, rollouts_per_prompt = _prompts_per_step(job.steps), _rollouts_per_prompt(job.steps)
     config = _module("train.config").SkyRLTrainConfig()
     trainer, algorithm = config.trainer, config.trainer.algorithm
     trainer.logger = "console"
@@ -149,14 +149,14 @@ def configure(job: Job) -> Any:
     trainer.policy.sequence_parallel_size = job.layout.cp
     trainer.train_batch_size = prompts * len(job.steps)
     trainer.policy_mini_batch_size = prompts
-    config.generator.n_samples_per_prompt = samples_per_prompt
+    config.generator.n_samples_per_prompt = rollouts_per_prompt
     config.generator.step_wise_trajectories = any(
-        step.size != prompts * samples_per_prompt or step.size % job.layout.dp for step in job.steps
+        step.size != prompts * rollouts_per_prompt for step in job.steps
     )
     algorithm.use_kl_loss = False
     algorithm.loss_reduction = LOSS_REDUCTIONS[job.aggregation.mode]
     algorithm.max_seq_len = _max_seq_len(job.aggregation)
-    _configure_micro_batches(trainer, job)
+    _configure_micro_batches(trainer, job, prompts * rollouts_per_prompt // job.layout.dp)
     _configure_gradients(trainer)
     try:
         _module("train.utils.utils").validate_cfg(config)
@@ -165,8 +165,8 @@ def configure(job: Job) -> Any:
     return config
 
 
-def _configure_micro_batches(trainer: Any, job: Job) -> None:
-    per_rank = max(-(-step.size // job.layout.dp) for step in job.steps)
+def _configure_micro_batches(trainer: Any, job: Job, per_rank: int) -> None:
+    """``per_rank`` is SkyRL's own count: rollouts of a mini-batch on one data-parallel rank."""
     packing = "remove_microbatch_padding"
     setattr(
         trainer,
@@ -174,7 +174,7 @@ def _configure_micro_batches(trainer: Any, job: Job) -> None:
         job.layout.format == "thd",
     )
     if isinstance(job.layout.micro_batches, int):
-        trainer.micro_train_batch_size_per_gpu = -(-per_rank // job.layout.micro_batches)
+        trainer.micro_train_batch_size_per_gpu = max(per_rank // job.layout.micro_batches, 1)
     elif job.layout.micro_batches == "tokens" and hasattr(trainer, "max_tokens_per_microbatch"):
         trainer.micro_train_batch_size_per_gpu = per_rank
         trainer.max_tokens_per_microbatch = _token_budget(job)
@@ -185,7 +185,7 @@ def _configure_micro_batches(trainer: Any, job: Job) -> None:
 def _configure_gradients(trainer: Any) -> None:
     """Full precision, no clipping, and an optimizer that leaves the probe at 0."""
     trainer.policy.fsdp_config.mixed_precision = SimpleNamespace(
-        param_dtype="fp32", reduce_dtype="fp32"
+        param_dtype="fp32", reduce_dtype="fp32", buffer_dtype="fp32"
     )
     trainer.policy.optimizer_config.lr = 0.0
     trainer.policy.optimizer_config.max_grad_norm = 0.0
@@ -198,8 +198,15 @@ def _prompts_per_step(steps: Sequence[Step]) -> int:
     return counts.pop()
 
 
-def _samples_per_prompt(steps: Sequence[Step]) -> int:
-    return max(int(np.unique(step.groups, return_counts=True)[1].max()) for step in steps)
+def _rollouts_per_prompt(steps: Sequence[Step]) -> int:
+    counts = {
+        len(np.unique(step.rollouts[step.groups == group]))
+        for step in steps
+        for group in np.unique(step.groups)
+    }
+    if len(counts) > 1:
+        raise Unsupported(f"no prompts with different numbers of rollouts: {sorted(counts)}")
+    return counts.pop()
 
 
 def _token_budget(job: Job) -> int:
@@ -331,7 +338,9 @@ def _build_worker(config: Any, job: Job, capacity: int, rank: Rank) -> Any:
         sequence_parallel_size=job.layout.cp,
         **_packing(fsdp_worker.HFModelWrapper, job),
     )
-    worker.model, worker.optimizer, worker.scheduler = worker.strategy.prepare((model, None, None))
+    with cuda_on_cpu.redirected():
+        prepared = worker.strategy.prepare((model, None, None))
+    worker.model, worker.optimizer, worker.scheduler = prepared
     worker.gradients = []
     worker.optimizer.register_step_pre_hook(
         lambda optimizer, args, kwargs: worker.gradients.append(_gradient(optimizer))
@@ -354,6 +363,17 @@ def _gradient(optimizer: torch.optim.Optimizer) -> torch.Tensor:
     return gradient.detach().cpu().clone()
 
 
+class _ProbeLayer(nn.Module):
+    """Looks the probe up; a module of its own because FSDP shards a model layer by layer."""
+
+    def __init__(self, capacity: int) -> None:
+        super().__init__()
+        self.probe = nn.Parameter(torch.zeros(capacity))
+
+    def forward(self, token_ids: torch.Tensor) -> torch.Tensor:
+        return self.probe[token_ids]
+
+
 class _ProbedPolicy(nn.Module):
     """A policy over one token, hence with log-probability exactly 0, that carries the probe.
 
@@ -363,11 +383,11 @@ class _ProbedPolicy(nn.Module):
 
     VOCABULARY = 1
     offered: ClassVar[torch.Tensor]
-    _no_split_modules = ("NoLayer",)
+    _no_split_modules = (_ProbeLayer.__name__,)
 
     def __init__(self, capacity: int) -> None:
         super().__init__()
-        self.probe = nn.Parameter(torch.zeros(capacity))
+        self.layer = _ProbeLayer(capacity)
 
     def forward(
         self,
@@ -376,7 +396,7 @@ class _ProbedPolicy(nn.Module):
         position_ids: torch.Tensor | None = None,
     ) -> dict[str, torch.Tensor]:
         # The probe is among the outputs because FSDP2 hooks its backward pass on to those.
-        offered = self.probe[token_ids + 1]
+        offered = self.layer(token_ids + 1)
         _ProbedPolicy.offered = offered
         logits = torch.zeros(*token_ids.shape, self.VOCABULARY, device=token_ids.device)
         return {"logits": logits, "probe": offered}

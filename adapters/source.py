@@ -1,0 +1,183 @@
+"""Where a framework's code comes from, down to the commit, without touching it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import subprocess
+import tarfile
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import platformdirs
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from adapters.contract import Adapter
+
+
+class SourceError(ValueError):
+    """A framework's source cannot be had as asked for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """One framework's code.
+
+    ``path`` is the folder to import from, None if the interpreter finds the package by itself.
+    ``revision`` is a commit hash; ``version`` that of an installed distribution.
+    """
+
+    kind: Literal["builtin", "installed", "checkout", "git"]
+    path: Path | None = None
+    revision: str | None = None
+    version: str | None = None
+    ref: str | None = None
+    dirty: bool = False
+
+
+def resolve(adapter: Adapter, text: str | None) -> Source:
+    """Find what ``--source`` names: nothing (as installed), ``PATH`` or ``PATH@REF``.
+
+    Raises:
+        SourceError: the message names what was looked for and the way out.
+    """
+    if text is None:
+        return _installed(adapter)
+    if adapter.package is None:
+        raise SourceError(
+            f"{adapter.name} has no source of its own and got {text!r}; leave --source out"
+        )
+    path, ref = _split(text)
+    top = _repository(path)
+    if ref is None:
+        return _checkout(adapter, path, top)
+    return _at_ref(adapter, path, ref)
+
+
+def _installed(adapter: Adapter) -> Source:
+    if adapter.package is None:
+        return Source(kind="builtin", version=importlib.metadata.version("rl-loss-conformance"))
+    way_out = f"give --source=PATH of a checkout, or PATH@REF of any git repository of {adapter.name}"
+    if adapter.distribution is None:
+        raise SourceError(f"{adapter.name} is on no package registry; {way_out}")
+    try:
+        version = importlib.metadata.version(adapter.distribution)
+    except importlib.metadata.PackageNotFoundError:
+        raise SourceError(
+            f"{adapter.distribution} is not installed;"
+            f" pip install 'rl-loss-conformance[{adapter.name}]', or {way_out}"
+        ) from None
+    return Source(kind="installed", version=version)
+
+
+def _split(text: str) -> tuple[Path, str | None]:
+    """Separate path and ref at the first ``@`` that leaves an existing path."""
+    candidates = [(text, None), *_cuts(text)]
+    for path, ref in candidates:
+        if Path(path).is_dir():
+            return Path(path).resolve(), ref
+    raise SourceError(f"source {text!r}: there is no such folder; give PATH or PATH@REF")
+
+
+def _cuts(text: str) -> Iterator[tuple[str, str]]:
+    for position, character in enumerate(text):
+        if character == "@":
+            yield text[:position], text[position + 1 :]
+
+
+def _repository(path: Path) -> Path:
+    """Top folder of the work tree, or the git folder itself if it is bare."""
+    question = "--is-bare-repository"
+    answer = _git(path, "rev-parse", question, check=False)
+    if answer is None:
+        raise SourceError(f"{path} is no git checkout; clone the framework and give that folder")
+    return path if answer == "true" else Path(_git(path, "rev-parse", "--show-toplevel") or path)
+
+
+def _checkout(adapter: Adapter, path: Path, top: Path) -> Source:
+    assert adapter.package is not None
+    if not (path / adapter.package).is_dir():
+        raise SourceError(
+            f"{path} holds no package {adapter.package!r};"
+            f" give the folder that contains it, or {top}@REF for a commit"
+        )
+    return Source(
+        kind="checkout",
+        path=path,
+        revision=_git(path, "rev-parse", "--verify", "HEAD"),
+        dirty=bool(_git(path, "status", "--porcelain")),
+    )
+
+
+def _at_ref(adapter: Adapter, repository: Path, ref: str) -> Source:
+    revision = _git(
+        repository, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{ref}^{{commit}}", check=False
+    )
+    if not revision:
+        raise SourceError(
+            f"{repository} has no commit {ref!r}; name a commit, tag, branch or pull-request ref"
+            " that was fetched (git fetch origin refs/pull/N/head:refs/pull/N/head)"
+        )
+    return Source(
+        kind="git", path=_extracted(adapter, repository, revision), revision=revision, ref=ref
+    )
+
+
+def _extracted(adapter: Adapter, repository: Path, revision: str) -> Path:
+    """The commit's files in the cache, written there once."""
+    cache = platformdirs.user_cache_path("rl-loss-conformance") / adapter.name
+    folder = cache / revision
+    if folder.is_dir():
+        return folder
+    top_level = (_git(repository, "ls-tree", "--name-only", revision) or "").splitlines()
+    paths = [name for name in adapter.tree if name in top_level]
+    if adapter.package not in paths and adapter.tree:
+        raise SourceError(f"{revision} of {repository} holds no package {adapter.package!r}")
+    cache.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=cache) as scratch:
+        _extract(repository, revision, paths, Path(scratch) / "tree")
+        try:
+            (Path(scratch) / "tree").rename(folder)
+        except OSError:
+            if not folder.is_dir():  # otherwise another run was faster
+                raise
+    return folder
+
+
+def _extract(repository: Path, revision: str, paths: Sequence[str], folder: Path) -> None:
+    command = ["git", "-C", str(repository), "archive", "--format=tar", revision, "--", *paths]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        try:
+            with tarfile.open(fileobj=process.stdout, mode="r|") as archive:
+                archive.extractall(folder, filter="data")
+        except tarfile.TarError as error:
+            reason = process.stderr.read().decode(errors="replace").strip() or str(error)
+            raise SourceError(f"{revision} of {repository} cannot be read: {reason}") from error
+    if process.returncode:
+        raise SourceError(f"git archive of {revision} in {repository} failed")
+
+
+def _git(repository: Path, *arguments: str, check: bool = True) -> str | None:
+    """What git answers, or None if it refuses and that is not an error."""
+    environment = os.environ | {"GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0"}
+    try:
+        result = subprocess.run(
+            ["git", "-C", str(repository), *arguments],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    except FileNotFoundError:
+        raise SourceError("git is not installed, and a source with a path needs it") from None
+    if result.returncode:
+        if check:
+            raise SourceError(f"git in {repository}: {result.stderr.strip()}")
+        return None
+    return result.stdout.strip()

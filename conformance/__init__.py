@@ -1,0 +1,1 @@
+"""Runs adapters over cases and layouts and judges what they do against the reference."""

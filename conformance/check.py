@@ -1,0 +1,60 @@
+"""Makes one finding: runs a cell's job on the ranks and judges what they saw."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from conformance.judge import judge_weights
+from conformance.ranks import Crashed, Ran
+from conformance.report import Diagnosis, Finding, Verdict
+
+if TYPE_CHECKING:
+    from conformance.ranks import RankPool
+    from conformance.settings import Cell
+
+
+def check(cell: Cell, pool: RankPool) -> tuple[Finding, float]:
+    """The finding, and the seconds that the slowest rank spent in the framework for it."""
+    outcome = pool.run(cell.job)
+    if isinstance(outcome, Ran):
+        judgement = judge_weights(cell.job, outcome.observations, pool.description)
+        finding = _finding(
+            cell,
+            verdict=judgement.verdict,
+            error=judgement.error,
+            tolerance=judgement.tolerance,
+            diagnosis=judgement.diagnosis,
+        )
+        return finding, outcome.framework_seconds
+    if isinstance(outcome, Crashed):
+        return _finding(cell, verdict=Verdict.CRASHED, message=outcome.message), 0.0
+    if outcome.verdict == "unsupported":
+        return _finding(cell, verdict=Verdict.UNSUPPORTED, message=outcome.message), 0.0
+    return _refused(cell, outcome.message), 0.0
+
+
+def _refused(cell: Cell, message: str) -> Finding:
+    """A refusal is right only where there is nothing to compute."""
+    if not all(step.mask.any() for step in cell.case.steps):
+        return _finding(cell, verdict=Verdict.REFUSED, message=message)
+    return _finding(
+        cell,
+        verdict=Verdict.MISMATCH,
+        message=message,
+        diagnosis=Diagnosis(
+            name="refused_what_it_supports",
+            explanation="the framework has this mode and layout and declines an ordinary step",
+        ),
+    )
+
+
+def _finding(cell: Cell, **outcome: Any) -> Finding:
+    return Finding(
+        id=cell.id,
+        check=cell.check,
+        mode=cell.aggregation.mode,
+        case=cell.case.name,
+        layout=cell.layout,
+        depth=cell.depth,
+        **outcome,
+    )

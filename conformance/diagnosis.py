@@ -1,0 +1,235 @@
+"""Names the mistake that explains wrong weights.
+
+Each known mistake predicts the weights it would give. The first whose prediction lies within the
+bound of every active token is the diagnosis; a set of weights that none predicts is said to be
+unexplained, with the pattern of its ratios to the expected ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from conformance.report import Diagnosis
+from reference.aggregation import Aggregation, Conventions, EmptyUnits, Mode, SampleUnit
+from reference.weights import token_weights
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from adapters.contract import Layout
+    from reference.step import Step
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Evidence:
+    """Weights [response tokens of the step] as expected and as observed, and how they came about."""
+
+    step: Step
+    aggregation: Aggregation
+    conventions: Conventions
+    layout: Layout
+    expected: NDArray[np.float64]
+    observed: NDArray[np.float64]
+    tolerance: float
+
+    @cached_property
+    def active(self) -> NDArray[np.bool_]:
+        """Tokens whose weight is to differ from 0."""
+        return self.expected != 0
+
+    @cached_property
+    def ratios(self) -> NDArray[np.float64]:
+        """Observed over expected, on the active tokens."""
+        return self.observed[self.active] / self.expected[self.active]
+
+    @cached_property
+    def common_ratio(self) -> float | None:
+        """The one ratio of all active tokens, if there is one and it is not 0."""
+        if not self.ratios.size:
+            return None
+        middle = float(np.median(self.ratios))
+        same = np.abs(self.ratios - middle) <= 2 * self.tolerance * abs(middle)
+        return middle if middle and same.all() else None
+
+    def matches(self, predicted: NDArray[np.float64]) -> bool:
+        """Whether a prediction explains every active token."""
+        observed, predicted = self.observed[self.active], predicted[self.active]
+        return bool((np.abs(observed - predicted) <= self.tolerance * np.abs(predicted)).all())
+
+
+def diagnose(evidence: Evidence) -> Diagnosis:
+    """Name the mistake, or say that none is known."""
+    for explanation in (_not_finite, _inactive_tokens, _factor, _denominator, _divisor):
+        diagnosis = explanation(evidence)
+        if diagnosis is not None:
+            return diagnosis
+    return _unexplained(evidence)
+
+
+def _not_finite(evidence: Evidence) -> Diagnosis | None:
+    broken = int((~np.isfinite(evidence.observed)).sum())
+    if not broken:
+        return None
+    return Diagnosis(
+        name="not_finite",
+        explanation=f"{broken} tokens weigh NaN or infinity: a denominator of 0 was divided by",
+        numbers={"tokens": broken},
+    )
+
+
+def _inactive_tokens(evidence: Evidence) -> Diagnosis | None:
+    inactive = evidence.observed[~evidence.active]
+    weighed = int(np.count_nonzero(inactive))
+    if not weighed:
+        return None
+    return Diagnosis(
+        name="inactive_tokens_weigh",
+        explanation=f"{weighed} tokens that the mask excludes have a weight",
+        numbers={"tokens": weighed, "largest": float(np.abs(inactive).max())},
+    )
+
+
+def _factor(evidence: Evidence) -> Diagnosis | None:
+    """One factor on all weights that is a size of the layout or the step."""
+    ratio = evidence.common_ratio
+    if ratio is None:
+        return None
+    known = {name: size for name, size in _sizes(evidence) if size > 1}
+    for verb, target in (("divided", 1 / ratio), ("multiplied", ratio)):
+        hits = {
+            name: size
+            for name, size in known.items()
+            if abs(target - size) <= 2 * evidence.tolerance * size
+        }
+        if hits:
+            name, size = next(iter(hits.items()))
+            others = "".join(f", or {other}" for other in list(hits)[1:])
+            return Diagnosis(
+                name=f"{verb}_by_{name}",
+                explanation=(
+                    f"every weight is {_fraction(ratio)} of the expected one:"
+                    f" {verb} once too often by {name} = {size}{others}"
+                ),
+                numbers={"ratio": ratio, **hits},
+            )
+    return None
+
+
+def _sizes(evidence: Evidence) -> Iterator[tuple[str, int]]:
+    layout, step = evidence.layout, evidence.step
+    yield "dp", layout.dp
+    yield "cp", layout.cp
+    yield "dp_cp", layout.dp * layout.cp
+    if isinstance(layout.micro_batches, int):
+        yield "micro_batches", layout.micro_batches
+    yield "group_size", int(np.unique(step.groups, return_counts=True)[1].max())
+    yield "prompts", len(np.unique(step.groups))
+    yield "samples", step.size
+
+
+def _denominator(evidence: Evidence) -> Diagnosis | None:
+    """Tokens, samples or groups counted in another way."""
+    for name, explanation, predicted in _wrong_counts(evidence):
+        if evidence.matches(predicted):
+            observed, expected = 1 / evidence.observed, 1 / evidence.expected
+            worst = int(np.argmax(np.where(evidence.active, np.abs(observed - expected), -1)))
+            return Diagnosis(
+                name=name,
+                explanation=(
+                    f"{explanation}: a token is divided by {observed[worst]:.10g}"
+                    f" instead of {expected[worst]:.10g}"
+                ),
+                numbers={
+                    "denominator": float(observed[worst]),
+                    "expected_denominator": float(expected[worst]),
+                },
+            )
+    return None
+
+
+def _wrong_counts(evidence: Evidence) -> Iterator[tuple[str, str, NDArray[np.float64]]]:
+    step, aggregation, conventions = evidence.step, evidence.aggregation, evidence.conventions
+    for mode in Mode:
+        if mode not in (aggregation.mode, Mode.CONSTANT):
+            weights = token_weights(step, Aggregation(mode), conventions)
+            yield f"weights_of_{mode}", f"these are the weights of {mode}", weights
+    for unit in SampleUnit:
+        for empty in EmptyUnits:
+            other = Conventions(sample_unit=unit, empty_units=empty)
+            if other != conventions:
+                weights = token_weights(step, aggregation, other)
+                words = f"{unit}s are the units and empty ones are {empty}"
+                yield f"{unit}_units_{empty}", words, weights
+    if aggregation.mode is not Mode.CONSTANT:
+        counted = np.maximum(step.active_tokens, 1)
+        words = "a sample without active tokens is counted as one token"
+        yield "empty_samples_counted", words, _with_counts(evidence, counted)
+        words = "masked tokens are counted"
+        yield "masked_tokens_counted", words, _with_counts(evidence, step.response_lengths)
+        words = "padding up to the longest response is counted"
+        widest = np.full(step.size, step.response_lengths.max())
+        yield "padding_counted", words, _with_counts(evidence, widest)
+
+
+def _with_counts(evidence: Evidence, counts: NDArray[np.int64]) -> NDArray[np.float64]:
+    """The mode's weights if its samples had so many tokens: units · tokens of the unit."""
+    step = evidence.step
+    if evidence.aggregation.mode is Mode.TOKEN_MEAN:
+        unit = np.zeros(step.size, np.int64)
+    elif evidence.aggregation.mode is Mode.PROMPT_MEAN:
+        unit = np.unique(step.groups, return_inverse=True)[1]
+    else:
+        unit = np.arange(step.size)
+    tokens = np.bincount(unit, weights=counts)
+    return np.repeat((1 / (len(tokens) * tokens))[unit], step.response_lengths) * step.mask
+
+
+def _divisor(evidence: Evidence) -> Diagnosis | None:
+    """`constant` with another divisor than the one asked for."""
+    divisor, ratio = evidence.aggregation.divisor, evidence.common_ratio
+    if divisor is None or ratio is None:
+        return None
+    used = divisor / ratio
+    return Diagnosis(
+        name="other_divisor",
+        explanation=f"the sum is divided by L = {used:.10g} instead of {divisor:.10g}",
+        numbers={"divisor": used, "expected_divisor": divisor},
+    )
+
+
+def _unexplained(evidence: Evidence) -> Diagnosis:
+    ratios = evidence.ratios
+    if not ratios.size:
+        return Diagnosis(name="unexplained", explanation="no token is active, and some weigh")
+    low, high = float(ratios.min()), float(ratios.max())
+    pattern = "the same for all tokens" if evidence.common_ratio else _pattern(evidence)
+    return Diagnosis(
+        name="unexplained",
+        explanation=f"weights are {low:.7g} to {high:.7g} times the expected ones, {pattern}",
+        numbers={"lowest_ratio": low, "highest_ratio": high},
+    )
+
+
+def _pattern(evidence: Evidence) -> str:
+    """Over what the ratios are constant."""
+    sample = np.repeat(np.arange(evidence.step.size), evidence.step.response_lengths)
+    for name, unit in (("group", evidence.step.groups[sample]), ("sample", sample)):
+        of_active = unit[evidence.active]
+        spread = max(
+            float(np.ptp(evidence.ratios[of_active == value])) for value in np.unique(of_active)
+        )
+        if spread <= 2 * evidence.tolerance * float(np.abs(evidence.ratios).max()):
+            return f"one ratio per {name}"
+    return "different within samples"
+
+
+def _fraction(ratio: float) -> str:
+    simple = Fraction(ratio).limit_denominator(1000)
+    return str(simple) if abs(float(simple) - ratio) <= 1e-6 * abs(ratio) else f"{ratio:.7g}"

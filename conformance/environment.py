@@ -1,0 +1,33 @@
+"""What a result may depend on besides the framework's code."""
+
+from __future__ import annotations
+
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING
+
+from conformance.report import Environment
+
+if TYPE_CHECKING:
+    from adapters.contract import Adapter, Description
+
+
+def environment(adapter: Adapter, description: Description) -> Environment:
+    """Versions and machine kind, without a name of the machine, its user or its folders."""
+    versions = {name: _version(name) for name in adapter.dependencies}
+    return Environment(
+        python=platform.python_version(),
+        torch=version("torch"),
+        backend="gloo",
+        device="cpu",
+        platform=f"{platform.system()} {platform.machine()}",
+        dependencies={name: found for name, found in versions.items() if found},
+        stand_ins=list(description.stand_ins),
+    )
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return None

@@ -1,0 +1,220 @@
+"""The pytest plugin: options, one test per finding, the report and its summary.
+
+It does nothing in a pytest run that neither names an adapter nor collects the suite.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterator, Sequence
+
+    from conformance.ranks import RankPool
+    from conformance.recorder import Parcel, Recorder
+    from conformance.report import Finding, Report
+    from conformance.settings import Cell, Settings
+
+SUITE = Path(__file__).parent / "suite"
+
+DEFAULT_ADAPTER = "native"
+
+SETTINGS: pytest.StashKey[Settings] = pytest.StashKey()
+PARCEL: pytest.StashKey[Parcel] = pytest.StashKey()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Declare what a user may type."""
+    group = parser.getgroup("conformance", "conformance of RL losses")
+    group.addoption("--adapter", metavar="NAME", help="framework to check; runs only its suite")
+    group.addoption("--source", metavar="PATH[@REF]", help="its code: a checkout, or any commit")
+    group.addoption("--engine", metavar="NAME", help="training engine, where it has several")
+    group.addoption("--modes", metavar="MODE,…", help="modes to run, such as token_mean,constant:64")
+    group.addoption(
+        "--depth", default="step", metavar="DEPTH", help="reducer, loss or step (default)"
+    )
+    group.addoption(
+        "--layout",
+        action="append",
+        default=[],
+        metavar="LAYOUT",
+        help="run this layout only, such as dp2-cp2-mb2-thd (repeatable)",
+    )
+    group.addoption(
+        "--max-ranks", type=int, default=8, metavar="N", help="leave out larger layouts (8)"
+    )
+    group.addoption(
+        "--time-limit", type=float, default=120.0, metavar="S", help="seconds per finding (120)"
+    )
+    group.addoption(
+        "--report",
+        type=Path,
+        metavar="FILE",
+        help="where the report goes (reports/latest/ADAPTER.json)",
+    )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """With an adapter named, check everything at once and run the suite unless told otherwise."""
+    controller = None if _is_worker(config) else _Controller(config)
+    if controller is not None:
+        config.pluginmanager.register(controller, "conformance-controller")
+    if config.getoption("adapter") is None:
+        return
+    _settings(config)
+    if controller is not None:
+        controller.recorder()
+    if config.args_source is not pytest.Config.ArgsSource.ARGS:
+        config.args = [str(SUITE)]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Turn every cell into a test of its own."""
+    if {"cell", "find"} <= set(metafunc.fixturenames):
+        cells = _settings(metafunc.config).cells()
+        metafunc.parametrize("cell", cells, ids=[cell.id for cell in cells])
+
+
+@pytest.fixture(scope="session")
+def rank_pool(request: pytest.FixtureRequest) -> Iterator[RankPool]:
+    """The ranks, started once."""
+    from conformance.ranks import RankPool, StartError
+
+    settings = _settings(request.config)
+    with RankPool(
+        settings.adapter, settings.source.path, settings.ranks, settings.time_limit
+    ) as pool:
+        try:
+            pool.description  # noqa: B018 - starts the ranks
+        except StartError as error:
+            pytest.exit(str(error), returncode=pytest.ExitCode.USAGE_ERROR)
+        yield pool
+
+
+@pytest.fixture
+def find(rank_pool: RankPool, request: pytest.FixtureRequest) -> Callable[[Cell], Finding]:
+    """Makes the finding of a cell and keeps it for the report."""
+    from conformance.recorder import pack
+
+    def find(cell: Cell) -> Finding:
+        finding, parcel = pack(cell, rank_pool, _settings(request.config))
+        request.node.stash[PARCEL] = parcel
+        return finding
+
+    return find
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Hang the finding on pytest's own report, which pytest-xdist carries to the controller."""
+    report = yield
+    if report.when == "call" and PARCEL in item.stash:
+        report.rl_loss_conformance = item.stash[PARCEL]
+    return report
+
+
+class _Controller:
+    """Hooks of the one process that writes the report."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self._recorder: Recorder | None = None
+        self._report: Report | None = None
+        self._start = time.perf_counter()
+
+    def recorder(self) -> Recorder:
+        """The recorder of this run, made when first needed."""
+        from conformance.journal import ReportPathError
+        from conformance.recorder import Recorder
+
+        if self._recorder is None:
+            try:
+                self._recorder = Recorder(_settings(self._config))
+            except ReportPathError as error:
+                raise pytest.UsageError(str(error)) from error
+        return self._recorder
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        """Without pytest-xdist: count what is about to run."""
+        self._select([item.nodeid for item in session.items])
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_node_collection_finished(self, ids: Sequence[str]) -> None:
+        """With pytest-xdist, whose workers all collect the same: likewise."""
+        self._select(ids)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Record a finding as soon as it is made."""
+        parcel: Parcel | None = getattr(report, "rl_loss_conformance", None)
+        if parcel is not None:
+            self.recorder().record(parcel)
+
+    def pytest_sessionfinish(self) -> None:
+        """Write the report, also of a run that was stopped."""
+        if self._recorder is not None:
+            self._report = self._recorder.finish()
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Show what was found, where it was written and what it cost."""
+        if self._report is None or self._recorder is None:
+            return
+        from conformance.summary import summary_lines
+
+        terminalreporter.section("conformance")
+        for line in summary_lines(self._report):
+            terminalreporter.line(line)
+        seconds = time.perf_counter() - self._start
+        inside = self._recorder.framework_seconds
+        terminalreporter.line(f"{seconds:.1f} s, of which {inside:.1f} s in the framework's own code")
+        terminalreporter.line(f"report: {self._recorder.settings.report}")
+
+    def _select(self, ids: Sequence[str]) -> None:
+        findings = sum("test_conformance.py::test_finding[" in nodeid for nodeid in ids)
+        if findings:
+            self.recorder().selected = findings
+
+
+def _is_worker(config: pytest.Config) -> bool:
+    return hasattr(config, "workerinput")
+
+
+def _settings(config: pytest.Config) -> Settings:
+    """What this run was asked for, checked the first time.
+
+    Raises:
+        pytest.UsageError: what is wrong with it, and the way out.
+    """
+    if SETTINGS not in config.stash:
+        from conformance.settings import SETTINGS_ERRORS
+
+        try:
+            config.stash[SETTINGS] = _read_options(config)
+        except SETTINGS_ERRORS as error:
+            raise pytest.UsageError(str(error)) from error
+    return config.stash[SETTINGS]
+
+
+def _read_options(config: pytest.Config) -> Settings:
+    from conformance.settings import Settings
+
+    option = config.getoption
+    adapter = option("adapter") or DEFAULT_ADAPTER
+    report = option("report") or Path("reports") / "latest" / f"{adapter}.json"
+    return Settings.of(
+        adapter=adapter,
+        source=option("source"),
+        engine=option("engine"),
+        modes=option("modes"),
+        depth=option("depth"),
+        layouts=option("layout"),
+        max_ranks=option("max_ranks"),
+        time_limit=option("time_limit"),
+        report=config.invocation_params.dir / report,
+    )

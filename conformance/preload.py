@@ -1,0 +1,43 @@
+"""Imported by the fork server, so that ranks start with the framework already in memory."""
+
+from __future__ import annotations
+
+import base64
+import os
+import pickle
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from adapters.contract import Adapter
+
+VARIABLE = "_RL_LOSS_CONFORMANCE_PRELOAD"
+
+_loaded: set[tuple[type[Adapter], str, Path | None]] = set()
+
+
+def announce(adapter: Adapter, source: Path | None) -> None:
+    """Tell a fork server that starts from this process what to load."""
+    os.environ[VARIABLE] = base64.b64encode(pickle.dumps((adapter, source))).decode()
+
+
+def load_once(adapter: Adapter, source: Path | None) -> None:
+    """Load a framework unless this process, or the one it was forked from, already has."""
+    key = (type(adapter), adapter.engine, source)
+    if key not in _loaded:
+        adapter.load(source)
+        _loaded.add(key)
+
+
+def _load_announced() -> None:
+    import conformance.rank  # noqa: F401 - torch, for every rank
+
+    load_once(*pickle.loads(base64.b64decode(os.environ[VARIABLE])))
+
+
+if VARIABLE in os.environ:
+    # A failure is left to the ranks: each tries again and reports it.
+    with suppress(Exception):
+        _load_announced()

@@ -1,0 +1,269 @@
+"""The pool of ranks, as the controlling process sees it.
+
+Processes are forked once per session from a server that has the framework in memory, and serve
+worlds of every size up to the pool's by joining another `torch.distributed` world. After a failure
+the pool is killed and forked anew.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import tempfile
+import time
+from dataclasses import dataclass
+from itertools import count
+from multiprocessing import forkserver
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from conformance import preload
+
+if TYPE_CHECKING:
+    from multiprocessing.context import ForkServerContext, ForkServerProcess
+    from types import TracebackType
+
+    from adapters.contract import Adapter, Description, Job, Observation
+    from conformance.rank import Declined, Ready, Reply
+
+START_LIMIT = 300.0
+"""Seconds for importing a framework; on a cold disk SkyRL was seen to take 40."""
+
+GRACE = 3.0
+"""Seconds for the other ranks to answer once one has failed: most then wait for it in vain."""
+
+LOG_TAIL = 2000
+"""Characters of a dead rank's output that a finding quotes."""
+
+
+WORDS_OF_A_WAITING_RANK = ("Timed out waiting", "Connection closed by peer", "Connection reset")
+"""What gloo says in a rank whose partner in a collective failed or never came."""
+
+
+class StartError(RuntimeError):
+    """The framework cannot be imported in a rank."""
+
+
+@dataclass(frozen=True)
+class Ran:
+    """Every rank of the layout ran the job; ``framework_seconds`` is the slowest one's."""
+
+    observations: tuple[Observation, ...]
+    framework_seconds: float
+
+
+@dataclass(frozen=True)
+class Crashed:
+    """A rank raised, died or hung; the message says which and how."""
+
+    message: str
+
+
+@dataclass(frozen=True)
+class _Failure:
+    """A rank without a usable answer; ``is_cause`` is False where it may only wait for another."""
+
+    message: str
+    is_cause: bool
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """What came of one rank."""
+
+    rank: int
+    reply: Reply | Ready | _Failure
+
+
+class RankPool:
+    """Processes that run jobs through one adapter and source.
+
+    ``size`` is the largest world served, ``time_limit`` the seconds a job may take.
+    """
+
+    def __init__(
+        self, adapter: Adapter, source: Path | None, size: int, time_limit: float = 120.0
+    ) -> None:
+        self._adapter = adapter
+        self._source = source
+        self._size = size
+        self._time_limit = time_limit
+        self._folder = tempfile.TemporaryDirectory(prefix="rl-loss-conformance-")
+        self._worlds = count()
+        self._world: object = None
+        self._processes: list[ForkServerProcess] = []
+        self._connections: list[Connection] = []
+        self._description: Description | None = None
+
+    def __enter__(self) -> RankPool:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stop()
+        self._folder.cleanup()
+
+    @property
+    def description(self) -> Description:
+        """What the framework turned out to be.
+
+        Raises:
+            StartError: it cannot be imported.
+        """
+        self._start()
+        assert self._description is not None
+        return self._description
+
+    def run(self, job: Job) -> Ran | Declined | Crashed:
+        """Run a job on the ranks of its layout.
+
+        Raises:
+            StartError: the framework cannot be imported.
+        """
+        self._start()
+        size = job.layout.world_size
+        outcome = _outcome(self._ask((self._enter(size), job), self._connections[:size]))
+        if isinstance(outcome, Crashed):
+            self._stop()
+        elif not isinstance(outcome, Ran):
+            self._world = None  # what the framework left half done goes with the world
+        return outcome
+
+    def _enter(self, size: int) -> object:
+        from conformance.rank import World
+
+        if not isinstance(self._world, World) or self._world.size != size:
+            store = Path(self._folder.name) / f"world-{next(self._worlds)}"
+            self._world = World(size=size, store=store, time_limit=self._time_limit)
+        return self._world
+
+    def _ask(self, message: object, connections: list[Connection]) -> list[_Answer]:
+        for rank, connection in enumerate(connections):
+            try:
+                connection.send(message)
+            except OSError:
+                return [_Answer(rank, self._death(rank))]
+        return self._gather(connections, self._time_limit)
+
+    def _gather(self, connections: list[Connection], limit: float) -> list[_Answer]:
+        """Answers in the order in which they came, then the ranks that gave none."""
+        deadline = time.monotonic() + limit
+        pending = {connection: rank for rank, connection in enumerate(connections)}
+        answers: list[_Answer] = []
+        while pending:
+            ready = wait(list(pending), timeout=max(deadline - time.monotonic(), 0))
+            if not ready:
+                break
+            for connection in ready:
+                assert isinstance(connection, Connection)
+                rank = pending.pop(connection)
+                reply = self._receive(connection, rank)
+                answers.append(_Answer(rank, reply))
+                if isinstance(reply, _Failure):
+                    deadline = min(deadline, time.monotonic() + GRACE)
+        silence = [
+            _Answer(rank, _Failure(f"rank {rank} gave no answer in {limit:g} s", is_cause=False))
+            for rank in pending.values()
+        ]
+        return answers + silence
+
+    def _receive(self, connection: Connection, rank: int) -> Reply | Ready | _Failure:
+        from conformance.rank import Raised
+
+        try:
+            reply: Reply | Ready = connection.recv()
+        except (EOFError, OSError):
+            return self._death(rank)
+        if isinstance(reply, Raised):
+            waited = any(words in reply.traceback for words in WORDS_OF_A_WAITING_RANK)
+            return _Failure(f"rank {rank} raised\n{reply.traceback}", is_cause=not waited)
+        return reply
+
+    def _death(self, rank: int) -> _Failure:
+        process = self._processes[rank]
+        process.join(GRACE)
+        code = process.exitcode
+        how = (
+            f"was killed by {signal.Signals(-code).name}"
+            if code is not None and code < 0
+            else f"exited with status {code}"
+        )
+        output = self._log(rank).read_bytes()[-LOG_TAIL:].decode(errors="replace").strip()
+        return _Failure(f"rank {rank} {how}\n{output}".strip(), is_cause=True)
+
+    def _log(self, rank: int) -> Path:
+        return Path(self._folder.name) / f"rank-{rank}.log"
+
+    def _start(self) -> None:
+        if self._processes:
+            return
+        context = self._start_server()
+        from conformance.rank import Post, Ready, serve  # torch, while the server imports it too
+
+        for index in range(self._size):
+            post = Post(
+                index=index,
+                adapter=self._adapter,
+                source=self._source,
+                log=self._log(index),
+                share_cores=self._size > (os.cpu_count() or 1),
+            )
+            ours, theirs = context.Pipe()
+            process = context.Process(target=serve, args=(theirs, post), daemon=True)
+            process.start()
+            theirs.close()
+            self._processes.append(process)
+            self._connections.append(ours)
+        self._world = None
+        for answer in self._gather(self._connections, START_LIMIT):
+            if isinstance(answer.reply, _Failure):
+                self._stop()
+                raise StartError(f"{self._adapter.name} cannot be loaded: {answer.reply.message}")
+            assert isinstance(answer.reply, Ready)
+            self._description = answer.reply.description
+
+    def _start_server(self) -> ForkServerContext:
+        preload.announce(self._adapter, self._source)
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload([preload.__name__])
+        forkserver.ensure_running()
+        return context
+
+    def _stop(self) -> None:
+        for connection in self._connections:
+            connection.close()
+        for process in self._processes:
+            process.kill()
+        for process in self._processes:
+            process.join()
+            process.close()
+        self._connections.clear()
+        self._processes.clear()
+
+
+def _outcome(answers: list[_Answer]) -> Ran | Declined | Crashed:
+    from conformance.rank import Declined, Observed
+
+    by_rank = [answer.reply for answer in sorted(answers, key=lambda answer: answer.rank)]
+    failures = [answer.reply for answer in answers if isinstance(answer.reply, _Failure)]
+    declined = [reply for reply in by_rank if isinstance(reply, Declined)]
+    observed = [reply for reply in by_rank if isinstance(reply, Observed)]
+    if failures:
+        causes = [failure for failure in failures if failure.is_cause]
+        if declined and not causes:
+            return Crashed(f"{declined[0].message}\n(one rank declined, others ran and waited)")
+        return Crashed((causes or failures)[0].message)
+    if declined and observed:
+        return Crashed(f"{declined[0].message}\n(one rank declined, others ran)")
+    if declined:
+        return declined[0]
+    return Ran(
+        tuple(reply.observation for reply in observed),
+        max(reply.framework_seconds for reply in observed),
+    )

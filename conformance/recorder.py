@@ -1,0 +1,72 @@
+"""From a cell to a line in the report, across process borders."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypedDict
+
+from conformance.check import check
+from conformance.environment import environment
+from conformance.journal import Journal
+from conformance.report import Finding, Header, Provenance, Selection
+
+if TYPE_CHECKING:
+    from conformance.ranks import RankPool
+    from conformance.report import Report
+    from conformance.settings import Cell, Settings
+
+
+class Parcel(TypedDict):
+    """A finding and what the report's head needs, as plain values that pytest-xdist can carry."""
+
+    header: str
+    finding: str
+    framework_seconds: float
+
+
+def pack(cell: Cell, pool: RankPool, settings: Settings) -> tuple[Finding, Parcel]:
+    """Make one finding, where the ranks are."""
+    finding, framework_seconds = check(cell, pool)
+    description, source = pool.description, settings.source
+    header = Header(
+        adapter=settings.adapter.name,
+        engine=settings.adapter.engine,
+        source=Provenance(**{name: getattr(source, name) for name in Provenance.model_fields}),
+        environment=environment(settings.adapter, description),
+        conventions=description.conventions,
+    )
+    return finding, Parcel(
+        header=header.model_dump_json(),
+        finding=finding.model_dump_json(),
+        framework_seconds=framework_seconds,
+    )
+
+
+@dataclass
+class Recorder:
+    """Gathers findings into the report, where the report is written.
+
+    Raises:
+        ReportPathError: it cannot be written.
+    """
+
+    settings: Settings
+    selected: int = 0
+    framework_seconds: float = 0.0
+    _journal: Journal = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._journal = Journal(self.settings.report)
+
+    def record(self, parcel: Parcel) -> None:
+        """Take in a parcel, perhaps from another process."""
+        self._journal.begin(Header.model_validate_json(parcel["header"]))
+        self._journal.add(Finding.model_validate_json(parcel["finding"]))
+        self.framework_seconds += parcel["framework_seconds"]
+
+    def finish(self) -> Report | None:
+        """Write the report of all that was recorded; None if nothing was."""
+        deselected = len(self.settings.cells()) - self.selected
+        return self._journal.finish(
+            Selection(selected=self.selected, deselected=max(deselected, 0))
+        )

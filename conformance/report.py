@@ -1,0 +1,173 @@
+"""The report: everything one run found, as one JSON document.
+
+`Report.model_json_schema` is published as ``report.schema.json`` beside this module. What is
+compared between runs holds no time stamps and no names of machines, and has one order.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from adapters.contract import Depth, Layout
+from reference.aggregation import Conventions, Mode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+SCHEMA = "rl-loss-conformance/report/1"
+
+
+class Verdict(StrEnum):
+    """What became of one finding."""
+
+    CONFORMS = "conforms"
+    MISMATCH = "mismatch"
+    REFUSED = "refused"
+    UNSUPPORTED = "unsupported"
+    CRASHED = "crashed"
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+
+
+class Diagnosis(_Model):
+    """The mistake that explains a mismatch, with its numbers."""
+
+    name: str
+    explanation: str
+    numbers: dict[str, float] = {}
+
+
+class Finding(_Model):
+    """Verdict on one check of one mode, case and layout.
+
+    ``error`` is the largest relative error of a token weight, ``tolerance`` the bound it was held
+    against; ``message`` holds the framework's own words where it declined or failed.
+    """
+
+    id: str
+    check: str
+    mode: Mode
+    case: str
+    layout: Layout
+    depth: Depth
+    verdict: Verdict
+    error: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    tolerance: Annotated[float, Field(ge=0)] | None = None
+    diagnosis: Diagnosis | None = None
+    message: str | None = None
+
+
+class Provenance(_Model):
+    """Where the framework's code came from: `adapters.source.Source` without its folder."""
+
+    kind: Literal["builtin", "installed", "checkout", "git"]
+    revision: str | None
+    version: str | None
+    ref: str | None
+    dirty: bool
+
+
+class Environment(_Model):
+    """What a result may depend on besides the framework."""
+
+    python: str
+    torch: str
+    backend: str
+    device: str
+    platform: str
+    dependencies: dict[str, str]
+    stand_ins: list[str]
+
+
+class Selection(_Model):
+    """How much of the suite was asked for."""
+
+    selected: int
+    deselected: int
+
+
+class Summary(_Model):
+    """Counts of verdicts."""
+
+    verdicts: dict[Verdict, int]
+    modes: dict[Mode, dict[Verdict, int]]
+
+    @classmethod
+    def of(cls, findings: Iterable[Finding]) -> Summary:
+        """Count every verdict that occurs."""
+        modes: dict[Mode, Counter[Verdict]] = {}
+        for finding in findings:
+            modes.setdefault(finding.mode, Counter())[finding.verdict] += 1
+        total = sum(modes.values(), Counter[Verdict]())
+        return cls(
+            verdicts=_in_order(total),
+            modes={mode: _in_order(modes[mode]) for mode in Mode if mode in modes},
+        )
+
+
+class Header(_Model):
+    """What is known before the first finding."""
+
+    adapter: str
+    engine: str
+    source: Provenance
+    environment: Environment
+    conventions: Conventions
+
+
+class Report(Header):
+    """One run. ``complete`` is False when it was stopped before its last finding."""
+
+    schema_: Literal["rl-loss-conformance/report/1"] = Field(default=SCHEMA, alias="schema")
+    complete: bool
+    selection: Selection
+    findings: list[Finding]
+    summary: Summary
+
+    @classmethod
+    def assemble(
+        cls, header: Header, findings: Iterable[Finding], selection: Selection
+    ) -> Report:
+        """Put the parts together, findings in the order of their ids."""
+        ordered = sorted(findings, key=lambda finding: finding.id)
+        return cls(
+            **dict(header),
+            complete=len(ordered) == selection.selected,
+            selection=selection,
+            findings=ordered,
+            summary=Summary.of(ordered),
+        )
+
+    @classmethod
+    def load(cls, path: Path) -> Report:
+        """Read a report file.
+
+        Raises:
+            OSError: it cannot be read.
+            pydantic.ValidationError: it is no report of this schema; says which field is wrong.
+        """
+        return cls.model_validate_json(path.read_bytes())
+
+    def to_json(self) -> str:
+        """The document, with its own order of fields and a final newline."""
+        fields = self.model_dump(mode="json", by_alias=True)
+        first = ("schema", "adapter", "engine", "complete", "source", "environment", "conventions")
+        ordered = {name: fields[name] for name in first} | fields
+        return _dump(ordered)
+
+
+def _dump(document: object) -> str:
+    import json
+
+    return json.dumps(document, indent=1, ensure_ascii=False) + "\n"
+
+
+def _in_order(counts: Counter[Verdict]) -> dict[Verdict, int]:
+    return {verdict: counts[verdict] for verdict in Verdict if counts[verdict]}

@@ -1,0 +1,1 @@
+"""The tests that `pytest --adapter=NAME` runs."""

@@ -1,0 +1,109 @@
+"""A report in a terminal: verdicts by mode and layout, then a line for each thing that is wrong."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from typing import TYPE_CHECKING
+
+from adapters.contract import Layout
+from conformance.report import Verdict
+from reference.aggregation import Mode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from conformance.report import Finding, Report
+
+SYMBOLS = {
+    Verdict.CONFORMS: "ok",
+    Verdict.MISMATCH: "MISMATCH",
+    Verdict.REFUSED: "refused",
+    Verdict.UNSUPPORTED: "unsupported",
+    Verdict.CRASHED: "CRASHED",
+}
+
+WRONG = (Verdict.MISMATCH, Verdict.CRASHED)
+
+
+def summary_lines(report: Report) -> Iterator[str]:
+    """The whole summary, line by line."""
+    yield _subject(report)
+    yield ""
+    yield from _matrix(report.findings)
+    yield ""
+    wrong = [finding for finding in report.findings if finding.verdict in WRONG]
+    yield from map(_line, wrong)
+    yield from _declined(report.findings)
+    yield _totals(report)
+
+
+def explain(finding: Finding) -> str:
+    """What is wrong, in one line."""
+    if finding.diagnosis is not None:
+        error = "" if finding.error is None else f"off by {finding.error:.3g}: "
+        message = f" ({_last_line(finding.message)})" if finding.message else ""
+        return f"{error}{finding.diagnosis.explanation} [{finding.diagnosis.name}]{message}"
+    return _last_line(finding.message or "")
+
+
+def _subject(report: Report) -> str:
+    source = report.source
+    code = source.version or (source.revision or "")[:12]
+    ref = f" ({source.ref})" if source.ref else ""
+    dirty = ", with uncommitted changes" if source.dirty else ""
+    depths = ", ".join(sorted({finding.depth for finding in report.findings}))
+    return (
+        f"{report.adapter} {code}{ref}{dirty}, engine {report.engine}, depth {depths or 'none'},"
+        f" {report.environment.device}/{report.environment.backend}"
+    )
+
+
+def _matrix(findings: Sequence[Finding]) -> Iterator[str]:
+    """A row for each layout, a column for each mode; a cell counts its cases by verdict."""
+    cells: dict[tuple[Layout, Mode], Counter[Verdict]] = defaultdict(Counter)
+    for finding in findings:
+        cells[finding.layout, finding.mode][finding.verdict] += 1
+    modes = [mode for mode in Mode if any(column is mode for _, column in cells)]
+    layouts = sorted({layout for layout, _ in cells}, key=_layout_order)
+    rows = [["", *modes]] + [
+        [str(layout), *(_cell(cells[layout, mode]) for mode in modes)] for layout in layouts
+    ]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        yield "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
+
+
+def _layout_order(layout: Layout) -> tuple[int, int, str, str]:
+    return layout.world_size, layout.cp, str(layout.micro_batches), layout.format
+
+
+def _cell(verdicts: Counter[Verdict]) -> str:
+    return ", ".join(f"{verdicts[v]} {SYMBOLS[v]}" for v in Verdict if verdicts[v])
+
+
+def _line(finding: Finding) -> str:
+    return f"{SYMBOLS[finding.verdict]} {finding.id}: {explain(finding)}"
+
+
+def _declined(findings: Sequence[Finding]) -> Iterator[str]:
+    """One line for each reason that something was not run, with its count."""
+    reasons = Counter(
+        (finding.verdict, _last_line(finding.message or ""))
+        for finding in findings
+        if finding.verdict in (Verdict.UNSUPPORTED, Verdict.REFUSED)
+    )
+    for (verdict, reason), count in sorted(reasons.items()):
+        yield f"{verdict} ({count}): {reason}"
+
+
+def _totals(report: Report) -> str:
+    counts = ", ".join(f"{count} {verdict}" for verdict, count in report.summary.verdicts.items())
+    errors = [f.error for f in report.findings if f.verdict is Verdict.CONFORMS and f.error]
+    largest = f"; largest error of what conforms {max(errors):.2g}" if errors else ""
+    stopped = "" if report.complete else "; stopped before the end"
+    return f"{counts or 'no findings'}{largest}{stopped}"
+
+
+def _last_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else ""
