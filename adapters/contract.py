@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from reference.aggregation import Conventions, Mode
+from reference.aggregation import DEFAULT_CONVENTIONS, Conventions, Mode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -144,10 +144,10 @@ class Description:
 
     modes: frozenset[Mode] = frozenset(Mode)
     depths: frozenset[Depth] = frozenset(Depth)
-    conventions: Conventions = Conventions()
+    conventions: Conventions = DEFAULT_CONVENTIONS
     dtype: str = "float32"
     stand_ins: tuple[str, ...] = ()
-    """Packages that the framework imports, the loss never uses, and this run replaced by empty ones."""
+    """Packages the framework imports, the loss never uses, and this run replaced by empty ones."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,6 +189,7 @@ class Adapter(ABC):
 
     Raises:
         InvalidEngineError: the engine is none of ``engines``.
+
     """
 
     name: ClassVar[str]
@@ -226,6 +227,7 @@ class Adapter(ABC):
 
         Raises:
             ImportError: the framework or something it needs is missing.
+
         """
 
     @abstractmethod
@@ -239,4 +241,5 @@ class Adapter(ABC):
         Raises:
             Unsupported: the framework has no such mode, depth or layout.
             Refused: its startup validation declined the configuration.
+
         """

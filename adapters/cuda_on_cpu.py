@@ -38,7 +38,11 @@ def redirected() -> AbstractContextManager[object]:
 
 class _CudaToCpu(TorchFunctionMode):
     def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = dict(kwargs or {})
         if func is torch.Tensor.cuda:

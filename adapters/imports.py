@@ -8,7 +8,7 @@ import importlib.machinery
 import importlib.util
 import sys
 import types
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -27,6 +27,7 @@ def import_from(package: str, folders: Iterable[Path]) -> types.ModuleType:
     Raises:
         ImportError: the package is in no folder and not installed.
         WrongSourceError: this process already imported it from elsewhere.
+
     """
     roots = [str(folder.resolve()) for folder in folders]
     sys.path[:0] = [root for root in roots if root not in sys.path]
@@ -49,6 +50,7 @@ def stand_in(packages: Sequence[str]) -> list[str]:
 
     Returns:
         The names stood in for.
+
     """
     missing = [name for name in packages if importlib.util.find_spec(name) is None]
     sys.meta_path.append(_StandInFinder(frozenset(missing)))
@@ -56,7 +58,7 @@ def stand_in(packages: Sequence[str]) -> list[str]:
 
 
 class _StandInModule(types.ModuleType):
-    __path__: list[str] = []
+    __path__: ClassVar[list[str]] = []
 
     def __getattr__(self, name: str) -> type:
         if name.startswith("__"):

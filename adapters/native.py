@@ -9,7 +9,7 @@ over all of them. Its one rule is to take every denominator from the whole step 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -31,6 +31,8 @@ from reference.aggregation import Mode
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
+
+    from numpy.typing import NDArray
 
     from reference.aggregation import Aggregation
     from reference.step import Step
@@ -68,16 +70,20 @@ class NativeAdapter(Adapter):
         combine = Combine.REPLICATED if job.depth is Depth.STEP else Combine.SUM
         return Observation(weights=tuple(weights), combine=combine)
 
-    def _observe_step(self, step: Step, job: Job, rank: Rank) -> np.ndarray:
+    def denominators(self, step: Step, aggregation: Aggregation) -> list[float]:
+        """What each sample's masked loss sum is divided by."""
+        return denominators(step, aggregation)
+
+    def _observe_step(self, step: Step, job: Job, rank: Rank) -> NDArray[np.float64]:
         batch = ProbedBatch((step,))
-        sequences = _sequences(batch, denominators(step, job.aggregation))
+        samples = _tensors(batch, self.denominators(step, job.aggregation))
         probe = torch.zeros(batch.probe_size, requires_grad=True, device=rank.device)
         with rank.framework():
             if job.depth is Depth.STEP:
-                train_step(probe, sequences, job.layout, rank.index)
+                train_step(probe, samples, job.layout, rank.index)
             else:
-                loss = reduced_advantages if job.depth is Depth.REDUCER else policy_loss
-                accumulate(probe, sequences, job.layout, rank.index, loss)
+                loss = token_loss if job.depth is Depth.REDUCER else policy_loss
+                accumulate(probe, samples, job.layout, rank.index, loss)
         assert probe.grad is not None
         return batch.weights(probe.grad.cpu().numpy())
 
@@ -112,21 +118,21 @@ def denominators(step: Step, aggregation: Aggregation) -> list[float]:
 
 
 def train_step(
-    probe: torch.Tensor, sequences: list[SampleTensors], layout: Layout, rank: int
+    probe: torch.Tensor, samples: list[SampleTensors], layout: Layout, rank: int
 ) -> None:
     """Leave the gradient of the step scalar in ``probe.grad`` on every rank."""
-    accumulate(probe, sequences, layout, rank, policy_loss)
+    accumulate(probe, samples, layout, rank, policy_loss)
     if layout.world_size > 1:
         dist.all_reduce(probe.grad)
 
 
 def accumulate(
-    probe: torch.Tensor, sequences: list[SampleTensors], layout: Layout, rank: int, loss: LossFunction
+    probe: torch.Tensor, samples: list[SampleTensors], layout: Layout, rank: int, loss: LossFunction
 ) -> None:
     """Add up the gradients of this rank's micro-batches in ``probe.grad``."""
     probe.grad = torch.zeros_like(probe)
     dp_rank, cp_rank = divmod(rank, layout.cp)
-    mine = shard(sequences, layout.dp, dp_rank)
+    mine = shard(samples, layout.dp, dp_rank)
     for micro_batch in cut(mine, layout.micro_batches):
         packed = pack(micro_batch, layout, cp_rank)
         log_probs = probe[packed.labels]
@@ -141,26 +147,26 @@ def policy_loss(log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
     return torch.where(packed.mask, loss, 0)
 
 
-def reduced_advantages(token_losses: torch.Tensor, packed: Packed) -> torch.Tensor:
-    """The losses themselves, 0 where masked: what depth `reducer` puts in the loss's place."""
-    return torch.where(packed.mask, -packed.advantages * token_losses, 0)
+def token_loss(log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
+    """A loss without a policy, 0 where masked: what depth `reducer` feeds the reduction with."""
+    return torch.where(packed.mask, -packed.advantages * log_probs, 0)
 
 
-def shard(sequences: list[SampleTensors], dp: int, dp_rank: int) -> list[SampleTensors]:
+def shard(samples: list[SampleTensors], dp: int, dp_rank: int) -> list[SampleTensors]:
     """A contiguous share of the samples; shares differ in size by one at most."""
-    shares = np.array_split(np.arange(len(sequences)), dp)
-    return [sequences[i] for i in shares[dp_rank]]
+    shares = np.array_split(np.arange(len(samples)), dp)
+    return [samples[i] for i in shares[dp_rank]]
 
 
-def cut(sequences: list[SampleTensors], micro_batches: int | str) -> list[list[SampleTensors]]:
+def cut(samples: list[SampleTensors], micro_batches: int | str) -> list[list[SampleTensors]]:
     """Contiguous micro-batches; uneven ones hold 1, 2, 3, … samples."""
     if micro_batches == "uneven":
-        ends = np.cumsum(np.arange(1, len(sequences) + 1))
-        borders = ends[ends < len(sequences)]
-        parts = np.split(np.arange(len(sequences)), borders)
+        ends = np.cumsum(np.arange(1, len(samples) + 1))
+        borders = ends[ends < len(samples)]
+        parts = np.split(np.arange(len(samples)), borders)
     else:
-        parts = np.array_split(np.arange(len(sequences)), int(micro_batches))
-    return [[sequences[i] for i in part] for part in parts if len(part)]
+        parts = np.array_split(np.arange(len(samples)), int(micro_batches))
+    return [[samples[i] for i in part] for part in parts if len(part)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,18 +184,18 @@ class Packed:
 
 def pack(micro_batch: list[SampleTensors], layout: Layout, cp_rank: int) -> Packed:
     """Slice every sequence and join the slices, end to end (thd) or padded to one width (bshd)."""
-    lengths = [len(sequence.ids) for sequence in micro_batch]
+    lengths = [len(sample.ids) for sample in micro_batch]
     widths = lengths if layout.format == "thd" else [max(lengths)] * len(lengths)
     join = torch.cat if layout.format == "thd" else torch.stack
     slices = [
-        zigzag(sequence, width, layout.cp, cp_rank)
-        for sequence, width in zip(micro_batch, widths, strict=True)
+        zigzag(sample, width, layout.cp, cp_rank)
+        for sample, width in zip(micro_batch, widths, strict=True)
     ]
     return Packed(*(join(parts) for parts in zip(*slices, strict=True)))
 
 
 def zigzag(
-    sequence: SampleTensors, width: int, cp: int, cp_rank: int
+    sample: SampleTensors, width: int, cp: int, cp_rank: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """The two of 2·cp equal chunks that a rank holds, first and last paired for equal work.
 
@@ -205,17 +211,17 @@ def zigzag(
         parts = shifted.chunk(chunks)
         return torch.cat([parts[cp_rank], parts[chunks - 1 - cp_rank]])
 
-    denominator = torch.full((padded // cp,), sequence.denominator)
+    denominator = torch.full((padded // cp,), sample.denominator)
     return (
-        take(sequence.ids, PADDING_ID),
-        take(sequence.advantages, 0.0),
-        take(sequence.mask, False),
+        take(sample.ids, PADDING_ID),
+        take(sample.advantages, 0.0),
+        take(sample.mask, False),
         denominator,
     )
 
 
-def _sequences(batch: ProbedBatch, sample_denominators: list[float]) -> list[SampleTensors]:
-    def on_response(prompt: np.ndarray, values: np.ndarray) -> torch.Tensor:
+def _tensors(batch: ProbedBatch, sample_denominators: list[float]) -> list[SampleTensors]:
+    def on_response(prompt: NDArray[Any], values: NDArray[Any]) -> torch.Tensor:
         return torch.from_numpy(np.concatenate([np.zeros(len(prompt), values.dtype), values]))
 
     return [

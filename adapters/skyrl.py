@@ -1,4 +1,4 @@
-"""SkyRL's FSDP engine, from its trainer's conversion of rollouts to the gradient its optimizer sees.
+"""SkyRL's FSDP engine, from its trainer's conversion of rollouts to what its optimizer sees.
 
 Every rank plays the trainer of its own: it converts the same rollouts, normalises advantages, cuts
 them into mini-batches and data-parallel chunks with SkyRL's code, and hands its chunk to SkyRL's
@@ -137,6 +137,7 @@ def configure(job: Job) -> Any:
     Raises:
         Unsupported: this version lacks the mode or an option that the layout needs.
         Refused: SkyRL declines the configuration.
+
     """
     if not _reduces(LOSS_REDUCTIONS[job.aggregation.mode]):
         raise Unsupported(f"no loss_reduction {LOSS_REDUCTIONS[job.aggregation.mode]!r}")

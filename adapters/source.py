@@ -44,6 +44,7 @@ def resolve(adapter: Adapter, text: str | None) -> Source:
 
     Raises:
         SourceError: the message names what was looked for and the way out.
+
     """
     if text is None:
         return _installed(adapter)
@@ -61,7 +62,9 @@ def resolve(adapter: Adapter, text: str | None) -> Source:
 def _installed(adapter: Adapter) -> Source:
     if adapter.package is None:
         return Source(kind="builtin", version=importlib.metadata.version("rl-loss-conformance"))
-    way_out = f"give --source=PATH of a checkout, or PATH@REF of any git repository of {adapter.name}"
+    way_out = (
+        f"give --source=PATH of a checkout, or PATH@REF of any git repository of {adapter.name}"
+    )
     if adapter.distribution is None:
         raise SourceError(f"{adapter.name} is on no package registry; {way_out}")
     try:
@@ -115,7 +118,13 @@ def _checkout(adapter: Adapter, path: Path, top: Path) -> Source:
 
 def _at_ref(adapter: Adapter, repository: Path, ref: str) -> Source:
     revision = _git(
-        repository, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{ref}^{{commit}}", check=False
+        repository,
+        "rev-parse",
+        "--verify",
+        "--quiet",
+        "--end-of-options",
+        f"{ref}^{{commit}}",
+        check=False,
     )
     if not revision:
         raise SourceError(

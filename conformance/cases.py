@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 DIVISOR = 40.0
-"""L of `constant` unless a case says otherwise: no count in the corpus, so never hit by accident."""
+"""L of `constant` unless a case says otherwise: no count in the corpus, so never hit by chance."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,24 +65,18 @@ CORPUS = (
         name="fully_masked_sample",
         catches="a sample without active tokens that counts as one token, or no longer as a sample",
         steps=(
-            _step(
-                ["111", "0000", "11", "11111", "1101", "1", "111111", "00111"], group_sizes=[2]
-            ),
+            _step(["111", "0000", "11", "11111", "1101", "1", "111111", "00111"], group_sizes=[2]),
         ),
     ),
     Case(
         name="fully_masked_group",
         catches="a group without active tokens that drops out of P, or divides by zero",
-        steps=(
-            _step(["111", "1111", "000", "00", "11011", "1", "11", "111111"], group_sizes=[2]),
-        ),
+        steps=(_step(["111", "1111", "000", "00", "11011", "1", "11", "111111"], group_sizes=[2]),),
     ),
     Case(
         name="one_token",
         catches="denominators of ranks and micro-batches that hold no active token at all",
-        steps=(
-            _step(["000", "00", "0000", "0", "00100", "000", "00", "000000"], group_sizes=[2]),
-        ),
+        steps=(_step(["000", "00", "0000", "0", "00100", "000", "00", "000000"], group_sizes=[2]),),
     ),
     Case(
         name="long_prompts",
@@ -119,9 +113,7 @@ CORPUS = (
         name="unequal_shards",
         catches="a mean over ranks of what is a mean over each rank's own tokens",
         steps=(
-            _step(
-                ["1", "1", "11", "1", "1" * 19, "1" * 23, "1" * 17, "1" * 29], group_sizes=[4]
-            ),
+            _step(["1", "1", "11", "1", "1" * 19, "1" * 23, "1" * 17, "1" * 29], group_sizes=[4]),
         ),
     ),
     Case(

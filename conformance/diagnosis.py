@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Evidence:
-    """Weights [response tokens of the step] as expected and as observed, and how they came about."""
+    """Weights [response tokens of the step], expected and observed, and how they came about."""
 
     step: Step
     aggregation: Aggregation
@@ -42,7 +42,7 @@ class Evidence:
     @cached_property
     def active(self) -> NDArray[np.bool_]:
         """Tokens whose weight is to differ from 0."""
-        return self.expected != 0
+        return np.not_equal(self.expected, 0)
 
     @cached_property
     def ratios(self) -> NDArray[np.float64]:

@@ -29,6 +29,7 @@ class Journal:
 
     Raises:
         ReportPathError: nothing can be written there.
+
     """
 
     def __init__(self, path: Path) -> None:
@@ -125,9 +126,7 @@ def _report_of(lines: list[bytes]) -> Report | None:
             findings.append(Finding.model_validate_json(line))
         except ValidationError:
             break
-    return Report.assemble(
-        header, findings, Selection(selected=len(findings) + 1, deselected=0)
-    )
+    return Report.assemble(header, findings, Selection(selected=len(findings) + 1, deselected=0))
 
 
 def _journal_path(path: Path) -> Path:

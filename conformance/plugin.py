@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from conformance.ranks import RankPool
     from conformance.recorder import Parcel, Recorder
-    from conformance.report import Finding, Report
+    from conformance.report import Finding, Header, Report
     from conformance.settings import Cell, Settings
 
 SUITE = Path(__file__).parent / "suite"
@@ -26,6 +26,9 @@ DEFAULT_ADAPTER = "native"
 SETTINGS: pytest.StashKey[Settings] = pytest.StashKey()
 PARCEL: pytest.StashKey[Parcel] = pytest.StashKey()
 
+ATTRIBUTE = "rl_loss_conformance"
+"""Of pytest's own reports of tests, which pytest-xdist passes on as they are."""
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Declare what a user may type."""
@@ -33,7 +36,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--adapter", metavar="NAME", help="framework to check; runs only its suite")
     group.addoption("--source", metavar="PATH[@REF]", help="its code: a checkout, or any commit")
     group.addoption("--engine", metavar="NAME", help="training engine, where it has several")
-    group.addoption("--modes", metavar="MODE,…", help="modes to run, such as token_mean,constant:64")
+    group.addoption(
+        "--modes", metavar="MODE,…", help="modes to run, such as token_mean,constant:64"
+    )
     group.addoption(
         "--depth", default="step", metavar="DEPTH", help="reducer, loss or step (default)"
     )
@@ -96,14 +101,23 @@ def rank_pool(request: pytest.FixtureRequest) -> Iterator[RankPool]:
         yield pool
 
 
+@pytest.fixture(scope="session")
+def report_header(rank_pool: RankPool, request: pytest.FixtureRequest) -> Header:
+    """What every finding of this run has in common."""
+    from conformance.recorder import header
+
+    return header(_settings(request.config), rank_pool.description)
+
+
 @pytest.fixture
-def find(rank_pool: RankPool, request: pytest.FixtureRequest) -> Callable[[Cell], Finding]:
+def find(
+    rank_pool: RankPool, report_header: Header, request: pytest.FixtureRequest
+) -> Callable[[Cell], Finding]:
     """Makes the finding of a cell and keeps it for the report."""
     from conformance.recorder import pack
 
     def find(cell: Cell) -> Finding:
-        finding, parcel = pack(cell, rank_pool, _settings(request.config))
-        request.node.stash[PARCEL] = parcel
+        finding, request.node.stash[PARCEL] = pack(cell, rank_pool, report_header)
         return finding
 
     return find
@@ -116,7 +130,7 @@ def pytest_runtest_makereport(
     """Hang the finding on pytest's own report, which pytest-xdist carries to the controller."""
     report = yield
     if report.when == "call" and PARCEL in item.stash:
-        report.rl_loss_conformance = item.stash[PARCEL]
+        setattr(report, ATTRIBUTE, item.stash[PARCEL])
     return report
 
 
@@ -152,7 +166,7 @@ class _Controller:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Record a finding as soon as it is made."""
-        parcel: Parcel | None = getattr(report, "rl_loss_conformance", None)
+        parcel: Parcel | None = getattr(report, ATTRIBUTE, None)
         if parcel is not None:
             self.recorder().record(parcel)
 
@@ -172,7 +186,9 @@ class _Controller:
             terminalreporter.line(line)
         seconds = time.perf_counter() - self._start
         inside = self._recorder.framework_seconds
-        terminalreporter.line(f"{seconds:.1f} s, of which {inside:.1f} s in the framework's own code")
+        terminalreporter.line(
+            f"{seconds:.1f} s, of which {inside:.1f} s in the framework's own code"
+        )
         terminalreporter.line(f"report: {self._recorder.settings.report}")
 
     def _select(self, ids: Sequence[str]) -> None:
@@ -190,6 +206,7 @@ def _settings(config: pytest.Config) -> Settings:
 
     Raises:
         pytest.UsageError: what is wrong with it, and the way out.
+
     """
     if SETTINGS not in config.stash:
         from conformance.settings import SETTINGS_ERRORS

@@ -11,17 +11,17 @@ import traceback
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import torch
 import torch.distributed as dist
 
-from conformance import preload
 from adapters.contract import Adapter, Description, Job, Observation, Rank, Refused, Unsupported
+from conformance import preload
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
+    from pathlib import Path
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +123,7 @@ def _enter(world: World, old: Rank) -> Rank:
     os.environ.update(RANK=str(old.index), WORLD_SIZE=str(world.size))
     dist.init_process_group(
         "gloo",
-        store=dist.FileStore(str(world.store), world.size),
+        store=dist.FileStore(str(world.store), world.size),  # type: ignore[attr-defined]
         rank=old.index,
         world_size=world.size,
         timeout=timedelta(seconds=world.time_limit),
@@ -160,6 +160,6 @@ def _die_with_parent() -> None:
         return
     pr_set_pdeathsig = 1
     ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
-    life_line = getattr(multiprocessing.forkserver._forkserver, "_forkserver_alive_fd", None)  # type: ignore[attr-defined]
+    life_line = getattr(multiprocessing.forkserver._forkserver, "_forkserver_alive_fd", None)
     if life_line is not None:
         os.close(life_line)

@@ -115,6 +115,7 @@ class RankPool:
 
         Raises:
             StartError: it cannot be imported.
+
         """
         self._start()
         assert self._description is not None
@@ -125,6 +126,7 @@ class RankPool:
 
         Raises:
             StartError: the framework cannot be imported.
+
         """
         self._start()
         size = job.layout.world_size

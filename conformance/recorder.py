@@ -11,6 +11,7 @@ from conformance.journal import Journal
 from conformance.report import Finding, Header, Provenance, Selection
 
 if TYPE_CHECKING:
+    from adapters.contract import Description
     from conformance.ranks import RankPool
     from conformance.report import Report
     from conformance.settings import Cell, Settings
@@ -24,19 +25,23 @@ class Parcel(TypedDict):
     framework_seconds: float
 
 
-def pack(cell: Cell, pool: RankPool, settings: Settings) -> tuple[Finding, Parcel]:
-    """Make one finding, where the ranks are."""
-    finding, framework_seconds = check(cell, pool)
-    description, source = pool.description, settings.source
-    header = Header(
+def header(settings: Settings, description: Description) -> Header:
+    """What a report says before its findings."""
+    source = settings.source
+    return Header(
         adapter=settings.adapter.name,
         engine=settings.adapter.engine,
         source=Provenance(**{name: getattr(source, name) for name in Provenance.model_fields}),
         environment=environment(settings.adapter, description),
         conventions=description.conventions,
     )
+
+
+def pack(cell: Cell, pool: RankPool, head: Header) -> tuple[Finding, Parcel]:
+    """Make one finding, where the ranks are."""
+    finding, framework_seconds = check(cell, pool)
     return finding, Parcel(
-        header=header.model_dump_json(),
+        header=head.model_dump_json(),
         finding=finding.model_dump_json(),
         framework_seconds=framework_seconds,
     )
@@ -48,6 +53,7 @@ class Recorder:
 
     Raises:
         ReportPathError: it cannot be written.
+
     """
 
     settings: Settings

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-SCHEMA = "rl-loss-conformance/report/1"
+SCHEMA: Literal["rl-loss-conformance/report/1"] = "rl-loss-conformance/report/1"
 
 
 class Verdict(StrEnum):
@@ -132,9 +132,7 @@ class Report(Header):
     summary: Summary
 
     @classmethod
-    def assemble(
-        cls, header: Header, findings: Iterable[Finding], selection: Selection
-    ) -> Report:
+    def assemble(cls, header: Header, findings: Iterable[Finding], selection: Selection) -> Report:
         """Put the parts together, findings in the order of their ids."""
         ordered = sorted(findings, key=lambda finding: finding.id)
         return cls(
@@ -152,6 +150,7 @@ class Report(Header):
         Raises:
             OSError: it cannot be read.
             pydantic.ValidationError: it is no report of this schema; says which field is wrong.
+
         """
         return cls.model_validate_json(path.read_bytes())
 

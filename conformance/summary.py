@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
-from adapters.contract import Layout
 from conformance.report import Verdict
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from adapters.contract import Layout
     from conformance.report import Finding, Report
 
 SYMBOLS = {

@@ -54,6 +54,9 @@ class Conventions:
     empty_units: EmptyUnits = EmptyUnits.COUNTED
 
 
+DEFAULT_CONVENTIONS = Conventions()
+
+
 @dataclass(frozen=True)
 class Aggregation:
     """A mode with, for `constant` only, its divisor L.
@@ -62,6 +65,7 @@ class Aggregation:
         InvalidAggregationError: an unknown mode; a divisor missing, given to another mode, or not
             a positive finite number (a bool is none). The rule is the startup validation demanded
             in miles' pull request 1328: any other divisor silently rescales the gradient.
+
     """
 
     mode: Mode
@@ -101,7 +105,7 @@ def _require_divisor(divisor: object) -> None:
             f"constant needs a divisor and got {divisor!r}; give a positive number,"
             " usually the maximum response length"
         )
-    if not (math.isfinite(divisor) and divisor > 0):
+    if not (math.isfinite(divisor) and float(divisor) > 0):
         raise InvalidAggregationError(
             f"divisor {divisor!r} is not a positive finite number; give one,"
             " usually the maximum response length"

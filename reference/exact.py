@@ -9,7 +9,14 @@ from collections import defaultdict
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from reference.aggregation import Aggregation, Conventions, EmptyUnits, Mode, SampleUnit
+from reference.aggregation import (
+    DEFAULT_CONVENTIONS,
+    Aggregation,
+    Conventions,
+    EmptyUnits,
+    Mode,
+    SampleUnit,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
@@ -18,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def token_weights(
-    step: Step, aggregation: Aggregation, conventions: Conventions = Conventions()
+    step: Step, aggregation: Aggregation, conventions: Conventions = DEFAULT_CONVENTIONS
 ) -> list[list[Fraction]]:
     """Exact weight of every response token of every sample."""
     masks = [step.mask[response].tolist() for response in step.responses]
@@ -44,7 +51,7 @@ def step_scalar(
     step: Step,
     aggregation: Aggregation,
     losses: Sequence[Fraction],
-    conventions: Conventions = Conventions(),
+    conventions: Conventions = DEFAULT_CONVENTIONS,
 ) -> Fraction:
     """Exact sum of weight · loss; losses are flat like ``step.mask``."""
     weights = [w for sample in token_weights(step, aggregation, conventions) for w in sample]

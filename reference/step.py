@@ -1,4 +1,4 @@
-"""One optimizer step as the loss sees it: samples, their masks, and which of them belong together."""
+"""One optimizer step as the loss sees it: samples, their masks, and who belongs together."""
 
 from __future__ import annotations
 
@@ -44,6 +44,7 @@ class Step:
     Raises:
         InvalidStepError: no samples, a mask of the wrong length or with values other than 0 and 1,
             or lengths that no sequence can have.
+
     """
 
     prompt_lengths: NDArray[np.int64]

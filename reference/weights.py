@@ -28,7 +28,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from reference.aggregation import Aggregation, Conventions, EmptyUnits, Mode, SampleUnit
+from reference.aggregation import (
+    DEFAULT_CONVENTIONS,
+    Aggregation,
+    Conventions,
+    EmptyUnits,
+    Mode,
+    SampleUnit,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -37,7 +44,7 @@ if TYPE_CHECKING:
 
 
 def sample_weights(
-    step: Step, aggregation: Aggregation, conventions: Conventions = Conventions()
+    step: Step, aggregation: Aggregation, conventions: Conventions = DEFAULT_CONVENTIONS
 ) -> NDArray[np.float64]:
     """Weight of an active token of each sample: float64 [N], each the correctly rounded exact one.
 
@@ -48,18 +55,17 @@ def sample_weights(
     tokens = np.bincount(unit, weights=step.active_tokens)
     units = len(tokens) if conventions.empty_units is EmptyUnits.COUNTED else (tokens > 0).sum()
     if aggregation.divisor is not None:
-        tokens = np.where(tokens > 0, 1.0, 0.0)
         quotient = float(1 / (Fraction(aggregation.divisor) * max(int(units), 1)))
-        return (quotient * tokens)[unit]
-    weights = np.zeros(len(tokens))
+        return np.where(tokens > 0, quotient, 0.0)[unit]
+    weights = np.zeros(len(tokens), np.float64)
     np.divide(1.0, units * tokens, out=weights, where=tokens > 0)
     return weights[unit]
 
 
 def token_weights(
-    step: Step, aggregation: Aggregation, conventions: Conventions = Conventions()
+    step: Step, aggregation: Aggregation, conventions: Conventions = DEFAULT_CONVENTIONS
 ) -> NDArray[np.float64]:
-    """Weight of every response token, flat like ``step.mask``: float64 [sum of response lengths]."""
+    """Weight of every response token: float64, flat like ``step.mask``."""
     per_sample = sample_weights(step, aggregation, conventions)
     return np.repeat(per_sample, step.response_lengths) * step.mask
 
@@ -68,7 +74,7 @@ def step_scalar(
     step: Step,
     aggregation: Aggregation,
     losses: NDArray[np.float64],
-    conventions: Conventions = Conventions(),
+    conventions: Conventions = DEFAULT_CONVENTIONS,
 ) -> float:
     """Sum of weight · loss over the active tokens; losses are flat like ``step.mask``.
 

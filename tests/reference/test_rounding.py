@@ -1,0 +1,47 @@
+"""The bounds hold for real float32 arithmetic, and are tight enough to catch one token."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reference.rounding import UNIT_ROUNDOFF, WEIGHT_OPERATIONS, gamma, scalar_bound, weight_bound
+
+
+@given(st.lists(st.integers(1, 10_000), min_size=WEIGHT_OPERATIONS, max_size=WEIGHT_OPERATIONS))
+def test_float32_products_stay_within_the_bound(factors: list[int]) -> None:
+    exact, rounded = 1.0, np.float32(1)
+    for number, factor in enumerate(factors):
+        if number % 2:
+            exact, rounded = exact / factor, rounded / np.float32(factor)
+        else:
+            exact, rounded = exact * factor, rounded * np.float32(factor)
+
+    assert abs(float(rounded) - exact) <= weight_bound("float32") * exact
+
+
+def test_bound_of_float32_is_below_one_in_a_million() -> None:
+    assert weight_bound("float32") < 1e-6
+
+
+def test_one_token_in_a_hundred_thousand_is_ten_times_the_bound() -> None:
+    assert 1 / 100_000 > 10 * weight_bound("float32")
+
+
+def test_unit_roundoffs_are_half_of_the_machine_epsilons() -> None:
+    assert UNIT_ROUNDOFF["float64"] == np.finfo(np.float64).eps / 2
+    assert UNIT_ROUNDOFF["float32"] == np.finfo(np.float32).eps / 2
+    assert UNIT_ROUNDOFF["float16"] == np.finfo(np.float16).eps / 2
+
+
+def test_gamma_of_no_operation_is_zero_and_of_too_many_is_refused() -> None:
+    assert gamma(0, 2.0**-8) == 0
+    with pytest.raises(ValueError, match="leave no correct digit"):
+        gamma(256, 2.0**-8)
+
+
+def test_scalar_bound_grows_with_tokens_and_magnitude() -> None:
+    assert scalar_bound(10, 2.0) == 2 * scalar_bound(10, 1.0)
+    assert scalar_bound(1000, 1.0) > 50 * scalar_bound(10, 1.0)

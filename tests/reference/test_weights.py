@@ -1,0 +1,133 @@
+"""Weights and scalars against exact arithmetic, and against examples worked by hand."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from conformance.strategies import aggregations, conventions, steps
+from reference import exact, rounding, weights
+from reference.aggregation import Aggregation, Conventions, EmptyUnits, Mode, SampleUnit
+from reference.step import Sample, Step
+
+FOUR_MODES = [Aggregation(mode, 4 if mode is Mode.CONSTANT else None) for mode in Mode]
+
+STEP = Step.of(
+    [
+        Sample(prompt_length=2, loss_mask=[1, 1, 0, 1], group=7),
+        Sample(prompt_length=1, loss_mask=[1], group=7),
+        Sample(prompt_length=3, loss_mask=[0, 0], group=3),
+        Sample(prompt_length=1, loss_mask=[1, 1], group=3),
+    ]
+)
+
+
+@settings(max_examples=10_000)
+@given(steps(max_samples=8, max_response=8), aggregations(), conventions())
+def test_weights_are_the_correctly_rounded_exact_ones(
+    step: Step, aggregation: Aggregation, chosen: Conventions
+) -> None:
+    rounded = [
+        float(weight)
+        for sample in exact.token_weights(step, aggregation, chosen)
+        for weight in sample
+    ]
+
+    assert weights.token_weights(step, aggregation, chosen).tolist() == rounded
+
+
+@settings(max_examples=1_000)
+@given(steps(), aggregations(), conventions(), st.data())
+def test_scalar_lies_within_its_bound(
+    step: Step, aggregation: Aggregation, chosen: Conventions, data: st.DataObject
+) -> None:
+    size = len(step.mask)
+    losses = data.draw(st.lists(st.floats(-1e6, 1e6, width=32), min_size=size, max_size=size))
+    exact_losses = [Fraction(loss) for loss in losses]
+    expected = exact.step_scalar(step, aggregation, exact_losses, chosen)
+    magnitude = exact.step_scalar(step, aggregation, [abs(loss) for loss in exact_losses], chosen)
+
+    got = weights.step_scalar(step, aggregation, np.array(losses), chosen)
+
+    assert abs(Fraction(got) - expected) <= rounding.scalar_bound(size, float(magnitude))
+
+
+@pytest.mark.parametrize(
+    ("mode", "expected"),
+    [
+        # N = 4, M_i = 3, 1, 0, 2; P = 2, M_g = 4, 2; M = 6; L = 4
+        (Mode.SAMPLE_MEAN, [1 / 12, 1 / 4, 0, 1 / 8]),
+        (Mode.PROMPT_MEAN, [1 / 8, 1 / 8, 1 / 4, 1 / 4]),
+        (Mode.TOKEN_MEAN, [1 / 6] * 4),
+        (Mode.CONSTANT, [1 / 16, 1 / 16, 0, 1 / 16]),
+    ],
+)
+def test_weight_of_an_active_token_worked_by_hand(mode: Mode, expected: list[float]) -> None:
+    aggregation = Aggregation(mode, 4 if mode is Mode.CONSTANT else None)
+
+    assert weights.sample_weights(STEP, aggregation).tolist() == expected
+
+
+def test_worked_example_of_miles_1328() -> None:
+    """One sample, x = [1, 2, 3], all active: 6 / 4 with L = 4, and 2 as a token mean."""
+    step = Step.of([Sample(prompt_length=1, loss_mask=[1, 1, 1], group=0)])
+    losses = np.array([1.0, 2.0, 3.0])
+
+    assert weights.step_scalar(step, Aggregation(Mode.CONSTANT, 4), losses) == 1.5
+    assert weights.step_scalar(step, Aggregation(Mode.SAMPLE_MEAN), losses) == 2.0
+
+
+@pytest.mark.parametrize("aggregation", FOUR_MODES, ids=lambda a: a.mode)
+def test_inactive_tokens_weigh_nothing_and_their_losses_are_not_looked_at(
+    aggregation: Aggregation,
+) -> None:
+    losses = np.where(STEP.mask, 1.0, np.nan)
+
+    assert not weights.token_weights(STEP, aggregation)[~STEP.mask].any()
+    assert np.isfinite(weights.step_scalar(STEP, aggregation, losses))
+
+
+@pytest.mark.parametrize("aggregation", FOUR_MODES, ids=lambda a: a.mode)
+def test_step_without_active_tokens_weighs_nothing(aggregation: Aggregation) -> None:
+    step = Step.of([Sample(prompt_length=1, loss_mask=[0, 0], group=0)] * 2)
+
+    assert not weights.sample_weights(step, aggregation).any()
+    assert weights.step_scalar(step, aggregation, np.ones(4)) == 0
+
+
+@given(st.integers(1, 6), st.integers(1, 6), st.integers(1, 6))
+def test_means_coincide_where_lengths_are_equal(groups: int, size: int, length: int) -> None:
+    step = Step.of(
+        [
+            Sample(prompt_length=1, loss_mask=[1] * length, group=group)
+            for group in range(groups)
+            for _ in range(size)
+        ]
+    )
+    means = [
+        weights.token_weights(step, Aggregation(mode)).tolist()
+        for mode in (Mode.SAMPLE_MEAN, Mode.PROMPT_MEAN, Mode.TOKEN_MEAN)
+    ]
+
+    assert means[0] == means[1] == means[2]
+
+
+def test_conventions_change_what_counts_as_one() -> None:
+    step = Step.of(
+        [
+            Sample(prompt_length=1, loss_mask=[1], group=0, rollout=0),
+            Sample(prompt_length=1, loss_mask=[1, 1, 1], group=0, rollout=0),
+            Sample(prompt_length=1, loss_mask=[0], group=1, rollout=1),
+        ]
+    )
+    by_rollout = Conventions(sample_unit=SampleUnit.ROLLOUT)
+    without_empty = Conventions(empty_units=EmptyUnits.EXCLUDED)
+    mean = Aggregation(Mode.SAMPLE_MEAN)
+
+    assert weights.sample_weights(step, mean).tolist() == [1 / 3, 1 / 9, 0]
+    assert weights.sample_weights(step, mean, by_rollout).tolist() == [1 / 8, 1 / 8, 0]
+    assert weights.sample_weights(step, mean, without_empty).tolist() == [1 / 2, 1 / 6, 0]
