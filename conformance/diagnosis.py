@@ -138,8 +138,9 @@ def _denominator(evidence: Evidence) -> Diagnosis | None:
     """Tokens, samples or groups counted in another way."""
     for name, explanation, predicted in _wrong_counts(evidence):
         if evidence.matches(predicted):
-            observed, expected = 1 / evidence.observed, 1 / evidence.expected
-            worst = int(np.argmax(np.where(evidence.active, np.abs(observed - expected), -1)))
+            observed = 1 / evidence.observed[evidence.active]
+            expected = 1 / evidence.expected[evidence.active]
+            worst = int(np.abs(observed - expected).argmax())
             return Diagnosis(
                 name=name,
                 explanation=(

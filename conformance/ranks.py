@@ -32,7 +32,7 @@ START_LIMIT = 300.0
 """Seconds for importing a framework; on a cold disk SkyRL was seen to take 40."""
 
 GRACE = 3.0
-"""Seconds for the other ranks to answer once one has failed: most then wait for it in vain."""
+"""Seconds for the other ranks to answer once one failed or declined: most wait in vain then."""
 
 LOG_TAIL = 2000
 """Characters of a dead rank's output that a finding quotes."""
@@ -121,6 +121,11 @@ class RankPool:
         assert self._description is not None
         return self._description
 
+    def pids(self) -> list[int]:
+        """Process ids of the ranks, starting them if need be."""
+        self._start()
+        return [process.pid for process in self._processes if process.pid is not None]
+
     def run(self, job: Job) -> Ran | Declined | Crashed:
         """Run a job on the ranks of its layout.
 
@@ -155,6 +160,8 @@ class RankPool:
 
     def _gather(self, connections: list[Connection], limit: float) -> list[_Answer]:
         """Answers in the order in which they came, then the ranks that gave none."""
+        from conformance.rank import Declined
+
         deadline = time.monotonic() + limit
         pending = {connection: rank for rank, connection in enumerate(connections)}
         answers: list[_Answer] = []
@@ -167,7 +174,7 @@ class RankPool:
                 rank = pending.pop(connection)
                 reply = self._receive(connection, rank)
                 answers.append(_Answer(rank, reply))
-                if isinstance(reply, _Failure):
+                if isinstance(reply, (_Failure, Declined)):
                     deadline = min(deadline, time.monotonic() + GRACE)
         silence = [
             _Answer(rank, _Failure(f"rank {rank} gave no answer in {limit:g} s", is_cause=False))

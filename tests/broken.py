@@ -1,0 +1,121 @@
+"""Adapters with one defect each, named after it; `native` is what they would be without."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch.distributed as dist
+
+from adapters.contract import Layout, Refused, Unsupported
+from adapters.native import NativeAdapter
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from adapters.contract import Job, Observation, Rank
+    from reference.aggregation import Aggregation
+    from reference.step import Step
+
+
+class TwoLayouts(NativeAdapter):
+    """Not broken, but with less to run."""
+
+    def layouts(self) -> Sequence[Layout]:
+        return [Layout(), Layout(dp=2)]
+
+
+class Faulty(TwoLayouts):
+    """Fails on the last rank of a layout of two, in steps that start with a fully masked sample."""
+
+    def observe(self, job: Job, rank: Rank) -> Observation:
+        if rank.index == 1 and not job.steps[0].active_tokens[0]:
+            self.fail()
+        return super().observe(job, rank)
+
+    def fail(self) -> None:
+        raise NotImplementedError
+
+
+class Raising(Faulty):
+    def fail(self) -> None:
+        raise RuntimeError("no kernel image")
+
+
+class Exiting(Faulty):
+    def fail(self) -> None:
+        sys.exit("giving up")
+
+
+class Vanishing(Faulty):
+    def fail(self) -> None:
+        print("last words", file=sys.stderr, flush=True)
+        os._exit(7)
+
+
+class Killed(Faulty):
+    def fail(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Hanging(Faulty):
+    def fail(self) -> None:
+        time.sleep(600)
+
+
+class Deadlocked(Faulty):
+    """Waits in a collective of its own."""
+
+    def fail(self) -> None:
+        dist.barrier()
+        dist.barrier()
+
+
+class DecliningAlone(Faulty):
+    def fail(self) -> None:
+        raise Refused("not on this rank")
+
+
+class Declining(TwoLayouts):
+    """Lacks one mode and refuses another on every rank."""
+
+    def observe(self, job: Job, rank: Rank) -> Observation:
+        if job.aggregation.mode == "prompt_mean":
+            raise Unsupported("no prompt_mean")
+        if job.aggregation.mode == "constant":
+            raise Refused("ValueError: constant is out of fashion")
+        return super().observe(job, rank)
+
+
+class Unloadable(TwoLayouts):
+    def load(self, source: Path | None) -> None:
+        raise ImportError("No module named 'flash_attn'")
+
+
+class Disagreeing(TwoLayouts):
+    """Its last rank holds another gradient than the first."""
+
+    def observe(self, job: Job, rank: Rank) -> Observation:
+        observation = super().observe(job, rank)
+        factor = 1 + rank.index
+        return replace(observation, weights=tuple(factor * w for w in observation.weights))
+
+
+class OneTokenShort(TwoLayouts):
+    """Counts one token less than there are."""
+
+    def denominators(self, step: Step, aggregation: Aggregation) -> list[float]:
+        return [float(step.active_tokens.sum() - 1)] * step.size
+
+
+class Slow(TwoLayouts):
+    """Takes long enough to be interrupted."""
+
+    def observe(self, job: Job, rank: Rank) -> Observation:
+        time.sleep(0.5)
+        return super().observe(job, rank)

@@ -1,0 +1,209 @@
+"""Negative controls: the judge can fail, on the smallest mistake there is, and names it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from adapters.contract import Combine, Depth, Description, Job, Layout, Observation
+from conformance.judge import Judgement, judge_weights
+from conformance.report import Verdict
+from reference.aggregation import Aggregation, Mode
+from reference.rounding import weight_bound
+from reference.step import Sample, Step
+from reference.weights import token_weights
+
+STEP = Step.of(
+    [
+        Sample(prompt_length=1, loss_mask=[1] * active + [0] * inactive, group=group)
+        for active, inactive, group in [(3, 1, 0), (0, 2, 0), (5, 0, 1), (1, 3, 1), (2, 0, 2)]
+    ]
+)
+
+
+@dataclass(frozen=True)
+class Judge:
+    """Judges weights as if a framework had given them."""
+
+    mode: Mode = Mode.TOKEN_MEAN
+    step: Step = STEP
+    layout: Layout = Layout()
+    divisor: float = 40
+
+    @property
+    def aggregation(self) -> Aggregation:
+        return Aggregation(self.mode, self.divisor if self.mode is Mode.CONSTANT else None)
+
+    @property
+    def weights(self) -> np.ndarray:
+        return token_weights(self.step, self.aggregation)
+
+    def __call__(
+        self, *of_ranks: np.ndarray, combine: Combine = Combine.REPLICATED
+    ) -> Judgement:
+        job = Job(
+            steps=(self.step,),
+            aggregation=self.aggregation,
+            layout=self.layout,
+            depth=Depth.STEP,
+        )
+        observations = [Observation(weights=(w,), combine=combine) for w in of_ranks]
+        return judge_weights(job, observations, Description())
+
+
+@pytest.mark.parametrize("mode", Mode)
+def test_reference_itself_conforms_without_error(mode: Mode) -> None:
+    judge = Judge(mode)
+    judgement = judge(judge.weights)
+
+    assert judgement.verdict is Verdict.CONFORMS
+    assert judgement.error == 0
+
+
+@pytest.mark.parametrize("factor", [0.999, 1.001])
+def test_tolerance_is_the_derived_bound(factor: float) -> None:
+    judge = Judge()
+    judgement = judge(judge.weights * (1 + factor * weight_bound("float32")))
+
+    assert judgement.tolerance == weight_bound("float32")
+    assert judgement.verdict is (Verdict.CONFORMS if factor < 1 else Verdict.MISMATCH)
+
+
+def test_one_token_too_many_in_a_hundred_thousand_is_a_mismatch() -> None:
+    step = Step.of([Sample(prompt_length=1, loss_mask=[1] * 100_000, group=0)])
+    judge = Judge(step=step)
+    judgement = judge(np.full(100_000, np.float64(np.float32(1 / 99_999))))
+
+    assert judgement.verdict is Verdict.MISMATCH
+    assert judgement.error == pytest.approx(1 / 99_999, rel=0.01)
+
+
+@pytest.mark.parametrize(("name", "layout"), [("dp", Layout(dp=2)), ("cp", Layout(cp=2))])
+@pytest.mark.parametrize(("verb", "power"), [("divided", -1), ("multiplied", 1)])
+def test_factor_of_the_layout_is_named(name: str, layout: Layout, verb: str, power: int) -> None:
+    judge = Judge(layout=layout)
+    judgement = judge(judge.weights * 2.0**power)
+
+    assert judgement.error == abs(2.0**power - 1)
+    assert judgement.diagnosis is not None
+    assert judgement.diagnosis.name == f"{verb}_by_{name}"
+    assert judgement.diagnosis.numbers["ratio"] == 2.0**power
+    assert judgement.diagnosis.numbers[name] == 2
+
+
+@pytest.mark.parametrize(
+    ("asked", "given"),
+    [(a, b) for a in list(Mode)[:3] for b in list(Mode)[:3] if a is not b],
+)
+def test_weights_of_another_mode_are_named(asked: Mode, given: Mode) -> None:
+    judgement = Judge(asked)(Judge(given).weights)
+
+    assert judgement.diagnosis is not None
+    assert judgement.diagnosis.name == f"weights_of_{given}"
+
+
+def test_empty_sample_counted_as_a_token_is_named_with_its_numbers() -> None:
+    """Clamping every sample's count to 1 makes 12 tokens of 11."""
+    judge = Judge(Mode.TOKEN_MEAN)
+    diagnosis = judge(judge.weights * 11 / 12).diagnosis
+
+    assert diagnosis is not None
+    assert diagnosis.name == "empty_samples_counted"
+    assert diagnosis.numbers == pytest.approx({"denominator": 12, "expected_denominator": 11})
+
+
+def test_masked_tokens_in_the_denominator_are_named() -> None:
+    judge = Judge(Mode.SAMPLE_MEAN)
+    lengths = np.repeat(STEP.response_lengths, STEP.response_lengths)
+    diagnosis = judge(STEP.mask / (STEP.size * lengths)).diagnosis
+
+    assert diagnosis is not None
+    assert diagnosis.name == "masked_tokens_counted"
+
+
+def test_padding_in_the_denominator_is_named() -> None:
+    judge = Judge(Mode.SAMPLE_MEAN)
+    diagnosis = judge(STEP.mask / (STEP.size * 5.0)).diagnosis
+
+    assert diagnosis is not None
+    assert diagnosis.name == "padding_counted"
+
+
+def test_empty_samples_left_out_of_n_are_named() -> None:
+    judge = Judge(Mode.SAMPLE_MEAN)
+    diagnosis = judge(judge.weights * 5 / 4).diagnosis
+
+    assert diagnosis is not None
+    assert diagnosis.name == "sample_units_excluded"
+
+
+def test_hard_coded_divisor_is_named_with_its_value() -> None:
+    """Miles' pull request 1328: 1000 in the source, whatever was asked for."""
+    judge = Judge(Mode.CONSTANT, divisor=40_960)
+    diagnosis = judge(judge.weights * 40.96).diagnosis
+
+    assert diagnosis is not None
+    assert diagnosis.name == "other_divisor"
+    assert diagnosis.numbers["divisor"] == pytest.approx(1000)
+
+
+def test_what_nothing_explains_is_said_to_be_unexplained_with_its_pattern() -> None:
+    judge = Judge()
+    by_sample = np.repeat([1.1, 1.0, 1.3, 1.7, 1.9], STEP.response_lengths)
+    diagnosis = judge(judge.weights * by_sample).diagnosis
+
+    assert diagnosis is not None
+    assert diagnosis.name == "unexplained"
+    assert "one ratio per sample" in diagnosis.explanation
+    assert diagnosis.numbers == pytest.approx({"lowest_ratio": 1.1, "highest_ratio": 1.9})
+
+
+def test_weight_on_an_inactive_token_is_a_mismatch_however_small() -> None:
+    judge = Judge()
+    leaking = judge.weights
+    leaking[3] = 1e-30
+    judgement = judge(leaking)
+
+    assert judgement.verdict is Verdict.MISMATCH
+    assert judgement.diagnosis is not None
+    assert judgement.diagnosis.name == "inactive_tokens_weigh"
+    assert judgement.diagnosis.numbers == {"tokens": 1, "largest": 1e-30}
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_weight_that_is_not_finite_is_a_mismatch(value: float) -> None:
+    judge = Judge()
+    broken = judge.weights
+    broken[0] = value
+    judgement = judge(broken)
+
+    assert judgement.verdict is Verdict.MISMATCH
+    assert judgement.error is None
+    assert judgement.diagnosis is not None
+    assert judgement.diagnosis.name == "not_finite"
+
+
+def test_every_rank_is_judged_not_only_the_first() -> None:
+    judge = Judge(layout=Layout(dp=2))
+
+    assert judge(judge.weights, judge.weights * 2).verdict is Verdict.MISMATCH
+
+
+def test_contributions_are_put_together_as_the_train_step_would() -> None:
+    judge = Judge(layout=Layout(dp=2))
+    first = np.where(np.arange(len(judge.weights)) < 4, judge.weights, 0)
+    second = judge.weights - first
+
+    assert judge(first, second, combine=Combine.SUM).verdict is Verdict.CONFORMS
+    assert judge(2 * first, 2 * second, combine=Combine.MEAN).verdict is Verdict.CONFORMS
+    assert judge(first, second, combine=Combine.MEAN).error == 0.5
+
+
+def test_step_without_active_tokens_must_weigh_exactly_nothing() -> None:
+    step = Step.of([Sample(prompt_length=1, loss_mask=[0, 0], group=0)])
+    judge = Judge(step=step)
+
+    assert judge(np.zeros(2)).verdict is Verdict.CONFORMS
+    assert judge(np.array([0, 1e-9])).verdict is Verdict.MISMATCH

@@ -1,0 +1,111 @@
+"""The pool on adapters that fail in every way a framework can."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from adapters.contract import Depth, Job, Layout
+from adapters.native import NativeAdapter
+from conformance.rank import Declined
+from conformance.ranks import Crashed, Ran, RankPool, StartError
+from reference.aggregation import Aggregation, Mode
+from reference.step import Sample, Step
+from tests import broken
+
+if TYPE_CHECKING:
+    from adapters.contract import Adapter
+
+ACTIVE = Step.of([Sample(prompt_length=2, loss_mask=[1, 1], group=i) for i in range(2)])
+MASKED = Step.of([Sample(prompt_length=2, loss_mask=[i, i], group=i) for i in range(2)])
+
+
+def job(step: Step = ACTIVE, *, dp: int = 2, mode: Mode = Mode.TOKEN_MEAN) -> Job:
+    aggregation = Aggregation(mode, 4 if mode is Mode.CONSTANT else None)
+    return Job(steps=(step,), aggregation=aggregation, layout=Layout(dp=dp), depth=Depth.STEP)
+
+
+def test_serves_worlds_of_every_size_in_any_order_from_the_same_processes() -> None:
+    with RankPool(NativeAdapter(), None, size=4) as pool:
+        before = pool.pids()
+        outcomes = [pool.run(job(dp=dp)) for dp in (4, 1, 2, 2, 4)]
+
+        assert [len(o.observations) for o in outcomes if isinstance(o, Ran)] == [4, 1, 2, 2, 4]
+        assert pool.pids() == before
+    assert not any(is_alive(pid) for pid in before)
+
+
+@pytest.mark.parametrize(
+    ("adapter", "message"),
+    [
+        (broken.Raising(), "rank 1 raised\n.*RuntimeError: no kernel image"),
+        (broken.Exiting(), "rank 1 raised\n.*SystemExit: giving up"),
+        (broken.Vanishing(), "rank 1 exited with status 7\nlast words"),
+        (broken.Killed(), "rank 1 was killed by SIGKILL"),
+        (broken.DecliningAlone(), "not on this rank\n.one rank declined"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_failing_rank_is_named_with_its_cause_and_the_pool_goes_on(
+    adapter: Adapter, message: str
+) -> None:
+    with RankPool(adapter, None, size=2, time_limit=20) as pool:
+        start = time.monotonic()
+        outcome = pool.run(job(MASKED))
+        elapsed = time.monotonic() - start
+
+        assert isinstance(outcome, Crashed)
+        assert_matches(message, outcome.message)
+        assert elapsed < 15, "the others' wait was not cut short"
+        assert isinstance(pool.run(job(ACTIVE)), Ran)
+
+
+@pytest.mark.parametrize("adapter", [broken.Hanging(), broken.Deadlocked()], ids=lambda a: a.name)
+def test_rank_that_hangs_is_given_up_after_the_time_limit(adapter: Adapter) -> None:
+    with RankPool(adapter, None, size=2, time_limit=3) as pool:
+        outcome = pool.run(job(MASKED))
+
+        assert isinstance(outcome, Crashed)
+        assert "rank" in outcome.message
+        assert isinstance(pool.run(job(ACTIVE)), Ran)
+
+
+@pytest.mark.parametrize(
+    ("mode", "expected"),
+    [
+        (Mode.PROMPT_MEAN, Declined("unsupported", "no prompt_mean")),
+        (Mode.CONSTANT, Declined("refused", "ValueError: constant is out of fashion")),
+    ],
+)
+def test_what_all_ranks_decline_is_no_failure(mode: Mode, expected: Declined) -> None:
+    with RankPool(broken.Declining(), None, size=2) as pool:
+        before = pool.pids()
+
+        assert pool.run(job(mode=mode)) == expected
+        assert isinstance(pool.run(job()), Ran)
+        assert pool.pids() == before
+
+
+def test_framework_that_cannot_be_imported_is_said_so() -> None:
+    with (
+        RankPool(broken.Unloadable(), None, size=2) as pool,
+        pytest.raises(StartError, match=r"(?s)native cannot be loaded: .*No module named 'flash_"),
+    ):
+        pool.run(job())
+
+
+def assert_matches(pattern: str, text: str) -> None:
+    import re
+
+    assert re.search(pattern, text, re.DOTALL), text
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
