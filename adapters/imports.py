@@ -63,7 +63,8 @@ class _StandInModule(types.ModuleType):
     def __getattr__(self, name: str) -> type:
         if name.startswith("__"):
             raise AttributeError(name)
-        return type(name, (), {})
+        setattr(self, name, type(name, (), {}))
+        return getattr(self, name)
 
 
 class _StandInFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):

@@ -6,8 +6,10 @@ compared between runs holds no time stamps and no names of machines, and has one
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -17,7 +19,6 @@ from reference.aggregation import Conventions, Mode
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from pathlib import Path
 
 SCHEMA: Literal["rl-loss-conformance/report/1"] = "rl-loss-conformance/report/1"
 
@@ -163,10 +164,18 @@ class Report(Header):
 
 
 def _dump(document: object) -> str:
-    import json
-
     return json.dumps(document, indent=1, ensure_ascii=False) + "\n"
 
 
 def _in_order(counts: Counter[Verdict]) -> dict[Verdict, int]:
     return {verdict: counts[verdict] for verdict in Verdict if counts[verdict]}
+
+
+def write_schema() -> None:
+    """Publish the JSON Schema of `Report` beside this module."""
+    schema = Path(__file__).with_suffix(".schema.json")
+    schema.write_text(_dump(Report.model_json_schema()), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write_schema()

@@ -1,0 +1,62 @@
+"""Imports come from the source and nowhere else; stand-ins are empty."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from adapters.imports import WrongSourceError, import_from, stand_in
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture(autouse=True)
+def _clean_imports(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", sys.path.copy())
+    monkeypatch.setattr(sys, "meta_path", sys.meta_path.copy())
+
+
+def package(folder: Path, name: str) -> Path:
+    (folder / name).mkdir(parents=True)
+    (folder / name / "__init__.py").write_text(f"HOME = {str(folder)!r}\n")
+    return folder
+
+
+def test_source_precedes_what_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = package(tmp_path / "site", "toy_a")
+    source = package(tmp_path / "source", "toy_a")
+    monkeypatch.syspath_prepend(str(installed))
+
+    assert import_from("toy_a", [source]).HOME == str(source)
+
+
+def test_package_already_imported_from_elsewhere_is_noticed(tmp_path: Path) -> None:
+    first = package(tmp_path / "first", "toy_b")
+    second = package(tmp_path / "second", "toy_b")
+    import_from("toy_b", [first])
+
+    with pytest.raises(WrongSourceError, match="run each source in a process of its own"):
+        import_from("toy_b", [second])
+
+
+def test_missing_package_is_an_import_error(tmp_path: Path) -> None:
+    with pytest.raises(ModuleNotFoundError, match="toy_c"):
+        import_from("toy_c", [tmp_path])
+
+
+def test_stand_in_can_be_imported_and_subclassed_but_not_used() -> None:
+    assert stand_in(["toy_d", "json"]) == ["toy_d"]
+    module = importlib.import_module("toy_d.deep.inside")
+
+    class Derived(module.Base):
+        pass
+
+    assert issubclass(Derived, module.Base)
+    with pytest.raises(AttributeError):
+        Derived().compute()
+    with pytest.raises(AttributeError):
+        module.__wrapped__  # noqa: B018

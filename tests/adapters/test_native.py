@@ -1,0 +1,63 @@
+"""The parts of the example framework that the suite cannot see from outside."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from adapters.contract import Layout
+from adapters.native import SampleTensors, cut, pack, shard
+from adapters.probe import PADDING_ID
+
+
+def samples(*lengths: int) -> list[SampleTensors]:
+    starts = torch.tensor([1, *lengths]).cumsum(0).tolist()
+    return [
+        SampleTensors(
+            ids=torch.arange(start, start + length),
+            advantages=torch.ones(length),
+            mask=torch.ones(length, dtype=torch.bool),
+            denominator=float(length),
+        )
+        for start, length in zip(starts, lengths, strict=False)
+    ]
+
+
+@pytest.mark.parametrize("storage", ["thd", "bshd"])
+@pytest.mark.parametrize("cp", [1, 2, 4])
+def test_context_parallel_ranks_share_every_prediction_out_once(storage: str, cp: int) -> None:
+    micro_batch = samples(1, 2, 7, 16, 33)
+    layout = Layout(cp=cp, format=storage)  # type: ignore[arg-type]
+    labels = torch.cat([pack(micro_batch, layout, rank).labels.flatten() for rank in range(cp)])
+    predicted = torch.cat([sample.ids[1:] for sample in micro_batch])
+
+    assert sorted(labels[labels != PADDING_ID].tolist()) == predicted.tolist()
+
+
+def test_zigzag_pairs_first_and_last_chunk() -> None:
+    [of_first, of_second] = [
+        pack(samples(8), Layout(cp=2, format="thd"), rank).labels.tolist() for rank in range(2)
+    ]
+
+    assert of_first == [2, 3, 8, PADDING_ID]
+    assert of_second == [4, 5, 6, 7]
+
+
+@pytest.mark.parametrize("dp", [1, 2, 3, 5])
+def test_shards_partition_the_samples(dp: int) -> None:
+    batch = samples(*[2] * 5)
+
+    assert [sample for rank in range(dp) for sample in shard(batch, dp, rank)] == batch
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2, 5, "uneven"])
+def test_micro_batches_partition_the_samples(micro_batches: int | str) -> None:
+    batch = samples(*[2] * 5)
+    parts = cut(batch, micro_batches)
+
+    assert [sample for part in parts for sample in part] == batch
+    assert all(parts)
+
+
+def test_uneven_micro_batches_differ_in_size() -> None:
+    assert [len(part) for part in cut(samples(*[2] * 6), "uneven")] == [1, 2, 3]

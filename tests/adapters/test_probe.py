@@ -1,0 +1,41 @@
+"""The probe numbers tokens so that their weights can be read back exactly."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from adapters.probe import ADVANTAGES, ProbedBatch
+from conformance.strategies import steps
+from reference.step import Step
+
+
+@given(st.lists(steps(), min_size=1, max_size=3))
+def test_tokens_are_numbered_through_and_zero_is_left_for_padding(batch: list[Step]) -> None:
+    probed = ProbedBatch(tuple(batch))
+    ids = [
+        token
+        for sequence in zip(probed.prompts, probed.responses, strict=True)
+        for part in sequence
+        for token in part.tolist()
+    ]
+
+    assert ids == list(range(1, probed.probe_size))
+
+
+@given(st.lists(steps(), min_size=1, max_size=3), st.integers(0, 2**32 - 1))
+def test_weights_are_read_back_exactly(batch: list[Step], seed: int) -> None:
+    probed = ProbedBatch(tuple(batch))
+    size = sum(len(step.mask) for step in batch)
+    weights = np.random.default_rng(seed).random(size, np.float32)
+    gradient = np.zeros(probed.probe_size, np.float32)
+    gradient[np.concatenate(probed.responses)] = -weights * np.concatenate(probed.advantages)
+
+    assert probed.weights(gradient).tolist() == weights.tolist()
+    assert [len(part) for part in probed.split(weights)] == [len(step.mask) for step in batch]
+
+
+def test_advantages_are_signed_powers_of_two() -> None:
+    assert (np.abs(np.frexp(ADVANTAGES)[0]) == 0.5).all()
+    assert {-1.0, 1.0} <= set(np.sign(ADVANTAGES))

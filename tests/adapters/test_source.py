@@ -1,0 +1,167 @@
+"""Sources: found down to the commit, refused with the way out, never touched."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import platformdirs
+import pytest
+
+from adapters.native import NativeAdapter
+from adapters.source import SourceError, resolve
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+VERSION = Path("toyframework") / "__init__.py"
+
+
+class ToyAdapter(NativeAdapter):
+    name = "toy"
+    package = "toyframework"
+    tree = ("toyframework", "docs")
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "cache"
+    monkeypatch.setattr(platformdirs, "user_cache_path", lambda name: folder / name)
+    return folder
+
+
+@pytest.fixture
+def git(tmp_path: Path) -> Callable[..., str]:
+    """Runs git in a repository with two commits, a tag, a branch and a pull-request ref."""
+    repository = tmp_path / "checkout"
+    repository.mkdir()
+
+    def run(*arguments: str, cwd: Path = repository) -> str:
+        identity = ["-c", "user.name=Toy", "-c", "user.email=toy@example.org"]
+        command = ["git", *identity, *arguments]
+        return subprocess.run(
+            command, cwd=cwd, check=True, capture_output=True, text=True
+        ).stdout.strip()
+
+    run("init", "--initial-branch=main")
+    (repository / VERSION).parent.mkdir()
+    for number in (1, 2):
+        (repository / VERSION).write_text(f"VERSION = {number}\n")
+        run("add", ".")
+        run("commit", "-m", f"version {number}")
+    run("tag", "v1", "HEAD~1")
+    run("branch", "odd@name", "HEAD~1")
+    run("update-ref", "refs/pull/7/head", "HEAD~1")
+    return run
+
+
+@pytest.fixture
+def checkout(git: Callable[..., str], tmp_path: Path) -> Path:
+    return tmp_path / "checkout"
+
+
+def test_checkout_is_taken_as_it_is(checkout: Path, git: Callable[..., str]) -> None:
+    source = resolve(ToyAdapter(), str(checkout))
+
+    assert source.kind == "checkout"
+    assert source.path == checkout
+    assert source.revision == git("rev-parse", "HEAD")
+    assert not source.dirty
+
+
+@pytest.mark.parametrize("change", ["edited", "added"])
+def test_checkout_with_uncommitted_changes_is_said_to_be_dirty(checkout: Path, change: str) -> None:
+    file = checkout / (VERSION if change == "edited" else "new.py")
+    file.write_text("VERSION = 3\n")
+
+    assert resolve(ToyAdapter(), str(checkout)).dirty
+
+
+@pytest.mark.parametrize("ref", ["v1", "main~1", "refs/pull/7/head", "odd@name"])
+@pytest.mark.parametrize("bare", [False, True])
+def test_any_ref_is_extracted_by_commit(
+    checkout: Path, git: Callable[..., str], ref: str, bare: bool, tmp_path: Path
+) -> None:
+    repository = checkout
+    if bare:
+        repository = tmp_path / "bare.git"
+        git("clone", "--mirror", str(checkout), str(repository))
+    first = git("rev-parse", "HEAD~1")
+    before = snapshot(repository)
+
+    source = resolve(ToyAdapter(), f"{repository}@{ref}")
+
+    assert (source.kind, source.revision, source.ref) == ("git", first, ref)
+    assert source.path is not None
+    assert (source.path / VERSION).read_text() == "VERSION = 1\n"
+    assert snapshot(repository) == before
+
+
+def test_extracted_commit_is_used_again(checkout: Path) -> None:
+    first = resolve(ToyAdapter(), f"{checkout}@v1").path
+    assert first is not None
+    (first / "mark").touch()
+
+    assert resolve(ToyAdapter(), f"{checkout}@v1").path == first
+    assert (first / "mark").exists()
+
+
+def test_folder_with_an_at_sign_is_a_folder(checkout: Path) -> None:
+    renamed = checkout.rename(checkout.with_name("check@out"))
+
+    assert resolve(ToyAdapter(), str(renamed)).path == renamed
+    assert resolve(ToyAdapter(), f"{renamed}@v1").ref == "v1"
+
+
+@pytest.mark.parametrize(
+    "ref", ["nonsense", "--upload-pack=touch x", "-h", "", "v1; touch x", "HEAD:toyframework"]
+)
+def test_ref_that_is_no_commit_is_refused(checkout: Path, ref: str) -> None:
+    with pytest.raises(SourceError, match=r"has no commit '.*'; name a commit, tag, branch"):
+        resolve(ToyAdapter(), f"{checkout}@{ref}")
+
+
+def test_folder_that_does_not_exist_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="there is no such folder; give PATH or PATH@REF"):
+        resolve(ToyAdapter(), str(tmp_path / "nowhere"))
+
+
+def test_folder_that_is_no_checkout_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="is no git checkout; clone the framework"):
+        resolve(ToyAdapter(), str(tmp_path))
+
+
+def test_checkout_of_something_else_is_refused(checkout: Path, git: Callable[..., str]) -> None:
+    git("mv", "toyframework", "other")
+    git("commit", "-m", "renamed")
+
+    with pytest.raises(SourceError, match="holds no package 'toyframework'"):
+        resolve(ToyAdapter(), str(checkout))
+    with pytest.raises(SourceError, match="holds no package 'toyframework'"):
+        resolve(ToyAdapter(), f"{checkout}@main")
+
+
+def test_framework_neither_installed_nor_given_is_refused() -> None:
+    class NotInstalled(ToyAdapter):
+        distribution = "rl-loss-conformance-toy"
+
+    with pytest.raises(SourceError, match=r"is not installed; pip install .* or give --source"):
+        resolve(NotInstalled(), None)
+    with pytest.raises(SourceError, match="toy is on no package registry; give --source"):
+        resolve(ToyAdapter(), None)
+
+
+def test_adapter_without_a_framework_takes_no_source(tmp_path: Path) -> None:
+    assert resolve(NativeAdapter(), None).kind == "builtin"
+    with pytest.raises(SourceError, match="native has no source of its own"):
+        resolve(NativeAdapter(), str(tmp_path))
+
+
+def snapshot(folder: Path) -> dict[Path, tuple[int, bytes]]:
+    """Content and modification time of every file."""
+    return {
+        path: (path.stat().st_mtime_ns, path.read_bytes())
+        for path in folder.rglob("*")
+        if path.is_file()
+    }

@@ -1,0 +1,149 @@
+"""Nothing that was found is lost, and no reader ever meets half a report."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+from pydantic import ValidationError
+
+from adapters.contract import Depth, Layout
+from conformance.journal import Journal, ReportPathError, recover
+from conformance.report import (
+    Environment,
+    Finding,
+    Header,
+    Provenance,
+    Report,
+    Selection,
+    Verdict,
+)
+from reference.aggregation import DEFAULT_CONVENTIONS, Mode
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+HEADER = Header(
+    adapter="toy",
+    engine="torch",
+    source=Provenance(kind="builtin", revision=None, version="1", ref=None, dirty=False),
+    environment=Environment(
+        python="3", torch="2", backend="gloo", device="cpu", platform="L", dependencies={}, stand_ins=[]
+    ),
+    conventions=DEFAULT_CONVENTIONS,
+)
+
+
+def finding(case: str, verdict: Verdict = Verdict.CONFORMS) -> Finding:
+    return Finding(
+        id=f"weights/token_mean/{case}/dp1-cp1-mb1-bshd",
+        check="weights",
+        mode=Mode.TOKEN_MEAN,
+        case=case,
+        layout=Layout(),
+        depth=Depth.STEP,
+        verdict=verdict,
+        error=1 / 3,
+        tolerance=1e-6,
+    )
+
+
+def test_finished_journal_becomes_a_report_in_one_order(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "report.json"
+    journal = Journal(path)
+    journal.begin(HEADER)
+    for case in ("b", "a"):
+        journal.add(finding(case))
+    report = journal.finish(Selection(selected=2, deselected=1))
+
+    assert Report.load(path) == report
+    assert [f.case for f in report.findings] == ["a", "b"]
+    assert report.complete
+    assert os.listdir(path.parent) == ["report.json"]
+
+
+def test_run_stopped_early_leaves_an_incomplete_report(tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    journal = Journal(path)
+    journal.begin(HEADER)
+    journal.add(finding("a"))
+    journal.finish(Selection(selected=2, deselected=0))
+
+    assert not Report.load(path).complete
+
+
+def test_run_that_found_nothing_leaves_what_was_there(tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    path.write_text("older")
+
+    assert Journal(path).finish(Selection(selected=0, deselected=0)) is None
+    assert path.read_text() == "older"
+
+
+@pytest.mark.parametrize("torn", [0, 1, 40])
+def test_journal_of_a_killed_run_is_recovered_up_to_the_finding_in_flight(
+    tmp_path: Path, torn: int
+) -> None:
+    path = tmp_path / "report.json"
+    journal = Journal(path)
+    journal.begin(HEADER)
+    journal.add(finding("a"))
+    journal.add(finding("b"))
+    [file] = tmp_path.iterdir()
+    file.write_bytes(file.read_bytes()[: -torn or None])
+
+    report = recover(path)
+
+    assert report is not None
+    assert not report.complete
+    assert [f.case for f in report.findings] == (["a"] if torn > 1 else ["a", "b"])
+    assert Report.load(path) == report
+    assert recover(path) is None
+
+
+def test_next_run_recovers_first(tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    killed = Journal(path)
+    killed.begin(HEADER)
+    killed.add(finding("a"))
+
+    Journal(path)
+
+    assert len(Report.load(path).findings) == 1
+
+
+@pytest.mark.parametrize("spoil", ["file in the way", "a folder"])
+def test_path_that_cannot_be_written_is_refused_at_once(tmp_path: Path, spoil: str) -> None:
+    if spoil == "a folder":
+        path = tmp_path
+    else:
+        (tmp_path / "file").touch()
+        path = tmp_path / "file" / "report.json"
+
+    with pytest.raises(ReportPathError, match=r"no report can be written to .* --report=FILE"):
+        Journal(path)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda text: text[: len(text) // 2], "Invalid JSON: EOF"),
+        (lambda text: text.replace("/report/1", "/report/9"), "schema"),
+        (lambda text: text.replace('"conforms"', '"fine"', 1), "findings.0.verdict"),
+        (lambda text: json.dumps({"hello": "world"}), "hello"),
+    ],
+)
+def test_file_that_is_no_report_is_refused_with_the_field_that_is_wrong(
+    tmp_path: Path, spoil: object, message: str
+) -> None:
+    path = tmp_path / "report.json"
+    journal = Journal(path)
+    journal.begin(HEADER)
+    journal.add(finding("a"))
+    journal.finish(Selection(selected=1, deselected=0))
+    path.write_text(spoil(path.read_text()))  # type: ignore[operator]
+
+    with pytest.raises(ValidationError, match=message):
+        Report.load(path)

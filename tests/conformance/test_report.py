@@ -1,0 +1,52 @@
+"""The published schema is the models' own, and describes real reports."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import jsonschema
+
+import conformance
+from conformance.report import Report, Selection, Summary, Verdict
+from conformance.summary import summary_lines
+from reference.aggregation import Mode
+from tests.conformance.test_journal import HEADER, finding
+
+SCHEMA = Path(conformance.__file__).parent / "report.schema.json"
+
+
+def test_published_schema_is_up_to_date() -> None:
+    """Renew it with `python -m conformance.report`."""
+    assert json.loads(SCHEMA.read_text()) == Report.model_json_schema()
+
+
+def test_report_satisfies_the_published_schema() -> None:
+    report = Report.assemble(HEADER, [finding("a")], Selection(selected=1, deselected=0))
+
+    jsonschema.validate(json.loads(report.to_json()), json.loads(SCHEMA.read_text()))
+
+
+def test_report_reads_back_as_it_was_written() -> None:
+    report = Report.assemble(HEADER, [finding("a")], Selection(selected=1, deselected=0))
+
+    assert Report.model_validate_json(report.to_json()) == report
+
+
+def test_summary_counts_by_verdict_and_mode() -> None:
+    findings = [finding("a"), finding("b"), finding("c", Verdict.CRASHED)]
+    summary = Summary.of(findings)
+
+    assert summary.verdicts == {Verdict.CONFORMS: 2, Verdict.CRASHED: 1}
+    assert summary.modes == {Mode.TOKEN_MEAN: {Verdict.CONFORMS: 2, Verdict.CRASHED: 1}}
+
+
+def test_terminal_summary_shows_verdicts_by_mode_and_layout_and_a_line_for_what_is_wrong() -> None:
+    findings = [finding("a"), finding("b", Verdict.MISMATCH)]
+    report = Report.assemble(HEADER, findings, Selection(selected=3, deselected=0))
+    text = "\n".join(summary_lines(report))
+
+    assert "dp1-cp1-mb1-bshd  1 ok, 1 MISMATCH" in text
+    assert "MISMATCH weights/token_mean/b/dp1-cp1-mb1-bshd" in text
+    assert "1 conforms, 1 mismatch" in text
+    assert "stopped before the end" in text
