@@ -138,21 +138,18 @@ def _denominator(evidence: Evidence) -> Diagnosis | None:
     """Tokens, samples or groups counted in another way."""
     for name, explanation, predicted in _wrong_counts(evidence):
         if evidence.matches(predicted):
-            observed = 1 / evidence.observed[evidence.active]
-            expected = 1 / evidence.expected[evidence.active]
-            worst = int(np.abs(observed - expected).argmax())
-            return Diagnosis(
-                name=name,
-                explanation=(
-                    f"{explanation}: a token is divided by {observed[worst]:.10g}"
-                    f" instead of {expected[worst]:.10g}"
-                ),
-                numbers={
-                    "denominator": float(observed[worst]),
-                    "expected_denominator": float(expected[worst]),
-                },
-            )
+            words, numbers = _denominators(evidence)
+            return Diagnosis(name=name, explanation=f"{explanation}: {words}", numbers=numbers)
     return None
+
+
+def _denominators(evidence: Evidence) -> tuple[str, dict[str, float]]:
+    """What the token that is most off was divided by, and what it should have been."""
+    worst = int(np.abs(evidence.ratios - 1).argmax())
+    expected = float(1 / evidence.expected[evidence.active][worst])
+    observed = expected / float(evidence.ratios[worst])
+    words = f"a token is divided by {observed:.7g} instead of {expected:.7g}"
+    return words, {"denominator": observed, "expected_denominator": expected}
 
 
 def _wrong_counts(evidence: Evidence) -> Iterator[tuple[str, str, NDArray[np.float64]]]:
@@ -210,16 +207,19 @@ def _unexplained(evidence: Evidence) -> Diagnosis:
     if not ratios.size:
         return Diagnosis(name="unexplained", explanation="no token is active, and some weigh")
     low, high = float(ratios.min()), float(ratios.max())
-    pattern = "the same for all tokens" if evidence.common_ratio else _pattern(evidence)
+    ratio = f"{low:.7g}" if evidence.common_ratio else f"{low:.7g} to {high:.7g}"
+    words, numbers = _denominators(evidence) if ratios.all() else ("some weights are 0", {})
     return Diagnosis(
         name="unexplained",
-        explanation=f"weights are {low:.7g} to {high:.7g} times the expected ones, {pattern}",
-        numbers={"lowest_ratio": low, "highest_ratio": high},
+        explanation=f"weights are {ratio} times the expected ones, {_pattern(evidence)}; {words}",
+        numbers={"lowest_ratio": low, "highest_ratio": high} | numbers,
     )
 
 
 def _pattern(evidence: Evidence) -> str:
     """Over what the ratios are constant."""
+    if evidence.common_ratio:
+        return "the same for all tokens"
     sample = np.repeat(np.arange(evidence.step.size), evidence.step.response_lengths)
     for name, unit in (("group", evidence.step.groups[sample]), ("sample", sample)):
         of_active = unit[evidence.active]

@@ -157,7 +157,18 @@ def test_what_nothing_explains_is_said_to_be_unexplained_with_its_pattern() -> N
     assert diagnosis is not None
     assert diagnosis.name == "unexplained"
     assert "one ratio per sample" in diagnosis.explanation
-    assert diagnosis.numbers == pytest.approx({"lowest_ratio": 1.1, "highest_ratio": 1.9})
+    assert diagnosis.numbers["lowest_ratio"] == pytest.approx(1.1)
+    assert diagnosis.numbers["highest_ratio"] == pytest.approx(1.9)
+
+
+def test_unexplained_denominator_is_given_with_the_right_one() -> None:
+    judge = Judge()
+    diagnosis = judge(judge.weights * 11 / 10.5).diagnosis
+
+    assert diagnosis is not None
+    assert "the same for all tokens; a token is divided by 10.5 instead of 11" in (
+        diagnosis.explanation
+    )
 
 
 def test_weight_on_an_inactive_token_is_a_mismatch_however_small() -> None:

@@ -1,0 +1,83 @@
+"""Runs pytest as a user does, in a process and folder of its own, with broken adapters installed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests import broken
+
+ROOT = Path(__file__).parents[1]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a finished run left."""
+
+    status: int
+    output: str
+    report_path: Path
+
+    @property
+    def report(self) -> dict[str, Any]:
+        """The report, as any reader of JSON would have it."""
+        document: dict[str, Any] = json.loads(self.report_path.read_text())
+        return document
+
+    @property
+    def findings(self) -> bytes:
+        """The findings as bytes, to compare runs."""
+        return json.dumps(self.report["findings"]).encode()
+
+
+def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    """Start ``pytest`` in a folder where every class of `tests.broken` is an adapter."""
+    _install_broken_adapters(folder / "site")
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(folder / "site"), str(ROOT)])}
+    return subprocess.Popen(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments],
+        cwd=folder,
+        env={k: v for k, v in environment.items() if not k.startswith(("PYTEST_", "_RL_LOSS"))},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def finish(process: subprocess.Popen[str], folder: Path, adapter: str) -> Result:
+    """Wait for a run to end."""
+    output, _ = process.communicate(timeout=180)
+    return Result(process.returncode, output, folder / "reports" / "latest" / f"{adapter}.json")
+
+
+def run(folder: Path, adapter: str, *arguments: str) -> Result:
+    """Run ``pytest --adapter=ADAPTER …`` to its end."""
+    return finish(start(folder, f"--adapter={adapter}", *arguments), folder, adapter)
+
+
+def interrupt(process: subprocess.Popen[str], sign: signal.Signals) -> None:
+    """Signal all of a run's processes, as a terminal does on Ctrl-C."""
+    os.killpg(process.pid, sign)
+
+
+def _install_broken_adapters(site: Path) -> None:
+    """Declare them as an installed distribution would, by entry points."""
+    info = site / "broken-1.0.dist-info"
+    info.mkdir(parents=True, exist_ok=True)
+    names = [
+        name
+        for name, value in vars(broken).items()
+        if isinstance(value, type) and value.__module__ == broken.__name__
+    ]
+    lines = [f"{name.lower()} = tests.broken:{name}" for name in names]
+    (info / "entry_points.txt").write_text(
+        "[rl_loss_conformance.adapters]\n" + "\n".join(lines) + "\n"
+    )
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1.0\n")

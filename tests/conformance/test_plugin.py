@@ -1,0 +1,196 @@
+"""What a user at a terminal sees: runs of pytest in processes of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+
+from adapters import native, skyrl  # noqa: F401 - torch does not survive a second import
+from tests import command
+
+ONE_CASE = ("-k", "uneven_lengths")
+
+
+def test_run_prints_the_summary_and_writes_the_report(tmp_path: Path) -> None:
+    result = command.run(tmp_path, "native", "--layout=dp2-cp2-mb2-thd")
+
+    assert result.status == 0, result.output
+    assert "native 0.1.0, engine torch, depth step, cpu/gloo" in result.output
+    assert "dp2-cp2-mb2-thd  10 ok        10 ok        10 ok       10 ok" in result.output
+    report = result.report
+    assert report["complete"]
+    assert report["summary"]["verdicts"] == {"conforms": 40}
+    assert report["selection"] == {"selected": 40, "deselected": 0}
+    assert {finding["depth"] for finding in report["findings"]} == {"step"}
+    assert str(tmp_path) not in result.report_path.read_text()
+
+
+def test_every_finding_is_a_test_that_pytest_options_apply_to(tmp_path: Path) -> None:
+    name = "weights/token_mean/one_token/dp1-cp1-mb1-bshd"
+    listing = command.run(tmp_path, "twolayouts", "--collect-only", "-q", "-k", name)
+    result = command.run(tmp_path, "twolayouts", "-k", name, "--junitxml=junit.xml")
+
+    assert f"test_finding[{name}]" in listing.output
+    assert not listing.report_path.exists() or listing.report["findings"]
+    assert [finding["id"] for finding in result.report["findings"]] == [name]
+    assert result.report["selection"] == {"selected": 1, "deselected": 79}
+    [case] = ET.parse(tmp_path / "junit.xml").iter("testcase")
+    assert case.attrib["name"] == f"test_finding[{name}]"
+
+
+def test_mismatch_fails_names_the_denominator_and_stops_at_x(tmp_path: Path) -> None:
+    result = command.run(tmp_path, "onetokenshort", "--modes=token_mean", "-x", *ONE_CASE)
+
+    assert result.status == 1
+    assert "a token is divided by 34 instead of 35 [unexplained]" in result.output
+    [finding] = result.report["findings"]
+    assert finding["verdict"] == "mismatch"
+    assert finding["error"] == pytest.approx(1 / 34, rel=1e-5)
+    assert finding["diagnosis"]["name"] == "unexplained"
+    assert not result.report["complete"]
+    assert "MISMATCH weights/token_mean/uneven_lengths/dp1-cp1-mb1-bshd" in result.output
+
+
+def test_unsupported_is_skipped_counted_and_shown(tmp_path: Path) -> None:
+    result = command.run(tmp_path, "declining", "--layout=dp1-cp1-mb1-bshd", *ONE_CASE)
+
+    assert result.report["summary"]["modes"]["prompt_mean"] == {"unsupported": 1}
+    assert "unsupported (1): no prompt_mean" in result.output
+    assert "1 skipped" in result.output
+
+
+def test_refusal_of_an_ordinary_step_is_a_mismatch_in_the_frameworks_words(tmp_path: Path) -> None:
+    result = command.run(tmp_path, "declining", "--modes=constant", *ONE_CASE)
+
+    assert result.status == 1
+    assert {f["verdict"] for f in result.report["findings"]} == {"mismatch"}
+    assert {f["message"] for f in result.report["findings"]} == {
+        "ValueError: constant is out of fashion"
+    }
+
+
+def test_crash_is_a_finding_and_the_run_goes_on(tmp_path: Path) -> None:
+    result = command.run(
+        tmp_path, "raising", "--modes=token_mean", "-k", "fully_masked_group or one_token"
+    )
+
+    verdicts = {f["id"].split("/", 2)[2]: f["verdict"] for f in result.report["findings"]}
+    assert verdicts == {
+        "fully_masked_group/dp1-cp1-mb1-bshd": "conforms",
+        "fully_masked_group/dp2-cp1-mb1-bshd": "conforms",
+        "one_token/dp1-cp1-mb1-bshd": "conforms",
+        "one_token/dp2-cp1-mb1-bshd": "crashed",
+    }
+    assert "RuntimeError: no kernel image" in result.output
+    assert result.report["complete"]
+
+
+def test_framework_that_cannot_be_imported_ends_the_run(tmp_path: Path) -> None:
+    result = command.run(tmp_path, "unloadable")
+
+    assert result.status == pytest.ExitCode.USAGE_ERROR
+    assert "cannot be loaded" in result.output
+    assert "No module named 'flash_attn'" in result.output
+
+
+def test_workers_find_the_same_byte_for_byte_and_so_does_another_run(tmp_path: Path) -> None:
+    first = command.run(tmp_path, "twolayouts").findings
+    second = command.run(tmp_path, "twolayouts").findings
+    shared = command.run(tmp_path, "twolayouts", "-n", "2")
+
+    assert first == second == shared.findings
+    assert shared.report["complete"]
+
+
+@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGKILL], ids=lambda sign: sign.name)
+def test_stopped_run_keeps_its_findings_and_leaves_no_process(
+    tmp_path: Path, sign: signal.Signals
+) -> None:
+    process = command.start(tmp_path, "--adapter=slow", "--modes=token_mean")
+    journal = tmp_path / "reports" / "latest" / "slow.json.journal"
+    wait_for(lambda: journal.exists() and journal.read_bytes().count(b"\n") >= 3)
+    ranks = processes_of_session(process.pid)
+    if sign is signal.SIGKILL:
+        process.kill()
+    else:
+        command.interrupt(process, sign)
+    result = command.finish(process, tmp_path, "slow")
+    if sign is signal.SIGKILL:
+        command.run(tmp_path, "slow", "--collect-only", "-q")
+
+    assert len(ranks) >= 4, "the run, its fork server and two ranks"
+    assert not result.report["complete"]
+    assert 2 <= len(result.report["findings"]) < 20
+    assert not journal.exists()
+    wait_for(lambda: not processes_of_session(process.pid))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--adapter=verl"], r"adapter 'verl' is unknown; installed are .*native, .*skyrl"),
+        (["--adapter=native", "--engine=jax"], "engine 'jax' is none of native's"),
+        (["--adapter=native", "--source=/"], "native has no source of its own"),
+        (["--adapter=skyrl", "--source=/nowhere"], "source '/nowhere': there is no such folder"),
+        (["--adapter=skyrl", "--source=/tmp"], "/tmp is no git checkout"),
+        (["--adapter=skyrl", f"--source={command.ROOT}"], "holds no package 'skyrl'"),
+        (["--adapter=skyrl", f"--source={command.ROOT}@v99"], "has no commit 'v99'"),
+        (["--adapter=native", "--modes=median"], "mode 'median' is unknown"),
+        (["--adapter=native", "--modes=constant:0"], "divisor 0.0 is not a positive finite number"),
+        (["--adapter=native", "--modes=constant:-1"], "divisor -1.0 is not a positive finite"),
+        (["--adapter=native", "--modes=constant:nan"], "divisor nan is not a positive finite"),
+        (["--adapter=native", "--modes=constant:inf"], "divisor inf is not a positive finite"),
+        (["--adapter=native", "--modes=constant:True"], "divisor 'True' of 'constant:True' is not"),
+        (["--adapter=native", "--modes=token_mean:4"], "only constant divides by one"),
+        (["--adapter=native", "--depth=hull"], "depth 'hull' is unknown; choose reducer or loss"),
+        (["--adapter=native", "--layout=dp2"], "layout 'dp2' is not of the form"),
+        (
+            ["--adapter=native", "--layout=dp4-cp1-mb1-thd", "--max-ranks=2"],
+            "layout dp4-cp1-mb1-thd takes 4 ranks and --max-ranks is 2; raise --max-ranks to 4",
+        ),
+        (["--adapter=native", "--max-ranks=0"], "--max-ranks is 0; at least one rank is needed"),
+        (["--adapter=native", "--time-limit=0"], "--time-limit is 0 s; give more than 0"),
+        (["--adapter=native", "--report=/dev/null/x.json"], "no report can be written to /dev/nul"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_bad_input_is_refused_before_any_rank_starts(
+    pytester: pytest.Pytester, arguments: list[str], message: str
+) -> None:
+    result = pytester.runpytest_inprocess(*arguments)
+
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.re_match_lines([f"ERROR: .*{message}"])
+    assert not list(pytester.path.glob("reports/**/*.json"))
+
+
+def test_plugin_is_silent_where_nobody_asks_for_it(tmp_path: Path) -> None:
+    (tmp_path / "test_one.py").write_text("def test_one(): pass\n")
+    process = command.start(tmp_path, "test_one.py")
+    output, _ = process.communicate(timeout=60)
+
+    assert process.returncode == 0
+    assert "conformance" not in output.replace("rl-loss-conformance", "")
+    assert not (tmp_path / "reports").exists()
+
+
+def processes_of_session(session: int) -> list[int]:
+    listing = subprocess.run(
+        ["ps", "-eo", "pid=,sess=,stat="], capture_output=True, text=True, check=True
+    ).stdout
+    rows = [line.split() for line in listing.splitlines()]
+    return [int(pid) for pid, of, state in rows if int(of) == session and state[0] != "Z"]
+
+
+def wait_for(condition: object, seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():  # type: ignore[operator]
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
