@@ -141,7 +141,8 @@ class _Controller:
         self._config = config
         self._recorder: Recorder | None = None
         self._report: Report | None = None
-        self._start = time.perf_counter()
+        self._start = time.time()
+        self._first_finding: float | None = None
 
     def recorder(self) -> Recorder:
         """The recorder of this run, made when first needed."""
@@ -168,6 +169,7 @@ class _Controller:
         """Record a finding as soon as it is made."""
         parcel: Parcel | None = getattr(report, ATTRIBUTE, None)
         if parcel is not None:
+            self._first_finding = self._first_finding or report.start
             self.recorder().record(parcel)
 
     def pytest_sessionfinish(self) -> None:
@@ -184,10 +186,10 @@ class _Controller:
         terminalreporter.section("conformance")
         for line in summary_lines(self._report):
             terminalreporter.line(line)
-        seconds = time.perf_counter() - self._start
-        inside = self._recorder.framework_seconds
+        first = self._first_finding or self._start
         terminalreporter.line(
-            f"{seconds:.1f} s, of which {inside:.1f} s in the framework's own code"
+            f"{first - self._start:.1f} s to start, {time.time() - first:.1f} s to run, of which"
+            f" {self._recorder.framework_seconds:.1f} s in the framework's own code"
         )
         terminalreporter.line(f"report: {self._recorder.settings.report}")
 

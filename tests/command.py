@@ -1,4 +1,4 @@
-"""Runs pytest as a user does, in a process and folder of its own, with broken adapters installed."""
+"""Runs pytest as a user does, in its own process and folder, with broken adapters installed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests import broken
+from tests import broken, broken_skyrl
 
 ROOT = Path(__file__).parents[1]
 
@@ -71,12 +71,12 @@ def _install_broken_adapters(site: Path) -> None:
     """Declare them as an installed distribution would, by entry points."""
     info = site / "broken-1.0.dist-info"
     info.mkdir(parents=True, exist_ok=True)
-    names = [
-        name
-        for name, value in vars(broken).items()
-        if isinstance(value, type) and value.__module__ == broken.__name__
+    lines = [
+        f"{name.lower()} = {module.__name__}:{name}"
+        for module in (broken, broken_skyrl)
+        for name, value in vars(module).items()
+        if isinstance(value, type) and value.__module__ == module.__name__
     ]
-    lines = [f"{name.lower()} = tests.broken:{name}" for name in names]
     (info / "entry_points.txt").write_text(
         "[rl_loss_conformance.adapters]\n" + "\n".join(lines) + "\n"
     )

@@ -8,12 +8,16 @@ from adapters.contract import InvalidEngineError, InvalidLayoutError, Layout
 from adapters.native import NativeAdapter
 
 
-@pytest.mark.parametrize("text", ["dp1-cp1-mb1-bshd", "dp4-cp2-mbuneven-thd", "dp2-cp1-mbtokens-thd"])
+@pytest.mark.parametrize(
+    "text", ["dp1-cp1-mb1-bshd", "dp4-cp2-mbuneven-thd", "dp2-cp1-mbtokens-thd"]
+)
 def test_layout_reads_what_it_writes(text: str) -> None:
     assert str(Layout.parse(text)) == text
 
 
-@pytest.mark.parametrize("text", ["dp2", "dp2-cp1-mbodd-thd", "dp2-cp1-mb2-sbhd", "dp-1-cp1-mb1-thd"])
+@pytest.mark.parametrize(
+    "text", ["dp2", "dp2-cp1-mbodd-thd", "dp2-cp1-mb2-sbhd", "dp-1-cp1-mb1-thd"]
+)
 def test_layout_of_another_form_is_refused(text: str) -> None:
     with pytest.raises(InvalidLayoutError, match="is not of the form dp2-cp1-mb2-thd"):
         Layout.parse(text)

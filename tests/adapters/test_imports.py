@@ -31,7 +31,7 @@ def test_source_precedes_what_is_installed(tmp_path: Path, monkeypatch: pytest.M
     source = package(tmp_path / "source", "toy_a")
     monkeypatch.syspath_prepend(str(installed))
 
-    assert import_from("toy_a", [source]).HOME == str(source)
+    assert str(source) == import_from("toy_a", [source]).HOME
 
 
 def test_package_already_imported_from_elsewhere_is_noticed(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from typing import TYPE_CHECKING
 
 import pytest
@@ -30,7 +29,13 @@ HEADER = Header(
     engine="torch",
     source=Provenance(kind="builtin", revision=None, version="1", ref=None, dirty=False),
     environment=Environment(
-        python="3", torch="2", backend="gloo", device="cpu", platform="L", dependencies={}, stand_ins=[]
+        python="3",
+        torch="2",
+        backend="gloo",
+        device="cpu",
+        platform="L",
+        dependencies={},
+        stand_ins=[],
     ),
     conventions=DEFAULT_CONVENTIONS,
 )
@@ -61,7 +66,7 @@ def test_finished_journal_becomes_a_report_in_one_order(tmp_path: Path) -> None:
     assert Report.load(path) == report
     assert [f.case for f in report.findings] == ["a", "b"]
     assert report.complete
-    assert os.listdir(path.parent) == ["report.json"]
+    assert list(path.parent.iterdir()) == [path]
 
 
 def test_run_stopped_early_leaves_an_incomplete_report(tmp_path: Path) -> None:

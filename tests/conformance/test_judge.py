@@ -23,13 +23,16 @@ STEP = Step.of(
 )
 
 
+ONE_RANK = Layout()
+
+
 @dataclass(frozen=True)
 class Judge:
     """Judges weights as if a framework had given them."""
 
     mode: Mode = Mode.TOKEN_MEAN
     step: Step = STEP
-    layout: Layout = Layout()
+    layout: Layout = ONE_RANK
     divisor: float = 40
 
     @property
@@ -40,9 +43,7 @@ class Judge:
     def weights(self) -> np.ndarray:
         return token_weights(self.step, self.aggregation)
 
-    def __call__(
-        self, *of_ranks: np.ndarray, combine: Combine = Combine.REPLICATED
-    ) -> Judgement:
+    def __call__(self, *of_ranks: np.ndarray, combine: Combine = Combine.REPLICATED) -> Judgement:
         job = Job(
             steps=(self.step,),
             aggregation=self.aggregation,

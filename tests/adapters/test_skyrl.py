@@ -1,0 +1,85 @@
+"""SkyRL's real code: the installed release always, other versions where a source is given."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests import command
+
+pytestmark = pytest.mark.skyrl
+
+SOURCES = "RL_LOSS_CONFORMANCE_SOURCES"
+
+
+def test_forcing_dp_size_to_one_halves_every_weight_and_is_named(tmp_path: Path) -> None:
+    result = command.run(tmp_path, "dpsizeone", "--layout=dp2-cp1-mb1-bshd", "-k", "short_responses")
+
+    findings = result.report["findings"]
+    assert [finding["verdict"] for finding in findings] == ["mismatch"] * 4
+    for finding in findings:
+        assert finding["error"] == pytest.approx(0.5, rel=1e-7)
+        assert finding["diagnosis"]["name"] == "divided_by_dp"
+        assert finding["diagnosis"]["numbers"]["dp"] == 2
+    errors = {finding["mode"]: finding["error"] for finding in findings}
+    assert errors["sample_mean"] == 0.5, "its denominators, powers of two, round nothing"
+
+
+@pytest.mark.parametrize("depth", ["reducer", "loss"])
+def test_depths_below_the_step_conform(tmp_path: Path, depth: str) -> None:
+    layouts = ["--layout=dp1-cp1-mb2-bshd", "--layout=dp2-cp2-mbtokens-thd"]
+    result = command.run(tmp_path, "skyrl", f"--depth={depth}", *layouts)
+
+    assert result.report["summary"]["verdicts"] == {"conforms": 80}, result.output
+    assert {finding["depth"] for finding in result.report["findings"]} == {depth}
+
+
+def test_workers_find_the_same_byte_for_byte(tmp_path: Path) -> None:
+    selection = ("--layout=dp2-cp1-mbtokens-thd", "--layout=dp2-cp2-mb2-bshd", "-k", "two_steps")
+    alone = command.run(tmp_path, "skyrl", *selection)
+    shared = command.run(tmp_path, "skyrl", *selection, "-n", "2")
+
+    assert len(alone.report["findings"]) == 8
+    assert alone.findings == shared.findings
+
+
+def test_report_says_what_ran(tmp_path: Path) -> None:
+    result = command.run(tmp_path, "skyrl", "--layout=dp1-cp1-mb1-bshd", "-k", "one_token")
+
+    report = result.report
+    assert report["source"] == {
+        "kind": "installed",
+        "revision": None,
+        "version": "0.3.0",
+        "ref": None,
+        "dirty": False,
+    }
+    assert report["engine"] == "fsdp"
+    assert "transformers" in report["environment"]["dependencies"]
+    assert report["environment"]["stand_ins"] == ["flash_attn"]
+
+
+@pytest.mark.skipif(SOURCES not in os.environ, reason=f"{SOURCES} names no folder of checkouts")
+@pytest.mark.parametrize(
+    ("ref", "unsupported"),
+    [
+        ("main", set()),
+        ("refs/pull/1719/head", set()),
+        ("skyrl-v0.3.0", set()),
+        ("skyrl-v0.2.0", {"prompt_mean"}),
+    ],
+)
+def test_other_versions_run_from_a_repository(
+    tmp_path: Path, ref: str, unsupported: set[str]
+) -> None:
+    repository = Path(os.environ[SOURCES]) / "SkyRL"
+    layouts = ["--layout=dp1-cp1-mb1-thd", "--layout=dp4-cp1-mb2-bshd"]
+    result = command.run(tmp_path, "skyrl", f"--source={repository}@{ref}", *layouts)
+
+    modes = result.report["summary"]["modes"]
+    assert {m for m, verdicts in modes.items() if "unsupported" in verdicts} == unsupported
+    assert {v for verdicts in modes.values() for v in verdicts} <= {"conforms", "unsupported"}
+    assert result.report["source"]["ref"] == ref
+    assert result.report["source"]["kind"] == "git"

@@ -1,0 +1,13 @@
+"""Prints every ratio: ``python -m tests.benchmarks [NAME…]``."""
+
+from __future__ import annotations
+
+import sys
+
+from tests.benchmarks import bench_pool, bench_reference, bench_suite
+
+BENCHMARKS = {"reference": bench_reference, "pool": bench_pool, "suite": bench_suite}
+
+if __name__ == "__main__":
+    for name in sys.argv[1:] or BENCHMARKS:
+        BENCHMARKS[name].main()

@@ -1,0 +1,94 @@
+"""The reference on a production-shaped step, against one `numpy` sum over the same masks."""
+
+from __future__ import annotations
+
+import time
+import tracemalloc
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from reference.aggregation import Aggregation, Mode
+from reference.step import Step
+from reference.weights import sample_weights, step_scalar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+SAMPLES = 512 * 8
+LONGEST = 32_768
+REPETITIONS = 5
+
+TOOL_USERS = 8
+"""One sample in so many alternates between trained turns and masked tool output."""
+
+
+def main() -> None:
+    """Print time and memory as ratios, then time per token from 10^4 to 10^8 tokens."""
+    lengths = log_normal_lengths(SAMPLES, median=3_300)
+    step, losses = build(lengths)
+    masks = len(step.mask)
+    baseline = seconds(step.mask.sum)
+    ours = seconds(lambda: weights_and_scalar(step, losses))
+    peak = memory(lambda: weights_and_scalar(step, losses))
+    print(f"reference: {masks:,} tokens in {SAMPLES:,} samples")
+    print(f"  time of weights and scalar / time of one sum over the masks: {ours / baseline:.2f}")
+    print(f"  memory of weights and scalar / memory of the masks: {peak / masks:.3f}")
+    for exponent in range(4, 9):
+        tokens = 10**exponent
+        step, losses = build(np.full(max(tokens // 5_000, 1), min(tokens, 5_000)))
+        per_token = seconds(lambda: weights_and_scalar(step, losses)) / tokens  # noqa: B023
+        print(f"  10^{exponent} tokens: {per_token * 1e9:.2f} ns per token")
+
+
+def weights_and_scalar(step: Step, losses: NDArray[np.float64]) -> float:
+    """One step's weights and scalar, from masks that nothing has been counted of yet."""
+    step.__dict__.pop("active_tokens", None)
+    aggregation = Aggregation(Mode.PROMPT_MEAN)
+    sample_weights(step, aggregation)
+    return step_scalar(step, aggregation, losses)
+
+
+def log_normal_lengths(samples: int, median: float) -> NDArray[np.int64]:
+    """Response lengths as they come in reasoning runs: log-normal, cut at the longest allowed."""
+    drawn = np.random.default_rng(0).lognormal(np.log(median), 0.9, samples)
+    return np.clip(drawn, 1, LONGEST).astype(np.int64)
+
+
+def build(lengths: NDArray[np.int64]) -> tuple[Step, NDArray[np.float64]]:
+    """A step of groups of 8 with responses of these lengths, and a loss for each token."""
+    random = np.random.default_rng(1)
+    mask = np.ones(int(lengths.sum()), np.bool_)
+    ends = np.cumsum(lengths)
+    for start, end in zip((ends - lengths)[::TOOL_USERS], ends[::TOOL_USERS], strict=True):
+        turns = np.arange(end - start) // 400
+        mask[start:end] = turns % 3 != 1
+    step = Step(
+        prompt_lengths=np.full(len(lengths), 500),
+        response_lengths=lengths,
+        mask=mask,
+        groups=np.arange(len(lengths)) // 8,
+        rollouts=np.arange(len(lengths)),
+    )
+    return step, random.standard_normal(len(mask))
+
+
+def seconds(call: Callable[[], object]) -> float:
+    """Shortest of several runs."""
+    times = []
+    for _ in range(REPETITIONS):
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def memory(call: Callable[[], object]) -> int:
+    """Peak bytes allocated above what was there before."""
+    tracemalloc.start()
+    call()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return peak

@@ -1,0 +1,19 @@
+"""SkyRL with one mistake put in."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from adapters.skyrl import SkyRLAdapter
+
+if TYPE_CHECKING:
+    from adapters.contract import Job, Rank
+
+
+class DpSizeOne(SkyRLAdapter):
+    """Its worker takes itself for the only data-parallel rank, so nothing undoes FSDP's mean."""
+
+    def worker(self, config: Any, job: Job, probe_size: int, rank: Rank) -> Any:
+        worker = super().worker(config, job, probe_size, rank)
+        worker.mesh_rank.dp_size = 1
+        return worker
