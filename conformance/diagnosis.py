@@ -126,7 +126,8 @@ def _sizes(evidence: Evidence) -> Iterator[tuple[str, int]]:
     layout, step = evidence.layout, evidence.step
     yield "dp", layout.dp
     yield "cp", layout.cp
-    yield "dp_cp", layout.dp * layout.cp
+    if layout.dp > 1 and layout.cp > 1:
+        yield "dp_cp", layout.dp * layout.cp
     if isinstance(layout.micro_batches, int):
         yield "micro_batches", layout.micro_batches
     yield "group_size", int(np.unique(step.groups, return_counts=True)[1].max())

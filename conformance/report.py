@@ -23,6 +23,21 @@ if TYPE_CHECKING:
 SCHEMA: Literal["rl-loss-conformance/report/1"] = "rl-loss-conformance/report/1"
 
 
+FIELD_ORDER = (
+    "schema",
+    "adapter",
+    "engine",
+    "complete",
+    "source",
+    "environment",
+    "conventions",
+    "selection",
+    "summary",
+    "findings",
+)
+"""Of a report's file: what it is about first, what there is most of last."""
+
+
 class Verdict(StrEnum):
     """What became of one finding."""
 
@@ -156,15 +171,12 @@ class Report(Header):
         return cls.model_validate_json(path.read_bytes())
 
     def to_json(self) -> str:
-        """The document, with its own order of fields and a final newline."""
+        """The document: a line for each field and each finding, so that git compares them."""
         fields = self.model_dump(mode="json", by_alias=True)
-        first = ("schema", "adapter", "engine", "complete", "source", "environment", "conventions")
-        ordered = {name: fields[name] for name in first} | fields
-        return _dump(ordered)
-
-
-def _dump(document: object) -> str:
-    return json.dumps(document, indent=1, ensure_ascii=False) + "\n"
+        texts = {name: json.dumps(fields[name], ensure_ascii=False) for name in FIELD_ORDER}
+        findings = [json.dumps(finding, ensure_ascii=False) for finding in fields["findings"]]
+        texts["findings"] = "[\n  " + ",\n  ".join(findings) + "\n ]" if findings else "[]"
+        return "{\n " + ",\n ".join(f'"{name}": {text}' for name, text in texts.items()) + "\n}\n"
 
 
 def _in_order(counts: Counter[Verdict]) -> dict[Verdict, int]:
@@ -174,7 +186,7 @@ def _in_order(counts: Counter[Verdict]) -> dict[Verdict, int]:
 def write_schema() -> None:
     """Publish the JSON Schema of `Report` beside this module."""
     schema = Path(__file__).with_suffix(".schema.json")
-    schema.write_text(_dump(Report.model_json_schema()), encoding="utf-8")
+    schema.write_text(json.dumps(Report.model_json_schema(), indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -15,6 +15,9 @@ from tests import broken, broken_skyrl
 
 ROOT = Path(__file__).parents[1]
 
+SOURCES = "RL_LOSS_CONFORMANCE_SOURCES"
+"""Environment variable: a folder of clones, such as ``SkyRL``, for what is on no package index."""
+
 
 @dataclass(frozen=True)
 class Result:

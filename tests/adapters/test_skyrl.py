@@ -11,11 +11,11 @@ from tests import command
 
 pytestmark = pytest.mark.skyrl
 
-SOURCES = "RL_LOSS_CONFORMANCE_SOURCES"
-
 
 def test_forcing_dp_size_to_one_halves_every_weight_and_is_named(tmp_path: Path) -> None:
-    result = command.run(tmp_path, "dpsizeone", "--layout=dp2-cp1-mb1-bshd", "-k", "short_responses")
+    result = command.run(
+        tmp_path, "dpsizeone", "--layout=dp2-cp1-mb1-bshd", "-k", "short_responses"
+    )
 
     findings = result.report["findings"]
     assert [finding["verdict"] for finding in findings] == ["mismatch"] * 4
@@ -61,7 +61,9 @@ def test_report_says_what_ran(tmp_path: Path) -> None:
     assert report["environment"]["stand_ins"] == ["flash_attn"]
 
 
-@pytest.mark.skipif(SOURCES not in os.environ, reason=f"{SOURCES} names no folder of checkouts")
+@pytest.mark.skipif(
+    command.SOURCES not in os.environ, reason=f"{command.SOURCES} names no folder of checkouts"
+)
 @pytest.mark.parametrize(
     ("ref", "unsupported"),
     [
@@ -74,7 +76,7 @@ def test_report_says_what_ran(tmp_path: Path) -> None:
 def test_other_versions_run_from_a_repository(
     tmp_path: Path, ref: str, unsupported: set[str]
 ) -> None:
-    repository = Path(os.environ[SOURCES]) / "SkyRL"
+    repository = Path(os.environ[command.SOURCES]) / "SkyRL"
     layouts = ["--layout=dp1-cp1-mb1-thd", "--layout=dp4-cp1-mb2-bshd"]
     result = command.run(tmp_path, "skyrl", f"--source={repository}@{ref}", *layouts)
 

@@ -136,7 +136,10 @@ def test_path_that_cannot_be_written_is_refused_at_once(tmp_path: Path, spoil: s
     [
         (lambda text: text[: len(text) // 2], "Invalid JSON: EOF"),
         (lambda text: text.replace("/report/1", "/report/9"), "schema"),
-        (lambda text: text.replace('"conforms"', '"fine"', 1), "findings.0.verdict"),
+        (
+            lambda text: text.replace('"verdict": "conforms"', '"verdict": "fine"'),
+            "findings.0.verdict",
+        ),
         (lambda text: json.dumps({"hello": "world"}), "hello"),
     ],
 )

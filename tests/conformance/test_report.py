@@ -8,7 +8,7 @@ from pathlib import Path
 import jsonschema
 
 import conformance
-from conformance.report import Report, Selection, Summary, Verdict
+from conformance.report import FIELD_ORDER, Report, Selection, Summary, Verdict
 from conformance.summary import summary_lines
 from reference.aggregation import Mode
 from tests.conformance.test_journal import HEADER, finding
@@ -31,6 +31,15 @@ def test_report_reads_back_as_it_was_written() -> None:
     report = Report.assemble(HEADER, [finding("a")], Selection(selected=1, deselected=0))
 
     assert Report.model_validate_json(report.to_json()) == report
+
+
+def test_every_finding_is_one_line_of_the_file() -> None:
+    report = Report.assemble(
+        HEADER, [finding("a"), finding("b")], Selection(selected=2, deselected=0)
+    )
+
+    assert set(FIELD_ORDER) == set(json.loads(report.to_json()))
+    assert sum(line.startswith('  {"id": ') for line in report.to_json().splitlines()) == 2
 
 
 def test_summary_counts_by_verdict_and_mode() -> None:

@@ -1,0 +1,67 @@
+"""Every command that the README shows is run, here or by CI."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from conformance import plugin
+from tests import command
+
+README = (command.ROOT / "README.md").read_text()
+
+BLOCKS = re.findall(r"^```sh\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
+
+COMMANDS = [line for block in BLOCKS[1:] for line in block.splitlines()]
+
+NATIVE = [line for line in COMMANDS if line.startswith("pytest --adapter=native")]
+
+WITH_SOURCE = [line for line in COMMANDS if "--source=PATH" in line]
+
+
+def test_first_block_is_two_commands_that_ci_takes_from_here() -> None:
+    install_and_run, tests = BLOCKS[0].splitlines()
+
+    assert install_and_run.startswith("pip install -c constraints.txt -e ")
+    assert install_and_run.endswith(" && pytest --adapter=skyrl")
+    assert tests == "pytest"
+    assert "README.md" in (command.ROOT / ".ci" / "run").read_text()
+
+
+def test_every_other_command_is_run_somewhere() -> None:
+    ci = (command.ROOT / ".ci" / "run").read_text()
+
+    assert [line for line in COMMANDS if line not in {*NATIVE, *WITH_SOURCE}] == [
+        line for line in COMMANDS if f"\n{line}\n" in ci
+    ]
+
+
+@pytest.mark.parametrize("line", NATIVE)
+def test_commands_on_native(tmp_path: Path, line: str) -> None:
+    result = command.finish(command.start(tmp_path, *shlex.split(line)[1:]), tmp_path, "native")
+
+    assert result.status == 0, result.output
+
+
+@pytest.mark.skyrl
+@pytest.mark.skipif(
+    command.SOURCES not in os.environ, reason=f"{command.SOURCES} names no folder of checkouts"
+)
+@pytest.mark.parametrize("line", [line for line in WITH_SOURCE if "@" in line])
+def test_commands_with_a_source(tmp_path: Path, line: str) -> None:
+    repository = Path(os.environ[command.SOURCES]) / "SkyRL"
+    arguments = shlex.split(line.replace("PATH", str(repository)))[1:]
+    process = command.start(tmp_path, *arguments, "--layout=dp1-cp1-mb1-bshd")
+
+    assert command.finish(process, tmp_path, "skyrl").status == 0
+
+
+def test_every_option_is_documented() -> None:
+    declared = re.findall(r'"(--[a-z-]+)"', Path(plugin.__file__).read_text())
+
+    assert declared
+    assert [option for option in declared if f"`{option}=" not in README] == []
