@@ -14,7 +14,6 @@ import importlib
 import inspect
 import sys
 import typing
-from functools import cache
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -135,12 +134,10 @@ def configure(job: Job) -> Any:
     """SkyRL's own configuration for a job, passed through its own startup validation.
 
     Raises:
-        Unsupported: this version lacks the mode or an option that the layout needs.
+        Unsupported: this version lacks an option that the layout needs.
         Refused: SkyRL declines the configuration.
 
     """
-    if not _reduces(LOSS_REDUCTIONS[job.aggregation.mode]):
-        raise Unsupported(f"no loss_reduction {LOSS_REDUCTIONS[job.aggregation.mode]!r}")
     prompts, rollouts_per_prompt = _prompts_per_step(job.steps), _rollouts_per_prompt(job.steps)
     config = _module("train.config").SkyRLTrainConfig()
     trainer, algorithm = config.trainer, config.trainer.algorithm
@@ -419,7 +416,6 @@ def _ppo_utils() -> Any:
     return _module("backends.skyrl_train.utils.ppo_utils")
 
 
-@cache
 def _reduces(loss_reduction: str) -> bool:
     """Whether SkyRL's reduction knows a mode, found by asking it to reduce one token."""
     reduce = _ppo_utils().apply_loss_reduction_to_advantages_minibatch

@@ -79,6 +79,11 @@ CORPUS = (
         steps=(_step(["000", "00", "0000", "0", "00100", "000", "00", "000000"], group_sizes=[2]),),
     ),
     Case(
+        name="no_active_token",
+        catches="NaN from a denominator of 0, or a gradient where there is nothing to learn from",
+        steps=(_step(["00", "000", "0", "00", "0000", "0", "00", "000"], group_sizes=[2]),),
+    ),
+    Case(
         name="long_prompts",
         catches="response offsets lost where whole context-parallel chunks are prompt",
         steps=(

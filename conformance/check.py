@@ -9,12 +9,16 @@ from conformance.ranks import Crashed, Ran
 from conformance.report import Diagnosis, Finding, Verdict
 
 if TYPE_CHECKING:
+    from adapters.contract import Description
     from conformance.ranks import RankPool
     from conformance.settings import Cell
 
 
 def check(cell: Cell, pool: RankPool) -> tuple[Finding, float]:
     """The finding, and the seconds that the slowest rank spent in the framework for it."""
+    missing = _missing(cell, pool.description)
+    if missing is not None:
+        return _finding(cell, verdict=Verdict.UNSUPPORTED, message=missing), 0.0
     outcome = pool.run(cell.job)
     if isinstance(outcome, Ran):
         judgement = judge_weights(cell.job, outcome.observations, pool.description)
@@ -31,6 +35,15 @@ def check(cell: Cell, pool: RankPool) -> tuple[Finding, float]:
     if outcome.verdict == "unsupported":
         return _finding(cell, verdict=Verdict.UNSUPPORTED, message=outcome.message), 0.0
     return _refused(cell, outcome.message), 0.0
+
+
+def _missing(cell: Cell, description: Description) -> str | None:
+    """What a cell needs and the framework, by its own description, has not got."""
+    if cell.aggregation.mode not in description.modes:
+        return f"no mode {cell.aggregation.mode}"
+    if cell.depth not in description.depths:
+        return f"no depth {cell.depth}"
+    return None
 
 
 def _refused(cell: Cell, message: str) -> Finding:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
-from adapters.contract import Layout, Refused, Unsupported
+from adapters.contract import Description, Layout, Refused, Unsupported
 from adapters.native import NativeAdapter
+from reference.aggregation import Mode
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -89,6 +90,19 @@ class Declining(TwoLayouts):
             raise Unsupported("no prompt_mean")
         if job.aggregation.mode == "constant":
             raise Refused("ValueError: constant is out of fashion")
+        return super().observe(job, rank)
+
+
+class WithoutPromptMean(TwoLayouts):
+    """Says itself that it lacks a mode, and refuses steps without active tokens."""
+
+    def describe(self) -> Description:
+        return Description(modes=frozenset(Mode) - {Mode.PROMPT_MEAN})
+
+    def observe(self, job: Job, rank: Rank) -> Observation:
+        assert job.aggregation.mode is not Mode.PROMPT_MEAN
+        if not all(step.mask.any() for step in job.steps):
+            raise Refused("ValueError: no active token in the batch")
         return super().observe(job, rank)
 
 

@@ -32,7 +32,7 @@ def test_depths_below_the_step_conform(tmp_path: Path, depth: str) -> None:
     layouts = ["--layout=dp1-cp1-mb2-bshd", "--layout=dp2-cp2-mbtokens-thd"]
     result = command.run(tmp_path, "skyrl", f"--depth={depth}", *layouts)
 
-    assert result.report["summary"]["verdicts"] == {"conforms": 80}, result.output
+    assert result.report["summary"]["verdicts"] == {"conforms": 88}, result.output
     assert {finding["depth"] for finding in result.report["findings"]} == {depth}
 
 

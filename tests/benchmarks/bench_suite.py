@@ -16,11 +16,12 @@ def main() -> None:
     """Print the ratio, and the time to start against one plain import of the framework."""
     with tempfile.TemporaryDirectory() as folder:
         result = command.run(Path(folder), "skyrl")
+        findings = len(result.report["findings"])
     found = re.search(r"([\d.]+) s to start, ([\d.]+) s to run, of which ([\d.]+) s", result.output)
     assert found, result.output
     to_start, to_run, inside = map(float, found.groups())
     plain = import_seconds()
-    print(f"suite: {len(result.report['findings'])} findings on SkyRL in {to_run:.1f} s")
+    print(f"suite: {findings} findings on SkyRL in {to_run:.1f} s")
     print(f"  wall time / time in SkyRL's own code: {to_run / inside:.2f}")
     print(f"  time to start / one plain import of SkyRL: {to_start / plain:.2f}")
 

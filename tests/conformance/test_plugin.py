@@ -21,11 +21,11 @@ def test_run_prints_the_summary_and_writes_the_report(tmp_path: Path) -> None:
 
     assert result.status == 0, result.output
     assert "native 0.1.0, engine torch, depth step, cpu/gloo" in result.output
-    assert "dp2-cp2-mb2-thd  10 ok        10 ok        10 ok       10 ok" in result.output
+    assert "dp2-cp2-mb2-thd  11 ok        11 ok        11 ok       11 ok" in result.output
     report = result.report
     assert report["complete"]
-    assert report["summary"]["verdicts"] == {"conforms": 40}
-    assert report["selection"] == {"selected": 40, "deselected": 0}
+    assert report["summary"]["verdicts"] == {"conforms": 44}
+    assert report["selection"] == {"selected": 44, "deselected": 0}
     assert {finding["depth"] for finding in report["findings"]} == {"step"}
     assert str(tmp_path) not in result.report_path.read_text()
 
@@ -38,7 +38,7 @@ def test_every_finding_is_a_test_that_pytest_options_apply_to(tmp_path: Path) ->
     assert f"test_finding[{name}]" in listing.output
     assert not listing.report_path.exists() or listing.report["findings"]
     assert [finding["id"] for finding in result.report["findings"]] == [name]
-    assert result.report["selection"] == {"selected": 1, "deselected": 79}
+    assert result.report["selection"] == {"selected": 1, "deselected": 87}
     [case] = ET.parse(tmp_path / "junit.xml").iter("testcase")
     assert case.attrib["name"] == f"test_finding[{name}]"
 
@@ -62,6 +62,20 @@ def test_unsupported_is_skipped_counted_and_shown(tmp_path: Path) -> None:
     assert result.report["summary"]["modes"]["prompt_mean"] == {"unsupported": 1}
     assert "unsupported (1): no prompt_mean" in result.output
     assert "1 skipped" in result.output
+
+
+def test_what_the_framework_lacks_and_may_refuse_is_no_failure(tmp_path: Path) -> None:
+    result = command.run(
+        tmp_path, "withoutpromptmean", "--layout=dp2-cp1-mb1-bshd", "-k", "no_active_token"
+    )
+
+    assert result.status == 0, result.output
+    assert {f["mode"]: (f["verdict"], f["message"]) for f in result.report["findings"]} == {
+        "sample_mean": ("refused", "ValueError: no active token in the batch"),
+        "prompt_mean": ("unsupported", "no mode prompt_mean"),
+        "token_mean": ("refused", "ValueError: no active token in the batch"),
+        "constant": ("refused", "ValueError: no active token in the batch"),
+    }
 
 
 def test_refusal_of_an_ordinary_step_is_a_mismatch_in_the_frameworks_words(tmp_path: Path) -> None:
