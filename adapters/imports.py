@@ -45,16 +45,33 @@ def import_from(package: str, folders: Iterable[Path]) -> types.ModuleType:
 def stand_in(packages: Sequence[str]) -> list[str]:
     """Let ``import`` find an empty package in place of each one that is not installed.
 
-    Any name taken from a stand-in is a class without methods, so that annotations and base classes
-    work and a use does not.
+    Any name taken from a stand-in is a class without methods, so that annotations, base classes and
+    decorators work and a use does not.
 
     Returns:
         The names stood in for.
 
     """
     missing = [name for name in packages if importlib.util.find_spec(name) is None]
-    sys.meta_path.append(_StandInFinder(frozenset(missing)))
+    stand_in_for(missing)
     return missing
+
+
+def stand_in_for(packages: Sequence[str]) -> None:
+    """Let ``import`` find an empty package in place of each of these, installed or not."""
+    sys.meta_path.insert(0, _StandInFinder(frozenset(packages)))
+
+
+class _StandIn:
+    """Whatever a module is asked for: made with anything, of no use but to decorate a function."""
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        """Nothing is kept: there is nothing to do with it."""
+
+    def __call__(self, decorated: object) -> object:
+        if not callable(decorated):
+            raise TypeError(f"{type(self).__name__} is a stand-in and cannot be called")
+        return decorated
 
 
 class _StandInModule(types.ModuleType):
@@ -63,7 +80,7 @@ class _StandInModule(types.ModuleType):
     def __getattr__(self, name: str) -> type:
         if name.startswith("__"):
             raise AttributeError(name)
-        setattr(self, name, type(name, (), {}))
+        setattr(self, name, type(name, (_StandIn,), {}))
         return getattr(self, name)
 
 
@@ -74,7 +91,7 @@ class _StandInFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(
         self, fullname: str, path: object = None, target: object = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if fullname.partition(".")[0] in self._packages:
+        if any(fullname == name or fullname.startswith(f"{name}.") for name in self._packages):
             return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
         return None
 

@@ -1,8 +1,9 @@
 """Names the mistake that explains wrong weights.
 
 Each known mistake predicts the weights it would give. The first whose prediction lies within the
-bound of every active token is the diagnosis; a set of weights that none predicts is said to be
-unexplained, with the pattern of its ratios to the expected ones.
+bound of every active token is the diagnosis: a size of the layout before another way of counting,
+and that before a size of the step, which small steps hit by chance. Weights that none predicts are
+said to be unexplained, with the pattern of their ratios to the expected ones.
 """
 
 from __future__ import annotations
@@ -66,7 +67,14 @@ class Evidence:
 
 def diagnose(evidence: Evidence) -> Diagnosis:
     """Name the mistake, or say that none is known."""
-    for explanation in (_not_finite, _inactive_tokens, _factor, _denominator, _divisor):
+    for explanation in (
+        _not_finite,
+        _inactive_tokens,
+        _layout_factor,
+        _denominator,
+        _step_factor,
+        _divisor,
+    ):
         diagnosis = explanation(evidence)
         if diagnosis is not None:
             return diagnosis
@@ -96,17 +104,38 @@ def _inactive_tokens(evidence: Evidence) -> Diagnosis | None:
     )
 
 
-def _factor(evidence: Evidence) -> Diagnosis | None:
-    """One factor on all weights that is a size of the layout or the step."""
+def _layout_factor(evidence: Evidence) -> Diagnosis | None:
+    """One factor on all weights that is a size of the layout."""
+    layout = evidence.layout
+    sizes = {"dp": layout.dp, "cp": layout.cp}
+    if layout.dp > 1 and layout.cp > 1:
+        sizes["dp_cp"] = layout.dp * layout.cp
+    if isinstance(layout.micro_batches, int):
+        sizes["micro_batches"] = layout.micro_batches
+    return _factor(evidence, sizes)
+
+
+def _step_factor(evidence: Evidence) -> Diagnosis | None:
+    """One factor on all weights that is a size of the step."""
+    group_sizes = np.unique(evidence.step.groups, return_counts=True)[1]
+    sizes = {
+        "group_size": int(group_sizes.max()),
+        "prompts": len(group_sizes),
+        "samples": evidence.step.size,
+    }
+    return _factor(evidence, sizes)
+
+
+def _factor(evidence: Evidence, sizes: dict[str, int]) -> Diagnosis | None:
+    """One of these sizes divided or multiplied by once too often."""
     ratio = evidence.common_ratio
     if ratio is None:
         return None
-    known = {name: size for name, size in _sizes(evidence) if size > 1}
     for verb, target in (("divided", 1 / ratio), ("multiplied", ratio)):
         hits = {
             name: size
-            for name, size in known.items()
-            if abs(target - size) <= 2 * evidence.tolerance * size
+            for name, size in sizes.items()
+            if size > 1 and abs(target - size) <= 2 * evidence.tolerance * size
         }
         if hits:
             name, size = next(iter(hits.items()))
@@ -120,19 +149,6 @@ def _factor(evidence: Evidence) -> Diagnosis | None:
                 numbers={"ratio": ratio, **hits},
             )
     return None
-
-
-def _sizes(evidence: Evidence) -> Iterator[tuple[str, int]]:
-    layout, step = evidence.layout, evidence.step
-    yield "dp", layout.dp
-    yield "cp", layout.cp
-    if layout.dp > 1 and layout.cp > 1:
-        yield "dp_cp", layout.dp * layout.cp
-    if isinstance(layout.micro_batches, int):
-        yield "micro_batches", layout.micro_batches
-    yield "group_size", int(np.unique(step.groups, return_counts=True)[1].max())
-    yield "prompts", len(np.unique(step.groups))
-    yield "samples", step.size
 
 
 def _denominator(evidence: Evidence) -> Diagnosis | None:

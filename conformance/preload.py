@@ -32,6 +32,8 @@ def load_once(adapter: Adapter, source: Path | None) -> None:
 
 
 def _load_announced() -> None:
+    # torch reads it when imported; else frameworks' compiled losses compile C++ in every rank.
+    os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
     import conformance.rank  # noqa: F401 - torch, for every rank
 
     load_once(*pickle.loads(base64.b64decode(os.environ[VARIABLE])))

@@ -142,7 +142,6 @@ def _settle(post: Post) -> None:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
     torch.set_num_threads(1)
-    os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # else every rank compiles C++ of its own
     if sys.platform == "linux":
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         if post.share_cores:

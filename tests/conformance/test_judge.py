@@ -115,6 +115,17 @@ def test_empty_sample_counted_as_a_token_is_named_with_its_numbers() -> None:
     assert diagnosis.numbers == pytest.approx({"denominator": 12, "expected_denominator": 11})
 
 
+def test_another_count_is_named_before_a_factor_that_happens_to_be_the_same() -> None:
+    """One active token among five samples: clamped counts make 5 of 1, and N is 5 as well."""
+    masks = [[1], [0], [0], [0], [0]]
+    samples = [Sample(prompt_length=1, loss_mask=mask, group=i) for i, mask in enumerate(masks)]
+    judge = Judge(Mode.TOKEN_MEAN, step=Step.of(samples))
+    diagnosis = judge(judge.weights / 5).diagnosis
+
+    assert diagnosis is not None
+    assert diagnosis.name == "weights_of_sample_mean"
+
+
 def test_masked_tokens_in_the_denominator_are_named() -> None:
     judge = Judge(Mode.SAMPLE_MEAN)
     lengths = np.repeat(STEP.response_lengths, STEP.response_lengths)
