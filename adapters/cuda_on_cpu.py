@@ -28,6 +28,15 @@ def install() -> None:
     torch.distributed.init_device_mesh = init_device_mesh  # type: ignore[attr-defined]
 
 
+def number_the_device() -> None:
+    """Let the current CUDA device be a number, for code that insists on one; `redirected` takes it.
+
+    Nothing where CUDA is there.
+    """
+    if not torch.cuda.is_available():
+        torch.cuda.current_device = lambda: 0
+
+
 def redirected() -> AbstractContextManager[object]:
     """Inside, a tensor asked for on a CUDA device is made on the CPU; nothing where CUDA is there.
 

@@ -1,8 +1,8 @@
 """Megatron-Core on the CPU: what every adapter of a framework that trains with it needs.
 
-Its pipeline schedule, `DistributedDataParallel` and `finalize_model_grads` run as they are. Ours are
-a model that carries the probe, a seam behind the framework's log-probabilities where the probe is
-added, and an optimizer that reads the gradient instead of applying it.
+Its pipeline schedule, `DistributedDataParallel` and `finalize_model_grads` run as they are. Ours
+are a model that carries the probe, a seam behind the framework's log-probabilities where the probe
+is added, and an optimizer that reads the gradient instead of applying it.
 """
 
 from __future__ import annotations

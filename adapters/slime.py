@@ -61,6 +61,7 @@ class SlimeAdapter(Adapter):
         megatron.install(["slime_plugins"], ["slime.backends.megatron_utils.kernels"])
         import_from("slime", [source] if source else [])
         _choose_accelerator()
+        _drop_server_options()
         for name in (
             "ray.rollout",
             "backends.megatron_utils.model",
@@ -74,14 +75,12 @@ class SlimeAdapter(Adapter):
 
     def describe(self) -> Description:
         """Modes are what the argument parser offers; rollouts count since samples have an id."""
-        sample = _module("utils.types").Sample
-        rollouts = "rollout_id" in inspect.signature(sample).parameters
         four_modes = _has_option("--loss-aggregation")
         return Description(
             modes=frozenset(Mode if four_modes else (Mode.SAMPLE_MEAN, Mode.TOKEN_MEAN)),
             depths=frozenset({Depth.STEP}),
             conventions=Conventions(
-                sample_unit=SampleUnit.ROLLOUT if rollouts else SampleUnit.SAMPLE
+                sample_unit=SampleUnit.ROLLOUT if _rollout_field() else SampleUnit.SAMPLE
             ),
             stand_ins=tuple(megatron.STOOD_IN),
         )
@@ -202,7 +201,7 @@ def _cached_model(args: Any, job: Job, probe_size: int, rank: Rank) -> Any:
 
 
 def _rollout_data(args: Any, job: Job, batch: ProbedBatch) -> dict[str, Any]:
-    """This rank's share of the batch, converted and split by slime, with the probe's advantages."""
+    """What this rank trains on, converted and split by slime, with the probe's advantages."""
     manager_actor = _module("ray.rollout").RolloutManager
     manager = object.__new__(manager_actor.__ray_metadata__.modified_class)
     manager.args = args
@@ -228,26 +227,33 @@ def _rollout_data(args: Any, job: Job, batch: ProbedBatch) -> dict[str, Any]:
 
 def _samples(batch: ProbedBatch) -> list[Any]:
     """The batch as slime's sample objects; identifiers are unique over its steps."""
-    sample_class = _module("utils.types").Sample
-    has_rollouts = "rollout_id" in inspect.signature(sample_class).parameters
+    sample_class, rollout_field = _module("utils.types").Sample, _rollout_field()
     owners = [(n, i) for n, step in enumerate(batch.steps) for i in range(step.size)]
     groups = _numbered([(n, batch.steps[n].groups[i]) for n, i in owners])
     rollouts = _numbered([(n, batch.steps[n].rollouts[i]) for n, i in owners])
+    if rollout_field is None and len(set(rollouts)) < len(rollouts):
+        raise Unsupported("no several samples of one rollout")
     return [
         sample_class(
             group_index=groups[index],
-            index=index,
             tokens=np.concatenate([prompt, response]).tolist(),
             response_length=len(response),
             loss_mask=mask.astype(int).tolist(),
             reward=0.0,
             status=sample_class.Status.COMPLETED,
-            **({"rollout_id": rollouts[index]} if has_rollouts else {}),
+            **{"index": index, rollout_field or "index": rollouts[index]},
         )
         for index, (prompt, response, mask) in enumerate(
             zip(batch.prompts, batch.responses, batch.masks, strict=True)
         )
     ]
+
+
+def _rollout_field() -> str | None:
+    """What of a sample tells its rollout: a field of its own, once its index, first nothing."""
+    if "rollout_id" in inspect.signature(_module("utils.types").Sample).parameters:
+        return "rollout_id"
+    return "index" if hasattr(_module("ray.rollout"), "build_dp_schedule") else None
 
 
 def _numbered(keys: list[Any]) -> list[int]:
@@ -300,6 +306,17 @@ def _module(path: str) -> Any:
     return importlib.import_module(f"slime.{path}")
 
 
+def _drop_server_options() -> None:
+    """Add none of sglang's own options to slime's parser: no train step reads them."""
+    for path, name in (
+        ("utils.arguments", "RouterArgs"),
+        ("backends.sglang_utils.arguments", "ServerArgs"),
+    ):
+        options = getattr(_module(path), name, None)
+        if options is not None:
+            options.add_cli_args = staticmethod(lambda *args, **kwargs: None)
+
+
 def _choose_accelerator() -> None:
     """Newer versions ask for a device that is at hand: tell them of the CUDA one regardless."""
     try:
@@ -308,6 +325,7 @@ def _choose_accelerator() -> None:
         return
     accelerator._register_builtin_backends()
     accelerator._ACCELERATOR = accelerator._REGISTRY["cuda"].factory()
+    cuda_on_cpu.number_the_device()
 
 
 def _itself(value: Any) -> Any:
