@@ -11,14 +11,20 @@ import argparse
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from adapters import cuda_on_cpu
+from adapters.contract import Observation, Unsupported
 from adapters.imports import stand_in, stand_in_for
+from reference.aggregation import Mode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
+
+    from adapters.contract import Job, Rank
+    from adapters.probe import ProbedBatch
 
 SERVER_PACKAGES = (
     "aiohttp",
@@ -185,3 +191,150 @@ def join_grid(cp: int, cache: dict[Any, Any]) -> None:
     mpu.initialize_model_parallel(context_parallel_size=cp)
     cache.clear()
     cache["grid"] = cp
+
+
+def batch_options(job: Job) -> list[str]:
+    """The sizes of a job, as slime and miles spell them on the command line.
+
+    Raises:
+        Unsupported: steps or prompts of different sizes, or micro-batches of another kind.
+
+    """
+    rollouts = _uniform({len(np.unique(step.rollouts)) for step in job.steps}, "rollouts in steps")
+    per_prompt = _uniform(
+        {
+            len(np.unique(step.rollouts[step.groups == group]))
+            for step in job.steps
+            for group in np.unique(step.groups)
+        },
+        "rollouts of prompts",
+    )
+    return [
+        f"--rollout-batch-size={rollouts * len(job.steps) // per_prompt}",
+        f"--n-samples-per-prompt={per_prompt}",
+        f"--global-batch-size={rollouts}",
+        "--num-rollout=1",
+        f"--context-parallel-size={job.layout.cp}",
+        *_micro_batch_options(job),
+    ]
+
+
+def mode_options(job: Job, parser: argparse.ArgumentParser) -> list[str]:
+    """The mode, by the option for the four modes or by what there was before it."""
+    aggregation, known = job.aggregation, parser._option_string_actions
+    if "--loss-aggregation" in known:
+        divisor = aggregation.divisor
+        extra = [] if divisor is None else [f"--loss-aggregation-divisor={divisor}"]
+        return [f"--loss-aggregation={aggregation.mode}", *extra]
+    if aggregation.mode is Mode.CONSTANT:
+        return [f"--pg-loss-divisor={aggregation.divisor}"]
+    return ["--calculate-per-token-loss"] if aggregation.mode is Mode.TOKEN_MEAN else []
+
+
+def modes(parser: argparse.ArgumentParser) -> frozenset[Mode]:
+    """The modes that a framework's options offer."""
+    known = parser._option_string_actions
+    if "--loss-aggregation" in known:
+        return frozenset(Mode)
+    before = {Mode.SAMPLE_MEAN, Mode.TOKEN_MEAN}
+    return frozenset(before | {Mode.CONSTANT} if "--pg-loss-divisor" in known else before)
+
+
+def cached_model(args: Any, job: Job, probe_size: int, rank: Rank) -> Any:
+    """The policy for a job, kept as long as the rank's process groups."""
+    capacity = 1 << probe_size.bit_length()
+    key = (args.calculate_per_token_loss, capacity)
+    if key not in rank.cache:
+        rank.cache[key] = build_model(
+            capacity,
+            calculate_per_token_loss=args.calculate_per_token_loss,
+            context_parallel_size=job.layout.cp,
+        )
+    return rank.cache[key]
+
+
+def sample_fields(batch: ProbedBatch) -> list[tuple[int, dict[str, Any]]]:
+    """Each sample's rollout, and what slime's and miles' sample objects have in common.
+
+    Identifiers are unique over the steps of the batch.
+    """
+    owners = [(n, i) for n, step in enumerate(batch.steps) for i in range(step.size)]
+    groups = _numbered((n, batch.steps[n].groups[i]) for n, i in owners)
+    rollouts = _numbered((n, batch.steps[n].rollouts[i]) for n, i in owners)
+    return [
+        (
+            rollout,
+            {
+                "group_index": group,
+                "tokens": np.concatenate([prompt, response]).tolist(),
+                "response_length": len(response),
+                "loss_mask": mask.astype(int).tolist(),
+                "reward": 0.0,
+            },
+        )
+        for group, rollout, prompt, response, mask in zip(
+            groups, rollouts, batch.prompts, batch.responses, batch.masks, strict=True
+        )
+    ]
+
+
+def require_one_sample_per_rollout(batch: ProbedBatch) -> None:
+    """For frameworks that know no rollouts.
+
+    Raises:
+        Unsupported: some rollout has several samples.
+
+    """
+    if any(len(np.unique(step.rollouts)) < step.size for step in batch.steps):
+        raise Unsupported("no several samples of one rollout")
+
+
+def advantages_of(token_ids: Sequence[torch.Tensor], batch: ProbedBatch) -> list[torch.Tensor]:
+    """The advantages of samples known by their first token, whatever became of their order."""
+    of_first_token = {int(ids[0]): i for i, ids in enumerate(batch.prompts)}
+    owners = [of_first_token[int(ids[0])] for ids in token_ids]
+    return [torch.from_numpy(batch.advantages[i]).float() for i in owners]
+
+
+def observation(gradients: Sequence[torch.Tensor], batch: ProbedBatch) -> Observation:
+    """What every rank holds: the final weights of one optimizer step after another.
+
+    Raises:
+        RuntimeError: the framework made another number of optimizer steps.
+
+    """
+    if len(gradients) != len(batch.steps):
+        raise RuntimeError(f"{len(gradients)} optimizer steps were made of {len(batch.steps)}")
+    weights = [batch.weights(gradient.numpy()) for gradient in gradients]
+    return Observation(weights=tuple(batch.split(flat)[n] for n, flat in enumerate(weights)))
+
+
+def _micro_batch_options(job: Job) -> list[str]:
+    layout = job.layout
+    if isinstance(layout.micro_batches, int):
+        return [f"--micro-batch-size={_micro_batch_size(job, layout.micro_batches)}"]
+    if layout.micro_batches == "tokens":
+        tokens = [int((step.prompt_lengths + step.response_lengths).sum()) for step in job.steps]
+        budget = max(tokens) // (3 * layout.dp * layout.cp) + 1
+        return ["--use-dynamic-batch-size", f"--max-tokens-per-gpu={budget}"]
+    raise Unsupported(f"no micro-batches by {layout.micro_batches}")
+
+
+def _micro_batch_size(job: Job, micro_batches: int) -> int:
+    """The size of which there are just so many micro-batches on every rank, in every step."""
+    wanted = job.layout.dp * micro_batches
+    for size in range(1, max(step.size for step in job.steps) + 1):
+        if all(-(-step.size // size) == wanted for step in job.steps):
+            return size
+    raise Unsupported(f"no size of micro-batches that makes {wanted} of the samples of every step")
+
+
+def _uniform(counts: set[int], what: str) -> int:
+    if len(counts) > 1:
+        raise Unsupported(f"no different numbers of {what}: {sorted(counts)}")
+    return counts.pop()
+
+
+def _numbered(keys: Iterable[Any]) -> list[int]:
+    numbers: dict[Any, int] = {}
+    return [numbers.setdefault(key, len(numbers)) for key in keys]

@@ -12,7 +12,6 @@ import inspect
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
 from adapters import cuda_on_cpu, megatron
@@ -25,11 +24,10 @@ from adapters.contract import (
     Observation,
     Rank,
     Refused,
-    Unsupported,
 )
 from adapters.imports import import_from
 from adapters.probe import ProbedBatch
-from reference.aggregation import Conventions, Mode, SampleUnit
+from reference.aggregation import Conventions, SampleUnit
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -75,9 +73,8 @@ class SlimeAdapter(Adapter):
 
     def describe(self) -> Description:
         """Modes are what the argument parser offers; rollouts count since samples have an id."""
-        four_modes = _has_option("--loss-aggregation")
         return Description(
-            modes=frozenset(Mode if four_modes else (Mode.SAMPLE_MEAN, Mode.TOKEN_MEAN)),
+            modes=megatron.modes(_parser()),
             depths=frozenset({Depth.STEP}),
             conventions=Conventions(
                 sample_unit=SampleUnit.ROLLOUT if _rollout_field() else SampleUnit.SAMPLE
@@ -91,16 +88,11 @@ class SlimeAdapter(Adapter):
         with rank.framework(), cuda_on_cpu.redirected():
             args = arguments(job)
             megatron.join_grid(job.layout.cp, rank.cache)
-            model = _cached_model(args, job, batch.probe_size, rank)
+            model = megatron.cached_model(args, job, batch.probe_size, rank)
             SEAM.probe = model.module.probe
             rollout_data = _rollout_data(args, job, batch)
             gradients = _train(args, model, rollout_data)
-        weights = [batch.weights(gradient.numpy()) for gradient in gradients]
-        if len(weights) != len(job.steps):
-            raise RuntimeError(f"{len(weights)} optimizer steps were made of {len(job.steps)}")
-        return Observation(
-            weights=tuple(batch.split(flat)[step] for step, flat in enumerate(weights))
-        )
+        return megatron.observation(gradients, batch)
 
 
 def arguments(job: Job) -> Any:
@@ -111,27 +103,8 @@ def arguments(job: Job) -> Any:
         Refused: slime declines the configuration.
 
     """
-    rollouts = _same({len(np.unique(step.rollouts)) for step in job.steps}, "rollouts in steps")
-    per_prompt = _same(
-        {
-            len(np.unique(step.rollouts[step.groups == group]))
-            for step in job.steps
-            for group in np.unique(step.groups)
-        },
-        "rollouts of prompts",
-    )
     parser = _parser()
-    args = parser.parse_args(
-        [
-            f"--rollout-batch-size={rollouts * len(job.steps) // per_prompt}",
-            f"--n-samples-per-prompt={per_prompt}",
-            f"--global-batch-size={rollouts}",
-            "--num-rollout=1",
-            f"--context-parallel-size={job.layout.cp}",
-            *_mode_options(job),
-            *_micro_batch_options(job),
-        ]
-    )
+    args = parser.parse_args(megatron.batch_options(job) + megatron.mode_options(job, parser))
     args.train_backend, args.load_debug_rollout_data = "megatron", None
     args.debug_train_only, args.debug_rollout_only = True, False
     try:
@@ -145,59 +118,6 @@ def _parser() -> Any:
     parser = megatron.base_parser()
     _module("utils.arguments").get_slime_extra_args_provider()(parser)
     return parser
-
-
-def _has_option(name: str) -> bool:
-    return name in _parser()._option_string_actions
-
-
-def _mode_options(job: Job) -> list[str]:
-    aggregation = job.aggregation
-    if not _has_option("--loss-aggregation"):
-        return ["--calculate-per-token-loss"] if aggregation.mode is Mode.TOKEN_MEAN else []
-    options = [f"--loss-aggregation={aggregation.mode}"]
-    if aggregation.divisor is not None:
-        options.append(f"--loss-aggregation-divisor={aggregation.divisor}")
-    return options
-
-
-def _micro_batch_options(job: Job) -> list[str]:
-    layout = job.layout
-    if isinstance(layout.micro_batches, int):
-        return [f"--micro-batch-size={_micro_batch_size(job, layout.micro_batches)}"]
-    if layout.micro_batches == "tokens":
-        tokens = [int((step.prompt_lengths + step.response_lengths).sum()) for step in job.steps]
-        budget = max(tokens) // (3 * layout.dp * layout.cp) + 1
-        return ["--use-dynamic-batch-size", f"--max-tokens-per-gpu={budget}"]
-    raise Unsupported(f"no micro-batches by {layout.micro_batches}")
-
-
-def _micro_batch_size(job: Job, micro_batches: int) -> int:
-    """The size of which slime makes just so many micro-batches on every rank, in every step."""
-    wanted = job.layout.dp * micro_batches
-    sizes = range(1, max(step.size for step in job.steps) + 1)
-    for size in sizes:
-        if all(-(-step.size // size) == wanted for step in job.steps):
-            return size
-    raise Unsupported(f"no size of micro-batches that makes {wanted} of the samples of every step")
-
-
-def _same(counts: set[int], what: str) -> int:
-    if len(counts) > 1:
-        raise Unsupported(f"no different numbers of {what}: {sorted(counts)}")
-    return counts.pop()
-
-
-def _cached_model(args: Any, job: Job, probe_size: int, rank: Rank) -> Any:
-    capacity = 1 << probe_size.bit_length()
-    key = (args.calculate_per_token_loss, capacity)
-    if key not in rank.cache:
-        rank.cache[key] = megatron.build_model(
-            capacity,
-            calculate_per_token_loss=args.calculate_per_token_loss,
-            context_parallel_size=job.layout.cp,
-        )
-    return rank.cache[key]
 
 
 def _rollout_data(args: Any, job: Job, batch: ProbedBatch) -> dict[str, Any]:
@@ -226,26 +146,18 @@ def _rollout_data(args: Any, job: Job, batch: ProbedBatch) -> dict[str, Any]:
 
 
 def _samples(batch: ProbedBatch) -> list[Any]:
-    """The batch as slime's sample objects; identifiers are unique over its steps."""
+    """The batch as slime's sample objects."""
     sample_class, rollout_field = _module("utils.types").Sample, _rollout_field()
-    owners = [(n, i) for n, step in enumerate(batch.steps) for i in range(step.size)]
-    groups = _numbered([(n, batch.steps[n].groups[i]) for n, i in owners])
-    rollouts = _numbered([(n, batch.steps[n].rollouts[i]) for n, i in owners])
-    if rollout_field is None and len(set(rollouts)) < len(rollouts):
-        raise Unsupported("no several samples of one rollout")
+    fields = megatron.sample_fields(batch)
+    if rollout_field is None:
+        megatron.require_one_sample_per_rollout(batch)
     return [
         sample_class(
-            group_index=groups[index],
-            tokens=np.concatenate([prompt, response]).tolist(),
-            response_length=len(response),
-            loss_mask=mask.astype(int).tolist(),
-            reward=0.0,
             status=sample_class.Status.COMPLETED,
-            **{"index": index, rollout_field or "index": rollouts[index]},
+            **{"index": index, rollout_field or "index": rollout},
+            **common,
         )
-        for index, (prompt, response, mask) in enumerate(
-            zip(batch.prompts, batch.responses, batch.masks, strict=True)
-        )
+        for index, (rollout, common) in enumerate(fields)
     ]
 
 
@@ -256,20 +168,10 @@ def _rollout_field() -> str | None:
     return "index" if hasattr(_module("ray.rollout"), "build_dp_schedule") else None
 
 
-def _numbered(keys: list[Any]) -> list[int]:
-    numbers: dict[Any, int] = {}
-    return [numbers.setdefault(key, len(numbers)) for key in keys]
-
-
 def _add_advantages(share: dict[str, Any], batch: ProbedBatch) -> None:
-    """Give each sample of a rank's share its advantages, and 0 as its old log-probabilities.
-
-    Samples are known by their first token, whatever slime did with their order.
-    """
+    """Give each sample of a rank's share its advantages, and 0 as its old log-probabilities."""
     slice_with_cp = _module("backends.megatron_utils.cp_utils").slice_log_prob_with_cp
-    of_first_token = {int(ids[0]): i for i, ids in enumerate(batch.prompts)}
-    owners = [of_first_token[int(tokens[0])] for tokens in share["tokens"]]
-    advantages = [torch.from_numpy(batch.advantages[i]).float() for i in owners]
+    advantages = megatron.advantages_of(share["tokens"], batch)
     lengths = zip(advantages, share["total_lengths"], share["response_lengths"], strict=True)
     share["advantages"] = [slice_with_cp(*one) for one in lengths]
     share["log_probs"] = [torch.zeros_like(values) for values in share["advantages"]]

@@ -106,45 +106,53 @@ def _inactive_tokens(evidence: Evidence) -> Diagnosis | None:
 
 def _layout_factor(evidence: Evidence) -> Diagnosis | None:
     """One factor on all weights that is a size of the layout."""
+    return _factor(evidence, _layout_sizes(evidence), _step_sizes(evidence))
+
+
+def _step_factor(evidence: Evidence) -> Diagnosis | None:
+    """One factor on all weights that is a size of the step."""
+    return _factor(evidence, _step_sizes(evidence), {})
+
+
+def _layout_sizes(evidence: Evidence) -> dict[str, int]:
     layout = evidence.layout
     sizes = {"dp": layout.dp, "cp": layout.cp}
     if layout.dp > 1 and layout.cp > 1:
         sizes["dp_cp"] = layout.dp * layout.cp
     if isinstance(layout.micro_batches, int):
         sizes["micro_batches"] = layout.micro_batches
-    return _factor(evidence, sizes)
+    return sizes
 
 
-def _step_factor(evidence: Evidence) -> Diagnosis | None:
-    """One factor on all weights that is a size of the step."""
+def _step_sizes(evidence: Evidence) -> dict[str, int]:
     group_sizes = np.unique(evidence.step.groups, return_counts=True)[1]
-    sizes = {
+    return {
         "group_size": int(group_sizes.max()),
         "prompts": len(group_sizes),
         "samples": evidence.step.size,
     }
-    return _factor(evidence, sizes)
 
 
-def _factor(evidence: Evidence, sizes: dict[str, int]) -> Diagnosis | None:
-    """One of these sizes divided or multiplied by once too often."""
+def _factor(evidence: Evidence, sizes: dict[str, int], others: dict[str, int]) -> Diagnosis | None:
+    """One of ``sizes`` divided or multiplied by once too often; others of that size are named."""
     ratio = evidence.common_ratio
     if ratio is None:
         return None
     for verb, target in (("divided", 1 / ratio), ("multiplied", ratio)):
+        margin = 2 * evidence.tolerance * target
         hits = {
             name: size
-            for name, size in sizes.items()
-            if size > 1 and abs(target - size) <= 2 * evidence.tolerance * size
+            for name, size in (sizes | others).items()
+            if size > 1 and abs(target - size) <= margin
         }
-        if hits:
-            name, size = next(iter(hits.items()))
-            others = "".join(f", or {other}" for other in list(hits)[1:])
+        name = next(iter(hits), None)
+        if name in sizes:
+            also = "".join(f", or {other}" for other in list(hits)[1:])
             return Diagnosis(
                 name=f"{verb}_by_{name}",
                 explanation=(
                     f"every weight is {_fraction(ratio)} of the expected one:"
-                    f" {verb} once too often by {name} = {size}{others}"
+                    f" {verb} once too often by {name} = {hits[name]}{also}"
                 ),
                 numbers={"ratio": ratio, **hits},
             )
