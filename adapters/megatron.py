@@ -22,6 +22,7 @@ from reference.aggregation import Mode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+    from types import ModuleType
 
     from adapters.contract import Job, Rank
     from adapters.probe import ProbedBatch
@@ -30,7 +31,6 @@ SERVER_PACKAGES = (
     "aiohttp",
     "blake3",
     "fastapi",
-    "flash_attn",
     "megatron.training",
     "mooncake",
     "openai",
@@ -63,6 +63,15 @@ def install(plugins: Sequence[str], kernels: Sequence[str]) -> None:
     cuda_on_cpu.install()
     stand_in_for(kernels)
     STOOD_IN.extend([*stand_in([*SERVER_PACKAGES, *plugins]), *kernels])
+
+
+def drop_server_options(*modules: ModuleType) -> None:
+    """Add none of sglang's own options to a framework's parser: no train step reads them."""
+    for module in modules:
+        for name in ("RouterArgs", "ServerArgs"):
+            options = getattr(module, name, None)
+            if options is not None:
+                options.add_cli_args = staticmethod(lambda *args, **kwargs: None)
 
 
 def base_parser() -> argparse.ArgumentParser:

@@ -59,7 +59,9 @@ class SlimeAdapter(Adapter):
         megatron.install(["slime_plugins"], ["slime.backends.megatron_utils.kernels"])
         import_from("slime", [source] if source else [])
         _choose_accelerator()
-        _drop_server_options()
+        megatron.drop_server_options(
+            _module("utils.arguments"), _module("backends.sglang_utils.arguments")
+        )
         for name in (
             "ray.rollout",
             "backends.megatron_utils.model",
@@ -206,17 +208,6 @@ def _schedule(args: Any, model: Any, rollout_data: dict[str, Any]) -> tuple[Any,
 
 def _module(path: str) -> Any:
     return importlib.import_module(f"slime.{path}")
-
-
-def _drop_server_options() -> None:
-    """Add none of sglang's own options to slime's parser: no train step reads them."""
-    for path, name in (
-        ("utils.arguments", "RouterArgs"),
-        ("backends.sglang_utils.arguments", "ServerArgs"),
-    ):
-        options = getattr(_module(path), name, None)
-        if options is not None:
-            options.add_cli_args = staticmethod(lambda *args, **kwargs: None)
 
 
 def _choose_accelerator() -> None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from conformance.judge import judge_weights
 from conformance.ranks import Crashed, Ran
 from conformance.report import Diagnosis, Finding, Verdict
+from reference.aggregation import Mode
 
 if TYPE_CHECKING:
     from adapters.contract import Description
@@ -46,9 +49,23 @@ def _missing(cell: Cell, description: Description) -> str | None:
     return None
 
 
+def _may_refuse(cell: Cell) -> bool:
+    """Whether declining is right.
+
+    It is where a step has no active token, so that there is nothing to compute, and for
+    `prompt_mean` where the prompt groups do not share out evenly over the data-parallel ranks:
+    miles' pull request 1498 keeps groups whole on a rank and rejects such steps.
+    """
+    steps, dp = cell.case.steps, cell.layout.dp
+    if not all(step.mask.any() for step in steps):
+        return True
+    uneven = any(len(np.unique(step.groups)) % dp for step in steps)
+    return cell.aggregation.mode is Mode.PROMPT_MEAN and uneven
+
+
 def _refused(cell: Cell, message: str) -> Finding:
-    """A refusal is right only where there is nothing to compute."""
-    if not all(step.mask.any() for step in cell.case.steps):
+    """A refusal where the contract allows one; elsewhere it is a mismatch."""
+    if _may_refuse(cell):
         return _finding(cell, verdict=Verdict.REFUSED, message=message)
     return _finding(
         cell,

@@ -106,6 +106,15 @@ class WithoutPromptMean(TwoLayouts):
         return super().observe(job, rank)
 
 
+class WholeGroupsOnly(TwoLayouts):
+    """Refuses what does not share prompt groups out evenly, in every mode."""
+
+    def observe(self, job: Job, rank: Rank) -> Observation:
+        if any(len(set(step.groups.tolist())) % job.layout.dp for step in job.steps):
+            raise Refused("ValueError: 3 prompt groups on 2 ranks")
+        return super().observe(job, rank)
+
+
 class Unloadable(TwoLayouts):
     def load(self, source: Path | None) -> None:
         raise ImportError("No module named 'flash_attn'")

@@ -78,6 +78,19 @@ def test_what_the_framework_lacks_and_may_refuse_is_no_failure(tmp_path: Path) -
     }
 
 
+def test_refusing_to_split_prompt_groups_is_right_for_prompt_mean_only(tmp_path: Path) -> None:
+    result = command.run(
+        tmp_path, "wholegroupsonly", "--layout=dp2-cp1-mb1-bshd", "-k", "split_groups"
+    )
+
+    assert {f["mode"]: f["verdict"] for f in result.report["findings"]} == {
+        "sample_mean": "mismatch",
+        "prompt_mean": "refused",
+        "token_mean": "mismatch",
+        "constant": "mismatch",
+    }
+
+
 def test_refusal_of_an_ordinary_step_is_a_mismatch_in_the_frameworks_words(tmp_path: Path) -> None:
     result = command.run(tmp_path, "declining", "--modes=constant", *ONE_CASE)
 
