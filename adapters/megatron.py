@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from types import ModuleType
 
-    from adapters.contract import Job, Rank
+    from adapters.contract import Job, Layout, Rank
     from adapters.probe import ProbedBatch
 
 SERVER_PACKAGES = (
@@ -226,6 +226,16 @@ def batch_options(job: Job) -> list[str]:
         f"--context-parallel-size={job.layout.cp}",
         *_micro_batch_options(job),
     ]
+
+
+def train_parallel_config(layout: Layout) -> dict[str, int]:
+    """What slime's and miles' trainers tell the rollout side of a layout."""
+    return {
+        "dp_size": layout.dp,
+        "cp_size": layout.cp,
+        "vpp_size": 1,
+        "microbatch_group_size_per_vp_stage": 1,
+    }
 
 
 def mode_options(job: Job, parser: argparse.ArgumentParser) -> list[str]:

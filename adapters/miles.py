@@ -18,6 +18,7 @@ from adapters import cuda_on_cpu, megatron
 from adapters.contract import Adapter, Depth, Description, Job, Layout, Observation, Rank, Refused
 from adapters.imports import import_from
 from adapters.probe import ProbedBatch
+from reference.aggregation import Conventions, SampleUnit
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -53,8 +54,7 @@ class MilesAdapter(Adapter):
         megatron.drop_server_options(
             _module("utils.arguments"), _module("backends.sglang_utils.arguments")
         )
-        for name in ("ray.rollout.train_data_conversion", "utils.data"):
-            _module(name).ray = SimpleNamespace(put=_itself, get=_itself)
+        _pass_objects_through()
         # sglang's debug dumper reads its settings by a class of its own; it stays off.
         _module("utils.dumper_utils")._get_phase_override_configs = lambda *args: {"enable": False}
         processors = _module("backends.training_utils.loss_hub.logit_processors")
@@ -68,13 +68,17 @@ class MilesAdapter(Adapter):
         return Description(
             modes=megatron.modes(_parser()),
             depths=frozenset({Depth.STEP}),
+            conventions=Conventions(
+                sample_unit=SampleUnit.ROLLOUT if _knows_rollouts() else SampleUnit.SAMPLE
+            ),
             stand_ins=tuple(megatron.STOOD_IN),
         )
 
     def observe(self, job: Job, rank: Rank) -> Observation:
         """Train all steps of the batch as the optimizer steps of one rollout."""
         batch = ProbedBatch(job.steps)
-        megatron.require_one_sample_per_rollout(batch)
+        if not _knows_rollouts():
+            megatron.require_one_sample_per_rollout(batch)
         with rank.framework(), cuda_on_cpu.redirected():
             args = arguments(job)
             megatron.join_grid(job.layout.cp, rank.cache)
@@ -132,21 +136,34 @@ def _rollout_data(args: Any, job: Job, batch: ProbedBatch) -> dict[str, Any]:
     except (AssertionError, ValueError) as error:
         raise Refused(f"{type(error).__name__}: {error}") from error
     share = _module("backends.training_utils.data").get_rollout_data(args, references)
+    if isinstance(share, tuple):  # newer versions also hand out what the share was fetched with
+        share = share[0]
     _add_advantages(args, share, batch)
     return share
 
 
 def _split(conversion: Any, args: Any, data: Any, job: Job) -> Any:
     split = conversion.split_train_data_by_dp
-    return split(args, data, job.layout.dp)
+    if "dp_size" in inspect.signature(split).parameters:
+        return split(args, data, job.layout.dp)
+    return split(args, data, megatron.train_parallel_config(job.layout))
+
+
+def _knows_rollouts() -> bool:
+    return "rollout_id" in inspect.signature(_module("utils.types").Sample).parameters
 
 
 def _samples(batch: ProbedBatch) -> list[Any]:
     """The batch as miles' sample objects."""
     sample_class = _module("utils.types").Sample
     return [
-        sample_class(index=index, status=sample_class.Status.COMPLETED, **common)
-        for index, (_, common) in enumerate(megatron.sample_fields(batch))
+        sample_class(
+            index=index,
+            status=sample_class.Status.COMPLETED,
+            **({"rollout_id": rollout} if _knows_rollouts() else {}),
+            **common,
+        )
+        for index, (rollout, common) in enumerate(megatron.sample_fields(batch))
     ]
 
 
@@ -171,6 +188,7 @@ def _train(args: Any, model: Any, rollout_data: dict[str, Any]) -> list[torch.Te
     optimizer = megatron.ReadingOptimizer(model)
     get_data_iterator = _module("backends.training_utils.data").get_data_iterator
     iterator, num_microbatches = get_data_iterator(args, [model], rollout_data)
+    rollouts = rollout_data.get("num_rollouts", [None] * len(num_microbatches))
     for step, micro_batches in enumerate(num_microbatches):
         _call(
             training.train_one_step,
@@ -182,10 +200,25 @@ def _train(args: Any, model: Any, rollout_data: dict[str, Any]) -> list[torch.Te
             optimizer=optimizer,
             opt_param_scheduler=megatron.scheduler(),
             num_microbatches=micro_batches,
+            num_rollouts=rollouts[step],
             witness_info=None,
             attempt=0,
         )
     return optimizer.gradients
+
+
+def _pass_objects_through() -> None:
+    """Put between conversion and training nothing where miles has an object store."""
+    for name in ("ray.rollout.train_data_conversion", "utils.data"):
+        module = _module(name)
+        if hasattr(module, "ray"):
+            module.ray = SimpleNamespace(put=_itself, get=_itself)
+        if hasattr(module, "object_store"):
+            store = SimpleNamespace(
+                put=lambda value, value_spec: value,
+                get=lambda value: SimpleNamespace(value=value),
+            )
+            module.object_store.get_instance = lambda store=store: store
 
 
 def _set_parallel_state(args: Any) -> None:

@@ -129,12 +129,7 @@ def _rollout_data(args: Any, job: Job, batch: ProbedBatch) -> dict[str, Any]:
     manager.args = args
     manager.custom_reward_post_process_func = None
     manager.custom_convert_samples_to_train_data_func = None
-    manager.train_parallel_config = {
-        "dp_size": job.layout.dp,
-        "cp_size": job.layout.cp,
-        "vpp_size": 1,
-        "microbatch_group_size_per_vp_stage": 1,
-    }
+    manager.train_parallel_config = megatron.train_parallel_config(job.layout)
     split = manager._split_train_data_by_dp
     dp_size = [job.layout.dp] if "dp_size" in inspect.signature(split).parameters else []
     try:
