@@ -53,11 +53,12 @@ def test_commands_on_native(tmp_path: Path, line: str) -> None:
 )
 @pytest.mark.parametrize("line", [line for line in WITH_SOURCE if "@" in line])
 def test_commands_with_a_source(tmp_path: Path, line: str) -> None:
-    repository = Path(os.environ[command.SOURCES]) / "SkyRL"
+    adapter = re.search("--adapter=([a-z]+)", line)[1]  # type: ignore[index]
+    repository = Path(os.environ[command.SOURCES]) / {"skyrl": "SkyRL"}.get(adapter, adapter)
     arguments = shlex.split(line.replace("PATH", str(repository)))[1:]
-    process = command.start(tmp_path, *arguments, "--layout=dp1-cp1-mb1-bshd")
+    process = command.start(tmp_path, *arguments, "--layout=dp1-cp1-mb1-thd")
 
-    assert command.finish(process, tmp_path, "skyrl").status == 0
+    assert command.finish(process, tmp_path, adapter).report["complete"]
 
 
 def test_every_option_is_documented() -> None:
