@@ -116,6 +116,12 @@ class Layout:
         return f"dp{self.dp}-cp{self.cp}-mb{self.micro_batches}-{self.format}"
 
 
+def grids(largest: int) -> list[tuple[int, int]]:
+    """Every (dp, cp) out of 1, 2 and 4 on up to ``largest`` ranks, small worlds first."""
+    fitting = [(dp, cp) for dp in (1, 2, 4) for cp in (1, 2, 4) if dp * cp <= largest]
+    return sorted(fitting, key=lambda grid: grid[0] * grid[1])
+
+
 @dataclass(frozen=True, kw_only=True)
 class Job:
     """One thing to run on all ranks of a layout: the optimizer steps of one batch of rollouts."""

@@ -16,13 +16,15 @@ import torch
 from torch import nn
 
 from adapters import cuda_on_cpu
-from adapters.contract import Observation, Unsupported
+from adapters.contract import Unsupported
 from adapters.imports import stand_in, stand_in_for
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from types import ModuleType
+
+    from numpy.typing import NDArray
 
     from adapters.contract import Job, Layout, Rank
     from adapters.probe import ProbedBatch
@@ -169,7 +171,7 @@ class ReadingOptimizer:
     """Keeps the probe's gradient as an optimizer would find it, and reports success."""
 
     def __init__(self, model: Any) -> None:
-        self.gradients: list[torch.Tensor] = []
+        self.gradients: list[NDArray[np.float32]] = []
         self._probe = model.module.probe
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
@@ -177,7 +179,7 @@ class ReadingOptimizer:
 
     def step(self) -> tuple[bool, float, int]:
         """Megatron's answer: success, gradient norm, number of zeros."""
-        self.gradients.append(self._probe.main_grad.detach().cpu().clone())
+        self.gradients.append(self._probe.main_grad.detach().cpu().numpy().copy())
         return True, 0.0, 0
 
 
@@ -313,19 +315,6 @@ def advantages_of(token_ids: Sequence[torch.Tensor], batch: ProbedBatch) -> list
     of_first_token = {int(ids[0]): i for i, ids in enumerate(batch.prompts)}
     owners = [of_first_token[int(ids[0])] for ids in token_ids]
     return [torch.from_numpy(batch.advantages[i]).float() for i in owners]
-
-
-def observation(gradients: Sequence[torch.Tensor], batch: ProbedBatch) -> Observation:
-    """What every rank holds: the final weights of one optimizer step after another.
-
-    Raises:
-        RuntimeError: the framework made another number of optimizer steps.
-
-    """
-    if len(gradients) != len(batch.steps):
-        raise RuntimeError(f"{len(gradients)} optimizer steps were made of {len(batch.steps)}")
-    weights = [batch.weights(gradient.numpy()) for gradient in gradients]
-    return Observation(weights=tuple(batch.split(flat)[n] for n, flat in enumerate(weights)))
 
 
 def _micro_batch_options(job: Job) -> list[str]:

@@ -15,7 +15,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from adapters import cuda_on_cpu, megatron
-from adapters.contract import Adapter, Depth, Description, Job, Layout, Observation, Rank, Refused
+from adapters.contract import (
+    Adapter,
+    Depth,
+    Description,
+    Job,
+    Layout,
+    Observation,
+    Rank,
+    Refused,
+    grids,
+)
 from adapters.imports import import_from
 from adapters.probe import ProbedBatch
 from reference.aggregation import Conventions, SampleUnit
@@ -23,6 +33,9 @@ from reference.aggregation import Conventions, SampleUnit
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
+
+    import numpy as np
+    from numpy.typing import NDArray
 
 SEAM = megatron.ProbeSeam()
 
@@ -38,10 +51,9 @@ class MilesAdapter(Adapter):
 
     def layouts(self) -> Sequence[Layout]:
         """Data × context parallelism on up to 8 ranks, packed rows; padded ones of fixed number."""
-        grids = [(dp, cp) for dp in (1, 2, 4) for cp in (1, 2, 4) if dp * cp <= 8]
         return [
             Layout(dp=dp, cp=cp, micro_batches=micro_batches, format=storage)
-            for dp, cp in sorted(grids, key=lambda grid: grid[0] * grid[1])
+            for dp, cp in grids(largest=8)
             for micro_batches in (1, 2, "tokens")
             for storage in ("thd", "bshd")
             if (micro_batches, storage) != ("tokens", "bshd")
@@ -87,7 +99,7 @@ class MilesAdapter(Adapter):
             SEAM.probe = model.module.probe
             rollout_data = _rollout_data(args, job, batch)
             gradients = _train(args, model, rollout_data)
-        return megatron.observation(gradients, batch)
+        return Observation(weights=batch.weights_of_steps(gradients))
 
 
 def arguments(job: Job) -> Any:
@@ -181,7 +193,7 @@ def _add_advantages(args: Any, share: dict[str, Any], batch: ProbedBatch) -> Non
     share["log_probs"] = [torch.zeros_like(values) for values in share["advantages"]]
 
 
-def _train(args: Any, model: Any, rollout_data: dict[str, Any]) -> list[torch.Tensor]:
+def _train(args: Any, model: Any, rollout_data: dict[str, Any]) -> list[NDArray[np.float32]]:
     """The probe's gradient at every optimizer step of the batch."""
     training = _module("backends.megatron_utils.model")
     training.get_args = lambda: args

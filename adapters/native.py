@@ -24,6 +24,7 @@ from adapters.contract import (
     Layout,
     Observation,
     Rank,
+    grids,
 )
 from adapters.probe import PADDING_ID, ProbedBatch
 from reference.aggregation import Mode
@@ -49,10 +50,9 @@ class NativeAdapter(Adapter):
 
     def layouts(self) -> Sequence[Layout]:
         """Every dp × cp of powers of two on up to 8 ranks."""
-        grids = [(dp, cp) for dp in (1, 2, 4) for cp in (1, 2, 4) if dp * cp <= 8]
         return [
             Layout(dp=dp, cp=cp, micro_batches=micro_batches, format=storage)
-            for dp, cp in sorted(grids, key=lambda grid: grid[0] * grid[1])
+            for dp, cp in grids(largest=8)
             for micro_batches in (1, 2, "uneven")
             for storage in ("thd", "bshd")
         ]

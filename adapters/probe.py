@@ -70,6 +70,21 @@ class ProbedBatch:
         ids = np.concatenate(self.responses)
         return gradient[ids].astype(np.float64) / -np.concatenate(self.advantages)
 
+    def weights_of_steps(
+        self, gradients: Sequence[NDArray[np.float32]]
+    ) -> tuple[NDArray[np.float64], ...]:
+        """Each step's weights, from the probe's gradients at one optimizer step after another.
+
+        Raises:
+            RuntimeError: the framework made another number of optimizer steps.
+
+        """
+        if len(gradients) != len(self.steps):
+            raise RuntimeError(f"{len(gradients)} optimizer steps were made of {len(self.steps)}")
+        return tuple(
+            self.split(self.weights(gradient))[number] for number, gradient in enumerate(gradients)
+        )
+
     def split(self, weights: NDArray[np.float64]) -> tuple[NDArray[np.float64], ...]:
         """Cut a flat array over all steps into one per step."""
         ends = np.cumsum([len(step.mask) for step in self.steps])

@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import ModuleType
 
+    from numpy.typing import NDArray
+
     from reference.step import Step
 
 LOSS_REDUCTIONS = {
@@ -111,9 +113,8 @@ class SkyRLAdapter(Adapter):
         trainer = _trainer(config, _Dispatch(worker, job.layout.dp))
         with rank.framework():
             trainer.train_critic_and_policy(_training_input(trainer, batch))
-        weights = [batch.weights(gradient.numpy()) for gradient in worker.gradients]
         return Observation(
-            weights=tuple(batch.split(flat)[step] for step, flat in enumerate(weights)),
+            weights=batch.weights_of_steps(worker.gradients),
             combine=Combine.REPLICATED if job.depth is Depth.STEP else Combine.MEAN,
         )
 
@@ -341,7 +342,7 @@ def _build_worker(config: Any, job: Job, capacity: int, rank: Rank) -> Any:
     worker.model, worker.optimizer, worker.scheduler = prepared
     worker.gradients = []
     worker.optimizer.register_step_pre_hook(
-        lambda optimizer, args, kwargs: worker.gradients.append(_gradient(optimizer))
+        lambda optimizer, args, kwargs: worker.gradients.append(_take_gradient(optimizer))
     )
     return worker
 
@@ -352,13 +353,16 @@ def _packing(model_wrapper: type, job: Job) -> dict[str, bool]:
     return {name: job.layout.format == "thd"}
 
 
-def _gradient(optimizer: torch.optim.Optimizer) -> torch.Tensor:
-    """The probe's whole gradient [capacity], as the optimizer is about to use it."""
+def _take_gradient(optimizer: torch.optim.Optimizer) -> NDArray[np.float32]:
+    """The probe's whole gradient [capacity], as the optimizer is about to use it.
+
+    The optimizer finds zeros: NaN, even at a learning rate of 0, would spoil the probe for good.
+    """
     [probe] = optimizer.param_groups[0]["params"]
-    gradient = probe.grad
-    if isinstance(gradient, DTensor):
-        gradient = gradient.full_tensor()
-    return gradient.detach().cpu().clone()
+    whole = probe.grad.full_tensor() if isinstance(probe.grad, DTensor) else probe.grad
+    gradient = whole.detach().cpu().numpy().copy()
+    probe.grad.zero_()
+    return gradient
 
 
 class _ProbeLayer(nn.Module):

@@ -125,12 +125,5 @@ def test_seam_adds_the_probe_to_the_log_probabilities_of_the_tokens() -> None:
     assert seen == [0, 0, 0], "the policy knows one token"
 
 
-def test_another_number_of_optimizer_steps_is_noticed() -> None:
-    batch = ProbedBatch(CASES["two_steps"].steps)
-
-    with pytest.raises(RuntimeError, match="1 optimizer steps were made of 2"):
-        megatron.observation([torch.zeros(batch.probe_size)], batch)
-
-
 def test_aggregation_of_the_corpus_is_the_default_divisor() -> None:
     assert job("uneven_lengths", Mode.CONSTANT).aggregation == Aggregation(Mode.CONSTANT, 40)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from adapters.probe import ADVANTAGES, ProbedBatch
 from conformance.strategies import steps
-from reference.step import Step
+from reference.step import Sample, Step
 
 
 @given(st.lists(steps(), min_size=1, max_size=3))
@@ -34,6 +35,16 @@ def test_weights_are_read_back_exactly(batch: list[Step], seed: int) -> None:
 
     assert probed.weights(gradient).tolist() == weights.tolist()
     assert [len(part) for part in probed.split(weights)] == [len(step.mask) for step in batch]
+
+
+def test_another_number_of_optimizer_steps_is_noticed() -> None:
+    steps_of_one_sample = [
+        Step.of([Sample(prompt_length=1, loss_mask=[1], group=0)]) for _ in range(2)
+    ]
+    batch = ProbedBatch(tuple(steps_of_one_sample))
+
+    with pytest.raises(RuntimeError, match="1 optimizer steps were made of 2"):
+        batch.weights_of_steps([np.zeros(batch.probe_size, np.float32)])
 
 
 def test_advantages_are_signed_powers_of_two() -> None:
