@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -51,14 +52,25 @@ def test_commands_on_native(tmp_path: Path, line: str) -> None:
 @pytest.mark.skipif(
     command.SOURCES not in os.environ, reason=f"{command.SOURCES} names no folder of checkouts"
 )
-@pytest.mark.parametrize("line", [line for line in WITH_SOURCE if "@" in line])
+@pytest.mark.parametrize("line", WITH_SOURCE)
 def test_commands_with_a_source(tmp_path: Path, line: str) -> None:
     adapter = re.search("--adapter=([a-z]+)", line)[1]  # type: ignore[index]
     repository = Path(os.environ[command.SOURCES]) / {"skyrl": "SkyRL"}.get(adapter, adapter)
+    if "@" not in line:
+        repository = checkout(repository, tmp_path / "checkout")
     arguments = shlex.split(line.replace("PATH", str(repository)))[1:]
     process = command.start(tmp_path, *arguments, "--layout=dp1-cp1-mb1-thd")
 
     assert command.finish(process, tmp_path, adapter).report["complete"]
+
+
+def checkout(repository: Path, folder: Path) -> Path:
+    """A work tree of the newest commit, with SkyRL's packages in it."""
+    clone = ["git", "clone", "--quiet", "--shared", "--no-checkout", str(repository), str(folder)]
+    files = ["git", "-C", str(folder), "checkout", "--quiet", "HEAD", "--", "skyrl", "skyrl-gym"]
+    for arguments in (clone, files):
+        subprocess.run(arguments, check=True)
+    return folder
 
 
 def test_every_option_is_documented() -> None:

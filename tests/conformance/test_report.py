@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import jsonschema
+import pytest
 
 import conformance
 from conformance.report import FIELD_ORDER, Report, Selection, Summary, Verdict
@@ -14,6 +15,8 @@ from reference.aggregation import Mode
 from tests.conformance.test_journal import HEADER, finding
 
 SCHEMA = Path(conformance.__file__).parent / "report.schema.json"
+
+COMMITTED = sorted((Path(conformance.__file__).parents[1] / "reports").glob("*/v*.json"))
 
 
 def test_published_schema_is_up_to_date() -> None:
@@ -25,6 +28,16 @@ def test_report_satisfies_the_published_schema() -> None:
     report = Report.assemble(HEADER, [finding("a")], Selection(selected=1, deselected=0))
 
     jsonschema.validate(json.loads(report.to_json()), json.loads(SCHEMA.read_text()))
+
+
+@pytest.mark.parametrize("path", COMMITTED, ids=lambda path: path.stem)
+def test_committed_reports_are_complete_and_as_the_harness_writes_them(path: Path) -> None:
+    report = Report.load(path)
+
+    jsonschema.validate(json.loads(path.read_text()), json.loads(SCHEMA.read_text()))
+    assert report.complete
+    assert report.to_json() == path.read_text()
+    assert report.summary == Summary.of(report.findings)
 
 
 def test_report_reads_back_as_it_was_written() -> None:
