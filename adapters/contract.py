@@ -195,7 +195,6 @@ class Adapter(ABC):
 
     Raises:
         InvalidEngineError: the engine is none of ``engines``.
-
     """
 
     name: ClassVar[str]
@@ -233,7 +232,6 @@ class Adapter(ABC):
 
         Raises:
             ImportError: the framework or something it needs is missing.
-
         """
 
     @abstractmethod
@@ -247,5 +245,4 @@ class Adapter(ABC):
         Raises:
             Unsupported: the framework has no such mode, depth or layout.
             Refused: its startup validation declined the configuration.
-
         """

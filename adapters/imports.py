@@ -27,7 +27,6 @@ def import_from(package: str, folders: Iterable[Path]) -> types.ModuleType:
     Raises:
         ImportError: the package is in no folder and not installed.
         WrongSourceError: this process already imported it from elsewhere.
-
     """
     roots = [str(folder.resolve()) for folder in folders]
     sys.path[:0] = [root for root in roots if root not in sys.path]
@@ -50,7 +49,6 @@ def stand_in(packages: Sequence[str]) -> list[str]:
 
     Returns:
         The names stood in for.
-
     """
     missing = [name for name in packages if importlib.util.find_spec(name) is None]
     stand_in_for(missing)

@@ -209,7 +209,6 @@ def batch_options(job: Job) -> list[str]:
 
     Raises:
         Unsupported: steps or prompts of different sizes, or micro-batches of another kind.
-
     """
     rollouts = _uniform({len(np.unique(step.rollouts)) for step in job.steps}, "rollouts in steps")
     per_prompt = _uniform(
@@ -304,7 +303,6 @@ def require_one_sample_per_rollout(batch: ProbedBatch) -> None:
 
     Raises:
         Unsupported: some rollout has several samples.
-
     """
     if any(len(np.unique(step.rollouts)) < step.size for step in batch.steps):
         raise Unsupported("no several samples of one rollout")

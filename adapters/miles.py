@@ -108,7 +108,6 @@ def arguments(job: Job) -> Any:
     Raises:
         Unsupported: this version lacks an option that the job needs.
         Refused: miles declines the configuration.
-
     """
     parser = _parser()
     args = parser.parse_args(

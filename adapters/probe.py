@@ -77,7 +77,6 @@ class ProbedBatch:
 
         Raises:
             RuntimeError: the framework made another number of optimizer steps.
-
         """
         if len(gradients) != len(self.steps):
             raise RuntimeError(f"{len(gradients)} optimizer steps were made of {len(self.steps)}")

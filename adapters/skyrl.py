@@ -137,7 +137,6 @@ def configure(job: Job) -> Any:
     Raises:
         Unsupported: this version lacks an option that the layout needs.
         Refused: SkyRL declines the configuration.
-
     """
     prompts, rollouts_per_prompt = _prompts_per_step(job.steps), _rollouts_per_prompt(job.steps)
     config = _module("train.config").SkyRLTrainConfig()

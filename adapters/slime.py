@@ -106,7 +106,6 @@ def arguments(job: Job) -> Any:
     Raises:
         Unsupported: this version lacks an option that the job needs.
         Refused: slime declines the configuration.
-
     """
     parser = _parser()
     args = parser.parse_args(megatron.batch_options(job) + megatron.mode_options(job, parser))

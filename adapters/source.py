@@ -44,7 +44,6 @@ def resolve(adapter: Adapter, text: str | None) -> Source:
 
     Raises:
         SourceError: the message names what was looked for and the way out.
-
     """
     if text is None:
         return _installed(adapter)

@@ -29,7 +29,6 @@ class Journal:
 
     Raises:
         ReportPathError: nothing can be written there.
-
     """
 
     def __init__(self, path: Path) -> None:

@@ -213,7 +213,6 @@ def _settings(config: pytest.Config) -> Settings:
 
     Raises:
         pytest.UsageError: what is wrong with it, and the way out.
-
     """
     if SETTINGS not in config.stash:
         from conformance.settings import SETTINGS_ERRORS

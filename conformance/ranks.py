@@ -115,7 +115,6 @@ class RankPool:
 
         Raises:
             StartError: it cannot be imported.
-
         """
         self._start()
         assert self._description is not None
@@ -131,7 +130,6 @@ class RankPool:
 
         Raises:
             StartError: the framework cannot be imported.
-
         """
         self._start()
         size = job.layout.world_size

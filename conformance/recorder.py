@@ -53,7 +53,6 @@ class Recorder:
 
     Raises:
         ReportPathError: it cannot be written.
-
     """
 
     settings: Settings

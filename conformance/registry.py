@@ -28,7 +28,6 @@ def create(name: str, engine: str | None = None) -> Adapter:
     Raises:
         AdapterError: there is none of that name, or it cannot be imported.
         InvalidEngineError: it has no such engine.
-
     """
     _require_our_packages()
     entry = known().get(name)

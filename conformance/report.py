@@ -166,7 +166,6 @@ class Report(Header):
         Raises:
             OSError: it cannot be read.
             pydantic.ValidationError: it is no report of this schema; says which field is wrong.
-
         """
         return cls.model_validate_json(path.read_bytes())
 

@@ -91,7 +91,6 @@ class Settings:
 
         Raises:
             ValueError: one of SETTINGS_ERRORS.
-
         """
         if max_ranks < 1:
             raise InvalidSettingsError(f"--max-ranks is {max_ranks}; at least one rank is needed")

@@ -65,7 +65,6 @@ class Aggregation:
         InvalidAggregationError: an unknown mode; a divisor missing, given to another mode, or not
             a positive finite number (a bool is none). The rule is the startup validation demanded
             in miles' pull request 1328: any other divisor silently rescales the gradient.
-
     """
 
     mode: Mode

@@ -34,7 +34,6 @@ def gamma(operations: int, unit_roundoff: float) -> float:
 
     Raises:
         ValueError: so many roundings that nothing is known of the result.
-
     """
     product = operations * unit_roundoff
     if product >= 1:

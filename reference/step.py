@@ -44,7 +44,6 @@ class Step:
     Raises:
         InvalidStepError: no samples, a mask of the wrong length or with values other than 0 and 1,
             or lengths that no sequence can have.
-
     """
 
     prompt_lengths: NDArray[np.int64]
