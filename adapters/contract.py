@@ -58,62 +58,108 @@ class Combine(StrEnum):
     SUM = "sum"
     MEAN = "mean"
 
+    SUM_PER_COUNTED_TOKEN = "sum_per_counted_token"
+    """Add up and divide by all the tokens that the framework counted on the ranks."""
+
+    SUM_PER_TOKEN = "sum_per_token"
+    """Add up and divide by the active tokens of the step."""
+
+    SUM_PER_SAMPLE = "sum_per_sample"
+    """Add up and divide by the samples of the step, in the unit of the conventions."""
+
+
+class Option(StrEnum):
+    """A setting that changes how a step is run and must not change what it computes."""
+
+    ALLGATHER_CP = "allgather_cp"
+    """Context-parallel ranks hold one stretch of the packed row each, and gather the others'."""
+
+    AVERAGE_IN_COLLECTIVE = "average_in_collective"
+    """Gradients are averaged by the all-reduce itself and not scaled before it."""
+
+    BALANCE_DATA = "balance_data"
+    """Samples are dealt to data-parallel ranks by length."""
+
+    DISTRIBUTED_OPTIMIZER = "distributed_optimizer"
+    """Gradients are reduce-scattered: a rank has the final ones of its shard alone."""
+
+    OVERLAP_GRAD_REDUCE = "overlap_grad_reduce"
+    """Gradients are reduced bucket by bucket while the backward pass goes on."""
+
 
 class InvalidLayoutError(ValueError):
     """A layout that cannot be read or cannot exist."""
 
 
-_LAYOUT = re.compile(r"dp(\d+)-cp(\d+)-mb(\d+|uneven|tokens)-(thd|bshd)")
+_LAYOUT = re.compile(r"dp(\d+)-cp(\d+)(?:-tp(\d+))?-mb(\d+|uneven|tokens)-(thd|bshd)((?:\+\w+)*)")
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class Layout:
     """How a step is cut over ranks and time.
 
-    ``dp`` and ``cp`` count data- and context-parallel ranks (Ulysses sequence parallelism counts as
-    context parallelism). ``micro_batches`` is how many micro-batches a rank's samples are cut into:
-    a number of equal ones, ``uneven`` ones of different sample counts, or ones filled up to a
-    budget of ``tokens``. ``format`` says how a micro-batch is stored: ``thd`` one sample after
-    another, ``bshd`` a row per sample padded to one width.
+    ``dp``, ``cp`` and ``tp`` count data-, context- and tensor-parallel ranks (Ulysses sequence
+    parallelism counts as context parallelism); ranks are numbered along ``tp`` first, then along
+    ``cp``. ``micro_batches`` is how many micro-batches a rank's samples are cut into: a number of
+    equal ones, ``uneven`` ones of different sample counts, or ones filled up to a budget of
+    ``tokens``. ``format`` says how a micro-batch is stored: ``thd`` one sample after another,
+    ``bshd`` a row per sample padded to one width. ``options`` are what is set besides.
     """
 
     dp: int = 1
     cp: int = 1
+    tp: int = 1
     micro_batches: int | Literal["uneven", "tokens"] = 1
     format: Literal["thd", "bshd"] = "bshd"
+    options: tuple[Option, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("dp", "cp", "micro_batches"):
+        for name in ("dp", "cp", "tp", "micro_batches"):
             value = getattr(self, name)
             if isinstance(value, int) and value < 1:
                 raise InvalidLayoutError(
                     f"{name} of {self} is {value}, but there is at least one; give 1 or more"
                 )
+        object.__setattr__(self, "options", tuple(sorted(set(self.options))))
 
     @property
     def world_size(self) -> int:
         """Number of ranks the layout takes."""
-        return self.dp * self.cp
+        return self.dp * self.cp * self.tp
 
     @classmethod
     def parse(cls, text: str) -> Layout:
-        """Read the form that `str` gives, such as ``dp2-cp2-mbuneven-thd``."""
+        """Read the form that `str` gives, such as ``dp2-cp2-mbuneven-thd+balance_data``."""
         match = _LAYOUT.fullmatch(text)
         if match is None:
             raise InvalidLayoutError(
-                f"layout {text!r} is not of the form dp2-cp1-mb2-thd"
-                " (mb: a number, uneven or tokens; then thd or bshd)"
+                f"layout {text!r} is not of the form dp2-cp1-mb2-thd or dp2-cp1-tp2-mb2-thd"
+                " (mb: a number, uneven or tokens; then thd or bshd; then options, such as"
+                " +balance_data)"
             )
-        dp, cp, micro_batches, storage = match.groups()
+        dp, cp, tp, micro_batches, storage, options = match.groups()
         return cls(
             dp=int(dp),
             cp=int(cp),
+            tp=int(tp or 1),
             micro_batches=int(micro_batches) if micro_batches.isdigit() else micro_batches,  # type: ignore[arg-type]
             format=storage,  # type: ignore[arg-type]
+            options=tuple(_option(name, text) for name in options.split("+")[1:]),
         )
 
     def __str__(self) -> str:
-        return f"dp{self.dp}-cp{self.cp}-mb{self.micro_batches}-{self.format}"
+        tp = f"-tp{self.tp}" if self.tp != 1 else ""
+        options = "".join(f"+{option}" for option in self.options)
+        return f"dp{self.dp}-cp{self.cp}{tp}-mb{self.micro_batches}-{self.format}{options}"
+
+
+def _option(name: str, layout: str) -> Option:
+    try:
+        return Option(name)
+    except ValueError:
+        raise InvalidLayoutError(
+            f"option {name!r} of layout {layout} is unknown; choose {', '.join(Option)}"
+        ) from None
 
 
 def grids(largest: int) -> list[tuple[int, int]]:
@@ -142,6 +188,8 @@ class Observation:
 
     weights: tuple[NDArray[np.float64], ...]
     combine: Combine = Combine.REPLICATED
+    counted_tokens: tuple[float, ...] = ()
+    """For each step, what the framework on this rank counted, for `SUM_PER_COUNTED_TOKEN`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,6 +198,10 @@ class Description:
 
     modes: frozenset[Mode] = frozenset(Mode)
     depths: frozenset[Depth] = frozenset(Depth)
+    options: frozenset[Option] = frozenset()
+    largest_tp: int = 1
+    """How many tensor-parallel ranks it can be driven with."""
+
     conventions: Conventions = DEFAULT_CONVENTIONS
     dtype: str = "float32"
     stand_ins: tuple[str, ...] = ()
@@ -186,15 +238,10 @@ class Rank:
         return seconds
 
 
-class InvalidEngineError(ValueError):
-    """An adapter was asked for an engine that it does not drive."""
-
-
 class Adapter(ABC):
-    """Drives one framework with one of its engines. Instances are pickled to the ranks.
+    """Drives one framework with one of its training engines. Instances are pickled to the ranks.
 
-    Raises:
-        InvalidEngineError: the engine is none of ``engines``.
+    A framework with several engines has an adapter class for each, all of one ``name``.
     """
 
     name: ClassVar[str]
@@ -209,18 +256,11 @@ class Adapter(ABC):
     tree: ClassVar[tuple[str, ...]] = ()
     """Folders of its repository that a commit's sources are taken from; all if empty."""
 
-    engines: ClassVar[tuple[str, ...]] = ("torch",)
-    """Training engines it can drive, the default first."""
+    engine: ClassVar[str] = "torch"
+    """What a user types after ``--engine=``."""
 
     dependencies: ClassVar[tuple[str, ...]] = ()
     """Distributions whose versions may change a result; the report lists them."""
-
-    def __init__(self, engine: str | None = None) -> None:
-        self.engine = engine or self.engines[0]
-        if self.engine not in self.engines:
-            raise InvalidEngineError(
-                f"engine {engine!r} is none of {self.name}'s; choose {' or '.join(self.engines)}"
-            )
 
     @abstractmethod
     def layouts(self) -> Sequence[Layout]:

@@ -13,12 +13,15 @@ from torch.overrides import TorchFunctionMode
 def install() -> None:
     """Map the current CUDA device and CUDA device meshes to the CPU; nothing where CUDA is there.
 
+    The device's memory is empty, that nobody tries to free some.
+
     Call it before the framework is imported, as frameworks take these functions by name.
     """
     if torch.cuda.is_available():
         return
     torch.cuda.current_device = lambda: torch.device("cpu")  # type: ignore[assignment,return-value]
     torch.cuda.synchronize = lambda device=None: None  # type: ignore[assignment]
+    torch.cuda.mem_get_info = lambda device=None: (1, 1)  # type: ignore[assignment]
     real_init_device_mesh = device_mesh.init_device_mesh
 
     def init_device_mesh(device_type: str, *args: Any, **kwargs: Any) -> device_mesh.DeviceMesh:

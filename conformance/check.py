@@ -46,6 +46,12 @@ def _missing(cell: Cell, description: Description) -> str | None:
         return f"no mode {cell.aggregation.mode}"
     if cell.depth not in description.depths:
         return f"no depth {cell.depth}"
+    layout = cell.layout
+    if layout.tp > description.largest_tp:
+        return f"no {layout.tp} tensor-parallel ranks"
+    lacking = [option for option in layout.options if option not in description.options]
+    if lacking:
+        return f"no option {', '.join(lacking)}"
     return None
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from adapters.contract import Combine
 from conformance.diagnosis import Evidence, diagnose
 from conformance.report import Diagnosis, Verdict
+from reference.aggregation import SampleUnit
 from reference.rounding import weight_bound
 from reference.weights import token_weights
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from adapters.contract import Description, Job, Observation
+    from reference.aggregation import Conventions
     from reference.step import Step
 
 
@@ -43,7 +45,7 @@ def judge_weights(
     worst = Judgement(verdict=Verdict.CONFORMS, error=0.0, tolerance=tolerance)
     for number, step in enumerate(job.steps):
         expected = token_weights(step, job.aggregation, description.conventions)
-        for observed in _combined(observations, number):
+        for observed in _combined(observations, number, job, description.conventions):
             error = largest_error(step, observed, expected)
             if error is not None and error <= tolerance:
                 worst = _worse(worst, error)
@@ -90,12 +92,42 @@ def _worse(worst: Judgement, error: float) -> Judgement:
     return Judgement(verdict=worst.verdict, error=error, tolerance=worst.tolerance)
 
 
-def _combined(observations: Sequence[Observation], step: int) -> list[NDArray[np.float64]]:
-    """Final weights as every rank has them after what the train step would still do."""
-    combine = observations[0].combine
-    of_ranks = [observation.weights[step] for observation in observations]
-    if combine is Combine.SUM:
-        return [np.sum(of_ranks, axis=0)]
+def _combined(
+    observations: Sequence[Observation], number: int, job: Job, conventions: Conventions
+) -> list[NDArray[np.float64]]:
+    """Final weights as every rank has them after what the train step would still do.
+
+    Tensor-parallel ranks each hold the gradient of all tokens: what is combined is combined over
+    the others.
+    """
+    combine, tp, step = observations[0].combine, job.layout.tp, job.steps[number]
+    if combine is Combine.REPLICATED:
+        return [observation.weights[number] for observation in observations]
+    return [
+        _total(ranks, number) / _divisor(combine, ranks, number, step, conventions)
+        for ranks in (observations[tp_rank::tp] for tp_rank in range(tp))
+    ]
+
+
+def _total(ranks: Sequence[Observation], number: int) -> NDArray[np.float64]:
+    total: NDArray[np.float64] = np.sum([rank.weights[number] for rank in ranks], axis=0)
+    return total
+
+
+def _divisor(
+    combine: Combine,
+    ranks: Sequence[Observation],
+    number: int,
+    step: Step,
+    conventions: Conventions,
+) -> float:
     if combine is Combine.MEAN:
-        return [np.mean(of_ranks, axis=0)]
-    return of_ranks
+        return len(ranks)
+    if combine is Combine.SUM_PER_COUNTED_TOKEN:
+        return max(sum(rank.counted_tokens[number] for rank in ranks), 1)
+    if combine is Combine.SUM_PER_TOKEN:
+        return max(int(step.active_tokens.sum()), 1)
+    if combine is Combine.SUM_PER_SAMPLE:
+        by_rollout = conventions.sample_unit is SampleUnit.ROLLOUT
+        return len(np.unique(step.rollouts)) if by_rollout else step.size
+    return 1

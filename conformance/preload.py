@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 VARIABLE = "_RL_LOSS_CONFORMANCE_PRELOAD"
 
-_loaded: set[tuple[type[Adapter], str, Path | None]] = set()
+_loaded: set[tuple[type[Adapter], Path | None]] = set()
 
 
 def announce(adapter: Adapter, source: Path | None) -> None:
@@ -25,7 +25,7 @@ def announce(adapter: Adapter, source: Path | None) -> None:
 
 def load_once(adapter: Adapter, source: Path | None) -> None:
     """Load a framework unless this process, or the one it was forked from, already has."""
-    key = (type(adapter), adapter.engine, source)
+    key = (type(adapter), source)
     if key not in _loaded:
         adapter.load(source)
         _loaded.add(key)

@@ -17,19 +17,41 @@ class AdapterError(ValueError):
     """An adapter cannot be had: unknown, or hidden by another distribution."""
 
 
+class InvalidEngineError(ValueError):
+    """An adapter was asked for an engine that it does not drive."""
+
+
 def known() -> dict[str, EntryPoint]:
     """Every adapter that is installed, by name."""
     return {entry.name: entry for entry in sorted(entry_points(group=GROUP), key=lambda e: e.name)}
 
 
 def create(name: str, engine: str | None = None) -> Adapter:
-    """Make the adapter of that name.
+    """Make the adapter of that name and engine, or of its first engine.
 
     Raises:
         AdapterError: there is none of that name, or it cannot be imported.
         InvalidEngineError: it has no such engine.
     """
     _require_our_packages()
+    engines = adapter_classes(name)
+    if engine is None:
+        return next(iter(engines.values()))()
+    if engine not in engines:
+        raise InvalidEngineError(
+            f"engine {engine!r} is none of {name}'s; choose {' or '.join(engines)}"
+        )
+    return engines[engine]()
+
+
+def adapter_classes(name: str) -> dict[str, type[Adapter]]:
+    """The adapter classes of that name by engine, the default engine first.
+
+    An entry point names one class, or a tuple of them.
+
+    Raises:
+        AdapterError: there is none of that name, or it cannot be imported.
+    """
     entry = known().get(name)
     if entry is None:
         raise AdapterError(
@@ -37,15 +59,16 @@ def create(name: str, engine: str | None = None) -> Adapter:
             f" Others are found through the entry point group {GROUP}"
         )
     try:
-        adapter_class = entry.load()
+        loaded = entry.load()
     except (ImportError, AttributeError) as error:
         raise AdapterError(
             f"adapter {name!r} ({entry.value}) cannot be imported: {error};"
             " reinstall the distribution that declares it"
         ) from error
-    if not (isinstance(adapter_class, type) and issubclass(adapter_class, Adapter)):
+    classes = loaded if isinstance(loaded, tuple) else (loaded,)
+    if not all(isinstance(one, type) and issubclass(one, Adapter) for one in classes):
         raise AdapterError(f"adapter {name!r} ({entry.value}) is no adapters.contract.Adapter")
-    return adapter_class(engine)
+    return {one.engine: one for one in classes}
 
 
 def _require_our_packages() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from adapters.contract import Depth, InvalidEngineError, InvalidLayoutError, Job, Layout
+from adapters.contract import Depth, InvalidLayoutError, Job, Layout
 from adapters.source import Source, SourceError, resolve
 from conformance import registry
 from conformance.cases import CORPUS, Case
@@ -24,9 +24,9 @@ class InvalidSettingsError(ValueError):
 
 SETTINGS_ERRORS = (
     registry.AdapterError,
+    registry.InvalidEngineError,
     SourceError,
     InvalidAggregationError,
-    InvalidEngineError,
     InvalidLayoutError,
     InvalidSettingsError,
 )

@@ -73,8 +73,8 @@ def _matrix(findings: Sequence[Finding]) -> Iterator[str]:
         yield "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
 
 
-def _layout_order(layout: Layout) -> tuple[int, int, str, str]:
-    return layout.world_size, layout.cp, str(layout.micro_batches), layout.format
+def _layout_order(layout: Layout) -> tuple[int, str]:
+    return layout.world_size, str(layout)
 
 
 def _cell(verdicts: Counter[Verdict]) -> str:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from adapters.skyrl import SkyRLAdapter
+from adapters.skyrl.fsdp import SkyRLFsdpAdapter
 
 if TYPE_CHECKING:
     from adapters.contract import Job, Rank
 
 
-class DpSizeOne(SkyRLAdapter):
+class DpSizeOne(SkyRLFsdpAdapter):
     """Its worker takes itself for the only data-parallel rank, so nothing undoes FSDP's mean."""
 
     def worker(self, config: Any, job: Job, probe_size: int, rank: Rank) -> Any:

@@ -1,15 +1,21 @@
-"""Layouts read and write as one text; engines are checked."""
+"""Layouts read and write as one text."""
 
 from __future__ import annotations
 
 import pytest
 
-from adapters.contract import InvalidEngineError, InvalidLayoutError, Layout
-from adapters.native import NativeAdapter
+from adapters.contract import InvalidLayoutError, Layout
 
 
 @pytest.mark.parametrize(
-    "text", ["dp1-cp1-mb1-bshd", "dp4-cp2-mbuneven-thd", "dp2-cp1-mbtokens-thd"]
+    "text",
+    [
+        "dp1-cp1-mb1-bshd",
+        "dp4-cp2-mbuneven-thd",
+        "dp2-cp1-mbtokens-thd",
+        "dp2-cp2-tp2-mb1-thd",
+        "dp2-cp2-mb1-thd+allgather_cp+overlap_grad_reduce",
+    ],
 )
 def test_layout_reads_what_it_writes(text: str) -> None:
     assert str(Layout.parse(text)) == text
@@ -28,6 +34,13 @@ def test_layout_of_no_ranks_is_refused() -> None:
         Layout.parse("dp0-cp1-mb1-bshd")
 
 
-def test_unknown_engine_is_refused() -> None:
-    with pytest.raises(InvalidEngineError, match="engine 'jax' is none of native's; choose torch"):
-        NativeAdapter("jax")
+def test_options_have_one_order() -> None:
+    text = "dp1-cp1-mb1-thd+overlap_grad_reduce+balance_data+balance_data"
+    assert str(Layout.parse(text)) == "dp1-cp1-mb1-thd+balance_data+overlap_grad_reduce"
+
+
+def test_unknown_option_is_refused_with_those_there_are() -> None:
+    with pytest.raises(
+        InvalidLayoutError, match="option 'fast' of layout"
+    ):
+        Layout.parse("dp1-cp1-mb1-thd+fast")

@@ -10,7 +10,7 @@ import torch.distributed as dist
 import torch.multiprocessing
 
 from adapters.contract import Depth, Job, Layout, Rank
-from adapters.skyrl import SkyRLAdapter
+from adapters.skyrl.fsdp import SkyRLFsdpAdapter
 from conformance.cases import CORPUS
 from conformance.ranks import Ran, RankPool
 from reference.aggregation import Aggregation, Mode
@@ -36,7 +36,7 @@ def main() -> None:
 
 def pool_seconds() -> float:
     """Time of many steps in a pool that has started."""
-    with RankPool(SkyRLAdapter(), None, LAYOUT.world_size) as pool:
+    with RankPool(SkyRLFsdpAdapter(), None, LAYOUT.world_size) as pool:
         assert isinstance(pool.run(JOB), Ran)
         start = time.perf_counter()
         for _ in range(POOLED_STEPS):
@@ -57,7 +57,7 @@ def spawn_seconds() -> float:
 def run_once(index: int, store: str) -> None:
     """What a rank does without a pool."""
     torch.set_num_threads(1)
-    adapter = SkyRLAdapter()
+    adapter = SkyRLFsdpAdapter()
     adapter.load(None)
     size = LAYOUT.world_size
     dist.init_process_group("gloo", store=dist.FileStore(store, size), rank=index, world_size=size)

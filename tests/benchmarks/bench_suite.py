@@ -28,7 +28,7 @@ def main() -> None:
 
 def import_seconds() -> float:
     """Time in which a fresh interpreter imports SkyRL's trainer and worker."""
-    load = "from adapters.skyrl import SkyRLAdapter; SkyRLAdapter().load(None)"
+    load = "from adapters.skyrl.fsdp import SkyRLFsdpAdapter; SkyRLFsdpAdapter().load(None)"
     start = time.perf_counter()
     subprocess.run([sys.executable, "-c", load], check=True, capture_output=True)
     return time.perf_counter() - start

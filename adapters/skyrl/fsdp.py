@@ -59,14 +59,14 @@ PADDING_MICRO_BATCH_IDS = 100
 """SkyRL fills the micro-batches that only pad with random token ids below this."""
 
 
-class SkyRLAdapter(Adapter):
+class SkyRLFsdpAdapter(Adapter):
     """Drives NovaSky-AI/SkyRL, the `skyrl` package, from 0.2.0 on."""
 
     name = "skyrl"
     package = "skyrl"
     distribution = "skyrl"
     tree = ("skyrl", "skyrl-gym")
-    engines = ("fsdp",)
+    engine = "fsdp"
     dependencies = ("ray", "tensordict", "transformers")
 
     def layouts(self) -> Sequence[Layout]:

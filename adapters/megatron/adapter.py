@@ -1,0 +1,265 @@
+"""What the adapters of slime and miles share: one lineage, one way through its train step.
+
+Every rank converts the same samples and splits them over data-parallel ranks with the framework's
+code, takes its share as the framework's actor does, cuts it into micro-batches with the framework's
+data iterator, and runs the framework's `train`. Below depth `step` the model is not wrapped in
+data parallelism, and at depth `reducer` the loss is what the framework's reducer makes of token
+losses of our own.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from abc import abstractmethod
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from adapters import cuda_on_cpu
+from adapters.contract import (
+    Adapter,
+    Combine,
+    Depth,
+    Description,
+    Job,
+    Layout,
+    Observation,
+    Option,
+    Rank,
+    Refused,
+    grids,
+)
+from adapters.megatron import options, policy, stand_ins
+from adapters.megatron.rollouts import require_one_sample_per_rollout
+from adapters.probe import ProbedBatch
+from reference.aggregation import Conventions, SampleUnit
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+SEAM = policy.ProbeSeam()
+
+
+class MegatronAdapter(Adapter):
+    """Drives a framework of the slime lineage on Megatron-Core."""
+
+    package: str
+    engine = "megatron"
+    dependencies = ("megatron-core", "ray", "transformers")
+
+    def layouts(self) -> Sequence[Layout]:
+        """Data × context parallelism on up to 8 ranks, packed, and each thing besides once."""
+        return sorted(
+            [
+                Layout(dp=dp, cp=cp, micro_batches=micro_batches, format="thd")
+                for dp, cp in grids(largest=8)
+                for micro_batches in (1, 2, "tokens")
+            ]
+            + [
+                Layout(dp=2, cp=2, micro_batches=2, format="thd", options=(option,))
+                for option in Option
+            ]
+            + [
+                Layout(dp=2, micro_batches="tokens", format="thd", options=(Option.BALANCE_DATA,)),
+                Layout(dp=2, cp=2, tp=2, micro_batches=2, format="thd"),
+                *self.padded_layouts(),
+            ],
+            key=lambda layout: layout.world_size,
+        )
+
+    @abstractmethod
+    def padded_layouts(self) -> Sequence[Layout]:
+        """Layouts in bshd that are worth running."""
+
+    @abstractmethod
+    def parser(self) -> Any:
+        """The framework's argument parser on top of Megatron's options."""
+
+    @abstractmethod
+    def validated(self, args: Any, layout: Layout) -> None:
+        """Pass arguments through the framework's own startup validation."""
+
+    @abstractmethod
+    def rollout_field(self) -> str | None:
+        """What of a sample object tells its rollout; None where rollouts are unknown."""
+
+    @abstractmethod
+    def rollout_data(self, args: Any, job: Job, batch: ProbedBatch) -> dict[str, Any]:
+        """What this rank trains on, converted and split by the framework."""
+
+    @abstractmethod
+    def loss_modules(self) -> tuple[Any, Any, Any]:
+        """Where log-probabilities come from, reducers are made, and one is chosen by mode."""
+
+    @abstractmethod
+    def schedule(self, args: Any, model: Any, rollout_data: dict[str, Any]) -> dict[str, Any]:
+        """What `train` is told of the micro-batches of every step, by parameter."""
+
+    def join(self, args: Any) -> None:
+        """Tell the framework of Megatron's process groups, where it keeps its own account."""
+
+    def module(self, path: str) -> Any:
+        """A module of the framework."""
+        return importlib.import_module(f"{self.package}.{path}")
+
+    def describe(self) -> Description:
+        """Modes and options are what the argument parser offers."""
+        parser = self.parser()
+        return Description(
+            modes=options.modes(parser),
+            options=options.options(parser),
+            largest_tp=2,
+            conventions=Conventions(
+                sample_unit=SampleUnit.ROLLOUT if self.rollout_field() else SampleUnit.SAMPLE
+            ),
+            stand_ins=tuple(stand_ins.STOOD_IN),
+        )
+
+    def observe(self, job: Job, rank: Rank) -> Observation:
+        """Train all steps of the batch as the optimizer steps of one rollout."""
+        batch = ProbedBatch(job.steps)
+        if self.rollout_field() is None:
+            require_one_sample_per_rollout(batch)
+        with rank.framework(), cuda_on_cpu.redirected():
+            args = self.arguments(job)
+            per_token = args.calculate_per_token_loss
+            policy.join_grid(job.layout, rank.cache)
+            self.join(args)
+            trained = policy.cached_policy(
+                job, batch.probe_size, rank, calculate_per_token_loss=per_token
+            )
+            SEAM.probe = trained.probe
+            with refusals():
+                rollout_data = self.rollout_data(args, job, batch)
+            gradients = self.train(args, job, trained, rollout_data)
+        return Observation(
+            weights=batch.weights_of_steps(gradients),
+            combine=combine(job.depth, per_token=per_token),
+            counted_tokens=trained.take_counted_tokens(),
+        )
+
+    def arguments(self, job: Job) -> Any:
+        """The framework's own arguments for a job, parsed and validated by it.
+
+        Raises:
+            Unsupported: this version lacks an option that the job needs.
+            Refused: the framework declines the configuration.
+        """
+        parser = self.parser()
+        args = parser.parse_args(options.job_options(job, parser))
+        with refusals():
+            self.validated(args, job.layout)
+        return args
+
+    def train(
+        self, args: Any, job: Job, trained: policy.Policy, rollout_data: dict[str, Any]
+    ) -> list[Any]:
+        """The probe's gradient at every optimizer step of the batch."""
+        training = self.module("backends.megatron_utils.model")
+        training.get_args = lambda: args
+        training.finalize_model_grads = trained.finalize_model_grads
+        if job.depth is Depth.REDUCER:
+            training.loss_function = self.reducing(training.loss_function)
+        optimizer = policy.ReadingOptimizer(trained)
+        call_offering(
+            training.train,
+            rollout_id=0,
+            model=[trained.model],
+            optimizer=optimizer,
+            opt_param_scheduler=policy.scheduler(),
+            witness_info=None,
+            attempt=0,
+            **self.schedule(args, trained.model, rollout_data),
+        )
+        return optimizer.gradients
+
+    def reducing(self, loss_function: Any) -> Any:
+        """The framework's loss function, with its loss replaced by its reducer's alone."""
+        if hasattr(loss_function, "original"):
+            return loss_function
+
+        def reduce(args: Any, batch: Any, num_microbatches: int, *rest: Any, **named: Any) -> Any:
+            _, *others = loss_function(args, batch, num_microbatches, *rest, **named)
+            losses = self.token_losses(args, batch, logits=rest[-1])
+            return self.reducer(args, batch)(losses), *others
+
+        reduce.original = loss_function  # type: ignore[attr-defined]
+        return reduce
+
+    def token_losses(self, args: Any, batch: Any, logits: torch.Tensor) -> torch.Tensor:
+        """-advantage · log-probability of the tokens of this rank and micro-batch."""
+        log_probs = call_offering(
+            self.loss_modules()[0].get_log_probs_and_entropy,
+            logits,
+            args=args,
+            with_entropy=False,
+            **_lengths(batch),
+            unconcat_tokens=batch["unconcat_tokens"],
+        )
+        if isinstance(log_probs, tuple):
+            log_probs = log_probs[1]
+        return -torch.cat(batch["advantages"]) * torch.cat(log_probs["log_probs"])
+
+    def reducer(self, args: Any, batch: Any) -> Callable[[torch.Tensor], torch.Tensor]:
+        """The framework's reducer of the policy loss for one micro-batch."""
+        _, factory, chooser = self.loss_modules()
+        masks = batch["loss_masks"]
+        shared = call_offering(
+            factory.get_sum_of_sample_mean,
+            loss_masks=masks,
+            calculate_per_token_loss=args.calculate_per_token_loss,
+            qkv_format=getattr(args, "qkv_format", "thd"),
+            divisor=getattr(args, "pg_loss_divisor", None),
+            sample_denoms=batch.get("rollout_mask_sums"),
+            denominators=batch.get("rollout_mask_sums"),
+            **_lengths(batch),
+        )
+        if not hasattr(chooser, "get_pg_loss_reducer"):
+            return shared
+        return call_offering(
+            chooser.get_pg_loss_reducer,
+            args,
+            batch,
+            pg_loss_masks=masks,
+            default_reducer=shared,
+            sum_of_sample_mean=shared,
+            **_lengths(batch),
+        )
+
+
+def combine(depth: Depth, *, per_token: bool) -> Combine:
+    """What is still to come after a depth of a step that Megatron trains, per token or not."""
+    if depth is Depth.STEP:
+        return Combine.REPLICATED
+    if depth is Depth.LOSS:
+        return Combine.SUM_PER_COUNTED_TOKEN if per_token else Combine.MEAN
+    return Combine.SUM_PER_TOKEN if per_token else Combine.SUM_PER_SAMPLE
+
+
+@contextmanager
+def refusals() -> Iterator[None]:
+    """Inside, a framework that objects declines the job.
+
+    Raises:
+        Refused: with the framework's words.
+    """
+    try:
+        yield
+    except (AssertionError, ValueError, NotImplementedError) as error:
+        raise Refused(f"{type(error).__name__}: {error}") from error
+
+
+def call_offering(function: Any, *args: Any, **offered: Any) -> Any:
+    """Call with those of the keyword arguments that this version knows."""
+    known = inspect.signature(function).parameters
+    return function(*args, **{name: value for name, value in offered.items() if name in known})
+
+
+def _lengths(batch: Any) -> dict[str, Any]:
+    return {
+        "total_lengths": batch["total_lengths"],
+        "response_lengths": batch["response_lengths"],
+        "max_seq_lens": batch.get("max_seq_lens"),
+    }

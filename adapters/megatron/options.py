@@ -1,0 +1,160 @@
+"""A job as slime and miles spell it on the command line."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from adapters.contract import Option, Unsupported
+from reference.aggregation import Mode
+
+if TYPE_CHECKING:
+    from adapters.contract import Job, Layout
+
+
+FLAGS = {
+    Option.ALLGATHER_CP: "--allgather-cp",
+    Option.AVERAGE_IN_COLLECTIVE: "--ddp-average-in-collective",
+    Option.BALANCE_DATA: "--balance-data",
+    Option.DISTRIBUTED_OPTIMIZER: "--use-distributed-optimizer",
+    Option.OVERLAP_GRAD_REDUCE: "--overlap-grad-reduce",
+}
+
+
+def base_parser() -> argparse.ArgumentParser:
+    """Megatron's own command-line options that frameworks build on, with Megatron's defaults.
+
+    `megatron.training`, where they are defined, is not in the megatron-core distribution.
+    """
+    parser = argparse.ArgumentParser(allow_abbrev=False, conflict_handler="resolve")
+    for flag in (
+        "align-grad-reduce",
+        "align-param-gather",
+        "calculate-per-token-loss",
+        "ddp-average-in-collective",
+        "manual-gc",
+        "overlap-grad-reduce",
+        "overlap-param-gather",
+        "use-distributed-optimizer",
+    ):
+        parser.add_argument(f"--{flag}", action="store_true")
+    for name in ("tensor", "pipeline", "context"):
+        model = "" if name == "context" else "model-"
+        parser.add_argument(f"--{name}-{model}parallel-size", type=int, default=1)
+    parser.add_argument("--seq-length", type=int, default=64)
+    parser.add_argument("--decoder-seq-length", type=int)
+    parser.set_defaults(check_for_nan_in_loss_and_grad=True, bf16=False, fp16=False)
+    return parser
+
+
+def job_options(job: Job, parser: argparse.ArgumentParser) -> list[str]:
+    """All of a job that is said on the command line.
+
+    Raises:
+        Unsupported: steps or prompts of different sizes, micro-batches of another kind, or a format
+            or option that this version lacks.
+    """
+    return [
+        *_batch_options(job),
+        *_micro_batch_options(job),
+        *_layout_options(job.layout, parser),
+        *_mode_options(job, parser),
+    ]
+
+
+def options(parser: argparse.ArgumentParser) -> frozenset[Option]:
+    """The options of layouts that a framework offers."""
+    return frozenset(option for option, flag in FLAGS.items() if _knows(parser, flag))
+
+
+def train_parallel_config(layout: Layout) -> dict[str, int]:
+    """What slime's and miles' trainers tell the rollout side of a layout."""
+    return {
+        "dp_size": layout.dp,
+        "cp_size": layout.cp,
+        "vpp_size": 1,
+        "microbatch_group_size_per_vp_stage": 1,
+    }
+
+
+def modes(parser: argparse.ArgumentParser) -> frozenset[Mode]:
+    """The modes that a framework's options offer."""
+    if _knows(parser, "--loss-aggregation"):
+        return frozenset(Mode)
+    before = {Mode.SAMPLE_MEAN, Mode.TOKEN_MEAN}
+    return frozenset(before | {Mode.CONSTANT} if _knows(parser, "--pg-loss-divisor") else before)
+
+
+def _batch_options(job: Job) -> list[str]:
+    rollouts = _uniform({len(np.unique(step.rollouts)) for step in job.steps}, "rollouts in steps")
+    per_prompt = _uniform(
+        {
+            len(np.unique(step.rollouts[step.groups == group]))
+            for step in job.steps
+            for group in np.unique(step.groups)
+        },
+        "rollouts of prompts",
+    )
+    return [
+        f"--rollout-batch-size={rollouts * len(job.steps) // per_prompt}",
+        f"--n-samples-per-prompt={per_prompt}",
+        f"--global-batch-size={rollouts}",
+        "--num-rollout=1",
+    ]
+
+
+def _layout_options(layout: Layout, parser: argparse.ArgumentParser) -> list[str]:
+    spelt = [
+        f"--context-parallel-size={layout.cp}",
+        f"--tensor-model-parallel-size={layout.tp}",
+        *(FLAGS[option] for option in layout.options),
+    ]
+    if _knows(parser, "--qkv-format"):
+        return [*spelt, f"--qkv-format={layout.format}"]
+    if layout.format != "thd":
+        raise Unsupported(f"no format {layout.format}")
+    return spelt
+
+
+def _mode_options(job: Job, parser: argparse.ArgumentParser) -> list[str]:
+    """The mode, by the option for the four modes or by what there was before it."""
+    aggregation = job.aggregation
+    if _knows(parser, "--loss-aggregation"):
+        divisor = aggregation.divisor
+        extra = [] if divisor is None else [f"--loss-aggregation-divisor={divisor}"]
+        return [f"--loss-aggregation={aggregation.mode}", *extra]
+    if aggregation.mode is Mode.CONSTANT:
+        return [f"--pg-loss-divisor={aggregation.divisor}"]
+    return ["--calculate-per-token-loss"] if aggregation.mode is Mode.TOKEN_MEAN else []
+
+
+def _micro_batch_options(job: Job) -> list[str]:
+    layout = job.layout
+    if isinstance(layout.micro_batches, int):
+        return [f"--micro-batch-size={_micro_batch_size(job, layout.micro_batches)}"]
+    if layout.micro_batches == "tokens":
+        tokens = [int((step.prompt_lengths + step.response_lengths).sum()) for step in job.steps]
+        budget = max(tokens) // (3 * layout.dp * layout.cp) + 1
+        return ["--use-dynamic-batch-size", f"--max-tokens-per-gpu={budget}"]
+    raise Unsupported(f"no micro-batches by {layout.micro_batches}")
+
+
+def _micro_batch_size(job: Job, micro_batches: int) -> int:
+    """The size of which there are just so many micro-batches on every rank, in every step."""
+    wanted = job.layout.dp * micro_batches
+    for size in range(1, max(step.size for step in job.steps) + 1):
+        if all(-(-step.size // size) == wanted for step in job.steps):
+            return size
+    raise Unsupported(f"no size of micro-batches that makes {wanted} of the samples of every step")
+
+
+def _uniform(counts: set[int], what: str) -> int:
+    if len(counts) > 1:
+        raise Unsupported(f"no different numbers of {what}: {sorted(counts)}")
+    return counts.pop()
+
+
+def _knows(parser: argparse.ArgumentParser, flag: str) -> bool:
+    return flag in parser._option_string_actions

@@ -1,0 +1,259 @@
+"""A policy in Megatron-Core, trained by a framework and watched by us.
+
+Megatron's pipeline schedule, `DistributedDataParallel` and `finalize_model_grads` run as they are,
+on the CPU too. Ours are a model that carries the probe, a seam behind the framework's
+log-probabilities where the probe is added, and an optimizer that reads the gradient instead of
+applying it.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from adapters import cuda_on_cpu
+from adapters.contract import Depth, Job, Layout, Option, Rank, Unsupported
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+OPTIONS = frozenset(
+    {Option.AVERAGE_IN_COLLECTIVE, Option.DISTRIBUTED_OPTIMIZER, Option.OVERLAP_GRAD_REDUCE}
+)
+"""What Megatron's own data parallelism can be told."""
+
+IMPOSSIBLE_LOGIT = -1e4
+"""Of a token that has a probability of exactly 0."""
+
+
+class ProbeSeam:
+    """Adds the probe to log-probabilities, where a framework computes them from logits and tokens.
+
+    The policy knows one token and gives it a probability of 1, hence log-probabilities of 0.
+    """
+
+    VOCABULARY = 1
+
+    def __init__(self) -> None:
+        self.probe: torch.Tensor | None = None
+
+    def around(self, calculate: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap ``calculate_log_probs_and_entropy(logits, tokens, …)``."""
+
+        def with_probe(
+            logits: torch.Tensor, tokens: torch.Tensor, *args: Any, **kwargs: Any
+        ) -> Any:
+            log_probs, entropy = calculate(logits, tokens % self.VOCABULARY, *args, **kwargs)
+            assert self.probe is not None
+            return log_probs + self.probe[tokens].view_as(log_probs), entropy
+
+        return with_probe
+
+
+def join_grid(layout: Layout, cache: dict[Any, Any]) -> None:
+    """Give this world Megatron's process groups for a layout.
+
+    ``cache`` is the rank's, so that the groups last as long as the world and the layout.
+    """
+    from megatron.core import mpu
+
+    grid = layout.tp, layout.cp
+    if cache.get("grid") == grid:
+        return
+    if mpu.model_parallel_is_initialized():
+        mpu.destroy_model_parallel()
+    mpu.initialize_model_parallel(
+        tensor_model_parallel_size=layout.tp, context_parallel_size=layout.cp
+    )
+    cache.clear()
+    cache["grid"] = grid
+
+
+class Policy:
+    """The model of a job with the probe, and how its gradient is had at the job's depth."""
+
+    def __init__(self, model: Any, probe: nn.Parameter) -> None:
+        self.model = model
+        self.probe = probe
+
+    @property
+    def finalize_model_grads(self) -> Callable[..., None]:
+        """What the schedule calls after the last micro-batch, with the tokens counted if it did."""
+        from megatron.core.distributed import finalize_model_grads
+
+        return finalize_model_grads
+
+    def take_counted_tokens(self) -> tuple[float, ...]:
+        """What the framework counted on this rank in each step, where nothing is finalised."""
+        return ()
+
+    def gradient(self) -> NDArray[np.float32]:
+        """The probe's, as an optimizer would find it: [capacity]."""
+        return _to_numpy(self.probe.main_grad)
+
+
+class ShardedPolicy(Policy):
+    """Under the distributed optimizer: a rank's gradient is final in its shard alone."""
+
+    def gradient(self) -> NDArray[np.float32]:
+        """The probe's, put together from the shards of all ranks."""
+        from megatron.core import mpu
+
+        group = mpu.get_data_parallel_group(with_context_parallel=True)
+        for buffer in self.model.buffers:
+            for bucket in buffer.buckets:
+                shards = bucket.grad_data.chunk(group.size())
+                mine = shards[group.rank()].clone()
+                torch.distributed.all_gather_into_tensor(bucket.grad_data, mine, group=group)
+        return super().gradient()
+
+
+class BarePolicy(Policy):
+    """Without data parallelism: a rank's gradient stays its own, and nothing is finalised."""
+
+    def __init__(self, model: Any, probe: nn.Parameter) -> None:
+        super().__init__(model, probe)
+        self._counted: list[float] = []
+
+    @property
+    def finalize_model_grads(self) -> Callable[..., None]:
+        """Takes note of the tokens counted."""
+
+        def note(model: Any, num_tokens: Any = None, **kwargs: Any) -> None:
+            self._counted.append(0.0 if num_tokens is None else float(num_tokens))
+
+        return note
+
+    def take_counted_tokens(self) -> tuple[float, ...]:
+        """What was noted since last asked."""
+        counted = tuple(self._counted)
+        self._counted.clear()
+        return counted
+
+    def gradient(self) -> NDArray[np.float32]:
+        """This rank's own, 0 where no micro-batch of it reached the probe."""
+        grad = self.probe.grad
+        return _to_numpy(torch.zeros_like(self.probe) if grad is None else grad)
+
+
+def cached_policy(job: Job, probe_size: int, rank: Rank, *, calculate_per_token_loss: bool) -> Any:
+    """The policy for a job, kept as long as the rank's process groups.
+
+    Raises:
+        Unsupported: Megatron refuses to train so.
+    """
+    capacity = 1 << probe_size.bit_length()
+    key = (job.depth, job.layout.options, calculate_per_token_loss, capacity)
+    if key not in rank.cache:
+        rank.cache[key] = _build(job, capacity, calculate_per_token_loss)
+    policy = rank.cache[key]
+    policy.take_counted_tokens()
+    policy.model.config.no_sync_func = None  # as a framework finds it in a new model
+    return policy
+
+
+def _build(job: Job, capacity: int, calculate_per_token_loss: bool) -> Policy:
+    from megatron.core.transformer.transformer_config import TransformerConfig
+
+    config = TransformerConfig(
+        num_layers=1,
+        hidden_size=8,
+        num_attention_heads=2,
+        # Depth `reducer` ends before any scaling, and only per token does the schedule do none.
+        calculate_per_token_loss=calculate_per_token_loss or job.depth is Depth.REDUCER,
+        tensor_model_parallel_size=job.layout.tp,
+        context_parallel_size=job.layout.cp,
+        pipeline_dtype=torch.float32,
+    )
+    bare = _probed_model(config, capacity)
+    if job.depth is not Depth.STEP:
+        return BarePolicy(bare, bare.probe)
+    try:
+        wrapped = _data_parallel(config, bare, job.layout.options)
+    except AssertionError as error:
+        raise Unsupported(f"Megatron-Core: {error}") from error
+    sharded = Option.DISTRIBUTED_OPTIMIZER in job.layout.options
+    return (ShardedPolicy if sharded else Policy)(wrapped, bare.probe)
+
+
+def _data_parallel(config: Any, model: nn.Module, options: tuple[Option, ...]) -> Any:
+    from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+
+    with cuda_on_cpu.redirected():
+        return DistributedDataParallel(
+            config,
+            DistributedDataParallelConfig(
+                grad_reduce_in_fp32=True,
+                overlap_grad_reduce=Option.OVERLAP_GRAD_REDUCE in options,
+                average_in_collective=Option.AVERAGE_IN_COLLECTIVE in options,
+                use_distributed_optimizer=Option.DISTRIBUTED_OPTIMIZER in options,
+            ),
+            model,
+        )
+
+
+def _probed_model(config: Any, capacity: int) -> Any:
+    from megatron.core import mpu
+    from megatron.core.enums import ModelType
+    from megatron.core.transformer.module import MegatronModule
+
+    class ProbedModel(MegatronModule):  # type: ignore[misc]
+        """Stands where Megatron expects a GPT model, with its vocabulary cut over the tp ranks."""
+
+        def __init__(self) -> None:
+            super().__init__(config)
+            self.model_type = ModelType.encoder_or_decoder
+            self.logit = nn.Parameter(torch.zeros(1))
+            self.probe = nn.Parameter(torch.zeros(capacity))
+            first = mpu.get_tensor_model_parallel_rank() == 0
+            self.offset = 0.0 if first else IMPOSSIBLE_LOGIT
+
+        def set_input_tensor(self, input_tensor: Any) -> None:
+            """Of pipeline parallelism, which there is none of."""
+
+        def zero_grad_buffer(self) -> None:
+            """As frameworks ask of `DistributedDataParallel` before and after a step."""
+            self.zero_grad()
+
+        def forward(self, input_ids: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+            logits = self.logit.expand(*input_ids.shape, ProbeSeam.VOCABULARY)
+            return logits + self.offset
+
+    return ProbedModel()
+
+
+class ReadingOptimizer:
+    """Keeps the probe's gradient as an optimizer would find it, and reports success."""
+
+    param_groups: tuple[Any, ...] = ()
+
+    def __init__(self, policy: Policy) -> None:
+        self.gradients: list[NDArray[np.float32]] = []
+        self._policy = policy
+
+    def scale_loss(self, loss: torch.Tensor) -> torch.Tensor:
+        """In full precision losses are not scaled."""
+        return loss
+
+    def zero_grad(self, *args: Any, **kwargs: Any) -> None:
+        """The model's buffers are zeroed by the framework."""
+
+    def step(self) -> tuple[bool, float, int]:
+        """Megatron's answer: success, gradient norm, number of zeros."""
+        self.gradients.append(self._policy.gradient())
+        return True, 0.0, 0
+
+
+def scheduler() -> Any:
+    """A learning-rate schedule without a learning rate."""
+    return SimpleNamespace(step=lambda increment: None)
+
+
+def _to_numpy(gradient: torch.Tensor) -> NDArray[np.float32]:
+    return gradient.detach().cpu().numpy().copy()

@@ -1,0 +1,58 @@
+"""What Megatron-Core and the frameworks on it import and a training step never enters."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from adapters import cuda_on_cpu
+from adapters.imports import stand_in, stand_in_for
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import ModuleType
+
+SERVER_PACKAGES = (
+    "aiohttp",
+    "blake3",
+    "fastapi",
+    "megatron.training",
+    "mooncake",
+    "openai",
+    "polars",
+    "pylatexenc",
+    "qwen_vl_utils",
+    "ring_flash_attn",
+    "sglang",
+    "sglang_router",
+    "starlette",
+    "structlog",
+    "tensorboard",
+    "torch_memory_saver",
+    "uvicorn",
+    "wandb",
+    "zmq",
+)
+"""Servers, trackers and GPU kernels that frameworks import and a training step never enters."""
+
+STOOD_IN: list[str] = []
+"""What `install` stood in for in this process."""
+
+
+def install(plugins: Sequence[str], kernels: Sequence[str]) -> None:
+    """Prepare this process for importing Megatron-Core and a framework that trains with it.
+
+    ``plugins`` are further packages to stand in for if missing; ``kernels`` are modules of the
+    framework itself that hold nothing but GPU kernels, stood in for anyway.
+    """
+    cuda_on_cpu.install()
+    stand_in_for(kernels)
+    STOOD_IN.extend([*stand_in([*SERVER_PACKAGES, *plugins]), *kernels])
+
+
+def drop_server_options(*modules: ModuleType) -> None:
+    """Add none of sglang's own options to a framework's parser: no train step reads them."""
+    for module in modules:
+        for name in ("RouterArgs", "ServerArgs"):
+            options = getattr(module, name, None)
+            if options is not None:
+                options.add_cli_args = staticmethod(lambda *args, **kwargs: None)

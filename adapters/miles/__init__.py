@@ -1,0 +1,5 @@
+"""Adapters of radixark/miles, one for each of its training engines."""
+
+from adapters.miles.megatron import MilesMegatronAdapter
+
+ENGINES = (MilesMegatronAdapter,)

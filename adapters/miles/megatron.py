@@ -1,0 +1,105 @@
+"""miles' Megatron engine, from its conversion of samples to what its optimizer sees."""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any
+
+from adapters.contract import Layout, grids
+from adapters.imports import import_from
+from adapters.megatron import options, stand_ins
+from adapters.megatron.adapter import SEAM, MegatronAdapter
+from adapters.miles import rollouts
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from adapters.contract import Job
+    from adapters.probe import ProbedBatch
+
+
+class MilesMegatronAdapter(MegatronAdapter):
+    """Drives radixark/miles on Megatron-Core."""
+
+    name = "miles"
+    package = "miles"
+    tree = ("miles",)
+
+    def padded_layouts(self) -> Sequence[Layout]:
+        """Every grid, with micro-batches of a fixed number of samples."""
+        return [
+            Layout(dp=dp, cp=cp, micro_batches=micro_batches, format="bshd")
+            for dp, cp in grids(largest=8)
+            for micro_batches in (1, 2)
+        ]
+
+    def load(self, source: Path | None) -> None:
+        """Import miles and put the seam behind its log-probabilities."""
+        stand_ins.install(["miles_plugins"], ["miles.backends.megatron_utils.kernels"])
+        import_from("miles", [source] if source else [])
+        stand_ins.drop_server_options(
+            self.module("utils.arguments"), self.module("backends.sglang_utils.arguments")
+        )
+        rollouts.pass_objects_through()
+        # sglang's debug dumper reads its settings by a class of its own; it stays off.
+        self.module("utils.dumper_utils")._get_phase_override_configs = lambda *_: {"enable": False}
+        processors = self.loss_modules()[0]
+        processors.calculate_log_probs_and_entropy = SEAM.around(
+            processors.calculate_log_probs_and_entropy
+        )
+        self.module("backends.megatron_utils.model")
+
+    def parser(self) -> Any:
+        """miles' options on top of Megatron's."""
+        parser = options.base_parser()
+        self.module("utils.arguments").get_miles_extra_args_provider()(parser)
+        return parser
+
+    def validated(self, args: Any, layout: Layout) -> None:
+        """miles' own validation, for training alone."""
+        args.debug_train_only, args.world_size, args.rank = True, layout.world_size, 0
+        args.actor_num_gpus_per_node = layout.world_size
+        args.compress_ratios = None
+        self.module("utils.arguments").miles_validate_args(args)
+
+    def rollout_field(self) -> str | None:
+        """Newer versions number rollouts."""
+        return rollouts.rollout_field()
+
+    def rollout_data(self, args: Any, job: Job, batch: ProbedBatch) -> dict[str, Any]:
+        """The same for every engine of miles."""
+        return rollouts.rollout_data(args, job.layout, batch)
+
+    def loss_modules(self) -> tuple[Any, Any, Any]:
+        """Where miles has them."""
+        utils = "backends.training_utils"
+        return (
+            self.module(f"{utils}.loss_hub.logit_processors"),
+            self.module(f"{utils}.cp_utils"),
+            self.module(f"{utils}.loss_hub.losses"),
+        )
+
+    def schedule(self, args: Any, model: Any, rollout_data: dict[str, Any]) -> dict[str, Any]:
+        """miles' iterator, with the micro-batches and the rollouts of every step."""
+        get_data_iterator = self.module("backends.training_utils.data").get_data_iterator
+        iterator, num_microbatches = get_data_iterator(args, [model], rollout_data)
+        return {
+            "data_iterator": iterator,
+            "num_microbatches": num_microbatches,
+            "num_rollouts": rollout_data.get("num_rollouts"),
+        }
+
+    def join(self, args: Any) -> None:
+        """Tell miles of Megatron's process groups, as its actor does."""
+        from megatron.core import mpu
+
+        parallel = self.module("backends.megatron_utils.parallel")
+        parallel.get_args = lambda: args
+        mpu.get_data_parallel_group_gloo = mpu.get_data_parallel_group  # gloo already
+        create = parallel.create_megatron_parallel_state
+        groups = {}
+        if "indep_dp" in inspect.signature(create).parameters:
+            group_info = self.module("utils.ft_utils.process_group_utils").GroupInfo
+            groups["indep_dp"] = group_info(0, 1, None)
+        self.module("backends.training_utils.parallel").set_parallel_state(create(**groups))

@@ -1,0 +1,101 @@
+"""A batch as miles' rollout side hands it to a training rank, the same for every engine."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from adapters.megatron.adapter import call_offering
+from adapters.megatron.options import train_parallel_config
+from adapters.megatron.rollouts import advantages_of, sample_fields
+
+if TYPE_CHECKING:
+    from adapters.contract import Layout
+    from adapters.probe import ProbedBatch
+
+
+def module(path: str) -> Any:
+    """A module of miles."""
+    return importlib.import_module(f"miles.{path}")
+
+
+def rollout_field() -> str | None:
+    """What of a sample tells its rollout, in versions that know rollouts."""
+    known = inspect.signature(module("utils.types").Sample).parameters
+    return "rollout_id" if "rollout_id" in known else None
+
+
+def pass_objects_through() -> None:
+    """Put between conversion and training nothing where miles has an object store."""
+    for name in ("ray.rollout.train_data_conversion", "utils.data"):
+        holder = module(name)
+        if hasattr(holder, "ray"):
+            holder.ray = SimpleNamespace(put=_itself, get=_itself)
+        if hasattr(holder, "object_store"):
+            store = SimpleNamespace(
+                put=lambda value, value_spec: value,
+                get=lambda value: SimpleNamespace(value=value),
+            )
+            holder.object_store.get_instance = lambda store=store: store
+
+
+def rollout_data(args: Any, layout: Layout, batch: ProbedBatch) -> dict[str, Any]:
+    """What this rank trains on, converted and split by miles, with the probe's advantages."""
+    conversion = module("ray.rollout.train_data_conversion")
+    data = call_offering(
+        conversion.convert_samples_to_train_data,
+        args,
+        _samples(batch),
+        metadata={},
+        custom_convert_samples_to_train_data_func=None,
+        custom_reward_post_process_func=None,
+    )
+    references = call_offering(
+        conversion.split_train_data_by_dp,
+        args,
+        data,
+        dp_size=layout.dp,
+        train_parallel_config=train_parallel_config(layout),
+    )
+    share = module("backends.training_utils.data").get_rollout_data(args, references)
+    if isinstance(share, tuple):  # newer versions also hand out what the share was fetched with
+        share = share[0]
+    _add_advantages(args, share, batch)
+    return share
+
+
+def _samples(batch: ProbedBatch) -> list[Any]:
+    """The batch as miles' sample objects."""
+    sample_class = module("utils.types").Sample
+    field = rollout_field()
+    return [
+        sample_class(
+            index=index,
+            status=sample_class.Status.COMPLETED,
+            **({field: rollout} if field else {}),
+            **common,
+        )
+        for index, (rollout, common) in enumerate(sample_fields(batch))
+    ]
+
+
+def _add_advantages(args: Any, share: dict[str, Any], batch: ProbedBatch) -> None:
+    """Give each sample of a rank's share its advantages, and 0 as its old log-probabilities."""
+    slice_with_cp = module("backends.training_utils.cp_utils").slice_log_prob_with_cp
+    advantages = advantages_of(share["tokens"], batch)
+    widths = share.get("max_seq_lens") or [None] * len(advantages)
+    share["advantages"] = [
+        slice_with_cp(values, total, response, args.qkv_format, width)
+        for values, total, response, width in zip(
+            advantages, share["total_lengths"], share["response_lengths"], widths, strict=True
+        )
+    ]
+    share["log_probs"] = [torch.zeros_like(values) for values in share["advantages"]]
+
+
+def _itself(value: Any) -> Any:
+    return value
