@@ -23,6 +23,23 @@ FLAGS = {
 }
 
 
+MODEL_SIZES = {
+    "ffn_hidden_size": 32,
+    "hidden_size": 8,
+    "kv_channels": 4,
+    "kv_lora_rank": None,
+    "num_attention_heads": 2,
+    "num_experts": None,
+    "num_layers": 1,
+    "num_query_groups": 2,
+    "q_lora_rank": None,
+    "qk_pos_emb_head_dim": None,
+    "v_head_dim": None,
+    "vocab_size": 64,
+}
+"""Of some small model: what frameworks weigh samples by when they balance ranks by workload."""
+
+
 def base_parser() -> argparse.ArgumentParser:
     """Megatron's own command-line options that frameworks build on, with Megatron's defaults.
 
@@ -45,7 +62,7 @@ def base_parser() -> argparse.ArgumentParser:
         parser.add_argument(f"--{name}-{model}parallel-size", type=int, default=1)
     parser.add_argument("--seq-length", type=int, default=64)
     parser.add_argument("--decoder-seq-length", type=int)
-    parser.set_defaults(check_for_nan_in_loss_and_grad=True, bf16=False, fp16=False)
+    parser.set_defaults(check_for_nan_in_loss_and_grad=True, bf16=False, fp16=False, **MODEL_SIZES)
     return parser
 
 
