@@ -115,6 +115,11 @@ CORPUS = (
         ),
     ),
     Case(
+        name="odd_groups",
+        catches="a factor of the group size, which even sizes hide behind those of a layout",
+        steps=(_step(["1" * (1 + 4 * i % 9) for i in range(24)], group_sizes=[3]),),
+    ),
+    Case(
         name="unequal_shards",
         catches="a mean over ranks of what is a mean over each rank's own tokens",
         steps=(

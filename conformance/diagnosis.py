@@ -2,8 +2,9 @@
 
 Each known mistake predicts the weights it would give. The first whose prediction lies within the
 bound of every active token is the diagnosis: a size of the layout before another way of counting,
-and that before a size of the step, which small steps hit by chance. Weights that none predicts are
-said to be unexplained, with the pattern of their ratios to the expected ones.
+and that before a size of the step, which small steps hit by chance. Those that explain as much are
+named with it. Weights that none predicts are said to be unexplained, with the pattern of their
+ratios to the expected ones.
 """
 
 from __future__ import annotations
@@ -67,18 +68,22 @@ class Evidence:
 
 def diagnose(evidence: Evidence) -> Diagnosis:
     """Name the mistake, or say that none is known."""
-    for explanation in (
-        _not_finite,
-        _inactive_tokens,
-        _layout_factor,
-        _denominator,
-        _step_factor,
-        _divisor,
-    ):
-        diagnosis = explanation(evidence)
+    for fault in (_not_finite, _inactive_tokens):
+        diagnosis = fault(evidence)
         if diagnosis is not None:
             return diagnosis
-    return _unexplained(evidence)
+    first, *others = [*_explanations(evidence)] or [_other_divisor(evidence)]
+    if not others:
+        return first
+    names = ", ".join(other.name for other in others)
+    return first.model_copy(update={"explanation": f"{first.explanation}; or it is {names}"})
+
+
+def _explanations(evidence: Evidence) -> Iterator[Diagnosis]:
+    """Every known mistake that predicts the weights."""
+    yield from _factor(evidence, _layout_sizes(evidence))
+    yield from _wrong_counts(evidence)
+    yield from _factor(evidence, _step_sizes(evidence))
 
 
 def _not_finite(evidence: Evidence) -> Diagnosis | None:
@@ -104,16 +109,6 @@ def _inactive_tokens(evidence: Evidence) -> Diagnosis | None:
     )
 
 
-def _layout_factor(evidence: Evidence) -> Diagnosis | None:
-    """One factor on all weights that is a size of the layout."""
-    return _factor(evidence, _layout_sizes(evidence), _step_sizes(evidence))
-
-
-def _step_factor(evidence: Evidence) -> Diagnosis | None:
-    """One factor on all weights that is a size of the step."""
-    return _factor(evidence, _step_sizes(evidence), {})
-
-
 def _layout_sizes(evidence: Evidence) -> dict[str, int]:
     layout = evidence.layout
     sizes = {"dp": layout.dp, "cp": layout.cp}
@@ -133,39 +128,30 @@ def _step_sizes(evidence: Evidence) -> dict[str, int]:
     }
 
 
-def _factor(evidence: Evidence, sizes: dict[str, int], others: dict[str, int]) -> Diagnosis | None:
-    """One of ``sizes`` divided or multiplied by once too often; others of that size are named."""
+def _factor(evidence: Evidence, sizes: dict[str, int]) -> Iterator[Diagnosis]:
+    """All weights divided or multiplied by a size once too often."""
     ratio = evidence.common_ratio
     if ratio is None:
-        return None
+        return
     for verb, target in (("divided", 1 / ratio), ("multiplied", ratio)):
-        margin = 2 * evidence.tolerance * target
-        hits = {
-            name: size
-            for name, size in (sizes | others).items()
-            if size > 1 and abs(target - size) <= margin
-        }
-        name = next(iter(hits), None)
-        if name in sizes:
-            also = "".join(f", or {other}" for other in list(hits)[1:])
-            return Diagnosis(
-                name=f"{verb}_by_{name}",
-                explanation=(
-                    f"every weight is {_fraction(ratio)} of the expected one:"
-                    f" {verb} once too often by {name} = {hits[name]}{also}"
-                ),
-                numbers={"ratio": ratio, **hits},
-            )
-    return None
+        for name, size in sizes.items():
+            if size > 1 and abs(target - size) <= 2 * evidence.tolerance * target:
+                yield Diagnosis(
+                    name=f"{verb}_by_{name}",
+                    explanation=(
+                        f"every weight is {_fraction(ratio)} of the expected one:"
+                        f" {verb} once too often by {name} = {size}"
+                    ),
+                    numbers={"ratio": ratio, name: size},
+                )
 
 
-def _denominator(evidence: Evidence) -> Diagnosis | None:
+def _wrong_counts(evidence: Evidence) -> Iterator[Diagnosis]:
     """Tokens, samples or groups counted in another way."""
-    for name, explanation, predicted in _wrong_counts(evidence):
+    for name, explanation, predicted in _counts(evidence):
         if evidence.matches(predicted):
             words, numbers = _denominators(evidence)
-            return Diagnosis(name=name, explanation=f"{explanation}: {words}", numbers=numbers)
-    return None
+            yield Diagnosis(name=name, explanation=f"{explanation}: {words}", numbers=numbers)
 
 
 def _denominators(evidence: Evidence) -> tuple[str, dict[str, float]]:
@@ -177,8 +163,21 @@ def _denominators(evidence: Evidence) -> tuple[str, dict[str, float]]:
     return words, {"denominator": observed, "expected_denominator": expected}
 
 
-def _wrong_counts(evidence: Evidence) -> Iterator[tuple[str, str, NDArray[np.float64]]]:
+def _counts(evidence: Evidence) -> Iterator[tuple[str, str, NDArray[np.float64]]]:
+    """What other ways of counting are called, and the weights they would give.
+
+    The mode itself with other counts comes first: it is the smaller mistake.
+    """
     step, aggregation, conventions = evidence.step, evidence.aggregation, evidence.conventions
+    if aggregation.mode is not Mode.CONSTANT:
+        counted = np.maximum(step.active_tokens, 1)
+        words = "a sample without active tokens is counted as one token"
+        yield "empty_samples_counted", words, _with_counts(evidence, counted)
+        words = "masked tokens are counted"
+        yield "masked_tokens_counted", words, _with_counts(evidence, step.response_lengths)
+        words = "padding up to the longest response is counted"
+        widest = np.full(step.size, step.response_lengths.max())
+        yield "padding_counted", words, _with_counts(evidence, widest)
     for mode in Mode:
         if mode not in (aggregation.mode, Mode.CONSTANT):
             weights = token_weights(step, Aggregation(mode), conventions)
@@ -190,15 +189,6 @@ def _wrong_counts(evidence: Evidence) -> Iterator[tuple[str, str, NDArray[np.flo
                 weights = token_weights(step, aggregation, other)
                 words = f"{unit}s are the units and empty ones are {empty}"
                 yield f"{unit}_units_{empty}", words, weights
-    if aggregation.mode is not Mode.CONSTANT:
-        counted = np.maximum(step.active_tokens, 1)
-        words = "a sample without active tokens is counted as one token"
-        yield "empty_samples_counted", words, _with_counts(evidence, counted)
-        words = "masked tokens are counted"
-        yield "masked_tokens_counted", words, _with_counts(evidence, step.response_lengths)
-        words = "padding up to the longest response is counted"
-        widest = np.full(step.size, step.response_lengths.max())
-        yield "padding_counted", words, _with_counts(evidence, widest)
 
 
 def _with_counts(evidence: Evidence, counts: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -214,11 +204,11 @@ def _with_counts(evidence: Evidence, counts: NDArray[np.int64]) -> NDArray[np.fl
     return np.repeat((1 / (len(tokens) * tokens))[unit], step.response_lengths) * step.mask
 
 
-def _divisor(evidence: Evidence) -> Diagnosis | None:
-    """`constant` with another divisor than the one asked for."""
+def _other_divisor(evidence: Evidence) -> Diagnosis:
+    """`constant` with another divisor than the one asked for, if all weights have one factor."""
     divisor, ratio = evidence.aggregation.divisor, evidence.common_ratio
     if divisor is None or ratio is None:
-        return None
+        return _unexplained(evidence)
     used = divisor / ratio
     return Diagnosis(
         name="other_divisor",

@@ -40,7 +40,5 @@ def test_options_have_one_order() -> None:
 
 
 def test_unknown_option_is_refused_with_those_there_are() -> None:
-    with pytest.raises(
-        InvalidLayoutError, match="option 'fast' of layout"
-    ):
+    with pytest.raises(InvalidLayoutError, match="option 'fast' of layout"):
         Layout.parse("dp1-cp1-mb1-thd+fast")

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from adapters.contract import Combine, Depth, Description, Job, Layout, Observation
+from conformance.cases import CORPUS
 from conformance.judge import Judgement, judge_weights
 from conformance.report import Verdict
 from reference.aggregation import Aggregation, Mode
@@ -22,6 +23,8 @@ STEP = Step.of(
     ]
 )
 
+
+CASES = {case.name: case for case in CORPUS}
 
 ONE_RANK = Layout()
 
@@ -43,14 +46,22 @@ class Judge:
     def weights(self) -> np.ndarray:
         return token_weights(self.step, self.aggregation)
 
-    def __call__(self, *of_ranks: np.ndarray, combine: Combine = Combine.REPLICATED) -> Judgement:
+    def __call__(
+        self,
+        *of_ranks: np.ndarray,
+        combine: Combine = Combine.REPLICATED,
+        counted_tokens: float = 0,
+    ) -> Judgement:
         job = Job(
             steps=(self.step,),
             aggregation=self.aggregation,
             layout=self.layout,
             depth=Depth.STEP,
         )
-        observations = [Observation(weights=(w,), combine=combine) for w in of_ranks]
+        observations = [
+            Observation(weights=(w,), combine=combine, counted_tokens=(counted_tokens,))
+            for w in of_ranks
+        ]
         return judge_weights(job, observations, Description())
 
 
@@ -123,7 +134,18 @@ def test_another_count_is_named_before_a_factor_that_happens_to_be_the_same() ->
     diagnosis = judge(judge.weights / 5).diagnosis
 
     assert diagnosis is not None
-    assert diagnosis.name == "weights_of_sample_mean"
+    assert diagnosis.name == "empty_samples_counted"
+    _, others = diagnosis.explanation.split("; or it is ")
+    assert {"weights_of_sample_mean", "divided_by_samples"} < set(others.split(", "))
+
+
+def test_group_size_is_told_from_sizes_of_the_layout() -> None:
+    judge = Judge(Mode.PROMPT_MEAN, step=CASES["odd_groups"].steps[0], layout=Layout(dp=2, cp=2))
+    diagnosis = judge(judge.weights / 3).diagnosis
+
+    assert diagnosis is not None
+    assert diagnosis.name == "divided_by_group_size"
+    assert diagnosis.explanation.endswith("by group_size = 3")
 
 
 def test_masked_tokens_in_the_denominator_are_named() -> None:
@@ -222,6 +244,35 @@ def test_contributions_are_put_together_as_the_train_step_would() -> None:
     assert judge(first, second, combine=Combine.SUM).verdict is Verdict.CONFORMS
     assert judge(2 * first, 2 * second, combine=Combine.MEAN).verdict is Verdict.CONFORMS
     assert judge(first, second, combine=Combine.MEAN).error == 0.5
+
+
+@pytest.mark.parametrize(
+    ("mode", "combine", "divisor"),
+    [
+        (Mode.TOKEN_MEAN, Combine.SUM_PER_TOKEN, 11),
+        (Mode.TOKEN_MEAN, Combine.SUM_PER_COUNTED_TOKEN, 11),
+        (Mode.SAMPLE_MEAN, Combine.SUM_PER_SAMPLE, 5),
+    ],
+)
+def test_sums_are_divided_as_the_train_step_would(
+    mode: Mode, combine: Combine, divisor: int
+) -> None:
+    judge = Judge(mode, layout=Layout(dp=2))
+    first = np.where(np.arange(len(judge.weights)) < 4, judge.weights, 0)
+    halves = [divisor * first, divisor * (judge.weights - first)]
+
+    assert judge(*halves, combine=combine, counted_tokens=5.5).verdict is Verdict.CONFORMS
+    counted_too_many = judge(*halves, combine=combine, counted_tokens=6)
+    wrong = combine is Combine.SUM_PER_COUNTED_TOKEN
+    assert counted_too_many.verdict is (Verdict.MISMATCH if wrong else Verdict.CONFORMS)
+
+
+def test_tensor_parallel_ranks_count_once_and_are_each_looked_at() -> None:
+    judge = Judge(layout=Layout(dp=2, tp=2))
+    half = judge.weights / 2
+
+    assert judge(half, half, half, half, combine=Combine.SUM).verdict is Verdict.CONFORMS
+    assert judge(half, half, half, 0 * half, combine=Combine.SUM).error == 0.5
 
 
 def test_step_without_active_tokens_must_weigh_exactly_nothing() -> None:
