@@ -32,7 +32,10 @@ START_LIMIT = 300.0
 """Seconds for importing a framework; on a cold disk SkyRL was seen to take 40."""
 
 GRACE = 3.0
-"""Seconds for the other ranks to answer once one failed or declined: most wait in vain then."""
+"""Seconds for the other ranks to answer once one failed: most wait in vain then."""
+
+GRACE_TO_DECLINE = 15.0
+"""Likewise once one declined: most decline too, as soon as they get a core to do it on."""
 
 LOG_TAIL = 2000
 """Characters of a dead rank's output that a finding quotes."""
@@ -172,8 +175,10 @@ class RankPool:
                 rank = pending.pop(connection)
                 reply = self._receive(connection, rank)
                 answers.append(_Answer(rank, reply))
-                if isinstance(reply, (_Failure, Declined)):
+                if isinstance(reply, _Failure):
                     deadline = min(deadline, time.monotonic() + GRACE)
+                elif isinstance(reply, Declined):
+                    deadline = min(deadline, time.monotonic() + GRACE_TO_DECLINE)
         silence = [
             _Answer(rank, _Failure(f"rank {rank} gave no answer in {limit:g} s", is_cause=False))
             for rank in pending.values()

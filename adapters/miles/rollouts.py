@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from adapters.megatron.adapter import call_offering
-from adapters.megatron.options import train_parallel_config
+from adapters.megatron import options
 from adapters.megatron.rollouts import advantages_of, sample_fields
 
 if TYPE_CHECKING:
@@ -44,7 +44,18 @@ def pass_objects_through() -> None:
 
 
 def rollout_data(args: Any, layout: Layout, batch: ProbedBatch) -> dict[str, Any]:
-    """What this rank trains on, converted and split by miles, with the probe's advantages."""
+    """What a rank of Megatron's trains on."""
+    return share(args, batch, train_parallel_config=options.train_parallel_config(layout))
+
+
+def share(
+    args: Any, batch: ProbedBatch, *, train_parallel_config: dict[str, int]
+) -> dict[str, Any]:
+    """What this rank trains on, converted and split by miles, with the probe's advantages.
+
+    ``train_parallel_config`` is what the engine tells the rollout side of its layout: where that is
+    enough, the rollout side deals out micro-batches too.
+    """
     conversion = module("ray.rollout.train_data_conversion")
     data = call_offering(
         conversion.convert_samples_to_train_data,
@@ -58,14 +69,14 @@ def rollout_data(args: Any, layout: Layout, batch: ProbedBatch) -> dict[str, Any
         conversion.split_train_data_by_dp,
         args,
         data,
-        dp_size=layout.dp,
-        train_parallel_config=train_parallel_config(layout),
+        dp_size=train_parallel_config["dp_size"],
+        train_parallel_config=train_parallel_config,
     )
-    share = module("backends.training_utils.data").get_rollout_data(args, references)
-    if isinstance(share, tuple):  # newer versions also hand out what the share was fetched with
-        share = share[0]
-    _add_advantages(args, share, batch)
-    return share
+    mine = module("backends.training_utils.data").get_rollout_data(args, references)
+    if isinstance(mine, tuple):  # newer versions also hand out what the share was fetched with
+        mine = mine[0]
+    _add_advantages(args, mine, batch)
+    return mine
 
 
 def _samples(batch: ProbedBatch) -> list[Any]:
