@@ -34,7 +34,7 @@ START_LIMIT = 300.0
 GRACE = 3.0
 """Seconds for the other ranks to answer once one failed: most wait in vain then."""
 
-GRACE_TO_DECLINE = 15.0
+GRACE_TO_DECLINE = 10.0
 """Likewise once one declined: most decline too, as soon as they get a core to do it on."""
 
 LOG_TAIL = 2000
