@@ -1,0 +1,70 @@
+"""SkyRL's package, imported from its source on a machine without its GPU packages."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import typing
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from adapters import cuda_on_cpu
+from adapters.imports import import_from, stand_in
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from types import ModuleType
+
+
+STOOD_IN: list[str] = []
+"""What was stood in for in this process."""
+
+
+def import_skyrl(source: Path | None) -> None:
+    """Import what every engine needs, and let the dispatch hand chunks over without a Ray store."""
+    _mend_dependencies()
+    cuda_on_cpu.install()
+    import_from("skyrl", [source, source / "skyrl-gym"] if source else [])
+    # Both look for flash_attn and must not take our stand-in for the real one.
+    module("backends.skyrl_train.utils.torch_utils")
+    importlib.import_module("transformers.modeling_utils")
+    _stand_in_for_flash_attn()
+    module("backends.skyrl_train.distributed.dispatch").ray = SimpleNamespace(put=_itself)
+    module("train.trainer")
+
+
+def module(path: str) -> ModuleType | Any:
+    """A module of SkyRL, by its path below the package."""
+    return importlib.import_module(f"skyrl.{path}")
+
+
+def ppo_utils() -> Any:
+    """Where SkyRL keeps its losses and its reduction."""
+    return module("backends.skyrl_train.utils.ppo_utils")
+
+
+def _itself(chunk: Any) -> Any:
+    return chunk
+
+
+def _mend_dependencies() -> None:
+    """Names that SkyRL's releases expect of Python 3.12 and of the ray of their time."""
+    if sys.version_info < (3, 12):
+        import typing_extensions
+
+        typing.TypedDict = typing_extensions.TypedDict  # type: ignore[assignment]
+    placement_group = importlib.import_module("ray.util.placement_group")
+    strategies = importlib.import_module("ray.util.scheduling_strategies")
+    placement_group.PlacementGroupSchedulingStrategy = strategies.PlacementGroupSchedulingStrategy
+
+
+def _stand_in_for_flash_attn() -> None:
+    """flash_attn has no CPU build; transformers has the same packing functions in plain torch."""
+    missing = stand_in(["flash_attn"])
+    if not missing:
+        return
+    STOOD_IN.extend(missing)
+    packing = importlib.import_module("transformers.modeling_flash_attention_utils")
+    bert_padding = importlib.import_module("flash_attn.bert_padding")
+    bert_padding.unpad_input = packing._unpad_input
+    bert_padding.pad_input = packing._pad_input

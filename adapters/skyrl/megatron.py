@@ -1,0 +1,246 @@
+"""SkyRL's Megatron engine: its worker and model wrapper, on Megatron-Core around our policy.
+
+The worker initialises its process groups and its model by its own code, with the settings of data
+parallelism it always has: the distributed optimizer, averaging in the collective. Megatron-Bridge,
+which would build a model from a checkpoint, is where our model comes in.
+
+The probe is a second logit beside the only token's: SkyRL unpacks, recovers and gathers logits over
+context-parallel ranks before log-probabilities are computed or after, by version, and the probe
+goes all the way with them. The seam is where one logit becomes one log-probability.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from adapters import cuda_on_cpu
+from adapters.contract import (
+    Depth,
+    Description,
+    Job,
+    Layout,
+    Observation,
+    Option,
+    Rank,
+    grids,
+)
+from adapters.imports import stand_in, stand_in_for
+from adapters.megatron import policy
+from adapters.skyrl.adapter import SkyRLAdapter
+from adapters.skyrl.importing import STOOD_IN, module, ppo_utils
+from adapters.skyrl.trainer import probe_capacity
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+WORKER = "backends.skyrl_train.workers.megatron.megatron_worker"
+MODEL_WRAPPER = "backends.skyrl_train.workers.megatron.megatron_model_wrapper"
+MODEL_BRIDGES = "skyrl.backends.skyrl_train.workers.megatron.model_bridges"
+"""Nothing but registrations of models with Megatron-Bridge."""
+
+LOG_PROB_FUNCTIONS = ("DistributedLogprob", "ChunkedDistributedLogprob")
+"""SkyRL's autograd functions that make a log-probability of each position's logits."""
+
+
+class SkyRLMegatronAdapter(SkyRLAdapter):
+    """SkyRL with its Megatron engine."""
+
+    engine = "megatron"
+    dependencies = ("megatron-core", "ray", "tensordict", "transformers")
+
+    def layouts(self) -> Sequence[Layout]:
+        """Data × context parallelism on up to 8 ranks, packed; padded without; each option once."""
+        overlapping = (Option.OVERLAP_GRAD_REDUCE,)
+        return sorted(
+            [
+                Layout(dp=dp, cp=cp, micro_batches=micro_batches, format=storage)
+                for dp, cp in grids(largest=8)
+                for micro_batches in (1, 2, "tokens")
+                for storage in ("bshd", "thd")
+                if storage == "thd" or cp == 1
+            ]
+            + [
+                Layout(dp=2, cp=2, tp=2, micro_batches=2, format="thd"),
+                Layout(dp=2, cp=2, micro_batches=2, format="thd", options=overlapping),
+            ],
+            key=lambda layout: layout.world_size,
+        )
+
+    def load_engine(self) -> None:
+        """The seam is at the autograd functions that SkyRL computes log-probabilities with."""
+        stand_in_for([MODEL_BRIDGES])
+        STOOD_IN.extend([*stand_in(["megatron.bridge"]), MODEL_BRIDGES])
+        model_utils = module("backends.skyrl_train.distributed.megatron.model_utils")
+        for name in LOG_PROB_FUNCTIONS:
+            setattr(model_utils, name, _Seam(getattr(model_utils, name)))
+        module(WORKER)
+
+    def describe(self) -> Description:
+        """Options are what SkyRL's configuration of Megatron's data parallelism can spell."""
+        known = {field.name for field in fields(module("train.config.config").MegatronDDPConfig)}
+        return replace(
+            super().describe(),
+            options=frozenset(option for option in policy.OPTIONS if option in known),
+            largest_tp=2,
+        )
+
+    def configure_engine(self, trainer_config: Any, job: Job) -> None:
+        """In full precision, with Megatron's own parallelism."""
+        trainer_config.strategy = "megatron"
+        trainer_config.bf16 = False
+        megatron = trainer_config.policy.megatron_config
+        megatron.tensor_model_parallel_size = job.layout.tp
+        megatron.context_parallel_size = job.layout.cp
+        for option in job.layout.options:
+            setattr(megatron.ddp_config, option, True)
+
+    def observe(self, job: Job, rank: Rank) -> Observation:
+        """Train where the worker's CUDA device is the CPU if there is no other."""
+        with cuda_on_cpu.redirected():
+            return super().observe(job, rank)
+
+    def worker(self, config: Any, job: Job, probe_size: int, rank: Rank) -> Any:
+        """SkyRL's policy worker, kept as long as its process groups, with a model of its own."""
+        with rank.framework():
+            worker = _joined_worker(config, job, rank)
+            _init_model(worker, job, _Provider(job, probe_capacity(probe_size), rank.device))
+        return worker
+
+
+def _joined_worker(config: Any, job: Job, rank: Rank) -> Any:
+    """A worker that has made Megatron's process groups for the layout."""
+    grid = job.layout.tp, job.layout.cp
+    if grid not in rank.cache:
+        from megatron.core import mpu
+
+        if mpu.model_parallel_is_initialized():
+            mpu.destroy_model_parallel()
+        rank.cache.clear()
+        worker = object.__new__(module(WORKER).MegatronPolicyWorkerBase)
+        worker.cfg = config.trainer
+        worker._world_size = job.layout.world_size
+        worker._rank = worker._local_rank = rank.index
+        worker._is_lora, worker.adapter_store = False, None
+        worker.init_worker_process_group()
+        rank.cache[grid] = worker
+    worker = rank.cache[grid]
+    worker.cfg = config.trainer
+    return worker
+
+
+def _init_model(worker: Any, job: Job, provider: _Provider) -> None:
+    """Run the worker's own `init_model`, with our model and optimizer where it would make its."""
+    megatron_worker, model_wrapper = module(WORKER), module(MODEL_WRAPPER)
+
+    def optimizer(modules: list[Any], config: Any) -> _Optimizer:
+        trained = provider.policy(modules[0])
+        model_wrapper.finalize_model_grads = trained.finalize_model_grads
+        return _Optimizer(trained)
+
+    megatron_worker.get_megatron_optimizer = optimizer
+    megatron_worker.get_megatron_optimizer_param_scheduler = lambda **_: policy.scheduler()
+    worker.init_configs = lambda *args, **kwargs: None
+    worker.provider = provider
+    worker.is_vlm = worker.enable_router_replay = False
+    worker.policy_loss_fn = ppo_utils().PolicyLossRegistry.get(
+        worker.cfg.algorithm.policy_loss_type
+    )
+    worker.init_model(model_path=os.curdir)
+    worker.gradients = worker.optimizer.gradients
+
+
+class _Provider:
+    """Makes our policy where Megatron-Bridge would make SkyRL's from a checkpoint."""
+
+    def __init__(self, job: Job, capacity: int, device: str) -> None:
+        self._layout = job.layout
+        self._data_parallel = job.depth is Depth.STEP
+        self._capacity = capacity
+        self._device = device
+
+    def provide_distributed_model(
+        self, *, ddp_config: Any, wrap_with_ddp: bool, bf16: bool
+    ) -> list[Any]:
+        """In data parallelism as SkyRL has it configured, unless the depth ends before that."""
+        from megatron.core.distributed import DistributedDataParallel
+        from megatron.core.transformer.transformer_config import TransformerConfig
+
+        config = TransformerConfig(
+            num_layers=1,
+            hidden_size=8,
+            num_attention_heads=2,
+            tensor_model_parallel_size=self._layout.tp,
+            sequence_parallel=self._layout.tp > 1,
+            context_parallel_size=self._layout.cp,
+            pipeline_dtype=torch.float32,
+        )
+        model = _probed_model(config, self._capacity).to(self._device)
+        if not self._data_parallel:
+            return [model]
+        return [DistributedDataParallel(config, ddp_config, model)]
+
+    def policy(self, model: Any) -> policy.Policy:
+        """A model of ours, and how its gradient is had."""
+        if not self._data_parallel:
+            return policy.BarePolicy(model, model.probe)
+        sharded = model.ddp_config.use_distributed_optimizer
+        return (policy.ShardedPolicy if sharded else policy.Policy)(model, model.module.probe)
+
+
+class _Optimizer(policy.ReadingOptimizer):
+    """With a learning rate that can be logged."""
+
+    param_groups = ({"lr": 0.0},)
+
+
+def _probed_model(config: Any, capacity: int) -> Any:
+    from megatron.core import mpu
+    from megatron.core.enums import ModelType
+    from megatron.core.transformer.module import MegatronModule
+
+    class ProbedModel(MegatronModule):  # type: ignore[misc]
+        """Knows one token, hence gives it a probability of 1, and carries the probe."""
+
+        def __init__(self) -> None:
+            super().__init__(config)
+            self.model_type = ModelType.encoder_or_decoder
+            self.probe = nn.Parameter(torch.zeros(capacity))
+            first = mpu.get_tensor_model_parallel_rank() == 0
+            self.logit = 0.0 if first else policy.IMPOSSIBLE_LOGIT
+
+        def set_input_tensor(self, input_tensor: Any) -> None:
+            """Of pipeline parallelism, which there is none of."""
+
+        def zero_grad_buffer(self) -> None:
+            """As SkyRL asks of `DistributedDataParallel` around a step."""
+            self.zero_grad()
+
+        def forward(
+            self,
+            input_ids: torch.Tensor,
+            position_ids: torch.Tensor | None = None,
+            attention_mask: torch.Tensor | None = None,
+            packed_seq_params: Any = None,
+        ) -> torch.Tensor:
+            """The token's logit, and the probe's entries for what is predicted: [*input_ids, 2]."""
+            offered = self.probe[input_ids + 1]
+            return torch.stack([torch.full_like(offered, self.logit), offered], dim=-1)
+
+    return ProbedModel()
+
+
+class _Seam:
+    """An autograd function of SkyRL's for log-probabilities, with the probe added to them."""
+
+    def __init__(self, function: Any) -> None:
+        self._function = function
+
+    def apply(self, logits: torch.Tensor, targets: torch.Tensor, *rest: Any) -> torch.Tensor:
+        """Takes every target for the only token."""
+        log_probs = self._function.apply(logits[..., :1], torch.zeros_like(targets), *rest)
+        return log_probs + logits[..., 1]
