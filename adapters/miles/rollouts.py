@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from adapters.megatron.adapter import call_offering
 from adapters.megatron import options
+from adapters.megatron.adapter import call_offering
 from adapters.megatron.rollouts import advantages_of, sample_fields
 
 if TYPE_CHECKING:

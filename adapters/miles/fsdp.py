@@ -1,0 +1,290 @@
+"""miles' FSDP engine, from its conversion of samples to what its optimizer sees.
+
+The engine's actor runs its own training of a batch of rollouts: old log-probabilities,
+micro-batches, loss, backward pass through FSDP2, gradient clipping. Ours are only a model that
+carries the probe, the seam behind the log-probabilities where it is added, the advantages, and a
+hook on the optimizer that reads the gradient. Below depth `step` every rank has an FSDP2 of its
+own, in a mesh of one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+import sys
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.distributed import device_mesh, fsdp
+
+from adapters import cuda_on_cpu
+from adapters.contract import (
+    Adapter,
+    Combine,
+    Depth,
+    Description,
+    Job,
+    Layout,
+    Observation,
+    Option,
+    Rank,
+    Refused,
+    Unsupported,
+)
+from adapters.imports import import_from
+from adapters.megatron import options, stand_ins
+from adapters.megatron.adapter import SEAM, refusals
+from adapters.megatron.policy import ProbeSeam
+from adapters.megatron.rollouts import require_one_sample_per_rollout
+from adapters.miles import rollouts
+from adapters.probe import ProbedBatch
+from reference.aggregation import Conventions, SampleUnit
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+ENGINE_OPTIONS = (
+    "--train-backend=fsdp",
+    "--debug-train-only",
+    "--ci-test",  # some versions start this engine in their own tests alone,
+    "--ci-disable-logprobs-checker",  # which expect an entropy above 0
+    "--lr=0",
+    "--clip-grad=inf",
+)
+"""Training alone, that leaves the probe at 0 and its gradient as it is."""
+
+NO_TENSOR_PARALLELISM = "--tensor-model-parallel-size=1"
+"""What Megatron wants to be told, and this engine has no option for."""
+
+
+FULL_PRECISION = SimpleNamespace(autocast_dtype=None)
+"""What newer versions ask before a forward pass."""
+
+
+class MilesFsdpAdapter(Adapter):
+    """Drives radixark/miles on FSDP2."""
+
+    name = "miles"
+    package = "miles"
+    tree = ("miles",)
+    engine = "fsdp"
+    dependencies = ("megatron-core", "ray", "transformers")
+
+    def layouts(self) -> Sequence[Layout]:
+        """Data parallelism on up to 4 ranks, packed: the engine has no other."""
+        return [
+            Layout(dp=dp, micro_batches=micro_batches, format="thd", options=chosen)
+            for dp in (1, 2, 4)
+            for micro_batches in (1, 2, "tokens")
+            for chosen in ((), (Option.BALANCE_DATA,))
+            if dp == 2 or not chosen
+        ]
+
+    def load(self, source: Path | None) -> None:
+        """Import miles and put the seam behind its log-probabilities."""
+        stand_ins.install(["miles_plugins"], [])
+        importlib.import_module("megatron.core.fusions.fused_cross_entropy")  # the loss needs it
+        import_from("miles", [source] if source else [])
+        stand_ins.drop_server_options(
+            rollouts.module("utils.arguments"), rollouts.module("backends.sglang_utils.arguments")
+        )
+        rollouts.module("utils.arguments").sglang_validate_args = lambda args: None
+        rollouts.pass_objects_through()
+        processors = rollouts.module("backends.training_utils.loss_hub.logit_processors")
+        processors.calculate_log_probs_and_entropy = SEAM.around(
+            processors.calculate_log_probs_and_entropy
+        )
+        # It would replace the probe's advantages, which are among the rollout data.
+        _engine("actor").compute_advantages_and_returns = lambda args, rollout_data: None
+
+    def describe(self) -> Description:
+        """Modes and options are what the argument parser offers."""
+        parser = _parser()
+        return Description(
+            modes=options.modes(parser),
+            depths=frozenset({Depth.LOSS, Depth.STEP}),
+            options=options.options(parser) & {Option.BALANCE_DATA},
+            conventions=Conventions(
+                sample_unit=SampleUnit.ROLLOUT if rollouts.rollout_field() else SampleUnit.SAMPLE
+            ),
+            stand_ins=tuple(stand_ins.STOOD_IN),
+        )
+
+    def observe(self, job: Job, rank: Rank) -> Observation:
+        """Train all steps of the batch as the optimizer steps of one rollout."""
+        batch = ProbedBatch(job.steps)
+        if rollouts.rollout_field() is None:
+            require_one_sample_per_rollout(batch)
+        with rank.framework(), cuda_on_cpu.redirected():
+            args = _arguments(job)
+            _join(args, rank)
+            trained = _cached_policy(args, job, batch.probe_size, rank)
+            with refusals():
+                told = {"dp_size": job.layout.dp}
+                rollout_data = rollouts.share(args, batch, train_parallel_config=told)
+                _actor(args, trained)._train_core(rollout_id=0, rollout_data=rollout_data)
+        return Observation(
+            weights=batch.weights_of_steps(trained.gradients),
+            combine=Combine.REPLICATED if job.depth is Depth.STEP else Combine.MEAN,
+        )
+
+
+def _engine(name: str) -> Any:
+    """A module of the engine, which some versions keep among what is experimental."""
+    places = ("backends.fsdp_utils", "backends.experimental.fsdp_utils")
+    place = next(one for one in places if importlib.util.find_spec(f"miles.{one}"))
+    return rollouts.module(f"{place}.{name}")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser()
+    rollouts.module("utils.arguments").get_miles_extra_args_provider()(parser)
+    return parser
+
+
+def _arguments(job: Job) -> Any:
+    """miles' own arguments for a job, parsed and validated by it.
+
+    Raises:
+        Unsupported: this version lacks what the layout needs.
+        Refused: miles declines the configuration.
+    """
+    spelt = options.job_options(job, _parser())
+    spelt.remove(NO_TENSOR_PARALLELISM)
+    gpus = f"--actor-num-gpus-per-node={job.layout.world_size}"
+    sys.argv = ["miles", *ENGINE_OPTIONS, gpus, *spelt]
+    with _refusals(job.layout):
+        return rollouts.module("utils.arguments").parse_args()
+
+
+@contextmanager
+def _refusals(layout: Layout) -> Iterator[None]:
+    """Inside, miles may decline: what it does in a layout of its other engine, it has not got."""
+    try:
+        with refusals():
+            yield
+    except Refused as reason:
+        if layout.cp == 1 and layout.format == "thd":
+            raise
+        raise Unsupported(str(reason)) from reason
+
+
+def _join(args: Any, rank: Rank) -> None:
+    """Tell miles of this world, as its actor does; what it makes lasts as long as the world."""
+    if "parallel_state" not in rank.cache:
+        distributed = rollouts.module("utils.distributed_utils")
+        distributed.GLOO_GROUP = None
+        distributed.init_gloo_group()
+        rank.cache["parallel_state"] = _engine("parallel").create_fsdp_parallel_state(args)
+    parallel = rollouts.module("backends.training_utils.parallel")
+    parallel.set_parallel_state(rank.cache["parallel_state"])
+
+
+def _actor(args: Any, trained: _Policy) -> Any:
+    """miles' actor with what its `init` gives it to train on a batch of rollouts."""
+    actor = object.__new__(_engine("actor").FSDPTrainRayActor)
+    actor.args = args
+    actor.prof = rollouts.module("utils.profile_utils").TrainProfiler(args)
+    actor.ref_model, actor.fsdp_cpu_offload = None, args.fsdp_cpu_offload
+    actor.precision_policy = FULL_PRECISION
+    actor.model, actor.optimizer = trained.model, trained.optimizer
+    actor.lr_scheduler = _engine("lr_scheduler").get_lr_scheduler(args, trained.optimizer)
+    return actor
+
+
+class _Policy:
+    """A model that miles wrapped in FSDP2, and what its optimizer found of the probe's gradient."""
+
+    def __init__(self, model: nn.Module, args: Any) -> None:
+        self.model = model
+        self.gradients: list[NDArray[np.float32]] = []
+        self.optimizer = torch.optim.AdamW(
+            model.parameters(), lr=args.lr, weight_decay=args.weight_decay
+        )
+        self.optimizer.register_step_pre_hook(self._take_gradient)
+
+    def _take_gradient(self, optimizer: torch.optim.Optimizer, *arguments: object) -> None:
+        """The optimizer finds zeros: NaN, even at a learning rate of 0, would spoil the probe."""
+        [probe] = optimizer.param_groups[0]["params"]
+        self.gradients.append(probe.grad.full_tensor().detach().cpu().numpy().copy())
+        probe.grad.zero_()
+
+
+def _cached_policy(args: Any, job: Job, probe_size: int, rank: Rank) -> _Policy:
+    """The policy for a job, kept as long as the world."""
+    capacity = 1 << probe_size.bit_length()
+    key = (job.depth, capacity)
+    if key not in rank.cache:
+        mesh = _mesh(rank) if job.depth is Depth.STEP else _mesh_of_one(rank)
+        rank.cache[key] = _Policy(
+            _sharded(_ProbedModel(capacity).to(rank.device), mesh, args), args
+        )
+    policy: _Policy = rank.cache[key]
+    policy.gradients = []
+    return policy
+
+
+def _sharded(model: nn.Module, mesh: Any, args: Any) -> nn.Module:
+    """The model in FSDP2 as miles wraps it, but in full precision.
+
+    Some versions have bfloat16 written into them, in which a weight keeps two digits.
+    """
+    mixed_precision = fsdp.MixedPrecisionPolicy
+    fsdp.MixedPrecisionPolicy = lambda **dtypes: mixed_precision()
+    try:
+        return _engine("actor").apply_fsdp2(model, mesh=mesh, args=args)
+    finally:
+        fsdp.MixedPrecisionPolicy = mixed_precision
+
+
+def _mesh(rank: Rank) -> Any:
+    """The ranks over which miles shards."""
+    state = rank.cache["parallel_state"]
+    return state.get_mesh("fsdp") if hasattr(state, "get_mesh") else state.dp_mesh
+
+
+def _mesh_of_one(rank: Rank) -> Any:
+    """This rank alone."""
+    shape = (rank.world_size, 1)
+    return device_mesh.init_device_mesh("cuda", shape, mesh_dim_names=("ranks", "one"))["one"]
+
+
+class _Output(NamedTuple):
+    """What a model returns; FSDP2 hooks its backward pass on to the tensors among it."""
+
+    logits: torch.Tensor
+    probe: torch.Tensor
+
+
+class _ProbeLayer(nn.Module):
+    """Holds the probe; a module of its own because FSDP shards a model layer by layer."""
+
+    def __init__(self, capacity: int) -> None:
+        super().__init__()
+        self.probe = nn.Parameter(torch.zeros(capacity))
+
+    def forward(self) -> torch.Tensor:
+        return self.probe.clone()  # FSDP frees the parameter itself after the layer
+
+
+class _ProbedModel(nn.Module):
+    """Stands where miles expects a Hugging Face model, and hands its probe to the seam."""
+
+    _no_split_modules = (_ProbeLayer.__name__,)
+
+    def __init__(self, capacity: int) -> None:
+        super().__init__()
+        self.layer = _ProbeLayer(capacity)
+
+    def forward(self, input_ids: torch.Tensor, **inputs: Any) -> _Output:
+        SEAM.probe = self.layer()
+        logits = torch.zeros(*input_ids.shape, ProbeSeam.VOCABULARY, device=input_ids.device)
+        return _Output(logits, SEAM.probe)
