@@ -130,6 +130,10 @@ class MilesFsdpAdapter(Adapter):
             with refusals():
                 told = {"dp_size": job.layout.dp}
                 rollout_data = rollouts.share(args, batch, train_parallel_config=told)
+            if "num_rollouts" not in rollout_data:
+                # The engine is to find the steps itself, and counts samples.
+                require_one_sample_per_rollout(batch)
+            with refusals():
                 _actor(args, trained)._train_core(rollout_id=0, rollout_data=rollout_data)
         return Observation(
             weights=batch.weights_of_steps(trained.gradients),
