@@ -56,7 +56,7 @@ def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
 
 def finish(process: subprocess.Popen[str], folder: Path, adapter: str) -> Result:
     """Wait for a run to end."""
-    output, _ = process.communicate(timeout=180)
+    output, _ = process.communicate(timeout=600)
     return Result(process.returncode, output, folder / "reports" / "latest" / f"{adapter}.json")
 
 

@@ -1,29 +1,59 @@
-"""Wall time of the whole suite on SkyRL over the time its ranks spend in SkyRL's own code."""
+"""Wall time of the suite over the time its ranks spend in the framework's own code."""
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
+from adapters.slime import SlimeAdapter
 from tests import command
+
+FOUR_RANKS = [f"--layout={layout}" for layout in SlimeAdapter().layouts() if layout.world_size == 4]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timing:
+    """One run of the suite; times in seconds, ``inside`` that of the slowest ranks."""
+
+    findings: int
+    to_start: float
+    to_run: float
+    inside: float
+
+    def print(self, name: str) -> None:
+        """Its ratio of wall time to time inside."""
+        print(f"suite: {self.findings} findings on {name} in {self.to_run:.1f} s")
+        print(f"  wall time / time in {name}'s own code: {self.to_run / self.inside:.2f}")
 
 
 def main() -> None:
-    """Print the ratio, and the time to start against one plain import of the framework."""
+    """Print the ratios, and SkyRL's time to start against one plain import of it."""
+    skyrl = run("skyrl")
+    skyrl.print("SkyRL")
+    print(f"  time to start / one plain import of SkyRL: {skyrl.to_start / import_seconds():.2f}")
+    for name, ref in (("slime", "refs/pull/2090/head"), ("miles", "refs/pull/1498/head")):
+        sources = os.environ.get(command.SOURCES)
+        if sources is None:
+            print(f"suite: {name} was not run: {command.SOURCES} names no folder of clones")
+            continue
+        run(name, f"--source={sources}/{name}@{ref}", *FOUR_RANKS).print(f"{name} on 4 ranks")
+
+
+def run(adapter: str, *arguments: str) -> Timing:
+    """Run the suite and read its last lines."""
     with tempfile.TemporaryDirectory() as folder:
-        result = command.run(Path(folder), "skyrl")
+        result = command.run(Path(folder), adapter, *arguments)
         findings = len(result.report["findings"])
     found = re.search(r"([\d.]+) s to start, ([\d.]+) s to run, of which ([\d.]+) s", result.output)
     assert found, result.output
     to_start, to_run, inside = map(float, found.groups())
-    plain = import_seconds()
-    print(f"suite: {findings} findings on SkyRL in {to_run:.1f} s")
-    print(f"  wall time / time in SkyRL's own code: {to_run / inside:.2f}")
-    print(f"  time to start / one plain import of SkyRL: {to_start / plain:.2f}")
+    return Timing(findings=findings, to_start=to_start, to_run=to_run, inside=inside)
 
 
 def import_seconds() -> float:
