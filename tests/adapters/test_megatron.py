@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import argparse
+
 import numpy as np
 import pytest
 import torch
 
-from adapters import megatron
-from adapters.contract import Depth, Job, Layout, Unsupported
+from adapters.contract import Combine, Depth, Job, Layout, Option, Unsupported
+from adapters.megatron import options, policy, rollouts
+from adapters.megatron.adapter import call_offering, combine
 from adapters.probe import ProbedBatch
 from conformance.cases import CORPUS
-from reference.aggregation import Aggregation, Mode
+from reference.aggregation import Mode
 
 CASES = {case.name: case for case in CORPUS}
 
@@ -19,28 +22,54 @@ def job(case: str, mode: Mode = Mode.TOKEN_MEAN, **layout: object) -> Job:
     return Job(
         steps=CASES[case].steps,
         aggregation=CASES[case].aggregation(mode),
-        layout=Layout(**layout),  # type: ignore[arg-type]
+        layout=Layout(**{"format": "thd", **layout}),  # type: ignore[arg-type]
         depth=Depth.STEP,
     )
 
 
+def parser(*flags: str) -> argparse.ArgumentParser:
+    known = options.base_parser()
+    for name in (
+        "rollout-batch-size",
+        "n-samples-per-prompt",
+        "global-batch-size",
+        "num-rollout",
+        "micro-batch-size",
+        "max-tokens-per-gpu",
+    ):
+        known.add_argument(f"--{name}", type=int)
+    known.add_argument("--use-dynamic-batch-size", action="store_true")
+    for flag in flags:
+        known.add_argument(flag)
+    return known
+
+
+def parsed(a_job: Job, *flags: str) -> dict[str, object]:
+    known = parser(*flags)
+    return vars(known.parse_args(options.job_options(a_job, known)))
+
+
 def test_sizes_are_spelt_out_in_rollouts() -> None:
-    assert megatron.batch_options(job("two_steps", dp=2, cp=2, micro_batches=2)) == [
-        "--rollout-batch-size=8",
-        "--n-samples-per-prompt=2",
-        "--global-batch-size=8",
-        "--num-rollout=1",
-        "--context-parallel-size=2",
-        "--micro-batch-size=2",
-    ]
-    assert "--n-samples-per-prompt=2" in megatron.batch_options(job("unequal_groups"))
+    args = parsed(job("two_steps", dp=2, cp=2, tp=2, micro_batches=2))
+
+    sizes = {
+        "rollout_batch_size": 8,
+        "n_samples_per_prompt": 2,
+        "global_batch_size": 8,
+        "num_rollout": 1,
+        "context_parallel_size": 2,
+        "tensor_model_parallel_size": 2,
+        "micro_batch_size": 2,
+    }
+    assert {name: args[name] for name in sizes} == sizes
+    assert parsed(job("unequal_groups"))["n_samples_per_prompt"] == 2
 
 
 def test_micro_batches_by_tokens_take_a_budget() -> None:
-    options = megatron.batch_options(job("uneven_lengths", dp=2, micro_batches="tokens"))
+    args = parsed(job("uneven_lengths", dp=2, micro_batches="tokens"))
 
-    assert "--use-dynamic-batch-size" in options
-    assert "--max-tokens-per-gpu=12" in options, "67 tokens, a third of a rank's share"
+    assert args["use_dynamic_batch_size"] is True
+    assert args["max_tokens_per_gpu"] == 12, "67 tokens, a third of a rank's share"
 
 
 @pytest.mark.parametrize(
@@ -48,17 +77,31 @@ def test_micro_batches_by_tokens_take_a_budget() -> None:
     [
         ({"micro_batches": "uneven"}, "no micro-batches by uneven"),
         ({"dp": 4, "micro_batches": 2}, "no size of micro-batches that makes 8"),
+        ({"format": "bshd"}, "no format bshd"),
     ],
 )
 def test_layouts_that_cannot_be_spelt_are_unsupported(
     layout: dict[str, object], message: str
 ) -> None:
     with pytest.raises(Unsupported, match=message):
-        megatron.batch_options(job("unequal_groups", **layout))
+        options.job_options(job("unequal_groups", **layout), parser())
+
+
+def test_format_is_said_where_there_is_a_choice() -> None:
+    assert parsed(job("uneven_lengths", format="bshd"), "--qkv-format")["qkv_format"] == "bshd"
+
+
+def test_options_of_layouts_are_switched_on_and_offered_where_known() -> None:
+    args = parsed(job("uneven_lengths", options=(Option.OVERLAP_GRAD_REDUCE,)))
+
+    assert args["overlap_grad_reduce"] is True
+    assert args["use_distributed_optimizer"] is False
+    assert options.options(parser()) == policy.OPTIONS
+    assert options.options(parser("--balance-data")) == policy.OPTIONS | {Option.BALANCE_DATA}
 
 
 @pytest.mark.parametrize(
-    ("options", "modes"),
+    ("flags", "modes"),
     [
         ([], {Mode.SAMPLE_MEAN, Mode.TOKEN_MEAN}),
         (["--pg-loss-divisor"], {Mode.SAMPLE_MEAN, Mode.TOKEN_MEAN, Mode.CONSTANT}),
@@ -66,25 +109,22 @@ def test_layouts_that_cannot_be_spelt_are_unsupported(
     ],
 )
 def test_modes_are_what_the_options_offer_and_parse_as_spelt(
-    options: list[str], modes: set[Mode]
+    flags: list[str], modes: set[Mode]
 ) -> None:
-    parser = megatron.base_parser()
-    for option in options:
-        parser.add_argument(option)
-
-    assert megatron.modes(parser) == modes
+    assert options.modes(parser(*flags)) == modes
     for mode in modes:
-        spelt = megatron.mode_options(job("uneven_lengths", mode), parser)
-        args = parser.parse_args(spelt)
-        if not options:
-            assert args.calculate_per_token_loss is (mode is Mode.TOKEN_MEAN)
-        elif mode is Mode.CONSTANT:
-            assert "40.0" in (getattr(args, o.strip("-").replace("-", "_")) for o in options)
+        args = parsed(job("uneven_lengths", mode), *flags)
+        if "--loss-aggregation" in flags:
+            assert args["loss_aggregation"] == mode
+        else:
+            assert args["calculate_per_token_loss"] is (mode is Mode.TOKEN_MEAN)
+        if mode is Mode.CONSTANT:
+            assert "40.0" in args.values()
 
 
 def test_identifiers_are_unique_over_the_steps_of_a_batch() -> None:
     batch = ProbedBatch(CASES["two_steps"].steps)
-    fields = megatron.sample_fields(batch)
+    fields = rollouts.sample_fields(batch)
 
     assert [rollout for rollout, _ in fields] == list(range(16))
     assert [common["group_index"] for _, common in fields] == [i // 2 for i in range(16)]
@@ -100,18 +140,18 @@ def test_advantages_find_their_samples_in_any_order() -> None:
         torch.from_numpy(np.concatenate([batch.prompts[i], batch.responses[i]])) for i in order
     ]
 
-    found = megatron.advantages_of(tokens, batch)
+    found = rollouts.advantages_of(tokens, batch)
 
     assert [values.tolist() for values in found] == [batch.advantages[i].tolist() for i in order]
 
 
 def test_several_samples_of_a_rollout_are_unsupported_where_rollouts_are_unknown() -> None:
     with pytest.raises(Unsupported, match="no several samples of one rollout"):
-        megatron.require_one_sample_per_rollout(ProbedBatch(CASES["unequal_groups"].steps))
+        rollouts.require_one_sample_per_rollout(ProbedBatch(CASES["unequal_groups"].steps))
 
 
 def test_seam_adds_the_probe_to_the_log_probabilities_of_the_tokens() -> None:
-    seam = megatron.ProbeSeam()
+    seam = policy.ProbeSeam()
     seam.probe = torch.arange(5.0, requires_grad=True)
     seen = []
 
@@ -125,5 +165,13 @@ def test_seam_adds_the_probe_to_the_log_probabilities_of_the_tokens() -> None:
     assert seen == [0, 0, 0], "the policy knows one token"
 
 
-def test_aggregation_of_the_corpus_is_the_default_divisor() -> None:
-    assert job("uneven_lengths", Mode.CONSTANT).aggregation == Aggregation(Mode.CONSTANT, 40)
+def test_what_is_still_to_come_depends_on_depth_and_on_who_divides() -> None:
+    assert combine(Depth.STEP, per_token=True) is Combine.REPLICATED
+    assert combine(Depth.LOSS, per_token=True) is Combine.SUM_PER_COUNTED_TOKEN
+    assert combine(Depth.LOSS, per_token=False) is Combine.MEAN
+    assert combine(Depth.REDUCER, per_token=True) is Combine.SUM_PER_TOKEN
+    assert combine(Depth.REDUCER, per_token=False) is Combine.SUM_PER_SAMPLE
+
+
+def test_functions_are_offered_only_what_they_know() -> None:
+    assert call_offering(lambda a, *, b=2: (a, b), 1, b=3, c=4) == (1, 3)
