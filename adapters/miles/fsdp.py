@@ -42,7 +42,6 @@ from adapters.megatron.policy import ProbeSeam
 from adapters.megatron.rollouts import require_one_sample_per_rollout
 from adapters.miles import rollouts
 from adapters.probe import ProbedBatch
-from reference.aggregation import Conventions, SampleUnit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -112,28 +111,21 @@ class MilesFsdpAdapter(Adapter):
             modes=options.modes(parser),
             depths=frozenset({Depth.LOSS, Depth.STEP}),
             options=options.options(parser) & {Option.BALANCE_DATA},
-            conventions=Conventions(
-                sample_unit=SampleUnit.ROLLOUT if rollouts.rollout_field() else SampleUnit.SAMPLE
-            ),
             stand_ins=tuple(stand_ins.STOOD_IN),
         )
 
     def observe(self, job: Job, rank: Rank) -> Observation:
         """Train all steps of the batch as the optimizer steps of one rollout."""
         batch = ProbedBatch(job.steps)
-        if rollouts.rollout_field() is None:
-            require_one_sample_per_rollout(batch)
+        require_one_sample_per_rollout(batch)  # the engine counts samples to find its steps
         with rank.framework(), cuda_on_cpu.redirected():
             args = _arguments(job)
             _join(args, rank)
             trained = _cached_policy(args, job, batch.probe_size, rank)
             with refusals():
+                # Not told of more, the rollout side leaves the steps for the engine to find.
                 told = {"dp_size": job.layout.dp}
                 rollout_data = rollouts.share(args, batch, train_parallel_config=told)
-            if "num_rollouts" not in rollout_data:
-                # The engine is to find the steps itself, and counts samples.
-                require_one_sample_per_rollout(batch)
-            with refusals():
                 _actor(args, trained)._train_core(rollout_id=0, rollout_data=rollout_data)
         return Observation(
             weights=batch.weights_of_steps(trained.gradients),
