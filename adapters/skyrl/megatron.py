@@ -13,6 +13,9 @@ from __future__ import annotations
 
 import os
 from dataclasses import fields, replace
+from functools import cache
+from importlib.metadata import version
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,6 +30,7 @@ from adapters.contract import (
     Observation,
     Option,
     Rank,
+    Unsupported,
     grids,
 )
 from adapters.imports import stand_in, stand_in_for
@@ -90,14 +94,19 @@ class SkyRLMegatronAdapter(SkyRLAdapter):
         )
 
     def configure_engine(self, trainer_config: Any, job: Job) -> None:
-        """In full precision, with Megatron's own parallelism."""
+        """In full precision, with Megatron's own parallelism, for a model without attention."""
         trainer_config.strategy = "megatron"
-        trainer_config.bf16 = False
+        trainer_config.bf16 = trainer_config.flash_attn = False
         megatron = trainer_config.policy.megatron_config
         megatron.tensor_model_parallel_size = job.layout.tp
         megatron.context_parallel_size = job.layout.cp
         for option in job.layout.options:
             setattr(megatron.ddp_config, option, True)
+        if job.layout.format == "thd" and _packing_fault() is not None:
+            raise Unsupported(
+                f"this SkyRL packs samples with another Megatron-Core than"
+                f" {version('megatron-core')}: {_packing_fault()}"
+            )
 
     def observe(self, job: Job, rank: Rank) -> Observation:
         """Train where the worker's CUDA device is the CPU if there is no other."""
@@ -110,6 +119,30 @@ class SkyRLMegatronAdapter(SkyRLAdapter):
             worker = _joined_worker(config, job, rank)
             _init_model(worker, job, _Provider(job, probe_capacity(probe_size), rank.device))
         return worker
+
+
+@cache
+def _packing_fault() -> str | None:
+    """Why SkyRL cannot pack with the Megatron-Core there is, found by packing one token.
+
+    It is one rank's: no process groups are needed.
+    """
+    utils = module("backends.skyrl_train.distributed.megatron.megatron_utils")
+    parallel_state = utils.mpu
+    utils.mpu = SimpleNamespace(
+        get_tensor_model_parallel_world_size=lambda: 1,
+        get_context_parallel_world_size=lambda: 1,
+        get_context_parallel_rank=lambda: 0,
+    )
+    try:
+        utils.preprocess_packed_seqs(
+            torch.zeros(1, 1, dtype=torch.long), torch.ones(1, 1, dtype=torch.bool)
+        )
+    except TypeError as error:
+        return str(error)
+    finally:
+        utils.mpu = parallel_state
+    return None
 
 
 def _joined_worker(config: Any, job: Job, rank: Rank) -> Any:
