@@ -1,8 +1,8 @@
 """SkyRL's Megatron engine: its worker and model wrapper, on Megatron-Core around our policy.
 
 The worker initialises its process groups and its model by its own code, with the settings of data
-parallelism it always has: the distributed optimizer, averaging in the collective. Megatron-Bridge,
-which would build a model from a checkpoint, is where our model comes in.
+parallelism it has by default: the distributed optimizer and averaging in the collective. Our model
+comes in where Megatron-Bridge would build one from a checkpoint.
 
 The probe is a second logit beside the only token's: SkyRL unpacks, recovers and gathers logits over
 context-parallel ranks before log-probabilities are computed or after, by version, and the probe
@@ -58,7 +58,7 @@ class SkyRLMegatronAdapter(SkyRLAdapter):
     dependencies = ("megatron-core", "ray", "tensordict", "transformers")
 
     def layouts(self) -> Sequence[Layout]:
-        """Data × context parallelism on up to 8 ranks, packed; padded without; each option once."""
+        """Data × context parallelism on up to 8 ranks, packed; padded without; some things once."""
         overlapping = (Option.OVERLAP_GRAD_REDUCE,)
         return sorted(
             [
@@ -71,6 +71,8 @@ class SkyRLMegatronAdapter(SkyRLAdapter):
             + [
                 Layout(dp=2, cp=2, tp=2, micro_batches=2, format="thd"),
                 Layout(dp=2, cp=2, micro_batches=2, format="thd", options=overlapping),
+                # Steps then differ in how many micro-batches they are cut into.
+                Layout(dp=2, micro_batches="tokens", format="thd", options=overlapping),
             ],
             key=lambda layout: layout.world_size,
         )
@@ -117,7 +119,7 @@ class SkyRLMegatronAdapter(SkyRLAdapter):
         """SkyRL's policy worker, kept as long as its process groups, with a model of its own."""
         with rank.framework():
             worker = _joined_worker(config, job, rank)
-            _init_model(worker, job, _Provider(job, probe_capacity(probe_size), rank.device))
+            _init_model(worker, _Provider(job, probe_capacity(probe_size), rank.device))
         return worker
 
 
@@ -166,7 +168,7 @@ def _joined_worker(config: Any, job: Job, rank: Rank) -> Any:
     return worker
 
 
-def _init_model(worker: Any, job: Job, provider: _Provider) -> None:
+def _init_model(worker: Any, provider: _Provider) -> None:
     """Run the worker's own `init_model`, with our model and optimizer where it would make its."""
     megatron_worker, model_wrapper = module(WORKER), module(MODEL_WRAPPER)
 
