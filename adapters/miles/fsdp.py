@@ -63,7 +63,6 @@ ENGINE_OPTIONS = (
 NO_TENSOR_PARALLELISM = "--tensor-model-parallel-size=1"
 """What Megatron wants to be told, and this engine has no option for."""
 
-
 FULL_PRECISION = SimpleNamespace(autocast_dtype=None)
 """What newer versions ask before a forward pass."""
 
@@ -95,6 +94,7 @@ class MilesFsdpAdapter(Adapter):
         stand_ins.drop_server_options(
             rollouts.module("utils.arguments"), rollouts.module("backends.sglang_utils.arguments")
         )
+        # It looks for the options just dropped.
         rollouts.module("utils.arguments").sglang_validate_args = lambda args: None
         rollouts.pass_objects_through()
         processors = rollouts.module("backends.training_utils.loss_hub.logit_processors")
@@ -135,9 +135,9 @@ class MilesFsdpAdapter(Adapter):
 
 def _engine(name: str) -> Any:
     """A module of the engine, which some versions keep among what is experimental."""
-    places = ("backends.fsdp_utils", "backends.experimental.fsdp_utils")
-    place = next(one for one in places if importlib.util.find_spec(f"miles.{one}"))
-    return rollouts.module(f"{place}.{name}")
+    grown = importlib.util.find_spec("miles.backends.fsdp_utils")
+    place = "backends" if grown else "backends.experimental"
+    return rollouts.module(f"{place}.fsdp_utils.{name}")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -163,7 +163,7 @@ def _arguments(job: Job) -> Any:
 
 @contextmanager
 def _refusals(layout: Layout) -> Iterator[None]:
-    """Inside, miles may decline: what it does in a layout of its other engine, it has not got."""
+    """Inside, miles may decline; a layout that only its other engine has, it does not support."""
     try:
         with refusals():
             yield
@@ -177,7 +177,7 @@ def _join(args: Any, rank: Rank) -> None:
     """Tell miles of this world, as its actor does; what it makes lasts as long as the world."""
     if "parallel_state" not in rank.cache:
         distributed = rollouts.module("utils.distributed_utils")
-        distributed.GLOO_GROUP = None
+        distributed.GLOO_GROUP = None  # that of the world before
         distributed.init_gloo_group()
         rank.cache["parallel_state"] = _engine("parallel").create_fsdp_parallel_state(args)
     parallel = rollouts.module("backends.training_utils.parallel")
@@ -231,7 +231,7 @@ def _cached_policy(args: Any, job: Job, probe_size: int, rank: Rank) -> _Policy:
 def _sharded(model: nn.Module, mesh: Any, args: Any) -> nn.Module:
     """The model in FSDP2 as miles wraps it, but in full precision.
 
-    Some versions have bfloat16 written into them, in which a weight keeps two digits.
+    Some versions have bfloat16 written into them, of which the probe's gradient keeps two digits.
     """
     mixed_precision = fsdp.MixedPrecisionPolicy
     fsdp.MixedPrecisionPolicy = lambda **dtypes: mixed_precision()
