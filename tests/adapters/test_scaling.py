@@ -7,6 +7,7 @@ a framework of its own, and its reduction is what is observed.
 from __future__ import annotations
 
 import ast
+from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,48 +18,81 @@ import adapters
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-ACCOUNTED_FOR = {
+BY_THE_ADVANTAGES = {
+    "probe.ProbedBatch.weights": (
+        "gradient[ids].astype(np.float64) / -np.concatenate(self.advantages)"
+    ),
+    "megatron.adapter.MegatronAdapter.token_losses": (
+        "-torch.cat(batch['advantages']) * torch.cat(log_probs['log_probs'])"
+    ),
+    "skyrl.trainer.reduce": "-advantages * probe",
+}
+"""All that happens to losses and gradients: signed powers of two in, and out again."""
+
+ELSEWHERE = {
     "contract.Layout.world_size": "ranks to start",
     "contract.grids": "ranks to start",
+    "megatron.options._batch_options": "sizes that the framework is told",
+    "megatron.options._micro_batch_options": "sizes that the framework is told",
+    "megatron.options._micro_batch_size": "sizes that the framework is told",
+    "miles.rollouts._add_advantages": "a list of nothing",
+    "skyrl.configuration._configure_micro_batches": "sizes that the framework is told",
+    "skyrl.configuration._token_budget": "sizes that the framework is told",
+    "skyrl.configuration.configure": "sizes that the framework is told",
+    "skyrl.importing.import_skyrl": "a path",
+    "skyrl.trainer._training_input": "a list of rewards",
+    "slime.SlimeAdapter._add_advantages": "a list of nothing",
+    "source._checkout": "a path",
+    "source._extracted": "a path",
 }
 
 SCALING = (ast.Mult, ast.Div, ast.FloorDiv, ast.MatMult, ast.Pow)
 
-SCALING_METHODS = {"div", "divide", "mul", "multiply", "prod", "mean", "average", "true_divide"}
+SCALING_FUNCTIONS = {"div", "divide", "mul", "multiply", "prod", "mean", "average", "true_divide"}
 
 
-def scalings(code: str) -> Iterator[str]:
-    """The qualified name of every function in which something is multiplied or divided."""
+def scalings(code: str) -> Iterator[tuple[str, str]]:
+    """Every multiplication and division: the function it is in, and itself."""
 
-    def visit(node: ast.AST, scope: tuple[str, ...]) -> Iterator[str]:
+    def visit(node: ast.AST, scope: tuple[str, ...]) -> Iterator[tuple[str, str]]:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             scope = (*scope, node.name)
-        operator = getattr(node, "op", None)
-        if isinstance(operator, SCALING) and isinstance(node, (ast.BinOp, ast.AugAssign)):
-            yield ".".join(scope)
-        called = getattr(getattr(node, "func", None), "attr", "")
-        if isinstance(called, str) and called.rstrip("_") in SCALING_METHODS:
-            yield ".".join(scope)
+        if _scales(node):
+            yield ".".join(scope), ast.unparse(node)
         for child in ast.iter_child_nodes(node):
             yield from visit(child, scope)
 
     yield from visit(ast.parse(code), ())
 
 
-def found() -> set[str]:
+def _scales(node: ast.AST) -> bool:
+    if isinstance(node, (ast.BinOp, ast.AugAssign)):
+        return isinstance(node.op, SCALING)
+    called = node.func if isinstance(node, ast.Call) else None
+    name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
+    return name.rstrip("_") in SCALING_FUNCTIONS
+
+
+def found() -> dict[str, set[str]]:
     """All there are in the adapters, by module and function."""
     root = Path(adapters.__file__).parent
-    modules = {path.relative_to(root).with_suffix(""): path for path in root.rglob("*.py")}
-    return {
-        ".".join((*module.parts, function))
-        for module, path in modules.items()
-        if module != Path("native")
-        for function in scalings(path.read_text(encoding="utf-8"))
-    }
+    by_function = defaultdict(set)
+    for path in root.rglob("*.py"):
+        module = path.relative_to(root).with_suffix("").parts
+        for function, expression in scalings(path.read_text(encoding="utf-8")):
+            by_function[".".join((*module, function))].add(expression)
+    return {name: all_ for name, all_ in by_function.items() if not name.startswith("native.")}
 
 
 def test_every_product_and_quotient_is_accounted_for() -> None:
-    assert found() == set(ACCOUNTED_FOR)
+    assert set(found()) == {*BY_THE_ADVANTAGES, *ELSEWHERE}
+
+
+def test_losses_and_gradients_are_scaled_by_advantages_alone() -> None:
+    everything = found()
+
+    for function, expression in BY_THE_ADVANTAGES.items():
+        assert everything[function] == {expression}
 
 
 @pytest.mark.parametrize(
