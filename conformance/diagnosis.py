@@ -82,6 +82,7 @@ def diagnose(evidence: Evidence) -> Diagnosis:
 def _explanations(evidence: Evidence) -> Iterator[Diagnosis]:
     """Every known mistake that predicts the weights."""
     yield from _factor(evidence, _layout_sizes(evidence))
+    yield from _undivided(evidence)
     yield from _wrong_counts(evidence)
     yield from _factor(evidence, _step_sizes(evidence))
 
@@ -107,6 +108,19 @@ def _inactive_tokens(evidence: Evidence) -> Diagnosis | None:
         explanation=f"{weighed} tokens that the mask excludes have a weight",
         numbers={"tokens": weighed, "largest": float(np.abs(inactive).max())},
     )
+
+
+def _undivided(evidence: Evidence) -> Iterator[Diagnosis]:
+    """Every token weighs 1, or what averaging over ranks or micro-batches makes of 1."""
+    for name, size in {"nothing": 1, **_layout_sizes(evidence)}.items():
+        if (name == "nothing" or size > 1) and evidence.matches(evidence.active / size):
+            words, numbers = _denominators(evidence)
+            averaged = "" if name == "nothing" else f", but for an average over {name} = {size}"
+            yield Diagnosis(
+                name="not_divided",
+                explanation=f"token losses are added up and not divided{averaged}: {words}",
+                numbers=numbers,
+            )
 
 
 def _layout_sizes(evidence: Evidence) -> dict[str, int]:

@@ -45,7 +45,9 @@ def base_parser() -> argparse.ArgumentParser:
 
     `megatron.training`, where they are defined, is not in the megatron-core distribution.
     """
-    parser = argparse.ArgumentParser(allow_abbrev=False, conflict_handler="resolve")
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, conflict_handler="resolve", exit_on_error=False
+    )
     for flag in (
         "align-grad-reduce",
         "align-param-gather",
@@ -125,7 +127,7 @@ def _batch_options(job: Job) -> list[str]:
 def _layout_options(layout: Layout, parser: argparse.ArgumentParser) -> list[str]:
     spelt = [
         f"--context-parallel-size={layout.cp}",
-        f"--tensor-model-parallel-size={layout.tp}",
+        *([f"--tensor-model-parallel-size={layout.tp}"] if layout.tp > 1 else []),
         *(FLAGS[option] for option in layout.options),
     ]
     if _knows(parser, "--qkv-format"):

@@ -60,9 +60,6 @@ ENGINE_OPTIONS = (
 )
 """Training alone, that leaves the probe at 0 and its gradient as it is."""
 
-NO_TENSOR_PARALLELISM = "--tensor-model-parallel-size=1"
-"""What Megatron wants to be told, and this engine has no option for."""
-
 FULL_PRECISION = SimpleNamespace(autocast_dtype=None)
 """What newer versions ask before a forward pass."""
 
@@ -153,10 +150,8 @@ def _arguments(job: Job) -> Any:
         Unsupported: this version lacks what the layout needs.
         Refused: miles declines the configuration.
     """
-    spelt = options.job_options(job, _parser())
-    spelt.remove(NO_TENSOR_PARALLELISM)
     gpus = f"--actor-num-gpus-per-node={job.layout.world_size}"
-    sys.argv = ["miles", *ENGINE_OPTIONS, gpus, *spelt]
+    sys.argv = ["miles", *ENGINE_OPTIONS, gpus, *options.job_options(job, _parser())]
     with _refusals(job.layout):
         return rollouts.module("utils.arguments").parse_args()
 

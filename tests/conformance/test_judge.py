@@ -148,6 +148,20 @@ def test_group_size_is_told_from_sizes_of_the_layout() -> None:
     assert diagnosis.explanation.endswith("by group_size = 3")
 
 
+@pytest.mark.parametrize(
+    ("layout", "weight"), [(Layout(), 1.0), (Layout(dp=4), 0.25), (Layout(dp=2, cp=2), 0.25)]
+)
+def test_sum_that_is_not_divided_is_named(layout: Layout, weight: float) -> None:
+    """As miles' FSDP engine had it per token, where FSDP still averages over the ranks."""
+    diagnosis = Judge(Mode.TOKEN_MEAN, layout=layout)(STEP.mask * weight).diagnosis
+
+    assert diagnosis is not None
+    assert diagnosis.name == "not_divided"
+    assert diagnosis.numbers == pytest.approx(
+        {"denominator": 1 / weight, "expected_denominator": 11}
+    )
+
+
 def test_masked_tokens_in_the_denominator_are_named() -> None:
     judge = Judge(Mode.SAMPLE_MEAN)
     lengths = np.repeat(STEP.response_lengths, STEP.response_lengths)
