@@ -20,9 +20,9 @@ EMPTY_SAMPLES_COUNT = {"fully_masked_sample", "fully_masked_group", "one_token"}
 """Cases that tell token_mean from a mean in which an empty sample counts as a token."""
 
 
-def run(tmp_path: Path, adapter: str, ref: str) -> dict[str, Any]:
+def run(tmp_path: Path, adapter: str, ref: str, *arguments: str) -> dict[str, Any]:
     repository = Path(os.environ[command.SOURCES]) / adapter
-    result = command.run(tmp_path, adapter, f"--source={repository}@{ref}", *LAYOUTS)
+    result = command.run(tmp_path, adapter, f"--source={repository}@{ref}", *arguments)
     assert result.report["complete"], result.output
     return result.report
 
@@ -51,7 +51,7 @@ def cases(report: dict[str, Any], mode: str, verdict: str) -> set[str]:
 def test_versions_have_their_modes_and_weigh_as_known(
     tmp_path: Path, adapter: str, ref: str, modes: set[str]
 ) -> None:
-    report = run(tmp_path, adapter, ref)
+    report = run(tmp_path, adapter, ref, *LAYOUTS)
 
     offered = {m for m, counts in report["summary"]["modes"].items() if "conforms" in counts}
     assert offered == modes
@@ -69,12 +69,61 @@ def test_versions_have_their_modes_and_weigh_as_known(
 
 def test_first_commit_of_slime_2090_divides_prompt_mean_by_the_group_size(tmp_path: Path) -> None:
     """Mended by its second commit, "normalize prompt_mean by prompt count"."""
-    report = run(tmp_path, "slime", "bd9714414")
+    report = run(tmp_path, "slime", "bd9714414", *LAYOUTS, "-k", "prompt_mean and odd_groups")
 
-    [finding] = [
-        finding
-        for finding in report["findings"]
-        if finding["id"] == "weights/prompt_mean/uneven_lengths/dp1-cp1-mb1-thd"
-    ]
-    assert finding["error"] == pytest.approx(0.5, rel=1e-6)
-    assert finding["diagnosis"]["name"] == "divided_by_group_size"
+    assert len(report["findings"]) == len(LAYOUTS)
+    for finding in report["findings"]:
+        assert finding["error"] == pytest.approx(2 / 3, rel=1e-6)
+        assert finding["diagnosis"]["name"] == "divided_by_group_size"
+        assert finding["diagnosis"]["numbers"]["group_size"] == 3
+
+
+@pytest.mark.parametrize(
+    ("adapter", "ref"), [("slime", "refs/pull/2090/head"), ("miles", "refs/pull/1350/head")]
+)
+def test_depths_tell_where_empty_samples_are_counted(
+    tmp_path: Path, adapter: str, ref: str
+) -> None:
+    """The reducers add up the right tokens; the loss functions count one for an empty sample."""
+    arguments = ("--layout=dp2-cp2-mb2-thd", "--modes=token_mean")
+    at_reducer = run(tmp_path, adapter, ref, *arguments, "--depth=reducer")
+    at_loss = run(tmp_path, adapter, ref, *arguments, "--depth=loss")
+
+    assert cases(at_reducer, "token_mean", "mismatch") == set()
+    assert cases(at_loss, "token_mean", "mismatch") == EMPTY_SAMPLES_COUNT
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        "dp2-cp2-tp2-mb2-thd",
+        "dp2-cp2-mb2-thd+allgather_cp",
+        "dp2-cp2-mb2-thd+average_in_collective",
+        "dp2-cp2-mb2-thd+balance_data",
+        "dp2-cp2-mb2-thd+distributed_optimizer",
+        "dp2-cp2-mb2-thd+overlap_grad_reduce",
+    ],
+)
+def test_weights_of_the_four_modes_do_not_depend_on_options(tmp_path: Path, layout: str) -> None:
+    arguments = (f"--layout={layout}", "-k", "uneven_lengths or two_steps")
+    report = run(tmp_path, "miles", "refs/pull/1498/head", *arguments)
+
+    verdicts = {finding["mode"]: finding["verdict"] for finding in report["findings"]}
+    per_token = "unsupported" if "average_in_collective" in layout else "conforms"
+    assert verdicts == {
+        "sample_mean": "conforms",
+        "prompt_mean": "conforms",
+        "token_mean": per_token,
+        "constant": "conforms",
+    }
+
+
+@pytest.mark.parametrize("depth", ["loss", "step"])
+def test_four_modes_of_miles_on_fsdp(tmp_path: Path, depth: str) -> None:
+    arguments = ("--layout=dp2-cp1-mb2-thd", "--layout=dp4-cp1-mbtokens-thd", f"--depth={depth}")
+    report = run(tmp_path, "miles", "refs/pull/1498/head", "--engine=fsdp", *arguments)
+
+    assert report["engine"] == "fsdp"
+    assert {f["verdict"] for f in report["findings"]} <= {"conforms", "refused", "unsupported"}
+    for mode in ("sample_mean", "prompt_mean", "token_mean", "constant"):
+        assert "uneven_lengths" in cases(report, mode, "conforms")
