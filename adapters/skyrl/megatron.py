@@ -72,7 +72,7 @@ class SkyRLMegatronAdapter(SkyRLAdapter):
                 Layout(dp=2, cp=2, tp=2, micro_batches=2, format="thd"),
                 Layout(dp=2, cp=2, micro_batches=2, format="thd", options=overlapping),
                 # Steps then differ in how many micro-batches they are cut into.
-                Layout(dp=2, micro_batches="tokens", format="thd", options=overlapping),
+                Layout(dp=2, micro_batches="tokens", options=overlapping),
             ],
             key=lambda layout: layout.world_size,
         )
