@@ -9,6 +9,7 @@ losses of our own.
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import inspect
 from abc import abstractmethod
@@ -148,8 +149,9 @@ class MegatronAdapter(Adapter):
             Refused: the framework declines the configuration.
         """
         parser = self.parser()
-        args = parser.parse_args(options.job_options(job, parser))
+        spelt = options.job_options(job, parser)
         with refusals():
+            args = parser.parse_args(spelt)
             self.validated(args, job.layout)
         return args
 
@@ -247,7 +249,7 @@ def refusals() -> Iterator[None]:
     """
     try:
         yield
-    except (AssertionError, ValueError, NotImplementedError) as error:
+    except (argparse.ArgumentError, AssertionError, ValueError, NotImplementedError) as error:
         raise Refused(f"{type(error).__name__}: {error}") from error
 
 

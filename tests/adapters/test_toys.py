@@ -1,0 +1,222 @@
+"""The adapters of slime and miles, end to end on toys of the two: right, older and broken ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import command
+from tests.toys import Edit, checkout
+
+Finding = dict[str, Any]
+
+TELLING_CASES = (
+    "uneven_lengths or fully_masked or short_responses or split_groups or unequal_groups"
+    " or two_steps"
+)
+"""Empty samples and slices, groups over several ranks, rollouts of several samples, two steps."""
+
+WITHOUT_FACTORS = (
+    Edit("lineage.py", "grid.dp.size * grid.cp.size * num_microbatches / rollouts", "1 / rollouts"),
+    Edit("lineage.py", "return loss * grid.cp.size, num_tokens", "return loss, num_tokens"),
+)
+
+REFUSAL = '    raise ValueError("not on a Sunday")'
+CRASH = 'raise RuntimeError("no kernel image")'
+
+MODES = {"sample_mean", "prompt_mean", "token_mean", "constant"}
+
+FACTORS = {"dp2-cp1-mb1-thd": "dp", "dp1-cp2-mb1-thd": "cp", "dp1-cp1-mb2-thd": "micro_batches"}
+
+
+def find(folder: Path, toy: str, source: Path, layouts: list[str], *options: str) -> list[Finding]:
+    """What a run of the adapter on a checkout finds."""
+    chosen = [f"--layout={layout}" for layout in layouts]
+    result = command.run(folder, toy, f"--source={source}", *chosen, *options)
+    assert result.report["complete"], result.output
+    found: list[Finding] = result.report["findings"]
+    assert found, result.output
+    return found
+
+
+def verdicts(found: list[Finding]) -> set[str]:
+    return {finding["verdict"] for finding in found}
+
+
+def of_mode(found: list[Finding], mode: str) -> list[Finding]:
+    return [finding for finding in found if finding["mode"] == mode]
+
+
+def layout_of(finding: Finding) -> str:
+    return str(finding["id"].rpartition("/")[2])
+
+
+def reasons(found: list[Finding]) -> set[tuple[str, str]]:
+    """What of each layout was not run, and why."""
+    return {(layout_of(f), f["message"]) for f in found if f["verdict"] == "unsupported"}
+
+
+def test_slime_conforms_with_every_option_it_has(tmp_path: Path) -> None:
+    average, gather = "dp2-cp2-mb2-thd+average_in_collective", "dp1-cp2-mb1-thd+allgather_cp"
+    layouts = [
+        "dp1-cp1-mb1-thd",
+        "dp1-cp1-mb2-bshd",
+        "dp2-cp1-mbtokens-thd",
+        "dp2-cp1-mbtokens-thd+balance_data",
+        "dp1-cp2-tp2-mb1-thd",
+        "dp2-cp2-mb2-thd",
+        "dp2-cp2-mb2-thd+distributed_optimizer",
+        "dp2-cp2-mb2-thd+overlap_grad_reduce",
+        average,
+        gather,
+    ]
+    found = find(
+        tmp_path, "slime", checkout(tmp_path / "slime", "slime"), layouts, "-k", TELLING_CASES
+    )
+
+    assert verdicts(found) == {"conforms", "unsupported"}
+    assert reasons(found) == {
+        ("dp1-cp1-mb2-bshd", "no format bshd"),
+        (gather, "no option allgather_cp"),
+        (average, "Megatron-Core: Cannot average in collective when calculating per-token loss!"),
+    }
+    assert {
+        f["mode"] for f in found if layout_of(f) == average and f["verdict"] == "unsupported"
+    } == {"token_mean"}
+
+
+def test_miles_conforms_in_both_formats(tmp_path: Path) -> None:
+    layouts = [
+        "dp1-cp1-mb1-thd",
+        "dp1-cp2-mb2-bshd",
+        "dp2-cp1-mbtokens-thd+balance_data",
+        "dp2-cp2-mb2-thd+distributed_optimizer",
+        "dp2-cp2-mb1-bshd",
+    ]
+    found = find(
+        tmp_path, "miles", checkout(tmp_path / "miles", "miles"), layouts, "-k", TELLING_CASES
+    )
+
+    assert verdicts(found) == {"conforms", "unsupported"}
+    assert reasons(found) == {(layout, "no several samples of one rollout") for layout in layouts}
+    assert {f["case"] for f in found if f["verdict"] == "unsupported"} == {"unequal_groups"}
+
+
+@pytest.mark.parametrize("toy", ["slime", "miles"])
+@pytest.mark.parametrize("depth", ["reducer", "loss"])
+def test_depths_below_the_step_conform(tmp_path: Path, toy: str, depth: str) -> None:
+    source = checkout(tmp_path / toy, toy)
+    found = find(
+        tmp_path, toy, source, ["dp2-cp2-mb2-thd"], f"--depth={depth}", "-k", "not unequal"
+    )
+
+    assert verdicts(found) == {"conforms"}
+    assert {finding["depth"] for finding in found} == {depth}
+
+
+@pytest.mark.parametrize("depth", ["loss", "step"])
+def test_dropped_factors_show_where_the_loss_is_scaled(tmp_path: Path, depth: str) -> None:
+    source = checkout(tmp_path / "slime", "slime", *WITHOUT_FACTORS)
+    case = ("-k", "uneven_lengths", f"--depth={depth}")
+    found = find(tmp_path, "slime", source, [*FACTORS], *case)
+
+    for finding in found:
+        factor = FACTORS[layout_of(finding)]
+        if finding["mode"] == "token_mean" and factor != "cp":
+            assert finding["verdict"] == "conforms", "Megatron divides by the tokens of all"
+            continue
+        assert finding["verdict"] == "mismatch"
+        assert finding["error"] == pytest.approx(0.5, rel=1e-6)
+        assert finding["diagnosis"]["name"] == f"divided_by_{factor}"
+        assert finding["diagnosis"]["numbers"][factor] == 2
+
+
+def test_dropped_factors_do_not_show_in_the_reducer(tmp_path: Path) -> None:
+    source = checkout(tmp_path / "slime", "slime", *WITHOUT_FACTORS)
+    case = ("-k", "uneven_lengths", "--depth=reducer")
+
+    assert verdicts(find(tmp_path, "slime", source, [*FACTORS], *case)) == {"conforms"}
+
+
+def test_empty_sample_counted_as_a_token_is_named(tmp_path: Path) -> None:
+    edit = Edit("lineage.py", "torch.stack([mask.sum() for", "torch.stack([mask.sum().clamp(1) for")
+    source = checkout(tmp_path / "slime", "slime", edit)
+    found = find(tmp_path, "slime", source, ["dp1-cp1-mb1-thd"], "-k", "fully_masked_sample")
+
+    [finding] = of_mode(found, "token_mean")
+    assert finding["verdict"] == "mismatch"
+    assert finding["diagnosis"]["name"] == "empty_samples_counted"
+    numbers = finding["diagnosis"]["numbers"]
+    assert numbers["denominator"] == pytest.approx(24, rel=1e-6)
+    assert numbers["expected_denominator"] == 23
+    found.remove(finding)
+    assert verdicts(found) == {"conforms"}
+
+
+def test_denominators_of_a_micro_batch_alone_are_told_by_their_numbers(tmp_path: Path) -> None:
+    own = 'unit_tokens(batch["groups"], masks)'
+    edit = Edit("lineage.py", 'tokens = batch["prompt_mask_sums"]', f"tokens = {own}")
+    source = checkout(tmp_path / "slime", "slime", edit)
+    found = find(tmp_path, "slime", source, ["dp1-cp1-mb2-thd"], "-k", "split_groups")
+
+    [finding] = of_mode(found, "prompt_mean")
+    assert finding["verdict"] == "mismatch"
+    numbers = finding["diagnosis"]["numbers"]
+    assert numbers["lowest_ratio"] == pytest.approx(1, rel=1e-6), "groups in one micro-batch"
+    assert numbers["highest_ratio"] == pytest.approx(37 / 17, rel=1e-6)
+    assert numbers["expected_denominator"] == pytest.approx(3 * 37)
+    assert numbers["denominator"] == pytest.approx(3 * 17, rel=1e-6)
+    found.remove(finding)
+    assert verdicts(found) == {"conforms"}
+
+
+@pytest.mark.parametrize(
+    ("toy", "modes"),
+    [
+        ("slime", {"sample_mean", "token_mean"}),
+        ("miles", {"sample_mean", "token_mean", "constant"}),
+    ],
+)
+def test_older_signatures_have_fewer_modes_and_conform(
+    tmp_path: Path, toy: str, modes: set[str]
+) -> None:
+    source = checkout(tmp_path / toy, toy, layers=(f"{toy}_older",))
+    layouts = ["dp1-cp1-mb1-thd", "dp2-cp1-mbtokens-thd+balance_data"]
+    found = find(
+        tmp_path, toy, source, layouts, "-k", "uneven_lengths or two_steps or unequal_groups"
+    )
+
+    lacking = {(f["mode"], f["message"]) for f in found if f["message"] and f["mode"] not in modes}
+    assert lacking == {(mode, f"no mode {mode}") for mode in MODES - modes}
+    for finding in found:
+        if finding["mode"] in modes:
+            one_each = finding["case"] != "unequal_groups"
+            assert finding["verdict"] == ("conforms" if one_each else "unsupported")
+
+
+def test_toy_that_declines_refuses_what_it_supports(tmp_path: Path) -> None:
+    edits = (
+        Edit("utils/arguments.py", "    lineage.validate(args)", REFUSAL),
+        Edit("lineage.py", "choices=MODES", "choices=MODES[:3]"),
+    )
+    source = checkout(tmp_path / "slime", "slime", *edits)
+    found = find(tmp_path, "slime", source, ["dp1-cp1-mb1-thd"], "-k", "uneven_lengths")
+
+    assert verdicts(found) == {"mismatch"}
+    assert {f["diagnosis"]["name"] for f in found} == {"refused_what_it_supports"}
+    messages = {f["mode"]: f["message"] for f in found}
+    assert "argument --loss-aggregation: invalid choice: 'constant'" in messages.pop("constant")
+    assert set(messages.values()) == {"ValueError: not on a Sunday"}
+
+
+def test_toy_that_raises_in_its_loss_crashes(tmp_path: Path) -> None:
+    edit = Edit("lineage.py", 'gain = torch.cat(batch["advantages"])', CRASH)
+    source = checkout(tmp_path / "slime", "slime", edit)
+    found = find(
+        tmp_path, "slime", source, ["dp1-cp1-mb1-thd"], "-k", "uneven_lengths and token_mean"
+    )
+
+    assert verdicts(found) == {"crashed"}
+    assert found[0]["message"].strip().endswith("RuntimeError: no kernel image")

@@ -1,0 +1,46 @@
+"""Toys of the frameworks that are on no package registry, and git checkouts of them."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+TOYS = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Edit:
+    """One place of a toy's text, and what is to stand there instead."""
+
+    file: str
+    old: str
+    new: str
+
+    def apply(self, package: Path) -> None:
+        """Change the file in a checkout's package."""
+        path = package / self.file
+        text = path.read_text()
+        assert text.count(self.old) == 1, f"{self.old!r} stands {text.count(self.old)} times"
+        path.write_text(text.replace(self.old, self.new))
+
+
+def checkout(folder: Path, name: str, *edits: Edit, layers: tuple[str, ...] = ()) -> Path:
+    """Commit a toy in a new repository: its package, with layers of modules laid over, edited."""
+    package = folder / name
+    for layer in (name, *layers):
+        shutil.copytree(
+            TOYS / layer, package, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__")
+        )
+    shutil.copy(TOYS / "lineage.py", package)
+    for edit in edits:
+        edit.apply(package)
+    _commit(folder)
+    return folder
+
+
+def _commit(folder: Path) -> None:
+    identity = ["-c", "user.name=Toy", "-c", "user.email=toy@example.org"]
+    for arguments in (["init"], ["add", "."], ["commit", "-m", "A toy"]):
+        subprocess.run(["git", *identity, *arguments], cwd=folder, check=True, capture_output=True)

@@ -1,0 +1,325 @@
+"""What slime and miles have in common, as a toy: from samples to the steps of an optimizer.
+
+Written for the tests of their adapters, and right: every denominator is taken from whole steps
+before they are cut, every factor is there once. Names and signatures are the frameworks' where an
+adapter touches them. A checkout of a toy holds a copy of this module in its package.
+"""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from megatron.core import mpu
+from megatron.core.distributed import DistributedDataParallel
+from megatron.core.fusions.fused_cross_entropy import fused_vocab_parallel_cross_entropy
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from torch.nn.functional import pad
+
+Data = dict[str, Any]
+Reducer = Callable[[torch.Tensor], torch.Tensor]
+
+SCHEDULE = ("micro_batch_sizes", "num_microbatches", "global_batch_sizes")
+"""What a rank's share says of its steps and micro-batches; all else has a value per sample."""
+
+MODES = ("sample_mean", "prompt_mean", "token_mean", "constant")
+CLIP = 0.2
+
+
+class Group(NamedTuple):
+    """The place of this process among those it shares some work with."""
+
+    rank: int
+    size: int
+    group: Any = None
+
+
+class Grid(NamedTuple):
+    """This process among those with other samples, other slices and other parts of the model."""
+
+    dp: Group
+    cp: Group
+    tp: Group
+
+
+def megatron_grid() -> Grid:
+    return Grid(
+        dp=Group(mpu.get_data_parallel_rank(), mpu.get_data_parallel_world_size()),
+        cp=Group(mpu.get_context_parallel_rank(), mpu.get_context_parallel_world_size()),
+        tp=Group(
+            mpu.get_tensor_model_parallel_rank(),
+            mpu.get_tensor_model_parallel_world_size(),
+            mpu.get_tensor_model_parallel_group(),
+        ),
+    )
+
+
+def add_options(parser: ArgumentParser) -> None:
+    for name in ("rollout-batch-size", "n-samples-per-prompt", "global-batch-size", "num-rollout"):
+        parser.add_argument(f"--{name}", type=int, required=True)
+    for name in ("micro-batch-size", "max-tokens-per-gpu"):
+        parser.add_argument(f"--{name}", type=int)
+    for flag in ("use-dynamic-batch-size", "balance-data"):
+        parser.add_argument(f"--{flag}", action="store_true")
+
+
+def add_aggregation_options(parser: ArgumentParser) -> None:
+    parser.add_argument("--loss-aggregation", choices=MODES, default="sample_mean")
+    parser.add_argument("--loss-aggregation-divisor", type=float)
+
+
+def validate(args: Namespace) -> None:
+    """Settle what follows from the options.
+
+    Raises:
+        ValueError: they contradict each other.
+    """
+    if (args.loss_aggregation == "constant") != (args.loss_aggregation_divisor is not None):
+        raise ValueError("constant, and nothing else, takes a divisor")
+    if args.use_dynamic_batch_size != (args.max_tokens_per_gpu is not None):
+        raise ValueError("dynamic batch sizes, and nothing else, take a budget of tokens")
+    args.calculate_per_token_loss = args.loss_aggregation == "token_mean"
+
+
+@dataclass(kw_only=True)
+class Sample:
+    class Status(Enum):
+        COMPLETED = "completed"
+
+    index: int
+    group_index: int
+    tokens: list[int]
+    response_length: int
+    loss_mask: list[int]
+    reward: float
+    status: Status
+
+
+def convert(samples: Sequence[Sample], rollouts: Sequence[int]) -> Data:
+    """Samples as columns; rollouts are numbered from 0 in the order of their optimizer steps."""
+    masks = [sample.loss_mask for sample in samples]
+    return {
+        "tokens": [sample.tokens for sample in samples],
+        "loss_masks": masks,
+        "total_lengths": [len(sample.tokens) for sample in samples],
+        "response_lengths": [sample.response_length for sample in samples],
+        "rollouts": rollouts,
+        "groups": [sample.group_index for sample in samples],
+        "rollout_mask_sums": unit_tokens(rollouts, masks),
+        "prompt_mask_sums": unit_tokens([sample.group_index for sample in samples], masks),
+    }
+
+
+def unit_tokens(units: Sequence[int], masks: Iterable[Any]) -> list[int]:
+    """For each sample the active tokens of all samples of its rollout, or of its prompt group."""
+    tokens: Counter[int] = Counter()
+    for unit, mask in zip(units, masks, strict=True):
+        tokens[unit] += int(sum(mask))
+    return [max(tokens[unit], 1) for unit in units]
+
+
+def split(args: Namespace, data: Data, dp_size: int) -> list[Data]:
+    """The share of every data-parallel rank, in micro-batches."""
+    owner = [rollout // args.global_batch_size for rollout in data["rollouts"]]
+    steps = [
+        micro_batches(args, [i for i, n in enumerate(owner) if n == step], data, dp_size)
+        for step in range(max(owner) + 1)
+    ]
+    return [share(args, data, [step[rank::dp_size] for step in steps]) for rank in range(dp_size)]
+
+
+def share(args: Namespace, data: Data, steps: list[list[list[int]]]) -> Data:
+    """The samples of some micro-batches of each step, by number."""
+    batches = [batch for step in steps for batch in step]
+    columns = {key: [values[i] for b in batches for i in b] for key, values in data.items()}
+    return columns | {
+        "micro_batch_sizes": [len(batch) for batch in batches],
+        "num_microbatches": [len(step) for step in steps],
+        "global_batch_sizes": [args.global_batch_size] * len(steps),
+    }
+
+
+def micro_batches(args: Namespace, rows: list[int], data: Data, dp_size: int) -> list[list[int]]:
+    """Cut the samples of a step into micro-batches, as many for every rank.
+
+    Raises:
+        ValueError: micro-batches of the size asked for cannot be dealt out evenly.
+    """
+    lengths = data["total_lengths"]
+    if args.balance_data:
+        rows = sorted(rows, key=lambda row: lengths[row])
+    if args.use_dynamic_batch_size:
+        return filled(rows, lengths, args.max_tokens_per_gpu * args.context_parallel_size, dp_size)
+    size = args.micro_batch_size
+    batches = [rows[start : start + size] for start in range(0, len(rows), size)]
+    if len(batches) % dp_size:
+        raise ValueError(f"{len(batches)} micro-batches cannot be dealt to {dp_size} ranks")
+    return batches
+
+
+def filled(rows: list[int], lengths: list[int], budget: int, dp_size: int) -> list[list[int]]:
+    """Micro-batches of as many tokens as the budget allows, and of one sample at least."""
+    batches: list[list[int]] = [[]]
+    for row in rows:
+        if batches[-1] and sum(lengths[i] for i in [*batches[-1], row]) > budget:
+            batches.append([])
+        batches[-1].append(row)
+    while len(batches) % dp_size:
+        batches.append([max(batches, key=len).pop()])
+    return batches
+
+
+def to_device(data: Data) -> Data:
+    """Tokens and masks as tensors where the training is."""
+    device = torch.cuda.current_device()
+    tensors = {
+        key: [torch.tensor(values, device=device) for values in data[key]]
+        for key in ("tokens", "loss_masks")
+    }
+    return data | tensors
+
+
+def slice_response(values: torch.Tensor, cp: Group) -> torch.Tensor:
+    """What a context-parallel rank holds of the values of a response: every cp-th."""
+    return values[cp.rank :: cp.size]
+
+
+def batches(data: Data, cp: Group) -> Iterator[Data]:
+    """One micro-batch of a rank's share after another, with what its model is to be given."""
+    start = 0
+    for size in data["micro_batch_sizes"]:
+        batch = {k: v[start : start + size] for k, v in data.items() if k not in SCHEDULE}
+        start += size
+        rows = [
+            slice_response(tokens[-length - 1 : -1], cp)
+            for tokens, length in zip(batch["tokens"], batch["response_lengths"], strict=True)
+        ]
+        widths = batch.get("max_seq_lens") or [len(row) for row in rows]
+        padded = [pad(row, (0, width - len(row))) for row, width in zip(rows, widths, strict=True)]
+        yield batch | {"unconcat_tokens": batch["tokens"], "input_ids": torch.cat(padded)[None]}
+
+
+def calculate_log_probs_and_entropy(
+    logits: torch.Tensor, tokens: torch.Tensor, tp_group: Any
+) -> tuple[torch.Tensor, None]:
+    if not len(tokens):  # Megatron's kernel cannot do nothing
+        return logits.sum(dim=-1, keepdim=True), None
+    losses = fused_vocab_parallel_cross_entropy(logits[:, None].clone(), tokens[:, None], tp_group)
+    return -losses, None
+
+
+def log_probs(
+    calculate: Callable[..., Any],
+    logits: torch.Tensor,
+    tokens: Sequence[torch.Tensor],
+    response_lengths: Sequence[int],
+    max_seq_lens: Sequence[int] | None,
+    grid: Grid,
+) -> tuple[torch.Tensor, ...]:
+    """Those of this rank's response tokens, by sample, from logits without their padding."""
+    labels = [
+        slice_response(ids[-length:], grid.cp)
+        for ids, length in zip(tokens, response_lengths, strict=True)
+    ]
+    lengths = [len(label) for label in labels]
+    rows = logits[0].split(max_seq_lens or lengths)
+    unpadded = torch.cat([row[:length] for row, length in zip(rows, lengths, strict=True)])
+    values, _ = calculate(unpadded, torch.cat(labels), grid.tp.group)
+    return values.squeeze(-1).split(lengths)
+
+
+def reducer(masks: Sequence[torch.Tensor], denominators: Sequence[float], cp: Group) -> Reducer:
+    """The sum of every sample's masked sum over its denominator."""
+    local = [slice_response(mask, cp) for mask in masks]
+    weights = [mask / denominator for mask, denominator in zip(local, denominators, strict=True)]
+    return lambda values: (values * torch.cat(weights)).sum()
+
+
+def get_pg_loss_reducer(
+    args: Namespace, batch: Data, masks: Sequence[torch.Tensor], default: Reducer, cp: Group
+) -> Reducer:
+    """By mode; Megatron or `scaled` divides by all tokens or rollouts of the step."""
+    if args.loss_aggregation == "prompt_mean":
+        tokens = batch["prompt_mask_sums"]
+        return reducer(masks, [count / args.n_samples_per_prompt for count in tokens], cp)
+    if args.loss_aggregation == "constant":
+        return reducer(masks, [args.loss_aggregation_divisor] * len(masks), cp)
+    return default
+
+
+def policy_loss(new_log_probs: Sequence[torch.Tensor], batch: Data) -> torch.Tensor:
+    """Of each token of this rank."""
+    ratio = torch.exp(torch.cat(new_log_probs) - torch.cat(batch["log_probs"]))
+    gain = torch.cat(batch["advantages"])
+    return torch.maximum(-gain * ratio, -gain * ratio.clamp(1 - CLIP, 1 + CLIP))
+
+
+def scaled(
+    args: Namespace,
+    batch: Data,
+    num_microbatches: int,
+    rollouts: int,
+    loss: torch.Tensor,
+    grid: Grid,
+) -> tuple[torch.Tensor, torch.Tensor, Data]:
+    """The loss of a micro-batch as Megatron's schedule takes it, and the tokens to divide it by."""
+    if args.calculate_per_token_loss:
+        # Every slice of a sample counts the whole sample's tokens.
+        num_tokens = torch.stack([mask.sum() for mask in batch["loss_masks"]]).sum()
+        return loss * grid.cp.size, num_tokens, {}
+    # Megatron divides by the micro-batches and averages over all ranks.
+    scale = grid.dp.size * grid.cp.size * num_microbatches / rollouts
+    return loss * scale, torch.tensor(1), {}
+
+
+def train(
+    args: Namespace,
+    model: Any,
+    optimizer: Any,
+    scheduler: Any,
+    data_iterator: Iterator[Data],
+    steps: Iterable[tuple[int, ...]],
+    loss_function: Callable[..., Any],
+    finalize_model_grads: Callable[..., None],
+) -> None:
+    """Make the optimizer steps of a batch of rollouts, each given by what its loss is told of it.
+
+    That is first its number of micro-batches.
+    """
+    configure(args, model, optimizer, finalize_model_grads)
+    for step in steps:
+
+        def forward_step(batches: Iterator[Data], chunk: Any, step: Any = step) -> tuple[Any, Any]:
+            batch = next(batches)
+            return chunk(batch["input_ids"]), partial(loss_function, args, batch, *step)
+
+        model.zero_grad_buffer()
+        optimizer.zero_grad()
+        get_forward_backward_func()(
+            forward_step_func=forward_step,
+            data_iterator=data_iterator,
+            model=[model],
+            num_microbatches=step[0],
+            seq_length=args.seq_length,
+            micro_batch_size=args.micro_batch_size,
+            forward_only=False,
+        )
+        optimizer.step()
+        scheduler.step(increment=args.global_batch_size)
+
+
+def configure(
+    args: Namespace, model: Any, optimizer: Any, finalize_model_grads: Callable[..., None]
+) -> None:
+    """Tell Megatron's schedule what to call around the micro-batches."""
+    model.config.grad_scale_func = optimizer.scale_loss
+    model.config.finalize_model_grads_func = finalize_model_grads
+    if args.overlap_grad_reduce and isinstance(model, DistributedDataParallel):
+        assert model.config.no_sync_func is None
+        model.config.no_sync_func = model.no_sync

@@ -1,0 +1,1 @@
+"""Dumps for debugging: the toy makes none."""

@@ -1,0 +1,5 @@
+"""Process groups."""
+
+from miles.lineage import Group as GroupInfo
+
+__all__ = ["GroupInfo"]

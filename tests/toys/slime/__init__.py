@@ -1,0 +1,1 @@
+"""A toy of slime: its modules and signatures as far as the adapter touches them."""
