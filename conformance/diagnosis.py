@@ -121,6 +121,7 @@ def _undivided(evidence: Evidence) -> Iterator[Diagnosis]:
                 explanation=f"token losses are added up and not divided{averaged}: {words}",
                 numbers=numbers,
             )
+            return
 
 
 def _layout_sizes(evidence: Evidence) -> dict[str, int]:

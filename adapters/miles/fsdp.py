@@ -35,12 +35,12 @@ from adapters.contract import (
     Refused,
     Unsupported,
 )
-from adapters.imports import import_from
 from adapters.megatron import options, stand_ins
 from adapters.megatron.adapter import SEAM, refusals
 from adapters.megatron.policy import ProbeSeam
 from adapters.megatron.rollouts import require_one_sample_per_rollout
 from adapters.miles import rollouts
+from adapters.miles.importing import import_miles, module
 from adapters.probe import ProbedBatch
 
 if TYPE_CHECKING:
@@ -85,19 +85,10 @@ class MilesFsdpAdapter(Adapter):
 
     def load(self, source: Path | None) -> None:
         """Import miles and put the seam behind its log-probabilities."""
-        stand_ins.install(["miles_plugins"], [])
+        import_miles(source, [])
         importlib.import_module("megatron.core.fusions.fused_cross_entropy")  # the loss needs it
-        import_from("miles", [source] if source else [])
-        stand_ins.drop_server_options(
-            rollouts.module("utils.arguments"), rollouts.module("backends.sglang_utils.arguments")
-        )
-        # It looks for the options just dropped.
-        rollouts.module("utils.arguments").sglang_validate_args = lambda args: None
-        rollouts.pass_objects_through()
-        processors = rollouts.module("backends.training_utils.loss_hub.logit_processors")
-        processors.calculate_log_probs_and_entropy = SEAM.around(
-            processors.calculate_log_probs_and_entropy
-        )
+        # It looks for the options of servers, which are not there.
+        module("utils.arguments").sglang_validate_args = lambda args: None
         # It would replace the probe's advantages, which are among the rollout data.
         _engine("actor").compute_advantages_and_returns = lambda args, rollout_data: None
 
@@ -134,12 +125,12 @@ def _engine(name: str) -> Any:
     """A module of the engine, which some versions keep among what is experimental."""
     grown = importlib.util.find_spec("miles.backends.fsdp_utils")
     place = "backends" if grown else "backends.experimental"
-    return rollouts.module(f"{place}.fsdp_utils.{name}")
+    return module(f"{place}.fsdp_utils.{name}")
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser()
-    rollouts.module("utils.arguments").get_miles_extra_args_provider()(parser)
+    module("utils.arguments").get_miles_extra_args_provider()(parser)
     return parser
 
 
@@ -153,7 +144,7 @@ def _arguments(job: Job) -> Any:
     gpus = f"--actor-num-gpus-per-node={job.layout.world_size}"
     sys.argv = ["miles", *ENGINE_OPTIONS, gpus, *options.job_options(job, _parser())]
     with _refusals(job.layout):
-        return rollouts.module("utils.arguments").parse_args()
+        return module("utils.arguments").parse_args()
 
 
 @contextmanager
@@ -171,11 +162,11 @@ def _refusals(layout: Layout) -> Iterator[None]:
 def _join(args: Any, rank: Rank) -> None:
     """Tell miles of this world, as its actor does; what it makes lasts as long as the world."""
     if "parallel_state" not in rank.cache:
-        distributed = rollouts.module("utils.distributed_utils")
+        distributed = module("utils.distributed_utils")
         distributed.GLOO_GROUP = None  # that of the world before
         distributed.init_gloo_group()
         rank.cache["parallel_state"] = _engine("parallel").create_fsdp_parallel_state(args)
-    parallel = rollouts.module("backends.training_utils.parallel")
+    parallel = module("backends.training_utils.parallel")
     parallel.set_parallel_state(rank.cache["parallel_state"])
 
 
@@ -183,7 +174,7 @@ def _actor(args: Any, trained: _Policy) -> Any:
     """miles' actor with what its `init` gives it to train on a batch of rollouts."""
     actor = object.__new__(_engine("actor").FSDPTrainRayActor)
     actor.args = args
-    actor.prof = rollouts.module("utils.profile_utils").TrainProfiler(args)
+    actor.prof = module("utils.profile_utils").TrainProfiler(args)
     actor.ref_model, actor.fsdp_cpu_offload = None, args.fsdp_cpu_offload
     actor.precision_policy = FULL_PRECISION
     actor.model, actor.optimizer = trained.model, trained.optimizer

@@ -6,10 +6,10 @@ import inspect
 from typing import TYPE_CHECKING, Any
 
 from adapters.contract import Layout, grids
-from adapters.imports import import_from
-from adapters.megatron import options, stand_ins
-from adapters.megatron.adapter import SEAM, MegatronAdapter
+from adapters.megatron import options
+from adapters.megatron.adapter import MegatronAdapter
 from adapters.miles import rollouts
+from adapters.miles.importing import import_miles
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,18 +36,9 @@ class MilesMegatronAdapter(MegatronAdapter):
 
     def load(self, source: Path | None) -> None:
         """Import miles and put the seam behind its log-probabilities."""
-        stand_ins.install(["miles_plugins"], ["miles.backends.megatron_utils.kernels"])
-        import_from("miles", [source] if source else [])
-        stand_ins.drop_server_options(
-            self.module("utils.arguments"), self.module("backends.sglang_utils.arguments")
-        )
-        rollouts.pass_objects_through()
+        import_miles(source, ["miles.backends.megatron_utils.kernels"])
         # sglang's debug dumper reads its settings by a class of its own; it stays off.
         self.module("utils.dumper_utils")._get_phase_override_configs = lambda *_: {"enable": False}
-        processors = self.loss_modules()[0]
-        processors.calculate_log_probs_and_entropy = SEAM.around(
-            processors.calculate_log_probs_and_entropy
-        )
         self.module("backends.megatron_utils.model")
 
     def parser(self) -> Any:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,35 +10,17 @@ import torch
 from adapters.megatron import options
 from adapters.megatron.adapter import call_offering
 from adapters.megatron.rollouts import advantages_of, sample_fields
+from adapters.miles.importing import module
 
 if TYPE_CHECKING:
     from adapters.contract import Layout
     from adapters.probe import ProbedBatch
 
 
-def module(path: str) -> Any:
-    """A module of miles."""
-    return importlib.import_module(f"miles.{path}")
-
-
 def rollout_field() -> str | None:
     """What of a sample tells its rollout, in versions that know rollouts."""
     known = inspect.signature(module("utils.types").Sample).parameters
     return "rollout_id" if "rollout_id" in known else None
-
-
-def pass_objects_through() -> None:
-    """Put between conversion and training nothing where miles has an object store."""
-    for name in ("ray.rollout.train_data_conversion", "utils.data"):
-        holder = module(name)
-        if hasattr(holder, "ray"):
-            holder.ray = SimpleNamespace(put=_itself, get=_itself)
-        if hasattr(holder, "object_store"):
-            store = SimpleNamespace(
-                put=lambda value, value_spec: value,
-                get=lambda value: SimpleNamespace(value=value),
-            )
-            holder.object_store.get_instance = lambda store=store: store
 
 
 def rollout_data(args: Any, layout: Layout, batch: ProbedBatch) -> dict[str, Any]:
@@ -106,7 +86,3 @@ def _add_advantages(args: Any, share: dict[str, Any], batch: ProbedBatch) -> Non
         )
     ]
     share["log_probs"] = [torch.zeros_like(values) for values in share["advantages"]]
-
-
-def _itself(value: Any) -> Any:
-    return value

@@ -1,0 +1,55 @@
+"""Importing miles where it has no GPU, no server and no object store."""
+
+from __future__ import annotations
+
+import importlib
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from adapters.imports import import_from
+from adapters.megatron import stand_ins
+from adapters.megatron.adapter import SEAM
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+
+def module(path: str) -> Any:
+    """A module of miles."""
+    return importlib.import_module(f"miles.{path}")
+
+
+def import_miles(source: Path | None, kernels: Sequence[str]) -> None:
+    """Import what miles' engines share and put the seam behind its log-probabilities.
+
+    ``kernels`` are modules of miles' own that hold nothing but GPU kernels.
+    """
+    stand_ins.install(["miles_plugins"], kernels)
+    import_from("miles", [source] if source else [])
+    stand_ins.drop_server_options(
+        module("utils.arguments"), module("backends.sglang_utils.arguments")
+    )
+    _pass_objects_through()
+    processors = module("backends.training_utils.loss_hub.logit_processors")
+    processors.calculate_log_probs_and_entropy = SEAM.around(
+        processors.calculate_log_probs_and_entropy
+    )
+
+
+def _pass_objects_through() -> None:
+    """Put between conversion and training nothing where miles has an object store."""
+    for name in ("ray.rollout.train_data_conversion", "utils.data"):
+        holder = module(name)
+        if hasattr(holder, "ray"):
+            holder.ray = SimpleNamespace(put=_itself, get=_itself)
+        if hasattr(holder, "object_store"):
+            store = SimpleNamespace(
+                put=lambda value, value_spec: value,
+                get=lambda value: SimpleNamespace(value=value),
+            )
+            holder.object_store.get_instance = lambda store=store: store
+
+
+def _itself(value: Any) -> Any:
+    return value
