@@ -81,6 +81,7 @@ def diagnose(evidence: Evidence) -> Diagnosis:
 
 def _explanations(evidence: Evidence) -> Iterator[Diagnosis]:
     """Every known mistake that predicts the weights."""
+    yield from _tokens_lost(evidence)
     yield from _factor(evidence, _layout_sizes(evidence))
     yield from _undivided(evidence)
     yield from _wrong_counts(evidence)
@@ -108,6 +109,22 @@ def _inactive_tokens(evidence: Evidence) -> Diagnosis | None:
         explanation=f"{weighed} tokens that the mask excludes have a weight",
         numbers={"tokens": weighed, "largest": float(np.abs(inactive).max())},
     )
+
+
+def _tokens_lost(evidence: Evidence) -> Iterator[Diagnosis]:
+    """Some active tokens weigh nothing and all others what they should."""
+    lost = evidence.active & np.equal(evidence.observed, 0)
+    if lost.any() and evidence.matches(np.where(lost, 0, evidence.expected)):
+        sample = np.repeat(np.arange(evidence.step.size), evidence.step.response_lengths)
+        samples = len(np.unique(sample[lost]))
+        yield Diagnosis(
+            name="tokens_lost",
+            explanation=(
+                f"{lost.sum()} active tokens of {samples} samples weigh nothing,"
+                " all others are right: their gradient was lost"
+            ),
+            numbers={"tokens": int(lost.sum()), "samples": samples},
+        )
 
 
 def _undivided(evidence: Evidence) -> Iterator[Diagnosis]:

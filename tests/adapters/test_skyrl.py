@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from conformance.cases import CORPUS
+from reference.aggregation import Mode
 from tests import command
 
 pytestmark = pytest.mark.skyrl
@@ -32,8 +34,28 @@ def test_depths_below_the_step_conform(tmp_path: Path, depth: str) -> None:
     layouts = ["--layout=dp1-cp1-mb2-bshd", "--layout=dp2-cp2-mbtokens-thd"]
     result = command.run(tmp_path, "skyrl", f"--depth={depth}", *layouts)
 
-    assert result.report["summary"]["verdicts"] == {"conforms": 88}, result.output
-    assert {finding["depth"] for finding in result.report["findings"]} == {depth}
+    findings = result.report["findings"]
+    assert len(findings) == len(layouts) * len(CORPUS) * len(Mode)
+    assert {finding["verdict"] for finding in findings} == {"conforms"}, result.output
+    assert {finding["depth"] for finding in findings} == {depth}
+
+
+def test_megatron_engine_conforms_under_context_and_tensor_parallelism(tmp_path: Path) -> None:
+    layouts = ["dp2-cp1-mb2-bshd", "dp2-cp2-mb2-thd", "dp1-cp2-mbtokens-thd", "dp1-cp1-tp2-mb2-thd"]
+    chosen = [f"--layout={layout}" for layout in layouts]
+    result = command.run(tmp_path, "skyrl", "--engine=megatron", *chosen)
+
+    findings = result.report["findings"]
+    assert result.report["engine"] == "megatron"
+    assert len(findings) == len(layouts) * len(CORPUS) * len(Mode)
+    assert {finding["verdict"] for finding in findings} == {"conforms"}, result.output
+
+
+def test_megatron_engine_conforms_at_depth_loss(tmp_path: Path) -> None:
+    arguments = ("--engine=megatron", "--depth=loss", "--layout=dp2-cp2-mb2-thd")
+    result = command.run(tmp_path, "skyrl", *arguments)
+
+    assert {finding["verdict"] for finding in result.report["findings"]} == {"conforms"}
 
 
 def test_workers_find_the_same_byte_for_byte(tmp_path: Path) -> None:
@@ -85,3 +107,21 @@ def test_other_versions_run_from_a_repository(
     assert {v for verdicts in modes.values() for v in verdicts} <= {"conforms", "unsupported"}
     assert result.report["source"]["ref"] == ref
     assert result.report["source"]["kind"] == "git"
+
+
+@pytest.mark.skipif(
+    command.SOURCES not in os.environ, reason=f"{command.SOURCES} names no folder of checkouts"
+)
+def test_megatron_engine_of_the_version_before_multiplies_by_cp(tmp_path: Path) -> None:
+    """Mended by SkyRL's pull request 1751, which takes cp out of the loss's factor."""
+    repository = Path(os.environ[command.SOURCES]) / "SkyRL"
+    source = f"--source={repository}@skyrl-v0.2.0"
+    layouts = ["--layout=dp2-cp1-mb2-thd", "--layout=dp1-cp2-mb1-thd"]
+    arguments = (source, "--engine=megatron", "--modes=token_mean", "-k", "odd_groups", *layouts)
+    findings = command.run(tmp_path, "skyrl", *arguments).report["findings"]
+
+    verdicts = {finding["layout"]["cp"]: finding["verdict"] for finding in findings}
+    assert verdicts == {1: "conforms", 2: "mismatch"}
+    [diagnosis] = [finding["diagnosis"] for finding in findings if finding["diagnosis"]]
+    assert diagnosis["name"] == "multiplied_by_cp"
+    assert diagnosis["numbers"] == {"ratio": pytest.approx(2, rel=1e-6), "cp": 2}

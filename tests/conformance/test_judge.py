@@ -148,6 +148,18 @@ def test_group_size_is_told_from_sizes_of_the_layout() -> None:
     assert diagnosis.explanation.endswith("by group_size = 3")
 
 
+def test_lost_tokens_are_named_with_the_samples_they_are_of() -> None:
+    """As where SkyRL reduces gradients before the last micro-batch has added to them."""
+    judge = Judge(Mode.TOKEN_MEAN)
+    weights = judge.weights.copy()
+    weights[6:11] = 0
+    diagnosis = judge(weights).diagnosis
+
+    assert diagnosis is not None
+    assert diagnosis.name == "tokens_lost"
+    assert diagnosis.numbers == {"tokens": 5, "samples": 1}
+
+
 @pytest.mark.parametrize(
     ("layout", "weight"), [(Layout(), 1.0), (Layout(dp=4), 0.25), (Layout(dp=2, cp=2), 0.25)]
 )
