@@ -63,6 +63,15 @@ def test_failing_rank_is_named_with_its_cause_and_the_pool_goes_on(
         assert isinstance(pool.run(job(ACTIVE)), Ran)
 
 
+def test_traceback_names_files_from_where_they_are_imported() -> None:
+    with RankPool(broken.Raising(), None, size=2) as pool:
+        outcome = pool.run(job(MASKED))
+
+    assert isinstance(outcome, Crashed)
+    assert 'File "tests/broken.py", line ' in outcome.message
+    assert 'File "/' not in outcome.message
+
+
 @pytest.mark.parametrize("adapter", [broken.Hanging(), broken.Deadlocked()], ids=lambda a: a.name)
 def test_rank_that_hangs_is_given_up_after_the_time_limit(adapter: Adapter) -> None:
     with RankPool(adapter, None, size=2, time_limit=3) as pool:

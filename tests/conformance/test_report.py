@@ -9,14 +9,19 @@ import jsonschema
 import pytest
 
 import conformance
+from adapters.contract import Layout
+from conformance import registry
 from conformance.report import FIELD_ORDER, Report, Selection, Summary, Verdict
-from conformance.summary import summary_lines
+from conformance.summary import explain, summary_lines
 from reference.aggregation import Mode
+from reference.rounding import weight_bound
 from tests.conformance.test_journal import HEADER, finding
 
 SCHEMA = Path(conformance.__file__).parent / "report.schema.json"
 
-COMMITTED = sorted((Path(conformance.__file__).parents[1] / "reports").glob("*/v*.json"))
+REPORTS = Path(conformance.__file__).parents[1] / "reports"
+
+COMMITTED = sorted(set(REPORTS.glob("*/*.json")) - set(REPORTS.glob("latest/*")))
 
 
 def test_published_schema_is_up_to_date() -> None:
@@ -30,7 +35,11 @@ def test_report_satisfies_the_published_schema() -> None:
     jsonschema.validate(json.loads(report.to_json()), json.loads(SCHEMA.read_text()))
 
 
-@pytest.mark.parametrize("path", COMMITTED, ids=lambda path: path.stem)
+def name_of(path: Path) -> str:
+    return f"{path.parent.name}/{path.stem}"
+
+
+@pytest.mark.parametrize("path", COMMITTED, ids=name_of)
 def test_committed_reports_are_complete_and_as_the_harness_writes_them(path: Path) -> None:
     report = Report.load(path)
 
@@ -38,6 +47,37 @@ def test_committed_reports_are_complete_and_as_the_harness_writes_them(path: Pat
     assert report.complete
     assert report.to_json() == path.read_text()
     assert report.summary == Summary.of(report.findings)
+    assert report.adapter == path.parent.name
+    default = next(iter(registry.adapter_classes(report.adapter)))
+    assert report.engine == default or path.stem.endswith(f"-{report.engine}")
+    assert report.source.revision or report.source.version
+    assert str(Path.home()) not in path.read_text()
+
+
+@pytest.mark.parametrize("path", COMMITTED, ids=name_of)
+def test_verdicts_of_committed_reports_follow_from_their_figures(path: Path) -> None:
+    tolerance = weight_bound("float32")
+    for found in Report.load(path).findings:
+        assert found.id == f"{found.check}/{found.mode}/{found.case}/{found.layout}"
+        assert Layout.parse(str(found.layout)) == found.layout
+        if found.verdict is Verdict.CONFORMS:
+            assert found.error is not None
+            assert found.error <= found.tolerance == tolerance
+        elif found.verdict is Verdict.MISMATCH:
+            assert found.diagnosis is not None
+            assert found.error is None or found.error > tolerance
+            assert explain(found)
+        else:
+            assert found.message
+
+
+@pytest.mark.parametrize("path", COMMITTED, ids=name_of)
+def test_committed_reports_are_summed_up(path: Path) -> None:
+    report = Report.load(path)
+    text = "\n".join(summary_lines(report))
+
+    for verdict, count in report.summary.verdicts.items():
+        assert f"{count} {verdict}" in text
 
 
 def test_report_reads_back_as_it_was_written() -> None:
