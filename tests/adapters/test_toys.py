@@ -104,8 +104,34 @@ def test_miles_conforms_in_both_formats(tmp_path: Path) -> None:
     assert {f["case"] for f in found if f["verdict"] == "unsupported"} == {"unequal_groups"}
 
 
-@pytest.mark.parametrize("toy", ["slime", "miles"])
-@pytest.mark.parametrize("depth", ["reducer", "loss"])
+@pytest.mark.parametrize("depth", ["loss", "step"])
+def test_miles_conforms_on_its_other_engine(tmp_path: Path, depth: str) -> None:
+    layouts = ["dp2-cp1-mb2-thd", "dp2-cp1-mbtokens-thd+balance_data", "dp1-cp2-mb1-thd"]
+    options = ("--engine=fsdp", f"--depth={depth}", "-k", "fully_masked or split or two_steps")
+    found = find(tmp_path, "miles", checkout(tmp_path / "miles", "miles"), layouts, *options)
+
+    assert verdicts(found) == {"conforms", "unsupported"}
+    assert reasons(found) == {
+        ("dp1-cp2-mb1-thd", "ValueError: FSDP here is for whole packed samples")
+    }
+
+
+def test_dropped_factor_shows_on_the_other_engine(tmp_path: Path) -> None:
+    edit = Edit("backends/fsdp_utils/actor.py", "dp.size / self.args", "1 / self.args")
+    source = checkout(tmp_path / "miles", "miles", edit)
+    case = ("--engine=fsdp", "-k", "uneven_lengths")
+    found = find(tmp_path, "miles", source, ["dp2-cp1-mb1-thd"], *case)
+
+    assert {f["mode"] for f in found if f["verdict"] == "conforms"} == {"token_mean"}
+    for finding in found:
+        if finding["mode"] != "token_mean":
+            assert finding["error"] == pytest.approx(0.5, rel=1e-6)
+            assert finding["diagnosis"]["name"] == "divided_by_dp"
+
+
+@pytest.mark.parametrize(
+    ("toy", "depth"), [("slime", "loss"), ("miles", "reducer"), ("miles", "loss")]
+)
 def test_depths_below_the_step_conform(tmp_path: Path, toy: str, depth: str) -> None:
     source = checkout(tmp_path / toy, toy)
     found = find(
@@ -135,9 +161,10 @@ def test_dropped_factors_show_where_the_loss_is_scaled(tmp_path: Path, depth: st
 
 def test_dropped_factors_do_not_show_in_the_reducer(tmp_path: Path) -> None:
     source = checkout(tmp_path / "slime", "slime", *WITHOUT_FACTORS)
-    case = ("-k", "uneven_lengths", "--depth=reducer")
+    layouts = [*FACTORS, "dp2-cp2-mb2-thd"]
+    found = find(tmp_path, "slime", source, layouts, "--depth=reducer", "-k", TELLING_CASES)
 
-    assert verdicts(find(tmp_path, "slime", source, [*FACTORS], *case)) == {"conforms"}
+    assert verdicts(found) == {"conforms"}
 
 
 def test_empty_sample_counted_as_a_token_is_named(tmp_path: Path) -> None:

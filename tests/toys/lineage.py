@@ -37,11 +37,11 @@ class Group(NamedTuple):
 
     rank: int
     size: int
-    group: Any = None
+    group: Any
 
 
 class Grid(NamedTuple):
-    """This process among those with other samples, other slices and other parts of the model."""
+    """This process among those with other samples, with other slices, with other vocabulary."""
 
     dp: Group
     cp: Group
@@ -49,15 +49,12 @@ class Grid(NamedTuple):
 
 
 def megatron_grid() -> Grid:
-    return Grid(
-        dp=Group(mpu.get_data_parallel_rank(), mpu.get_data_parallel_world_size()),
-        cp=Group(mpu.get_context_parallel_rank(), mpu.get_context_parallel_world_size()),
-        tp=Group(
-            mpu.get_tensor_model_parallel_rank(),
-            mpu.get_tensor_model_parallel_world_size(),
-            mpu.get_tensor_model_parallel_group(),
-        ),
+    groups = (
+        mpu.get_data_parallel_group(),
+        mpu.get_context_parallel_group(),
+        mpu.get_tensor_model_parallel_group(),
     )
+    return Grid(*(Group(group.rank(), group.size(), group) for group in groups))
 
 
 def add_options(parser: ArgumentParser) -> None:
@@ -75,15 +72,9 @@ def add_aggregation_options(parser: ArgumentParser) -> None:
 
 
 def validate(args: Namespace) -> None:
-    """Settle what follows from the options.
-
-    Raises:
-        ValueError: they contradict each other.
-    """
+    """Settle what follows from the options, unless they contradict each other."""
     if (args.loss_aggregation == "constant") != (args.loss_aggregation_divisor is not None):
         raise ValueError("constant, and nothing else, takes a divisor")
-    if args.use_dynamic_batch_size != (args.max_tokens_per_gpu is not None):
-        raise ValueError("dynamic batch sizes, and nothing else, take a budget of tokens")
     args.calculate_per_token_loss = args.loss_aggregation == "token_mean"
 
 
@@ -146,11 +137,7 @@ def share(args: Namespace, data: Data, steps: list[list[list[int]]]) -> Data:
 
 
 def micro_batches(args: Namespace, rows: list[int], data: Data, dp_size: int) -> list[list[int]]:
-    """Cut the samples of a step into micro-batches, as many for every rank.
-
-    Raises:
-        ValueError: micro-batches of the size asked for cannot be dealt out evenly.
-    """
+    """Cut the samples of a step into micro-batches, as many for every rank."""
     lengths = data["total_lengths"]
     if args.balance_data:
         rows = sorted(rows, key=lambda row: lengths[row])
@@ -288,11 +275,13 @@ def train(
     loss_function: Callable[..., Any],
     finalize_model_grads: Callable[..., None],
 ) -> None:
-    """Make the optimizer steps of a batch of rollouts, each given by what its loss is told of it.
-
-    That is first its number of micro-batches.
-    """
-    configure(args, model, optimizer, finalize_model_grads)
+    """Make optimizer steps, each given by its number of micro-batches and what a loss needs."""
+    config = model.config
+    config.grad_scale_func = optimizer.scale_loss
+    config.finalize_model_grads_func = finalize_model_grads
+    if args.overlap_grad_reduce and isinstance(model, DistributedDataParallel):
+        assert config.no_sync_func is None
+        config.no_sync_func = model.no_sync
     for step in steps:
 
         def forward_step(batches: Iterator[Data], chunk: Any, step: Any = step) -> tuple[Any, Any]:
@@ -312,14 +301,3 @@ def train(
         )
         optimizer.step()
         scheduler.step(increment=args.global_batch_size)
-
-
-def configure(
-    args: Namespace, model: Any, optimizer: Any, finalize_model_grads: Callable[..., None]
-) -> None:
-    """Tell Megatron's schedule what to call around the micro-batches."""
-    model.config.grad_scale_func = optimizer.scale_loss
-    model.config.finalize_model_grads_func = finalize_model_grads
-    if args.overlap_grad_reduce and isinstance(model, DistributedDataParallel):
-        assert model.config.no_sync_func is None
-        model.config.no_sync_func = model.no_sync

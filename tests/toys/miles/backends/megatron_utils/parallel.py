@@ -10,5 +10,6 @@ from miles.utils.ft_utils.process_group_utils import GroupInfo
 def create_megatron_parallel_state(indep_dp: GroupInfo) -> ParallelState:
     gloo = mpu.get_data_parallel_group_gloo()
     dp = GroupInfo(gloo.rank(), gloo.size() * indep_dp.size, gloo)
-    cp = GroupInfo(mpu.get_context_parallel_rank(), get_args().context_parallel_size)
-    return ParallelState(dp, cp, megatron_grid().tp)
+    _, cp, tp = megatron_grid()
+    assert cp.size == get_args().context_parallel_size
+    return ParallelState(dp, cp, tp)

@@ -1,0 +1,58 @@
+"""A training rank with FSDP2."""
+
+from argparse import Namespace
+from typing import Any
+
+import torch
+from miles import lineage
+from miles.backends.training_utils.data import get_data_iterator
+from miles.backends.training_utils.loss import unscaled_loss
+from miles.backends.training_utils.parallel import get_parallel_state
+from torch import distributed as dist
+from torch import nn
+from torch.distributed import fsdp
+
+
+def apply_fsdp2(model: Any, mesh: Any = None, args: Namespace | None = None) -> nn.Module:
+    policy = fsdp.MixedPrecisionPolicy(param_dtype=torch.bfloat16)
+    for module in model.modules():
+        if type(module).__name__ in model._no_split_modules:
+            fsdp.fully_shard(module, mesh=mesh, mp_policy=policy)
+    fsdp.fully_shard(model, mesh=mesh, mp_policy=policy)
+    return model
+
+
+def compute_advantages_and_returns(args: Namespace, rollout_data: lineage.Data) -> None:
+    raise RuntimeError("the rewards are not at hand")
+
+
+class FSDPTrainRayActor:
+    args: Namespace
+    model: Any
+    optimizer: torch.optim.Optimizer
+    lr_scheduler: Any
+
+    def _train_core(self, rollout_id: int, rollout_data: lineage.Data) -> None:
+        compute_advantages_and_returns(self.args, rollout_data)
+        [batches], counts = get_data_iterator(self.args, self.model, rollout_data)
+        for count in counts:
+            self._train_step([next(batches) for _ in range(count)])
+
+    def _train_step(self, batches: list[lineage.Data]) -> None:
+        scale = self._scale(batches)
+        self.optimizer.zero_grad()
+        for batch in batches:
+            logits = self.model(input_ids=batch["input_ids"]).logits
+            (unscaled_loss(self.args, batch, logits) * scale).backward()
+        nn.utils.clip_grad_norm_(self.model.parameters(), self.args.clip_grad)
+        self.optimizer.step()
+        self.lr_scheduler.step()
+
+    def _scale(self, batches: list[lineage.Data]) -> Any:
+        """FSDP averages over the ranks: undone, for a sum over all tokens or samples."""
+        dp = get_parallel_state().dp
+        if not self.args.calculate_per_token_loss:
+            return dp.size / self.args.global_batch_size
+        tokens = torch.cat([mask for batch in batches for mask in batch["loss_masks"]]).sum()
+        dist.all_reduce(tokens, group=dp.group)
+        return dp.size / tokens.clamp(min=1)
