@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from adapters.contract import Option, Unsupported
+from adapters.sizes import rollouts_per_prompt, rollouts_per_step, token_budget
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:
@@ -107,15 +106,7 @@ def modes(parser: argparse.ArgumentParser) -> frozenset[Mode]:
 
 
 def _batch_options(job: Job) -> list[str]:
-    rollouts = _uniform({len(np.unique(step.rollouts)) for step in job.steps}, "rollouts in steps")
-    per_prompt = _uniform(
-        {
-            len(np.unique(step.rollouts[step.groups == group]))
-            for step in job.steps
-            for group in np.unique(step.groups)
-        },
-        "rollouts of prompts",
-    )
+    rollouts, per_prompt = rollouts_per_step(job.steps), rollouts_per_prompt(job.steps)
     return [
         f"--rollout-batch-size={rollouts * len(job.steps) // per_prompt}",
         f"--n-samples-per-prompt={per_prompt}",
@@ -154,8 +145,7 @@ def _micro_batch_options(job: Job) -> list[str]:
     if isinstance(layout.micro_batches, int):
         return [f"--micro-batch-size={_micro_batch_size(job, layout.micro_batches)}"]
     if layout.micro_batches == "tokens":
-        tokens = [int((step.prompt_lengths + step.response_lengths).sum()) for step in job.steps]
-        budget = max(tokens) // (3 * layout.dp * layout.cp) + 1
+        budget = token_budget(job.steps, layout.dp * layout.cp)
         return ["--use-dynamic-batch-size", f"--max-tokens-per-gpu={budget}"]
     raise Unsupported(f"no micro-batches by {layout.micro_batches}")
 
@@ -167,12 +157,6 @@ def _micro_batch_size(job: Job, micro_batches: int) -> int:
         if all(-(-step.size // size) == wanted for step in job.steps):
             return size
     raise Unsupported(f"no size of micro-batches that makes {wanted} of the samples of every step")
-
-
-def _uniform(counts: set[int], what: str) -> int:
-    if len(counts) > 1:
-        raise Unsupported(f"no different numbers of {what}: {sorted(counts)}")
-    return counts.pop()
 
 
 def _knows(parser: argparse.ArgumentParser, flag: str) -> bool:

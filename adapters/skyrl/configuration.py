@@ -5,17 +5,15 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
 from adapters.contract import Job, Refused, Unsupported
+from adapters.sizes import prompts_per_step, rollouts_per_prompt, token_budget
 from adapters.skyrl.importing import module, ppo_utils
 from reference.aggregation import Aggregation, Mode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from reference.step import Step
+    from collections.abc import Callable
 
 LOSS_REDUCTIONS = {
     Mode.SAMPLE_MEAN: "sequence_mean",
@@ -42,7 +40,7 @@ def configure(job: Job, configure_engine: Callable[[Any, Job], None]) -> Any:
         Unsupported: this version lacks an option that the layout needs.
         Refused: SkyRL declines the configuration.
     """
-    prompts, rollouts_per_prompt = _prompts_per_step(job.steps), _rollouts_per_prompt(job.steps)
+    prompts, per_prompt = prompts_per_step(job.steps), rollouts_per_prompt(job.steps)
     config = module("train.config").SkyRLTrainConfig()
     trainer, algorithm = config.trainer, config.trainer.algorithm
     trainer.logger = "console"
@@ -50,14 +48,14 @@ def configure(job: Job, configure_engine: Callable[[Any, Job], None]) -> Any:
     trainer.placement.policy_num_gpus_per_node = job.layout.world_size
     trainer.train_batch_size = prompts * len(job.steps)
     trainer.policy_mini_batch_size = prompts
-    config.generator.n_samples_per_prompt = rollouts_per_prompt
+    config.generator.n_samples_per_prompt = per_prompt
     config.generator.step_wise_trajectories = any(
-        step.size != prompts * rollouts_per_prompt for step in job.steps
+        step.size != prompts * per_prompt for step in job.steps
     )
     algorithm.use_kl_loss = False
     algorithm.loss_reduction = LOSS_REDUCTIONS[job.aggregation.mode]
     algorithm.max_seq_len = _max_seq_len(job.aggregation)
-    _configure_micro_batches(trainer, job, prompts * rollouts_per_prompt // job.layout.dp)
+    _configure_micro_batches(trainer, job, prompts * per_prompt // job.layout.dp)
     configure_engine(trainer, job)
     try:
         module("train.utils.utils").validate_cfg(config)
@@ -74,33 +72,9 @@ def _configure_micro_batches(trainer: Any, job: Job, per_rank: int) -> None:
         trainer.micro_train_batch_size_per_gpu = max(per_rank // job.layout.micro_batches, 1)
     elif job.layout.micro_batches == "tokens" and hasattr(trainer, "max_tokens_per_microbatch"):
         trainer.micro_train_batch_size_per_gpu = per_rank
-        trainer.max_tokens_per_microbatch = _token_budget(job)
+        trainer.max_tokens_per_microbatch = token_budget(job.steps, job.layout.dp)
     else:
         raise Unsupported(f"no micro-batches by {job.layout.micro_batches}")
-
-
-def _prompts_per_step(steps: Sequence[Step]) -> int:
-    counts = {len(np.unique(step.groups)) for step in steps}
-    if len(counts) > 1:
-        raise Unsupported(f"no mini-batches of different numbers of prompts: {sorted(counts)}")
-    return counts.pop()
-
-
-def _rollouts_per_prompt(steps: Sequence[Step]) -> int:
-    counts = {
-        len(np.unique(step.rollouts[step.groups == group]))
-        for step in steps
-        for group in np.unique(step.groups)
-    }
-    if len(counts) > 1:
-        raise Unsupported(f"no prompts with different numbers of rollouts: {sorted(counts)}")
-    return counts.pop()
-
-
-def _token_budget(job: Job) -> int:
-    """About a third of what one rank holds, so that ranks differ in how many they fill."""
-    tokens = [int((step.prompt_lengths + step.response_lengths).sum()) for step in job.steps]
-    return max(tokens) // (3 * job.layout.dp) + 1
 
 
 def _max_seq_len(aggregation: Aggregation) -> int | None:

@@ -37,11 +37,11 @@ ELSEWHERE = {
     "megatron.options._micro_batch_size": "sizes that the framework is told",
     "miles.rollouts._add_advantages": "a list of nothing",
     "skyrl.configuration._configure_micro_batches": "sizes that the framework is told",
-    "skyrl.configuration._token_budget": "sizes that the framework is told",
     "skyrl.configuration.configure": "sizes that the framework is told",
     "skyrl.importing.import_skyrl": "a path",
     "skyrl.trainer._training_input": "a list of rewards",
     "slime.SlimeAdapter._add_advantages": "a list of nothing",
+    "sizes.token_budget": "sizes that the framework is told",
     "source._checkout": "a path",
     "source._extracted": "a path",
 }

@@ -1,0 +1,59 @@
+"""Sizes of a job that frameworks are told, and cannot be told differently for every step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from adapters.contract import Unsupported
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from reference.step import Step
+
+
+def prompts_per_step(steps: Sequence[Step]) -> int:
+    """The number of prompt groups, the same in all steps.
+
+    Raises:
+        Unsupported: it is not the same.
+    """
+    return _only((len(np.unique(step.groups)) for step in steps), "prompts in steps")
+
+
+def rollouts_per_step(steps: Sequence[Step]) -> int:
+    """The number of rollouts, the same in all steps.
+
+    Raises:
+        Unsupported: it is not the same.
+    """
+    return _only((len(np.unique(step.rollouts)) for step in steps), "rollouts in steps")
+
+
+def rollouts_per_prompt(steps: Sequence[Step]) -> int:
+    """The number of rollouts of a prompt, the same for all prompts.
+
+    Raises:
+        Unsupported: it is not the same.
+    """
+    counts = (
+        len(np.unique(step.rollouts[step.groups == group]))
+        for step in steps
+        for group in np.unique(step.groups)
+    )
+    return _only(counts, "rollouts of prompts")
+
+
+def token_budget(steps: Sequence[Step], ranks: int) -> int:
+    """About a third of what each of so many ranks holds, so that they differ in what they fill."""
+    tokens = [int((step.prompt_lengths + step.response_lengths).sum()) for step in steps]
+    return max(tokens) // (3 * ranks) + 1
+
+
+def _only(counts: Iterable[int], what: str) -> int:
+    different = sorted(set(counts))
+    if len(different) > 1:
+        raise Unsupported(f"no different numbers of {what}: {different}")
+    return different[0]
