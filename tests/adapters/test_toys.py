@@ -104,6 +104,15 @@ def test_miles_conforms_in_both_formats(tmp_path: Path) -> None:
     assert {f["case"] for f in found if f["verdict"] == "unsupported"} == {"unequal_groups"}
 
 
+@pytest.mark.parametrize("depth", ["reducer", "step"])
+def test_newer_signatures_of_miles_know_rollouts_and_conform(tmp_path: Path, depth: str) -> None:
+    source = checkout(tmp_path / "miles", "miles", layers=("miles_newer",))
+    layouts = ["dp1-cp1-mb1-thd", "dp2-cp1-mbtokens-thd+balance_data", "dp1-cp2-mb2-thd"]
+    options = (f"--depth={depth}", "-k", TELLING_CASES)
+
+    assert verdicts(find(tmp_path, "miles", source, layouts, *options)) == {"conforms"}
+
+
 @pytest.mark.parametrize("depth", ["loss", "step"])
 def test_miles_conforms_on_its_other_engine(tmp_path: Path, depth: str) -> None:
     layouts = ["dp2-cp1-mb2-thd", "dp2-cp1-mbtokens-thd+balance_data", "dp1-cp2-mb1-thd"]
@@ -134,9 +143,9 @@ def test_dropped_factor_shows_on_the_other_engine(tmp_path: Path) -> None:
 )
 def test_depths_below_the_step_conform(tmp_path: Path, toy: str, depth: str) -> None:
     source = checkout(tmp_path / toy, toy)
-    found = find(
-        tmp_path, toy, source, ["dp2-cp2-mb2-thd"], f"--depth={depth}", "-k", "not unequal"
-    )
+    layouts = ["dp2-cp2-mb2-thd", "dp1-cp2-tp2-mb1-thd"]
+    options = (f"--depth={depth}", "-k", "fully_masked or split_groups or two_steps")
+    found = find(tmp_path, toy, source, layouts, *options)
 
     assert verdicts(found) == {"conforms"}
     assert {finding["depth"] for finding in found} == {depth}

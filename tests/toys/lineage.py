@@ -25,7 +25,7 @@ from torch.nn.functional import pad
 Data = dict[str, Any]
 Reducer = Callable[[torch.Tensor], torch.Tensor]
 
-SCHEDULE = ("micro_batch_sizes", "num_microbatches", "global_batch_sizes")
+SCHEDULE = ("micro_batch_sizes", "num_microbatches", "global_batch_sizes", "num_rollouts")
 """What a rank's share says of its steps and micro-batches; all else has a value per sample."""
 
 MODES = ("sample_mean", "prompt_mean", "token_mean", "constant")

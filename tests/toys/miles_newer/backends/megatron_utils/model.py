@@ -1,0 +1,34 @@
+"""Training on a batch of rollouts, whose steps may differ in rollouts."""
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+from megatron.core.distributed import finalize_model_grads
+from megatron.training import get_args
+from miles import lineage
+from miles.backends.training_utils.loss import loss_function
+
+
+def train(
+    rollout_id: int,
+    model: Sequence[Any],
+    optimizer: Any,
+    opt_param_scheduler: Any,
+    data_iterator: Sequence[Iterator[lineage.Data]],
+    num_microbatches: Sequence[int],
+    num_rollouts: Sequence[int],
+    witness_info: Any,
+    attempt: int,
+) -> None:
+    for count, rollouts in zip(num_microbatches, num_rollouts, strict=True):
+        lineage.train(
+            get_args(),
+            model[0],
+            optimizer,
+            opt_param_scheduler,
+            data_iterator[0],
+            [(count,)],
+            partial(loss_function, num_rollouts=rollouts),
+            finalize_model_grads,
+        )

@@ -1,0 +1,10 @@
+"""Samples, of which a rollout may have several."""
+
+from dataclasses import dataclass
+
+from miles import lineage
+
+
+@dataclass(kw_only=True)
+class Sample(lineage.Sample):
+    rollout_id: int
