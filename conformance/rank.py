@@ -84,7 +84,7 @@ def serve(connection: Connection, post: Post) -> None:
         preload.load_once(post.adapter, post.source)
         connection.send(Ready(post.adapter.describe()))
     except BaseException:
-        connection.send(Raised(_traceback()))
+        connection.send(Raised(_traceback(post.source)))
         return
     current: World | None = None
     rank = Rank(index=post.index, world_size=0)
@@ -100,17 +100,18 @@ def serve(connection: Connection, post: Post) -> None:
                 current = world
             reply = _answer(post.adapter, job, rank)
         except BaseException:
-            reply = Raised(_traceback())
+            reply = Raised(_traceback(post.source))
         connection.send(reply)
 
 
-def _traceback() -> str:
+def _traceback(source: Path | None) -> str:
     """That of the exception at hand, files named from where they are imported.
 
     A report tells nothing of the folders of a machine, and reads the same on every one.
     """
     text = traceback.format_exc()
-    for folder in sorted(filter(None, sys.path), key=len, reverse=True):
+    folders = [*sys.path, str(source or "")]
+    for folder in sorted(filter(None, folders), key=len, reverse=True):
         text = text.replace(f"{folder.rstrip(os.sep)}{os.sep}", "")
     return text
 

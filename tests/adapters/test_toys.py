@@ -255,4 +255,7 @@ def test_toy_that_raises_in_its_loss_crashes(tmp_path: Path) -> None:
     )
 
     assert verdicts(found) == {"crashed"}
-    assert found[0]["message"].strip().endswith("RuntimeError: no kernel image")
+    message = found[0]["message"]
+    assert message.strip().endswith("RuntimeError: no kernel image")
+    assert 'File "slime/lineage.py", line ' in message
+    assert str(tmp_path) not in message
