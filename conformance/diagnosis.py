@@ -161,21 +161,25 @@ def _step_sizes(evidence: Evidence) -> dict[str, int]:
 
 
 def _factor(evidence: Evidence, sizes: dict[str, int]) -> Iterator[Diagnosis]:
-    """All weights divided or multiplied by a size once too often."""
+    """All weights divided or multiplied once too often by a size, or by one of several alike."""
     ratio = evidence.common_ratio
     if ratio is None:
         return
     for verb, target in (("divided", 1 / ratio), ("multiplied", ratio)):
-        for name, size in sizes.items():
-            if size > 1 and abs(target - size) <= 2 * evidence.tolerance * target:
-                yield Diagnosis(
-                    name=f"{verb}_by_{name}",
-                    explanation=(
-                        f"every weight is {_fraction(ratio)} of the expected one:"
-                        f" {verb} once too often by {name} = {size}"
-                    ),
-                    numbers={"ratio": ratio, name: size},
-                )
+        margin = 2 * evidence.tolerance * target
+        hits = {
+            name: size for name, size in sizes.items() if size > 1 and abs(target - size) <= margin
+        }
+        if hits:
+            which = " or ".join(hits)
+            yield Diagnosis(
+                name=f"{verb}_by_{which.replace(' ', '_')}",
+                explanation=(
+                    f"every weight is {_fraction(ratio)} of the expected one:"
+                    f" {verb} once too often by {which} = {max(hits.values())}"
+                ),
+                numbers={"ratio": ratio, **hits},
+            )
 
 
 def _wrong_counts(evidence: Evidence) -> Iterator[Diagnosis]:

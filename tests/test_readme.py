@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -75,6 +76,15 @@ def checkout(repository: Path, folder: Path) -> Path:
     for arguments in (clone, files):
         subprocess.run(arguments, check=True)
     return folder
+
+
+def test_finding_shown_is_of_a_committed_report() -> None:
+    [shown] = re.findall(r"^```json\n(.*)\n```$", README, re.MULTILINE)
+    finding = json.loads(shown)
+    committed = [path.read_text() for path in (command.ROOT / "reports" / "miles").glob("*.json")]
+
+    assert any(shown in report for report in committed)
+    assert f"\nMISMATCH {finding['id']}: off by" in README
 
 
 def test_every_option_is_documented() -> None:

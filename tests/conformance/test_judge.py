@@ -136,7 +136,16 @@ def test_another_count_is_named_before_a_factor_that_happens_to_be_the_same() ->
     assert diagnosis is not None
     assert diagnosis.name == "empty_samples_counted"
     _, others = diagnosis.explanation.split("; or it is ")
-    assert {"weights_of_sample_mean", "divided_by_samples"} < set(others.split(", "))
+    assert {"weights_of_sample_mean", "divided_by_prompts_or_samples"} < set(others.split(", "))
+
+
+def test_sizes_that_are_alike_are_named_together() -> None:
+    judge = Judge(layout=Layout(dp=2, cp=2))
+    diagnosis = judge(judge.weights * 2).diagnosis
+
+    assert diagnosis is not None
+    assert diagnosis.name == "multiplied_by_dp_or_cp"
+    assert diagnosis.numbers == {"ratio": 2.0, "dp": 2, "cp": 2}
 
 
 def test_group_size_is_told_from_sizes_of_the_layout() -> None:
