@@ -82,10 +82,10 @@ def diagnose(evidence: Evidence) -> Diagnosis:
 def _explanations(evidence: Evidence) -> Iterator[Diagnosis]:
     """Every known mistake that predicts the weights."""
     yield from _tokens_lost(evidence)
-    yield from _factor(evidence, _layout_sizes(evidence))
+    yield from _layout_factor(evidence)
     yield from _undivided(evidence)
     yield from _wrong_counts(evidence)
-    yield from _factor(evidence, _step_sizes(evidence))
+    yield from _step_factor(evidence)
 
 
 def _not_finite(evidence: Evidence) -> Diagnosis | None:
@@ -152,16 +152,29 @@ def _layout_sizes(evidence: Evidence) -> dict[str, int]:
 
 
 def _step_sizes(evidence: Evidence) -> dict[str, int]:
-    group_sizes = np.unique(evidence.step.groups, return_counts=True)[1]
-    return {
-        "group_size": int(group_sizes.max()),
-        "prompts": len(group_sizes),
-        "samples": evidence.step.size,
-    }
+    step = evidence.step
+    rollouts = [len(np.unique(step.rollouts[step.groups == g])) for g in np.unique(step.groups)]
+    return {"group_size": max(rollouts), "prompts": len(rollouts), "samples": step.size}
 
 
-def _factor(evidence: Evidence, sizes: dict[str, int]) -> Iterator[Diagnosis]:
-    """All weights divided or multiplied once too often by a size, or by one of several alike."""
+def _layout_factor(evidence: Evidence) -> Iterator[Diagnosis]:
+    """A factor that is a size of the layout, and perhaps one of the step as well."""
+    layout_sizes = _layout_sizes(evidence)
+    for verb, hits in _factors(evidence, layout_sizes | _step_sizes(evidence)):
+        if layout_sizes.keys() & hits.keys():
+            yield _scaled(evidence, verb, hits)
+
+
+def _step_factor(evidence: Evidence) -> Iterator[Diagnosis]:
+    """A factor that is a size of the step and none of the layout."""
+    layout_sizes = _layout_sizes(evidence)
+    for verb, hits in _factors(evidence, layout_sizes | _step_sizes(evidence)):
+        if not layout_sizes.keys() & hits.keys():
+            yield _scaled(evidence, verb, hits)
+
+
+def _factors(evidence: Evidence, sizes: dict[str, int]) -> Iterator[tuple[str, dict[str, int]]]:
+    """Whether all weights are divided or multiplied, and the sizes that are just so large."""
     ratio = evidence.common_ratio
     if ratio is None:
         return
@@ -171,15 +184,20 @@ def _factor(evidence: Evidence, sizes: dict[str, int]) -> Iterator[Diagnosis]:
             name: size for name, size in sizes.items() if size > 1 and abs(target - size) <= margin
         }
         if hits:
-            which = " or ".join(hits)
-            yield Diagnosis(
-                name=f"{verb}_by_{which.replace(' ', '_')}",
-                explanation=(
-                    f"every weight is {_fraction(ratio)} of the expected one:"
-                    f" {verb} once too often by {which} = {max(hits.values())}"
-                ),
-                numbers={"ratio": ratio, **hits},
-            )
+            yield verb, hits
+
+
+def _scaled(evidence: Evidence, verb: str, hits: dict[str, int]) -> Diagnosis:
+    which = " or ".join(hits)
+    assert evidence.common_ratio is not None
+    return Diagnosis(
+        name=f"{verb}_by_{which.replace(' ', '_')}",
+        explanation=(
+            f"every weight is {_fraction(evidence.common_ratio)} of the expected one:"
+            f" {verb} once too often by {which} = {max(hits.values())}"
+        ),
+        numbers={"ratio": evidence.common_ratio, **hits},
+    )
 
 
 def _wrong_counts(evidence: Evidence) -> Iterator[Diagnosis]:

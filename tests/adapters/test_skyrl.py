@@ -16,16 +16,21 @@ pytestmark = pytest.mark.skyrl
 
 def test_forcing_dp_size_to_one_halves_every_weight_and_is_named(tmp_path: Path) -> None:
     result = command.run(
-        tmp_path, "dpsizeone", "--layout=dp2-cp1-mb1-bshd", "-k", "short_responses"
+        tmp_path, "dpsizeone", "--layout=dp2-cp1-mb1-bshd", "-k", "short_responses or odd_groups"
     )
 
     findings = result.report["findings"]
-    assert [finding["verdict"] for finding in findings] == ["mismatch"] * 4
+    assert [finding["verdict"] for finding in findings] == ["mismatch"] * 8
     for finding in findings:
         assert finding["error"] == pytest.approx(0.5, rel=1e-7)
-        assert finding["diagnosis"]["name"] == "divided_by_dp"
         assert finding["diagnosis"]["numbers"]["dp"] == 2
-    errors = {finding["mode"]: finding["error"] for finding in findings}
+    names = {finding["case"]: finding["diagnosis"]["name"] for finding in findings}
+    assert names == {
+        "odd_groups": "divided_by_dp",
+        "short_responses": "divided_by_dp_or_group_size",
+    }
+    short = [finding for finding in findings if finding["case"] == "short_responses"]
+    errors = {finding["mode"]: finding["error"] for finding in short}
     assert errors["sample_mean"] == 0.5, "its denominators, powers of two, round nothing"
 
 

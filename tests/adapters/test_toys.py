@@ -128,7 +128,7 @@ def test_miles_conforms_on_its_other_engine(tmp_path: Path, depth: str) -> None:
 def test_dropped_factor_shows_on_the_other_engine(tmp_path: Path) -> None:
     edit = Edit("backends/fsdp_utils/actor.py", "dp.size / self.args", "1 / self.args")
     source = checkout(tmp_path / "miles", "miles", edit)
-    case = ("--engine=fsdp", "-k", "uneven_lengths")
+    case = ("--engine=fsdp", "-k", "odd_groups")
     found = find(tmp_path, "miles", source, ["dp2-cp1-mb1-thd"], *case)
 
     assert {f["mode"] for f in found if f["verdict"] == "conforms"} == {"token_mean"}
@@ -154,7 +154,7 @@ def test_depths_below_the_step_conform(tmp_path: Path, toy: str, depth: str) -> 
 @pytest.mark.parametrize("depth", ["loss", "step"])
 def test_dropped_factors_show_where_the_loss_is_scaled(tmp_path: Path, depth: str) -> None:
     source = checkout(tmp_path / "slime", "slime", *WITHOUT_FACTORS)
-    case = ("-k", "uneven_lengths", f"--depth={depth}")
+    case = ("-k", "odd_groups", f"--depth={depth}")
     found = find(tmp_path, "slime", source, [*FACTORS], *case)
 
     for finding in found:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -25,6 +25,9 @@ STEP = Step.of(
 
 
 CASES = {case.name: case for case in CORPUS}
+
+ODD_GROUPS = CASES["odd_groups"].steps[0]
+"""No size of it is one of a layout."""
 
 ONE_RANK = Layout()
 
@@ -95,7 +98,7 @@ def test_one_token_too_many_in_a_hundred_thousand_is_a_mismatch() -> None:
 @pytest.mark.parametrize(("name", "layout"), [("dp", Layout(dp=2)), ("cp", Layout(cp=2))])
 @pytest.mark.parametrize(("verb", "power"), [("divided", -1), ("multiplied", 1)])
 def test_factor_of_the_layout_is_named(name: str, layout: Layout, verb: str, power: int) -> None:
-    judge = Judge(layout=layout)
+    judge = Judge(step=ODD_GROUPS, layout=layout)
     judgement = judge(judge.weights * 2.0**power)
 
     assert judgement.error == abs(2.0**power - 1)
@@ -140,7 +143,7 @@ def test_another_count_is_named_before_a_factor_that_happens_to_be_the_same() ->
 
 
 def test_sizes_that_are_alike_are_named_together() -> None:
-    judge = Judge(layout=Layout(dp=2, cp=2))
+    judge = Judge(step=ODD_GROUPS, layout=Layout(dp=2, cp=2))
     diagnosis = judge(judge.weights * 2).diagnosis
 
     assert diagnosis is not None
@@ -148,8 +151,19 @@ def test_sizes_that_are_alike_are_named_together() -> None:
     assert diagnosis.numbers == {"ratio": 2.0, "dp": 2, "cp": 2}
 
 
+def test_group_size_is_the_rollouts_of_a_prompt_and_named_beside_a_layout_of_that_size() -> None:
+    judge = Judge(Mode.PROMPT_MEAN, step=CASES["unequal_groups"].steps[0])
+    alone = judge(judge.weights / 2).diagnosis
+    beside = replace(judge, layout=Layout(dp=2))(judge.weights / 2).diagnosis
+
+    assert alone is not None
+    assert alone.name == "divided_by_group_size"
+    assert beside is not None
+    assert beside.name == "divided_by_dp_or_group_size"
+
+
 def test_group_size_is_told_from_sizes_of_the_layout() -> None:
-    judge = Judge(Mode.PROMPT_MEAN, step=CASES["odd_groups"].steps[0], layout=Layout(dp=2, cp=2))
+    judge = Judge(Mode.PROMPT_MEAN, step=ODD_GROUPS, layout=Layout(dp=2, cp=2))
     diagnosis = judge(judge.weights / 3).diagnosis
 
     assert diagnosis is not None
