@@ -119,11 +119,31 @@ def test_weights_of_the_four_modes_do_not_depend_on_options(tmp_path: Path, layo
 
 
 @pytest.mark.parametrize("depth", ["loss", "step"])
-def test_four_modes_of_miles_on_fsdp(tmp_path: Path, depth: str) -> None:
+def test_miles_on_fsdp_conforms_but_for_prompt_mean_which_fails_in_its_log(
+    tmp_path: Path, depth: str
+) -> None:
+    """Its denominators are a list of scalars, which `log_rollout_data` tries to concatenate."""
     arguments = ("--layout=dp2-cp1-mb2-thd", "--layout=dp4-cp1-mbtokens-thd", f"--depth={depth}")
     report = run(tmp_path, "miles", "refs/pull/1498/head", "--engine=fsdp", *arguments)
 
     assert report["engine"] == "fsdp"
-    assert {f["verdict"] for f in report["findings"]} <= {"conforms", "refused", "unsupported"}
-    for mode in ("sample_mean", "prompt_mean", "token_mean", "constant"):
+    for mode in ("sample_mean", "token_mean", "constant"):
         assert "uneven_lengths" in cases(report, mode, "conforms")
+        assert not cases(report, mode, "mismatch") | cases(report, mode, "crashed")
+    messages = {f["message"].strip() for f in report["findings"] if f["verdict"] == "crashed"}
+    assert cases(report, "prompt_mean", "crashed") >= {"uneven_lengths", "odd_groups"}
+    assert {message.splitlines()[-1] for message in messages} == {
+        "RuntimeError: zero-dimensional tensor (at position 0) cannot be concatenated"
+    }
+
+
+@pytest.mark.parametrize("ref", ["main", "v0.1.0", "refs/pull/1328/head"])
+def test_miles_on_fsdp_never_divides_token_mean(tmp_path: Path, ref: str) -> None:
+    """Mended by its pull request 1498."""
+    arguments = ("--layout=dp2-cp1-mb1-thd", "--modes=token_mean", "-k", "odd_groups")
+    [finding] = run(tmp_path, "miles", ref, "--engine=fsdp", *arguments)["findings"]
+
+    assert finding["diagnosis"]["name"] == "not_divided"
+    assert finding["diagnosis"]["numbers"] == pytest.approx(
+        {"denominator": 2, "expected_denominator": 120}, rel=1e-6
+    )
