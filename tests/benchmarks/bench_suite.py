@@ -26,9 +26,9 @@ class Timing:
     to_run: float
     inside: float
 
-    def print(self, name: str) -> None:
+    def print(self, name: str, where: str = "") -> None:
         """Its ratio of wall time to time inside."""
-        print(f"suite: {self.findings} findings on {name} in {self.to_run:.1f} s")
+        print(f"suite: {self.findings} findings on {name}{where} in {self.to_run:.1f} s")
         print(f"  wall time / time in {name}'s own code: {self.to_run / self.inside:.2f}")
 
 
@@ -42,7 +42,7 @@ def main() -> None:
         if sources is None:
             print(f"suite: {name} was not run: {command.SOURCES} names no folder of clones")
             continue
-        run(name, f"--source={sources}/{name}@{ref}", *FOUR_RANKS).print(f"{name} on 4 ranks")
+        run(name, f"--source={sources}/{name}@{ref}", *FOUR_RANKS).print(name, " on 4 ranks")
 
 
 def run(adapter: str, *arguments: str) -> Timing:
