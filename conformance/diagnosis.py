@@ -188,13 +188,12 @@ def _factors(evidence: Evidence, sizes: dict[str, int]) -> Iterator[tuple[str, d
 
 
 def _scaled(evidence: Evidence, verb: str, hits: dict[str, int]) -> Diagnosis:
-    which = " or ".join(hits)
     assert evidence.common_ratio is not None
     return Diagnosis(
-        name=f"{verb}_by_{which.replace(' ', '_')}",
+        name=f"{verb}_by_{'_or_'.join(hits)}",
         explanation=(
             f"every weight is {_fraction(evidence.common_ratio)} of the expected one:"
-            f" {verb} once too often by {which} = {max(hits.values())}"
+            f" {verb} once too often by {' or '.join(hits)} = {max(hits.values())}"
         ),
         numbers={"ratio": evidence.common_ratio, **hits},
     )

@@ -162,8 +162,8 @@ class MegatronAdapter(Adapter):
         training = self.module("backends.megatron_utils.model")
         training.get_args = lambda: args
         training.finalize_model_grads = trained.finalize_model_grads
-        if job.depth is Depth.REDUCER:
-            training.loss_function = self.reducing(training.loss_function)
+        whole = getattr(training.loss_function, "original", training.loss_function)
+        training.loss_function = self.reducing(whole) if job.depth is Depth.REDUCER else whole
         optimizer = policy.ReadingOptimizer(trained)
         call_offering(
             training.train,
@@ -179,8 +179,6 @@ class MegatronAdapter(Adapter):
 
     def reducing(self, loss_function: Any) -> Any:
         """The framework's loss function, with its loss replaced by its reducer's alone."""
-        if hasattr(loss_function, "original"):
-            return loss_function
 
         def reduce(args: Any, batch: Any, num_microbatches: int, *rest: Any, **named: Any) -> Any:
             _, *others = loss_function(args, batch, num_microbatches, *rest, **named)

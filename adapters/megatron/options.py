@@ -20,7 +20,7 @@ FLAGS = {
     Option.DISTRIBUTED_OPTIMIZER: "--use-distributed-optimizer",
     Option.OVERLAP_GRAD_REDUCE: "--overlap-grad-reduce",
 }
-
+"""How the options of layouts are spelt."""
 
 MODEL_SIZES = {
     "ffn_hidden_size": 32,
