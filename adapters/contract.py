@@ -191,6 +191,15 @@ class Observation:
     counted_tokens: tuple[float, ...] = ()
     """For each step, what the framework on this rank counted, for `SUM_PER_COUNTED_TOKEN`."""
 
+    micro_batches: tuple[NDArray[np.int32], ...] = ()
+    """For each step, the number of the micro-batch in which this rank held each response token, -1
+    where it did not: how the framework really cut the step. Empty if the adapter does not say."""
+
+    reported: tuple[float | None, ...] = ()
+    """For each step, the policy loss that the framework reports on this rank, after its own
+    reduction over micro-batches and ranks; None where this rank reports none. Empty below depth
+    `step`, and where the adapter does not read it."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Description:

@@ -1,14 +1,17 @@
 """Plain PyTorch, exact in every cell: the example to copy for an adapter of one's own.
 
 `NativeAdapter` is the contract's part; the rest of the module is a small training framework such as
-an adapter would find already written: it shards samples over data-parallel ranks, cuts a rank's
-samples into micro-batches, slices every sequence over context-parallel ranks, and sums gradients
-over all of them. Its one rule is to take every denominator from the whole step before cutting it.
+an adapter would find already written: `Trainer` shards samples over data-parallel ranks, cuts a
+rank's samples into micro-batches, slices every sequence over context-parallel ranks, and sums
+gradients over all of them. Its one rule is to take every denominator from the whole step before
+cutting it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,7 +29,7 @@ from adapters.contract import (
     Rank,
     grids,
 )
-from adapters.probe import PADDING_ID, ProbedBatch
+from adapters.probe import FORWARD_PASSES, PADDING_ID, ProbedBatch
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:
@@ -36,7 +39,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from reference.aggregation import Aggregation
-    from reference.step import Step
 
     LossFunction = Callable[[torch.Tensor, "Packed"], torch.Tensor]
 
@@ -64,28 +66,25 @@ class NativeAdapter(Adapter):
         """Everything that can be declared, as nothing is missing."""
         return Description()
 
+    def trainer(self, job: Job, rank: int) -> Trainer:
+        """The framework's trainer for a job."""
+        return Trainer(job.aggregation, job.layout, rank)
+
     def observe(self, job: Job, rank: Rank) -> Observation:
         """Train one step of a batch after another and read the probe's gradient."""
-        weights = [self._observe_step(step, job, rank) for step in job.steps]
-        combine = Combine.REPLICATED if job.depth is Depth.STEP else Combine.SUM
-        return Observation(weights=tuple(weights), combine=combine)
-
-    def denominators(self, step: Step, aggregation: Aggregation) -> list[float]:
-        """What each sample's masked loss sum is divided by."""
-        return denominators(step, aggregation)
-
-    def _observe_step(self, step: Step, job: Job, rank: Rank) -> NDArray[np.float64]:
-        batch = ProbedBatch((step,))
-        samples = _tensors(batch, self.denominators(step, job.aggregation))
+        batch = ProbedBatch(job.steps)
+        steps = _steps(batch)
         probe = torch.zeros(batch.probe_size, requires_grad=True, device=rank.device)
+        FORWARD_PASSES.take()
         with rank.framework():
-            if job.depth is Depth.STEP:
-                train_step(probe, samples, job.layout, rank.index)
-            else:
-                loss = token_loss if job.depth is Depth.REDUCER else policy_loss
-                accumulate(probe, samples, job.layout, rank.index, loss)
-        assert probe.grad is not None
-        return batch.weights(probe.grad.cpu().numpy())
+            trainer = self.trainer(job, rank.index)
+            if job.depth is not Depth.STEP:
+                losses = linear_losses if job.depth is Depth.REDUCER else trainer.token_losses
+                shares = [trainer.accumulate(probe, samples, losses)[0] for samples in steps]
+                return _observation(batch, shares, combine=Combine.SUM)
+            trained = [trainer.train_step(probe, samples) for samples in steps]
+        gradients, reported = zip(*trained, strict=True)
+        return _observation(batch, gradients, reported=reported)
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,74 +98,13 @@ class SampleTensors:
     ids: torch.Tensor
     advantages: torch.Tensor
     mask: torch.Tensor
-    denominator: float
+    group: int
+    denominator: float = float("nan")
 
-
-def denominators(step: Step, aggregation: Aggregation) -> list[float]:
-    """What each sample's masked loss sum is divided by, from counts over the whole step."""
-    tokens = step.active_tokens
-    if aggregation.mode is Mode.SAMPLE_MEAN:
-        return [float(step.size * max(count, 1)) for count in tokens]
-    if aggregation.mode is Mode.PROMPT_MEAN:
-        groups, group_of_sample = np.unique(step.groups, return_inverse=True)
-        group_tokens = np.bincount(group_of_sample, weights=tokens)
-        return [float(len(groups) * max(group_tokens[g], 1)) for g in group_of_sample]
-    if aggregation.mode is Mode.TOKEN_MEAN:
-        return [float(max(tokens.sum(), 1))] * step.size
-    assert aggregation.divisor is not None
-    return [aggregation.divisor * step.size] * step.size
-
-
-def train_step(
-    probe: torch.Tensor, samples: list[SampleTensors], layout: Layout, rank: int
-) -> None:
-    """Leave the gradient of the step scalar in ``probe.grad`` on every rank."""
-    accumulate(probe, samples, layout, rank, policy_loss)
-    if layout.world_size > 1:
-        dist.all_reduce(probe.grad)
-
-
-def accumulate(
-    probe: torch.Tensor, samples: list[SampleTensors], layout: Layout, rank: int, loss: LossFunction
-) -> None:
-    """Add up the gradients of this rank's micro-batches in ``probe.grad``."""
-    probe.grad = torch.zeros_like(probe)
-    dp_rank, cp_rank = divmod(rank, layout.cp)
-    mine = shard(samples, layout.dp, dp_rank)
-    for micro_batch in cut(mine, layout.micro_batches):
-        packed = pack(micro_batch, layout, cp_rank)
-        log_probs = probe[packed.labels]
-        (loss(log_probs, packed) / packed.denominators).sum().backward()
-
-
-def policy_loss(log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
-    """Clipped policy-gradient loss of each token, 0 where masked (PPO, arXiv:1707.06347)."""
-    ratio = torch.exp(log_probs - log_probs.detach())
-    clipped = ratio.clamp(1 - RATIO_CLIP, 1 + RATIO_CLIP)
-    loss = torch.maximum(-packed.advantages * ratio, -packed.advantages * clipped)
-    return torch.where(packed.mask, loss, 0)
-
-
-def token_loss(log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
-    """A loss without a policy, 0 where masked: what depth `reducer` feeds the reduction with."""
-    return torch.where(packed.mask, -packed.advantages * log_probs, 0)
-
-
-def shard(samples: list[SampleTensors], dp: int, dp_rank: int) -> list[SampleTensors]:
-    """A contiguous share of the samples; shares differ in size by one at most."""
-    shares = np.array_split(np.arange(len(samples)), dp)
-    return [samples[i] for i in shares[dp_rank]]
-
-
-def cut(samples: list[SampleTensors], micro_batches: int | str) -> list[list[SampleTensors]]:
-    """Contiguous micro-batches; uneven ones hold 1, 2, 3, … samples."""
-    if micro_batches == "uneven":
-        ends = np.cumsum(np.arange(1, len(samples) + 1))
-        borders = ends[ends < len(samples)]
-        parts = np.split(np.arange(len(samples)), borders)
-    else:
-        parts = np.array_split(np.arange(len(samples)), int(micro_batches))
-    return [[samples[i] for i in part] for part in parts if len(part)]
+    @property
+    def tokens(self) -> int:
+        """The number of active ones."""
+        return int(self.mask.sum())
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,6 +118,116 @@ class Packed:
     advantages: torch.Tensor
     mask: torch.Tensor
     denominators: torch.Tensor
+
+
+class Trainer:
+    """Trains one step after another on one rank; a method for each thing that can be got wrong."""
+
+    def __init__(self, aggregation: Aggregation, layout: Layout, rank: int) -> None:
+        self.aggregation = aggregation
+        self.layout = layout
+        self.dp_rank, self.cp_rank = divmod(rank, layout.cp)
+
+    def train_step(
+        self, probe: torch.Tensor, samples: list[SampleTensors]
+    ) -> tuple[torch.Tensor, float]:
+        """The gradient [probe] of the step scalar and the scalar itself, alike on all ranks."""
+        gradient, losses = self.accumulate(probe, samples, self.token_losses)
+        self.synchronise(gradient)
+        return gradient, self.report(losses)
+
+    def accumulate(
+        self, probe: torch.Tensor, samples: list[SampleTensors], token_losses: LossFunction
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """This rank's share of the gradient, and of the step scalar by micro-batch."""
+        probe.grad = torch.zeros_like(probe)
+        losses = []
+        mine = self.shard(self.divided(samples))
+        for micro_batch in self.cut(mine):
+            packed = pack(micro_batch, self.layout, self.cp_rank)
+            FORWARD_PASSES.note(packed.labels[packed.labels != PADDING_ID] - 1)
+            loss = self.reduce(token_losses(probe[packed.labels], packed), packed)
+            loss.backward()
+            losses.append(loss.detach())
+        return probe.grad, torch.stack(losses)
+
+    def divided(self, samples: list[SampleTensors]) -> list[SampleTensors]:
+        """Samples with their denominators, from counts over the whole step."""
+        return with_denominators(samples, denominators(samples, self.aggregation))
+
+    def shard(self, samples: list[SampleTensors]) -> list[SampleTensors]:
+        """A contiguous share of the samples; shares differ in size by one at most."""
+        shares = np.array_split(np.arange(len(samples)), self.layout.dp)
+        return [samples[i] for i in shares[self.dp_rank]]
+
+    def cut(self, samples: list[SampleTensors]) -> list[list[SampleTensors]]:
+        """Contiguous micro-batches; uneven ones hold 1, 2, 3, … samples."""
+        if self.layout.micro_batches == "uneven":
+            ends = np.cumsum(np.arange(1, len(samples) + 1))
+            parts = np.split(np.arange(len(samples)), ends[ends < len(samples)])
+        else:
+            parts = np.array_split(np.arange(len(samples)), int(self.layout.micro_batches))
+        return [[samples[i] for i in part] for part in parts if len(part)]
+
+    def token_losses(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
+        """Clipped policy-gradient loss of each token, 0 where masked (PPO, arXiv:1707.06347)."""
+        ratio = torch.exp(log_probs - log_probs.detach())
+        clipped = ratio.clamp(1 - RATIO_CLIP, 1 + RATIO_CLIP)
+        loss = torch.maximum(-packed.advantages * ratio, -packed.advantages * clipped)
+        return torch.where(packed.mask, loss, 0)
+
+    def reduce(self, token_losses: torch.Tensor, packed: Packed) -> torch.Tensor:
+        """What a micro-batch adds to the step scalar on this rank."""
+        return (token_losses / packed.denominators).sum()
+
+    def synchronise(self, gradient: torch.Tensor) -> None:
+        """Add up the gradients of all ranks."""
+        if self.layout.world_size > 1:
+            dist.all_reduce(gradient)
+
+    def report(self, losses: torch.Tensor) -> float:
+        """The step scalar, from the losses of this rank's micro-batches."""
+        loss = losses.sum()
+        if self.layout.world_size > 1:
+            dist.all_reduce(loss)
+        return float(loss)
+
+
+def linear_losses(log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
+    """Losses without a policy, 0 where masked: what depth `reducer` feeds the reduction with."""
+    return torch.where(packed.mask, -packed.advantages * log_probs, 0)
+
+
+def denominators(samples: Sequence[SampleTensors], aggregation: Aggregation) -> list[float]:
+    """What the masked loss sum of each of a step's samples is divided by."""
+    tokens = [max(sample.tokens, 1) for sample in samples]
+    if aggregation.mode is Mode.SAMPLE_MEAN:
+        return [float(len(samples) * count) for count in tokens]
+    if aggregation.mode is Mode.PROMPT_MEAN:
+        of_group = tokens_of_groups(samples)
+        return [float(len(of_group) * max(of_group[sample.group], 1)) for sample in samples]
+    if aggregation.mode is Mode.TOKEN_MEAN:
+        return [float(max(sum(sample.tokens for sample in samples), 1))] * len(samples)
+    assert aggregation.divisor is not None
+    return [aggregation.divisor * len(samples)] * len(samples)
+
+
+def tokens_of_groups(samples: Sequence[SampleTensors]) -> Counter[int]:
+    """Active tokens of each prompt group among some samples."""
+    tokens: Counter[int] = Counter()
+    for sample in samples:
+        tokens[sample.group] += sample.tokens
+    return tokens
+
+
+def with_denominators(
+    samples: Sequence[SampleTensors], divide_by: Sequence[float]
+) -> list[SampleTensors]:
+    """The samples, each with its denominator."""
+    return [
+        replace(sample, denominator=denominator)
+        for sample, denominator in zip(samples, divide_by, strict=True)
+    ]
 
 
 def pack(micro_batch: list[SampleTensors], layout: Layout, cp_rank: int) -> Packed:
@@ -220,23 +268,38 @@ def zigzag(
     )
 
 
-def _tensors(batch: ProbedBatch, sample_denominators: list[float]) -> list[SampleTensors]:
-    def on_response(prompt: NDArray[Any], values: NDArray[Any]) -> torch.Tensor:
-        return torch.from_numpy(np.concatenate([np.zeros(len(prompt), values.dtype), values]))
-
-    return [
+def _steps(batch: ProbedBatch) -> list[list[SampleTensors]]:
+    """The samples of each step."""
+    groups = np.concatenate([step.groups for step in batch.steps])
+    samples = (
         SampleTensors(
             ids=torch.from_numpy(np.concatenate([prompt, response])),
-            advantages=on_response(prompt, advantages.astype(np.float32)),
-            mask=on_response(prompt, mask),
-            denominator=denominator,
+            advantages=_on_response(prompt, advantages.astype(np.float32)),
+            mask=_on_response(prompt, mask),
+            group=int(group),
         )
-        for prompt, response, advantages, mask, denominator in zip(
-            batch.prompts,
-            batch.responses,
-            batch.advantages,
-            batch.masks,
-            sample_denominators,
-            strict=True,
+        for group, prompt, response, advantages, mask in zip(
+            groups, batch.prompts, batch.responses, batch.advantages, batch.masks, strict=True
         )
-    ]
+    )
+    return [list(islice(samples, step.size)) for step in batch.steps]
+
+
+def _on_response(prompt: NDArray[Any], values: NDArray[Any]) -> torch.Tensor:
+    """Values of a response, with zeros for its prompt before them."""
+    return torch.from_numpy(np.concatenate([np.zeros(len(prompt), values.dtype), values]))
+
+
+def _observation(
+    batch: ProbedBatch,
+    gradients: Sequence[torch.Tensor],
+    *,
+    combine: Combine = Combine.REPLICATED,
+    reported: tuple[float, ...] = (),
+) -> Observation:
+    return Observation(
+        weights=batch.weights_of_steps([gradient.cpu().numpy() for gradient in gradients]),
+        combine=combine,
+        micro_batches=batch.micro_batches(FORWARD_PASSES.take()),
+        reported=reported,
+    )

@@ -14,9 +14,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
+import torch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,10 +26,34 @@ if TYPE_CHECKING:
 
     from reference.step import Step
 
+_Number = TypeVar("_Number", bound=np.generic)
+
 PADDING_ID = 0
 
 ADVANTAGES = np.array([1.0, -0.5, 2.0, -1.0, 0.5, -2.0, -4.0])
 """Cycled over the tokens of a batch: every sample meets several signs and sizes, masked or not."""
+
+
+class ForwardPasses:
+    """The token ids that a rank's model was given, forward pass by forward pass."""
+
+    def __init__(self) -> None:
+        self._passes: list[NDArray[np.int64]] = []
+
+    def note(self, ids: torch.Tensor) -> None:
+        """Called by the model that an adapter hands to its framework; only training counts."""
+        if torch.is_grad_enabled():
+            self._passes.append(ids.detach().cpu().numpy().reshape(-1))
+
+    def take(self) -> list[NDArray[np.int64]]:
+        """What was noted since last asked."""
+        passes = self._passes.copy()
+        self._passes.clear()
+        return passes
+
+
+FORWARD_PASSES = ForwardPasses()
+"""Of this process, which trains one job at a time."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,10 +109,26 @@ class ProbedBatch:
             self.split(self.weights(gradient))[number] for number, gradient in enumerate(gradients)
         )
 
-    def split(self, weights: NDArray[np.float64]) -> tuple[NDArray[np.float64], ...]:
+    def micro_batches(
+        self, forward_passes: Sequence[NDArray[np.int64]]
+    ) -> tuple[NDArray[np.int32], ...]:
+        """For each step, in which micro-batch a rank held each response token, -1 where it did not.
+
+        ``forward_passes`` are the token ids that its model was given, one after another; a token is
+        where its predecessor is, from which it is predicted. Micro-batches are numbered from 0 in
+        every step.
+        """
+        pass_of_id = np.full(self.probe_size, -1, np.int32)
+        # Backwards, as a row that a framework repeats to fill up a batch is where it was first.
+        for number, ids in reversed([*enumerate(forward_passes)]):
+            pass_of_id[ids] = number
+        passes = pass_of_id[np.concatenate(self.responses) - 1]
+        return tuple(_numbered_from_zero(of_step) for of_step in self.split(passes))
+
+    def split(self, values: NDArray[_Number]) -> tuple[NDArray[_Number], ...]:
         """Cut a flat array over all steps into one per step."""
         ends = np.cumsum([len(step.mask) for step in self.steps])
-        return tuple(np.split(weights, ends[:-1]))
+        return tuple(np.split(values, ends[:-1]))
 
     @cached_property
     def _sequences(self) -> Sequence[tuple[NDArray[np.int64], int]]:
@@ -98,3 +139,10 @@ class ProbedBatch:
             (np.arange(start, start + length), int(prompt_length))
             for start, length, prompt_length in zip(starts, lengths, prompt_lengths, strict=True)
         ]
+
+
+def _numbered_from_zero(passes: NDArray[np.int32]) -> NDArray[np.int32]:
+    held = passes >= 0
+    numbered = np.full_like(passes, -1)
+    numbered[held] = np.unique(passes[held], return_inverse=True)[1]
+    return numbered

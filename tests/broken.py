@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch.distributed as dist
 
 from adapters.contract import Description, Layout, Refused, Unsupported
-from adapters.native import NativeAdapter
+from adapters.native import NativeAdapter, SampleTensors, Trainer, with_denominators
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from adapters.contract import Job, Observation, Rank
-    from reference.aggregation import Aggregation
-    from reference.step import Step
 
 
 class TwoLayouts(NativeAdapter):
@@ -132,8 +130,14 @@ class Disagreeing(TwoLayouts):
 class OneTokenShort(TwoLayouts):
     """Counts one token less than there are."""
 
-    def denominators(self, step: Step, aggregation: Aggregation) -> list[float]:
-        return [float(step.active_tokens.sum() - 1)] * step.size
+    def trainer(self, job: Job, rank: int) -> Trainer:
+        return MiscountingTrainer(job.aggregation, job.layout, rank)
+
+
+class MiscountingTrainer(Trainer):
+    def divided(self, samples: list[SampleTensors]) -> list[SampleTensors]:
+        tokens = sum(sample.tokens for sample in samples)
+        return with_denominators(samples, [float(tokens - 1)] * len(samples))
 
 
 class Slow(TwoLayouts):

@@ -34,7 +34,7 @@ from adapters.contract import (
 )
 from adapters.megatron import options, policy, stand_ins
 from adapters.megatron.rollouts import require_one_sample_per_rollout
-from adapters.probe import ProbedBatch
+from adapters.probe import FORWARD_PASSES, ProbedBatch
 from reference.aggregation import Conventions, SampleUnit
 
 if TYPE_CHECKING:
@@ -139,6 +139,7 @@ class MegatronAdapter(Adapter):
             weights=batch.weights_of_steps(gradients),
             combine=combine(job.depth, per_token=per_token),
             counted_tokens=trained.take_counted_tokens(),
+            micro_batches=batch.micro_batches(FORWARD_PASSES.take()),
         )
 
     def arguments(self, job: Job) -> Any:

@@ -16,6 +16,7 @@ from torch import nn
 
 from adapters import cuda_on_cpu
 from adapters.contract import Depth, Job, Layout, Option, Rank, Unsupported
+from adapters.probe import FORWARD_PASSES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -154,6 +155,7 @@ def cached_policy(job: Job, probe_size: int, rank: Rank, *, calculate_per_token_
         rank.cache[key] = _build(job, capacity, calculate_per_token_loss)
     policy = rank.cache[key]
     policy.take_counted_tokens()
+    FORWARD_PASSES.take()
     policy.model.config.no_sync_func = None  # as a framework finds it in a new model
     return policy
 
@@ -222,6 +224,7 @@ def _probed_model(config: Any, capacity: int) -> Any:
             self.zero_grad()
 
         def forward(self, input_ids: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+            FORWARD_PASSES.note(input_ids)
             logits = self.logit.expand(*input_ids.shape, ProbeSeam.VOCABULARY)
             return logits + self.offset
 

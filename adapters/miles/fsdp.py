@@ -41,7 +41,7 @@ from adapters.megatron.policy import ProbeSeam
 from adapters.megatron.rollouts import require_one_sample_per_rollout
 from adapters.miles import rollouts
 from adapters.miles.importing import import_miles, module
-from adapters.probe import ProbedBatch
+from adapters.probe import FORWARD_PASSES, ProbedBatch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -118,6 +118,7 @@ class MilesFsdpAdapter(Adapter):
         return Observation(
             weights=batch.weights_of_steps(trained.gradients),
             combine=Combine.REPLICATED if job.depth is Depth.STEP else Combine.MEAN,
+            micro_batches=batch.micro_batches(FORWARD_PASSES.take()),
         )
 
 
@@ -211,6 +212,7 @@ def _cached_policy(args: Any, job: Job, probe_size: int, rank: Rank) -> _Policy:
         )
     policy: _Policy = rank.cache[key]
     policy.gradients = []
+    FORWARD_PASSES.take()
     return policy
 
 
@@ -267,6 +269,7 @@ class _ProbedModel(nn.Module):
         self.layer = _ProbeLayer(capacity)
 
     def forward(self, input_ids: torch.Tensor, **inputs: Any) -> _Output:
+        FORWARD_PASSES.note(input_ids)
         SEAM.probe = self.layer()
         logits = torch.zeros(*input_ids.shape, ProbeSeam.VOCABULARY, device=input_ids.device)
         return _Output(logits, SEAM.probe)

@@ -13,7 +13,7 @@ from abc import abstractmethod
 from typing import TYPE_CHECKING, Any
 
 from adapters.contract import Adapter, Combine, Depth, Description, Job, Observation, Rank
-from adapters.probe import ProbedBatch
+from adapters.probe import FORWARD_PASSES, ProbedBatch
 from adapters.skyrl import trainer
 from adapters.skyrl.configuration import configure, modes
 from adapters.skyrl.importing import STOOD_IN, import_skyrl
@@ -61,9 +61,11 @@ class SkyRLAdapter(Adapter):
                 gradient = trainer.reduce(config, batch, dp_size)
             return Observation(weights=batch.split(batch.weights(gradient)))
         worker = self.worker(config, job, batch.probe_size, rank)
+        FORWARD_PASSES.take()
         with rank.framework():
             trainer.train(config, worker, batch, dp_size)
         return Observation(
             weights=batch.weights_of_steps(worker.gradients),
             combine=Combine.REPLICATED if job.depth is Depth.STEP else Combine.MEAN,
+            micro_batches=batch.micro_batches(FORWARD_PASSES.take()),
         )

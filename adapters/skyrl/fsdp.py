@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from adapters import cuda_on_cpu
 from adapters.contract import Depth, Job, Layout, Rank
+from adapters.probe import FORWARD_PASSES
 from adapters.skyrl.adapter import SkyRLAdapter
 from adapters.skyrl.configuration import PACKING
 from adapters.skyrl.importing import module, ppo_utils
@@ -164,6 +165,7 @@ class _ProbedPolicy(nn.Module):
         position_ids: torch.Tensor | None = None,
     ) -> dict[str, torch.Tensor]:
         # The probe is among the outputs because FSDP2 hooks its backward pass on to those.
+        FORWARD_PASSES.note(token_ids)
         offered = self.layer(token_ids + 1)
         _ProbedPolicy.offered = offered
         logits = torch.zeros(*token_ids.shape, self.VOCABULARY, device=token_ids.device)

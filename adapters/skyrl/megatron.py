@@ -35,6 +35,7 @@ from adapters.contract import (
 )
 from adapters.imports import stand_in, stand_in_for
 from adapters.megatron import policy
+from adapters.probe import FORWARD_PASSES
 from adapters.skyrl.adapter import SkyRLAdapter
 from adapters.skyrl.importing import STOOD_IN, module, ppo_utils
 from adapters.skyrl.trainer import probe_capacity
@@ -263,6 +264,7 @@ def _probed_model(config: Any, capacity: int) -> Any:
             packed_seq_params: Any = None,
         ) -> torch.Tensor:
             """The token's logit, and the probe's entries for what is predicted: [*input_ids, 2]."""
+            FORWARD_PASSES.note(input_ids)
             offered = self.probe[input_ids + 1]
             return torch.stack([torch.full_like(offered, self.logit), offered], dim=-1)
 

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from adapters.contract import Layout
-from adapters.native import SampleTensors, cut, pack, shard
+from adapters.native import SampleTensors, Trainer, pack
 from adapters.probe import PADDING_ID
+from reference.aggregation import Aggregation, Mode
 
 
 def samples(*lengths: int) -> list[SampleTensors]:
@@ -17,10 +18,15 @@ def samples(*lengths: int) -> list[SampleTensors]:
             ids=torch.arange(start, start + length),
             advantages=torch.ones(length),
             mask=torch.ones(length, dtype=torch.bool),
+            group=0,
             denominator=float(length),
         )
         for start, length in zip(starts, lengths, strict=False)
     ]
+
+
+def trainer(layout: Layout, rank: int = 0) -> Trainer:
+    return Trainer(Aggregation(Mode.TOKEN_MEAN), layout, rank)
 
 
 @pytest.mark.parametrize("storage", ["thd", "bshd"])
@@ -47,17 +53,21 @@ def test_zigzag_pairs_first_and_last_chunk() -> None:
 def test_shards_partition_the_samples(dp: int) -> None:
     batch = samples(*[2] * 5)
 
-    assert [sample for rank in range(dp) for sample in shard(batch, dp, rank)] == batch
+    trainers = [trainer(Layout(dp=dp), rank) for rank in range(dp)]
+
+    assert [sample for one in trainers for sample in one.shard(batch)] == batch
 
 
 @pytest.mark.parametrize("micro_batches", [1, 2, 5, "uneven"])
 def test_micro_batches_partition_the_samples(micro_batches: int | str) -> None:
     batch = samples(*[2] * 5)
-    parts = cut(batch, micro_batches)
+    parts = trainer(Layout(micro_batches=micro_batches)).cut(batch)  # type: ignore[arg-type]
 
     assert [sample for part in parts for sample in part] == batch
     assert all(parts)
 
 
 def test_uneven_micro_batches_differ_in_size() -> None:
-    assert [len(part) for part in cut(samples(*[2] * 6), "uneven")] == [1, 2, 3]
+    parts = trainer(Layout(micro_batches="uneven")).cut(samples(*[2] * 6))
+
+    assert [len(part) for part in parts] == [1, 2, 3]
