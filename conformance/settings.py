@@ -123,7 +123,7 @@ class Settings:
             )
             for layout in self.layouts
             for case in CORPUS
-            if case.fewest_samples >= layout.dp * _micro_batches(layout)
+            if case.runs_on(layout)
             for mode, aggregation in self.aggregations.items()
         ]
 
@@ -167,8 +167,3 @@ def _layouts(adapter: Adapter, texts: Sequence[str], max_ranks: int) -> tuple[La
                 f" raise --max-ranks to {layout.world_size} or choose a smaller layout"
             )
     return tuple(sorted(layouts, key=lambda layout: layout.world_size))
-
-
-def _micro_batches(layout: Layout) -> int:
-    """How many samples a rank needs at least for the layout to differ from one micro-batch."""
-    return layout.micro_batches if isinstance(layout.micro_batches, int) else 2
