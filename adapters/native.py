@@ -148,8 +148,8 @@ class Trainer:
             FORWARD_PASSES.note(packed.labels[packed.labels != PADDING_ID] - 1)
             loss = self.reduce(token_losses(probe[packed.labels], packed), packed)
             loss.backward()
-            losses.append(loss.detach())
-        return probe.grad, torch.stack(losses)
+            losses.append(loss.item())
+        return probe.grad, torch.tensor(losses)
 
     def divided(self, samples: list[SampleTensors]) -> list[SampleTensors]:
         """Samples with their denominators, from counts over the whole step."""

@@ -6,15 +6,23 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from conformance.judge import judge_weights
+from conformance.judge import judge_reported, judge_weights
 from conformance.ranks import Crashed, Ran
-from conformance.report import Diagnosis, Finding, Verdict
+from conformance.report import Check, Diagnosis, Finding, Verdict
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:
-    from adapters.contract import Description
+    from collections.abc import Callable, Sequence
+
+    from adapters.contract import Description, Job, Observation
+    from conformance.judge import Judgement
     from conformance.ranks import RankPool
     from conformance.settings import Cell
+
+    Judge = Callable[[Job, Sequence[Observation], Description], Judgement | None]
+
+
+JUDGES: dict[Check, Judge] = {Check.WEIGHTS: judge_weights, Check.METRIC: judge_reported}
 
 
 def check(cell: Cell, pool: RankPool) -> tuple[Finding, float]:
@@ -22,9 +30,12 @@ def check(cell: Cell, pool: RankPool) -> tuple[Finding, float]:
     missing = _missing(cell, pool.description)
     if missing is not None:
         return _finding(cell, verdict=Verdict.UNSUPPORTED, message=missing), 0.0
-    outcome = pool.run(cell.job)
+    outcome = pool.outcome(cell.job)
     if isinstance(outcome, Ran):
-        judgement = judge_weights(cell.job, outcome.observations, pool.description)
+        judgement = JUDGES[cell.check](cell.job, outcome.observations, pool.description)
+        if judgement is None:
+            words = "the adapter reads no policy loss that this framework reports"
+            return _finding(cell, verdict=Verdict.UNSUPPORTED, message=words), 0.0
         finding = _finding(
             cell,
             verdict=judgement.verdict,

@@ -1,14 +1,14 @@
-"""Names the mistake that explains wrong weights.
+"""Names the mistake that explains a wrong result.
 
 Each known mistake predicts the weights it would give. The first whose prediction lies within the
-bound of every active token is the diagnosis: a size of the layout before another way of counting,
-and that before a size of the step, which small steps hit by chance. Those that explain as much are
-named with it. Weights that none predicts are said to be unexplained, with the pattern of their
-ratios to the expected ones.
+bound of every active token is the diagnosis; others that explain as much are named with it. Weights
+that none predicts are said to be unexplained, with the pattern of their ratios to the expected
+ones. A reported loss is one number instead of many: the same mistakes predict it.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -16,30 +16,31 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from conformance import lost
+from conformance.mistakes import mistakes
 from conformance.report import Diagnosis
-from reference.aggregation import Aggregation, Conventions, EmptyUnits, Mode, SampleUnit
-from reference.weights import token_weights
+from reference.aggregation import Mode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from numpy.typing import NDArray
 
-    from adapters.contract import Layout
-    from reference.step import Step
+    from conformance.mistakes import Mistake, Situation
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Evidence:
-    """Weights [response tokens of the step], expected and observed, and how they came about."""
+    """Weights [response tokens of the step] as observed, and the bound they were held against."""
 
-    step: Step
-    aggregation: Aggregation
-    conventions: Conventions
-    layout: Layout
-    expected: NDArray[np.float64]
+    situation: Situation
     observed: NDArray[np.float64]
     tolerance: float
+
+    @property
+    def expected(self) -> NDArray[np.float64]:
+        """The reference's weights: [tokens]."""
+        return self.situation.expected
 
     @cached_property
     def active(self) -> NDArray[np.bool_]:
@@ -66,26 +67,81 @@ class Evidence:
         return bool((np.abs(observed - predicted) <= self.tolerance * np.abs(predicted)).all())
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ReportedEvidence:
+    """A policy loss as reported, the token losses [tokens] it is of, and its relative bound."""
+
+    situation: Situation
+    losses: NDArray[np.float64]
+    expected: float
+    reported: float
+    tolerance: float
+
+    def matches(self, predicted: NDArray[np.float64]) -> bool:
+        """Whether weights explain the number, within the bound of such a sum."""
+        terms = predicted * self.losses
+        bound = self.tolerance * float(np.abs(terms).sum())
+        return abs(math.fsum(terms) - self.reported) <= bound
+
+
 def diagnose(evidence: Evidence) -> Diagnosis:
-    """Name the mistake, or say that none is known."""
+    """Name the mistake that explains weights, or say that none is known."""
     for fault in (_not_finite, _inactive_tokens):
         diagnosis = fault(evidence)
         if diagnosis is not None:
             return diagnosis
-    first, *others = [*_explanations(evidence)] or [_other_divisor(evidence)]
-    if not others:
+    return _first([*_explanations(evidence)] or [_inferred(evidence) or _unexplained(evidence)])
+
+
+def diagnose_reported(evidence: ReportedEvidence) -> Diagnosis:
+    """Name the mistake that explains a reported loss, or say that none is known."""
+    words = f"{evidence.reported:.7g} is reported instead of {evidence.expected:.7g}"
+    numbers = {"reported": evidence.reported, "expected": evidence.expected}
+    if not math.isfinite(evidence.reported):
+        return Diagnosis(name="not_finite", explanation=f"{evidence.reported} is reported")
+    explanations = [
+        Diagnosis(
+            name=mistake.name,
+            explanation=f"{words}: {mistake.words}",
+            numbers=numbers | mistake.sizes,
+        )
+        for mistake in (*mistakes(evidence.situation), *lost.shares(evidence.situation))
+        if evidence.matches(mistake.weights)
+    ]
+    return _first(
+        explanations or [Diagnosis(name="unexplained", explanation=words, numbers=numbers)]
+    )
+
+
+def _first(explanations: list[Diagnosis]) -> Diagnosis:
+    """The first, with the names of the others."""
+    first, *others = explanations
+    also = list(dict.fromkeys(other.name for other in others if other.name != first.name))
+    if not also:
         return first
-    names = ", ".join(other.name for other in others)
-    return first.model_copy(update={"explanation": f"{first.explanation}; or it is {names}"})
+    return first.model_copy(
+        update={"explanation": f"{first.explanation}; or it is {', '.join(also)}", "also": also}
+    )
 
 
 def _explanations(evidence: Evidence) -> Iterator[Diagnosis]:
     """Every known mistake that predicts the weights."""
-    yield from _tokens_lost(evidence)
-    yield from _layout_factor(evidence)
-    yield from _undivided(evidence)
-    yield from _wrong_counts(evidence)
-    yield from _step_factor(evidence)
+    yield from lost.diagnoses(evidence.situation, evidence.observed, evidence.matches)
+    for mistake in mistakes(evidence.situation):
+        if evidence.matches(mistake.weights):
+            yield _named(evidence, mistake)
+
+
+def _named(evidence: Evidence, mistake: Mistake) -> Diagnosis:
+    if mistake.sizes:
+        assert evidence.common_ratio is not None
+        ratio = _fraction(evidence.common_ratio)
+        words = f"every weight is {ratio} of the expected one: {mistake.words}"
+        numbers = {"ratio": evidence.common_ratio, **mistake.sizes}
+    else:
+        denominators, numbers = _denominators(evidence)
+        words = f"{mistake.words}: {denominators}"
+    return Diagnosis(name=mistake.name, explanation=words, numbers=numbers)
 
 
 def _not_finite(evidence: Evidence) -> Diagnosis | None:
@@ -111,102 +167,6 @@ def _inactive_tokens(evidence: Evidence) -> Diagnosis | None:
     )
 
 
-def _tokens_lost(evidence: Evidence) -> Iterator[Diagnosis]:
-    """Some active tokens weigh nothing and all others what they should."""
-    lost = evidence.active & np.equal(evidence.observed, 0)
-    if lost.any() and evidence.matches(np.where(lost, 0, evidence.expected)):
-        sample = np.repeat(np.arange(evidence.step.size), evidence.step.response_lengths)
-        samples = len(np.unique(sample[lost]))
-        yield Diagnosis(
-            name="tokens_lost",
-            explanation=(
-                f"{lost.sum()} active tokens of {samples} samples weigh nothing,"
-                " all others are right: their gradient was lost"
-            ),
-            numbers={"tokens": int(lost.sum()), "samples": samples},
-        )
-
-
-def _undivided(evidence: Evidence) -> Iterator[Diagnosis]:
-    """Every token weighs 1, or what averaging over ranks or micro-batches makes of 1."""
-    for name, size in {"nothing": 1, **_layout_sizes(evidence)}.items():
-        if (name == "nothing" or size > 1) and evidence.matches(evidence.active / size):
-            words, numbers = _denominators(evidence)
-            averaged = "" if name == "nothing" else f", but for an average over {name} = {size}"
-            yield Diagnosis(
-                name="not_divided",
-                explanation=f"token losses are added up and not divided{averaged}: {words}",
-                numbers=numbers,
-            )
-            return
-
-
-def _layout_sizes(evidence: Evidence) -> dict[str, int]:
-    layout = evidence.layout
-    sizes = {"dp": layout.dp, "cp": layout.cp}
-    if layout.dp > 1 and layout.cp > 1:
-        sizes["dp_cp"] = layout.dp * layout.cp
-    if isinstance(layout.micro_batches, int):
-        sizes["micro_batches"] = layout.micro_batches
-    return sizes
-
-
-def _step_sizes(evidence: Evidence) -> dict[str, int]:
-    step = evidence.step
-    rollouts = [len(np.unique(step.rollouts[step.groups == g])) for g in np.unique(step.groups)]
-    return {"group_size": max(rollouts), "prompts": len(rollouts), "samples": step.size}
-
-
-def _layout_factor(evidence: Evidence) -> Iterator[Diagnosis]:
-    """A factor that is a size of the layout, and perhaps one of the step as well."""
-    layout_sizes = _layout_sizes(evidence)
-    for verb, hits in _factors(evidence, layout_sizes | _step_sizes(evidence)):
-        if layout_sizes.keys() & hits.keys():
-            yield _scaled(evidence, verb, hits)
-
-
-def _step_factor(evidence: Evidence) -> Iterator[Diagnosis]:
-    """A factor that is a size of the step and none of the layout."""
-    layout_sizes = _layout_sizes(evidence)
-    for verb, hits in _factors(evidence, layout_sizes | _step_sizes(evidence)):
-        if not layout_sizes.keys() & hits.keys():
-            yield _scaled(evidence, verb, hits)
-
-
-def _factors(evidence: Evidence, sizes: dict[str, int]) -> Iterator[tuple[str, dict[str, int]]]:
-    """Whether all weights are divided or multiplied, and the sizes that are just so large."""
-    ratio = evidence.common_ratio
-    if ratio is None:
-        return
-    for verb, target in (("divided", 1 / ratio), ("multiplied", ratio)):
-        margin = 2 * evidence.tolerance * target
-        hits = {
-            name: size for name, size in sizes.items() if size > 1 and abs(target - size) <= margin
-        }
-        if hits:
-            yield verb, hits
-
-
-def _scaled(evidence: Evidence, verb: str, hits: dict[str, int]) -> Diagnosis:
-    assert evidence.common_ratio is not None
-    return Diagnosis(
-        name=f"{verb}_by_{'_or_'.join(hits)}",
-        explanation=(
-            f"every weight is {_fraction(evidence.common_ratio)} of the expected one:"
-            f" {verb} once too often by {' or '.join(hits)} = {max(hits.values())}"
-        ),
-        numbers={"ratio": evidence.common_ratio, **hits},
-    )
-
-
-def _wrong_counts(evidence: Evidence) -> Iterator[Diagnosis]:
-    """Tokens, samples or groups counted in another way."""
-    for name, explanation, predicted in _counts(evidence):
-        if evidence.matches(predicted):
-            words, numbers = _denominators(evidence)
-            yield Diagnosis(name=name, explanation=f"{explanation}: {words}", numbers=numbers)
-
-
 def _denominators(evidence: Evidence) -> tuple[str, dict[str, float]]:
     """What the token that is most off was divided by, and what it should have been."""
     worst = int(np.abs(evidence.ratios - 1).argmax())
@@ -216,57 +176,32 @@ def _denominators(evidence: Evidence) -> tuple[str, dict[str, float]]:
     return words, {"denominator": observed, "expected_denominator": expected}
 
 
-def _counts(evidence: Evidence) -> Iterator[tuple[str, str, NDArray[np.float64]]]:
-    """What other ways of counting are called, and the weights they would give.
+def _inferred(evidence: Evidence) -> Diagnosis | None:
+    """What must have been counted for all weights to be off by one factor.
 
-    The mode itself with other counts comes first: it is the smaller mistake.
+    For `constant` that is another L; elsewhere another whole number of tokens, or of units.
     """
-    step, aggregation, conventions = evidence.step, evidence.aggregation, evidence.conventions
-    if aggregation.mode is not Mode.CONSTANT:
-        counted = np.maximum(step.active_tokens, 1)
-        words = "a sample without active tokens is counted as one token"
-        yield "empty_samples_counted", words, _with_counts(evidence, counted)
-        words = "masked tokens are counted"
-        yield "masked_tokens_counted", words, _with_counts(evidence, step.response_lengths)
-        words = "padding up to the longest response is counted"
-        widest = np.full(step.size, step.response_lengths.max())
-        yield "padding_counted", words, _with_counts(evidence, widest)
-    for mode in Mode:
-        if mode not in (aggregation.mode, Mode.CONSTANT):
-            weights = token_weights(step, Aggregation(mode), conventions)
-            yield f"weights_of_{mode}", f"these are the weights of {mode}", weights
-    for unit in SampleUnit:
-        for empty in EmptyUnits:
-            other = Conventions(sample_unit=unit, empty_units=empty)
-            if other != conventions:
-                weights = token_weights(step, aggregation, other)
-                words = f"{unit}s are the units and empty ones are {empty}"
-                yield f"{unit}_units_{empty}", words, weights
-
-
-def _with_counts(evidence: Evidence, counts: NDArray[np.int64]) -> NDArray[np.float64]:
-    """The mode's weights if its samples had so many tokens: units · tokens of the unit."""
-    step = evidence.step
-    if evidence.aggregation.mode is Mode.TOKEN_MEAN:
-        unit = np.zeros(step.size, np.int64)
-    elif evidence.aggregation.mode is Mode.PROMPT_MEAN:
-        unit = np.unique(step.groups, return_inverse=True)[1]
-    else:
-        unit = np.arange(step.size)
-    tokens = np.bincount(unit, weights=counts)
-    return np.repeat((1 / (len(tokens) * tokens))[unit], step.response_lengths) * step.mask
-
-
-def _other_divisor(evidence: Evidence) -> Diagnosis:
-    """`constant` with another divisor than the one asked for, if all weights have one factor."""
-    divisor, ratio = evidence.aggregation.divisor, evidence.common_ratio
-    if divisor is None or ratio is None:
-        return _unexplained(evidence)
-    used = divisor / ratio
+    situation, ratio = evidence.situation, evidence.common_ratio
+    if ratio is None:
+        return None
+    divisor = situation.aggregation.divisor
+    if divisor is not None:
+        used = divisor / ratio
+        return Diagnosis(
+            name="other_divisor",
+            explanation=f"the sum is divided by L = {used:.10g} instead of {divisor:.10g}",
+            numbers={"divisor": used, "expected_divisor": divisor},
+        )
+    per_token = situation.mode is Mode.TOKEN_MEAN
+    right = int(situation.step.active_tokens.sum()) if per_token else situation.units
+    counted = right / ratio
+    if abs(counted - round(counted)) > 2 * evidence.tolerance * counted:
+        return None
+    what = "tokens" if per_token else f"{situation.mode.removesuffix('_mean')}s"
     return Diagnosis(
-        name="other_divisor",
-        explanation=f"the sum is divided by L = {used:.10g} instead of {divisor:.10g}",
-        numbers={"divisor": used, "expected_divisor": divisor},
+        name=f"{what}_miscounted",
+        explanation=f"{counted:.10g} {what} are counted instead of {right}",
+        numbers={"counted": counted, "expected": right},
     )
 
 
@@ -288,15 +223,25 @@ def _pattern(evidence: Evidence) -> str:
     """Over what the ratios are constant."""
     if evidence.common_ratio:
         return "the same for all tokens"
-    sample = np.repeat(np.arange(evidence.step.size), evidence.step.response_lengths)
-    for name, unit in (("group", evidence.step.groups[sample]), ("sample", sample)):
-        of_active = unit[evidence.active]
+    for name, part in _parts(evidence.situation):
+        of_active = part[evidence.active]
         spread = max(
             float(np.ptp(evidence.ratios[of_active == value])) for value in np.unique(of_active)
         )
         if spread <= 2 * evidence.tolerance * float(np.abs(evidence.ratios).max()):
             return f"one ratio per {name}"
     return "different within samples"
+
+
+def _parts(situation: Situation) -> Iterator[tuple[str, NDArray[np.int64]]]:
+    """What tokens may share a ratio for, the coarsest first."""
+    cut = situation.cut
+    if cut is not None:
+        yield "rank", cut.dp_rank
+        yield "context-parallel slice", cut.dp_rank * situation.layout.cp + cut.cp_rank
+        yield "micro-batch", cut.micro_batch_number
+    yield "group", situation.step.groups[situation.sample]
+    yield "sample", situation.sample
 
 
 def _fraction(ratio: float) -> str:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from adapters.contract import Combine
-from conformance.diagnosis import Evidence, diagnose
+from adapters.probe import ProbedBatch
+from conformance.cut import Cut
+from conformance.diagnosis import Evidence, ReportedEvidence, diagnose, diagnose_reported
+from conformance.mistakes import Situation
 from conformance.report import Diagnosis, Verdict
 from reference.aggregation import SampleUnit
-from reference.rounding import weight_bound
-from reference.weights import token_weights
+from reference.rounding import reported_bound, weight_bound
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -43,22 +46,14 @@ def judge_weights(
     """
     tolerance = weight_bound(description.dtype)
     worst = Judgement(verdict=Verdict.CONFORMS, error=0.0, tolerance=tolerance)
-    for number, step in enumerate(job.steps):
-        expected = token_weights(step, job.aggregation, description.conventions)
+    for number in range(len(job.steps)):
+        situation = _situation(job, number, observations, description)
         for observed in _combined(observations, number, job, description.conventions):
-            error = largest_error(step, observed, expected)
+            error = largest_error(situation.step, observed, situation.expected)
             if error is not None and error <= tolerance:
                 worst = _worse(worst, error)
                 continue
-            evidence = Evidence(
-                step=step,
-                aggregation=job.aggregation,
-                conventions=description.conventions,
-                layout=job.layout,
-                expected=expected,
-                observed=observed,
-                tolerance=tolerance,
-            )
+            evidence = Evidence(situation=situation, observed=observed, tolerance=tolerance)
             return Judgement(
                 verdict=Verdict.MISMATCH,
                 error=error,
@@ -66,6 +61,65 @@ def judge_weights(
                 diagnosis=diagnose(evidence),
             )
     return worst
+
+
+def judge_reported(
+    job: Job, observations: Sequence[Observation], description: Description
+) -> Judgement | None:
+    """Hold the policy loss that each rank reports against the reference; None if none does.
+
+    With a ratio of exactly 1 a token's loss is minus its advantage, whatever the clipping. The
+    error is relative to the sum of |weight · loss|, as is its bound: the loss itself may cancel.
+    """
+    losses = -np.concatenate(ProbedBatch(job.steps).advantages)
+    ends = np.cumsum([len(step.mask) for step in job.steps])
+    worst: Judgement | None = None
+    for number, of_step in enumerate(np.split(losses, ends[:-1])):
+        situation = _situation(job, number, observations, description)
+        expected = math.fsum(situation.expected * of_step)
+        magnitude = float(np.abs(situation.expected * of_step).sum())
+        tolerance = reported_bound(int(situation.step.active_tokens.sum()), description.dtype)
+        for reported in _reported(observations, number):
+            error = abs(reported - expected) / (magnitude or 1.0)
+            if math.isfinite(error) and error <= tolerance:
+                judgement = Judgement(verdict=Verdict.CONFORMS, error=error, tolerance=tolerance)
+                worst = judgement if worst is None else _worse(worst, error)
+                continue
+            evidence = ReportedEvidence(
+                situation=situation,
+                losses=of_step,
+                expected=expected,
+                reported=reported,
+                tolerance=tolerance,
+            )
+            return Judgement(
+                verdict=Verdict.MISMATCH,
+                error=error if math.isfinite(error) else None,
+                tolerance=tolerance,
+                diagnosis=diagnose_reported(evidence),
+            )
+    return worst
+
+
+def _situation(
+    job: Job, number: int, observations: Sequence[Observation], description: Description
+) -> Situation:
+    return Situation(
+        steps=job.steps,
+        number=number,
+        aggregation=job.aggregation,
+        conventions=description.conventions,
+        layout=job.layout,
+        cut=Cut.seen(observations, number, job.layout),
+    )
+
+
+def _reported(observations: Sequence[Observation], number: int) -> Iterator[float]:
+    """What the ranks report that report anything."""
+    for observation in observations:
+        reported = observation.reported[number] if observation.reported else None
+        if reported is not None:
+            yield reported
 
 
 def largest_error(

@@ -48,6 +48,16 @@ class Verdict(StrEnum):
     CRASHED = "crashed"
 
 
+class Check(StrEnum):
+    """A property that is looked at."""
+
+    WEIGHTS = "weights"
+    """What every token weighs in the gradient."""
+
+    METRIC = "metric"
+    """The policy loss that the framework reports of the step."""
+
+
 class _Model(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 
@@ -58,6 +68,8 @@ class Diagnosis(_Model):
     name: str
     explanation: str
     numbers: dict[str, float] = {}
+    also: list[str] = []
+    """Names of other mistakes that explain as much."""
 
 
 class Finding(_Model):
@@ -68,7 +80,7 @@ class Finding(_Model):
     """
 
     id: str
-    check: str
+    check: Check
     mode: Mode
     case: str
     layout: Layout

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
-from conformance.report import Verdict
+from conformance.report import Check, Verdict
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:
@@ -29,8 +29,11 @@ def summary_lines(report: Report) -> Iterator[str]:
     """The whole summary, line by line."""
     yield _subject(report)
     yield ""
-    yield from _matrix(report.findings)
-    yield ""
+    for check in Check:
+        of_check = [finding for finding in report.findings if finding.check is check]
+        if of_check:
+            yield from _matrix(check, of_check)
+            yield ""
     wrong = [finding for finding in report.findings if finding.verdict in WRONG]
     yield from map(_line, wrong)
     yield from _declined(report.findings)
@@ -58,14 +61,14 @@ def _subject(report: Report) -> str:
     )
 
 
-def _matrix(findings: Sequence[Finding]) -> Iterator[str]:
+def _matrix(check: Check, findings: Sequence[Finding]) -> Iterator[str]:
     """A row for each layout, a column for each mode; a cell counts its cases by verdict."""
     cells: dict[tuple[Layout, Mode], Counter[Verdict]] = defaultdict(Counter)
     for finding in findings:
         cells[finding.layout, finding.mode][finding.verdict] += 1
     modes = [mode for mode in Mode if any(column is mode for _, column in cells)]
     layouts = sorted({layout for layout, _ in cells}, key=_layout_order)
-    rows = [["", *modes]] + [
+    rows = [[check, *modes]] + [
         [str(layout), *(_cell(cells[layout, mode]) for mode in modes)] for layout in layouts
     ]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

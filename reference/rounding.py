@@ -49,6 +49,14 @@ def weight_bound(dtype: str) -> float:
     return gamma(SAFETY_FACTOR * WEIGHT_OPERATIONS, UNIT_ROUNDOFF[dtype])
 
 
+def reported_bound(tokens: int, dtype: str) -> float:
+    """Bound on the error of a step scalar computed in ``dtype``, relative to Σ|weight · loss|.
+
+    The terms are rounded as weights are, and ``tokens`` of them are added up in whatever order.
+    """
+    return gamma(SAFETY_FACTOR * WEIGHT_OPERATIONS + tokens, UNIT_ROUNDOFF[dtype])
+
+
 def scalar_bound(tokens: int, magnitude: float, dtype: str = "float64") -> float:
     """Bound on the absolute error of a step scalar.
 

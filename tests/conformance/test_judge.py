@@ -157,7 +157,8 @@ def test_group_size_is_the_rollouts_of_a_prompt_and_named_beside_a_layout_of_tha
     beside = replace(judge, layout=Layout(dp=2))(judge.weights / 2).diagnosis
 
     assert alone is not None
-    assert alone.name == "divided_by_group_size"
+    assert alone.name == "rollouts_counted_as_prompts"
+    assert "divided_by_group_size" in alone.also
     assert beside is not None
     assert beside.name == "divided_by_dp_or_group_size"
 
@@ -167,8 +168,9 @@ def test_group_size_is_told_from_sizes_of_the_layout() -> None:
     diagnosis = judge(judge.weights / 3).diagnosis
 
     assert diagnosis is not None
-    assert diagnosis.name == "divided_by_group_size"
-    assert diagnosis.explanation.endswith("by group_size = 3")
+    assert diagnosis.name == "samples_counted_as_prompts"
+    assert diagnosis.also == ["rollouts_counted_as_prompts", "divided_by_group_size"]
+    assert "24 samples are counted in the place of 8 prompts" in diagnosis.explanation
 
 
 def test_lost_tokens_are_named_with_the_samples_they_are_of() -> None:
@@ -179,7 +181,7 @@ def test_lost_tokens_are_named_with_the_samples_they_are_of() -> None:
     diagnosis = judge(weights).diagnosis
 
     assert diagnosis is not None
-    assert diagnosis.name == "tokens_lost"
+    assert diagnosis.name == "samples_lost"
     assert diagnosis.numbers == {"tokens": 5, "samples": 1}
 
 

@@ -1,0 +1,61 @@
+"""How a framework really cut a step, as its ranks saw it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from adapters.contract import Layout, Observation
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Cut:
+    """Where each response token of a step was: int64 [tokens], -1 where no rank had it.
+
+    ``micro_batch`` counts from 0 on every data-parallel rank.
+    """
+
+    dp_rank: NDArray[np.int64]
+    cp_rank: NDArray[np.int64]
+    micro_batch: NDArray[np.int64]
+
+    @cached_property
+    def micro_batch_number(self) -> NDArray[np.int64]:
+        """Micro-batches numbered through over all data-parallel ranks: [tokens]."""
+        pairs = self.dp_rank * (int(self.micro_batch.max()) + 1) + self.micro_batch
+        numbers: NDArray[np.int64] = np.unique(pairs, return_inverse=True)[1]
+        return numbers
+
+    @cached_property
+    def micro_batches(self) -> NDArray[np.int64]:
+        """How many micro-batches the data-parallel rank of a token has: [tokens]."""
+        most = np.zeros(int(self.dp_rank.max()) + 1, np.int64)
+        np.maximum.at(most, self.dp_rank, self.micro_batch + 1)
+        micro_batches: NDArray[np.int64] = most[self.dp_rank]
+        return micro_batches
+
+    @classmethod
+    def seen(cls, observations: Sequence[Observation], number: int, layout: Layout) -> Cut | None:
+        """The cut of one step of a job; None where the adapter does not tell all of it.
+
+        Tensor-parallel ranks hold the same tokens: the first speaks for them.
+        """
+        held = [
+            ranks.micro_batches[number]
+            for ranks in observations[:: layout.tp]
+            if ranks.micro_batches
+        ]
+        if len(held) != layout.dp * layout.cp or (np.max(held, axis=0) < 0).any():
+            return None
+        holder = np.argmax(np.array(held) >= 0, axis=0)
+        dp_rank, cp_rank = np.divmod(holder, layout.cp)
+        micro_batch = np.array(held)[holder, np.arange(len(holder))].astype(np.int64)
+        return cls(dp_rank=dp_rank, cp_rank=cp_rank, micro_batch=micro_batch)

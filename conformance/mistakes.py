@@ -1,0 +1,472 @@
+"""The known mistakes, each with the weights it would give.
+
+A mistake is a way of counting: other tokens, other units, a part of the step, or the right count
+multiplied or divided by a size that has nothing to do with it. What the mistakes have in common is
+one formula, 1 / (units · tokens of the unit), of which each gets one factor wrong.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import product
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from reference.aggregation import Aggregation, Conventions, EmptyUnits, Mode, SampleUnit
+from reference.weights import token_weights
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from adapters.contract import Layout
+    from conformance.cut import Cut
+    from reference.step import Step
+
+MANTISSA_BITS = {"bfloat16": 8, "float16": 11}
+"""Counts above 2 to that power are not whole in a dtype."""
+
+FLOAT32_COUNTER_END = 2**24
+"""Adding 1 to a float32 of that size changes nothing."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Situation:
+    """One optimizer step of a batch, how it was to be reduced and how it was cut."""
+
+    steps: tuple[Step, ...]
+    number: int
+    aggregation: Aggregation
+    conventions: Conventions
+    layout: Layout
+    cut: Cut | None
+
+    @property
+    def step(self) -> Step:
+        """The one that is looked at."""
+        return self.steps[self.number]
+
+    @property
+    def mode(self) -> Mode:
+        """Of the aggregation."""
+        return self.aggregation.mode
+
+    @cached_property
+    def expected(self) -> NDArray[np.float64]:
+        """The reference's weights: [tokens]."""
+        return token_weights(self.step, self.aggregation, self.conventions)
+
+    @cached_property
+    def sample(self) -> NDArray[np.int64]:
+        """Number of the sample that each response token belongs to: [tokens]."""
+        return np.repeat(np.arange(self.step.size), self.step.response_lengths)
+
+    @cached_property
+    def unit(self) -> NDArray[np.int64]:
+        """Number of the unit that each sample belongs to, as in the reference: [N]."""
+        return unit_of_sample(self.step, self.mode, self.conventions)
+
+    @property
+    def units(self) -> int:
+        """How many there are, or count."""
+        tokens = np.bincount(self.unit, weights=self.step.active_tokens)
+        counted = self.conventions.empty_units is EmptyUnits.COUNTED
+        return len(tokens) if counted else max(int((tokens > 0).sum()), 1)
+
+    def weights(
+        self, tokens: NDArray[np.float64] | None = None, units: NDArray[np.float64] | float = 0
+    ) -> NDArray[np.float64]:
+        """1 / (units · tokens) for active tokens: [tokens].
+
+        ``tokens`` [N or tokens] replaces the tokens of a unit, and ``units`` their number.
+        """
+        counted = self.unit_tokens if tokens is None else tokens
+        per_token = counted[self.sample] if len(counted) == self.step.size else counted
+        denominators = np.broadcast_to((units or self.units) * per_token, self.expected.shape)
+        active = self.step.mask & (denominators > 0)
+        return np.divide(1.0, denominators, out=np.zeros_like(self.expected), where=active)
+
+    @cached_property
+    def unit_tokens(self) -> NDArray[np.float64]:
+        """Tokens of the unit of each sample, or L: [N]."""
+        return self.tokens_if(self.step.active_tokens)
+
+    def tokens_if(self, of_samples: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Tokens of the unit of each sample, if samples had so many; or L: [N]."""
+        if self.aggregation.divisor is not None:
+            return np.full(self.step.size, self.aggregation.divisor)
+        tokens = np.bincount(self.unit, weights=of_samples)
+        return tokens[self.unit].astype(np.float64)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Mistake:
+    """A known one: its name, what it is in words, its weights [tokens].
+
+    ``sizes`` are those that a factor may be, of a mistake that is a factor.
+    """
+
+    name: str
+    words: str
+    weights: NDArray[np.float64]
+    sizes: dict[str, float] = field(default_factory=dict)
+
+
+def mistakes(situation: Situation) -> Iterator[Mistake]:
+    """Every one that is possible here, those that explain most plainly first.
+
+    A size of the layout comes before another way of counting, and that before a size of the step,
+    which small steps hit by chance.
+    """
+    yield from _layout_factors(situation)
+    yield from _undivided(situation)
+    yield from _other_tokens(situation)
+    yield from _other_modes(situation)
+    yield from _other_conventions(situation)
+    yield from _other_units(situation)
+    yield from _parts(situation)
+    yield from _other_steps(situation)
+    yield from _rounded_counts(situation)
+    yield from _step_factors(situation)
+
+
+def unit_of_sample(step: Step, mode: Mode, conventions: Conventions) -> NDArray[np.int64]:
+    """Number of the unit of each sample, from 0: [N]."""
+    if mode is Mode.TOKEN_MEAN:
+        return np.zeros(step.size, np.int64)
+    if mode is Mode.PROMPT_MEAN:
+        return np.unique(step.groups, return_inverse=True)[1]
+    if conventions.sample_unit is SampleUnit.ROLLOUT:
+        return np.unique(step.rollouts, return_inverse=True)[1]
+    return np.arange(step.size)
+
+
+def _layout_sizes(situation: Situation) -> dict[str, float]:
+    layout = situation.layout
+    sizes: dict[str, float] = {"dp": layout.dp, "cp": layout.cp}
+    if layout.dp > 1 and layout.cp > 1:
+        sizes["dp_cp"] = layout.dp * layout.cp
+    micro_batches = _micro_batches_per_rank(situation)
+    if micro_batches is not None:
+        sizes["micro_batches"] = micro_batches
+    return sizes
+
+
+def _micro_batches_per_rank(situation: Situation) -> int | None:
+    """How many the ranks have, if they have equally many."""
+    if isinstance(situation.layout.micro_batches, int):
+        return situation.layout.micro_batches
+    if situation.cut is None:
+        return None
+    counts = np.unique(situation.cut.micro_batches)
+    return int(counts[0]) if len(counts) == 1 else None
+
+
+def _step_sizes(situation: Situation) -> dict[str, float]:
+    step = situation.step
+    rollouts = [len(np.unique(step.rollouts[step.groups == g])) for g in np.unique(step.groups)]
+    sizes: dict[str, float] = {
+        "group_size": max(rollouts),
+        "prompts": len(rollouts),
+        "samples": step.size,
+    }
+    if situation.aggregation.divisor is not None:
+        sizes["divisor"] = situation.aggregation.divisor
+    return sizes
+
+
+def _layout_factors(situation: Situation) -> Iterator[Mistake]:
+    """A factor that is a size of the layout, and perhaps one of the step as well."""
+    layout_sizes = _layout_sizes(situation)
+    for value, names in _alike(layout_sizes | _step_sizes(situation)).items():
+        if layout_sizes.keys() & set(names):
+            yield from _factor(situation, value, names)
+
+
+def _step_factors(situation: Situation) -> Iterator[Mistake]:
+    """A factor that is a size of the step and none of the layout."""
+    layout_sizes = _layout_sizes(situation)
+    for value, names in _alike(layout_sizes | _step_sizes(situation)).items():
+        if not layout_sizes.keys() & set(names):
+            yield from _factor(situation, value, names)
+
+
+def _alike(sizes: dict[str, float]) -> dict[float, list[str]]:
+    """The names of each size: which of them was meant, no weight can tell."""
+    names: dict[float, list[str]] = defaultdict(list)
+    for name, size in sizes.items():
+        if size != 1:
+            names[size].append(name)
+    return names
+
+
+def _factor(situation: Situation, value: float, names: list[str]) -> Iterator[Mistake]:
+    for verb, factor in (("divided", 1 / value), ("multiplied", value)):
+        yield Mistake(
+            name=f"{verb}_by_{'_or_'.join(names)}",
+            words=f"{verb} once too often by {' or '.join(names)} = {value:g}",
+            weights=situation.expected * factor,
+            sizes=dict.fromkeys(names, value),
+        )
+
+
+def _undivided(situation: Situation) -> Iterator[Mistake]:
+    """Every token weighs 1, or what averaging over ranks or micro-batches makes of 1."""
+    ones = (situation.expected > 0).astype(np.float64)
+    words = "token losses are added up and not divided"
+    yield Mistake(name="not_divided", words=words, weights=ones)
+    for value, names in _alike(_layout_sizes(situation)).items():
+        averaged = f"{words}, but for an average over {' or '.join(names)} = {value:g}"
+        yield Mistake(name="not_divided", words=averaged, weights=ones / value)
+
+
+def _other_tokens(situation: Situation) -> Iterator[Mistake]:
+    """The mode with other tokens counted for its samples."""
+    step = situation.step
+    if situation.mode is Mode.CONSTANT:
+        return
+    for name, words, counts in (
+        (
+            "empty_samples_counted",
+            "a sample without active tokens is counted as one token",
+            np.maximum(step.active_tokens, 1),
+        ),
+        ("masked_tokens_counted", "masked tokens are counted", step.response_lengths),
+        (
+            "prompt_tokens_counted",
+            "prompts are counted with their responses",
+            step.prompt_lengths + step.response_lengths,
+        ),
+        *_paddings(situation),
+    ):
+        weights = situation.weights(situation.tokens_if(counts))
+        yield Mistake(name=name, words=words, weights=weights)
+    yield from _off_by_the_same(situation)
+
+
+def _paddings(situation: Situation) -> Iterator[tuple[str, str, NDArray[np.int64]]]:
+    """What samples count if padding does, up to the longest in the step or the micro-batch."""
+    step = situation.step
+    for what, lengths in (
+        ("response", step.response_lengths),
+        ("sequence", step.prompt_lengths + step.response_lengths),
+    ):
+        words = f"padding up to the longest {what} of the"
+        yield "padding_counted", f"{words} step is counted", np.full(step.size, lengths.max())
+        if situation.cut is not None:
+            micro_batch = _of_samples(situation, situation.cut.micro_batch_number)
+            widest = np.zeros(micro_batch.max() + 1, np.int64)
+            np.maximum.at(widest, micro_batch, lengths)
+            yield "padding_counted", f"{words} micro-batch is counted", widest[micro_batch]
+
+
+def _off_by_the_same(situation: Situation) -> Iterator[Mistake]:
+    """Each sample counts one or two tokens more or less than it has, as for an end of sequence."""
+    tokens = situation.step.active_tokens
+    for difference in (1, -1, 2, -2):
+        counts = np.where(tokens > 0, np.maximum(tokens + difference, 0), 0)
+        sign = "more" if difference > 0 else "less"
+        yield Mistake(
+            name="samples_miscounted",
+            words=f"every sample counts {abs(difference)} token {sign} than it has",
+            weights=situation.weights(situation.tokens_if(counts)),
+        )
+
+
+def _other_modes(situation: Situation) -> Iterator[Mistake]:
+    """The weights of a mode that was not asked for."""
+    for mode in Mode:
+        if mode not in (situation.mode, Mode.CONSTANT):
+            weights = token_weights(situation.step, Aggregation(mode), situation.conventions)
+            words = f"these are the weights of {mode}"
+            yield Mistake(name=f"weights_of_{mode}", words=words, weights=weights)
+
+
+def _other_conventions(situation: Situation) -> Iterator[Mistake]:
+    """What the framework declares not to do."""
+    for unit, empty in product(SampleUnit, EmptyUnits):
+        other = Conventions(sample_unit=unit, empty_units=empty)
+        if other != situation.conventions:
+            yield Mistake(
+                name=f"{unit}_units_{empty}",
+                words=f"{unit}s are the units and empty ones are {empty}",
+                weights=token_weights(situation.step, situation.aggregation, other),
+            )
+
+
+def _other_units(situation: Situation) -> Iterator[Mistake]:
+    """Something else counted in the place of samples or prompts."""
+    step = situation.step
+    if situation.mode is Mode.TOKEN_MEAN:
+        return
+    units = "prompts" if situation.mode is Mode.PROMPT_MEAN else "samples"
+    for what, count in (
+        ("samples", step.size),
+        ("rollouts", len(np.unique(step.rollouts))),
+        ("prompts", len(np.unique(step.groups))),
+        ("tokens", max(int(step.active_tokens.sum()), 1)),
+    ):
+        if count != situation.units:
+            yield Mistake(
+                name=f"{what}_counted_as_{units}",
+                words=f"{count} {what} are counted in the place of {situation.units} {units}",
+                weights=situation.weights(units=count),
+            )
+
+
+def _parts(situation: Situation) -> Iterator[Mistake]:
+    """Denominators of what one rank, micro-batch or context-parallel slice holds of the step."""
+    if situation.cut is None:
+        return
+    for part in _cut_into(situation.cut):
+        if part.count.max() > 1:
+            yield from _of_parts(situation, part)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Part:
+    """One way of seeing a step in parts."""
+
+    name: str
+    label: NDArray[np.int64]
+    """Of the part that holds a token: [tokens]."""
+
+    whole: NDArray[np.int64]
+    """Of the part, with the rest of its sequences that other ranks hold: [tokens]."""
+
+    count: NDArray[np.int64]
+    """How many parts their means are averaged over: [tokens]."""
+
+    @property
+    def words(self) -> str:
+        return self.name.replace("_", " ")
+
+
+def _cut_into(cut: Cut) -> Iterator[_Part]:
+    dp, cp = cut.dp_rank, cut.cp_rank
+    micro_batch = cut.micro_batch_number
+    ranks, slices = int(dp.max()) + 1, int(cp.max()) + 1
+    micro_batches = ranks * cut.micro_batches
+    everywhere = np.ones_like(dp)
+    yield _Part(name="rank", label=dp, whole=dp, count=ranks * everywhere)
+    yield _Part(name="micro_batch", label=micro_batch, whole=micro_batch, count=micro_batches)
+    if slices > 1:
+        yield _Part(
+            name="cp_slice", label=dp * slices + cp, whole=dp, count=ranks * slices * everywhere
+        )
+        yield _Part(
+            name="cp_slice_of_a_micro_batch",
+            label=micro_batch * slices + cp,
+            whole=micro_batch,
+            count=micro_batches * slices,
+        )
+
+
+def _of_samples(situation: Situation, of_tokens: NDArray[np.int64]) -> NDArray[np.int64]:
+    """What all tokens of a sample have in common, by sample: [N]."""
+    return of_tokens[situation.step.offsets[:-1]]
+
+
+def _of_parts(situation: Situation, part: _Part) -> Iterator[Mistake]:
+    """Both counts taken per part and the parts averaged; or one of the two alone."""
+    unit = situation.unit[situation.sample]
+    units = _units_held(unit, part.whole)
+    words = f"are counted per {part.words}"
+    averaged = f"and averaged over {int(part.count.max())}"
+    if situation.mode is Mode.CONSTANT:
+        tokens = situation.unit_tokens[situation.sample]
+    else:
+        tokens = _tokens_held(unit, part.label, situation.step.mask)
+        yield Mistake(
+            name=f"tokens_counted_per_{part.name}",
+            words=f"tokens {words}",
+            weights=situation.weights(tokens),
+        )
+    yield Mistake(
+        name=f"denominators_per_{part.name}",
+        words=f"denominators {words} {averaged}",
+        weights=situation.weights(tokens, units * part.count),
+    )
+    if situation.mode is Mode.PROMPT_MEAN:
+        yield Mistake(
+            name=f"units_counted_per_{part.name}",
+            words=f"units {words} {averaged}",
+            weights=situation.weights(units=units * part.count),
+        )
+
+
+def _tokens_held(
+    unit: NDArray[np.int64], label: NDArray[np.int64], mask: NDArray[np.bool_]
+) -> NDArray[np.float64]:
+    """Active tokens of a token's unit that its part holds: [tokens]."""
+    place = unit * (int(label.max()) + 1) + label
+    tokens: NDArray[np.float64] = np.bincount(place, weights=mask)[place]
+    return tokens
+
+
+def _units_held(unit: NDArray[np.int64], label: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Number of units of which a token's part holds something: [tokens]."""
+    held = np.unique(np.stack([label, unit]), axis=1)[0]
+    return np.bincount(held).astype(np.float64)[label]
+
+
+def _other_steps(situation: Situation) -> Iterator[Mistake]:
+    """Denominators of the whole batch of rollouts, or of the step before."""
+    for name, words, others in (
+        ("counted_over_batch", "of all steps of the batch together", situation.steps),
+        (
+            "counted_of_the_step_before",
+            "of the step before",
+            situation.steps[: situation.number][-1:],
+        ),
+    ):
+        if len(situation.steps) == 1 or not others:
+            continue
+        units = sum(_units(situation, step) for step in others)
+        tokens = None
+        if situation.mode is Mode.TOKEN_MEAN:
+            units = 1
+            counted = sum(int(step.active_tokens.sum()) for step in others)
+            tokens = np.full(situation.step.size, float(counted))
+        weights = situation.weights(tokens, units)
+        yield Mistake(name=name, words=f"what is counted is that {words}", weights=weights)
+
+
+def _units(situation: Situation, step: Step) -> int:
+    return int(unit_of_sample(step, situation.mode, situation.conventions).max()) + 1
+
+
+def _rounded_counts(situation: Situation) -> Iterator[Mistake]:
+    """Counts that a dtype cannot hold, and whole numbers divided as such."""
+    if situation.mode is Mode.CONSTANT:
+        return
+    tokens = situation.unit_tokens
+    for dtype, bits in MANTISSA_BITS.items():
+        yield Mistake(
+            name=f"counted_in_{dtype}",
+            words=f"tokens are counted in {dtype}, which has no odd numbers above {2**bits}",
+            weights=situation.weights(_rounded(tokens, bits)),
+        )
+    yield Mistake(
+        name="counted_in_float32",
+        words=f"tokens are added up one by one in float32, which ends at {FLOAT32_COUNTER_END}",
+        weights=situation.weights(np.minimum(tokens, FLOAT32_COUNTER_END)),
+    )
+    members = np.bincount(situation.unit)[situation.unit]
+    for what, count in (("samples", members), ("dp", np.full_like(members, situation.layout.dp))):
+        yield Mistake(
+            name="integer_division",
+            words=f"tokens per {what} are cut to a whole number before they are multiplied again",
+            weights=situation.weights(count * (tokens // count)),
+        )
+
+
+def _rounded(counts: NDArray[np.float64], bits: int) -> NDArray[np.float64]:
+    """To nearest, ties to even, with so many significant bits."""
+    mantissas, exponents = np.frexp(counts)
+    rounded: NDArray[np.float64] = np.ldexp(np.round(mantissas * 2**bits), exponents - bits)
+    return rounded
