@@ -14,6 +14,7 @@ from adapters.imports import import_from
 from adapters.megatron import options, stand_ins
 from adapters.megatron.adapter import SEAM, MegatronAdapter, call_offering
 from adapters.megatron.rollouts import advantages_of, sample_fields
+from adapters.megatron.tracking import LOG
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 
     from adapters.contract import Job
     from adapters.probe import ProbedBatch
+
+KERNELS = ("slime.backends.megatron_utils.kernels", "slime.utils.fp8_kernel")
+"""Modules of slime's own that hold nothing but GPU kernels, where its versions keep them."""
 
 
 class SlimeAdapter(MegatronAdapter):
@@ -39,13 +43,13 @@ class SlimeAdapter(MegatronAdapter):
 
     def load(self, source: Path | None) -> None:
         """Import slime and put the seam behind its log-probabilities."""
-        stand_ins.install(["slime_plugins"], ["slime.backends.megatron_utils.kernels"])
+        stand_ins.install(["slime_plugins"], list(KERNELS))
         import_from("slime", [source] if source else [])
         self._choose_accelerator()
         stand_ins.drop_server_options(
             self.module("utils.arguments"), self.module("backends.sglang_utils.arguments")
         )
-        self.module("backends.megatron_utils.model")
+        LOG.listen(self.module("backends.megatron_utils.model"))
         self.module("backends.megatron_utils.actor")
         for name in ("ray.rollout", "utils.data"):
             self.module(name).ray = SimpleNamespace(put=_itself, get=_itself)
@@ -78,11 +82,13 @@ class SlimeAdapter(MegatronAdapter):
         manager.custom_reward_post_process_func = None
         manager.custom_convert_samples_to_train_data_func = None
         manager.train_parallel_config = options.train_parallel_config(job.layout)
-        references = call_offering(
-            manager._split_train_data_by_dp,
-            manager._convert_samples_to_train_data(self._samples(batch)),
-            dp_size=job.layout.dp,
-        )
+        references: Any = manager._convert_samples_to_train_data(self._samples(batch))
+        if hasattr(manager, "_split_train_data_by_dp"):
+            references = call_offering(
+                manager._split_train_data_by_dp, references, dp_size=job.layout.dp
+            )
+        else:  # a training rank of older versions takes its share itself
+            references = SimpleNamespace(inner=references)
         actor_class = self.module("backends.megatron_utils.actor").MegatronTrainRayActor
         share = actor_class._get_rollout_data(SimpleNamespace(args=args), references)
         self._add_advantages(args, share, batch)
@@ -110,7 +116,8 @@ class SlimeAdapter(MegatronAdapter):
         sample_class = self.module("utils.types").Sample
         field = self.rollout_field() or "index"
         return [
-            sample_class(
+            call_offering(
+                sample_class,
                 status=sample_class.Status.COMPLETED,
                 **{"index": index, field: rollout},
                 **common,

@@ -34,6 +34,7 @@ from adapters.contract import (
 )
 from adapters.megatron import options, policy, stand_ins
 from adapters.megatron.rollouts import require_one_sample_per_rollout
+from adapters.megatron.tracking import LOG
 from adapters.probe import FORWARD_PASSES, ProbedBatch
 from reference.aggregation import Conventions, SampleUnit
 
@@ -121,6 +122,7 @@ class MegatronAdapter(Adapter):
     def observe(self, job: Job, rank: Rank) -> Observation:
         """Train all steps of the batch as the optimizer steps of one rollout."""
         batch = ProbedBatch(job.steps)
+        LOG.start()
         if self.rollout_field() is None:
             require_one_sample_per_rollout(batch)
         with rank.framework(), cuda_on_cpu.redirected():
@@ -139,6 +141,7 @@ class MegatronAdapter(Adapter):
             weights=batch.weights_of_steps(gradients),
             combine=combine(job.depth, per_token=per_token),
             counted_tokens=trained.take_counted_tokens(),
+            reported=LOG.policy_losses(job),
             micro_batches=batch.micro_batches(FORWARD_PASSES.take()),
         )
 
@@ -164,7 +167,8 @@ class MegatronAdapter(Adapter):
         training.get_args = lambda: args
         training.finalize_model_grads = trained.finalize_model_grads
         whole = getattr(training.loss_function, "original", training.loss_function)
-        training.loss_function = self.reducing(whole) if job.depth is Depth.REDUCER else whole
+        run = self.reducing(whole) if job.depth is Depth.REDUCER else whole
+        training.loss_function = counting_in_tensors(run, original=whole)
         optimizer = policy.ReadingOptimizer(trained)
         call_offering(
             training.train,
@@ -186,7 +190,6 @@ class MegatronAdapter(Adapter):
             losses = self.token_losses(args, batch, logits=rest[-1])
             return self.reducer(args, batch)(losses), *others
 
-        reduce.original = loss_function  # type: ignore[attr-defined]
         return reduce
 
     def token_losses(self, args: Any, batch: Any, logits: torch.Tensor) -> torch.Tensor:
@@ -250,6 +253,20 @@ def refusals() -> Iterator[None]:
         yield
     except (argparse.ArgumentError, AssertionError, ValueError, NotImplementedError) as error:
         raise Refused(f"{type(error).__name__}: {error}") from error
+
+
+def counting_in_tensors(loss_function: Any, original: Any) -> Any:
+    """A loss function whose normaliser is a tensor, as newer versions of Megatron-Core expect.
+
+    ``original`` is the framework's own, which this one is to be had by again.
+    """
+
+    def run(*args: Any, **named: Any) -> Any:
+        loss, count, log = loss_function(*args, **named)
+        return loss, torch.as_tensor(count), log
+
+    run.original = original  # type: ignore[attr-defined]
+    return run
 
 
 def call_offering(function: Any, *args: Any, **offered: Any) -> Any:

@@ -39,6 +39,7 @@ from adapters.megatron import options, stand_ins
 from adapters.megatron.adapter import SEAM, refusals
 from adapters.megatron.policy import ProbeSeam
 from adapters.megatron.rollouts import require_one_sample_per_rollout
+from adapters.megatron.tracking import LOG
 from adapters.miles import rollouts
 from adapters.miles.importing import import_miles, module
 from adapters.probe import FORWARD_PASSES, ProbedBatch
@@ -105,6 +106,7 @@ class MilesFsdpAdapter(Adapter):
     def observe(self, job: Job, rank: Rank) -> Observation:
         """Train all steps of the batch as the optimizer steps of one rollout."""
         batch = ProbedBatch(job.steps)
+        LOG.start()
         require_one_sample_per_rollout(batch)  # the engine counts samples to find its steps
         with rank.framework(), cuda_on_cpu.redirected():
             args = _arguments(job)
@@ -118,6 +120,7 @@ class MilesFsdpAdapter(Adapter):
         return Observation(
             weights=batch.weights_of_steps(trained.gradients),
             combine=Combine.REPLICATED if job.depth is Depth.STEP else Combine.MEAN,
+            reported=LOG.policy_losses(job),
             micro_batches=batch.micro_batches(FORWARD_PASSES.take()),
         )
 

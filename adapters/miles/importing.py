@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from adapters.imports import import_from
 from adapters.megatron import stand_ins
 from adapters.megatron.adapter import SEAM
+from adapters.megatron.tracking import LOG
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,6 +32,7 @@ def import_miles(source: Path | None, kernels: Sequence[str]) -> None:
         module("utils.arguments"), module("backends.sglang_utils.arguments")
     )
     _pass_objects_through()
+    LOG.listen(module("backends.training_utils.log_utils"))
     processors = module("backends.training_utils.loss_hub.logit_processors")
     processors.calculate_log_probs_and_entropy = SEAM.around(
         processors.calculate_log_probs_and_entropy

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from adapters.contract import Adapter, Combine, Depth, Description, Job, Observation, Rank
 from adapters.probe import FORWARD_PASSES, ProbedBatch
 from adapters.skyrl import trainer
-from adapters.skyrl.configuration import configure, modes
+from adapters.skyrl.configuration import configure, modes, scales_advantages
 from adapters.skyrl.importing import STOOD_IN, import_skyrl
 
 if TYPE_CHECKING:
@@ -49,7 +49,12 @@ class SkyRLAdapter(Adapter):
 
     def describe(self) -> Description:
         """Modes are what the reduction function accepts."""
-        return Description(modes=modes(), stand_ins=tuple(STOOD_IN))
+        alone = {Depth.REDUCER} if scales_advantages() else set()
+        return Description(
+            modes=modes(),
+            depths=frozenset({Depth.LOSS, Depth.STEP} | alone),
+            stand_ins=tuple(STOOD_IN),
+        )
 
     def observe(self, job: Job, rank: Rank) -> Observation:
         """Train all steps of the batch as the mini-batches of one rollout."""
@@ -63,9 +68,10 @@ class SkyRLAdapter(Adapter):
         worker = self.worker(config, job, batch.probe_size, rank)
         FORWARD_PASSES.take()
         with rank.framework():
-            trainer.train(config, worker, batch, dp_size)
+            reported = trainer.train(config, worker, batch, dp_size)
         return Observation(
             weights=batch.weights_of_steps(worker.gradients),
             combine=Combine.REPLICATED if job.depth is Depth.STEP else Combine.MEAN,
+            reported=reported if job.depth is Depth.STEP else (),
             micro_batches=batch.micro_batches(FORWARD_PASSES.take()),
         )

@@ -31,6 +31,11 @@ def modes() -> frozenset[Mode]:
     return frozenset(mode for mode in Mode if _reduces(LOSS_REDUCTIONS[mode]))
 
 
+def scales_advantages() -> bool:
+    """Whether SkyRL reduces by scaling advantages before the loss, which a trainer does."""
+    return hasattr(ppo_utils(), "apply_loss_reduction_to_advantages_minibatch")
+
+
 def configure(job: Job, configure_engine: Callable[[Any, Job], None]) -> Any:
     """SkyRL's own configuration for a job, passed through its own startup validation.
 
@@ -86,11 +91,18 @@ def _max_seq_len(aggregation: Aggregation) -> int | None:
 
 
 def _reduces(loss_reduction: str) -> bool:
-    """Whether SkyRL's reduction knows a mode, found by asking it to reduce one token."""
-    reduce = ppo_utils().apply_loss_reduction_to_advantages_minibatch
+    """Whether SkyRL's reduction knows a mode, found by asking it to reduce one token.
+
+    It scales advantages; in versions before 0.2.0, losses.
+    """
+    utils = ppo_utils()
+    reduce = utils.reduce_loss
+    if scales_advantages():
+        reduce = utils.apply_loss_reduction_to_advantages_minibatch
     token = torch.ones(1, 1)
     arguments = {
         "advantages": token,
+        "loss": token,
         "loss_mask": token,
         "loss_reduction": loss_reduction,
         "micro_batch_size": 1,

@@ -11,6 +11,7 @@ goes all the way with them. The seam is where one logit becomes one log-probabil
 
 from __future__ import annotations
 
+import importlib
 import os
 from dataclasses import fields, replace
 from functools import cache
@@ -48,6 +49,9 @@ MODEL_WRAPPER = "backends.skyrl_train.workers.megatron.megatron_model_wrapper"
 MODEL_BRIDGES = "skyrl.backends.skyrl_train.workers.megatron.model_bridges"
 """Nothing but registrations of models with Megatron-Bridge."""
 
+CONVERSION = "megatron.bridge.models.conversion.model_bridge"
+"""Where Megatron-Bridge takes registrations."""
+
 LOG_PROB_FUNCTIONS = ("DistributedLogprob", "ChunkedDistributedLogprob")
 """SkyRL's autograd functions that make a log-probability of each position's logits."""
 
@@ -82,6 +86,9 @@ class SkyRLMegatronAdapter(SkyRLAdapter):
         """The seam is at the autograd functions that SkyRL computes log-probabilities with."""
         stand_in_for([MODEL_BRIDGES])
         STOOD_IN.extend([*stand_in(["megatron.bridge"]), MODEL_BRIDGES])
+        if "megatron.bridge" in STOOD_IN:  # older versions register models in the worker itself
+            conversion = importlib.import_module(CONVERSION)
+            conversion.MegatronModelBridge.register_bridge = conversion.register_bridge
         model_utils = module("backends.skyrl_train.distributed.megatron.model_utils")
         for name in LOG_PROB_FUNCTIONS:
             setattr(model_utils, name, _Seam(getattr(model_utils, name)))

@@ -24,6 +24,8 @@ class Dispatch:
     def __init__(self, worker: Any, dp_size: int) -> None:
         self._worker = worker
         self._dp_size = dp_size
+        self.policy_losses: list[float] = []
+        """That the worker reported of each mini-batch, and the trainer takes from it."""
 
     def get_lcm_dp_size(self) -> int:
         """Of the only model there is."""
@@ -36,7 +38,10 @@ class Dispatch:
 
     def forward_backward_from_staged(self, model: str, chunks: Any) -> Any:
         """Of this rank's chunk."""
-        return self._worker.forward_backward(chunks[self._worker.mesh_rank.dp])
+        status = self._worker.forward_backward(chunks[self._worker.mesh_rank.dp])
+        metrics = getattr(status, "metrics", status)  # older versions return nothing else
+        self.policy_losses.append(metrics["policy_loss"])
+        return status
 
     def optim_step(self, model: str) -> Any:
         """The worker's."""
@@ -51,10 +56,12 @@ def probe_capacity(probe_size: int) -> int:
     return 1 << max(probe_size + 1, PADDING_MICRO_BATCH_IDS + 1).bit_length()
 
 
-def train(config: Any, worker: Any, batch: ProbedBatch, dp_size: int) -> None:
-    """Train on a batch of rollouts, mini-batch after mini-batch."""
-    trainer = _trainer(config, Dispatch(worker, dp_size))
+def train(config: Any, worker: Any, batch: ProbedBatch, dp_size: int) -> tuple[float, ...]:
+    """Train on a batch of rollouts, mini-batch after mini-batch; the policy loss of each."""
+    dispatch = Dispatch(worker, dp_size)
+    trainer = _trainer(config, dispatch)
     trainer.train_critic_and_policy(_training_input(trainer, batch))
+    return tuple(dispatch.policy_losses)
 
 
 def reduce(config: Any, batch: ProbedBatch, dp_size: int) -> NDArray[np.float32]:

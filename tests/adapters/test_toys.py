@@ -49,6 +49,10 @@ def of_mode(found: list[Finding], mode: str) -> list[Finding]:
     return [finding for finding in found if finding["mode"] == mode]
 
 
+def of_check(found: list[Finding], check: str) -> list[Finding]:
+    return [finding for finding in found if finding["check"] == check]
+
+
 def layout_of(finding: Finding) -> str:
     return str(finding["id"].rpartition("/")[2])
 
@@ -125,17 +129,60 @@ def test_miles_conforms_on_its_other_engine(tmp_path: Path, depth: str) -> None:
     }
 
 
-def test_dropped_factor_shows_on_the_other_engine(tmp_path: Path) -> None:
-    edit = Edit("backends/fsdp_utils/actor.py", "dp.size / self.args", "1 / self.args")
+def test_dropped_factor_shows_in_the_gradient_alone_on_the_other_engine(tmp_path: Path) -> None:
+    edit = Edit("backends/fsdp_utils/actor.py", "loss * dp.size / count", "loss / count")
     source = checkout(tmp_path / "miles", "miles", edit)
     case = ("--engine=fsdp", "-k", "odd_groups")
     found = find(tmp_path, "miles", source, ["dp2-cp1-mb1-thd"], *case)
 
-    assert {f["mode"] for f in found if f["verdict"] == "conforms"} == {"token_mean"}
-    for finding in found:
-        if finding["mode"] != "token_mean":
-            assert finding["error"] == pytest.approx(0.5, rel=1e-6)
-            assert finding["diagnosis"]["name"] == "divided_by_dp"
+    assert verdicts(of_check(found, "metric")) == {"conforms"}
+    assert len(of_check(found, "weights")) == len(MODES)
+    for finding in of_check(found, "weights"):
+        assert finding["error"] == pytest.approx(0.5, rel=1e-6)
+        assert finding["diagnosis"]["name"] == "divided_by_dp"
+
+
+@pytest.mark.parametrize(
+    ("toy", "layout", "edit", "engine"),
+    [
+        (
+            "slime",
+            "dp1-cp2-mb1-thd",
+            Edit(
+                "lineage.py",
+                "counted(loss, num_tokens / grid.cp.size)",
+                "counted(loss, num_tokens)",
+            ),
+            "megatron",
+        ),
+        (
+            "miles",
+            "dp2-cp1-mb1-thd",
+            Edit("lineage.py", "loss / count if count", "loss / count / 2 if count"),
+            "megatron",
+        ),
+        (
+            "miles",
+            "dp2-cp1-mb1-thd",
+            Edit("backends/fsdp_utils/actor.py", "count / dp.size / len", "count / len"),
+            "fsdp",
+        ),
+    ],
+)
+def test_wrong_number_in_the_log_shows_there_alone(
+    tmp_path: Path, toy: str, layout: str, edit: Edit, engine: str
+) -> None:
+    source = checkout(tmp_path / toy, toy, edit)
+    selection = ("--modes=token_mean", "-k", "odd_groups or two_steps")
+    options = (f"--engine={engine}",) if toy == "miles" else ()
+    found = find(tmp_path, toy, source, [layout], *options, *selection)
+
+    assert verdicts(of_check(found, "weights")) == {"conforms"}
+    logged = of_check(found, "metric")
+    assert {finding["case"] for finding in logged} == {"odd_groups", "two_steps"}
+    for finding in logged:
+        assert finding["verdict"] == "mismatch"
+        assert finding["error"] == pytest.approx(0.5, rel=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -157,7 +204,8 @@ def test_dropped_factors_show_where_the_loss_is_scaled(tmp_path: Path, depth: st
     case = ("-k", "odd_groups", f"--depth={depth}")
     found = find(tmp_path, "slime", source, [*FACTORS], *case)
 
-    for finding in found:
+    assert verdicts(of_check(found, "metric")) <= {"conforms"}, "logged before they are scaled"
+    for finding in of_check(found, "weights"):
         factor = FACTORS[layout_of(finding)]
         if finding["mode"] == "token_mean" and factor != "cp":
             assert finding["verdict"] == "conforms", "Megatron divides by the tokens of all"

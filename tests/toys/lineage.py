@@ -259,10 +259,24 @@ def scaled(
     if args.calculate_per_token_loss:
         # Every slice of a sample counts the whole sample's tokens.
         num_tokens = torch.stack([mask.sum() for mask in batch["loss_masks"]]).sum()
-        return loss * grid.cp.size, num_tokens, {}
+        return loss * grid.cp.size, num_tokens, counted(loss, num_tokens / grid.cp.size)
     # Megatron divides by the micro-batches and averages over all ranks.
     scale = grid.dp.size * grid.cp.size * num_microbatches / rollouts
-    return loss * scale, torch.tensor(1), {}
+    share = rollouts / num_microbatches / grid.dp.size / grid.cp.size
+    return loss * scale, torch.tensor(1), counted(loss, share)
+
+
+def counted(loss: torch.Tensor, count: Any) -> Data:
+    """A loss to log, and its part of what the losses of a step are divided by."""
+    return {"pg_loss": torch.stack([loss.detach(), torch.as_tensor(count).to(loss)])}
+
+
+def reported(logs: Sequence[Data], group: Any) -> Data:
+    """What is to be logged of a step, from its micro-batches on all ranks."""
+    total = torch.stack([log["pg_loss"] for log in logs]).sum(dim=0)
+    torch.distributed.all_reduce(total, group=group)
+    loss, count = total.tolist()
+    return {"train/pg_loss": loss / count if count else 0.0}
 
 
 def train(
@@ -274,8 +288,13 @@ def train(
     steps: Iterable[tuple[int, ...]],
     loss_function: Callable[..., Any],
     finalize_model_grads: Callable[..., None],
+    log: Callable[[Data], None],
 ) -> None:
-    """Make optimizer steps, each given by its number of micro-batches and what a loss needs."""
+    """Make optimizer steps, each given by its number of micro-batches and what a loss needs.
+
+    The first rank logs each.
+    """
+    everyone = mpu.get_data_parallel_group(with_context_parallel=True)
     config = model.config
     config.grad_scale_func = optimizer.scale_loss
     config.finalize_model_grads_func = finalize_model_grads
@@ -290,7 +309,7 @@ def train(
 
         model.zero_grad_buffer()
         optimizer.zero_grad()
-        get_forward_backward_func()(
+        logs = get_forward_backward_func()(
             forward_step_func=forward_step,
             data_iterator=data_iterator,
             model=[model],
@@ -301,3 +320,6 @@ def train(
         )
         optimizer.step()
         scheduler.step(increment=args.global_batch_size)
+        metrics = reported(logs, everyone)
+        if everyone.rank() == 0 and mpu.get_tensor_model_parallel_rank() == 0:
+            log(metrics)

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from miles import lineage
 from miles.backends.training_utils.data import get_data_iterator
+from miles.backends.training_utils.log_utils import log_train_step
 from miles.backends.training_utils.loss import unscaled_loss
 from miles.backends.training_utils.parallel import get_parallel_state
 from torch import distributed as dist
@@ -39,20 +40,25 @@ class FSDPTrainRayActor:
             self._train_step([next(batches) for _ in range(count)])
 
     def _train_step(self, batches: list[lineage.Data]) -> None:
-        scale = self._scale(batches)
+        dp, count = get_parallel_state().dp, self._count(batches)
         self.optimizer.zero_grad()
+        logs = []
         for batch in batches:
             logits = self.model(input_ids=batch["input_ids"]).logits
-            (unscaled_loss(self.args, batch, logits) * scale).backward()
+            loss = unscaled_loss(self.args, batch, logits)
+            (loss * dp.size / count).backward()  # FSDP averages over the ranks: undone
+            logs.append(lineage.counted(loss, count / dp.size / len(batches)))
         nn.utils.clip_grad_norm_(self.model.parameters(), self.args.clip_grad)
         self.optimizer.step()
         self.lr_scheduler.step()
+        metrics = lineage.reported(logs, dp.group)
+        if dist.get_rank() == 0:
+            log_train_step(self.args, metrics)
 
-    def _scale(self, batches: list[lineage.Data]) -> Any:
-        """FSDP averages over the ranks: undone, for a sum over all tokens or samples."""
-        dp = get_parallel_state().dp
+    def _count(self, batches: list[lineage.Data]) -> Any:
+        """What the sum over all ranks is divided by: all tokens or samples."""
         if not self.args.calculate_per_token_loss:
-            return dp.size / self.args.global_batch_size
+            return self.args.global_batch_size
         tokens = torch.cat([mask for batch in batches for mask in batch["loss_masks"]]).sum()
-        dist.all_reduce(tokens, group=dp.group)
-        return dp.size / tokens.clamp(min=1)
+        dist.all_reduce(tokens, group=get_parallel_state().dp.group)
+        return tokens.clamp(min=1)

@@ -1,11 +1,13 @@
 """Training on a batch of rollouts."""
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from megatron.core.distributed import finalize_model_grads
 from megatron.training import get_args
 from miles import lineage
+from miles.backends.training_utils.log_utils import log_train_step
 from miles.backends.training_utils.loss import loss_function
 
 
@@ -19,8 +21,9 @@ def train(
     witness_info: Any,
     attempt: int,
 ) -> None:
+    args = get_args()
     lineage.train(
-        get_args(),
+        args,
         model[0],
         optimizer,
         opt_param_scheduler,
@@ -28,4 +31,5 @@ def train(
         zip(num_microbatches, strict=True),
         loss_function,
         finalize_model_grads,
+        partial(log_train_step, args),
     )

@@ -7,6 +7,7 @@ from typing import Any
 from megatron.core.distributed import finalize_model_grads
 from megatron.training import get_args
 from miles import lineage
+from miles.backends.training_utils.log_utils import log_train_step
 from miles.backends.training_utils.loss import loss_function
 
 
@@ -21,9 +22,10 @@ def train(
     witness_info: Any,
     attempt: int,
 ) -> None:
+    args = get_args()
     for count, rollouts in zip(num_microbatches, num_rollouts, strict=True):
         lineage.train(
-            get_args(),
+            args,
             model[0],
             optimizer,
             opt_param_scheduler,
@@ -31,4 +33,5 @@ def train(
             [(count,)],
             partial(loss_function, num_rollouts=rollouts),
             finalize_model_grads,
+            partial(log_train_step, args),
         )

@@ -7,6 +7,7 @@ from megatron.core.distributed import finalize_model_grads
 from megatron.training import get_args
 from slime import lineage
 from slime.backends.megatron_utils.loss import loss_function
+from slime.utils import logging_utils
 
 
 def train(
@@ -18,8 +19,9 @@ def train(
     num_microbatches: Sequence[int],
     global_batch_sizes: Sequence[int],
 ) -> None:
+    args = get_args()
     lineage.train(
-        get_args(),
+        args,
         model[0],
         optimizer,
         opt_param_scheduler,
@@ -27,4 +29,5 @@ def train(
         zip(num_microbatches, global_batch_sizes, strict=True),
         loss_function,
         finalize_model_grads,
+        lambda metrics: logging_utils.log(args, metrics, step_key="train/step"),
     )

@@ -7,6 +7,7 @@ from megatron.core.distributed import finalize_model_grads
 from megatron.training import get_args
 from slime import lineage
 from slime.backends.megatron_utils.loss import loss_function
+from slime.utils import tracking_utils
 
 
 def train(
@@ -27,4 +28,5 @@ def train(
         [(count, args.global_batch_size) for count in num_microbatches],
         loss_function,
         finalize_model_grads,
+        lambda metrics: tracking_utils.log(args, metrics, step_key="train/step"),
     )
