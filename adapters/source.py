@@ -39,6 +39,28 @@ class Source:
     dirty: bool = False
 
 
+@dataclass(frozen=True, kw_only=True)
+class Commit:
+    """A commit of a repository, and the ref that it was found by."""
+
+    ref: str
+    revision: str
+    date: str
+    subject: str
+
+
+def find_commit(path: Path, ref: str) -> Commit:
+    """The commit that a ref of the repository at ``path`` names; nothing is extracted.
+
+    Raises:
+        SourceError: the message names what was looked for and the way out.
+    """
+    _repository(path)
+    revision = _revision(path, ref)
+    date, _, subject = (_git(path, "show", "-s", "--format=%cs %s", revision) or "").partition(" ")
+    return Commit(ref=ref, revision=revision, date=date, subject=subject)
+
+
 def resolve(adapter: Adapter, text: str | None) -> Source:
     """Find what ``--source`` names: nothing (as installed), ``PATH`` or ``PATH@REF``.
 
@@ -116,6 +138,13 @@ def _checkout(adapter: Adapter, path: Path, top: Path) -> Source:
 
 
 def _at_ref(adapter: Adapter, repository: Path, ref: str) -> Source:
+    revision = _revision(repository, ref)
+    return Source(
+        kind="git", path=_extracted(adapter, repository, revision), revision=revision, ref=ref
+    )
+
+
+def _revision(repository: Path, ref: str) -> str:
     revision = _git(
         repository,
         "rev-parse",
@@ -130,9 +159,7 @@ def _at_ref(adapter: Adapter, repository: Path, ref: str) -> Source:
             f"{repository} has no commit {ref!r}; name a commit, tag, branch or pull-request ref"
             " that was fetched (git fetch origin refs/pull/N/head:refs/pull/N/head)"
         )
-    return Source(
-        kind="git", path=_extracted(adapter, repository, revision), revision=revision, ref=ref
-    )
+    return revision
 
 
 def _extracted(adapter: Adapter, repository: Path, revision: str) -> Path:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import sys
 import textwrap
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from adapters.contract import Depth
-from conformance import inventory, registry
+from conformance import history, inventory
+from conformance.settings import SETTINGS_ERRORS
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:
@@ -26,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         for line in options.lines(options):
             print(line, flush=True)
-    except (inventory.InvalidSourceError, registry.AdapterError) as error:
+    except (inventory.InvalidSourceError, history.InvalidHistoryError, *SETTINGS_ERRORS) as error:
         print(f"rl-loss-conformance: {error}", file=sys.stderr)
         return USAGE_ERROR
     return 0
@@ -47,7 +49,35 @@ def _parser() -> argparse.ArgumentParser:
         help="where the framework of an adapter is (repeatable)",
     )
     adapters.set_defaults(lines=lambda options: _adapters(dict(options.source)))
+    _add_history(commands)
     return parser
+
+
+def _add_history(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "history", help="run commits of a framework one by one: verdicts by commit and mode"
+    )
+    parser.add_argument("--adapter", required=True, metavar="NAME")
+    parser.add_argument(
+        "--source", required=True, type=Path, metavar="PATH", help="a git repository of it"
+    )
+    parser.add_argument("--engine", metavar="NAME")
+    parser.add_argument("--modes", metavar="MODE,…")
+    parser.add_argument("--depth", default="step", metavar="DEPTH")
+    parser.add_argument("--layout", action="append", default=[], metavar="LAYOUT")
+    parser.add_argument(
+        "--case", action="append", default=[], metavar="NAME", help="run it only (repeatable)"
+    )
+    parser.add_argument("--max-ranks", type=int, default=8, metavar="N")
+    parser.add_argument("--time-limit", type=float, default=120.0, metavar="S")
+    parser.add_argument("--format", choices=("text", "markdown"), default="text")
+    parser.add_argument(
+        "--reports", type=Path, metavar="FOLDER", help="keep the reports of all commits there"
+    )
+    parser.add_argument(
+        "refs", nargs="+", metavar="REF", help="commits, tags, branches, pull-request refs"
+    )
+    parser.set_defaults(lines=_history)
 
 
 def _named_source(text: str) -> tuple[str, str]:
@@ -71,6 +101,27 @@ def _adapters(sources: dict[str, str]) -> Iterator[str]:
             ranks = max(layout.world_size for layout in layouts)
             yield _row("layouts", f"{len(layouts)}, on up to {ranks} ranks")
         yield ""
+
+
+def _history(options: argparse.Namespace) -> Iterator[str]:
+    """The table, once all have run; what is running is said on the error stream."""
+    selection = history.Selection(
+        adapter=options.adapter,
+        repository=options.source.resolve(),
+        engine=options.engine,
+        modes=options.modes,
+        depth=options.depth,
+        layouts=tuple(options.layout),
+        cases=tuple(options.case),
+        max_ranks=options.max_ranks,
+        time_limit=options.time_limit,
+    )
+    commits = history.find_commits(selection, options.refs)
+    rows: list[history.Row] = []
+    for number, commit in enumerate(commits, 1):
+        print(f"{number} of {len(commits)}: {commit.ref}", file=sys.stderr, flush=True)
+        rows += history.run(selection, [commit], options.reports)
+    yield from history.table(rows, options.format)
 
 
 def _source(source: Source) -> str:

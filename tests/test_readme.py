@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from conformance import plugin
+from conformance import cli, plugin
 from tests import command
 
 README = (command.ROOT / "README.md").read_text()
@@ -24,7 +24,9 @@ NATIVE = [line for line in COMMANDS if line.startswith("pytest --adapter=native"
 
 COMMAND_LINE = [line for line in COMMANDS if line.startswith("rl-loss-conformance")]
 
-WITH_SOURCE = [line for line in COMMANDS if "--source=PATH" in line]
+HISTORY = [line for line in COMMAND_LINE if " history " in line]
+
+WITH_SOURCE = [line for line in COMMANDS if line.startswith("pytest") and "--source=PATH" in line]
 
 
 def test_first_block_is_two_commands_that_ci_takes_from_here() -> None:
@@ -43,7 +45,9 @@ def test_every_other_command_is_run_somewhere() -> None:
     assert [line for line in COMMANDS if line not in elsewhere] == [
         line for line in COMMANDS if f"\n{line}\n" in ci
     ]
-    assert COMMAND_LINE == ["rl-loss-conformance adapters"], "which test_cli runs"
+    assert [line for line in COMMAND_LINE if line not in HISTORY] == [
+        "rl-loss-conformance adapters"
+    ], "which test_cli runs"
 
 
 @pytest.mark.parametrize("line", NATIVE)
@@ -67,6 +71,18 @@ def test_commands_with_a_source(tmp_path: Path, line: str) -> None:
     process = command.start(tmp_path, *arguments, "--layout=dp1-cp1-mb1-thd")
 
     assert command.finish(process, tmp_path, adapter).report["complete"]
+
+
+@pytest.mark.skipif(
+    command.SOURCES not in os.environ, reason=f"{command.SOURCES} names no folder of checkouts"
+)
+@pytest.mark.parametrize("line", HISTORY)
+def test_histories_print_what_is_shown(capsys: pytest.CaptureFixture[str], line: str) -> None:
+    arguments = shlex.split(line.replace("PATH", f"{os.environ[command.SOURCES]}/slime"))[1:]
+
+    assert cli.main(arguments) == 0
+    [shown] = re.findall(r"^```text\n(weights  .*?)^```$", README, re.DOTALL | re.MULTILINE)
+    assert shown in capsys.readouterr().out
 
 
 def checkout(repository: Path, folder: Path) -> Path:

@@ -1,0 +1,220 @@
+"""A list of commits, each run in a process of its own: verdicts by commit, check and mode."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import ValidationError
+
+from adapters.source import Commit, find_commit, resolve
+from conformance import registry
+from conformance.cases import CORPUS
+from conformance.report import Check, Report, Verdict
+from conformance.summary import SYMBOLS
+from reference.aggregation import Mode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from conformance.report import Finding
+
+Format = Literal["text", "markdown"]
+
+Column = tuple[Check, Mode]
+
+SUBJECT_WIDTH = 50
+"""Characters of a commit's subject that a row shows."""
+
+
+NO_TESTS = 5
+"""pytest's exit status where it collected nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """What is run of every commit; each field is an option of the run, None where not given."""
+
+    adapter: str
+    repository: Path
+    engine: str | None = None
+    modes: str | None = None
+    depth: str = "step"
+    layouts: tuple[str, ...] = ()
+    cases: tuple[str, ...] = ()
+    max_ranks: int = 8
+    time_limit: float = 120.0
+
+    def arguments(self, commit: Commit, report: Path) -> list[str]:
+        """The run of a commit, as a user would type it after ``pytest``."""
+        return [
+            f"--adapter={self.adapter}",
+            f"--source={self.repository}@{commit.revision}",
+            *([] if self.engine is None else [f"--engine={self.engine}"]),
+            *([] if self.modes is None else [f"--modes={self.modes}"]),
+            f"--depth={self.depth}",
+            *(f"--layout={layout}" for layout in self.layouts),
+            *(["-k", " or ".join(f"/{case}/" for case in self.cases)] if self.cases else []),
+            f"--max-ranks={self.max_ranks}",
+            f"--time-limit={self.time_limit:g}",
+            f"--report={report}",
+        ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """What became of one commit: a report, or the reason that there is none."""
+
+    commit: Commit
+    report: Report | None = None
+    problem: str | None = None
+
+
+class InvalidHistoryError(ValueError):
+    """A history that cannot be run, of which no commit has been."""
+
+
+def find_commits(selection: Selection, refs: Sequence[str]) -> list[Commit]:
+    """The commits that refs name, fit to be run as far as can be known before they are.
+
+    Raises:
+        ValueError: one of SETTINGS_ERRORS, or InvalidHistoryError; each names the way out.
+    """
+    adapter = registry.create(selection.adapter, selection.engine)
+    commits = [find_commit(selection.repository, ref) for ref in refs]
+    for commit in commits:
+        resolve(adapter, f"{selection.repository}@{commit.revision}")
+    known = [case.name for case in CORPUS]
+    for case in selection.cases:
+        if case not in known:
+            raise InvalidHistoryError(f"case {case!r} is unknown; choose {', '.join(known)}")
+    _collect(selection, commits[0])
+    return commits
+
+
+def _collect(selection: Selection, commit: Commit) -> None:
+    """Have pytest look at everything else, which is the same for every commit."""
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = selection.arguments(commit, Path(folder) / "report.json")
+        result = _pytest(folder, "--collect-only", *arguments)
+    if result.returncode == NO_TESTS:
+        raise InvalidHistoryError(
+            "nothing to run: no chosen case is meant for, or large enough for, a chosen layout;"
+            " choose others"
+        )
+    if result.returncode:
+        raise InvalidHistoryError(_last_words(result.stdout).removeprefix("ERROR: "))
+
+
+def run(selection: Selection, commits: Iterable[Commit], reports: Path | None) -> Iterator[Row]:
+    """Run one commit after another; keep their reports in a folder if one is given."""
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = (reports or Path(scratch)).resolve()
+        for commit in commits:
+            report = folder / f"{selection.adapter}-{commit.revision[:10]}.json"
+            yield _row(commit, selection.arguments(commit, report), report, scratch)
+
+
+def table(rows: Sequence[Row], form: Format) -> Iterator[str]:
+    """A row for each commit, a column for each check and mode that was looked at, line by line."""
+    cells = [_cells(row) for row in rows]
+    columns = [
+        (check, mode) for check in Check for mode in Mode if any((check, mode) in c for c in cells)
+    ]
+    if form == "markdown":
+        yield from _markdown(rows, cells, columns)
+    else:
+        yield from _text(rows, cells, columns)
+
+
+def _row(commit: Commit, arguments: Sequence[str], report: Path, folder: str) -> Row:
+    report.unlink(missing_ok=True)
+    result = _pytest(folder, *arguments)
+    try:
+        loaded = Report.load(report)
+    except (OSError, ValidationError):
+        return Row(commit=commit, problem=_last_words(result.stdout))
+    problem = None if loaded.complete else f"stopped early: {_last_words(result.stdout)}"
+    return Row(commit=commit, report=loaded, problem=problem)
+
+
+def _pytest(folder: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run pytest in a folder without settings for it."""
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+
+
+def _last_words(output: str) -> str:
+    """The last line that says something; pytest underlines with signs."""
+    lines = [line.strip("!= \t") for line in output.splitlines()]
+    return next((line for line in reversed(lines) if line), "the run ended without a word")
+
+
+def _cells(row: Row) -> dict[Column, str]:
+    findings: dict[Column, list[Finding]] = {}
+    for finding in row.report.findings if row.report else []:
+        findings.setdefault((finding.check, finding.mode), []).append(finding)
+    return {column: _cell(found) for column, found in findings.items()}
+
+
+def _cell(findings: Sequence[Finding]) -> str:
+    """Counts of verdicts, with the names of what explains the mismatches, commonest first."""
+    verdicts = Counter(finding.verdict for finding in findings)
+    names = Counter(finding.diagnosis.name for finding in findings if finding.diagnosis)
+    leading = f" ({', '.join(name for name, _ in names.most_common(2))})" if names else ""
+    return ", ".join(
+        f"{verdicts[verdict]} {SYMBOLS[verdict]}{leading if verdict is Verdict.MISMATCH else ''}"
+        for verdict in Verdict
+        if verdicts[verdict]
+    )
+
+
+def _text(
+    rows: Sequence[Row], cells: Sequence[dict[Column, str]], columns: Sequence[Column]
+) -> Iterator[str]:
+    """A block for each check, as wide as its cells."""
+    labels = [f"{row.commit.revision[:10]} {row.commit.ref}" for row in rows]
+    for check in [check for check in Check if any(column[0] is check for column in columns)]:
+        modes = [mode for column, mode in columns if column is check]
+        lines = [[check.value, *modes]] + [
+            [label, *(cell.get((check, mode), "") for mode in modes)]
+            for label, cell in zip(labels, cells, strict=True)
+        ]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        for line in lines:
+            padded = (text.ljust(width) for text, width in zip(line, widths, strict=True))
+            yield "  ".join(padded).rstrip()
+        yield ""
+    for row, label in zip(rows, labels, strict=True):
+        yield f"{label}: {row.commit.date} {row.commit.subject[:SUBJECT_WIDTH]}".rstrip()
+        if row.problem is not None:
+            yield f"  {row.problem}"
+
+
+def _markdown(
+    rows: Sequence[Row], cells: Sequence[dict[Column, str]], columns: Sequence[Column]
+) -> Iterator[str]:
+    """One table; what could not be run says so in its last column."""
+    header = ["ref", "commit", *(f"{check} {mode}" for check, mode in columns), ""]
+    yield _markdown_line(header)
+    yield _markdown_line(["---"] * len(header))
+    for row, cell in zip(rows, cells, strict=True):
+        commit = f"{row.commit.revision[:10]} {row.commit.date} {row.commit.subject}"
+        found = [cell.get(column, "") for column in columns]
+        yield _markdown_line([row.commit.ref, commit, *found, row.problem or ""])
+
+
+def _markdown_line(texts: Iterable[str]) -> str:
+    escaped = (text.replace("|", "\\|") for text in texts)
+    return f"| {' | '.join(escaped)} |"

@@ -1,0 +1,114 @@
+"""Histories: one command runs commits of a framework and tells them apart."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from conformance import cli
+from tests.toys import Edit, checkout
+
+WITHOUT_CP = Edit("lineage.py", "return loss * grid.cp.size, num_tokens", "return loss, num_tokens")
+WITH_CP = Edit("lineage.py", WITHOUT_CP.new, WITHOUT_CP.old)
+COUNTED_TWICE = Edit("lineage.py", "num_tokens / grid.cp.size)", "num_tokens)")
+UNLOADABLE = Edit("lineage.py", "import torch\n", "import torchless\n")
+
+QUICK = ("--layout=dp1-cp2-mb1-thd", "--modes=token_mean", "--case=odd_groups")
+
+
+def git(repository: Path, *arguments: str) -> str:
+    identity = ["-c", "user.name=Toy", "-c", "user.email=toy@example.org"]
+    result = subprocess.run(
+        ["git", *identity, *arguments], cwd=repository, check=True, capture_output=True, text=True
+    )
+    return result.stdout.strip()
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """slime's toy: a factor forgotten, its mending that miscounts for the log, a dead end."""
+    folder = checkout(tmp_path / "slime", "slime", WITHOUT_CP)
+    for edits, subject in [((WITH_CP, COUNTED_TWICE), "Mend | it"), ((UNLOADABLE,), "A dead end")]:
+        for edit in edits:
+            edit.apply(folder / "slime")
+        git(folder, "commit", "--all", "-m", subject)
+    git(folder, "tag", "broken", "HEAD~2")
+    git(folder, "tag", "mended", "HEAD~1")
+    return folder
+
+
+def history(repository: Path, *arguments: str) -> int:
+    return cli.main(["history", "--adapter=slime", f"--source={repository}", *arguments])
+
+
+def test_weights_and_logged_losses_are_told_apart_by_commit(
+    repository: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept = tmp_path / "kept"
+    assert history(repository, *QUICK, f"--reports={kept}", "broken", "mended", "HEAD") == 0
+
+    output = capsys.readouterr()
+    weights, metric, commits = output.out.split("\n\n")
+    before, after, dead = (git(repository, "rev-parse", f"HEAD~{n}")[:10] for n in (2, 1, 0))
+    header, *rows = weights.splitlines()
+    assert header.split() == ["weights", "token_mean"]
+    assert rows == [
+        f"{before} broken  1 MISMATCH (divided_by_cp)",
+        f"{after} mended  1 ok",
+        f"{dead} HEAD",
+    ]
+    _, broken, mended, _ = metric.splitlines()
+    assert broken == f"{before} broken  1 ok"
+    assert mended.startswith(f"{after} mended  1 MISMATCH")
+    *_, last = commits.splitlines()
+    assert f"{after} mended: 20" in commits
+    assert "A dead end" in commits
+    assert "ModuleNotFoundError: No module named 'torchless'" in last
+    assert "2 of 3: mended" in output.err
+
+    reports = {path.name: json.loads(path.read_text()) for path in kept.iterdir()}
+    assert set(reports) == {f"slime-{before}.json", f"slime-{after}.json"}
+    assert reports[f"slime-{after}.json"]["source"]["revision"].startswith(after)
+
+
+def test_markdown_is_one_table(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert history(repository, *QUICK, "--format=markdown", "mended") == 0
+
+    header, rule, row = capsys.readouterr().out.splitlines()
+    assert header == "| ref | commit | weights token_mean | metric token_mean |  |"
+    assert rule == "| --- | --- | --- | --- | --- |"
+    assert "Mend \\| it | 1 ok | 1 MISMATCH" in row
+
+
+@pytest.mark.parametrize(
+    ("arguments", "way_out"),
+    [
+        (["nowhere"], "no commit 'nowhere'; name a commit, tag, branch or pull-request ref"),
+        (["--layout=dp3", "HEAD"], "layout 'dp3' is not of the form"),
+        (["--engine=fsdp", "HEAD"], "fsdp"),
+        (["--case=nothing", "HEAD"], "case 'nothing' is unknown; choose uneven_lengths, "),
+        (["--layout=dp8-cp1-mb2-thd", "--case=two_steps", "HEAD"], "nothing to run: "),
+    ],
+)
+def test_what_cannot_be_run_is_refused_before_anything_runs(
+    repository: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], way_out: str
+) -> None:
+    assert history(repository, *arguments) == cli.USAGE_ERROR
+
+    output = capsys.readouterr()
+    assert way_out in output.err
+    assert output.out == ""
+    assert "1 of" not in output.err
+
+
+def test_commit_without_the_package_is_refused(
+    repository: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    git(repository, "rm", "-r", "--quiet", "slime")
+    git(repository, "commit", "--allow-empty", "-m", "Moved")
+
+    assert history(repository, *QUICK, "mended", "HEAD") == cli.USAGE_ERROR
+    assert "holds no package 'slime'" in capsys.readouterr().err
