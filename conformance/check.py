@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from conformance.judge import Judgement
     from conformance.ranks import RankPool
     from conformance.settings import Cell
+    from reference.step import Step
 
     Judge = Callable[[Job, Sequence[Observation], Description], Judgement | None]
 
@@ -69,15 +70,21 @@ def _missing(cell: Cell, description: Description) -> str | None:
 def _may_refuse(cell: Cell) -> bool:
     """Whether declining is right.
 
-    It is where a step has no active token, so that there is nothing to compute, and for
+    It is where a step has no active token, so that there is nothing to compute; where members of a
+    prompt group are not adjacent, which SkyRL documents that it takes them to be; and for
     `prompt_mean` where the prompt groups do not share out evenly over the data-parallel ranks:
     miles' pull request 1498 keeps groups whole on a rank and rejects such steps.
     """
     steps, dp = cell.case.steps, cell.layout.dp
-    if not all(step.mask.any() for step in steps):
+    if not all(step.mask.any() and _groups_are_adjacent(step) for step in steps):
         return True
     uneven = any(len(np.unique(step.groups)) % dp for step in steps)
     return cell.aggregation.mode is Mode.PROMPT_MEAN and uneven
+
+
+def _groups_are_adjacent(step: Step) -> bool:
+    borders = np.count_nonzero(np.diff(step.groups))
+    return bool(borders + 1 == len(np.unique(step.groups)))
 
 
 def _refused(cell: Cell, message: str) -> Finding:

@@ -113,6 +113,16 @@ class WholeGroupsOnly(TwoLayouts):
         return super().observe(job, rank)
 
 
+class AdjacentGroupsOnly(TwoLayouts):
+    """Takes prompt groups to be adjacent, and says so where they are not."""
+
+    def observe(self, job: Job, rank: Rank) -> Observation:
+        for groups in (step.groups.tolist() for step in job.steps):
+            if groups != sorted(groups):
+                raise Refused("AssertionError: uid 0 appears in non-contiguous positions")
+        return super().observe(job, rank)
+
+
 class Unloadable(TwoLayouts):
     def load(self, source: Path | None) -> None:
         raise ImportError("No module named 'flash_attn'")

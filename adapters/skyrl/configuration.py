@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,7 +14,7 @@ from adapters.skyrl.importing import module, ppo_utils
 from reference.aggregation import Aggregation, Mode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 LOSS_REDUCTIONS = {
     Mode.SAMPLE_MEAN: "sequence_mean",
@@ -62,11 +63,22 @@ def configure(job: Job, configure_engine: Callable[[Any, Job], None]) -> Any:
     algorithm.max_seq_len = _max_seq_len(job.aggregation)
     _configure_micro_batches(trainer, job, prompts * per_prompt // job.layout.dp)
     configure_engine(trainer, job)
-    try:
+    with refusals():
         module("train.utils.utils").validate_cfg(config)
+    return config
+
+
+@contextmanager
+def refusals() -> Iterator[None]:
+    """Inside, a SkyRL that objects declines the job.
+
+    Raises:
+        Refused: with SkyRL's words.
+    """
+    try:
+        yield
     except (AssertionError, ValueError, NotImplementedError) as error:
         raise Refused(f"{type(error).__name__}: {error}") from error
-    return config
 
 
 def _configure_micro_batches(trainer: Any, job: Job, per_rank: int) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from adapters.probe import PADDING_ID, ProbedBatch
+from adapters.skyrl.configuration import refusals
 from adapters.skyrl.importing import module, ppo_utils
 
 if TYPE_CHECKING:
@@ -99,20 +100,23 @@ def _training_input(trainer: Any, batch: ProbedBatch) -> Any:
     """The batch as SkyRL's conversion lays it out, with the probe's advantages.
 
     Rows that SkyRL adds repeat the first one; so do their advantages, that a leak may show.
+
+    Raises:
+        Refused: SkyRL takes no such batch.
     """
-    data = trainer.convert_to_training_input(
-        {
-            "prompt_token_ids": [ids.tolist() for ids in batch.prompts],
-            "response_ids": [ids.tolist() for ids in batch.responses],
-            "rewards": [[0.0] * len(ids) for ids in batch.responses],
-            "loss_masks": [mask.astype(int).tolist() for mask in batch.masks],
-        },
-        [
-            f"step{number}-group{group}"
-            for number, step in enumerate(batch.steps)
-            for group in step.groups
-        ],
-    )
+    generated = {
+        "prompt_token_ids": [ids.tolist() for ids in batch.prompts],
+        "response_ids": [ids.tolist() for ids in batch.responses],
+        "rewards": [[0.0] * len(ids) for ids in batch.responses],
+        "loss_masks": [mask.astype(int).tolist() for mask in batch.masks],
+    }
+    prompts = [
+        f"step{number}-group{group}"
+        for number, step in enumerate(batch.steps)
+        for group in step.groups
+    ]
+    with refusals():
+        data = trainer.convert_to_training_input(generated, prompts)
     rows, width = data["loss_mask"].shape
     advantages = torch.zeros(rows, width)
     for row, values in enumerate(batch.advantages):

@@ -7,11 +7,29 @@ from pathlib import Path
 
 import pytest
 
+from adapters.contract import Layout
 from conformance.cases import CORPUS
 from reference.aggregation import Mode
 from tests import command
 
 pytestmark = pytest.mark.skyrl
+
+OUTSIDE_ITS_CONTRACT = {"interleaved_groups": "refused", "dropped_rollouts": "unsupported"}
+"""SkyRL takes the samples of a prompt to be adjacent, and as many rollouts for every prompt."""
+
+
+def unexpected(findings: list[dict]) -> list[str]:
+    """What does not conform though SkyRL is made for it."""
+    return [
+        finding["id"]
+        for finding in findings
+        if finding["verdict"] != OUTSIDE_ITS_CONTRACT.get(finding["case"], "conforms")
+    ]
+
+
+def cases_on(layouts: list[str]) -> int:
+    """How often the layouts run a case of the corpus."""
+    return sum(case.runs_on(Layout.parse(layout)) for case in CORPUS for layout in layouts)
 
 
 def test_forcing_dp_size_to_one_halves_every_weight_and_is_named(tmp_path: Path) -> None:
@@ -36,12 +54,13 @@ def test_forcing_dp_size_to_one_halves_every_weight_and_is_named(tmp_path: Path)
 
 @pytest.mark.parametrize("depth", ["reducer", "loss"])
 def test_depths_below_the_step_conform(tmp_path: Path, depth: str) -> None:
-    layouts = ["--layout=dp1-cp1-mb2-bshd", "--layout=dp2-cp2-mbtokens-thd"]
-    result = command.run(tmp_path, "skyrl", f"--depth={depth}", *layouts)
+    layouts = ["dp1-cp1-mb2-bshd", "dp2-cp2-mbtokens-thd"]
+    chosen = [f"--layout={layout}" for layout in layouts]
+    result = command.run(tmp_path, "skyrl", f"--depth={depth}", *chosen)
 
     findings = result.report["findings"]
-    assert len(findings) == len(layouts) * len(CORPUS) * len(Mode)
-    assert {finding["verdict"] for finding in findings} == {"conforms"}, result.output
+    assert len(findings) == cases_on(layouts) * len(Mode)
+    assert unexpected(findings) == [], result.output
     assert {finding["depth"] for finding in findings} == {depth}
 
 
@@ -52,15 +71,15 @@ def test_megatron_engine_conforms_under_context_and_tensor_parallelism(tmp_path:
 
     findings = result.report["findings"]
     assert result.report["engine"] == "megatron"
-    assert len(findings) == len(layouts) * len(CORPUS) * len(Mode)
-    assert {finding["verdict"] for finding in findings} == {"conforms"}, result.output
+    assert len(findings) == cases_on(layouts) * len(Mode)
+    assert unexpected(findings) == [], result.output
 
 
 def test_megatron_engine_conforms_at_depth_loss(tmp_path: Path) -> None:
     arguments = ("--engine=megatron", "--depth=loss", "--layout=dp2-cp2-mb2-thd")
     result = command.run(tmp_path, "skyrl", *arguments)
 
-    assert {finding["verdict"] for finding in result.report["findings"]} == {"conforms"}
+    assert unexpected(result.report["findings"]) == []
 
 
 def test_workers_find_the_same_byte_for_byte(tmp_path: Path) -> None:
@@ -108,8 +127,9 @@ def test_other_versions_run_from_a_repository(
     result = command.run(tmp_path, "skyrl", f"--source={repository}@{ref}", *layouts)
 
     modes = result.report["summary"]["modes"]
-    assert {m for m, verdicts in modes.items() if "unsupported" in verdicts} == unsupported
-    assert {v for verdicts in modes.values() for v in verdicts} <= {"conforms", "unsupported"}
+    assert {mode for mode in modes if set(modes[mode]) == {"unsupported"}} == unsupported
+    known = [finding for finding in result.report["findings"] if finding["mode"] not in unsupported]
+    assert unexpected(known) == []
     assert result.report["source"]["ref"] == ref
     assert result.report["source"]["kind"] == "git"
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from adapters import native, skyrl  # noqa: F401 - torch does not survive a second import
+from adapters.contract import Layout
 from conformance.cases import CORPUS
 from reference.aggregation import Mode
 from tests import command
@@ -18,12 +19,18 @@ from tests import command
 ONE_CASE = ("-k", "uneven_lengths")
 
 
+def cases_on(*layouts: str) -> int:
+    """How often the layouts run a case of the corpus."""
+    return sum(case.runs_on(Layout.parse(layout)) for case in CORPUS for layout in layouts)
+
+
 def test_run_prints_the_summary_and_writes_the_report(tmp_path: Path) -> None:
     result = command.run(tmp_path, "native", "--layout=dp2-cp2-mb2-thd")
 
     assert result.status == 0, result.output
     assert "native 0.1.0, engine torch, depth step, cpu/gloo" in result.output
-    cases, findings = len(CORPUS), len(CORPUS) * len(Mode)
+    cases = cases_on("dp2-cp2-mb2-thd")
+    findings = cases * len(Mode)
     assert result.output.count(f"{cases} ok") == len(Mode)
     report = result.report
     assert report["complete"]
@@ -43,7 +50,7 @@ def test_every_finding_is_a_test_that_pytest_options_apply_to(tmp_path: Path) ->
     assert [finding["id"] for finding in result.report["findings"]] == [name]
     assert result.report["selection"] == {
         "selected": 1,
-        "deselected": 2 * len(CORPUS) * len(Mode) - 1,
+        "deselected": cases_on("dp1-cp1-mb1-bshd", "dp2-cp1-mb1-bshd") * len(Mode) - 1,
     }
     [case] = ET.parse(tmp_path / "junit.xml").iter("testcase")
     assert case.attrib["name"] == f"test_finding[{name}]"
@@ -94,6 +101,17 @@ def test_refusing_to_split_prompt_groups_is_right_for_prompt_mean_only(tmp_path:
         "prompt_mean": "refused",
         "token_mean": "mismatch",
         "constant": "mismatch",
+    }
+
+
+def test_refusing_prompt_groups_whose_members_are_not_adjacent_is_right(tmp_path: Path) -> None:
+    cases = ("-k", "weights and (interleaved_groups or uneven_lengths)")
+    result = command.run(tmp_path, "adjacentgroupsonly", "--layout=dp2-cp1-mb1-bshd", *cases)
+
+    assert result.status == 0, result.output
+    assert {(f["case"], f["verdict"]) for f in result.report["findings"]} == {
+        ("uneven_lengths", "conforms"),
+        ("interleaved_groups", "refused"),
     }
 
 
