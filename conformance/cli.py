@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from adapters.contract import Depth
-from conformance import history, inventory
+from conformance import history, inventory, listing
+from conformance.cases import CORPUS
 from conformance.settings import SETTINGS_ERRORS
 from reference.aggregation import Mode
 
@@ -21,6 +22,14 @@ if TYPE_CHECKING:
 
 USAGE_ERROR = 2
 
+USAGE_ERRORS = (
+    history.InvalidHistoryError,
+    inventory.InvalidSourceError,
+    listing.UnknownCaseError,
+    *SETTINGS_ERRORS,
+)
+"""What a command cannot be carried out for."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit status is 0, or 2 for a command that cannot be carried out."""
@@ -28,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         for line in options.lines(options):
             print(line, flush=True)
-    except (inventory.InvalidSourceError, history.InvalidHistoryError, *SETTINGS_ERRORS) as error:
+    except USAGE_ERRORS as error:
         print(f"rl-loss-conformance: {error}", file=sys.stderr)
         return USAGE_ERROR
     return 0
@@ -49,6 +58,11 @@ def _parser() -> argparse.ArgumentParser:
         help="where the framework of an adapter is (repeatable)",
     )
     adapters.set_defaults(lines=lambda options: _adapters(dict(options.source)))
+    cases = commands.add_parser(
+        "cases", help="the corpus as a table: what each case catches and where that is known from"
+    )
+    cases.add_argument("names", nargs="*", metavar="NAME", help="show these, sample by sample")
+    cases.set_defaults(lines=lambda options: _cases(options.names))
     _add_history(commands)
     return parser
 
@@ -101,6 +115,15 @@ def _adapters(sources: dict[str, str]) -> Iterator[str]:
             ranks = max(layout.world_size for layout in layouts)
             yield _row("layouts", f"{len(layouts)}, on up to {ranks} ranks")
         yield ""
+
+
+def _cases(names: Sequence[str]) -> Iterator[str]:
+    if not names:
+        yield from listing.table(CORPUS)
+    for number, case in enumerate([listing.find(name) for name in names]):
+        if number:
+            yield ""
+        yield from listing.detail(case)
 
 
 def _history(options: argparse.Namespace) -> Iterator[str]:

@@ -46,7 +46,9 @@ def test_every_other_command_is_run_somewhere() -> None:
         line for line in COMMANDS if f"\n{line}\n" in ci
     ]
     assert [line for line in COMMAND_LINE if line not in HISTORY] == [
-        "rl-loss-conformance adapters"
+        "rl-loss-conformance adapters",
+        "rl-loss-conformance cases",
+        "rl-loss-conformance cases worked_example",
     ], "which test_cli runs"
 
 

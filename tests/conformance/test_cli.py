@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from conformance import cli
+from conformance.cases import CORPUS
 from tests import command
 
 
@@ -61,3 +62,64 @@ def test_source_without_a_name_is_refused(capsys: pytest.CaptureFixture[str]) ->
     with pytest.raises(SystemExit):
         cli.main(["adapters", "--source=/tmp"])
     assert "'/tmp' is not of the form NAME=PATH" in capsys.readouterr().err
+
+
+def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
+    """What a command prints, line by line."""
+    assert cli.main(arguments) == 0
+    return capsys.readouterr().out.splitlines()
+
+
+def test_cases_are_a_table_with_what_each_catches_and_its_source(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    header, *rows = printed(capsys, "cases")
+
+    assert header.split() == ["case", "samples", "prompts", "active", "tokens", "catches", "source"]
+    assert [row.split()[0] for row in rows] == [case.name for case in CORPUS]
+    for row, case in zip(rows, CORPUS, strict=True):
+        assert f"  {case.catches}  " in row
+        assert row.endswith(f"  {case.source}")
+    [two_steps] = [row for row in rows if row.startswith("two_steps ")]
+    assert two_steps.split()[:4] == ["two_steps", "8+8", "4+4", "35+51"]
+
+
+def test_case_is_shown_with_its_samples_and_weights(capsys: pytest.CaptureFixture[str]) -> None:
+    text = "\n".join(printed(capsys, "cases", "worked_example", "two_steps"))
+    worked, step, other = text.split("\n\n", 2)
+
+    assert worked.startswith("worked_example\n  catches  a hard-coded divisor")
+    assert re.search(r"\n  source   miles pull request 1328", worked)
+    heading, header, row = step.splitlines()
+    assert heading == "step 1 of 1: N = 1 samples, P = 1 prompts, M = 3 active tokens, L = 4"
+    assert dict(zip(header.split(), row.split(), strict=True)) == {
+        "sample": "0",
+        "group": "0",
+        "rollout": "0",
+        "prompt": "1",
+        "response": "3",
+        "sample_mean": "1/3",
+        "prompt_mean": "1/3",
+        "token_mean": "1/3",
+        "constant": "1/4",
+        "mask": "111",
+    }
+    assert other.startswith("two_steps\n")
+    assert "step 2 of 2: N = 8 samples" in other
+
+
+def test_long_masks_are_shortened_and_huge_steps_shown_without_weights(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    lines = printed(capsys, "cases", "production_step")
+
+    assert "  layouts  dp2-cp2-mb2-thd, dp4-cp1-mb2-thd" in lines
+    assert "sample  group  rollout  prompt  response  mask" in lines
+    assert any(line.endswith("  86·1 43·0 130·1") for line in lines)
+    assert max(map(len, lines)) <= 100
+
+
+def test_case_that_does_not_exist_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["cases", "no_such_case"]) == cli.USAGE_ERROR
+    error = capsys.readouterr().err
+    assert "case 'no_such_case' is unknown; choose uneven_lengths, " in error
