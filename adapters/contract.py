@@ -191,8 +191,8 @@ class Observation:
     counted_tokens: tuple[float, ...] = ()
     """For each step, what the framework on this rank counted, for `SUM_PER_COUNTED_TOKEN`."""
 
-    micro_batches: tuple[NDArray[np.int32], ...] = ()
-    """For each step, the number of the micro-batch in which this rank held each response token, -1
+    forward_passes: tuple[NDArray[np.int32], ...] = ()
+    """For each step, the number of the forward pass in which this rank held each response token, -1
     where it did not: how the framework really cut the step. Empty if the adapter does not say."""
 
     reported: tuple[float | None, ...] = ()

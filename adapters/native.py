@@ -300,6 +300,6 @@ def _observation(
     return Observation(
         weights=batch.weights_of_steps([gradient.cpu().numpy() for gradient in gradients]),
         combine=combine,
-        micro_batches=batch.micro_batches(FORWARD_PASSES.take()),
+        forward_passes=batch.forward_passes(FORWARD_PASSES.take()),
         reported=reported,
     )

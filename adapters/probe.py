@@ -109,21 +109,17 @@ class ProbedBatch:
             self.split(self.weights(gradient))[number] for number, gradient in enumerate(gradients)
         )
 
-    def micro_batches(
-        self, forward_passes: Sequence[NDArray[np.int64]]
-    ) -> tuple[NDArray[np.int32], ...]:
-        """For each step, in which micro-batch a rank held each response token, -1 where it did not.
+    def forward_passes(self, passes: Sequence[NDArray[np.int64]]) -> tuple[NDArray[np.int32], ...]:
+        """For each step, in which forward pass a rank held each response token, -1 where in none.
 
-        ``forward_passes`` are the token ids that its model was given, one after another; a token is
-        where its predecessor is, from which it is predicted. Micro-batches are numbered from 0 in
-        every step.
+        ``passes`` are the token ids that its model was given, one after another; a token is where
+        its predecessor is, from which it is predicted.
         """
         pass_of_id = np.full(self.probe_size, -1, np.int32)
         # Backwards, as a row that a framework repeats to fill up a batch is where it was first.
-        for number, ids in reversed([*enumerate(forward_passes)]):
+        for number, ids in reversed([*enumerate(passes)]):
             pass_of_id[ids[ids < self.probe_size]] = number  # others are of a framework's padding
-        passes = pass_of_id[np.concatenate(self.responses) - 1]
-        return tuple(_numbered_from_zero(of_step) for of_step in self.split(passes))
+        return self.split(pass_of_id[np.concatenate(self.responses) - 1])
 
     def split(self, values: NDArray[_Number]) -> tuple[NDArray[_Number], ...]:
         """Cut a flat array over all steps into one per step."""
@@ -139,10 +135,3 @@ class ProbedBatch:
             (np.arange(start, start + length), int(prompt_length))
             for start, length, prompt_length in zip(starts, lengths, prompt_lengths, strict=True)
         ]
-
-
-def _numbered_from_zero(passes: NDArray[np.int32]) -> NDArray[np.int32]:
-    held = passes >= 0
-    numbered = np.full_like(passes, -1)
-    numbered[held] = np.unique(passes[held], return_inverse=True)[1]
-    return numbered

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Cut:
-    """Where each response token of a step was: int64 [tokens], -1 where no rank had it.
+    """Where each response token of a step was: int64 [tokens].
 
     ``micro_batch`` counts from 0 on every data-parallel rank.
     """
@@ -42,20 +42,31 @@ class Cut:
         micro_batches: NDArray[np.int64] = most[self.dp_rank]
         return micro_batches
 
-    @classmethod
-    def seen(cls, observations: Sequence[Observation], number: int, layout: Layout) -> Cut | None:
-        """The cut of one step of a job; None where the adapter does not tell all of it.
 
-        Tensor-parallel ranks hold the same tokens: the first speaks for them.
-        """
-        held = [
-            ranks.micro_batches[number]
-            for ranks in observations[:: layout.tp]
-            if ranks.micro_batches
-        ]
-        if len(held) != layout.dp * layout.cp or (np.max(held, axis=0) < 0).any():
-            return None
-        holder = np.argmax(np.array(held) >= 0, axis=0)
-        dp_rank, cp_rank = np.divmod(holder, layout.cp)
-        micro_batch = np.array(held)[holder, np.arange(len(holder))].astype(np.int64)
-        return cls(dp_rank=dp_rank, cp_rank=cp_rank, micro_batch=micro_batch)
+def held(
+    observations: Sequence[Observation], number: int, layout: Layout
+) -> NDArray[np.int32] | None:
+    """In which forward pass each rank held each token of a step, -1 where in none: [ranks, tokens].
+
+    Tensor-parallel ranks hold the same tokens: the first speaks for them. None where the adapter
+    does not tell.
+    """
+    telling = [
+        rank.forward_passes[number] for rank in observations[:: layout.tp] if rank.forward_passes
+    ]
+    return np.array(telling) if len(telling) == layout.dp * layout.cp else None
+
+
+def cut_of(passes: NDArray[np.int32], layout: Layout) -> Cut:
+    """The cut of a step whose tokens ranks held in these forward passes: [ranks, tokens].
+
+    The context-parallel ranks of a sequence go through the same passes, of which some have no
+    token for one of them: they are numbered over all of them.
+    """
+    holder = np.argmax(passes >= 0, axis=0)
+    dp_rank, cp_rank = np.divmod(holder, layout.cp)
+    micro_batch = passes[holder, np.arange(len(holder))].astype(np.int64)
+    for rank in range(layout.dp):
+        mine = dp_rank == rank
+        micro_batch[mine] = np.unique(micro_batch[mine], return_inverse=True)[1]
+    return Cut(dp_rank=dp_rank, cp_rank=cp_rank, micro_batch=micro_batch)

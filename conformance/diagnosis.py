@@ -171,6 +171,8 @@ def _denominators(evidence: Evidence) -> tuple[str, dict[str, float]]:
     """What the token that is most off was divided by, and what it should have been."""
     worst = int(np.abs(evidence.ratios - 1).argmax())
     expected = float(1 / evidence.expected[evidence.active][worst])
+    if evidence.ratios[worst] == 0:
+        return f"a token weighs nothing that is to be divided by {expected:.7g}", {}
     observed = expected / float(evidence.ratios[worst])
     words = f"a token is divided by {observed:.7g} instead of {expected:.7g}"
     return words, {"denominator": observed, "expected_denominator": expected}

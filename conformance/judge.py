@@ -10,7 +10,7 @@ import numpy as np
 
 from adapters.contract import Combine
 from adapters.probe import ProbedBatch
-from conformance.cut import Cut
+from conformance.cut import held
 from conformance.diagnosis import Evidence, ReportedEvidence, diagnose, diagnose_reported
 from conformance.mistakes import Situation
 from conformance.report import Diagnosis, Verdict
@@ -110,7 +110,7 @@ def _situation(
         aggregation=job.aggregation,
         conventions=description.conventions,
         layout=job.layout,
-        cut=Cut.seen(observations, number, job.layout),
+        held=held(observations, number, job.layout),
     )
 
 

@@ -26,63 +26,65 @@ def diagnoses(
     active = situation.expected > 0
     gone = active & np.equal(observed, 0)
     if gone.any() and matches(np.where(gone, 0, situation.expected)):
-        name, words = _whose(situation, gone)
-        yield _diagnosis(situation, gone, name, f"weigh nothing, all others are right: {words}")
+        for name, words in _causes(situation, gone):
+            yield _diagnosis(situation, gone, name, f"weigh nothing, all others are right: {words}")
     twice = active & (observed > 1.5 * situation.expected)
-    if twice.any() and _is_made_of(twice, active, situation.sample):
+    if twice.any() and not twice[active].all() and _is_made_of(twice, active, situation.sample):
         yield from _repeated(situation, twice, matches)
 
 
 def shares(situation: Situation) -> Iterator[Mistake]:
     """The weights that are left where only some ranks or micro-batches are heard of."""
+    for name, words, kept in _shares(situation):
+        yield Mistake(name=name, words=words, weights=np.where(kept, situation.expected, 0))
     cut = situation.cut
+    if cut is not None:
+        for words, kept in (
+            ("last", cut.micro_batch == cut.micro_batches - 1),
+            ("first", cut.micro_batch == 0),
+        ):
+            yield Mistake(
+                name="micro_batches_lost",
+                words=f"it is that of the {words} micro-batch of each rank",
+                weights=np.where(kept, situation.expected, 0),
+            )
+
+
+def _shares(situation: Situation) -> Iterator[tuple[str, str, NDArray[np.bool_]]]:
+    """The tokens of one rank, along each axis of the layout and of both."""
+    cut, layout = situation.cut, situation.layout
     if cut is None:
         return
-    last = cut.micro_batch == cut.micro_batches - 1
-    for name, words, kept in (
-        (
-            "not_reduced_over_dp",
-            "the other data-parallel ranks' share is missing",
-            cut.dp_rank == 0,
-        ),
-        (
-            "not_reduced_over_cp",
-            "the other context-parallel ranks' share is missing",
-            cut.cp_rank == 0,
-        ),
+    for name, whose, part, size in (
+        ("not_reduced_over_dp", "other data-parallel ranks", cut.dp_rank, layout.dp),
+        ("not_reduced_over_cp", "other context-parallel ranks", cut.cp_rank, layout.cp),
         (
             "not_reduced_over_ranks",
-            "the other ranks' share is missing",
-            (cut.dp_rank == 0) & (cut.cp_rank == 0),
+            "all other ranks",
+            cut.dp_rank * layout.cp + cut.cp_rank,
+            layout.dp * layout.cp,
         ),
-        ("micro_batches_lost", "it is that of the last micro-batch", last),
-        ("micro_batches_lost", "it is that of the first micro-batch", cut.micro_batch == 0),
     ):
-        if not kept.all():
-            yield Mistake(name=name, words=words, weights=np.where(kept, situation.expected, 0))
+        if size > 1:
+            for rank in range(size):
+                yield name, f"those of {whose} were not added", part == rank
 
 
-def _whose(situation: Situation, gone: NDArray[np.bool_]) -> tuple[str, str]:
-    """What the tokens have in common that were lost, and the tokens that were not have not."""
+def _causes(situation: Situation, gone: NDArray[np.bool_]) -> Iterator[tuple[str, str]]:
+    """What the tokens that were lost have in common, and the others have not."""
     active, cut = situation.expected > 0, situation.cut
-    if cut is not None and not gone[active].all():
-        for name, words, part in (
-            ("not_reduced_over_dp", "those of other data-parallel ranks", cut.dp_rank),
-            ("not_reduced_over_cp", "those of other context-parallel ranks", cut.cp_rank),
-            (
-                "not_reduced_over_ranks",
-                "those of all other ranks",
-                cut.dp_rank * situation.layout.cp + cut.cp_rank,
-            ),
-        ):
-            kept = np.unique(part[active & ~gone])
-            if len(kept) == 1 and np.array_equal(gone, active & (part != kept[0])):
-                return name, f"{words} were not added"
-        if _is_made_of(gone, active, cut.micro_batch_number):
-            return "micro_batches_lost", "those of whole micro-batches"
+    if situation.untrained[gone].all():
+        yield "samples_lost", "no rank ever held them in training"
+        return
+    for name, words, kept in _shares(situation):
+        if np.array_equal(gone, active & ~kept):
+            yield name, words
+    if cut is not None and _is_made_of(gone, active, cut.micro_batch_number):
+        yield "micro_batches_lost", "those of whole micro-batches"
     if _is_made_of(gone, active, situation.sample):
-        return "samples_lost", "those of whole samples"
-    return "tokens_lost", "their gradient was lost"
+        yield "samples_lost", "those of whole samples"
+    elif not gone[active].all():
+        yield "tokens_lost", "their gradient was lost"
 
 
 def _is_made_of(
@@ -91,7 +93,7 @@ def _is_made_of(
     """Whether it is all active tokens of some parts, and not of all."""
     lost = np.unique(part[gone])
     whole = np.array_equal(gone, active & np.isin(part, lost))
-    return whole and len(lost) < len(np.unique(part[active]))
+    return whole and len(lost) < len(np.unique(part))
 
 
 def _repeated(

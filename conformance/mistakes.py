@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from conformance.cut import Cut, cut_of
 from reference.aggregation import Aggregation, Conventions, EmptyUnits, Mode, SampleUnit
 from reference.weights import token_weights
 
@@ -24,11 +25,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from adapters.contract import Layout
-    from conformance.cut import Cut
     from reference.step import Step
 
-MANTISSA_BITS = {"bfloat16": 8, "float16": 11}
-"""Counts above 2 to that power are not whole in a dtype."""
+COARSE_DTYPES = {"bfloat16": (8, 3.4e38), "float16": (11, 65504.0)}
+"""Significant bits, above 2 to whose power there are no odd numbers, and the largest number."""
 
 FLOAT32_COUNTER_END = 2**24
 """Adding 1 to a float32 of that size changes nothing."""
@@ -43,7 +43,23 @@ class Situation:
     aggregation: Aggregation
     conventions: Conventions
     layout: Layout
-    cut: Cut | None
+    held: NDArray[np.int32] | None
+    """In which forward pass each rank held each token, if that is known: [ranks, tokens]."""
+
+    @cached_property
+    def untrained(self) -> NDArray[np.bool_]:
+        """Tokens that no rank held, as far as is known: [tokens]."""
+        if self.held is None:
+            return np.zeros(len(self.step.mask), np.bool_)
+        untrained: NDArray[np.bool_] = np.less(self.held.max(axis=0), 0)
+        return untrained
+
+    @cached_property
+    def cut(self) -> Cut | None:
+        """How the step was cut; None where that is not known of every token."""
+        if self.held is None or self.untrained.any():
+            return None
+        return cut_of(self.held, self.layout)
 
     @property
     def step(self) -> Step:
@@ -78,7 +94,9 @@ class Situation:
         return len(tokens) if counted else max(int((tokens > 0).sum()), 1)
 
     def weights(
-        self, tokens: NDArray[np.float64] | None = None, units: NDArray[np.float64] | float = 0
+        self,
+        tokens: NDArray[np.float64] | None = None,
+        units: NDArray[np.float64] | float | None = None,
     ) -> NDArray[np.float64]:
         """1 / (units · tokens) for active tokens: [tokens].
 
@@ -86,7 +104,8 @@ class Situation:
         """
         counted = self.unit_tokens if tokens is None else tokens
         per_token = counted[self.sample] if len(counted) == self.step.size else counted
-        denominators = np.broadcast_to((units or self.units) * per_token, self.expected.shape)
+        counted_units = self.units if units is None else units
+        denominators = np.broadcast_to(counted_units * per_token, self.expected.shape)
         active = self.step.mask & (denominators > 0)
         return np.divide(1.0, denominators, out=np.zeros_like(self.expected), where=active)
 
@@ -124,12 +143,12 @@ def mistakes(situation: Situation) -> Iterator[Mistake]:
     """
     yield from _layout_factors(situation)
     yield from _undivided(situation)
+    yield from _other_steps(situation)
     yield from _other_tokens(situation)
     yield from _other_modes(situation)
     yield from _other_conventions(situation)
     yield from _other_units(situation)
     yield from _parts(situation)
-    yield from _other_steps(situation)
     yield from _rounded_counts(situation)
     yield from _step_factors(situation)
 
@@ -269,11 +288,12 @@ def _off_by_the_same(situation: Situation) -> Iterator[Mistake]:
     tokens = situation.step.active_tokens
     for difference in (1, -1, 2, -2):
         counts = np.where(tokens > 0, np.maximum(tokens + difference, 0), 0)
+        counted = np.maximum(situation.tokens_if(counts), 1)
         sign = "more" if difference > 0 else "less"
         yield Mistake(
-            name="samples_miscounted",
+            name="tokens_per_sample_miscounted",
             words=f"every sample counts {abs(difference)} token {sign} than it has",
-            weights=situation.weights(situation.tokens_if(counts)),
+            weights=situation.weights(counted),
         )
 
 
@@ -322,7 +342,7 @@ def _parts(situation: Situation) -> Iterator[Mistake]:
     """Denominators of what one rank, micro-batch or context-parallel slice holds of the step."""
     if situation.cut is None:
         return
-    for part in _cut_into(situation.cut):
+    for part in _cut_into(situation.cut, situation.layout):
         if part.count.max() > 1:
             yield from _of_parts(situation, part)
 
@@ -341,28 +361,36 @@ class _Part:
     count: NDArray[np.int64]
     """How many parts their means are averaged over: [tokens]."""
 
+    slices: int = 1
+    """How many of them are of the same sequences."""
+
     @property
     def words(self) -> str:
         return self.name.replace("_", " ")
 
 
-def _cut_into(cut: Cut) -> Iterator[_Part]:
+def _cut_into(cut: Cut, layout: Layout) -> Iterator[_Part]:
     dp, cp = cut.dp_rank, cut.cp_rank
     micro_batch = cut.micro_batch_number
-    ranks, slices = int(dp.max()) + 1, int(cp.max()) + 1
+    ranks, slices = layout.dp, layout.cp
     micro_batches = ranks * cut.micro_batches
     everywhere = np.ones_like(dp)
     yield _Part(name="rank", label=dp, whole=dp, count=ranks * everywhere)
     yield _Part(name="micro_batch", label=micro_batch, whole=micro_batch, count=micro_batches)
     if slices > 1:
         yield _Part(
-            name="cp_slice", label=dp * slices + cp, whole=dp, count=ranks * slices * everywhere
+            name="cp_slice",
+            label=dp * slices + cp,
+            whole=dp,
+            count=ranks * slices * everywhere,
+            slices=slices,
         )
         yield _Part(
             name="cp_slice_of_a_micro_batch",
             label=micro_batch * slices + cp,
             whole=micro_batch,
             count=micro_batches * slices,
+            slices=slices,
         )
 
 
@@ -375,27 +403,39 @@ def _of_parts(situation: Situation, part: _Part) -> Iterator[Mistake]:
     """Both counts taken per part and the parts averaged; or one of the two alone."""
     unit = situation.unit[situation.sample]
     units = _units_held(unit, part.whole)
-    words = f"are counted per {part.words}"
-    averaged = f"and averaged over {int(part.count.max())}"
+    words = f"counted per {part.words} and averaged over {int(part.count.max())}"
     if situation.mode is Mode.CONSTANT:
         tokens = situation.unit_tokens[situation.sample]
     else:
         tokens = _tokens_held(unit, part.label, situation.step.mask)
-        yield Mistake(
-            name=f"tokens_counted_per_{part.name}",
-            words=f"tokens {words}",
-            weights=situation.weights(tokens),
-        )
+        yield from _of_tokens_held(situation, part, tokens)
     yield Mistake(
         name=f"denominators_per_{part.name}",
-        words=f"denominators {words} {averaged}",
+        words=f"denominators are {words}",
         weights=situation.weights(tokens, units * part.count),
     )
     if situation.mode is Mode.PROMPT_MEAN:
         yield Mistake(
             name=f"units_counted_per_{part.name}",
-            words=f"units {words} {averaged}",
+            words=f"prompts are {words}",
             weights=situation.weights(units=units * part.count),
+        )
+
+
+def _of_tokens_held(
+    situation: Situation, part: _Part, tokens: NDArray[np.float64]
+) -> Iterator[Mistake]:
+    """Tokens counted per part and units in the whole step: the parts' means added, or averaged."""
+    yield Mistake(
+        name=f"tokens_counted_per_{part.name}",
+        words=f"tokens are counted per {part.words}",
+        weights=situation.weights(tokens),
+    )
+    for count in {int(part.count.max()), part.slices} - {1}:
+        yield Mistake(
+            name=f"denominators_per_{part.name}",
+            words=f"tokens are counted per {part.words} and means averaged over {count}",
+            weights=situation.weights(tokens, float(situation.units * count)),
         )
 
 
@@ -445,11 +485,11 @@ def _rounded_counts(situation: Situation) -> Iterator[Mistake]:
     if situation.mode is Mode.CONSTANT:
         return
     tokens = situation.unit_tokens
-    for dtype, bits in MANTISSA_BITS.items():
+    for dtype, (bits, largest) in COARSE_DTYPES.items():
         yield Mistake(
             name=f"counted_in_{dtype}",
             words=f"tokens are counted in {dtype}, which has no odd numbers above {2**bits}",
-            weights=situation.weights(_rounded(tokens, bits)),
+            weights=situation.weights(_rounded(tokens, bits, largest)),
         )
     yield Mistake(
         name="counted_in_float32",
@@ -465,8 +505,8 @@ def _rounded_counts(situation: Situation) -> Iterator[Mistake]:
         )
 
 
-def _rounded(counts: NDArray[np.float64], bits: int) -> NDArray[np.float64]:
-    """To nearest, ties to even, with so many significant bits."""
+def _rounded(counts: NDArray[np.float64], bits: int, largest: float) -> NDArray[np.float64]:
+    """To nearest, ties to even, with so many significant bits, up to the largest number."""
     mantissas, exponents = np.frexp(counts)
     rounded: NDArray[np.float64] = np.ldexp(np.round(mantissas * 2**bits), exponents - bits)
-    return rounded
+    return np.where(rounded > largest, np.inf, rounded)

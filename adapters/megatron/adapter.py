@@ -142,7 +142,7 @@ class MegatronAdapter(Adapter):
             combine=combine(job.depth, per_token=per_token),
             counted_tokens=trained.take_counted_tokens(),
             reported=LOG.policy_losses(job),
-            micro_batches=batch.micro_batches(FORWARD_PASSES.take()),
+            forward_passes=batch.forward_passes(FORWARD_PASSES.take()),
         )
 
     def arguments(self, job: Job) -> Any:

@@ -121,7 +121,7 @@ class MilesFsdpAdapter(Adapter):
             weights=batch.weights_of_steps(trained.gradients),
             combine=Combine.REPLICATED if job.depth is Depth.STEP else Combine.MEAN,
             reported=LOG.policy_losses(job),
-            micro_batches=batch.micro_batches(FORWARD_PASSES.take()),
+            forward_passes=batch.forward_passes(FORWARD_PASSES.take()),
         )
 
 

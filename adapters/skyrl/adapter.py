@@ -73,5 +73,5 @@ class SkyRLAdapter(Adapter):
             weights=batch.weights_of_steps(worker.gradients),
             combine=Combine.REPLICATED if job.depth is Depth.STEP else Combine.MEAN,
             reported=reported if job.depth is Depth.STEP else (),
-            micro_batches=batch.micro_batches(FORWARD_PASSES.take()),
+            forward_passes=batch.forward_passes(FORWARD_PASSES.take()),
         )

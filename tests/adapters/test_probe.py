@@ -37,7 +37,7 @@ def test_weights_are_read_back_exactly(batch: list[Step], seed: int) -> None:
     assert [len(part) for part in probed.split(weights)] == [len(step.mask) for step in batch]
 
 
-def test_micro_batches_are_told_apart_from_a_frameworks_padding() -> None:
+def test_forward_passes_are_told_apart_from_a_frameworks_padding() -> None:
     step = Step.of([Sample(prompt_length=2, loss_mask=[1, 0], group=group) for group in range(3)])
     batch = ProbedBatch((step,))
     first, second, third = (
@@ -46,7 +46,7 @@ def test_micro_batches_are_told_apart_from_a_frameworks_padding() -> None:
     padding = np.array([batch.probe_size, 99])
     repeated = np.concatenate([second, padding])
 
-    [held] = batch.micro_batches([np.concatenate([first, [0]]), third, repeated, first])
+    [held] = batch.forward_passes([np.concatenate([first, [0]]), third, repeated, first])
 
     assert held.tolist() == [0, 0, 2, 2, 1, 1]
 

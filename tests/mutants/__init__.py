@@ -1,0 +1,24 @@
+"""The catalogue of mutants: what a conformance suite has to notice."""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING
+
+from tests.mutants import counts, factors, losses, metrics, parts
+from tests.mutants.mutant import Mutant
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import ModuleType
+
+
+def _of(module: ModuleType) -> Iterator[type[Mutant]]:
+    for member in vars(module).values():
+        is_mutant = inspect.isclass(member) and issubclass(member, Mutant)
+        if is_mutant and member.__module__ == module.__name__ and hasattr(member, "diagnosis"):
+            yield member
+
+
+MUTANTS = [mutant for module in (factors, counts, parts, losses, metrics) for mutant in _of(module)]
+"""In the order of the modules, and as written in them."""

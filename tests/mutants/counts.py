@@ -1,0 +1,349 @@
+"""Something else is counted than active tokens, samples or prompts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import torch
+
+from adapters.native import (
+    Packed,
+    SampleTensors,
+    denominators,
+    tokens_of_groups,
+    with_denominators,
+)
+from conformance.cases import CORPUS
+from reference.aggregation import Aggregation, Mode
+from tests.mutants.mutant import ALONE, MEANS, UNITED, WIDE, Counting, Mutant
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+class OtherTokens(Counting):
+    """Samples count ``tokens`` in the place of their active ones."""
+
+    modes = MEANS
+
+    def counted(self, samples: list[SampleTensors]) -> list[float]:
+        return with_counts(samples, self.aggregation.mode, [*map(self.tokens, samples)])
+
+    def tokens(self, sample: SampleTensors) -> float:
+        """Tokens that a sample counts."""
+        raise NotImplementedError
+
+
+def with_counts(
+    samples: Sequence[SampleTensors], mode: Mode, counts: Sequence[float]
+) -> list[float]:
+    """Denominators, if samples had so many tokens."""
+    if mode is Mode.SAMPLE_MEAN:
+        return [float(len(samples) * max(count, 1)) for count in counts]
+    if mode is Mode.TOKEN_MEAN:
+        return [float(max(sum(counts), 1))] * len(samples)
+    of_group: Counter[int] = Counter()
+    for sample, count in zip(samples, counts, strict=True):
+        of_group[sample.group] += count  # type: ignore[assignment]
+    return [float(len(of_group) * max(of_group[sample.group], 1)) for sample in samples]
+
+
+class EmptySamplesClamped(OtherTokens):
+    """Each sample's count is clamped to 1, so that an empty one adds a token to the sum."""
+
+    diagnosis = "empty_samples_counted"
+    modes = (Mode.PROMPT_MEAN, Mode.TOKEN_MEAN)
+
+    def tokens(self, sample: SampleTensors) -> float:
+        return max(sample.tokens, 1)
+
+
+class MaskedTokensCounted(OtherTokens):
+    """The response's length is taken for its number of active tokens."""
+
+    diagnosis = "masked_tokens_counted"
+
+    def tokens(self, sample: SampleTensors) -> float:
+        return int((sample.advantages != 0).sum())
+
+
+class PromptTokensCounted(OtherTokens):
+    """The sequence's length is taken for the response's."""
+
+    diagnosis = "prompt_tokens_counted"
+
+    def tokens(self, sample: SampleTensors) -> float:
+        return len(sample.ids)
+
+
+class EndOfSequenceCounted(OtherTokens):
+    """A token more per sample, for the end of sequence that the mask has too."""
+
+    diagnosis = "tokens_per_sample_miscounted"
+
+    def tokens(self, sample: SampleTensors) -> float:
+        return sample.tokens + (sample.tokens > 0)
+
+
+class LastTokenNotCounted(OtherTokens):
+    """A token less per sample: counted after the mask was shifted to the labels."""
+
+    diagnosis = "tokens_per_sample_miscounted"
+
+    def tokens(self, sample: SampleTensors) -> float:
+        return max(sample.tokens - 1, 0)
+
+
+class ResponsePaddingCounted(Counting):
+    """The mean goes over rows that are padded to the longest response of the step."""
+
+    diagnosis = "padding_counted"
+    modes = MEANS
+
+    def counted(self, samples: list[SampleTensors]) -> list[float]:
+        widest = max(int((sample.advantages != 0).sum()) for sample in samples)
+        return with_counts(samples, self.aggregation.mode, [widest] * len(samples))
+
+
+class PaddedRowsAveraged(Mutant):
+    """`mean()` over the padded rows of a micro-batch: padding counts, here more, there less."""
+
+    diagnosis = "padding_counted"
+    modes = (Mode.SAMPLE_MEAN,)
+
+    def divided(self, samples: list[SampleTensors]) -> list[SampleTensors]:
+        self.size = len(samples)
+        return super().divided(samples)
+
+    def cut(self, samples: list[SampleTensors]) -> list[list[SampleTensors]]:
+        return [
+            with_denominators(
+                part, [self.size * max(len(sample.ids) for sample in part)] * len(part)
+            )
+            for part in super().cut(samples)
+        ]
+
+
+class EmptySamplesLeftOut(Counting):
+    """The mean over samples goes over those that have an active token."""
+
+    diagnosis = "sample_units_excluded"
+    modes = (Mode.SAMPLE_MEAN, Mode.PROMPT_MEAN, Mode.CONSTANT)
+
+    def counted(self, samples: list[SampleTensors]) -> list[float]:
+        kept = [sample for sample in samples if sample.tokens]
+        if self.aggregation.mode is Mode.PROMPT_MEAN:
+            full = {g for g, tokens in tokens_of_groups(samples).items() if tokens}
+            kept = [sample for sample in samples if sample.group in full]
+        by_sample = dict(zip(map(id, kept), denominators(kept, self.aggregation), strict=True))
+        return [by_sample.get(id(sample), 1.0) for sample in samples]
+
+
+class SamplesCountedAsPrompts(Counting):
+    """The sum over prompts is divided by the number of samples (slime pull request 2090)."""
+
+    diagnosis = "samples_counted_as_prompts"
+    modes = (Mode.PROMPT_MEAN,)
+    layouts = (ALONE, WIDE)
+
+    def counted(self, samples: list[SampleTensors]) -> list[float]:
+        tokens = tokens_of_groups(samples)
+        return [float(len(samples) * max(tokens[sample.group], 1)) for sample in samples]
+
+
+class PromptsCountedAsSamples(Counting):
+    """The sum over samples is divided by the number of prompts."""
+
+    diagnosis = "prompts_counted_as_samples"
+    modes = (Mode.SAMPLE_MEAN, Mode.CONSTANT)
+    layouts = (ALONE, WIDE)
+
+    def counted(self, samples: list[SampleTensors]) -> list[float]:
+        prompts = len(tokens_of_groups(samples))
+        right = denominators(samples, self.aggregation)
+        return [value / len(samples) * prompts for value in right]
+
+
+class TokensCountedAsUnits(Counting):
+    """The train step divides by its tokens what is a sum over samples or prompts already."""
+
+    diagnosis = "tokens_counted_as_"
+    modes = (Mode.SAMPLE_MEAN, Mode.PROMPT_MEAN, Mode.CONSTANT)
+
+    def counted(self, samples: list[SampleTensors]) -> list[float]:
+        prompts = len(tokens_of_groups(samples))
+        units = prompts if self.aggregation.mode is Mode.PROMPT_MEAN else len(samples)
+        tokens = max(sum(sample.tokens for sample in samples), 1)
+        return [value / units * tokens for value in denominators(samples, self.aggregation)]
+
+
+class NothingDivided(Counting):
+    """Losses are added up; the normaliser is returned beside them and nobody uses it."""
+
+    diagnosis = "not_divided"
+
+    def counted(self, samples: list[SampleTensors]) -> list[float]:
+        return [1.0] * len(samples)
+
+
+class AsAnotherMode(Counting):
+    """The aggregation that was asked for does not arrive where losses are reduced."""
+
+    given: Mode
+
+    def counted(self, samples: list[SampleTensors]) -> list[float]:
+        return denominators(samples, Aggregation(self.given))
+
+
+class AlwaysPerSample(AsAnotherMode):
+    """The reducer's default, per sample, is used whatever was chosen."""
+
+    diagnosis = "weights_of_sample_mean"
+    modes = (Mode.PROMPT_MEAN, Mode.TOKEN_MEAN, Mode.CONSTANT)
+    given = Mode.SAMPLE_MEAN
+
+
+class AlwaysPerToken(AsAnotherMode):
+    """The legacy per-token flag overrides what was chosen."""
+
+    diagnosis = "weights_of_token_mean"
+    modes = (Mode.SAMPLE_MEAN, Mode.PROMPT_MEAN, Mode.CONSTANT)
+    given = Mode.TOKEN_MEAN
+
+
+class AlwaysPerPrompt(AsAnotherMode):
+    """Groups' totals are handed to the default reducer as its denominators."""
+
+    diagnosis = "weights_of_prompt_mean"
+    modes = (Mode.SAMPLE_MEAN, Mode.TOKEN_MEAN, Mode.CONSTANT)
+    given = Mode.PROMPT_MEAN
+
+
+class Remembering(Counting):
+    """Denominators of another step than this one."""
+
+    def counted(self, samples: list[SampleTensors]) -> list[float]:
+        mode, own = self.aggregation.mode, denominators(samples, self.aggregation)
+        of_others = self.remembered(samples)
+        if mode is Mode.TOKEN_MEAN:
+            return [float(max(sum(sample.tokens for sample in of_others), 1))] * len(samples)
+        count = len(tokens_of_groups(of_others)) if mode is Mode.PROMPT_MEAN else len(of_others)
+        right = len(tokens_of_groups(samples)) if mode is Mode.PROMPT_MEAN else len(samples)
+        return [value / right * count for value in own]
+
+    def remembered(self, samples: list[SampleTensors]) -> list[SampleTensors]:
+        """The samples that are counted."""
+        raise NotImplementedError
+
+
+class StepBeforeCounted(Remembering):
+    """The number of tokens is kept from one step to the next and updated too late."""
+
+    diagnosis = "counted_of_the_step_before"
+    modes = (Mode.TOKEN_MEAN,)
+    latest: list[SampleTensors] | None = None
+
+    def remembered(self, samples: list[SampleTensors]) -> list[SampleTensors]:
+        before, self.latest = self.latest or samples, samples
+        return before
+
+
+class BatchCounted(Counting):
+    """Normalisers are computed where rollouts arrive, over all steps made of them."""
+
+    diagnosis = "counted_over_batch"
+
+    def counted(self, samples: list[SampleTensors]) -> list[float]:
+        steps, mode = self.job.steps, self.aggregation.mode
+        own = denominators(samples, self.aggregation)
+        if mode is Mode.TOKEN_MEAN:
+            return [float(max(sum(step.active_tokens.sum() for step in steps), 1))] * len(samples)
+        if mode is Mode.PROMPT_MEAN:
+            right = len(tokens_of_groups(samples))
+            count = sum(len(set(step.groups.tolist())) for step in steps)
+        else:
+            right, count = len(samples), sum(step.size for step in steps)
+        return [value / right * count for value in own]
+
+
+class Rounded(Counting):
+    """Tokens are counted in ``dtype``."""
+
+    modes = MEANS
+    layouts = (UNITED,)
+    cases = CORPUS
+    dtype: torch.dtype
+
+    def counted(self, samples: list[SampleTensors]) -> list[float]:
+        if self.aggregation.mode is Mode.SAMPLE_MEAN:
+            totals, units = [sample.tokens for sample in samples], len(samples)
+        elif self.aggregation.mode is Mode.TOKEN_MEAN:
+            totals, units = [sum(sample.tokens for sample in samples)] * len(samples), 1
+        else:
+            of_group = tokens_of_groups(samples)
+            totals, units = [of_group[sample.group] for sample in samples], len(of_group)
+        rounded = torch.tensor([max(total, 1) for total in totals]).to(self.dtype)
+        return (units * rounded.double()).tolist()
+
+
+class CountedInBfloat16(Rounded):
+    """The mask has the dtype of the model, and so has its sum: no odd number above 256."""
+
+    diagnosis = "counted_in_bfloat16"
+    dtype = torch.bfloat16
+
+
+class CountedInFloat16(Rounded):
+    """The same in float16: no odd number above 2,048."""
+
+    diagnosis = "counted_in_float16"
+    dtype = torch.float16
+
+
+class IntegerDivision(Counting):
+    """Tokens per sample, `//`, times samples: what is left over is not counted."""
+
+    diagnosis = "integer_division"
+    modes = (Mode.TOKEN_MEAN,)
+
+    def counted(self, samples: list[SampleTensors]) -> list[float]:
+        tokens = sum(sample.tokens for sample in samples)
+        return [float(max(len(samples) * (tokens // len(samples)), 1))] * len(samples)
+
+
+class IntegerDivisionByDp(Counting):
+    """Tokens per rank, `//`, times ranks."""
+
+    diagnosis = "integer_division"
+    modes = (Mode.TOKEN_MEAN,)
+    layouts = (UNITED, WIDE)
+
+    def counted(self, samples: list[SampleTensors]) -> list[float]:
+        tokens = sum(sample.tokens for sample in samples)
+        return [float(max(self.layout.dp * (tokens // self.layout.dp), 1))] * len(samples)
+
+
+class EmptyStepDividedByZero(Counting):
+    """No clamp at all: where nothing is active, 0 is divided by 0."""
+
+    diagnosis = "not_finite"
+    modes = MEANS
+
+    def counted(self, samples: list[SampleTensors]) -> list[float]:
+        wrong = with_counts(samples, self.aggregation.mode, [sample.tokens for sample in samples])
+        empty = not any(sample.tokens for sample in samples)
+        return [0.0] * len(samples) if empty else wrong
+
+    def token_losses(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
+        return -packed.advantages * log_probs * packed.mask
+
+
+class MaskIgnored(Mutant):
+    """The mask is in the denominator and not in the sum."""
+
+    diagnosis = "inactive_tokens_weigh"
+
+    def token_losses(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
+        everything = torch.ones_like(packed.mask)
+        return super().token_losses(log_probs, Packed(**{**vars(packed), "mask": everything}))

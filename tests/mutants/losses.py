@@ -1,0 +1,133 @@
+"""Some tokens are lost on the way, or come twice."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+from adapters.native import Packed, SampleTensors
+from reference.aggregation import Mode
+from tests.mutants.mutant import SLICED, UNEVEN, UNITED, WIDE, Mutant
+
+if TYPE_CHECKING:
+    from adapters.native import LossFunction
+
+
+class TruncatedByZip(Mutant):
+    """`zip` over samples and denominators that are one too few: the last sample is gone."""
+
+    diagnosis = "samples_lost"
+
+    def divided(self, samples: list[SampleTensors]) -> list[SampleTensors]:
+        return super().divided(samples)[: len(samples) - 1] if len(samples) > 1 else samples
+
+
+class LastMicroBatchDropped(Mutant):
+    """`drop_last`: the micro-batch that is not full is not trained on."""
+
+    diagnosis = "samples_lost"
+
+    def cut(self, samples: list[SampleTensors]) -> list[list[SampleTensors]]:
+        parts = super().cut(samples)
+        return parts[:-1] if len(parts) > 1 else parts
+
+
+class AccumulationOverwritten(Mutant):
+    """Gradients are zeroed before every micro-batch and not before every step."""
+
+    diagnosis = "micro_batches_lost"
+
+    def accumulate(
+        self, probe: torch.Tensor, samples: list[SampleTensors], token_losses: LossFunction
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self.probe = probe
+        return super().accumulate(probe, samples, token_losses)
+
+    def reduce(self, token_losses: torch.Tensor, packed: Packed) -> torch.Tensor:
+        assert self.probe.grad is not None
+        self.probe.grad.zero_()
+        return super().reduce(token_losses, packed)
+
+
+class NotReducedOverDp(Mutant):
+    """Gradients are reduced over slices, and every data-parallel rank keeps its own."""
+
+    diagnosis = "not_reduced_over_dp"
+    layouts = (UNITED, WIDE)
+
+    def synchronise(self, gradient: torch.Tensor) -> None:
+        first = self.dp_rank * self.layout.cp
+        reduce_among(range(first, first + self.layout.cp), gradient, self.layout.world_size)
+
+
+class NotReducedOverCp(Mutant):
+    """Gradients are reduced over data-parallel ranks, and every slice keeps its own."""
+
+    diagnosis = "not_reduced_over_cp"
+    layouts = (UNITED, SLICED)
+
+    def synchronise(self, gradient: torch.Tensor) -> None:
+        world = self.layout.world_size
+        reduce_among(range(self.cp_rank, world, self.layout.cp), gradient, world)
+
+
+def reduce_among(ranks: range, gradient: torch.Tensor, world_size: int) -> None:
+    """Add up what some ranks hold."""
+    of_ranks = [torch.empty_like(gradient) for _ in range(world_size)]
+    dist.all_gather(of_ranks, gradient)
+    gradient.copy_(torch.stack([of_ranks[rank] for rank in ranks]).sum(dim=0))
+
+
+class PredictionsAcrossChunksLost(Mutant):
+    """Labels are shifted after slicing: what a chunk's last token predicts lies in another one."""
+
+    diagnosis = "tokens_lost"
+    layouts = (UNITED, SLICED)
+
+    def token_losses(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
+        here = packed.labels
+        border = torch.ones_like(packed.mask)
+        follows = here[..., 1:] == here[..., :-1] + 1
+        border[..., :-1] = follows
+        return super().token_losses(log_probs, packed) * border
+
+
+class FirstTokenLost(Mutant):
+    """Log-probabilities are taken from the response on: the prompt's last position is cut off."""
+
+    diagnosis = "tokens_lost"
+
+    def shard(self, samples: list[SampleTensors]) -> list[SampleTensors]:
+        return [replace(sample, mask=without_first(sample)) for sample in super().shard(samples)]
+
+
+def without_first(sample: SampleTensors) -> torch.Tensor:
+    """The mask without the response's first token."""
+    mask = sample.mask.clone()
+    mask[(sample.advantages != 0).nonzero()[0]] = False
+    return mask
+
+
+class FilledUpWithRepeats(Mutant):
+    """Samples are repeated until their number suits the ranks, and trained on twice."""
+
+    diagnosis = "samples_repeated"
+    layouts = (UNEVEN, WIDE)
+
+    def divided(self, samples: list[SampleTensors]) -> list[SampleTensors]:
+        divided = super().divided(samples)
+        return [*divided, *divided[: 1 + -len(divided) % self.layout.dp]]
+
+
+class FilledUpAndCounted(Mutant):
+    """The same, and the repeated samples are counted as well."""
+
+    diagnosis = "samples_repeated"
+    modes = (Mode.SAMPLE_MEAN, Mode.CONSTANT)
+    layouts = (UNEVEN, WIDE)
+
+    def divided(self, samples: list[SampleTensors]) -> list[SampleTensors]:
+        return super().divided([*samples, *samples[: 1 + -len(samples) % self.layout.dp]])

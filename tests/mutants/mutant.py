@@ -1,0 +1,78 @@
+"""What a mutant is: the trainer of `native` with one plausible human mistake in it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from adapters.contract import Job, Layout
+from adapters.native import NativeAdapter, SampleTensors, Trainer, with_denominators
+from conformance.cases import CORPUS, Case
+from conformance.report import Check
+from reference.aggregation import Mode
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+UNITED = Layout.parse("dp2-cp2-mb2-thd")
+UNEVEN = Layout.parse("dp2-cp1-mbuneven-bshd")
+WIDE = Layout.parse("dp4-cp1-mb2-thd")
+SLICED = Layout.parse("dp1-cp4-mb1-bshd")
+ALONE = Layout.parse("dp1-cp1-mb1-thd")
+
+LARGEST = 4
+"""Ranks that they take."""
+
+EVERY = tuple(Mode)
+MEANS = (Mode.SAMPLE_MEAN, Mode.PROMPT_MEAN, Mode.TOKEN_MEAN)
+
+
+EVERYDAY = tuple(case for case in CORPUS if not case.layouts)
+"""Without the cases that are too large for most layouts, and which few mutants need."""
+
+
+class Mutant(Trainer):
+    """A trainer with a mistake, which its docstring tells as a colleague would.
+
+    ``diagnosis`` is the name that the mistake is to be given, ``check`` the one that sees it,
+    ``modes``, ``layouts`` and ``cases`` where it is looked for.
+    """
+
+    diagnosis: ClassVar[str]
+    check: ClassVar[Check] = Check.WEIGHTS
+    modes: ClassVar[Sequence[Mode]] = EVERY
+    layouts: ClassVar[Sequence[Layout]] = (UNITED, UNEVEN)
+    cases: ClassVar[Sequence[Case]] = EVERYDAY
+
+    job: Job
+
+
+@dataclass(frozen=True, kw_only=True)
+class MutantJob(Job):
+    """A job that is trained by a mutant."""
+
+    mutant: type[Mutant]
+
+
+class MutantAdapter(NativeAdapter):
+    """`native`, trained by the mutant that a job names."""
+
+    name = "mutant"
+
+    def trainer(self, job: Job, rank: int) -> Trainer:
+        """The job's own."""
+        assert isinstance(job, MutantJob)
+        mutant = job.mutant(job.aggregation, job.layout, rank)
+        mutant.job = job
+        return mutant
+
+
+class Counting(Mutant):
+    """A mutant that gets denominators wrong, from the samples of the whole step."""
+
+    def divided(self, samples: list[SampleTensors]) -> list[SampleTensors]:
+        return with_denominators(samples, self.counted(samples))
+
+    def counted(self, samples: list[SampleTensors]) -> list[float]:
+        """What each sample's masked loss sum is divided by."""
+        raise NotImplementedError

@@ -1,0 +1,165 @@
+"""Denominators of what a rank, a micro-batch or a slice holds of the step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from adapters.native import (
+    Packed,
+    SampleTensors,
+    denominators,
+    pack,
+    tokens_of_groups,
+    with_denominators,
+)
+from reference.aggregation import Mode
+from tests.mutants.mutant import SLICED, UNEVEN, UNITED, WIDE, Mutant
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def means_of(part: Sequence[SampleTensors], mutant: Mutant, count: int) -> list[SampleTensors]:
+    """A part reduced as if it were the step, and averaged over so many."""
+    own = denominators(part, mutant.aggregation)
+    return with_denominators(part, [value * count for value in own])
+
+
+class MeanOfRankMeans(Mutant):
+    """Each rank reduces what it has, and DDP averages the ranks."""
+
+    diagnosis = "denominators_per_rank"
+    layouts = (UNITED, WIDE)
+
+    def shard(self, samples: list[SampleTensors]) -> list[SampleTensors]:
+        return means_of(super().shard(samples), self, self.layout.dp)
+
+
+class MeanOfMicroBatchMeans(Mutant):
+    """Each micro-batch is reduced as if it were the step, and their mean is taken."""
+
+    diagnosis = "denominators_per_micro_batch"
+    layouts = (UNITED, UNEVEN)
+
+    def cut(self, samples: list[SampleTensors]) -> list[list[SampleTensors]]:
+        parts = super().cut(samples)
+        return [means_of(part, self, self.layout.dp * len(parts)) for part in parts]
+
+
+class TokensCountedPerSlice(Mutant):
+    """A sample's tokens are counted where it is sliced, and the slices' means added up."""
+
+    diagnosis = "tokens_counted_per_cp_slice"
+    modes = (Mode.SAMPLE_MEAN,)
+    layouts = (UNITED, SLICED)
+    averaged_over = 1
+
+    def cut(self, samples: list[SampleTensors]) -> list[list[SampleTensors]]:
+        units = self.job.steps[0].size * self.averaged_over
+        return [
+            with_denominators(part, [max(count, 1) * units for count in self.held(part)])
+            for part in super().cut(samples)
+        ]
+
+    def held(self, part: list[SampleTensors]) -> list[int]:
+        """Active tokens of each sample in this rank's slice."""
+        if self.layout.format == "bshd":
+            held: list[int] = pack(part, self.layout, self.cp_rank).mask.sum(dim=1).tolist()
+            return held
+        return [int(pack([sample], self.layout, self.cp_rank).mask.sum()) for sample in part]
+
+
+class MeanOfSliceMeans(TokensCountedPerSlice):
+    """Each context-parallel rank takes the mean of its own tokens, and the ranks are averaged."""
+
+    diagnosis = "denominators_per_cp_slice"
+
+    @property
+    def averaged_over(self) -> int:  # type: ignore[override]
+        return self.layout.cp
+
+
+class GroupsCountedPerRank(Mutant):
+    """A prompt's tokens are counted on each rank that has some of its samples."""
+
+    diagnosis = "tokens_counted_per_rank"
+    modes = (Mode.PROMPT_MEAN,)
+    layouts = (UNITED, WIDE)
+
+    def shard(self, samples: list[SampleTensors]) -> list[SampleTensors]:
+        prompts, mine = len(tokens_of_groups(samples)), super().shard(samples)
+        tokens = tokens_of_groups(mine)
+        return with_denominators(
+            mine, [float(prompts * max(tokens[sample.group], 1)) for sample in mine]
+        )
+
+
+class GroupsCountedPerMicroBatch(Mutant):
+    """A prompt's tokens are counted in each micro-batch that has some of its samples."""
+
+    diagnosis = "tokens_counted_per_micro_batch"
+    modes = (Mode.PROMPT_MEAN,)
+
+    def divided(self, samples: list[SampleTensors]) -> list[SampleTensors]:
+        self.prompts = len(tokens_of_groups(samples))
+        return super().divided(samples)
+
+    def cut(self, samples: list[SampleTensors]) -> list[list[SampleTensors]]:
+        return [self._of_part(part) for part in super().cut(samples)]
+
+    def _of_part(self, part: list[SampleTensors]) -> list[SampleTensors]:
+        tokens = tokens_of_groups(part)
+        return with_denominators(
+            part, [float(self.prompts * max(tokens[sample.group], 1)) for sample in part]
+        )
+
+
+class PromptsCountedPerRank(Mutant):
+    """Groups' totals are of the step, but P is what a rank sees of the prompts, then averaged."""
+
+    diagnosis = "units_counted_per_rank"
+    modes = (Mode.PROMPT_MEAN,)
+    layouts = (UNITED, WIDE)
+
+    def shard(self, samples: list[SampleTensors]) -> list[SampleTensors]:
+        tokens, mine = tokens_of_groups(samples), super().shard(samples)
+        prompts = len(tokens_of_groups(mine)) * self.layout.dp
+        return with_denominators(
+            mine, [float(prompts * max(tokens[sample.group], 1)) for sample in mine]
+        )
+
+
+class TokensCountedPerRank(Mutant):
+    """The tokens of a rank divide its sum, and the ranks' means are added, not averaged."""
+
+    diagnosis = "tokens_counted_per_rank"
+    modes = (Mode.TOKEN_MEAN,)
+    layouts = (UNITED, WIDE)
+
+    def shard(self, samples: list[SampleTensors]) -> list[SampleTensors]:
+        return means_of(super().shard(samples), self, 1)
+
+
+class TokensCountedPerMicroBatch(Mutant):
+    """The tokens of a micro-batch divide its sum, and gradients accumulate."""
+
+    diagnosis = "tokens_counted_per_micro_batch"
+    modes = (Mode.TOKEN_MEAN,)
+
+    def cut(self, samples: list[SampleTensors]) -> list[list[SampleTensors]]:
+        return [means_of(part, self, 1) for part in super().cut(samples)]
+
+
+class MeanOfProcessMeans(Mutant):
+    """Every process divides by the active tokens it holds, its slice of its micro-batch."""
+
+    diagnosis = "denominators_per_cp_slice_of_a_micro_batch"
+    modes = (Mode.TOKEN_MEAN,)
+    layouts = (UNITED, SLICED)
+
+    def reduce(self, token_losses: torch.Tensor, packed: Packed) -> torch.Tensor:
+        own = packed.mask.sum().clamp(min=1)
+        parts = self.layout.world_size * int(self.layout.micro_batches)
+        return token_losses.sum() / (own * parts)

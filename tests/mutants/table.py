@@ -1,0 +1,57 @@
+"""The catalogue as a table: which cases kill each mutant, and what the mistake is called."""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tests.mutants.kills import Trial
+    from tests.mutants.mutant import Mutant
+
+HEAD = """\
+# Mutants
+
+Wrong reducers on purpose: `native` with one plausible human mistake each, run by real ranks and
+judged like a framework. A row is tested whenever the tests run; `python -m tests.mutants` writes
+this page anew. *Named* says in how many of the findings the mistake is named, first or among others
+that explain the same weights, and in how many it is the first.
+
+| mutant | mistake | check | modes | layouts | killed by | diagnosis | named |
+|---|---|---|---|---|---|---|---|
+"""
+
+
+def row(mutant: type[Mutant], trials: Sequence[Trial]) -> str:
+    """One line of the table."""
+    kills = [trial for trial in trials if trial.is_kill]
+    named = sum(kill.names(mutant.diagnosis) for kill in kills)
+    first = sum(kill.names_first(mutant.diagnosis) for kill in kills)
+    cells = [
+        mutant.__name__,
+        inspect.cleandoc(mutant.__doc__ or "").replace("\n", " "),
+        mutant.check,
+        ", ".join(mutant.modes),
+        ", ".join(map(str, mutant.layouts)),
+        _killers(trials),
+        f"`{mutant.diagnosis}`",
+        f"{named} of {len(kills)}, first {first}",
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def killers(trials: Sequence[Trial]) -> set[str]:
+    """Names of the cases that kill."""
+    return {trial.case for trial in trials if trial.is_kill}
+
+
+def _killers(trials: Sequence[Trial]) -> str:
+    """The cases that kill, or those that do not where these are fewer."""
+    tried = list(dict.fromkeys(trial.case for trial in trials))
+    killing = [case for case in tried if case in killers(trials)]
+    sparing = [case for case in tried if case not in killing]
+    if not sparing:
+        return "all"
+    return f"all but {', '.join(sparing)}" if len(sparing) < 5 else ", ".join(killing)

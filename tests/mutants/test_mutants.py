@@ -1,0 +1,100 @@
+"""Every mutant is killed by a mismatch, by the cases that are known to, and named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from conformance.cases import CORPUS
+from conformance.ranks import RankPool
+from conformance.report import Check, Verdict
+from tests.mutants import MUTANTS
+from tests.mutants.kills import trials
+from tests.mutants.mutant import LARGEST, Mutant, MutantAdapter
+from tests.mutants.table import killers, row
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+TABLE = Path(__file__).parents[2] / "reports" / "mutants.md"
+
+BY_NAME = {mutant.__name__: mutant for mutant in MUTANTS}
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[RankPool]:
+    with RankPool(MutantAdapter(), None, LARGEST) as pool:
+        yield pool
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_mutant_is_killed_as_the_table_says(name: str, pool: RankPool) -> None:
+    """A crash, a time-out or a refusal fails in `trials`; the table has what every case did."""
+    mutant = BY_NAME[name]
+    tried = [*trials(mutant, pool)]
+    kills = [trial for trial in tried if trial.is_kill]
+
+    assert kills
+    assert row(mutant, tried) in TABLE.read_text().splitlines()
+    named = sum(kill.names(mutant.diagnosis) for kill in kills)
+    assert named >= 0.9 * len(kills)
+    assert any(kill.names_first(mutant.diagnosis) for kill in kills)
+
+
+def test_nineteen_in_twenty_findings_name_the_mistake() -> None:
+    """Over all mutants: the table's last column, of which each row is tested."""
+    counts = [line.split("|")[-2].split() for line in _rows()]
+    named = sum(int(words[0]) for words in counts)
+    kills = sum(int(words[2].rstrip(",")) for words in counts)
+
+    assert named >= 0.95 * kills
+
+
+def test_table_is_of_this_catalogue_and_has_forty_at_least() -> None:
+    assert [line.split("|")[1].strip() for line in _rows()] == list(BY_NAME)
+    assert len(BY_NAME) >= 40
+
+
+def test_every_mutant_tells_its_mistake() -> None:
+    assert all("__doc__" in vars(mutant) and mutant.__doc__ for mutant in MUTANTS)
+
+
+@pytest.mark.parametrize("case", CORPUS, ids=lambda case: case.name)
+def test_no_case_lets_every_mutant_live(case: object) -> None:
+    """By the table, whose rows are tested."""
+    name = case.name  # type: ignore[attr-defined]
+
+    assert any(_kills(line.split("|")[6].strip(), name) for line in _rows())
+
+
+@pytest.mark.parametrize(
+    "name", [mutant.__name__ for mutant in MUTANTS if mutant.check is Check.METRIC]
+)
+def test_what_is_only_misreported_weighs_right(name: str, pool: RankPool) -> None:
+    """The gradient's check cannot see it: the reported loss's alone does."""
+    tried = trials(BY_NAME[name], pool, Check.WEIGHTS)
+
+    assert {trial.judgement.verdict for trial in tried} == {Verdict.CONFORMS}
+
+
+def test_native_itself_is_killed_by_nothing(pool: RankPool) -> None:
+    for check in Check:
+        tried = [*trials(Mutant, pool, check)]
+
+        assert tried
+        assert not killers(tried)
+
+
+def _rows() -> list[str]:
+    lines = TABLE.read_text().splitlines()
+    return lines[lines.index("|---|---|---|---|---|---|---|---|") + 1 :]
+
+
+def _kills(killed_by: str, case: str) -> bool:
+    if killed_by == "all":
+        return True
+    if killed_by.startswith("all but "):
+        return case not in killed_by.removeprefix("all but ").split(", ")
+    return case in killed_by.split(", ")
