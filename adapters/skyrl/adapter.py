@@ -66,6 +66,7 @@ class SkyRLAdapter(Adapter):
                 gradient = trainer.reduce(config, batch, dp_size)
             return Observation(weights=batch.split(batch.weights(gradient)))
         worker = self.worker(config, job, batch.probe_size, rank)
+        worker._micro_batches_accumulated = 0  # of which older versions make a mean
         FORWARD_PASSES.take()
         with rank.framework():
             reported = trainer.train(config, worker, batch, dp_size)

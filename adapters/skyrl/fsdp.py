@@ -77,7 +77,6 @@ def _build_worker(config: Any, job: Job, capacity: int, rank: Rank) -> Any:
     fsdp_worker = module(WORKER)
     worker = object.__new__(fsdp_worker.FSDPPolicyWorkerBase)
     worker.cfg, worker.record_memory = config.trainer, False
-    worker._micro_batches_accumulated = 0
     worker.policy_loss_fn = ppo_utils().PolicyLossRegistry.get(
         config.trainer.algorithm.policy_loss_type
     )

@@ -32,14 +32,21 @@ class Dispatch:
         """Of the only model there is."""
         return self._dp_size
 
-    def stage_data(self, model: str, data: Any, boundaries: Any) -> Any:
-        """The chunks of every data-parallel rank, for each mini-batch, as SkyRL cuts them."""
-        mesh_dispatch = module("backends.skyrl_train.distributed.dispatch").MeshDispatch
-        return mesh_dispatch.stage_chunks(self._dp_size, data, boundaries)
+    def stage_data(self, *staged: Any) -> Any:
+        """The chunks of every data-parallel rank, for each mini-batch, as SkyRL cuts them.
 
-    def forward_backward_from_staged(self, model: str, chunks: Any) -> Any:
-        """Of this rank's chunk."""
-        status = self._worker.forward_backward(chunks[self._worker.mesh_rank.dp])
+        Older versions stage the data alone, whole.
+        """
+        if len(staged) == 1:
+            return staged[0]
+        _, data, boundaries = staged
+        return _mesh_dispatch().stage_chunks(self._dp_size, data, boundaries)
+
+    def forward_backward_from_staged(self, model: str, *staged: Any) -> Any:
+        """Of this rank's share, which SkyRL's dispatch picks from what was staged."""
+        method = "forward_backward" if len(staged) == 1 else "forward_backward_from_staged"
+        actor = SimpleNamespace(rank=self._worker.mesh_rank, handle=_Handle(self._worker))
+        [status] = _mesh_dispatch().dispatch_from_staged([actor], method, *staged)
         metrics = getattr(status, "metrics", status)  # older versions return nothing else
         self.policy_losses.append(metrics["policy_loss"])
         return status
@@ -50,6 +57,20 @@ class Dispatch:
 
     def empty_cache(self) -> None:
         """The CPU caches nothing."""
+
+
+class _Handle:
+    """Stands where SkyRL has the handle of a Ray actor, and calls its method here."""
+
+    def __init__(self, worker: Any) -> None:
+        self._worker = worker
+
+    def __getattr__(self, name: str) -> Any:
+        return SimpleNamespace(remote=getattr(self._worker, name))
+
+
+def _mesh_dispatch() -> Any:
+    return module("backends.skyrl_train.distributed.dispatch").MeshDispatch
 
 
 def probe_capacity(probe_size: int) -> int:
@@ -120,7 +141,8 @@ def _training_input(trainer: Any, batch: ProbedBatch) -> Any:
     rows, width = data["loss_mask"].shape
     advantages = torch.zeros(rows, width)
     for row, values in enumerate(batch.advantages):
-        advantages[row, width - len(values) :] = torch.from_numpy(values)
+        # Older versions have responses at the left.
+        advantages[row, data["response_mask"][row].bool()] = torch.from_numpy(values).float()
     advantages[len(batch.advantages) :] = advantages[0]
     data["advantages"] = advantages
     data["action_log_probs"] = torch.zeros(rows, width)
