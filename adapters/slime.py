@@ -72,7 +72,8 @@ class SlimeAdapter(MegatronAdapter):
         """A field of its own, once its index, first nothing."""
         if "rollout_id" in inspect.signature(self.module("utils.types").Sample).parameters:
             return "rollout_id"
-        return "index" if hasattr(self.module("ray.rollout"), "build_dp_schedule") else None
+        reducer = self.module("backends.megatron_utils.cp_utils").get_sum_of_sample_mean
+        return "index" if "sample_denoms" in inspect.signature(reducer).parameters else None
 
     def rollout_data(self, args: Any, job: Job, batch: ProbedBatch) -> dict[str, Any]:
         """From a rollout manager of this rank's own, through slime's actor."""
@@ -108,7 +109,7 @@ class SlimeAdapter(MegatronAdapter):
         return {
             "data_iterator": get_data_iterator(rollout_data),
             "num_microbatches": rollout_data["num_microbatches"],
-            "global_batch_sizes": rollout_data["global_batch_sizes"],
+            "global_batch_sizes": rollout_data.get("global_batch_sizes"),
         }
 
     def _samples(self, batch: ProbedBatch) -> list[Any]:

@@ -79,6 +79,7 @@ class MilesMegatronAdapter(MegatronAdapter):
             "data_iterator": iterator,
             "num_microbatches": num_microbatches,
             "num_rollouts": rollout_data.get("num_rollouts"),
+            "global_batch_sizes": rollout_data.get("global_batch_sizes"),  # their name before
         }
 
     def join(self, args: Any) -> None:
