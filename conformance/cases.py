@@ -1,6 +1,7 @@
 """The corpus: named steps, each with the mistake it is meant to catch and where that is known from.
 
-Masks are written out, one digit per response token, so that a case reads as a table;
+Masks are written out, one digit per response token, so that a case reads as a table, with an ``x``
+for a token that rejection sampling has taken out of the mask;
 ``rl-loss-conformance cases`` prints it. Names are in the ids of findings and never change meaning.
 
 How a step is cut is no part of a case: layouts cut every case that has a sample for each of their
@@ -79,7 +80,12 @@ def _step_of_groups(
     """A step with the group of each sample; groups that are digits may be joined to a string."""
     return Step.of(
         [
-            Sample(prompt_length=prompt, loss_mask=[int(digit) for digit in mask], group=int(group))
+            Sample(
+                prompt_length=prompt,
+                loss_mask=[token == "1" for token in mask],
+                original_mask=[token in "1x" for token in mask] if "x" in "".join(masks) else None,
+                group=int(group),
+            )
             for mask, prompt, group in zip(masks, cycle(prompts), groups)
         ]
     )
@@ -328,3 +334,40 @@ CORPUS = (
         ),
     ),
 )
+
+REJECTION = (
+    Case(
+        name="rejected_tokens",
+        catches="the original mask in the denominator in the place of the modified one, or the reverse",
+        source="miles pull request 1498: TIS and RS reduce with the modified mask",
+        steps=(
+            _step(
+                ["1x1", "1", "x11x1", "1111", "11x", "x1", "110x11", "1xx0x111"],
+                group_sizes=[2],
+            ),
+        ),
+    ),
+    Case(
+        name="rejected_sample",
+        catches="a rejected sample that no longer counts, or that divides by zero",
+        source="miles pull request 1498: TIS and RS reduce with the modified mask",
+        steps=(
+            _step(
+                ["111", "xxxx", "11", "11111", "11x1", "x", "111111", "00111"],
+                group_sizes=[2],
+            ),
+        ),
+    ),
+    Case(
+        name="rejected_group",
+        catches="a rejected prompt group that drops out of P, or divides by zero",
+        source="miles pull request 1498: TIS and RS reduce with the modified mask",
+        steps=(
+            _step(
+                ["111", "1111", "xxx", "xx", "11x11", "1", "x1", "111111"],
+                group_sizes=[2],
+            ),
+        ),
+    ),
+)
+"""Steps out of which rejection sampling has taken tokens, whole samples and a whole group."""

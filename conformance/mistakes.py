@@ -8,7 +8,7 @@ one formula, 1 / (units · tokens of the unit), of which each gets one factor wr
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
 from typing import TYPE_CHECKING
@@ -16,7 +16,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from conformance.cut import Cut, cut_of
-from reference.aggregation import Aggregation, Conventions, EmptyUnits, Mode, SampleUnit
+from reference.aggregation import (
+    Aggregation,
+    Conventions,
+    DenominatorMask,
+    EmptyUnits,
+    Mode,
+    SampleUnit,
+)
 from reference.weights import token_weights
 
 if TYPE_CHECKING:
@@ -112,7 +119,8 @@ class Situation:
     @cached_property
     def unit_tokens(self) -> NDArray[np.float64]:
         """Tokens of the unit of each sample, or L: [N]."""
-        return self.tokens_if(self.step.active_tokens)
+        modified = self.conventions.denominator_mask is DenominatorMask.MODIFIED
+        return self.tokens_if(self.step.active_tokens if modified else self.step.original_tokens)
 
     def tokens_if(self, of_samples: NDArray[np.int64]) -> NDArray[np.float64]:
         """Tokens of the unit of each sample, if samples had so many; or L: [N]."""
@@ -144,6 +152,7 @@ def mistakes(situation: Situation) -> Iterator[Mistake]:
     yield from _layout_factors(situation)
     yield from _undivided(situation)
     yield from _other_steps(situation)
+    yield from _other_mask(situation)
     yield from _other_tokens(situation)
     yield from _other_modes(situation)
     yield from _other_conventions(situation)
@@ -243,6 +252,19 @@ def _undivided(situation: Situation) -> Iterator[Mistake]:
         yield Mistake(name="not_divided", words=averaged, weights=ones / value)
 
 
+def _other_mask(situation: Situation) -> Iterator[Mistake]:
+    """The mask that the framework declares not to count, where rejection has made two of one."""
+    declared = situation.conventions
+    for mask in DenominatorMask:
+        if mask is not declared.denominator_mask and situation.step.original_mask is not None:
+            other = replace(declared, denominator_mask=mask)
+            yield Mistake(
+                name=f"{mask}_mask_counted",
+                words=f"denominators count the tokens of the {mask} mask",
+                weights=token_weights(situation.step, situation.aggregation, other),
+            )
+
+
 def _other_tokens(situation: Situation) -> Iterator[Mistake]:
     """The mode with other tokens counted for its samples."""
     step = situation.step
@@ -308,9 +330,10 @@ def _other_modes(situation: Situation) -> Iterator[Mistake]:
 
 def _other_conventions(situation: Situation) -> Iterator[Mistake]:
     """What the framework declares not to do."""
+    declared = situation.conventions
     for unit, empty in product(SampleUnit, EmptyUnits):
-        other = Conventions(sample_unit=unit, empty_units=empty)
-        if other != situation.conventions:
+        other = replace(declared, sample_unit=unit, empty_units=empty)
+        if other != declared:
             yield Mistake(
                 name=f"{unit}_units_{empty}",
                 words=f"{unit}s are the units and empty ones are {empty}",

@@ -42,16 +42,28 @@ class EmptyUnits(StrEnum):
     EXCLUDED = "excluded"
 
 
+class DenominatorMask(StrEnum):
+    """Whose tokens denominators count where rejection sampling has taken tokens out of the mask."""
+
+    MODIFIED = "modified"
+    """Those that are left."""
+
+    ORIGINAL = "original"
+    """Those there were before."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Conventions:
     """What the modes leave open and a framework documents.
 
-    The default is the seeds' contract: samples are the units of `sample_mean` and `constant`, and
-    one without active tokens adds 0 and still counts.
+    The default is the seeds' contract: samples are the units of `sample_mean` and `constant`, one
+    without active tokens adds 0 and still counts, and denominators count what rejection sampling
+    has left (the last by miles' pull request 1498).
     """
 
     sample_unit: SampleUnit = SampleUnit.SAMPLE
     empty_units: EmptyUnits = EmptyUnits.COUNTED
+    denominator_mask: DenominatorMask = DenominatorMask.MODIFIED
 
 
 DEFAULT_CONVENTIONS = Conventions()

@@ -13,6 +13,7 @@ from reference.aggregation import (
     DEFAULT_CONVENTIONS,
     Aggregation,
     Conventions,
+    DenominatorMask,
     EmptyUnits,
     Mode,
     SampleUnit,
@@ -29,10 +30,13 @@ def token_weights(
 ) -> list[list[Fraction]]:
     """Exact weight of every response token of every sample."""
     masks = [step.mask[response].tolist() for response in step.responses]
+    modified = conventions.denominator_mask is DenominatorMask.MODIFIED
+    counted_mask = step.mask if modified or step.original_mask is None else step.original_mask
+    counts = [sum(counted_mask[response].tolist()) for response in step.responses]
     units = [_unit(step, i, aggregation.mode, conventions) for i in range(step.size)]
     tokens: dict[Hashable, int] = defaultdict(int)
-    for unit, mask in zip(units, masks, strict=True):
-        tokens[unit] += sum(mask)
+    for unit, count in zip(units, counts, strict=True):
+        tokens[unit] += count
     counted = [u for u in tokens if tokens[u] or conventions.empty_units is EmptyUnits.COUNTED]
 
     def weight(unit: Hashable) -> Fraction:

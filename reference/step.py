@@ -25,13 +25,15 @@ class Sample:
     ``loss_mask`` has one entry per response token: 1 where the token is trained on (*active*),
     0 where it is not (tool output, a rejected token). ``group`` identifies the prompt; ``rollout``
     the trajectory, of which a multi-turn framework may make several samples. Identifiers matter
-    only in being equal or different.
+    only in being equal or different. ``original_mask`` is the mask before rejection sampling took
+    tokens out of it (TIS, RS); without one, none were.
     """
 
     prompt_length: int
     loss_mask: ArrayLike
     group: int
     rollout: int | None = None
+    original_mask: ArrayLike | None = None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -39,11 +41,11 @@ class Step:
     """The N samples of one optimizer step, stored flat: masks of all responses one after another.
 
     Shapes: ``prompt_lengths``, ``response_lengths``, ``groups`` and ``rollouts`` are int64 [N];
-    ``mask`` is bool [sum of response_lengths].
+    ``mask`` and ``original_mask``, if tokens were rejected, are bool [sum of response_lengths].
 
     Raises:
         InvalidStepError: no samples, a mask of the wrong length or with values other than 0 and 1,
-            or lengths that no sequence can have.
+            an active token that was not active originally, or lengths that no sequence can have.
     """
 
     prompt_lengths: NDArray[np.int64]
@@ -51,6 +53,7 @@ class Step:
     mask: NDArray[np.bool_]
     groups: NDArray[np.int64]
     rollouts: NDArray[np.int64]
+    original_mask: NDArray[np.bool_] | None = None
 
     def __post_init__(self) -> None:
         if self.size == 0:
@@ -68,11 +71,26 @@ class Step:
                 raise InvalidStepError(
                     f"{name} has {length} entries for {self.size} samples; give one per sample"
                 )
-        object.__setattr__(self, "mask", _as_mask(self.mask))
-        if len(self.mask) != self.response_lengths.sum():
+        self._set_mask("mask")
+        if self.original_mask is not None:
+            self._set_mask("original_mask")
+            self._require_taken_only(self.original_mask)
+
+    def _set_mask(self, name: str) -> None:
+        mask = _as_mask(getattr(self, name))
+        if len(mask) != self.response_lengths.sum():
             raise InvalidStepError(
-                f"the loss masks have {len(self.mask)} entries for {self.response_lengths.sum()}"
+                f"the loss masks have {len(mask)} entries for {self.response_lengths.sum()}"
                 " response tokens; give one entry per response token"
+            )
+        object.__setattr__(self, name, mask)
+
+    def _require_taken_only(self, original: NDArray[np.bool_]) -> None:
+        gained = int((self.mask & ~original).sum())
+        if gained:
+            raise InvalidStepError(
+                f"{gained} active tokens are not in the original masks, but rejection takes tokens"
+                " away and adds none; set them in both"
             )
 
     @classmethod
@@ -88,6 +106,7 @@ class Step:
             prompt_lengths=np.array([sample.prompt_length for sample in samples], np.int64),
             response_lengths=np.array([len(mask) for mask in masks], np.int64),
             mask=np.concatenate(masks) if masks else np.empty(0, np.bool_),
+            original_mask=_original_mask(samples, masks),
             groups=np.array([sample.group for sample in samples], np.int64),
             rollouts=np.array(
                 range(len(samples)) if None in rollouts else rollouts,
@@ -114,10 +133,31 @@ class Step:
     @cached_property
     def active_tokens(self) -> NDArray[np.int64]:
         """M_i, the number of active tokens of each sample: [N]."""
-        return np.array([np.count_nonzero(self.mask[span]) for span in self.responses], np.int64)
+        return self._count(self.mask)
+
+    @cached_property
+    def original_tokens(self) -> NDArray[np.int64]:
+        """The number of tokens of each sample that were active before rejection: [N]."""
+        return self.active_tokens if self.original_mask is None else self._count(self.original_mask)
+
+    def _count(self, mask: NDArray[np.bool_]) -> NDArray[np.int64]:
+        return np.array([np.count_nonzero(mask[span]) for span in self.responses], np.int64)
 
     def __len__(self) -> int:
         return self.size
+
+
+def _original_mask(
+    samples: Sequence[Sample], masks: Sequence[NDArray[np.bool_]]
+) -> NDArray[np.bool_] | None:
+    if all(sample.original_mask is None for sample in samples):
+        return None
+    return np.concatenate(
+        [
+            mask if sample.original_mask is None else _as_mask(sample.original_mask)
+            for sample, mask in zip(samples, masks, strict=True)
+        ]
+    )
 
 
 def _as_mask(values: ArrayLike) -> NDArray[np.bool_]:

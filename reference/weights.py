@@ -32,6 +32,7 @@ from reference.aggregation import (
     DEFAULT_CONVENTIONS,
     Aggregation,
     Conventions,
+    DenominatorMask,
     EmptyUnits,
     Mode,
     SampleUnit,
@@ -48,11 +49,14 @@ def sample_weights(
 ) -> NDArray[np.float64]:
     """Weight of an active token of each sample: float64 [N], each the correctly rounded exact one.
 
-    A sample whose unit has no active token weighs 0. Numbers stay exact up to the single rounding
-    of the quotient as long as units · tokens < 2^53.
+    A sample whose unit has no active token weighs 0. Where rejection sampling has taken tokens out
+    of the mask, it depends on the convention which of the two masks denominators count. Numbers
+    stay exact up to the single rounding of the quotient as long as units · tokens < 2^53.
     """
     unit = _unit_of_sample(step, aggregation.mode, conventions)
-    tokens = np.bincount(unit, weights=step.active_tokens)
+    modified = conventions.denominator_mask is DenominatorMask.MODIFIED
+    counted = step.active_tokens if modified else step.original_tokens
+    tokens = np.bincount(unit, weights=counted)
     units = len(tokens) if conventions.empty_units is EmptyUnits.COUNTED else (tokens > 0).sum()
     if aggregation.divisor is not None:
         quotient = float(1 / (Fraction(aggregation.divisor) * max(int(units), 1)))

@@ -14,8 +14,8 @@ from adapters.native import (
     tokens_of_groups,
     with_denominators,
 )
-from conformance.cases import CORPUS
-from reference.aggregation import Aggregation, Mode
+from conformance.cases import CORPUS, REJECTION
+from reference.aggregation import Aggregation, Conventions, DenominatorMask, Mode
 from tests.mutants.mutant import ALONE, MEANS, UNITED, WIDE, Counting, Mutant
 
 if TYPE_CHECKING:
@@ -93,6 +93,27 @@ class LastTokenNotCounted(OtherTokens):
 
     def tokens(self, sample: SampleTensors) -> float:
         return max(sample.tokens - 1, 0)
+
+
+class OriginalMaskCounted(Counting):
+    """Rejected tokens are left out of the sum and counted in the denominator all the same."""
+
+    diagnosis = "original_mask_counted"
+    modes = MEANS
+    cases = REJECTION
+
+    def counted(self, samples: list[SampleTensors]) -> list[float]:
+        counts = self.job.steps[0].original_tokens.tolist()
+        return with_counts(samples, self.aggregation.mode, counts)
+
+
+class ModifiedMaskCounted(Mutant):
+    """Denominators are documented to be of the original mask, and recounted after rejection."""
+
+    diagnosis = "modified_mask_counted"
+    modes = MEANS
+    cases = REJECTION
+    conventions = Conventions(denominator_mask=DenominatorMask.ORIGINAL)
 
 
 class ResponsePaddingCounted(Counting):

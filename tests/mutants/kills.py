@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from adapters.contract import Depth
@@ -56,6 +56,7 @@ class Trial:
 def trials(mutant: type[Mutant], pool: RankPool, check: Check | None = None) -> Iterator[Trial]:
     """Every case, mode and layout that the mutant is tried on."""
     judge = JUDGES[check or mutant.check]
+    description = replace(pool.description, conventions=mutant.conventions)
     for layout in mutant.layouts:
         for case in mutant.cases:
             if not case.runs_on(layout):
@@ -70,7 +71,7 @@ def trials(mutant: type[Mutant], pool: RankPool, check: Check | None = None) -> 
                 )
                 outcome = pool.run(job)
                 assert isinstance(outcome, Ran), outcome
-                judgement = judge(job, outcome.observations, pool.description)
+                judgement = judge(job, outcome.observations, description)
                 assert judgement is not None
                 yield Trial(case=case.name, mode=mode, layout=layout, judgement=judgement)
 

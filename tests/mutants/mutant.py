@@ -9,7 +9,7 @@ from adapters.contract import Job, Layout
 from adapters.native import NativeAdapter, SampleTensors, Trainer, with_denominators
 from conformance.cases import CORPUS, Case
 from conformance.report import Check
-from reference.aggregation import Mode
+from reference.aggregation import DEFAULT_CONVENTIONS, Conventions, Mode
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,7 +35,7 @@ class Mutant(Trainer):
     """A trainer with a mistake, which its docstring tells as a colleague would.
 
     ``diagnosis`` is the name that the mistake is to be given, ``check`` the one that sees it,
-    ``modes``, ``layouts`` and ``cases`` where it is looked for.
+    ``modes``, ``layouts`` and ``cases`` where it is looked for, ``conventions`` what is declared.
     """
 
     diagnosis: ClassVar[str]
@@ -43,6 +43,7 @@ class Mutant(Trainer):
     modes: ClassVar[Sequence[Mode]] = EVERY
     layouts: ClassVar[Sequence[Layout]] = (UNITED, UNEVEN)
     cases: ClassVar[Sequence[Case]] = EVERYDAY
+    conventions: ClassVar[Conventions] = DEFAULT_CONVENTIONS
 
     job: Job
 

@@ -56,6 +56,38 @@ def test_refuses_a_mask_of_the_wrong_length() -> None:
         )
 
 
+def test_rejection_takes_tokens_out_of_the_original_mask() -> None:
+    step = Step.of(
+        [
+            Sample(prompt_length=1, loss_mask=[1, 0, 0], original_mask=[1, 1, 0], group=0),
+            Sample(prompt_length=1, loss_mask=[1, 1], group=1),
+        ]
+    )
+
+    assert step.original_tokens.tolist() == [2, 2]
+    assert step.active_tokens.tolist() == [1, 2]
+
+
+def test_without_rejection_the_original_mask_is_the_mask() -> None:
+    step = Step.of([Sample(prompt_length=1, loss_mask=[1, 0], group=0)])
+
+    assert step.original_mask is None
+    assert step.original_tokens.tolist() == step.active_tokens.tolist()
+
+
+@pytest.mark.parametrize(
+    ("original", "message"),
+    [
+        ([1, 0, 0], "1 active tokens are not in the original masks"),
+        ([1, 1], "2 entries for 3 response tokens"),
+        ([1, 1, 2], "a loss mask holds 2"),
+    ],
+)
+def test_refuses_an_original_mask_that_cannot_be(original: list[int], message: str) -> None:
+    with pytest.raises(InvalidStepError, match=message):
+        Step.of([Sample(prompt_length=1, loss_mask=[1, 1, 0], original_mask=original, group=0)])
+
+
 def test_refuses_an_attribute_that_is_not_one_per_sample() -> None:
     one = np.ones(1, np.int64)
 

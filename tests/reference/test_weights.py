@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -11,7 +12,14 @@ from hypothesis import strategies as st
 
 from conformance.strategies import aggregations, conventions, steps
 from reference import exact, rounding, weights
-from reference.aggregation import Aggregation, Conventions, EmptyUnits, Mode, SampleUnit
+from reference.aggregation import (
+    Aggregation,
+    Conventions,
+    DenominatorMask,
+    EmptyUnits,
+    Mode,
+    SampleUnit,
+)
 from reference.step import Sample, Step
 
 FOUR_MODES = [Aggregation(mode, 4 if mode is Mode.CONSTANT else None) for mode in Mode]
@@ -38,6 +46,47 @@ def test_weights_are_the_correctly_rounded_exact_ones(
     ]
 
     assert weights.token_weights(step, aggregation, chosen).tolist() == rounded
+
+
+@settings(max_examples=1_000)
+@given(
+    steps(max_samples=8, max_response=8),
+    st.integers(0, 2**32 - 1),
+    aggregations(),
+    conventions(),
+    st.sampled_from(DenominatorMask),
+)
+def test_weights_after_rejection_are_the_correctly_rounded_exact_ones(
+    step: Step, seed: int, aggregation: Aggregation, chosen: Conventions, counted: DenominatorMask
+) -> None:
+    kept = np.random.default_rng(seed).random(len(step.mask)) < 0.6
+    rejected = replace(step, mask=step.mask & kept, original_mask=step.mask)
+    conventions = replace(chosen, denominator_mask=counted)
+    rounded = [
+        float(weight)
+        for sample in exact.token_weights(rejected, aggregation, conventions)
+        for weight in sample
+    ]
+
+    assert weights.token_weights(rejected, aggregation, conventions).tolist() == rounded
+
+
+def test_denominators_are_of_the_mask_that_is_declared() -> None:
+    """Two of three tokens are left of the first sample, none of two of the second."""
+    step = Step.of(
+        [
+            Sample(prompt_length=1, loss_mask=[1, 0, 1], original_mask=[1, 1, 1], group=0),
+            Sample(prompt_length=1, loss_mask=[0, 0], original_mask=[1, 1], group=1),
+            Sample(prompt_length=1, loss_mask=[1], group=2),
+        ]
+    )
+    original = Conventions(denominator_mask=DenominatorMask.ORIGINAL)
+    mean, per_token = Aggregation(Mode.SAMPLE_MEAN), Aggregation(Mode.TOKEN_MEAN)
+
+    assert weights.token_weights(step, mean).tolist() == [1 / 6, 0, 1 / 6, 0, 0, 1 / 3]
+    assert weights.token_weights(step, mean, original).tolist() == [1 / 9, 0, 1 / 9, 0, 0, 1 / 3]
+    assert weights.sample_weights(step, per_token).max() == 1 / 3
+    assert weights.sample_weights(step, per_token, original).max() == 1 / 6
 
 
 @settings(max_examples=10_000)
