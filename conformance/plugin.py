@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from conformance.ranks import RankPool
     from conformance.recorder import Parcel, Recorder
     from conformance.report import Finding, Header, Report
-    from conformance.settings import Cell, Settings
+    from conformance.settings import Cell, GeneratedCell, Settings
 
 SUITE = Path(__file__).parent / "suite"
 
@@ -57,6 +57,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption(
         "--time-limit", type=float, default=120.0, metavar="S", help="seconds per finding (120)"
+    )
+    group.addoption(
+        "--examples",
+        type=int,
+        default=0,
+        metavar="N",
+        help="also generate N steps for each mode and layout, and shrink what fails (0)",
     )
     group.addoption(
         "--report",
@@ -115,11 +122,11 @@ def report_header(rank_pool: RankPool, request: pytest.FixtureRequest) -> Header
 @pytest.fixture
 def find(
     rank_pool: RankPool, report_header: Header, request: pytest.FixtureRequest
-) -> Callable[[Cell], Finding]:
+) -> Callable[[Cell | GeneratedCell], Finding]:
     """Makes the finding of a cell and keeps it for the report."""
     from conformance.recorder import pack
 
-    def find(cell: Cell) -> Finding:
+    def find(cell: Cell | GeneratedCell) -> Finding:
         finding, request.node.stash[PARCEL] = pack(cell, rank_pool, report_header)
         return finding
 
@@ -240,4 +247,6 @@ def _read_options(config: pytest.Config) -> Settings:
         max_ranks=option("max_ranks"),
         time_limit=option("time_limit"),
         report=config.invocation_params.dir / report,
+        examples=option("examples"),
+        seed=str(option("hypothesis_seed", default=None) or 0),
     )

@@ -9,6 +9,7 @@ from conformance.check import check
 from conformance.environment import environment
 from conformance.journal import Journal
 from conformance.report import Finding, Header, Provenance, Selection
+from conformance.settings import GeneratedCell
 
 if TYPE_CHECKING:
     from adapters.contract import Description
@@ -37,14 +38,22 @@ def header(settings: Settings, description: Description) -> Header:
     )
 
 
-def pack(cell: Cell, pool: RankPool, head: Header) -> tuple[Finding, Parcel]:
+def pack(cell: Cell | GeneratedCell, pool: RankPool, head: Header) -> tuple[Finding, Parcel]:
     """Make one finding, where the ranks are."""
-    finding, framework_seconds = check(cell, pool)
+    finding, framework_seconds = _check(cell, pool)
     return finding, Parcel(
         header=head.model_dump_json(),
         finding=finding.model_dump_json(),
         framework_seconds=framework_seconds,
     )
+
+
+def _check(cell: Cell | GeneratedCell, pool: RankPool) -> tuple[Finding, float]:
+    if isinstance(cell, GeneratedCell):
+        from conformance.generated import check_generated  # hypothesis, which takes its time
+
+        return check_generated(cell, pool)
+    return check(cell, pool)
 
 
 @dataclass

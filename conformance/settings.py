@@ -9,6 +9,7 @@ from adapters.contract import Depth, InvalidLayoutError, Job, Layout
 from adapters.source import Source, SourceError, resolve
 from conformance import registry
 from conformance.cases import CORPUS, Case
+from conformance.report import Check
 from reference.aggregation import Aggregation, InvalidAggregationError, Mode
 
 if TYPE_CHECKING:
@@ -16,6 +17,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from adapters.contract import Adapter
+
+
+GENERATED = "generated"
+"""Stands for all generated cases where a case of the corpus has its name."""
 
 
 class InvalidSettingsError(ValueError):
@@ -41,7 +46,7 @@ class Cell:
     case: Case
     layout: Layout
     depth: Depth
-    check: str = "weights"
+    check: Check = Check.WEIGHTS
 
     @property
     def id(self) -> str:
@@ -60,6 +65,39 @@ class Cell:
 
 
 @dataclass(frozen=True, kw_only=True)
+class GeneratedCell:
+    """One place in the table of findings: a check on one mode, many generated cases and a layout.
+
+    The cases follow from ``seed`` and from the place itself.
+    """
+
+    mode: Mode
+    divisor: float | None
+    """L of `constant` where the user chose one."""
+
+    layout: Layout
+    depth: Depth
+    examples: int
+    seed: str
+    check: Check = Check.WEIGHTS
+
+    @property
+    def id(self) -> str:
+        """Unique, and stable over releases."""
+        return f"{self.check}/{self.mode}/{GENERATED}/{self.layout}"
+
+    def of(self, case: Case) -> Cell:
+        """The same check on one case."""
+        return Cell(
+            aggregation=case.aggregation(self.mode),
+            case=case,
+            layout=self.layout,
+            depth=self.depth,
+            check=self.check,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Settings:
     """A run's adapter, source, selection and limits."""
 
@@ -72,6 +110,11 @@ class Settings:
     layouts: tuple[Layout, ...]
     time_limit: float
     report: Path
+    examples: int = 0
+    """How many cases to generate for each mode and layout."""
+
+    seed: str = ""
+    """What generated cases follow from."""
 
     @classmethod
     def of(
@@ -86,6 +129,8 @@ class Settings:
         max_ranks: int,
         time_limit: float,
         report: Path,
+        examples: int,
+        seed: str,
     ) -> Settings:
         """Check what a user typed.
 
@@ -96,6 +141,11 @@ class Settings:
             raise InvalidSettingsError(f"--max-ranks is {max_ranks}; at least one rank is needed")
         if time_limit <= 0:
             raise InvalidSettingsError(f"--time-limit is {time_limit:g} s; give more than 0")
+        if examples < 0:
+            raise InvalidSettingsError(
+                f"--examples is {examples}; give how many steps to generate for each mode and"
+                " layout, or 0 for the corpus alone"
+            )
         chosen = registry.create(adapter, engine)
         return cls(
             adapter=chosen,
@@ -105,6 +155,8 @@ class Settings:
             layouts=_layouts(chosen, layouts, max_ranks),
             time_limit=time_limit,
             report=report,
+            examples=examples,
+            seed=seed,
         )
 
     @property
@@ -112,20 +164,46 @@ class Settings:
         """The most ranks that a layout takes."""
         return max(layout.world_size for layout in self.layouts)
 
-    def cells(self) -> list[Cell]:
-        """Every finding to be made, those on one layout together."""
+    def cells(self) -> list[Cell | GeneratedCell]:
+        """Every finding to be made, those on one layout together, generated cases last."""
+        return [*self._cells_of_corpus(), *self._generated_cells()]
+
+    def _cells_of_corpus(self) -> list[Cell]:
         return [
             Cell(
                 aggregation=aggregation or case.aggregation(mode),
                 case=case,
                 layout=layout,
                 depth=self.depth,
+                check=check,
             )
             for layout in self.layouts
             for case in CORPUS
             if case.runs_on(layout)
             for mode, aggregation in self.aggregations.items()
+            for check in checks(self.depth)
         ]
+
+    def _generated_cells(self) -> list[GeneratedCell]:
+        if not self.examples:
+            return []
+        return [
+            GeneratedCell(
+                mode=mode,
+                divisor=aggregation.divisor if aggregation else None,
+                layout=layout,
+                depth=self.depth,
+                examples=self.examples,
+                seed=self.seed,
+            )
+            for layout in self.layouts
+            for mode, aggregation in self.aggregations.items()
+        ]
+
+
+def checks(depth: Depth) -> tuple[Check, ...]:
+    """What is looked at: below the whole train step a framework reports nothing."""
+    return tuple(Check) if depth is Depth.STEP else (Check.WEIGHTS,)
 
 
 def _modes(text: str | None) -> dict[Mode, Aggregation | None]:

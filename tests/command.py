@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests import broken, broken_skyrl
+from tests import broken, broken_rarely, broken_skyrl
 
 ROOT = Path(__file__).parents[1]
 
@@ -76,7 +76,7 @@ def _install_broken_adapters(site: Path) -> None:
     info.mkdir(parents=True, exist_ok=True)
     lines = [
         f"{name.lower()} = {module.__name__}:{name}"
-        for module in (broken, broken_skyrl)
+        for module in (broken, broken_rarely, broken_skyrl)
         for name, value in vars(module).items()
         if isinstance(value, type) and value.__module__ == module.__name__
     ]

@@ -7,20 +7,28 @@ from typing import TYPE_CHECKING
 import pytest
 
 from conformance.report import Verdict
+from conformance.settings import Cell
 from conformance.summary import explain
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from conformance.report import Finding
-    from conformance.settings import Cell
+    from conformance.settings import GeneratedCell
 
 
-def test_finding(cell: Cell, find: Callable[[Cell], Finding]) -> None:
+def test_finding(
+    cell: Cell | GeneratedCell, find: Callable[[Cell | GeneratedCell], Finding]
+) -> None:
     finding = find(cell)
     if finding.verdict is Verdict.UNSUPPORTED:
         pytest.skip(f"unsupported: {finding.message}")
     if finding.verdict is Verdict.CRASHED:
         pytest.fail(f"crashed: {finding.message}", pytrace=False)
     if finding.verdict is Verdict.MISMATCH:
-        pytest.fail(f"mismatch: {explain(finding)}\ncase: {cell.case.catches}", pytrace=False)
+        pytest.fail(f"mismatch: {explain(finding)}\n{_case(cell, finding)}", pytrace=False)
+
+
+def _case(cell: Cell | GeneratedCell, finding: Finding) -> str | None:
+    """What a failing case is meant to catch, or its text if it was generated."""
+    return f"case: {cell.case.catches}" if isinstance(cell, Cell) else finding.message

@@ -206,6 +206,10 @@ def test_stopped_run_keeps_its_findings_and_leaves_no_process(
         ),
         (["--adapter=native", "--max-ranks=0"], "--max-ranks is 0; at least one rank is needed"),
         (["--adapter=native", "--time-limit=0"], "--time-limit is 0 s; give more than 0"),
+        (
+            ["--adapter=native", "--examples=-1"],
+            "--examples is -1; give how many steps to generate",
+        ),
         (["--adapter=native", "--report=/dev/null/x.json"], "no report can be written to /dev/nul"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

@@ -1,0 +1,123 @@
+"""Adapters whose defect shows in rare steps only: what generated steps are for."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from dataclasses import replace
+from enum import IntEnum
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from adapters.contract import Refused
+from adapters.native import NativeAdapter
+from tests.broken import TwoLayouts
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from adapters.contract import Job, Observation, Rank
+    from reference.step import Step
+
+
+class _Miscounting(TwoLayouts, ABC):
+    """Its weights are off by a factor for each sample."""
+
+    @abstractmethod
+    def factors(self, step: Step) -> NDArray[np.float64]:
+        """Of each sample [N]."""
+
+    def observe(self, job: Job, rank: Rank) -> Observation:
+        observation = super().observe(job, rank)
+        weights = (
+            of_step * np.repeat(self.factors(step), step.response_lengths)
+            for step, of_step in zip(job.steps, observation.weights, strict=True)
+        )
+        return replace(observation, weights=tuple(weights))
+
+
+class GroupsOfThree(_Miscounting):
+    """Counts a group of three samples as two."""
+
+    def factors(self, step: Step) -> NDArray[np.float64]:
+        sizes = [np.count_nonzero(step.groups == group) for group in step.groups]
+        return np.where(np.equal(sizes, 3), 3 / 2, 1.0)
+
+
+class EmptySecond(_Miscounting):
+    """Doubles all weights of a step whose second sample has no active token."""
+
+    def factors(self, step: Step) -> NDArray[np.float64]:
+        second_is_empty = step.size > 1 and not step.active_tokens[1]
+        return np.full(step.size, 2.0 if second_is_empty else 1.0)
+
+
+class WrongOrRefusing(EmptySecond):
+    """Refuses the very smallest steps of those in which it is wrong."""
+
+    def observe(self, job: Job, rank: Rank) -> Observation:
+        if any(self.is_smallest(step) for step in job.steps):
+            raise Refused("ValueError: too small")
+        return super().observe(job, rank)
+
+    def is_smallest(self, step: Step) -> bool:
+        return step.size > 1 and not step.active_tokens[1] and step.prompt_lengths.max() == 1
+
+
+class RefusingOddTotals(TwoLayouts):
+    """Refuses steps of an odd number of active tokens, from five on."""
+
+    def observe(self, job: Job, rank: Rank) -> Observation:
+        for tokens in (int(step.active_tokens.sum()) for step in job.steps):
+            if tokens >= 5 and tokens % 2:
+                raise Refused(f"ValueError: {tokens} tokens cannot be halved")
+        return super().observe(job, rank)
+
+
+class CrashingOnSilence(TwoLayouts):
+    """Crashes where a whole prompt group of several samples has no active token."""
+
+    def observe(self, job: Job, rank: Rank) -> Observation:
+        for step in job.steps:
+            for group in np.unique(step.groups):
+                tokens = step.active_tokens[step.groups == group]
+                if len(tokens) > 1 and not tokens.any():
+                    raise RuntimeError("empty reduction")
+        return super().observe(job, rank)
+
+
+class Unsteady(TwoLayouts):
+    """Wrong in the tenth job alone."""
+
+    jobs = 0
+
+    def observe(self, job: Job, rank: Rank) -> Observation:
+        self.jobs += 1
+        observation = super().observe(job, rank)
+        factor = 2 if self.jobs == 10 else 1
+        return replace(observation, weights=tuple(factor * w for w in observation.weights))
+
+
+class Mood(IntEnum):
+    """What `Temperamental` is to do, as the prompt length of a step's first sample."""
+
+    FINE = 1
+    RAISE = 2
+    EXIT = 3
+    DECLINE = 4
+
+
+class Temperamental(NativeAdapter):
+    """Fails as it is told to: on the last rank of its layout, or declines on all."""
+
+    def observe(self, job: Job, rank: Rank) -> Observation:
+        mood = Mood(job.steps[0].prompt_lengths[0])
+        is_last = rank.index == rank.world_size - 1
+        if mood is Mood.RAISE and is_last:
+            raise RuntimeError("no kernel image")
+        if mood is Mood.EXIT and is_last:
+            os._exit(7)
+        if mood is Mood.DECLINE:
+            raise Refused("ValueError: not today")
+        return super().observe(job, rank)
