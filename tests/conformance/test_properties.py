@@ -1,0 +1,269 @@
+"""What must hold of all steps: of the reference, and of ranks that train on `native`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import fields
+from functools import partial
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from adapters.contract import Depth, Job, Layout
+from adapters.native import NativeAdapter
+from conformance.ranks import Ran, RankPool
+from conformance.strategies import (
+    aggregations,
+    conventions,
+    layouts,
+    one_group,
+    single_groups,
+    steps,
+    training_steps,
+)
+from reference import rounding
+from reference.aggregation import Aggregation, Conventions, EmptyUnits, Mode
+from reference.step import Sample, Step
+from reference.weights import sample_weights, step_scalar, token_weights
+
+Weigh = Callable[[Step, Aggregation, Layout], NDArray[np.float64]]
+
+BOUND = 2 * rounding.weight_bound("float32")
+"""Between two results that may each be off by the bound."""
+
+FEW = settings(max_examples=150, deadline=None)
+"""For what trains on ranks, which takes milliseconds."""
+
+SMALL_LAYOUTS = layouts(NativeAdapter(), max_ranks=4)
+
+MEANS = (Mode.SAMPLE_MEAN, Mode.PROMPT_MEAN, Mode.TOKEN_MEAN)
+
+
+@st.composite
+def permuted(draw: st.DrawFn) -> tuple[Step, list[int]]:
+    """A step and an order of its samples."""
+    step = draw(steps())
+    return step, draw(st.permutations(range(step.size)))
+
+
+@given(permuted(), aggregations(), conventions())
+def test_permuting_samples_permutes_weights(
+    drawn: tuple[Step, list[int]], aggregation: Aggregation, chosen: Conventions
+) -> None:
+    step, order = drawn
+    expected = sample_weights(step, aggregation, chosen)[order]
+
+    assert sample_weights(pick(step, order), aggregation, chosen).tolist() == expected.tolist()
+
+
+@given(steps(), aggregations(), conventions(), st.integers(-30, 30), st.integers(0, 2**32 - 1))
+def test_scaling_losses_scales_the_scalar(
+    step: Step, aggregation: Aggregation, chosen: Conventions, exponent: int, seed: int
+) -> None:
+    losses = np.random.default_rng(seed).standard_normal(len(step.mask))
+    scalar = step_scalar(step, aggregation, losses, chosen)
+
+    scaled = step_scalar(step, aggregation, losses * 2.0**exponent, chosen)
+
+    assert scaled == scalar * 2.0**exponent, "a power of two rounds nothing"
+
+
+@given(steps(), aggregations(), conventions(), st.integers(1, 1000))
+def test_names_of_groups_and_rollouts_do_not_matter(
+    step: Step, aggregation: Aggregation, chosen: Conventions, shift: int
+) -> None:
+    renamed = replaced(step, groups=shift - step.groups, rollouts=shift - step.rollouts)
+
+    assert_same(step, renamed, partial(sample_weights, conventions=chosen), aggregation)
+
+
+@given(steps(), st.data())
+def test_only_prompt_mean_looks_at_groups(step: Step, data: st.DataObject) -> None:
+    size = step.size
+    groups = data.draw(st.lists(st.integers(0, size), min_size=size, max_size=size))
+    regrouped = replaced(step, groups=np.array(groups))
+
+    for mode in (Mode.SAMPLE_MEAN, Mode.TOKEN_MEAN):
+        assert_same(step, regrouped, sample_weights, Aggregation(mode))
+
+
+@given(steps(), conventions())
+def test_every_mean_spreads_one_over_its_units(step: Step, chosen: Conventions) -> None:
+    """Weights of a mean add up to the share of its units that have active tokens."""
+    whole = Conventions(sample_unit=chosen.sample_unit, empty_units=EmptyUnits.EXCLUDED)
+    assume(step.mask.any())
+    for mode in MEANS:
+        total = token_weights(step, Aggregation(mode), whole).sum()
+        counted = token_weights(step, Aggregation(mode), chosen).sum()
+
+        assert total == pytest.approx(1, rel=1e-14)
+        assert 0 < counted <= total * (1 + 1e-14)
+
+
+@st.composite
+def equal_lengths(draw: st.DrawFn) -> Step:
+    """Steps of equal groups of equally many active tokens in each sample."""
+    shape = draw(training_steps())
+    active = draw(st.integers(1, 6))
+    sizes = np.unique(shape.groups, return_counts=True)[1]
+    assume(len(set(sizes)) == 1)
+    gaps = st.lists(st.integers(0, active), max_size=3)
+    return Step.of(
+        [
+            Sample(prompt_length=1, loss_mask=np.insert(np.ones(active), draw(gaps), 0), group=g)
+            for g in shape.groups
+        ]
+    )
+
+
+def coinciding() -> list[tuple[str, st.SearchStrategy[Step], tuple[Mode, ...]]]:
+    """Steps in which modes are the same by their definitions."""
+    return [
+        ("equal_lengths", equal_lengths(), MEANS),
+        ("single_groups", steps(groups=single_groups), (Mode.PROMPT_MEAN, Mode.SAMPLE_MEAN)),
+        ("one_group", steps(groups=one_group), (Mode.PROMPT_MEAN, Mode.TOKEN_MEAN)),
+        ("one_sample", steps(max_samples=1), MEANS),
+    ]
+
+
+SAME = pytest.mark.parametrize(
+    ("strategy", "modes"),
+    [pytest.param(strategy, modes, id=name) for name, strategy, modes in coinciding()],
+)
+
+
+@SAME
+@given(data=st.data())
+def test_modes_coincide_in_the_reference(
+    strategy: st.SearchStrategy[Step], modes: tuple[Mode, ...], data: st.DataObject
+) -> None:
+    step = data.draw(strategy)
+    first, *others = [token_weights(step, Aggregation(mode)).tolist() for mode in modes]
+
+    assert all(other == first for other in others)
+
+
+@pytest.fixture(scope="module")
+def weigh() -> Iterator[Weigh]:
+    """Trains one step on ranks; the weights of every response token, alike on all of them."""
+    with RankPool(NativeAdapter(), None, size=4) as pool:
+
+        def weigh(step: Step, aggregation: Aggregation, layout: Layout) -> NDArray[np.float64]:
+            outcome = pool.run(
+                Job(steps=(step,), aggregation=aggregation, layout=layout, depth=Depth.STEP)
+            )
+            assert isinstance(outcome, Ran), outcome
+            first, *others = [observation.weights[0] for observation in outcome.observations]
+            assert all((other == first).all() for other in others)
+            return first
+
+        yield weigh
+
+
+@FEW
+@given(step=steps(), aggregation=aggregations(), layout=SMALL_LAYOUTS)
+def test_any_step_on_any_layout_weighs_what_the_reference_says(
+    weigh: Weigh, step: Step, aggregation: Aggregation, layout: Layout
+) -> None:
+    assert_close(weigh(step, aggregation, layout), token_weights(step, aggregation))
+
+
+@FEW
+@given(step=steps(), aggregation=aggregations(), first=SMALL_LAYOUTS, second=SMALL_LAYOUTS)
+def test_layouts_do_not_matter(
+    weigh: Weigh, step: Step, aggregation: Aggregation, first: Layout, second: Layout
+) -> None:
+    assert_close(weigh(step, aggregation, first), weigh(step, aggregation, second))
+
+
+@FEW
+@given(drawn=permuted(), aggregation=aggregations(), layout=SMALL_LAYOUTS)
+def test_permuting_samples_permutes_what_ranks_weigh(
+    weigh: Weigh, drawn: tuple[Step, list[int]], aggregation: Aggregation, layout: Layout
+) -> None:
+    step, order = drawn
+    parts = [weigh(step, aggregation, layout)[response] for response in step.responses]
+
+    permuted_weights = weigh(pick(step, order), aggregation, layout)
+
+    assert_close(permuted_weights, np.concatenate([parts[i] for i in order]))
+
+
+@FEW
+@given(data=st.data(), aggregation=aggregations())
+def test_group_mate_on_another_rank_changes_nothing(
+    weigh: Weigh, data: st.DataObject, aggregation: Aggregation
+) -> None:
+    """Two groups, each whole on a rank of two; then one sample of each changes places."""
+    size = data.draw(st.integers(2, 5))
+    whole = data.draw(
+        steps(
+            min_samples=2 * size,
+            max_samples=2 * size,
+            groups=lambda samples: st.just([0] * size + [1] * (samples - size)),
+        )
+    )
+    left = data.draw(st.integers(0, size - 1))
+    right = data.draw(st.integers(size, 2 * size - 1))
+    order = list(range(2 * size))
+    order[left], order[right] = right, left
+    layout = Layout(dp=2)
+    parts = [weigh(whole, aggregation, layout)[response] for response in whole.responses]
+
+    split = weigh(pick(whole, order), aggregation, layout)
+
+    assert_close(split, np.concatenate([parts[i] for i in order]))
+
+
+@SAME
+@settings(max_examples=40, deadline=None)
+@given(data=st.data(), layout=SMALL_LAYOUTS)
+def test_modes_coincide_on_ranks(
+    weigh: Weigh,
+    strategy: st.SearchStrategy[Step],
+    modes: tuple[Mode, ...],
+    data: st.DataObject,
+    layout: Layout,
+) -> None:
+    step = data.draw(strategy)
+    first, *others = [weigh(step, Aggregation(mode), layout) for mode in modes]
+
+    for other in others:
+        assert_close(other, first)
+
+
+def pick(step: Step, order: list[int]) -> Step:
+    """The same samples in another order."""
+    masks = [step.mask[response] for response in step.responses]
+    return Step.of(
+        [
+            Sample(
+                prompt_length=int(step.prompt_lengths[i]),
+                loss_mask=masks[i],
+                group=int(step.groups[i]),
+                rollout=int(step.rollouts[i]),
+            )
+            for i in order
+        ]
+    )
+
+
+def replaced(step: Step, **arrays: NDArray[np.int64]) -> Step:
+    return Step(**{field.name: getattr(step, field.name) for field in fields(Step)} | arrays)
+
+
+def assert_same(
+    step: Step,
+    other: Step,
+    weights: Callable[[Step, Aggregation], NDArray[np.float64]],
+    aggregation: Aggregation,
+) -> None:
+    assert weights(step, aggregation).tolist() == weights(other, aggregation).tolist()
+
+
+def assert_close(one: NDArray[np.float64], other: NDArray[np.float64]) -> None:
+    assert np.isfinite(one).all()
+    assert (np.abs(one - other) <= BOUND * np.abs(other)).all(), (one, other)
