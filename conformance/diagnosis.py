@@ -191,18 +191,18 @@ def _inferred(evidence: Evidence) -> Diagnosis | None:
         used = divisor / ratio
         return Diagnosis(
             name="other_divisor",
-            explanation=f"the sum is divided by L = {used:.10g} instead of {divisor:.10g}",
+            explanation=f"the sum is divided by L = {used:.7g} instead of {divisor:.7g}",
             numbers={"divisor": used, "expected_divisor": divisor},
         )
     per_token = situation.mode is Mode.TOKEN_MEAN
     right = int(situation.step.active_tokens.sum()) if per_token else situation.units
-    counted = right / ratio
-    if abs(counted - round(counted)) > 2 * evidence.tolerance * counted:
+    counted = round(right / ratio)
+    if abs(right / ratio - counted) > 2 * evidence.tolerance * counted:
         return None
     what = "tokens" if per_token else f"{situation.mode.removesuffix('_mean')}s"
     return Diagnosis(
         name=f"{what}_miscounted",
-        explanation=f"{counted:.10g} {what} are counted instead of {right}",
+        explanation=f"{counted} {what} are counted instead of {right}",
         numbers={"counted": counted, "expected": right},
     )
 

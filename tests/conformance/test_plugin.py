@@ -13,6 +13,7 @@ import pytest
 from adapters import native, skyrl  # noqa: F401 - torch does not survive a second import
 from adapters.contract import Layout
 from conformance.cases import CORPUS
+from conformance.report import Check
 from reference.aggregation import Mode
 from tests import command
 
@@ -30,8 +31,8 @@ def test_run_prints_the_summary_and_writes_the_report(tmp_path: Path) -> None:
     assert result.status == 0, result.output
     assert "native 0.1.0, engine torch, depth step, cpu/gloo" in result.output
     cases = cases_on("dp2-cp2-mb2-thd")
-    findings = cases * len(Mode)
-    assert result.output.count(f"{cases} ok") == len(Mode)
+    findings = cases * len(Mode) * len(Check)
+    assert result.output.count(f"{cases} ok") == len(Mode) * len(Check)
     report = result.report
     assert report["complete"]
     assert report["summary"]["verdicts"] == {"conforms": findings}
@@ -50,7 +51,7 @@ def test_every_finding_is_a_test_that_pytest_options_apply_to(tmp_path: Path) ->
     assert [finding["id"] for finding in result.report["findings"]] == [name]
     assert result.report["selection"] == {
         "selected": 1,
-        "deselected": cases_on("dp1-cp1-mb1-bshd", "dp2-cp1-mb1-bshd") * len(Mode) - 1,
+        "deselected": cases_on("dp1-cp1-mb1-bshd", "dp2-cp1-mb1-bshd") * len(Mode) * len(Check) - 1,
     }
     [case] = ET.parse(tmp_path / "junit.xml").iter("testcase")
     assert case.attrib["name"] == f"test_finding[{name}]"
@@ -60,11 +61,11 @@ def test_mismatch_fails_names_the_denominator_and_stops_at_x(tmp_path: Path) -> 
     result = command.run(tmp_path, "onetokenshort", "--modes=token_mean", "-x", *ONE_CASE)
 
     assert result.status == 1
-    assert "a token is divided by 34 instead of 35 [unexplained]" in result.output
+    assert "34 tokens are counted instead of 35 [tokens_miscounted]" in result.output
     [finding] = result.report["findings"]
     assert finding["verdict"] == "mismatch"
     assert finding["error"] == pytest.approx(1 / 34, rel=1e-5)
-    assert finding["diagnosis"]["name"] == "unexplained"
+    assert finding["diagnosis"]["name"] == "tokens_miscounted"
     assert not result.report["complete"]
     assert "MISMATCH weights/token_mean/uneven_lengths/dp1-cp1-mb1-bshd" in result.output
 
@@ -72,9 +73,9 @@ def test_mismatch_fails_names_the_denominator_and_stops_at_x(tmp_path: Path) -> 
 def test_unsupported_is_skipped_counted_and_shown(tmp_path: Path) -> None:
     result = command.run(tmp_path, "declining", "--layout=dp1-cp1-mb1-bshd", *ONE_CASE)
 
-    assert result.report["summary"]["modes"]["prompt_mean"] == {"unsupported": 1}
-    assert "unsupported (1): no prompt_mean" in result.output
-    assert "1 skipped" in result.output
+    assert result.report["summary"]["modes"]["prompt_mean"] == {"unsupported": 2}
+    assert "unsupported (2): no prompt_mean" in result.output
+    assert "2 skipped" in result.output
 
 
 def test_what_the_framework_lacks_and_may_refuse_is_no_failure(tmp_path: Path) -> None:
