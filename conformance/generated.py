@@ -168,14 +168,21 @@ def source(case: Case) -> str:
 
 
 def _step_source(step: Step) -> str:
-    own_rollouts = step.rollouts.tolist() == list(range(step.size))
     samples = "".join(
-        f"                Sample(prompt_length={step.prompt_lengths[i]}, group={step.groups[i]},"
-        + ("" if own_rollouts else f" rollout={step.rollouts[i]},")
-        + f" loss_mask={step.mask[response].astype(int).tolist()}),\n"
+        f"                Sample({', '.join(_sample_source(step, i, response))}),\n"
         for i, response in enumerate(step.responses)
     )
     return f"        Step.of(\n            [\n{samples}            ]\n        ),\n"
+
+
+def _sample_source(step: Step, i: int, response: slice) -> Iterator[str]:
+    yield f"prompt_length={step.prompt_lengths[i]}"
+    yield f"group={step.groups[i]}"
+    if step.rollouts.tolist() != list(range(step.size)):
+        yield f"rollout={step.rollouts[i]}"
+    yield f"loss_mask={step.mask[response].astype(int).tolist()}"
+    if step.original_mask is not None:
+        yield f"original_mask={step.original_mask[response].astype(int).tolist()}"
 
 
 def _kind(finding: Finding) -> tuple[bool, bool]:

@@ -28,7 +28,14 @@ from hypothesis import strategies as st
 from adapters.contract import Adapter, InvalidLayoutError, Layout
 from conformance.cases import DIVISOR, Case
 from conformance.settings import GENERATED
-from reference.aggregation import Aggregation, Conventions, EmptyUnits, Mode, SampleUnit
+from reference.aggregation import (
+    Aggregation,
+    Conventions,
+    DenominatorMask,
+    EmptyUnits,
+    Mode,
+    SampleUnit,
+)
 from reference.step import Sample, Step
 
 if TYPE_CHECKING:
@@ -201,6 +208,7 @@ def conventions() -> SearchStrategy[Conventions]:
         Conventions,
         sample_unit=st.sampled_from(SampleUnit),
         empty_units=st.sampled_from(EmptyUnits),
+        denominator_mask=st.sampled_from(DenominatorMask),
     )
 
 

@@ -129,4 +129,5 @@ def drawn_with_seed(strategy: SearchStrategy[Any], examples: int) -> list[Any]:
 
 
 def text(batch: tuple[Step, ...]) -> str:
-    return str([[vars(step)[name].tolist() for name in vars(step)] for step in batch])
+    names = ("prompt_lengths", "mask", "groups", "rollouts")
+    return str([[getattr(step, name).tolist() for name in names] for step in batch])
