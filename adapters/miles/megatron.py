@@ -73,14 +73,14 @@ class MilesMegatronAdapter(MegatronAdapter):
 
     def schedule(self, args: Any, model: Any, rollout_data: dict[str, Any]) -> dict[str, Any]:
         """miles' iterator, with the micro-batches and the rollouts of every step."""
-        get_data_iterator = self.module("backends.training_utils.data").get_data_iterator
-        iterator, num_microbatches = get_data_iterator(args, [model], rollout_data)
-        return {
-            "data_iterator": iterator,
-            "num_microbatches": num_microbatches,
-            "num_rollouts": rollout_data.get("num_rollouts"),
-            "global_batch_sizes": rollout_data.get("global_batch_sizes"),  # their name before
+        data = self.module("backends.training_utils.data")
+        iterator, num_microbatches = data.get_data_iterator(args, [model], rollout_data)
+        sizes = {
+            name: getattr(data, f"get_{name}")(args, rollout_data, len(num_microbatches))
+            for name in ("num_rollouts", "global_batch_sizes")
+            if hasattr(data, f"get_{name}")
         }
+        return {"data_iterator": iterator, "num_microbatches": num_microbatches, **sizes}
 
     def join(self, args: Any) -> None:
         """Tell miles of Megatron's process groups, as its actor does."""

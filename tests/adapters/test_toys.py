@@ -182,7 +182,7 @@ def test_wrong_number_in_the_log_shows_there_alone(
     assert {finding["case"] for finding in logged} == {"odd_groups", "two_steps"}
     for finding in logged:
         assert finding["verdict"] == "mismatch"
-        assert finding["error"] == pytest.approx(0.5, rel=1e-6)
+        assert finding["diagnosis"]["name"].startswith("divided_by_")
 
 
 @pytest.mark.parametrize(
@@ -229,30 +229,35 @@ def test_empty_sample_counted_as_a_token_is_named(tmp_path: Path) -> None:
     source = checkout(tmp_path / "slime", "slime", edit)
     found = find(tmp_path, "slime", source, ["dp1-cp1-mb1-thd"], "-k", "fully_masked_sample")
 
-    [finding] = of_mode(found, "token_mean")
+    [logged] = of_mode(of_check(found, "metric"), "token_mean")
+    assert logged["verdict"] == "mismatch", "it is divided by the same"
+    [finding] = of_mode(of_check(found, "weights"), "token_mean")
     assert finding["verdict"] == "mismatch"
     assert finding["diagnosis"]["name"] == "empty_samples_counted"
     numbers = finding["diagnosis"]["numbers"]
     assert numbers["denominator"] == pytest.approx(24, rel=1e-6)
     assert numbers["expected_denominator"] == 23
     found.remove(finding)
+    found.remove(logged)
     assert verdicts(found) == {"conforms"}
 
 
-def test_denominators_of_a_micro_batch_alone_are_told_by_their_numbers(tmp_path: Path) -> None:
+def test_denominators_of_a_micro_batch_alone_are_named(tmp_path: Path) -> None:
     own = 'unit_tokens(batch["groups"], masks)'
     edit = Edit("lineage.py", 'tokens = batch["prompt_mask_sums"]', f"tokens = {own}")
     source = checkout(tmp_path / "slime", "slime", edit)
     found = find(tmp_path, "slime", source, ["dp1-cp1-mb2-thd"], "-k", "split_groups")
 
-    [finding] = of_mode(found, "prompt_mean")
+    [logged] = of_mode(of_check(found, "metric"), "prompt_mean")
+    assert logged["verdict"] == "mismatch", "it is divided by the same"
+    [finding] = of_mode(of_check(found, "weights"), "prompt_mean")
     assert finding["verdict"] == "mismatch"
+    assert finding["diagnosis"]["name"] == "tokens_counted_per_micro_batch"
     numbers = finding["diagnosis"]["numbers"]
-    assert numbers["lowest_ratio"] == pytest.approx(1, rel=1e-6), "groups in one micro-batch"
-    assert numbers["highest_ratio"] == pytest.approx(37 / 17, rel=1e-6)
     assert numbers["expected_denominator"] == pytest.approx(3 * 37)
     assert numbers["denominator"] == pytest.approx(3 * 17, rel=1e-6)
     found.remove(finding)
+    found.remove(logged)
     assert verdicts(found) == {"conforms"}
 
 

@@ -11,8 +11,13 @@ from miles.utils.data import process_rollout_data
 
 def get_rollout_data(args: Namespace, rollout_data_ref: list[Any]) -> tuple[lineage.Data, Any]:
     fetched = process_rollout_data(rollout_data_ref, get_parallel_state().dp.rank)
-    data = lineage.to_device(fetched.value)
-    return data | {"num_rollouts": data["global_batch_sizes"]}, fetched
+    return lineage.to_device(fetched.value), fetched
+
+
+def get_num_rollouts(args: Namespace, rollout_data: lineage.Data, num_steps: int) -> list[int]:
+    sizes: list[int] = rollout_data["global_batch_sizes"]
+    assert len(sizes) == num_steps
+    return sizes
 
 
 def get_data_iterator(
