@@ -37,9 +37,6 @@ if TYPE_CHECKING:
 COARSE_DTYPES = {"bfloat16": (8, 3.4e38), "float16": (11, 65504.0)}
 """Significant bits, above 2 to whose power there are no odd numbers, and the largest number."""
 
-FLOAT32_COUNTER_END = 2**24
-"""Adding 1 to a float32 of that size changes nothing."""
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Situation:
@@ -154,6 +151,7 @@ def mistakes(situation: Situation) -> Iterator[Mistake]:
     yield from _other_steps(situation)
     yield from _other_mask(situation)
     yield from _other_tokens(situation)
+    yield from _other_prompts(situation)
     yield from _other_modes(situation)
     yield from _other_conventions(situation)
     yield from _other_units(situation)
@@ -361,6 +359,27 @@ def _other_units(situation: Situation) -> Iterator[Mistake]:
             )
 
 
+def _other_prompts(situation: Situation) -> Iterator[Mistake]:
+    """Prompts told from each other, or counted, by a rule that not every step follows."""
+    step = situation.step
+    if situation.mode is not Mode.PROMPT_MEAN:
+        return
+    starts = np.diff(step.groups, prepend=step.groups[0]) != 0
+    run = np.cumsum(starts)
+    tokens = np.bincount(run, weights=step.active_tokens)[run]
+    yield Mistake(
+        name="runs_counted_as_prompts",
+        words=f"{run[-1] + 1} runs of adjacent samples are taken for {situation.units} prompts",
+        weights=situation.weights(tokens, float(run[-1] + 1)),
+    )
+    group_size = np.bincount(situation.unit).max()
+    yield Mistake(
+        name="prompts_by_group_size",
+        words=f"prompts are taken to be {step.size} samples / {group_size} of a prompt",
+        weights=situation.weights(units=step.size / float(group_size)),
+    )
+
+
 def _parts(situation: Situation) -> Iterator[Mistake]:
     """Denominators of what one rank, micro-batch or context-parallel slice holds of the step."""
     if situation.cut is None:
@@ -516,8 +535,8 @@ def _rounded_counts(situation: Situation) -> Iterator[Mistake]:
         )
     yield Mistake(
         name="counted_in_float32",
-        words=f"tokens are added up one by one in float32, which ends at {FLOAT32_COUNTER_END}",
-        weights=situation.weights(np.minimum(tokens, FLOAT32_COUNTER_END)),
+        words=f"tokens are added up in float32, in which {2**24} + 1 is {2**24}",
+        weights=situation.weights(_added_in_float32(situation)),
     )
     members = np.bincount(situation.unit)[situation.unit]
     for what, count in (("samples", members), ("dp", np.full_like(members, situation.layout.dp))):
@@ -526,6 +545,16 @@ def _rounded_counts(situation: Situation) -> Iterator[Mistake]:
             words=f"tokens per {what} are cut to a whole number before they are multiplied again",
             weights=situation.weights(count * (tokens // count)),
         )
+
+
+def _added_in_float32(situation: Situation) -> NDArray[np.float64]:
+    """Tokens of the unit of each sample, sample by sample: [N]."""
+    tokens = situation.step.active_tokens.astype(np.float32)
+    totals = [
+        float(np.cumsum(tokens[situation.unit == unit], dtype=np.float32)[-1])
+        for unit in range(int(situation.unit.max()) + 1)
+    ]
+    return np.array(totals)[situation.unit]
 
 
 def _rounded(counts: NDArray[np.float64], bits: int, largest: float) -> NDArray[np.float64]:

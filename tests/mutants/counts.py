@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from adapters.native import (
@@ -14,8 +16,9 @@ from adapters.native import (
     tokens_of_groups,
     with_denominators,
 )
-from conformance.cases import CORPUS, REJECTION
+from conformance.cases import CORPUS, REJECTION, Case
 from reference.aggregation import Aggregation, Conventions, DenominatorMask, Mode
+from reference.step import Sample, Step
 from tests.mutants.mutant import ALONE, MEANS, UNITED, WIDE, Counting, Mutant
 
 if TYPE_CHECKING:
@@ -173,6 +176,34 @@ class SamplesCountedAsPrompts(Counting):
         return [float(len(samples) * max(tokens[sample.group], 1)) for sample in samples]
 
 
+class RunsCountedAsPrompts(Counting):
+    """A prompt ends where the next sample has another: its members are taken to be adjacent."""
+
+    diagnosis = "runs_counted_as_prompts"
+    modes = (Mode.PROMPT_MEAN,)
+    layouts = (ALONE, WIDE)
+
+    def counted(self, samples: list[SampleTensors]) -> list[float]:
+        groups = [sample.group for sample in samples]
+        run = np.cumsum(np.diff(groups, prepend=groups[0]) != 0).tolist()
+        runs = [replace(sample, group=number) for sample, number in zip(samples, run, strict=True)]
+        return denominators(runs, self.aggregation)
+
+
+class PromptsByGroupSize(Counting):
+    """P is the batch size over n_samples_per_prompt, also where filtering has dropped rollouts."""
+
+    diagnosis = "prompts_by_group_size"
+    modes = (Mode.PROMPT_MEAN,)
+    layouts = (ALONE, WIDE)
+
+    def counted(self, samples: list[SampleTensors]) -> list[float]:
+        size = max(Counter(sample.group for sample in samples).values())
+        right = denominators(samples, self.aggregation)
+        prompts = len(tokens_of_groups(samples))
+        return [value / prompts * len(samples) / size for value in right]
+
+
 class PromptsCountedAsSamples(Counting):
     """The sum over samples is divided by the number of prompts."""
 
@@ -320,6 +351,34 @@ class CountedInFloat16(Rounded):
 
     diagnosis = "counted_in_float16"
     dtype = torch.float16
+
+
+class CountedInFloat32(Counting):
+    """Tokens are added up sample by sample in float32, where 2^24 + 1 is 2^24."""
+
+    diagnosis = "counted_in_float32"
+    modes = (Mode.TOKEN_MEAN,)
+    layouts = (ALONE,)
+    cases = (
+        Case(
+            name="2^24 tokens",
+            catches="a counter that stops: no case of the corpus, as no framework is given so much",
+            steps=(
+                Step.of(
+                    [
+                        Sample(prompt_length=1, loss_mask=np.ones(length, np.bool_), group=0)
+                        for length in [2] * 200 + [2**24] + [1] * 64
+                    ]
+                ),
+            ),
+        ),
+    )
+
+    def counted(self, samples: list[SampleTensors]) -> list[float]:
+        counter = torch.zeros((), dtype=torch.float32)
+        for sample in samples:
+            counter += sample.tokens
+        return [float(counter)] * len(samples)
 
 
 class IntegerDivision(Counting):

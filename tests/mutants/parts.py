@@ -89,11 +89,23 @@ class GroupsCountedPerRank(Mutant):
     layouts = (UNITED, WIDE)
 
     def shard(self, samples: list[SampleTensors]) -> list[SampleTensors]:
-        prompts, mine = len(tokens_of_groups(samples)), super().shard(samples)
-        tokens = tokens_of_groups(mine)
-        return with_denominators(
-            mine, [float(prompts * max(tokens[sample.group], 1)) for sample in mine]
-        )
+        return counted_among(super().shard(samples), len(tokens_of_groups(samples)))
+
+
+def counted_among(part: list[SampleTensors], prompts: int) -> list[SampleTensors]:
+    """A part of the step with the tokens of its prompts counted among itself."""
+    tokens = tokens_of_groups(part)
+    return with_denominators(
+        part, [float(prompts * max(tokens[sample.group], 1)) for sample in part]
+    )
+
+
+class GroupsStripedOverRanks(GroupsCountedPerRank):
+    """Every other sample goes to another rank, which counts its half of each prompt's tokens."""
+
+    def shard(self, samples: list[SampleTensors]) -> list[SampleTensors]:
+        prompts, mine = len(tokens_of_groups(samples)), samples[self.dp_rank :: self.layout.dp]
+        return counted_among(mine, prompts)
 
 
 class GroupsCountedPerMicroBatch(Mutant):
@@ -107,13 +119,7 @@ class GroupsCountedPerMicroBatch(Mutant):
         return super().divided(samples)
 
     def cut(self, samples: list[SampleTensors]) -> list[list[SampleTensors]]:
-        return [self._of_part(part) for part in super().cut(samples)]
-
-    def _of_part(self, part: list[SampleTensors]) -> list[SampleTensors]:
-        tokens = tokens_of_groups(part)
-        return with_denominators(
-            part, [float(self.prompts * max(tokens[sample.group], 1)) for sample in part]
-        )
+        return [counted_among(part, self.prompts) for part in super().cut(samples)]
 
 
 class PromptsCountedPerRank(Mutant):
