@@ -338,7 +338,7 @@ CORPUS = (
 REJECTION = (
     Case(
         name="rejected_tokens",
-        catches="denominators of the original mask in the place of the modified one, or the reverse",
+        catches="denominators of the original mask in place of the modified one, or the reverse",
         source="miles pull request 1498: TIS and RS reduce with the modified mask",
         steps=(
             _step(

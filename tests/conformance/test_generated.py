@@ -157,16 +157,16 @@ def test_divisor_is_the_one_asked_for_or_one_of_many(tmp_path: Path) -> None:
 
 def test_workers_find_the_same_byte_for_byte(tmp_path: Path) -> None:
     arguments = ("groupsofthree", "--examples=25", "-k", "generated")
-    alone = command.run(tmp_path, *arguments)
-    shared = command.run(tmp_path, *arguments, "-n", "2")
+    alone = command.run(tmp_path / "alone", *arguments)
+    shared = command.run(tmp_path / "shared", *arguments, "-n", "2")
 
     assert len(alone.report["findings"]) == 2 * len(Mode)
     assert alone.findings == shared.findings
 
 
 def test_part_of_a_run_finds_the_same(tmp_path: Path) -> None:
-    alone = command.run(tmp_path, "groupsofthree", *ONE_CELL)
-    among_others = command.run(tmp_path, "groupsofthree", *GENERATED)
+    alone = command.run(tmp_path / "alone", "groupsofthree", *ONE_CELL)
+    among_others = command.run(tmp_path / "others", "groupsofthree", *GENERATED)
 
     [finding] = alone.report["findings"]
     assert finding in among_others.report["findings"]
