@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import textwrap
 from pathlib import Path
@@ -40,6 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except USAGE_ERRORS as error:
         print(f"rl-loss-conformance: {error}", file=sys.stderr)
         return USAGE_ERROR
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nobody reads on
     return 0
 
 

@@ -119,6 +119,16 @@ def test_long_masks_are_shortened_and_huge_steps_shown_without_weights(
     assert max(map(len, lines)) <= 100
 
 
+def test_reader_that_stops_reading_is_no_error() -> None:
+    script = Path(sys.executable).with_name("rl-loss-conformance")
+    shown = subprocess.run(
+        f"{script} cases | head -n 1", shell=True, capture_output=True, text=True, timeout=180
+    )
+
+    assert shown.stdout.startswith("case")
+    assert not shown.stderr
+
+
 def test_case_that_does_not_exist_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["cases", "no_such_case"]) == cli.USAGE_ERROR
     error = capsys.readouterr().err
