@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from reference.aggregation import Aggregation, InvalidAggregationError, Mode
+from reference.aggregation import (
+    DEFAULT_CONVENTIONS,
+    Aggregation,
+    Conventions,
+    DenominatorMask,
+    EmptyUnits,
+    InvalidAggregationError,
+    Mode,
+    SampleUnit,
+)
 
 
 @pytest.mark.parametrize("divisor", [0, 0.0, -1, float("nan"), float("inf"), -float("inf")])
@@ -52,3 +61,55 @@ def test_reads_what_a_user_types(text: str, expected: Aggregation) -> None:
 def test_refuses_what_a_user_mistypes(text: str, message: str) -> None:
     with pytest.raises(InvalidAggregationError, match=message):
         Aggregation.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "median",
+            "mode 'median' is unknown; choose one of sample_mean, prompt_mean, token_mean, constant",
+        ),
+        (
+            "prompt_mean:4",
+            "divisor 4.0 is given to prompt_mean, but only constant divides by one; drop the"
+            " divisor or choose constant",
+        ),
+        (
+            "constant",
+            "constant needs a divisor and got None; give a positive number, usually the maximum"
+            " response length",
+        ),
+        (
+            "constant:0",
+            "divisor 0.0 is not a positive finite number; give one, usually the maximum response"
+            " length",
+        ),
+        (
+            "constant:a:b",
+            "divisor 'a:b' of 'constant:a:b' is not a number; write for example constant:40960",
+        ),
+    ],
+)
+def test_refusal_tells_value_rule_and_way_out(text: str, message: str) -> None:
+    with pytest.raises(InvalidAggregationError) as refused:
+        Aggregation.parse(text)
+
+    assert str(refused.value) == message
+
+
+def test_divisor_below_one_is_a_divisor() -> None:
+    assert Aggregation.parse("constant:0.5").divisor == 0.5
+
+
+def test_conventions_are_by_default_those_of_the_contract() -> None:
+    conventions = Conventions()
+
+    assert conventions == DEFAULT_CONVENTIONS
+    assert conventions.sample_unit is SampleUnit.SAMPLE
+    assert conventions.empty_units is EmptyUnits.COUNTED
+    assert conventions.denominator_mask is DenominatorMask.MODIFIED
+
+
+def test_a_mode_may_be_given_by_its_name() -> None:
+    assert Aggregation("token_mean").mode is Mode.TOKEN_MEAN  # type: ignore[arg-type]

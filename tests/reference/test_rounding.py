@@ -7,7 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference.rounding import UNIT_ROUNDOFF, WEIGHT_OPERATIONS, gamma, scalar_bound, weight_bound
+from reference.rounding import (
+    UNIT_ROUNDOFF,
+    WEIGHT_OPERATIONS,
+    gamma,
+    reported_bound,
+    scalar_bound,
+    weight_bound,
+)
 
 
 @given(st.lists(st.integers(1, 10_000), min_size=WEIGHT_OPERATIONS, max_size=WEIGHT_OPERATIONS))
@@ -45,3 +52,30 @@ def test_gamma_of_no_operation_is_zero_and_of_too_many_is_refused() -> None:
 def test_scalar_bound_grows_with_tokens_and_magnitude() -> None:
     assert scalar_bound(10, 2.0) == 2 * scalar_bound(10, 1.0)
     assert scalar_bound(1000, 1.0) > 50 * scalar_bound(10, 1.0)
+
+
+def test_bounds_are_those_of_higham() -> None:
+    """gamma(k, u) = k·u / (1 - k·u): 16 roundings of a weight, one more for a summand."""
+    u = 2.0**-24
+
+    assert UNIT_ROUNDOFF == {
+        "float64": 2.0**-53,
+        "float32": u,
+        "float16": 2.0**-11,
+        "bfloat16": 2.0**-8,
+    }
+    assert gamma(64, 2.0**-8) == 1 / 3
+    assert weight_bound("float32") == 16 * u / (1 - 16 * u)
+    assert reported_bound(100, "float32") == 116 * u / (1 - 116 * u)
+    assert scalar_bound(6, 2.0, "bfloat16") == 2 / 31
+    assert scalar_bound(6, 3.0) == pytest.approx(24 * 2.0**-53, rel=1e-14)
+
+
+def test_too_many_roundings_are_refused_with_a_way_out() -> None:
+    with pytest.raises(ValueError) as refused:  # noqa: PT011 - compared whole below
+        gamma(256, 2.0**-8)
+
+    assert str(refused.value) == (
+        "256 roundings of 0.00390625 each leave no correct digit; use a wider dtype"
+    )
+    assert gamma(255, 2.0**-8) == 255

@@ -113,3 +113,126 @@ def test_refuses_rollouts_given_for_some_samples_only() -> None:
 
     with pytest.raises(InvalidStepError, match="give it for all or for none"):
         Step.of(samples)
+
+
+ONE = np.ones(1, np.int64)
+
+WHOLE: dict[str, np.ndarray] = {
+    "prompt_lengths": ONE,
+    "response_lengths": ONE,
+    "mask": np.ones(1, np.bool_),
+    "groups": ONE,
+    "rollouts": ONE,
+}
+"""A step of one token, of which refusals change one field."""
+
+
+def sample(mask: object = (1, 0), **fields: object) -> Sample:
+    return Sample(**{"prompt_length": 1, "loss_mask": mask, "group": 0, **fields})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("samples", "message"),
+    [
+        ([], "a step has 0 samples, but needs at least one; add a sample"),
+        (
+            [sample(), sample([])],
+            "response_lengths holds 0, but a prompt and a response have at least one token;"
+            " leave the sample out or mask its only token",
+        ),
+        (
+            [sample([1, 1]), sample([1, 0], original_mask=[1, 1]), sample(original_mask=[0, 0])],
+            "1 active tokens are not in the original masks, but rejection takes tokens away and"
+            " adds none; set them in both",
+        ),
+        (
+            [sample(rollout=1), sample()],
+            "some samples have a rollout and some have none; give it for all or for none",
+        ),
+        (
+            [sample([[1]])],
+            "a loss mask has 2 dimensions, but one response has one; give a flat list",
+        ),
+        (
+            [sample([1, 3, 0, 2])],
+            "a loss mask holds 3, but a token is active (1) or not (0);"
+            " put other weights into the losses",
+        ),
+    ],
+)
+def test_refusal_tells_value_rule_and_way_out(samples: list[Sample], message: str) -> None:
+    with pytest.raises(InvalidStepError) as refused:
+        Step.of(samples)
+
+    assert str(refused.value) == message
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("rollouts", [1, 1], "rollouts has 2 entries for 1 samples; give one per sample"),
+        ("groups", [1, 1], "groups has 2 entries for 1 samples; give one per sample"),
+        (
+            "response_lengths",
+            [1, 1],
+            "response_lengths has 2 entries for 1 samples; give one per sample",
+        ),
+        (
+            "mask",
+            [1, 1],
+            "the loss masks have 2 entries for 1 response tokens; give one entry per response"
+            " token",
+        ),
+        (
+            "original_mask",
+            [1, 1],
+            "the loss masks have 2 entries for 1 response tokens; give one entry per response"
+            " token",
+        ),
+        (
+            "mask",
+            [-1],
+            "a loss mask holds -1, but a token is active (1) or not (0);"
+            " put other weights into the losses",
+        ),
+    ],
+)
+def test_refusal_of_flat_fields_tells_value_rule_and_way_out(
+    field: str, value: list[int], message: str
+) -> None:
+    with pytest.raises(InvalidStepError) as refused:
+        Step(**{**WHOLE, field: np.array(value)})
+
+    assert str(refused.value) == message
+
+
+def test_masks_of_numbers_are_kept_as_truth_values_and_views_of_them_are_not_copied() -> None:
+    mask = np.ones(1, np.bool_)
+    step = Step(**{**WHOLE, "mask": mask, "original_mask": ONE})
+
+    assert step.mask is mask
+    assert step.original_mask is not None
+    assert step.original_mask.dtype == np.bool_
+
+
+def test_samples_keep_what_they_are_given() -> None:
+    step = Step.of(
+        [
+            sample([1, 0, 0], prompt_length=2, group=5, rollout=8, original_mask=[1, 0, 1]),
+            sample([0, 1], prompt_length=7, group=3, rollout=8),
+        ]
+    )
+
+    assert step.original_mask is not None
+    assert step.original_mask.tolist() == [True, False, True, False, True]
+    assert step.prompt_lengths.tolist() == [2, 7]
+    assert step.response_lengths.tolist() == [3, 2]
+    assert step.groups.tolist() == [5, 3]
+    assert step.rollouts.tolist() == [8, 8]
+    assert [step.mask[response].tolist() for response in step.responses] == [
+        [True, False, False],
+        [False, True],
+    ]
+    assert {field.dtype for field in (step.prompt_lengths, step.groups, step.rollouts)} == {
+        np.dtype(np.int64)
+    }

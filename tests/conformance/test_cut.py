@@ -1,0 +1,66 @@
+"""How a step was cut, from the forward passes in which ranks held its tokens."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from adapters.contract import Layout, Observation
+from conformance.cut import cut_of, held
+
+NONE = -1
+
+PASSES = np.array(
+    [
+        # samples: a a a a  b b  c c  d d
+        [4, NONE, 4, NONE, 6, NONE, NONE, NONE, NONE, NONE],
+        [NONE, 4, NONE, 4, NONE, NONE, NONE, NONE, NONE, NONE],
+        [NONE, NONE, NONE, NONE, NONE, NONE, 0, NONE, NONE, 3],
+        [NONE, NONE, NONE, NONE, NONE, NONE, NONE, 0, 1, NONE],
+    ]
+)
+"""dp = 2, cp = 2. Passes 0 to 3 and 5 of the first two ranks were of other steps."""
+
+
+def test_tokens_are_where_a_rank_held_them() -> None:
+    passes = np.delete(PASSES, 5, axis=1)
+    cut = cut_of(passes, Layout(dp=2, cp=2))
+
+    assert cut.dp_rank.tolist() == [0, 0, 0, 0, 0, 1, 1, 1, 1]
+    assert cut.cp_rank.tolist() == [0, 1, 0, 1, 0, 0, 1, 1, 0]
+    assert cut.micro_batch.tolist() == [0, 0, 0, 0, 1, 0, 0, 1, 2]
+    assert cut.micro_batch.dtype == np.int64
+    assert cut.micro_batch_number.tolist() == [0, 0, 0, 0, 1, 2, 2, 3, 4]
+    assert cut.micro_batches.tolist() == [2, 2, 2, 2, 2, 3, 3, 3, 3]
+
+
+def test_token_that_two_ranks_held_is_the_first_one_s() -> None:
+    cut = cut_of(np.array([[0, NONE], [5, 5]]), Layout(dp=2))
+
+    assert cut.dp_rank.tolist() == [0, 1]
+    assert cut.micro_batch.tolist() == [0, 0]
+
+
+def observations(*ranks: list[int] | None) -> list[Observation]:
+    return [
+        Observation(weights=(), forward_passes=(np.array([9, 9]), np.array(rank)) if rank else ())
+        for rank in ranks
+    ]
+
+
+def test_ranks_tell_what_they_held_of_a_step() -> None:
+    passes = held(observations([0, NONE], [NONE, 1]), 1, Layout(cp=2))
+
+    assert passes is not None
+    assert passes.tolist() == [[0, NONE], [NONE, 1]]
+
+
+def test_first_of_the_tensor_parallel_ranks_speaks_for_all() -> None:
+    passes = held(observations([0, NONE], [7, 7], [NONE, 1], None), 1, Layout(dp=2, tp=2))
+
+    assert passes is not None
+    assert passes.tolist() == [[0, NONE], [NONE, 1]]
+
+
+def test_nothing_is_known_where_a_rank_does_not_tell() -> None:
+    assert held(observations([0, 0], None), 1, Layout(dp=2)) is None
+    assert held(observations(None), 0, Layout()) is None

@@ -1,0 +1,238 @@
+"""The reported policy loss is held against the reference, and its mistakes are named."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from adapters.contract import Depth, Description, Job, Layout, Observation
+from conformance.judge import Judgement, judge_reported
+from conformance.report import Verdict
+from reference.aggregation import Aggregation, Mode
+from reference.rounding import reported_bound
+from reference.step import Sample, Step
+
+STEP = Step.of(
+    [
+        Sample(prompt_length=1, loss_mask=[1, 1, 1], group=0),
+        Sample(prompt_length=1, loss_mask=[1, 1, 0], group=0),
+        Sample(prompt_length=2, loss_mask=[1, 1], group=1),
+        Sample(prompt_length=1, loss_mask=[1, 0], group=2),
+    ]
+)
+"""Numbers of the response tokens are 2 to 4, 6 to 8, 11 to 12 and 14 to 15, as 0 is padding. The
+advantages 1, -1/2, 2, -1, 1/2, -2, -4 are cycled over them, and a loss is minus an advantage: -2,
+1, -1/2; 4, -1, (1/2); -1/2, 2; -1, (1/2). Sums of samples are -3/2, 3, 3/2 and -1: 2 in all, of 8
+active tokens, whose losses have a sum of 12 without their signs.
+"""
+
+EXPECTED = 2 / 8
+MAGNITUDE = 12 / 8
+
+ONE_RANK = Layout()
+CUT = Layout(dp=2, micro_batches="uneven")
+PASSES = (
+    np.array([0, 0, 0, 1, 1, 1, -1, -1, -1, -1]),
+    np.array([-1, -1, -1, -1, -1, -1, 0, 0, 0, 0]),
+)
+"""The first rank has two micro-batches of a sample each, the second one of two samples."""
+
+
+@dataclass(frozen=True)
+class Judge:
+    """Judges numbers as if the ranks had reported them of one step."""
+
+    layout: Layout = ONE_RANK
+    mode: Mode = Mode.TOKEN_MEAN
+    steps: tuple[Step, ...] = (STEP,)
+    passes: tuple[np.ndarray, ...] = ()
+    """In which forward pass each rank held each token of the first step."""
+
+    def __call__(self, *of_ranks: float | None) -> Judgement | None:
+        return self.of_steps(*((reported,) for reported in of_ranks))
+
+    def of_steps(self, *of_ranks: tuple[float | None, ...]) -> Judgement | None:
+        job = Job(
+            steps=self.steps,
+            aggregation=Aggregation(self.mode, 10 if self.mode is Mode.CONSTANT else None),
+            layout=self.layout,
+            depth=Depth.STEP,
+        )
+        passes = [(held,) for held in self.passes] or [()] * len(of_ranks)
+        observations = [
+            Observation(weights=(), reported=reported, forward_passes=held)
+            for reported, held in zip(of_ranks, passes, strict=True)
+        ]
+        return judge_reported(job, observations, Description())
+
+
+def said(judgement: Judgement | None) -> tuple[str, str, dict[str, float], list[str]]:
+    assert judgement is not None
+    assert judgement.verdict is Verdict.MISMATCH
+    diagnosis = judgement.diagnosis
+    assert diagnosis is not None
+    return diagnosis.name, diagnosis.explanation, diagnosis.numbers, diagnosis.also
+
+
+def test_reported_mean_of_all_ranks_conforms() -> None:
+    judgement = Judge()(EXPECTED, EXPECTED)
+
+    assert judgement == Judgement(
+        verdict=Verdict.CONFORMS, error=0.0, tolerance=reported_bound(8, "float32")
+    )
+
+
+def test_error_is_relative_to_the_losses_without_their_signs_and_the_largest_is_kept() -> None:
+    """The sum cancels to a sixth of what is summed, and may be off by six times as much."""
+    bound = reported_bound(8, "float32")
+    offs = [0.5, 0.9, -0.3]
+    judgement = Judge()(*(EXPECTED + off * bound * MAGNITUDE for off in offs))
+    beyond = Judge()(EXPECTED, EXPECTED + 1.1 * bound * MAGNITUDE)
+
+    assert judgement is not None
+    assert judgement.verdict is Verdict.CONFORMS
+    assert judgement.error == pytest.approx(0.9 * bound)
+    assert judgement.tolerance == bound
+    assert beyond is not None
+    assert beyond.verdict is Verdict.MISMATCH
+    assert beyond.error == pytest.approx(1.1 * bound)
+    assert beyond.tolerance == bound
+
+
+def test_ranks_that_report_nothing_are_not_judged() -> None:
+    assert Judge()(None, None) is None
+    assert Judge().of_steps((), ()) is None
+    judgement = Judge()(None, EXPECTED)
+    assert judgement is not None
+    assert judgement.verdict is Verdict.CONFORMS
+
+
+def test_every_step_is_judged_by_its_own_losses() -> None:
+    """Of the second step, token 17 alone is active, whose advantage is -1."""
+    second = Step.of([Sample(prompt_length=1, loss_mask=[1, 0], group=0)])
+    judge = Judge(steps=(STEP, second))
+    right = judge.of_steps((EXPECTED, 1.0))
+    off = judge.of_steps((EXPECTED, 1 + 1e-6), (EXPECTED * (1 + 1e-7), 1.0))
+    wrong = judge.of_steps((EXPECTED, 0.5))
+
+    assert right == Judgement(
+        verdict=Verdict.CONFORMS, error=0.0, tolerance=reported_bound(8, "float32")
+    )
+    assert off is not None
+    assert off.error == pytest.approx(1e-6)
+    assert said(wrong)[1].startswith("0.5 is reported instead of 1: ")
+
+
+def test_step_without_active_tokens_reports_nothing_or_zero() -> None:
+    judge = Judge(steps=(Step.of([Sample(prompt_length=1, loss_mask=[0, 0], group=0)]),))
+    zero, other = judge(0.0), judge(1e-3)
+
+    assert zero is not None
+    assert zero.verdict is Verdict.CONFORMS
+    assert other is not None
+    assert other.verdict is Verdict.MISMATCH
+    assert other.error == 1e-3
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_number_that_is_not_finite_is_a_mismatch(value: float) -> None:
+    judgement = Judge()(value)
+
+    assert said(judgement) == ("not_finite", f"{value} is reported", {}, [])
+    assert judgement is not None
+    assert judgement.error is None
+    assert judgement.tolerance == reported_bound(8, "float32")
+
+
+def test_factor_is_named_with_its_size() -> None:
+    judgement = Judge(Layout(dp=5))(5 * EXPECTED)
+
+    assert said(judgement) == (
+        "multiplied_by_dp",
+        "1.25 is reported instead of 0.25: multiplied once too often by dp = 5",
+        {"reported": 1.25, "expected": 0.25, "dp": 5.0},
+        [],
+    )
+    assert judgement is not None
+    assert judgement.error == 1 / MAGNITUDE
+
+
+def test_loss_of_another_mode_is_named() -> None:
+    """Means of the samples are -1/2, 3/2, 3/4 and -1."""
+    assert said(Judge()(0.75 / 4)) == (
+        "weights_of_sample_mean",
+        "0.1875 is reported instead of 0.25: these are the weights of sample_mean",
+        {"reported": 0.1875, "expected": 0.25},
+        [],
+    )
+
+
+@pytest.mark.parametrize(
+    ("reported", "name", "words", "also"),
+    [
+        (
+            1.5 / 8,  # of the first rank; by chance the mean over samples too
+            "weights_of_sample_mean",
+            "these are the weights of sample_mean",
+            ["not_reduced_over_dp", "not_reduced_over_ranks"],
+        ),
+        (
+            0.5 / 8,  # of the second, by chance a quarter
+            "divided_by_samples",
+            "divided once too often by samples = 4",
+            ["not_reduced_over_dp", "not_reduced_over_ranks"],
+        ),
+        (
+            -1 / 8,
+            "micro_batches_lost",
+            "it is that of the first micro-batch of each rank",
+            [],
+        ),
+        (
+            3.5 / 8,
+            "micro_batches_lost",
+            "it is that of the last micro-batch of each rank",
+            [],
+        ),
+        (
+            2.0,
+            "not_divided",
+            "token losses are added up and not divided",
+            ["tokens_per_sample_miscounted"],
+        ),
+    ],
+)
+def test_part_of_the_loss_is_named(reported: float, name: str, words: str, also: list[str]) -> None:
+    others = f"; or it is {', '.join(also)}" if also else ""
+    diagnosis = said(Judge(CUT, passes=PASSES)(EXPECTED, reported))
+
+    assert diagnosis[0] == name
+    assert diagnosis[1] == f"{reported:.7g} is reported instead of 0.25: {words}{others}"
+    assert diagnosis[2].items() >= {"reported": reported, "expected": 0.25}.items()
+    assert diagnosis[3] == also
+
+
+def test_share_of_a_slice_is_named() -> None:
+    """Every second token is on the other context-parallel rank."""
+    even = np.arange(10) % 2 == 0
+    passes = tuple(np.where(mine, 0, -1) for mine in (even, ~even))
+    share = (-2 - 0.5 - 1 - 0.5 - 1) / 8
+
+    assert said(Judge(Layout(cp=2), passes=passes)(share, EXPECTED)) == (
+        "not_reduced_over_cp",
+        "-0.625 is reported instead of 0.25: those of other context-parallel ranks were not added;"
+        " or it is not_reduced_over_ranks",
+        {"reported": -0.625, "expected": 0.25},
+        ["not_reduced_over_ranks"],
+    )
+
+
+def test_what_nothing_explains_is_unexplained() -> None:
+    assert said(Judge(CUT, passes=PASSES)(EXPECTED, 0.425)) == (
+        "unexplained",
+        "0.425 is reported instead of 0.25",
+        {"reported": 0.425, "expected": 0.25},
+        [],
+    )
