@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import sys
 
-from tests.benchmarks import bench_pool, bench_reference, bench_suite
+from tests.benchmarks import bench_generated, bench_pool, bench_reference, bench_suite
 
-BENCHMARKS = {"reference": bench_reference, "pool": bench_pool, "suite": bench_suite}
+BENCHMARKS = {
+    "reference": bench_reference,
+    "pool": bench_pool,
+    "suite": bench_suite,
+    "generated": bench_generated,
+}
 
 if __name__ == "__main__":
     for name in sys.argv[1:] or BENCHMARKS:
