@@ -35,6 +35,7 @@ ELSEWHERE = {
     "megatron.options._batch_options": "sizes that the framework is told",
     "megatron.options._micro_batch_options": "sizes that the framework is told",
     "megatron.options._micro_batch_size": "sizes that the framework is told",
+    "megatron.tracking.Log.policy_losses": "a list of nothing",
     "miles.rollouts._add_advantages": "a list of nothing",
     "skyrl.configuration._configure_micro_batches": "sizes that the framework is told",
     "skyrl.configuration.configure": "sizes that the framework is told",
