@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import shlex
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from adapters.source import find_commit
 from conformance import cli
+from conformance.cases import CORPUS
+from tests import command
 from tests.toys import Edit, checkout
 
 WITHOUT_CP = Edit("lineage.py", "return loss * grid.cp.size, num_tokens", "return loss, num_tokens")
 WITH_CP = Edit("lineage.py", WITHOUT_CP.new, WITHOUT_CP.old)
 COUNTED_TWICE = Edit("lineage.py", "num_tokens / grid.cp.size)", "num_tokens)")
 UNLOADABLE = Edit("lineage.py", "import torch\n", "import torchless\n")
+
+PAGE = (command.ROOT / "reports" / "history.md").read_text()
+
+ROWS = re.findall(r"^\| `(\w+)` .*`rl-loss-conformance history (.*?)`", PAGE, re.MULTILINE)
 
 QUICK = ("--layout=dp1-cp2-mb1-thd", "--modes=token_mean", "--case=odd_groups")
 
@@ -112,3 +122,25 @@ def test_commit_without_the_package_is_refused(
 
     assert history(repository, *QUICK, "mended", "HEAD") == cli.USAGE_ERROR
     assert "holds no package 'slime'" in capsys.readouterr().err
+
+
+def test_page_has_a_command_for_every_row() -> None:
+    assert len(ROWS) == PAGE.count("\n| `") >= 15
+    for fix, line in ROWS:
+        arguments = shlex.split(line)
+        cases = [word.removeprefix("--case=") for word in arguments if word.startswith("--case=")]
+        assert cases
+        assert set(cases) <= {case.name for case in CORPUS}
+        assert arguments[-1] == fix
+
+
+@pytest.mark.skipif(
+    command.SOURCES not in os.environ, reason=f"{command.SOURCES} names no folder of clones"
+)
+@pytest.mark.parametrize("line", dict.fromkeys(line for _, line in ROWS))
+def test_page_names_commits_that_there_are(line: str) -> None:
+    adapter = re.search("--adapter=([a-z]+)", line)[1]  # type: ignore[index]
+    repository = Path(os.environ[command.SOURCES]) / {"skyrl": "SkyRL"}.get(adapter, adapter)
+
+    *_, before, after = shlex.split(line)
+    assert find_commit(repository, before).revision != find_commit(repository, after).revision
