@@ -195,7 +195,7 @@ def _inferred(evidence: Evidence) -> Diagnosis | None:
             numbers={"divisor": used, "expected_divisor": divisor},
         )
     per_token = situation.mode is Mode.TOKEN_MEAN
-    right = int(situation.step.active_tokens.sum()) if per_token else situation.units
+    right = int(situation.counted.sum()) if per_token else situation.units
     counted = round(right / ratio)
     if abs(right / ratio - counted) > 2 * evidence.tolerance * counted:
         return None

@@ -28,7 +28,8 @@ def diagnoses(
     if gone.any() and matches(np.where(gone, 0, situation.expected)):
         for name, words in _causes(situation, gone):
             yield _diagnosis(situation, gone, name, f"weigh nothing, all others are right: {words}")
-    twice = active & (observed > 1.5 * situation.expected)
+    lowest = (observed[active] / situation.expected[active]).min(initial=1.0)
+    twice = active & (observed > 1.5 * lowest * situation.expected)
     if twice.any() and not twice[active].all() and _is_made_of(twice, active, situation.sample):
         yield from _repeated(situation, twice, matches)
 

@@ -91,9 +91,14 @@ class Situation:
         return unit_of_sample(self.step, self.mode, self.conventions)
 
     @property
+    def counted(self) -> NDArray[np.int64]:
+        """Tokens of each sample that denominators count: [N]."""
+        return counted_tokens(self.step, self.conventions)
+
+    @property
     def units(self) -> int:
         """How many there are, or count."""
-        tokens = np.bincount(self.unit, weights=self.step.active_tokens)
+        tokens = np.bincount(self.unit, weights=self.counted)
         counted = self.conventions.empty_units is EmptyUnits.COUNTED
         return len(tokens) if counted else max(int((tokens > 0).sum()), 1)
 
@@ -116,8 +121,7 @@ class Situation:
     @cached_property
     def unit_tokens(self) -> NDArray[np.float64]:
         """Tokens of the unit of each sample, or L: [N]."""
-        modified = self.conventions.denominator_mask is DenominatorMask.MODIFIED
-        return self.tokens_if(self.step.active_tokens if modified else self.step.original_tokens)
+        return self.tokens_if(self.counted)
 
     def tokens_if(self, of_samples: NDArray[np.int64]) -> NDArray[np.float64]:
         """Tokens of the unit of each sample, if samples had so many; or L: [N]."""
@@ -158,6 +162,19 @@ def mistakes(situation: Situation) -> Iterator[Mistake]:
     yield from _parts(situation)
     yield from _rounded_counts(situation)
     yield from _step_factors(situation)
+
+
+def counted_tokens(step: Step, conventions: Conventions) -> NDArray[np.int64]:
+    """Tokens of each sample that denominators count: [N]."""
+    modified = conventions.denominator_mask is DenominatorMask.MODIFIED
+    return step.active_tokens if modified else step.original_tokens
+
+
+def _counted_mask(situation: Situation) -> NDArray[np.bool_]:
+    """The mask of which denominators are: [tokens]."""
+    original = situation.step.original_mask
+    modified = situation.conventions.denominator_mask is DenominatorMask.MODIFIED
+    return situation.step.mask if modified or original is None else original
 
 
 def unit_of_sample(step: Step, mode: Mode, conventions: Conventions) -> NDArray[np.int64]:
@@ -272,7 +289,7 @@ def _other_tokens(situation: Situation) -> Iterator[Mistake]:
         (
             "empty_samples_counted",
             "a sample without active tokens is counted as one token",
-            np.maximum(step.active_tokens, 1),
+            np.maximum(situation.counted, 1),
         ),
         ("masked_tokens_counted", "masked tokens are counted", step.response_lengths),
         (
@@ -305,7 +322,7 @@ def _paddings(situation: Situation) -> Iterator[tuple[str, str, NDArray[np.int64
 
 def _off_by_the_same(situation: Situation) -> Iterator[Mistake]:
     """Each sample counts one or two tokens more or less than it has, as for an end of sequence."""
-    tokens = situation.step.active_tokens
+    tokens = situation.counted
     for difference in (1, -1, 2, -2):
         counts = np.where(tokens > 0, np.maximum(tokens + difference, 0), 0)
         counted = np.maximum(situation.tokens_if(counts), 1)
@@ -349,7 +366,7 @@ def _other_units(situation: Situation) -> Iterator[Mistake]:
         ("samples", step.size),
         ("rollouts", len(np.unique(step.rollouts))),
         ("prompts", len(np.unique(step.groups))),
-        ("tokens", max(int(step.active_tokens.sum()), 1)),
+        ("tokens", max(int(situation.counted.sum()), 1)),
     ):
         if count != situation.units:
             yield Mistake(
@@ -366,7 +383,7 @@ def _other_prompts(situation: Situation) -> Iterator[Mistake]:
         return
     starts = np.diff(step.groups, prepend=step.groups[0]) != 0
     run = np.cumsum(starts)
-    tokens = np.bincount(run, weights=step.active_tokens)[run]
+    tokens = np.bincount(run, weights=situation.counted)[run]
     yield Mistake(
         name="runs_counted_as_prompts",
         words=f"{run[-1] + 1} runs of adjacent samples are taken for {situation.units} prompts",
@@ -449,7 +466,7 @@ def _of_parts(situation: Situation, part: _Part) -> Iterator[Mistake]:
     if situation.mode is Mode.CONSTANT:
         tokens = situation.unit_tokens[situation.sample]
     else:
-        tokens = _tokens_held(unit, part.label, situation.step.mask)
+        tokens = _tokens_held(unit, part.label, _counted_mask(situation))
         yield from _of_tokens_held(situation, part, tokens)
     yield Mistake(
         name=f"denominators_per_{part.name}",
@@ -484,7 +501,7 @@ def _of_tokens_held(
 def _tokens_held(
     unit: NDArray[np.int64], label: NDArray[np.int64], mask: NDArray[np.bool_]
 ) -> NDArray[np.float64]:
-    """Active tokens of a token's unit that its part holds: [tokens]."""
+    """Tokens of a token's unit that its part holds, of those in a mask: [tokens]."""
     place = unit * (int(label.max()) + 1) + label
     tokens: NDArray[np.float64] = np.bincount(place, weights=mask)[place]
     return tokens
@@ -512,7 +529,7 @@ def _other_steps(situation: Situation) -> Iterator[Mistake]:
         tokens = None
         if situation.mode is Mode.TOKEN_MEAN:
             units = 1
-            counted = sum(int(step.active_tokens.sum()) for step in others)
+            counted = sum(int(counted_tokens(step, situation.conventions).sum()) for step in others)
             tokens = np.full(situation.step.size, float(counted))
         weights = situation.weights(tokens, units)
         yield Mistake(name=name, words=f"what is counted is that {words}", weights=weights)
@@ -549,7 +566,7 @@ def _rounded_counts(situation: Situation) -> Iterator[Mistake]:
 
 def _added_in_float32(situation: Situation) -> NDArray[np.float64]:
     """Tokens of the unit of each sample, sample by sample: [N]."""
-    tokens = situation.step.active_tokens.astype(np.float32)
+    tokens = situation.counted.astype(np.float32)
     totals = [
         float(np.cumsum(tokens[situation.unit == unit], dtype=np.float32)[-1])
         for unit in range(int(situation.unit.max()) + 1)

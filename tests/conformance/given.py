@@ -1,0 +1,134 @@
+"""A step of ten active tokens and what is given of it to the judge."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from adapters.contract import Combine, Depth, Description, Job, Layout, Observation
+from conformance.judge import judge_weights
+from conformance.mistakes import Situation
+from conformance.report import Verdict
+from reference.aggregation import DEFAULT_CONVENTIONS, Aggregation, Conventions, Mode
+from reference.step import Sample, Step
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from conformance.judge import Judgement
+    from conformance.report import Diagnosis
+
+ONE_RANK = Layout()
+
+STEP = Step.of(
+    [
+        Sample(prompt_length=1, loss_mask=[1, 1, 0], group=0, rollout=0),
+        Sample(prompt_length=2, loss_mask=[1], group=0, rollout=0),
+        Sample(prompt_length=1, loss_mask=[0, 0], group=1, rollout=1),
+        Sample(prompt_length=3, loss_mask=[1, 1, 1, 1, 0], group=1, rollout=2),
+        Sample(prompt_length=1, loss_mask=[1, 1, 1], group=2, rollout=3),
+    ]
+)
+"""Samples of 2, 1, 0, 4 and 3 active tokens; groups of 3, 4 and 3, rollouts of 3, 0, 4 and 3."""
+
+REJECTED = Step.of(
+    [
+        Sample(prompt_length=1, loss_mask=[1, 1, 0], group=0, rollout=0, original_mask=[1, 1, 1]),
+        Sample(prompt_length=2, loss_mask=[1], group=0, rollout=0),
+        Sample(prompt_length=1, loss_mask=[0, 0], group=1, rollout=1, original_mask=[1, 0]),
+        Sample(prompt_length=3, loss_mask=[1, 1, 1, 1, 0], group=1, rollout=2),
+        Sample(prompt_length=1, loss_mask=[1, 1, 1], group=2, rollout=3),
+        Sample(prompt_length=1, loss_mask=[0], group=3, rollout=4),
+    ]
+)
+"""The same, where the first and third sample had a token more each, with one that had none."""
+
+ALL = slice(None)
+
+
+def passes(*of_ranks: Sequence[tuple[slice, int]]) -> NDArray[np.int32]:
+    """The forward pass in which each rank held each token of `STEP`: [ranks, tokens]."""
+    held = np.full((len(of_ranks), len(STEP.mask)), -1, np.int32)
+    for rank, pairs in enumerate(of_ranks):
+        for tokens, number in pairs:
+            held[rank, tokens] = number
+    return held
+
+
+BY_SAMPLE = passes([(slice(4), 0), (slice(4, 6), 1)], [(slice(6, 11), 0), (slice(11, 14), 1)])
+"""Two ranks: the first two samples, the third; the fourth, the last."""
+
+SLICED = passes(
+    [(slice(0, 4, 2), 0), (slice(4, 6), 1)],
+    [(slice(1, 4, 2), 0)],
+    [(slice(6, 9), 0), (slice(11, 12), 1)],
+    [(slice(9, 11), 0), (slice(12, 14), 1)],
+)
+"""The same on two context-parallel ranks each."""
+
+UNEVEN = passes([(slice(3), 0), (slice(3, 4), 1), (slice(4, 6), 2)], [(slice(6, 14), 0)])
+"""Two ranks of three micro-batches and of one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Given:
+    """Weights as if a framework had given them, of the last of some steps."""
+
+    mode: Mode = Mode.TOKEN_MEAN
+    steps: tuple[Step, ...] = (STEP,)
+    layout: Layout = ONE_RANK
+    held: NDArray[np.int32] | None = None
+    conventions: Conventions = DEFAULT_CONVENTIONS
+    divisor: float = 40.0
+
+    @property
+    def aggregation(self) -> Aggregation:
+        return Aggregation(self.mode, self.divisor if self.mode is Mode.CONSTANT else None)
+
+    @property
+    def situation(self) -> Situation:
+        return self._situation(len(self.steps) - 1)
+
+    @property
+    def weights(self) -> NDArray[np.float64]:
+        return self.situation.expected
+
+    def _situation(self, number: int) -> Situation:
+        return Situation(
+            steps=self.steps,
+            number=number,
+            aggregation=self.aggregation,
+            conventions=self.conventions,
+            layout=self.layout,
+            held=self.held,
+        )
+
+    def judged(self, *of_ranks: NDArray[np.float64]) -> Judgement:
+        before = [self._situation(number).expected for number in range(len(self.steps) - 1)]
+        seen = [()] * len(of_ranks) if self.held is None else [(held,) for held in self.held]
+        given = of_ranks * (len(seen) // len(of_ranks))
+        job = Job(
+            steps=self.steps,
+            aggregation=self.aggregation,
+            layout=self.layout,
+            depth=Depth.STEP,
+        )
+        observations = [
+            Observation(
+                weights=(*before, weights),
+                combine=Combine.REPLICATED,
+                forward_passes=tuple(held) * len(self.steps),
+            )
+            for weights, held in zip(given, seen, strict=True)
+        ]
+        return judge_weights(job, observations, Description(conventions=self.conventions))
+
+    def diagnosis(self, *of_ranks: NDArray[np.float64]) -> Diagnosis:
+        judgement = self.judged(*of_ranks)
+        assert judgement.verdict is Verdict.MISMATCH
+        assert judgement.diagnosis is not None
+        return judgement.diagnosis

@@ -1,0 +1,172 @@
+"""Tokens that were lost on the way or came twice, and what is said of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from adapters.contract import Layout
+from conformance.report import Verdict
+from reference.aggregation import Mode
+from reference.step import Sample, Step
+from tests.conformance.given import BY_SAMPLE, SLICED, UNEVEN, Given
+
+SAMPLES = np.repeat(np.arange(5), [3, 1, 2, 5, 3])
+
+TWO = Given(layout=Layout(dp=2, micro_batches=2), held=BY_SAMPLE)
+FOUR = Given(layout=Layout(dp=2, cp=2, micro_batches=2), held=SLICED)
+
+
+def without(given: Given, lost: np.ndarray) -> np.ndarray:
+    return np.where(lost, 0, given.weights)
+
+
+@pytest.mark.parametrize(
+    ("rank", "tokens", "samples", "also"),
+    [(0, 7, 2, "micro_batches_lost, samples_lost"), (1, 3, 2, "micro_batches_lost, samples_lost")],
+)
+def test_ranks_that_keep_their_own_gradients_are_named(
+    rank: int, tokens: int, samples: int, also: str
+) -> None:
+    diagnosis = TWO.diagnosis(without(TWO, (BY_SAMPLE[rank] < 0)))
+
+    assert diagnosis.name == "not_reduced_over_dp"
+    assert diagnosis.explanation == (
+        f"{tokens} active tokens of {samples} samples weigh nothing, all others are right: those of"
+        f" other data-parallel ranks were not added; or it is not_reduced_over_ranks, {also}"
+    )
+    assert diagnosis.numbers == {"tokens": tokens, "samples": samples}
+
+
+def test_slices_that_are_not_added_are_named() -> None:
+    """The second context-parallel ranks have tokens 1, 3, 9, 10, 12 and 13, but 10 is masked."""
+    diagnosis = FOUR.diagnosis(without(FOUR, (SLICED[[0, 2]] < 0).all(axis=0)))
+
+    assert diagnosis.name == "not_reduced_over_cp"
+    assert diagnosis.explanation == (
+        "5 active tokens of 4 samples weigh nothing, all others are right: those of other"
+        " context-parallel ranks were not added; or it is tokens_lost"
+    )
+    assert diagnosis.also == ["tokens_lost"]
+
+
+def test_single_rank_that_adds_none_of_the_others_is_named() -> None:
+    diagnosis = FOUR.diagnosis(without(FOUR, SLICED[1] < 0))
+
+    assert diagnosis.name == "not_reduced_over_ranks"
+    assert diagnosis.explanation == (
+        "8 active tokens of 3 samples weigh nothing, all others are right: those of all other"
+        " ranks were not added; or it is tokens_lost"
+    )
+
+
+def test_micro_batch_that_is_lost_is_named() -> None:
+    diagnosis = TWO.diagnosis(without(TWO, SAMPLES == 3))
+
+    assert diagnosis.name == "micro_batches_lost"
+    assert diagnosis.explanation == (
+        "4 active tokens of 1 samples weigh nothing, all others are right: those of whole"
+        " micro-batches; or it is samples_lost"
+    )
+    assert diagnosis.also == ["samples_lost"]
+
+
+def test_sample_that_is_lost_is_named_where_its_micro_batch_is_not() -> None:
+    diagnosis = TWO.diagnosis(without(TWO, SAMPLES == 1))
+
+    assert diagnosis.name == "samples_lost"
+    assert diagnosis.explanation == (
+        "1 active tokens of 1 samples weigh nothing, all others are right: those of whole samples"
+    )
+    assert diagnosis.also == []
+
+
+def test_tokens_that_are_lost_of_a_sample_are_named() -> None:
+    diagnosis = TWO.diagnosis(without(TWO, np.arange(14) == 7))
+
+    assert diagnosis.name == "tokens_lost"
+    assert diagnosis.explanation == (
+        "1 active tokens of 1 samples weigh nothing, all others are right: their gradient was lost"
+    )
+
+
+def test_tokens_that_no_rank_held_are_named() -> None:
+    held = BY_SAMPLE.copy()
+    held[:, SAMPLES == 4] = -1
+    given = replace(TWO, held=held)
+    diagnosis = given.diagnosis(without(given, SAMPLES == 4))
+
+    assert diagnosis.name == "samples_lost"
+    assert diagnosis.explanation == (
+        "3 active tokens of 1 samples weigh nothing, all others are right: no rank ever held them"
+        " in training"
+    )
+
+
+def test_tokens_that_a_rank_held_are_not_said_to_be_untrained() -> None:
+    held = BY_SAMPLE.copy()
+    held[:, SAMPLES == 4] = -1
+    given = replace(TWO, held=held)
+    diagnosis = given.diagnosis(without(given, SAMPLES >= 3))
+
+    assert diagnosis.explanation.endswith(": those of whole samples")
+
+
+def test_tokens_are_not_said_to_be_lost_where_the_others_are_wrong_too() -> None:
+    diagnosis = TWO.diagnosis(1.37 * without(TWO, SAMPLES == 3))
+
+    assert diagnosis.name == "unexplained"
+
+
+def test_sample_that_came_twice_is_named() -> None:
+    diagnosis = TWO.diagnosis(np.where(SAMPLES == 4, 2, 1) * TWO.weights)
+
+    assert diagnosis.name == "samples_repeated"
+    assert diagnosis.explanation == "3 active tokens of 1 samples weigh twice as much"
+    assert diagnosis.numbers == {"tokens": 3, "samples": 1}
+
+
+def test_samples_that_came_twice_and_are_counted_are_named() -> None:
+    """Five samples and two of them again are seven."""
+    given = replace(TWO, mode=Mode.SAMPLE_MEAN)
+    diagnosis = given.diagnosis(np.where(SAMPLES >= 3, 2, 1) * given.weights * 5 / 7)
+
+    assert diagnosis.name == "samples_repeated"
+    assert diagnosis.explanation == (
+        "7 active tokens of 2 samples weigh twice as much and are counted so"
+    )
+
+
+def test_sample_that_came_twice_among_three_and_is_counted_is_named() -> None:
+    """2 · 3 / 4 is half as much again, as is the weight of the others three quarters."""
+    step = Step.of([Sample(prompt_length=1, loss_mask=[1], group=group) for group in range(3)])
+    given = Given(mode=Mode.SAMPLE_MEAN, steps=(step,))
+    diagnosis = given.diagnosis(np.array([2, 1, 1]) / 4)
+
+    assert diagnosis.name == "samples_repeated"
+    assert diagnosis.explanation.endswith("weigh twice as much and are counted so")
+
+
+@pytest.mark.parametrize("factor", [2.1, 1.9])
+def test_sample_that_weighs_about_twice_as_much_did_not_come_twice(factor: float) -> None:
+    assert TWO.diagnosis(np.where(SAMPLES == 4, factor, 1) * TWO.weights).name == "unexplained"
+
+
+def test_tokens_within_a_sample_did_not_come_twice() -> None:
+    assert TWO.diagnosis(np.where(np.arange(14) == 7, 2, 1) * TWO.weights).name == "unexplained"
+
+
+def test_uneven_micro_batches_are_told_apart() -> None:
+    given = Given(layout=Layout(dp=2, micro_batches="uneven"), held=UNEVEN)
+
+    assert given.judged(given.weights).verdict is Verdict.CONFORMS
+    assert given.diagnosis(without(given, SAMPLES == 1)).name == "micro_batches_lost"
+
+
+def test_step_of_one_sample_is_not_lost_as_a_sample() -> None:
+    """Losing all of it leaves nothing that is right."""
+    one = Step.of([Sample(prompt_length=1, loss_mask=[1, 1], group=0)])
+
+    assert Given(steps=(one,)).diagnosis(np.zeros(2)).name == "unexplained"

@@ -1,0 +1,190 @@
+"""The weights that known mistakes would give."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from adapters.contract import Layout
+from conformance.mistakes import mistakes
+from reference.aggregation import Conventions, EmptyUnits, Mode, SampleUnit
+from reference.step import Sample, Step
+from tests.conformance.diagnoses import MISTAKES, SITUATIONS, known_mistakes
+from tests.conformance.given import BY_SAMPLE, STEP, Given
+
+KEPT = json.loads(MISTAKES.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("name", SITUATIONS)
+def test_mistakes_predict_what_they_did_before(name: str) -> None:
+    """`python -m tests.conformance.diagnoses` renews the file, for a change that is meant."""
+    assert json.loads(json.dumps(known_mistakes(SITUATIONS[name]))) == KEPT[name]
+
+
+def denominators(given: Given, name: str) -> list[list[float]]:
+    """What the active tokens of the samples that have some are divided by, for each such name."""
+    weights = [mistake.weights for mistake in mistakes(given.situation) if mistake.name == name]
+    return [np.round(1 / w[w != 0], 9).tolist() for w in weights]
+
+
+def of_samples(a: float, b: float, d: float, e: float) -> list[float]:
+    """One number per sample with active tokens, of which there are 2, 1, 4 and 3."""
+    return [a] * 2 + [b] + [d] * 4 + [e] * 3
+
+
+TWO = Layout(dp=2, micro_batches=2)
+SAMPLE = Given(mode=Mode.SAMPLE_MEAN, layout=TWO, held=BY_SAMPLE)
+PROMPT = Given(mode=Mode.PROMPT_MEAN, layout=TWO, held=BY_SAMPLE)
+TOKEN = Given(mode=Mode.TOKEN_MEAN, layout=TWO, held=BY_SAMPLE)
+CONSTANT = Given(mode=Mode.CONSTANT, layout=TWO, held=BY_SAMPLE)
+
+
+@pytest.mark.parametrize(
+    ("given", "name", "expected"),
+    [
+        # N = 5, P = 3, M = 10; M_i = 2, 1, 0, 4, 3; M_g = 3, 4, 3; lengths 3, 1, 2, 5, 3
+        (SAMPLE, "multiplied_by_prompts", [of_samples(10 / 3, 5 / 3, 20 / 3, 5)]),
+        (SAMPLE, "divided_by_samples", [of_samples(50, 25, 100, 75)]),
+        (SAMPLE, "not_divided", [[1.0] * 10, [2.0] * 10]),
+        (SAMPLE, "masked_tokens_counted", [of_samples(15, 5, 25, 15)]),
+        (SAMPLE, "prompt_tokens_counted", [of_samples(20, 15, 40, 20)]),
+        (TOKEN, "empty_samples_counted", [[11.0] * 10]),
+        (TOKEN, "masked_tokens_counted", [[14.0] * 10]),
+        (TOKEN, "prompt_tokens_counted", [[22.0] * 10]),
+        (PROMPT, "empty_samples_counted", [of_samples(9, 9, 15, 9)]),
+        (
+            SAMPLE,
+            "padding_counted",
+            [
+                [25.0] * 10,  # the longest response of the step has 5 tokens
+                of_samples(15, 15, 25, 15),  # and those of micro-batches 3, 2, 5 and 3
+                [40.0] * 10,  # the longest sequence has 8
+                of_samples(20, 20, 40, 20),
+            ],
+        ),
+        (
+            SAMPLE,
+            "tokens_per_sample_miscounted",
+            [
+                of_samples(15, 10, 25, 20),
+                of_samples(5, 5, 15, 10),
+                of_samples(20, 15, 30, 25),
+                of_samples(5, 5, 10, 5),
+            ],
+        ),
+        (TOKEN, "tokens_per_sample_miscounted", [[14.0] * 10, [6.0] * 10, [18.0] * 10, [3.0] * 10]),
+        (TOKEN, "weights_of_prompt_mean", [of_samples(9, 9, 12, 9)]),
+        (SAMPLE, "weights_of_token_mean", [[10.0] * 10]),
+        (SAMPLE, "rollout_units_counted", [of_samples(12, 12, 16, 12)]),
+        (SAMPLE, "rollout_units_excluded", [of_samples(9, 9, 12, 9)]),
+        (SAMPLE, "sample_units_excluded", [of_samples(8, 4, 16, 12)]),
+        (SAMPLE, "rollouts_counted_as_samples", [of_samples(8, 4, 16, 12)]),
+        (SAMPLE, "tokens_counted_as_samples", [of_samples(20, 10, 40, 30)]),
+        (PROMPT, "samples_counted_as_prompts", [of_samples(15, 15, 20, 15)]),
+        (CONSTANT, "prompts_counted_as_samples", [[120.0] * 10]),
+        (CONSTANT, "divided_by_divisor", [[8000.0] * 10]),
+        # Ranks hold 3 samples, 2 prompts, 3 tokens; 2 samples, 2 prompts, 7 tokens.
+        (SAMPLE, "tokens_counted_per_rank", [of_samples(10, 5, 20, 15)]),
+        (SAMPLE, "denominators_per_rank", [of_samples(20, 10, 40, 30), of_samples(12, 6, 16, 12)]),
+        (TOKEN, "tokens_counted_per_rank", [of_samples(3, 3, 7, 7)]),
+        (TOKEN, "denominators_per_rank", [of_samples(6, 6, 14, 14)] * 2),
+        (PROMPT, "units_counted_per_rank", [of_samples(12, 12, 16, 12)]),
+        (CONSTANT, "denominators_per_rank", [of_samples(240, 240, 160, 160)]),
+        # Micro-batches of 2, 1, 1 and 1 samples, 3, 0, 4 and 3 tokens; two of each rank's two.
+        (TOKEN, "tokens_counted_per_micro_batch", [of_samples(3, 3, 4, 3)]),
+        (TOKEN, "denominators_per_micro_batch", [of_samples(12, 12, 16, 12)] * 2),
+        (CONSTANT, "denominators_per_micro_batch", [of_samples(320, 320, 160, 160)]),
+        # 5 samples · (10 // 5) tokens, 2 ranks · (10 // 2).
+        (TOKEN, "integer_division", [[10.0] * 10, [10.0] * 10]),
+        (PROMPT, "integer_division", [of_samples(6, 6, 12, 9), of_samples(6, 6, 12, 6)]),
+        (PROMPT, "runs_counted_as_prompts", [of_samples(9, 9, 12, 9)]),
+        (PROMPT, "prompts_by_group_size", [of_samples(7.5, 7.5, 10, 7.5)]),
+    ],
+    ids=lambda value: value if isinstance(value, str) else None,
+)  # fmt: skip
+def test_denominators_worked_by_hand(given: Given, name: str, expected: list[list[float]]) -> None:
+    assert denominators(given, name) == [pytest.approx(each) for each in expected]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tokens", "counted"),
+    [
+        ("bfloat16", 257, 256),
+        ("bfloat16", 259, 260),
+        ("bfloat16", 256, 256),
+        ("float16", 2049, 2048),
+        ("float16", 2051, 2052),
+        ("float16", 65_504, 65_504),
+        ("float32", 2049, 2049),
+    ],
+)
+def test_counts_are_rounded_to_even_as_the_dtype_does(
+    dtype: str, tokens: int, counted: int
+) -> None:
+    step = Step.of([Sample(prompt_length=1, loss_mask=[1] * tokens, group=0)])
+
+    given = Given(steps=(step,))
+    assert denominators(given, f"counted_in_{dtype}") == [pytest.approx([counted] * tokens)]
+
+
+def test_count_beyond_the_largest_number_of_a_dtype_is_infinite() -> None:
+    step = Step.of([Sample(prompt_length=1, loss_mask=[1] * 65_600, group=0)])
+    weights = [
+        mistake.weights
+        for mistake in mistakes(Given(steps=(step,)).situation)
+        if mistake.name == "counted_in_float16"
+    ]
+
+    assert [w.any() for w in weights] == [False]
+
+
+@pytest.mark.parametrize(
+    ("conventions", "mode", "units"),
+    [
+        (Conventions(), Mode.SAMPLE_MEAN, 5),
+        (Conventions(sample_unit=SampleUnit.ROLLOUT), Mode.SAMPLE_MEAN, 4),
+        (Conventions(empty_units=EmptyUnits.EXCLUDED), Mode.SAMPLE_MEAN, 4),
+        (Conventions(), Mode.PROMPT_MEAN, 3),
+        (Conventions(), Mode.TOKEN_MEAN, 1),
+    ],
+)
+def test_units_are_counted_as_the_reference_does(
+    conventions: Conventions, mode: Mode, units: int
+) -> None:
+    situation = Given(conventions=conventions, mode=mode).situation
+
+    assert situation.units == units
+    assert np.array_equal(situation.weights(), situation.expected)
+
+
+def test_step_without_active_tokens_has_a_unit_where_empty_ones_do_not_count() -> None:
+    empty = Step.of([Sample(prompt_length=1, loss_mask=[0], group=0)] * 2)
+    excluded = Conventions(empty_units=EmptyUnits.EXCLUDED)
+    situation = Given(steps=(empty,), conventions=excluded, mode=Mode.SAMPLE_MEAN).situation
+
+    assert situation.units == 1
+    assert not situation.weights().any()
+
+
+def test_step_that_is_the_first_has_none_before() -> None:
+    names = {mistake.name for mistake in mistakes(replace(TOKEN, steps=(STEP,)).situation)}
+
+    assert not {"counted_over_batch", "counted_of_the_step_before"} & names
+
+
+def test_batch_and_step_before_are_counted() -> None:
+    """Three tokens and one sample in the step before, as many prompts."""
+    before = Step.of([Sample(prompt_length=1, loss_mask=[1, 1, 1], group=0)])
+    token, sample, prompt = (
+        Given(mode=mode, steps=(before, STEP))
+        for mode in (Mode.TOKEN_MEAN, Mode.SAMPLE_MEAN, Mode.PROMPT_MEAN)
+    )
+
+    assert denominators(token, "counted_over_batch") == [[13.0] * 10]
+    assert denominators(token, "counted_of_the_step_before") == [[3.0] * 10]
+    assert denominators(sample, "counted_over_batch") == [of_samples(12, 6, 24, 18)]
+    assert denominators(sample, "counted_of_the_step_before") == [of_samples(2, 1, 4, 3)]
+    assert denominators(prompt, "counted_over_batch") == [of_samples(12, 12, 16, 12)]
