@@ -55,8 +55,6 @@ class Evidence:
     @cached_property
     def common_ratio(self) -> float | None:
         """The one ratio of all active tokens, if there is one and it is not 0."""
-        if not self.ratios.size:
-            return None
         middle = float(np.median(self.ratios))
         same = np.abs(self.ratios - middle) <= 2 * self.tolerance * abs(middle)
         return middle if middle and same.all() else None
@@ -199,7 +197,7 @@ def _inferred(evidence: Evidence) -> Diagnosis | None:
     counted = round(right / ratio)
     if abs(right / ratio - counted) > 2 * evidence.tolerance * counted:
         return None
-    what = "tokens" if per_token else f"{situation.mode.removesuffix('_mean')}s"
+    what = f"{situation.mode.removesuffix('_mean')}s"
     return Diagnosis(
         name=f"{what}_miscounted",
         explanation=f"{counted} {what} are counted instead of {right}",
@@ -209,8 +207,6 @@ def _inferred(evidence: Evidence) -> Diagnosis | None:
 
 def _unexplained(evidence: Evidence) -> Diagnosis:
     ratios = evidence.ratios
-    if not ratios.size:
-        return Diagnosis(name="unexplained", explanation="no token is active, and some weigh")
     low, high = float(ratios.min()), float(ratios.max())
     ratio = f"{low:.7g}" if evidence.common_ratio else f"{low:.7g} to {high:.7g}"
     words, numbers = _denominators(evidence) if ratios.all() else ("some weights are 0", {})

@@ -433,15 +433,14 @@ def _cut_into(cut: Cut, layout: Layout) -> Iterator[_Part]:
     micro_batch = cut.micro_batch_number
     ranks, slices = layout.dp, layout.cp
     micro_batches = ranks * cut.micro_batches
-    everywhere = np.ones_like(dp)
-    yield _Part(name="rank", label=dp, whole=dp, count=ranks * everywhere)
+    yield _Part(name="rank", label=dp, whole=dp, count=np.full_like(dp, ranks))
     yield _Part(name="micro_batch", label=micro_batch, whole=micro_batch, count=micro_batches)
     if slices > 1:
         yield _Part(
             name="cp_slice",
             label=dp * slices + cp,
             whole=dp,
-            count=ranks * slices * everywhere,
+            count=np.full_like(dp, ranks * slices),
             slices=slices,
         )
         yield _Part(
@@ -463,9 +462,8 @@ def _of_parts(situation: Situation, part: _Part) -> Iterator[Mistake]:
     unit = situation.unit[situation.sample]
     units = _units_held(unit, part.whole)
     words = f"counted per {part.words} and averaged over {int(part.count.max())}"
-    if situation.mode is Mode.CONSTANT:
-        tokens = situation.unit_tokens[situation.sample]
-    else:
+    tokens = None
+    if situation.mode is not Mode.CONSTANT:
         tokens = _tokens_held(unit, part.label, _counted_mask(situation))
         yield from _of_tokens_held(situation, part, tokens)
     yield Mistake(

@@ -33,6 +33,14 @@ def test_tokens_are_where_a_rank_held_them() -> None:
     assert cut.micro_batches.tolist() == [2, 2, 2, 2, 2, 3, 3, 3, 3]
 
 
+def test_micro_batches_are_numbered_from_0_on_a_single_rank_too() -> None:
+    cut = cut_of(np.array([[6, 4, 6, 9]]), Layout())
+
+    assert cut.micro_batch.tolist() == [1, 0, 1, 2]
+    assert cut.micro_batches.tolist() == [3] * 4
+    assert {cut.micro_batch_number.dtype, cut.micro_batches.dtype} == {np.dtype(np.int64)}
+
+
 def test_token_that_two_ranks_held_is_the_first_one_s() -> None:
     cut = cut_of(np.array([[0, NONE], [5, 5]]), Layout(dp=2))
 

@@ -12,6 +12,7 @@ from adapters.contract import Layout
 from conformance.report import Diagnosis
 from reference.aggregation import Conventions, DenominatorMask, EmptyUnits, Mode
 from reference.rounding import weight_bound
+from reference.step import Sample, Step
 from tests.conformance.diagnoses import DIAGNOSES, RUN, diagnoses
 from tests.conformance.given import BY_SAMPLE, REJECTED, SLICED, Given
 
@@ -147,6 +148,29 @@ def test_pattern_of_what_is_unexplained_is_of_the_coarsest_parts(
             "expected_denominator": 10,
         }
     )
+
+
+def test_ratios_of_slices_are_of_one_rank_each() -> None:
+    """Three data-parallel ranks of two slices each; a slice of the first has another ratio."""
+    ranks = np.array([0, 1, 0, 0, 2, 2, 2, 3, 2, 3, 2, 4, 5, 4])
+    held = np.where(ranks == np.arange(6)[:, None], 0, -1).astype(np.int32)
+    given = Given(layout=Layout(dp=3, cp=2), held=held)
+    diagnosis = given.diagnosis(given.weights * np.where(ranks == 1, 3.7, 1.3))
+
+    assert "one ratio per context-parallel slice" in diagnosis.explanation
+
+
+def test_token_that_is_divided_by_nothing_weighs_nothing() -> None:
+    """Two tokens on three ranks: 3 · (2 // 3)."""
+    step = Step.of([Sample(prompt_length=1, loss_mask=[1, 1], group=0)])
+    diagnosis = Given(steps=(step,), layout=Layout(dp=3)).diagnosis(np.zeros(2))
+
+    assert diagnosis.name == "integer_division"
+    assert diagnosis.explanation == (
+        "tokens per dp are cut to a whole number before they are multiplied again: a token weighs"
+        " nothing that is to be divided by 2"
+    )
+    assert diagnosis.numbers == {}
 
 
 def test_ratios_are_the_same_within_the_bound() -> None:

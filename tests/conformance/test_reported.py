@@ -89,12 +89,15 @@ def test_error_is_relative_to_the_losses_without_their_signs_and_the_largest_is_
     bound = reported_bound(8, "float32")
     offs = [0.5, 0.9, -0.3]
     judgement = Judge()(*(EXPECTED + off * bound * MAGNITUDE for off in offs))
+    alone = Judge()(EXPECTED + 0.5 * bound * MAGNITUDE)
     beyond = Judge()(EXPECTED, EXPECTED + 1.1 * bound * MAGNITUDE)
 
     assert judgement is not None
     assert judgement.verdict is Verdict.CONFORMS
     assert judgement.error == pytest.approx(0.9 * bound)
     assert judgement.tolerance == bound
+    assert alone is not None
+    assert alone.error == pytest.approx(0.5 * bound)
     assert beyond is not None
     assert beyond.verdict is Verdict.MISMATCH
     assert beyond.error == pytest.approx(1.1 * bound)

@@ -68,7 +68,8 @@ def test_refuses_what_a_user_mistypes(text: str, message: str) -> None:
     [
         (
             "median",
-            "mode 'median' is unknown; choose one of sample_mean, prompt_mean, token_mean, constant",
+            "mode 'median' is unknown; choose one of sample_mean, prompt_mean, token_mean,"
+            " constant",
         ),
         (
             "prompt_mean:4",

@@ -58,12 +58,12 @@ def test_bounds_are_those_of_higham() -> None:
     """gamma(k, u) = k·u / (1 - k·u): 16 roundings of a weight, one more for a summand."""
     u = 2.0**-24
 
-    assert UNIT_ROUNDOFF == {
+    assert {
         "float64": 2.0**-53,
         "float32": u,
         "float16": 2.0**-11,
         "bfloat16": 2.0**-8,
-    }
+    } == UNIT_ROUNDOFF
     assert gamma(64, 2.0**-8) == 1 / 3
     assert weight_bound("float32") == 16 * u / (1 - 16 * u)
     assert reported_bound(100, "float32") == 116 * u / (1 - 116 * u)

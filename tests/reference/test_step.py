@@ -236,3 +236,13 @@ def test_samples_keep_what_they_are_given() -> None:
     assert {field.dtype for field in (step.prompt_lengths, step.groups, step.rollouts)} == {
         np.dtype(np.int64)
     }
+
+
+def test_numbers_are_kept_in_the_same_width_whatever_they_came_in() -> None:
+    """Lengths of 8 bits would overflow where they are added up."""
+    numbers = {"prompt_length": np.int8(100), "group": np.int8(3), "rollout": np.int16(4)}
+    step = Step.of([sample([1], **numbers), sample([1, 0], **numbers)])
+
+    assert {
+        field.dtype for field in (step.prompt_lengths, step.groups, step.rollouts, step.offsets)
+    } == {np.dtype(np.int64)}
