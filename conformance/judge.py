@@ -49,7 +49,7 @@ def judge_weights(
     for number in range(len(job.steps)):
         situation = _situation(job, number, observations, description)
         for observed in _combined(observations, number, job, description.conventions):
-            error = largest_error(situation.step, observed, situation.expected)
+            error = largest_error(observed, situation.expected)
             if error is not None and error <= tolerance:
                 worst = _worse(worst, error)
                 continue
@@ -122,9 +122,7 @@ def _reported(observations: Sequence[Observation], number: int) -> Iterator[floa
             yield reported
 
 
-def largest_error(
-    step: Step, observed: NDArray[np.float64], expected: NDArray[np.float64]
-) -> float | None:
+def largest_error(observed: NDArray[np.float64], expected: NDArray[np.float64]) -> float | None:
     """Largest relative error of an active token's weight; None if a weight is not finite.
 
     A weight on an inactive token has no relative error of its own: it is given as a multiple of the

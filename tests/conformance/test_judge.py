@@ -11,7 +11,13 @@ from adapters.contract import Combine, Depth, Description, Job, Layout, Observat
 from conformance.cases import CORPUS
 from conformance.judge import Judgement, judge_weights
 from conformance.report import Verdict
-from reference.aggregation import Aggregation, Mode
+from reference.aggregation import (
+    DEFAULT_CONVENTIONS,
+    Aggregation,
+    Conventions,
+    Mode,
+    SampleUnit,
+)
 from reference.rounding import weight_bound
 from reference.step import Sample, Step
 from reference.weights import token_weights
@@ -54,6 +60,7 @@ class Judge:
         *of_ranks: np.ndarray,
         combine: Combine = Combine.REPLICATED,
         counted_tokens: float = 0,
+        conventions: Conventions = DEFAULT_CONVENTIONS,
     ) -> Judgement:
         job = Job(
             steps=(self.step,),
@@ -65,7 +72,7 @@ class Judge:
             Observation(weights=(w,), combine=combine, counted_tokens=(counted_tokens,))
             for w in of_ranks
         ]
-        return judge_weights(job, observations, Description())
+        return judge_weights(job, observations, Description(conventions=conventions))
 
 
 @pytest.mark.parametrize("mode", Mode)
@@ -332,3 +339,51 @@ def test_step_without_active_tokens_must_weigh_exactly_nothing() -> None:
 
     assert judge(np.zeros(2)).verdict is Verdict.CONFORMS
     assert judge(np.array([0, 1e-9])).verdict is Verdict.MISMATCH
+
+
+@pytest.mark.parametrize(("leak", "error"), [(1e-9, 1.0), (1 / 11, 1.0), (0.5, 5.5), (-0.5, 5.5)])
+def test_weight_on_an_inactive_token_is_a_multiple_of_the_largest_and_at_least_1(
+    leak: float, error: float
+) -> None:
+    judge = Judge()
+    leaking = judge.weights
+    leaking[3] = leak
+
+    assert judge(leaking).error == pytest.approx(error)
+
+
+@pytest.mark.parametrize(("leak", "error"), [(1e-9, 1.0), (5.0, 5.0)])
+def test_weight_in_a_step_without_active_tokens_is_given_as_it_is_and_at_least_as_1(
+    leak: float, error: float
+) -> None:
+    step = Step.of([Sample(prompt_length=1, loss_mask=[0, 0], group=0)])
+
+    assert Judge(step=step)(np.array([0, leak])).error == error
+
+
+@pytest.mark.parametrize("combine", [Combine.SUM_PER_TOKEN, Combine.SUM_PER_COUNTED_TOKEN])
+@pytest.mark.parametrize("active", [0, 1])
+def test_sum_of_one_token_or_none_is_divided_by_one(combine: Combine, active: int) -> None:
+    step = Step.of([Sample(prompt_length=1, loss_mask=[active, 0], group=0)])
+    judgement = Judge(step=step)(np.array([active, 0.0]), combine=combine, counted_tokens=active)
+
+    assert judgement.error == 0
+
+
+def test_sums_are_divided_by_rollouts_where_these_are_declared_to_be_the_samples() -> None:
+    """Two of three samples are of one rollout, of three tokens."""
+    step = Step.of(
+        [
+            Sample(prompt_length=1, loss_mask=mask, group=0, rollout=rollout)
+            for mask, rollout in (([1, 1], 7), ([1], 7), ([1], 9))
+        ]
+    )
+    by_rollout = Conventions(sample_unit=SampleUnit.ROLLOUT)
+    judge = Judge(Mode.SAMPLE_MEAN, step=step)
+    means = np.array([1 / 3, 1 / 3, 1 / 3, 1])
+    of_samples = np.array([1 / 2, 1 / 2, 1, 1])
+    right = judge(means, combine=Combine.SUM_PER_SAMPLE, conventions=by_rollout)
+
+    assert right.verdict is Verdict.CONFORMS
+    assert judge(of_samples, combine=Combine.SUM_PER_SAMPLE).verdict is Verdict.CONFORMS
+    assert judge(means, combine=Combine.SUM_PER_SAMPLE).verdict is Verdict.MISMATCH

@@ -96,7 +96,7 @@ def _row(name: str, counts: dict[str, int]) -> str:
 
 def _change(folder: Path, name: str, mutant: str) -> str:
     source = (folder / "mutants" / name).read_text(encoding="utf-8")
-    lines = get_diff_for_mutant(mutant, source=source).splitlines()
+    lines = get_diff_for_mutant(mutant, source=source, path=name).splitlines()
     return "\n".join(
         line for line in lines if line[:1] in "+-" and not line.startswith(("+++", "---"))
     )
