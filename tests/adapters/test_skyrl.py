@@ -86,8 +86,11 @@ def test_megatron_engine_conforms_at_depth_loss(tmp_path: Path) -> None:
 
 def test_workers_find_the_same_byte_for_byte(tmp_path: Path) -> None:
     selection = ("--layout=dp2-cp1-mbtokens-thd", "--layout=dp2-cp2-mb2-bshd", "-k", "two_steps")
-    alone = command.run(tmp_path, "skyrl", *selection)
-    shared = command.run(tmp_path, "skyrl", *selection, "-n", "2")
+    folders = tmp_path / "alone", tmp_path / "shared"
+    for folder in folders:
+        folder.mkdir()
+    alone = command.run(folders[0], "skyrl", *selection)
+    shared = command.run(folders[1], "skyrl", *selection, "-n", "2")
 
     assert len(alone.report["findings"]) == 8 * len(Check)
     assert alone.findings == shared.findings

@@ -262,14 +262,14 @@ def test_denominators_of_a_micro_batch_alone_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("toy", "modes"),
+    ("toy", "modes", "several_samples_of_a_rollout"),
     [
-        ("slime", {"sample_mean", "token_mean"}),
-        ("miles", {"sample_mean", "token_mean", "constant"}),
+        ("slime", {"sample_mean", "token_mean"}, "conforms"),
+        ("miles", {"sample_mean", "token_mean", "constant"}, "unsupported"),
     ],
 )
 def test_older_signatures_have_fewer_modes_and_conform(
-    tmp_path: Path, toy: str, modes: set[str]
+    tmp_path: Path, toy: str, modes: set[str], several_samples_of_a_rollout: str
 ) -> None:
     source = checkout(tmp_path / toy, toy, layers=(f"{toy}_older",))
     layouts = ["dp1-cp1-mb1-thd", "dp2-cp1-mbtokens-thd+balance_data"]
@@ -282,7 +282,7 @@ def test_older_signatures_have_fewer_modes_and_conform(
     for finding in found:
         if finding["mode"] in modes:
             one_each = finding["case"] != "unequal_groups"
-            assert finding["verdict"] == ("conforms" if one_each else "unsupported")
+            assert finding["verdict"] == ("conforms" if one_each else several_samples_of_a_rollout)
 
 
 def test_toy_that_declines_refuses_what_it_supports(tmp_path: Path) -> None:
