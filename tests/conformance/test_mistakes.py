@@ -188,3 +188,58 @@ def test_batch_and_step_before_are_counted() -> None:
     assert denominators(sample, "counted_over_batch") == [of_samples(12, 6, 24, 18)]
     assert denominators(sample, "counted_of_the_step_before") == [of_samples(2, 1, 4, 3)]
     assert denominators(prompt, "counted_over_batch") == [of_samples(12, 12, 16, 12)]
+
+
+def test_nearest_step_before_is_counted_and_all_steps_of_the_batch() -> None:
+    """Two tokens, then three, then ten."""
+    first, second = (
+        Step.of([Sample(prompt_length=1, loss_mask=[1] * tokens, group=0)]) for tokens in (2, 3)
+    )
+    given = Given(mode=Mode.TOKEN_MEAN, steps=(first, second, STEP))
+
+    assert denominators(given, "counted_of_the_step_before") == [[3.0] * 10]
+    assert denominators(given, "counted_over_batch") == [[15.0] * 10]
+
+
+def test_runs_of_a_group_that_is_not_adjacent_are_counted_each() -> None:
+    """Groups a, b, b, a of 1, 2, 3 and 4 tokens: three runs for two prompts."""
+    step = Step.of(
+        [
+            Sample(prompt_length=1, loss_mask=[1] * tokens, group=group)
+            for tokens, group in ((1, 5), (2, 8), (3, 8), (4, 5))
+        ]
+    )
+    given = Given(mode=Mode.PROMPT_MEAN, steps=(step,))
+    words = [m.words for m in mistakes(given.situation) if m.name == "runs_counted_as_prompts"]
+
+    assert denominators(given, "runs_counted_as_prompts") == [[3.0] + [15.0] * 5 + [12.0] * 4]
+    assert words == ["3 runs of adjacent samples are taken for 2 prompts"]
+
+
+def test_micro_batches_are_no_factor_where_ranks_have_unequally_many() -> None:
+    """Two on the first rank and three on the second; elsewhere, three on both."""
+    first = np.repeat([0, 0, 1, -1, -1], [3, 1, 2, 5, 3])
+    second = np.array([-1] * 6 + [0] * 4 + [1] + [2] * 3)
+    layout = Layout(dp=2, micro_batches="tokens")
+    unequal = Given(layout=layout, held=np.array([first, second]))
+    equal = replace(unequal, held=np.array([np.where(np.arange(14) == 3, 2, first), second]))
+
+    names = [{mistake.name for mistake in mistakes(given.situation)} for given in (unequal, equal)]
+    assert not [name for name in names[0] if "micro_batches" in name]
+    assert "divided_by_micro_batches_or_prompts" in names[1]
+
+
+def test_single_token_is_counted_in_the_place_of_samples() -> None:
+    step = Step.of([Sample(prompt_length=1, loss_mask=[active], group=0) for active in (0, 1, 0)])
+    given = Given(mode=Mode.SAMPLE_MEAN, steps=(step,))
+
+    assert denominators(given, "tokens_counted_as_samples") == [[1.0]]
+
+
+def test_counter_in_float32_stops_at_two_to_the_24th() -> None:
+    """Counts are said to be that large: tokens themselves would take a gigabyte."""
+    step = Step.of([Sample(prompt_length=1, loss_mask=[1], group=group) for group in range(3)])
+    vars(step)["active_tokens"] = np.array([2**24, 1, 1])
+    given = Given(mode=Mode.TOKEN_MEAN, steps=(step,))
+
+    assert denominators(given, "counted_in_float32") == [[2.0**24] * 3]
