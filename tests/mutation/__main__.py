@@ -28,8 +28,8 @@ COPIED = ("reference", "conformance", "adapters", "tests", "reports", "pyproject
 
 PROPERTIES = ("property", "cached_property")
 
-SURVIVED = (0, 33)
-"""mutmut's exit codes of a mutant that no test notices, and of one that no test runs."""
+SURVIVED = (0, 33, None)
+"""mutmut's exit codes of a mutant that no test notices, that no test runs, and that was not run."""
 
 
 def copy(folder: Path) -> None:
