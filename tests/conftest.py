@@ -1,4 +1,4 @@
-"""Fixtures that pytest itself provides for tests of plugins; no property test fails for its time."""
+"""Fixtures that pytest itself provides for tests of plugins. No property test has a deadline."""
 
 from hypothesis import settings
 
