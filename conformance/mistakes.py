@@ -24,7 +24,7 @@ from reference.aggregation import (
     Mode,
     SampleUnit,
 )
-from reference.weights import token_weights
+from reference.weights import token_weights, unit_of_sample
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -175,17 +175,6 @@ def _counted_mask(situation: Situation) -> NDArray[np.bool_]:
     original = situation.step.original_mask
     modified = situation.conventions.denominator_mask is DenominatorMask.MODIFIED
     return situation.step.mask if modified or original is None else original
-
-
-def unit_of_sample(step: Step, mode: Mode, conventions: Conventions) -> NDArray[np.int64]:
-    """Number of the unit of each sample, from 0: [N]."""
-    if mode is Mode.TOKEN_MEAN:
-        return np.zeros(step.size, np.int64)
-    if mode is Mode.PROMPT_MEAN:
-        return np.unique(step.groups, return_inverse=True)[1]
-    if conventions.sample_unit is SampleUnit.ROLLOUT:
-        return np.unique(step.rollouts, return_inverse=True)[1]
-    return np.arange(step.size)
 
 
 def _layout_sizes(situation: Situation) -> dict[str, float]:

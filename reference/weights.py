@@ -53,7 +53,7 @@ def sample_weights(
     of the mask, it depends on the convention which of the two masks denominators count. Numbers
     stay exact up to the single rounding of the quotient as long as units · tokens < 2^53.
     """
-    unit = _unit_of_sample(step, aggregation.mode, conventions)
+    unit = unit_of_sample(step, aggregation.mode, conventions)
     modified = conventions.denominator_mask is DenominatorMask.MODIFIED
     counted = step.active_tokens if modified else step.original_tokens
     tokens = np.bincount(unit, weights=counted)
@@ -88,7 +88,7 @@ def step_scalar(
     return math.fsum(weights * _masked_sums(step, losses))
 
 
-def _unit_of_sample(step: Step, mode: Mode, conventions: Conventions) -> NDArray[np.int64]:
+def unit_of_sample(step: Step, mode: Mode, conventions: Conventions) -> NDArray[np.int64]:
     """Number of the unit, from 0, that each sample belongs to: int64 [N]."""
     if mode is Mode.TOKEN_MEAN:
         return np.zeros(step.size, np.int64)
