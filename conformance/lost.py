@@ -26,8 +26,9 @@ def diagnoses(
     active = situation.expected > 0
     gone = active & np.equal(observed, 0)
     if gone.any() and matches(np.where(gone, 0, situation.expected)):
+        others = "no others are active" if gone[active].all() else "all others are right"
         for name, words in _causes(situation, gone):
-            yield _diagnosis(situation, gone, name, f"weigh nothing, all others are right: {words}")
+            yield _diagnosis(situation, gone, name, f"weigh nothing, {others}: {words}")
     lowest = (observed[active] / situation.expected[active]).min(initial=1.0)
     twice = active & (observed > 1.5 * lowest * situation.expected)
     if twice.any() and not twice[active].all() and _is_made_of(twice, active, situation.sample):

@@ -24,7 +24,7 @@ from reference.aggregation import (
     Mode,
     SampleUnit,
 )
-from reference.weights import token_weights, unit_of_sample
+from reference.weights import counted_tokens, token_weights, unit_of_sample
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -162,12 +162,6 @@ def mistakes(situation: Situation) -> Iterator[Mistake]:
     yield from _parts(situation)
     yield from _rounded_counts(situation)
     yield from _step_factors(situation)
-
-
-def counted_tokens(step: Step, conventions: Conventions) -> NDArray[np.int64]:
-    """Tokens of each sample that denominators count: [N]."""
-    modified = conventions.denominator_mask is DenominatorMask.MODIFIED
-    return step.active_tokens if modified else step.original_tokens
 
 
 def _counted_mask(situation: Situation) -> NDArray[np.bool_]:

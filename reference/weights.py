@@ -54,9 +54,7 @@ def sample_weights(
     stay exact up to the single rounding of the quotient as long as units · tokens < 2^53.
     """
     unit = unit_of_sample(step, aggregation.mode, conventions)
-    modified = conventions.denominator_mask is DenominatorMask.MODIFIED
-    counted = step.active_tokens if modified else step.original_tokens
-    tokens = np.bincount(unit, weights=counted)
+    tokens = np.bincount(unit, weights=counted_tokens(step, conventions))
     units = len(tokens) if conventions.empty_units is EmptyUnits.COUNTED else (tokens > 0).sum()
     if aggregation.divisor is not None:
         quotient = float(1 / (Fraction(aggregation.divisor) * max(int(units), 1)))
@@ -86,6 +84,12 @@ def step_scalar(
     """
     weights = sample_weights(step, aggregation, conventions)
     return math.fsum(weights * _masked_sums(step, losses))
+
+
+def counted_tokens(step: Step, conventions: Conventions) -> NDArray[np.int64]:
+    """Tokens of each sample that denominators count: [N]."""
+    modified = conventions.denominator_mask is DenominatorMask.MODIFIED
+    return step.active_tokens if modified else step.original_tokens
 
 
 def unit_of_sample(step: Step, mode: Mode, conventions: Conventions) -> NDArray[np.int64]:
