@@ -62,6 +62,17 @@ def test_single_rank_that_adds_none_of_the_others_is_named() -> None:
     )
 
 
+def test_where_nothing_is_left_no_others_are_said_to_be_right() -> None:
+    """One active token, and it is lost: the other sample has none."""
+    samples = [Sample(prompt_length=1, loss_mask=[active], group=0) for active in (1, 0)]
+    diagnosis = Given(steps=(Step.of(samples),)).diagnosis(np.zeros(2))
+
+    assert diagnosis.name == "samples_lost"
+    assert diagnosis.explanation.startswith(
+        "1 active tokens of 1 samples weigh nothing, no others are active: those of whole samples"
+    )
+
+
 def test_micro_batch_that_is_lost_is_named() -> None:
     diagnosis = TWO.diagnosis(without(TWO, SAMPLES == 3))
 
