@@ -15,10 +15,12 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from adapters.configuration import ORDINARY, Configuration
+from adapters.objective import Metric, Objective
 from reference.aggregation import DEFAULT_CONVENTIONS, Conventions, Mode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     import numpy as np
@@ -47,6 +49,19 @@ class Depth(StrEnum):
 
     STEP = "step"
     """Its whole train step, up to the gradient its optimizer sees."""
+
+
+class Place(StrEnum):
+    """Where in a framework to look, by what went wrong."""
+
+    POLICY_LOSS = "policy_loss"
+    TERMS = "terms"
+    """Where entropy and divergence are added to the policy loss."""
+
+    OTHER_LOSSES = "other_losses"
+    LOG = "log"
+    ARGUMENTS = "arguments"
+    SHARDING = "sharding"
 
 
 class Combine(StrEnum):
@@ -176,6 +191,22 @@ class Job:
     aggregation: Aggregation
     layout: Layout
     depth: Depth
+    objective: Objective = Objective.POLICY
+    configuration: Configuration = ORDINARY
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogEntry:
+    """What one micro-batch hands on to be logged: sums by name, and what each is divided by.
+
+    ``count`` is the one divisor of all values; ``normalizers``, where a framework knows them, are
+    divisors of their own.
+    """
+
+    keys: tuple[str, ...]
+    values: tuple[float, ...]
+    count: float = 1.0
+    normalizers: tuple[float, ...] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -195,10 +226,10 @@ class Observation:
     """For each step, the number of the forward pass in which this rank held each response token, -1
     where it did not: how the framework really cut the step. Empty if the adapter does not say."""
 
-    reported: tuple[float | None, ...] = ()
-    """For each step, the policy loss that the framework reports on this rank, after its own
-    reduction over micro-batches and ranks; None where this rank reports none. Empty below depth
-    `step`, and where the adapter does not read it."""
+    reported: Mapping[Metric, tuple[float | None, ...]] = field(default_factory=dict)
+    """For each step, what the framework logs on this rank, after its own reduction over
+    micro-batches and ranks; None where this rank logs none. Empty below depth `step`, and without
+    what the framework or the adapter does not tell."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,8 +242,12 @@ class Description:
     largest_tp: int = 1
     """How many tensor-parallel ranks it can be driven with."""
 
+    objectives: frozenset[Objective] = frozenset(Objective)
     conventions: Conventions = DEFAULT_CONVENTIONS
     dtype: str = "float32"
+    places: Mapping[Place, str] = field(default_factory=dict)
+    """Functions of the framework, ``module:name``, each where such a mistake would be made."""
+
     stand_ins: tuple[str, ...] = ()
     """Packages the framework imports, the loss never uses, and this run replaced by empty ones."""
 
@@ -295,3 +330,12 @@ class Adapter(ABC):
             Unsupported: the framework has no such mode, depth or layout.
             Refused: its startup validation declined the configuration.
         """
+
+    def aggregate(self, entries: Sequence[LogEntry], rank: Rank) -> Mapping[str, float]:
+        """Have the framework make one log of the entries of a rank's micro-batches, world of one.
+
+        Raises:
+            Unsupported: the framework has no such form of entry, or makes logs in another way.
+            Exception: whatever the framework raises.
+        """
+        raise Unsupported(f"the adapter of {self.name} makes no logs")

@@ -9,7 +9,7 @@ cutting it.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -29,11 +29,18 @@ from adapters.contract import (
     Rank,
     grids,
 )
-from adapters.probe import FORWARD_PASSES, PADDING_ID, ProbedBatch
-from reference.aggregation import Mode
+from adapters.objective import (
+    CLIP,
+    ENTROPY_COEFFICIENT,
+    KL_COEFFICIENT,
+    Metric,
+    Objective,
+)
+from adapters.probe import ENTROPIES, FORWARD_PASSES, PADDING_ID, ProbedBatch, cycled
+from reference.aggregation import Beside, Mode, beside
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -42,7 +49,10 @@ if TYPE_CHECKING:
 
     LossFunction = Callable[[torch.Tensor, "Packed"], torch.Tensor]
 
-RATIO_CLIP = 0.2
+DUAL_CLIP = 3.0
+"""Bound of a ratio where the advantage is negative."""
+
+UNWRITTEN = {Objective.GSPO, Objective.SAPO, Objective.CLIP_COV, Objective.KL_COV}
 
 
 class NativeAdapter(Adapter):
@@ -63,16 +73,16 @@ class NativeAdapter(Adapter):
         """Nothing to import: the framework is this module."""
 
     def describe(self) -> Description:
-        """Everything that can be declared, as nothing is missing."""
-        return Description()
+        """Everything but policy losses of which it would take more to write them than to reduce."""
+        return Description(objectives=frozenset(Objective) - UNWRITTEN)
 
     def trainer(self, job: Job, rank: int) -> Trainer:
         """The framework's trainer for a job."""
-        return Trainer(job.aggregation, job.layout, rank)
+        return Trainer(job, rank)
 
     def observe(self, job: Job, rank: Rank) -> Observation:
         """Train one step of a batch after another and read the probe's gradient."""
-        batch = ProbedBatch(job.steps)
+        batch = ProbedBatch(job.steps, job.objective)
         steps = _steps(batch)
         probe = torch.zeros(batch.probe_size, requires_grad=True, device=rank.device)
         FORWARD_PASSES.take()
@@ -83,23 +93,29 @@ class NativeAdapter(Adapter):
                 shares = [trainer.accumulate(probe, samples, losses)[0] for samples in steps]
                 return _observation(batch, shares, combine=Combine.SUM)
             trained = [trainer.train_step(probe, samples) for samples in steps]
-        gradients, reported = zip(*trained, strict=True)
-        return _observation(batch, gradients, reported=reported)
+        gradients, logs = zip(*trained, strict=True)
+        return _observation(batch, gradients, logs=logs)
 
 
 @dataclass(frozen=True, eq=False)
 class SampleTensors:
     """One sample: token ids [prompt + response], and per token what its prediction is worth.
 
-    ``advantages`` and ``mask`` are aligned with ``ids`` and 0 on the prompt. ``denominator`` is
-    what the sample's masked loss sum is divided by to give its share of the step scalar.
+    What stands between ``ids`` and ``group`` is aligned with ``ids`` and 0 on the prompt. The
+    denominators are what the sample's masked sums are divided by to give its share of the step:
+    of the policy loss, of what stands beside it, and of what is counted before rejection.
     """
 
     ids: torch.Tensor
     advantages: torch.Tensor
+    old_log_probs: torch.Tensor
+    reference_log_probs: torch.Tensor
     mask: torch.Tensor
+    original_mask: torch.Tensor
     group: int
     denominator: float = float("nan")
+    denominator_beside: float = float("nan")
+    original_denominator: float = float("nan")
 
     @property
     def tokens(self) -> int:
@@ -116,44 +132,74 @@ class Packed:
 
     labels: torch.Tensor
     advantages: torch.Tensor
+    old_log_probs: torch.Tensor
+    reference_log_probs: torch.Tensor
     mask: torch.Tensor
+    original_mask: torch.Tensor
     denominators: torch.Tensor
+    denominators_beside: torch.Tensor
+    original_denominators: torch.Tensor
+
+    @property
+    def beside(self) -> Packed:
+        """The same, as what stands beside the policy loss divides it."""
+        return replace(self, denominators=self.denominators_beside)
+
+    @property
+    def original(self) -> Packed:
+        """The same before rejection."""
+        return replace(self, mask=self.original_mask, denominators=self.original_denominators)
 
 
 class Trainer:
     """Trains one step after another on one rank; a method for each thing that can be got wrong."""
 
-    def __init__(self, aggregation: Aggregation, layout: Layout, rank: int) -> None:
-        self.aggregation = aggregation
-        self.layout = layout
-        self.dp_rank, self.cp_rank = divmod(rank, layout.cp)
+    def __init__(self, job: Job, rank: int) -> None:
+        self.job = job
+        self.objective = job.objective
+        self.aggregation = job.aggregation
+        self.layout = job.layout
+        self.dp_rank, self.cp_rank = divmod(rank, job.layout.cp)
 
     def train_step(
         self, probe: torch.Tensor, samples: list[SampleTensors]
-    ) -> tuple[torch.Tensor, float]:
-        """The gradient [probe] of the step scalar and the scalar itself, alike on all ranks."""
-        gradient, losses = self.accumulate(probe, samples, self.token_losses)
+    ) -> tuple[torch.Tensor, dict[Metric, float]]:
+        """The gradient [probe] of the step's loss and what is logged of it, alike on all ranks."""
+        gradient, logs = self.accumulate(probe, samples, self.token_losses)
         self.synchronise(gradient)
-        return gradient, self.report(losses)
+        return gradient, {metric: self.report(values) for metric, values in logs.items()}
 
     def accumulate(
         self, probe: torch.Tensor, samples: list[SampleTensors], token_losses: LossFunction
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """This rank's share of the gradient, and of the step scalar by micro-batch."""
+    ) -> tuple[torch.Tensor, dict[Metric, torch.Tensor]]:
+        """This rank's share of the gradient, and of what is logged by micro-batch."""
         probe.grad = torch.zeros_like(probe)
-        losses = []
-        mine = self.shard(self.divided(samples))
+        logs: dict[Metric, list[float]] = {}
+        mine = self.shard(self.divided_beside(self.divided(samples)))
         for micro_batch in self.cut(mine):
             packed = pack(micro_batch, self.layout, self.cp_rank)
             FORWARD_PASSES.note(packed.labels[packed.labels != PADDING_ID] - 1)
-            loss = self.reduce(token_losses(probe[packed.labels], packed), packed)
+            loss, log = self.loss(probe, packed, token_losses)
             loss.backward()
-            losses.append(loss.item())
-        return probe.grad, torch.tensor(losses)
+            for metric, value in log.items():
+                logs.setdefault(metric, []).append(value.item())
+        return probe.grad, {metric: torch.tensor(values) for metric, values in logs.items()}
 
     def divided(self, samples: list[SampleTensors]) -> list[SampleTensors]:
-        """Samples with their denominators, from counts over the whole step."""
+        """Samples with the policy loss's denominators, from counts over the whole step."""
         return with_denominators(samples, denominators(samples, self.aggregation))
+
+    def divided_beside(self, samples: list[SampleTensors]) -> list[SampleTensors]:
+        """Samples with all other denominators, likewise."""
+        aggregation = beside(self.aggregation, Beside.WITH_TOKEN_MEAN)
+        before = [replace(sample, mask=sample.original_mask) for sample in samples]
+        pairs = zip(
+            denominators(samples, aggregation), denominators(before, aggregation), strict=True
+        )
+        return [
+            replace(sample, denominator_beside=now, original_denominator=original)
+            for sample, (now, original) in zip(samples, pairs, strict=True)
+        ]
 
     def shard(self, samples: list[SampleTensors]) -> list[SampleTensors]:
         """A contiguous share of the samples; shares differ in size by one at most."""
@@ -169,33 +215,120 @@ class Trainer:
             parts = np.array_split(np.arange(len(samples)), int(self.layout.micro_batches))
         return [[samples[i] for i in part] for part in parts if len(part)]
 
-    def token_losses(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
-        """Clipped policy-gradient loss of each token, 0 where masked (PPO, arXiv:1707.06347)."""
-        ratio = torch.exp(log_probs - log_probs.detach())
-        clipped = ratio.clamp(1 - RATIO_CLIP, 1 + RATIO_CLIP)
-        loss = torch.maximum(-packed.advantages * ratio, -packed.advantages * clipped)
-        return torch.where(packed.mask, loss, 0)
+    def loss(
+        self, probe: torch.Tensor, packed: Packed, token_losses: LossFunction
+    ) -> tuple[torch.Tensor, Mapping[Metric, torch.Tensor]]:
+        """What a micro-batch adds to the loss of the step on this rank, and to its log."""
+        log_probs = probe[packed.labels]
+        if self.objective in OTHER_LOSSES:
+            loss = self.reduce(OTHER_LOSSES[self.objective](log_probs, packed), packed.beside)
+            return loss, {Metric.LOSS: loss}
+        policy_loss = self.reduce(token_losses(log_probs, packed), packed)
+        entropy = self.entropy(probe, packed)
+        kl = self.divergence(log_probs, packed)
+        entropy_coefficient, kl_coefficient = coefficients(self.objective)
+        loss = policy_loss - entropy_coefficient * entropy + kl_coefficient * kl
+        return loss, {
+            Metric.POLICY_LOSS: policy_loss,
+            Metric.LOSS: loss,
+            Metric.ENTROPY: entropy,
+            Metric.KL: kl,
+            **self.diagnostics(log_probs, packed),
+        }
 
-    def reduce(self, token_losses: torch.Tensor, packed: Packed) -> torch.Tensor:
-        """What a micro-batch adds to the step scalar on this rank."""
-        return (token_losses / packed.denominators).sum()
+    def token_losses(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
+        """The policy loss of each token."""
+        return POLICY_LOSSES[self.objective](log_probs, packed)
+
+    def entropy(self, probe: torch.Tensor, packed: Packed) -> torch.Tensor:
+        """What a micro-batch adds to the entropy."""
+        return self.reduce(cycled(ENTROPIES, packed.labels) + probe[packed.labels], packed.beside)
+
+    def divergence(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
+        """What a micro-batch adds to the divergence from the reference policy."""
+        return self.reduce(log_probs - packed.reference_log_probs, packed.beside)
+
+    def diagnostics(self, log_probs: torch.Tensor, packed: Packed) -> Mapping[Metric, torch.Tensor]:
+        """What is logged and not trained."""
+        log_ratios = log_probs.detach() - packed.old_log_probs
+        gains = torch.sign(packed.advantages)
+        clipped = gains * torch.exp(log_ratios) > gains * (1 + gains * CLIP)
+        rejected = packed.original_mask & ~packed.mask
+        return {
+            Metric.CLIP_FRACTION: self.reduce(clipped.float(), packed.beside),
+            Metric.POLICY_KL: self.reduce(-log_ratios, packed.beside),
+            Metric.REJECTED: self.reduce(rejected.float(), packed.original),
+        }
+
+    def reduce(self, values: torch.Tensor, packed: Packed) -> torch.Tensor:
+        """The share of a micro-batch on this rank in the mean of some values."""
+        return (torch.where(packed.mask, values, 0) / packed.denominators).sum()
 
     def synchronise(self, gradient: torch.Tensor) -> None:
         """Add up the gradients of all ranks."""
         if self.layout.world_size > 1:
             dist.all_reduce(gradient)
 
-    def report(self, losses: torch.Tensor) -> float:
-        """The step scalar, from the losses of this rank's micro-batches."""
-        loss = losses.sum()
+    def report(self, shares: torch.Tensor) -> float:
+        """A number of the step, from the shares of this rank's micro-batches."""
+        total = shares.sum()
         if self.layout.world_size > 1:
-            dist.all_reduce(loss)
-        return float(loss)
+            dist.all_reduce(total)
+        return float(total)
+
+
+def ppo_losses(log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
+    """Clipped policy-gradient losses (PPO, arXiv:1707.06347)."""
+    ratio = torch.exp(log_probs - packed.old_log_probs)
+    clipped = ratio.clamp(1 - CLIP, 1 + CLIP)
+    return torch.maximum(-packed.advantages * ratio, -packed.advantages * clipped)
+
+
+def dual_clip_losses(log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
+    """The same, bounded where the advantage is negative (arXiv:1912.09729)."""
+    losses = ppo_losses(log_probs, packed)
+    bounded = torch.minimum(losses, -packed.advantages * DUAL_CLIP)
+    return torch.where(packed.advantages < 0, bounded, losses)
+
+
+def cispo_losses(log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
+    """Log-probabilities by a clipped ratio that is not differentiated (arXiv:2506.13585)."""
+    ratio = torch.exp(log_probs.detach() - packed.old_log_probs).clamp(1 - CLIP, 1 + CLIP)
+    return -packed.advantages * ratio * log_probs
+
+
+def sft_losses(log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
+    """Negative log-likelihoods."""
+    return -log_probs
+
+
+def value_losses(values: torch.Tensor, packed: Packed) -> torch.Tensor:
+    """Squared errors of a critic's values, which the probe stands for."""
+    return (values - packed.advantages / 2) ** 2
 
 
 def linear_losses(log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
-    """Losses without a policy, 0 where masked: what depth `reducer` feeds the reduction with."""
-    return torch.where(packed.mask, -packed.advantages * log_probs, 0)
+    """Losses without a policy: what depth `reducer` feeds the reduction with."""
+    return -packed.advantages * log_probs
+
+
+POLICY_LOSSES: defaultdict[Objective, LossFunction] = defaultdict(
+    lambda: ppo_losses,
+    {Objective.DUAL_CLIP: dual_clip_losses, Objective.CISPO: cispo_losses},
+)
+OTHER_LOSSES: dict[Objective, LossFunction] = {
+    Objective.SFT: sft_losses,
+    Objective.VALUE: value_losses,
+}
+
+
+def coefficients(objective: Objective) -> tuple[float, float]:
+    """Of the entropy bonus and of the divergence from the reference policy."""
+    together = objective is Objective.TOGETHER
+    return (
+        ENTROPY_COEFFICIENT if together or objective is Objective.ENTROPY else 0.0,
+        KL_COEFFICIENT if together or objective is Objective.KL else 0.0,
+    )
 
 
 def denominators(samples: Sequence[SampleTensors], aggregation: Aggregation) -> list[float]:
@@ -242,44 +375,55 @@ def pack(micro_batch: list[SampleTensors], layout: Layout, cp_rank: int) -> Pack
     return Packed(*(join(parts) for parts in zip(*slices, strict=True)))
 
 
-def zigzag(
-    sample: SampleTensors, width: int, cp: int, cp_rank: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+def zigzag(sample: SampleTensors, width: int, cp: int, cp_rank: int) -> tuple[torch.Tensor, ...]:
     """The two of 2·cp equal chunks that a rank holds, first and last paired for equal work.
 
     A position is worth what it predicts, the token after it, which may lie in another chunk: labels
-    are shifted before slicing.
+    are shifted before slicing. In the order of `Packed`.
     """
     chunks = 2 * cp
     padded = -(-width // chunks) * chunks
 
-    def take(values: torch.Tensor, filler: float) -> torch.Tensor:
-        shifted = torch.full((padded,), filler, dtype=values.dtype)
+    def take(values: torch.Tensor) -> torch.Tensor:
+        shifted = torch.full((padded,), PADDING_ID, dtype=values.dtype)
         shifted[: len(values) - 1] = values[1:]
         parts = shifted.chunk(chunks)
         return torch.cat([parts[cp_rank], parts[chunks - 1 - cp_rank]])
 
-    denominator = torch.full((padded // cp,), sample.denominator)
+    per_token = (
+        sample.ids,
+        sample.advantages,
+        sample.old_log_probs,
+        sample.reference_log_probs,
+        sample.mask,
+        sample.original_mask,
+    )
+    per_sample = sample.denominator, sample.denominator_beside, sample.original_denominator
     return (
-        take(sample.ids, PADDING_ID),
-        take(sample.advantages, 0.0),
-        take(sample.mask, False),
-        denominator,
+        *map(take, per_token),
+        *(torch.full((padded // cp,), denominator) for denominator in per_sample),
     )
 
 
 def _steps(batch: ProbedBatch) -> list[list[SampleTensors]]:
     """The samples of each step."""
     groups = np.concatenate([step.groups for step in batch.steps])
+    per_token = zip(
+        batch.advantages,
+        batch.old_log_probs,
+        batch.reference_log_probs,
+        batch.masks,
+        batch.original_masks,
+        strict=True,
+    )
     samples = (
         SampleTensors(
-            ids=torch.from_numpy(np.concatenate([prompt, response])),
-            advantages=_on_response(prompt, advantages.astype(np.float32)),
-            mask=_on_response(prompt, mask),
+            torch.from_numpy(np.concatenate([prompt, response])),
+            *(_on_response(prompt, values) for values in of_response),
             group=int(group),
         )
-        for group, prompt, response, advantages, mask in zip(
-            groups, batch.prompts, batch.responses, batch.advantages, batch.masks, strict=True
+        for group, prompt, response, of_response in zip(
+            groups, batch.prompts, batch.responses, per_token, strict=True
         )
     )
     return [list(islice(samples, step.size)) for step in batch.steps]
@@ -287,7 +431,8 @@ def _steps(batch: ProbedBatch) -> list[list[SampleTensors]]:
 
 def _on_response(prompt: NDArray[Any], values: NDArray[Any]) -> torch.Tensor:
     """Values of a response, with zeros for its prompt before them."""
-    return torch.from_numpy(np.concatenate([np.zeros(len(prompt), values.dtype), values]))
+    narrow = values.astype(np.float32) if values.dtype == np.float64 else values
+    return torch.from_numpy(np.concatenate([np.zeros(len(prompt), narrow.dtype), narrow]))
 
 
 def _observation(
@@ -295,11 +440,13 @@ def _observation(
     gradients: Sequence[torch.Tensor],
     *,
     combine: Combine = Combine.REPLICATED,
-    reported: tuple[float, ...] = (),
+    logs: Sequence[dict[Metric, float]] = (),
 ) -> Observation:
     return Observation(
         weights=batch.weights_of_steps([gradient.cpu().numpy() for gradient in gradients]),
         combine=combine,
         forward_passes=batch.forward_passes(FORWARD_PASSES.take()),
-        reported=reported,
+        reported={
+            metric: tuple(log[metric] for log in logs) for metric in (logs[0] if logs else ())
+        },
     )

@@ -3,7 +3,8 @@
 An adapter adds ``probe[token id]`` to the log-probability of each token, hands the framework the
 advantages below, and lets it train. With the ratio of new to old policy exactly 1, the gradient of
 an entry is -weight · advantage, and as every advantage is a signed power of two, dividing by it
-rounds nothing.
+rounds nothing. The same entry is added to the token's entropy, which has a coefficient of 0 unless
+a job's objective has that term.
 
 Tokens are numbered through, so that a token is known wherever slicing, packing or padding took it:
 the sequences of a batch follow one another, and number 0 is left for padding. Token t of a response
@@ -19,6 +20,8 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 import torch
 
+from adapters.objective import ENTROPY_COEFFICIENT, KL_COEFFICIENT, Objective
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -32,6 +35,25 @@ PADDING_ID = 0
 
 ADVANTAGES = np.array([1.0, -0.5, 2.0, -1.0, 0.5, -2.0, -4.0])
 """Cycled over the tokens of a batch: every sample meets several signs and sizes, masked or not."""
+
+LOG_RATIOS = np.array([0.0, 0.5, -0.5, 0.0, 0.25])
+"""Of new to old policy, cycled likewise where they are not 0: with advantages of either sign, some
+tokens are clipped."""
+
+ENTROPIES = np.array([0.5, 2.0, 1.0, 0.25])
+DIVERGENCES = np.array([1.0, 0.25, 0.5, 2.0, 4.0, 0.125])
+"""Of the policy, and between it and the reference policy, cycled likewise. They are not 0 anywhere:
+what is logged of them must be masked by the mask alone."""
+
+REJECTED_LOG_PROB = -4.0
+"""Of the rollout policy for a token that is to be rejected, where that of all others is 0: the
+ratio is then e^4."""
+
+
+def cycled(values: NDArray[np.float64], ids: torch.Tensor) -> torch.Tensor:
+    """Each token's entry of such a table: float32, in the shape of ``ids``."""
+    table = torch.from_numpy(values).to(ids.device, torch.float32)
+    return table[ids % len(table)]
 
 
 class ForwardPasses:
@@ -58,9 +80,13 @@ FORWARD_PASSES = ForwardPasses()
 
 @dataclass(frozen=True, eq=False)
 class ProbedBatch:
-    """The sequences of one batch of rollouts, with the token ids and advantages of the probe."""
+    """The sequences of one batch of rollouts, and what an objective says of their tokens.
+
+    Everything given by sample has one entry per response token.
+    """
 
     steps: tuple[Step, ...]
+    objective: Objective = Objective.POLICY
 
     @cached_property
     def prompts(self) -> list[NDArray[np.int64]]:
@@ -74,13 +100,75 @@ class ProbedBatch:
 
     @cached_property
     def masks(self) -> list[NDArray[np.bool_]]:
-        """Loss mask of each sample."""
+        """Loss mask of each sample, after rejection."""
         return [step.mask[response] for step in self.steps for response in step.responses]
 
     @cached_property
+    def original_masks(self) -> list[NDArray[np.bool_]]:
+        """Loss mask of each sample, before rejection: what a framework is given."""
+        return [step.before[response] for step in self.steps for response in step.responses]
+
+    @cached_property
     def advantages(self) -> list[NDArray[np.float64]]:
-        """Advantage of each response token, never 0: a framework must mask by the mask alone."""
+        """What a framework is given: 0 where the policy loss is to stay out of the gradient."""
+        if self.objective in (Objective.ENTROPY, Objective.KL):
+            return [np.zeros(len(ids)) for ids in self.responses]
+        return self.gains
+
+    @cached_property
+    def gains(self) -> list[NDArray[np.float64]]:
+        """An advantage for each response token, never 0: a framework must mask by the mask alone.
+
+        Where ratios are of whole sequences, it is one for each.
+        """
+        if self.objective is Objective.GSPO:
+            of_sample = ADVANTAGES[np.arange(len(self.responses)) % len(ADVANTAGES)]
+            return [
+                np.full(len(ids), gain) for ids, gain in zip(self.responses, of_sample, strict=True)
+            ]
         return [ADVANTAGES[ids % len(ADVANTAGES)] for ids in self.responses]
+
+    @cached_property
+    def old_log_probs(self) -> list[NDArray[np.float64]]:
+        """Of the policy before the step; the new one's are 0."""
+        if self.objective is Objective.OFF_POLICY:
+            return [-LOG_RATIOS[ids % len(LOG_RATIOS)] for ids in self.responses]
+        return [np.zeros(len(ids)) for ids in self.responses]
+
+    @cached_property
+    def reference_log_probs(self) -> list[NDArray[np.float64]]:
+        """Of the reference policy."""
+        return [-DIVERGENCES[ids % len(DIVERGENCES)] for ids in self.responses]
+
+    @cached_property
+    def rollout_log_probs(self) -> list[NDArray[np.float64]]:
+        """Of the policy that made the rollouts, which tells the tokens that are to be rejected."""
+        pairs = zip(self.original_masks, self.masks, strict=True)
+        return [np.where(before & ~after, REJECTED_LOG_PROB, 0.0) for before, after in pairs]
+
+    @cached_property
+    def returns(self) -> list[NDArray[np.float64]]:
+        """What a critic whose values are 0 is to predict, half of `gains`.
+
+        The squared error then has the gradient of the policy loss.
+        """
+        return [gains / 2 for gains in self.gains]
+
+    @cached_property
+    def slopes(self) -> NDArray[np.float64]:
+        """Derivative of the reduced quantity, with its coefficient, by each token's probe: flat.
+
+        Where an objective has several terms, it is the policy loss's.
+        """
+        gains = np.concatenate(self.gains)
+        alone = {
+            Objective.ENTROPY: -ENTROPY_COEFFICIENT,
+            Objective.KL: KL_COEFFICIENT,
+            Objective.SFT: -1.0,
+        }
+        if self.objective in alone:
+            return np.full(len(gains), alone[self.objective])
+        return -gains
 
     @cached_property
     def probe_size(self) -> int:
@@ -88,12 +176,9 @@ class ProbedBatch:
         return 1 + sum(len(ids) for ids, _ in self._sequences)
 
     def weights(self, gradient: NDArray[np.float32]) -> NDArray[np.float64]:
-        """Token weights of all steps, flat, from the probe's gradient [probe_size].
-
-        The gradient is of a loss that is minimised, hence the sign.
-        """
+        """Token weights of all steps, flat, from the probe's gradient [probe_size]."""
         ids = np.concatenate(self.responses)
-        return gradient[ids].astype(np.float64) / -np.concatenate(self.advantages)
+        return gradient[ids].astype(np.float64) / self.slopes
 
     def weights_of_steps(
         self, gradients: Sequence[NDArray[np.float32]]

@@ -371,3 +371,22 @@ REJECTION = (
     ),
 )
 """Steps out of which rejection sampling has taken tokens, whole samples and a whole group."""
+
+ORDERS = (
+    Case(
+        name="shuffled_groups",
+        catches="prompt groups dealt out by position, where a shuffle has scattered them",
+        source="review of miles pull request 1498: complete groups on a shard",
+        steps=(_step_of_groups(UNEVEN, "31020213"),),
+    ),
+    Case(
+        name="longest_last",
+        catches="groups torn apart to give every rank as many tokens",
+        source="review of miles pull request 1498: complete groups on a shard",
+        steps=(_step(sorted(UNEVEN, key=len), group_sizes=[2]),),
+    ),
+)
+"""Orders in which samples may come, besides those of the corpus."""
+
+ALL_CASES = (*CORPUS, *REJECTION, *ORDERS)
+"""What some check or other takes."""

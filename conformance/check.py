@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from conformance.judge import judge_reported, judge_weights
+from adapters.objective import Objective
+from conformance.judge import judge_weights
+from conformance.logged import judge_logged
 from conformance.ranks import Crashed, Ran
 from conformance.report import Check, Diagnosis, Finding, Verdict
+from conformance.sharding import judge_sharding
+from conformance.subjects import place
+from conformance.together import judge_together
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:
@@ -18,12 +24,28 @@ if TYPE_CHECKING:
     from conformance.judge import Judgement
     from conformance.ranks import RankPool
     from conformance.settings import Cell
+    from conformance.subjects import Subject
     from reference.step import Step
 
     Judge = Callable[[Job, Sequence[Observation], Description], Judgement | None]
 
 
-JUDGES: dict[Check, Judge] = {Check.WEIGHTS: judge_weights, Check.METRIC: judge_reported}
+def judge(subject: Subject) -> Judge:
+    """What holds a subject's observations against the reference."""
+    if subject.metric is not None:
+        return partial(judge_logged, metric=subject.metric)
+    if subject.check is Check.SHARDING:
+        return judge_sharding
+    return judge_together if subject.objective is Objective.TOGETHER else judge_weights
+
+
+MAY_REFUSE = {
+    Objective.ENTROPY: (Mode.TOKEN_MEAN,),
+    Objective.KL: (Mode.TOKEN_MEAN,),
+    Objective.TOGETHER: (Mode.TOKEN_MEAN,),
+    Objective.REJECTION: (Mode.TOKEN_MEAN, Mode.PROMPT_MEAN),
+}
+"""Modes in which an objective may be declined (miles' pull request 1498)."""
 
 
 def check(cell: Cell, pool: RankPool) -> tuple[Finding, float]:
@@ -33,9 +55,9 @@ def check(cell: Cell, pool: RankPool) -> tuple[Finding, float]:
         return _finding(cell, verdict=Verdict.UNSUPPORTED, message=missing), 0.0
     outcome = pool.outcome(cell.job)
     if isinstance(outcome, Ran):
-        judgement = JUDGES[cell.check](cell.job, outcome.observations, pool.description)
+        judgement = judge(cell.subject)(cell.job, outcome.observations, pool.description)
         if judgement is None:
-            words = "the adapter reads no policy loss that this framework reports"
+            words = f"nothing is known of {cell.subject.metric or cell.subject.check} here"
             return _finding(cell, verdict=Verdict.UNSUPPORTED, message=words), 0.0
         finding = _finding(
             cell,
@@ -43,6 +65,7 @@ def check(cell: Cell, pool: RankPool) -> tuple[Finding, float]:
             error=judgement.error,
             tolerance=judgement.tolerance,
             diagnosis=judgement.diagnosis,
+            place=_place(cell, pool.description) if judgement.diagnosis else None,
         )
         return finding, outcome.framework_seconds
     if isinstance(outcome, Crashed):
@@ -58,6 +81,8 @@ def _missing(cell: Cell, description: Description) -> str | None:
         return f"no mode {cell.aggregation.mode}"
     if cell.depth not in description.depths:
         return f"no depth {cell.depth}"
+    if cell.subject.objective not in description.objectives:
+        return f"no objective {cell.subject.objective}"
     layout = cell.layout
     if layout.tp > description.largest_tp:
         return f"no {layout.tp} tensor-parallel ranks"
@@ -73,13 +98,17 @@ def _may_refuse(cell: Cell) -> bool:
     It is where a step has no active token, so that there is nothing to compute; where members of a
     prompt group are not adjacent, which SkyRL documents that it takes them to be; and for
     `prompt_mean` where the prompt groups do not share out evenly over the data-parallel ranks:
-    miles' pull request 1498 keeps groups whole on a rank and rejects such steps.
+    miles' pull request 1498 keeps groups whole on a rank and rejects such steps. By the same pull
+    request, terms that stay sample-normalised are not mixed into `token_mean`, and where a
+    normaliser spans the step no custom function may change the mask after micro-batches are cut.
     """
-    steps, dp = cell.case.steps, cell.layout.dp
+    steps, dp, mode = cell.case.steps, cell.layout.dp, cell.aggregation.mode
     if not all(step.mask.any() and _groups_are_adjacent(step) for step in steps):
         return True
+    if mode in MAY_REFUSE.get(cell.subject.objective, ()):
+        return True
     uneven = any(len(np.unique(step.groups)) % dp for step in steps)
-    return cell.aggregation.mode is Mode.PROMPT_MEAN and uneven
+    return mode is Mode.PROMPT_MEAN and uneven
 
 
 def _groups_are_adjacent(step: Step) -> bool:
@@ -102,10 +131,15 @@ def _refused(cell: Cell, message: str) -> Finding:
     )
 
 
+def _place(cell: Cell, description: Description) -> str | None:
+    return description.places.get(place(cell.subject))
+
+
 def _finding(cell: Cell, **outcome: Any) -> Finding:
     return Finding(
         id=cell.id,
-        check=cell.check,
+        check=cell.subject.check,
+        subject=cell.subject.name or None,
         mode=cell.aggregation.mode,
         case=cell.case.name,
         layout=cell.layout,

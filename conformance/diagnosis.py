@@ -22,7 +22,7 @@ from conformance.report import Diagnosis
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from numpy.typing import NDArray
 
@@ -106,9 +106,25 @@ def diagnose_reported(evidence: ReportedEvidence) -> Diagnosis:
         for mistake in (*mistakes(evidence.situation), *lost.shares(evidence.situation))
         if evidence.matches(mistake.weights)
     ]
-    return _first(
-        explanations or [Diagnosis(name="unexplained", explanation=words, numbers=numbers)]
-    )
+    name = "unexplained" if evidence.reported else "nothing_reported"
+    return _first(explanations or [Diagnosis(name=name, explanation=words, numbers=numbers)])
+
+
+def likeliest(of_terms: Iterable[tuple[str, Diagnosis]]) -> Diagnosis:
+    """Of what may be wrong in one term or another: a known mistake before an inferred count."""
+
+    def doubt(of_term: tuple[str, Diagnosis]) -> int:
+        name = of_term[1].name
+        inferred = name == "other_divisor" or name.endswith("s_miscounted")
+        return 2 if name in ("unexplained", "nothing_reported") else int(inferred)
+
+    term, diagnosis = min(of_terms, key=doubt)
+    return diagnosis.model_copy(update={"explanation": f"{term}: {diagnosis.explanation}"})
+
+
+def left_out(term: str) -> Diagnosis:
+    """Of several terms that are to be added up, one is missing and the others are right."""
+    return Diagnosis(name="term_left_out", explanation=f"the term {term} is left out of the loss")
 
 
 def _first(explanations: list[Diagnosis]) -> Diagnosis:

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from adapters.contract import Combine
-from adapters.probe import ProbedBatch
+from adapters.objective import Objective
+from conformance import terms
 from conformance.cut import held
-from conformance.diagnosis import Evidence, ReportedEvidence, diagnose, diagnose_reported
+from conformance.diagnosis import Evidence, diagnose
 from conformance.mistakes import Situation
 from conformance.report import Diagnosis, Verdict
 from reference.aggregation import SampleUnit
-from reference.rounding import reported_bound, weight_bound
+from reference.rounding import weight_bound
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
@@ -42,16 +42,17 @@ def judge_weights(
 ) -> Judgement:
     """Hold the weights that the ranks saw against the reference, for every step of the job.
 
-    An active token's weight may be off by the bound of its dtype; an inactive one's must be 0.
+    They are those of the objective's only term. An active token's weight may be off by the bound of
+    its dtype; an inactive one's must be 0.
     """
-    tolerance = weight_bound(description.dtype)
+    tolerance = weight_bound(description.dtype, _summands(job))
     worst = Judgement(verdict=Verdict.CONFORMS, error=0.0, tolerance=tolerance)
     for number in range(len(job.steps)):
-        situation = _situation(job, number, observations, description)
-        for observed in _combined(observations, number, job, description.conventions):
+        situation = situation_of(job, number, observations, description)
+        for observed in combined(observations, number, job, description.conventions):
             error = largest_error(observed, situation.expected)
             if error is not None and error <= tolerance:
-                worst = _worse(worst, error)
+                worst = worse(worst, error)
                 continue
             evidence = Evidence(situation=situation, observed=observed, tolerance=tolerance)
             return Judgement(
@@ -63,63 +64,26 @@ def judge_weights(
     return worst
 
 
-def judge_reported(
-    job: Job, observations: Sequence[Observation], description: Description
-) -> Judgement | None:
-    """Hold the policy loss that each rank reports against the reference; None if none does.
-
-    With a ratio of exactly 1 a token's loss is minus its advantage, whatever the clipping. The
-    error is relative to the sum of |weight · loss|, as is its bound: the loss itself may cancel.
-    """
-    losses = -np.concatenate(ProbedBatch(job.steps).advantages)
-    ends = np.cumsum([len(step.mask) for step in job.steps])
-    worst: Judgement | None = None
-    for number, of_step in enumerate(np.split(losses, ends[:-1])):
-        situation = _situation(job, number, observations, description)
-        expected = math.fsum(situation.expected * of_step)
-        magnitude = float(np.abs(situation.expected * of_step).sum())
-        tolerance = reported_bound(int(situation.step.active_tokens.sum()), description.dtype)
-        for reported in _reported(observations, number):
-            error = abs(reported - expected) / (magnitude or 1.0)
-            if math.isfinite(error) and error <= tolerance:
-                judgement = Judgement(verdict=Verdict.CONFORMS, error=error, tolerance=tolerance)
-                worst = judgement if worst is None else _worse(worst, error)
-                continue
-            evidence = ReportedEvidence(
-                situation=situation,
-                losses=of_step,
-                expected=expected,
-                reported=reported,
-                tolerance=tolerance,
-            )
-            return Judgement(
-                verdict=Verdict.MISMATCH,
-                error=error if math.isfinite(error) else None,
-                tolerance=tolerance,
-                diagnosis=diagnose_reported(evidence),
-            )
-    return worst
+def _summands(job: Job) -> int:
+    """Weights that a token's is the sum of: where ratios are of whole sequences, the sample's."""
+    if job.objective is not Objective.GSPO:
+        return 0
+    return max(int(step.active_tokens.max()) for step in job.steps)
 
 
-def _situation(
+def situation_of(
     job: Job, number: int, observations: Sequence[Observation], description: Description
 ) -> Situation:
+    """One step of a job as it was cut, and how its objective's only term was to be reduced."""
+    how = terms.reducer(job.objective, description.conventions)
     return Situation(
         steps=job.steps,
         number=number,
-        aggregation=job.aggregation,
+        aggregation=terms.aggregation(job.aggregation, how),
         conventions=description.conventions,
         layout=job.layout,
         held=held(observations, number, job.layout),
     )
-
-
-def _reported(observations: Sequence[Observation], number: int) -> Iterator[float]:
-    """What the ranks report that report anything."""
-    for observation in observations:
-        reported = observation.reported[number] if observation.reported else None
-        if reported is not None:
-            yield reported
 
 
 def largest_error(observed: NDArray[np.float64], expected: NDArray[np.float64]) -> float | None:
@@ -138,13 +102,14 @@ def largest_error(observed: NDArray[np.float64], expected: NDArray[np.float64]) 
     return float(max(off_active.max(initial=0.0), leaked))
 
 
-def _worse(worst: Judgement, error: float) -> Judgement:
+def worse(worst: Judgement, error: float) -> Judgement:
+    """A judgement with the larger of its error and another one."""
     if worst.error is not None and error <= worst.error:
         return worst
     return Judgement(verdict=worst.verdict, error=error, tolerance=worst.tolerance)
 
 
-def _combined(
+def combined(
     observations: Sequence[Observation], number: int, job: Job, conventions: Conventions
 ) -> list[NDArray[np.float64]]:
     """Final weights as every rank has them after what the train step would still do.

@@ -102,6 +102,20 @@ class Situation:
         counted = self.conventions.empty_units is EmptyUnits.COUNTED
         return len(tokens) if counted else max(int((tokens > 0).sum()), 1)
 
+    @cached_property
+    def micro_batch_means(self) -> NDArray[np.float64]:
+        """Weights in a mean over ranks and micro-batches of their token means: [tokens].
+
+        A micro-batch without active tokens adds 0 and counts, as does one of which nothing is seen.
+        """
+        assert self.cut is not None
+        batch = self.cut.micro_batch_number
+        tokens = np.bincount(batch, weights=self.step.mask)[batch]
+        units = self.cut.micro_batches * self.layout.dp
+        weights = np.zeros_like(self.expected)
+        np.divide(1.0, units * tokens, out=weights, where=self.step.mask)
+        return weights
+
     def weights(
         self,
         tokens: NDArray[np.float64] | None = None,

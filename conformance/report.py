@@ -55,7 +55,25 @@ class Check(StrEnum):
     """What every token weighs in the gradient."""
 
     METRIC = "metric"
-    """The policy loss that the framework reports of the step."""
+    """What the framework logs of the step: its losses, their terms, its diagnostics."""
+
+    REJECTION = "rejection"
+    """The policy loss's weights, and a log, where rejection sampling shrinks the mask."""
+
+    AUXILIARY = "auxiliary"
+    """Weights of the terms beside the policy loss, and of policy losses other than PPO's."""
+
+    OTHER_LOSSES = "other_losses"
+    """Weights of losses that are trained in the place of a policy loss."""
+
+    SHARDING = "sharding"
+    """Which rank trained on what."""
+
+    ARGUMENTS = "arguments"
+    """What startup validation refuses, and what it accepts as the same."""
+
+    LOGGING = "logging"
+    """What is refused of what micro-batches hand on to be logged."""
 
 
 class _Model(BaseModel):
@@ -75,12 +93,15 @@ class Diagnosis(_Model):
 class Finding(_Model):
     """Verdict on one check of one mode, case and layout.
 
-    ``error`` is the largest relative error of a token weight, ``tolerance`` the bound it was held
-    against; ``message`` holds the framework's own words where it declined or failed.
+    ``subject`` says which of a check's several things was looked at. ``error`` is the largest
+    relative error of a token weight, or of a logged number, ``tolerance`` the bound it was held
+    against; ``place`` is the function of the framework to look at first. ``message`` holds the
+    framework's own words where it declined or failed.
     """
 
     id: str
     check: Check
+    subject: str | None = None
     mode: Mode
     case: str
     layout: Layout
@@ -89,6 +110,7 @@ class Finding(_Model):
     error: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     tolerance: Annotated[float, Field(ge=0)] | None = None
     diagnosis: Diagnosis | None = None
+    place: str | None = None
     message: str | None = None
 
 

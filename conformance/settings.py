@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from adapters.contract import Depth, InvalidLayoutError, Job, Layout
 from adapters.source import Source, SourceError, resolve
 from conformance import registry
-from conformance.cases import CORPUS, Case
-from conformance.report import Check
+from conformance.cases import ALL_CASES, Case
+from conformance.subjects import SUBJECTS, Subject
 from reference.aggregation import Aggregation, InvalidAggregationError, Mode
 
 if TYPE_CHECKING:
@@ -46,12 +46,12 @@ class Cell:
     case: Case
     layout: Layout
     depth: Depth
-    check: Check = Check.WEIGHTS
+    subject: Subject = SUBJECTS[0]
 
     @property
     def id(self) -> str:
         """Unique, and stable over releases."""
-        return f"{self.check}/{self.aggregation.mode}/{self.case.name}/{self.layout}"
+        return f"{self.subject.slug}/{self.aggregation.mode}/{self.case.name}/{self.layout}"
 
     @property
     def job(self) -> Job:
@@ -61,6 +61,7 @@ class Cell:
             aggregation=self.aggregation,
             layout=self.layout,
             depth=self.depth,
+            objective=self.subject.objective,
         )
 
 
@@ -79,12 +80,12 @@ class GeneratedCell:
     depth: Depth
     examples: int
     seed: str
-    check: Check = Check.WEIGHTS
+    subject: Subject = SUBJECTS[0]
 
     @property
     def id(self) -> str:
         """Unique, and stable over releases."""
-        return f"{self.check}/{self.mode}/{GENERATED}/{self.layout}"
+        return f"{self.subject.slug}/{self.mode}/{GENERATED}/{self.layout}"
 
     def of(self, case: Case) -> Cell:
         """The same check on one case."""
@@ -93,7 +94,7 @@ class GeneratedCell:
             case=case,
             layout=self.layout,
             depth=self.depth,
-            check=self.check,
+            subject=self.subject,
         )
 
 
@@ -169,19 +170,21 @@ class Settings:
         return [*self._cells_of_corpus(), *self._generated_cells()]
 
     def _cells_of_corpus(self) -> list[Cell]:
+        """Those that share a run next to each other."""
         return [
             Cell(
                 aggregation=aggregation or case.aggregation(mode),
                 case=case,
                 layout=layout,
                 depth=self.depth,
-                check=check,
+                subject=subject,
             )
             for layout in self.layouts
-            for case in CORPUS
+            for case in ALL_CASES
             if case.runs_on(layout)
             for mode, aggregation in self.aggregations.items()
-            for check in checks(self.depth)
+            for subject in SUBJECTS
+            if case in subject.cases and mode in subject.modes and subject.is_seen_at(self.depth)
         ]
 
     def _generated_cells(self) -> list[GeneratedCell]:
@@ -199,11 +202,6 @@ class Settings:
             for layout in self.layouts
             for mode, aggregation in self.aggregations.items()
         ]
-
-
-def checks(depth: Depth) -> tuple[Check, ...]:
-    """What is looked at: below the whole train step a framework reports nothing."""
-    return tuple(Check) if depth is Depth.STEP else (Check.WEIGHTS,)
 
 
 def _modes(text: str | None) -> dict[Mode, Aggregation | None]:

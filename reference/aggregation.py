@@ -52,18 +52,42 @@ class DenominatorMask(StrEnum):
     """Those there were before."""
 
 
+class Beside(StrEnum):
+    """How what stands beside the policy loss is reduced: other terms, other losses, diagnostics."""
+
+    WITH_TOKEN_MEAN = "with_token_mean"
+    """By the default of the framework: per token where the policy loss is `token_mean`, in every
+    other mode a mean over samples."""
+
+    SAMPLE_MEAN = "sample_mean"
+    """A mean over samples in every mode."""
+
+    TOKEN_MEAN = "token_mean"
+    """A mean over tokens in every mode."""
+
+    MICRO_BATCH_MEAN = "micro_batch_mean"
+    """A mean over micro-batches of their token means. It depends on how a step is cut and is
+    therefore no reduction of anything trained, but some frameworks document it of what they log."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Conventions:
     """What the modes leave open and a framework documents.
 
     The default is the seeds' contract: samples are the units of `sample_mean` and `constant`, one
     without active tokens adds 0 and still counts, and denominators count what rejection sampling
-    has left (the last by miles' pull request 1498).
+    has left (the last by miles' pull request 1498). ``entropy`` and ``kl`` are of these terms and
+    their logs, ``diagnostics`` of what is logged besides (clip fraction and the like).
+    ``whole_groups`` says that `prompt_mean` needs a prompt's samples on one data-parallel rank.
     """
 
     sample_unit: SampleUnit = SampleUnit.SAMPLE
     empty_units: EmptyUnits = EmptyUnits.COUNTED
     denominator_mask: DenominatorMask = DenominatorMask.MODIFIED
+    entropy: Beside = Beside.WITH_TOKEN_MEAN
+    kl: Beside = Beside.WITH_TOKEN_MEAN
+    diagnostics: Beside = Beside.WITH_TOKEN_MEAN
+    whole_groups: bool = False
 
 
 DEFAULT_CONVENTIONS = Conventions()
@@ -121,3 +145,19 @@ def _require_divisor(divisor: object) -> None:
             f"divisor {divisor!r} is not a positive finite number; give one,"
             " usually the maximum response length"
         )
+
+
+def beside(policy: Aggregation, how: Beside) -> Aggregation:
+    """How something beside a policy loss of some aggregation is reduced.
+
+    Raises:
+        InvalidAggregationError: by micro-batches, which no step alone determines.
+    """
+    if how is Beside.MICRO_BATCH_MEAN:
+        raise InvalidAggregationError(
+            f"{how} depends on how a step is cut; give a reduction of the whole step"
+        )
+    per_token = how is Beside.TOKEN_MEAN or (
+        how is Beside.WITH_TOKEN_MEAN and policy.mode is Mode.TOKEN_MEAN
+    )
+    return Aggregation(Mode.TOKEN_MEAN if per_token else Mode.SAMPLE_MEAN)

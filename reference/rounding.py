@@ -25,6 +25,13 @@ again (2); the product with the token loss (1); the train step's final divisor (
 are exact up to 1/u, and adding the zeros of other micro-batches and ranks rounds nothing.
 """
 
+TERM_OPERATIONS = 8
+"""Roundings of a logged quantity itself, and of terms that are added up.
+
+An exponential (2), the bound it is clipped to (1) and the product with the advantage (1); the
+product of a term with its coefficient (1) and two sums of terms (2); one to spare.
+"""
+
 SAFETY_FACTOR = 2
 """Allows a framework twice as many roundings as the longest way known."""
 
@@ -44,17 +51,23 @@ def gamma(operations: int, unit_roundoff: float) -> float:
     return product / (1 - product)
 
 
-def weight_bound(dtype: str) -> float:
-    """Bound on the relative error of a token weight computed in ``dtype``."""
-    return gamma(SAFETY_FACTOR * WEIGHT_OPERATIONS, UNIT_ROUNDOFF[dtype])
+def weight_bound(dtype: str, summands: int = 0) -> float:
+    """Bound on the relative error of a token weight computed in ``dtype``.
+
+    ``summands`` is of how many other weights it is the sum, where the ratio of a whole sequence
+    spreads the losses of its tokens (GSPO, arXiv:2507.18071).
+    """
+    return gamma(SAFETY_FACTOR * WEIGHT_OPERATIONS + summands, UNIT_ROUNDOFF[dtype])
 
 
-def reported_bound(tokens: int, dtype: str) -> float:
+def reported_bound(tokens: int, dtype: str, operations: int = 0) -> float:
     """Bound on the error of a step scalar computed in ``dtype``, relative to Σ|weight · loss|.
 
-    The terms are rounded as weights are, and ``tokens`` of them are added up in whatever order.
+    The summands are rounded as weights are, and one for each of ``tokens`` is added up, in whatever
+    order. ``operations`` are those that made the losses, where they are not exact.
     """
-    return gamma(SAFETY_FACTOR * WEIGHT_OPERATIONS + tokens, UNIT_ROUNDOFF[dtype])
+    roundings = SAFETY_FACTOR * (WEIGHT_OPERATIONS + operations) + tokens
+    return gamma(roundings, UNIT_ROUNDOFF[dtype])
 
 
 def scalar_bound(tokens: int, magnitude: float, dtype: str = "float64") -> float:

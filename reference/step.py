@@ -130,6 +130,11 @@ class Step:
         bounds = self.offsets.tolist()
         return map(slice, bounds[:-1], bounds[1:])
 
+    @property
+    def before(self) -> NDArray[np.bool_]:
+        """The mask before rejection, which is ``mask`` where none took place."""
+        return self.mask if self.original_mask is None else self.original_mask
+
     @cached_property
     def active_tokens(self) -> NDArray[np.int64]:
         """M_i, the number of active tokens of each sample: [N]."""
@@ -138,7 +143,7 @@ class Step:
     @cached_property
     def original_tokens(self) -> NDArray[np.int64]:
         """The number of tokens of each sample that were active before rejection: [N]."""
-        return self.active_tokens if self.original_mask is None else self._count(self.original_mask)
+        return self._count(self.before)
 
     def _count(self, mask: NDArray[np.bool_]) -> NDArray[np.int64]:
         return np.array([np.count_nonzero(mask[span]) for span in self.responses], np.int64)

@@ -141,7 +141,7 @@ class OneTokenShort(TwoLayouts):
     """Counts one token less than there are."""
 
     def trainer(self, job: Job, rank: int) -> Trainer:
-        return MiscountingTrainer(job.aggregation, job.layout, rank)
+        return MiscountingTrainer(job, rank)
 
 
 class MiscountingTrainer(Trainer):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from adapters.contract import Layout
+from adapters.contract import Depth, Job, Layout
 from adapters.native import SampleTensors, Trainer, pack
 from adapters.probe import PADDING_ID
 from reference.aggregation import Aggregation, Mode
@@ -17,7 +17,10 @@ def samples(*lengths: int) -> list[SampleTensors]:
         SampleTensors(
             ids=torch.arange(start, start + length),
             advantages=torch.ones(length),
+            old_log_probs=torch.zeros(length),
+            reference_log_probs=torch.zeros(length),
             mask=torch.ones(length, dtype=torch.bool),
+            original_mask=torch.ones(length, dtype=torch.bool),
             group=0,
             denominator=float(length),
         )
@@ -26,7 +29,8 @@ def samples(*lengths: int) -> list[SampleTensors]:
 
 
 def trainer(layout: Layout, rank: int = 0) -> Trainer:
-    return Trainer(Aggregation(Mode.TOKEN_MEAN), layout, rank)
+    aggregation = Aggregation(Mode.TOKEN_MEAN)
+    return Trainer(Job(steps=(), aggregation=aggregation, layout=layout, depth=Depth.STEP), rank)
 
 
 @pytest.mark.parametrize("storage", ["thd", "bshd"])

@@ -45,7 +45,7 @@ EVERYDAY = ("fully_masked_sample", "unequal_groups", "two_steps")
 RUN = [
     mutant
     for mutant in MUTANTS
-    if mutant.check is Check.WEIGHTS and mutant.synchronise is Mutant.synchronise
+    if mutant.subject.check is Check.WEIGHTS and mutant.synchronise is Mutant.synchronise
 ]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from adapters.contract import Layout
+from adapters.contract import Depth, Job, Layout
 from adapters.native import NativeAdapter, Trainer
 from adapters.probe import ProbedBatch
 from conformance import registry
@@ -67,10 +67,9 @@ def step_of(name: str) -> Step:
 
 def partition(step: Step, layout: Layout) -> list[list[int]]:
     """The samples of every micro-batch of every rank, as the native adapter cuts them."""
-    ranks = [
-        Trainer(Aggregation(Mode.TOKEN_MEAN), layout, dp_rank * layout.cp)
-        for dp_rank in range(layout.dp)
-    ]
+    aggregation = Aggregation(Mode.TOKEN_MEAN)
+    job = Job(steps=(step,), aggregation=aggregation, layout=layout, depth=Depth.STEP)
+    ranks = [Trainer(job, dp_rank * layout.cp) for dp_rank in range(layout.dp)]
     samples = list(range(step.size))
     return [part for rank in ranks for part in rank.cut(rank.shard(samples))]
 

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from adapters.contract import Depth, Description, Job, Layout, Observation
-from conformance.judge import Judgement, judge_reported
+from adapters.objective import Metric
+from conformance.judge import Judgement
+from conformance.logged import judge_logged
 from conformance.report import Verdict
 from reference.aggregation import Aggregation, Mode
 from reference.rounding import reported_bound
@@ -62,10 +64,10 @@ class Judge:
         )
         passes = [(held,) for held in self.passes] or [()] * len(of_ranks)
         observations = [
-            Observation(weights=(), reported=reported, forward_passes=held)
+            Observation(weights=(), reported={Metric.POLICY_LOSS: reported}, forward_passes=held)
             for reported, held in zip(of_ranks, passes, strict=True)
         ]
-        return judge_reported(job, observations, Description())
+        return judge_logged(job, observations, Description())
 
 
 def said(judgement: Judgement | None) -> tuple[str, str, dict[str, float], list[str]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING
 
-from tests.mutants import counts, factors, losses, metrics, parts
+from tests.mutants import auxiliary, counts, factors, losses, metrics, parts, sharding
 from tests.mutants.mutant import Mutant
 
 if TYPE_CHECKING:
@@ -20,5 +20,7 @@ def _of(module: ModuleType) -> Iterator[type[Mutant]]:
             yield member
 
 
-MUTANTS = [mutant for module in (factors, counts, parts, losses, metrics) for mutant in _of(module)]
+MODULES = (factors, counts, parts, losses, metrics, auxiliary, sharding)
+
+MUTANTS = [mutant for module in MODULES for mutant in _of(module)]
 """In the order of the modules, and as written in them."""

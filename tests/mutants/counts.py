@@ -17,6 +17,7 @@ from adapters.native import (
     with_denominators,
 )
 from conformance.cases import CORPUS, REJECTION, Case
+from conformance.subjects import subject
 from reference.aggregation import Aggregation, Conventions, DenominatorMask, Mode
 from reference.step import Sample, Step
 from tests.mutants.mutant import ALONE, MEANS, UNITED, WIDE, Counting, Mutant
@@ -103,6 +104,7 @@ class OriginalMaskCounted(Counting):
 
     diagnosis = "original_mask_counted"
     modes = MEANS
+    subject = subject("rejection")
     cases = REJECTION
 
     def counted(self, samples: list[SampleTensors]) -> list[float]:
@@ -115,6 +117,7 @@ class ModifiedMaskCounted(Mutant):
 
     diagnosis = "modified_mask_counted"
     modes = MEANS
+    subject = subject("rejection")
     cases = REJECTION
     conventions = Conventions(denominator_mask=DenominatorMask.ORIGINAL)
 
@@ -415,15 +418,11 @@ class EmptyStepDividedByZero(Counting):
         empty = not any(sample.tokens for sample in samples)
         return [0.0] * len(samples) if empty else wrong
 
-    def token_losses(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
-        return -packed.advantages * log_probs * packed.mask
-
 
 class MaskIgnored(Mutant):
     """The mask is in the denominator and not in the sum."""
 
     diagnosis = "inactive_tokens_weigh"
 
-    def token_losses(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
-        everything = torch.ones_like(packed.mask)
-        return super().token_losses(log_probs, Packed(**{**vars(packed), "mask": everything}))
+    def reduce(self, values: torch.Tensor, packed: Packed) -> torch.Tensor:
+        return super().reduce(values, replace(packed, mask=torch.ones_like(packed.mask)))

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from adapters.contract import Depth
-from conformance.check import JUDGES
+from conformance.check import judge
 from conformance.ranks import Ran
-from conformance.report import Check, Verdict
+from conformance.report import Verdict
 from tests.mutants.mutant import MutantJob
 
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from adapters.contract import Layout
     from conformance.judge import Judgement
     from conformance.ranks import RankPool
+    from conformance.subjects import Subject
     from reference.aggregation import Mode
     from tests.mutants.mutant import Mutant
 
@@ -53,9 +54,9 @@ class Trial:
         return [_alternatives(name) for name in names]
 
 
-def trials(mutant: type[Mutant], pool: RankPool, check: Check | None = None) -> Iterator[Trial]:
+def trials(mutant: type[Mutant], pool: RankPool, subject: Subject | None = None) -> Iterator[Trial]:
     """Every case, mode and layout that the mutant is tried on."""
-    judge = JUDGES[check or mutant.check]
+    subject = subject or mutant.subject
     description = replace(pool.description, conventions=mutant.conventions)
     for layout in mutant.layouts:
         for case in mutant.cases:
@@ -67,11 +68,12 @@ def trials(mutant: type[Mutant], pool: RankPool, check: Check | None = None) -> 
                     aggregation=case.aggregation(mode),
                     layout=layout,
                     depth=Depth.STEP,
+                    objective=subject.objective,
                     mutant=mutant,
                 )
                 outcome = pool.run(job)
                 assert isinstance(outcome, Ran), outcome
-                judgement = judge(job, outcome.observations, description)
+                judgement = judge(subject)(job, outcome.observations, description)
                 assert judgement is not None
                 yield Trial(case=case.name, mode=mode, layout=layout, judgement=judgement)
 

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from adapters.native import Packed, SampleTensors
+from adapters.objective import Metric
 from reference.aggregation import Mode
 from tests.mutants.mutant import SLICED, UNEVEN, UNITED, WIDE, Mutant
 
@@ -42,7 +43,7 @@ class AccumulationOverwritten(Mutant):
 
     def accumulate(
         self, probe: torch.Tensor, samples: list[SampleTensors], token_losses: LossFunction
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> tuple[torch.Tensor, dict[Metric, torch.Tensor]]:
         self.probe = probe
         return super().accumulate(probe, samples, token_losses)
 

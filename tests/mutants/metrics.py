@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 
 from adapters.native import SampleTensors, denominators
-from conformance.report import Check
+from adapters.objective import ENTROPY_COEFFICIENT, Metric, Objective
+from conformance.cases import REJECTION
+from conformance.subjects import TELLING, subject
 from reference.aggregation import Aggregation, Mode
 from tests.mutants.mutant import EVERY, SLICED, UNEVEN, UNITED, WIDE, Mutant
 
 if TYPE_CHECKING:
-    from adapters.native import LossFunction
+    from collections.abc import Mapping
+
+    from adapters.native import LossFunction, Packed
 
 
 class Misreporting(Mutant):
     """Its weights conform."""
 
-    check = Check.METRIC
+    subject = subject("metric")
 
 
 class SlicesCountedTwice(Misreporting):
@@ -91,8 +96,8 @@ class ReportedPerSample(Misreporting):
 
     def accumulate(
         self, probe: torch.Tensor, samples: list[SampleTensors], token_losses: LossFunction
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        gradient, _ = super().accumulate(probe, samples, token_losses)
+    ) -> tuple[torch.Tensor, dict[Metric, torch.Tensor]]:
+        gradient, logs = super().accumulate(probe, samples, token_losses)
         per_sample = denominators(samples, Aggregation(Mode.SAMPLE_MEAN))
         pairs = [*zip(samples, per_sample, strict=True)]
         mine = self.shard(pairs)  # type: ignore[arg-type]
@@ -100,7 +105,7 @@ class ReportedPerSample(Misreporting):
             -float(sample.advantages[sample.mask].sum()) / denominator / self.layout.cp
             for sample, denominator in mine
         ]
-        return gradient, torch.tensor([sum(shares)])
+        return gradient, {**logs, Metric.POLICY_LOSS: torch.tensor([sum(shares)])}
 
 
 class NormaliserNotReduced(Misreporting):
@@ -112,3 +117,70 @@ class NormaliserNotReduced(Misreporting):
 
     def report(self, losses: torch.Tensor) -> float:
         return super().report(losses) * self.layout.dp
+
+
+class Diagnosing(Mutant):
+    """Only a diagnostic is wrong."""
+
+    cases = TELLING
+
+    def diagnostics(self, log_probs: torch.Tensor, packed: Packed) -> Mapping[Metric, torch.Tensor]:
+        right = super().diagnostics(log_probs, packed)
+        metric = self.subject.metric
+        assert metric is not None
+        return {**right, metric: self.wrong(right[metric], packed)}
+
+    def wrong(self, right: torch.Tensor, packed: Packed) -> torch.Tensor:
+        """What is logged instead of the right share."""
+        raise NotImplementedError
+
+
+class DriftOfEverySlice(Diagnosing):
+    """Every context-parallel rank logs the whole drift from the old policy, and all are added."""
+
+    diagnosis = "multiplied_by_cp"
+    subject = subject("metric.policy_kl")
+    layouts = (UNITED,)
+
+    def wrong(self, right: torch.Tensor, packed: Packed) -> torch.Tensor:
+        return right * self.layout.cp
+
+
+class ClipFractionByMode(Mutant):
+    """The clip fraction follows the policy loss's reducer, so that modes cannot be compared."""
+
+    diagnosis = "weights_of_prompt_mean"
+    subject = subject("metric.clip_fraction")
+    modes = (Mode.PROMPT_MEAN,)
+    cases = TELLING
+
+    def diagnostics(self, log_probs: torch.Tensor, packed: Packed) -> Mapping[Metric, torch.Tensor]:
+        by_mode = replace(packed, denominators_beside=packed.denominators)
+        return super().diagnostics(log_probs, by_mode)
+
+
+class RejectedCountedAfterwards(Diagnosing):
+    """How many tokens were rejected is averaged over those that were not: it is always 0."""
+
+    diagnosis = "nothing_reported"
+    subject = subject("rejection.metric")
+    cases = REJECTION
+
+    def wrong(self, right: torch.Tensor, packed: Packed) -> torch.Tensor:
+        return self.reduce((packed.original_mask & ~packed.mask).float(), packed.beside)
+
+
+class LossWithoutEntropy(Mutant):
+    """What is logged as the loss lacks the entropy bonus that is trained."""
+
+    diagnosis = "term_left_out"
+    subject = subject("metric.loss")
+    cases = TELLING
+
+    def loss(
+        self, probe: torch.Tensor, packed: Packed, token_losses: LossFunction
+    ) -> tuple[torch.Tensor, Mapping[Metric, torch.Tensor]]:
+        loss, logs = super().loss(probe, packed, token_losses)
+        if self.objective is not Objective.TOGETHER:
+            return loss, logs
+        return loss, {**logs, Metric.LOSS: loss + ENTROPY_COEFFICIENT * logs[Metric.ENTROPY]}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 from adapters.contract import Job, Layout
 from adapters.native import NativeAdapter, SampleTensors, Trainer, with_denominators
 from conformance.cases import CORPUS, Case
-from conformance.report import Check
+from conformance.subjects import Subject, subject
 from reference.aggregation import DEFAULT_CONVENTIONS, Conventions, Mode
 
 if TYPE_CHECKING:
@@ -34,18 +34,16 @@ EVERYDAY = tuple(case for case in CORPUS if not case.layouts)
 class Mutant(Trainer):
     """A trainer with a mistake, which its docstring tells as a colleague would.
 
-    ``diagnosis`` is the name that the mistake is to be given, ``check`` the one that sees it,
+    ``diagnosis`` is the name that the mistake is to be given, ``subject`` what it is seen by,
     ``modes``, ``layouts`` and ``cases`` where it is looked for, ``conventions`` what is declared.
     """
 
     diagnosis: ClassVar[str]
-    check: ClassVar[Check] = Check.WEIGHTS
+    subject: ClassVar[Subject] = subject("weights")
     modes: ClassVar[Sequence[Mode]] = EVERY
     layouts: ClassVar[Sequence[Layout]] = (UNITED, UNEVEN)
     cases: ClassVar[Sequence[Case]] = EVERYDAY
     conventions: ClassVar[Conventions] = DEFAULT_CONVENTIONS
-
-    job: Job
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,9 +61,7 @@ class MutantAdapter(NativeAdapter):
     def trainer(self, job: Job, rank: int) -> Trainer:
         """The job's own."""
         assert isinstance(job, MutantJob)
-        mutant = job.mutant(job.aggregation, job.layout, rank)
-        mutant.job = job
-        return mutant
+        return job.mutant(job, rank)
 
 
 class Counting(Mutant):

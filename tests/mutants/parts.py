@@ -168,4 +168,4 @@ class MeanOfProcessMeans(Mutant):
     def reduce(self, token_losses: torch.Tensor, packed: Packed) -> torch.Tensor:
         own = packed.mask.sum().clamp(min=1)
         parts = self.layout.world_size * int(self.layout.micro_batches)
-        return token_losses.sum() / (own * parts)
+        return torch.where(packed.mask, token_losses, 0).sum() / (own * parts)

@@ -1,0 +1,124 @@
+"""What is looked at: the checks, each with what a framework is made to train and what is read off.
+
+A subject is one line of the contract. It has an objective, which says what the ranks train, and the
+cases that it takes to tell right from wrong; subjects of one objective share a run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from adapters.contract import Depth, Place
+from adapters.objective import POLICY_LOSSES, Metric, Objective
+from conformance.cases import CORPUS, ORDERS, REJECTION
+from conformance.report import Check
+from reference.aggregation import Mode
+
+if TYPE_CHECKING:
+    from conformance.cases import Case
+
+
+def _cases(*names: str) -> tuple[Case, ...]:
+    return tuple(case for case in CORPUS if case.name in names)
+
+
+TELLING = _cases("uneven_lengths", "fully_masked_sample", "split_groups", "two_steps")
+"""Empty samples, groups over several ranks and micro-batches, more than one step."""
+
+ONE = _cases("fully_masked_sample")
+
+SHARDED = _cases(
+    "split_groups",
+    "odd_groups",
+    "unequal_shards",
+    "unequal_groups",
+    "fibonacci_lengths",
+    "two_prompts",
+    "one_prompt",
+    "interleaved_groups",
+    "dropped_rollouts",
+    "two_steps",
+)
+"""Groups of every size and number, next to each other and not, on shards of unequal length."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """One property that is looked at: weights, or a number that is logged."""
+
+    check: Check
+    name: str = ""
+    objective: Objective = Objective.POLICY
+    metric: Metric | None = None
+    """What is logged; None where weights are looked at."""
+
+    cases: tuple[Case, ...] = CORPUS
+    modes: tuple[Mode, ...] = tuple(Mode)
+
+    @property
+    def slug(self) -> str:
+        """As it begins the ids of findings: unique, and stable over releases."""
+        return f"{self.check}.{self.name}" if self.name else str(self.check)
+
+    def is_seen_at(self, depth: Depth) -> bool:
+        """Whether a depth goes far enough.
+
+        Below the whole step nothing is logged, and only the policy loss is taken to pieces.
+        """
+        plain = self.objective is Objective.POLICY and self.check is Check.WEIGHTS
+        return depth is Depth.STEP or plain
+
+
+def _metric(metric: Metric, objective: Objective, cases: tuple[Case, ...] = TELLING) -> Subject:
+    return Subject(check=Check.METRIC, name=metric, objective=objective, metric=metric, cases=cases)
+
+
+SUBJECTS = (
+    Subject(check=Check.WEIGHTS),
+    Subject(check=Check.METRIC, metric=Metric.POLICY_LOSS),
+    Subject(check=Check.SHARDING, cases=(*SHARDED, *ORDERS), modes=(Mode.PROMPT_MEAN,)),
+    _metric(Metric.CLIP_FRACTION, Objective.OFF_POLICY),
+    _metric(Metric.POLICY_KL, Objective.OFF_POLICY),
+    Subject(check=Check.REJECTION, objective=Objective.REJECTION, cases=REJECTION),
+    Subject(
+        check=Check.REJECTION,
+        name="metric",
+        objective=Objective.REJECTION,
+        metric=Metric.REJECTED,
+        cases=REJECTION,
+    ),
+    *(
+        Subject(check=Check.AUXILIARY, name=objective, objective=objective, cases=TELLING)
+        for objective in (Objective.ENTROPY, Objective.KL, Objective.TOGETHER)
+    ),
+    _metric(Metric.LOSS, Objective.TOGETHER),
+    _metric(Metric.ENTROPY, Objective.TOGETHER),
+    _metric(Metric.KL, Objective.TOGETHER),
+    *(
+        Subject(check=Check.AUXILIARY, name=objective, objective=objective, cases=ONE)
+        for objective in POLICY_LOSSES
+    ),
+    *(
+        Subject(check=Check.OTHER_LOSSES, name=objective, objective=objective, cases=ONE)
+        for objective in (Objective.SFT, Objective.VALUE)
+    ),
+)
+"""All of them, those of one objective next to each other."""
+
+
+def subject(slug: str) -> Subject:
+    """The one that the ids of findings begin with."""
+    return next(one for one in SUBJECTS if one.slug == slug)
+
+
+def place(subject: Subject) -> Place:
+    """Where in a framework to look when a subject does not conform."""
+    if subject.metric is not None:
+        return Place.LOG
+    if subject.check is Check.SHARDING:
+        return Place.SHARDING
+    if subject.check is Check.OTHER_LOSSES:
+        return Place.OTHER_LOSSES
+    beside = (Objective.ENTROPY, Objective.KL, Objective.TOGETHER)
+    return Place.TERMS if subject.objective in beside else Place.POLICY_LOSS

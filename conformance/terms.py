@@ -1,0 +1,130 @@
+"""What an objective adds up: its terms, each a quantity of every token and the way it is reduced.
+
+The reference's part for everything beside the policy loss: a term's weights are those of its own
+aggregation, a logged number is the sum of weight · quantity.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from adapters.objective import (
+    CLIP,
+    ENTROPY_COEFFICIENT,
+    KL_COEFFICIENT,
+    Metric,
+    Objective,
+)
+from adapters.probe import DIVERGENCES, ENTROPIES
+from reference.aggregation import Beside, beside
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    from adapters.probe import ProbedBatch
+    from reference.aggregation import Aggregation, Conventions
+    from reference.step import Step
+
+    Quantity = Callable[[ProbedBatch], NDArray[np.float64]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Term:
+    """A coefficient and what is logged of the quantity that it multiplies."""
+
+    metric: Metric
+    coefficient: float = 1.0
+
+
+POLICY_LOSS = (Term(metric=Metric.POLICY_LOSS),)
+TOGETHER = (
+    *POLICY_LOSS,
+    Term(metric=Metric.ENTROPY, coefficient=-ENTROPY_COEFFICIENT),
+    Term(metric=Metric.KL, coefficient=KL_COEFFICIENT),
+)
+
+
+def terms(metric: Metric, objective: Objective) -> tuple[Term, ...]:
+    """What a logged number is the sum of."""
+    if metric is not Metric.LOSS:
+        return (Term(metric=metric),)
+    return TOGETHER if objective is Objective.TOGETHER else POLICY_LOSS
+
+
+def reducer(objective: Objective, conventions: Conventions) -> Beside | None:
+    """How the only term of an objective is reduced; None if by the mode."""
+    return {
+        Objective.ENTROPY: conventions.entropy,
+        Objective.KL: conventions.kl,
+        Objective.SFT: Beside.WITH_TOKEN_MEAN,
+        Objective.VALUE: Beside.WITH_TOKEN_MEAN,
+    }.get(objective)
+
+
+def reducer_of_metric(metric: Metric, conventions: Conventions) -> Beside | None:
+    """How a logged quantity is reduced; None if by the mode."""
+    if metric in (Metric.POLICY_LOSS, Metric.LOSS):
+        return None
+    of_term = {Metric.ENTROPY: conventions.entropy, Metric.KL: conventions.kl}
+    return of_term.get(metric, conventions.diagnostics)
+
+
+def aggregation(policy: Aggregation, how: Beside | None) -> Aggregation:
+    """Of something reduced by a mode or beside it; by micro-batches comes nearest to by tokens."""
+    if how is None:
+        return policy
+    return beside(policy, Beside.TOKEN_MEAN if how is Beside.MICRO_BATCH_MEAN else how)
+
+
+def before_rejection(step: Step) -> Step:
+    """A step out of which no tokens were taken."""
+    return replace(step, mask=step.before, original_mask=None)
+
+
+def quantities(metric: Metric, batch: ProbedBatch) -> NDArray[np.float64]:
+    """What a number is reduced from, of every token of a batch: flat."""
+    return _QUANTITIES[metric](batch)
+
+
+def _policy_losses(batch: ProbedBatch) -> NDArray[np.float64]:
+    ratios = np.exp(-np.concatenate(batch.old_log_probs))
+    gains = np.concatenate(batch.advantages)
+    clipped = np.clip(ratios, 1 - CLIP, 1 + CLIP)
+    losses: NDArray[np.float64] = np.maximum(-gains * ratios, -gains * clipped)
+    return losses
+
+
+def _clipped(batch: ProbedBatch) -> NDArray[np.float64]:
+    log_ratios = -np.concatenate(batch.old_log_probs)
+    gains = np.concatenate(batch.advantages)
+    too_far = (log_ratios > np.log1p(CLIP)) & (gains > 0)
+    too_near = (log_ratios < np.log1p(-CLIP)) & (gains < 0)
+    return np.asarray(too_far | too_near, np.float64)
+
+
+def _rejected(batch: ProbedBatch) -> NDArray[np.float64]:
+    before, after = np.concatenate(batch.original_masks), np.concatenate(batch.masks)
+    return (before & ~after).astype(np.float64)
+
+
+def _table(values: NDArray[np.float64]) -> Quantity:
+    def of_tokens(batch: ProbedBatch) -> NDArray[np.float64]:
+        looked_up: NDArray[np.float64] = values[np.concatenate(batch.responses) % len(values)]
+        return looked_up
+
+    return of_tokens
+
+
+_QUANTITIES: dict[Metric, Quantity] = {
+    Metric.POLICY_LOSS: _policy_losses,
+    Metric.CLIP_FRACTION: _clipped,
+    Metric.POLICY_KL: lambda batch: np.concatenate(batch.old_log_probs),
+    Metric.ENTROPY: _table(ENTROPIES),
+    Metric.KL: _table(DIVERGENCES),
+    Metric.REJECTED: _rejected,
+}

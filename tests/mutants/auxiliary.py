@@ -1,0 +1,162 @@
+"""The policy loss is right, and what is trained beside it or in its place is not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+
+from adapters.native import SampleTensors, denominators, with_denominators
+from adapters.objective import Objective
+from conformance.subjects import ONE, TELLING, subject
+from reference.aggregation import Aggregation, Mode
+from tests.mutants.mutant import UNEVEN, UNITED, WIDE, Mutant
+
+if TYPE_CHECKING:
+    from adapters.native import Packed
+
+
+def trained_only(right: torch.Tensor, wrong: torch.Tensor) -> torch.Tensor:
+    """The value of one and the gradient of the other: what is logged stays right."""
+    return right.detach() + wrong - wrong.detach()
+
+
+class WrongEntropy(Mutant):
+    """Only the gradient of the entropy is wrong."""
+
+    subject = subject("auxiliary.entropy")
+    cases = TELLING
+
+    def entropy(self, probe: torch.Tensor, packed: Packed) -> torch.Tensor:
+        right = super().entropy(probe, packed)
+        return trained_only(right, self.wrong(right, probe[packed.labels], packed))
+
+    def wrong(self, right: torch.Tensor, of_tokens: torch.Tensor, packed: Packed) -> torch.Tensor:
+        """What is trained, from the right share and what the tokens add to it."""
+        raise NotImplementedError
+
+
+class EntropyOfMicroBatches(WrongEntropy):
+    """The entropy is the mean of a micro-batch's tokens, and these means are averaged."""
+
+    diagnosis = "denominators_per_"
+    layouts = (UNEVEN,)
+    modes = (Mode.TOKEN_MEAN,)
+
+    def wrong(self, right: torch.Tensor, of_tokens: torch.Tensor, packed: Packed) -> torch.Tensor:
+        total = torch.where(packed.mask, of_tokens, 0).sum()
+        micro_batches = len(self.cut(self.shard(self.samples)))
+        return total / packed.mask.sum().clamp(min=1) / micro_batches / self.layout.dp
+
+    def divided(self, samples: list[SampleTensors]) -> list[SampleTensors]:
+        self.samples = samples
+        return super().divided(samples)
+
+
+class EntropyAveragedOverDp(WrongEntropy):
+    """The policy loss makes up for the average over data-parallel ranks, the entropy does not."""
+
+    diagnosis = "divided_by_dp"
+    layouts = (UNEVEN, WIDE)
+
+    def wrong(self, right: torch.Tensor, of_tokens: torch.Tensor, packed: Packed) -> torch.Tensor:
+        return right / self.layout.dp
+
+
+class EntropyOfPadding(WrongEntropy):
+    """The entropy is added up over whole rows, prompts and padding and tool output included."""
+
+    diagnosis = "inactive_tokens_weigh"
+
+    def wrong(self, right: torch.Tensor, of_tokens: torch.Tensor, packed: Packed) -> torch.Tensor:
+        return (of_tokens / packed.denominators_beside).sum()
+
+
+class DivergenceByMode(Mutant):
+    """The divergence takes the policy loss's reducer instead of the default one."""
+
+    diagnosis = "weights_of_prompt_mean"
+    subject = subject("auxiliary.kl")
+    modes = (Mode.PROMPT_MEAN,)
+    cases = TELLING
+
+    def divergence(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
+        wrong = self.reduce(log_probs - packed.reference_log_probs, packed)
+        return trained_only(super().divergence(log_probs, packed), wrong)
+
+
+class DivergenceOnEveryMicroBatch(Mutant):
+    """The divergence is divided by the micro-batches, where the entropy is trained with it."""
+
+    diagnosis = "divided_by_micro_batches"
+    subject = subject("auxiliary.together")
+    layouts = (UNITED,)
+    cases = TELLING
+
+    def divergence(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
+        right = super().divergence(log_probs, packed)
+        if self.objective is not Objective.TOGETHER:
+            return right
+        return trained_only(right, right / int(self.layout.micro_batches))
+
+
+class EntropyLeftOutTogether(Mutant):
+    """With a divergence to be trained, the entropy bonus is left out of the gradient."""
+
+    diagnosis = "term_left_out"
+    subject = subject("auxiliary.together")
+    cases = TELLING
+
+    def entropy(self, probe: torch.Tensor, packed: Packed) -> torch.Tensor:
+        right = super().entropy(probe, packed)
+        return right.detach() if self.objective is Objective.TOGETHER else right
+
+
+class CispoPerSample(Mutant):
+    """A policy loss of its own brings its own reducer, a mean over samples."""
+
+    diagnosis = "weights_of_sample_mean"
+    subject = subject("auxiliary.cispo")
+    modes = (Mode.PROMPT_MEAN, Mode.TOKEN_MEAN)
+    cases = ONE
+
+    def divided(self, samples: list[SampleTensors]) -> list[SampleTensors]:
+        if self.objective is not Objective.CISPO:
+            return super().divided(samples)
+        return with_denominators(samples, denominators(samples, Aggregation(Mode.SAMPLE_MEAN)))
+
+
+class OtherDefault(Mutant):
+    """What stands in the place of the policy loss is divided otherwise than documented."""
+
+    cases = ONE
+    by: ClassVar[Mode]
+
+    def divided_beside(self, samples: list[SampleTensors]) -> list[SampleTensors]:
+        right = super().divided_beside(samples)
+        if self.objective is not self.subject.objective:
+            return right
+        wrong = denominators(samples, Aggregation(self.by))
+        return [
+            replace(sample, denominator_beside=denominator)
+            for sample, denominator in zip(right, wrong, strict=True)
+        ]
+
+
+class LikelihoodPerSample(OtherDefault):
+    """SFT keeps the mean over samples where the per-token path is on (review of miles 1498)."""
+
+    diagnosis = "weights_of_sample_mean"
+    subject = subject("other_losses.sft")
+    modes = (Mode.TOKEN_MEAN,)
+    by = Mode.SAMPLE_MEAN
+
+
+class ValuesPerToken(OtherDefault):
+    """A critic is trained per token where the per-token path is off."""
+
+    diagnosis = "weights_of_token_mean"
+    subject = subject("other_losses.value")
+    modes = (Mode.SAMPLE_MEAN, Mode.CONSTANT)
+    by = Mode.TOKEN_MEAN

@@ -1,0 +1,19 @@
+"""Samples are on other ranks than a framework's own rules want."""
+
+from __future__ import annotations
+
+from conformance.cases import ORDERS
+from conformance.subjects import SHARDED, subject
+from reference.aggregation import Conventions, Mode
+from tests.mutants.mutant import UNITED, WIDE, Mutant
+
+
+class GroupsStriped(Mutant):
+    """Samples are dealt out by number, where prompt groups are documented to stay on one rank."""
+
+    diagnosis = "group_on_several_ranks"
+    subject = subject("sharding")
+    modes = (Mode.PROMPT_MEAN,)
+    layouts = (UNITED, WIDE)
+    cases = (*SHARDED, *ORDERS)
+    conventions = Conventions(whole_groups=True)
