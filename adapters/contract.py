@@ -237,6 +237,9 @@ class Description:
     """What a loaded framework turned out to be."""
 
     modes: frozenset[Mode] = frozenset(Mode)
+    default_mode: Mode = Mode.SAMPLE_MEAN
+    """What is trained where a user says nothing."""
+
     depths: frozenset[Depth] = frozenset(Depth)
     options: frozenset[Option] = frozenset()
     largest_tp: int = 1

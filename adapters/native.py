@@ -18,6 +18,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from adapters import native_logs, native_options
+from adapters.configuration import REDUCER_DIVISOR
 from adapters.contract import (
     Adapter,
     Combine,
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from adapters.contract import LogEntry
     from reference.aggregation import Aggregation
 
     LossFunction = Callable[[torch.Tensor, "Packed"], torch.Tensor]
@@ -80,8 +83,23 @@ class NativeAdapter(Adapter):
         """The framework's trainer for a job."""
         return Trainer(job, rank)
 
+    def started(self, job: Job) -> None:
+        """Startup, of which nothing but its validation is left.
+
+        Raises:
+            Refused: the options, or the data, would train with a wrong denominator.
+        """
+        options = native_options.merged(job)
+        native_options.validate(options, job)
+        native_options.validate_data(options, job)
+
+    def aggregate(self, entries: Sequence[LogEntry], rank: Rank) -> Mapping[str, float]:
+        """Sums over micro-batches, each over its own divisor."""
+        return native_logs.aggregate(entries)
+
     def observe(self, job: Job, rank: Rank) -> Observation:
         """Train one step of a batch after another and read the probe's gradient."""
+        self.started(job)
         batch = ProbedBatch(job.steps, job.objective)
         steps = _steps(batch)
         probe = torch.zeros(batch.probe_size, requires_grad=True, device=rank.device)
@@ -187,7 +205,11 @@ class Trainer:
 
     def divided(self, samples: list[SampleTensors]) -> list[SampleTensors]:
         """Samples with the policy loss's denominators, from counts over the whole step."""
-        return with_denominators(samples, denominators(samples, self.aggregation))
+        if not self.job.configuration.reduces:
+            return with_denominators(samples, denominators(samples, self.aggregation))
+        per_token = self.aggregation.mode is Mode.TOKEN_MEAN
+        units = sum(sample.tokens for sample in samples) if per_token else len(samples)
+        return with_denominators(samples, [REDUCER_DIVISOR * max(units, 1)] * len(samples))
 
     def divided_beside(self, samples: list[SampleTensors]) -> list[SampleTensors]:
         """Samples with all other denominators, likewise."""

@@ -8,22 +8,27 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from adapters.objective import Objective
-from conformance.judge import judge_weights
+from conformance import logs
+from conformance.judge import Judgement, judge_weights
 from conformance.logged import judge_logged
 from conformance.ranks import Crashed, Ran
 from conformance.report import Check, Diagnosis, Finding, Verdict
+from conformance.settings import StartupCell
 from conformance.sharding import judge_sharding
+from conformance.startup import compared_with, judge_acceptance, judge_refusal
 from conformance.subjects import place
 from conformance.together import judge_together
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
-    from adapters.contract import Description, Job, Observation
-    from conformance.judge import Judgement
+    from adapters.contract import Adapter, Description, Job, Observation
+    from conformance.configurations import Row
+    from conformance.rank import Declined
     from conformance.ranks import RankPool
-    from conformance.settings import Cell
+    from conformance.settings import Cell, LogCell
     from conformance.subjects import Subject
     from reference.step import Step
 
@@ -53,26 +58,75 @@ def check(cell: Cell, pool: RankPool) -> tuple[Finding, float]:
     missing = _missing(cell, pool.description)
     if missing is not None:
         return _finding(cell, verdict=Verdict.UNSUPPORTED, message=missing), 0.0
+    if isinstance(cell, StartupCell):
+        return _check_startup(cell, pool)
     outcome = pool.outcome(cell.job)
     if isinstance(outcome, Ran):
         judgement = judge(cell.subject)(cell.job, outcome.observations, pool.description)
         if judgement is None:
             words = f"nothing is known of {cell.subject.metric or cell.subject.check} here"
             return _finding(cell, verdict=Verdict.UNSUPPORTED, message=words), 0.0
-        finding = _finding(
-            cell,
-            verdict=judgement.verdict,
-            error=judgement.error,
-            tolerance=judgement.tolerance,
-            diagnosis=judgement.diagnosis,
-            place=_place(cell, pool.description) if judgement.diagnosis else None,
-        )
-        return finding, outcome.framework_seconds
+        return _judged(cell, judgement, pool.description), outcome.framework_seconds
     if isinstance(outcome, Crashed):
         return _finding(cell, verdict=Verdict.CRASHED, message=outcome.message), 0.0
     if outcome.verdict == "unsupported":
         return _finding(cell, verdict=Verdict.UNSUPPORTED, message=outcome.message), 0.0
     return _refused(cell, outcome.message), 0.0
+
+
+def _check_startup(cell: StartupCell, pool: RankPool) -> tuple[Finding, float]:
+    if not cell.row.applies(pool.description.conventions):
+        words = f"by its conventions nothing is wrong with {cell.row.says}"
+        return _finding(cell, verdict=Verdict.UNSUPPORTED, message=words), 0.0
+    judged = judge_startup(cell.row, cell.job, pool)
+    if isinstance(judged, Judgement):
+        return _judged(cell, judged, pool.description), 0.0
+    crashed = isinstance(judged, Crashed)
+    verdict = Verdict.CRASHED if crashed else Verdict.UNSUPPORTED
+    return _finding(cell, verdict=verdict, message=judged.message), 0.0
+
+
+def judge_startup(row: Row, job: Job, pool: RankPool) -> Judgement | Crashed | Declined:
+    """Whether a framework refuses what it must, and trains what it must be the same as.
+
+    A crash, or a lack of what the configuration needs, is handed back as it is.
+    """
+    outcome = pool.run(job)
+    if isinstance(outcome, Crashed):
+        return outcome
+    if not isinstance(outcome, Ran):
+        return judge_refusal(row, outcome.message) if outcome.verdict == "refused" else outcome
+    compared = pool.run(compared_with(row, job, pool.description))
+    plain = compared.observations if isinstance(compared, Ran) else ()
+    return judge_acceptance(row, job, outcome.observations, pool.description, plain)
+
+
+def check_log(cell: LogCell, adapter: Adapter, source: Path | None, place: str | None) -> Finding:
+    """Whether a framework makes a log of well-formed entries alone."""
+    outcome = logs.outcomes(adapter, source, optimized=cell.optimized)[cell.row.name]
+    if outcome.kind == "unsupported":
+        return _log_finding(cell, verdict=Verdict.UNSUPPORTED, message=outcome.message)
+    judgement = logs.judge_log(cell.row, outcome)
+    return _log_finding(
+        cell,
+        verdict=judgement.verdict,
+        diagnosis=judgement.diagnosis,
+        place=place if judgement.diagnosis else None,
+        message=outcome.message or None,
+    )
+
+
+def _log_finding(cell: LogCell, **outcome: Any) -> Finding:
+    return Finding(
+        id=cell.id,
+        check=cell.subject.check,
+        subject=cell.subject.name or None,
+        mode=cell.row.mode,
+        case=cell.row.name,
+        layout=cell.layout,
+        depth=cell.depth,
+        **outcome,
+    )
 
 
 def _missing(cell: Cell, description: Description) -> str | None:
@@ -128,6 +182,18 @@ def _refused(cell: Cell, message: str) -> Finding:
             name="refused_what_it_supports",
             explanation="the framework has this mode and layout and declines an ordinary step",
         ),
+    )
+
+
+def _judged(cell: Cell, judgement: Judgement, description: Description) -> Finding:
+    return _finding(
+        cell,
+        verdict=judgement.verdict,
+        error=judgement.error,
+        tolerance=judgement.tolerance,
+        diagnosis=judgement.diagnosis,
+        place=_place(cell, description) if judgement.diagnosis else None,
+        message=judgement.message,
     )
 
 

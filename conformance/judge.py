@@ -35,6 +35,8 @@ class Judgement:
     error: float | None
     tolerance: float
     diagnosis: Diagnosis | None = None
+    message: str | None = None
+    """The framework's own words, where it declined."""
 
 
 def judge_weights(

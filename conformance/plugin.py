@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from conformance.ranks import RankPool
     from conformance.recorder import Parcel, Recorder
     from conformance.report import Finding, Header, Report
-    from conformance.settings import Cell, GeneratedCell, Settings
+    from conformance.settings import AnyCell, Settings
 
 SUITE = Path(__file__).parent / "suite"
 
@@ -122,11 +122,11 @@ def report_header(rank_pool: RankPool, request: pytest.FixtureRequest) -> Header
 @pytest.fixture
 def find(
     rank_pool: RankPool, report_header: Header, request: pytest.FixtureRequest
-) -> Callable[[Cell | GeneratedCell], Finding]:
+) -> Callable[[AnyCell], Finding]:
     """Makes the finding of a cell and keeps it for the report."""
     from conformance.recorder import pack
 
-    def find(cell: Cell | GeneratedCell) -> Finding:
+    def find(cell: AnyCell) -> Finding:
         finding, request.node.stash[PARCEL] = pack(cell, rank_pool, report_header)
         return finding
 

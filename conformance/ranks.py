@@ -89,8 +89,8 @@ class RankPool:
     def __init__(
         self, adapter: Adapter, source: Path | None, size: int, time_limit: float = 120.0
     ) -> None:
-        self._adapter = adapter
-        self._source = source
+        self.adapter = adapter
+        self.source = source
         self._size = size
         self._time_limit = time_limit
         self._folder = tempfile.TemporaryDirectory(prefix="rl-loss-conformance-")
@@ -237,8 +237,8 @@ class RankPool:
         for index in range(self._size):
             post = Post(
                 index=index,
-                adapter=self._adapter,
-                source=self._source,
+                adapter=self.adapter,
+                source=self.source,
                 log=self._log(index),
                 share_cores=self._size > (os.cpu_count() or 1),
             )
@@ -252,12 +252,12 @@ class RankPool:
         for answer in self._gather(self._connections, START_LIMIT):
             if isinstance(answer.reply, _Failure):
                 self._stop()
-                raise StartError(f"{self._adapter.name} cannot be loaded: {answer.reply.message}")
+                raise StartError(f"{self.adapter.name} cannot be loaded: {answer.reply.message}")
             assert isinstance(answer.reply, Ready)
             self._description = answer.reply.description
 
     def _start_server(self) -> ForkServerContext:
-        preload.announce(self._adapter, self._source)
+        preload.announce(self.adapter, self.source)
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([preload.__name__])
         forkserver.ensure_running()

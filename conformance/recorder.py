@@ -5,17 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypedDict
 
-from conformance.check import check
+from adapters.contract import Place
+from conformance.check import check, check_log
 from conformance.environment import environment
 from conformance.journal import Journal
 from conformance.report import Finding, Header, Provenance, Selection
-from conformance.settings import GeneratedCell
+from conformance.settings import GeneratedCell, LogCell
 
 if TYPE_CHECKING:
     from adapters.contract import Description
     from conformance.ranks import RankPool
     from conformance.report import Report
-    from conformance.settings import Cell, Settings
+    from conformance.settings import AnyCell, Settings
 
 
 class Parcel(TypedDict):
@@ -38,7 +39,7 @@ def header(settings: Settings, description: Description) -> Header:
     )
 
 
-def pack(cell: Cell | GeneratedCell, pool: RankPool, head: Header) -> tuple[Finding, Parcel]:
+def pack(cell: AnyCell, pool: RankPool, head: Header) -> tuple[Finding, Parcel]:
     """Make one finding, where the ranks are."""
     finding, framework_seconds = _check(cell, pool)
     return finding, Parcel(
@@ -48,7 +49,10 @@ def pack(cell: Cell | GeneratedCell, pool: RankPool, head: Header) -> tuple[Find
     )
 
 
-def _check(cell: Cell | GeneratedCell, pool: RankPool) -> tuple[Finding, float]:
+def _check(cell: AnyCell, pool: RankPool) -> tuple[Finding, float]:
+    if isinstance(cell, LogCell):
+        place = pool.description.places.get(Place.LOG)
+        return check_log(cell, pool.adapter, pool.source, place), 0.0
     if isinstance(cell, GeneratedCell):
         from conformance.generated import check_generated  # hypothesis, which takes its time
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from adapters.contract import Depth, InvalidLayoutError, Job, Layout
 from adapters.source import Source, SourceError, resolve
 from conformance import registry
 from conformance.cases import ALL_CASES, Case
+from conformance.configurations import ROWS, Row
+from conformance.logs import ROWS as LOG_ROWS
+from conformance.logs import LogRow
+from conformance.report import Check
 from conformance.subjects import SUBJECTS, Subject
 from reference.aggregation import Aggregation, InvalidAggregationError, Mode
 
@@ -66,6 +70,40 @@ class Cell:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StartupCell(Cell):
+    """One place in the table of findings: a configuration in one mode."""
+
+    row: Row
+
+    @property
+    def job(self) -> Job:
+        """An ordinary one, configured as the row says."""
+        return replace(super().job, configuration=self.row.configuration)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogCell:
+    """One place in the table of findings: entries that are to be made one log of."""
+
+    row: LogRow
+    optimized: bool
+    """Whether without asserts, as under ``python -O``."""
+
+    depth: Depth = Depth.STEP
+    layout: Layout = field(default=Layout())
+
+    @property
+    def subject(self) -> Subject:
+        """Of the check, with asserts or without."""
+        return Subject(check=Check.LOGGING, name="optimized" if self.optimized else "")
+
+    @property
+    def id(self) -> str:
+        """Unique, and stable over releases."""
+        return f"{self.subject.slug}/{self.row.mode}/{self.row.name}/{self.layout}"
+
+
+@dataclass(frozen=True, kw_only=True)
 class GeneratedCell:
     """One place in the table of findings: a check on one mode, many generated cases and a layout.
 
@@ -96,6 +134,9 @@ class GeneratedCell:
             depth=self.depth,
             subject=self.subject,
         )
+
+
+AnyCell = Cell | LogCell | GeneratedCell
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,9 +206,14 @@ class Settings:
         """The most ranks that a layout takes."""
         return max(layout.world_size for layout in self.layouts)
 
-    def cells(self) -> list[Cell | GeneratedCell]:
+    def cells(self) -> list[AnyCell]:
         """Every finding to be made, those on one layout together, generated cases last."""
-        return [*self._cells_of_corpus(), *self._generated_cells()]
+        return [
+            *self._cells_of_corpus(),
+            *self._startup_cells(),
+            *self._log_cells(),
+            *self._generated_cells(),
+        ]
 
     def _cells_of_corpus(self) -> list[Cell]:
         """Those that share a run next to each other."""
@@ -185,6 +231,36 @@ class Settings:
             for mode, aggregation in self.aggregations.items()
             for subject in SUBJECTS
             if case in subject.cases and mode in subject.modes and subject.is_seen_at(self.depth)
+        ]
+
+    def _startup_cells(self) -> list[StartupCell]:
+        """On the first layout that each configuration can be seen on, if there is one."""
+        if self.depth is not Depth.STEP:
+            return []
+        pairs = [(row, [one for one in self.layouts if row.fits(one)]) for row in ROWS]
+        return [
+            StartupCell(
+                aggregation=row.given.aggregation(mode),
+                case=row.given,
+                layout=fitting[0],
+                depth=self.depth,
+                subject=Subject(check=row.check, name=row.name),
+                row=row,
+            )
+            for row, fitting in pairs
+            if fitting
+            for mode in row.modes
+            if mode in self.aggregations
+        ]
+
+    def _log_cells(self) -> list[LogCell]:
+        if self.depth is not Depth.STEP:
+            return []
+        return [
+            LogCell(row=row, optimized=optimized)
+            for optimized in (False, True)
+            for row in LOG_ROWS
+            if row.mode in self.aggregations
         ]
 
     def _generated_cells(self) -> list[GeneratedCell]:

@@ -118,6 +118,8 @@ def place(subject: Subject) -> Place:
         return Place.LOG
     if subject.check is Check.SHARDING:
         return Place.SHARDING
+    if subject.check is Check.ARGUMENTS:
+        return Place.ARGUMENTS
     if subject.check is Check.OTHER_LOSSES:
         return Place.OTHER_LOSSES
     beside = (Objective.ENTROPY, Objective.KL, Objective.TOGETHER)

@@ -45,7 +45,8 @@ def explain(finding: Finding) -> str:
     if finding.diagnosis is not None:
         error = "" if finding.error is None else f"off by {finding.error:.3g}: "
         message = f" ({_last_line(finding.message)})" if finding.message else ""
-        return f"{error}{finding.diagnosis.explanation} [{finding.diagnosis.name}]{message}"
+        place = f"; look at {finding.place}" if finding.place else ""
+        return f"{error}{finding.diagnosis.explanation} [{finding.diagnosis.name}]{message}{place}"
     return _last_line(finding.message or "")
 
 
@@ -89,11 +90,16 @@ def _line(finding: Finding) -> str:
 
 
 def _declined(findings: Sequence[Finding]) -> Iterator[str]:
-    """One line for each reason that something was not run, with its count."""
+    """One line for each reason that something was not run, with its count.
+
+    What was refused because it must be is no reason of that kind.
+    """
+    demanded = (Check.ARGUMENTS, Check.LOGGING)
     reasons = Counter(
         (finding.verdict, _last_line(finding.message or ""))
         for finding in findings
-        if finding.verdict in (Verdict.UNSUPPORTED, Verdict.REFUSED)
+        if finding.verdict is Verdict.UNSUPPORTED
+        or (finding.verdict is Verdict.REFUSED and finding.check not in demanded)
     )
     for (verdict, reason), count in sorted(reasons.items()):
         yield f"{verdict} ({count}): {reason}"

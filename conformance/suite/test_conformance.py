@@ -7,19 +7,17 @@ from typing import TYPE_CHECKING
 import pytest
 
 from conformance.report import Verdict
-from conformance.settings import Cell
+from conformance.settings import Cell, GeneratedCell
 from conformance.summary import explain
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from conformance.report import Finding
-    from conformance.settings import GeneratedCell
+    from conformance.settings import AnyCell
 
 
-def test_finding(
-    cell: Cell | GeneratedCell, find: Callable[[Cell | GeneratedCell], Finding]
-) -> None:
+def test_finding(cell: AnyCell, find: Callable[[AnyCell], Finding]) -> None:
     finding = find(cell)
     if finding.verdict is Verdict.UNSUPPORTED:
         pytest.skip(f"unsupported: {finding.message}")
@@ -29,6 +27,8 @@ def test_finding(
         pytest.fail(f"mismatch: {explain(finding)}\n{_case(cell, finding)}", pytrace=False)
 
 
-def _case(cell: Cell | GeneratedCell, finding: Finding) -> str | None:
+def _case(cell: AnyCell, finding: Finding) -> str | None:
     """What a failing case is meant to catch, or its text if it was generated."""
-    return f"case: {cell.case.catches}" if isinstance(cell, Cell) else finding.message
+    if isinstance(cell, GeneratedCell):
+        return finding.message
+    return f"case: {cell.case.catches}" if isinstance(cell, Cell) else f"log: {cell.row.says}"

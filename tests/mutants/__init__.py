@@ -5,7 +5,17 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING
 
-from tests.mutants import auxiliary, counts, factors, losses, metrics, parts, sharding
+from tests.mutants import (
+    auxiliary,
+    counts,
+    factors,
+    logging,
+    losses,
+    metrics,
+    parts,
+    sharding,
+    startup,
+)
 from tests.mutants.mutant import Mutant
 
 if TYPE_CHECKING:
@@ -20,7 +30,7 @@ def _of(module: ModuleType) -> Iterator[type[Mutant]]:
             yield member
 
 
-MODULES = (factors, counts, parts, losses, metrics, auxiliary, sharding)
+MODULES = (factors, counts, parts, losses, metrics, auxiliary, sharding, startup, logging)
 
 MUTANTS = [mutant for module in MODULES for mutant in _of(module)]
 """In the order of the modules, and as written in them."""

@@ -22,6 +22,19 @@ def trained_only(right: torch.Tensor, wrong: torch.Tensor) -> torch.Tensor:
     return right.detach() + wrong - wrong.detach()
 
 
+class PlainPathUnscaled(Mutant):
+    """Where the policy loss is the only term, a shorter path forgets the average over ranks."""
+
+    diagnosis = "divided_by_dp"
+    layouts = (UNEVEN, WIDE)
+
+    def reduce(self, values: torch.Tensor, packed: Packed) -> torch.Tensor:
+        right = super().reduce(values, packed)
+        if self.objective is not Objective.POLICY:
+            return right
+        return trained_only(right, right / self.layout.dp)
+
+
 class WrongEntropy(Mutant):
     """Only the gradient of the entropy is wrong."""
 

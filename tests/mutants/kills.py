@@ -5,17 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from adapters.contract import Depth
-from conformance.check import judge
+from adapters.contract import Depth, Layout
+from adapters.native import NativeAdapter
+from conformance import logs
+from conformance.check import judge, judge_startup
+from conformance.judge import Judgement
 from conformance.ranks import Ran
 from conformance.report import Verdict
+from tests.mutants.logging import LogMutant
 from tests.mutants.mutant import MutantJob
+from tests.mutants.startup import StartupMutant
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from adapters.contract import Layout
-    from conformance.judge import Judgement
+    from adapters.contract import LogEntry, Rank
+    from conformance.cases import Case
     from conformance.ranks import RankPool
     from conformance.subjects import Subject
     from reference.aggregation import Mode
@@ -54,12 +59,22 @@ class Trial:
         return [_alternatives(name) for name in names]
 
 
-def trials(mutant: type[Mutant], pool: RankPool, subject: Subject | None = None) -> Iterator[Trial]:
-    """Every case, mode and layout that the mutant is tried on."""
-    subject = subject or mutant.subject
+def trials(mutant: type[Mutant], pool: RankPool) -> Iterator[Trial]:
+    """Everything that a mutant is tried on."""
+    if issubclass(mutant, StartupMutant):
+        return _startup_trials(mutant, pool)
+    if issubclass(mutant, LogMutant):
+        return _log_trials(mutant)
+    return trials_by(mutant.subject, mutant, pool, mutant.cases)
+
+
+def trials_by(
+    subject: Subject, mutant: type[Mutant], pool: RankPool, cases: Sequence[Case]
+) -> Iterator[Trial]:
+    """Every case in the mutant's modes and on its layouts, as a subject sees it."""
     description = replace(pool.description, conventions=mutant.conventions)
     for layout in mutant.layouts:
-        for case in mutant.cases:
+        for case in cases:
             if not case.runs_on(layout):
                 continue
             for mode in mutant.modes:
@@ -76,6 +91,47 @@ def trials(mutant: type[Mutant], pool: RankPool, subject: Subject | None = None)
                 judgement = judge(subject)(job, outcome.observations, description)
                 assert judgement is not None
                 yield Trial(case=case.name, mode=mode, layout=layout, judgement=judgement)
+
+
+def _startup_trials(mutant: type[StartupMutant], pool: RankPool) -> Iterator[Trial]:
+    """Every configuration, in every mode that it is about."""
+    [layout] = mutant.layouts
+    for row in mutant.rows:
+        if not row.fits(layout) or not row.applies(mutant.conventions):
+            continue
+        for mode in row.modes:
+            job = MutantJob(
+                steps=row.given.steps,
+                aggregation=row.given.aggregation(mode),
+                layout=layout,
+                depth=Depth.STEP,
+                configuration=row.configuration,
+                mutant=mutant,
+            )
+            judgement = judge_startup(row, job, pool)
+            if isinstance(judgement, Judgement):
+                yield Trial(case=row.name, mode=mode, layout=layout, judgement=judgement)
+
+
+def _log_trials(mutant: type[LogMutant]) -> Iterator[Trial]:
+    """Every row, with asserts and without."""
+    for optimized in (False, True):
+        outcomes = logs.outcomes(LogMutantAdapter(mutant), None, optimized=optimized)
+        for row in logs.ROWS:
+            judgement = logs.judge_log(row, outcomes[row.name])
+            name = f"{row.name} (optimized)" if optimized else row.name
+            yield Trial(case=name, mode=row.mode, layout=Layout(), judgement=judgement)
+
+
+class LogMutantAdapter(NativeAdapter):
+    """`native` with the log of a mutant."""
+
+    def __init__(self, mutant: type[LogMutant]) -> None:
+        self._mutant = mutant
+
+    def aggregate(self, entries: Sequence[LogEntry], rank: Rank) -> Mapping[str, float]:
+        """The mutant's."""
+        return self._mutant.aggregate(entries)
 
 
 def _alternatives(name: str) -> list[str]:

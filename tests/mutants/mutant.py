@@ -45,6 +45,11 @@ class Mutant(Trainer):
     cases: ClassVar[Sequence[Case]] = EVERYDAY
     conventions: ClassVar[Conventions] = DEFAULT_CONVENTIONS
 
+    @classmethod
+    def started(cls, job: Job) -> None:
+        """Of its startup, the validation."""
+        NativeAdapter().started(job)
+
 
 @dataclass(frozen=True, kw_only=True)
 class MutantJob(Job):
@@ -57,6 +62,11 @@ class MutantAdapter(NativeAdapter):
     """`native`, trained by the mutant that a job names."""
 
     name = "mutant"
+
+    def started(self, job: Job) -> None:
+        """As the job's mutant has it."""
+        assert isinstance(job, MutantJob)
+        job.mutant.started(job)
 
     def trainer(self, job: Job, rank: int) -> Trainer:
         """The job's own."""

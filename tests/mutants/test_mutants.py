@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from conformance.cases import CORPUS
+from adapters.native import NativeAdapter
+from conformance.cases import CORPUS, Case
 from conformance.ranks import RankPool
 from conformance.report import Check, Verdict
-from tests.mutants import MUTANTS
-from tests.mutants.kills import trials
+from conformance.subjects import SUBJECTS, subject
+from tests.mutants import MUTANTS, auxiliary, counts, logging, metrics, sharding, startup
+from tests.mutants.kills import trials, trials_by
 from tests.mutants.mutant import LARGEST, Mutant, MutantAdapter
 from tests.mutants.table import killers, row
 
@@ -62,26 +64,52 @@ def test_every_mutant_tells_its_mistake() -> None:
 
 
 @pytest.mark.parametrize("case", CORPUS, ids=lambda case: case.name)
-def test_no_case_lets_every_mutant_live(case: object) -> None:
+def test_no_case_lets_every_mutant_live(case: Case) -> None:
     """By the table, whose rows are tested."""
-    name = case.name  # type: ignore[attr-defined]
+    columns = [[column.strip() for column in line.split("|")] for line in _rows()]
+    trying = [row for row in columns if case in BY_NAME[row[1]].cases]
 
-    assert any(_kills(line.split("|")[6].strip(), name) for line in _rows())
+    assert any(_kills(row[6], case.name) for row in trying)
 
 
 @pytest.mark.parametrize(
-    "name", [mutant.__name__ for mutant in MUTANTS if mutant.check is Check.METRIC]
+    "name", [mutant.__name__ for mutant in MUTANTS if mutant.subject.slug == "metric"]
 )
 def test_what_is_only_misreported_weighs_right(name: str, pool: RankPool) -> None:
     """The gradient's check cannot see it: the reported loss's alone does."""
-    tried = trials(BY_NAME[name], pool, Check.WEIGHTS)
+    mutant = BY_NAME[name]
+    tried = trials_by(subject("weights"), mutant, pool, mutant.cases)
 
     assert {trial.judgement.verdict for trial in tried} == {Verdict.CONFORMS}
 
 
+SEEN_ON_NATIVE = [one for one in SUBJECTS if one.objective in NativeAdapter().describe().objectives]
+
+SEEN_BY_ONE_CHECK = {
+    Check.WEIGHTS: auxiliary.PlainPathUnscaled,
+    Check.METRIC: metrics.LossWithoutEntropy,
+    Check.REJECTION: counts.OriginalMaskCounted,
+    Check.AUXILIARY: auxiliary.EntropyAveragedOverDp,
+    Check.OTHER_LOSSES: auxiliary.LikelihoodPerSample,
+    Check.SHARDING: sharding.GroupsStriped,
+    Check.ARGUMENTS: startup.DivisorOnlyCompared,
+    Check.LOGGING: logging.ShapesAsserted,
+}
+
+
+@pytest.mark.parametrize("check", Check)
+def test_every_check_alone_kills_something(check: Check, pool: RankPool) -> None:
+    """No subject of another check sees the mistake; the table says that its own does."""
+    mutant = SEEN_BY_ONE_CHECK[check]
+
+    assert mutant.subject.check is check
+    for other in (one for one in SEEN_ON_NATIVE if one.check is not check):
+        assert not killers([*trials_by(other, mutant, pool, other.cases[:1])]), other.slug
+
+
 def test_native_itself_is_killed_by_nothing(pool: RankPool) -> None:
-    for check in Check:
-        tried = [*trials(Mutant, pool, check)]
+    for seen in SEEN_ON_NATIVE:
+        tried = [*trials_by(seen, Mutant, pool, seen.cases[:2])]
 
         assert tried
         assert not killers(tried)

@@ -1,0 +1,50 @@
+"""A process that has a framework make logs: ``python [-O] -m conformance.log_child``.
+
+It reads an adapter, a source and the rows from its standard input, and writes what came of them.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+from typing import TYPE_CHECKING
+
+import torch.distributed as dist
+
+from adapters.contract import Rank, Unsupported
+from conformance import preload
+from conformance.logs import LogOutcome
+
+if TYPE_CHECKING:
+    from adapters.contract import Adapter
+    from conformance.logs import LogRow
+
+
+def main() -> None:
+    """Answer one request."""
+    answer = os.dup(1)
+    os.dup2(2, 1)  # what a framework prints is no answer
+    adapter, source, rows = pickle.load(sys.stdin.buffer)
+    preload.load_once(adapter, source)
+    os.environ.update(RANK="0", WORLD_SIZE="1")
+    store = dist.HashStore()  # type: ignore[attr-defined]
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    rank = Rank(index=0, world_size=1)
+    outcomes = {row.name: _outcome(adapter, row, rank) for row in rows}
+    with os.fdopen(answer, "wb") as stream:
+        pickle.dump(outcomes, stream)
+
+
+def _outcome(adapter: Adapter, row: LogRow, rank: Rank) -> LogOutcome:
+    try:
+        log = adapter.aggregate(row.entries, rank)
+    except Unsupported as reason:
+        return LogOutcome(kind="unsupported", log={}, message=str(reason))
+    except Exception as error:
+        return LogOutcome(kind="raised", log={}, message=f"{type(error).__name__}: {error}")
+    return LogOutcome(kind="logged", log={key: float(value) for key, value in log.items()})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,175 @@
+"""What micro-batches hand on to be logged, well and badly formed, and whether a framework tells.
+
+The rules are those of the review of miles' pull request 1498: a mix of forms, other keys or another
+order of them, missing values and normalizers that nothing can be divided by would each put a wrong
+number under a metric's name. They hold under ``python -O`` too, where asserts are gone, so that
+every row is tried there once more.
+"""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Literal
+
+from adapters.contract import LogEntry
+from conformance.judge import Judgement
+from conformance.report import Diagnosis, Verdict
+from reference.aggregation import Mode
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from adapters.contract import Adapter
+
+CHILD = "conformance.log_child"
+
+LIMIT = 300.0
+"""Seconds for a framework to be imported and to make a dozen logs."""
+
+
+class LogRunError(RuntimeError):
+    """The framework cannot be asked for logs; the message holds what its process printed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogRow:
+    """Entries of the micro-batches of one rank, of which all rows but the well-formed are wrong."""
+
+    name: str
+    says: str
+    entries: tuple[LogEntry, ...]
+    mode: Mode = Mode.TOKEN_MEAN
+    is_well_formed: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogOutcome:
+    """What a framework made of a row: a log, or words."""
+
+    kind: Literal["logged", "raised", "unsupported"]
+    log: Mapping[str, float]
+    message: str = ""
+
+
+def _entry(
+    keys: str = "loss kl", values: tuple[float, ...] = (2.0, 3.0), **form: object
+) -> LogEntry:
+    return LogEntry(keys=tuple(keys.split()), values=values, **form)  # type: ignore[arg-type]
+
+
+def _normalized(*normalizers: float, keys: str = "loss kl") -> LogEntry:
+    return _entry(keys, normalizers=normalizers)
+
+
+ROWS = (
+    LogRow(
+        name="well_formed",
+        says="entries of one form",
+        entries=(_entry(count=4.0), _entry(count=2.0)),
+        mode=Mode.SAMPLE_MEAN,
+        is_well_formed=True,
+    ),
+    LogRow(
+        name="well_formed_normalizers",
+        says="entries with a normalizer for each key",
+        entries=(_normalized(4.0, 8.0), _normalized(2.0, 2.0)),
+        is_well_formed=True,
+    ),
+    LogRow(
+        name="mixed_forms",
+        says="an entry with normalizers and one without",
+        entries=(_normalized(4.0, 8.0), _entry()),
+    ),
+    LogRow(
+        name="mixed_forms_reversed",
+        says="an entry without normalizers and one with them",
+        entries=(_entry(), _normalized(4.0, 8.0)),
+    ),
+    LogRow(
+        name="different_keys",
+        says="entries of different keys",
+        entries=(_entry(), _entry("loss entropy")),
+        mode=Mode.SAMPLE_MEAN,
+    ),
+    LogRow(
+        name="key_order",
+        says="the same keys in another order",
+        entries=(_entry(), _entry("kl loss")),
+        mode=Mode.SAMPLE_MEAN,
+    ),
+    LogRow(
+        name="missing_value",
+        says="fewer values than keys",
+        entries=(_entry(values=(2.0,)), _entry(values=(2.0,))),
+        mode=Mode.SAMPLE_MEAN,
+    ),
+    LogRow(
+        name="surplus_value",
+        says="more values than keys",
+        entries=(_entry(values=(2.0, 3.0, 5.0)), _entry(values=(2.0, 3.0, 5.0))),
+        mode=Mode.SAMPLE_MEAN,
+    ),
+    LogRow(
+        name="missing_normalizer",
+        says="fewer normalizers than keys",
+        entries=(_normalized(4.0), _normalized(4.0)),
+    ),
+    LogRow(
+        name="normalizer_of_zero",
+        says="a metric whose normalizers add up to 0",
+        entries=(_normalized(4.0, 0.0), _normalized(4.0, 0.0)),
+    ),
+    LogRow(
+        name="negative_normalizer",
+        says="a metric whose normalizers add up to less than 0",
+        entries=(_normalized(4.0, -8.0), _normalized(4.0, 2.0)),
+    ),
+)
+
+
+def outcomes(adapter: Adapter, source: Path | None, *, optimized: bool) -> Mapping[str, LogOutcome]:
+    """What a framework makes of every row, by name, in a process of its own.
+
+    Raises:
+        LogRunError: the process ended without an answer.
+    """
+    return _outcomes(pickle.dumps((adapter, source, ROWS)), optimized)
+
+
+@cache
+def _outcomes(request: bytes, optimized: bool) -> Mapping[str, LogOutcome]:
+    flags = ["-O"] if optimized else []
+    process = subprocess.run(
+        [sys.executable, *flags, "-m", CHILD],
+        input=request,
+        capture_output=True,
+        timeout=LIMIT,
+        check=False,
+    )
+    if process.returncode:
+        words = process.stderr.decode(errors="replace").strip()
+        raise LogRunError(f"the process that makes logs failed: {words[-2000:]}")
+    answer: Mapping[str, LogOutcome] = pickle.loads(process.stdout)
+    return answer
+
+
+def judge_log(row: LogRow, outcome: LogOutcome) -> Judgement:
+    """Hold what a framework made of a row against the rule: logged if well formed, else refused."""
+    if row.is_well_formed:
+        if outcome.kind == "logged":
+            return Judgement(verdict=Verdict.CONFORMS, error=None, tolerance=0.0)
+        return _mismatch("refused_what_it_supports", f"{row.says} are refused")
+    if outcome.kind == "raised":
+        return Judgement(verdict=Verdict.REFUSED, error=None, tolerance=0.0)
+    numbers = ", ".join(f"{key} = {value:.7g}" for key, value in outcome.log.items())
+    return _mismatch("accepted", f"{row.says}: logged all the same, as {numbers or 'nothing'}")
+
+
+def _mismatch(name: str, explanation: str) -> Judgement:
+    diagnosis = Diagnosis(name=name, explanation=explanation)
+    return Judgement(verdict=Verdict.MISMATCH, error=None, tolerance=0.0, diagnosis=diagnosis)

@@ -1,0 +1,127 @@
+"""Startup validation that lets something pass, or stops what is right."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar
+
+from adapters import native_options
+from adapters.contract import Layout, Refused
+from adapters.native import SampleTensors, denominators, with_denominators
+from conformance.configurations import ROWS, Row
+from conformance.report import Check
+from conformance.subjects import Subject
+from reference.aggregation import Mode
+from tests.mutants.mutant import Mutant
+
+if TYPE_CHECKING:
+    from adapters.contract import Job
+    from adapters.native_options import Options
+
+
+def rows(*names: str) -> tuple[Row, ...]:
+    """Those of the table whose names begin so."""
+    return tuple(row for row in ROWS if row.name.startswith(names))
+
+
+class StartupMutant(Mutant):
+    """It trains right what it should train, and is seen by configurations."""
+
+    subject = Subject(check=Check.ARGUMENTS)
+    layouts = (Layout(micro_batches=2, format="thd"),)
+    cases = ()
+    rows: ClassVar[tuple[Row, ...]] = ROWS
+
+    @classmethod
+    def started(cls, job: Job) -> None:
+        options = native_options.merged(job)
+        cls.validate(options, job)
+        native_options.validate_data(options, job)
+
+    @classmethod
+    def validate(cls, options: Options, job: Job) -> None:
+        native_options.validate(options, job)
+
+
+class DivisorOnlyCompared(StartupMutant):
+    """`divisor <= 0` is refused, which NaN is not, nor infinity."""
+
+    diagnosis = "accepted"
+    rows = rows("divisor_nan", "divisor_infinite", "divisor_zero")
+
+    @classmethod
+    def validate(cls, options: Options, job: Job) -> None:
+        if options.mode == Mode.CONSTANT and options.divisor and float(options.divisor) <= 0:
+            raise Refused(f"divisor {options.divisor} is not positive")
+
+
+class ValidatedBeforeTheFile(StartupMutant):
+    """The command line is validated, and a configuration file read after that is not."""
+
+    diagnosis = "accepted"
+
+    @classmethod
+    def started(cls, job: Job) -> None:
+        if not job.configuration.in_file:
+            super().started(job)
+
+
+class DivisorIgnoredElsewhere(StartupMutant):
+    """A divisor is read by `constant`, and goes unnoticed with every other mode."""
+
+    diagnosis = "accepted"
+    rows = rows("divisor_of_another_mode")
+
+    @classmethod
+    def validate(cls, options: Options, job: Job) -> None:
+        if options.mode == Mode.CONSTANT:
+            native_options.validate(options, job)
+
+
+class NamelessRefusal(StartupMutant):
+    """All is refused that must be, with an error that does not say what to change."""
+
+    diagnosis = "refused_without_naming"
+
+    @classmethod
+    def started(cls, job: Job) -> None:
+        try:
+            super().started(job)
+        except Refused as error:
+            raise Refused("AssertionError: invalid arguments") from error
+
+
+class GroupsNotAskedFor(StartupMutant):
+    """Samples without a prompt group are put into one."""
+
+    diagnosis = "accepted"
+    rows = rows("groups_missing", "denominators_dropped")
+
+    @classmethod
+    def started(cls, job: Job) -> None:
+        native_options.validate(native_options.merged(job), job)
+
+
+class LegacyFlagForgotten(StartupMutant):
+    """Since there are modes, the flag that stood for `token_mean` means nothing."""
+
+    diagnosis = "not_the_same"
+    rows = rows("legacy_flag")
+
+    def divided(self, samples: list[SampleTensors]) -> list[SampleTensors]:
+        if self.job.configuration.says_mode:
+            return super().divided(samples)
+        per_sample = replace(self.aggregation, mode=Mode.SAMPLE_MEAN)
+        return with_denominators(samples, denominators(samples, per_sample))
+
+
+class CustomReducerAfterMode(StartupMutant):
+    """The mode is reduced by its own reducer, and the custom one is for the default alone."""
+
+    diagnosis = "reducer_ignored"
+    rows = rows("custom_reducer")
+
+    def divided(self, samples: list[SampleTensors]) -> list[SampleTensors]:
+        if self.aggregation.mode is Mode.SAMPLE_MEAN:
+            return super().divided(samples)
+        return with_denominators(samples, denominators(samples, self.aggregation))
