@@ -10,16 +10,52 @@ and an optimizer that lets the gradient be read.
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections import defaultdict
+from contextlib import nullcontext
+from functools import partial
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from adapters.contract import Adapter, Combine, Depth, Description, Job, Observation, Rank
+import torch.distributed as dist
+
+from adapters.configuration import ORDINARY
+from adapters.contract import (
+    Adapter,
+    Combine,
+    Depth,
+    Description,
+    Job,
+    LogEntry,
+    Observation,
+    Place,
+    Rank,
+    Unsupported,
+)
+from adapters.objective import Objective
 from adapters.probe import FORWARD_PASSES, ProbedBatch
 from adapters.skyrl import trainer
-from adapters.skyrl.configuration import configure, modes, scales_advantages
-from adapters.skyrl.importing import STOOD_IN, import_skyrl
+from adapters.skyrl.configuration import configure, modes, objectives, refusals, scales_advantages
+from adapters.skyrl.importing import STOOD_IN, import_skyrl, module, ppo_utils
+from reference.aggregation import Beside, Conventions, DenominatorMask
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from contextlib import AbstractContextManager
     from pathlib import Path
+
+CONVENTIONS = Conventions(
+    denominator_mask=DenominatorMask.ORIGINAL,
+    entropy=Beside.TOKEN_MEAN,
+    kl=Beside.SAMPLE_MEAN,
+    diagnostics=Beside.MICRO_BATCH_MEAN,
+)
+"""What SkyRL documents: that advantages are scaled before the loss corrects its mask
+(docs/algorithms/custom_algorithms), which leaves all other tokens as they are
+(docs/algorithms/off_policy_correction); that what is not a loss is averaged over micro-batches
+(``reduce_metrics``). Of entropy and divergence it names a masked token mean and a mean over
+sequences, averaged over micro-batches and ranks: the former two are reductions of a step."""
+
+WORKER_UTILS = "backends.skyrl_train.workers.worker_utils"
 
 
 class SkyRLAdapter(Adapter):
@@ -32,15 +68,27 @@ class SkyRLAdapter(Adapter):
 
     @abstractmethod
     def load_engine(self) -> None:
-        """Import the engine's worker and put the seam where it computes log-probabilities."""
+        """Import the engine's worker and put the seams where it makes use of logits."""
 
     @abstractmethod
-    def configure_engine(self, trainer_config: Any, job: Job) -> None:
-        """Set what the engine has in the trainer's section of the configuration."""
+    def settings(self, job: Job) -> dict[str, object]:
+        """What the engine has in SkyRL's configuration, by path."""
+
+    @abstractmethod
+    def place_of_terms(self) -> str:
+        """The engine's function that adds up the terms of the loss."""
 
     @abstractmethod
     def worker(self, config: Any, job: Job, probe_size: int, rank: Rank) -> Any:
         """SkyRL's policy worker on this rank, with the gradients it will read in ``gradients``."""
+
+    def critic(self, config: Any, job: Job, probe_size: int, rank: Rank) -> Any:
+        """Likewise SkyRL's critic worker, of an engine that is described as having the objective.
+
+        Raises:
+            Unsupported: it cannot train a critic in this layout.
+        """
+        raise NotImplementedError
 
     def load(self, source: Path | None) -> None:
         """Import SkyRL and its engine."""
@@ -53,26 +101,87 @@ class SkyRLAdapter(Adapter):
         return Description(
             modes=modes(),
             depths=frozenset({Depth.LOSS, Depth.STEP} | alone),
+            objectives=objectives(),
+            conventions=CONVENTIONS,
+            places=self._places(),
             stand_ins=tuple(STOOD_IN),
         )
 
     def observe(self, job: Job, rank: Rank) -> Observation:
         """Train all steps of the batch as the mini-batches of one rollout."""
-        batch, dp_size = ProbedBatch(job.steps), job.layout.dp
+        batch = ProbedBatch(job.steps, job.objective)
         with rank.framework():
-            config = configure(job, self.configure_engine)
+            config = configure(job, self.settings(job))
         if job.depth is Depth.REDUCER:
             with rank.framework():
-                gradient = trainer.reduce(config, batch, dp_size)
+                gradient = trainer.reduce(config, batch, job)
             return Observation(weights=batch.split(batch.weights(gradient)))
-        worker = self.worker(config, job, batch.probe_size, rank)
-        worker._micro_batches_accumulated = 0  # of which older versions make a mean
+        workers = {"policy": self.worker(config, job, batch.probe_size, rank)}
+        if job.objective is Objective.VALUE:
+            workers["critic"] = self.critic(config, job, batch.probe_size, rank)
+        dispatch = trainer.Dispatch(workers, job)
         FORWARD_PASSES.take()
-        with rank.framework():
-            reported = trainer.train(config, worker, batch, dp_size)
+        with rank.framework(), _refusals(job):
+            trainer.train(config, dispatch, batch, job)
+        probed = workers["critic" if job.objective is Objective.VALUE else "policy"]
         return Observation(
-            weights=batch.weights_of_steps(worker.gradients),
+            weights=batch.weights_of_steps(probed.gradients),
             combine=Combine.REPLICATED if job.depth is Depth.STEP else Combine.MEAN,
-            reported=reported if job.depth is Depth.STEP else (),
+            reported=dispatch.reported if job.depth is Depth.STEP else {},
             forward_passes=batch.forward_passes(FORWARD_PASSES.take()),
         )
+
+    def aggregate(self, entries: Sequence[LogEntry], rank: Rank) -> Mapping[str, float]:
+        """As a worker reduces what its micro-batches return, over them and over one rank."""
+        values: dict[str, list[float]] = defaultdict(list)
+        for entry in entries:
+            _require_numbers_alone(entry)
+            for key, value in zip(entry.keys, entry.values, strict=True):
+                values[key].append(value)
+        utils, strategy = module(WORKER_UTILS), _strategy()
+        with rank.framework():
+            reduced = utils.reduce_metrics(values, sum_loss_metrics=True)
+            logged: Mapping[str, float] = utils.all_reduce_metrics(
+                reduced, strategy, group=dist.group.WORLD, sum_loss_metrics=True
+            )
+        return logged
+
+    def _places(self) -> dict[Place, str]:
+        reduction = "apply_loss_reduction_to_advantages_minibatch"
+        return {
+            Place.POLICY_LOSS: _place(
+                ppo_utils(), reduction if scales_advantages() else "reduce_loss"
+            ),
+            Place.TERMS: self.place_of_terms(),
+            Place.OTHER_LOSSES: _place(ppo_utils(), "ppo_critic_loss"),
+            Place.LOG: _place(module(WORKER_UTILS), "reduce_metrics"),
+            Place.ARGUMENTS: _place(module("train.utils.utils"), "validate_cfg"),
+            Place.SHARDING: _place(
+                module("backends.skyrl_train.distributed.dispatch"), "MeshDispatch.stage_chunks"
+            ),
+        }
+
+
+def _place(where: Any, name: str) -> str:
+    return f"{where.__name__}:{name}"
+
+
+def _refusals(job: Job) -> AbstractContextManager[None]:
+    """Where only the configuration can be what SkyRL objects to, it declines it late."""
+    return nullcontext() if job.configuration == ORDINARY else refusals()
+
+
+def _require_numbers_alone(entry: LogEntry) -> None:
+    """Raise `Unsupported` for what SkyRL has no form for: its entries map keys to means."""
+    if entry.normalizers is not None or entry.count != 1:
+        raise Unsupported("no divisors in log entries: SkyRL's are a number for each key")
+    if len(entry.keys) != len(entry.values):
+        raise Unsupported("no log entries of keys and values apart: SkyRL's are dictionaries")
+
+
+def _strategy() -> Any:
+    """SkyRL's all-reduce over ranks, which is the same for all its engines."""
+    base = module("backends.skyrl_train.distributed.strategy").DistributedStrategy
+    reducer = SimpleNamespace(world_size=1)
+    reducer.all_reduce = partial(base.all_reduce, reducer)
+    return reducer

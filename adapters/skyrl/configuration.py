@@ -4,17 +4,28 @@ from __future__ import annotations
 
 import inspect
 from contextlib import contextmanager
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from adapters.contract import Job, Refused, Unsupported
+from adapters.objective import (
+    CLIP,
+    ENTROPY_COEFFICIENT,
+    KL_COEFFICIENT,
+    POLICY_LOSSES,
+    Objective,
+)
 from adapters.sizes import prompts_per_step, rollouts_per_prompt, token_budget
 from adapters.skyrl.importing import module, ppo_utils
-from reference.aggregation import Aggregation, Mode
+from reference.aggregation import Mode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator, Mapping
+
+    Settings = dict[str, object]
+    """What is said on the command line: values by their path in SkyRL's configuration."""
 
 LOSS_REDUCTIONS = {
     Mode.SAMPLE_MEAN: "sequence_mean",
@@ -26,10 +37,36 @@ LOSS_REDUCTIONS = {
 PACKING = ("remove_microbatch_padding", "use_sample_packing")
 """What SkyRL's versions call the packing of samples into one row, latest first."""
 
+ALGORITHM = "trainer.algorithm"
+CORRECTION = f"{ALGORITHM}.off_policy_correction"
+
+REJECTING = {"token_mask_is_threshold_low": 0.5, "token_mask_is_threshold_high": 2.0}
+"""Bounds of a token's ratio of old policy to rollout policy, outside of which it is masked."""
+
+OPTIONAL = {
+    Objective.ENTROPY: "use_entropy_loss",
+    Objective.KL: "use_kl_loss",
+}
+"""Options of SkyRL's algorithm that switch a term on."""
+
 
 def modes() -> frozenset[Mode]:
     """The modes that SkyRL's reduction knows."""
     return frozenset(mode for mode in Mode if _reduces(LOSS_REDUCTIONS[mode]))
+
+
+def objectives() -> frozenset[Objective]:
+    """What a policy can be trained on, by the options there are and the losses registered."""
+    known = _names(module("train.config").AlgorithmConfig)
+    terms = {objective for objective, option in OPTIONAL.items() if option in known}
+    registered = ppo_utils().PolicyLossRegistry.list_available()
+    losses = {objective for objective in POLICY_LOSSES if objective.value in registered}
+    found = {Objective.POLICY, Objective.OFF_POLICY, *terms, *losses}
+    if terms == set(OPTIONAL):
+        found.add(Objective.TOGETHER)
+    if _can_reject():
+        found.add(Objective.REJECTION)
+    return frozenset(found)
 
 
 def scales_advantages() -> bool:
@@ -37,69 +74,179 @@ def scales_advantages() -> bool:
     return hasattr(ppo_utils(), "apply_loss_reduction_to_advantages_minibatch")
 
 
-def configure(job: Job, configure_engine: Callable[[Any, Job], None]) -> Any:
-    """SkyRL's own configuration for a job, passed through its own startup validation.
+def has_entropy_term(job: Job) -> bool:
+    """Whether the entropy is in the loss."""
+    return job.configuration.entropy or job.objective in (Objective.ENTROPY, Objective.TOGETHER)
 
-    ``configure_engine`` sets in the trainer's section what the engine has besides.
+
+def has_kl_term(job: Job) -> bool:
+    """Whether the divergence from the reference policy is in the loss."""
+    return job.configuration.kl or job.objective in (Objective.KL, Objective.TOGETHER)
+
+
+def knows_rollout_policy(job: Job) -> bool:
+    """Whether anything asks for the log-probabilities that the rollouts were made with."""
+    return job.configuration.corrects or job.objective is Objective.REJECTION
+
+
+def configure(job: Job, of_engine: Mapping[str, object]) -> Any:
+    """SkyRL's own configuration for a job, from a command line through its startup validation.
+
+    ``of_engine`` is said besides.
 
     Raises:
-        Unsupported: this version lacks an option that the layout needs.
+        Unsupported: this version lacks an option that the job needs.
         Refused: SkyRL declines the configuration.
     """
-    prompts, per_prompt = prompts_per_step(job.steps), rollouts_per_prompt(job.steps)
-    config = module("train.config").SkyRLTrainConfig()
-    trainer, algorithm = config.trainer, config.trainer.algorithm
-    trainer.logger = "console"
-    trainer.placement.colocate_all = False
-    trainer.placement.policy_num_gpus_per_node = job.layout.world_size
-    trainer.train_batch_size = prompts * len(job.steps)
-    trainer.policy_mini_batch_size = prompts
-    config.generator.n_samples_per_prompt = per_prompt
-    config.generator.step_wise_trajectories = any(
-        step.size != prompts * per_prompt for step in job.steps
-    )
-    algorithm.use_kl_loss = False
-    algorithm.loss_reduction = LOSS_REDUCTIONS[job.aggregation.mode]
-    algorithm.max_seq_len = _max_seq_len(job.aggregation)
-    _configure_micro_batches(trainer, job, prompts * per_prompt // job.layout.dp)
-    configure_engine(trainer, job)
-    with refusals():
-        module("train.utils.utils").validate_cfg(config)
+    settings = {**_sizes(job), **_micro_batches(job), **_algorithm(job), **_critic(job)}
+    config = _configuration({**settings, **of_engine})
+    _require_no_derived_divisor(job, config)
     return config
 
 
 @contextmanager
-def refusals() -> Iterator[None]:
+def refusals(*more: type[Exception]) -> Iterator[None]:
     """Inside, a SkyRL that objects declines the job.
 
     Raises:
         Refused: with SkyRL's words.
     """
+    declined: tuple[type[Exception], ...]
+    declined = (AssertionError, ValueError, NotImplementedError, *more)
     try:
         yield
-    except (AssertionError, ValueError, NotImplementedError) as error:
+    except declined as error:
         raise Refused(f"{type(error).__name__}: {error}") from error
 
 
-def _configure_micro_batches(trainer: Any, job: Job, per_rank: int) -> None:
-    """``per_rank`` is SkyRL's own count: rollouts of a mini-batch on one data-parallel rank."""
-    packing = next(name for name in PACKING if hasattr(trainer, name))
-    setattr(trainer, packing, job.layout.format == "thd")
+def _configuration(settings: Mapping[str, object]) -> Any:
+    typed = [f"{path}={_text(value)}" for path, value in settings.items()]
+    with refusals(TypeError):
+        config = module("train.config").SkyRLTrainConfig.from_cli_overrides(typed)
+        module("train.utils.utils").validate_cfg(config)
+    return config
+
+
+def _text(value: object) -> str:
+    return "null" if value is None else str(value)
+
+
+def _sizes(job: Job) -> Settings:
+    """Of a batch of rollouts, of the mini-batch that an optimizer step takes, and of the world."""
+    prompts, per_prompt = prompts_per_step(job.steps), rollouts_per_prompt(job.steps)
+    placement = "trainer.placement"
+    return {
+        "trainer.logger": "console",
+        f"{placement}.colocate_all": False,
+        f"{placement}.policy_num_gpus_per_node": job.layout.world_size,
+        f"{placement}.ref_num_gpus_per_node": job.layout.world_size,
+        f"{placement}.critic_num_gpus_per_node": job.layout.world_size,
+        "trainer.train_batch_size": prompts * len(job.steps),
+        "trainer.policy_mini_batch_size": _mini_batch_size(job, prompts, per_prompt),
+        "generator.n_samples_per_prompt": per_prompt,
+        "generator.step_wise_trajectories": any(
+            step.size != prompts * per_prompt for step in job.steps
+        ),
+    }
+
+
+def _mini_batch_size(job: Job, prompts: int, per_prompt: int) -> int:
+    samples = job.configuration.batch_size
+    if samples is None:
+        return prompts
+    if samples % per_prompt:
+        raise Unsupported(
+            f"policy_mini_batch_size counts prompts of {per_prompt} samples: {samples} samples are"
+            " no number of them"
+        )
+    return samples // per_prompt
+
+
+def _micro_batches(job: Job) -> Settings:
+    known = _names(module("train.config").TrainerConfig)
+    packing = next(name for name in PACKING if name in known)
+    # SkyRL's own count: rollouts of a mini-batch on one data-parallel rank.
+    per_rank = prompts_per_step(job.steps) * rollouts_per_prompt(job.steps) // job.layout.dp
+    settings: Settings = {f"trainer.{packing}": job.layout.format == "thd"}
+    micro_batch_size = "trainer.micro_train_batch_size_per_gpu"
     if isinstance(job.layout.micro_batches, int):
-        trainer.micro_train_batch_size_per_gpu = max(per_rank // job.layout.micro_batches, 1)
-    elif job.layout.micro_batches == "tokens" and hasattr(trainer, "max_tokens_per_microbatch"):
-        trainer.micro_train_batch_size_per_gpu = per_rank
-        trainer.max_tokens_per_microbatch = token_budget(job.steps, job.layout.dp)
+        settings[micro_batch_size] = max(per_rank // job.layout.micro_batches, 1)
+    elif job.layout.micro_batches == "tokens" and "max_tokens_per_microbatch" in known:
+        settings[micro_batch_size] = per_rank
+        settings["trainer.max_tokens_per_microbatch"] = token_budget(job.steps, job.layout.dp)
     else:
         raise Unsupported(f"no micro-batches by {job.layout.micro_batches}")
+    return settings
 
 
-def _max_seq_len(aggregation: Aggregation) -> int | None:
-    if aggregation.divisor is None:
-        return None
-    if not float(aggregation.divisor).is_integer():
-        raise Unsupported(f"max_seq_len is an integer, the divisor {aggregation.divisor!r} is none")
-    return int(aggregation.divisor)
+def _algorithm(job: Job) -> Settings:
+    """The loss and its terms."""
+    if job.configuration.in_file:
+        raise Unsupported("no configuration files: SkyRL takes all settings from its command line")
+    if job.configuration.per_token:
+        raise Unsupported("no flag for losses per token: loss_reduction alone says the mode")
+    if job.configuration.reduces:
+        raise Unsupported(
+            "no custom reducer: a custom policy loss sums, loss_reduction scales advantages before"
+        )
+    settings: Settings = {
+        f"{ALGORITHM}.use_kl_loss": has_kl_term(job),
+        f"{ALGORITHM}.use_entropy_loss": has_entropy_term(job),
+        f"{ALGORITHM}.kl_estimator_type": "k1",
+        f"{ALGORITHM}.kl_loss_coef": KL_COEFFICIENT,
+        f"{ALGORITHM}.entropy_loss_coef": ENTROPY_COEFFICIENT,
+        f"{ALGORITHM}.eps_clip_low": CLIP,
+        f"{ALGORITHM}.eps_clip_high": CLIP,
+    }
+    if job.configuration.says_mode:
+        settings[f"{ALGORITHM}.loss_reduction"] = LOSS_REDUCTIONS[job.aggregation.mode]
+    divisor = _divisor(job)
+    if divisor:
+        settings[f"{ALGORITHM}.max_seq_len"] = divisor
+    if job.objective in POLICY_LOSSES:
+        settings[f"{ALGORITHM}.policy_loss_type"] = job.objective.value
+    if job.objective is Objective.REJECTION:
+        settings |= {f"{CORRECTION}.{name}": bound for name, bound in REJECTING.items()}
+    if job.configuration.corrects:
+        settings[f"{CORRECTION}.tis_ratio_type"] = "token"
+    return settings
+
+
+def _divisor(job: Job) -> str:
+    """As a user types it; empty if there is none."""
+    if job.configuration.divisor is not None:
+        return job.configuration.divisor
+    divisor = job.aggregation.divisor
+    if divisor is None:
+        return ""
+    if not float(divisor).is_integer():
+        raise Unsupported(f"max_seq_len is an integer, the divisor {divisor!r} is none")
+    return str(int(divisor))
+
+
+def _require_no_derived_divisor(job: Job, config: Any) -> None:
+    if job.configuration.divisor == "" and config.trainer.algorithm.max_seq_len is not None:
+        raise Unsupported("a missing max_seq_len is derived from the lengths that are generated")
+
+
+def _critic(job: Job) -> Settings:
+    if job.objective is not Objective.VALUE:
+        return {}
+    if job.aggregation.mode is Mode.TOKEN_MEAN:
+        raise Unsupported("loss_reduction is the policy's alone: no critic's loss by tokens")
+    return {
+        "trainer.critic.model.path": "critic",
+        "trainer.critic_mini_batch_size": prompts_per_step(job.steps),
+    }
+
+
+def _can_reject() -> bool:
+    correction = getattr(module("train.config.config"), "OffPolicyCorrectionConfig", None)
+    return correction is not None and set(REJECTING) <= _names(correction)
+
+
+def _names(config_class: Any) -> set[str]:
+    return {field.name for field in fields(config_class)}
 
 
 def _reduces(loss_reduction: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -11,19 +12,21 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from adapters import cuda_on_cpu
-from adapters.contract import Depth, Job, Layout, Rank
-from adapters.probe import FORWARD_PASSES
+from adapters.contract import Depth, Description, Job, Layout, Rank, Unsupported
+from adapters.objective import Objective
+from adapters.probe import ENTROPIES, FORWARD_PASSES, cycled
 from adapters.skyrl.adapter import SkyRLAdapter
 from adapters.skyrl.configuration import PACKING
 from adapters.skyrl.importing import module, ppo_utils
 from adapters.skyrl.trainer import probe_capacity
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
 
+MODEL_WRAPPER = "backends.skyrl_train.workers.model_wrapper"
 WORKER = "backends.skyrl_train.workers.fsdp.fsdp_worker"
 
 
@@ -44,66 +47,128 @@ class SkyRLFsdpAdapter(SkyRLAdapter):
         ]
 
     def load_engine(self) -> None:
-        """The seam is behind the log-probabilities, where SkyRL's model wrapper takes them."""
-        model_wrapper = module("backends.skyrl_train.workers.model_wrapper")
+        """The seams are where SkyRL's model wrapper takes log-probabilities and entropies."""
+        model_wrapper = module(MODEL_WRAPPER)
         model_wrapper.logprobs_from_logits = _probed(model_wrapper.logprobs_from_logits)
+        model_wrapper.chunked_entropy_from_logits = _probed_entropy(
+            model_wrapper.chunked_entropy_from_logits
+        )
         module(WORKER)
 
-    def configure_engine(self, trainer_config: Any, job: Job) -> None:
+    def describe(self) -> Description:
+        """The critic is trained by this engine alone."""
+        found = super().describe()
+        return replace(found, objectives=found.objectives | {Objective.VALUE})
+
+    def place_of_terms(self) -> str:
+        """The worker's."""
+        worker = module("backends.skyrl_train.workers.worker").PolicyWorkerBase
+        return f"{worker.__module__}:{worker.__name__}._forward_backward_micro"
+
+    def settings(self, job: Job) -> dict[str, object]:
         """Full precision, no clipping, and an optimizer that leaves the probe at 0."""
-        policy = trainer_config.policy
-        policy.sequence_parallel_size = job.layout.cp
-        policy.fsdp_config.mixed_precision = SimpleNamespace(
-            param_dtype="fp32", reduce_dtype="fp32", buffer_dtype="fp32"
-        )
-        policy.optimizer_config.lr = 0.0
-        policy.optimizer_config.max_grad_norm = 0.0
+        return {
+            "trainer.ref.sequence_parallel_size": job.layout.cp,
+            **_settings_of("policy", job),
+            **_settings_of("critic", job),
+        }
 
     def worker(self, config: Any, job: Job, probe_size: int, rank: Rank) -> Any:
         """SkyRL's policy worker on this rank, kept for all jobs that can share its model."""
-        capacity = probe_capacity(probe_size)
-        key = (job.layout.cp, job.layout.format, job.depth, capacity)
-        if key not in rank.cache:
-            with rank.framework():
-                rank.cache[key] = _build_worker(config, job, capacity, rank)
-        worker = rank.cache[key]
-        worker.cfg = config.trainer
-        worker.gradients.clear()
+        worker = _kept("policy", _policy_worker, config, job, probe_size, rank)
+        worker.policy_loss_fn = ppo_utils().PolicyLossRegistry.get(
+            config.trainer.algorithm.policy_loss_type
+        )
+        return worker
+
+    def critic(self, config: Any, job: Job, probe_size: int, rank: Rank) -> Any:
+        """SkyRL's critic worker, kept likewise."""
+        if job.layout.cp > 1 and job.layout.format == "bshd":
+            raise Unsupported("SkyRL's critic splits sequences only where they are packed")
+        worker = _kept("critic", _critic_worker, config, job, probe_size, rank)
+        worker.critic_loss_fn = ppo_utils().ppo_critic_loss
         return worker
 
 
-def _build_worker(config: Any, job: Job, capacity: int, rank: Rank) -> Any:
-    """SkyRL's FSDP worker with everything its `init_model` makes, around a policy of ours."""
-    fsdp_worker = module(WORKER)
-    worker = object.__new__(fsdp_worker.FSDPPolicyWorkerBase)
+def _settings_of(model: str, job: Job) -> dict[str, object]:
+    section = f"trainer.{model}"
+    precision = f"{section}.fsdp_config.mixed_precision"
+    return {
+        f"{section}.sequence_parallel_size": job.layout.cp,
+        f"{precision}.param_dtype": "fp32",
+        f"{precision}.reduce_dtype": "fp32",
+        f"{precision}.buffer_dtype": "fp32",
+        f"{section}.optimizer_config.lr": 0.0,
+        f"{section}.optimizer_config.max_grad_norm": 0.0,
+    }
+
+
+def _kept(
+    model: str,
+    build: Callable[[Any, Job, int], Any],
+    config: Any,
+    job: Job,
+    probe_size: int,
+    rank: Rank,
+) -> Any:
+    """A worker from the rank's cache, or a new one; with the configuration of this job."""
+    capacity = probe_capacity(probe_size)
+    key = (model, job.layout.cp, job.layout.format, job.depth, capacity)
+    if key not in rank.cache:
+        with rank.framework():
+            worker = build(config, job, rank.index)
+            _prepare(worker, MODELS[model](job, capacity, rank.device), job)
+            rank.cache[key] = worker
+    worker = rank.cache[key]
+    worker.cfg = config.trainer
+    worker._micro_batches_accumulated = 0  # of which critics and older versions make a mean
+    worker.gradients.clear()
+    return worker
+
+
+def _policy_worker(config: Any, job: Job, index: int) -> Any:
+    policy = config.trainer.policy
+    worker = _joined(module(WORKER).FSDPPolicyWorkerBase, config, job, index)
+    worker.strategy = _strategy(config, policy, model_config=policy.model)
+    return worker
+
+
+def _critic_worker(config: Any, job: Job, index: int) -> Any:
+    worker = _joined(module(WORKER).FSDPCriticWorkerBase, config, job, index)
+    worker.strategy = _strategy(config, config.trainer.critic)
+    return worker
+
+
+def _joined(worker_class: Any, config: Any, job: Job, index: int) -> Any:
+    """A worker in its process groups, without a model."""
+    worker = object.__new__(worker_class)
     worker.cfg, worker.record_memory = config.trainer, False
-    worker.policy_loss_fn = ppo_utils().PolicyLossRegistry.get(
-        config.trainer.algorithm.policy_loss_type
-    )
-    worker._world_size, worker._rank = job.layout.world_size, rank.index
+    worker._world_size, worker._rank = job.layout.world_size, index
     worker.sequence_parallel_size = job.layout.cp
     worker.init_worker_process_group()
     if job.layout.cp > 1:
         ulysses = module("backends.skyrl_train.distributed.ulysses")
         ulysses.set_ulysses_sequence_parallel_group(worker.device_mesh["sp"].get_group())
-    policy = config.trainer.policy
-    worker.strategy = fsdp_worker.FSDPStrategy(
-        fsdp_config=policy.fsdp_config,
-        optimizer_config=policy.optimizer_config,
-        model_config=policy.model,
+    return worker
+
+
+def _strategy(config: Any, section: Any, **more: Any) -> Any:
+    strategy = module(WORKER).FSDPStrategy(
+        fsdp_config=section.fsdp_config,
+        optimizer_config=section.optimizer_config,
         fsdp_strategy=config.trainer.strategy,
         seed=config.trainer.seed,
         num_training_steps=1,
+        **more,
     )
-    worker.strategy.setup_distributed()
+    strategy.setup_distributed()
+    return strategy
+
+
+def _prepare(worker: Any, model: Any, job: Job) -> None:
+    """Everything else that a worker's `init_model` makes, around a model of ours."""
     if job.depth is Depth.LOSS:
-        worker.strategy._fsdp_init_model = lambda model, **_: model.model
-    model = fsdp_worker.HFModelWrapper(
-        _ProbedPolicy(capacity).to(rank.device),
-        use_flash_attention_2=job.layout.format == "thd",
-        sequence_parallel_size=job.layout.cp,
-        **_packing(fsdp_worker.HFModelWrapper, job),
-    )
+        worker.strategy._fsdp_init_model = lambda model, **_: getattr(model, "model", model)
     with cuda_on_cpu.redirected():
         prepared = worker.strategy.prepare((model, None, None))
     worker.model, worker.optimizer, worker.scheduler = prepared
@@ -111,10 +176,42 @@ def _build_worker(config: Any, job: Job, capacity: int, rank: Rank) -> Any:
     worker.optimizer.register_step_pre_hook(
         lambda optimizer, args, kwargs: worker.gradients.append(_take_gradient(optimizer))
     )
-    return worker
 
 
-def _packing(model_wrapper: type, job: Job) -> dict[str, bool]:
+def _policy_model(job: Job, capacity: int, device: str) -> Any:
+    """Our policy in SkyRL's wrapper."""
+    wrapper = module(WORKER).HFModelWrapper
+    return wrapper(
+        _ProbedPolicy(capacity).to(device),
+        use_flash_attention_2=job.layout.format == "thd",
+        sequence_parallel_size=job.layout.cp,
+        **_packing(wrapper, job),
+    )
+
+
+def _critic_model(job: Job, capacity: int, device: str) -> Any:
+    """SkyRL's critic on a transformer of ours, with a value head that hands its values on."""
+    make = module(MODEL_WRAPPER)._get_critic_model
+    critic_class = make(
+        _Pretrained,
+        _ProbedTransformer,
+        sequence_parallel_size=job.layout.cp,
+        **_packing(make, job),
+    )
+    critic = critic_class(SimpleNamespace(capacity=capacity, **TRANSFORMER)).to(device)
+    head = getattr(critic, critic.value_head_prefix)
+    nn.init.ones_(head.weight)
+    head.requires_grad_(False)
+    return critic
+
+
+MODELS = {"policy": _policy_model, "critic": _critic_model}
+
+TRANSFORMER = {"hidden_size": 1, "_attn_implementation": "flash_attention_2"}
+"""What SkyRL's critic looks for in the configuration of a transformer."""
+
+
+def _packing(model_wrapper: Any, job: Job) -> dict[str, bool]:
     known = inspect.signature(model_wrapper).parameters
     name = next(name for name in PACKING if name in known)
     return {name: job.layout.format == "thd"}
@@ -125,7 +222,7 @@ def _take_gradient(optimizer: torch.optim.Optimizer) -> NDArray[np.float32]:
 
     The optimizer finds zeros: NaN, even at a learning rate of 0, would spoil the probe for good.
     """
-    [probe] = optimizer.param_groups[0]["params"]
+    [probe] = [one for one in optimizer.param_groups[0]["params"] if one.requires_grad]
     whole = probe.grad.full_tensor() if isinstance(probe.grad, DTensor) else probe.grad
     gradient = whole.detach().cpu().numpy().copy()
     probe.grad.zero_()
@@ -147,11 +244,13 @@ class _ProbedPolicy(nn.Module):
     """A policy over one token, hence with log-probability exactly 0, that carries the probe.
 
     It stands where SkyRL expects a Hugging Face model. ``offered`` are the probe's entries for what
-    the latest forward pass predicts, in the shape of its input; the seam adds them.
+    the latest forward pass predicts, in the shape of its input, and ``entropies`` the entropies
+    beside them; the seams add them.
     """
 
     VOCABULARY = 1
     offered: ClassVar[torch.Tensor]
+    entropies: ClassVar[torch.Tensor]
     _no_split_modules = (_ProbeLayer.__name__,)
 
     def __init__(self, capacity: int) -> None:
@@ -168,6 +267,7 @@ class _ProbedPolicy(nn.Module):
         FORWARD_PASSES.note(token_ids)
         offered = self.layer(token_ids + 1)
         _ProbedPolicy.offered = offered
+        _ProbedPolicy.entropies = cycled(ENTROPIES, token_ids + 1)
         logits = torch.zeros(*token_ids.shape, self.VOCABULARY, device=token_ids.device)
         return {"logits": logits, "probe": offered}
 
@@ -178,3 +278,43 @@ def _probed(log_probs_from_logits: Any) -> Any:
         return log_probs_from_logits(logits, labels, **options) + _ProbedPolicy.offered
 
     return with_probe
+
+
+def _probed_entropy(entropy_from_logits: Any) -> Any:
+    def with_probe(logits: torch.Tensor, *, requires_grad: bool, **options: Any) -> torch.Tensor:
+        real = entropy_from_logits(logits, requires_grad=requires_grad, **options)
+        with torch.set_grad_enabled(requires_grad):
+            return real + _ProbedPolicy.entropies + _ProbedPolicy.offered
+
+    return with_probe
+
+
+class _Pretrained(nn.Module):
+    """Stands where SkyRL's critic expects a Hugging Face class of pretrained models."""
+
+    base_model_prefix = "model"
+    _no_split_modules = (_ProbeLayer.__name__,)
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self.config = config
+
+    def post_init(self) -> None:
+        """There is nothing to initialise."""
+
+
+class _ProbedTransformer(nn.Module):
+    """A transformer whose only hidden state is the probe's entry for what comes next."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self.layer = _ProbeLayer(config.capacity)
+
+    def forward(
+        self,
+        token_ids: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+    ) -> dict[str, torch.Tensor]:
+        FORWARD_PASSES.note(token_ids)
+        return {"last_hidden_state": self.layer(token_ids + 1).unsqueeze(-1)}

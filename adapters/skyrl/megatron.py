@@ -4,9 +4,10 @@ The worker initialises its process groups and its model by its own code, with th
 parallelism it has by default: the distributed optimizer and averaging in the collective. Our model
 comes in where Megatron-Bridge would build one from a checkpoint.
 
-The probe is a second logit beside the only token's: SkyRL unpacks, recovers and gathers logits over
-context-parallel ranks before log-probabilities are computed or after, by version, and the probe
-goes all the way with them. The seam is where one logit becomes one log-probability.
+The probe is a second logit beside the only token's, and the entropies are a third: SkyRL unpacks,
+recovers and gathers logits over context-parallel ranks before log-probabilities are computed or
+after, by version, and both go all the way with them. The seams are where one logit becomes one
+log-probability, and one entropy.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from adapters.contract import (
 )
 from adapters.imports import stand_in, stand_in_for
 from adapters.megatron import policy
-from adapters.probe import FORWARD_PASSES
+from adapters.probe import ENTROPIES, FORWARD_PASSES, cycled
 from adapters.skyrl.adapter import SkyRLAdapter
 from adapters.skyrl.importing import STOOD_IN, module, ppo_utils
 from adapters.skyrl.trainer import probe_capacity
@@ -54,6 +55,9 @@ CONVERSION = "megatron.bridge.models.conversion.model_bridge"
 
 LOG_PROB_FUNCTIONS = ("DistributedLogprob", "ChunkedDistributedLogprob")
 """SkyRL's autograd functions that make a log-probability of each position's logits."""
+
+ENTROPY_FUNCTION = "_VocabParallelEntropy"
+"""Its function that makes an entropy of them."""
 
 
 class SkyRLMegatronAdapter(SkyRLAdapter):
@@ -83,7 +87,7 @@ class SkyRLMegatronAdapter(SkyRLAdapter):
         )
 
     def load_engine(self) -> None:
-        """The seam is at the autograd functions that SkyRL computes log-probabilities with."""
+        """The seams are at the autograd functions that SkyRL makes something of logits with."""
         stand_in_for([MODEL_BRIDGES])
         STOOD_IN.extend([*stand_in(["megatron.bridge"]), MODEL_BRIDGES])
         if "megatron.bridge" in STOOD_IN:  # older versions register models in the worker itself
@@ -92,6 +96,8 @@ class SkyRLMegatronAdapter(SkyRLAdapter):
         model_utils = module("backends.skyrl_train.distributed.megatron.model_utils")
         for name in LOG_PROB_FUNCTIONS:
             setattr(model_utils, name, _Seam(getattr(model_utils, name)))
+        entropy = _EntropySeam(getattr(model_utils, ENTROPY_FUNCTION))
+        setattr(model_utils, ENTROPY_FUNCTION, entropy)
         module(WORKER)
 
     def describe(self) -> Description:
@@ -103,20 +109,27 @@ class SkyRLMegatronAdapter(SkyRLAdapter):
             largest_tp=2,
         )
 
-    def configure_engine(self, trainer_config: Any, job: Job) -> None:
+    def place_of_terms(self) -> str:
+        """The model wrapper's."""
+        wrapper = module(MODEL_WRAPPER).MegatronModelWrapper
+        return f"{wrapper.__module__}:{wrapper.__name__}.forward_backward_mini_batch"
+
+    def settings(self, job: Job) -> dict[str, object]:
         """In full precision, with Megatron's own parallelism, for a model without attention."""
-        trainer_config.strategy = "megatron"
-        trainer_config.bf16 = trainer_config.flash_attn = False
-        megatron = trainer_config.policy.megatron_config
-        megatron.tensor_model_parallel_size = job.layout.tp
-        megatron.context_parallel_size = job.layout.cp
-        for option in job.layout.options:
-            setattr(megatron.ddp_config, option, True)
         if job.layout.format == "thd" and _packing_fault() is not None:
             raise Unsupported(
                 f"this SkyRL packs samples with another Megatron-Core than"
                 f" {version('megatron-core')}: {_packing_fault()}"
             )
+        megatron = "trainer.policy.megatron_config"
+        return {
+            "trainer.strategy": "megatron",
+            "trainer.bf16": False,
+            "trainer.flash_attn": False,
+            **_parallelism(megatron, job),
+            **_parallelism("trainer.ref.megatron_config", job),
+            **{f"{megatron}.ddp_config.{option}": True for option in job.layout.options},
+        }
 
     def observe(self, job: Job, rank: Rank) -> Observation:
         """Train where the worker's CUDA device is the CPU if there is no other."""
@@ -129,6 +142,13 @@ class SkyRLMegatronAdapter(SkyRLAdapter):
             worker = _joined_worker(config, job, rank)
             _init_model(worker, _Provider(job, probe_capacity(probe_size), rank.device))
         return worker
+
+
+def _parallelism(section: str, job: Job) -> dict[str, object]:
+    return {
+        f"{section}.tensor_model_parallel_size": job.layout.tp,
+        f"{section}.context_parallel_size": job.layout.cp,
+    }
 
 
 @cache
@@ -270,10 +290,15 @@ def _probed_model(config: Any, capacity: int) -> Any:
             attention_mask: torch.Tensor | None = None,
             packed_seq_params: Any = None,
         ) -> torch.Tensor:
-            """The token's logit, and the probe's entries for what is predicted: [*input_ids, 2]."""
+            """The token's logit, and of what is predicted the probe's entries and its entropies.
+
+            They are as long as logits: [*input_ids, 3].
+            """
             FORWARD_PASSES.note(input_ids)
             offered = self.probe[input_ids + 1]
-            return torch.stack([torch.full_like(offered, self.logit), offered], dim=-1)
+            entropies = cycled(ENTROPIES, input_ids + 1)
+            logits = torch.full_like(offered, self.logit)
+            return torch.stack([logits, offered, entropies], dim=-1)
 
     return ProbedModel()
 
@@ -288,3 +313,14 @@ class _Seam:
         """Takes every target for the only token."""
         log_probs = self._function.apply(logits[..., :1], torch.zeros_like(targets), *rest)
         return log_probs + logits[..., 1]
+
+
+class _EntropySeam:
+    """SkyRL's for entropies, with those of the only token's successors and the probe added."""
+
+    def __init__(self, function: Any) -> None:
+        self._function = function
+
+    def apply(self, logits: torch.Tensor) -> torch.Tensor:
+        """The real function is given the only token's logits."""
+        return self._function.apply(logits[..., :1]) + logits[..., 2] + logits[..., 1]
