@@ -2,18 +2,40 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+import tempfile
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
+import torch.distributed as dist
 
-from adapters.contract import Layout
-from conformance.cases import CORPUS
-from conformance.report import Check
-from reference.aggregation import Mode
+from adapters.configuration import ORDINARY, Configuration, Setting, Tampering
+from adapters.contract import Depth, Job, Layout, LogEntry, Observation, Rank, Unsupported
+from adapters.objective import POLICY_LOSSES, Metric, Objective
+from adapters.skyrl.fsdp import SkyRLFsdpAdapter
+from adapters.skyrl.megatron import SkyRLMegatronAdapter
+from conformance.cases import CORPUS, REJECTION
+from conformance.rank import Declined
+from conformance.ranks import Ran, RankPool
+from reference.aggregation import Aggregation, Conventions, DenominatorMask, Mode
+from reference.weights import token_weights
 from tests import command
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from adapters.skyrl.adapter import SkyRLAdapter
+    from reference.step import Step
+
 pytestmark = pytest.mark.skyrl
+
+PLAIN = "weights/ or (metric/ and not rejection)"
+"""The policy loss alone: its weights and its log."""
 
 OUTSIDE_ITS_CONTRACT = {"interleaved_groups": "refused", "dropped_rollouts": "unsupported"}
 """SkyRL takes the samples of a prompt to be adjacent, and as many rollouts for every prompt."""
@@ -34,7 +56,7 @@ def cases_on(layouts: list[str]) -> int:
 
 
 def test_forcing_dp_size_to_one_halves_every_weight_and_is_named(tmp_path: Path) -> None:
-    cases = ("-k", "short_responses or odd_groups")
+    cases = ("-k", f"({PLAIN}) and (short_responses or odd_groups)")
     result = command.run(tmp_path, "dpsizeone", "--layout=dp2-cp1-mb1-bshd", *cases)
 
     findings = [one for one in result.report["findings"] if one["check"] == "weights"]
@@ -69,11 +91,11 @@ def test_depths_below_the_step_conform(tmp_path: Path, depth: str) -> None:
 def test_megatron_engine_conforms_under_context_and_tensor_parallelism(tmp_path: Path) -> None:
     layouts = ["dp2-cp1-mb2-bshd", "dp2-cp2-mb2-thd", "dp1-cp2-mbtokens-thd", "dp1-cp1-tp2-mb2-thd"]
     chosen = [f"--layout={layout}" for layout in layouts]
-    result = command.run(tmp_path, "skyrl", "--engine=megatron", *chosen)
+    result = command.run(tmp_path, "skyrl", "--engine=megatron", "-k", PLAIN, *chosen)
 
     findings = result.report["findings"]
     assert result.report["engine"] == "megatron"
-    assert len(findings) == cases_on(layouts) * len(Mode) * len(Check)
+    assert len(findings) == cases_on(layouts) * len(Mode) * 2
     assert unexpected(findings) == [], result.output
 
 
@@ -85,14 +107,15 @@ def test_megatron_engine_conforms_at_depth_loss(tmp_path: Path) -> None:
 
 
 def test_workers_find_the_same_byte_for_byte(tmp_path: Path) -> None:
-    selection = ("--layout=dp2-cp1-mbtokens-thd", "--layout=dp2-cp2-mb2-bshd", "-k", "two_steps")
+    layouts = ("--layout=dp2-cp1-mbtokens-thd", "--layout=dp2-cp2-mb2-bshd")
+    selection = (*layouts, "-k", f"({PLAIN}) and two_steps")
     folders = tmp_path / "alone", tmp_path / "shared"
     for folder in folders:
         folder.mkdir()
     alone = command.run(folders[0], "skyrl", *selection)
     shared = command.run(folders[1], "skyrl", *selection, "-n", "2")
 
-    assert len(alone.report["findings"]) == 8 * len(Check)
+    assert len(alone.report["findings"]) == 2 * len(Mode) * 2
     assert alone.findings == shared.findings
 
 
@@ -129,7 +152,7 @@ def test_other_versions_run_from_a_repository(
 ) -> None:
     repository = Path(os.environ[command.SOURCES]) / "SkyRL"
     layouts = ["--layout=dp1-cp1-mb1-thd", "--layout=dp4-cp1-mb2-bshd"]
-    result = command.run(tmp_path, "skyrl", f"--source={repository}@{ref}", *layouts)
+    result = command.run(tmp_path, "skyrl", f"--source={repository}@{ref}", "-k", PLAIN, *layouts)
 
     modes = result.report["summary"]["modes"]
     assert {mode for mode in modes if set(modes[mode]) == {"unsupported"}} == unsupported
@@ -147,7 +170,8 @@ def test_megatron_engine_of_the_version_before_multiplies_by_cp(tmp_path: Path) 
     repository = Path(os.environ[command.SOURCES]) / "SkyRL"
     source = f"--source={repository}@skyrl-v0.2.0"
     layouts = ["--layout=dp2-cp1-mb2-thd", "--layout=dp1-cp2-mb1-thd"]
-    arguments = (source, "--engine=megatron", "--modes=token_mean", "-k", "odd_groups", *layouts)
+    chosen = ("--modes=token_mean", "-k", "weights/ and odd_groups", *layouts)
+    arguments = (source, "--engine=megatron", *chosen)
     findings = command.run(tmp_path, "skyrl", *arguments).report["findings"]
 
     verdicts = {finding["layout"]["cp"]: finding["verdict"] for finding in findings}
@@ -155,3 +179,277 @@ def test_megatron_engine_of_the_version_before_multiplies_by_cp(tmp_path: Path) 
     [diagnosis] = [finding["diagnosis"] for finding in findings if finding["diagnosis"]]
     assert diagnosis["name"] == "multiplied_by_cp"
     assert diagnosis["numbers"] == {"ratio": pytest.approx(2, rel=1e-6), "cp": 2}
+
+
+CASES = {case.name: case for case in (*CORPUS, *REJECTION)}
+MASKED = CASES["fully_masked_sample"]
+OF_BOTH_RANKS = Layout(dp=2, micro_batches=2)
+SAMPLE_MEAN = Aggregation(Mode.SAMPLE_MEAN)
+PROMPT_MEAN = Aggregation(Mode.PROMPT_MEAN)
+
+
+@pytest.fixture(scope="module")
+def fsdp() -> Iterator[RankPool]:
+    with RankPool(SkyRLFsdpAdapter(), None, 2) as pool:
+        yield pool
+
+
+@pytest.fixture(scope="module")
+def megatron() -> Iterator[RankPool]:
+    with RankPool(SkyRLMegatronAdapter(), None, 2) as pool:
+        yield pool
+
+
+def job(
+    objective: Objective = Objective.POLICY,
+    *,
+    case: str = MASKED.name,
+    aggregation: Aggregation = SAMPLE_MEAN,
+    layout: Layout = OF_BOTH_RANKS,
+    configuration: Configuration = ORDINARY,
+) -> Job:
+    return Job(
+        steps=CASES[case].steps,
+        aggregation=aggregation,
+        layout=layout,
+        depth=Depth.STEP,
+        objective=objective,
+        configuration=configuration,
+    )
+
+
+def observed(pool: RankPool, what: Job) -> Observation:
+    outcome = pool.run(what)
+    assert isinstance(outcome, Ran), outcome
+    return outcome.observations[0]
+
+
+def declined(pool: RankPool, configuration: Configuration, mode: Mode) -> Declined:
+    aggregation = MASKED.aggregation(mode)
+    outcome = pool.run(job(aggregation=aggregation, configuration=configuration))
+    assert isinstance(outcome, Declined), outcome
+    return outcome
+
+
+def active(weights: np.ndarray, step: Step) -> list[float]:
+    """What an active token of each sample weighs, as what it is divided by."""
+    by_sample = [weights[response][step.mask[response]] for response in step.responses]
+    return [round(1 / of_sample[0], 4) for of_sample in by_sample if len(of_sample)]
+
+
+@pytest.mark.parametrize("objective", [*POLICY_LOSSES, Objective.KL, Objective.VALUE])
+def test_losses_and_terms_of_sample_means_conform(fsdp: RankPool, objective: Objective) -> None:
+    [weights] = observed(fsdp, job(objective)).weights
+
+    expected = token_weights(MASKED.steps[0], SAMPLE_MEAN)
+    np.testing.assert_allclose(weights, expected, rtol=3e-7)
+
+
+@pytest.mark.parametrize("mode", [Mode.SAMPLE_MEAN, Mode.PROMPT_MEAN, Mode.TOKEN_MEAN])
+@pytest.mark.parametrize("engine", ["fsdp", "megatron"])
+def test_rejected_tokens_weigh_nothing_and_are_counted(
+    engine: str, mode: Mode, request: pytest.FixtureRequest
+) -> None:
+    aggregation = Aggregation(mode)
+    what = job(Objective.REJECTION, case="rejected_tokens", aggregation=aggregation)
+    [weights] = observed(request.getfixturevalue(engine), what).weights
+
+    conventions = Conventions(denominator_mask=DenominatorMask.ORIGINAL)
+    expected = token_weights(what.steps[0], aggregation, conventions)
+    np.testing.assert_allclose(weights, expected, rtol=3e-7)
+
+
+@pytest.mark.parametrize("engine", ["fsdp", "megatron"])
+def test_entropy_is_a_token_mean_of_each_micro_batch(
+    engine: str, request: pytest.FixtureRequest
+) -> None:
+    """Ten and thirteen active tokens in one of two micro-batches each, of 23 in the step."""
+    what = job(Objective.ENTROPY, layout=Layout(micro_batches=2))
+    [weights] = observed(request.getfixturevalue(engine), what).weights
+
+    assert active(weights, what.steps[0]) == [20.0] * 3 + [26.0] * 4
+
+
+def test_kl_of_megatron_counts_rows_that_fill_micro_batches_up(megatron: RankPool) -> None:
+    """Micro-batches of one, one and two samples on a rank: each sample 1 of 6 in place of 4."""
+    layout = Layout(dp=2, micro_batches="tokens", format="thd")
+    what = job(Objective.KL, layout=layout)
+    [weights] = observed(megatron, what).weights
+
+    of_first_rank = active(weights, what.steps[0])[:3]
+    assert of_first_rank == [2 * 6 * tokens for tokens in (3, 2, 5)]
+
+
+def test_megatron_logs_the_entropy_of_a_context_parallel_rank_in_the_final_loss(
+    megatron: RankPool,
+) -> None:
+    what = job(Objective.TOGETHER, layout=Layout(cp=2, format="thd"))
+    outcome = megatron.run(what)
+    assert isinstance(outcome, Ran)
+
+    losses = [one.reported[Metric.LOSS][0] for one in outcome.observations]
+    rest = {one.reported[metric] for one in outcome.observations for metric in [Metric.ENTROPY]}
+    assert len(rest) == 1, "logged beside it, the entropy is that of all ranks"
+    assert abs(losses[0] - losses[1]) > 0.4  # type: ignore[operator]
+
+
+def test_everything_is_reported_that_a_worker_returns(fsdp: RankPool) -> None:
+    assert set(observed(fsdp, job()).reported) == {
+        Metric.POLICY_LOSS,
+        Metric.LOSS,
+        Metric.CLIP_FRACTION,
+        Metric.ENTROPY,
+    }
+    assert Metric.KL in observed(fsdp, job(Objective.KL)).reported
+    assert Metric.REJECTED in observed(fsdp, job(Objective.REJECTION)).reported
+
+
+def test_megatron_reports_no_divergence_that_it_does_not_compute(megatron: RankPool) -> None:
+    assert Metric.KL not in observed(megatron, job()).reported
+    assert Metric.KL in observed(megatron, job(Objective.KL)).reported
+
+
+def test_a_weight_taken_from_micro_batches_multiplies_the_terms_alone(tmp_path: Path) -> None:
+    chosen = ("--layout=dp2-cp1-mb2-bshd", "--modes=sample_mean", "-k", MASKED.name)
+    report = command.run(tmp_path, "microbatchesunweighted", *chosen).report
+
+    findings = {finding["id"].partition("/")[0]: finding for finding in report["findings"]}
+    assert findings["weights"]["verdict"] == "conforms"
+    assert findings["auxiliary.kl"]["verdict"] == "mismatch"
+    assert findings["auxiliary.kl"]["error"] == pytest.approx(1, rel=1e-6), "twice as much"
+
+
+def test_default_is_token_mean(fsdp: RankPool) -> None:
+    aggregation = Aggregation(Mode.TOKEN_MEAN)
+    default = job(aggregation=aggregation, configuration=Configuration(says_mode=False))
+    said = observed(fsdp, job(aggregation=aggregation)).weights[0]
+
+    assert observed(fsdp, default).weights[0].tobytes() == said.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("configuration", "mode", "verdict", "words"),
+    [
+        (Configuration(divisor=""), Mode.CONSTANT, "refused", "max_seq_len"),
+        (Configuration(per_token=True), Mode.TOKEN_MEAN, "unsupported", "flag"),
+        (Configuration(reduces=True), Mode.TOKEN_MEAN, "unsupported", "custom reducer"),
+        (
+            Configuration(divisor="0", in_file=frozenset({Setting.DIVISOR})),
+            Mode.CONSTANT,
+            "unsupported",
+            "files",
+        ),
+        (Configuration(batch_size=3), Mode.PROMPT_MEAN, "unsupported", "prompts"),
+        (
+            Configuration(tampering=Tampering.GROUPS_MISSING),
+            Mode.PROMPT_MEAN,
+            "refused",
+            "prompt_boundaries",
+        ),
+        (
+            Configuration(tampering=Tampering.GROUP_INCOMPLETE),
+            Mode.PROMPT_MEAN,
+            "refused",
+            "AssertionError",
+        ),
+        (
+            Configuration(tampering=Tampering.LENGTHS_DROPPED),
+            Mode.PROMPT_MEAN,
+            "unsupported",
+            "lengths_dropped",
+        ),
+    ],
+)
+def test_configurations_are_declined(
+    fsdp: RankPool, configuration: Configuration, mode: Mode, verdict: str, words: str
+) -> None:
+    outcome = declined(fsdp, configuration, mode)
+
+    assert outcome.verdict == verdict
+    assert words in outcome.message
+
+
+def test_divisor_reaches_the_loss_as_typed(fsdp: RankPool) -> None:
+    configuration = Configuration(divisor="-40")
+    aggregation = MASKED.aggregation(Mode.CONSTANT)
+    what = job(aggregation=aggregation, configuration=configuration)
+
+    expected = -token_weights(MASKED.steps[0], aggregation)
+    np.testing.assert_allclose(observed(fsdp, what).weights[0], expected, rtol=3e-7)
+
+
+@pytest.mark.parametrize(
+    ("tampering", "sample"), [(Tampering.BOUNDARY_GAP, 1), (Tampering.BOUNDARY_SHORT, -1)]
+)
+def test_prompt_boundaries_reach_the_reduction(
+    fsdp: RankPool, tampering: Tampering, sample: int
+) -> None:
+    """SkyRL takes them as they are: a sample in no prompt weighs nothing."""
+    what = job(
+        case="rejected_tokens",
+        aggregation=PROMPT_MEAN,
+        configuration=Configuration(tampering=tampering),
+    )
+    [weights] = observed(fsdp, what).weights
+
+    step = what.steps[0]
+    empty = [not weights[response].any() for response in step.responses]
+    assert empty == [number == sample % step.size for number in range(step.size)]
+
+
+def in_a_process(function: object, *arguments: object) -> object:
+    """What a function returns in a process of its own, as SkyRL stays where it was imported."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as executor:
+        return executor.submit(function, *arguments).result()  # type: ignore[arg-type]
+
+
+def aggregated(entries: list[LogEntry]) -> dict[str, float] | str:
+    adapter = SkyRLFsdpAdapter()
+    adapter.load(None)
+    with tempfile.TemporaryDirectory() as folder:
+        store = dist.FileStore(f"{folder}/store", 1)  # type: ignore[attr-defined]
+        dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+        try:
+            return dict(adapter.aggregate(entries, Rank(index=0, world_size=1)))
+        except Unsupported as reason:
+            return str(reason)
+        finally:
+            dist.destroy_process_group()
+
+
+def test_logs_of_micro_batches_are_summed_or_averaged_by_name() -> None:
+    entries = [
+        LogEntry(keys=("policy_loss", "policy_entropy"), values=(1.0, 2.0)),
+        LogEntry(keys=("policy_entropy", "policy_loss"), values=(4.0, 3.0)),
+    ]
+
+    assert in_a_process(aggregated, entries) == {"policy_loss": 4.0, "policy_entropy": 3.0}
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        LogEntry(keys=("policy_loss",), values=(1.0,), normalizers=(2.0,)),
+        LogEntry(keys=("policy_loss",), values=(1.0,), count=4.0),
+        LogEntry(keys=("policy_loss",), values=(1.0, 2.0)),
+    ],
+)
+def test_forms_of_log_entries_that_skyrl_lacks_are_unsupported(entry: LogEntry) -> None:
+    assert "log entries" in str(in_a_process(aggregated, [entry]))
+
+
+def places(adapter: SkyRLAdapter) -> list[bool]:
+    adapter.load(None)
+    found = []
+    for place in adapter.describe().places.values():
+        module, _, name = place.partition(":")
+        function: object = importlib.import_module(module)
+        for part in name.split("."):
+            function = getattr(function, part)
+        found.append(callable(function))
+    return found
+
+
+@pytest.mark.parametrize("adapter", [SkyRLFsdpAdapter(), SkyRLMegatronAdapter()])
+def test_places_are_functions_of_skyrl(adapter: SkyRLAdapter) -> None:
+    assert in_a_process(places, adapter) == [True] * 6
