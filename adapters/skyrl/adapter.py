@@ -34,7 +34,14 @@ from adapters.contract import (
 from adapters.objective import Objective
 from adapters.probe import FORWARD_PASSES, ProbedBatch
 from adapters.skyrl import trainer
-from adapters.skyrl.configuration import configure, modes, objectives, refusals, scales_advantages
+from adapters.skyrl.configuration import (
+    configure,
+    default_mode,
+    modes,
+    objectives,
+    refusals,
+    scales_advantages,
+)
 from adapters.skyrl.importing import STOOD_IN, import_skyrl, module, ppo_utils
 from reference.aggregation import Beside, Conventions, DenominatorMask
 
@@ -100,6 +107,7 @@ class SkyRLAdapter(Adapter):
         alone = {Depth.REDUCER} if scales_advantages() else set()
         return Description(
             modes=modes(),
+            default_mode=default_mode(),
             depths=frozenset({Depth.LOSS, Depth.STEP} | alone),
             objectives=objectives(),
             conventions=CONVENTIONS,
@@ -136,6 +144,7 @@ class SkyRLAdapter(Adapter):
         values: dict[str, list[float]] = defaultdict(list)
         for entry in entries:
             _require_numbers_alone(entry)
+            _require_same_order(entry, entries[0])
             for key, value in zip(entry.keys, entry.values, strict=True):
                 values[key].append(value)
         utils, strategy = module(WORKER_UTILS), _strategy()
@@ -177,6 +186,11 @@ def _require_numbers_alone(entry: LogEntry) -> None:
         raise Unsupported("no divisors in log entries: SkyRL's are a number for each key")
     if len(entry.keys) != len(entry.values):
         raise Unsupported("no log entries of keys and values apart: SkyRL's are dictionaries")
+
+
+def _require_same_order(entry: LogEntry, first: LogEntry) -> None:
+    if entry.keys != first.keys and set(entry.keys) == set(first.keys):
+        raise Unsupported("no order of keys in log entries: SkyRL's are dictionaries")
 
 
 def _strategy() -> Any:

@@ -55,6 +55,12 @@ def modes() -> frozenset[Mode]:
     return frozenset(mode for mode in Mode if _reduces(LOSS_REDUCTIONS[mode]))
 
 
+def default_mode() -> Mode:
+    """The mode of a configuration that says none."""
+    default = module("train.config").AlgorithmConfig().loss_reduction
+    return next(mode for mode, name in LOSS_REDUCTIONS.items() if name == default)
+
+
 def objectives() -> frozenset[Objective]:
     """What a policy can be trained on, by the options there are and the losses registered."""
     known = _names(module("train.config").AlgorithmConfig)

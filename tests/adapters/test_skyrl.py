@@ -322,6 +322,7 @@ def test_a_weight_taken_from_micro_batches_multiplies_the_terms_alone(tmp_path: 
 def test_default_is_token_mean(fsdp: RankPool) -> None:
     aggregation = Aggregation(Mode.TOKEN_MEAN)
     default = job(aggregation=aggregation, configuration=Configuration(says_mode=False))
+    assert fsdp.description.default_mode is Mode.TOKEN_MEAN
     said = observed(fsdp, job(aggregation=aggregation)).weights[0]
 
     assert observed(fsdp, default).weights[0].tobytes() == said.tobytes()
@@ -420,7 +421,7 @@ def aggregated(entries: list[LogEntry]) -> dict[str, float] | str:
 def test_logs_of_micro_batches_are_summed_or_averaged_by_name() -> None:
     entries = [
         LogEntry(keys=("policy_loss", "policy_entropy"), values=(1.0, 2.0)),
-        LogEntry(keys=("policy_entropy", "policy_loss"), values=(4.0, 3.0)),
+        LogEntry(keys=("policy_loss", "policy_entropy"), values=(3.0, 4.0)),
     ]
 
     assert in_a_process(aggregated, entries) == {"policy_loss": 4.0, "policy_entropy": 3.0}
@@ -429,13 +430,16 @@ def test_logs_of_micro_batches_are_summed_or_averaged_by_name() -> None:
 @pytest.mark.parametrize(
     "entry",
     [
-        LogEntry(keys=("policy_loss",), values=(1.0,), normalizers=(2.0,)),
-        LogEntry(keys=("policy_loss",), values=(1.0,), count=4.0),
-        LogEntry(keys=("policy_loss",), values=(1.0, 2.0)),
+        LogEntry(keys=("loss", "kl"), values=(1.0, 2.0), normalizers=(2.0, 2.0)),
+        LogEntry(keys=("loss", "kl"), values=(1.0, 2.0), count=4.0),
+        LogEntry(keys=("loss", "kl"), values=(1.0,)),
+        LogEntry(keys=("kl", "loss"), values=(1.0, 2.0)),
     ],
 )
 def test_forms_of_log_entries_that_skyrl_lacks_are_unsupported(entry: LogEntry) -> None:
-    assert "log entries" in str(in_a_process(aggregated, [entry]))
+    first = LogEntry(keys=("loss", "kl"), values=(1.0, 2.0))
+
+    assert "log entries" in str(in_a_process(aggregated, [first, entry]))
 
 
 def places(adapter: SkyRLAdapter) -> list[bool]:
