@@ -432,6 +432,14 @@ def _cut_into(cut: Cut, layout: Layout) -> Iterator[_Part]:
     micro_batches = ranks * cut.micro_batches
     yield _Part(name="rank", label=dp, whole=dp, count=np.full_like(dp, ranks))
     yield _Part(name="micro_batch", label=micro_batch, whole=micro_batch, count=micro_batches)
+    most = int(micro_batches.max())
+    if (micro_batches < most).any():  # ranks with fewer are given some of padding alone
+        yield _Part(
+            name="micro_batch_or_padding",
+            label=micro_batch,
+            whole=micro_batch,
+            count=np.full_like(dp, most),
+        )
     if slices > 1:
         yield _Part(
             name="cp_slice",
@@ -463,6 +471,8 @@ def _of_parts(situation: Situation, part: _Part) -> Iterator[Mistake]:
     if situation.mode is not Mode.CONSTANT:
         tokens = _tokens_held(unit, part.label, _counted_mask(situation))
         yield from _of_tokens_held(situation, part, tokens)
+        if part.name == "micro_batch" and situation.mode is Mode.TOKEN_MEAN:
+            yield _by_samples(situation, part, tokens)
     yield Mistake(
         name=f"denominators_per_{part.name}",
         words=f"denominators are {words}",
@@ -491,6 +501,19 @@ def _of_tokens_held(
             words=f"tokens are counted per {part.words} and means averaged over {count}",
             weights=situation.weights(tokens, float(situation.units * count)),
         )
+
+
+def _by_samples(situation: Situation, part: _Part, tokens: NDArray[np.float64]) -> Mistake:
+    """Means of micro-batches, each weighted by its share of its rank's samples."""
+    assert situation.cut is not None
+    rank = situation.cut.dp_rank
+    of_micro_batch = _units_held(situation.sample, part.whole)
+    of_rank = _units_held(situation.sample, rank) * situation.layout.dp
+    return Mistake(
+        name="denominators_per_micro_batch_by_samples",
+        words="tokens are counted per micro batch and means weighted by samples",
+        weights=situation.weights(tokens, of_rank / of_micro_batch),
+    )
 
 
 def _tokens_held(

@@ -45,7 +45,9 @@ EVERYDAY = ("fully_masked_sample", "unequal_groups", "two_steps")
 RUN = [
     mutant
     for mutant in MUTANTS
-    if mutant.subject.check is Check.WEIGHTS and mutant.synchronise is Mutant.synchronise
+    if mutant.subject.metric is None
+    and mutant.subject.check in (Check.WEIGHTS, Check.REJECTION)
+    and mutant.synchronise is Mutant.synchronise
 ]
 
 

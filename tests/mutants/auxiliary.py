@@ -173,3 +173,18 @@ class ValuesPerToken(OtherDefault):
     subject = subject("other_losses.value")
     modes = (Mode.SAMPLE_MEAN, Mode.CONSTANT)
     by = Mode.TOKEN_MEAN
+
+
+class EntropyWeightedBySamples(WrongEntropy):
+    """The means of micro-batches are averaged by how many samples each has."""
+
+    diagnosis = "denominators_per_micro_batch_by_samples"
+    layouts = (UNEVEN,)
+    modes = (Mode.TOKEN_MEAN,)
+    cases = tuple(case for case in TELLING if len(case.steps) == 1)
+
+    def wrong(self, right: torch.Tensor, of_tokens: torch.Tensor, packed: Packed) -> torch.Tensor:
+        total = torch.where(packed.mask, of_tokens, 0).sum()
+        mean = total / packed.mask.sum().clamp(min=1)
+        mine = len(self.shard(list(range(self.job.steps[0].size))))  # type: ignore[arg-type]
+        return mean * len(packed.mask) / mine / self.layout.dp
