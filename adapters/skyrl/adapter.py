@@ -32,7 +32,7 @@ from adapters.contract import (
     Unsupported,
 )
 from adapters.objective import Objective
-from adapters.probe import FORWARD_PASSES, ProbedBatch
+from adapters.probe import ProbedBatch
 from adapters.skyrl import trainer
 from adapters.skyrl.configuration import (
     configure,
@@ -128,7 +128,6 @@ class SkyRLAdapter(Adapter):
         if job.objective is Objective.VALUE:
             workers["critic"] = self.critic(config, job, batch.probe_size, rank)
         dispatch = trainer.Dispatch(workers, job)
-        FORWARD_PASSES.take()
         with rank.framework(), _refusals(job):
             trainer.train(config, dispatch, batch, job)
         probed = workers["critic" if job.objective is Objective.VALUE else "policy"]
@@ -136,7 +135,7 @@ class SkyRLAdapter(Adapter):
             weights=batch.weights_of_steps(probed.gradients),
             combine=Combine.REPLICATED if job.depth is Depth.STEP else Combine.MEAN,
             reported=dispatch.reported if job.depth is Depth.STEP else {},
-            forward_passes=batch.forward_passes(FORWARD_PASSES.take()),
+            forward_passes=batch.forward_passes(dispatch.forward_passes),
         )
 
     def aggregate(self, entries: Sequence[LogEntry], rank: Rank) -> Mapping[str, float]:

@@ -11,7 +11,7 @@ import torch
 from adapters.configuration import Tampering
 from adapters.contract import Unsupported
 from adapters.objective import Metric, Objective
-from adapters.probe import PADDING_ID, ProbedBatch
+from adapters.probe import FORWARD_PASSES, PADDING_ID, ProbedBatch
 from adapters.skyrl.configuration import has_kl_term, knows_rollout_policy, refusals
 from adapters.skyrl.importing import module, ppo_utils
 
@@ -52,6 +52,8 @@ class Dispatch:
         # Without the term, an engine reports a divergence of 0 that it never computed.
         self._left_out = set() if has_kl_term(job) else {Metric.KL}
         self._statuses: list[Mapping[str, float]] = []
+        self.forward_passes: list[NDArray[np.int64]] = []
+        """Token ids of each, of those that the rank was given."""
 
     @property
     def reported(self) -> dict[Metric, tuple[float | None, ...]]:
@@ -82,7 +84,14 @@ class Dispatch:
         method = "forward_backward" if len(staged) == 1 else "forward_backward_from_staged"
         worker = self._workers[model]
         actor = SimpleNamespace(rank=worker.mesh_rank, handle=_Handle(worker))
+        FORWARD_PASSES.take()
         [status] = _mesh_dispatch().dispatch_from_staged([actor], method, *staged)
+        passes = FORWARD_PASSES.take()
+        if len(staged) == 1:
+            # Micro-batches that only pad are of random ids, which may be other ranks' tokens.
+            given = staged[0][worker.mesh_rank.dp]["sequences"].numpy()
+            passes = [ids[np.isin(ids, given)] for ids in passes]
+        self.forward_passes.extend(passes)
         if model == "policy":
             self._statuses.append(getattr(status, "metrics", status))  # older: nothing else
         return status

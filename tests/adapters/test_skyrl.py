@@ -280,6 +280,29 @@ def test_kl_of_megatron_counts_rows_that_fill_micro_batches_up(megatron: RankPoo
     assert of_first_rank == [2 * 6 * tokens for tokens in (3, 2, 5)]
 
 
+@pytest.mark.parametrize("engine", ["fsdp", "megatron"])
+def test_micro_batches_that_only_pad_hold_no_tokens(
+    engine: str, request: pytest.FixtureRequest
+) -> None:
+    layout = Layout(dp=2, micro_batches="tokens", format="thd")
+    outcome = request.getfixturevalue(engine).run(job(layout=layout))
+    assert isinstance(outcome, Ran)
+
+    held = np.stack([one.forward_passes[0] >= 0 for one in outcome.observations])
+    assert held.sum(axis=0).tolist() == [1] * held.shape[1], "each token is on one rank"
+
+
+def test_fsdp_averages_micro_batches_that_only_pad_into_its_log(
+    fsdp: RankPool, megatron: RankPool
+) -> None:
+    """Of three micro-batches on one rank one is rejected, of four on the other 5 / 4; FSDP has 4."""
+    layout = Layout(dp=2, micro_batches="tokens", format="thd")
+    what = job(Objective.REJECTION, case="rejected_sample", layout=layout)
+    means = [observed(pool, what).reported[Metric.REJECTED][0] for pool in (fsdp, megatron)]
+
+    assert means == pytest.approx([(1 / 4 + 5 / 16) / 2, (1 / 3 + 5 / 16) / 2])
+
+
 def test_megatron_logs_the_entropy_of_a_context_parallel_rank_in_the_final_loss(
     megatron: RankPool,
 ) -> None:
