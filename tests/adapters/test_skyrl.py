@@ -295,7 +295,7 @@ def test_micro_batches_that_only_pad_hold_no_tokens(
 def test_fsdp_averages_micro_batches_that_only_pad_into_its_log(
     fsdp: RankPool, megatron: RankPool
 ) -> None:
-    """Of three micro-batches on one rank one is rejected, of four on the other 5 / 4; FSDP has 4."""
+    """Rejected are 1 of 3 micro-batches on one rank and 5/4 of 4 on the other: for FSDP 1 of 4."""
     layout = Layout(dp=2, micro_batches="tokens", format="thd")
     what = job(Objective.REJECTION, case="rejected_sample", layout=layout)
     means = [observed(pool, what).reported[Metric.REJECTED][0] for pool in (fsdp, megatron)]
