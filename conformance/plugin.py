@@ -43,6 +43,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--modes", metavar="MODE,…", help="modes to run, such as token_mean,constant:64"
     )
     group.addoption(
+        "--checks", metavar="CHECK,…", help="what to look at, such as weights,metric (all)"
+    )
+    group.addoption(
         "--depth", default="step", metavar="DEPTH", help="reducer, loss or step (default)"
     )
     group.addoption(
@@ -242,6 +245,7 @@ def _read_options(config: pytest.Config) -> Settings:
         source=option("source"),
         engine=option("engine"),
         modes=option("modes"),
+        checks=option("checks"),
         depth=option("depth"),
         layouts=option("layout"),
         max_ranks=option("max_ranks"),

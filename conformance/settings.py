@@ -148,6 +148,7 @@ class Settings:
     aggregations: dict[Mode, Aggregation | None]
     """Modes to run, with a divisor that replaces the cases' own."""
 
+    checks: frozenset[Check]
     depth: Depth
     layouts: tuple[Layout, ...]
     time_limit: float
@@ -166,6 +167,7 @@ class Settings:
         source: str | None,
         engine: str | None,
         modes: str | None,
+        checks: str | None,
         depth: str,
         layouts: Sequence[str],
         max_ranks: int,
@@ -193,6 +195,7 @@ class Settings:
             adapter=chosen,
             source=resolve(chosen, source),
             aggregations=_modes(modes),
+            checks=_checks(checks),
             depth=_depth(depth),
             layouts=_layouts(chosen, layouts, max_ranks),
             time_limit=time_limit,
@@ -208,12 +211,13 @@ class Settings:
 
     def cells(self) -> list[AnyCell]:
         """Every finding to be made, those on one layout together, generated cases last."""
-        return [
+        cells: list[AnyCell] = [
             *self._cells_of_corpus(),
             *self._startup_cells(),
             *self._log_cells(),
             *self._generated_cells(),
         ]
+        return [cell for cell in cells if cell.subject.check in self.checks]
 
     def _cells_of_corpus(self) -> list[Cell]:
         """Those that share a run next to each other."""
@@ -291,6 +295,14 @@ def _modes(text: str | None) -> dict[Mode, Aggregation | None]:
             aggregation = Aggregation.parse(item)
             modes[aggregation.mode] = aggregation
     return modes
+
+
+def _checks(text: str | None) -> frozenset[Check]:
+    names = list(Check) if text is None else text.split(",")
+    try:
+        return frozenset(map(Check, names))
+    except ValueError as error:
+        raise InvalidSettingsError(f"{error}; choose from {', '.join(Check)}") from None
 
 
 def _depth(text: str) -> Depth:

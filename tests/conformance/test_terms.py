@@ -1,0 +1,96 @@
+"""What an objective adds up, by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from adapters.objective import Metric, Objective
+from adapters.probe import ProbedBatch
+from conformance import terms
+from reference.aggregation import Aggregation, Beside, Conventions, Mode
+from reference.step import Sample, Step
+
+STEP = Step.of(
+    [
+        Sample(prompt_length=1, loss_mask=[1, 0, 0, 1], original_mask=[1, 1, 0, 1], group=0),
+        Sample(prompt_length=2, loss_mask=[1], group=0),
+    ]
+)
+"""Tokens 2 to 5 and 8, of which token 3 was rejected."""
+
+PER_SAMPLE = Aggregation(Mode.SAMPLE_MEAN)
+PER_TOKEN = Aggregation(Mode.TOKEN_MEAN)
+
+
+def of(metric: Metric, objective: Objective) -> list[float]:
+    return terms.quantities(metric, ProbedBatch((STEP,), objective)).tolist()
+
+
+def test_quantities_of_tokens() -> None:
+    together = Objective.TOGETHER
+
+    assert of(Metric.POLICY_LOSS, Objective.POLICY) == [-2.0, 1.0, -0.5, 2.0, 0.5]
+    assert of(Metric.POLICY_LOSS, Objective.ENTROPY) == [0.0] * 5
+    assert of(Metric.ENTROPY, together) == [1.0, 0.25, 0.5, 2.0, 0.5]
+    assert of(Metric.KL, together) == [0.5, 2.0, 4.0, 0.125, 0.5]
+    assert of(Metric.REJECTED, Objective.REJECTION) == [0.0, 1.0, 0.0, 0.0, 0.0]
+
+
+def test_ratios_beyond_the_clip_range_are_clipped_where_they_would_help() -> None:
+    """Log-ratios -1/2, 0, 1/4, 0, 0; advantages 2, -1, 1/2, -2, -1/2."""
+    off = Objective.OFF_POLICY
+
+    assert of(Metric.POLICY_KL, off) == [0.5, 0.0, -0.25, 0.0, 0.0]
+    assert of(Metric.CLIP_FRACTION, off) == [0.0, 0.0, 1.0, 0.0, 0.0]
+    assert of(Metric.POLICY_LOSS, off) == pytest.approx(
+        [-2 * np.exp(-0.5), 1.0, -0.5 * 1.2, 2.0, 0.5]
+    )
+
+
+@pytest.mark.parametrize(
+    ("how", "policy", "expected"),
+    [
+        (None, PER_TOKEN, PER_TOKEN),
+        (Beside.SAMPLE_MEAN, PER_TOKEN, PER_SAMPLE),
+        (Beside.TOKEN_MEAN, PER_SAMPLE, PER_TOKEN),
+        (Beside.WITH_TOKEN_MEAN, PER_TOKEN, PER_TOKEN),
+        (Beside.WITH_TOKEN_MEAN, Aggregation(Mode.CONSTANT, 40), PER_SAMPLE),
+        (Beside.WITH_TOKEN_MEAN, Aggregation(Mode.PROMPT_MEAN), PER_SAMPLE),
+        (Beside.MICRO_BATCH_MEAN, PER_SAMPLE, PER_TOKEN),
+    ],
+)
+def test_what_stands_beside_is_reduced_by_convention(
+    how: Beside | None, policy: Aggregation, expected: Aggregation
+) -> None:
+    assert terms.aggregation(policy, how) == expected
+
+
+def test_terms_are_reduced_by_their_own_convention() -> None:
+    conventions = Conventions(
+        entropy=Beside.TOKEN_MEAN, kl=Beside.SAMPLE_MEAN, diagnostics=Beside.MICRO_BATCH_MEAN
+    )
+
+    assert terms.reducer(Objective.ENTROPY, conventions) is Beside.TOKEN_MEAN
+    assert terms.reducer(Objective.KL, conventions) is Beside.SAMPLE_MEAN
+    assert terms.reducer(Objective.SFT, conventions) is Beside.WITH_TOKEN_MEAN
+    assert terms.reducer(Objective.GSPO, conventions) is None
+    assert terms.reducer_of_metric(Metric.POLICY_LOSS, conventions) is None
+    assert terms.reducer_of_metric(Metric.ENTROPY, conventions) is Beside.TOKEN_MEAN
+    assert terms.reducer_of_metric(Metric.KL, conventions) is Beside.SAMPLE_MEAN
+    for metric in (Metric.CLIP_FRACTION, Metric.POLICY_KL, Metric.REJECTED):
+        assert terms.reducer_of_metric(metric, conventions) is Beside.MICRO_BATCH_MEAN
+
+
+def test_logged_loss_has_all_terms_with_their_coefficients() -> None:
+    found = {t.metric: t.coefficient for t in terms.terms(Metric.LOSS, Objective.TOGETHER)}
+
+    assert found == {Metric.POLICY_LOSS: 1, Metric.ENTROPY: -0.5, Metric.KL: 0.25}
+    assert terms.terms(Metric.LOSS, Objective.POLICY) == terms.POLICY_LOSS
+
+
+def test_before_rejection_the_original_mask_is_the_mask() -> None:
+    before = terms.before_rejection(STEP)
+
+    assert before.mask.tolist() == [True, True, False, True, True]
+    assert before.original_mask is None
