@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import inspect
+from copy import copy
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from adapters import cuda_on_cpu
-from adapters.contract import Layout
+from adapters.contract import Layout, Unsupported
 from adapters.imports import import_from
-from adapters.megatron import options, stand_ins
+from adapters.megatron import options, stand_ins, startup
 from adapters.megatron.adapter import SEAM, MegatronAdapter, call_offering
 from adapters.megatron.rollouts import advantages_of, sample_fields
-from adapters.megatron.tracking import LOG
+from adapters.megatron.tracking import LOG, as_dictionaries
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from adapters.contract import Job
+    from adapters.contract import Job, LogEntry, Rank
     from adapters.probe import ProbedBatch
 
 KERNELS = ("slime.backends.megatron_utils.kernels", "slime.utils.fp8_kernel")
@@ -83,7 +84,8 @@ class SlimeAdapter(MegatronAdapter):
         manager.custom_reward_post_process_func = None
         manager.custom_convert_samples_to_train_data_func = None
         manager.train_parallel_config = options.train_parallel_config(job.layout)
-        references: Any = manager._convert_samples_to_train_data(self._samples(batch))
+        convert = self._conversion(manager, job)
+        references: Any = convert(startup.sent(self._samples(batch), job))
         if hasattr(manager, "_split_train_data_by_dp"):
             references = call_offering(
                 manager._split_train_data_by_dp, references, dp_size=job.layout.dp
@@ -111,6 +113,37 @@ class SlimeAdapter(MegatronAdapter):
             "num_microbatches": rollout_data["num_microbatches"],
             "global_batch_sizes": rollout_data.get("global_batch_sizes"),
         }
+
+    def aggregate(self, entries: Sequence[LogEntry], rank: Rank) -> Mapping[str, float]:
+        """By slime's function for it, where it is one, which divides by the counts if per token."""
+        for name in ("observability.train_metric_utils", "backends.megatron_utils.cp_utils"):
+            reduce = getattr(self._module_if_any(name), "reduce_train_step_metrics", None)
+            if reduce is not None:
+                log: Mapping[str, float] = reduce(
+                    as_dictionaries(entries, with_normalizers=False),
+                    calculate_per_token_loss=True,
+                    step_global_batch_size=1,
+                    cp_size=1,
+                    dp_with_cp_group=None,
+                )
+                return log
+        raise Unsupported("no function that makes a log: the train step makes its own")
+
+    def _module_if_any(self, name: str) -> Any:
+        """A module of slime's, None where this version has none of that name."""
+        try:
+            return self.module(name)
+        except ModuleNotFoundError:
+            return None
+
+    def _conversion(self, manager: Any, job: Job) -> Callable[[list[Any]], Any]:
+        """A manager's conversion of samples, by a custom function if the job has one."""
+        own = copy(manager)
+        manager.custom_convert_samples_to_train_data_func = startup.conversion(
+            job, lambda args, samples: own._convert_samples_to_train_data(samples)
+        )
+        convert: Callable[[list[Any]], Any] = manager._convert_samples_to_train_data
+        return convert
 
     def _samples(self, batch: ProbedBatch) -> list[Any]:
         """The batch as slime's sample objects."""

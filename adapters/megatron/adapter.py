@@ -9,11 +9,9 @@ losses of our own.
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import inspect
 from abc import abstractmethod
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,17 +27,16 @@ from adapters.contract import (
     Observation,
     Option,
     Rank,
-    Refused,
     grids,
 )
-from adapters.megatron import options, policy, stand_ins
+from adapters.megatron import options, policy, stand_ins, startup
 from adapters.megatron.rollouts import require_one_sample_per_rollout
 from adapters.megatron.tracking import LOG
 from adapters.probe import FORWARD_PASSES, ProbedBatch
 from reference.aggregation import Conventions, SampleUnit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
 SEAM = policy.ProbeSeam()
 
@@ -125,7 +122,7 @@ class MegatronAdapter(Adapter):
         LOG.start()
         if self.rollout_field() is None:
             require_one_sample_per_rollout(batch)
-        with rank.framework(), cuda_on_cpu.redirected():
+        with rank.framework(), cuda_on_cpu.redirected(), startup.judged(job):
             args = self.arguments(job)
             per_token = args.calculate_per_token_loss
             policy.join_grid(job.layout, rank.cache)
@@ -134,11 +131,12 @@ class MegatronAdapter(Adapter):
                 job, batch.probe_size, rank, calculate_per_token_loss=per_token
             )
             SEAM.probe = trained.probe
-            with refusals():
+            with startup.refusals():
                 rollout_data = self.rollout_data(args, job, batch)
+            startup.complete(rollout_data, job)
             gradients = self.train(args, job, trained, rollout_data)
         return Observation(
-            weights=batch.weights_of_steps(gradients),
+            weights=batch.weights_of_steps(startup.of_steps(gradients, job)),
             combine=combine(job.depth, per_token=per_token),
             counted_tokens=trained.take_counted_tokens(),
             reported=LOG.policy_losses(job),
@@ -153,9 +151,8 @@ class MegatronAdapter(Adapter):
             Refused: the framework declines the configuration.
         """
         parser = self.parser()
-        spelt = options.job_options(job, parser)
-        with refusals():
-            args = parser.parse_args(spelt)
+        with startup.refusals(), startup.settings(job, parser) as settings:
+            args = parser.parse_args([*options.job_options(job, parser), *settings])
             self.validated(args, job.layout)
         return args
 
@@ -170,16 +167,17 @@ class MegatronAdapter(Adapter):
         run = self.reducing(whole) if job.depth is Depth.REDUCER else whole
         training.loss_function = counting_in_tensors(run, original=whole)
         optimizer = policy.ReadingOptimizer(trained)
-        call_offering(
-            training.train,
-            rollout_id=0,
-            model=[trained.model],
-            optimizer=optimizer,
-            opt_param_scheduler=policy.scheduler(),
-            witness_info=None,
-            attempt=0,
-            **self.schedule(args, trained.model, rollout_data),
-        )
+        with startup.batches(training, job):
+            call_offering(
+                training.train,
+                rollout_id=0,
+                model=[trained.model],
+                optimizer=optimizer,
+                opt_param_scheduler=policy.scheduler(),
+                witness_info=None,
+                attempt=0,
+                **self.schedule(args, trained.model, rollout_data),
+            )
         return optimizer.gradients
 
     def reducing(self, loss_function: Any) -> Any:
@@ -240,19 +238,6 @@ def combine(depth: Depth, *, per_token: bool) -> Combine:
     if depth is Depth.LOSS:
         return Combine.SUM_PER_COUNTED_TOKEN if per_token else Combine.MEAN
     return Combine.SUM_PER_TOKEN if per_token else Combine.SUM_PER_SAMPLE
-
-
-@contextmanager
-def refusals() -> Iterator[None]:
-    """Inside, a framework that objects declines the job.
-
-    Raises:
-        Refused: with the framework's words.
-    """
-    try:
-        yield
-    except (argparse.ArgumentError, AssertionError, ValueError, NotImplementedError) as error:
-        raise Refused(f"{type(error).__name__}: {error}") from error
 
 
 def counting_in_tensors(loss_function: Any, original: Any) -> Any:

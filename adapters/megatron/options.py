@@ -68,7 +68,7 @@ def base_parser() -> argparse.ArgumentParser:
 
 
 def job_options(job: Job, parser: argparse.ArgumentParser) -> list[str]:
-    """All of a job that is said on the command line.
+    """What of a job no user would say otherwise: all but its settings (`startup.settings`).
 
     Raises:
         Unsupported: steps or prompts of different sizes, micro-batches of another kind, or a format
@@ -78,7 +78,6 @@ def job_options(job: Job, parser: argparse.ArgumentParser) -> list[str]:
         *_batch_options(job),
         *_micro_batch_options(job),
         *_layout_options(job.layout, parser),
-        *_mode_options(job, parser),
     ]
 
 
@@ -110,7 +109,6 @@ def _batch_options(job: Job) -> list[str]:
     return [
         f"--rollout-batch-size={rollouts * len(job.steps) // per_prompt}",
         f"--n-samples-per-prompt={per_prompt}",
-        f"--global-batch-size={rollouts}",
         "--num-rollout=1",
     ]
 
@@ -126,18 +124,6 @@ def _layout_options(layout: Layout, parser: argparse.ArgumentParser) -> list[str
     if layout.format != "thd":
         raise Unsupported(f"no format {layout.format}")
     return spelt
-
-
-def _mode_options(job: Job, parser: argparse.ArgumentParser) -> list[str]:
-    """The mode, by the option for the four modes or by what there was before it."""
-    aggregation = job.aggregation
-    if _knows(parser, "--loss-aggregation"):
-        divisor = aggregation.divisor
-        extra = [] if divisor is None else [f"--loss-aggregation-divisor={divisor}"]
-        return [f"--loss-aggregation={aggregation.mode}", *extra]
-    if aggregation.mode is Mode.CONSTANT:
-        return [f"--pg-loss-divisor={aggregation.divisor}"]
-    return ["--calculate-per-token-loss"] if aggregation.mode is Mode.TOKEN_MEAN else []
 
 
 def _micro_batch_options(job: Job) -> list[str]:

@@ -4,18 +4,42 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from adapters.contract import Depth
+import torch
+
+from adapters.contract import Depth, Unsupported
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from types import ModuleType
 
-    from adapters.contract import Job
+    from adapters.contract import Job, LogEntry
 
 TRACKERS = ("logging_utils", "tracking", "tracking_utils")
 """What the modules that log call the one that they log with, by version."""
 
 POLICY_LOSS = "train/pg_loss"
+
+
+def as_dictionaries(entries: Sequence[LogEntry], *, with_normalizers: bool) -> list[dict[str, Any]]:
+    """Entries as slime's and miles' micro-batches hand them on.
+
+    Raises:
+        Unsupported: an entry has normalizers, of which this version knows nothing.
+    """
+    if not with_normalizers and any(entry.normalizers is not None for entry in entries):
+        raise Unsupported("no normalizers of their own for values that are logged")
+    return [_as_dictionary(entry) for entry in entries]
+
+
+def _as_dictionary(entry: LogEntry) -> dict[str, Any]:
+    """Its values, with their count before them unless they have normalizers."""
+    if entry.normalizers is None:
+        return {"keys": [*entry.keys], "values": torch.tensor([entry.count, *entry.values])}
+    return {
+        "keys": [*entry.keys],
+        "values": torch.tensor(entry.values),
+        "normalizers": torch.tensor(entry.normalizers),
+    }
 
 
 class Log:

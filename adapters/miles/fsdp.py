@@ -35,21 +35,23 @@ from adapters.contract import (
     Refused,
     Unsupported,
 )
-from adapters.megatron import options, stand_ins
-from adapters.megatron.adapter import SEAM, refusals
+from adapters.megatron import options, stand_ins, startup
+from adapters.megatron.adapter import SEAM
 from adapters.megatron.policy import ProbeSeam
 from adapters.megatron.rollouts import require_one_sample_per_rollout
 from adapters.megatron.tracking import LOG
-from adapters.miles import rollouts
+from adapters.miles import logs, rollouts
 from adapters.miles.importing import import_miles, module
 from adapters.probe import FORWARD_PASSES, ProbedBatch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     import numpy as np
     from numpy.typing import NDArray
+
+    from adapters.contract import LogEntry
 
 ENGINE_OPTIONS = (
     "--train-backend=fsdp",
@@ -108,21 +110,28 @@ class MilesFsdpAdapter(Adapter):
         batch = ProbedBatch(job.steps)
         LOG.start()
         require_one_sample_per_rollout(batch)  # the engine counts samples to find its steps
-        with rank.framework(), cuda_on_cpu.redirected():
+        with rank.framework(), cuda_on_cpu.redirected(), startup.judged(job):
             args = _arguments(job)
             _join(args, rank)
             trained = _cached_policy(args, job, batch.probe_size, rank)
-            with refusals():
+            with startup.refusals():
                 # Not told of more, the rollout side leaves the steps for the engine to find.
                 told = {"dp_size": job.layout.dp}
-                rollout_data = rollouts.share(args, batch, train_parallel_config=told)
+                rollout_data = rollouts.share(args, job, batch, train_parallel_config=told)
+                startup.complete(rollout_data, job)
                 _actor(args, trained)._train_core(rollout_id=0, rollout_data=rollout_data)
         return Observation(
-            weights=batch.weights_of_steps(trained.gradients),
+            weights=batch.weights_of_steps(startup.of_steps(trained.gradients, job)),
             combine=Combine.REPLICATED if job.depth is Depth.STEP else Combine.MEAN,
             reported=LOG.policy_losses(job),
             forward_passes=batch.forward_passes(FORWARD_PASSES.take()),
         )
+
+    def aggregate(self, entries: Sequence[LogEntry], rank: Rank) -> Mapping[str, float]:
+        """The same for every engine of miles, once it knows that it is alone."""
+        with cuda_on_cpu.redirected():
+            _join(_arguments(logs.ALONE), rank)
+            return logs.aggregate(entries)
 
 
 def _engine(name: str) -> Any:
@@ -146,8 +155,10 @@ def _arguments(job: Job) -> Any:
         Refused: miles declines the configuration.
     """
     gpus = f"--actor-num-gpus-per-node={job.layout.world_size}"
-    sys.argv = ["miles", *ENGINE_OPTIONS, gpus, *options.job_options(job, _parser())]
-    with _refusals(job.layout):
+    parser = _parser()
+    with _refusals(job.layout), startup.settings(job, parser) as settings:
+        typed = [*options.job_options(job, parser), *settings]
+        sys.argv = ["miles", *ENGINE_OPTIONS, gpus, *typed]
         return module("utils.arguments").parse_args()
 
 
@@ -155,7 +166,7 @@ def _arguments(job: Job) -> Any:
 def _refusals(layout: Layout) -> Iterator[None]:
     """Inside, miles may decline; a layout that only its other engine has, it does not support."""
     try:
-        with refusals():
+        with startup.refusals():
             yield
     except Refused as reason:
         if layout.cp == 1 and layout.format == "thd":

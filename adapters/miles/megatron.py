@@ -5,17 +5,18 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, Any
 
+from adapters import cuda_on_cpu
 from adapters.contract import Layout, grids
-from adapters.megatron import options
+from adapters.megatron import options, policy
 from adapters.megatron.adapter import MegatronAdapter
-from adapters.miles import rollouts
+from adapters.miles import logs, rollouts
 from adapters.miles.importing import import_miles
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from adapters.contract import Job
+    from adapters.contract import Job, LogEntry, Rank
     from adapters.probe import ProbedBatch
 
 
@@ -60,7 +61,7 @@ class MilesMegatronAdapter(MegatronAdapter):
 
     def rollout_data(self, args: Any, job: Job, batch: ProbedBatch) -> dict[str, Any]:
         """The same for every engine of miles."""
-        return rollouts.rollout_data(args, job.layout, batch)
+        return rollouts.rollout_data(args, job, batch)
 
     def loss_modules(self) -> tuple[Any, Any, Any]:
         """Where miles has them."""
@@ -81,6 +82,13 @@ class MilesMegatronAdapter(MegatronAdapter):
             if hasattr(data, f"get_{name}")
         }
         return {"data_iterator": iterator, "num_microbatches": num_microbatches, **sizes}
+
+    def aggregate(self, entries: Sequence[LogEntry], rank: Rank) -> Mapping[str, float]:
+        """The same for every engine of miles, once it knows that it is alone."""
+        with cuda_on_cpu.redirected():
+            policy.join_grid(logs.ALONE.layout, rank.cache)
+            self.join(self.arguments(logs.ALONE))
+            return logs.aggregate(entries)
 
     def join(self, args: Any) -> None:
         """Tell miles of Megatron's process groups, as its actor does."""

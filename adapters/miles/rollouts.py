@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from adapters.megatron import options
+from adapters.megatron import options, startup
 from adapters.megatron.adapter import call_offering
 from adapters.megatron.rollouts import advantages_of, sample_fields
 from adapters.miles.importing import module
 
 if TYPE_CHECKING:
-    from adapters.contract import Layout
+    from adapters.contract import Job
     from adapters.probe import ProbedBatch
 
 
@@ -23,13 +23,13 @@ def rollout_field() -> str | None:
     return "rollout_id" if "rollout_id" in known else None
 
 
-def rollout_data(args: Any, layout: Layout, batch: ProbedBatch) -> dict[str, Any]:
+def rollout_data(args: Any, job: Job, batch: ProbedBatch) -> dict[str, Any]:
     """What a rank of Megatron's trains on."""
-    return share(args, batch, train_parallel_config=options.train_parallel_config(layout))
+    return share(args, job, batch, train_parallel_config=options.train_parallel_config(job.layout))
 
 
 def share(
-    args: Any, batch: ProbedBatch, *, train_parallel_config: dict[str, int]
+    args: Any, job: Job, batch: ProbedBatch, *, train_parallel_config: dict[str, int]
 ) -> dict[str, Any]:
     """What this rank trains on, converted and split by miles, with the probe's advantages.
 
@@ -37,14 +37,18 @@ def share(
     enough, the rollout side deals out micro-batches too.
     """
     conversion = module("ray.rollout.train_data_conversion")
-    data = call_offering(
-        conversion.convert_samples_to_train_data,
-        args,
-        _samples(batch),
-        metadata={},
-        custom_convert_samples_to_train_data_func=None,
-        custom_reward_post_process_func=None,
-    )
+
+    def convert(args: Any, samples: Any, custom: Any = None) -> Any:
+        return call_offering(
+            conversion.convert_samples_to_train_data,
+            args,
+            samples,
+            metadata={},
+            custom_convert_samples_to_train_data_func=custom,
+            custom_reward_post_process_func=None,
+        )
+
+    data = convert(args, startup.sent(_samples(batch), job), startup.conversion(job, convert))
     references = call_offering(
         conversion.split_train_data_by_dp,
         args,

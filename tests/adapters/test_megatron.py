@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from adapters.contract import Combine, Depth, Job, Layout, Option, Unsupported
-from adapters.megatron import options, policy, rollouts
+from adapters.megatron import options, policy, rollouts, startup
 from adapters.megatron.adapter import call_offering, combine
 from adapters.probe import ProbedBatch
 from conformance.cases import CORPUS
@@ -46,7 +46,8 @@ def parser(*flags: str) -> argparse.ArgumentParser:
 
 def parsed(a_job: Job, *flags: str) -> dict[str, object]:
     known = parser(*flags)
-    return vars(known.parse_args(options.job_options(a_job, known)))
+    with startup.settings(a_job, known) as settings:
+        return vars(known.parse_args([*options.job_options(a_job, known), *settings]))
 
 
 def test_sizes_are_spelt_out_in_rollouts() -> None:
