@@ -7,15 +7,19 @@ adapter touches them. A checkout of a toy holds a copy of this module in its pac
 
 from __future__ import annotations
 
+import importlib
+import math
 from argparse import ArgumentParser, Namespace
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+import yaml
 from megatron.core import mpu
 from megatron.core.distributed import DistributedDataParallel
 from megatron.core.fusions.fused_cross_entropy import fused_vocab_parallel_cross_entropy
@@ -58,12 +62,22 @@ def megatron_grid() -> Grid:
 
 
 def add_options(parser: ArgumentParser) -> None:
-    for name in ("rollout-batch-size", "n-samples-per-prompt", "global-batch-size", "num-rollout"):
+    for name in ("rollout-batch-size", "n-samples-per-prompt", "num-rollout"):
         parser.add_argument(f"--{name}", type=int, required=True)
-    for name in ("micro-batch-size", "max-tokens-per-gpu"):
+    for name in ("global-batch-size", "micro-batch-size", "max-tokens-per-gpu"):
         parser.add_argument(f"--{name}", type=int)
     for flag in ("use-dynamic-batch-size", "balance-data"):
         parser.add_argument(f"--{flag}", action="store_true")
+    add_custom_options(parser)
+
+
+def add_custom_options(parser: ArgumentParser) -> None:
+    if "--calculate-per-token-loss" not in parser._option_string_actions:
+        parser.add_argument("--calculate-per-token-loss", action="store_true")
+    parser.add_argument("--use-tis", action="store_true")
+    for name in ("tis-function", "pg-loss-reducer-function", "convert-samples-to-train-data"):
+        parser.add_argument(f"--custom-{name}-path")
+    parser.add_argument("--custom-config-path", type=Path)
 
 
 def add_aggregation_options(parser: ArgumentParser) -> None:
@@ -72,10 +86,34 @@ def add_aggregation_options(parser: ArgumentParser) -> None:
 
 
 def validate(args: Namespace) -> None:
-    """Settle what follows from the options, unless they contradict each other."""
-    if (args.loss_aggregation == "constant") != (args.loss_aggregation_divisor is not None):
-        raise ValueError("constant, and nothing else, takes a divisor")
-    args.calculate_per_token_loss = args.loss_aggregation == "token_mean"
+    """Settle what follows from the options and the file, unless they contradict each other."""
+    if args.custom_config_path is not None:
+        vars(args).update(yaml.safe_load(args.custom_config_path.read_text()))
+    if args.loss_aggregation == "sample_mean" and args.calculate_per_token_loss:
+        args.loss_aggregation = "token_mean"
+    mode, per_token = args.loss_aggregation, args.calculate_per_token_loss
+    if per_token and mode != "token_mean":
+        raise ValueError(f"--loss-aggregation={mode} contradicts --calculate-per-token-loss")
+    validate_divisor(mode, args.loss_aggregation_divisor)
+    if args.custom_tis_function_path and mode in ("prompt_mean", "token_mean"):
+        raise ValueError(f"--custom-tis-function-path may change what {mode} divides by")
+    if mode == "prompt_mean" and args.global_batch_size % args.n_samples_per_prompt:
+        raise ValueError("--global-batch-size is no multiple of --n-samples-per-prompt")
+    args.calculate_per_token_loss = mode == "token_mean"
+
+
+def validate_divisor(mode: str, divisor: Any) -> None:
+    if mode != "constant" and divisor is not None:
+        raise ValueError(f"--loss-aggregation={mode} takes no --loss-aggregation-divisor")
+    number = isinstance(divisor, int | float) and not isinstance(divisor, bool)
+    if mode == "constant" and not (number and 0 < divisor < math.inf):
+        raise ValueError(f"--loss-aggregation-divisor is {divisor!r} and has to be positive")
+
+
+def load_function(path: str) -> Callable[..., Any]:
+    module, _, name = path.rpartition(".")
+    function: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    return function
 
 
 @dataclass(kw_only=True)
@@ -95,7 +133,9 @@ class Sample:
 def convert(samples: Sequence[Sample], rollouts: Sequence[int]) -> Data:
     """Samples as columns; rollouts are numbered from 0 in the order of their optimizer steps."""
     masks = [sample.loss_mask for sample in samples]
+    given = [getattr(sample, "rollout_log_probs", None) for sample in samples]
     return {
+        **({} if None in given else {"rollout_log_probs": given}),
         "tokens": [sample.tokens for sample in samples],
         "loss_masks": masks,
         "total_lengths": [len(sample.tokens) for sample in samples],
@@ -115,8 +155,23 @@ def unit_tokens(units: Sequence[int], masks: Iterable[Any]) -> list[int]:
     return [max(tokens[unit], 1) for unit in units]
 
 
+def require_whole_groups(args: Namespace, data: Data) -> None:
+    """Every prompt group has all its rollouts, and its samples are divided by all its tokens."""
+    groups, sums = data["groups"], data.get("prompt_mask_sums")
+    rollouts = Counter(group for group, _ in set(zip(groups, data["rollouts"], strict=True)))
+    sizes = sorted(rollouts.values())
+    if {*sizes} != {args.n_samples_per_prompt} or None in groups:
+        raise ValueError(f"prompt_mean needs whole groups of --n-samples-per-prompt: {sizes}")
+    if sums is None:
+        raise ValueError("prompt_mean needs prompt_mask_sums of custom train data")
+    if sums != unit_tokens(groups, data["loss_masks"]):
+        raise ValueError(f"prompt_mask_sums are not those of prompt groups: {sums}")
+
+
 def split(args: Namespace, data: Data, dp_size: int) -> list[Data]:
     """The share of every data-parallel rank, in micro-batches."""
+    if getattr(args, "loss_aggregation", None) == "prompt_mean":
+        require_whole_groups(args, data)
     owner = [rollout // args.global_batch_size for rollout in data["rollouts"]]
     steps = [
         micro_batches(args, [i for i, n in enumerate(owner) if n == step], data, dp_size)
@@ -231,7 +286,12 @@ def reducer(masks: Sequence[torch.Tensor], denominators: Sequence[float], cp: Gr
 def get_pg_loss_reducer(
     args: Namespace, batch: Data, masks: Sequence[torch.Tensor], default: Reducer, cp: Group
 ) -> Reducer:
-    """By mode; Megatron or `scaled` divides by all tokens or rollouts of the step."""
+    """By mode unless custom; Megatron or `scaled` divides by the step's tokens or rollouts."""
+    if args.custom_pg_loss_reducer_function_path:
+        factory = load_function(args.custom_pg_loss_reducer_function_path)
+        lengths = batch["total_lengths"], batch["response_lengths"]
+        custom: Reducer = factory(*lengths, masks, args.calculate_per_token_loss)
+        return custom
     if args.loss_aggregation == "prompt_mean":
         tokens = batch["prompt_mask_sums"]
         return reducer(masks, [count / args.n_samples_per_prompt for count in tokens], cp)
@@ -245,6 +305,14 @@ def policy_loss(new_log_probs: Sequence[torch.Tensor], batch: Data) -> torch.Ten
     ratio = torch.exp(torch.cat(new_log_probs) - torch.cat(batch["log_probs"]))
     gain = torch.cat(batch["advantages"])
     return torch.maximum(-gain * ratio, -gain * ratio.clamp(1 - CLIP, 1 + CLIP))
+
+
+def corrected(args: Namespace, losses: torch.Tensor, batch: Data) -> torch.Tensor:
+    """Losses as a function for truncated importance sampling makes them: a custom one, if any."""
+    if args.use_tis:
+        known = {key: batch[key] for key in ("loss_masks", "rollout_log_probs", "total_lengths")}
+        losses, _, _ = load_function(args.custom_tis_function_path)(pg_loss=losses, **known)
+    return losses
 
 
 def scaled(
@@ -269,6 +337,24 @@ def scaled(
 def counted(loss: torch.Tensor, count: Any) -> Data:
     """A loss to log, and its part of what the losses of a step are divided by."""
     return {"pg_loss": torch.stack([loss.detach(), torch.as_tensor(count).to(loss)])}
+
+
+def log_of(entries: Sequence[Data]) -> dict[str, float]:
+    """One log of what micro-batches hand on: values over their one count, or over one each."""
+    first, form = entries[0]["keys"], entries[0].keys()
+    size = len(first) + ("normalizers" not in form)
+    for entry in entries:
+        if entry["keys"] != first or entry.keys() != form:
+            raise ValueError(f"{[*entry]} of {entry['keys']} after {[*form]} of {first}")
+        if len(entry["values"]) != size or len(entry.get("normalizers", first)) != len(first):
+            raise ValueError(f"values or normalizers of another number than {first}")
+    values = torch.stack([entry["values"] for entry in entries]).sum(dim=0).tolist()
+    divisors = [values.pop(0)] * len(first) if "normalizers" not in form else None
+    if divisors is None:
+        divisors = torch.stack([entry["normalizers"] for entry in entries]).sum(dim=0).tolist()
+    if min(divisors) <= 0:
+        raise ValueError(f"divided by {divisors}")
+    return {key: value / by for key, value, by in zip(first, values, divisors, strict=True)}
 
 
 def reported(logs: Sequence[Data], group: Any) -> Data:

@@ -1,6 +1,7 @@
 """The rollout side."""
 
 from argparse import Namespace
+from collections.abc import Callable
 from typing import Any
 
 import ray
@@ -12,8 +13,11 @@ from slime.utils.types import Sample
 class RolloutManager:
     args: Namespace
     train_parallel_config: dict[str, int]
+    custom_convert_samples_to_train_data_func: Callable[..., lineage.Data] | None
 
     def _convert_samples_to_train_data(self, samples: list[Sample]) -> lineage.Data:
+        if self.custom_convert_samples_to_train_data_func is not None:
+            return self.custom_convert_samples_to_train_data_func(self.args, samples)
         return lineage.convert(samples, [sample.rollout_id for sample in samples])
 
     def _split_train_data_by_dp(self, data: lineage.Data) -> list[Any]:

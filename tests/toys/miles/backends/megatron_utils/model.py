@@ -7,6 +7,7 @@ from typing import Any
 from megatron.core.distributed import finalize_model_grads
 from megatron.training import get_args
 from miles import lineage
+from miles.backends.training_utils.data import get_batch
 from miles.backends.training_utils.log_utils import log_train_step
 from miles.backends.training_utils.loss import loss_function
 
@@ -22,12 +23,13 @@ def train(
     attempt: int,
 ) -> None:
     args = get_args()
+    batches = iter(lambda: get_batch(data_iterator[0]), None)
     lineage.train(
         args,
         model[0],
         optimizer,
         opt_param_scheduler,
-        data_iterator[0],
+        batches,
         zip(num_microbatches, strict=True),
         loss_function,
         finalize_model_grads,

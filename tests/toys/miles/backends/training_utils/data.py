@@ -13,6 +13,10 @@ def get_rollout_data(args: Namespace, rollout_data_ref: list[Any]) -> lineage.Da
     return lineage.to_device(process_rollout_data(rollout_data_ref, get_parallel_state().dp.rank))
 
 
+def get_batch(data_iterator: Iterator[lineage.Data]) -> lineage.Data:
+    return next(data_iterator)
+
+
 def get_data_iterator(
     args: Namespace, model: Sequence[Any], rollout_data: lineage.Data
 ) -> tuple[list[Iterator[lineage.Data]], list[int]]:

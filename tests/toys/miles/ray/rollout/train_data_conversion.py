@@ -16,6 +16,9 @@ def convert_samples_to_train_data(
     custom_convert_samples_to_train_data_func: Callable[..., Any] | None,
     custom_reward_post_process_func: Callable[..., Any] | None,
 ) -> lineage.Data:
+    if custom_convert_samples_to_train_data_func is not None:
+        custom: lineage.Data = custom_convert_samples_to_train_data_func(args, samples)
+        return custom
     data = lineage.convert(samples, [sample.index for sample in samples])
     if args.qkv_format == "bshd":
         data["max_seq_lens"] = [max(data["total_lengths"])] * len(samples)

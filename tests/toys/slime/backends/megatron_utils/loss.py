@@ -59,7 +59,8 @@ def loss_function(
     reduce = get_pg_loss_reducer(
         args, batch, **lengths, pg_loss_masks=masks, default_reducer=shared
     )
-    loss = reduce(lineage.policy_loss(log_probs["log_probs"], batch))
+    losses = lineage.policy_loss(log_probs["log_probs"], batch)
+    loss = reduce(lineage.corrected(args, losses, batch))
     return lineage.scaled(
         args, batch, num_microbatches, step_global_batch_size, loss, megatron_grid()
     )

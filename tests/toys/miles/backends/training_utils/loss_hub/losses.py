@@ -43,4 +43,5 @@ def policy_loss_function(
         pg_loss_masks=batch["loss_masks"],
         default_reducer=sum_of_sample_mean,
     )
-    return reduce(lineage.policy_loss(log_probs["log_probs"], batch))
+    losses = lineage.policy_loss(log_probs["log_probs"], batch)
+    return reduce(lineage.corrected(args, losses, batch))

@@ -1,0 +1,425 @@
+"""Configurations of slime and miles: what is refused, at startup or later, and what is not."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from adapters.configuration import REDUCER_DIVISOR, Configuration, Setting, Tampering
+from adapters.contract import Depth, Job, Layout, LogEntry
+from adapters.objective import Objective
+from conformance.cases import CORPUS
+from conformance.rank import Declined
+from conformance.ranks import Crashed, Ran
+from reference.aggregation import Aggregation, Mode
+from reference.weights import token_weights
+from tests import command
+from tests.observing import aggregate, observe
+from tests.toys import Edit, checkout
+
+[STEP] = next(case.steps for case in CORPUS if case.name == "uneven_lengths")
+"""Eight samples in groups of two."""
+
+PACKED, PADDED = Layout.parse("dp1-cp1-mb2-thd"), Layout.parse("dp1-cp2-mb2-bshd")
+
+ADAPTERS = pytest.mark.parametrize("adapter", ["slime", "miles"])
+REAL = pytest.mark.skipif(
+    command.SOURCES not in os.environ, reason=f"{command.SOURCES} names no folder of clones"
+)
+
+
+def job(mode: str, *, layout: Layout = PACKED, **configured: Any) -> Job:
+    return Job(
+        steps=(STEP,),
+        aggregation=Aggregation(Mode(mode), 40.0 if mode == "constant" else None),
+        layout=layout,
+        depth=Depth.STEP,
+        objective=Objective.POLICY,
+        configuration=Configuration(**configured),
+    )
+
+
+def in_file(*settings: Setting) -> frozenset[Setting]:
+    return frozenset(settings)
+
+
+def words(outcome: object) -> str:
+    """Of a refusal."""
+    assert isinstance(outcome, Declined), outcome
+    assert outcome.verdict == "refused", outcome
+    return outcome.message
+
+
+def weights(outcome: object) -> np.ndarray[Any, Any]:
+    """Of what was accepted."""
+    assert isinstance(outcome, Ran), outcome
+    return outcome.observations[0].weights[0]
+
+
+def expected(mode: str, divisor: float | None = None) -> np.ndarray[Any, Any]:
+    return np.asarray(token_weights(STEP, Aggregation(Mode(mode), divisor)), np.float64)
+
+
+def toy(folder: Path, adapter: str, *layers: str) -> str:
+    return str(checkout(folder / adapter, adapter, layers=layers))
+
+
+REFUSED = {
+    "constant needs a divisor": (job("constant", divisor=""), "--loss-aggregation-divisor is None"),
+    **{
+        f"constant by {text}": (job("constant", divisor=text), f"is {float(text)!r} and has to")
+        for text in ("0", "-4", "nan", "inf")
+    },
+    **{
+        f"constant by {text}": (
+            job("constant", divisor=text),
+            "ArgumentError: argument --loss-aggregation-divisor: invalid float value",
+        )
+        for text in ("true", "abc")
+    },
+    **{
+        f"constant by {text} in the file": (
+            job("constant", divisor=text, in_file=in_file(Setting.DIVISOR)),
+            f"is {read} and has to be positive",
+        )
+        for text, read in {
+            "0": "0",
+            "nan": "nan",
+            "inf": "inf",
+            "-inf": "-inf",
+            "true": "True",
+            "abc": "'abc'",
+        }.items()
+    },
+    **{
+        f"{mode} with a divisor": (
+            job(mode, divisor="40"),
+            f"--loss-aggregation={mode} takes no --loss-aggregation-divisor",
+        )
+        for mode in ("sample_mean", "prompt_mean", "token_mean")
+    },
+    **{
+        f"{mode} per token": (job(mode, per_token=True), "contradicts --calculate-per-token-loss")
+        for mode in ("prompt_mean", "constant")
+    },
+    "both spellings in the file": (
+        job("prompt_mean", per_token=True, in_file=in_file(Setting.MODE, Setting.PER_TOKEN)),
+        "contradicts --calculate-per-token-loss",
+    ),
+    **{
+        f"custom correction with {mode}": (job(mode, corrects=True), "--custom-tis-function-path")
+        for mode in ("prompt_mean", "token_mean")
+    },
+    "odd batch": (job("prompt_mean", batch_size=3), "--global-batch-size is no multiple"),
+    "odd batch in the file": (
+        job("prompt_mean", batch_size=3, in_file=in_file(Setting.BATCH_SIZE)),
+        "--global-batch-size is no multiple",
+    ),
+    "no groups": (job("prompt_mean", tampering=Tampering.GROUPS_MISSING), "needs whole groups"),
+    "incomplete group": (
+        job("prompt_mean", tampering=Tampering.GROUP_INCOMPLETE),
+        "needs whole groups of --n-samples-per-prompt: [1, 1, 2, 2, 2]",
+    ),
+    "no denominators": (
+        job("prompt_mean", tampering=Tampering.DENOMINATORS_DROPPED),
+        "needs prompt_mask_sums of custom train data",
+    ),
+    "gap": (job("prompt_mean", tampering=Tampering.BOUNDARY_GAP), "[1, 0, 7, 7, 20, 20, 5, 5]"),
+    "overlap": (
+        job("prompt_mean", tampering=Tampering.BOUNDARY_OVERLAP),
+        "[5, 5, 7, 7, 20, 20, 5, 5]",
+    ),
+    "short": (job("prompt_mean", tampering=Tampering.BOUNDARY_SHORT), "[3, 3, 7, 7, 20, 20, 3]"),
+}
+
+
+@ADAPTERS
+def test_toys_refuse_in_their_own_words_wherever_they_find_it(tmp_path: Path, adapter: str) -> None:
+    jobs = [refused for refused, _ in REFUSED.values()]
+    outcomes = observe(adapter, toy(tmp_path, adapter), jobs)
+
+    for name, outcome in zip(REFUSED, outcomes, strict=True):
+        assert REFUSED[name][1] in words(outcome), name
+
+
+ACCEPTED = {
+    "default mode": (job("sample_mean", says_mode=False), "sample_mean"),
+    "flag alone": (job("token_mean", says_mode=False, per_token=True), "token_mean"),
+    "flag alone in the file": (
+        job("token_mean", says_mode=False, per_token=True, in_file=in_file(Setting.PER_TOKEN)),
+        "token_mean",
+    ),
+    "mode in the file": (job("prompt_mean", in_file=in_file(Setting.MODE)), "prompt_mean"),
+    "batch in the file": (
+        job("prompt_mean", batch_size=8, in_file=in_file(Setting.BATCH_SIZE)),
+        "prompt_mean",
+    ),
+    "divisor in the file": (job("constant", in_file=in_file(Setting.DIVISOR)), "constant"),
+    "custom correction": (job("constant", corrects=True), "constant"),
+    "groups that nobody asks for": (
+        job("sample_mean", tampering=Tampering.GROUPS_MISSING),
+        "sample_mean",
+    ),
+}
+
+
+@ADAPTERS
+def test_toys_accept_what_says_the_same_as_the_ordinary_configuration(
+    tmp_path: Path, adapter: str
+) -> None:
+    modes = sorted({mode for _, mode in ACCEPTED.values()})
+    jobs = [*map(job, modes), *(accepted for accepted, _ in ACCEPTED.values())]
+    outcomes = observe(adapter, toy(tmp_path, adapter), jobs)
+    ordinary = dict(zip(modes, outcomes, strict=False))
+
+    for (name, (_, mode)), outcome in zip(ACCEPTED.items(), outcomes[len(modes) :], strict=True):
+        assert np.array_equal(weights(outcome), weights(ordinary[mode])), name
+        assert np.allclose(
+            weights(outcome), expected(mode, 40.0 if mode == "constant" else None), rtol=1e-6
+        )
+
+
+@ADAPTERS
+@pytest.mark.parametrize("layout", ["dp1-cp1-mb2-thd", "dp1-cp2-mb2-thd"])
+def test_custom_reducer_takes_precedence_over_every_mode(
+    tmp_path: Path, adapter: str, layout: str
+) -> None:
+    modes = ["sample_mean", "prompt_mean", "constant"]
+    jobs = [job(mode, layout=Layout.parse(layout), reduces=True) for mode in modes]
+
+    for outcome in observe(adapter, toy(tmp_path, adapter), jobs):
+        assert np.allclose(weights(outcome), expected("constant", REDUCER_DIVISOR), rtol=1e-6)
+
+
+def test_padded_rows_without_their_length_are_refused(tmp_path: Path) -> None:
+    dropped = {"tampering": Tampering.LENGTHS_DROPPED}
+    jobs = [
+        job("sample_mean", layout=PADDED, **dropped),
+        job("sample_mean", layout=PADDED),
+        job("sample_mean", **dropped),
+    ]
+    refused, whole, packed = observe("miles", toy(tmp_path, "miles"), jobs)
+
+    assert words(refused) == "ValueError: --qkv-format=bshd needs max_seq_lens"
+    assert np.allclose(weights(whole), expected("sample_mean"), rtol=1e-6)
+    assert packed == Declined("unsupported", "no rows that are padded to one length")
+
+
+@pytest.mark.parametrize(("error", "verdict"), [("ValueError", Declined), ("KeyError", Crashed)])
+def test_objections_of_a_train_step_refuse_configurations_that_are_not_ordinary(
+    tmp_path: Path, error: str, verdict: type
+) -> None:
+    edit = Edit(
+        "lineage.py", 'gain = torch.cat(batch["advantages"])', f'raise {error}("not on a Sunday")'
+    )
+    source = checkout(tmp_path / "slime", "slime", edit)
+    jobs = [job("sample_mean"), job("sample_mean", says_mode=False)]
+    ordinary, configured = observe("slime", str(source), jobs)
+
+    assert isinstance(ordinary, Crashed)
+    assert isinstance(configured, verdict)
+    assert "not on a Sunday" in configured.message
+
+
+def test_older_version_lacks_modes_and_divisors(tmp_path: Path) -> None:
+    jobs = [job("constant"), job("prompt_mean", divisor="4"), job("sample_mean", divisor="4")]
+    outcomes = observe("slime", toy(tmp_path, "slime", "slime_older"), jobs)
+
+    assert outcomes == [
+        Declined("unsupported", "no mode constant"),
+        Declined("unsupported", "no mode prompt_mean"),
+        Declined("unsupported", "no option --pg-loss-divisor"),
+    ]
+
+
+def test_older_version_tells_a_mode_by_its_divisor(tmp_path: Path) -> None:
+    jobs = [
+        job("constant", divisor=""),
+        job("sample_mean", divisor="4"),
+        job("token_mean", divisor="4"),
+        job("constant", divisor="4"),
+    ]
+    source = toy(tmp_path, "miles", "miles_older")
+    missing, alone, refused, accepted = observe("miles", source, jobs)
+
+    message = "no option --loss-aggregation: a divisor alone makes a mode constant"
+    assert missing == alone == Declined("unsupported", message)
+    assert words(refused) == "ValueError: a mean over tokens takes no divisor"
+    assert np.allclose(weights(accepted), expected("constant", 4.0), rtol=1e-6)
+
+
+def test_version_without_a_configuration_file_reads_none(tmp_path: Path) -> None:
+    edits = (
+        Edit("lineage.py", '    parser.add_argument("--custom-config-path", type=Path)\n', ""),
+        Edit("lineage.py", "if args.custom_config_path is not None:", "if False:"),
+    )
+    source = checkout(tmp_path / "slime", "slime", *edits)
+    jobs = [job("sample_mean", in_file=in_file(Setting.MODE)), job("sample_mean")]
+    in_a_file, typed = observe("slime", str(source), jobs)
+
+    assert in_a_file == Declined("unsupported", "no option --custom-config-path")
+    assert np.allclose(weights(typed), expected("sample_mean"), rtol=1e-6)
+
+
+def test_other_engine_of_miles_is_configured_alike(tmp_path: Path) -> None:
+    layout = Layout.parse("dp1-cp1-mb2-thd")
+    told = "error: argument --loss-aggregation-divisor: invalid float value"
+    jobs = [
+        job("constant", layout=layout, divisor="abc"),
+        job("constant", layout=layout, divisor="true", in_file=in_file(Setting.DIVISOR)),
+        job("prompt_mean", layout=layout, tampering=Tampering.DENOMINATORS_DROPPED),
+        job("prompt_mean", layout=layout, reduces=True),
+    ]
+    typed, in_a_file, dropped, reduced = observe("miles", toy(tmp_path, "miles"), jobs, "fsdp")
+
+    assert words(typed) == f"ArgumentError: {told.partition(' ')[2]}: 'abc'"
+    assert "is True and has to be positive" in words(in_a_file)
+    assert "needs prompt_mask_sums" in words(dropped)
+    assert np.allclose(weights(reduced), expected("constant", REDUCER_DIVISOR), rtol=1e-6)
+
+
+def entry(values: tuple[float, ...], keys: str = "ab", **others: Any) -> LogEntry:
+    return LogEntry(keys=tuple(keys), values=values, **others)
+
+
+PLAIN = entry((1.0, 2.0), count=4.0)
+NORMALIZED = entry((1.0, 2.0), normalizers=(4.0, 2.0))
+NO_NORMALIZERS = "no normalizers of their own for values that are logged"
+
+
+@pytest.mark.parametrize("options", [(), ("-O",)])
+def test_toys_make_logs_or_raise(tmp_path: Path, options: tuple[str, ...]) -> None:
+    logs = [
+        [PLAIN, PLAIN],
+        [NORMALIZED, NORMALIZED],
+        [PLAIN, entry((1.0, 2.0), "ba")],
+        [entry((1.0,), count=4.0)],
+    ]
+    plain, normalized, order, short = aggregate("slime", toy(tmp_path, "slime"), logs, *options)
+
+    assert plain == {"a": 0.25, "b": 0.5}
+    assert normalized == NO_NORMALIZERS
+    assert order.startswith("ValueError")
+    assert short.startswith("ValueError")
+
+
+def test_toy_with_normalizers_divides_by_them(tmp_path: Path) -> None:
+    logs = [[NORMALIZED, NORMALIZED], [NORMALIZED, PLAIN], [PLAIN]]
+    normalized, mixed, plain = aggregate("miles", toy(tmp_path, "miles"), logs)
+
+    assert normalized == {"a": 0.25, "b": 1.0}
+    assert mixed.startswith("ValueError")
+    assert plain == {"a": 0.25, "b": 0.5}
+
+
+def test_version_that_makes_logs_inside_its_train_step_makes_no_others(tmp_path: Path) -> None:
+    edit = Edit(
+        "backends/megatron_utils/cp_utils.py", "def reduce_train_step_metrics", "def _reduce"
+    )
+    source = checkout(tmp_path / "slime", "slime", edit)
+
+    [outcome] = aggregate("slime", str(source), [[PLAIN]])
+    assert outcome == ("no function that makes a log: the train step makes its own")
+
+
+def real(adapter: str, ref: str) -> str:
+    return f"{Path(os.environ[command.SOURCES]) / adapter}@{ref}"
+
+
+NEWEST = {"slime": "refs/pull/2090/head", "miles": "refs/pull/1498/head"}
+
+REFUSED_BY_ALL = [
+    job("constant", divisor=""),
+    job("constant", divisor="-4"),
+    job("constant", divisor="nan"),
+    job("constant", divisor="abc"),
+    job("sample_mean", divisor="40"),
+    job("prompt_mean", per_token=True),
+    job("prompt_mean", batch_size=3),
+    job("prompt_mean", tampering=Tampering.GROUPS_MISSING),
+    job("prompt_mean", tampering=Tampering.DENOMINATORS_DROPPED),
+]
+
+REFUSED_BY_MILES = [
+    job("constant", divisor="inf"),
+    job("constant", divisor="true", in_file=in_file(Setting.MODE, Setting.DIVISOR)),
+    job("prompt_mean", per_token=True, in_file=in_file(Setting.MODE, Setting.PER_TOKEN)),
+    job("token_mean", entropy=True),
+    job("token_mean", kl=True),
+    job("prompt_mean", batch_size=3, in_file=in_file(Setting.BATCH_SIZE)),
+    job("prompt_mean", corrects=True),
+    job("token_mean", corrects=True),
+    job("prompt_mean", tampering=Tampering.GROUP_INCOMPLETE),
+    job("prompt_mean", tampering=Tampering.BOUNDARY_GAP),
+    job("prompt_mean", tampering=Tampering.BOUNDARY_OVERLAP),
+    job("prompt_mean", tampering=Tampering.BOUNDARY_SHORT),
+]
+"""By pull request 1498, and not by slime's 2090."""
+
+
+@REAL
+@ADAPTERS
+def test_real_versions_refuse_in_their_own_words(adapter: str) -> None:
+    outcomes = observe(
+        adapter, real(adapter, NEWEST[adapter]), [*REFUSED_BY_ALL, *REFUSED_BY_MILES]
+    )
+    for outcome in outcomes[: len(REFUSED_BY_ALL)]:
+        words(outcome)
+    for outcome in outcomes[len(REFUSED_BY_ALL) :]:
+        if adapter == "miles":
+            words(outcome)
+        else:
+            assert not isinstance(outcome, Declined)
+
+
+@REAL
+@pytest.mark.parametrize("ref", ["pull request", "main"])
+@ADAPTERS
+def test_real_versions_accept_the_older_spelling_bit_for_bit(adapter: str, ref: str) -> None:
+    source = real(adapter, NEWEST[adapter] if ref == "pull request" else ref)
+    jobs = [
+        job("token_mean"),
+        job("token_mean", says_mode=False, per_token=True),
+        job("sample_mean"),
+        job("sample_mean", says_mode=False),
+        job("sample_mean", reduces=True),
+        job("sample_mean", corrects=True),
+    ]
+    per_token, flag, per_sample, default, reduced, corrected = map(
+        weights, observe(adapter, source, jobs)
+    )
+
+    assert np.array_equal(per_token, flag)
+    assert np.array_equal(per_sample, default)
+    assert np.array_equal(per_sample, corrected)
+    assert np.allclose(reduced, expected("constant", REDUCER_DIVISOR), rtol=1e-6)
+
+
+@REAL
+def test_real_miles_refuses_padded_rows_without_their_length() -> None:
+    dropped = job("sample_mean", layout=PADDED, tampering=Tampering.LENGTHS_DROPPED)
+    [outcome] = observe("miles", real("miles", NEWEST["miles"]), [dropped])
+
+    assert words(outcome) == "AssertionError: max_seq_len must be provided for qkv_format=bshd"
+
+
+@REAL
+def test_real_logs_are_made_or_refused_without_assertions() -> None:
+    broken = [NORMALIZED, PLAIN], [PLAIN, entry((1.0, 2.0), "ba")], [entry((1.0,), count=4.0)]
+    plain, *others = aggregate("miles", real("miles", NEWEST["miles"]), [[PLAIN], *broken], "-O")
+
+    assert plain == {"a": 0.25, "b": 0.5}
+    assert all(other.startswith("ValueError: ") for other in others)
+
+
+@REAL
+def test_real_slime_checks_logs_by_assertions_alone() -> None:
+    short = [entry((1.0,), count=4.0)]
+    source = real("slime", NEWEST["slime"])
+
+    assert aggregate("slime", source, [short]) == ["AssertionError: "]
+    assert aggregate("slime", source, [short], "-O") == [{"a": 0.25}]

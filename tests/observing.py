@@ -1,0 +1,67 @@
+"""Runs jobs of a framework in a process of its own, as one process holds one framework only."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from adapters.contract import Job, LogEntry
+from adapters.source import resolve
+from conformance import registry
+from conformance.logs import CHILD, LogRow
+from conformance.rank import Declined
+from conformance.ranks import Crashed, Ran, RankPool
+from tests.command import ROOT
+
+Outcome = Ran | Declined | Crashed
+
+
+def observe(adapter: str, source: str, jobs: Sequence[Job], engine: str = "megatron") -> list[Any]:
+    """What comes of each job on a source, in one pool of ranks."""
+    with tempfile.NamedTemporaryFile() as outcomes:
+        subprocess.run(
+            [sys.executable, "-m", __name__, outcomes.name],
+            input=pickle.dumps((adapter, source, engine, list(jobs))),
+            cwd=ROOT,
+            stdout=subprocess.DEVNULL,
+            check=True,
+            timeout=300,
+        )
+        return list(pickle.load(outcomes))
+
+
+def aggregate(
+    adapter: str, source: str, logs: Sequence[Sequence[LogEntry]], *options: str
+) -> list[Any]:
+    """What an adapter makes of each log, or its words, by a Python started with ``options``."""
+    created = registry.create(adapter, "megatron")
+    rows = [
+        LogRow(name=str(number), says="", entries=tuple(log)) for number, log in enumerate(logs)
+    ]
+    process = subprocess.run(
+        [sys.executable, *options, "-m", CHILD],
+        input=pickle.dumps((created, resolve(created, source).path, rows)),
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        check=True,
+        timeout=300,
+    )
+    outcomes = pickle.loads(process.stdout)
+    return [outcomes[row.name].message or outcomes[row.name].log for row in rows]
+
+
+def _observe(adapter: str, source: str, engine: str, jobs: list[Job]) -> list[Outcome]:
+    created = registry.create(adapter, engine)
+    size = max(job.layout.world_size for job in jobs)
+    with RankPool(created, resolve(created, source).path, size) as pool:
+        return [pool.run(job) for job in jobs]
+
+
+if __name__ == "__main__":
+    found = _observe(*pickle.load(sys.stdin.buffer))
+    Path(sys.argv[1]).write_bytes(pickle.dumps(found))
