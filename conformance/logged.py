@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from adapters.contract import Description, Job, Observation
     from conformance.mistakes import Situation
+    from reference.aggregation import Conventions
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -33,14 +34,16 @@ class Share:
 
     metric: Metric
     situation: Situation
-    how: Beside | None
     quantities: NDArray[np.float64]
     """Of each token, the coefficient included: [tokens]."""
+
+    by_micro_batch: bool
+    """Whether what is logged is documented to be averaged over micro-batches."""
 
     @cached_property
     def weights(self) -> NDArray[np.float64]:
         """What every token weighs: [tokens]."""
-        if self.how is Beside.MICRO_BATCH_MEAN:
+        if self.by_micro_batch:
             return self.situation.micro_batch_means
         return self.situation.expected
 
@@ -143,14 +146,20 @@ def _shares(
             situation=replace(
                 situation,
                 aggregation=terms.aggregation(
-                    job.aggregation, terms.reducer_of_metric(term.metric, conventions)
+                    job.aggregation, terms.reducer_of_term(term.metric, conventions)
                 ),
             ),
-            how=terms.reducer_of_metric(term.metric, conventions),
+            by_micro_batch=_is_by_micro_batch(metric, conventions),
             quantities=term.coefficient * batch.split(terms.quantities(term.metric, batch))[number],
         )
         for term in terms.terms(metric, job.objective)
     ]
+
+
+def _is_by_micro_batch(metric: Metric, conventions: Conventions) -> bool:
+    """Losses are trained as they are logged; all else is a diagnostic."""
+    losses = (Metric.POLICY_LOSS, Metric.LOSS)
+    return metric not in losses and conventions.diagnostics is Beside.MICRO_BATCH_MEAN
 
 
 def _tolerance(job: Job, number: int, description: Description) -> float:

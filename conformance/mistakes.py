@@ -104,17 +104,18 @@ class Situation:
 
     @cached_property
     def micro_batch_means(self) -> NDArray[np.float64]:
-        """Weights in a mean over ranks and micro-batches of their token means: [tokens].
+        """Weights in a mean over ranks and micro-batches of each one's own mean: [tokens].
 
-        A micro-batch without active tokens adds 0 and counts, as does one of which nothing is seen.
+        That is one over its tokens, or over its samples where the mode is `sample_mean`. What has
+        no active token adds 0 and counts.
         """
         assert self.cut is not None
         batch = self.cut.micro_batch_number
-        tokens = np.bincount(batch, weights=self.step.mask)[batch]
-        units = self.cut.micro_batches * self.layout.dp
-        weights = np.zeros_like(self.expected)
-        np.divide(1.0, units * tokens, out=weights, where=self.step.mask)
-        return weights
+        micro_batches = (self.cut.micro_batches * self.layout.dp).astype(np.float64)
+        if self.mode is Mode.SAMPLE_MEAN:
+            return self.weights(units=micro_batches * _units_held(self.sample, batch))
+        tokens = np.bincount(batch, weights=self.step.mask).astype(np.float64)[batch]
+        return self.weights(tokens, micro_batches)
 
     def weights(
         self,

@@ -66,9 +66,9 @@ def reducer(objective: Objective, conventions: Conventions) -> Beside | None:
     }.get(objective)
 
 
-def reducer_of_metric(metric: Metric, conventions: Conventions) -> Beside | None:
-    """How a logged quantity is reduced; None if by the mode."""
-    if metric in (Metric.POLICY_LOSS, Metric.LOSS):
+def reducer_of_term(metric: Metric, conventions: Conventions) -> Beside | None:
+    """How a term of the loss is reduced, or anything logged; None if by the mode."""
+    if metric is Metric.POLICY_LOSS:
         return None
     of_term = {Metric.ENTROPY: conventions.entropy, Metric.KL: conventions.kl}
     return of_term.get(metric, conventions.diagnostics)

@@ -74,7 +74,7 @@ def _parts(situation: Situation, slopes: NDArray[np.float64]) -> list[Part]:
             situation=replace(
                 situation,
                 aggregation=terms.aggregation(
-                    situation.aggregation, terms.reducer_of_metric(term.metric, conventions)
+                    situation.aggregation, terms.reducer_of_term(term.metric, conventions)
                 ),
             ),
             slopes=slopes

@@ -76,8 +76,9 @@ class Conventions:
 
     The default is the seeds' contract: samples are the units of `sample_mean` and `constant`, one
     without active tokens adds 0 and still counts, and denominators count what rejection sampling
-    has left (the last by miles' pull request 1498). ``entropy`` and ``kl`` are of these terms and
-    their logs, ``diagnostics`` of what is logged besides (clip fraction and the like).
+    has left (the last by miles' pull request 1498). ``entropy`` and ``kl`` are of these
+    terms of the loss, ``diagnostics`` of what is logged and not trained (clip fraction and the
+    like), and of the logs of these terms where it is over micro-batches.
     ``whole_groups`` says that `prompt_mean` needs a prompt's samples on one data-parallel rank.
     """
 

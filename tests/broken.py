@@ -156,3 +156,10 @@ class Slow(TwoLayouts):
     def observe(self, job: Job, rank: Rank) -> Observation:
         time.sleep(0.5)
         return super().observe(job, rank)
+
+
+class Chattering(TwoLayouts):
+    """Prints where it can."""
+
+    def load(self, source: Path | None) -> None:
+        print("loading weights: 100 %", flush=True)

@@ -75,11 +75,11 @@ def test_terms_are_reduced_by_their_own_convention() -> None:
     assert terms.reducer(Objective.KL, conventions) is Beside.SAMPLE_MEAN
     assert terms.reducer(Objective.SFT, conventions) is Beside.WITH_TOKEN_MEAN
     assert terms.reducer(Objective.GSPO, conventions) is None
-    assert terms.reducer_of_metric(Metric.POLICY_LOSS, conventions) is None
-    assert terms.reducer_of_metric(Metric.ENTROPY, conventions) is Beside.TOKEN_MEAN
-    assert terms.reducer_of_metric(Metric.KL, conventions) is Beside.SAMPLE_MEAN
+    assert terms.reducer_of_term(Metric.POLICY_LOSS, conventions) is None
+    assert terms.reducer_of_term(Metric.ENTROPY, conventions) is Beside.TOKEN_MEAN
+    assert terms.reducer_of_term(Metric.KL, conventions) is Beside.SAMPLE_MEAN
     for metric in (Metric.CLIP_FRACTION, Metric.POLICY_KL, Metric.REJECTED):
-        assert terms.reducer_of_metric(metric, conventions) is Beside.MICRO_BATCH_MEAN
+        assert terms.reducer_of_term(metric, conventions) is Beside.MICRO_BATCH_MEAN
 
 
 def test_logged_loss_has_all_terms_with_their_coefficients() -> None:

@@ -1,0 +1,151 @@
+"""What a framework makes of configurations, held against what is demanded."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from adapters.contract import Depth, Description, Job, Layout, Observation
+from conformance.cases import CORPUS
+from conformance.configurations import ROWS, Row
+from conformance.judge import Judgement
+from conformance.report import Verdict
+from conformance.startup import compared_with, judge_acceptance, judge_refusal
+from reference.aggregation import Aggregation, Beside, Conventions, DenominatorMask, Mode
+from reference.weights import token_weights
+
+BY_NAME = {row.name: row for row in ROWS}
+ZERO = BY_NAME["divisor_zero"]
+LEGACY = BY_NAME["legacy_flag"]
+REDUCER = BY_NAME["custom_reducer"]
+
+
+def job_of(row: Row, mode: Mode) -> Job:
+    return Job(
+        steps=row.given.steps,
+        aggregation=row.given.aggregation(mode),
+        layout=Layout(),
+        depth=Depth.STEP,
+        configuration=row.configuration,
+    )
+
+
+def observed(job: Job, aggregation: Aggregation, factor: float = 1.0) -> list[Observation]:
+    """Weights of some aggregation, times a factor."""
+    return [
+        Observation(weights=tuple(factor * token_weights(step, aggregation) for step in job.steps))
+    ]
+
+
+def name_of(judgement: Judgement) -> str:
+    assert judgement.verdict is Verdict.MISMATCH
+    assert judgement.diagnosis is not None
+    return judgement.diagnosis.name
+
+
+def test_rows_have_names_and_cases_of_their_own() -> None:
+    assert len(BY_NAME) == len(ROWS)
+    assert {row.case for row in ROWS} <= {case.name for case in CORPUS}
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_what_must_be_refused_has_words_to_be_told_by(row: Row) -> None:
+    assert bool(row.options) == (row.demand.value in ("refuse", "reducer_or_refuse"))
+    assert row.modes
+
+
+def test_refusal_that_names_the_option_is_right() -> None:
+    message = "ValueError: --loss-aggregation-DIVISOR must be positive"
+    judgement = judge_refusal(ZERO, message)
+
+    assert judgement.verdict is Verdict.REFUSED
+    assert judgement.message == message
+
+
+def test_refusal_that_names_nothing_is_not() -> None:
+    assert name_of(judge_refusal(ZERO, "AssertionError: ")) == "refused_without_naming"
+
+
+def test_what_must_be_accepted_may_not_be_refused() -> None:
+    message = "ValueError: per-token flag"
+
+    assert name_of(judge_refusal(LEGACY, message)) == "refused_what_it_supports"
+    assert judge_refusal(LEGACY, message).message == message
+
+
+def test_what_is_accepted_is_told_with_what_is_then_trained() -> None:
+    job = job_of(ZERO, Mode.CONSTANT)
+    right = judge_acceptance(ZERO, job, observed(job, job.aggregation), Description(), ())
+    wrong = judge_acceptance(ZERO, job, observed(job, job.aggregation, 40.0), Description(), ())
+
+    assert name_of(right) == name_of(wrong) == "accepted"
+    assert right.error is None
+    assert wrong.error == pytest.approx(39)
+    assert right.diagnosis is not None
+    assert right.diagnosis.explanation.endswith("then weights are those of constant")
+    assert wrong.diagnosis is not None
+    assert "40" in wrong.diagnosis.explanation
+
+
+def test_legacy_flag_is_compared_bit_for_bit() -> None:
+    job = job_of(LEGACY, Mode.TOKEN_MEAN)
+    plain = observed(job, job.aggregation)
+    last_bit = [replace(plain[0], weights=(np.nextafter(plain[0].weights[0], 1),))]
+    same = judge_acceptance(LEGACY, job, plain, Description(), plain)
+    off = judge_acceptance(LEGACY, job, last_bit, Description(), plain)
+
+    assert same.verdict is Verdict.CONFORMS
+    assert name_of(off) == "not_the_same"
+
+
+def test_default_is_compared_with_what_is_documented_to_be_it() -> None:
+    row = BY_NAME["default_mode"]
+    job = job_of(row, Mode.SAMPLE_MEAN)
+    other = compared_with(row, job, Description(default_mode=Mode.TOKEN_MEAN))
+
+    assert other.aggregation == Aggregation(Mode.TOKEN_MEAN)
+    assert other.configuration.says_mode
+    assert compared_with(row, job, Description()).aggregation == Aggregation(Mode.SAMPLE_MEAN)
+
+
+@pytest.mark.parametrize("mode", Mode)
+def test_custom_reducer_divides_by_its_own_and_by_what_the_step_does(mode: Mode) -> None:
+    job = job_of(REDUCER, mode)
+    [step] = job.steps
+    units = step.active_tokens.sum() if mode is Mode.TOKEN_MEAN else step.size
+    weights = [Observation(weights=(step.mask / (64.0 * units),))]
+    right = judge_acceptance(REDUCER, job, weights, Description(), ())
+    ignored = judge_acceptance(REDUCER, job, observed(job, job.aggregation), Description(), ())
+
+    assert right.verdict is Verdict.CONFORMS
+    assert name_of(ignored) == "reducer_ignored"
+
+
+@pytest.mark.parametrize(
+    ("name", "conventions"),
+    [
+        ("entropy_per_sample", Conventions(entropy=Beside.SAMPLE_MEAN)),
+        ("divergence_per_sample_in_file", Conventions(kl=Beside.SAMPLE_MEAN)),
+        ("correction_across_the_step", Conventions(denominator_mask=DenominatorMask.MODIFIED)),
+    ],
+)
+def test_rules_are_about_frameworks_of_such_conventions(
+    name: str, conventions: Conventions
+) -> None:
+    others = Conventions(denominator_mask=DenominatorMask.ORIGINAL)
+
+    assert BY_NAME[name].applies(conventions)
+    assert not BY_NAME[name].applies(others)
+    assert ZERO.applies(others)
+
+
+def test_configurations_take_one_rank_and_widths_take_slices() -> None:
+    alone = Layout.parse("dp1-cp1-mb2-thd")
+    sliced = Layout.parse("dp1-cp2-mb2-bshd")
+
+    assert ZERO.fits(alone)
+    assert not ZERO.fits(sliced)
+    assert BY_NAME["lengths_dropped"].fits(sliced)
+    assert not BY_NAME["lengths_dropped"].fits(alone)

@@ -1,0 +1,126 @@
+"""Several terms in one gradient: what is off is found in the term that it is of."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from adapters.contract import Depth, Description, Job, Layout, Observation
+from adapters.objective import ENTROPY_COEFFICIENT, KL_COEFFICIENT, Metric, Objective
+from adapters.probe import ProbedBatch
+from conformance.judge import Judgement
+from conformance.logged import judge_logged
+from conformance.report import Verdict
+from conformance.together import judge_together
+from reference.aggregation import Aggregation, Mode
+from reference.step import Sample, Step
+from reference.weights import token_weights
+
+STEP = Step.of(
+    [
+        Sample(prompt_length=1, loss_mask=[1, 1, 0], group=0),
+        Sample(prompt_length=2, loss_mask=[1], group=0),
+        Sample(prompt_length=1, loss_mask=[1, 1, 1, 1], group=1),
+        Sample(prompt_length=1, loss_mask=[0, 1, 1], group=1),
+    ]
+)
+JOB = Job(
+    steps=(STEP,),
+    aggregation=Aggregation(Mode.PROMPT_MEAN),
+    layout=Layout(),
+    depth=Depth.STEP,
+    objective=Objective.TOGETHER,
+)
+BATCH = ProbedBatch(JOB.steps, JOB.objective)
+POLICY = token_weights(STEP, JOB.aggregation)
+BESIDE = token_weights(STEP, Aggregation(Mode.SAMPLE_MEAN))
+
+
+def judged(policy: float = 1.0, entropy: float = 1.0, kl: float = 1.0) -> Judgement:
+    """With each term's weights multiplied by a factor."""
+    gradient = (
+        policy * BATCH.slopes * POLICY
+        - entropy * ENTROPY_COEFFICIENT * BESIDE
+        + kl * KL_COEFFICIENT * BESIDE
+    )
+    return judge_together(JOB, [Observation(weights=(gradient / BATCH.slopes,))], Description())
+
+
+def explained(judgement: Judgement | None) -> tuple[str, str]:
+    assert judgement is not None
+    assert judgement.verdict is Verdict.MISMATCH
+    assert judgement.diagnosis is not None
+    return judgement.diagnosis.name, judgement.diagnosis.explanation
+
+
+def test_sum_of_terms_conforms() -> None:
+    judgement = judged()
+
+    assert judgement.verdict is Verdict.CONFORMS
+    assert judgement.error is not None
+    assert judgement.error < 1e-15
+
+
+def test_error_is_relative_to_the_absolute_values_of_the_terms() -> None:
+    judgement = judged(kl=1 + 1e-3)
+    own = KL_COEFFICIENT * BESIDE
+    all_terms = np.abs(BATCH.slopes) * POLICY + ENTROPY_COEFFICIENT * BESIDE + own
+    active = STEP.mask
+
+    assert judgement.error == pytest.approx(1e-3 * (own[active] / all_terms[active]).max())
+
+
+@pytest.mark.parametrize("term", ["entropy", "kl", "policy_loss"])
+def test_term_that_is_left_out_is_named(term: str) -> None:
+    name, explanation = explained(judged(**{term.removesuffix("_loss"): 0.0}))
+
+    assert name == "term_left_out"
+    assert term in explanation
+
+
+@pytest.mark.parametrize("term", ["entropy", "kl"])
+def test_factor_of_one_term_is_found_in_it(term: str) -> None:
+    name, explanation = explained(judged(**{term: 0.25}))
+
+    assert name.startswith("divided_by_samples")
+    assert explanation.startswith(f"{term}: every weight is 1/4")
+
+
+def test_what_is_not_finite_has_no_error() -> None:
+    judgement = judged(entropy=float("nan"))
+
+    assert judgement.error is None
+    assert explained(judgement)[0] == "not_finite"
+
+
+def logged(policy: float = 1.0, entropy: float = 1.0, kl: float = 1.0) -> Judgement | None:
+    """A loss in which each term has a factor."""
+    gains = np.concatenate(BATCH.gains)
+    entropies = np.array([0.5, 2.0, 1.0, 0.25])[np.concatenate(BATCH.responses) % 4]
+    divergences = np.concatenate([-values for values in BATCH.reference_log_probs])
+    loss = (
+        -policy * (POLICY * gains).sum()
+        - entropy * ENTROPY_COEFFICIENT * (BESIDE * entropies).sum()
+        + kl * KL_COEFFICIENT * (BESIDE * divergences).sum()
+    )
+    observation = Observation(weights=(), reported={Metric.LOSS: (float(loss),)})
+    return judge_logged(JOB, [observation], Description(), metric=Metric.LOSS)
+
+
+def test_logged_loss_is_the_sum_of_its_terms() -> None:
+    judgement = logged()
+
+    assert judgement is not None
+    assert judgement.verdict is Verdict.CONFORMS
+
+
+@pytest.mark.parametrize("term", ["entropy", "kl", "policy_loss"])
+def test_term_that_the_logged_loss_lacks_is_named(term: str) -> None:
+    name, explanation = explained(logged(**{term.removesuffix("_loss"): 0.0}))
+
+    assert name == "term_left_out"
+    assert term in explanation
+
+
+def test_wrong_term_of_a_logged_loss_is_said_to_be_off() -> None:
+    assert explained(logged(entropy=0.25))[1].startswith(("entropy: ", "kl: ", "policy_loss: "))
