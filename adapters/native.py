@@ -192,7 +192,7 @@ class Trainer:
     ) -> tuple[torch.Tensor, dict[Metric, torch.Tensor]]:
         """This rank's share of the gradient, and of what is logged by micro-batch."""
         probe.grad = torch.zeros_like(probe)
-        logs: dict[Metric, list[float]] = {}
+        logs: dict[Metric, list[float]] = {metric: [] for metric in self.logged}
         mine = self.shard(self.divided_beside(self.divided(samples)))
         for micro_batch in self.cut(mine):
             packed = pack(micro_batch, self.layout, self.cp_rank)
@@ -200,8 +200,13 @@ class Trainer:
             loss, log = self.loss(probe, packed, token_losses)
             loss.backward()
             for metric, value in log.items():
-                logs.setdefault(metric, []).append(value.item())
+                logs[metric].append(value.item())
         return probe.grad, {metric: torch.tensor(values) for metric, values in logs.items()}
+
+    @property
+    def logged(self) -> Sequence[Metric]:
+        """What every rank has a share of, were it without a sample."""
+        return (Metric.LOSS,) if self.objective in OTHER_LOSSES else tuple(Metric)
 
     def divided(self, samples: list[SampleTensors]) -> list[SampleTensors]:
         """Samples with the policy loss's denominators, from counts over the whole step."""
