@@ -7,22 +7,23 @@ from copy import copy
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from adapters import cuda_on_cpu
-from adapters.contract import Layout, Unsupported
+from adapters.contract import Layout, Place, Unsupported
 from adapters.imports import import_from
-from adapters.megatron import options, stand_ins, startup
+from adapters.megatron import objectives, options, rejection, stand_ins, startup
 from adapters.megatron.adapter import SEAM, MegatronAdapter, call_offering
-from adapters.megatron.rollouts import advantages_of, sample_fields
+from adapters.megatron.rollouts import add_columns, sample_fields
 from adapters.megatron.tracking import LOG, as_dictionaries
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
+    import torch
+
     from adapters.contract import Job, LogEntry, Rank
     from adapters.probe import ProbedBatch
+    from reference.aggregation import Conventions
 
 KERNELS = ("slime.backends.megatron_utils.kernels", "slime.utils.fp8_kernel")
 """Modules of slime's own that hold nothing but GPU kernels, where its versions keep them."""
@@ -54,7 +55,8 @@ class SlimeAdapter(MegatronAdapter):
         self.module("backends.megatron_utils.actor")
         for name in ("ray.rollout", "utils.data"):
             self.module(name).ray = SimpleNamespace(put=_itself, get=_itself)
-        loss, *_ = self.loss_modules()
+        loss, reducers, _ = self.loss_modules()
+        rejection.use(reducers)
         loss.calculate_log_probs_and_entropy = SEAM.around(loss.calculate_log_probs_and_entropy)
 
     def parser(self) -> Any:
@@ -102,6 +104,32 @@ class SlimeAdapter(MegatronAdapter):
         loss = self.module("backends.megatron_utils.loss")
         return loss, self.module("backends.megatron_utils.cp_utils"), loss
 
+    def conventions(self, parser: Any) -> Conventions:
+        """A prompt group may be cut over ranks."""
+        return objectives.conventions(parser, by_rollout=self.rollout_field() is not None)
+
+    def candidates(self) -> objectives.Candidates:
+        """Where to look, newer versions first."""
+        loss, reducers, _ = self.loss_modules()
+        manager = self.module("ray.rollout").RolloutManager.__ray_metadata__.modified_class
+        return {
+            Place.POLICY_LOSS: (
+                (loss, "get_pg_loss_reducer"),
+                (reducers, "get_sum_of_sample_mean"),
+            ),
+            Place.TERMS: ((loss, "policy_loss_function"),),
+            Place.OTHER_LOSSES: ((loss, "loss_function"),),
+            Place.LOG: (
+                *((home, "reduce_train_step_metrics") for home in self._log_modules()),
+                (self.module("backends.megatron_utils.model"), "train_one_step"),
+            ),
+            Place.ARGUMENTS: ((self.module("utils.arguments"), "slime_validate_args"),),
+            Place.SHARDING: (
+                (manager, "_split_train_data_by_dp"),
+                (self.module("utils.data"), "process_rollout_data"),
+            ),
+        }
+
     def schedule(self, args: Any, model: Any, rollout_data: dict[str, Any]) -> dict[str, Any]:
         """slime's iterator, with the micro-batches and the rollouts of every step."""
         get_data_iterator = self.module("backends.megatron_utils.data").get_data_iterator
@@ -116,8 +144,8 @@ class SlimeAdapter(MegatronAdapter):
 
     def aggregate(self, entries: Sequence[LogEntry], rank: Rank) -> Mapping[str, float]:
         """By slime's function for it, where it is one, which divides by the counts if per token."""
-        for name in ("observability.train_metric_utils", "backends.megatron_utils.cp_utils"):
-            reduce = getattr(self._module_if_any(name), "reduce_train_step_metrics", None)
+        for home in self._log_modules():
+            reduce = getattr(home, "reduce_train_step_metrics", None)
             if reduce is not None:
                 log: Mapping[str, float] = reduce(
                     as_dictionaries(entries, with_normalizers=False),
@@ -128,6 +156,11 @@ class SlimeAdapter(MegatronAdapter):
                 )
                 return log
         raise Unsupported("no function that makes a log: the train step makes its own")
+
+    def _log_modules(self) -> list[Any]:
+        """Where logs are made, by version; None for a module that this one lacks."""
+        names = "observability.train_metric_utils", "backends.megatron_utils.cp_utils"
+        return [self._module_if_any(name) for name in names]
 
     def _module_if_any(self, name: str) -> Any:
         """A module of slime's, None where this version has none of that name."""
@@ -160,12 +193,11 @@ class SlimeAdapter(MegatronAdapter):
         ]
 
     def _add_advantages(self, args: Any, share: dict[str, Any], batch: ProbedBatch) -> None:
-        """Give each sample of a rank's share its advantages, and 0 as old log-probabilities."""
+        """Give a rank's share what slime's actor would compute, sliced by slime."""
         slice_with_cp = self.module("backends.megatron_utils.cp_utils").slice_log_prob_with_cp
-        advantages = advantages_of(share["tokens"], batch)
-        widths = share.get("max_seq_lens") or [None] * len(advantages)
-        share["advantages"] = [
-            call_offering(
+
+        def held(values: torch.Tensor, total: int, response: int, width: int | None) -> Any:
+            return call_offering(
                 slice_with_cp,
                 values,
                 total,
@@ -174,11 +206,8 @@ class SlimeAdapter(MegatronAdapter):
                 max_token_len=width,
                 max_seq_len=width,
             )
-            for values, total, response, width in zip(
-                advantages, share["total_lengths"], share["response_lengths"], widths, strict=True
-            )
-        ]
-        share["log_probs"] = [torch.zeros_like(values) for values in share["advantages"]]
+
+        add_columns(share, batch, held)
 
     def _choose_accelerator(self) -> None:
         """Newer versions ask for a device that is at hand: tell them of the CUDA one regardless."""

@@ -29,14 +29,15 @@ from adapters.contract import (
     Rank,
     grids,
 )
-from adapters.megatron import options, policy, stand_ins, startup
+from adapters.megatron import objectives, options, policy, stand_ins, startup
 from adapters.megatron.rollouts import require_one_sample_per_rollout
 from adapters.megatron.tracking import LOG
 from adapters.probe import FORWARD_PASSES, ProbedBatch
-from reference.aggregation import Conventions, SampleUnit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from reference.aggregation import Conventions
 
 SEAM = policy.ProbeSeam()
 
@@ -93,6 +94,14 @@ class MegatronAdapter(Adapter):
         """Where log-probabilities come from, reducers are made, and one is chosen by mode."""
 
     @abstractmethod
+    def conventions(self, parser: Any) -> Conventions:
+        """What the framework documents."""
+
+    @abstractmethod
+    def candidates(self) -> objectives.Candidates:
+        """Functions to look at by what is wrong."""
+
+    @abstractmethod
     def schedule(self, args: Any, model: Any, rollout_data: dict[str, Any]) -> dict[str, Any]:
         """What `train` is told of the micro-batches of every step, by parameter."""
 
@@ -110,15 +119,15 @@ class MegatronAdapter(Adapter):
             modes=options.modes(parser),
             options=options.options(parser),
             largest_tp=2,
-            conventions=Conventions(
-                sample_unit=SampleUnit.ROLLOUT if self.rollout_field() else SampleUnit.SAMPLE
-            ),
+            objectives=objectives.offered(parser, self.loss_modules()[-1]),
+            conventions=self.conventions(parser),
+            places=objectives.places(self.candidates()),
             stand_ins=tuple(stand_ins.STOOD_IN),
         )
 
     def observe(self, job: Job, rank: Rank) -> Observation:
         """Train all steps of the batch as the optimizer steps of one rollout."""
-        batch = ProbedBatch(job.steps)
+        batch = ProbedBatch(job.steps, job.objective)
         LOG.start()
         if self.rollout_field() is None:
             require_one_sample_per_rollout(batch)
@@ -139,7 +148,7 @@ class MegatronAdapter(Adapter):
             weights=batch.weights_of_steps(startup.of_steps(gradients, job)),
             combine=combine(job.depth, per_token=per_token),
             counted_tokens=trained.take_counted_tokens(),
-            reported=LOG.policy_losses(job),
+            reported=LOG.reported(job),
             forward_passes=batch.forward_passes(FORWARD_PASSES.take()),
         )
 
@@ -154,6 +163,7 @@ class MegatronAdapter(Adapter):
         with startup.refusals(), startup.settings(job, parser) as settings:
             args = parser.parse_args([*options.job_options(job, parser), *settings])
             self.validated(args, job.layout)
+        objectives.choose_loss(args, job.objective)
         return args
 
     def train(

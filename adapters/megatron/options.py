@@ -6,6 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from adapters.contract import Option, Unsupported
+from adapters.megatron.objectives import objective_options
 from adapters.sizes import rollouts_per_prompt, rollouts_per_step, token_budget
 from reference.aggregation import Mode
 
@@ -78,6 +79,7 @@ def job_options(job: Job, parser: argparse.ArgumentParser) -> list[str]:
         *_batch_options(job),
         *_micro_batch_options(job),
         *_layout_options(job.layout, parser),
+        *objective_options(job.objective, parser),
     ]
 
 

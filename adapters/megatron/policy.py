@@ -16,7 +16,8 @@ from torch import nn
 
 from adapters import cuda_on_cpu
 from adapters.contract import Depth, Job, Layout, Option, Rank, Unsupported
-from adapters.probe import FORWARD_PASSES
+from adapters.objective import Objective
+from adapters.probe import ENTROPIES, FORWARD_PASSES, cycled
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,7 +37,8 @@ IMPOSSIBLE_LOGIT = -1e4
 class ProbeSeam:
     """Adds the probe to log-probabilities, where a framework computes them from logits and tokens.
 
-    The policy knows one token and gives it a probability of 1, hence log-probabilities of 0.
+    The policy knows one token and gives it a probability of 1, hence log-probabilities and
+    entropies of 0. To the latter the probe's table is added, and the probe as well.
     """
 
     VOCABULARY = 1
@@ -52,7 +54,12 @@ class ProbeSeam:
         ) -> Any:
             log_probs, entropy = calculate(logits, tokens % self.VOCABULARY, *args, **kwargs)
             assert self.probe is not None
-            return log_probs + self.probe[tokens].view_as(log_probs), entropy
+            probe = self.probe[tokens]
+            if entropy is not None:
+                trained = kwargs.get("entropy_requires_grad", True)
+                added = cycled(ENTROPIES, tokens) + (probe if trained else probe.detach())
+                entropy = entropy + added.view_as(entropy)
+            return log_probs + probe.view_as(log_probs), entropy
 
         return with_probe
 
@@ -150,7 +157,8 @@ def cached_policy(job: Job, probe_size: int, rank: Rank, *, calculate_per_token_
         Unsupported: Megatron refuses to train so.
     """
     capacity = 1 << probe_size.bit_length()
-    key = (job.depth, job.layout.options, calculate_per_token_loss, capacity)
+    critic = job.objective is Objective.VALUE
+    key = (job.depth, job.layout.options, calculate_per_token_loss, capacity, critic)
     if key not in rank.cache:
         rank.cache[key] = _build(job, capacity, calculate_per_token_loss)
     policy = rank.cache[key]
@@ -173,7 +181,7 @@ def _build(job: Job, capacity: int, calculate_per_token_loss: bool) -> Policy:
         context_parallel_size=job.layout.cp,
         pipeline_dtype=torch.float32,
     )
-    bare = _probed_model(config, capacity)
+    bare = _probed_model(config, capacity, critic=job.objective is Objective.VALUE)
     if job.depth is not Depth.STEP:
         return BarePolicy(bare, bare.probe)
     try:
@@ -200,13 +208,16 @@ def _data_parallel(config: Any, model: nn.Module, options: tuple[Option, ...]) -
         )
 
 
-def _probed_model(config: Any, capacity: int) -> Any:
+def _probed_model(config: Any, capacity: int, *, critic: bool) -> Any:
     from megatron.core import mpu
     from megatron.core.enums import ModelType
     from megatron.core.transformer.module import MegatronModule
 
     class ProbedModel(MegatronModule):  # type: ignore[misc]
-        """Stands where Megatron expects a GPT model, with its vocabulary cut over the tp ranks."""
+        """Stands where Megatron expects a GPT model, with its vocabulary cut over the tp ranks.
+
+        A critic's value of a token is the probe's entry, given where the token is predicted.
+        """
 
         def __init__(self) -> None:
             super().__init__(config)
@@ -226,7 +237,10 @@ def _probed_model(config: Any, capacity: int) -> Any:
         def forward(self, input_ids: torch.Tensor, **kwargs: Any) -> torch.Tensor:
             FORWARD_PASSES.note(input_ids)
             logits = self.logit.expand(*input_ids.shape, ProbeSeam.VOCABULARY)
-            return logits + self.offset
+            if critic:
+                return logits + self.probe[(input_ids + 1) % capacity].unsqueeze(-1)
+            # A loss that has no token on this rank reaches all parameters through the logits.
+            return logits + self.offset + 0.0 * self.probe.sum()
 
     return ProbedModel()
 

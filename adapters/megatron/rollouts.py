@@ -8,9 +8,12 @@ import numpy as np
 import torch
 
 from adapters.contract import Unsupported
+from adapters.objective import Objective
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable
+
+    from numpy.typing import NDArray
 
     from adapters.probe import ProbedBatch
 
@@ -32,10 +35,17 @@ def sample_fields(batch: ProbedBatch) -> list[tuple[int, dict[str, Any]]]:
                 "response_length": len(response),
                 "loss_mask": mask.astype(int).tolist(),
                 "reward": 0.0,
+                **of_rollout_policy,
             },
         )
-        for group, rollout, prompt, response, mask in zip(
-            groups, rollouts, batch.prompts, batch.responses, batch.masks, strict=True
+        for group, rollout, prompt, response, mask, of_rollout_policy in zip(
+            groups,
+            rollouts,
+            batch.prompts,
+            batch.responses,
+            batch.original_masks,
+            _rollout_log_probs(batch),
+            strict=True,
         )
     ]
 
@@ -50,11 +60,42 @@ def require_one_sample_per_rollout(batch: ProbedBatch) -> None:
         raise Unsupported("no several samples of one rollout")
 
 
-def advantages_of(token_ids: Sequence[torch.Tensor], batch: ProbedBatch) -> list[torch.Tensor]:
-    """The advantages of samples known by their first token, whatever became of their order."""
+def add_columns(
+    share: dict[str, Any], batch: ProbedBatch, slice_with_cp: Callable[..., torch.Tensor]
+) -> None:
+    """Give each sample of a rank's share what its actor would compute: advantages and the like.
+
+    Samples are known by their first token, whatever became of their order. ``slice_with_cp`` takes
+    the values of a response, the lengths of sample and response and the width of a padded row, and
+    gives what a context-parallel rank holds of the values.
+    """
     of_first_token = {int(ids[0]): i for i, ids in enumerate(batch.prompts)}
-    owners = [of_first_token[int(ids[0])] for ids in token_ids]
-    return [torch.from_numpy(batch.advantages[i]).float() for i in owners]
+    owners = [of_first_token[int(ids[0])] for ids in share["tokens"]]
+    widths = share.get("max_seq_lens") or [None] * len(owners)
+    shapes = [*zip(share["total_lengths"], share["response_lengths"], widths, strict=True)]
+    for name, values in _columns(batch).items():
+        share[name] = [
+            slice_with_cp(torch.from_numpy(values[owner]).float(), *shape)
+            for owner, shape in zip(owners, shapes, strict=True)
+        ]
+
+
+def _columns(batch: ProbedBatch) -> dict[str, list[NDArray[np.float64]]]:
+    """By sample, what the loss of an objective takes."""
+    columns = {"advantages": batch.advantages, "log_probs": batch.old_log_probs}
+    if batch.objective in (Objective.KL, Objective.TOGETHER):
+        columns["ref_log_probs"] = batch.reference_log_probs
+    if batch.objective is Objective.VALUE:
+        columns["values"] = [np.zeros(len(values)) for values in batch.returns]
+        columns["returns"] = batch.returns
+    return columns
+
+
+def _rollout_log_probs(batch: ProbedBatch) -> list[dict[str, list[float]]]:
+    """Each sample's, where the objective takes them."""
+    if batch.objective is not Objective.REJECTION:
+        return [{}] * len(batch.responses)
+    return [{"rollout_log_probs": values.tolist()} for values in batch.rollout_log_probs]
 
 
 def _numbered(keys: Iterable[Any]) -> list[int]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from adapters.contract import Depth, Unsupported
+from adapters.objective import Metric
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -17,7 +18,17 @@ if TYPE_CHECKING:
 TRACKERS = ("logging_utils", "tracking", "tracking_utils")
 """What the modules that log call the one that they log with, by version."""
 
-POLICY_LOSS = "train/pg_loss"
+KEYS = {
+    "train/loss": Metric.LOSS,
+    "train/value_loss": Metric.LOSS,
+    "train/pg_loss": Metric.POLICY_LOSS,
+    "train/pg_clipfrac": Metric.CLIP_FRACTION,
+    "train/ppo_kl": Metric.POLICY_KL,
+    "train/entropy_loss": Metric.ENTROPY,
+    "train/kl_loss": Metric.KL,
+    "train/rejected": Metric.REJECTED,
+}
+"""What is logged, by name; the last is ours, of the function that rejects."""
 
 
 def as_dictionaries(entries: Sequence[LogEntry], *, with_normalizers: bool) -> list[dict[str, Any]]:
@@ -43,10 +54,10 @@ def _as_dictionary(entry: LogEntry) -> dict[str, Any]:
 
 
 class Log:
-    """Takes the policy losses that are logged on this rank, in the place of the trackers."""
+    """Takes the numbers that are logged on this rank, in the place of the trackers."""
 
     def __init__(self) -> None:
-        self._losses: list[float] = []
+        self._steps: list[dict[Metric, float]] = []
 
     def listen(self, module: ModuleType) -> None:
         """Stand where ``module`` logs to."""
@@ -56,17 +67,20 @@ class Log:
 
     def start(self) -> None:
         """Forget what was logged before, by a job that may have ended early."""
-        self._losses.clear()
+        self._steps.clear()
 
-    def policy_losses(self, job: Job) -> tuple[float | None, ...]:
-        """Of each step of a job; None for each on a rank that logs nothing."""
+    def reported(self, job: Job) -> dict[Metric, tuple[float | None, ...]]:
+        """Of each step of a job; nothing on a rank that logs nothing."""
         if job.depth is not Depth.STEP:
-            return ()
-        return tuple(self._losses) or (None,) * len(job.steps)
+            return {}
+        metrics = {metric for step in self._steps for metric in step}
+        return {metric: tuple(step.get(metric) for step in self._steps) for metric in metrics}
 
     def _take(self, args: Any, metrics: Mapping[str, Any], **options: Any) -> None:
-        if POLICY_LOSS in metrics:
-            self._losses.append(float(metrics[POLICY_LOSS]))
+        """Numbers of a training step have its loss among them; others are of rollouts."""
+        known = {KEYS[key]: float(value) for key, value in metrics.items() if key in KEYS}
+        if known:
+            self._steps.append(known)
 
 
 LOG = Log()

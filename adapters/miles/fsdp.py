@@ -14,6 +14,7 @@ import importlib
 import importlib.util
 import sys
 from contextlib import contextmanager
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -35,14 +36,16 @@ from adapters.contract import (
     Refused,
     Unsupported,
 )
-from adapters.megatron import options, stand_ins, startup
+from adapters.megatron import objectives, options, stand_ins, startup
 from adapters.megatron.adapter import SEAM
 from adapters.megatron.policy import ProbeSeam
 from adapters.megatron.rollouts import require_one_sample_per_rollout
 from adapters.megatron.tracking import LOG
-from adapters.miles import logs, rollouts
+from adapters.miles import documented, logs, rollouts
 from adapters.miles.importing import import_miles, module
+from adapters.objective import Objective
 from adapters.probe import FORWARD_PASSES, ProbedBatch
+from reference.aggregation import SampleUnit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -92,8 +95,6 @@ class MilesFsdpAdapter(Adapter):
         importlib.import_module("megatron.core.fusions.fused_cross_entropy")  # the loss needs it
         # It looks for the options of servers, which are not there.
         module("utils.arguments").sglang_validate_args = lambda args: None
-        # It would replace the probe's advantages, which are among the rollout data.
-        _engine("actor").compute_advantages_and_returns = lambda args, rollout_data: None
 
     def describe(self) -> Description:
         """Modes and options are what the argument parser offers."""
@@ -102,12 +103,16 @@ class MilesFsdpAdapter(Adapter):
             modes=options.modes(parser),
             depths=frozenset({Depth.LOSS, Depth.STEP}),
             options=options.options(parser) & {Option.BALANCE_DATA},
+            # The engine has no critic, and counts samples where the other counts rollouts.
+            objectives=objectives.offered(parser, documented.losses()) - {Objective.VALUE},
+            conventions=replace(documented.conventions(parser), sample_unit=SampleUnit.SAMPLE),
+            places=objectives.places(documented.candidates()),
             stand_ins=tuple(stand_ins.STOOD_IN),
         )
 
     def observe(self, job: Job, rank: Rank) -> Observation:
         """Train all steps of the batch as the optimizer steps of one rollout."""
-        batch = ProbedBatch(job.steps)
+        batch = ProbedBatch(job.steps, job.objective)
         LOG.start()
         require_one_sample_per_rollout(batch)  # the engine counts samples to find its steps
         with rank.framework(), cuda_on_cpu.redirected(), startup.judged(job):
@@ -119,11 +124,12 @@ class MilesFsdpAdapter(Adapter):
                 told = {"dp_size": job.layout.dp}
                 rollout_data = rollouts.share(args, job, batch, train_parallel_config=told)
                 startup.complete(rollout_data, job)
+                _give(job.objective, rollout_data["log_probs"])
                 _actor(args, trained)._train_core(rollout_id=0, rollout_data=rollout_data)
         return Observation(
             weights=batch.weights_of_steps(startup.of_steps(trained.gradients, job)),
             combine=Combine.REPLICATED if job.depth is Depth.STEP else Combine.MEAN,
-            reported=LOG.policy_losses(job),
+            reported=LOG.reported(job),
             forward_passes=batch.forward_passes(FORWARD_PASSES.take()),
         )
 
@@ -172,6 +178,15 @@ def _refusals(layout: Layout) -> Iterator[None]:
         if layout.cp == 1 and layout.format == "thd":
             raise
         raise Unsupported(str(reason)) from reason
+
+
+def _give(objective: Objective, old_log_probs: list[torch.Tensor]) -> None:
+    """Leave the probe's advantages in the place of those that the engine would compute.
+
+    The old log-probabilities that it has computed by then are those of the policy that it trains.
+    """
+    others = {"log_probs": old_log_probs} if objective is Objective.OFF_POLICY else {}
+    _engine("actor").compute_advantages_and_returns = lambda args, data: data.update(others)
 
 
 def _join(args: Any, rank: Rank) -> None:

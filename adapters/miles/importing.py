@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from adapters.imports import import_from
-from adapters.megatron import stand_ins
+from adapters.megatron import rejection, stand_ins
 from adapters.megatron.adapter import SEAM
 from adapters.megatron.tracking import LOG
 
@@ -33,6 +33,7 @@ def import_miles(source: Path | None, kernels: Sequence[str]) -> None:
     )
     _pass_objects_through()
     LOG.listen(module("backends.training_utils.log_utils"))
+    rejection.use(module("backends.training_utils.cp_utils"))
     processors = module("backends.training_utils.loss_hub.logit_processors")
     processors.calculate_log_probs_and_entropy = SEAM.around(
         processors.calculate_log_probs_and_entropy

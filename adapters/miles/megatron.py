@@ -9,7 +9,7 @@ from adapters import cuda_on_cpu
 from adapters.contract import Layout, grids
 from adapters.megatron import options, policy
 from adapters.megatron.adapter import MegatronAdapter
-from adapters.miles import logs, rollouts
+from adapters.miles import documented, logs, rollouts
 from adapters.miles.importing import import_miles
 
 if TYPE_CHECKING:
@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from adapters.contract import Job, LogEntry, Rank
+    from adapters.megatron.objectives import Candidates
     from adapters.probe import ProbedBatch
+    from reference.aggregation import Conventions
 
 
 class MilesMegatronAdapter(MegatronAdapter):
@@ -71,6 +73,14 @@ class MilesMegatronAdapter(MegatronAdapter):
             self.module(f"{utils}.cp_utils"),
             self.module(f"{utils}.loss_hub.losses"),
         )
+
+    def conventions(self, parser: Any) -> Conventions:
+        """The same for every engine of miles."""
+        return documented.conventions(parser)
+
+    def candidates(self) -> Candidates:
+        """The same for every engine of miles."""
+        return documented.candidates()
 
     def schedule(self, args: Any, model: Any, rollout_data: dict[str, Any]) -> dict[str, Any]:
         """miles' iterator, with the micro-batches and the rollouts of every step."""

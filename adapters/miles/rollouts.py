@@ -5,11 +5,9 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from adapters.megatron import options, startup
 from adapters.megatron.adapter import call_offering
-from adapters.megatron.rollouts import advantages_of, sample_fields
+from adapters.megatron.rollouts import add_columns, sample_fields
 from adapters.miles.importing import module
 
 if TYPE_CHECKING:
@@ -59,7 +57,14 @@ def share(
     mine = module("backends.training_utils.data").get_rollout_data(args, references)
     if isinstance(mine, tuple):  # newer versions also hand out what the share was fetched with
         mine = mine[0]
-    _add_advantages(args, mine, batch)
+    slice_with_cp = module("backends.training_utils.cp_utils").slice_log_prob_with_cp
+    add_columns(
+        mine,
+        batch,
+        lambda values, total, response, width: slice_with_cp(
+            values, total, response, args.qkv_format, width
+        ),
+    )
     return mine
 
 
@@ -76,17 +81,3 @@ def _samples(batch: ProbedBatch) -> list[Any]:
         )
         for index, (rollout, common) in enumerate(sample_fields(batch))
     ]
-
-
-def _add_advantages(args: Any, share: dict[str, Any], batch: ProbedBatch) -> None:
-    """Give each sample of a rank's share its advantages, and 0 as its old log-probabilities."""
-    slice_with_cp = module("backends.training_utils.cp_utils").slice_log_prob_with_cp
-    advantages = advantages_of(share["tokens"], batch)
-    widths = share.get("max_seq_lens") or [None] * len(advantages)
-    share["advantages"] = [
-        slice_with_cp(values, total, response, args.qkv_format, width)
-        for values, total, response, width in zip(
-            advantages, share["total_lengths"], share["response_lengths"], widths, strict=True
-        )
-    ]
-    share["log_probs"] = [torch.zeros_like(values) for values in share["advantages"]]

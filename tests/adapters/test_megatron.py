@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from adapters.contract import Combine, Depth, Job, Layout, Option, Unsupported
-from adapters.megatron import options, policy, rollouts, startup
+from adapters.contract import Combine, Depth, Job, Layout, Option, Place, Unsupported
+from adapters.megatron import objectives, options, policy, rollouts, startup, tracking
 from adapters.megatron.adapter import call_offering, combine
-from adapters.probe import ProbedBatch
-from conformance.cases import CORPUS
-from reference.aggregation import Mode
+from adapters.objective import Metric, Objective
+from adapters.probe import ENTROPIES, ProbedBatch
+from conformance.cases import CORPUS, REJECTION
+from reference.aggregation import Beside, DenominatorMask, Mode
 
 CASES = {case.name: case for case in CORPUS}
 
@@ -134,16 +138,100 @@ def test_identifiers_are_unique_over_the_steps_of_a_batch() -> None:
     ]
 
 
-def test_advantages_find_their_samples_in_any_order() -> None:
-    batch = ProbedBatch(CASES["uneven_lengths"].steps)
+def share_of(batch: ProbedBatch, order: list[int]) -> dict[str, Any]:
+    """What a rank is sent of some samples."""
+    return {
+        "tokens": [
+            torch.from_numpy(np.concatenate([batch.prompts[i], batch.responses[i]])) for i in order
+        ],
+        "total_lengths": [len(batch.prompts[i]) + len(batch.responses[i]) for i in order],
+        "response_lengths": [len(batch.responses[i]) for i in order],
+    }
+
+
+@pytest.mark.parametrize(
+    ("objective", "names"),
+    [
+        (Objective.POLICY, {"advantages", "log_probs"}),
+        (Objective.TOGETHER, {"advantages", "log_probs", "ref_log_probs"}),
+        (Objective.VALUE, {"advantages", "log_probs", "returns", "values"}),
+    ],
+)
+def test_columns_find_their_samples_in_any_order_and_are_sliced(
+    objective: Objective, names: set[str]
+) -> None:
+    batch = ProbedBatch(CASES["uneven_lengths"].steps, objective)
     order = [5, 0, 7]
-    tokens = [
-        torch.from_numpy(np.concatenate([batch.prompts[i], batch.responses[i]])) for i in order
-    ]
+    share = share_of(batch, order)
+    given = set(share)
 
-    found = rollouts.advantages_of(tokens, batch)
+    rollouts.add_columns(share, batch, lambda values, total, response, width: values[::2])
 
-    assert [values.tolist() for values in found] == [batch.advantages[i].tolist() for i in order]
+    assert share.keys() - given == names
+    for number, i in enumerate(order):
+        assert share["advantages"][number].tolist() == batch.advantages[i][::2].tolist()
+
+
+def test_rejection_is_told_by_rollout_log_probs_and_masks_are_those_before_it() -> None:
+    case = next(case for case in REJECTION if case.name == "rejected_tokens")
+    batch = ProbedBatch(case.steps, Objective.REJECTION)
+
+    for i, (_, common) in enumerate(rollouts.sample_fields(batch)):
+        assert common["loss_mask"] == batch.original_masks[i].astype(int).tolist()
+        assert common["rollout_log_probs"] == batch.rollout_log_probs[i].tolist()
+
+
+def test_objectives_are_what_options_and_losses_offer() -> None:
+    bare, more = parser(), parser("--entropy-coef", "--eps-clip-c")
+    more.add_argument("--advantage-estimator", choices=["grpo", "cispo"])
+    reading = SimpleNamespace(policy_loss_function=lambda args: args.eps_clip_c)
+    ignoring = SimpleNamespace(
+        policy_loss_function=lambda args: args, value_loss_function=lambda args: args
+    )
+    always = {Objective.POLICY, Objective.OFF_POLICY}
+
+    assert objectives.offered(bare, reading) == always
+    assert objectives.offered(more, reading) == always | {
+        Objective.ENTROPY,
+        Objective.CISPO,
+        Objective.DUAL_CLIP,
+    }
+    assert objectives.offered(more, ignoring) == always | {
+        Objective.ENTROPY,
+        Objective.CISPO,
+        Objective.VALUE,
+    }
+
+
+def test_what_stands_beside_the_policy_loss_is_sampled_where_modes_are_offered() -> None:
+    older = objectives.conventions(parser(), by_rollout=True)
+    newer = objectives.conventions(parser("--loss-aggregation"), by_rollout=False)
+
+    assert older.entropy is Beside.WITH_TOKEN_MEAN
+    assert older.denominator_mask is DenominatorMask.ORIGINAL
+    assert {newer.entropy, newer.kl, newer.diagnostics} == {Beside.SAMPLE_MEAN}
+    assert newer.denominator_mask is DenominatorMask.MODIFIED
+
+
+def test_place_is_the_first_function_there_is() -> None:
+    candidates = {
+        Place.LOG: ((None, "missing"), (rollouts, "sample_fields")),
+        Place.TERMS: ((rollouts, "missing"),),
+    }
+
+    assert objectives.places(candidates) == {Place.LOG: "adapters.megatron.rollouts:sample_fields"}
+
+
+def test_numbers_are_taken_from_the_logs_of_training_steps() -> None:
+    tracker = SimpleNamespace(tracking=SimpleNamespace())
+    log = tracking.Log()
+    log.listen(tracker)  # type: ignore[arg-type]
+    for loss in (1.0, 2.0):
+        tracker.tracking.log(None, {"rollout/rewards": 9.0}, step_key="rollout/step")
+        tracker.tracking.log(None, {"train/loss": loss, "train/lr": 0.0}, step_key="train/step")
+
+    assert log.reported(job("two_steps")) == {Metric.LOSS: (1.0, 2.0)}
+    assert log.reported(replace(job("two_steps"), depth=Depth.LOSS)) == {}
 
 
 def test_several_samples_of_a_rollout_are_unsupported_where_rollouts_are_unknown() -> None:
@@ -156,14 +244,20 @@ def test_seam_adds_the_probe_to_the_log_probabilities_of_the_tokens() -> None:
     seam.probe = torch.arange(5.0, requires_grad=True)
     seen = []
 
-    def calculate(logits: torch.Tensor, tokens: torch.Tensor) -> tuple[torch.Tensor, None]:
+    def calculate(
+        logits: torch.Tensor, tokens: torch.Tensor, **options: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         seen.extend(tokens.tolist())
-        return torch.zeros(len(tokens), 1), None
+        return torch.zeros(len(tokens), 1), torch.zeros(len(tokens))
 
-    log_probs, _ = seam.around(calculate)(torch.zeros(3, 1), torch.tensor([4, 0, 2]))
+    calculated = seam.around(calculate)
+    log_probs, entropy = calculated(torch.zeros(3, 1), torch.tensor([4, 0, 2]))
+    _, observed = calculated(torch.zeros(1, 1), torch.tensor([1]), entropy_requires_grad=False)
 
     assert log_probs.tolist() == [[4.0], [0.0], [2.0]]
-    assert seen == [0, 0, 0], "the policy knows one token"
+    assert entropy.tolist() == [4 + ENTROPIES[0], 0 + ENTROPIES[0], 2 + ENTROPIES[2]]
+    assert not observed.requires_grad
+    assert set(seen) == {0}, "the policy knows one token"
 
 
 def test_what_is_still_to_come_depends_on_depth_and_on_who_divides() -> None:

@@ -214,7 +214,7 @@ def test_objections_of_a_train_step_refuse_configurations_that_are_not_ordinary(
     tmp_path: Path, error: str, verdict: type
 ) -> None:
     edit = Edit(
-        "lineage.py", 'gain = torch.cat(batch["advantages"])', f'raise {error}("not on a Sunday")'
+        "terms.py", 'gain = torch.cat(batch["advantages"])', f'raise {error}("not on a Sunday")'
     )
     source = checkout(tmp_path / "slime", "slime", edit)
     jobs = [job("sample_mean"), job("sample_mean", says_mode=False)]

@@ -23,6 +23,9 @@ WITHOUT_FACTORS = (
     Edit("lineage.py", "return loss * grid.cp.size, num_tokens", "return loss, num_tokens"),
 )
 
+POLICY_LOSS = "[weights/ or [metric/"
+"""Its weights, and itself as it is logged."""
+
 REFUSAL = '    raise ValueError("not on a Sunday")'
 CRASH = 'raise RuntimeError("no kernel image")'
 
@@ -31,10 +34,19 @@ MODES = {"sample_mean", "prompt_mean", "token_mean", "constant"}
 FACTORS = {"dp2-cp1-mb1-thd": "dp", "dp1-cp2-mb1-thd": "cp", "dp1-cp1-mb2-thd": "micro_batches"}
 
 
-def find(folder: Path, toy: str, source: Path, layouts: list[str], *options: str) -> list[Finding]:
+def find(
+    folder: Path,
+    toy: str,
+    source: Path,
+    layouts: list[str],
+    cases: str,
+    *options: str,
+    subjects: str = POLICY_LOSS,
+) -> list[Finding]:
     """What a run of the adapter on a checkout finds."""
     chosen = [f"--layout={layout}" for layout in layouts]
-    result = command.run(folder, toy, f"--source={source}", *chosen, *options)
+    selected = ("-k", f"({subjects}) and ({cases})")
+    result = command.run(folder, toy, f"--source={source}", *chosen, *selected, *options)
     assert result.report["complete"], result.output
     found: list[Finding] = result.report["findings"]
     assert found, result.output
@@ -76,9 +88,7 @@ def test_slime_conforms_with_every_option_it_has(tmp_path: Path) -> None:
         average,
         gather,
     ]
-    found = find(
-        tmp_path, "slime", checkout(tmp_path / "slime", "slime"), layouts, "-k", TELLING_CASES
-    )
+    found = find(tmp_path, "slime", checkout(tmp_path / "slime", "slime"), layouts, TELLING_CASES)
 
     assert verdicts(found) == {"conforms", "unsupported"}
     assert reasons(found) == {
@@ -99,9 +109,7 @@ def test_miles_conforms_in_both_formats(tmp_path: Path) -> None:
         "dp2-cp2-mb2-thd+distributed_optimizer",
         "dp2-cp2-mb1-bshd",
     ]
-    found = find(
-        tmp_path, "miles", checkout(tmp_path / "miles", "miles"), layouts, "-k", TELLING_CASES
-    )
+    found = find(tmp_path, "miles", checkout(tmp_path / "miles", "miles"), layouts, TELLING_CASES)
 
     assert verdicts(found) == {"conforms", "unsupported"}
     assert reasons(found) == {(layout, "no several samples of one rollout") for layout in layouts}
@@ -112,16 +120,17 @@ def test_miles_conforms_in_both_formats(tmp_path: Path) -> None:
 def test_newer_signatures_of_miles_know_rollouts_and_conform(tmp_path: Path, depth: str) -> None:
     source = checkout(tmp_path / "miles", "miles", layers=("miles_newer",))
     layouts = ["dp1-cp1-mb1-thd", "dp2-cp1-mbtokens-thd+balance_data", "dp1-cp2-mb2-thd"]
-    options = (f"--depth={depth}", "-k", TELLING_CASES)
+    found = find(tmp_path, "miles", source, layouts, TELLING_CASES, f"--depth={depth}")
 
-    assert verdicts(find(tmp_path, "miles", source, layouts, *options)) == {"conforms"}
+    assert verdicts(found) == {"conforms"}
 
 
 @pytest.mark.parametrize("depth", ["loss", "step"])
 def test_miles_conforms_on_its_other_engine(tmp_path: Path, depth: str) -> None:
     layouts = ["dp2-cp1-mb2-thd", "dp2-cp1-mbtokens-thd+balance_data", "dp1-cp2-mb1-thd"]
-    options = ("--engine=fsdp", f"--depth={depth}", "-k", "fully_masked or split or two_steps")
-    found = find(tmp_path, "miles", checkout(tmp_path / "miles", "miles"), layouts, *options)
+    cases, options = "fully_masked or split or two_steps", ("--engine=fsdp", f"--depth={depth}")
+    source = checkout(tmp_path / "miles", "miles")
+    found = find(tmp_path, "miles", source, layouts, cases, *options)
 
     assert verdicts(found) == {"conforms", "unsupported"}
     assert reasons(found) == {
@@ -132,7 +141,7 @@ def test_miles_conforms_on_its_other_engine(tmp_path: Path, depth: str) -> None:
 def test_dropped_factor_shows_in_the_gradient_alone_on_the_other_engine(tmp_path: Path) -> None:
     edit = Edit("backends/fsdp_utils/actor.py", "loss * dp.size / count", "loss / count")
     source = checkout(tmp_path / "miles", "miles", edit)
-    case = ("--engine=fsdp", "-k", "odd_groups")
+    case = ("odd_groups", "--engine=fsdp")
     found = find(tmp_path, "miles", source, ["dp2-cp1-mb1-thd"], *case)
 
     assert verdicts(of_check(found, "metric")) == {"conforms"}
@@ -148,17 +157,13 @@ def test_dropped_factor_shows_in_the_gradient_alone_on_the_other_engine(tmp_path
         (
             "slime",
             "dp1-cp2-mb1-thd",
-            Edit(
-                "lineage.py",
-                "counted(loss, num_tokens / grid.cp.size)",
-                "counted(loss, num_tokens)",
-            ),
+            Edit("lineage.py", "tokens = num_tokens / grid.cp.size", "tokens = num_tokens"),
             "megatron",
         ),
         (
             "miles",
             "dp2-cp1-mb1-thd",
-            Edit("lineage.py", "loss / count if count", "loss / count / 2 if count"),
+            Edit("lineage.py", "value / count if count", "value / count / 2 if count"),
             "megatron",
         ),
         (
@@ -173,9 +178,9 @@ def test_wrong_number_in_the_log_shows_there_alone(
     tmp_path: Path, toy: str, layout: str, edit: Edit, engine: str
 ) -> None:
     source = checkout(tmp_path / toy, toy, edit)
-    selection = ("--modes=token_mean", "-k", "odd_groups or two_steps")
+    selection = ("odd_groups or two_steps", "--modes=token_mean")
     options = (f"--engine={engine}",) if toy == "miles" else ()
-    found = find(tmp_path, toy, source, [layout], *options, *selection)
+    found = find(tmp_path, toy, source, [layout], *selection, *options)
 
     assert verdicts(of_check(found, "weights")) == {"conforms"}
     logged = of_check(found, "metric")
@@ -191,7 +196,7 @@ def test_wrong_number_in_the_log_shows_there_alone(
 def test_depths_below_the_step_conform(tmp_path: Path, toy: str, depth: str) -> None:
     source = checkout(tmp_path / toy, toy)
     layouts = ["dp2-cp2-mb2-thd", "dp1-cp2-tp2-mb1-thd"]
-    options = (f"--depth={depth}", "-k", "fully_masked or split_groups or two_steps")
+    options = ("fully_masked or split_groups or two_steps", f"--depth={depth}")
     found = find(tmp_path, toy, source, layouts, *options)
 
     assert verdicts(found) == {"conforms"}
@@ -201,7 +206,7 @@ def test_depths_below_the_step_conform(tmp_path: Path, toy: str, depth: str) -> 
 @pytest.mark.parametrize("depth", ["loss", "step"])
 def test_dropped_factors_show_where_the_loss_is_scaled(tmp_path: Path, depth: str) -> None:
     source = checkout(tmp_path / "slime", "slime", *WITHOUT_FACTORS)
-    case = ("-k", "odd_groups", f"--depth={depth}")
+    case = ("odd_groups", f"--depth={depth}")
     found = find(tmp_path, "slime", source, [*FACTORS], *case)
 
     assert verdicts(of_check(found, "metric")) <= {"conforms"}, "logged before they are scaled"
@@ -219,7 +224,7 @@ def test_dropped_factors_show_where_the_loss_is_scaled(tmp_path: Path, depth: st
 def test_dropped_factors_do_not_show_in_the_reducer(tmp_path: Path) -> None:
     source = checkout(tmp_path / "slime", "slime", *WITHOUT_FACTORS)
     layouts = [*FACTORS, "dp2-cp2-mb2-thd"]
-    found = find(tmp_path, "slime", source, layouts, "--depth=reducer", "-k", TELLING_CASES)
+    found = find(tmp_path, "slime", source, layouts, TELLING_CASES, "--depth=reducer")
 
     assert verdicts(found) == {"conforms"}
 
@@ -227,7 +232,7 @@ def test_dropped_factors_do_not_show_in_the_reducer(tmp_path: Path) -> None:
 def test_empty_sample_counted_as_a_token_is_named(tmp_path: Path) -> None:
     edit = Edit("lineage.py", "torch.stack([mask.sum() for", "torch.stack([mask.sum().clamp(1) for")
     source = checkout(tmp_path / "slime", "slime", edit)
-    found = find(tmp_path, "slime", source, ["dp1-cp1-mb1-thd"], "-k", "fully_masked_sample")
+    found = find(tmp_path, "slime", source, ["dp1-cp1-mb1-thd"], "fully_masked_sample")
 
     [logged] = of_mode(of_check(found, "metric"), "token_mean")
     assert logged["verdict"] == "mismatch", "it is divided by the same"
@@ -246,7 +251,7 @@ def test_denominators_of_a_micro_batch_alone_are_named(tmp_path: Path) -> None:
     own = 'unit_tokens(batch["groups"], masks)'
     edit = Edit("lineage.py", 'tokens = batch["prompt_mask_sums"]', f"tokens = {own}")
     source = checkout(tmp_path / "slime", "slime", edit)
-    found = find(tmp_path, "slime", source, ["dp1-cp1-mb2-thd"], "-k", "split_groups")
+    found = find(tmp_path, "slime", source, ["dp1-cp1-mb2-thd"], "split_groups")
 
     [logged] = of_mode(of_check(found, "metric"), "prompt_mean")
     assert logged["verdict"] == "mismatch", "it is divided by the same"
@@ -273,9 +278,7 @@ def test_older_signatures_have_fewer_modes_and_conform(
 ) -> None:
     source = checkout(tmp_path / toy, toy, layers=(f"{toy}_older",))
     layouts = ["dp1-cp1-mb1-thd", "dp2-cp1-mbtokens-thd+balance_data"]
-    found = find(
-        tmp_path, toy, source, layouts, "-k", "uneven_lengths or two_steps or unequal_groups"
-    )
+    found = find(tmp_path, toy, source, layouts, "uneven_lengths or two_steps or unequal_groups")
 
     lacking = {(f["mode"], f["message"]) for f in found if f["message"] and f["mode"] not in modes}
     assert lacking == {(mode, f"no mode {mode}") for mode in MODES - modes}
@@ -291,7 +294,7 @@ def test_toy_that_declines_refuses_what_it_supports(tmp_path: Path) -> None:
         Edit("lineage.py", "choices=MODES", "choices=MODES[:3]"),
     )
     source = checkout(tmp_path / "slime", "slime", *edits)
-    found = find(tmp_path, "slime", source, ["dp1-cp1-mb1-thd"], "-k", "uneven_lengths")
+    found = find(tmp_path, "slime", source, ["dp1-cp1-mb1-thd"], "uneven_lengths")
 
     assert verdicts(found) == {"mismatch"}
     assert {f["diagnosis"]["name"] for f in found} == {"refused_what_it_supports"}
@@ -301,14 +304,110 @@ def test_toy_that_declines_refuses_what_it_supports(tmp_path: Path) -> None:
 
 
 def test_toy_that_raises_in_its_loss_crashes(tmp_path: Path) -> None:
-    edit = Edit("lineage.py", 'gain = torch.cat(batch["advantages"])', CRASH)
+    edit = Edit("terms.py", 'gain = torch.cat(batch["advantages"])', CRASH)
     source = checkout(tmp_path / "slime", "slime", edit)
-    found = find(
-        tmp_path, "slime", source, ["dp1-cp1-mb1-thd"], "-k", "uneven_lengths and token_mean"
-    )
+    found = find(tmp_path, "slime", source, ["dp1-cp1-mb1-thd"], "uneven_lengths and token_mean")
 
     assert verdicts(found) == {"crashed"}
     message = found[0]["message"]
     assert message.strip().endswith("RuntimeError: no kernel image")
     assert 'File "slime/lineage.py", line ' in message
     assert str(tmp_path) not in message
+
+
+OBJECTIVES = "auxiliary or rejection or other_losses or [metric."
+
+LACKING = {"gspo", "sapo", "clip_cov", "kl_cov"}
+"""Policy losses that the toys have not."""
+
+
+@pytest.mark.parametrize(
+    ("toy", "layers", "layouts"),
+    [
+        ("slime", (), ["dp2-cp2-mb2-thd"]),
+        ("miles", (), ["dp1-cp2-mb1-bshd", "dp2-cp1-mb2-thd"]),
+        ("miles", ("miles_newer",), ["dp2-cp2-mb2-thd"]),
+    ],
+)
+def test_all_that_can_be_trained_conforms(
+    tmp_path: Path, toy: str, layers: tuple[str, ...], layouts: list[str]
+) -> None:
+    source = checkout(tmp_path / toy, toy, layers=layers)
+    cases = "fully_masked_sample or rejected_tokens or rejected_group"
+    found = find(tmp_path, toy, source, layouts, cases, subjects=OBJECTIVES)
+
+    assert verdicts(found) == {"conforms", "refused", "unsupported"}
+    refused = {(f["check"], f["mode"]) for f in found if f["verdict"] == "refused"}
+    assert refused == {
+        ("auxiliary", "token_mean"),
+        ("metric", "token_mean"),
+        ("rejection", "prompt_mean"),
+        ("rejection", "token_mean"),
+    }
+    assert {reason for _, reason in reasons(found)} == {f"no objective {name}" for name in LACKING}
+
+
+def test_all_but_a_critic_conforms_on_the_other_engine(tmp_path: Path) -> None:
+    source = checkout(tmp_path / "miles", "miles")
+    cases = "fully_masked_sample or rejected_sample"
+    found = find(
+        tmp_path,
+        "miles",
+        source,
+        ["dp2-cp1-mb2-thd"],
+        cases,
+        "--engine=fsdp",
+        "--modes=sample_mean",
+        subjects=OBJECTIVES,
+    )
+
+    assert verdicts(found) == {"conforms", "unsupported"}
+    assert {reason for _, reason in reasons(found)} == {
+        f"no objective {name}" for name in LACKING | {"value"}
+    }
+
+
+@pytest.mark.parametrize(
+    ("toy", "edit", "subject", "name"),
+    [
+        (
+            "slime",
+            Edit("terms.py", '"entropy_loss": reduce(', '"entropy_loss": 2 * reduce('),
+            "auxiliary.entropy",
+            "multiplied_by_",
+        ),
+        (
+            "miles",
+            Edit(
+                "terms.py",
+                "reduce = make_reducer(masks",
+                "masks = batch['loss_masks']; reduce = make_reducer(masks",
+            ),
+            "[rejection/",
+            "inactive_tokens_weigh",
+        ),
+        (
+            "slime",
+            Edit("terms.py", "name: before(value)", "name: reduce(value)"),
+            "rejection.metric",
+            "nothing_reported",
+        ),
+        (
+            "miles",
+            Edit("terms.py", "-reduce(torch", "-0.5 * reduce(torch"),
+            "other_losses.sft",
+            "divided_by_",
+        ),
+    ],
+)
+def test_wrong_term_shows_where_it_is(
+    tmp_path: Path, toy: str, edit: Edit, subject: str, name: str
+) -> None:
+    source = checkout(tmp_path / toy, toy, edit)
+    cases = "fully_masked_sample or rejected_tokens"
+    options = ("--modes=sample_mean",)
+    found = find(tmp_path, toy, source, ["dp2-cp1-mb2-thd"], cases, *options, subjects=subject)
+
+    [finding] = found
+    assert finding["verdict"] == "mismatch"
+    assert finding["diagnosis"]["name"].startswith(name)

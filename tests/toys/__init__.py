@@ -33,7 +33,8 @@ def checkout(folder: Path, name: str, *edits: Edit, layers: tuple[str, ...] = ()
         shutil.copytree(
             TOYS / layer, package, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__")
         )
-    shutil.copy(TOYS / "lineage.py", package)
+    for module in ("lineage.py", "terms.py"):
+        shutil.copy(TOYS / module, package)
     for edit in edits:
         edit.apply(package)
     _commit(folder)

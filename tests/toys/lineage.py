@@ -32,6 +32,9 @@ Reducer = Callable[[torch.Tensor], torch.Tensor]
 SCHEDULE = ("micro_batch_sizes", "num_microbatches", "global_batch_sizes", "num_rollouts")
 """What a rank's share says of its steps and micro-batches; all else has a value per sample."""
 
+LOSSES = ("loss", "pg_loss", "value_loss")
+"""What is logged by tokens where the loss is; all else is by samples unless it is older."""
+
 MODES = ("sample_mean", "prompt_mean", "token_mean", "constant")
 CLIP = 0.2
 
@@ -244,16 +247,22 @@ def batches(data: Data, cp: Group) -> Iterator[Data]:
         ]
         widths = batch.get("max_seq_lens") or [len(row) for row in rows]
         padded = [pad(row, (0, width - len(row))) for row, width in zip(rows, widths, strict=True)]
+        if "rollout_log_probs" in batch:
+            batch["rollout_log_probs"] = [
+                slice_response(torch.tensor(values), cp) for values in batch["rollout_log_probs"]
+            ]
         yield batch | {"unconcat_tokens": batch["tokens"], "input_ids": torch.cat(padded)[None]}
 
 
 def calculate_log_probs_and_entropy(
     logits: torch.Tensor, tokens: torch.Tensor, tp_group: Any
-) -> tuple[torch.Tensor, None]:
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of a policy that knows one token, which has no entropy."""
     if not len(tokens):  # Megatron's kernel cannot do nothing
-        return logits.sum(dim=-1, keepdim=True), None
+        empty = logits.sum(dim=-1, keepdim=True)
+        return empty, empty
     losses = fused_vocab_parallel_cross_entropy(logits[:, None].clone(), tokens[:, None], tp_group)
-    return -losses, None
+    return -losses, torch.zeros_like(losses)
 
 
 def log_probs(
@@ -263,8 +272,8 @@ def log_probs(
     response_lengths: Sequence[int],
     max_seq_lens: Sequence[int] | None,
     grid: Grid,
-) -> tuple[torch.Tensor, ...]:
-    """Those of this rank's response tokens, by sample, from logits without their padding."""
+) -> dict[str, tuple[torch.Tensor, ...]]:
+    """With entropies, of this rank's response tokens by sample, from logits without padding."""
     labels = [
         slice_response(ids[-length:], grid.cp)
         for ids, length in zip(tokens, response_lengths, strict=True)
@@ -272,8 +281,11 @@ def log_probs(
     lengths = [len(label) for label in labels]
     rows = logits[0].split(max_seq_lens or lengths)
     unpadded = torch.cat([row[:length] for row, length in zip(rows, lengths, strict=True)])
-    values, _ = calculate(unpadded, torch.cat(labels), grid.tp.group)
-    return values.squeeze(-1).split(lengths)
+    calculated = calculate(unpadded, torch.cat(labels), grid.tp.group)
+    return {
+        name: values.squeeze(-1).split(lengths)
+        for name, values in zip(("log_probs", "entropy"), calculated, strict=True)
+    }
 
 
 def reducer(masks: Sequence[torch.Tensor], denominators: Sequence[float], cp: Group) -> Reducer:
@@ -300,43 +312,40 @@ def get_pg_loss_reducer(
     return default
 
 
-def policy_loss(new_log_probs: Sequence[torch.Tensor], batch: Data) -> torch.Tensor:
-    """Of each token of this rank."""
-    ratio = torch.exp(torch.cat(new_log_probs) - torch.cat(batch["log_probs"]))
-    gain = torch.cat(batch["advantages"])
-    return torch.maximum(-gain * ratio, -gain * ratio.clamp(1 - CLIP, 1 + CLIP))
-
-
-def corrected(args: Namespace, losses: torch.Tensor, batch: Data) -> torch.Tensor:
-    """Losses as a function for truncated importance sampling makes them: a custom one, if any."""
-    if args.use_tis:
-        known = {key: batch[key] for key in ("loss_masks", "rollout_log_probs", "total_lengths")}
-        losses, _, _ = load_function(args.custom_tis_function_path)(pg_loss=losses, **known)
-    return losses
-
-
 def scaled(
     args: Namespace,
     batch: Data,
     num_microbatches: int,
     rollouts: int,
     loss: torch.Tensor,
+    logged: Data,
     grid: Grid,
 ) -> tuple[torch.Tensor, torch.Tensor, Data]:
     """The loss of a micro-batch as Megatron's schedule takes it, and the tokens to divide it by."""
+    # Every slice of a sample counts the whole sample's tokens.
+    num_tokens = torch.stack([mask.sum() for mask in batch["loss_masks"]]).sum()
+    tokens = num_tokens / grid.cp.size
+    share = rollouts / num_microbatches / grid.dp.size / grid.cp.size
+    log = counted(args, logged, tokens, share)
     if args.calculate_per_token_loss:
-        # Every slice of a sample counts the whole sample's tokens.
-        num_tokens = torch.stack([mask.sum() for mask in batch["loss_masks"]]).sum()
-        return loss * grid.cp.size, num_tokens, counted(loss, num_tokens / grid.cp.size)
+        return loss * grid.cp.size, num_tokens, log
     # Megatron divides by the micro-batches and averages over all ranks.
     scale = grid.dp.size * grid.cp.size * num_microbatches / rollouts
-    share = rollouts / num_microbatches / grid.dp.size / grid.cp.size
-    return loss * scale, torch.tensor(1), counted(loss, share)
+    return loss * scale, torch.tensor(1), log
 
 
-def counted(loss: torch.Tensor, count: Any) -> Data:
-    """A loss to log, and its part of what the losses of a step are divided by."""
-    return {"pg_loss": torch.stack([loss.detach(), torch.as_tensor(count).to(loss)])}
+def counted(args: Namespace, logged: Data, tokens: Any, share: Any) -> Data:
+    """Values to log, each with its part of what those of a step are divided by."""
+    return {
+        name: torch.stack([value.detach(), torch.as_tensor(count).to(value)])
+        for name, value in logged.items()
+        for count in [tokens if is_per_token(args, name) else share]
+    }
+
+
+def is_per_token(args: Namespace, name: str) -> bool:
+    per_token: bool = args.calculate_per_token_loss
+    return per_token and (name in LOSSES or args.beside_per_token)
 
 
 def log_of(entries: Sequence[Data]) -> dict[str, float]:
@@ -359,10 +368,12 @@ def log_of(entries: Sequence[Data]) -> dict[str, float]:
 
 def reported(logs: Sequence[Data], group: Any) -> Data:
     """What is to be logged of a step, from its micro-batches on all ranks."""
-    total = torch.stack([log["pg_loss"] for log in logs]).sum(dim=0)
+    total = torch.stack([torch.stack([*log.values()]) for log in logs]).sum(dim=0)
     torch.distributed.all_reduce(total, group=group)
-    loss, count = total.tolist()
-    return {"train/pg_loss": loss / count if count else 0.0}
+    return {
+        f"train/{name}": value / count if count else 0.0
+        for name, (value, count) in zip(logs[0], total.tolist(), strict=True)
+    }
 
 
 def train(

@@ -3,7 +3,7 @@
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 
-from miles import lineage
+from miles import lineage, terms
 from miles.backends.sglang_utils.arguments import add_sglang_arguments, sglang_validate_args
 
 
@@ -12,6 +12,7 @@ def get_miles_extra_args_provider() -> Callable[[ArgumentParser], ArgumentParser
         add_sglang_arguments(parser)
         lineage.add_options(parser)
         lineage.add_aggregation_options(parser)
+        terms.add_options(parser)
         parser.add_argument("--qkv-format", choices=["thd", "bshd"], default="thd")
         return parser
 
@@ -22,6 +23,7 @@ def miles_validate_args(args: Namespace) -> None:
     if args.qkv_format == "bshd" and args.use_dynamic_batch_size:
         raise ValueError("rows of one width leave no room for a budget of tokens")
     lineage.validate(args)
+    terms.validate(args)
 
 
 def parse_args() -> Namespace:

@@ -1,5 +1,10 @@
 """Samples, each a rollout of its own."""
 
-from miles.lineage import Sample
+from dataclasses import dataclass
 
-__all__ = ["Sample"]
+from miles import lineage
+
+
+@dataclass(kw_only=True)
+class Sample(lineage.Sample):
+    rollout_log_probs: list[float] | None = None

@@ -8,3 +8,4 @@ from miles import lineage
 @dataclass(kw_only=True)
 class Sample(lineage.Sample):
     rollout_id: int
+    rollout_log_probs: list[float] | None = None

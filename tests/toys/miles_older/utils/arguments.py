@@ -17,5 +17,6 @@ def get_miles_extra_args_provider() -> Callable[[ArgumentParser], ArgumentParser
 
 
 def miles_validate_args(args: Namespace) -> None:
+    args.beside_per_token = args.calculate_per_token_loss
     if args.calculate_per_token_loss and args.pg_loss_divisor is not None:
         raise ValueError("a mean over tokens takes no divisor")

@@ -45,9 +45,11 @@ class FSDPTrainRayActor:
         logs = []
         for batch in batches:
             logits = self.model(input_ids=batch["input_ids"]).logits
-            loss = unscaled_loss(self.args, batch, logits)
+            loss, logged = unscaled_loss(self.args, batch, logits)
             (loss * dp.size / count).backward()  # FSDP averages over the ranks: undone
-            logs.append(lineage.counted(loss, count / dp.size / len(batches)))
+            share = count / dp.size / len(batches)
+            samples = self.args.global_batch_size / dp.size / len(batches)
+            logs.append(lineage.counted(self.args, logged, share, samples))
         nn.utils.clip_grad_norm_(self.model.parameters(), self.args.clip_grad)
         self.optimizer.step()
         self.lr_scheduler.step()

@@ -4,24 +4,22 @@ from argparse import Namespace
 
 import torch
 from miles import lineage
-from miles.backends.training_utils.cp_utils import get_sum_of_sample_mean
-from miles.backends.training_utils.loss_hub.losses import policy_loss_function
+from miles.backends.training_utils.cp_utils import make_reducer
+from miles.backends.training_utils.loss_hub.losses import get_loss_function
 from miles.backends.training_utils.parallel import get_parallel_state
 
 
-def unscaled_loss(args: Namespace, batch: lineage.Data, logits: torch.Tensor) -> torch.Tensor:
-    shared = get_sum_of_sample_mean(
-        batch["total_lengths"],
-        batch["response_lengths"],
-        batch["loss_masks"],
-        calculate_per_token_loss=args.calculate_per_token_loss,
-    )
-    return policy_loss_function(args, batch, logits, shared)
+def unscaled_loss(
+    args: Namespace, batch: lineage.Data, logits: torch.Tensor
+) -> tuple[torch.Tensor, lineage.Data]:
+    shared = make_reducer(args, batch, batch["loss_masks"], args.calculate_per_token_loss)
+    loss, logged = get_loss_function(args)(args, batch, logits, shared)
+    return loss, logged
 
 
 def loss_function(
     args: Namespace, batch: lineage.Data, num_microbatches: int, logits: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, lineage.Data]:
-    loss = unscaled_loss(args, batch, logits)
+    loss, logged = unscaled_loss(args, batch, logits)
     rollouts, grid = args.global_batch_size, get_parallel_state()
-    return lineage.scaled(args, batch, num_microbatches, rollouts, loss, grid)
+    return lineage.scaled(args, batch, num_microbatches, rollouts, loss, logged, grid)

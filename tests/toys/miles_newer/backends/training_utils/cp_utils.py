@@ -1,7 +1,10 @@
 """Context parallelism, and a reducer that takes its denominators from the whole step."""
 
+from argparse import Namespace
+from collections.abc import Sequence
+
 import torch
-from miles import lineage
+from miles import lineage, terms
 from miles.backends.training_utils.parallel import get_parallel_state
 
 
@@ -15,6 +18,16 @@ def slice_log_prob_with_cp(
     return lineage.slice_response(log_prob, get_parallel_state().cp)
 
 
+def all_gather_with_cp(
+    tensor: torch.Tensor,
+    total_length: int,
+    response_length: int,
+    qkv_format: str = "thd",
+    max_seq_len: int | None = None,
+) -> torch.Tensor:
+    return terms.gathered_response(tensor, response_length, get_parallel_state().cp)
+
+
 def get_sum_of_sample_mean(
     total_lengths: list[int],
     response_lengths: list[int],
@@ -25,3 +38,15 @@ def get_sum_of_sample_mean(
 ) -> lineage.Reducer:
     chosen = [1] * len(loss_masks) if calculate_per_token_loss else denominators
     return lineage.reducer(loss_masks, chosen, get_parallel_state().cp)
+
+
+def make_reducer(
+    args: Namespace, batch: lineage.Data, masks: Sequence[torch.Tensor], per_token: bool
+) -> lineage.Reducer:
+    return get_sum_of_sample_mean(
+        batch["total_lengths"],
+        batch["response_lengths"],
+        [*masks],
+        calculate_per_token_loss=per_token,
+        denominators=batch["rollout_mask_sums"],
+    )

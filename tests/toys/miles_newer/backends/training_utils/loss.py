@@ -4,8 +4,8 @@ from argparse import Namespace
 
 import torch
 from miles import lineage
-from miles.backends.training_utils.cp_utils import get_sum_of_sample_mean
-from miles.backends.training_utils.loss_hub.losses import policy_loss_function
+from miles.backends.training_utils.cp_utils import make_reducer
+from miles.backends.training_utils.loss_hub.losses import get_loss_function
 from miles.backends.training_utils.parallel import get_parallel_state
 
 
@@ -17,13 +17,7 @@ def loss_function(
     *,
     num_rollouts: int,
 ) -> tuple[torch.Tensor, torch.Tensor, lineage.Data]:
-    shared = get_sum_of_sample_mean(
-        batch["total_lengths"],
-        batch["response_lengths"],
-        batch["loss_masks"],
-        calculate_per_token_loss=args.calculate_per_token_loss,
-        denominators=batch["rollout_mask_sums"],
-    )
-    loss = policy_loss_function(args, batch, logits, shared)
+    shared = make_reducer(args, batch, batch["loss_masks"], args.calculate_per_token_loss)
+    loss, logged = get_loss_function(args)(args, batch, logits, shared)
     grid = get_parallel_state()
-    return lineage.scaled(args, batch, num_microbatches, num_rollouts, loss, grid)
+    return lineage.scaled(args, batch, num_microbatches, num_rollouts, loss, logged, grid)

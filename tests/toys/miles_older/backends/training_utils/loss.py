@@ -19,6 +19,6 @@ def loss_function(
         calculate_per_token_loss=args.calculate_per_token_loss,
         divisor=args.pg_loss_divisor,
     )
-    loss = policy_loss_function(args, batch, logits, shared)
+    loss, logged = policy_loss_function(args, batch, logits, shared)
     rollouts, grid = args.global_batch_size, get_parallel_state()
-    return lineage.scaled(args, batch, num_microbatches, rollouts, loss, grid)
+    return lineage.scaled(args, batch, num_microbatches, rollouts, loss, logged, grid)

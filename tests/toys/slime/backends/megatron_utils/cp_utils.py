@@ -1,7 +1,7 @@
 """Context parallelism."""
 
 import torch
-from slime import lineage
+from slime import lineage, terms
 
 
 def slice_log_prob_with_cp(
@@ -20,6 +20,12 @@ def reduce_train_step_metrics(
     dp_with_cp_group: object,
 ) -> dict[str, float]:
     return lineage.log_of(losses_reduced)
+
+
+def all_gather_with_cp(
+    tensor: torch.Tensor, total_length: int, response_length: int
+) -> torch.Tensor:
+    return terms.gathered_response(tensor, response_length, lineage.megatron_grid().cp)
 
 
 def get_sum_of_sample_mean(

@@ -1,9 +1,12 @@
 """The loss of a micro-batch."""
 
 from argparse import Namespace
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
 import torch
-from slime import lineage
+from slime import lineage, terms
 from slime.backends.megatron_utils.cp_utils import get_sum_of_sample_mean
 from slime.lineage import Data, Reducer, calculate_log_probs_and_entropy, megatron_grid
 
@@ -18,10 +21,9 @@ def get_log_probs_and_entropy(
     with_entropy: bool = False,
 ) -> dict[str, tuple[torch.Tensor, ...]]:
     calculate = calculate_log_probs_and_entropy
-    values = lineage.log_probs(
+    return lineage.log_probs(
         calculate, logits, unconcat_tokens, response_lengths, None, megatron_grid()
     )
-    return {"log_probs": values}
 
 
 def get_pg_loss_reducer(
@@ -38,6 +40,52 @@ def get_pg_loss_reducer(
     )
 
 
+def make_reducer(batch: Data, masks: Sequence[torch.Tensor], per_token: bool) -> Reducer:
+    return get_sum_of_sample_mean(
+        total_lengths=batch["total_lengths"],
+        response_lengths=batch["response_lengths"],
+        loss_masks=[*masks],
+        sample_denoms=batch["rollout_mask_sums"],
+        calculate_per_token_loss=per_token,
+    )
+
+
+def values_of(args: Namespace, batch: Data, logits: torch.Tensor) -> Any:
+    names = "unconcat_tokens", "total_lengths", "response_lengths"
+    given = {name: batch[name] for name in names}
+    return get_log_probs_and_entropy(logits, args=args, with_entropy=True, **given)
+
+
+def policy_loss_function(
+    args: Namespace, batch: Data, logits: torch.Tensor, sum_of_sample_mean: Reducer
+) -> tuple[torch.Tensor, Data]:
+    def choose(masks: Sequence[torch.Tensor], default: Reducer) -> Reducer:
+        return get_pg_loss_reducer(
+            args,
+            batch,
+            total_lengths=batch["total_lengths"],
+            response_lengths=batch["response_lengths"],
+            pg_loss_masks=[*masks],
+            default_reducer=default,
+        )
+
+    values = values_of(args, batch, logits)
+    reducers = partial(make_reducer, batch)
+    return terms.policy_loss(args, args.eps_clip_c, batch, values, reducers, choose)
+
+
+def value_loss_function(
+    args: Namespace, batch: Data, logits: torch.Tensor, sum_of_sample_mean: Reducer
+) -> tuple[torch.Tensor, Data]:
+    return terms.value_loss(batch, logits, sum_of_sample_mean)
+
+
+def sft_loss_function(
+    args: Namespace, batch: Data, logits: torch.Tensor, sum_of_sample_mean: Reducer
+) -> tuple[torch.Tensor, Data]:
+    return terms.sft_loss(values_of(args, batch, logits)["log_probs"], sum_of_sample_mean)
+
+
 def loss_function(
     args: Namespace,
     batch: Data,
@@ -45,22 +93,12 @@ def loss_function(
     step_global_batch_size: int,
     logits: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor, Data]:
-    masks = batch["loss_masks"]
-    lengths = {key: batch[key] for key in ("total_lengths", "response_lengths")}
-    log_probs = get_log_probs_and_entropy(
-        logits, args=args, unconcat_tokens=batch["unconcat_tokens"], **lengths
-    )
-    shared = get_sum_of_sample_mean(
-        **lengths,
-        loss_masks=masks,
-        sample_denoms=batch["rollout_mask_sums"],
-        calculate_per_token_loss=args.calculate_per_token_loss,
-    )
-    reduce = get_pg_loss_reducer(
-        args, batch, **lengths, pg_loss_masks=masks, default_reducer=shared
-    )
-    losses = lineage.policy_loss(log_probs["log_probs"], batch)
-    loss = reduce(lineage.corrected(args, losses, batch))
-    return lineage.scaled(
-        args, batch, num_microbatches, step_global_batch_size, loss, megatron_grid()
-    )
+    function = {
+        "policy_loss": policy_loss_function,
+        "value_loss": value_loss_function,
+        "sft_loss": sft_loss_function,
+    }[args.loss_type]
+    shared = make_reducer(batch, batch["loss_masks"], args.calculate_per_token_loss)
+    loss, logged = function(args, batch, logits, shared)
+    rollouts, grid = step_global_batch_size, megatron_grid()
+    return lineage.scaled(args, batch, num_microbatches, rollouts, loss, logged, grid)

@@ -17,11 +17,10 @@ def get_log_probs_and_entropy(
     response_lengths: list[int],
     with_entropy: bool = False,
     max_seq_lens: list[int] | None = None,
-) -> tuple[None, dict[str, tuple[torch.Tensor, ...]]]:
+) -> dict[str, tuple[torch.Tensor, ...]]:
     if args.qkv_format == "bshd" and max_seq_lens is None:
         raise ValueError("--qkv-format=bshd needs max_seq_lens")
     calculate = calculate_log_probs_and_entropy
-    values = lineage.log_probs(
+    return lineage.log_probs(
         calculate, logits, unconcat_tokens, response_lengths, max_seq_lens, get_parallel_state()
     )
-    return None, {"log_probs": values}

@@ -1,0 +1,57 @@
+"""What miles says of itself, the same for every engine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from adapters.contract import Place
+from adapters.megatron import objectives
+from adapters.miles import rollouts
+from adapters.miles.importing import module
+
+if TYPE_CHECKING:
+    import argparse
+
+    from adapters.megatron.objectives import Candidates
+    from reference.aggregation import Conventions
+
+
+def conventions(parser: argparse.ArgumentParser) -> Conventions:
+    """Groups are whole on a rank where the rollout side deals out prompt groups."""
+    conversion = module("ray.rollout.train_data_conversion")
+    return objectives.conventions(
+        parser,
+        by_rollout=rollouts.rollout_field() is not None,
+        whole_groups=hasattr(conversion, "_prompt_group_partitions"),
+    )
+
+
+def losses() -> Any:
+    """The module of the loss functions."""
+    return module("backends.training_utils.loss_hub.losses")
+
+
+def candidates() -> Candidates:
+    """Where to look, newer versions first."""
+    utils = "backends.training_utils"
+    conversion = module("ray.rollout.train_data_conversion")
+    arguments = module("utils.arguments")
+    reducers = module(f"{utils}.cp_utils")
+    return {
+        Place.POLICY_LOSS: (
+            (losses(), "get_pg_loss_reducer"),
+            (reducers, "get_sum_of_sample_mean"),
+        ),
+        Place.TERMS: ((losses(), "policy_loss_function"),),
+        Place.OTHER_LOSSES: ((module(f"{utils}.loss"), "loss_function"),),
+        Place.LOG: ((module(f"{utils}.log_utils"), "aggregate_train_losses"),),
+        Place.ARGUMENTS: (
+            (arguments, "_validate_loss_aggregation_args"),
+            (arguments, "miles_validate_args"),
+        ),
+        Place.SHARDING: (
+            (conversion, "split_train_data_by_dp_scheduled_raw"),
+            (conversion, "split_train_data_by_dp_raw"),
+            (conversion, "split_train_data_by_dp"),
+        ),
+    }
