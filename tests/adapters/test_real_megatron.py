@@ -16,13 +16,24 @@ pytestmark = pytest.mark.skipif(
 
 LAYOUTS = ("--layout=dp1-cp1-mb1-thd", "--layout=dp2-cp2-mb2-thd", "--layout=dp2-cp1-mbtokens-thd")
 
+POLICY_LOSS = "[weights/ or [metric/"
+"""Its weights, and itself as it is logged."""
+
 EMPTY_SAMPLES_COUNT = {"fully_masked_sample", "fully_masked_group", "one_token"}
 """Cases that tell token_mean from a mean in which an empty sample counts as a token."""
 
 
-def run(tmp_path: Path, adapter: str, ref: str, *arguments: str) -> dict[str, Any]:
+def run(
+    tmp_path: Path,
+    adapter: str,
+    ref: str,
+    *arguments: str,
+    cases: str = "dp",
+    subjects: str = POLICY_LOSS,
+) -> dict[str, Any]:
     repository = Path(os.environ[command.SOURCES]) / adapter
-    result = command.run(tmp_path, adapter, f"--source={repository}@{ref}", *arguments)
+    selected = ("-k", f"({subjects}) and ({cases})")
+    result = command.run(tmp_path, adapter, f"--source={repository}@{ref}", *arguments, *selected)
     assert result.report["complete"], result.output
     return result.report
 
@@ -69,7 +80,8 @@ def test_versions_have_their_modes_and_weigh_as_known(
 
 def test_first_commit_of_slime_2090_divides_prompt_mean_by_the_group_size(tmp_path: Path) -> None:
     """Mended by its second commit, "normalize prompt_mean by prompt count"."""
-    report = run(tmp_path, "slime", "bd9714414", *LAYOUTS, "-k", "prompt_mean and odd_groups")
+    cases = "prompt_mean and odd_groups"
+    report = run(tmp_path, "slime", "bd9714414", *LAYOUTS, cases=cases, subjects="[weights/")
 
     assert len(report["findings"]) == len(LAYOUTS)
     for finding in report["findings"]:
@@ -105,8 +117,8 @@ def test_depths_tell_where_empty_samples_are_counted(
     ],
 )
 def test_weights_of_the_four_modes_do_not_depend_on_options(tmp_path: Path, layout: str) -> None:
-    arguments = (f"--layout={layout}", "-k", "uneven_lengths or two_steps")
-    report = run(tmp_path, "miles", "refs/pull/1498/head", *arguments)
+    cases = "uneven_lengths or two_steps"
+    report = run(tmp_path, "miles", "refs/pull/1498/head", f"--layout={layout}", cases=cases)
 
     verdicts = {finding["mode"]: finding["verdict"] for finding in report["findings"]}
     per_token = "unsupported" if "average_in_collective" in layout else "conforms"
@@ -140,10 +152,81 @@ def test_miles_on_fsdp_conforms_but_for_prompt_mean_which_fails_in_its_log(
 @pytest.mark.parametrize("ref", ["main", "v0.1.0", "refs/pull/1328/head"])
 def test_miles_on_fsdp_never_divides_token_mean(tmp_path: Path, ref: str) -> None:
     """Mended by its pull request 1498."""
-    arguments = ("--layout=dp2-cp1-mb1-thd", "--modes=token_mean", "-k", "odd_groups")
-    [finding] = run(tmp_path, "miles", ref, "--engine=fsdp", *arguments)["findings"]
+    arguments = ("--layout=dp2-cp1-mb1-thd", "--modes=token_mean")
+    report = run(
+        tmp_path,
+        "miles",
+        ref,
+        "--engine=fsdp",
+        *arguments,
+        cases="odd_groups",
+        subjects="[weights/",
+    )
+    [finding] = report["findings"]
 
     assert finding["diagnosis"]["name"] == "not_divided"
     assert finding["diagnosis"]["numbers"] == pytest.approx(
         {"denominator": 2, "expected_denominator": 120}, rel=1e-6
     )
+
+
+OBJECTIVES = "auxiliary or rejection or other_losses or [metric."
+
+
+def mistakes(report: dict[str, Any]) -> set[str]:
+    """Names of what deviates."""
+    return {f["diagnosis"]["name"] for f in report["findings"] if f["verdict"] == "mismatch"}
+
+
+@pytest.mark.parametrize(
+    ("adapter", "ref"),
+    [("slime", "refs/pull/2090/head"), ("slime", "main"), ("miles", "refs/pull/1498/head")],
+)
+def test_all_but_means_over_tokens_conforms_whatever_is_trained(
+    tmp_path: Path, adapter: str, ref: str
+) -> None:
+    arguments = ("--layout=dp2-cp2-mb2-thd", "--modes=sample_mean,prompt_mean,constant")
+    cases = "fully_masked_sample or rejected_tokens"
+    report = run(tmp_path, adapter, ref, *arguments, cases=cases, subjects=OBJECTIVES)
+
+    assert {f["verdict"] for f in report["findings"]} <= {"conforms", "refused", "unsupported"}
+    refused = {(f["check"], f["mode"]) for f in report["findings"] if f["verdict"] == "refused"}
+    assert refused == ({("rejection", "prompt_mean")} if adapter == "miles" else set())
+
+
+def test_other_terms_of_slime_2090_are_means_over_tokens_in_token_mean(tmp_path: Path) -> None:
+    """Its options say that they are means over samples in every mode."""
+    arguments = ("--layout=dp1-cp1-mb1-thd", "--modes=token_mean")
+    subjects = "auxiliary.entropy or auxiliary.kl/ or metric.clip_fraction or metric.policy_kl"
+    report = run(
+        tmp_path,
+        "slime",
+        "refs/pull/2090/head",
+        *arguments,
+        cases="two_steps",
+        subjects=subjects,
+    )
+
+    assert len(report["findings"]) == 4
+    assert mistakes(report) == {"weights_of_token_mean"}
+
+
+def test_miles_on_fsdp_counts_what_rejection_leaves(tmp_path: Path) -> None:
+    """Its actor does not hand on the tokens of rollouts, which losses are to be divided by."""
+    arguments = ("--engine=fsdp", "--layout=dp2-cp1-mb1-thd", "--modes=sample_mean")
+    report = run(tmp_path, "miles", "main", *arguments, cases="rejected", subjects="[rejection/")
+
+    assert len(report["findings"]) == 3
+    assert mistakes(report) == {"modified_mask_counted"}
+
+
+@pytest.mark.parametrize("ref", ["main", "refs/pull/1498/head"])
+def test_sequence_ratios_of_miles_fail_on_padded_rows(tmp_path: Path, ref: str) -> None:
+    """Log-probabilities are gathered as those of packed rows."""
+    arguments = ("--layout=dp1-cp2-mb1-bshd", "--modes=sample_mean")
+    [finding] = run(tmp_path, "miles", ref, *arguments, cases="fully", subjects="auxiliary.gspo")[
+        "findings"
+    ]
+
+    assert finding["verdict"] == "crashed"
+    assert "in all_gather_with_cp" in finding["message"]
