@@ -172,7 +172,7 @@ ROWS = (
     *DIVISORS,
     *(in_file(row, Setting.MODE, Setting.DIVISOR) for row in DIVISORS),
     PER_TOKEN_WITH_ANOTHER,
-    in_file(PER_TOKEN_WITH_ANOTHER, Setting.PER_TOKEN),
+    in_file(PER_TOKEN_WITH_ANOTHER, Setting.MODE, Setting.PER_TOKEN),
     ENTROPY,
     in_file(ENTROPY, Setting.ENTROPY),
     DIVERGENCE,

@@ -120,6 +120,11 @@ ROWS = (
         entries=(_normalized(4.0), _normalized(4.0)),
     ),
     LogRow(
+        name="missing_normalizer_once",
+        says="fewer normalizers than keys after an entry that has all",
+        entries=(_normalized(4.0, 8.0), _normalized(2.0)),
+    ),
+    LogRow(
         name="normalizer_of_zero",
         says="a metric whose normalizers add up to 0",
         entries=(_normalized(4.0, 0.0), _normalized(4.0, 0.0)),

@@ -234,7 +234,8 @@ class Settings:
             if case.runs_on(layout)
             for mode, aggregation in self.aggregations.items()
             for subject in SUBJECTS
-            if case in subject.cases and mode in subject.modes and subject.is_seen_at(self.depth)
+            if case in subject.cases and mode in subject.modes
+            if subject.is_seen_at(self.depth) and subject.is_seen_on(layout)
         ]
 
     def _startup_cells(self) -> list[StartupCell]:

@@ -16,6 +16,7 @@ from conformance.report import Check
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:
+    from adapters.contract import Layout
     from conformance.cases import Case
 
 
@@ -23,7 +24,7 @@ def _cases(*names: str) -> tuple[Case, ...]:
     return tuple(case for case in CORPUS if case.name in names)
 
 
-TELLING = _cases("uneven_lengths", "fully_masked_sample", "split_groups", "two_steps")
+TELLING = _cases("fully_masked_sample", "split_groups", "two_steps")
 """Empty samples, groups over several ranks and micro-batches, more than one step."""
 
 ONE = _cases("fully_masked_sample")
@@ -55,6 +56,14 @@ class Subject:
 
     cases: tuple[Case, ...] = CORPUS
     modes: tuple[Mode, ...] = tuple(Mode)
+
+    def is_seen_on(self, layout: Layout) -> bool:
+        """Whether a layout can tell right from wrong here.
+
+        What stands beside the policy loss goes wrong where micro-batches are averaged: on layouts
+        that have one, only the policy loss is looked at.
+        """
+        return self.objective is Objective.POLICY or layout.micro_batches != 1
 
     @property
     def slug(self) -> str:

@@ -13,11 +13,10 @@ import pytest
 from adapters import native, skyrl  # noqa: F401 - torch does not survive a second import
 from adapters.contract import Layout
 from conformance.cases import CORPUS
-from conformance.report import Check
 from reference.aggregation import Mode
 from tests import command
 
-ONE_CASE = ("-k", "uneven_lengths")
+ONE_CASE = ("--checks=weights", "-k", "uneven_lengths")
 
 
 def cases_on(*layouts: str) -> int:
@@ -26,13 +25,13 @@ def cases_on(*layouts: str) -> int:
 
 
 def test_run_prints_the_summary_and_writes_the_report(tmp_path: Path) -> None:
-    result = command.run(tmp_path, "native", "--layout=dp2-cp2-mb2-thd")
+    result = command.run(tmp_path, "native", "--layout=dp2-cp2-mb2-thd", "--checks=weights")
 
     assert result.status == 0, result.output
     assert "native 0.1.0, engine torch, depth step, cpu/gloo" in result.output
     cases = cases_on("dp2-cp2-mb2-thd")
-    findings = cases * len(Mode) * len(Check)
-    assert result.output.count(f"{cases} ok") == len(Mode) * len(Check)
+    findings = cases * len(Mode)
+    assert result.output.count(f"{cases} ok") == len(Mode)
     report = result.report
     assert report["complete"]
     assert report["summary"]["verdicts"] == {"conforms": findings}
@@ -43,15 +42,16 @@ def test_run_prints_the_summary_and_writes_the_report(tmp_path: Path) -> None:
 
 def test_every_finding_is_a_test_that_pytest_options_apply_to(tmp_path: Path) -> None:
     name = "weights/token_mean/one_token/dp1-cp1-mb1-bshd"
-    listing = command.run(tmp_path, "twolayouts", "--collect-only", "-q", "-k", name)
-    result = command.run(tmp_path, "twolayouts", "-k", name, "--junitxml=junit.xml")
+    narrow = ("--checks=weights", "-k", name)
+    listing = command.run(tmp_path, "twolayouts", "--collect-only", "-q", *narrow)
+    result = command.run(tmp_path, "twolayouts", *narrow, "--junitxml=junit.xml")
 
     assert f"test_finding[{name}]" in listing.output
     assert not listing.report_path.exists() or listing.report["findings"]
     assert [finding["id"] for finding in result.report["findings"]] == [name]
     assert result.report["selection"] == {
         "selected": 1,
-        "deselected": cases_on("dp1-cp1-mb1-bshd", "dp2-cp1-mb1-bshd") * len(Mode) * len(Check) - 1,
+        "deselected": cases_on("dp1-cp1-mb1-bshd", "dp2-cp1-mb1-bshd") * len(Mode) - 1,
     }
     [case] = ET.parse(tmp_path / "junit.xml").iter("testcase")
     assert case.attrib["name"] == f"test_finding[{name}]"
@@ -73,9 +73,9 @@ def test_mismatch_fails_names_the_denominator_and_stops_at_x(tmp_path: Path) -> 
 def test_unsupported_is_skipped_counted_and_shown(tmp_path: Path) -> None:
     result = command.run(tmp_path, "declining", "--layout=dp1-cp1-mb1-bshd", *ONE_CASE)
 
-    assert result.report["summary"]["modes"]["prompt_mean"] == {"unsupported": 2}
-    assert "unsupported (2): no prompt_mean" in result.output
-    assert "2 skipped" in result.output
+    assert result.report["summary"]["modes"]["prompt_mean"] == {"unsupported": 1}
+    assert "unsupported (1): no prompt_mean" in result.output
+    assert "1 skipped" in result.output
 
 
 def test_what_the_framework_lacks_and_may_refuse_is_no_failure(tmp_path: Path) -> None:
@@ -199,6 +199,7 @@ def test_stopped_run_keeps_its_findings_and_leaves_no_process(
         (["--adapter=native", "--modes=constant:inf"], "divisor inf is not a positive finite"),
         (["--adapter=native", "--modes=constant:True"], "divisor 'True' of 'constant:True' is not"),
         (["--adapter=native", "--modes=token_mean:4"], "only constant divides by one"),
+        (["--adapter=native", "--checks=speed"], "'speed' is not a valid Check; choose from weights, "),
         (["--adapter=native", "--depth=hull"], "depth 'hull' is unknown; choose reducer or loss"),
         (["--adapter=native", "--layout=dp2"], "layout 'dp2' is not of the form"),
         (
