@@ -13,6 +13,7 @@ from adapters.objective import Metric, Objective
 from adapters.probe import ProbedBatch
 from conformance import terms
 from conformance.diagnosis import ReportedEvidence, diagnose_reported, left_out, likeliest
+from conformance.joint import Summand, diagnose_joint
 from conformance.judge import Judgement, situation_of, worse
 from conformance.report import Diagnosis, Verdict
 from reference.aggregation import Beside
@@ -111,7 +112,18 @@ def _diagnosis(
         (share.metric, _of_share(share, reported - (expected - share.expected), tolerance))
         for share in shares
     ]
-    return found[0][1] if len(found) == 1 else likeliest(found)
+    alone = found[0][1] if len(found) == 1 else likeliest(found)
+    if len(found) == 1 or alone.name != "unexplained":
+        return alone
+    policy, *others = (
+        Summand(name=share.metric, situation=share.situation, factors=share.quantities)
+        for share in shares
+    )
+
+    def matches(predicted: NDArray[np.float64]) -> bool:
+        return abs(math.fsum(predicted) - reported) <= tolerance * magnitude
+
+    return diagnose_joint(policy, others, matches) or alone
 
 
 def _of_share(share: Share, reported: float, tolerance: float) -> Diagnosis:

@@ -339,6 +339,14 @@ def _other_modes(situation: Situation) -> Iterator[Mistake]:
             weights = token_weights(situation.step, Aggregation(mode), situation.conventions)
             words = f"these are the weights of {mode}"
             yield Mistake(name=f"weights_of_{mode}", words=words, weights=weights)
+    if situation.mode is not Mode.TOKEN_MEAN:
+        per_token = replace(situation, aggregation=Aggregation(Mode.TOKEN_MEAN))
+        counts = per_token.tokens_if(np.maximum(per_token.counted, 1))
+        yield Mistake(
+            name="weights_of_token_mean_counting_empty_samples",
+            words="these are the weights of token_mean with an empty sample counted as one token",
+            weights=per_token.weights(counts),
+        )
 
 
 def _other_conventions(situation: Situation) -> Iterator[Mistake]:

@@ -11,6 +11,7 @@ from adapters.objective import Metric
 from adapters.probe import ProbedBatch
 from conformance import terms
 from conformance.diagnosis import Evidence, diagnose, left_out, likeliest
+from conformance.joint import Summand, diagnose_joint
 from conformance.judge import Judgement, combined, situation_of, worse
 from conformance.report import Diagnosis, Verdict
 from reference.rounding import weight_bound
@@ -103,7 +104,18 @@ def _diagnosis(
     for part in parts:
         if (np.abs(off + part.gradient) <= tolerance * magnitude).all():
             return left_out(part.metric)
-    return likeliest((part.metric, _of_part(off, magnitude, part, tolerance)) for part in parts)
+    alone = likeliest((part.metric, _of_part(off, magnitude, part, tolerance)) for part in parts)
+    if alone.name != "unexplained":
+        return alone
+    policy, *others = (
+        Summand(name=part.metric, situation=part.situation, factors=part.slopes) for part in parts
+    )
+    observed = off + np.sum([part.gradient for part in parts], axis=0)
+
+    def matches(predicted: NDArray[np.float64]) -> bool:
+        return bool((np.abs(observed - predicted) <= tolerance * magnitude).all())
+
+    return diagnose_joint(policy, others, matches) or alone
 
 
 def _of_part(

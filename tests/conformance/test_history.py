@@ -19,7 +19,7 @@ from tests.toys import Edit, checkout
 
 WITHOUT_CP = Edit("lineage.py", "return loss * grid.cp.size, num_tokens", "return loss, num_tokens")
 WITH_CP = Edit("lineage.py", WITHOUT_CP.new, WITHOUT_CP.old)
-COUNTED_TWICE = Edit("lineage.py", "num_tokens / grid.cp.size)", "num_tokens)")
+COUNTED_TWICE = Edit("lineage.py", "= num_tokens / grid.cp.size", "= num_tokens")
 UNLOADABLE = Edit("lineage.py", "import torch\n", "import torchless\n")
 
 PAGE = (command.ROOT / "reports" / "history.md").read_text()

@@ -124,3 +124,20 @@ def test_term_that_the_logged_loss_lacks_is_named(term: str) -> None:
 
 def test_wrong_term_of_a_logged_loss_is_said_to_be_off() -> None:
     assert explained(logged(entropy=0.25))[1].startswith(("entropy: ", "kl: ", "policy_loss: "))
+
+
+def test_mistake_that_terms_share_is_named_with_the_policy_losss_own() -> None:
+    per_token = token_weights(STEP, Aggregation(Mode.TOKEN_MEAN))
+    beside = (KL_COEFFICIENT - ENTROPY_COEFFICIENT) * per_token
+    shared = BATCH.slopes * POLICY + beside
+    both = BATCH.slopes * BESIDE + beside
+    found = [
+        explained(judge_together(JOB, [Observation(weights=(g / BATCH.slopes,))], Description()))
+        for g in (shared, both)
+    ]
+
+    words = "entropy and kl: these are the weights of token_mean"
+    assert found == [
+        ("weights_of_token_mean", words),
+        ("weights_of_token_mean", f"{words}; policy_loss: these are the weights of sample_mean"),
+    ]
