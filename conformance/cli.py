@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from adapters.contract import Depth
 from conformance import history, inventory, listing
-from conformance.cases import CORPUS
+from conformance.cases import ALL_CASES
 from conformance.settings import SETTINGS_ERRORS
 from reference.aggregation import Mode
 
@@ -122,7 +122,7 @@ def _adapters(sources: dict[str, str]) -> Iterator[str]:
 
 def _cases(names: Sequence[str]) -> Iterator[str]:
     if not names:
-        yield from listing.table(CORPUS)
+        yield from listing.table(ALL_CASES)
     for number, case in enumerate([listing.find(name) for name in names]):
         if number:
             yield ""

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from adapters.source import Commit, find_commit, resolve
 from conformance import registry
-from conformance.cases import CORPUS
+from conformance.cases import ALL_CASES
 from conformance.report import Check, Report, Verdict
 from conformance.summary import SYMBOLS
 from reference.aggregation import Mode
@@ -89,7 +89,7 @@ def find_commits(selection: Selection, refs: Sequence[str]) -> list[Commit]:
     commits = [find_commit(selection.repository, ref) for ref in refs]
     for commit in commits:
         resolve(adapter, f"{selection.repository}@{commit.revision}")
-    known = [case.name for case in CORPUS]
+    known = [case.name for case in ALL_CASES]
     for case in selection.cases:
         if case not in known:
             raise InvalidHistoryError(f"case {case!r} is unknown; choose {', '.join(known)}")

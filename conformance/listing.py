@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from conformance.cases import CORPUS
+from conformance.cases import ALL_CASES
 from reference import exact
 from reference.aggregation import Mode
 
@@ -36,10 +36,10 @@ def find(name: str) -> Case:
     Raises:
         UnknownCaseError: there is none.
     """
-    for case in CORPUS:
+    for case in ALL_CASES:
         if case.name == name:
             return case
-    known = ", ".join(case.name for case in CORPUS)
+    known = ", ".join(case.name for case in ALL_CASES)
     raise UnknownCaseError(f"case {name!r} is unknown; choose {known}")
 
 

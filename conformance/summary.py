@@ -44,10 +44,10 @@ def explain(finding: Finding) -> str:
     """What is wrong, in one line."""
     if finding.diagnosis is not None:
         error = "" if finding.error is None else f"off by {finding.error:.3g}: "
-        message = f" ({_last_line(finding.message)})" if finding.message else ""
+        message = f" ({last_line(finding.message)})" if finding.message else ""
         place = f"; look at {finding.place}" if finding.place else ""
         return f"{error}{finding.diagnosis.explanation} [{finding.diagnosis.name}]{message}{place}"
-    return _last_line(finding.message or "")
+    return last_line(finding.message)
 
 
 def _subject(report: Report) -> str:
@@ -96,7 +96,7 @@ def _declined(findings: Sequence[Finding]) -> Iterator[str]:
     """
     demanded = (Check.ARGUMENTS, Check.LOGGING)
     reasons = Counter(
-        (finding.verdict, _last_line(finding.message or ""))
+        (finding.verdict, last_line(finding.message))
         for finding in findings
         if finding.verdict is Verdict.UNSUPPORTED
         or (finding.verdict is Verdict.REFUSED and finding.check not in demanded)
@@ -113,6 +113,7 @@ def _totals(report: Report) -> str:
     return f"{counts or 'no findings'}{largest}{stopped}"
 
 
-def _last_line(text: str) -> str:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
+def last_line(text: str | None) -> str:
+    """What a traceback, or any words, end with."""
+    lines = [line.strip() for line in (text or "").splitlines() if line.strip()]
     return lines[-1] if lines else ""

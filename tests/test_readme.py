@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from conformance import cli, plugin
+from conformance import cli, overview, plugin
+from conformance.report import Check
 from tests import command
 
 README = (command.ROOT / "README.md").read_text()
@@ -33,7 +34,7 @@ def test_first_block_is_two_commands_that_ci_takes_from_here() -> None:
     install_and_run, tests = BLOCKS[0].splitlines()
 
     assert install_and_run.startswith("pip install -c constraints.txt -e ")
-    assert install_and_run.endswith(" && pytest --adapter=skyrl")
+    assert install_and_run.endswith(" && pytest --adapter=skyrl --checks=weights")
     assert tests == "pytest"
     assert "README.md" in (command.ROOT / ".ci" / "run").read_text()
 
@@ -94,6 +95,20 @@ def checkout(repository: Path, folder: Path) -> Path:
     for arguments in (clone, files):
         subprocess.run(arguments, check=True)
     return folder
+
+
+def test_table_and_findings_are_those_of_the_committed_reports() -> None:
+    """`python -m conformance.overview` writes them anew."""
+    found = overview.versions(command.ROOT / "reports")
+
+    assert overview.pages(found, README) == (
+        README,
+        (command.ROOT / "reports" / "findings.md").read_text(),
+    )
+
+
+def test_checks_are_documented() -> None:
+    assert all(f"\n| `{check}` | " in README for check in Check)
 
 
 def test_finding_shown_is_of_a_committed_report() -> None:
