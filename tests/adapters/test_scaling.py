@@ -19,15 +19,20 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 BY_THE_ADVANTAGES = {
-    "probe.ProbedBatch.weights": (
-        "gradient[ids].astype(np.float64) / -np.concatenate(self.advantages)"
-    ),
+    "probe.ProbedBatch.weights": "gradient[ids].astype(np.float64) / self.slopes",
+    "probe.ProbedBatch.returns": "gains / 2",
     "megatron.adapter.MegatronAdapter.token_losses": (
         "-torch.cat(batch['advantages']) * torch.cat(log_probs['log_probs'])"
     ),
+    "megatron.policy._probed_model.ProbedModel.forward": "0.0 * self.probe.sum()",
     "skyrl.trainer.reduce": "-advantages * probe",
+    "skyrl.trainer._per_token": "2 * returns",
 }
-"""All that happens to losses and gradients: signed powers of two in, and out again."""
+"""All that happens to losses and gradients: signed powers of two in, and out again.
+
+`slopes` are what the objective makes of the advantages, and returns half of them, or all where a
+framework documents half of a critic's squared error. The product with 0 adds no gradient.
+"""
 
 ELSEWHERE = {
     "contract.Layout.world_size": "ranks to start",
@@ -35,13 +40,17 @@ ELSEWHERE = {
     "megatron.options._batch_options": "sizes that the framework is told",
     "megatron.options._micro_batch_options": "sizes that the framework is told",
     "megatron.options._micro_batch_size": "sizes that the framework is told",
-    "megatron.tracking.Log.policy_losses": "a list of nothing",
-    "miles.rollouts._add_advantages": "a list of nothing",
-    "skyrl.configuration._configure_micro_batches": "sizes that the framework is told",
-    "skyrl.configuration.configure": "sizes that the framework is told",
+    "megatron.rejection.reject": "a mask, as a user's function changes it",
+    "megatron.rollouts._rollout_log_probs": "a list of nothing",
+    "megatron.rollouts.add_columns": "a list of nothing",
+    "megatron.startup._count": "what a tampered group is said to hold",
+    "megatron.startup.reducer": "a user's reducer, which divides by what it is documented to",
+    "megatron.startup.sent": "a list of rewards",
+    "skyrl.configuration._micro_batches": "sizes that the framework is told",
+    "skyrl.configuration._mini_batch_size": "sizes that the framework is told",
+    "skyrl.configuration._sizes": "sizes that the framework is told",
     "skyrl.importing.import_skyrl": "a path",
     "skyrl.trainer._training_input": "a list of rewards",
-    "slime.SlimeAdapter._add_advantages": "a list of nothing",
     "sizes.token_budget": "sizes that the framework is told",
     "source._checkout": "a path",
     "source._extracted": "a path",
@@ -82,7 +91,7 @@ def found() -> dict[str, set[str]]:
         module = path.relative_to(root).with_suffix("").parts
         for function, expression in scalings(path.read_text(encoding="utf-8")):
             by_function[".".join((*module, function))].add(expression)
-    return {name: all_ for name, all_ in by_function.items() if not name.startswith("native.")}
+    return {name: all_ for name, all_ in by_function.items() if not name.startswith("native")}
 
 
 def test_every_product_and_quotient_is_accounted_for() -> None:
