@@ -66,7 +66,7 @@ class Beside(StrEnum):
     """A mean over tokens in every mode."""
 
     MICRO_BATCH_MEAN = "micro_batch_mean"
-    """A mean over micro-batches of their token means. It depends on how a step is cut and is
+    """A mean over micro-batches of each one's own mean. It depends on how a step is cut and is
     therefore no reduction of anything trained, but some frameworks document it of what they log."""
 
 
@@ -76,10 +76,10 @@ class Conventions:
 
     The default is the seeds' contract: samples are the units of `sample_mean` and `constant`, one
     without active tokens adds 0 and still counts, and denominators count what rejection sampling
-    has left (the last by miles' pull request 1498). ``entropy`` and ``kl`` are of these
-    terms of the loss, ``diagnostics`` of what is logged and not trained (clip fraction and the
-    like), and of the logs of these terms where it is over micro-batches.
-    ``whole_groups`` says that `prompt_mean` needs a prompt's samples on one data-parallel rank.
+    has left (the last by miles' pull request 1498). ``entropy`` and ``kl`` are of these terms of
+    the loss, ``diagnostics`` of what is logged and not trained (clip fraction and the like), and of
+    the logs of these terms where it is over micro-batches. ``whole_groups`` says that `prompt_mean`
+    needs a prompt's samples on one data-parallel rank.
     """
 
     sample_unit: SampleUnit = SampleUnit.SAMPLE
