@@ -64,12 +64,13 @@ class NativeAdapter(Adapter):
     name = "native"
 
     def layouts(self) -> Sequence[Layout]:
-        """Every dp × cp of powers of two on up to 8 ranks."""
+        """Every dp × cp of powers of two on up to 8 ranks; on the most ranks, of one cut."""
         return [
             Layout(dp=dp, cp=cp, micro_batches=micro_batches, format=storage)
             for dp, cp in grids(largest=8)
             for micro_batches in (1, 2, "uneven")
             for storage in ("thd", "bshd")
+            if dp * cp < 8 or micro_batches == 2
         ]
 
     def load(self, source: Path | None) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from conformance import cli
-from conformance.cases import CORPUS
+from conformance.cases import ALL_CASES
 from tests import command
 
 
@@ -76,8 +76,8 @@ def test_cases_are_a_table_with_what_each_catches_and_its_source(
     header, *rows = printed(capsys, "cases")
 
     assert header.split() == ["case", "samples", "prompts", "active", "tokens", "catches", "source"]
-    assert [row.split()[0] for row in rows] == [case.name for case in CORPUS]
-    for row, case in zip(rows, CORPUS, strict=True):
+    assert [row.split()[0] for row in rows] == [case.name for case in ALL_CASES]
+    for row, case in zip(rows, ALL_CASES, strict=True):
         assert f"  {case.catches}  " in row
         assert row.endswith(f"  {case.source}")
     [two_steps] = [row for row in rows if row.startswith("two_steps ")]
