@@ -418,6 +418,9 @@ class EmptyStepDividedByZero(Counting):
         empty = not any(sample.tokens for sample in samples)
         return [0.0] * len(samples) if empty else wrong
 
+    def reduce(self, values: torch.Tensor, packed: Packed) -> torch.Tensor:
+        return (values * packed.mask / packed.denominators).sum()
+
 
 class MaskIgnored(Mutant):
     """The mask is in the denominator and not in the sum."""

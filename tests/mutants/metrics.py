@@ -13,7 +13,7 @@ from adapters.objective import ENTROPY_COEFFICIENT, Metric, Objective
 from conformance.cases import REJECTION
 from conformance.subjects import TELLING, subject
 from reference.aggregation import Aggregation, Mode
-from tests.mutants.mutant import EVERY, SLICED, UNEVEN, UNITED, WIDE, Mutant
+from tests.mutants.mutant import ALONE, EVERY, SLICED, UNEVEN, UNITED, WIDE, Mutant
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -164,6 +164,7 @@ class RejectedCountedAfterwards(Diagnosing):
 
     diagnosis = "nothing_reported"
     subject = subject("rejection.metric")
+    layouts = (ALONE,)
     cases = REJECTION
 
     def wrong(self, right: torch.Tensor, packed: Packed) -> torch.Tensor:
