@@ -56,11 +56,11 @@ def _alternatives(summand: Summand) -> Iterator[tuple[str, NDArray[np.float64]]]
 
 def _shared(others: Sequence[Summand]) -> Iterator[tuple[str, str, NDArray[np.float64]]]:
     """What the others would add up to by each mistake that all of them may have."""
-    known = [{m.name: m for m in mistakes(other.situation)} for other in others]
-    for name in known[0]:
-        if all(name in of_other for of_other in known):
+    known = [{(m.name, m.words): m for m in mistakes(other.situation)} for other in others]
+    for key in known[0]:
+        if all(key in of_other for of_other in known):
             total = sum(
-                other.factors * of_other[name].weights
+                other.factors * of_other[key].weights
                 for other, of_other in zip(others, known, strict=True)
             )
-            yield name, known[0][name].words, total  # type: ignore[misc]
+            yield *key, total  # type: ignore[misc]

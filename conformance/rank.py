@@ -105,11 +105,15 @@ def serve(connection: Connection, post: Post) -> None:
 
 
 def _traceback(source: Path | None) -> str:
-    """That of the exception at hand, files named from where they are imported.
+    """That of the exception at hand."""
+    return without_folders(traceback.format_exc(), source)
+
+
+def without_folders(text: str, source: Path | None) -> str:
+    """Words of a framework, with files named from where they are imported.
 
     A report tells nothing of the folders of a machine, and reads the same on every one.
     """
-    text = traceback.format_exc()
     folders = [*sys.path, str(source or "")]
     for folder in sorted(filter(None, folders), key=len, reverse=True):
         text = text.replace(f"{folder.rstrip(os.sep)}{os.sep}", "")

@@ -37,8 +37,11 @@ GRACE = 3.0
 GRACE_TO_DECLINE = 10.0
 """Likewise once one declined: most decline too, as soon as they get a core to do it on."""
 
-LOG_TAIL = 2000
-"""Characters of a dead rank's output that a finding quotes."""
+LOG_LINES = 5
+"""Of a dead rank's output that a finding quotes."""
+
+LOG_TAIL = 20_000
+"""Bytes of it in which they are looked for."""
 
 
 WORDS_OF_A_WAITING_RANK = ("Timed out waiting", "Connection closed by peer", "Connection reset")
@@ -214,6 +217,8 @@ class RankPool:
         return reply
 
     def _death(self, rank: int) -> _Failure:
+        from conformance.rank import without_folders
+
         process = self._processes[rank]
         process.join(GRACE)
         code = process.exitcode
@@ -222,8 +227,10 @@ class RankPool:
             if code is not None and code < 0
             else f"exited with status {code}"
         )
-        output = self._log(rank).read_bytes()[-LOG_TAIL:].decode(errors="replace").strip()
-        return _Failure(f"rank {rank} {how}\n{output}".strip(), is_cause=True)
+        output = self._log(rank).read_bytes()[-LOG_TAIL:].decode(errors="replace")
+        last_lines = "\n".join(output.strip().splitlines()[-LOG_LINES:])
+        words = without_folders(f"rank {rank} {how}\n{last_lines}".strip(), self.source)
+        return _Failure(words, is_cause=True)
 
     def _log(self, rank: int) -> Path:
         return Path(self._folder.name) / f"rank-{rank}.log"

@@ -53,7 +53,7 @@ class Exiting(Faulty):
 
 class Vanishing(Faulty):
     def fail(self) -> None:
-        print("last words", file=sys.stderr, flush=True)
+        print("warning\n" * 9, "last words of", __file__, file=sys.stderr, flush=True)
         os._exit(7)
 
 
