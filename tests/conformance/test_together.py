@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -141,3 +143,15 @@ def test_mistake_that_terms_share_is_named_with_the_policy_losss_own() -> None:
         ("weights_of_token_mean", words),
         ("weights_of_token_mean", f"{words}; policy_loss: these are the weights of sample_mean"),
     ]
+
+
+@pytest.mark.parametrize("averaged", [1.0, 0.5])
+def test_mistakes_of_one_name_are_told_apart(averaged: float) -> None:
+    """Nothing is divided, with an average over two ranks and without."""
+    job = replace(JOB, layout=Layout(dp=2))
+    slopes = BATCH.slopes - ENTROPY_COEFFICIENT + KL_COEFFICIENT
+    gradient = averaged * slopes * STEP.mask
+    observation = Observation(weights=(gradient / BATCH.slopes,))
+
+    judgement = judge_together(job, [observation] * 2, Description())
+    assert explained(judgement)[0] == "not_divided"
