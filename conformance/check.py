@@ -9,6 +9,7 @@ import numpy as np
 
 from adapters.objective import Objective
 from conformance import logs
+from conformance.configurations import Demand
 from conformance.judge import Judgement, judge_weights
 from conformance.logged import judge_logged
 from conformance.ranks import Crashed, Ran
@@ -96,8 +97,12 @@ def judge_startup(row: Row, job: Job, pool: RankPool) -> Judgement | Crashed | D
         return outcome
     if not isinstance(outcome, Ran):
         return judge_refusal(row, outcome.message) if outcome.verdict == "refused" else outcome
-    compared = pool.run(compared_with(row, job, pool.description))
-    plain = compared.observations if isinstance(compared, Ran) else ()
+    plain: Sequence[Observation] = ()
+    if row.demand in (Demand.SAME, Demand.DEFAULT):
+        compared = pool.run(compared_with(row, job, pool.description))
+        if not isinstance(compared, Ran):
+            return compared
+        plain = compared.observations
     return judge_acceptance(row, job, outcome.observations, pool.description, plain)
 
 

@@ -59,9 +59,9 @@ class Row:
 
     def applies(self, conventions: Conventions) -> bool:
         """Whether the rule is about a framework of such conventions."""
-        if self.name.startswith("entropy"):
+        if self.configuration.entropy:
             return conventions.entropy is Beside.SAMPLE_MEAN
-        if self.name.startswith("divergence"):
+        if self.configuration.kl:
             return conventions.kl is Beside.SAMPLE_MEAN
         if self.configuration.corrects:
             return conventions.denominator_mask is DenominatorMask.MODIFIED

@@ -7,10 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from adapters.configuration import ORDINARY
 from adapters.contract import Depth, Description, Job, Layout, Observation
 from conformance.cases import CORPUS
+from conformance.check import judge_startup
 from conformance.configurations import ROWS, Row
 from conformance.judge import Judgement
+from conformance.ranks import Crashed, Ran
 from conformance.report import Verdict
 from conformance.startup import compared_with, judge_acceptance, judge_refusal
 from reference.aggregation import Aggregation, Beside, Conventions, DenominatorMask, Mode
@@ -149,3 +152,31 @@ def test_configurations_take_one_rank_and_widths_take_slices() -> None:
     assert not ZERO.fits(sliced)
     assert BY_NAME["lengths_dropped"].fits(sliced)
     assert not BY_NAME["lengths_dropped"].fits(alone)
+
+
+class Outcomes:
+    """A pool that runs what deviates, and crashes in what it is compared with."""
+
+    description = Description()
+
+    def __init__(self) -> None:
+        self.jobs: list[Job] = []
+
+    def run(self, job: Job) -> Ran | Crashed:
+        self.jobs.append(job)
+        if job.configuration == ORDINARY:
+            return Crashed("no kernel image")
+        return Ran(tuple(observed(job, job.aggregation)), 0.0)
+
+
+def test_what_crashes_in_the_ordinary_configuration_is_handed_back() -> None:
+    outcome = judge_startup(LEGACY, job_of(LEGACY, Mode.TOKEN_MEAN), Outcomes())  # type: ignore[arg-type]
+
+    assert outcome == Crashed("no kernel image")
+
+
+def test_nothing_ordinary_is_run_where_nothing_is_compared() -> None:
+    pool = Outcomes()
+    judge_startup(ZERO, job_of(ZERO, Mode.CONSTANT), pool)  # type: ignore[arg-type]
+
+    assert [job.configuration for job in pool.jobs] == [ZERO.configuration]
