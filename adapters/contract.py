@@ -245,7 +245,7 @@ class Description:
     largest_tp: int = 1
     """How many tensor-parallel ranks it can be driven with."""
 
-    objectives: frozenset[Objective] = frozenset(Objective)
+    objectives: frozenset[Objective] = frozenset({Objective.POLICY})
     conventions: Conventions = DEFAULT_CONVENTIONS
     dtype: str = "float32"
     places: Mapping[Place, str] = field(default_factory=dict)
