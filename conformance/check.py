@@ -199,6 +199,8 @@ def _judged(cell: Cell, judgement: Judgement, description: Description) -> Findi
         diagnosis=judgement.diagnosis,
         place=_place(cell, description) if judgement.diagnosis else None,
         message=judgement.message,
+        picture=judgement.picture,
+        logged=judgement.logged,
     )
 
 

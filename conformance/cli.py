@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from adapters.contract import Depth
 from conformance import history, inventory, listing
 from conformance.cases import ALL_CASES
-from conformance.settings import SETTINGS_ERRORS
+from conformance.settings import MAX_RANKS, SETTINGS_ERRORS
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def _add_history(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--case", action="append", default=[], metavar="NAME", help="run it only (repeatable)"
     )
-    parser.add_argument("--max-ranks", type=int, default=8, metavar="N")
+    parser.add_argument("--max-ranks", type=int, default=MAX_RANKS, metavar="N")
     parser.add_argument("--time-limit", type=float, default=120.0, metavar="S")
     parser.add_argument("--format", choices=("text", "markdown"), default="text")
     parser.add_argument(

@@ -10,19 +10,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from pydantic import ValidationError
-
 from adapters.source import Commit, find_commit, resolve
-from conformance import registry
+from conformance import registry, report_file
 from conformance.cases import ALL_CASES
-from conformance.report import Check, Report, Verdict
+from conformance.report import Check, Verdict
+from conformance.settings import MAX_RANKS
 from conformance.summary import SYMBOLS
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from conformance.report import Finding
+    from conformance.report import Finding, Report
 
 Format = Literal["text", "markdown"]
 
@@ -47,7 +46,7 @@ class Selection:
     depth: str = "step"
     layouts: tuple[str, ...] = ()
     cases: tuple[str, ...] = ()
-    max_ranks: int = 8
+    max_ranks: int = MAX_RANKS
     time_limit: float = 120.0
 
     def arguments(self, commit: Commit, report: Path) -> list[str]:
@@ -136,8 +135,8 @@ def _row(commit: Commit, arguments: Sequence[str], report: Path, folder: str) ->
     report.unlink(missing_ok=True)
     result = _pytest(folder, *arguments)
     try:
-        loaded = Report.load(report)
-    except (OSError, ValidationError):
+        loaded = report_file.load(report)
+    except report_file.ReportFileError:
         return Row(commit=commit, problem=_last_words(result.stdout))
     problem = None if loaded.complete else f"stopped early: {_last_words(result.stdout)}"
     return Row(commit=commit, report=loaded, problem=problem)

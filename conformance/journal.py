@@ -7,17 +7,17 @@ journal's report path turns what is there into a report.
 
 from __future__ import annotations
 
-import os
 import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
 from conformance.report import Finding, Header, Report, Selection
+from conformance.report_file import write
 
 if TYPE_CHECKING:
     from io import FileIO
+    from pathlib import Path
 
 
 class ReportPathError(ValueError):
@@ -95,22 +95,6 @@ def recover(path: Path) -> Report | None:
         write(report, path)
     journal.unlink()
     return report
-
-
-def write(report: Report, path: Path) -> None:
-    """Put a report at ``path`` in one move, so that no reader ever sees half of it."""
-    with tempfile.NamedTemporaryFile(
-        "w", encoding="utf-8", dir=path.parent, prefix=f".{path.name}.", delete=False
-    ) as file:
-        try:
-            file.write(report.to_json())
-            file.flush()
-            os.fsync(file.fileno())
-            Path(file.name).chmod(0o644)
-            Path(file.name).replace(path)
-        except BaseException:
-            Path(file.name).unlink(missing_ok=True)
-            raise
 
 
 def _report_of(lines: list[bytes]) -> Report | None:

@@ -13,7 +13,8 @@ from conformance import terms
 from conformance.cut import held
 from conformance.diagnosis import Evidence, diagnose
 from conformance.mistakes import Situation
-from conformance.report import Diagnosis, Verdict
+from conformance.picture import picture
+from conformance.report import Diagnosis, Logged, Picture, Verdict
 from reference.aggregation import SampleUnit
 from reference.rounding import weight_bound
 
@@ -37,6 +38,9 @@ class Judgement:
     diagnosis: Diagnosis | None = None
     message: str | None = None
     """The framework's own words, where it declined."""
+
+    picture: Picture | None = None
+    logged: Logged | None = None
 
 
 def judge_weights(
@@ -62,6 +66,7 @@ def judge_weights(
                 error=error,
                 tolerance=tolerance,
                 diagnosis=diagnose(evidence),
+                picture=picture(situation, observed, situation.expected),
             )
     return worst
 

@@ -15,7 +15,7 @@ from conformance import terms
 from conformance.diagnosis import ReportedEvidence, diagnose_reported, left_out, likeliest
 from conformance.joint import Summand, diagnose_joint
 from conformance.judge import Judgement, situation_of, worse
-from conformance.report import Diagnosis, Verdict
+from conformance.report import Diagnosis, Logged, Verdict
 from reference.aggregation import Beside
 from reference.rounding import TERM_OPERATIONS, reported_bound
 
@@ -97,6 +97,7 @@ def _judge(reported: float, shares: Sequence[Share], tolerance: float) -> Judgem
         error=error if math.isfinite(error) else None,
         tolerance=tolerance,
         diagnosis=_diagnosis(reported, expected, shares, tolerance),
+        logged=Logged(expected=expected, reported=reported if math.isfinite(reported) else None),
     )
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from conformance.report import Check, Finding, Report, Verdict
+from conformance.report_file import load
 from conformance.summary import WRONG, last_line
 from reference.aggregation import Mode
 
@@ -62,7 +63,7 @@ def versions(folder: Path) -> list[Version]:
         Version(name=path.stem.removesuffix(f"-{report.engine}"), report=report)
         for path in sorted(folder.glob("*/*.json"))
         if path.parent.name != "latest"
-        for report in [Report.load(path)]
+        for report in [load(path)]
     ]
     return sorted(found, key=lambda one: (one.report.adapter, one.report.engine, one.name))
 

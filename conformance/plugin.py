@@ -55,9 +55,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="LAYOUT",
         help="run this layout only, such as dp2-cp2-mb2-thd (repeatable)",
     )
-    group.addoption(
-        "--max-ranks", type=int, default=8, metavar="N", help="leave out larger layouts (8)"
-    )
+    group.addoption("--max-ranks", type=int, metavar="N", help="leave out larger layouts (8)")
     group.addoption(
         "--time-limit", type=float, default=120.0, metavar="S", help="seconds per finding (120)"
     )
@@ -235,9 +233,10 @@ def _settings(config: pytest.Config) -> Settings:
 
 
 def _read_options(config: pytest.Config) -> Settings:
-    from conformance.settings import Settings
+    from conformance.settings import MAX_RANKS, Settings
 
     option = config.getoption
+    max_ranks = option("max_ranks")
     adapter = option("adapter") or DEFAULT_ADAPTER
     report = option("report") or Path("reports") / "latest" / f"{adapter}.json"
     return Settings.of(
@@ -248,7 +247,7 @@ def _read_options(config: pytest.Config) -> Settings:
         checks=option("checks"),
         depth=option("depth"),
         layouts=option("layout"),
-        max_ranks=option("max_ranks"),
+        max_ranks=MAX_RANKS if max_ranks is None else max_ranks,
         time_limit=option("time_limit"),
         report=config.invocation_params.dir / report,
         examples=option("examples"),

@@ -36,6 +36,7 @@ def header(settings: Settings, description: Description) -> Header:
         source=Provenance(**{name: getattr(source, name) for name in Provenance.model_fields}),
         environment=environment(settings.adapter, description),
         conventions=description.conventions,
+        request=settings.request,
     )
 
 

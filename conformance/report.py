@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 from collections import Counter
 from enum import StrEnum
+from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from adapters.contract import Depth, Layout
 from reference.aggregation import Conventions, Mode
@@ -20,7 +21,7 @@ from reference.aggregation import Conventions, Mode
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-SCHEMA: Literal["rl-loss-conformance/report/1"] = "rl-loss-conformance/report/1"
+SCHEMA: Literal["rl-loss-conformance/report/2"] = "rl-loss-conformance/report/2"
 
 
 FIELD_ORDER = (
@@ -31,6 +32,7 @@ FIELD_ORDER = (
     "source",
     "environment",
     "conventions",
+    "request",
     "selection",
     "summary",
     "findings",
@@ -90,13 +92,53 @@ class Diagnosis(_Model):
     """Names of other mistakes that explain as much."""
 
 
+class Run(NamedTuple):
+    """Neighbouring tokens of a sample that have one weight and were in one place.
+
+    The weight is that of a token, or the gradient of one where several terms are looked at; None
+    where it was not finite. Places are None where it is not known how the step was cut.
+    """
+
+    tokens: int
+    expected: float
+    observed: float | None
+    dp_rank: int | None
+    cp_rank: int | None
+    micro_batch: int | None
+
+
+class PicturedSample(_Model):
+    """A sample's response of so many ``tokens``; ``runs`` may end short of them."""
+
+    sample: int
+    group: int
+    tokens: int
+    runs: list[Run]
+
+
+class Picture(_Model):
+    """Expected and observed weights of one step of a job, of the samples that are most off."""
+
+    step: int
+    samples_of_step: int
+    samples: list[PicturedSample]
+
+
+class Logged(_Model):
+    """A number that a framework logs, beside the reference's; None where it was not finite."""
+
+    expected: float
+    reported: Annotated[float | None, Field(allow_inf_nan=False)]
+
+
 class Finding(_Model):
     """Verdict on one check of one mode, case and layout.
 
     ``subject`` says which of a check's several things was looked at. ``error`` is the largest
     relative error of a token weight, or of a logged number, ``tolerance`` the bound it was held
     against; ``place`` is the function of the framework to look at first. ``message`` holds the
-    framework's own words where it declined or failed.
+    framework's own words where it declined or failed. Of wrong weights there is a ``picture``, of a
+    wrong number what was ``logged``.
     """
 
     id: str
@@ -112,6 +154,18 @@ class Finding(_Model):
     diagnosis: Diagnosis | None = None
     place: str | None = None
     message: str | None = None
+    picture: Picture | None = None
+    logged: Logged | None = None
+
+    @model_validator(mode="after")
+    def _is_consistent(self) -> Self:
+        slug = f"{self.check}.{self.subject}" if self.subject else self.check
+        named = f"{slug}/{self.mode}/{self.case}/{self.layout}"
+        if self.id != named:
+            raise ValueError(f"the id is {self.id!r}, but its fields are those of {named!r}")
+        if self.verdict is Verdict.CONFORMS and (self.error or 0.0) > (self.tolerance or 0.0):
+            raise ValueError(f"an error of {self.error} above {self.tolerance} does not conform")
+        return self
 
 
 class Provenance(_Model):
@@ -134,6 +188,17 @@ class Environment(_Model):
     platform: str
     dependencies: dict[str, str]
     stand_ins: list[str]
+
+
+class Request(_Model):
+    """What of a run's options its findings follow from, and cannot be read off them."""
+
+    divisor: float | None = None
+    """L of `constant` where it replaced that of the cases."""
+
+    examples: int = 0
+    seed: str = "0"
+    """How many steps were generated for each mode and layout, and what they follow from."""
 
 
 class Selection(_Model):
@@ -170,16 +235,31 @@ class Header(_Model):
     source: Provenance
     environment: Environment
     conventions: Conventions
+    request: Request = Request()
 
 
 class Report(Header):
     """One run. ``complete`` is False when it was stopped before its last finding."""
 
-    schema_: Literal["rl-loss-conformance/report/1"] = Field(default=SCHEMA, alias="schema")
+    schema_: Literal["rl-loss-conformance/report/2"] = Field(default=SCHEMA, alias="schema")
     complete: bool
     selection: Selection
     findings: list[Finding]
     summary: Summary
+
+    @model_validator(mode="after")
+    def _is_consistent(self) -> Self:
+        ids = [finding.id for finding in self.findings]
+        for former, latter in pairwise(ids):
+            if former >= latter:
+                raise ValueError(f"finding {latter!r} stands behind {former!r}")
+        if self.summary != Summary.of(self.findings):
+            raise ValueError("the summary does not count what the findings say")
+        if self.complete != (len(ids) == self.selection.selected):
+            raise ValueError(
+                f"complete is {self.complete} with {len(ids)} of {self.selection.selected} findings"
+            )
+        return self
 
     @classmethod
     def assemble(cls, header: Header, findings: Iterable[Finding], selection: Selection) -> Report:
@@ -193,23 +273,19 @@ class Report(Header):
             summary=Summary.of(ordered),
         )
 
-    @classmethod
-    def load(cls, path: Path) -> Report:
-        """Read a report file.
-
-        Raises:
-            OSError: it cannot be read.
-            pydantic.ValidationError: it is no report of this schema; says which field is wrong.
-        """
-        return cls.model_validate_json(path.read_bytes())
-
     def to_json(self) -> str:
-        """The document: a line for each field and each finding, so that git compares them."""
-        fields = self.model_dump(mode="json", by_alias=True)
-        texts = {name: json.dumps(fields[name], ensure_ascii=False) for name in FIELD_ORDER}
-        findings = [json.dumps(finding, ensure_ascii=False) for finding in fields["findings"]]
+        """The document: a line for each field and each finding, so that git compares them.
+
+        What a finding says nothing of is left out.
+        """
+        fields = self.model_dump(mode="json", by_alias=True, exclude={"findings"})
+        texts = {name: json.dumps(value, ensure_ascii=False) for name, value in fields.items()}
+        findings = [
+            json.dumps(finding.model_dump(mode="json", exclude_none=True), ensure_ascii=False)
+            for finding in self.findings
+        ]
         texts["findings"] = "[\n  " + ",\n  ".join(findings) + "\n ]" if findings else "[]"
-        return "{\n " + ",\n ".join(f'"{name}": {text}' for name, text in texts.items()) + "\n}\n"
+        return "{\n " + ",\n ".join(f'"{name}": {texts[name]}' for name in FIELD_ORDER) + "\n}\n"
 
 
 def _in_order(counts: Counter[Verdict]) -> dict[Verdict, int]:

@@ -12,7 +12,7 @@ from conformance.cases import ALL_CASES, Case
 from conformance.configurations import ROWS, Row
 from conformance.logs import ROWS as LOG_ROWS
 from conformance.logs import LogRow
-from conformance.report import Check
+from conformance.report import Check, Request
 from conformance.subjects import SUBJECTS, Subject
 from reference.aggregation import Aggregation, InvalidAggregationError, Mode
 
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
     from adapters.contract import Adapter
 
+
+MAX_RANKS = 8
+"""Of layouts that are run where a user says nothing."""
 
 GENERATED = "generated"
 """Stands for all generated cases where a case of the corpus has its name."""
@@ -202,6 +205,16 @@ class Settings:
             report=report,
             examples=examples,
             seed=seed,
+        )
+
+    @property
+    def request(self) -> Request:
+        """What the report says of these settings."""
+        constant = self.aggregations.get(Mode.CONSTANT)
+        return Request(
+            divisor=constant.divisor if constant else None,
+            examples=self.examples,
+            seed=self.seed,
         )
 
     @property

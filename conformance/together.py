@@ -13,6 +13,7 @@ from conformance import terms
 from conformance.diagnosis import Evidence, diagnose, left_out, likeliest
 from conformance.joint import Summand, diagnose_joint
 from conformance.judge import Judgement, combined, situation_of, worse
+from conformance.picture import picture
 from conformance.report import Diagnosis, Verdict
 from reference.rounding import weight_bound
 
@@ -51,9 +52,10 @@ def judge_together(
     batch = ProbedBatch(job.steps, job.objective)
     for number, slopes in enumerate(batch.split(batch.slopes)):
         parts = _parts(situation_of(job, number, observations, description), slopes)
+        expected = np.sum([part.gradient for part in parts], axis=0)
         magnitude = np.sum([np.abs(part.gradient) for part in parts], axis=0)
         for weights in combined(observations, number, job, description.conventions):
-            off = weights * slopes - np.sum([part.gradient for part in parts], axis=0)
+            off = weights * slopes - expected
             error = _error(off, magnitude)
             if error is not None and error <= tolerance:
                 worst = worse(worst, error)
@@ -63,6 +65,7 @@ def judge_together(
                 error=error,
                 tolerance=tolerance,
                 diagnosis=_diagnosis(off, magnitude, parts, tolerance),
+                picture=picture(parts[0].situation, weights * slopes, expected),
             )
     return worst
 

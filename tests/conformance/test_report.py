@@ -12,6 +12,7 @@ import conformance
 from adapters.contract import Layout
 from conformance import registry
 from conformance.report import FIELD_ORDER, Check, Report, Selection, Summary, Verdict
+from conformance.report_file import load
 from conformance.summary import explain, summary_lines
 from reference.aggregation import Mode
 from reference.rounding import weight_bound
@@ -41,7 +42,7 @@ def name_of(path: Path) -> str:
 
 @pytest.mark.parametrize("path", COMMITTED, ids=name_of)
 def test_committed_reports_are_complete_and_as_the_harness_writes_them(path: Path) -> None:
-    report = Report.load(path)
+    report = load(path)
 
     jsonschema.validate(json.loads(path.read_text()), json.loads(SCHEMA.read_text()))
     assert report.complete
@@ -57,7 +58,7 @@ def test_committed_reports_are_complete_and_as_the_harness_writes_them(path: Pat
 @pytest.mark.parametrize("path", COMMITTED, ids=name_of)
 def test_verdicts_of_committed_reports_follow_from_their_figures(path: Path) -> None:
     tolerance = weight_bound("float32")
-    for found in Report.load(path).findings:
+    for found in load(path).findings:
         slug = f"{found.check}.{found.subject}" if found.subject else found.check
         assert found.id == f"{slug}/{found.mode}/{found.case}/{found.layout}"
         assert Layout.parse(str(found.layout)) == found.layout
@@ -76,7 +77,7 @@ def test_verdicts_of_committed_reports_follow_from_their_figures(path: Path) -> 
 
 @pytest.mark.parametrize("path", COMMITTED, ids=name_of)
 def test_committed_reports_are_summed_up(path: Path) -> None:
-    report = Report.load(path)
+    report = load(path)
     text = "\n".join(summary_lines(report))
 
     for verdict, count in report.summary.verdicts.items():

@@ -104,6 +104,9 @@ def test_error_is_relative_to_the_losses_without_their_signs_and_the_largest_is_
     assert beyond.verdict is Verdict.MISMATCH
     assert beyond.error == pytest.approx(1.1 * bound)
     assert beyond.tolerance == bound
+    assert beyond.logged is not None
+    assert beyond.logged.expected == EXPECTED
+    assert beyond.logged.reported == EXPECTED + 1.1 * bound * MAGNITUDE
 
 
 def test_ranks_that_report_nothing_are_not_judged() -> None:

@@ -1,0 +1,46 @@
+"""The command that makes one finding again, and nothing else."""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING
+
+from adapters.contract import Depth
+from conformance.report import Check
+from conformance.settings import GENERATED, MAX_RANKS
+from reference.aggregation import Mode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from conformance.report import Finding, Header, Provenance
+
+
+def command(header: Header, finding: Finding) -> str:
+    """A line for the shell; CLONE and CHECKOUT stand for folders, which reports do not name."""
+    return shlex.join(["pytest", *_options(header, finding)])
+
+
+def _options(header: Header, finding: Finding) -> Iterator[str]:
+    yield f"--adapter={header.adapter}"
+    yield f"--engine={header.engine}"
+    yield from _source(header.source)
+    if finding.mode is Mode.CONSTANT and header.request.divisor is not None:
+        yield f"--modes={Mode.CONSTANT}:{header.request.divisor!r}"
+    if finding.depth is not Depth.STEP:
+        yield f"--depth={finding.depth}"
+    yield f"--layout={finding.layout}"
+    if finding.layout.world_size > MAX_RANKS:
+        yield f"--max-ranks={finding.layout.world_size}"
+    if finding.case == GENERATED and finding.check is Check.WEIGHTS:
+        yield f"--examples={header.request.examples}"
+        yield f"--hypothesis-seed={header.request.seed}"
+    yield "-k"
+    yield f"[{finding.id}]"
+
+
+def _source(source: Provenance) -> Iterator[str]:
+    if source.kind == "git":
+        yield f"--source=CLONE@{source.revision}"
+    elif source.kind == "checkout":
+        yield "--source=CHECKOUT"

@@ -1,0 +1,134 @@
+"""A report is read as it was written, or refused with the place that is wrong."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+
+from conformance.report import SCHEMA, Report, Selection
+from conformance.report_file import ReportFileError, load, write
+from tests.conformance.test_journal import HEADER, finding
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+REPORT = Report.assemble(HEADER, [finding("a"), finding("b")], Selection(selected=2, deselected=0))
+
+IDS = [found.id for found in REPORT.findings]
+
+
+def test_report_is_read_as_it_was_written_and_nothing_else_is_left(tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    write(REPORT, path)
+
+    assert load(path) == REPORT
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_report_that_cannot_be_written_leaves_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "report.json"
+    path.write_text("older")
+    monkeypatch.setattr("os.fsync", lambda _: 1 / 0)
+
+    with pytest.raises(ZeroDivisionError):
+        write(REPORT, path)
+
+    assert path.read_text() == "older"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def replaced(old: str, new: str) -> Callable[[str], str]:
+    def replace(text: str) -> str:
+        assert old in text
+        return text.replace(old, new, 1)
+
+    return replace
+
+
+def without_a_line(text: str) -> str:
+    return re.sub(r'  \{"id": [^\n]*,\n', "", text, count=1)
+
+
+def swapped(text: str) -> str:
+    document = json.loads(text)
+    return json.dumps(document | {"findings": document["findings"][::-1]})
+
+
+@pytest.mark.parametrize(
+    ("spoil", "complaint"),
+    [
+        (
+            lambda text: text[: len(text) // 2],
+            r"line 1\d, is no JSON \(.*\): the file is cut short",
+        ),
+        (lambda text: "", r"line 1, is no JSON"),
+        (
+            replaced('"verdict": "conforms"', '"verdict": "fine"'),
+            r"line 13, findings\.0\.verdict",
+        ),
+        (
+            replaced('"error": 2.5e-07', '"error": 1.5'),
+            r"line 13, findings\.0: an error of 1.5",
+        ),
+        (replaced('"case": "b"', '"case": "c"'), r"line 14, findings\.1: the id is '.*/b/.*/c/"),
+        (replaced('"engine": "torch"', '"motor": "torch"'), r"engine: Field required"),
+        (replaced('"dirty": false', '"dirty": "perhaps"'), r"line 6, source.dirty: "),
+        (replaced('"conforms": 2', '"conforms": 3'), r"the summary does not count what"),
+        (without_a_line, r"the summary does not count what the findings say"),
+        (replaced('"selected": 2', '"selected": 3'), r"complete is True with 2 of 3 findings"),
+        (swapped, rf"finding '{IDS[0]}' stands behind '{IDS[1]}'"),
+    ],
+)
+def test_a_file_cut_short_or_edited_is_refused_with_the_place_that_is_wrong(
+    tmp_path: Path, spoil: Callable[[str], str], complaint: str
+) -> None:
+    path = tmp_path / "report.json"
+    path.write_text(spoil(REPORT.to_json()))
+
+    with pytest.raises(ReportFileError, match=complaint) as refused:
+        load(path)
+
+    assert str(path) in str(refused.value)
+    assert "restore it, or run again what made it" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        (b"[1, 2]", r"is no report of rl-loss-conformance: its field schema is None, not "),
+        (b'{"hello": "world"}', r"is no report of rl-loss-conformance: its field schema is None"),
+        (b'{"schema": "sarif"}', r"its field schema is 'sarif'"),
+        (b"\x89PNG\xff", r"it is no text"),
+        (b'{"schema": "rl-loss-conformance/report/99"}', r"install a newer rl-loss-conformance"),
+    ],
+)
+def test_a_file_of_another_program_or_of_the_future_is_refused(
+    tmp_path: Path, content: bytes, complaint: str
+) -> None:
+    path = tmp_path / "report.json"
+    path.write_bytes(content)
+
+    with pytest.raises(ReportFileError, match=complaint):
+        load(path)
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ReportFileError, match=r"none\.json cannot be read: No such file"):
+        load(tmp_path / "none.json")
+
+
+def test_a_report_of_the_first_schema_is_read(tmp_path: Path) -> None:
+    """It had no pictures and did not say how cases were generated."""
+    document = json.loads(REPORT.to_json())
+    del document["request"]
+    path = tmp_path / "report.json"
+    path.write_text(json.dumps(document | {"schema": "rl-loss-conformance/report/1"}))
+
+    assert load(path) == REPORT
+    assert load(path).schema_ == SCHEMA
