@@ -10,13 +10,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from adapters.contract import Depth
-from conformance import history, inventory, listing
+from conformance import history, inventory, listing, show
 from conformance.cases import ALL_CASES
+from conformance.digest import Choice
+from conformance.report import Check, Verdict
+from conformance.report_file import ReportFileError, load
 from conformance.settings import MAX_RANKS, SETTINGS_ERRORS
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from enum import StrEnum
 
     from adapters.contract import Description
     from adapters.source import Source
@@ -27,6 +31,7 @@ USAGE_ERRORS = (
     history.InvalidHistoryError,
     inventory.InvalidSourceError,
     listing.UnknownCaseError,
+    ReportFileError,
     *SETTINGS_ERRORS,
 )
 """What a command cannot be carried out for."""
@@ -36,14 +41,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit status is 0, or 2 for a command that cannot be carried out."""
     options = _parser().parse_args(arguments)
     try:
-        for line in options.lines(options):
-            print(line, flush=True)
+        return _print(options.lines(options))
     except USAGE_ERRORS as error:
         print(f"rl-loss-conformance: {error}", file=sys.stderr)
         return USAGE_ERROR
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nobody reads on
-    return 0
+        return 0
+
+
+def _print(lines: Iterator[str]) -> int:
+    """Print the lines as they come; the exit status is what their generator returns, or else 0."""
+    while True:
+        try:
+            print(next(lines), flush=True)
+        except StopIteration as end:
+            return end.value or 0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -67,6 +80,7 @@ def _parser() -> argparse.ArgumentParser:
     cases.add_argument("names", nargs="*", metavar="NAME", help="show these, sample by sample")
     cases.set_defaults(lines=lambda options: _cases(options.names))
     _add_history(commands)
+    _add_show(commands)
     return parser
 
 
@@ -95,6 +109,34 @@ def _add_history(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "refs", nargs="+", metavar="REF", help="commits, tags, branches, pull-request refs"
     )
     parser.set_defaults(lines=_history)
+
+
+def _add_show(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "show", help="a report in short: verdicts by check and mode, what is wrong by mistake"
+    )
+    parser.add_argument("report", type=Path, metavar="REPORT")
+    _add_choice(parser)
+    parser.add_argument("--verdict", type=_several(Verdict), metavar="VERDICT,…")
+    parser.add_argument("--format", choices=("text", "markdown", "json"), default="text")
+    parser.set_defaults(lines=_show)
+
+
+def _add_choice(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--check", type=_several(Check), metavar="CHECK,…")
+    parser.add_argument("--mode", type=_several(Mode), metavar="MODE,…")
+
+
+def _several(names: type[StrEnum]) -> Callable[[str], frozenset[StrEnum]]:
+    """Reads names with commas between them."""
+
+    def read(text: str) -> frozenset[StrEnum]:
+        try:
+            return frozenset(map(names, text.split(",")))
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(f"{error}; choose from {', '.join(names)}") from None
+
+    return read
 
 
 def _named_source(text: str) -> tuple[str, str]:
@@ -148,6 +190,17 @@ def _history(options: argparse.Namespace) -> Iterator[str]:
         print(f"{number} of {len(commits)}: {commit.ref}", file=sys.stderr, flush=True)
         rows += history.run(selection, [commit], options.reports)
     yield from history.table(rows, options.format)
+
+
+def _show(options: argparse.Namespace) -> Iterator[str]:
+    choice = Choice(
+        verdicts=options.verdict or frozenset(),
+        modes=options.mode or frozenset(),
+        checks=options.check or frozenset(),
+    )
+    report = choice.of(load(options.report))
+    formats = {"text": show.as_text, "markdown": show.as_markdown, "json": show.as_json}
+    yield from formats[options.format](report)
 
 
 def _source(source: Source) -> str:

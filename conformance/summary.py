@@ -27,7 +27,7 @@ WRONG = (Verdict.MISMATCH, Verdict.CRASHED)
 
 def summary_lines(report: Report) -> Iterator[str]:
     """The whole summary, line by line."""
-    yield _subject(report)
+    yield subject(report)
     yield ""
     for check in Check:
         of_check = [finding for finding in report.findings if finding.check is check]
@@ -36,8 +36,8 @@ def summary_lines(report: Report) -> Iterator[str]:
             yield ""
     wrong = [finding for finding in report.findings if finding.verdict in WRONG]
     yield from map(_line, wrong)
-    yield from _declined(report.findings)
-    yield _totals(report)
+    yield from declined(report.findings)
+    yield totals(report)
 
 
 def explain(finding: Finding) -> str:
@@ -50,7 +50,8 @@ def explain(finding: Finding) -> str:
     return last_line(finding.message)
 
 
-def _subject(report: Report) -> str:
+def subject(report: Report) -> str:
+    """What was run, in one line."""
     source = report.source
     code = source.version or (source.revision or "")[:12]
     ref = f" ({source.ref})" if source.ref else ""
@@ -89,7 +90,7 @@ def _line(finding: Finding) -> str:
     return f"{SYMBOLS[finding.verdict]} {finding.id}: {explain(finding)}"
 
 
-def _declined(findings: Sequence[Finding]) -> Iterator[str]:
+def declined(findings: Sequence[Finding]) -> Iterator[str]:
     """One line for each reason that something was not run, with its count.
 
     What was refused because it must be is no reason of that kind.
@@ -105,7 +106,8 @@ def _declined(findings: Sequence[Finding]) -> Iterator[str]:
         yield f"{verdict} ({count}): {reason}"
 
 
-def _totals(report: Report) -> str:
+def totals(report: Report) -> str:
+    """How many findings of each verdict, in one line."""
     counts = ", ".join(f"{count} {verdict}" for verdict, count in report.summary.verdicts.items())
     errors = [f.error for f in report.findings if f.verdict is Verdict.CONFORMS and f.error]
     largest = f"; largest error of what conforms {max(errors):.2g}" if errors else ""
@@ -116,4 +118,9 @@ def _totals(report: Report) -> str:
 def last_line(text: str | None) -> str:
     """What a traceback, or any words, end with."""
     lines = [line.strip() for line in (text or "").splitlines() if line.strip()]
-    return lines[-1] if lines else ""
+    return printable(lines[-1]) if lines else ""
+
+
+def printable(text: str) -> str:
+    """Words of a framework without what would steer a terminal."""
+    return "".join(sign if sign.isprintable() else "\N{REPLACEMENT CHARACTER}" for sign in text)
