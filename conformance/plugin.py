@@ -14,6 +14,7 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Sequence
 
+    from conformance.gate import Gate
     from conformance.ranks import RankPool
     from conformance.recorder import Parcel, Recorder
     from conformance.report import Finding, Header, Report
@@ -67,6 +68,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="also generate N steps for each mode and layout, and shrink what fails (0)",
     )
     group.addoption(
+        "--expect",
+        type=Path,
+        metavar="FILE",
+        help="known faults: fail on all that is wrong in another way, or no longer",
+    )
+    group.addoption(
         "--report",
         type=Path,
         metavar="FILE",
@@ -118,6 +125,12 @@ def report_header(rank_pool: RankPool, request: pytest.FixtureRequest) -> Header
     from conformance.recorder import header
 
     return header(_settings(request.config), rank_pool.description)
+
+
+@pytest.fixture(scope="session")
+def gate(request: pytest.FixtureRequest) -> Gate:
+    """What makes a finding fail."""
+    return _settings(request.config).gate
 
 
 @pytest.fixture
@@ -199,6 +212,8 @@ class _Controller:
         terminalreporter.section("conformance")
         for line in summary_lines(self._report):
             terminalreporter.line(line)
+        for line in self._recorder.settings.gate.lines(self._report):
+            terminalreporter.line(line)
         first = self._first_finding or self._start
         terminalreporter.line(
             f"{first - self._start:.1f} s to start, {time.time() - first:.1f} s to run, of which"
@@ -238,7 +253,7 @@ def _read_options(config: pytest.Config) -> Settings:
     option = config.getoption
     max_ranks = option("max_ranks")
     adapter = option("adapter") or DEFAULT_ADAPTER
-    report = option("report") or Path("reports") / "latest" / f"{adapter}.json"
+    latest = config.invocation_params.dir / "reports" / "latest" / f"{adapter}.json"
     return Settings.of(
         adapter=adapter,
         source=option("source"),
@@ -249,7 +264,14 @@ def _read_options(config: pytest.Config) -> Settings:
         layouts=option("layout"),
         max_ranks=MAX_RANKS if max_ranks is None else max_ranks,
         time_limit=option("time_limit"),
-        report=config.invocation_params.dir / report,
+        report=_given_path(config, "report") or latest,
         examples=option("examples"),
         seed=str(option("hypothesis_seed", default=None) or 0),
+        expect=_given_path(config, "expect"),
     )
+
+
+def _given_path(config: pytest.Config, name: str) -> Path | None:
+    """What an option names, seen from where the user is, who may be in another folder."""
+    path: Path | None = config.getoption(name)
+    return None if path is None else config.invocation_params.dir / path

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 from adapters.contract import Depth, InvalidLayoutError, Job, Layout
 from adapters.source import Source, SourceError, resolve
-from conformance import registry
+from conformance import expectations, registry
 from conformance.cases import ALL_CASES, Case
 from conformance.configurations import ROWS, Row
+from conformance.gate import Expecting, Gate, Strict
 from conformance.logs import ROWS as LOG_ROWS
 from conformance.logs import LogRow
 from conformance.report import Check, Request
@@ -41,6 +42,7 @@ SETTINGS_ERRORS = (
     InvalidAggregationError,
     InvalidLayoutError,
     InvalidSettingsError,
+    expectations.InvalidExpectationsError,
 )
 """What `Settings.of` raises: each names the value, the rule and the way out."""
 
@@ -162,6 +164,8 @@ class Settings:
     seed: str = ""
     """What generated cases follow from."""
 
+    gate: Gate = field(default=Strict())
+
     @classmethod
     def of(
         cls,
@@ -178,6 +182,7 @@ class Settings:
         report: Path,
         examples: int,
         seed: str,
+        expect: Path | None = None,
     ) -> Settings:
         """Check what a user typed.
 
@@ -194,7 +199,7 @@ class Settings:
                 " layout, or 0 for the corpus alone"
             )
         chosen = registry.create(adapter, engine)
-        return cls(
+        settings = cls(
             adapter=chosen,
             source=resolve(chosen, source),
             aggregations=_modes(modes),
@@ -205,6 +210,19 @@ class Settings:
             report=report,
             examples=examples,
             seed=seed,
+        )
+        return replace(settings, gate=_gate(settings, expect))
+
+    @property
+    def everything(self) -> Settings:
+        """The same with nothing left out, whatever was chosen."""
+        layouts = dict.fromkeys([*self.adapter.layouts(), *self.layouts])
+        return replace(
+            self,
+            aggregations=dict.fromkeys(Mode),
+            checks=frozenset(Check),
+            layouts=tuple(layouts),
+            examples=max(self.examples, 1),
         )
 
     @property
@@ -296,6 +314,14 @@ class Settings:
             for layout in self.layouts
             for mode, aggregation in self.aggregations.items()
         ]
+
+
+def _gate(settings: Settings, expect: Path | None) -> Gate:
+    if expect is None:
+        return Strict()
+    known = expectations.load(expect)
+    known.require_each_to_match_once([cell.id for cell in settings.everything.cells()])
+    return Expecting(known)
 
 
 def _modes(text: str | None) -> dict[Mode, Aggregation | None]:

@@ -1,0 +1,215 @@
+"""What is listed as wrong is held to as strictly as what is right."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from conformance.expectations import InvalidExpectationsError, load
+from conformance.gate import Expecting, Outcome, Strict
+from conformance.report import Diagnosis, Report, Selection, Verdict
+from tests import command
+from tests.conformance.test_journal import HEADER, finding
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from conformance.report import Finding
+
+ENTRY = {
+    "findings": ["weights/token_mean/a/*"],
+    "verdict": "mismatch",
+    "diagnosis": "not_divided",
+    "reason": "never divided",
+    "link": "https://example.org/issues/1",
+}
+
+CRASH = {
+    "verdict": "crashed",
+    "diagnosis": None,
+    "message": "KeyError: 'rollout'",
+}
+
+
+def toml(*entries: dict[str, Any]) -> str:
+    """Strings, and lists of them, are written in TOML as in Python's JSON-like repr."""
+    return "\n".join(
+        "[[expect]]\n" + "\n".join(f"{k} = {v!r}" for k, v in entry.items() if v is not None)
+        for entry in entries
+    )
+
+
+def gate(folder: Path, *entries: dict[str, Any]) -> Expecting:
+    path = folder / "known.toml"
+    path.write_text(toml(*entries))
+    return Expecting(load(path))
+
+
+def mismatch(case: str, name: str) -> Finding:
+    diagnosis = Diagnosis(name=name, explanation="2 instead of 4")
+    return finding(case, Verdict.MISMATCH).model_copy(update={"diagnosis": diagnosis, "error": 1.0})
+
+
+def crash(case: str, message: str) -> Finding:
+    return finding(case, Verdict.CRASHED).model_copy(update={"message": message})
+
+
+@pytest.mark.parametrize(
+    ("found", "outcome", "words"),
+    [
+        (
+            mismatch("a", "not_divided"),
+            Outcome.KNOWN,
+            "never divided (https://example.org/issues/1)",
+        ),
+        (
+            mismatch("a", "divided_by_dp"),
+            Outcome.FAILS,
+            "divided_by_dp, not not_divided",
+        ),
+        (finding("a"), Outcome.FAILS, "it conforms: fixed; remove it"),
+        (finding("a", Verdict.UNSUPPORTED), Outcome.FAILS, "it is unsupported, not mismatch"),
+        (finding("a", Verdict.REFUSED), Outcome.FAILS, "it is refused, not mismatch"),
+        (crash("a", "TimeoutError: 120 s"), Outcome.FAILS, "it is crashed, not mismatch"),
+        (mismatch("b", "not_divided"), Outcome.FAILS, "mismatch: off by 1: 2 instead of 4"),
+        (crash("b", "KeyError: 1"), Outcome.FAILS, "crashed: KeyError: 1"),
+        (finding("b"), Outcome.PASSES, ""),
+        (finding("b", Verdict.REFUSED), Outcome.PASSES, ""),
+        (finding("b", Verdict.UNSUPPORTED), Outcome.SKIPPED, "unsupported"),
+    ],
+)
+def test_listed_findings_have_to_be_wrong_as_listed_and_others_right(
+    tmp_path: Path, found: Finding, outcome: Outcome, words: str
+) -> None:
+    ruling = gate(tmp_path, ENTRY).ruling(found)
+
+    assert ruling.outcome is outcome
+    assert words in ruling.words
+
+
+@pytest.mark.parametrize(
+    ("found", "outcome"),
+    [
+        (crash("a", "Traceback\nKeyError: 'rollout'"), Outcome.KNOWN),
+        (crash("a", "KeyError: 'rollout'\nTimeoutError: 120 s"), Outcome.FAILS),
+        (mismatch("a", "not_divided"), Outcome.FAILS),
+    ],
+)
+def test_a_crash_is_known_by_its_last_words(
+    tmp_path: Path, found: Finding, outcome: Outcome
+) -> None:
+    assert gate(tmp_path, ENTRY | CRASH).ruling(found).outcome is outcome
+
+
+def test_one_of_several_diagnoses_may_be_found(tmp_path: Path) -> None:
+    several = gate(tmp_path, ENTRY | {"diagnosis": ["not_divided", "divided_by_dp"]})
+
+    assert several.ruling(mismatch("a", "divided_by_dp")).outcome is Outcome.KNOWN
+    assert several.ruling(mismatch("a", "divided_by_cp")).outcome is Outcome.FAILS
+
+
+def test_without_a_file_all_that_is_wrong_fails() -> None:
+    found = [finding("a"), mismatch("b", "x"), crash("c", "y"), finding("d", Verdict.REFUSED)]
+    report = Report.assemble(HEADER, found, Selection(selected=4, deselected=0))
+
+    assert [one.case for one in Strict().failing(report)] == ["b", "c"]
+    assert not list(Strict().lines(report))
+
+
+def test_the_end_of_a_run_counts_what_was_known_and_names_what_is_out_of_date(
+    tmp_path: Path,
+) -> None:
+    listed = gate(tmp_path, ENTRY | {"findings": ["weights/token_mean/?/*"]})
+    found = [finding("a"), mismatch("b", "not_divided"), mismatch("c", "not_divided")]
+    report = Report.assemble(HEADER, found, Selection(selected=3, deselected=0))
+
+    fixed, known = listed.lines(report)
+
+    assert fixed.startswith("weights/token_mean/a/dp1-cp1-mb1-bshd: ")
+    assert "fixed; remove it" in fixed
+    assert known == "known (2): never divided (https://example.org/issues/1)"
+
+
+@pytest.mark.parametrize(
+    ("entry", "complaint"),
+    [
+        ({"reason": ""}, "expect.0.reason: String should have at least 1 character"),
+        ({"reason": None}, "expect.0.reason: Field required"),
+        ({"link": "miles#7"}, "expect.0.link: String should match pattern"),
+        ({"findings": []}, "expect.0.findings: Tuple should have at least 1 item"),
+        ({"findings": "weights/*"}, "expect.0.findings: Input should be a valid tuple"),
+        ({"verdict": "conforms"}, "expect.0.verdict: Input should be"),
+        ({"verdict": "crashed"}, "of a crashed finding give the message and no diagnosis"),
+        ({"diagnosis": None}, "of a mismatch finding give the diagnosis and no message"),
+        ({"message": "x"}, "of a mismatch finding give the diagnosis and no message"),
+        ({"until": "1.0"}, "expect.0.until: Extra inputs are not permitted"),
+    ],
+)
+def test_an_entry_that_says_too_little_or_too_much_is_refused(
+    tmp_path: Path, entry: dict[str, Any], complaint: str
+) -> None:
+    with pytest.raises(InvalidExpectationsError) as refused:
+        gate(tmp_path, ENTRY | entry)
+
+    assert complaint in str(refused.value)
+    assert "known.toml" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"), [(b"expect = [", "is no TOML"), (b"\xff", "is no TOML")]
+)
+def test_a_file_that_is_none_is_refused(tmp_path: Path, content: bytes, complaint: str) -> None:
+    (tmp_path / "known.toml").write_bytes(content)
+
+    with pytest.raises(InvalidExpectationsError, match=complaint):
+        load(tmp_path / "known.toml")
+    with pytest.raises(InvalidExpectationsError, match=r"none\.toml cannot be read: No such file"):
+        load(tmp_path / "none.toml")
+
+
+def test_a_pattern_that_matches_nothing_and_a_finding_listed_twice_are_refused(
+    tmp_path: Path,
+) -> None:
+    ids = [finding("a").id, finding("b").id]
+    twice = ENTRY | {"findings": [finding("a").id], "reason": "other"}
+
+    gate(tmp_path, ENTRY).expectations.require_each_to_match_once(ids)
+    with pytest.raises(InvalidExpectationsError, match=r"'\*/c/\*' matches no finding"):
+        gate(tmp_path, ENTRY | {"findings": ["*/c/*"]}).expectations.require_each_to_match_once(ids)
+    with pytest.raises(InvalidExpectationsError, match="is listed twice, for 'never divided' and"):
+        gate(tmp_path, ENTRY, twice).expectations.require_each_to_match_once(ids)
+
+
+def test_a_run_with_known_faults_passes_and_an_unlisted_or_mended_one_fails(
+    tmp_path: Path,
+) -> None:
+    wrong = ENTRY | {
+        "findings": ["weights/token_mean/uneven_lengths/*"],
+        "diagnosis": ["tokens_miscounted", "integer_division"],
+    }
+    (tmp_path / "known.toml").write_text(toml(wrong))
+    chosen = ("--checks=weights", "--modes=token_mean", "--expect=known.toml", "-rx")
+
+    known = command.run(tmp_path, "onetokenshort", *chosen, "-k", "uneven_lengths")
+    unlisted = command.run(tmp_path, "onetokenshort", *chosen, "-k", "uneven or odd_groups")
+    mended = command.run(tmp_path, "twolayouts", *chosen, "-k", "uneven_lengths")
+
+    assert known.status == 0, known.output
+    assert known.report["summary"]["verdicts"] == {"mismatch": 2}
+    assert "2 xfailed" in known.output
+    assert "known (2): never divided (https://example.org/issues/1)" in known.output
+    assert unlisted.status == 1
+    assert "2 failed, 2 xfailed" in unlisted.output
+    assert mended.status == 1
+    assert "it conforms: fixed; remove it" in mended.output
+
+
+def test_a_pattern_without_a_finding_stops_the_run_before_any_rank_starts(tmp_path: Path) -> None:
+    (tmp_path / "known.toml").write_text(toml(ENTRY | {"findings": ["weights/*/typo/*"]}))
+
+    result = command.run(tmp_path, "twolayouts", "--expect=known.toml")
+
+    assert result.status == pytest.ExitCode.USAGE_ERROR
+    assert "'weights/*/typo/*' matches no finding of this adapter and engine" in result.output
+    assert not result.report_path.exists()
