@@ -5,6 +5,7 @@ It does nothing in a pytest run that neither names an adapter nor collects the s
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Sequence
 
     from conformance.gate import Gate
+    from conformance.progress import ProgressLine
     from conformance.ranks import RankPool
     from conformance.recorder import Parcel, Recorder
     from conformance.report import Finding, Header, Report
@@ -26,6 +28,9 @@ FINDING = "test_conformance.py::test_finding["
 """In the node id of every finding."""
 
 DEFAULT_ADAPTER = "native"
+
+GITHUB_SUMMARY = "GITHUB_STEP_SUMMARY"
+"""Environment variable: the file that GitHub Actions shows of a job's step."""
 
 SETTINGS: pytest.StashKey[Settings] = pytest.StashKey()
 PARCEL: pytest.StashKey[Parcel] = pytest.StashKey()
@@ -165,6 +170,7 @@ class _Controller:
         self._config = config
         self._recorder: Recorder | None = None
         self._report: Report | None = None
+        self._progress: ProgressLine | None = None
         self._start = time.time()
         self._first_finding: float | None = None
 
@@ -194,7 +200,9 @@ class _Controller:
         parcel: Parcel | None = getattr(report, ATTRIBUTE, None)
         if parcel is not None:
             self._first_finding = self._first_finding or report.start
-            self.recorder().record(parcel)
+            finding = self.recorder().record(parcel)
+            if self._progress is not None:
+                self._progress.show(finding)
         elif self._first_finding is None and FINDING not in report.nodeid:
             self._start = report.stop  # another test, which ran before the suite began
 
@@ -212,7 +220,8 @@ class _Controller:
         terminalreporter.section("conformance")
         for line in summary_lines(self._report):
             terminalreporter.line(line)
-        for line in self._recorder.settings.gate.lines(self._report):
+        gate = self._recorder.settings.gate
+        for line in gate.lines(self._report):
             terminalreporter.line(line)
         first = self._first_finding or self._start
         terminalreporter.line(
@@ -220,11 +229,25 @@ class _Controller:
             f" {self._recorder.framework_seconds:.1f} s in the framework's own code"
         )
         terminalreporter.line(f"report: {self._recorder.settings.report}")
+        if GITHUB_SUMMARY in os.environ:
+            self._tell_github(terminalreporter, self._report, gate)
+
+    def _tell_github(
+        self, terminalreporter: pytest.TerminalReporter, report: Report, gate: Gate
+    ) -> None:
+        from conformance import github
+
+        github.add_summary(report, [*gate.lines(report)], Path(os.environ[GITHUB_SUMMARY]))
+        for line in github.error_commands([*gate.failing(report)]):
+            terminalreporter.line(line)
 
     def _select(self, ids: Sequence[str]) -> None:
         findings = sum(FINDING in nodeid for nodeid in ids)
-        if findings:
+        if findings and not self.recorder().selected:
+            from conformance.progress import progress_line
+
             self.recorder().selected = findings
+            self._progress = progress_line(self._config, findings, ATTRIBUTE)
 
 
 def _is_worker(config: pytest.Config) -> bool:

@@ -77,11 +77,13 @@ class Recorder:
     def __post_init__(self) -> None:
         self._journal = Journal(self.settings.report)
 
-    def record(self, parcel: Parcel) -> None:
-        """Take in a parcel, perhaps from another process."""
+    def record(self, parcel: Parcel) -> Finding:
+        """Take in a parcel, perhaps from another process; returns its finding."""
         self._journal.begin(Header.model_validate_json(parcel["header"]))
-        self._journal.add(Finding.model_validate_json(parcel["finding"]))
+        finding = Finding.model_validate_json(parcel["finding"])
+        self._journal.add(finding)
         self.framework_seconds += parcel["framework_seconds"]
+        return finding
 
     def finish(self) -> Report | None:
         """Write the report of all that was recorded; None if nothing was."""

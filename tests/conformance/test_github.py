@@ -1,0 +1,88 @@
+"""What GitHub shows of a run keeps its limits, and takes no words of others for commands."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from conformance import github, markdown
+from conformance.report import Report, Selection, Verdict
+from tests import command
+from tests.conformance.test_expectations import crash, mismatch
+from tests.conformance.test_journal import HEADER, finding
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+
+def report(*findings: object) -> Report:
+    return Report.assemble(HEADER, findings, Selection(selected=len(findings), deselected=0))  # type: ignore[arg-type]
+
+
+def test_each_mistake_is_one_annotation_and_there_are_ten_at_most() -> None:
+    found = [mismatch(f"c{i}", f"mistake_{i % 30}") for i in range(60)]
+
+    lines = [*github.error_commands(found)]
+
+    assert len(lines) == github.MOST_ANNOTATIONS
+    assert lines[0].startswith("::error title=mistake_")
+    assert lines[0].split("::")[1].endswith(" (2)")
+    assert not list(github.error_commands([]))
+
+
+def test_words_of_a_framework_stay_inside_of_their_command() -> None:
+    [line] = github.error_commands([crash("a", "50%\x1b[31m::set-output name=x::y, z:")])
+
+    assert "\n" not in line
+    assert "\x1b" not in line
+    assert line.count("::") == 3 + 1  # ::error …::, and the framework's two, which are only text
+    title = line.removeprefix("::error title=").split("::", 1)[0]
+    assert "50%25" in title
+    assert "," not in title
+
+
+def test_summary_is_appended_and_cut_where_github_would_refuse_it(tmp_path: Path) -> None:
+    page = tmp_path / "summary.md"
+    page.write_text("before\n")
+    github.add_summary(report(finding("a")), ["- after"], page)
+
+    assert page.read_text().startswith("before\n### toy 1, engine torch")
+    assert page.read_text().endswith("- after\n")
+
+    github.add_summary(report(finding("a")), ["é" * github.MOST_BYTES], page)
+    assert page.stat().st_size <= github.MOST_BYTES + 1000
+    page.read_text()
+
+
+def test_markdown_of_others_has_no_effect() -> None:
+    hostile = "@team <img src=x> | `code` **bold** [link](http://x) #1 ~~x~~ $x$ a_b\n- item"
+    escaped = markdown.escape(hostile)
+
+    for sign in "<>|`*[]#~$_\n":
+        assert sign not in escaped.replace("&#", "")
+    assert "@team" not in escaped
+    assert markdown.row(["a|b", "c"]) == "| a&#124;b | c |"
+
+
+def test_run_on_github_tells_what_failed_and_elsewhere_says_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = tmp_path / "summary.md"
+    chosen = ("--checks=weights", "--modes=token_mean", "-k", "uneven_lengths")
+    elsewhere = command.run(tmp_path, "onetokenshort", *chosen)
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", os.fspath(page))
+    result = command.run(tmp_path, "onetokenshort", *chosen)
+
+    assert "::error" not in elsewhere.output
+    assert "\n::error title=tokens_miscounted (1)::weights/token_mean/uneven" in result.output
+    assert "| weights | 2 MISMATCH |" in page.read_text()
+    assert "pytest --adapter=native --engine=torch" in page.read_text()
+
+
+def test_digest_of_what_conforms_is_short() -> None:
+    lines = [*github.as_markdown(report(finding("a"), finding("b", Verdict.REFUSED)))]
+
+    assert "| weights | 1 ok, 1 refused |" in lines
+    assert not any("<details>" in line for line in lines)
