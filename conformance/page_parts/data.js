@@ -1,0 +1,88 @@
+// The findings, and how they are put into words. Everything becomes text nodes, never markup.
+
+const data = JSON.parse(document.getElementById("data").textContent);
+
+const WRONG = new Set(["mismatch", "crashed"]);
+
+const SIGNS = { conforms: "✓", mismatch: "≠", refused: "⊘", unsupported: "–", crashed: "✕" };
+
+/** What a column says of a finding. */
+function at(column, finding) {
+  const { values, numbers } = data.columns[column];
+  return values[numbers[finding]];
+}
+
+function idOf(finding) {
+  const subject = at("subject", finding);
+  const slug = subject ? `${at("check", finding)}.${subject}` : at("check", finding);
+  return [slug, ...["mode", "case", "layout"].map((column) => at(column, finding))].join("/");
+}
+
+/** A diagnosis by its names; null where there is none. */
+function diagnosisOf(finding) {
+  const diagnosis = at("diagnosis", finding);
+  if (!diagnosis) return null;
+  const [name, explanation, numbers, also] = diagnosis;
+  return { name, explanation, numbers, also };
+}
+
+function lastLine(text) {
+  return (text ?? "").trim().split("\n").at(-1).trim();
+}
+
+/** What is wrong, or was said, in one line. */
+function wordsOf(finding) {
+  return diagnosisOf(finding)?.explanation ?? lastLine(at("message", finding));
+}
+
+/** The command line that makes a finding again. */
+function commandOf(finding) {
+  const [before, after] = at("command", finding);
+  return after === null ? before : before + idOf(finding) + after;
+}
+
+/** A number as people read it; what is no finite number is its own name. */
+function figure(value, digits = 6) {
+  if (typeof value !== "number") return String(value);
+  const rounded = Number(value.toPrecision(digits));
+  return rounded && Math.abs(rounded) < 1e-4 ? rounded.toExponential() : String(rounded);
+}
+
+function counted(count, thing) {
+  return `${count} ${thing}${count === 1 ? "" : "s"}`;
+}
+
+/** An element with attributes and children; strings become text. */
+function element(name, attributes = {}, ...children) {
+  return filled(document.createElement(name), attributes, children);
+}
+
+/** The same for SVG. */
+function drawn(name, attributes = {}, ...children) {
+  return filled(document.createElementNS("http://www.w3.org/2000/svg", name), attributes, children);
+}
+
+function filled(node, attributes, children) {
+  for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
+  node.append(...children);
+  return node;
+}
+
+/** A table with a heading for each column. */
+function tableOf(headings, rows) {
+  const head = headings.map((text) => element("th", { scope: "col" }, text));
+  const body = rows.map((row) =>
+    element("tr", {}, ...row.map((text) => element("td", {}, String(text)))),
+  );
+  return element(
+    "table",
+    {},
+    element("thead", {}, element("tr", {}, ...head)),
+    element("tbody", {}, ...body),
+  );
+}
+
+/** Something too wide for a telephone, which moves in its own box. */
+function scrolling(name, content) {
+  return element("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": name }, content);
+}

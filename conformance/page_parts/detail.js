@@ -1,0 +1,100 @@
+// All that is known of one finding.
+
+function detailOf(finding) {
+  const parts = [
+    measured(finding),
+    diagnosed(finding),
+    part("Weights", pictureOf(finding)),
+    logged(finding),
+    said(finding),
+    place(finding),
+    reproduced(finding),
+    part("What the case is for", textOr(data.cases[at("case", finding)])),
+    code(finding),
+  ];
+  return element("div", { class: "detail" }, ...parts.filter(Boolean));
+}
+
+/** A heading and what stands under it; null where that is nothing. */
+function part(heading, ...content) {
+  const there = content.filter(Boolean);
+  return there.length ? element("section", {}, element("h4", {}, heading), ...there) : null;
+}
+
+function textOr(text) {
+  return text ? element("p", {}, text) : null;
+}
+
+function measured(finding) {
+  const error = at("error", finding);
+  if (error === null) return null;
+  const tolerance = at("tolerance", finding);
+  const bound = tolerance === null ? "" : `; the bound is ${figure(tolerance, 3)}`;
+  return element("p", {}, `Largest relative error ${figure(error, 3)}${bound}. Depth: ${at("depth", finding)}.`);
+}
+
+function diagnosed(finding) {
+  const diagnosis = diagnosisOf(finding);
+  if (!diagnosis) return null;
+  const { name, explanation, numbers, also } = diagnosis;
+  return part(
+    "Diagnosis",
+    element("p", {}, `${explanation} `, element("code", {}, name)),
+    numbers.length ? pairs(numbers.map(([key, value]) => [key.replaceAll("_", " "), figure(value)])) : null,
+    also.length ? element("p", { class: "also" }, `Explained as well by: ${also.join(", ")}`) : null,
+  );
+}
+
+/** Names with what they stand for. */
+function pairs(entries) {
+  const cells = entries.map(([name, value]) =>
+    element("div", {}, element("dt", {}, name), element("dd", {}, value)),
+  );
+  return element("dl", {}, ...cells);
+}
+
+function logged(finding) {
+  const number = at("logged", finding);
+  if (!number) return null;
+  const [expected, reported] = number;
+  const ratio = reported / expected;
+  const shown = [["expected", figure(expected)], ["reported", figure(reported ?? "not finite")]];
+  if (reported !== null && Number.isFinite(ratio)) shown.push(["ratio", `×${figure(ratio, 4)}`]);
+  return part("What was logged", pairs(shown));
+}
+
+function said(finding) {
+  const message = at("message", finding);
+  return part("In the framework's words", message && element("pre", { tabindex: 0 }, message));
+}
+
+function place(finding) {
+  const name = at("place", finding);
+  return part("Look at", name && element("p", {}, element("code", {}, name)));
+}
+
+function reproduced(finding) {
+  const command = element("code", {}, commandOf(finding));
+  const copy = element("button", { type: "button", class: "copy" }, "Copy");
+  copy.addEventListener("click", () => copied(command, copy));
+  return part("Run it again", element("div", { class: "command" }, element("pre", { tabindex: 0 }, command), copy));
+}
+
+/** To the clipboard, or, where a browser does not let us, selected to be copied by hand. */
+async function copied(source, button) {
+  try {
+    await navigator.clipboard.writeText(source.textContent);
+    button.textContent = "Copied";
+  } catch {
+    getSelection().selectAllChildren(source);
+    button.textContent = "Selected: press Ctrl+C";
+  }
+}
+
+function code(finding) {
+  const facts = data.facts[at("run", finding)];
+  const revision = facts.filter(([name]) => ["framework", "engine", "version", "ref", "revision", "uncommitted changes"].includes(name));
+  const others = facts.filter((fact) => !revision.includes(fact));
+  const more = element("details", {}, element("summary", {}, "Environment and conventions"), pairs(others));
+  return part("Code that was run", pairs(revision), more);
+}

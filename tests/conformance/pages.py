@@ -1,0 +1,187 @@
+"""Reports for pages: with pictures of mistakes, with hostile words, and with many findings."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from adapters.contract import Depth, Layout
+from conformance.picture import picture
+from conformance.report import (
+    Check,
+    Diagnosis,
+    Finding,
+    Logged,
+    Picture,
+    PicturedSample,
+    Report,
+    Run,
+    Selection,
+    Verdict,
+)
+from reference.aggregation import Mode
+from reference.step import Sample, Step
+from tests.conformance.given import BY_SAMPLE, SLICED, Given
+from tests.conformance.test_journal import HEADER
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from numpy.typing import NDArray
+
+HOSTILE = (
+    "</script><script>alert(1)</script>",
+    "<img src=x onerror=alert(1)>",
+    "<!--<script>",
+    "\u2028alert(1)\u2029",
+    "{{7*7}}{% raw %}",
+    "'\"><svg onload=alert(1)>&amp;\x00",
+)
+
+SLICES = Given(mode=Mode.SAMPLE_MEAN, held=SLICED, layout=Layout(dp=2, cp=2, format="thd"))
+
+SAMPLES = Given(held=BY_SAMPLE, layout=Layout(dp=2, micro_batches=2, format="thd"))
+
+
+def report_of(findings: Iterable[Finding], adapter: str = "toy", version: str = "1") -> Report:
+    found = list(findings)
+    source = HEADER.source.model_copy(update={"version": version})
+    header = HEADER.model_copy(update={"adapter": adapter, "source": source})
+    return Report.assemble(header, found, Selection(selected=len(found), deselected=0))
+
+
+def finding_of(
+    case: str,
+    *,
+    check: Check = Check.WEIGHTS,
+    mode: Mode = Mode.TOKEN_MEAN,
+    layout: Layout = SAMPLES.layout,
+    verdict: Verdict = Verdict.MISMATCH,
+    **fields: object,
+) -> Finding:
+    return Finding.model_validate(
+        {
+            "id": f"{check}/{mode}/{case}/{layout}",
+            "check": check,
+            "mode": mode,
+            "case": case,
+            "layout": layout,
+            "depth": Depth.STEP,
+            "verdict": verdict,
+            "tolerance": 1e-6,
+            **fields,
+        }
+    )
+
+
+def pictured(case: str, given: Given, observed: NDArray[np.float64]) -> Finding:
+    """Weights as they were judged, with the picture that a run would keep."""
+    return finding_of(
+        case,
+        mode=given.mode,
+        layout=given.layout,
+        error=1.0,
+        diagnosis=Diagnosis(
+            name="multiplied_by_cp",
+            explanation="weights are multiplied by cp = 2",
+            numbers={"cp": 2.0},
+            also=["multiplied_by_micro_batches"],
+        ),
+        place="toy.loss:reduce",
+        picture=picture(given.situation, observed, given.weights),
+    )
+
+
+def mistaken() -> Report:
+    """One finding for each thing that a picture or a finding may say."""
+    weights = SAMPLES.weights
+    second_rank = np.where(np.arange(len(weights)) >= 6, 2.0, 0.5)
+    odd = np.array([1, 1, 0, -1, 0, 0, np.nan, np.nan, 1, 1, 0, 30, 30, 1]) * weights
+    odd[4] = 0.05
+    many = Given(
+        mode=Mode.SAMPLE_MEAN,
+        steps=(Step.of([Sample(prompt_length=1, loss_mask=[1] * 99, group=i) for i in range(60)]),),
+    )
+    return report_of(
+        [
+            pictured("twice", SLICES, 2 * SLICES.weights),
+            pictured("by_rank", SAMPLES, second_rank * weights),
+            pictured("odd", SAMPLES, odd),
+            pictured("unknown_cut", Given(), 1.00001 * weights),
+            pictured("many", many, many.weights * np.linspace(1, 3, 60 * 99)),
+            finding_of(
+                "logged",
+                check=Check.METRIC,
+                error=1.0,
+                diagnosis=Diagnosis(name="unexplained", explanation="no mistake explains it"),
+                logged=Logged(expected=0.25, reported=0.5),
+            ),
+            finding_of(
+                "logged_nan",
+                check=Check.METRIC,
+                diagnosis=Diagnosis(name="unexplained", explanation="it is not finite"),
+                logged=Logged(expected=0.25, reported=None),
+            ),
+            finding_of(
+                "fallen", verdict=Verdict.CRASHED, message="Traceback\n  deep\nOSError: gone"
+            ),
+            finding_of("declined", verdict=Verdict.REFUSED, message="ValueError: no such mode"),
+            finding_of("fine", verdict=Verdict.CONFORMS, error=1e-8),
+        ]
+    )
+
+
+def hostile() -> Report:
+    """Every word that may come from a framework is an attack."""
+    return report_of(
+        [
+            finding_of(
+                text,
+                error=1.0,
+                diagnosis=Diagnosis(
+                    name=text, explanation=text, numbers={text: float("inf")}, also=[text]
+                ),
+                place=text,
+                message=f"Traceback\n{text}",
+            )
+            for text in HOSTILE
+        ],
+        adapter=HOSTILE[0],
+        version=HOSTILE[1],
+    )
+
+
+def many(count: int) -> Report:
+    """So many findings, all wrong, of eight samples each: no two pictures are the same."""
+    first = pictured("case", SLICES, 2 * SLICES.weights)
+    layouts = [replace(SLICES.layout, micro_batches=1 + number) for number in range(100)]
+    return report_of(
+        finding_of(
+            f"case_{number // len(layouts)}",
+            layout=layouts[number % len(layouts)],
+            error=1.0 + number,
+            diagnosis=first.diagnosis,
+            place=first.place,
+            picture=_multiplied(2.0 + number / count),
+        )
+        for number in range(count)
+    )
+
+
+def _multiplied(ratio: float) -> Picture:
+    samples = [
+        PicturedSample(
+            sample=number,
+            group=number // 2,
+            tokens=8,
+            runs=[
+                Run(5, 0.125, 0.125 * ratio, number % 2, 0, number // 4),
+                Run(2, 0.0, 0.0, number % 2, 0, number // 4),
+                Run(1, 0.125, 0.125 * ratio / (1 + number), number % 2, 1, number // 4),
+            ],
+        )
+        for number in range(8)
+    ]
+    return Picture(step=0, samples_of_step=8, samples=samples)

@@ -1,0 +1,267 @@
+"""A page says what its reports say, and nothing that a framework says can act on it."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+
+from conformance.page import render
+from conformance.page_data import document, shown
+from conformance.report import Check, Provenance, Report, Selection, Verdict
+from conformance.reproduce import command
+from reference.aggregation import Mode
+from tests.conformance.pages import HOSTILE, finding_of, hostile, many, mistaken, report_of
+from tests.conformance.test_journal import HEADER
+
+WRONG = finding_of("a", error=1.0)
+RIGHT = finding_of("a", verdict=Verdict.CONFORMS, error=0.0)
+UNSUPPORTED = finding_of("b", verdict=Verdict.UNSUPPORTED, message="no such mode")
+
+NETWORK = {"link", "img", "iframe", "object", "embed", "base", "audio", "video", "source"}
+
+
+class Page(HTMLParser):
+    """Elements with their attributes, the text of cells, and what scripts and styles hold."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.cells: list[tuple[str, list[str]]] = []
+        self.contents: dict[str, str] = {}
+        self._inside = ""
+        self._in_cell = False
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        attributes = dict(attrs)
+        self.elements.append((tag, attributes))
+        self._inside = attributes.get("id") or attributes.get("type") or tag
+        if tag == "td":
+            self._in_cell = True
+            self.cells.append((attributes["class"] or "", []))
+
+    def handle_data(self, text: str) -> None:
+        self.contents[self._inside] = self.contents.get(self._inside, "") + text
+        if self._in_cell:
+            self.cells[-1][1].extend(text.split())
+
+    def handle_endtag(self, tag: str) -> None:
+        self._inside = ""
+        self._in_cell = self._in_cell and tag != "td"
+
+    def cells_of(self, *kinds: str) -> list[str]:
+        """What cells of tables say."""
+        return [" ".join(words) for kind, words in self.cells if kind in kinds]
+
+    @property
+    def counts(self) -> list[str]:
+        """What those say in which anything was run."""
+        return self.cells_of("right", "wrong")
+
+    def links(self) -> list[str]:
+        return [a["href"] or "" for tag, a in self.elements if tag == "a" and "href" in a]
+
+
+def data_of(report: Report) -> dict[str, Any]:
+    data: dict[str, Any] = json.loads(Page(render([report])).contents["data"])
+    return data
+
+
+def column(data: dict[str, Any], name: str) -> list[Any]:
+    values = data["columns"][name]["values"]
+    return [values[number] for number in data["columns"][name]["numbers"]]
+
+
+def test_a_cell_counts_what_is_wrong_of_what_was_run_and_links_to_it() -> None:
+    page = Page(render([report_of([WRONG, UNSUPPORTED, finding_of("c", verdict=Verdict.CRASHED)])]))
+
+    assert page.counts == ["✕ 2 of 2 wrong"]
+    assert "#framework=toy+torch&version=1&check=weights&mode=token_mean" in page.links()
+
+
+def test_a_cell_without_wrong_ones_says_so_and_links_to_all() -> None:
+    page = Page(render([report_of([RIGHT, UNSUPPORTED])]))
+
+    assert page.counts == ["✓ 1 conform or are rightly refused"]
+    assert [link for link in page.links() if link.endswith("&verdict=any")]
+
+
+def test_what_is_not_supported_is_said() -> None:
+    page = Page(render([report_of([UNSUPPORTED])]))
+
+    assert "unsupported" in page.cells_of("none")
+
+
+def test_matrix_has_the_report_given_last_and_the_timeline_all_in_the_order_given() -> None:
+    page = Page(render([report_of([WRONG], version="9"), report_of([RIGHT], version="10")]))
+
+    matrix, timeline = page.counts[:1], page.counts[1:]
+    assert matrix == ["✓ 1 conform or are rightly refused"]
+    assert timeline == ["✕ 1 of 1 wrong", "✓ 1 conform or are rightly refused"] * 2
+
+
+def test_one_report_of_each_framework_has_no_timeline() -> None:
+    page = render([report_of([WRONG]), report_of([WRONG], adapter="other")])
+
+    assert "Over versions" not in page
+    assert "Over versions" in render([report_of([WRONG]), report_of([WRONG], version="2")])
+
+
+def test_engines_of_one_framework_are_apart() -> None:
+    other = report_of([WRONG]).model_copy(update={"engine": "fsdp"})
+
+    assert [one.framework for one in shown([report_of([WRONG]), other])] == [
+        "toy torch",
+        "toy fsdp",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ({"version": "0.3.0"}, "0.3.0"),
+        ({"revision": "1951fa005294", "ref": "refs/pull/2090/head"}, "pull/2090 1951fa005"),
+        ({"revision": "bd97144147ec", "ref": "bd971441"}, "bd971441"),
+        ({"revision": "bd97144147ec", "ref": "main", "dirty": True}, "main bd9714414 + changes"),
+    ],
+)
+def test_versions_are_called_what_people_call_them(source: dict[str, Any], name: str) -> None:
+    nothing = {"kind": "git", "revision": None, "version": None, "ref": None, "dirty": False}
+    report = report_of([WRONG]).model_copy(update={"source": Provenance(**(nothing | source))})
+
+    assert [one.version for one in shown([report, report])] == [name, f"{name} (2)"]
+
+
+def test_a_run_that_was_stopped_is_said_to_be() -> None:
+    stopped = Report.assemble(HEADER, [WRONG], Selection(selected=3, deselected=0))
+
+    assert "stopped at 1 of 3 findings" in render([stopped])
+
+
+def test_no_findings_and_no_reports_are_pages_too() -> None:
+    assert "no findings" in render([report_of([])])
+    assert "0 findings of 0 reports" in render([])
+
+
+def test_data_are_what_findings_say() -> None:
+    report = mistaken()
+    data = data_of(report)
+
+    assert data["count"] == len(report.findings)
+    for name in ("case", "verdict", "place", "message"):
+        assert column(data, name) == [getattr(finding, name) for finding in report.findings]
+    for finding, diagnosis in zip(report.findings, column(data, "diagnosis"), strict=True):
+        if finding.diagnosis is None:
+            assert diagnosis is None
+        else:
+            said = finding.diagnosis
+            assert diagnosis == [
+                said.name,
+                said.explanation,
+                [list(item) for item in said.numbers.items()],
+                said.also,
+            ]
+    assert [None if p is None else tuple(p) for p in column(data, "logged")] == [
+        f.logged and (f.logged.expected, f.logged.reported) for f in report.findings
+    ]
+
+
+def test_pictures_can_be_read_off_the_data() -> None:
+    report = mistaken()
+    data = data_of(report)
+
+    for finding, kept in zip(report.findings, column(data, "picture"), strict=True):
+        if finding.picture is None:
+            assert kept is None
+            continue
+        step, size, samples = kept
+        assert (step, size) == (finding.picture.step, finding.picture.samples_of_step)
+        for number, of_report in zip(samples, finding.picture.samples, strict=True):
+            sample, group, tokens, *runs = data["samples"][number]
+            assert (sample, group, tokens) == (of_report.sample, of_report.group, of_report.tokens)
+            assert [data["runs"][run] for run in runs] == [list(run) for run in of_report.runs]
+
+
+def test_every_command_is_that_of_reproduce() -> None:
+    for report in (mistaken(), hostile()):
+        pairs = column(data_of(report), "command")
+        for finding, (before, after) in zip(report.findings, pairs, strict=True):
+            whole = before if after is None else before + finding.id + after
+            assert whole == command(report, finding)
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+def test_numbers_that_json_does_not_have_are_words(value: float) -> None:
+    diagnosis = {"name": "n", "explanation": "e", "numbers": {"x": value}}
+    data = data_of(report_of([finding_of("a", tolerance=float("inf"), diagnosis=diagnosis)]))
+
+    assert column(data, "tolerance") == ["inf"]
+    assert column(data, "diagnosis")[0][2] == [["x", str(value)]]
+
+
+def test_nothing_hostile_becomes_an_element() -> None:
+    harmless = Page(render([report_of([finding_of(f"c{n}") for n in range(len(HOSTILE))])]))
+    page = Page(render([hostile()]))
+
+    assert [tag for tag, _ in page.elements] == [tag for tag, _ in harmless.elements]
+    assert not any(name.startswith("on") for _, attributes in page.elements for name in attributes)
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_hostile_words_arrive_as_they_are(text: str) -> None:
+    data = data_of(hostile())
+
+    assert text in column(data, "case")
+    assert text in column(data, "place")
+    assert f"Traceback\n{text}" in column(data, "message")
+
+
+def test_no_tag_begins_in_the_data() -> None:
+    [data] = re.findall(r'id="data">(.*?)</script>', render([hostile()]), re.DOTALL)
+
+    assert not set(data) & set("<>&'")
+
+
+def test_only_our_own_style_and_script_are_in_force_and_nothing_is_fetched() -> None:
+    text = render([mistaken()])
+    page = Page(text)
+    [policy] = [a["content"] for t, a in page.elements if a.get("http-equiv")]
+
+    for tag, name in (("style", "style"), ("script", "module")):
+        digest = base64.b64encode(hashlib.sha256(page.contents[name].encode()).digest()).decode()
+        assert f"{tag}-src 'sha256-{digest}'" in (policy or "")
+    assert "default-src 'none'" in (policy or "")
+    assert not {tag for tag, _ in page.elements} & NETWORK
+    assert not any({"src", "style"} & set(attributes) for _, attributes in page.elements)
+    assert all(link.startswith("#") for link in page.links())
+
+
+def test_a_thousand_findings_with_pictures_take_less_than_a_megabyte() -> None:
+    assert len(render([many(1000)]).encode()) < 1_000_000
+
+
+def test_what_is_said_of_every_finding_is_said_once() -> None:
+    words = "a message that is long enough to be worth keeping once"
+    report = report_of([finding_of(f"c{n}", message=words) for n in range(9)])
+
+    assert render([report]).count(words) == 1
+
+
+def test_checks_and_modes_are_counted_apart() -> None:
+    report = report_of(
+        [WRONG, finding_of("a", check=Check.METRIC), finding_of("a", mode=Mode.CONSTANT)]
+    )
+
+    assert Page(render([report])).counts == ["✕ 1 of 1 wrong"] * 3
+
+
+def test_cases_of_the_corpus_say_what_they_catch() -> None:
+    data = document(shown([report_of([finding_of("fully_masked_sample"), finding_of("gone")])]))
+
+    assert data["cases"].keys() == {"fully_masked_sample"}
