@@ -73,6 +73,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="also generate N steps for each mode and layout, and shrink what fails (0)",
     )
     group.addoption(
+        "--case-file",
+        type=Path,
+        metavar="FILE",
+        help="run a step of your own, given as JSON, and nothing else",
+    )
+    group.addoption(
         "--expect",
         type=Path,
         metavar="FILE",
@@ -291,6 +297,7 @@ def _read_options(config: pytest.Config) -> Settings:
         examples=option("examples"),
         seed=str(option("hypothesis_seed", default=None) or 0),
         expect=_given_path(config, "expect"),
+        case_file=_given_path(config, "case_file"),
     )
 
 

@@ -200,6 +200,9 @@ class Request(_Model):
     seed: str = "0"
     """How many steps were generated for each mode and layout, and what they follow from."""
 
+    case: str | None = None
+    """The name of the only case, where it was given as a file."""
+
 
 class Selection(_Model):
     """How much of the suite was asked for."""

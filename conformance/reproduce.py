@@ -6,8 +6,9 @@ import shlex
 from typing import TYPE_CHECKING
 
 from adapters.contract import Depth
+from conformance.cases import GENERATED
 from conformance.report import Check
-from conformance.settings import GENERATED, MAX_RANKS
+from conformance.settings import MAX_RANKS
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:
@@ -17,7 +18,10 @@ if TYPE_CHECKING:
 
 
 def command(header: Header, finding: Finding) -> str:
-    """A line for the shell; CLONE and CHECKOUT stand for folders, which reports do not name."""
+    """A line for the shell.
+
+    CLONE, CHECKOUT and FILE stand for what reports do not name: where things are on a machine.
+    """
     return shlex.join(["pytest", *_options(header, finding)])
 
 
@@ -35,6 +39,8 @@ def _options(header: Header, finding: Finding) -> Iterator[str]:
     if finding.case == GENERATED and finding.check is Check.WEIGHTS:
         yield f"--examples={header.request.examples}"
         yield f"--hypothesis-seed={header.request.seed}"
+    if header.request.case is not None:
+        yield "--case-file=FILE"
     yield "-k"
     yield f"[{finding.id}]"
 

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from adapters.contract import Depth, InvalidLayoutError, Job, Layout
 from adapters.source import Source, SourceError, resolve
+from conformance import case_file as case_files
 from conformance import expectations, registry
-from conformance.cases import ALL_CASES, Case
+from conformance.cases import ALL_CASES, GENERATED, Case
 from conformance.configurations import ROWS, Row
 from conformance.gate import Expecting, Gate, Strict
 from conformance.logs import ROWS as LOG_ROWS
@@ -27,9 +28,6 @@ if TYPE_CHECKING:
 MAX_RANKS = 8
 """Of layouts that are run where a user says nothing."""
 
-GENERATED = "generated"
-"""Stands for all generated cases where a case of the corpus has its name."""
-
 
 class InvalidSettingsError(ValueError):
     """A setting without meaning."""
@@ -42,6 +40,7 @@ SETTINGS_ERRORS = (
     InvalidAggregationError,
     InvalidLayoutError,
     InvalidSettingsError,
+    case_files.InvalidCaseFileError,
     expectations.InvalidExpectationsError,
 )
 """What `Settings.of` raises: each names the value, the rule and the way out."""
@@ -164,6 +163,9 @@ class Settings:
     seed: str = ""
     """What generated cases follow from."""
 
+    case: Case | None = None
+    """A step that a user gave, in the place of the corpus and all else."""
+
     gate: Gate = field(default=Strict())
 
     @classmethod
@@ -183,6 +185,7 @@ class Settings:
         examples: int,
         seed: str,
         expect: Path | None = None,
+        case_file: Path | None = None,
     ) -> Settings:
         """Check what a user typed.
 
@@ -210,7 +213,9 @@ class Settings:
             report=report,
             examples=examples,
             seed=seed,
+            case=None if case_file is None else case_files.load(case_file),
         )
+        settings.require_something_to_run()
         return replace(settings, gate=_gate(settings, expect))
 
     @property
@@ -233,6 +238,7 @@ class Settings:
             divisor=constant.divisor if constant else None,
             examples=self.examples,
             seed=self.seed,
+            case=self.case.name if self.case else None,
         )
 
     @property
@@ -242,15 +248,25 @@ class Settings:
 
     def cells(self) -> list[AnyCell]:
         """Every finding to be made, those on one layout together, generated cases last."""
-        cells: list[AnyCell] = [
-            *self._cells_of_corpus(),
-            *self._startup_cells(),
-            *self._log_cells(),
-            *self._generated_cells(),
-        ]
+        cells: list[AnyCell] = [*self._cells_of_cases()]
+        if self.case is None:
+            cells += [*self._startup_cells(), *self._log_cells(), *self._generated_cells()]
         return [cell for cell in cells if cell.subject.check in self.checks]
 
-    def _cells_of_corpus(self) -> list[Cell]:
+    def require_something_to_run(self) -> None:
+        """See to it that a given case fits a chosen layout.
+
+        Raises:
+            InvalidSettingsError: it fits none.
+        """
+        if self.case is not None and not any(map(self.case.runs_on, self.layouts)):
+            raise InvalidSettingsError(
+                f"case {self.case.name} has a step of {self.case.fewest_samples} samples, and each"
+                " chosen layout needs more, one for every micro-batch of every rank; choose a"
+                " smaller --layout"
+            )
+
+    def _cells_of_cases(self) -> list[Cell]:
         """Those that share a run next to each other."""
         return [
             Cell(
@@ -261,11 +277,11 @@ class Settings:
                 subject=subject,
             )
             for layout in self.layouts
-            for case in ALL_CASES
+            for case in (ALL_CASES if self.case is None else (self.case,))
             if case.runs_on(layout)
             for mode, aggregation in self.aggregations.items()
             for subject in SUBJECTS
-            if case in subject.cases and mode in subject.modes
+            if subject.takes(case) and mode in subject.modes
             if subject.is_seen_at(self.depth) and subject.is_seen_on(layout)
         ]
 

@@ -26,8 +26,7 @@ from typing import TYPE_CHECKING
 from hypothesis import strategies as st
 
 from adapters.contract import Adapter, InvalidLayoutError, Layout
-from conformance.cases import DIVISOR, Case
-from conformance.settings import GENERATED
+from conformance.cases import DIVISOR, GENERATED, Case
 from reference.aggregation import (
     Aggregation,
     Conventions,

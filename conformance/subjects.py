@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from adapters.contract import Depth, Place
 from adapters.objective import POLICY_LOSSES, Metric, Objective
-from conformance.cases import CORPUS, ORDERS, REJECTION
+from conformance.cases import ALL_CASES, CORPUS, ORDERS, REJECTION
 from conformance.report import Check
 from reference.aggregation import Mode
 
@@ -56,6 +56,13 @@ class Subject:
 
     cases: tuple[Case, ...] = CORPUS
     modes: tuple[Mode, ...] = tuple(Mode)
+
+    def takes(self, case: Case) -> bool:
+        """Whether a case tells something here; of one that is not of the corpus, its masks say."""
+        if case in ALL_CASES:
+            return case in self.cases
+        rejected = any(step.original_mask is not None for step in case.steps)
+        return rejected == (self.objective is Objective.REJECTION)
 
     def is_seen_on(self, layout: Layout) -> bool:
         """Whether a layout can tell right from wrong here.

@@ -51,7 +51,7 @@ def test_terminal_has_a_line_in_the_place_of_dots(tmp_path: Path) -> None:
 
     assert process.wait(timeout=60) == 0, shown
     assert re.search(r"\r100% 4 of 4, 0:00:00 left; dp1-cp1-mb1-bshd", shown)
-    assert "..." not in shown
+    assert "...." not in shown
 
 
 def _all_of(terminal: int) -> str:
