@@ -46,6 +46,11 @@ class Tally:
     seen: int
     unsupported: int
 
+    @property
+    def share(self) -> float:
+        """How much of it is wrong, in percent; the least of it can be seen."""
+        return max(round(100 * self.wrong / self.seen, 1), 2.0 if self.wrong else 0.0)
+
 
 @dataclass(frozen=True)
 class Version:

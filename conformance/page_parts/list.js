@@ -28,6 +28,14 @@ function read() {
   show();
 }
 
+/** To what a link names. */
+function follow() {
+  read();
+  const target = open === null ? document.getElementById("findings") : rowOfFinding(open);
+  target.focus({ preventScroll: true });
+  target.scrollIntoView();
+}
+
 function write() {
   const state = new URLSearchParams();
   for (const { name, value } of form.elements) if (name && value) state.set(name, value);
@@ -170,7 +178,7 @@ function moveTo(index) {
 
 function turn(by) {
   moveTo((page + by) * PER_PAGE);
-  list.scrollIntoView({ block: "start" });
+  list.scrollIntoView();
 }
 
 function refilter() {
@@ -214,7 +222,8 @@ document.addEventListener("keydown", (event) => {
   }
 });
 
-form.addEventListener("input", refilter);
+form.elements.text.addEventListener("input", refilter);
+for (const select of form.querySelectorAll("select")) select.addEventListener("change", refilter);
 form.addEventListener("submit", (event) => event.preventDefault());
 form.addEventListener("reset", (event) => {
   event.preventDefault();
@@ -225,15 +234,12 @@ document.getElementById("previous").addEventListener("click", () => turn(-1));
 document.getElementById("next").addEventListener("click", () => turn(1));
 
 addEventListener("hashchange", () => {
-  if (location.hash === "#findings") return;
-  read();
-  document.getElementById("findings").focus();
-  document.getElementById("findings").scrollIntoView();
+  if (location.hash !== "#findings") follow();
 });
 
 addEventListener("beforeprint", () => {
   for (const box of document.querySelectorAll(".timeline")) box.open = true;
 });
 
-read();
-document.documentElement.dataset.ready = "";
+if (location.hash) follow();
+else read();

@@ -1,0 +1,363 @@
+"""What people see of a page and do with it, in a real browser without a window."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from conformance.page import render
+from conformance.report import Verdict
+from conformance.reproduce import command
+from tests.conformance.pages import HOSTILE, finding_of, hostile, many, mistaken, report_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from conformance.report import Finding, Report
+
+pytest.importorskip("selenium", reason="needs the Python package selenium")
+
+from selenium import webdriver
+from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.support.ui import Select
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+DRIVER = shutil.which("chromedriver")
+
+pytestmark = pytest.mark.skipif(
+    not (CHROMIUM and DRIVER), reason="needs chromium and chromedriver on the PATH"
+)
+
+FLAGS = (
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+
+MISTAKEN = mistaken()
+
+
+class Browser:
+    """A page and the hands on it."""
+
+    def __init__(self, driver: webdriver.Chrome, folder: Path) -> None:
+        self.driver = driver
+        self._folder = folder
+
+    def open(self, *reports: Report, fragment: str = "") -> None:
+        path = self._folder / "page.html"
+        path.write_text(render(reports), encoding="utf-8")
+        self.visit(f"{path.as_uri()}{fragment}")
+
+    def visit(self, address: str) -> None:
+        """Load it anew: another fragment alone would not."""
+        self.driver.get("about:blank")
+        self.driver.get(address)
+
+    def texts(self, selector: str) -> list[str]:
+        texts: list[str] = self.script(
+            "return [...document.querySelectorAll(arguments[0])]"
+            ".map(one => one.innerText ?? one.textContent)",
+            selector,
+        )
+        return texts
+
+    def content(self, selector: str) -> str:
+        """What is there to the letter, blanks and all."""
+        content: str = self.script(
+            "return document.querySelector(arguments[0]).textContent", selector
+        )
+        return content
+
+    def click(self, selector: str) -> None:
+        self.driver.find_element(By.CSS_SELECTOR, selector).click()
+
+    def press(self, *keys: str) -> None:
+        for key in keys:
+            self.driver.switch_to.active_element.send_keys(key)
+
+    def choose(self, field: str, value: str) -> None:
+        Select(self.driver.find_element(By.NAME, field)).select_by_value(value)
+
+    def script(self, code: str, *arguments: object) -> Any:
+        return self.driver.execute_script(code, *arguments)
+
+    def emulate(self, width: int, **media: str) -> None:
+        size = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": width < 500}
+        features = [{"name": name.replace("_", "-"), "value": v} for name, v in media.items()]
+        self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+
+    @property
+    def shown(self) -> list[str]:
+        return self.texts("#list .id")
+
+    @property
+    def focused(self) -> str:
+        text: str = self.driver.switch_to.active_element.text
+        return text.split("\n")[0]
+
+    @property
+    def complaints(self) -> list[str]:
+        log = self.driver.execute("getLog", {"type": "browser"})["value"]
+        return [entry["message"] for entry in log]
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chrome]:
+    options = webdriver.ChromeOptions()
+    options.binary_location = str(CHROMIUM)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    for flag in (*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
+        options.add_argument(flag)
+    driver = webdriver.Chrome(options=options, service=Service(DRIVER))
+    yield driver
+    driver.quit()
+
+
+@pytest.fixture
+def browser(driver: webdriver.Chrome, tmp_path: Path) -> Iterator[Browser]:
+    browser = Browser(driver, tmp_path)
+    browser.emulate(1280)
+    yield browser
+    assert browser.complaints == []
+
+
+def finding(case: str) -> Finding:
+    [found] = [one for one in MISTAKEN.findings if one.case == case]
+    return found
+
+
+def link_to(case: str) -> str:
+    return f"#verdict=any&finding=0/{finding(case).id}"
+
+
+def test_what_is_wrong_is_listed_first(browser: Browser) -> None:
+    browser.open(MISTAKEN)
+    wrong = (Verdict.MISMATCH, Verdict.CRASHED)
+
+    assert browser.shown == [one.id for one in MISTAKEN.findings if one.verdict in wrong]
+    assert browser.texts("#count") == ["8 wrong findings of 10 in all"]
+    assert browser.texts(".verdict")[5] == "✕ crashed"
+
+
+def test_a_view_can_be_linked(browser: Browser) -> None:
+    browser.open(MISTAKEN)
+    browser.choose("verdict", "any")
+    browser.choose("check", "weights")
+    browser.choose("mode", "token_mean")
+    browser.driver.find_element(By.NAME, "text").send_keys("OSError")
+    browser.click(".row")
+    [shown] = browser.shown
+    address = browser.driver.current_url
+    browser.visit(address)
+
+    assert "check=weights" in address
+    assert browser.shown == [shown] == [finding("fallen").id]
+    assert browser.texts(".detail pre")[0] == "Traceback\n  deep\nOSError: gone"
+    assert browser.driver.find_element(By.NAME, "text").get_property("value") == "OSError"
+
+
+def test_every_field_filters_and_clearing_shows_all_that_is_wrong(browser: Browser) -> None:
+    browser.open(MISTAKEN, report_of([finding_of("other")], adapter="tool", version="2"))
+    counts = []
+    for field, value in [
+        ("framework", "tool torch"),
+        ("version", "1"),
+        ("check", "metric"),
+        ("mode", "sample_mean"),
+        ("verdict", "refused"),
+        ("diagnosis", "unexplained"),
+    ]:
+        browser.choose(field, value)
+        counts.append(len(browser.shown))
+        browser.click("[type=reset]")
+
+    assert counts == [1, 8, 2, 2, 1, 2]
+    assert len(browser.shown) == 9
+    assert browser.driver.current_url.endswith("#")
+
+
+def test_a_cell_of_the_matrix_lists_its_findings(browser: Browser) -> None:
+    browser.open(MISTAKEN)
+    browser.click(".matrix tr:nth-child(2) td.wrong a")
+
+    assert len(browser.shown) == 4
+    assert all(one.startswith("weights/token_mean/") for one in browser.shown)
+    browser.driver.back()
+
+
+def test_the_keyboard_is_enough(browser: Browser) -> None:
+    browser.open(MISTAKEN)
+    browser.press("/", "weights", Keys.TAB, Keys.TAB)
+    assert browser.focused == "≠ mismatch"
+
+    browser.press(Keys.ARROW_DOWN, Keys.ARROW_DOWN, Keys.ARROW_UP, Keys.ENTER)
+    assert browser.texts("[aria-expanded=true] .id") == [browser.shown[1]]
+    assert len(browser.texts(".detail")) == 1
+
+    browser.press(Keys.ESCAPE)
+    assert browser.texts(".detail") == []
+    browser.press(Keys.END, Keys.ENTER)
+    assert browser.texts("[aria-expanded=true] .id") == [browser.shown[-1]]
+
+
+def test_a_picture_says_what_it_shows(browser: Browser) -> None:
+    browser.open(MISTAKEN, fragment=link_to("odd"))
+    picture = browser.driver.find_element(By.CSS_SELECTOR, "svg.picture")
+
+    assert picture.aria_role == "image"
+    words = picture.accessible_name
+    assert words.startswith("Of the tokens drawn, 5 as expected, 2 too heavy (×30), 1 of the opp")
+    assert "1 inactive, but weighs something, 2 not finite, 3 inactive." in words
+    assert browser.texts("svg.picture .ratio") == ["×-1", "0.05", "not finite", "×30"]
+    assert browser.texts("svg.picture .place") == [
+        f"dp rank {rank}, micro-batch {number}" for rank in (0, 1) for number in (0, 1)
+    ]
+    assert len(browser.texts("svg.picture .tear")) == 1
+    assert len(browser.texts("svg.picture .outline")) == 6
+
+
+def test_bars_are_as_high_as_weights(browser: Browser) -> None:
+    browser.open(MISTAKEN, fragment=link_to("by_rank"))
+    measure = (
+        "return [...document.querySelectorAll(arguments[0])].map(b => b.getAttribute('height'))"
+    )
+    too_heavy = browser.script(measure, "svg.picture .bar.heavy")
+    too_light = browser.script(measure, "svg.picture .bar.light")
+
+    assert {float(h) for h in too_heavy} == {4 * float(h) for h in too_light} == {40.0}
+
+
+def test_ranks_within_a_sample_are_marked(browser: Browser) -> None:
+    browser.open(MISTAKEN, fragment=link_to("twice"))
+
+    assert browser.texts("svg.picture .where") == ["0", "1", "0", "cp 0", "cp 1", "0", "cp 1"]
+    assert "group 0, cp 1" in browser.texts("svg.picture text")
+
+
+def test_what_is_left_out_of_a_picture_is_said(browser: Browser) -> None:
+    browser.open(MISTAKEN, fragment=link_to("many"))
+
+    assert "the 48 most off of 60 samples" in browser.texts("figcaption")[0]
+    assert "How the step was cut is not known." in browser.texts("figcaption")[0]
+    assert browser.texts("svg.picture text").count("… the first 24 of 99 tokens") == 48
+
+
+def test_a_picture_is_a_table_too(browser: Browser) -> None:
+    browser.open(MISTAKEN, fragment=link_to("unknown_cut"))
+    assert browser.texts("figure table") == []
+
+    browser.click("figure summary")
+    rows = [row.replace("\t", " ") for row in browser.texts("figure tbody tr")]
+    assert rows[0] == "0 0 1–2 0.1 0.100001 ×1.00001 – – – too heavy"
+    assert rows[1] == "0 0 3–3 0 0 – – – – inactive"
+
+
+def test_a_logged_number_is_shown_beside_the_expected_one(browser: Browser) -> None:
+    browser.open(MISTAKEN, fragment=link_to("logged"))
+    numbers = ["expected", "0.25", "reported", "0.5", "ratio", "×2"]
+    assert browser.texts(".detail dl")[0].split() == numbers
+
+    browser.open(MISTAKEN, fragment=link_to("logged_nan"))
+    assert browser.texts(".detail dl")[0].split("\n")[-1] == "not finite"
+
+
+def test_a_finding_says_how_to_run_it_again(browser: Browser) -> None:
+    browser.open(MISTAKEN, fragment=link_to("twice"))
+    browser.click(".copy")
+
+    assert browser.texts(".command code") == [command(MISTAKEN, finding("twice"))]
+    assert browser.texts(".copy")[0].startswith(("Copied", "Selected"))
+    assert "toy.loss:reduce" in browser.texts(".detail p code")
+
+
+def test_nothing_that_a_framework_says_acts(browser: Browser) -> None:
+    browser.open(hostile())
+    browser.script("window.alert = window.confirm = text => { window.acted = text; }")
+    drawn = (
+        "return document.querySelectorAll('script, style, img, iframe, [onerror], [onload]').length"
+    )
+    before = browser.script(drawn)
+    for number in range(len(HOSTILE)):
+        browser.script(f"document.querySelectorAll('.row')[{number}].click()")
+        found = hostile().findings[number]
+        assert browser.content(".row[aria-expanded=true] .id") == found.id
+        assert browser.content(".detail pre") == found.message
+        assert browser.content(".command code") == command(hostile(), found)
+
+    assert browser.script(drawn) == before == 3
+    assert browser.script("return window.acted ?? null") is None
+
+
+def test_the_policy_stops_what_would_be_put_in_anyway(browser: Browser) -> None:
+    browser.open(MISTAKEN)
+    browser.script(
+        "const script = document.createElement('script');"
+        "script.textContent = 'window.acted = 1'; document.body.append(script);"
+        "document.body.insertAdjacentHTML('beforeend', '<img src=x onerror=\"acted = 1\">')"
+    )
+
+    assert browser.script("return window.acted ?? null") is None
+    assert all("Content Security Policy" in complaint for complaint in browser.complaints)
+
+
+@pytest.mark.parametrize("case", ["twice", "many", "fallen"])
+def test_a_telephone_is_wide_enough(browser: Browser, case: str) -> None:
+    browser.emulate(360)
+    browser.open(MISTAKEN, MISTAKEN, fragment=link_to(case))
+    browser.script("document.querySelectorAll('.timeline').forEach(box => { box.open = true; })")
+
+    assert browser.script("return document.documentElement.scrollWidth") == 360
+
+
+def test_dark_and_light_follow_the_reader(browser: Browser) -> None:
+    browser.open(MISTAKEN)
+    colour = "return getComputedStyle(document.body).backgroundColor"
+    browser.emulate(1280, prefers_color_scheme="light")
+    light = browser.script(colour)
+    browser.emulate(1280, prefers_color_scheme="dark")
+
+    assert browser.script(colour) != light
+
+
+def test_printing_opens_the_timelines(browser: Browser) -> None:
+    browser.open(MISTAKEN, MISTAKEN)
+    assert browser.texts(".timeline[open]") == []
+
+    browser.driver.print_page()
+    assert len(browser.texts(".timeline[open]")) == 1
+
+
+def test_ten_thousand_findings_can_be_read(browser: Browser, tmp_path: Path) -> None:
+    report = many(10_000)
+    start = time.perf_counter()
+    browser.open(report)
+    opened = time.perf_counter()
+    browser.driver.find_element(By.NAME, "text").send_keys("case_99/")
+    filtered = time.perf_counter()
+    size = (tmp_path / "page.html").stat().st_size
+    print(
+        f"{size / 1e6:.1f} MB; rendered and opened in {opened - start:.2f} s,"
+        f" filtered by eight letters in {filtered - opened:.2f} s"
+    )
+
+    assert size < 10_000_000
+    assert len(browser.shown) == 50
+    assert browser.texts("#count") == ["100 wrong findings of 10000 in all"]
+    browser.press(Keys.TAB, Keys.TAB, Keys.END)
+    assert browser.texts("#page") == ["page 2 of 2"]
+    browser.press(Keys.ENTER)
+    assert len(browser.texts("svg.picture")) == 1
+    assert len(browser.texts("svg.picture .name")) == 8
