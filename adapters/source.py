@@ -13,10 +13,15 @@ from typing import TYPE_CHECKING, Literal
 
 import platformdirs
 
+from adapters.wheel import WheelError, released
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from adapters.contract import Adapter
+
+
+RELEASE = "pypi:"
 
 
 class SourceError(ValueError):
@@ -28,10 +33,10 @@ class Source:
     """One framework's code.
 
     ``path`` is the folder to import from, None if the interpreter finds the package by itself.
-    ``revision`` is a commit hash; ``version`` that of an installed distribution.
+    ``revision`` is a commit hash; ``version`` that of a distribution, installed or fetched.
     """
 
-    kind: Literal["builtin", "installed", "checkout", "git"]
+    kind: Literal["builtin", "installed", "checkout", "git", "pypi"]
     path: Path | None = None
     revision: str | None = None
     version: str | None = None
@@ -62,7 +67,9 @@ def find_commit(path: Path, ref: str) -> Commit:
 
 
 def resolve(adapter: Adapter, text: str | None) -> Source:
-    """Find what ``--source`` names: nothing (as installed), ``PATH`` or ``PATH@REF``.
+    """Find what ``--source`` names: nothing (as installed), a folder, a commit or a release.
+
+    These are ``PATH``, ``PATH@REF`` and ``pypi:VERSION``.
 
     Raises:
         SourceError: the message names what was looked for and the way out.
@@ -73,6 +80,8 @@ def resolve(adapter: Adapter, text: str | None) -> Source:
         raise SourceError(
             f"{adapter.name} has no source of its own and got {text!r}; leave --source out"
         )
+    if text.startswith(RELEASE):
+        return _release(adapter, text.removeprefix(RELEASE))
     path, ref = _split(text)
     top = _repository(path)
     if ref is None:
@@ -96,6 +105,18 @@ def _installed(adapter: Adapter) -> Source:
             f" pip install 'rl-loss-conformance[{adapter.name}]', or {way_out}"
         ) from None
     return Source(kind="installed", version=version)
+
+
+def _release(adapter: Adapter, version: str) -> Source:
+    if adapter.distribution is None:
+        raise SourceError(
+            f"{adapter.name} is on no package registry; give --source=PATH of a checkout"
+        )
+    try:
+        path = released(adapter.distribution, version)
+    except WheelError as error:
+        raise SourceError(str(error)) from error
+    return Source(kind="pypi", path=path, version=version)
 
 
 def _split(text: str) -> tuple[Path, str | None]:

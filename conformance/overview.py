@@ -1,20 +1,20 @@
 """Committed reports side by side: what conforms where, and what is wrong.
 
-``python -m conformance.overview`` writes the table into README.md, between its marks, and the list
-of findings to reports/findings.md; both are made of the reports alone.
+``python -m conformance.overview`` writes the table into README.md, between its marks, the list of
+findings to reports/findings.md, and reports/README.md; all are made of the reports alone.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from conformance.report import Check, Finding, Report, Verdict
 from conformance.report_file import load
 from conformance.summary import WRONG, last_line
-from reference.aggregation import Mode
+from reference.aggregation import Conventions, Mode
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 REPORTS = Path("reports")
 README = Path("README.md")
 FINDINGS = REPORTS / "findings.md"
+INDEX = REPORTS / "README.md"
 
 BEGIN = "<!-- what reports/ say; written by `python -m conformance.overview` -->\n"
 END = "<!-- end of what reports/ say -->\n"
@@ -39,12 +40,66 @@ framework to look stands behind the words.
 """
 
 
+INDEX_HEAD = """\
+# Reports
+
+What the harness wrote for released versions and for pull requests, one folder per adapter, never
+edited by hand. A file is named after the version, with the commit where a name can move, and with
+the engine where it is not the adapter's default; its `source` has the exact revision, its
+`environment` the versions of what it ran with. What a run writes of its own accord goes to
+`reports/latest/`, which git ignores. This page is written by `python -m conformance.overview`.
+
+[`findings.md`](findings.md) has every mistake by name; [`history.md`](history.md) is a table of
+fixes, each run before and after; [`mutants.md`](mutants.md) and [`mutation.md`](mutation.md) are
+about this project's own tests.
+
+`rl-loss-conformance show REPORT` shows one of them, `rl-loss-conformance diff OLD NEW` what changed
+between two, of one framework or of two.
+
+## Frameworks side by side
+
+How many findings are wrong, of how many, over all checks; `–` where a framework has no such mode.
+"""
+
+CONVENTIONS_HEAD = """
+## Conventions
+
+What the modes leave open, as each framework documents it. A difference between columns is one
+between frameworks, and no mistake.
+"""
+
+FILES_HEAD = """
+## How each file was made
+
+CLONE is a clone of the framework's repository, with its pull requests fetched.
+"""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Version:
-    """A report, and what its version is called."""
+    """A report, where it is, and what its version is called."""
 
     name: str
+    path: Path
     report: Report
+
+    @property
+    def file(self) -> str:
+        """Below the folder of reports."""
+        return "/".join(self.path.parts[-2:])
+
+    @property
+    def command(self) -> str:
+        """What writes the report."""
+        report, source = self.report, self.report.source
+        given = {
+            "git": f" --source=CLONE@{source.ref or source.revision}",
+            "pypi": f" --source=pypi:{source.version}",
+        }.get(source.kind, "")
+        return (
+            f"pytest --adapter={report.adapter} --engine={report.engine}{given}"
+            f" --report=reports/{self.file}"
+        )
 
 
 @dataclass(frozen=True, order=True)
@@ -60,7 +115,7 @@ class Mistake:
 def versions(folder: Path) -> list[Version]:
     """All committed reports, by framework, engine and version."""
     found = [
-        Version(name=path.stem.removesuffix(f"-{report.engine}"), report=report)
+        Version(name=path.stem.removesuffix(f"-{report.engine}"), path=path, report=report)
         for path in sorted(folder.glob("*/*.json"))
         if path.parent.name != "latest"
         for report in [load(path)]
@@ -128,16 +183,67 @@ def _list(names: Iterable[str]) -> str:
     return ", ".join(names)
 
 
-def pages(found: Sequence[Version], readme: str) -> tuple[str, str]:
-    """README.md with its table anew, and reports/findings.md."""
+def modes(found: Sequence[Version]) -> Iterator[str]:
+    """A line for each report, a column for each mode: how many findings are wrong, of how many."""
+    yield f"| framework | engine | version | {' | '.join(Mode)} |"
+    yield f"|---|---|---|{'---|' * len(Mode)}"
+    for one in found:
+        report = one.report
+        cells = [_cell([f for f in report.findings if f.mode is mode]) for mode in Mode]
+        yield f"| {report.adapter} | {report.engine} | {one.name} | {' | '.join(cells)} |"
+
+
+def conventions(found: Sequence[Version]) -> Iterator[str]:
+    """A line for each convention; a framework's versions that agree share a column."""
+    columns: dict[tuple[str, Conventions], list[str]] = defaultdict(list)
+    for one in found:
+        framework = f"{one.report.adapter} {one.report.engine}"
+        columns[framework, one.report.conventions].append(one.name)
+    heads = [f"{framework}: {_list(names)}" for (framework, _), names in columns.items()]
+    yield f"| convention | {' | '.join(heads)} |"
+    yield f"|---|{'---|' * len(heads)}"
+    for name in [field.name for field in fields(Conventions)]:
+        choices = [str(getattr(declared, name)) for _, declared in columns]
+        yield f"| `{name}` | {' | '.join(choices)} |"
+
+
+def files(found: Sequence[Version]) -> Iterator[str]:
+    """A line for each report: its revision, and the command."""
+    yield "| file | revision | command |"
+    yield "|---|---|---|"
+    for one in found:
+        source = one.report.source
+        revision = (source.revision or "")[:10] or f"{source.version} of the package index"
+        yield f"| [`{one.file}`]({one.file}) | {revision} | `{one.command}` |"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pages:
+    """Text of what is written."""
+
+    readme: str
+    findings: str
+    index: str
+
+
+def pages(found: Sequence[Version], readme: str) -> Pages:
+    """README.md with its table anew, reports/findings.md and reports/README.md."""
     before, rest = readme.split(BEGIN)
     _, after = rest.split(END)
-    listed = "".join(f"{line}\n" for line in mistakes(found))
-    shown = "".join(f"{line}\n" for line in table(found))
-    return f"{before}{BEGIN}{shown}{END}{after}", HEAD + listed
+    return Pages(
+        readme=f"{before}{BEGIN}{_lines(table(found))}{END}{after}",
+        findings=HEAD + _lines(mistakes(found)),
+        index=f"{INDEX_HEAD}\n{_lines(modes(found))}{CONVENTIONS_HEAD}\n{_lines(conventions(found))}"
+        f"{FILES_HEAD}\n{_lines(files(found))}",
+    )
+
+
+def _lines(lines: Iterable[str]) -> str:
+    return "".join(f"{line}\n" for line in lines)
 
 
 if __name__ == "__main__":
-    readme, findings = pages(versions(REPORTS), README.read_text(encoding="utf-8"))
-    README.write_text(readme, encoding="utf-8")
-    FINDINGS.write_text(findings, encoding="utf-8")
+    written = pages(versions(REPORTS), README.read_text(encoding="utf-8"))
+    README.write_text(written.readme, encoding="utf-8")
+    FINDINGS.write_text(written.findings, encoding="utf-8")
+    INDEX.write_text(written.index, encoding="utf-8")

@@ -43,7 +43,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Declare what a user may type."""
     group = parser.getgroup("conformance", "conformance of RL losses")
     group.addoption("--adapter", metavar="NAME", help="framework to check; runs only its suite")
-    group.addoption("--source", metavar="PATH[@REF]", help="its code: a checkout, or any commit")
+    group.addoption(
+        "--source",
+        metavar="PATH[@REF]|pypi:VERSION",
+        help="its code: a checkout, any commit, or a release (as installed)",
+    )
     group.addoption("--engine", metavar="NAME", help="training engine, where it has several")
     group.addoption(
         "--modes", metavar="MODE,…", help="modes to run, such as token_mean,constant:64"

@@ -171,7 +171,7 @@ class Finding(_Model):
 class Provenance(_Model):
     """Where the framework's code came from: `adapters.source.Source` without its folder."""
 
-    kind: Literal["builtin", "installed", "checkout", "git"]
+    kind: Literal["builtin", "installed", "checkout", "git", "pypi"]
     revision: str | None
     version: str | None
     ref: str | None

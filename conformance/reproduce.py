@@ -48,5 +48,7 @@ def _options(header: Header, finding: Finding) -> Iterator[str]:
 def _source(source: Provenance) -> Iterator[str]:
     if source.kind == "git":
         yield f"--source=CLONE@{source.revision}"
+    elif source.kind == "pypi":
+        yield f"--source=pypi:{source.version}"
     elif source.kind == "checkout":
         yield "--source=CHECKOUT"

@@ -101,9 +101,10 @@ def test_table_and_findings_are_those_of_the_committed_reports() -> None:
     """`python -m conformance.overview` writes them anew."""
     found = overview.versions(command.ROOT / "reports")
 
-    assert overview.pages(found, README) == (
-        README,
-        (command.ROOT / "reports" / "findings.md").read_text(),
+    assert overview.pages(found, README) == overview.Pages(
+        readme=README,
+        findings=(command.ROOT / "reports" / "findings.md").read_text(),
+        index=(command.ROOT / "reports" / "README.md").read_text(),
     )
 
 

@@ -1,0 +1,61 @@
+"""A release of a framework from the package index, beside the one that is installed."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+import platformdirs
+
+VERSION = re.compile(r"[0-9][0-9A-Za-z.!+]*")
+
+
+class WheelError(ValueError):
+    """A release cannot be had; says what was asked for and the way out."""
+
+
+def released(distribution: str, version: str) -> Path:
+    """The folder with a release's files, fetched once; what it depends on is not.
+
+    Raises:
+        WheelError: there is no such release, or it cannot be reached.
+    """
+    if not VERSION.fullmatch(version):
+        raise WheelError(f"version {version!r} of {distribution} is none; give one such as 0.2.0")
+    cache = platformdirs.user_cache_path("rl-loss-conformance") / distribution
+    folder = cache / f"release-{version}"
+    if folder.is_dir():
+        return folder
+    cache.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=cache) as scratch:
+        wheel = _downloaded(f"{distribution}=={version}", Path(scratch))
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(Path(scratch) / "tree")  # drops what would leave the folder
+        try:
+            (Path(scratch) / "tree").rename(folder)
+        except OSError:
+            if not folder.is_dir():  # otherwise another run was faster
+                raise
+    return folder
+
+
+def _downloaded(requirement: str, folder: Path) -> Path:
+    """As pip is configured here. A wheel runs no code of its own, unlike a source distribution."""
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
+    quiet = ["--quiet", "--disable-pip-version-check", "--dest", str(folder)]
+    result = subprocess.run(
+        [*command, *quiet, "--", requirement], capture_output=True, text=True, check=False
+    )
+    if result.returncode:
+        errors = [line for line in result.stderr.splitlines() if line.startswith("ERROR: ")]
+        reason = errors[-1].removeprefix("ERROR: ") if errors else result.stderr.strip()
+        raise WheelError(
+            f"{requirement} cannot be fetched: {reason}; see to it that the package index has it,"
+            " or give --source=PATH@REF of a clone"
+        )
+    [wheel] = folder.glob("*.whl")
+    return wheel
