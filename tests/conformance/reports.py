@@ -1,0 +1,210 @@
+"""hypothesis strategies for findings and reports: as valid as what a run writes, and as unruly.
+
+`reports` makes one; `pairs` two that look at much the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from hypothesis import strategies as st
+from hypothesis.strategies import DrawFn, SearchStrategy
+
+from adapters.contract import Depth, Layout
+from conformance.cases import GENERATED
+from conformance.report import (
+    Check,
+    Diagnosis,
+    Environment,
+    Finding,
+    Header,
+    Logged,
+    Picture,
+    PicturedSample,
+    Provenance,
+    Report,
+    Request,
+    Run,
+    Selection,
+    Verdict,
+)
+from reference.aggregation import Beside, Conventions, Mode, SampleUnit
+
+TOLERANCE = 1e-6
+
+SUBJECTS = (
+    (Check.WEIGHTS, None),
+    (Check.METRIC, None),
+    (Check.METRIC, "entropy"),
+    (Check.ARGUMENTS, "divisor_nan"),
+    (Check.SHARDING, "boundary_gap"),
+)
+
+CASES = ("one_token", "two_steps", "odd_groups", GENERATED)
+
+LAYOUTS = (Layout(), Layout(dp=2, cp=2, micro_batches=2, format="thd"))
+
+CONFORMING_ERRORS = (None, 0.0, TOLERANCE / 4, TOLERANCE)
+
+WRONG_ERRORS = (None, 2 * TOLERANCE, 0.5, 0.5 + TOLERANCE / 4, 3.0)
+
+DIAGNOSES = ("divided_by_cp", "empty_samples_counted", "unexplained")
+
+UNRULY = (
+    "ValueError: no",
+    "see @octocat and #1, owner/name#2, 0123456789abcdef0123456789abcdef01234567",
+    "a | b || `c` ``d`` \\| <script>alert(1)</script></details><!-- &lt;",
+    "*bold* _it_ [link](https://example.org) ![image](x) ~~gone~~ $x$",
+    "\x1b[31mred\x1b[0m\r\nsecond line\u2028third\x00",
+    "long " * 2_000,
+)
+"""What frameworks say, and what would do harm where it is shown."""
+
+
+def words() -> SearchStrategy[str]:
+    """Any words of a framework."""
+    return st.sampled_from(UNRULY) | st.text(max_size=20)
+
+
+Looked = tuple[tuple[Check, str | None], Mode, str, Layout]
+"""What a finding is of."""
+
+
+def looked() -> SearchStrategy[Looked]:
+    """One of few: a subject of a check, a mode, a case and a layout."""
+    modes = st.sampled_from((Mode.TOKEN_MEAN, Mode.CONSTANT))
+    subjects, cases, layouts = map(st.sampled_from, (SUBJECTS, CASES, LAYOUTS))
+    return st.tuples(subjects, modes, cases, layouts)
+
+
+def findings() -> SearchStrategy[Finding]:
+    """One finding of any verdict."""
+    return looked().flatmap(findings_of)
+
+
+@st.composite
+def findings_of(draw: DrawFn, what: Looked) -> Finding:
+    """A finding of one thing, of any verdict."""
+    (check, subject), mode, case, layout = what
+    verdict = draw(st.sampled_from((*Verdict, Verdict.MISMATCH)))
+    slug = f"{check}.{subject}" if subject else check
+    return Finding(
+        id=f"{slug}/{mode}/{case}/{layout}",
+        check=check,
+        subject=subject,
+        mode=mode,
+        case=case,
+        layout=layout,
+        depth=Depth.STEP,
+        verdict=verdict,
+        **draw(_figures(check, verdict)),
+    )
+
+
+def _figures(check: Check, verdict: Verdict) -> SearchStrategy[dict[str, Any]]:
+    """What a finding holds besides its verdict."""
+    fields: dict[str, SearchStrategy[Any]] = {"tolerance": st.just(TOLERANCE)}
+    if verdict is Verdict.CONFORMS:
+        fields["error"] = st.sampled_from(CONFORMING_ERRORS)
+    elif verdict is Verdict.MISMATCH:
+        fields["error"] = st.sampled_from(WRONG_ERRORS)
+        fields["diagnosis"] = st.builds(
+            Diagnosis, name=st.sampled_from(DIAGNOSES), explanation=words()
+        )
+        seen = {Check.METRIC: ("logged", logged()), Check.WEIGHTS: ("picture", pictures())}
+        fields |= [seen[check]] if check in seen else []
+    else:
+        fields["message"] = words()
+    return st.fixed_dictionaries(fields)
+
+
+def logged() -> SearchStrategy[Logged]:
+    """A wrong number."""
+    return st.builds(Logged, expected=st.just(0.5), reported=st.sampled_from((0.0, 0.25)))
+
+
+def pictures() -> SearchStrategy[Picture]:
+    """Wrong weights of a sample or two, of ranks known and unknown."""
+    places = st.sampled_from((None, 0, 1))
+    runs = st.builds(
+        Run, st.integers(1, 3), st.just(0.5), st.sampled_from((None, 1.0)), places, places, places
+    )
+    samples = st.builds(
+        PicturedSample,
+        sample=st.integers(0, 9),
+        group=st.integers(0, 3),
+        tokens=st.integers(9, 12),
+        runs=st.lists(runs, min_size=1, max_size=3),
+    )
+    return st.builds(
+        Picture,
+        step=st.integers(0, 1),
+        samples_of_step=st.just(10),
+        samples=st.lists(samples, max_size=2, unique_by=lambda one: one.sample),
+    )
+
+
+@st.composite
+def headers(draw: DrawFn) -> Header:
+    """What a report says before its findings."""
+    return Header(
+        adapter=draw(st.sampled_from(("toy", "other"))),
+        engine=draw(st.sampled_from(("torch", "@octocat | `x` <b>"))),
+        source=Provenance(
+            kind="git",
+            revision="f" * 40,
+            version=None,
+            ref=draw(words()),
+            dirty=draw(st.booleans()),
+        ),
+        environment=Environment(
+            python="3",
+            torch=draw(st.sampled_from(("2.8", "2.9"))),
+            backend="gloo",
+            device="cpu",
+            platform="L",
+            dependencies=draw(st.dictionaries(st.sampled_from(("ray", "@a|b")), words())),
+            stand_ins=draw(st.lists(st.sampled_from(("wandb", "`zmq`")), unique=True)),
+        ),
+        conventions=Conventions(
+            sample_unit=draw(st.sampled_from(SampleUnit)), entropy=draw(st.sampled_from(Beside))
+        ),
+        request=Request(
+            divisor=draw(st.sampled_from((None, None, 64.0))),
+            examples=draw(st.sampled_from((0, 10))),
+        ),
+    )
+
+
+@st.composite
+def reports_of(draw: DrawFn, header: Header, what: Sequence[Looked]) -> Report:
+    """A report of given things, complete or not."""
+    found = [draw(findings_of(one)) for one in what]
+    missing = draw(st.sampled_from((0, 0, 3)))
+    selection = Selection(selected=len(found) + missing, deselected=0)
+    return Report.assemble(header, found, selection)
+
+
+@st.composite
+def reports(draw: DrawFn) -> Report:
+    """A report of anything."""
+    what = st.lists(looked(), max_size=12, unique=True)
+    return draw(reports_of(draw(headers()), draw(what)))
+
+
+@st.composite
+def pairs(draw: DrawFn) -> tuple[Report, Report]:
+    """Two reports of much the same things, whose headers may be the same."""
+    what = draw(st.lists(looked(), min_size=1, max_size=8, unique=True))
+    header = draw(headers())
+    old, new = (
+        draw(
+            reports_of(
+                draw(st.just(header) | headers()),
+                [one for one in what if draw(st.sampled_from((True, True, True, False)))],
+            )
+        )
+        for _ in range(2)
+    )
+    return old, new

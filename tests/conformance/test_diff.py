@@ -1,0 +1,465 @@
+"""What changed between two reports is told finding by finding, exactly, and shown without harm."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given, settings
+
+from adapters.contract import Depth, Layout
+from conformance.cases import GENERATED
+from conformance.diff import (
+    RENAMED,
+    Difference,
+    Kind,
+    NothingToCompareError,
+    compare,
+    difference,
+    load_difference,
+)
+from conformance.diff_formats import ALL, MOST_CHARACTERS, as_json, as_markdown, as_text
+from conformance.digest import Choice
+from conformance.report import Check, Diagnosis, Finding, Header, Report, Selection, Verdict
+from conformance.report_file import write
+from reference.aggregation import Conventions, DenominatorMask, Mode
+from tests.conformance.reports import TOLERANCE, findings, headers, pairs, reports
+from tests.conformance.test_journal import HEADER
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+MIRRORED = {
+    Kind.WORSE: Kind.BETTER,
+    Kind.BETTER: Kind.WORSE,
+    Kind.OTHER_DIAGNOSIS: Kind.OTHER_DIAGNOSIS,
+    Kind.SIDEWAYS: Kind.SIDEWAYS,
+    Kind.VANISHED: Kind.APPEARED,
+    Kind.APPEARED: Kind.VANISHED,
+    Kind.ONLY_OLD: Kind.ONLY_NEW,
+    Kind.ONLY_NEW: Kind.ONLY_OLD,
+    Kind.SAME: Kind.SAME,
+}
+
+ALONE_IN_OLD = (Kind.VANISHED, Kind.ONLY_OLD)
+ALONE_IN_NEW = (Kind.APPEARED, Kind.ONLY_NEW)
+
+TAGS = re.compile(r"</?(?:details|summary|code)>")
+
+OWN_CODE = "`rl-loss-conformance diff --all`"
+
+FEW = settings(max_examples=30)
+
+
+def found(verdict: Verdict = Verdict.CONFORMS, **fields: Any) -> Finding:
+    """A finding with the id that its fields make."""
+    given = {
+        "check": Check.WEIGHTS,
+        "subject": None,
+        "mode": Mode.TOKEN_MEAN,
+        "case": "a",
+        "layout": Layout(),
+        "depth": Depth.STEP,
+        "tolerance": TOLERANCE,
+    } | fields
+    slug = f"{given['check']}.{given['subject']}" if given["subject"] else given["check"]
+    named = f"{slug}/{given['mode']}/{given['case']}/{given['layout']}"
+    return Finding(id=named, verdict=verdict, **given)
+
+
+def wrong(error: float | None = 0.5, name: str = "divided_by_cp", **fields: Any) -> Finding:
+    diagnosis = Diagnosis(name=name, explanation="every weight is wrong")
+    return found(Verdict.MISMATCH, error=error, diagnosis=diagnosis, **fields)
+
+
+def crashed(message: str, **fields: Any) -> Finding:
+    return found(Verdict.CRASHED, message=message, **fields)
+
+
+def report(*findings: Finding, header: Header = HEADER, missing: int = 0) -> Report:
+    selection = Selection(selected=len(findings) + missing, deselected=0)
+    return Report.assemble(header, findings, selection)
+
+
+def kinds(found: Difference) -> dict[Kind, int]:
+    return dict(Counter(change.kind for change in found.changes))
+
+
+def text(found: Difference) -> str:
+    return "\n".join(as_text(found))
+
+
+def markdown(found: Difference) -> str:
+    return "\n".join(as_markdown(found))
+
+
+UPWARDS = [
+    found(Verdict.CONFORMS),
+    found(Verdict.REFUSED, message="no"),
+    wrong(0.25),
+    wrong(0.5),
+    crashed("RuntimeError: boom"),
+]
+"""From best to worst."""
+
+
+@pytest.mark.parametrize("rank", range(len(UPWARDS) - 1))
+def test_each_verdict_is_worse_than_those_before_it(rank: int) -> None:
+    for better in UPWARDS[: rank + 1]:
+        assert compare(better, UPWARDS[rank + 1]).kind is Kind.WORSE
+        assert compare(UPWARDS[rank + 1], better).kind is Kind.BETTER
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "kind"),
+    [
+        (found(error=0.0), found(error=TOLERANCE), Kind.SAME),
+        (found(), found(Verdict.UNSUPPORTED, message="no mode"), Kind.WORSE),
+        (found(Verdict.UNSUPPORTED), wrong(), Kind.WORSE),
+        (wrong(), found(Verdict.UNSUPPORTED), Kind.BETTER),
+        (found(Verdict.REFUSED), found(Verdict.UNSUPPORTED), Kind.SIDEWAYS),
+        (found(Verdict.REFUSED, message="no"), found(Verdict.REFUSED, message="No"), Kind.SAME),
+        (wrong(0.5), wrong(0.5 + 1.4 * TOLERANCE), Kind.SAME),
+        (wrong(0.5), wrong(0.5 + 1.6 * TOLERANCE), Kind.WORSE),
+        (wrong(59.0), wrong(59.0 + 50 * TOLERANCE), Kind.SAME),
+        (wrong(0.5, tolerance=0.0), wrong(0.5 + 1e-7, tolerance=0.0), Kind.SAME),
+        (wrong(0.5, tolerance=0.0), wrong(0.6, tolerance=0.0), Kind.WORSE),
+        (wrong(0.5, "not_divided"), wrong(0.5), Kind.OTHER_DIAGNOSIS),
+        (wrong(0.5, "not_divided"), wrong(0.4), Kind.BETTER),
+        (wrong(None, "not_divided"), wrong(0.4), Kind.OTHER_DIAGNOSIS),
+        (wrong(None), wrong(0.4), Kind.SIDEWAYS),
+        (wrong(None), wrong(None), Kind.SAME),
+        (crashed("line 1\nKeyError: 1"), crashed("line 2\nKeyError: 1"), Kind.SAME),
+        (crashed("KeyError: 1"), crashed("KeyError: 2"), Kind.OTHER_DIAGNOSIS),
+    ],
+)
+def test_a_pair_of_findings_is_compared_by_rank_then_error_then_cause(
+    old: Finding, new: Finding, kind: Kind
+) -> None:
+    assert compare(old, new).kind is kind
+    assert compare(new, old).kind is MIRRORED[kind]
+
+
+@pytest.mark.parametrize(
+    "malformed",
+    [
+        {"check": Check.ARGUMENTS, "subject": "divisor_nan"},
+        {"check": Check.LOGGING},
+        {"check": Check.SHARDING, "subject": "boundary_gap"},
+    ],
+)
+def test_refusing_what_is_malformed_is_as_good_as_conforming(malformed: dict[str, Any]) -> None:
+    conforms, refused = found(**malformed), found(Verdict.REFUSED, **malformed)
+
+    assert compare(conforms, refused).kind is Kind.SIDEWAYS
+    assert compare(refused, found(Verdict.UNSUPPORTED, **malformed)).kind is Kind.WORSE
+
+
+@given(pairs())
+def test_every_finding_of_both_sides_is_in_exactly_one_change(both: tuple[Report, Report]) -> None:
+    old, new = both
+    changes = difference(old, new).changes
+
+    assert Counter(c.old.id for c in changes if c.old) == Counter(f.id for f in old.findings)
+    assert Counter(c.new.id for c in changes if c.new) == Counter(f.id for f in new.findings)
+    for change in changes:
+        compared = change.old is not None and change.new is not None
+        assert compared == (change.kind not in (*ALONE_IN_OLD, *ALONE_IN_NEW))
+        assert (change.new is None) == (change.kind in ALONE_IN_OLD)
+        assert (change.part is not None) == (change.kind in (Kind.ONLY_OLD, Kind.ONLY_NEW))
+
+
+@given(pairs())
+def test_the_reverse_comparison_says_the_reverse(both: tuple[Report, Report]) -> None:
+    old, new = both
+    there = difference(old, new)
+    back = difference(new, old)
+
+    assert [(MIRRORED[c.kind], c.new, c.old, c.part) for c in there.changes] == [
+        (c.kind, c.old, c.new, c.part) for c in back.changes
+    ]
+    assert {(s.section, s.name, s.new, s.old) for s in there.settings} == set(back.settings)
+    assert there.compared == back.compared
+
+
+@given(reports())
+def test_a_report_does_not_differ_from_itself(same: Report) -> None:
+    itself = difference(same, same)
+
+    assert set(kinds(itself)) <= {Kind.SAME}
+    assert not itself.worse
+    assert not itself.settings
+    assert not itself.groups()
+
+
+@given(pairs())
+def test_groups_and_parts_hold_every_change_once(both: tuple[Report, Report]) -> None:
+    old, new = both
+    whole = difference(old, new)
+    listed = Counter(group.kind for group in whole.groups() for _ in group.changes)
+    listed += Counter(
+        {kind: sum(whole.parts(kind).values()) for kind in (Kind.ONLY_OLD, Kind.ONLY_NEW)}
+    )
+
+    assert listed == {kind: count for kind, count in kinds(whole).items() if kind is not Kind.SAME}
+    for group in whole.groups():
+        assert group.example in group.changes
+        assert sum(group.modes.values()) == len(group.changes)
+
+
+def test_the_largest_group_of_the_worst_kind_comes_first() -> None:
+    old = report(*(found(case=case) for case in "abc"), wrong(case="d"), wrong(case="e"))
+    new = report(
+        crashed("KeyError: 1", case="a"),
+        *(wrong(case=case) for case in "bc"),
+        *(found(case=case) for case in "de"),
+    )
+    groups = difference(old, new).groups()
+
+    assert [(group.kind, len(group.changes)) for group in groups] == [
+        (Kind.WORSE, 2),
+        (Kind.WORSE, 1),
+        (Kind.BETTER, 2),
+    ]
+
+
+def test_an_example_takes_the_fewest_ranks() -> None:
+    layouts = [Layout(dp=4), Layout(cp=2), Layout(dp=2, cp=2)]
+    old = report(*(found(layout=layout) for layout in layouts))
+    [group] = difference(old, report(*(wrong(layout=layout) for layout in layouts))).groups()
+
+    assert group.example.finding.layout == Layout(cp=2)
+
+
+@pytest.mark.parametrize(
+    ("fields", "dimension", "value"),
+    [
+        ({"check": Check.METRIC}, "check", "metric"),
+        ({"mode": Mode.CONSTANT}, "mode", "constant"),
+        ({"layout": Layout(dp=2)}, "layout", "dp2-cp1-mb1-bshd"),
+        ({"case": "b"}, "case", "b"),
+        ({"depth": Depth.LOSS}, "depth", "loss"),
+    ],
+)
+def test_what_one_side_alone_looked_at_is_kept_apart(
+    fields: dict[str, Any], dimension: str, value: str
+) -> None:
+    more = {"case": "c"} if dimension == "depth" else {}
+    old, new = report(found()), report(found(), wrong(**(fields | more)))
+    for there, kind in (
+        (difference(old, new), Kind.ONLY_NEW),
+        (difference(new, old), Kind.ONLY_OLD),
+    ):
+        assert kinds(there) == {Kind.SAME: 1, kind: 1}
+        [(part, count)] = there.parts(kind).items()
+        assert (part.dimension, part.value, count) == (dimension, value, 1)
+        assert f"{dimension}s" in text(there)
+        assert not there.worse
+
+
+def test_a_subject_that_one_side_alone_looked_at_is_kept_apart() -> None:
+    log = found(check=Check.METRIC)
+    there = difference(report(log), report(log, found(check=Check.METRIC, subject="entropy")))
+
+    assert [part.value for part in there.parts(Kind.ONLY_NEW)] == ["metric.entropy"]
+
+
+def test_parts_are_those_of_a_check() -> None:
+    """Another check on a layout does not show that this one was to be looked at there."""
+    both = [found(), found(check=Check.METRIC), found(check=Check.METRIC, layout=Layout(dp=2))]
+    there = difference(report(*both, found(layout=Layout(dp=2))), report(*both))
+
+    assert kinds(there) == {Kind.SAME: 3, Kind.ONLY_OLD: 1}
+
+
+def test_what_vanishes_within_what_both_looked_at_is_no_part() -> None:
+    grid = [found(case=case, layout=Layout(dp=dp)) for case in "ab" for dp in (1, 2)]
+    there = difference(report(*grid), report(*grid[1:]))
+
+    assert kinds(there) == {Kind.SAME: 3, Kind.VANISHED: 1}
+    assert "vanished: 1" in text(there)
+    assert kinds(difference(report(*grid[1:]), report(*grid)))[Kind.APPEARED] == 1
+
+
+def test_what_appears_wrong_is_counted_as_wrong() -> None:
+    grid = [found(case=case, layout=Layout(dp=dp)) for case in "ab" for dp in (1, 2)]
+    there = difference(report(*grid[1:]), report(wrong(), *grid[1:]))
+
+    assert "1 appeared, 1 of them wrong" in text(there)
+    assert "| appeared | 1 | 1 |" in markdown(there)
+
+
+def test_findings_of_a_renamed_case_are_compared() -> None:
+    renamed = {"older": "newer"}
+    old, new = report(found(case="older")), report(wrong(case="newer"))
+    for there, kind in (
+        (difference(old, new, renamed=renamed), Kind.WORSE),
+        (difference(new, old, renamed=renamed), Kind.BETTER),
+    ):
+        assert kinds(there) == {kind: 1}
+    assert kinds(difference(old, new, renamed={})) == {Kind.ONLY_OLD: 1, Kind.ONLY_NEW: 1}
+
+
+def test_a_name_that_was_given_to_another_case_is_left_alone() -> None:
+    both = report(found(case="older"), wrong(case="newer"))
+
+    assert kinds(difference(both, both, renamed={"older": "newer"})) == {Kind.SAME: 2}
+
+
+def test_no_two_cases_were_renamed_to_one() -> None:
+    assert len(set(RENAMED.values())) == len(RENAMED)
+
+
+@pytest.mark.parametrize(
+    ("request_", "finding"),
+    [
+        ({"examples": 10}, found(case=GENERATED)),
+        ({"seed": "1"}, found(case=GENERATED)),
+        ({"divisor": 64.0}, found(mode=Mode.CONSTANT)),
+    ],
+)
+def test_what_follows_from_other_options_is_not_compared(
+    request_: dict[str, Any], finding: Finding
+) -> None:
+    asked = HEADER.request.model_copy(update=request_)
+    header = HEADER.model_copy(update={"request": asked})
+    there = difference(report(finding, found()), report(finding, found(), header=header))
+
+    assert kinds(there) == {Kind.SAME: 1, Kind.ONLY_OLD: 1, Kind.ONLY_NEW: 1}
+    assert {setting.section for setting in there.settings} == {"options"}
+
+
+def test_conventions_and_environment_are_compared() -> None:
+    environment = HEADER.environment.model_copy(
+        update={"torch": "3", "dependencies": {"ray": "2"}, "stand_ins": ["wandb"]}
+    )
+    conventions = Conventions(denominator_mask=DenominatorMask.ORIGINAL)
+    header = HEADER.model_copy(update={"environment": environment, "conventions": conventions})
+    there = difference(report(found()), report(found(), header=header))
+
+    assert [
+        (setting.section, setting.name, setting.old, setting.new) for setting in there.settings
+    ] == [
+        ("conventions", "denominator_mask", "modified", "original"),
+        ("environment", "torch", "2", "3"),
+        ("dependencies", "ray", None, "2"),
+        ("stand-ins", "wandb", None, "stood in for"),
+    ]
+    assert not there.worse
+    for shown in (text(there), markdown(there)):
+        assert "modified" in shown
+        assert "stood in for" in shown
+
+
+@pytest.mark.parametrize("form", [text, markdown])
+def test_a_run_that_was_stopped_is_said_to_be(form: Callable[[Difference], str]) -> None:
+    whole, stopped = report(found(), found(case="b")), report(found(), missing=1)
+
+    assert "NEW was stopped before the last of its 2 findings" in form(difference(whole, stopped))
+    assert "OLD was stopped before the last of its 2 findings" in form(difference(stopped, whole))
+    assert "stopped" not in form(difference(whole, whole))
+
+
+def test_frameworks_are_put_side_by_side_and_none_is_called_worse() -> None:
+    other = HEADER.model_copy(update={"adapter": "other"})
+    there = difference(report(found()), report(wrong(), header=other))
+
+    assert there.worse
+    assert not there.is_of_one_framework
+    for shown in (text(there), markdown(there)):
+        assert "differ, OLD fares better" in shown
+        assert "worse" not in shown
+
+
+def test_text_says_what_is_compared_and_what_became_of_it() -> None:
+    old = report(found(), found(case="b"), wrong(0.5, case="c"), wrong(case="d"))
+    new = report(wrong(), found(case="b"), wrong(0.75, case="c"), wrong(case="d"))
+    shown = text(difference(old, new))
+
+    assert "OLD  toy 1, engine torch" in shown
+    assert "4 findings compared" in shown
+    assert "2 worse" in shown
+    assert "2 the same, 1 of them wrong" in shown
+    assert "weights: ok -> MISMATCH divided_by_cp (token_mean 1)" in shown
+    assert "divided_by_cp, by a larger error (token_mean 1)" in shown
+    assert "off by 0.5: every weight is wrong [divided_by_cp] -> off by 0.75" in shown
+
+
+def test_the_gist_names_one_finding_of_a_group_and_all_names_every_one() -> None:
+    cases = [f"case_{number}" for number in range(40)]
+    old = report(*(found(case=case) for case in cases))
+    new = report(*(wrong(case=case, name=f"mistake_{case[-1]}") for case in cases))
+    gist, whole = ("\n".join(as_text(difference(old, new), *extent)) for extent in ([], [ALL]))
+
+    assert sum(case in gist for case in re.findall(r"/(case_\d+)/", gist)) == 4
+    assert "6 more: see --all" in gist
+    assert all(f"/{case}/" in whole for case in cases)
+
+
+@FEW
+@given(pairs())
+def test_text_has_no_signs_that_steer_a_terminal(both: tuple[Report, Report]) -> None:
+    old, new = both
+    assert all(line.isprintable() for line in as_text(difference(old, new), ALL))
+
+
+@FEW
+@given(pairs())
+def test_markdown_fits_and_nothing_in_it_has_an_effect(both: tuple[Report, Report]) -> None:
+    old, new = both
+    shown = markdown(difference(old, new))
+    outside = re.sub(r"<code>[^<]*</code>", "", shown)
+
+    assert len(shown) <= MOST_CHARACTERS
+    assert "<" not in TAGS.sub("", shown)
+    assert not re.search(r"@\w", shown)
+    assert not re.search(r"[`#\\\[\]]|octocat|http", outside.replace(OWN_CODE, ""))
+    for line in outside.splitlines():
+        assert line.count("|") == (4 if line.startswith("|") else 0)
+
+
+def test_markdown_leaves_whole_groups_out_and_counts_them() -> None:
+    cases = [f"case_{number}" for number in range(400)]
+    old = report(*(found(case=case) for case in cases))
+    new = report(*(crashed(f"{case} " + "|" * 500, case=case) for case in cases))
+    shown = markdown(difference(old, new))
+    [left_out] = re.findall(r"Groups that do not fit: (\d+);", shown)
+
+    assert len(shown) <= MOST_CHARACTERS
+    assert shown.count("<details>") == shown.count("</details>")
+    assert shown.count("<details>") + int(left_out) == len(cases)
+
+
+@FEW
+@given(pairs())
+def test_json_counts_and_lists_what_changed(both: tuple[Report, Report]) -> None:
+    old, new = both
+    there = difference(old, new)
+    document = json.loads("\n".join(as_json(there)))
+
+    assert document["schema"] == "rl-loss-conformance/diff/1"
+    assert {kind: count for kind, count in document["counts"].items() if count} == kinds(there)
+    listed = Counter(change["kind"] for change in document["changes"])
+    for part in document["parts"]:
+        listed[part["kind"]] += part["findings"]
+    assert +listed == {kind: count for kind, count in kinds(there).items() if kind is not Kind.SAME}
+    for change in document["changes"]:
+        for side in ("old", "new"):
+            assert change[side] is None or Finding.model_validate(change[side])
+
+
+@FEW
+@given(headers(), findings())
+def test_files_are_compared_in_what_is_chosen(
+    tmp_path_factory: pytest.TempPathFactory, header: Header, finding: Finding
+) -> None:
+    path = tmp_path_factory.mktemp("reports") / "report.json"
+    write(report(finding, header=header), path)
+    other = frozenset(Check) - {finding.check}
+
+    assert load_difference(path, path, Choice(checks=frozenset({finding.check}))).compared == 1
+    with pytest.raises(NothingToCompareError, match=r"report.json .* have nothing in common"):
+        load_difference(path, path, Choice(checks=other))
