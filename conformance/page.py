@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
 
 from conformance.page_data import Shown, document, progress, shown
 from conformance.report import Check, Verdict
@@ -111,6 +110,27 @@ class Framework:
         ]
 
 
+class PagePathError(ValueError):
+    """No page can be written there; says why and the way out."""
+
+
+def write(reports: Sequence[Report], path: Path) -> None:
+    """Put the page of some reports at ``path``.
+
+    Raises:
+        PagePathError: nothing can be written there.
+    """
+    # Python has halves of characters, from the names of files, that no encoding has.
+    page = render(reports).encode("utf-8", "backslashreplace")
+    try:
+        path.write_bytes(page)
+    except OSError as error:
+        raise PagePathError(
+            f"no page can be written to {path}: {error.strerror}; give a file in a folder that"
+            " exists, with -o FILE"
+        ) from error
+
+
 def render(reports: Sequence[Report]) -> str:
     """The page; reports of one framework's engine are a timeline in the order given."""
     versions = shown(reports)
@@ -130,8 +150,8 @@ def render(reports: Sequence[Report]) -> str:
     }
     return environment.get_template("frame.html").render(
         policy=_policy(style, script),
-        style=Markup(style),
-        script=Markup(script),
+        style=style,
+        script=script,
         data=document(versions),
         frameworks=_frameworks(versions),
         checks=list(Check),

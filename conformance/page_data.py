@@ -106,29 +106,40 @@ def document(versions: Sequence[Shown]) -> dict[str, Any]:
         "columns": columns,
         "samples": samples.values,
         "runs": runs.values,
-        "facts": [facts(one.report) for one in versions],
+        "reports": [_about(one.report) for one in versions],
         "cases": _cases(columns["case"]["values"]),
     }
 
 
-def facts(report: Report) -> list[tuple[str, str]]:
+def _about(report: Report) -> dict[str, list[tuple[str, str]]]:
     """Which code was run, and what a result may depend on besides."""
     source, environment = report.source, report.environment
-    named = {
-        "framework": report.adapter,
-        "engine": report.engine,
-        "version": source.version,
-        "ref": source.ref,
-        "revision": source.revision,
-        "uncommitted changes": "yes" if source.dirty else None,
-        "stopped": None if report.complete else progress(report),
-        "device": f"{environment.device}, {environment.backend}, {environment.platform}",
-        "python": environment.python,
-        "torch": environment.torch,
-        **environment.dependencies,
-        "stood in for": ", ".join(environment.stand_ins),
-        **{f"convention: {name}": str(value) for name, value in asdict(report.conventions).items()},
+    return {
+        "source": _said(
+            {
+                "framework": report.adapter,
+                "engine": report.engine,
+                "version": source.version,
+                "ref": source.ref,
+                "revision": source.revision,
+                "uncommitted changes": "yes" if source.dirty else None,
+                "stopped": None if report.complete else f"at {progress(report)}",
+            }
+        ),
+        "environment": _said(
+            {
+                "device": f"{environment.device}, {environment.backend}, {environment.platform}",
+                "python": environment.python,
+                "torch": environment.torch,
+                **environment.dependencies,
+                "stood in for": ", ".join(environment.stand_ins),
+                **{name: str(value) for name, value in asdict(report.conventions).items()},
+            }
+        ),
     }
+
+
+def _said(named: dict[str, str | None]) -> list[tuple[str, str]]:
     return [(name, value) for name, value in named.items() if value]
 
 

@@ -4,7 +4,13 @@ const data = JSON.parse(document.getElementById("data").textContent);
 
 const WRONG = new Set(["mismatch", "crashed"]);
 
-const SIGNS = { conforms: "✓", mismatch: "≠", refused: "⊘", unsupported: "–", crashed: "✕" };
+const SIGNS = {
+  conforms: "✓",
+  mismatch: "≠",
+  refused: "⊘",
+  unsupported: "–",
+  crashed: "✕",
+};
 
 /** What a column says of a finding. */
 function at(column, finding) {
@@ -84,5 +90,6 @@ function tableOf(headings, rows) {
 
 /** Something too wide for a telephone, which moves in its own box. */
 function scrolling(name, content) {
-  return element("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": name }, content);
+  const box = { class: "scroll", tabindex: 0, role: "region", "aria-label": name };
+  return element("div", box, content);
 }

@@ -30,18 +30,20 @@ function measured(finding) {
   if (error === null) return null;
   const tolerance = at("tolerance", finding);
   const bound = tolerance === null ? "" : `; the bound is ${figure(tolerance, 3)}`;
-  return element("p", {}, `Largest relative error ${figure(error, 3)}${bound}. Depth: ${at("depth", finding)}.`);
+  const words = `Largest relative error ${figure(error, 3)}${bound}. Depth: `;
+  return element("p", {}, words, at("depth", finding), ".");
 }
 
 function diagnosed(finding) {
   const diagnosis = diagnosisOf(finding);
   if (!diagnosis) return null;
-  const { name, explanation, numbers, also } = diagnosis;
+  const { name, explanation, also } = diagnosis;
+  const numbers = diagnosis.numbers.map(([key, value]) => [key.replaceAll("_", " "), figure(value)]);
   return part(
     "Diagnosis",
     element("p", {}, `${explanation} `, element("code", {}, name)),
-    numbers.length ? pairs(numbers.map(([key, value]) => [key.replaceAll("_", " "), figure(value)])) : null,
-    also.length ? element("p", { class: "also" }, `Explained as well by: ${also.join(", ")}`) : null,
+    numbers.length && pairs(numbers),
+    also.length && element("p", { class: "hint" }, `Explained as well by: ${also.join(", ")}`),
   );
 }
 
@@ -73,11 +75,19 @@ function place(finding) {
   return part("Look at", name && element("p", {}, element("code", {}, name)));
 }
 
+const FOLDERS = {
+  CLONE: "the folder of a clone of the framework's repository",
+  CHECKOUT: "the folder with the framework's code as it was run",
+};
+
 function reproduced(finding) {
   const command = element("code", {}, commandOf(finding));
   const copy = element("button", { type: "button", class: "copy" }, "Copy");
   copy.addEventListener("click", () => copied(command, copy));
-  return part("Run it again", element("div", { class: "command" }, element("pre", { tabindex: 0 }, command), copy));
+  const box = element("div", { class: "command" }, element("pre", { tabindex: 0 }, command), copy);
+  const folder = /--source=(CLONE|CHECKOUT)\b/.exec(command.textContent)?.[1];
+  const hint = folder && element("p", { class: "hint" }, `${folder} is ${FOLDERS[folder]}.`);
+  return part("Run it again", box, hint);
 }
 
 /** To the clipboard, or, where a browser does not let us, selected to be copied by hand. */
@@ -92,9 +102,8 @@ async function copied(source, button) {
 }
 
 function code(finding) {
-  const facts = data.facts[at("run", finding)];
-  const revision = facts.filter(([name]) => ["framework", "engine", "version", "ref", "revision", "uncommitted changes"].includes(name));
-  const others = facts.filter((fact) => !revision.includes(fact));
-  const more = element("details", {}, element("summary", {}, "Environment and conventions"), pairs(others));
-  return part("Code that was run", pairs(revision), more);
+  const { source, environment } = data.reports[at("run", finding)];
+  const toggle = element("summary", {}, "Environment and conventions");
+  const more = element("details", {}, toggle, pairs(environment));
+  return part("Code that was run", pairs(source), more);
 }

@@ -6,6 +6,7 @@ const WRONG_ONLY = "";
 const PER_PAGE = 50;
 
 const form = document.getElementById("filter");
+const selects = form.querySelectorAll("select");
 const list = document.getElementById("list");
 const findings = Array.from({ length: data.count }, (_, finding) => finding);
 const ids = findings.map(idOf);
@@ -19,7 +20,7 @@ let open = null; // the finding whose detail is shown
 /** Filter and open finding as the address has them. */
 function read() {
   const state = new URLSearchParams(location.hash.slice(1));
-  for (const select of form.querySelectorAll("select")) setChoice(select, state.get(select.name) ?? "");
+  for (const select of selects) setChoice(select, state.get(select.name) ?? "");
   form.elements.text.value = state.get("text") ?? "";
   const named = state.get("finding");
   filter();
@@ -77,19 +78,22 @@ function containing(text) {
       const has = values.map((value) => String(value ?? "").toLowerCase().includes(word));
       return (finding) => has[numbers[finding]];
     });
-    return (finding) => ids[finding].toLowerCase().includes(word) || columns.some((has) => has(finding));
+    return (finding) =>
+      ids[finding].toLowerCase().includes(word) || columns.some((has) => has(finding));
   });
   return (finding) => tests.every((test) => test(finding));
 }
 
 function filter() {
-  const wanted = Object.fromEntries(FIELDS.map((field) => [field, form.elements[field].value]));
+  const wanted = FIELDS.map((field) => [field, form.elements[field].value]);
   const found = findings.filter(containing(form.elements.text.value));
-  const fails = new Map(found.map((finding) => [finding, FIELDS.filter((field) => !accepts(field, wanted[field], finding))]));
-  matching = found.filter((finding) => !fails.get(finding).length);
+  const failed = found.map((finding) =>
+    wanted.filter(([field, value]) => !accepts(field, value, finding)).map(([field]) => field),
+  );
+  matching = found.filter((_, index) => !failed[index].length);
   for (const field of FIELDS) {
-    const others = found.filter((finding) => fails.get(finding).every((failed) => failed === field));
-    offer(form.elements[field], field, others);
+    const left = found.filter((_, index) => failed[index].every((other) => other === field));
+    offer(form.elements[field], field, left);
   }
 }
 
@@ -124,7 +128,8 @@ function show() {
   const first = list.querySelector("[aria-expanded=true]") ?? list.querySelector(".row");
   if (first) first.tabIndex = 0;
   const what = form.elements.verdict.value === WRONG_ONLY ? "wrong findings" : "findings";
-  document.getElementById("count").textContent = `${matching.length} ${what} of ${data.count} in all`;
+  const count = document.getElementById("count");
+  count.textContent = `${matching.length} ${what} of ${data.count} in all`;
   document.getElementById("page").textContent = `page ${page + 1} of ${pages}`;
   document.getElementById("pages").hidden = pages === 1;
   document.getElementById("previous").disabled = page === 0;
@@ -134,12 +139,20 @@ function show() {
 function itemOf(finding) {
   const isOpen = finding === open;
   const verdict = at("verdict", finding);
+  const whose = `${at("framework", finding)} ${at("version", finding)}`;
+  const sign = element("span", { class: "sign", "aria-hidden": true }, SIGNS[verdict]);
   const row = element(
     "button",
-    { type: "button", class: "row", "aria-expanded": isOpen, tabindex: -1, "data-finding": finding },
-    element("span", { class: `verdict ${verdict}` }, element("span", { class: "sign", "aria-hidden": "true" }, SIGNS[verdict]), ` ${verdict}`),
+    {
+      type: "button",
+      class: "row",
+      tabindex: -1,
+      "aria-expanded": isOpen,
+      "data-finding": finding,
+    },
+    element("span", { class: `verdict ${verdict}` }, sign, ` ${verdict}`),
     element("span", { class: "id" }, ...breakable(ids[finding])),
-    element("span", { class: "whose" }, `${at("framework", finding)} ${at("version", finding)}`),
+    element("span", { class: "whose" }, whose),
     element("span", { class: "words" }, wordsOf(finding)),
   );
   return element("li", {}, element("h3", {}, row), ...(isOpen ? [detailOf(finding)] : []));
@@ -223,7 +236,7 @@ document.addEventListener("keydown", (event) => {
 });
 
 form.elements.text.addEventListener("input", refilter);
-for (const select of form.querySelectorAll("select")) select.addEventListener("change", refilter);
+for (const select of selects) select.addEventListener("change", refilter);
 form.addEventListener("submit", (event) => event.preventDefault());
 form.addEventListener("reset", (event) => {
   event.preventDefault();

@@ -103,7 +103,7 @@ function labelOf({ kind, ratio, observed }) {
 }
 
 function placeOf({ dp, mb }) {
-  return dp === null ? "" : `dp rank ${dp}, micro-batch ${mb}`;
+  return dp === null ? "" : `dp rank ${dp}, micro-batch ${mb ?? "–"}`;
 }
 
 function svgOf(samples, words) {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -145,12 +146,22 @@ def hostile() -> Report:
                 ),
                 place=text,
                 message=f"Traceback\n{text}",
+                picture=_boundless(),
             )
             for text in HOSTILE
         ],
         adapter=HOSTILE[0],
         version=HOSTILE[1],
     )
+
+
+def _boundless() -> Picture:
+    """Numbers that no run writes, but a file may hold."""
+    runs = [Run(5, math.inf, math.nan, 0, None, None), Run(2, 1.0, -math.inf, 0, 1, 2)]
+    samples = [
+        PicturedSample(sample=number, group=0, tokens=9, runs=runs[:number]) for number in range(3)
+    ]
+    return Picture(step=0, samples_of_step=3, samples=samples)
 
 
 def many(count: int) -> Report:

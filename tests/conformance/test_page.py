@@ -7,11 +7,12 @@ import hashlib
 import json
 import re
 from html.parser import HTMLParser
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from conformance.page import render
+from conformance.page import PagePathError, render, write
 from conformance.page_data import document, shown
 from conformance.report import Check, Provenance, Report, Selection, Verdict
 from conformance.reproduce import command
@@ -265,3 +266,23 @@ def test_cases_of_the_corpus_say_what_they_catch() -> None:
     data = document(shown([report_of([finding_of("fully_masked_sample"), finding_of("gone")])]))
 
     assert data["cases"].keys() == {"fully_masked_sample"}
+
+
+def test_a_page_is_written(tmp_path: Path) -> None:
+    write([mistaken()], tmp_path / "page.html")
+
+    assert (tmp_path / "page.html").read_text(encoding="utf-8") == render([mistaken()])
+
+
+def test_half_a_character_is_written_as_json_has_it(tmp_path: Path) -> None:
+    path = tmp_path / "page.html"
+    write([report_of([finding_of("a", message="file \udc80")])], path)
+
+    data = json.loads(Page(path.read_text(encoding="utf-8")).contents["data"])
+    assert column(data, "message") == ["file \udc80"]
+
+
+@pytest.mark.parametrize("name", ["", "missing/page.html"])
+def test_a_page_that_cannot_be_written_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(PagePathError, match=r"no page can be written to .*: .*; give a file in a"):
+        write([mistaken()], tmp_path / name)
