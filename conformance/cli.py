@@ -6,24 +6,30 @@ import argparse
 import os
 import sys
 import textwrap
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from adapters.contract import Depth
-from conformance import history, inventory, listing, show
+from conformance import diff_formats, history, inventory, listing, show
 from conformance.cases import ALL_CASES
+from conformance.diff import NothingToCompareError, load_difference
 from conformance.digest import Choice
 from conformance.report import Check, Verdict
-from conformance.report_file import ReportFileError, load
+from conformance.report_file import load
 from conformance.settings import MAX_RANKS, SETTINGS_ERRORS
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
     from enum import StrEnum
 
     from adapters.contract import Description
     from adapters.source import Source
+    from conformance.diff import Difference
+
+WORSE = 1
 
 USAGE_ERROR = 2
 
@@ -31,7 +37,7 @@ USAGE_ERRORS = (
     history.InvalidHistoryError,
     inventory.InvalidSourceError,
     listing.UnknownCaseError,
-    ReportFileError,
+    NothingToCompareError,
     *SETTINGS_ERRORS,
 )
 """What a command cannot be carried out for."""
@@ -81,6 +87,7 @@ def _parser() -> argparse.ArgumentParser:
     cases.set_defaults(lines=lambda options: _cases(options.names))
     _add_history(commands)
     _add_show(commands)
+    _add_diff(commands)
     return parser
 
 
@@ -120,6 +127,27 @@ def _add_show(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     parser.add_argument("--verdict", type=_several(Verdict), metavar="VERDICT,…")
     parser.add_argument("--format", choices=("text", "markdown", "json"), default="text")
     parser.set_defaults(lines=_show)
+
+
+def _add_diff(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "diff",
+        help="what changed between two reports; exit status 0 nothing is worse, 1 something is, 2"
+        " they could not be compared",
+    )
+    parser.add_argument("old", type=Path, metavar="OLD")
+    parser.add_argument("new", type=Path, metavar="NEW")
+    _add_choice(parser)
+    parser.add_argument(
+        "--all",
+        action="store_const",
+        const=diff_formats.ALL,
+        default=diff_formats.GIST,
+        dest="extent",
+        help="of text: every finding, not one of each group",
+    )
+    parser.add_argument("--format", choices=("text", "markdown", "json"), default="text")
+    parser.set_defaults(lines=_diff)
 
 
 def _add_choice(parser: argparse.ArgumentParser) -> None:
@@ -192,12 +220,23 @@ def _history(options: argparse.Namespace) -> Iterator[str]:
     yield from history.table(rows, options.format)
 
 
+def _choice(options: argparse.Namespace) -> Choice:
+    return Choice(modes=options.mode or frozenset(), checks=options.check or frozenset())
+
+
+def _diff(options: argparse.Namespace) -> Generator[str, None, int]:
+    found = load_difference(options.old, options.new, _choice(options))
+    formats: dict[str, Callable[[Difference], Iterator[str]]] = {
+        "text": partial(diff_formats.as_text, extent=options.extent),
+        "markdown": diff_formats.as_markdown,
+        "json": diff_formats.as_json,
+    }
+    yield from formats[options.format](found)
+    return WORSE if found.worse else 0
+
+
 def _show(options: argparse.Namespace) -> Iterator[str]:
-    choice = Choice(
-        verdicts=options.verdict or frozenset(),
-        modes=options.mode or frozenset(),
-        checks=options.check or frozenset(),
-    )
+    choice = replace(_choice(options), verdicts=options.verdict or frozenset())
     report = choice.of(load(options.report))
     formats = {"text": show.as_text, "markdown": show.as_markdown, "json": show.as_json}
     yield from formats[options.format](report)

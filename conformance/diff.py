@@ -266,10 +266,11 @@ def by_key(report: Report, renamed: Mapping[str, str] = RENAMED) -> dict[Key, Fi
     """The findings of a report by what they are of, cases by the names that they have now."""
     cases = {finding.case for finding in report.findings}
     names = {old: new for old, new in renamed.items() if new not in cases}
-    return {_key(report.request, finding, names): finding for finding in report.findings}
+    return {key(report.request, finding, names): finding for finding in report.findings}
 
 
-def _key(request: Request, finding: Finding, names: Mapping[str, str]) -> Key:
+def key(request: Request, finding: Finding, names: Mapping[str, str] = RENAMED) -> Key:
+    """What a finding of a run is of, where ``names`` has the cases that have other names now."""
     mode, case = str(finding.mode), names.get(finding.case, finding.case)
     if finding.mode is Mode.CONSTANT and request.divisor is not None:
         mode = f"{mode}:{request.divisor!r}"

@@ -6,16 +6,21 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 from typing import TYPE_CHECKING
 
+from conformance.diff import Kind, by_key, compare, difference, key
+from conformance.diff_formats import as_text
 from conformance.report import Verdict
 from conformance.summary import WRONG, explain
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
 
+    from conformance.diff import Key
     from conformance.expectations import Expectations
-    from conformance.report import Finding, Report
+    from conformance.report import Finding, Report, Request
 
 
 class Outcome(StrEnum):
@@ -99,3 +104,41 @@ class Expecting(Gate):
                 yield f"{finding.id}: {ruling.words}"
         for words, count in known.most_common():
             yield f"known ({count}): {words}"
+
+
+@dataclass(frozen=True)
+class Comparing(Gate):
+    """What is worse than in an earlier report fails; what that has nothing of does not."""
+
+    path: Path
+    baseline: Report
+    request: Request
+
+    @cached_property
+    def _findings(self) -> Mapping[Key, Finding]:
+        return by_key(self.baseline)
+
+    def ruling(self, finding: Finding) -> Ruling:
+        """By the baseline's finding of the same."""
+        before, name = self._findings.get(key(self.request, finding)), self.path.name
+        alone = Strict().ruling(finding)
+        if before is not None and compare(before, finding).kind is Kind.WORSE:
+            words = f"worse than in {name} ({_state(before)}): {_state(finding)}"
+            return Ruling(Outcome.FAILS, words)
+        if alone.outcome is not Outcome.FAILS:
+            return alone
+        since = "not in" if before is None else "no worse than in"
+        return Ruling(Outcome.KNOWN, f"{since} {name}: {alone.words}")
+
+    def lines(self, report: Report) -> Iterator[str]:
+        """What changed, and how to renew the baseline if that is due."""
+        found = difference(self.baseline, report)
+        yield f"compared with {self.path}:"
+        yield from as_text(found)
+        if report.complete and found.of(Kind.BETTER) and not found.worse:
+            yield f"nothing is worse, and something better: renew {self.path} with this report"
+
+
+def _state(finding: Finding) -> str:
+    words = explain(finding)
+    return f"{finding.verdict}: {words}" if words else str(finding.verdict)

@@ -83,6 +83,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="run a step of your own, given as JSON, and nothing else",
     )
     group.addoption(
+        "--baseline",
+        type=Path,
+        metavar="REPORT",
+        help="an earlier report: fail only on what is worse than there",
+    )
+    group.addoption(
         "--expect",
         type=Path,
         metavar="FILE",
@@ -301,6 +307,7 @@ def _read_options(config: pytest.Config) -> Settings:
         examples=option("examples"),
         seed=str(option("hypothesis_seed", default=None) or 0),
         expect=_given_path(config, "expect"),
+        baseline=_given_path(config, "baseline"),
         case_file=_given_path(config, "case_file"),
     )
 

@@ -11,10 +11,11 @@ from conformance import case_file as case_files
 from conformance import expectations, registry
 from conformance.cases import ALL_CASES, GENERATED, Case
 from conformance.configurations import ROWS, Row
-from conformance.gate import Expecting, Gate, Strict
+from conformance.gate import Comparing, Expecting, Gate, Strict
 from conformance.logs import ROWS as LOG_ROWS
 from conformance.logs import LogRow
 from conformance.report import Check, Request
+from conformance.report_file import ReportFileError, load
 from conformance.subjects import SUBJECTS, Subject
 from reference.aggregation import Aggregation, InvalidAggregationError, Mode
 
@@ -40,6 +41,7 @@ SETTINGS_ERRORS = (
     InvalidAggregationError,
     InvalidLayoutError,
     InvalidSettingsError,
+    ReportFileError,
     case_files.InvalidCaseFileError,
     expectations.InvalidExpectationsError,
 )
@@ -185,6 +187,7 @@ class Settings:
         examples: int,
         seed: str,
         expect: Path | None = None,
+        baseline: Path | None = None,
         case_file: Path | None = None,
     ) -> Settings:
         """Check what a user typed.
@@ -216,7 +219,7 @@ class Settings:
             case=None if case_file is None else case_files.load(case_file),
         )
         settings.require_something_to_run()
-        return replace(settings, gate=_gate(settings, expect))
+        return replace(settings, gate=_gate(settings, expect, baseline))
 
     @property
     def everything(self) -> Settings:
@@ -332,12 +335,26 @@ class Settings:
         ]
 
 
-def _gate(settings: Settings, expect: Path | None) -> Gate:
-    if expect is None:
-        return Strict()
-    known = expectations.load(expect)
-    known.require_each_to_match_once([cell.id for cell in settings.everything.cells()])
-    return Expecting(known)
+def _gate(settings: Settings, expect: Path | None, baseline: Path | None) -> Gate:
+    if expect is not None and baseline is not None:
+        raise InvalidSettingsError(
+            f"--expect={expect} and --baseline={baseline} are two gates; choose one"
+        )
+    if expect is not None:
+        known = expectations.load(expect)
+        known.require_each_to_match_once([cell.id for cell in settings.everything.cells()])
+        return Expecting(known)
+    return Strict() if baseline is None else _comparing(settings, baseline)
+
+
+def _comparing(settings: Settings, path: Path) -> Comparing:
+    report, adapter = load(path), settings.adapter
+    if (report.adapter, report.engine) != (adapter.name, adapter.engine):
+        raise InvalidSettingsError(
+            f"--baseline={path} is of {report.adapter} on {report.engine}, and this run is of"
+            f" {adapter.name} on {adapter.engine}; give a baseline of that"
+        )
+    return Comparing(path, report, settings.request)
 
 
 def _modes(text: str | None) -> dict[Mode, Aggregation | None]:
