@@ -38,7 +38,8 @@ function diagnosed(finding) {
   const diagnosis = diagnosisOf(finding);
   if (!diagnosis) return null;
   const { name, explanation, also } = diagnosis;
-  const numbers = diagnosis.numbers.map(([key, value]) => [key.replaceAll("_", " "), figure(value)]);
+  const named = ([key, value]) => [key.replaceAll("_", " "), figure(value)];
+  const numbers = diagnosis.numbers.map(named);
   return part(
     "Diagnosis",
     element("p", {}, `${explanation} `, element("code", {}, name)),

@@ -14,7 +14,7 @@ from conformance.reproduce import command
 from tests.conformance.pages import HOSTILE, finding_of, hostile, many, mistaken, report_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from conformance.report import Finding, Report
@@ -25,7 +25,7 @@ from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
-from selenium.webdriver.support.ui import Select
+from selenium.webdriver.support.ui import Select, WebDriverWait
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 DRIVER = shutil.which("chromedriver")
@@ -44,6 +44,9 @@ FLAGS = (
     "--disable-component-update",
     "--disable-sync",
 )
+
+SOON = 30
+"""Seconds after which a browser does nothing more, on a machine that has other work to do."""
 
 MISTAKEN = mistaken()
 
@@ -89,6 +92,10 @@ class Browser:
 
     def choose(self, field: str, value: str) -> None:
         Select(self.driver.find_element(By.NAME, field)).select_by_value(value)
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        """Browsers follow links and open boxes in their own time."""
+        WebDriverWait(self.driver, SOON).until(lambda _: condition())
 
     def script(self, code: str, *arguments: object) -> Any:
         return self.driver.execute_script(code, *arguments)
@@ -193,9 +200,11 @@ def test_a_cell_of_the_matrix_lists_its_findings(browser: Browser) -> None:
     browser.open(MISTAKEN)
     browser.click(".matrix tr:nth-child(2) td.wrong a")
 
-    assert len(browser.shown) == 4
+    browser.until(lambda: len(browser.shown) == 4)
     assert all(one.startswith("weights/token_mean/") for one in browser.shown)
+
     browser.driver.back()
+    browser.until(lambda: len(browser.shown) == 8)
 
 
 def test_the_keyboard_is_enough(browser: Browser) -> None:
@@ -260,6 +269,7 @@ def test_a_picture_is_a_table_too(browser: Browser) -> None:
     assert browser.texts("figure table") == []
 
     browser.click("figure summary")
+    browser.until(lambda: bool(browser.texts("figure tbody tr")))
     rows = [row.replace("\t", " ") for row in browser.texts("figure tbody tr")]
     assert rows[0] == "0 0 1–2 0.1 0.100001 ×1.00001 – – – too heavy"
     assert rows[1] == "0 0 3–3 0 0 – – – – inactive"
@@ -279,7 +289,7 @@ def test_a_finding_says_how_to_run_it_again(browser: Browser) -> None:
     browser.click(".copy")
 
     assert browser.texts(".command code") == [command(MISTAKEN, finding("twice"))]
-    assert browser.texts(".copy")[0].startswith(("Copied", "Selected"))
+    browser.until(lambda: browser.texts(".copy")[0].startswith(("Copied", "Selected")))
     assert "toy.loss:reduce" in browser.texts(".detail p code")
 
 
@@ -337,7 +347,7 @@ def test_printing_opens_the_timelines(browser: Browser) -> None:
     assert browser.texts(".timeline[open]") == []
 
     browser.driver.print_page()
-    assert len(browser.texts(".timeline[open]")) == 1
+    browser.until(lambda: len(browser.texts(".timeline[open]")) == 1)
 
 
 def test_ten_thousand_findings_can_be_read(browser: Browser, tmp_path: Path) -> None:
