@@ -20,7 +20,7 @@ const LABEL = 15; // height of a label
 const BAND = 16; // height of what says where tokens were
 const MARGIN = 92; // left of the bars, for names
 const WIDEST = 18; // of a token
-const NARROWEST = 7; // of a run
+const NARROWEST = 9; // of a run
 const ROOM = 600; // for the longest sample
 const LETTER = 6; // width of one in a label
 
@@ -76,11 +76,19 @@ function distinct(values) {
 
 function caption(step, size, samples) {
   const those = samples.length < size ? `the ${samples.length} most off of ${size}` : `all ${size}`;
-  const unknown = samples.some((one) => one.runs.some((run) => run.dp === null));
-  return (
-    `Token weights of step ${step + 1}, ${those} samples. Bars are observed, outlines expected; ` +
-    "every row has its own scale." + (unknown ? " How the step was cut is not known." : "")
-  );
+  const runs = samples.flatMap((sample) => sample.runs);
+  const isUnknown = runs.some((run) => run.dp === null);
+  const isWidened = runs.some((run) => run.tokens * widthOfToken(samples) < NARROWEST);
+  return [
+    `Token weights of step ${step + 1}, ${those} samples.`,
+    "Bars are observed, outlines expected; every row has its own scale.",
+    isWidened ? "Short stretches are drawn wider than they are." : "",
+    isUnknown ? "How the step was cut is not known." : "",
+  ].join(" ");
+}
+
+function widthOfToken(samples) {
+  return Math.min(WIDEST, ROOM / Math.max(1, ...samples.map((sample) => sample.given)));
 }
 
 /** How many tokens are of which kind. */
@@ -108,7 +116,7 @@ function placeOf({ dp, mb }) {
 
 function svgOf(samples, words) {
   const scale = {
-    token: Math.min(WIDEST, ROOM / Math.max(1, ...samples.map((sample) => sample.given))),
+    token: widthOfToken(samples),
     weight: Math.max(...samples.map(largest)) || 1,
     ranks: distinct(samples.flatMap(({ runs }) => runs.map((run) => run.cp))).length > 1,
   };
@@ -235,7 +243,7 @@ function placesOf(boxes, floor) {
   const labelOfBox = (box) => differing.map((part) => `${part} ${box[part] ?? "–"}`).join(" ");
   return joined(boxes, labelOfBox).flatMap(({ start, end, label }, index) => {
     const short = label.replaceAll(/[a-z]+ /g, "");
-    const fitting = [label, short].find((text) => text.length * LETTER <= end - start) ?? "";
+    const fitting = [label, short].find((text) => text.length * LETTER + 3 <= end - start) ?? "";
     const band = { x: start, y: floor + 2, width: end - start, height: BAND - 2 };
     const border = { x1: start, x2: start, y1: floor - UNIT * 1.25, y2: floor + BAND };
     return [

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from conformance.page import render
-from conformance.report import Verdict
+from conformance.report import Picture, PicturedSample, Run, Verdict
 from conformance.reproduce import command
 from tests.conformance.pages import HOSTILE, finding_of, hostile, many, mistaken, report_of
 
@@ -262,6 +262,19 @@ def test_what_is_left_out_of_a_picture_is_said(browser: Browser) -> None:
     assert "the 48 most off of 60 samples" in browser.texts("figcaption")[0]
     assert "How the step was cut is not known." in browser.texts("figcaption")[0]
     assert browser.texts("svg.picture text").count("… the first 24 of 99 tokens") == 48
+
+
+def test_a_stretch_too_short_to_be_seen_is_drawn_wider_and_said_to_be(browser: Browser) -> None:
+    runs = [Run(1, 0.1, 0.2, 0, 0, 0), Run(8000, 0.1, 0.1, 0, 0, 0)]
+    sample = PicturedSample(sample=0, group=0, tokens=8001, runs=runs)
+    picture = Picture(step=0, samples_of_step=1, samples=[sample])
+    browser.open(report_of([finding_of("long", picture=picture)]))
+    browser.click(".row")
+
+    assert "Short stretches are drawn wider than they are." in browser.texts("figcaption")[0]
+    assert browser.texts("svg.picture .ratio") == ["×2"]
+    width = "return +document.querySelector('svg.picture .bar.heavy').getAttribute('width')"
+    assert browser.script(width) > 5
 
 
 def test_a_picture_is_a_table_too(browser: Browser) -> None:
