@@ -46,7 +46,7 @@ def as_text(report: Report) -> Iterator[str]:
         console.width = PIPED_WIDTH
     with console.capture() as captured:
         for part in _parts(report):
-            console.print(part, soft_wrap=isinstance(part, Text))
+            console.print(part, soft_wrap=isinstance(part, Text) and bool(part.no_wrap))
     yield from map(str.rstrip, captured.get().splitlines())
 
 
@@ -90,7 +90,7 @@ def _fault(report: Report, fault: Fault) -> Iterator[RenderableType]:
     *details, again = _details(report, fault)
     for line in details:
         yield Padding(Text(line, overflow="fold"), (0, 0, 0, 2))
-    yield Text(f"  {again}")
+    yield Text(f"  {again}", no_wrap=True)  # to be copied
 
 
 def _details(report: Report, fault: Fault) -> Iterator[str]:

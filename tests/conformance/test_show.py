@@ -1,0 +1,188 @@
+"""A report in short says what is wrong, worst first, on any terminal and in any format."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conformance import cli
+from conformance.digest import Choice, faults, matrix
+from conformance.report import Check, Report, Selection, Verdict
+from conformance.report_file import write
+from reference.aggregation import Mode
+from tests import command
+from tests.conformance.test_expectations import crash, mismatch
+from tests.conformance.test_journal import HEADER, finding
+
+REPORT = command.ROOT / "reports" / "miles" / "main-31f1ca9-fsdp.json"
+
+HOSTILE = "[bold]not markup[/bold] \x1b[31mred\x07"
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    findings = [
+        finding("a"),
+        mismatch("b", "not_divided").model_copy(update={"error": 3.0}),
+        mismatch("c", "not_divided").model_copy(update={"error": 9.0}),
+        mismatch("d", "not_finite").model_copy(update={"error": None}),
+        crash("e", f"Traceback\nValueError: {HOSTILE}"),
+        finding("f", Verdict.REFUSED).model_copy(update={"message": "no"}),
+    ]
+    path = tmp_path / "small.json"
+    write(Report.assemble(HEADER, findings, Selection(selected=6, deselected=0)), path)
+    return path
+
+
+def shown(*arguments: str | Path, **environment: str) -> str:
+    """Through a pipe, as another program sees it."""
+    return subprocess.run(
+        [Path(sys.executable).with_name("rl-loss-conformance"), "show", *map(str, arguments)],
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+
+
+def test_faults_come_the_worst_first_with_the_worst_example(small: Path) -> None:
+    text = shown(small)
+    headings = re.findall(r"^(?:MISMATCH|CRASHED) \d+ × .*$", text, re.MULTILINE)
+
+    assert headings[0].startswith("CRASHED 1 × crashed: ValueError: ")
+    assert headings[1:] == ["MISMATCH 1 × not_finite", "MISMATCH 2 × not_divided"]
+    assert "off by up to 9: 2 instead of 4" in text
+    assert "for example weights/token_mean/c/dp1-cp1-mb1-bshd" in text
+    assert "\n  pytest --adapter=toy --engine=torch --layout=dp1-cp1-mb1-bshd -k '[weights" in text
+    assert "1 conforms, 3 mismatch, 1 refused, 1 crashed" in text
+
+
+def test_what_a_framework_prints_is_shown_as_it_is_and_steers_no_terminal(small: Path) -> None:
+    text = shown(small)
+
+    assert "[bold]not markup[/bold]" in text
+    assert "\x1b" not in text
+    assert "\x07" not in text
+
+
+@pytest.mark.parametrize(
+    ("environment", "coloured"),
+    [({}, False), ({"FORCE_COLOR": "1"}, True), ({"FORCE_COLOR": "1", "NO_COLOR": "1"}, False)],
+)
+def test_colour_is_for_terminals_that_want_it(
+    small: Path, environment: dict[str, str], coloured: bool
+) -> None:
+    plain = dict.fromkeys(("NO_COLOR", "FORCE_COLOR"), "")
+    text = shown(small, **plain | environment, TERM="xterm-256color")
+
+    assert bool(re.search(r"\x1b\[[0-9;]*3[0-9]", text)) == coloured
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_lines_fit_the_terminal_but_for_the_commands(width: int) -> None:
+    text = shown(REPORT, COLUMNS=str(width), FORCE_COLOR="1", NO_COLOR="1", TERM="xterm")
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", text)
+
+    for line in plain.splitlines():
+        assert len(line) <= width or line.startswith("  pytest ")
+
+
+def test_choice_leaves_out_all_else(small: Path) -> None:
+    text = shown(REPORT, "--check=rejection,metric", "--mode=sample_mean", "--verdict=mismatch")
+    report = Choice(
+        verdicts=frozenset({Verdict.MISMATCH}),
+        modes=frozenset({Mode.SAMPLE_MEAN}),
+        checks=frozenset({Check.REJECTION, Check.METRIC}),
+    ).of(cli.load(REPORT))
+
+    assert len(report.findings) == 24
+    assert {(f.check, f.mode, f.verdict) for f in report.findings} == {
+        (Check.REJECTION, Mode.SAMPLE_MEAN, Verdict.MISMATCH)
+    }
+    assert "\n24 mismatch\n" in text
+    assert "weights" not in text
+    assert "token_mean" not in text
+
+
+def test_json_has_every_wrong_finding_once() -> None:
+    document: dict[str, Any] = json.loads(shown(REPORT, "--format=json"))
+    report = cli.load(REPORT)
+    wrong = {f.id for f in report.findings if f.verdict in (Verdict.MISMATCH, Verdict.CRASHED)}
+    listed = [one for fault in document["faults"] for one in fault["findings"]]
+
+    assert sorted(listed) == sorted(wrong)
+    assert document["summary"]["verdicts"] == report.summary.verdicts
+    cells = [cell for row in document["matrix"].values() for cell in row.values()]
+    assert sum(sum(cell.values()) for cell in cells) == len(report.findings)
+
+
+def test_markdown_folds_details_and_neutralises_what_others_say(small: Path) -> None:
+    text = shown(small, "--format=markdown")
+
+    assert "| weights | 1 ok, 3 MISMATCH, 1 refused, 1 CRASHED |" in text
+    assert text.count("<details>") == text.count("</details>") == 3
+    assert "[bold]" not in text
+
+
+def test_matrix_counts_every_finding_once() -> None:
+    report = cli.load(REPORT)
+    cells = matrix(report.findings)
+
+    assert sum(cell.total() for row in cells.values() for cell in row.values()) == len(
+        report.findings
+    )
+    assert sum(len(fault.findings) for fault in faults(report.findings)) == 423
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--check=weight"], "choose from weights, metric"),
+        (["--mode=mean"], "choose from sample_mean"),
+        (["--verdict=ok"], "choose from conforms"),
+    ],
+)
+def test_choice_of_what_there_is_not_is_refused(
+    arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["show", str(REPORT), *arguments])
+
+    assert ended.value.code == cli.USAGE_ERROR
+    assert complaint in capsys.readouterr().err
+
+
+def test_files_that_are_no_reports_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torn = tmp_path / "torn.json"
+    torn.write_text("{")
+
+    assert cli.main(["show", str(torn)]) == cli.USAGE_ERROR
+    assert "torn.json, line 1, is no JSON" in capsys.readouterr().err
+    assert cli.main(["diff", str(torn), str(REPORT)]) == cli.USAGE_ERROR
+    assert "torn.json" in capsys.readouterr().err
+
+
+def test_diff_tells_by_its_exit_status_whether_something_is_worse(
+    tmp_path: Path, small: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fixed = tmp_path / "fixed.json"
+    right = [finding(case) for case in "abcdef"]
+    write(Report.assemble(HEADER, right, Selection(selected=6, deselected=0)), fixed)
+
+    assert cli.main(["diff", str(small), str(fixed)]) == 0
+    assert "better: 5" in capsys.readouterr().out
+    assert cli.main(["diff", str(fixed), str(small), "--all"]) == cli.WORSE
+    assert "worse: 5" in capsys.readouterr().out
+    assert cli.main(["diff", str(small), str(small), "--format=json"]) == 0
+    assert json.loads(capsys.readouterr().out)["counts"]["same"] == 6
+    assert cli.main(["diff", str(small), str(REPORT)]) == cli.USAGE_ERROR
+    assert "have nothing in common" in capsys.readouterr().err
