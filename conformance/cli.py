@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from adapters.contract import Depth
-from conformance import diff_formats, history, inventory, listing, show
+from conformance import diff_formats, history, inventory, listing, page, show
 from conformance.cases import ALL_CASES
 from conformance.diff import NothingToCompareError, load_difference
 from conformance.digest import Choice
@@ -38,6 +38,7 @@ USAGE_ERRORS = (
     inventory.InvalidSourceError,
     listing.UnknownCaseError,
     NothingToCompareError,
+    page.PagePathError,
     *SETTINGS_ERRORS,
 )
 """What a command cannot be carried out for."""
@@ -88,6 +89,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_history(commands)
     _add_show(commands)
     _add_diff(commands)
+    _add_html(commands)
     return parser
 
 
@@ -148,6 +150,21 @@ def _add_diff(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     )
     parser.add_argument("--format", choices=("text", "markdown", "json"), default="text")
     parser.set_defaults(lines=_diff)
+
+
+def _add_html(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "html", help="reports as one web page that needs nothing else: matrix, timelines, pictures"
+    )
+    parser.add_argument(
+        "reports",
+        nargs="+",
+        type=Path,
+        metavar="REPORT",
+        help="several of one framework are a timeline, in this order",
+    )
+    parser.add_argument("-o", "--output", required=True, type=Path, metavar="FILE")
+    parser.set_defaults(lines=_html)
 
 
 def _add_choice(parser: argparse.ArgumentParser) -> None:
@@ -218,6 +235,11 @@ def _history(options: argparse.Namespace) -> Iterator[str]:
         print(f"{number} of {len(commits)}: {commit.ref}", file=sys.stderr, flush=True)
         rows += history.run(selection, [commit], options.reports)
     yield from history.table(rows, options.format)
+
+
+def _html(options: argparse.Namespace) -> Iterator[str]:
+    page.write([load(path) for path in options.reports], options.output)
+    yield f"page: {options.output}"
 
 
 def _choice(options: argparse.Namespace) -> Choice:

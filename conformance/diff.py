@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from conformance.digest import Choice
     from conformance.report import Finding, Report, Request
 
-    _Likeness = tuple["Kind", str, "State | None", "State | None"]
+    _Likeness = tuple["Kind", "State | None", "State | None"]
     """The fields that a `Group` begins with."""
 
 RENAMED: Mapping[str, str] = MappingProxyType({})
@@ -136,13 +136,17 @@ class State(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Changes that are alike: of one check or subject of it, from one state to another."""
+    """Changes that are alike: from one state to another."""
 
     kind: Kind
-    subject: str
     before: State | None
     after: State | None
     changes: tuple[Change, ...]
+
+    @property
+    def subjects(self) -> dict[str, int]:
+        """How many there are of each check, or subject of one, the largest numbers first."""
+        return dict(Counter(_subject(change.finding) for change in self.changes).most_common())
 
     @property
     def modes(self) -> dict[Mode, int]:
@@ -348,7 +352,7 @@ def _growth(old: Finding, new: Finding) -> float:
 
 def _likeness(change: Change) -> _Likeness:
     before, after = (State.of(one) if one else None for one in (change.old, change.new))
-    return change.kind, _subject(change.finding), before, after
+    return change.kind, before, after
 
 
 def _settings(report: Report) -> dict[str, dict[str, str]]:

@@ -45,7 +45,7 @@ class Extent:
 
 ALL = Extent()
 
-GIST = Extent(groups=4, findings=1, values=6, words=160)
+GIST = Extent(groups=4, findings=1, values=6, words=120)
 """One screen."""
 
 FOLDED = Extent(findings=5, values=100, words=300)
@@ -208,7 +208,8 @@ def _group_title(group: Group) -> str:
     modes = ", ".join(f"{mode} {count}" for mode, count in group.modes.items())
     same = group.before == group.after and group.kind in (Kind.WORSE, Kind.BETTER)
     error = f", by a {'larger' if group.kind is Kind.WORSE else 'smaller'} error" if same else ""
-    return f"{group.subject}: {states}{error} ({modes})"
+    subjects = _enumerated((f"{name} {n}" for name, n in group.subjects.items()), GIST)
+    return f"{states}{error}: {subjects} ({modes})"
 
 
 def _state(state: State) -> str:

@@ -128,7 +128,7 @@ class Logged(_Model):
     """A number that a framework logs, beside the reference's; None where it was not finite."""
 
     expected: float
-    reported: Annotated[float | None, Field(allow_inf_nan=False)]
+    reported: Annotated[float | None, Field(allow_inf_nan=False)] = None
 
 
 class Finding(_Model):

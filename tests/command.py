@@ -41,7 +41,7 @@ class Result:
 
 def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
     """Start ``pytest`` in a folder where every class of `tests.broken` is an adapter."""
-    _install_broken_adapters(folder / "site")
+    install_broken_adapters(folder / "site")
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(folder / "site"), str(ROOT)])}
     return subprocess.Popen(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments],
@@ -72,7 +72,7 @@ def interrupt(process: subprocess.Popen[str], sign: signal.Signals) -> None:
     os.killpg(process.pid, sign)
 
 
-def _install_broken_adapters(site: Path) -> None:
+def install_broken_adapters(site: Path) -> None:
     """Declare them as an installed distribution would, by entry points."""
     info = site / "broken-1.0.dist-info"
     info.mkdir(parents=True, exist_ok=True)

@@ -27,6 +27,14 @@ COMMAND_LINE = [line for line in COMMANDS if line.startswith("rl-loss-conformanc
 
 HISTORY = [line for line in COMMAND_LINE if " history " in line]
 
+ON_REPORTS = [
+    line for line in COMMAND_LINE if re.match("rl-loss-conformance (show|diff|html) ", line)
+]
+
+RELEASES = [line for line in COMMANDS if "skyrl-0.2.0.json" in line]
+
+[CASE_FILE] = re.findall(r"^```json\n(\{\n.*?)^```$", README, re.DOTALL | re.MULTILINE)
+
 WITH_SOURCE = [line for line in COMMANDS if line.startswith("pytest") and "--source=PATH" in line]
 
 
@@ -42,11 +50,11 @@ def test_first_block_is_two_commands_that_ci_takes_from_here() -> None:
 def test_every_other_command_is_run_somewhere() -> None:
     ci = (command.ROOT / ".ci" / "run").read_text()
 
-    elsewhere = {*NATIVE, *WITH_SOURCE, *COMMAND_LINE}
+    elsewhere = {*NATIVE, *WITH_SOURCE, *RELEASES, *COMMAND_LINE}
     assert [line for line in COMMANDS if line not in elsewhere] == [
         line for line in COMMANDS if f"\n{line}\n" in ci
     ]
-    assert [line for line in COMMAND_LINE if line not in HISTORY] == [
+    assert [line for line in COMMAND_LINE if line not in {*HISTORY, *ON_REPORTS}] == [
         "rl-loss-conformance adapters",
         "rl-loss-conformance cases",
         "rl-loss-conformance cases worked_example",
@@ -60,6 +68,27 @@ def test_commands_on_native(tmp_path: Path, line: str) -> None:
     assert result.status == 0, result.output
 
 
+@pytest.mark.parametrize("line", ON_REPORTS)
+def test_commands_on_committed_reports(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "reports").symlink_to(command.ROOT / "reports")
+
+    assert cli.main(shlex.split(line)[1:]) in ((0, cli.WORSE) if " diff " in line else (0,))
+
+
+@pytest.mark.skyrl
+def test_two_releases_are_compared_in_two_commands_as_shown(tmp_path: Path) -> None:
+    first, second = RELEASES
+    older = command.finish(command.start(tmp_path, *shlex.split(first)[1:]), tmp_path, "skyrl")
+    newer = command.finish(command.start(tmp_path, *shlex.split(second)[1:]), tmp_path, "skyrl")
+    [shown] = re.findall(r"^```text\n(OLD  .*?)^```$", README, re.DOTALL | re.MULTILINE)
+
+    assert (tmp_path / "skyrl-0.2.0.json").exists(), older.output
+    assert shown in newer.output
+
+
 @pytest.mark.skyrl
 @pytest.mark.skipif(
     command.SOURCES not in os.environ, reason=f"{command.SOURCES} names no folder of checkouts"
@@ -71,6 +100,7 @@ def test_commands_with_a_source(tmp_path: Path, line: str) -> None:
     if "@" not in line:
         repository = checkout(repository, tmp_path / "checkout")
     arguments = shlex.split(line.replace("PATH", str(repository)))[1:]
+    (tmp_path / "step.json").write_text(CASE_FILE)
     process = command.start(tmp_path, *arguments, "--layout=dp1-cp1-mb1-thd")
 
     assert command.finish(process, tmp_path, adapter).report["complete"]
