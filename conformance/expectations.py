@@ -42,9 +42,9 @@ class InvalidExpectationsError(ValueError):
 class Expectation(BaseModel):
     """One fault that is known.
 
-    Of a mismatch one of the names in ``diagnosis`` must be found; of a crash the last line of its
-    message must hold the words in ``message``, so that another crash, or a time-out, does not pass
-    for it.
+    Of a mismatch one of the names in ``diagnosis`` must explain the weights; of a crash the last
+    line of its message must hold the words in ``message``, so that another crash, or a time-out,
+    does not pass for it.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -78,9 +78,9 @@ class Expectation(BaseModel):
             return "it conforms: fixed; remove it"
         if finding.verdict is not self.verdict:
             return f"it is {finding.verdict}, not {self.verdict}"
-        found = finding.diagnosis.name if finding.diagnosis else ""
-        if self.diagnoses and found not in self.diagnoses:
-            return f"the diagnosis is {found}, not {' or '.join(self.diagnoses)}"
+        found = [finding.diagnosis.name, *finding.diagnosis.also] if finding.diagnosis else []
+        if self.diagnoses and not set(found) & set(self.diagnoses):
+            return f"the diagnosis is {' or '.join(found)}, not {' or '.join(self.diagnoses)}"
         if self.message is not None and self.message not in last_line(finding.message):
             return f"it crashes without the words {self.message!r}"
         return None

@@ -12,7 +12,10 @@ from pathlib import Path
 import pytest
 
 from conformance import cli, overview, plugin
+from conformance.expectations import load as load_expectations
+from conformance.gate import Expecting, Outcome
 from conformance.report import Check
+from conformance.report_file import load
 from tests import command
 
 README = (command.ROOT / "README.md").read_text()
@@ -136,6 +139,16 @@ def test_table_and_findings_are_those_of_the_committed_reports() -> None:
         findings=(command.ROOT / "reports" / "findings.md").read_text(),
         index=(command.ROOT / "reports" / "README.md").read_text(),
     )
+
+
+def test_known_fault_shown_is_one_of_a_committed_report(tmp_path: Path) -> None:
+    [shown] = re.findall(r"^```toml\n(\[\[expect.*?)^```$", README, re.DOTALL | re.MULTILINE)
+    (tmp_path / "known.toml").write_text(shown)
+    gate = Expecting(load_expectations(tmp_path / "known.toml"))
+    report = load(command.ROOT / "reports" / "skyrl" / "v0.3.0.json")
+    rulings = [gate.ruling(f) for f in report.findings if gate.expectations.of(f.id)]
+
+    assert {ruling.outcome for ruling in rulings} == {Outcome.KNOWN}
 
 
 def test_checks_are_documented() -> None:

@@ -109,6 +109,16 @@ def test_one_of_several_diagnoses_may_be_found(tmp_path: Path) -> None:
     assert several.ruling(mismatch("a", "divided_by_cp")).outcome is Outcome.FAILS
 
 
+def test_a_diagnosis_that_explains_as_much_is_as_good(tmp_path: Path) -> None:
+    found = mismatch("a", "weights_of_prompt_mean")
+    assert found.diagnosis is not None
+    diagnosis = found.diagnosis.model_copy(update={"also": ["not_divided"]})
+
+    ruling = gate(tmp_path, ENTRY).ruling(found.model_copy(update={"diagnosis": diagnosis}))
+
+    assert ruling.outcome is Outcome.KNOWN
+
+
 def test_without_a_file_all_that_is_wrong_fails() -> None:
     found = [finding("a"), mismatch("b", "x"), crash("c", "y"), finding("d", Verdict.REFUSED)]
     report = Report.assemble(HEADER, found, Selection(selected=4, deselected=0))
