@@ -9,12 +9,12 @@ import numpy as np
 
 from adapters.objective import Objective
 from conformance import logs
+from conformance.cells import StartupCell
 from conformance.configurations import Demand
 from conformance.judge import Judgement, judge_weights
 from conformance.logged import judge_logged
 from conformance.ranks import Crashed, Ran
 from conformance.report import Check, Diagnosis, Finding, Verdict
-from conformance.settings import StartupCell
 from conformance.sharding import judge_sharding
 from conformance.startup import compared_with, judge_acceptance, judge_refusal
 from conformance.subjects import place
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from adapters.contract import Adapter, Description, Job, Observation
+    from conformance.cells import Cell, LogCell
     from conformance.configurations import Row
     from conformance.rank import Declined
     from conformance.ranks import RankPool
-    from conformance.settings import Cell, LogCell
     from conformance.subjects import Subject
     from reference.step import Step
 

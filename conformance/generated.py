@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
 
     from conformance.cases import Case
+    from conformance.cells import GeneratedCell
     from conformance.ranks import RankPool
-    from conformance.settings import GeneratedCell
     from reference.step import Step
 
 

@@ -15,12 +15,13 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Sequence
 
+    from conformance.cells import AnyCell
     from conformance.gate import Gate
     from conformance.progress import ProgressLine
     from conformance.ranks import RankPool
     from conformance.recorder import Parcel, Recorder
     from conformance.report import Finding, Header, Report
-    from conformance.settings import AnyCell, Settings
+    from conformance.settings import Settings
 
 SUITE = Path(__file__).parent / "suite"
 

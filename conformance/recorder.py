@@ -6,17 +6,18 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypedDict
 
 from adapters.contract import Place
+from conformance.cells import GeneratedCell, LogCell
 from conformance.check import check, check_log
 from conformance.environment import environment
 from conformance.journal import Journal
 from conformance.report import Finding, Header, Provenance, Selection
-from conformance.settings import GeneratedCell, LogCell
 
 if TYPE_CHECKING:
     from adapters.contract import Description
+    from conformance.cells import AnyCell
     from conformance.ranks import RankPool
     from conformance.report import Report
-    from conformance.settings import AnyCell, Settings
+    from conformance.settings import Settings
 
 
 class Parcel(TypedDict):

@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from conformance.cells import Cell, GeneratedCell
 from conformance.gate import Outcome
 from conformance.reproduce import command
-from conformance.settings import Cell, GeneratedCell
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from conformance.cells import AnyCell
     from conformance.gate import Gate
     from conformance.report import Finding, Header
-    from conformance.settings import AnyCell
 
 
 def test_finding(

@@ -13,9 +13,9 @@ from hypothesis import given
 from adapters import native  # noqa: F401 - torch does not survive a second import
 from adapters.contract import Depth, Layout
 from conformance.cases import Case
+from conformance.cells import GeneratedCell
 from conformance.generated import check_generated, source
 from conformance.ranks import RankPool, StartError
-from conformance.settings import GeneratedCell
 from conformance.strategies import cases, steps
 from reference.aggregation import Mode
 from reference.step import Sample, Step
