@@ -90,5 +90,5 @@ def _rounded(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _shortened(weight: float) -> float | None:
-    """As few decimals as show it; None where not finite."""
-    return None if math.isnan(weight) else float(f"{weight:.{DIGITS}g}")
+    """As few decimals as show it, 0 without a sign; None where not finite."""
+    return None if math.isnan(weight) else float(f"{weight:.{DIGITS}g}") + 0.0

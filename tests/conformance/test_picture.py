@@ -60,6 +60,12 @@ def test_a_weight_that_is_not_finite_is_shown_as_none(weight: float) -> None:
     assert {run.observed for sample in shown.samples for run in sample.runs} == {None}
 
 
+def test_zero_has_no_sign() -> None:
+    shown = drawn(SAMPLE_MEAN, -0.0 * SAMPLE_MEAN.weights)
+
+    assert "-0.0" not in shown.model_dump_json()
+
+
 def test_of_many_samples_the_worst_are_shown_and_of_many_runs_the_first() -> None:
     samples = [Sample(prompt_length=1, loss_mask=[1] * 100, group=i) for i in range(100)]
     given = Given(mode=Mode.SAMPLE_MEAN, steps=(Step.of(samples),))
