@@ -5,13 +5,13 @@ Its JSON Schema is published as ``case.schema.json`` beside this module.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from conformance.cases import ALL_CASES, DIVISOR, GENERATED, Case
+from conformance.report import json_schema
 from reference.step import InvalidStepError, Sample, Step
 
 if TYPE_CHECKING:
@@ -124,11 +124,5 @@ def _step(given: GivenStep) -> Step:
     )
 
 
-def write_schema() -> None:
-    """Publish the JSON Schema of `CaseFile` beside this module."""
-    schema = Path(__file__).with_name("case.schema.json")
-    schema.write_text(json.dumps(CaseFile.model_json_schema(), indent=1) + "\n", encoding="utf-8")
-
-
 if __name__ == "__main__":
-    write_schema()
+    Path(__file__).with_name("case.schema.json").write_text(json_schema(CaseFile, SCHEMA))

@@ -295,11 +295,12 @@ def _in_order(counts: Counter[Verdict]) -> dict[Verdict, int]:
     return {verdict: counts[verdict] for verdict in Verdict if counts[verdict]}
 
 
-def write_schema() -> None:
-    """Publish the JSON Schema of `Report` beside this module."""
-    schema = Path(__file__).with_suffix(".schema.json")
-    schema.write_text(json.dumps(Report.model_json_schema(), indent=1) + "\n", encoding="utf-8")
+def json_schema(model: type[BaseModel], name: str) -> str:
+    """The JSON Schema of a document, to be published under the name in its field ``schema``."""
+    dialect = "https://json-schema.org/draft/2020-12/schema"
+    document = {"$schema": dialect, "$id": f"urn:{name.replace('/', ':')}"}
+    return json.dumps(document | model.model_json_schema(), indent=1) + "\n"
 
 
 if __name__ == "__main__":
-    write_schema()
+    Path(__file__).with_suffix(".schema.json").write_text(json_schema(Report, SCHEMA))
