@@ -124,17 +124,18 @@ class Settings:
         settings.require_something_to_run()
         return replace(settings, gate=_gate(settings, expect, baseline))
 
-    @property
-    def everything(self) -> Settings:
-        """The same with nothing left out, whatever was chosen."""
+    def all_ids(self) -> list[str]:
+        """Those of what is chosen, and of what would be if nothing were left out."""
         layouts = dict.fromkeys([*self.adapter.layouts(), *self.layouts])
-        return replace(
+        everything = replace(
             self,
             aggregations=dict.fromkeys(Mode),
             checks=frozenset(Check),
             layouts=tuple(layouts),
             examples=max(self.examples, 1),
+            case=None,
         )
+        return [cell.id for cell in [*everything.cells(), *self.cells()]]
 
     @property
     def request(self) -> Request:
@@ -245,7 +246,7 @@ def _gate(settings: Settings, expect: Path | None, baseline: Path | None) -> Gat
         )
     if expect is not None:
         known = expectations.load(expect)
-        known.require_each_to_match_once([cell.id for cell in settings.everything.cells()])
+        known.require_each_to_match_once(settings.all_ids())
         return Expecting(known)
     return Strict() if baseline is None else _comparing(settings, baseline)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -214,6 +215,21 @@ def test_a_run_with_known_faults_passes_and_an_unlisted_or_mended_one_fails(
     assert ", 2 xfailed in " in unlisted.output
     assert mended.status == 1
     assert "it conforms: fixed; remove it" in mended.output
+
+
+def test_a_pattern_may_be_of_what_this_run_leaves_out(tmp_path: Path) -> None:
+    """A file is for a framework, and a run may be of a part of the suite, or of a given step."""
+    elsewhere = {"findings": ["metric.loss/sample_mean/*/dp2-cp2-mb2-thd"]}
+    given = {"findings": ["weights/*/mine/*"], "reason": "my own"}
+    (tmp_path / "known.toml").write_text(toml(ENTRY | elsewhere, ENTRY | given))
+    step = {"samples": [{"prompt_length": 1, "response_length": 2, "group": 0}]}
+    case = {"schema": "rl-loss-conformance/case/1", "name": "mine", "steps": [step]}
+    (tmp_path / "case.json").write_text(json.dumps(case))
+    chosen = ("--collect-only", "--case-file=case.json", "--layout=dp1-cp1-mb1-bshd")
+
+    result = command.run(tmp_path, "native", *chosen, "--expect=known.toml")
+
+    assert result.status == 0, result.output
 
 
 def test_a_pattern_without_a_finding_stops_the_run_before_any_rank_starts(tmp_path: Path) -> None:
