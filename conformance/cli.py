@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from adapters.contract import Depth
-from conformance import diff_formats, history, inventory, listing, page, show
+from conformance import diff_formats, expectations, history, inventory, listing, page, show
 from conformance.cases import ALL_CASES
 from conformance.diff import NothingToCompareError, load_difference
 from conformance.digest import Choice
@@ -90,6 +90,11 @@ def _parser() -> argparse.ArgumentParser:
     _add_show(commands)
     _add_diff(commands)
     _add_html(commands)
+    expect = commands.add_parser(
+        "expect", help="a file for --expect with all that a report says is wrong, to be completed"
+    )
+    expect.add_argument("report", type=Path, metavar="REPORT")
+    expect.set_defaults(lines=lambda options: expectations.draft(load(options.report)))
     return parser
 
 

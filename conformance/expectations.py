@@ -16,6 +16,7 @@ strictly as to right ones: what is listed and no longer wrong, or wrong in anoth
 from __future__ import annotations
 
 import fnmatch
+import json
 import tomllib
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from conformance.digest import faults
 from conformance.report import Verdict
 from conformance.summary import last_line
 
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from conformance.report import Finding
+    from conformance.report import Finding, Report
 
 Words = Annotated[str, Field(min_length=1)]
 
@@ -128,6 +130,31 @@ class Expectations:
         for entry in self.entries:
             for pattern in entry.findings:
                 yield pattern, entry
+
+
+def draft(report: Report) -> Iterator[str]:
+    """A file that lists all that a report says is wrong, line by line, but for reasons and links.
+
+    Without these it cannot be loaded: a fault is known once somebody can say why it is there.
+    """
+    for fault in faults(report.findings):
+        yield "[[expect]]"
+        yield "findings = ["
+        yield from (f"    {_quoted(finding.id)}," for finding in fault.findings)
+        yield "]"
+        yield f"verdict = {_quoted(fault.example.verdict)}"
+        if fault.example.diagnosis is not None:
+            yield f"diagnosis = {_quoted(fault.name)}"
+        else:
+            yield f"message = {_quoted(last_line(fault.example.message))}"
+        yield 'reason = ""'
+        yield 'link = ""'
+        yield ""
+
+
+def _quoted(text: str) -> str:
+    """As TOML quotes it, which is as JSON does."""
+    return json.dumps(text, ensure_ascii=False)
 
 
 def load(path: Path) -> Expectations:

@@ -31,7 +31,7 @@ COMMAND_LINE = [line for line in COMMANDS if line.startswith("rl-loss-conformanc
 HISTORY = [line for line in COMMAND_LINE if " history " in line]
 
 ON_REPORTS = [
-    line for line in COMMAND_LINE if re.match("rl-loss-conformance (show|diff|html) ", line)
+    line for line in COMMAND_LINE if re.match("rl-loss-conformance (show|diff|html|expect) ", line)
 ]
 
 RELEASES = [line for line in COMMANDS if "skyrl-0.2.0.json" in line]

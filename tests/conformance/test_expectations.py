@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from conformance.expectations import InvalidExpectationsError, load
+from conformance.expectations import InvalidExpectationsError, draft, load
 from conformance.gate import Expecting, Outcome, Strict
 from conformance.report import Diagnosis, Report, Selection, Verdict
 from tests import command
@@ -215,6 +215,28 @@ def test_a_run_with_known_faults_passes_and_an_unlisted_or_mended_one_fails(
     assert ", 2 xfailed in " in unlisted.output
     assert mended.status == 1
     assert "it conforms: fixed; remove it" in mended.output
+
+
+def test_draft_lists_all_that_is_wrong_and_is_complete_once_it_says_why(tmp_path: Path) -> None:
+    hostile = crash("c", 'ValueError: "quoted" \\ back\x1b[31m')
+    found = [mismatch("a", "x"), mismatch("b", "y"), hostile, finding("d"), mismatch("e", "x")]
+    report = Report.assemble(HEADER, found, Selection(selected=5, deselected=0))
+    text = "\n".join(draft(report))
+    path = tmp_path / "known.toml"
+    path.write_text(text)
+
+    with pytest.raises(InvalidExpectationsError, match="reason: String should have at least"):
+        load(path)
+
+    path.write_text(
+        text.replace('reason = ""', 'reason = "because"').replace(
+            'link = ""', 'link = "https://example.org"'
+        )
+    )
+    complete = Expecting(load(path))
+    outcomes = [complete.ruling(one).outcome for one in report.findings]
+    assert len(complete.expectations.entries) == 3
+    assert outcomes == [*[Outcome.KNOWN] * 3, Outcome.PASSES, Outcome.KNOWN]
 
 
 def test_a_pattern_may_be_of_what_this_run_leaves_out(tmp_path: Path) -> None:
