@@ -7,7 +7,10 @@ journal's report path turns what is there into a report.
 
 from __future__ import annotations
 
+import fcntl
+import os
 import tempfile
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
@@ -25,25 +28,25 @@ class ReportPathError(ValueError):
 
 
 class Journal:
-    """Collects the findings of one run for the report at ``path``.
+    """Collects the findings of one run for the report at ``path``, which no other run may write.
 
     Raises:
-        ReportPathError: nothing can be written there.
+        ReportPathError: nothing can be written there, or another run is about to.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._file: FileIO | None = None
         self._header: Header | None = None
         self._findings: list[Finding] = []
+        self._is_whole = True
         self._prepare()
-        recover(path)
+        self._file = _locked(path)
+        _recover(self._file, path)
 
     def begin(self, header: Header) -> None:
         """Write what is known before the first finding. Later calls change nothing."""
         if self._header is None:
             self._header = header
-            self._file = _journal_path(self.path).open("wb", buffering=0)
             self._write(header.model_dump_json())
 
     def add(self, finding: Finding) -> None:
@@ -52,19 +55,39 @@ class Journal:
         self._write(finding.model_dump_json())
 
     def finish(self, selection: Selection) -> Report | None:
-        """Write the report in one move and drop the journal; None if the run never began."""
-        if self._header is None:
-            return None
-        report = Report.assemble(self._header, self._findings, selection)
-        write(report, self.path)
-        assert self._file is not None
+        """Write the report in one move and drop the journal; None if the run never began.
+
+        Raises:
+            ReportPathError: it cannot be written; what was found is kept in the journal.
+        """
+        report = None
+        if self._header is not None:
+            report = Report.assemble(self._header, self._findings, selection)
+            try:
+                write(report, self.path)
+            except OSError as error:
+                raise ReportPathError(
+                    f"the report cannot be written to {self.path}: {error.strerror}; make room, and"
+                    f" the next run for this file makes a report of {_journal_path(self.path).name}"
+                ) from error
+        _journal_path(self.path).unlink(missing_ok=True)
         self._file.close()
-        _journal_path(self.path).unlink()
         return report
 
+    def close(self) -> None:
+        """Leave nothing where nothing was begun; what was begun stays to be recovered."""
+        if self._header is None:
+            _journal_path(self.path).unlink(missing_ok=True)
+        self._file.close()
+
     def _write(self, line: str) -> None:
-        assert self._file is not None
-        self._file.write(line.encode() + b"\n")
+        """A line, as long as there is room; without, the report may still find some in the end."""
+        if self._is_whole:
+            try:
+                data = line.encode() + b"\n"
+                self._is_whole = self._file.write(data) == len(data)
+            except OSError:
+                self._is_whole = False
 
     def _prepare(self) -> None:
         try:
@@ -84,17 +107,46 @@ class Journal:
 
 
 def recover(path: Path) -> Report | None:
-    """Turn the journal that a killed run left for ``path`` into a report; None if there is none."""
-    journal = _journal_path(path)
-    try:
-        lines = journal.read_bytes().split(b"\n")
-    except FileNotFoundError:
+    """Turn the journal that a killed run left for ``path`` into a report; None if there is none.
+
+    Raises:
+        ReportPathError: the run was not killed: it goes on.
+    """
+    if not _journal_path(path).exists():
         return None
-    report = _report_of(lines)
+    with _locked(path) as file:
+        report = _recover(file, path)
+        _journal_path(path).unlink()
+    return report
+
+
+def _recover(file: FileIO, path: Path) -> Report | None:
+    """Make a report of what a journal holds, and empty it."""
+    file.seek(0)
+    report = _report_of(file.readall().split(b"\n"))
     if report is not None:
         write(report, path)
-    journal.unlink()
+    file.truncate(0)
     return report
+
+
+def _locked(path: Path) -> FileIO:
+    """The journal for a report, which is this process's as long as it is open."""
+    journal = _journal_path(path)
+    while True:
+        file = journal.open("a+b", buffering=0)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            raise ReportPathError(
+                f"another run is about to write {path}; wait for its end, or give another file"
+                " with --report=FILE"
+            ) from None
+        with suppress(FileNotFoundError):
+            if os.fstat(file.fileno()).st_ino == journal.stat().st_ino:
+                return file
+        file.close()  # its run came to its end in between, and has removed it
 
 
 def _report_of(lines: list[bytes]) -> Report | None:

@@ -6,6 +6,7 @@ It does nothing in a pytest run that neither names an adapter nor collects the s
 from __future__ import annotations
 
 import os
+import signal
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ import pytest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Sequence
+    from types import FrameType
 
     from conformance.cells import AnyCell
     from conformance.gate import Gate
@@ -114,6 +116,7 @@ def pytest_configure(config: pytest.Config) -> None:
     _settings(config)
     if controller is not None:
         controller.recorder()
+        signal.signal(signal.SIGTERM, _end_early)
     if config.args_source is not pytest.Config.ArgsSource.ARGS:
         config.args = [str(SUITE)]
 
@@ -188,6 +191,7 @@ class _Controller:
         self._recorder: Recorder | None = None
         self._report: Report | None = None
         self._progress: ProgressLine | None = None
+        self._problem: str | None = None
         self._start = time.time()
         self._first_finding: float | None = None
 
@@ -201,6 +205,7 @@ class _Controller:
                 self._recorder = Recorder(_settings(self._config))
             except ReportPathError as error:
                 raise pytest.UsageError(str(error)) from error
+            self._config.add_cleanup(self._recorder.close)
         return self._recorder
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
@@ -223,13 +228,21 @@ class _Controller:
         elif self._first_finding is None and FINDING not in report.nodeid:
             self._start = report.stop  # another test, which ran before the suite began
 
-    def pytest_sessionfinish(self) -> None:
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Write the report, also of a run that was stopped."""
+        from conformance.journal import ReportPathError
+
         if self._recorder is not None:
-            self._report = self._recorder.finish()
+            try:
+                self._report = self._recorder.finish()
+            except ReportPathError as error:
+                self._problem = str(error)
+                session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Show what was found, where it was written and what it cost."""
+        if self._problem is not None:
+            terminalreporter.line(f"ERROR: {self._problem}", red=True)
         if self._report is None or self._recorder is None:
             return
         from conformance.summary import summary_lines
@@ -265,6 +278,11 @@ class _Controller:
 
             self.recorder().selected = findings
             self._progress = progress_line(self._config, findings, ATTRIBUTE)
+
+
+def _end_early(number: int, frame: FrameType | None) -> None:
+    """As on Ctrl-C: the ranks end and the report is written."""
+    pytest.exit(f"stopped by {signal.Signals(number).name}", returncode=128 + number)
 
 
 def _is_worker(config: pytest.Config) -> bool:

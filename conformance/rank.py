@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+LOG_LIMIT = 1 << 20
+"""Bytes that a rank's output may have when a job begins."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class World:
     """A `torch.distributed` world; a new ``store`` file makes a new one of the same size."""
@@ -101,7 +105,15 @@ def serve(connection: Connection, post: Post) -> None:
             reply = _answer(post.adapter, job, rank)
         except BaseException:
             reply = Raised(_traceback(post.source))
+        _forget_old_output()
         connection.send(reply)
+
+
+def _forget_old_output() -> None:
+    """Keep what a chatty framework prints from filling the disk."""
+    with suppress(OSError):  # it may have closed the file
+        if os.fstat(1).st_size > LOG_LIMIT:
+            os.ftruncate(1, 0)
 
 
 def _traceback(source: Path | None) -> str:

@@ -13,6 +13,7 @@ import signal
 import tempfile
 import time
 from dataclasses import dataclass, replace
+from enum import IntEnum
 from itertools import count
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
@@ -67,12 +68,24 @@ class Crashed:
     message: str
 
 
+class _Blame(IntEnum):
+    """How likely it is that a rank without a usable answer is why there is none from another."""
+
+    WAITED = 1
+    """It may only have waited for another."""
+
+    SILENT = 2
+    """It hangs, as one does that waits for others, and as one does that others wait for."""
+
+    FAILED = 3
+
+
 @dataclass(frozen=True)
 class _Failure:
-    """A rank without a usable answer; ``is_cause`` is False where it may only wait for another."""
+    """A rank without a usable answer."""
 
     message: str
-    is_cause: bool
+    blame: _Blame
 
 
 @dataclass(frozen=True)
@@ -127,6 +140,11 @@ class RankPool:
         assert self._description is not None
         return self._description
 
+    @property
+    def folder(self) -> Path:
+        """Where the ranks' output is, and where they meet; removed at the end."""
+        return Path(self._folder.name)
+
     def pids(self) -> list[int]:
         """Process ids of the ranks, starting them if need be."""
         self._start()
@@ -166,7 +184,7 @@ class RankPool:
         from conformance.rank import World
 
         if not isinstance(self._world, World) or self._world.size != size:
-            store = Path(self._folder.name) / f"world-{next(self._worlds)}"
+            store = self.folder / f"world-{next(self._worlds)}"
             self._world = World(size=size, store=store, time_limit=self._time_limit)
         return self._world
 
@@ -198,11 +216,8 @@ class RankPool:
                     deadline = min(deadline, time.monotonic() + GRACE)
                 elif isinstance(reply, Declined):
                     deadline = min(deadline, time.monotonic() + GRACE_TO_DECLINE)
-        silence = [
-            _Answer(rank, _Failure(f"rank {rank} gave no answer in {limit:g} s", is_cause=False))
-            for rank in pending.values()
-        ]
-        return answers + silence
+        silent = [*pending.values()]
+        return answers + [_Answer(rank, _silence(silent, limit)) for rank in silent]
 
     def _receive(self, connection: Connection, rank: int) -> Reply | Ready | _Failure:
         from conformance.rank import Raised
@@ -213,7 +228,8 @@ class RankPool:
             return self._death(rank)
         if isinstance(reply, Raised):
             waited = any(words in reply.traceback for words in WORDS_OF_A_WAITING_RANK)
-            return _Failure(f"rank {rank} raised\n{reply.traceback}", is_cause=not waited)
+            blame = _Blame.WAITED if waited else _Blame.FAILED
+            return _Failure(f"rank {rank} raised\n{reply.traceback}", blame)
         return reply
 
     def _death(self, rank: int) -> _Failure:
@@ -230,10 +246,10 @@ class RankPool:
         output = self._log(rank).read_bytes()[-LOG_TAIL:].decode(errors="replace")
         last_lines = "\n".join(output.strip().splitlines()[-LOG_LINES:])
         words = without_folders(f"rank {rank} {how}\n{last_lines}".strip(), self.source)
-        return _Failure(words, is_cause=True)
+        return _Failure(words, _Blame.FAILED)
 
     def _log(self, rank: int) -> Path:
-        return Path(self._folder.name) / f"rank-{rank}.log"
+        return self.folder / f"rank-{rank}.log"
 
     def _start(self) -> None:
         if self._processes:
@@ -282,6 +298,12 @@ class RankPool:
         self._processes.clear()
 
 
+def _silence(ranks: list[int], limit: float) -> _Failure:
+    """Of all ranks that gave no answer: which of them the others wait for is not known."""
+    names = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+    return _Failure(f"{names} gave no answer in {limit:g} s", _Blame.SILENT)
+
+
 def _outcome(answers: list[_Answer]) -> Ran | Declined | Crashed:
     from conformance.rank import Declined, Observed
 
@@ -290,10 +312,10 @@ def _outcome(answers: list[_Answer]) -> Ran | Declined | Crashed:
     declined = [reply for reply in by_rank if isinstance(reply, Declined)]
     observed = [reply for reply in by_rank if isinstance(reply, Observed)]
     if failures:
-        causes = [failure for failure in failures if failure.is_cause]
-        if declined and not causes:
+        likeliest = max(failures, key=lambda failure: failure.blame)  # of equals the earliest
+        if declined and likeliest.blame is not _Blame.FAILED:
             return Crashed(f"{declined[0].message}\n(one rank declined, others ran and waited)")
-        return Crashed((causes or failures)[0].message)
+        return Crashed(likeliest.message)
     if declined and observed:
         return Crashed(f"{declined[0].message}\n(one rank declined, others ran)")
     if declined:

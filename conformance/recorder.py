@@ -86,6 +86,10 @@ class Recorder:
         self.framework_seconds += parcel["framework_seconds"]
         return finding
 
+    def close(self) -> None:
+        """Let go of the report's path, however the run came to its end."""
+        self._journal.close()
+
     def finish(self) -> Report | None:
         """Write the report of all that was recorded; None if nothing was."""
         deselected = len(self.settings.cells()) - self.selected

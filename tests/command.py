@@ -9,9 +9,12 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tests import broken, broken_rarely, broken_skyrl
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 ROOT = Path(__file__).parents[1]
 
@@ -39,12 +42,15 @@ class Result:
         return json.dumps(self.report["findings"]).encode()
 
 
-def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
-    """Start ``pytest`` in a folder where every class of `tests.broken` is an adapter."""
+def start(folder: Path, *arguments: str, prefix: Sequence[str] = ()) -> subprocess.Popen[str]:
+    """Start ``pytest`` in a folder where every class of `tests.broken` is an adapter.
+
+    ``prefix`` is a program that starts it in turn, such as ``prlimit``.
+    """
     install_broken_adapters(folder / "site")
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(folder / "site"), str(ROOT)])}
     return subprocess.Popen(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments],
+        [*prefix, sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments],
         cwd=folder,
         env={k: v for k, v in environment.items() if not k.startswith(("PYTEST_", "_RL_LOSS"))},
         stdout=subprocess.PIPE,

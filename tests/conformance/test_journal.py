@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from typing import TYPE_CHECKING
 
 import pytest
@@ -96,6 +98,7 @@ def test_journal_of_a_killed_run_is_recovered_up_to_the_finding_in_flight(
     journal.add(finding("b"))
     [file] = tmp_path.iterdir()
     file.write_bytes(file.read_bytes()[: -torn or None])
+    del journal  # its process is gone, and with it the lock
 
     report = recover(path)
 
@@ -111,10 +114,57 @@ def test_next_run_recovers_first(tmp_path: Path) -> None:
     killed = Journal(path)
     killed.begin(HEADER)
     killed.add(finding("a"))
+    del killed
 
     Journal(path)
 
     assert len(load(path).findings) == 1
+
+
+def test_a_run_does_not_take_the_journal_of_another_that_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    first = Journal(path)
+    first.begin(HEADER)
+    first.add(finding("a"))
+
+    for second in (Journal, recover):
+        with pytest.raises(ReportPathError, match=r"another run is about to write .*report\.json"):
+            second(path)
+
+    first.add(finding("b"))
+    report = first.finish(Selection(selected=2, deselected=0))
+    assert report is not None
+    assert [f.case for f in load(path).findings] == ["a", "b"]
+    assert Journal(path).finish(Selection(selected=0, deselected=0)) is None
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_run_that_ends_before_it_began_leaves_nothing(tmp_path: Path) -> None:
+    Journal(tmp_path / "report.json").close()
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_finds_no_room_is_kept_as_far_as_there_was_some(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "report.json"
+    journal = Journal(path)
+    journal.begin(HEADER)
+    journal.add(finding("a"))
+    with monkeypatch.context() as full:
+        full.setattr("os.fsync", no_room)
+        with pytest.raises(ReportPathError, match=r"No space left on device; make room, and the"):
+            journal.finish(Selection(selected=1, deselected=0))
+    journal.close()
+
+    assert recover(path) is not None
+    assert [f.case for f in load(path).findings] == ["a"]
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def no_room(_: int) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 @pytest.mark.parametrize("spoil", ["file in the way", "a folder"])

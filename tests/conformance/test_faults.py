@@ -1,0 +1,165 @@
+"""What goes wrong on a machine costs the finding in flight and nothing else."""
+
+from __future__ import annotations
+
+import signal
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from adapters.contract import Depth, Layout
+from conformance.cases import CORPUS
+from conformance.cells import Cell
+from conformance.check import check
+from conformance.ranks import Crashed, Ran, RankPool
+from conformance.report import Verdict
+from conformance.report_file import load
+from reference.aggregation import Mode
+from tests import command, faulty
+from tests.conformance.test_plugin import processes_of_session, wait_for
+from tests.conformance.test_ranks import ACTIVE, MASKED, assert_matches, is_alive, job
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from adapters.contract import Adapter
+
+LIMIT = 4.0
+"""Seconds that a rank may take; what is given up is given up soon after."""
+
+
+def cell(layout: Layout) -> Cell:
+    case = next(case for case in CORPUS if case.name == "uneven_lengths")
+    aggregation = case.aggregation(Mode.TOKEN_MEAN)
+    return Cell(aggregation=aggregation, case=case, layout=layout, depth=Depth.STEP)
+
+
+@pytest.mark.parametrize(
+    ("adapter", "message"),
+    [
+        (faulty.KilledInCollective(), "rank 1 was killed by SIGKILL"),
+        (faulty.KilledAfterwards(), "rank 1 was killed by SIGKILL"),
+        (faulty.HangingInNativeCode(), "(rank|ranks 0,) 1 gave no answer in 4 s"),
+        (faulty.OutOfMemory(), "rank 1 raised\n.*RuntimeError: .*allocate"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_rank_that_is_lost_costs_one_finding(adapter: Adapter, message: str) -> None:
+    with RankPool(adapter, None, size=2, time_limit=LIMIT) as pool:
+        pids = pool.pids()
+        start = time.monotonic()
+        outcome = pool.run(job(MASKED))
+        print(f"{type(adapter).__name__}: {time.monotonic() - start:.1f} s")
+
+        assert isinstance(outcome, Crashed)
+        assert_matches(message, outcome.message)
+        assert time.monotonic() - start < 2 * LIMIT + 10, "the others' wait was not cut short"
+        assert isinstance(pool.run(job(ACTIVE)), Ran)
+    assert not any(is_alive(pid) for pid in pids)
+
+
+def test_a_rank_that_fails_in_one_micro_batch_is_named() -> None:
+    adapter = faulty.RaisingInOneMicroBatch()
+    with RankPool(adapter, None, size=2, time_limit=LIMIT) as pool:
+        split, _ = check(cell(Layout(dp=2, micro_batches=2, format="thd")), pool)
+        whole, _ = check(cell(Layout(dp=2)), pool)
+
+    assert split.verdict is Verdict.CRASHED
+    assert split.message is not None
+    assert split.message.startswith("rank 1 raised")
+    assert "FloatingPointError: loss is not finite" in split.message
+    assert whole.verdict is Verdict.CONFORMS
+
+
+def test_weights_that_are_not_finite_are_a_mismatch_and_shown_as_such() -> None:
+    adapter = faulty.NotFinite()
+    with RankPool(adapter, None, size=1) as pool:
+        found, _ = check(cell(Layout()), pool)
+
+    assert found.verdict is Verdict.MISMATCH
+    assert found.error is None
+    assert found.diagnosis is not None
+    assert found.picture is not None
+    observed = {run.observed for sample in found.picture.samples for run in sample.runs}
+    assert None in observed
+    assert len(observed) > 1
+
+
+@pytest.mark.parametrize(
+    "adapter",
+    [faulty.Wandering(), faulty.Shouting(), faulty.Silent()],
+    ids=lambda a: type(a).__name__,
+)
+def test_bad_manners_change_nothing_and_end_with_the_run(adapter: Adapter) -> None:
+    with RankPool(adapter, None, size=2, time_limit=20) as pool:
+        pids = pool.pids()
+        for _ in range(3):
+            assert isinstance(pool.run(job()), Ran)
+        folder = pool.folder
+        assert sum(file.stat().st_size for file in folder.iterdir()) < 50 << 20
+
+    assert not any(is_alive(pid) for pid in pids)
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM], ids=lambda sign: sign.name)
+def test_a_run_that_is_stopped_before_its_first_finding_leaves_nothing(
+    tmp_path: Path, sign: signal.Signals
+) -> None:
+    process = command.start(tmp_path, "--adapter=slow")
+    journal = tmp_path / "reports" / "latest" / "slow.json.journal"
+    wait_for(lambda: len(processes_of_session(process.pid)) > 2)  # ranks are being started
+    command.interrupt(process, sign)
+    result = command.finish(process, tmp_path, "slow")
+
+    assert result.status != 0
+    assert not result.report_path.exists()
+    assert not journal.exists()
+    wait_for(lambda: not processes_of_session(process.pid))
+
+
+def test_a_run_that_is_terminated_writes_its_report(tmp_path: Path) -> None:
+    process = command.start(tmp_path, "--adapter=slow", "--modes=token_mean")
+    journal = tmp_path / "reports" / "latest" / "slow.json.journal"
+    wait_for(lambda: journal.exists() and journal.read_bytes().count(b"\n") >= 3)
+    process.terminate()
+    result = command.finish(process, tmp_path, "slow")
+
+    assert result.status == 128 + signal.SIGTERM
+    assert "stopped by SIGTERM" in result.output
+    assert not load(result.report_path).complete
+    assert len(load(result.report_path).findings) >= 2
+    wait_for(lambda: not processes_of_session(process.pid))
+
+
+def test_a_second_run_on_the_same_report_is_refused_and_the_first_goes_on(tmp_path: Path) -> None:
+    chosen = ("--modes=token_mean", "--checks=weights")
+    first = command.start(tmp_path, "--adapter=slow", *chosen)
+    journal = tmp_path / "reports" / "latest" / "slow.json.journal"
+    wait_for(lambda: journal.exists() and journal.read_bytes().count(b"\n") >= 2)
+    second = command.run(tmp_path, "slow", *chosen)
+    found = journal.read_bytes().count(b"\n") - 1
+    first.terminate()
+    result = command.finish(first, tmp_path, "slow")
+
+    assert second.status == pytest.ExitCode.USAGE_ERROR
+    assert "another run is about to write" in second.output
+    assert len(load(result.report_path).findings) >= found > 0
+
+
+def test_a_disk_that_fills_up_is_said_and_keeps_what_found_room(tmp_path: Path) -> None:
+    """A limit on the size of files stands in for a full disk: writing fails in the same place."""
+    chosen = ["--adapter=twolayouts", "--checks=weights", "--modes=token_mean"]
+    process = command.start(tmp_path, *chosen, prefix=["prlimit", "--fsize=9000"])
+    result = command.finish(process, tmp_path, "twolayouts")
+
+    assert result.status == pytest.ExitCode.INTERNAL_ERROR
+    assert "ERROR: the report cannot be written to" in result.output
+    assert "File too large; make room" in result.output
+    assert not result.report_path.exists()
+
+    command.run(tmp_path, "twolayouts", "--collect-only", "-q")
+    kept = load(result.report_path)
+    assert not kept.complete
+    assert len(kept.findings) > 5

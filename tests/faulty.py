@@ -1,0 +1,115 @@
+"""Adapters of frameworks that behave badly in a process that they share; see `tests.broken`."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+from adapters.native import Trainer
+from tests.broken import Faulty, TwoLayouts
+
+if TYPE_CHECKING:
+    from adapters.contract import Job, Observation, Rank
+
+
+class KilledInCollective(Faulty):
+    """The kernel kills it while the other rank waits for it, too."""
+
+    def fail(self) -> None:
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGKILL)).start()
+        dist.barrier()
+        dist.barrier()
+
+
+class KilledAfterwards(Faulty):
+    """The step is done, and nobody hears of it."""
+
+    def observe(self, job: Job, rank: Rank) -> Observation:
+        observation = TwoLayouts.observe(self, job, rank)
+        if rank.index == 1 and not job.steps[0].active_tokens[0]:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return observation
+
+
+class HangingInNativeCode(Faulty):
+    """Holds the interpreter's lock for good: no handler of Python's is ever run."""
+
+    def fail(self) -> None:
+        ctypes.PyDLL(None).sleep(600)
+
+
+class OutOfMemory(Faulty):
+    def fail(self) -> None:
+        torch.empty(1 << 50)
+
+
+class Wandering(TwoLayouts):
+    """Leaves the folder it was started in, and takes signals and threads for its own."""
+
+    def observe(self, job: Job, rank: Rank) -> Observation:
+        os.chdir("/")
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):
+            signal.signal(number, signal.SIG_IGN)
+        threading.Thread(target=time.sleep, args=(600,)).start()
+        return super().observe(job, rank)
+
+
+class Shouting(TwoLayouts):
+    """Prints megabytes in every step, and closes what it has printed to."""
+
+    def observe(self, job: Job, rank: Rank) -> Observation:
+        for _ in range(8):
+            print("warning: " + "x" * (1 << 20), flush=True)
+        return super().observe(job, rank)
+
+
+class Silent(TwoLayouts):
+    """Closes the files that others may want to write to."""
+
+    def observe(self, job: Job, rank: Rank) -> Observation:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        for number in (0, 1, 2):
+            with suppress(OSError):
+                os.close(number)
+        return super().observe(job, rank)
+
+
+class NotFinite(TwoLayouts):
+    """Its second micro-batch on the last rank has weights of infinity."""
+
+    def trainer(self, job: Job, rank: int) -> Trainer:
+        return _NotFinite(job, rank)
+
+
+class _NotFinite(Trainer):
+    def synchronise(self, gradient: torch.Tensor) -> None:
+        super().synchronise(gradient)
+        gradient[1] = float("inf")
+        gradient[-1] = float("nan")
+
+
+class RaisingInOneMicroBatch(TwoLayouts):
+    """The last rank fails in its second micro-batch, the first one's losses being added up."""
+
+    def trainer(self, job: Job, rank: int) -> Trainer:
+        return _RaisingInSecond(job, rank)
+
+
+class _RaisingInSecond(Trainer):
+    passes = 0
+
+    def loss(self, *arguments: object) -> object:  # type: ignore[override]
+        self.passes += 1
+        if self.passes == 2 and self.dp_rank == self.layout.dp - 1 and self.layout.dp > 1:
+            raise FloatingPointError("loss is not finite")
+        return super().loss(*arguments)  # type: ignore[arg-type]
