@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,12 +40,16 @@ class Result:
         return json.dumps(self.report["findings"]).encode()
 
 
-def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
-    """Start ``pytest`` in a folder where every class of `tests.broken` is an adapter."""
+def start(folder: Path, *arguments: str, torchrun: Sequence[str] = ()) -> subprocess.Popen[str]:
+    """Start ``pytest`` in a folder where every class of `tests.broken` is an adapter.
+
+    With options of torchrun, it starts pytest.
+    """
+    launcher = ["-m", "torch.distributed.run", *torchrun] if torchrun else []
     install_broken_adapters(folder / "site")
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(folder / "site"), str(ROOT)])}
     return subprocess.Popen(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments],
+        [sys.executable, *launcher, "-m", "pytest", "-p", "no:cacheprovider", *arguments],
         cwd=folder,
         env={k: v for k, v in environment.items() if not k.startswith(("PYTEST_", "_RL_LOSS"))},
         stdout=subprocess.PIPE,
@@ -62,9 +67,10 @@ def finish(process: subprocess.Popen[str], folder: Path, adapter: str) -> Result
     return Result(process.returncode, output, folder / "reports" / "latest" / f"{adapter}.json")
 
 
-def run(folder: Path, adapter: str, *arguments: str) -> Result:
+def run(folder: Path, adapter: str, *arguments: str, torchrun: Sequence[str] = ()) -> Result:
     """Run ``pytest --adapter=ADAPTER …`` to its end."""
-    return finish(start(folder, f"--adapter={adapter}", *arguments), folder, adapter)
+    process = start(folder, f"--adapter={adapter}", *arguments, torchrun=torchrun)
+    return finish(process, folder, adapter)
 
 
 def interrupt(process: subprocess.Popen[str], sign: signal.Signals) -> None:
