@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import os
 import signal
+import sys
 import tempfile
 from dataclasses import dataclass
 from itertools import count
@@ -159,6 +161,13 @@ class LocalProcess:
         """Wait for that end."""
         self._process.join()
         self._process.close()
+
+
+def die_with_parent(sign: signal.Signals) -> None:
+    """Have the kernel send us this signal when our parent ends, even if we hang in native code."""
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, sign)
 
 
 def running(post: Post, berth: Berth) -> Running:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import multiprocessing.forkserver
 import os
 import signal
@@ -20,6 +19,7 @@ from torch.distributed import FileStore, PrefixStore, TCPStore  # type: ignore[a
 from adapters.contract import Adapter, Description, Job, Observation, Rank, Refused, Unsupported
 from conformance import preload
 from conformance.hardware import Backend, Device, Hardware, gpus
+from conformance.processes import die_with_parent
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -197,7 +197,7 @@ def _device(hardware: Hardware, berth: Berth) -> str:
 def _settle(berth: Berth) -> None:
     """Make this process a quiet one that shares the machine and outlives nobody."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _die_with_parent()
+    _die_with_the_fork_server()
     with berth.log.open("ab", buffering=0) as log:
         for stream in (sys.stdout, sys.stderr):
             with suppress(OSError, ValueError):
@@ -214,15 +214,9 @@ def _settle(berth: Berth) -> None:
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
-def _die_with_parent() -> None:
-    """Have the kernel kill this process when the fork server ends, even one stuck in native code.
-
-    The fork server ends when nobody holds its life line any more, so ranks must not hold it.
-    """
-    if sys.platform != "linux":
-        return
-    pr_set_pdeathsig = 1
-    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+def _die_with_the_fork_server() -> None:
+    """It ends when nobody holds its life line any more, so ranks must not hold it."""
+    die_with_parent(signal.SIGKILL)
     life_line = getattr(multiprocessing.forkserver._forkserver, "_forkserver_alive_fd", None)
     if life_line is not None:
         os.close(life_line)

@@ -23,7 +23,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from conformance.processes import Berth, LocalProcess, Post, Running, running
+from conformance.processes import (
+    Berth,
+    LocalProcess,
+    Post,
+    Running,
+    die_with_parent,
+    running,
+)
 from conformance.room import Room
 
 if TYPE_CHECKING:
@@ -145,6 +152,7 @@ class Crew:
     """The other processes, as rank 0 commands them."""
 
     def __init__(self, launch: Launch) -> None:
+        die_with_parent(signal.SIGINT)  # which pytest takes for the end of a run
         host, key = _own_address(launch), secrets.token_bytes(32)
         self._listener = Listener((host, 0), backlog=launch.world_size, authkey=key)
         port = self._listener.address[1]
@@ -221,6 +229,7 @@ class TorchrunLauncher:
 def serve(launch: Launch) -> int:
     """Follow the orders of rank 0 until it has us leave; returns the exit status."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 ends on it, and says so
+    die_with_parent(signal.SIGKILL)
     address = _find(launch)
     with address.connect() as orders, tempfile.TemporaryDirectory(prefix=f"{PREFIX}-") as folder:
         orders.send(launch.rank)
