@@ -44,21 +44,11 @@ class Hardware:
         Raises:
             InvalidHardwareError: there is no such hardware, or too little.
         """
-        chosen = _device(device)
-        asked = None if backend is None else _backend(backend)
+        chosen, asked = _device(device), None if backend is None else _backend(backend)
         if chosen is Device.CPU:
-            if asked is Backend.NCCL:
-                raise InvalidHardwareError(
-                    "--backend=nccl carries CUDA tensors only and --device is cpu; give"
-                    " --device=cuda, or --backend=gloo"
-                )
+            _require_no_nccl(asked)
             return cls()
-        found = gpus()
-        if not found:
-            raise InvalidHardwareError(
-                "--device=cuda needs a GPU and torch finds none on this machine; give"
-                " --device=cpu, or install a torch that is built for CUDA where there is one"
-            )
+        found = _require_gpus()
         if asked is Backend.NCCL and ranks > found:
             raise InvalidHardwareError(
                 f"--backend=nccl takes a GPU for each rank, and {ranks} ranks are to share"
@@ -95,3 +85,21 @@ def _backend(text: str) -> Backend:
         raise InvalidHardwareError(
             f"--backend={text} is unknown; choose {' or '.join(Backend)}"
         ) from None
+
+
+def _require_no_nccl(asked: Backend | None) -> None:
+    if asked is Backend.NCCL:
+        raise InvalidHardwareError(
+            "--backend=nccl carries CUDA tensors only and --device is cpu; give --device=cuda, or"
+            " --backend=gloo"
+        )
+
+
+def _require_gpus() -> int:
+    found = gpus()
+    if not found:
+        raise InvalidHardwareError(
+            "--device=cuda needs a GPU and torch finds none on this machine; give --device=cpu, or"
+            " install a torch that is built for CUDA where there is one"
+        )
+    return found

@@ -73,13 +73,14 @@ def test_two_groups_of_processes_find_the_same_as_one(
         ("killed", "rank 1 was killed by SIGKILL"),
         ("vanishing", "rank 1 exited with status 7\n"),
         ("raising", "rank 1 raised\n"),
+        ("hanging", "rank "),
     ],
 )
 def test_failing_rank_is_named_and_the_run_goes_on(
     tmp_path: Path, adapter: str, message: str
 ) -> None:
     cases = ("--modes=token_mean", "-k", "weights and (fully_masked_sample or one_token)")
-    result = command.run(tmp_path, adapter, *cases, torchrun=TWO)
+    result = command.run(tmp_path, adapter, *cases, "--time-limit=15", torchrun=TWO)
 
     found = {f["id"].split("/", 2)[2]: f for f in result.report["findings"]}
     crashed = {name for name, finding in found.items() if finding["verdict"] == "crashed"}
