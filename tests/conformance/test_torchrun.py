@@ -46,7 +46,7 @@ def test_finds_what_the_pool_finds_byte_for_byte(
     assert result.findings == findings_of_the_pool
     assert result.output.count("test session starts") == 1
     assert result.report["complete"]
-    assert not processes_in(tmp_path)
+    wait_for(lambda: not processes_in(tmp_path))
 
 
 def test_two_groups_of_processes_find_the_same_as_one(
@@ -64,7 +64,7 @@ def test_two_groups_of_processes_find_the_same_as_one(
     assert (first.status, second.status) == (0, 0), first.output + second.output
     assert first.findings == findings_of_the_pool
     assert "test session starts" not in second.output
-    assert not processes_in(tmp_path)
+    wait_for(lambda: not processes_in(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_failing_rank_is_named_and_the_run_goes_on(
     assert found[crashed.pop()]["message"].startswith(message)
     assert {"fully_masked_sample/dp2-cp1-mb1-bshd"} < set(found)
     assert result.report["complete"]
-    assert not processes_in(tmp_path)
+    wait_for(lambda: not processes_in(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_bad_input_ends_all_processes(
     assert "exitcode  : 4 " in result.output
     assert message in result.output
     assert not result.report_path.exists()
-    assert not processes_in(tmp_path)
+    wait_for(lambda: not processes_in(tmp_path))
 
 
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGKILL], ids=lambda sign: sign.name)
