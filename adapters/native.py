@@ -10,7 +10,7 @@ cutting it.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -159,6 +159,10 @@ class Packed:
     denominators_beside: torch.Tensor
     original_denominators: torch.Tensor
 
+    def to(self, device: torch.device) -> Packed:
+        """The same on a device."""
+        return Packed(*(getattr(self, each.name).to(device) for each in fields(self)))
+
     @property
     def beside(self) -> Packed:
         """The same, as what stands beside the policy loss divides it."""
@@ -198,11 +202,13 @@ class Trainer:
         for micro_batch in self.cut(mine):
             packed = pack(micro_batch, self.layout, self.cp_rank)
             FORWARD_PASSES.note(packed.labels[packed.labels != PADDING_ID] - 1)
-            loss, log = self.loss(probe, packed, token_losses)
+            loss, log = self.loss(probe, packed.to(probe.device), token_losses)
             loss.backward()
             for metric, value in log.items():
                 logs[metric].append(value.item())
-        return probe.grad, {metric: torch.tensor(values) for metric, values in logs.items()}
+        return probe.grad, {
+            metric: torch.tensor(values, device=probe.device) for metric, values in logs.items()
+        }
 
     @property
     def logged(self) -> Sequence[Metric]:

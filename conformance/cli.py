@@ -18,7 +18,8 @@ from conformance.diff import NothingToCompareError, load_difference
 from conformance.digest import Choice
 from conformance.report import Check, Verdict
 from conformance.report_file import load
-from conformance.settings import MAX_RANKS, SETTINGS_ERRORS
+from conformance.room import MAX_RANKS
+from conformance.settings import SETTINGS_ERRORS
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:

@@ -10,16 +10,17 @@ from conformance.report import Environment
 
 if TYPE_CHECKING:
     from adapters.contract import Adapter, Description
+    from conformance.hardware import Hardware
 
 
-def environment(adapter: Adapter, description: Description) -> Environment:
+def environment(adapter: Adapter, description: Description, hardware: Hardware) -> Environment:
     """Versions and machine kind, without a name of the machine, its user or its folders."""
     versions = {name: _version(name) for name in adapter.dependencies}
     return Environment(
         python=platform.python_version(),
         torch=version("torch"),
-        backend="gloo",
-        device="cpu",
+        backend=hardware.backend,
+        device=hardware.device,
         platform=f"{platform.system()} {platform.machine()}",
         dependencies={name: found for name, found in versions.items() if found},
         stand_ins=list(description.stand_ins),

@@ -14,7 +14,7 @@ from adapters.source import Commit, find_commit, resolve
 from conformance import registry, report_file
 from conformance.cases import ALL_CASES
 from conformance.report import Check, Verdict
-from conformance.settings import MAX_RANKS
+from conformance.room import MAX_RANKS
 from conformance.summary import SYMBOLS
 from reference.aggregation import Mode
 

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from conformance import launching
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Sequence
     from types import FrameType
@@ -68,7 +70,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="LAYOUT",
         help="run this layout only, such as dp2-cp2-mb2-thd (repeatable)",
     )
-    group.addoption("--max-ranks", type=int, metavar="N", help="leave out larger layouts (8)")
+    group.addoption(
+        "--max-ranks",
+        type=int,
+        metavar="N",
+        help="leave out larger layouts (8; under torchrun, as many as it started)",
+    )
+    group.addoption("--device", default="cpu", metavar="DEVICE", help="cpu (default) or cuda")
+    group.addoption(
+        "--backend",
+        metavar="BACKEND",
+        help="gloo or nccl (nccl on cuda with a GPU for every rank, else gloo)",
+    )
     group.addoption(
         "--time-limit", type=float, default=120.0, metavar="S", help="seconds per finding (120)"
     )
@@ -106,6 +119,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 @pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> int | None:
+    """In a process that torchrun started for another rank than 0: serve that one, and no more."""
+    return launching.serve_elsewhere(config)
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     """With an adapter named, check everything at once and run the suite unless told otherwise."""
     controller = None if _is_worker(config) else _Controller(config)
@@ -113,6 +132,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(controller, "conformance-controller")
     if config.getoption("adapter") is None:
         return
+    launching.muster(config)
     _settings(config)
     if controller is not None:
         controller.recorder()
@@ -135,7 +155,12 @@ def rank_pool(request: pytest.FixtureRequest) -> Iterator[RankPool]:
 
     settings = _settings(request.config)
     with RankPool(
-        settings.adapter, settings.source.path, settings.ranks, settings.time_limit
+        settings.adapter,
+        settings.source.path,
+        settings.ranks,
+        settings.time_limit,
+        settings.hardware,
+        launching.launcher(request.config),
     ) as pool:
         try:
             pool.description  # noqa: B018 - starts the ranks
@@ -306,10 +331,9 @@ def _settings(config: pytest.Config) -> Settings:
 
 
 def _read_options(config: pytest.Config) -> Settings:
-    from conformance.settings import MAX_RANKS, Settings
+    from conformance.settings import Settings
 
     option = config.getoption
-    max_ranks = option("max_ranks")
     adapter = option("adapter") or DEFAULT_ADAPTER
     latest = config.invocation_params.dir / "reports" / "latest" / f"{adapter}.json"
     return Settings.of(
@@ -320,7 +344,9 @@ def _read_options(config: pytest.Config) -> Settings:
         checks=option("checks"),
         depth=option("depth"),
         layouts=option("layout"),
-        max_ranks=MAX_RANKS if max_ranks is None else max_ranks,
+        room=launching.room(config),
+        device=option("device"),
+        backend=option("backend"),
         time_limit=option("time_limit"),
         report=_given_path(config, "report") or latest,
         examples=option("examples"),

@@ -12,15 +12,16 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from adapters.contract import Adapter
+    from conformance.hardware import Hardware
 
 VARIABLE = "_RL_LOSS_CONFORMANCE_PRELOAD"
 
 _loaded: set[tuple[type[Adapter], Path | None]] = set()
 
 
-def announce(adapter: Adapter, source: Path | None) -> None:
+def announce(adapter: Adapter, source: Path | None, hardware: Hardware) -> None:
     """Tell a fork server that starts from this process what to load."""
-    os.environ[VARIABLE] = base64.b64encode(pickle.dumps((adapter, source))).decode()
+    os.environ[VARIABLE] = base64.b64encode(pickle.dumps((adapter, source, hardware))).decode()
 
 
 def load_once(adapter: Adapter, source: Path | None) -> None:
@@ -31,12 +32,22 @@ def load_once(adapter: Adapter, source: Path | None) -> None:
         _loaded.add(key)
 
 
+def hide_gpus() -> None:
+    """Have frameworks that look for a GPU find none, where ranks compute on the CPU."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
 def _load_announced() -> None:
     # torch reads it when imported; else frameworks' compiled losses compile C++ in every rank.
     os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
     import conformance.rank  # noqa: F401 - torch, for every rank
+    from conformance.hardware import Device
 
-    load_once(*pickle.loads(base64.b64decode(os.environ[VARIABLE])))
+    adapter, source, hardware = pickle.loads(base64.b64decode(os.environ[VARIABLE]))
+    # A framework may touch CUDA when imported, and no process forked after that can use it.
+    if hardware.device is Device.CPU:
+        hide_gpus()
+        load_once(adapter, source)
 
 
 if VARIABLE in os.environ:

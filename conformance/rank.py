@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import multiprocessing.forkserver
 import os
 import signal
@@ -15,13 +14,54 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 import torch.distributed as dist
+from torch.distributed import FileStore, PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from adapters.contract import Adapter, Description, Job, Observation, Rank, Refused, Unsupported
 from conformance import preload
+from conformance.hardware import Backend, Device, Hardware, gpus
+from conformance.processes import die_with_parent
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
     from pathlib import Path
+
+    from torch.distributed import Store  # type: ignore[attr-defined]
+
+    from conformance.processes import Berth, Post
+
+BACKENDS = {
+    Backend.GLOO: "gloo",
+    # Frameworks gather what they log from the CPU also where they train with NCCL.
+    Backend.NCCL: "cpu:gloo,cuda:nccl",
+}
+"""What torch calls them."""
+
+
+@dataclass(frozen=True)
+class SharedFile:
+    """Where the ranks of one machine meet."""
+
+    path: Path
+
+    def store(self, world_size: int) -> Store:
+        """The store that a world of this size is made through."""
+        return FileStore(str(self.path), world_size)
+
+
+@dataclass(frozen=True)
+class SharedStore:
+    """Where the ranks of several machines meet: keys of a `torch.distributed.TCPStore`."""
+
+    host: str
+    port: int
+    prefix: str
+
+    def store(self, world_size: int) -> Store:
+        """The store that a world of any size is made through."""
+        return PrefixStore(self.prefix, TCPStore(self.host, self.port, is_master=False))
+
+
+Meeting = SharedFile | SharedStore
 
 
 LOG_LIMIT = 1 << 20
@@ -30,29 +70,19 @@ LOG_LIMIT = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class World:
-    """A `torch.distributed` world; a new ``store`` file makes a new one of the same size."""
+    """A `torch.distributed` world; a new ``meeting`` makes a new one of the same size."""
 
     size: int
-    store: Path
+    meeting: Meeting
     time_limit: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class Post:
-    """What a rank is told once, when it starts."""
-
-    index: int
-    adapter: Adapter
-    source: Path | None
-    log: Path
-    share_cores: bool
 
 
 @dataclass(frozen=True)
 class Ready:
-    """The framework is imported."""
+    """The framework is imported, in the process ``pid``."""
 
     description: Description
+    pid: int
 
 
 @dataclass(frozen=True)
@@ -81,17 +111,17 @@ class Raised:
 Reply = Observed | Declined | Raised
 
 
-def serve(connection: Connection, post: Post) -> None:
+def serve(connection: Connection, post: Post, berth: Berth) -> None:
     """Load the framework, then answer every (world, job) until the connection closes."""
-    _settle(post)
+    _settle(berth)
     try:
+        rank = Rank(index=post.index, world_size=0, device=_device(post.hardware, berth))
         preload.load_once(post.adapter, post.source)
-        connection.send(Ready(post.adapter.describe()))
+        connection.send(Ready(post.adapter.describe(), os.getpid()))
     except BaseException:
         connection.send(Raised(_traceback(post.source)))
         return
     current: World | None = None
-    rank = Rank(index=post.index, world_size=0)
     while True:
         try:
             world, job = connection.recv()
@@ -100,7 +130,7 @@ def serve(connection: Connection, post: Post) -> None:
         reply: Reply
         try:
             if world != current:
-                rank = _enter(world, rank)
+                rank = _enter(world, rank, post.hardware.backend)
                 current = world
             reply = _answer(post.adapter, job, rank)
         except BaseException:
@@ -143,27 +173,44 @@ def _answer(adapter: Adapter, job: Job, rank: Rank) -> Reply:
     return Observed(observation, rank.take_framework_seconds())
 
 
-def _enter(world: World, old: Rank) -> Rank:
+def _enter(world: World, old: Rank, backend: Backend) -> Rank:
     """Leave the world this process is in, if any, and join another."""
     old.cache.clear()
     if dist.is_initialized():
         dist.destroy_process_group()
     os.environ.update(RANK=str(old.index), WORLD_SIZE=str(world.size))
     dist.init_process_group(
-        "gloo",
-        store=dist.FileStore(str(world.store), world.size),  # type: ignore[attr-defined]
+        BACKENDS[backend],
+        store=world.meeting.store(world.size),
         rank=old.index,
         world_size=world.size,
         timeout=timedelta(seconds=world.time_limit),
     )
-    return Rank(index=old.index, world_size=world.size)
+    return Rank(index=old.index, world_size=world.size, device=old.device)
 
 
-def _settle(post: Post) -> None:
+def _device(hardware: Hardware, berth: Berth) -> str:
+    """The device of a rank, which is torch's current one from here on; ranks share GPUs in turn.
+
+    Raises:
+        RuntimeError: the machine has no GPU.
+    """
+    if hardware.device is Device.CPU:
+        preload.hide_gpus()
+        return "cpu"
+    found = gpus()
+    if not found:
+        raise RuntimeError("--device=cuda needs a GPU and torch finds none on a rank's machine")
+    device = f"cuda:{berth.index % found}"
+    torch.cuda.set_device(device)
+    return device
+
+
+def _settle(berth: Berth) -> None:
     """Make this process a quiet one that shares the machine and outlives nobody."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _die_with_parent()
-    with post.log.open("ab", buffering=0) as log:
+    _die_with_the_fork_server()
+    with berth.log.open("ab", buffering=0) as log:
         for stream in (sys.stdout, sys.stderr):
             with suppress(OSError, ValueError):
                 stream.flush()
@@ -171,22 +218,17 @@ def _settle(post: Post) -> None:
         os.dup2(log.fileno(), 2)
     torch.set_num_threads(1)
     if sys.platform == "linux":
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        if post.share_cores:
+        if berth.interface is not None:
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", berth.interface)
+        if berth.share_cores:
             # Waiting ranks then leave the core to those with work: a small all_reduce on 4 ranks
             # and 2 cores takes 0.8 ms instead of 4.8.
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
-def _die_with_parent() -> None:
-    """Have the kernel kill this process when the fork server ends, even one stuck in native code.
-
-    The fork server ends when nobody holds its life line any more, so ranks must not hold it.
-    """
-    if sys.platform != "linux":
-        return
-    pr_set_pdeathsig = 1
-    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+def _die_with_the_fork_server() -> None:
+    """It ends when nobody holds its life line any more, so ranks must not hold it."""
+    die_with_parent(signal.SIGKILL)
     life_line = getattr(multiprocessing.forkserver._forkserver, "_forkserver_alive_fd", None)
     if life_line is not None:
         os.close(life_line)

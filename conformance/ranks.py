@@ -1,32 +1,27 @@
 """The pool of ranks, as the controlling process sees it.
 
-Processes are forked once per session from a server that has the framework in memory, and serve
-worlds of every size up to the pool's by joining another `torch.distributed` world. After a failure
-the pool is killed and forked anew.
+Processes are started once per session and serve worlds of every size up to the pool's by joining
+another `torch.distributed` world. After a failure all are killed and started anew.
 """
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import signal
-import tempfile
 import time
 from dataclasses import dataclass, replace
 from enum import IntEnum
-from itertools import count
-from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from conformance import preload
+from conformance.hardware import ON_CPU
+from conformance.processes import LocalLauncher, Post
 
 if TYPE_CHECKING:
-    from multiprocessing.context import ForkServerContext, ForkServerProcess
+    from pathlib import Path
     from types import TracebackType
 
     from adapters.contract import Adapter, Description, Job, Observation
+    from conformance.hardware import Hardware
+    from conformance.processes import Launcher, Running
     from conformance.rank import Declined, Ready, Reply
 
 START_LIMIT = 300.0
@@ -37,13 +32,6 @@ GRACE = 3.0
 
 GRACE_TO_DECLINE = 10.0
 """Likewise once one declined: most decline too, as soon as they get a core to do it on."""
-
-LOG_LINES = 5
-"""Of a dead rank's output that a finding quotes."""
-
-LOG_TAIL = 20_000
-"""Bytes of it in which they are looked for."""
-
 
 WORDS_OF_A_WAITING_RANK = ("Timed out waiting", "Connection closed by peer", "Connection reset")
 """What gloo says in a rank whose partner in a collective failed or never came."""
@@ -99,21 +87,28 @@ class _Answer:
 class RankPool:
     """Processes that run jobs through one adapter and source.
 
-    ``size`` is the largest world served, ``time_limit`` the seconds a job may take.
+    ``size`` is the largest world served, ``time_limit`` the seconds a job may take; without a
+    ``launcher`` all ranks are on this machine.
     """
 
     def __init__(
-        self, adapter: Adapter, source: Path | None, size: int, time_limit: float = 120.0
+        self,
+        adapter: Adapter,
+        source: Path | None,
+        size: int,
+        time_limit: float = 120.0,
+        hardware: Hardware = ON_CPU,
+        launcher: Launcher | None = None,
     ) -> None:
         self.adapter = adapter
         self.source = source
         self._size = size
         self._time_limit = time_limit
-        self._folder = tempfile.TemporaryDirectory(prefix="rl-loss-conformance-")
-        self._worlds = count()
+        self._hardware = hardware
+        self._launcher = launcher or LocalLauncher()
         self._world: object = None
-        self._processes: list[ForkServerProcess] = []
-        self._connections: list[Connection] = []
+        self._ranks: list[Running] = []
+        self._pids: list[int] = []
         self._description: Description | None = None
         self._latest: tuple[Job, Ran | Declined | Crashed] | None = None
 
@@ -127,7 +122,7 @@ class RankPool:
         trace: TracebackType | None,
     ) -> None:
         self._stop()
-        self._folder.cleanup()
+        self._launcher.close()
 
     @property
     def description(self) -> Description:
@@ -140,15 +135,10 @@ class RankPool:
         assert self._description is not None
         return self._description
 
-    @property
-    def folder(self) -> Path:
-        """Where the ranks' output is, and where they meet; removed at the end."""
-        return Path(self._folder.name)
-
     def pids(self) -> list[int]:
         """Process ids of the ranks, starting them if need be."""
         self._start()
-        return [process.pid for process in self._processes if process.pid is not None]
+        return list(self._pids)
 
     def run(self, job: Job) -> Ran | Declined | Crashed:
         """Run a job on the ranks of its layout.
@@ -184,8 +174,9 @@ class RankPool:
         from conformance.rank import World
 
         if not isinstance(self._world, World) or self._world.size != size:
-            store = self.folder / f"world-{next(self._worlds)}"
-            self._world = World(size=size, store=store, time_limit=self._time_limit)
+            self._world = World(
+                size=size, meeting=self._launcher.meeting(), time_limit=self._time_limit
+            )
         return self._world
 
     def _ask(self, message: object, connections: list[Connection]) -> list[_Answer]:
@@ -233,69 +224,38 @@ class RankPool:
         return reply
 
     def _death(self, rank: int) -> _Failure:
-        from conformance.rank import without_folders
+        return _Failure(self._ranks[rank].process.death(), _Blame.FAILED)
 
-        process = self._processes[rank]
-        process.join(GRACE)
-        code = process.exitcode
-        how = (
-            f"was killed by {signal.Signals(-code).name}"
-            if code is not None and code < 0
-            else f"exited with status {code}"
-        )
-        output = self._log(rank).read_bytes()[-LOG_TAIL:].decode(errors="replace")
-        last_lines = "\n".join(output.strip().splitlines()[-LOG_LINES:])
-        words = without_folders(f"rank {rank} {how}\n{last_lines}".strip(), self.source)
-        return _Failure(words, _Blame.FAILED)
-
-    def _log(self, rank: int) -> Path:
-        return self.folder / f"rank-{rank}.log"
+    @property
+    def _connections(self) -> list[Connection]:
+        return [rank.connection for rank in self._ranks]
 
     def _start(self) -> None:
-        if self._processes:
+        if self._ranks:
             return
-        context = self._start_server()
-        from conformance.rank import Post, Ready, serve  # torch, while the server imports it too
+        self._ranks = self._launcher.start([self._post(index) for index in range(self._size)])
+        from conformance.rank import Ready
 
-        for index in range(self._size):
-            post = Post(
-                index=index,
-                adapter=self.adapter,
-                source=self.source,
-                log=self._log(index),
-                share_cores=self._size > (os.cpu_count() or 1),
-            )
-            ours, theirs = context.Pipe()
-            process = context.Process(target=serve, args=(theirs, post), daemon=True)
-            process.start()
-            theirs.close()
-            self._processes.append(process)
-            self._connections.append(ours)
         self._world = None
+        self._pids.clear()
         for answer in self._gather(self._connections, START_LIMIT):
             if isinstance(answer.reply, _Failure):
                 self._stop()
                 raise StartError(f"{self.adapter.name} cannot be loaded: {answer.reply.message}")
             assert isinstance(answer.reply, Ready)
             self._description = answer.reply.description
+            self._pids.append(answer.reply.pid)
 
-    def _start_server(self) -> ForkServerContext:
-        preload.announce(self.adapter, self.source)
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload([preload.__name__])
-        forkserver.ensure_running()
-        return context
+    def _post(self, index: int) -> Post:
+        return Post(index=index, adapter=self.adapter, source=self.source, hardware=self._hardware)
 
     def _stop(self) -> None:
-        for connection in self._connections:
-            connection.close()
-        for process in self._processes:
-            process.kill()
-        for process in self._processes:
-            process.join()
-            process.close()
-        self._connections.clear()
-        self._processes.clear()
+        for rank in self._ranks:
+            rank.connection.close()
+            rank.process.kill()
+        for rank in self._ranks:
+            rank.process.reap()
+        self._ranks.clear()
 
 
 def _silence(ranks: list[int], limit: float) -> _Failure:

@@ -35,7 +35,7 @@ def header(settings: Settings, description: Description) -> Header:
         adapter=settings.adapter.name,
         engine=settings.adapter.engine,
         source=Provenance(**{name: getattr(source, name) for name in Provenance.model_fields}),
-        environment=environment(settings.adapter, description),
+        environment=environment(settings.adapter, description, settings.hardware),
         conventions=description.conventions,
         request=settings.request,
     )

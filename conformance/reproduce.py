@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from adapters.contract import Depth
 from conformance.cases import GENERATED
+from conformance.hardware import ON_CPU
 from conformance.report import Check
-from conformance.settings import MAX_RANKS
+from conformance.room import MAX_RANKS
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:
@@ -31,6 +32,9 @@ def _options(header: Header, finding: Finding) -> Iterator[str]:
     yield from _source(header.source)
     if finding.mode is Mode.CONSTANT and header.request.divisor is not None:
         yield f"--modes={Mode.CONSTANT}:{header.request.divisor!r}"
+    if header.environment.device != ON_CPU.device:
+        yield f"--device={header.environment.device}"
+        yield f"--backend={header.environment.backend}"
     if finding.depth is not Depth.STEP:
         yield f"--depth={finding.depth}"
     yield f"--layout={finding.layout}"

@@ -13,6 +13,7 @@ from conformance.cases import ALL_CASES, Case
 from conformance.cells import AnyCell, Cell, GeneratedCell, LogCell, StartupCell
 from conformance.configurations import ROWS
 from conformance.gate import Comparing, Expecting, Gate, Strict
+from conformance.hardware import ON_CPU, Hardware, InvalidHardwareError
 from conformance.logs import ROWS as LOG_ROWS
 from conformance.report import Check, Request
 from conformance.report_file import ReportFileError, load
@@ -24,10 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from adapters.contract import Adapter
-
-
-MAX_RANKS = 8
-"""Of layouts that are run where a user says nothing."""
+    from conformance.room import Room
 
 
 class InvalidSettingsError(ValueError):
@@ -40,6 +38,7 @@ SETTINGS_ERRORS = (
     SourceError,
     InvalidAggregationError,
     InvalidLayoutError,
+    InvalidHardwareError,
     InvalidSettingsError,
     ReportFileError,
     case_files.InvalidCaseFileError,
@@ -72,6 +71,7 @@ class Settings:
     """A step that a user gave, in the place of the corpus and all else."""
 
     gate: Gate = field(default=Strict())
+    hardware: Hardware = ON_CPU
 
     @classmethod
     def of(
@@ -84,11 +84,13 @@ class Settings:
         checks: str | None,
         depth: str,
         layouts: Sequence[str],
-        max_ranks: int,
+        room: Room,
         time_limit: float,
         report: Path,
         examples: int,
         seed: str,
+        device: str = ON_CPU.device,
+        backend: str | None = None,
         expect: Path | None = None,
         baseline: Path | None = None,
         case_file: Path | None = None,
@@ -98,8 +100,8 @@ class Settings:
         Raises:
             ValueError: one of SETTINGS_ERRORS.
         """
-        if max_ranks < 1:
-            raise InvalidSettingsError(f"--max-ranks is {max_ranks}; at least one rank is needed")
+        if room.ranks < 1:
+            raise InvalidSettingsError(f"{room.rule}; at least one rank is needed")
         if time_limit <= 0:
             raise InvalidSettingsError(f"--time-limit is {time_limit:g} s; give more than 0")
         if examples < 0:
@@ -114,7 +116,7 @@ class Settings:
             aggregations=_modes(modes),
             checks=_checks(checks),
             depth=_depth(depth),
-            layouts=_layouts(chosen, layouts, max_ranks),
+            layouts=_layouts(chosen, layouts, room),
             time_limit=time_limit,
             report=report,
             examples=examples,
@@ -122,7 +124,11 @@ class Settings:
             case=None if case_file is None else case_files.load(case_file),
         )
         settings.require_something_to_run()
-        return replace(settings, gate=_gate(settings, expect, baseline))
+        return replace(
+            settings,
+            gate=_gate(settings, expect, baseline),
+            hardware=Hardware.of(device, backend, min(settings.ranks, room.here)),
+        )
 
     def all_ids(self) -> list[str]:
         """Those of what is chosen, and of what would be if nothing were left out."""
@@ -291,20 +297,21 @@ def _depth(text: str) -> Depth:
         ) from None
 
 
-def _layouts(adapter: Adapter, texts: Sequence[str], max_ranks: int) -> tuple[Layout, ...]:
+def _layouts(adapter: Adapter, texts: Sequence[str], room: Room) -> tuple[Layout, ...]:
     if not texts:
-        fitting = tuple(one for one in adapter.layouts() if one.world_size <= max_ranks)
+        fitting = tuple(one for one in adapter.layouts() if one.world_size <= room.ranks)
         if not fitting:
             fewest = min(layout.world_size for layout in adapter.layouts())
             raise InvalidLayoutError(
-                f"no layout of {adapter.name} fits --max-ranks={max_ranks}; give at least {fewest}"
+                f"no layout of {adapter.name} takes fewer than {fewest} ranks and {room.rule};"
+                f" {room.way_out_for(fewest)}"
             )
         return fitting
     layouts = tuple(dict.fromkeys(Layout.parse(text) for text in texts))
     for layout in layouts:
-        if layout.world_size > max_ranks:
+        if layout.world_size > room.ranks:
             raise InvalidLayoutError(
-                f"layout {layout} takes {layout.world_size} ranks and --max-ranks is {max_ranks};"
-                f" raise --max-ranks to {layout.world_size} or choose a smaller layout"
+                f"layout {layout} takes {layout.world_size} ranks and {room.rule};"
+                f" {room.way_out_for(layout.world_size)} or choose a smaller layout"
             )
     return tuple(sorted(layouts, key=lambda layout: layout.world_size))

@@ -7,14 +7,12 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tests import broken, broken_rarely, broken_skyrl
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 ROOT = Path(__file__).parents[1]
 
@@ -42,15 +40,20 @@ class Result:
         return json.dumps(self.report["findings"]).encode()
 
 
-def start(folder: Path, *arguments: str, prefix: Sequence[str] = ()) -> subprocess.Popen[str]:
+def start(
+    folder: Path, *arguments: str, prefix: Sequence[str] = (), torchrun: Sequence[str] = ()
+) -> subprocess.Popen[str]:
     """Start ``pytest`` in a folder where every class of `tests.broken` is an adapter.
 
-    ``prefix`` is a program that starts it in turn, such as ``prlimit``.
+    ``prefix`` is a program that starts it in turn, such as ``prlimit``; with options of torchrun,
+    that starts it.
     """
+    launcher = ["-m", "torch.distributed.run", *torchrun] if torchrun else []
+    program = [*prefix, sys.executable, *launcher, "-m", "pytest", "-p", "no:cacheprovider"]
     install_broken_adapters(folder / "site")
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(folder / "site"), str(ROOT)])}
     return subprocess.Popen(
-        [*prefix, sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments],
+        [*program, *arguments],
         cwd=folder,
         env={k: v for k, v in environment.items() if not k.startswith(("PYTEST_", "_RL_LOSS"))},
         stdout=subprocess.PIPE,
@@ -68,9 +71,10 @@ def finish(process: subprocess.Popen[str], folder: Path, adapter: str) -> Result
     return Result(process.returncode, output, folder / "reports" / "latest" / f"{adapter}.json")
 
 
-def run(folder: Path, adapter: str, *arguments: str) -> Result:
+def run(folder: Path, adapter: str, *arguments: str, torchrun: Sequence[str] = ()) -> Result:
     """Run ``pytest --adapter=ADAPTER …`` to its end."""
-    return finish(start(folder, f"--adapter={adapter}", *arguments), folder, adapter)
+    process = start(folder, f"--adapter={adapter}", *arguments, torchrun=torchrun)
+    return finish(process, folder, adapter)
 
 
 def interrupt(process: subprocess.Popen[str], sign: signal.Signals) -> None:

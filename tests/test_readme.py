@@ -38,6 +38,8 @@ RELEASES = [line for line in COMMANDS if "skyrl-0.2.0.json" in line]
 
 [CASE_FILE] = re.findall(r"^```json\n(\{\n.*?)^```$", README, re.DOTALL | re.MULTILINE)
 
+TORCHRUN = [line for line in COMMANDS if line.startswith("torchrun")]
+
 WITH_SOURCE = [line for line in COMMANDS if line.startswith("pytest") and "--source=PATH" in line]
 
 
@@ -53,7 +55,7 @@ def test_first_block_is_two_commands_that_ci_takes_from_here() -> None:
 def test_every_other_command_is_run_somewhere() -> None:
     ci = (command.ROOT / ".ci" / "run").read_text()
 
-    elsewhere = {*NATIVE, *WITH_SOURCE, *RELEASES, *COMMAND_LINE}
+    elsewhere = {*NATIVE, *TORCHRUN, *WITH_SOURCE, *RELEASES, *COMMAND_LINE}
     assert [line for line in COMMANDS if line not in elsewhere] == [
         line for line in COMMANDS if f"\n{line}\n" in ci
     ]
@@ -67,6 +69,15 @@ def test_every_other_command_is_run_somewhere() -> None:
 @pytest.mark.parametrize("line", NATIVE)
 def test_commands_on_native(tmp_path: Path, line: str) -> None:
     result = command.finish(command.start(tmp_path, *shlex.split(line)[1:]), tmp_path, "native")
+
+    assert result.status == 0, result.output
+
+
+@pytest.mark.parametrize("line", TORCHRUN)
+def test_commands_of_torchrun(tmp_path: Path, line: str) -> None:
+    options, arguments = (shlex.split(part) for part in line.split(" -m pytest "))
+    process = command.start(tmp_path, *arguments, torchrun=options[1:])
+    result = command.finish(process, tmp_path, "native")
 
     assert result.status == 0, result.output
 

@@ -12,6 +12,7 @@ from adapters.contract import Depth, Layout
 from conformance.cases import CORPUS
 from conformance.cells import Cell
 from conformance.check import check
+from conformance.processes import LocalLauncher
 from conformance.ranks import Crashed, Ran, RankPool
 from conformance.report import Verdict
 from conformance.report_file import load
@@ -92,15 +93,15 @@ def test_weights_that_are_not_finite_are_a_mismatch_and_shown_as_such() -> None:
     ids=lambda a: type(a).__name__,
 )
 def test_bad_manners_change_nothing_and_end_with_the_run(adapter: Adapter) -> None:
-    with RankPool(adapter, None, size=2, time_limit=20) as pool:
+    launcher = LocalLauncher()
+    with RankPool(adapter, None, size=2, time_limit=20, launcher=launcher) as pool:
         pids = pool.pids()
         for _ in range(3):
             assert isinstance(pool.run(job()), Ran)
-        folder = pool.folder
-        assert sum(file.stat().st_size for file in folder.iterdir()) < 50 << 20
+        assert sum(file.stat().st_size for file in launcher.folder.iterdir()) < 50 << 20
 
     assert not any(is_alive(pid) for pid in pids)
-    assert not folder.exists()
+    assert not launcher.folder.exists()
 
 
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM], ids=lambda sign: sign.name)

@@ -1,0 +1,105 @@
+"""What ranks compute on and what they talk over, chosen before any of them starts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing import Self
+
+
+class Device(StrEnum):
+    """Where the tensors of a rank are."""
+
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+class Backend(StrEnum):
+    """What carries them from rank to rank."""
+
+    GLOO = "gloo"
+    NCCL = "nccl"
+
+
+class InvalidHardwareError(ValueError):
+    """A device or a backend that does not exist, or not here, or not for so many ranks."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hardware:
+    """One device and one backend for all ranks."""
+
+    device: Device = Device.CPU
+    backend: Backend = Backend.GLOO
+
+    @classmethod
+    def of(cls, device: str, backend: str | None, ranks: int) -> Self:
+        """Check what a user typed, for so many ranks on this machine.
+
+        Without a backend it is nccl where each of them has a GPU of its own, else gloo.
+
+        Raises:
+            InvalidHardwareError: there is no such hardware, or too little.
+        """
+        chosen, asked = _device(device), None if backend is None else _backend(backend)
+        if chosen is Device.CPU:
+            _require_no_nccl(asked)
+            return cls()
+        found = _require_gpus()
+        if asked is Backend.NCCL and ranks > found:
+            raise InvalidHardwareError(
+                f"--backend=nccl takes a GPU for each rank, and {ranks} ranks are to share"
+                f" {found} here; give --max-ranks={found} or a smaller --layout, or --backend=gloo"
+                " for CUDA tensors over gloo"
+            )
+        enough = Backend.NCCL if ranks <= found else Backend.GLOO
+        return cls(device=chosen, backend=asked or enough)
+
+
+ON_CPU = Hardware()
+
+
+def gpus() -> int:
+    """How many GPUs this machine has for torch."""
+    import torch
+
+    return torch.cuda.device_count()
+
+
+def _device(text: str) -> Device:
+    try:
+        return Device(text)
+    except ValueError:
+        raise InvalidHardwareError(
+            f"--device={text} is unknown; choose {' or '.join(Device)}"
+        ) from None
+
+
+def _backend(text: str) -> Backend:
+    try:
+        return Backend(text)
+    except ValueError:
+        raise InvalidHardwareError(
+            f"--backend={text} is unknown; choose {' or '.join(Backend)}"
+        ) from None
+
+
+def _require_no_nccl(asked: Backend | None) -> None:
+    if asked is Backend.NCCL:
+        raise InvalidHardwareError(
+            "--backend=nccl carries CUDA tensors only and --device is cpu; give --device=cuda, or"
+            " --backend=gloo"
+        )
+
+
+def _require_gpus() -> int:
+    found = gpus()
+    if not found:
+        raise InvalidHardwareError(
+            "--device=cuda needs a GPU and torch finds none on this machine; give --device=cpu, or"
+            " install a torch that is built for CUDA where there is one"
+        )
+    return found

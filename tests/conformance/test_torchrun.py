@@ -1,0 +1,204 @@
+"""Runs under torchrun, as a user starts them, on one machine and as if on two."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from conformance.torchrun import Launch, LaunchError
+from tests import command
+
+TWO = ("--nproc-per-node=2",)
+FOUR = ("--nproc-per-node=4",)
+FEW = ("--checks=weights", "--modes=token_mean,prompt_mean", "-k", "uneven_lengths or one_token")
+LAYOUTS = ("--layout=dp1-cp1-mb1-bshd", "--layout=dp2-cp1-mb2-thd", "--layout=dp2-cp2-mb1-thd")
+
+ENVIRONMENT = {
+    "TORCHELASTIC_RUN_ID": "none",
+    "TORCHELASTIC_USE_AGENT_STORE": "True",
+    "RANK": "5",
+    "WORLD_SIZE": "8",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "4",
+    "GROUP_WORLD_SIZE": "2",
+    "MASTER_ADDR": "node-0",
+    "MASTER_PORT": "29500",
+}
+
+
+@pytest.fixture(scope="module")
+def findings_of_the_pool(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """What the same run finds without torchrun."""
+    return command.run(tmp_path_factory.mktemp("pool"), "native", *FEW, *LAYOUTS).findings
+
+
+def test_finds_what_the_pool_finds_byte_for_byte(
+    tmp_path: Path, findings_of_the_pool: bytes
+) -> None:
+    result = command.run(tmp_path, "native", *FEW, *LAYOUTS, torchrun=FOUR)
+
+    assert result.status == 0, result.output
+    assert result.findings == findings_of_the_pool
+    assert result.output.count("test session starts") == 1
+    assert result.report["complete"]
+    wait_for(lambda: not processes_in(tmp_path))
+
+
+def test_two_groups_of_processes_find_the_same_as_one(
+    tmp_path: Path, findings_of_the_pool: bytes
+) -> None:
+    port = free_port()
+    options = [
+        (f"--node-rank={rank}", "--nnodes=2", "--master-addr=127.0.0.1", f"--master-port={port}")
+        for rank in (0, 1)
+    ]
+    arguments = ("--adapter=native", *FEW, *LAYOUTS)
+    runs = [command.start(tmp_path, *arguments, torchrun=(*TWO, *each)) for each in options]
+    first, second = (command.finish(run, tmp_path, "native") for run in runs)
+
+    assert (first.status, second.status) == (0, 0), first.output + second.output
+    assert first.findings == findings_of_the_pool
+    assert "test session starts" not in second.output
+    wait_for(lambda: not processes_in(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("adapter", "message"),
+    [
+        ("killed", "rank 1 was killed by SIGKILL"),
+        ("vanishing", "rank 1 exited with status 7\n"),
+        ("raising", "rank 1 raised\n"),
+        ("hanging", "rank "),
+    ],
+)
+def test_failing_rank_is_named_and_the_run_goes_on(
+    tmp_path: Path, adapter: str, message: str
+) -> None:
+    cases = ("--modes=token_mean", "-k", "weights and (fully_masked_sample or one_token)")
+    result = command.run(tmp_path, adapter, *cases, "--time-limit=15", torchrun=TWO)
+
+    found = {f["id"].split("/", 2)[2]: f for f in result.report["findings"]}
+    crashed = {name for name, finding in found.items() if finding["verdict"] == "crashed"}
+    assert result.status == 1
+    assert "exitcode  : 1 " in result.output
+    assert crashed == {"one_token/dp2-cp1-mb1-bshd"}
+    assert found[crashed.pop()]["message"].startswith(message)
+    assert {"fully_masked_sample/dp2-cp1-mb1-bshd"} < set(found)
+    assert result.report["complete"]
+    wait_for(lambda: not processes_in(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("adapter", "arguments", "message"),
+    [
+        (
+            "native",
+            ["--layout=dp4-cp1-mb1-thd"],
+            "layout dp4-cp1-mb1-thd takes 4 ranks and torchrun started 2 processes, one for each;"
+            " start 4 with --nproc-per-node and --nnodes or choose a smaller layout",
+        ),
+        ("native", ["-n", "2"], "leave out -n, or torchrun"),
+        ("unloadable", [], "No module named 'flash_attn'"),
+    ],
+)
+def test_bad_input_ends_all_processes(
+    tmp_path: Path, adapter: str, arguments: list[str], message: str
+) -> None:
+    result = command.run(tmp_path, adapter, *arguments, torchrun=TWO)
+
+    assert result.status == 1, "torchrun has no other for failures"
+    assert "exitcode  : 4 " in result.output
+    assert message in result.output
+    assert not result.report_path.exists()
+    wait_for(lambda: not processes_in(tmp_path))
+
+
+@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGKILL], ids=lambda sign: sign.name)
+def test_stopped_run_keeps_its_findings_and_leaves_no_process(
+    tmp_path: Path, sign: signal.Signals
+) -> None:
+    process = command.start(tmp_path, "--adapter=slow", "--modes=token_mean", torchrun=TWO)
+    journal = tmp_path / "reports" / "latest" / "slow.json.journal"
+    wait_for(lambda: journal.exists() and journal.read_bytes().count(b"\n") >= 3)
+    running = processes_in(tmp_path)
+    if sign is signal.SIGKILL:
+        process.kill()
+    else:
+        command.interrupt(process, sign)
+    result = command.finish(process, tmp_path, "slow")
+
+    assert len(running) >= 7, "torchrun, two runs, their fork servers and a rank each"
+    assert len(result.report["findings"]) >= 2
+    assert not result.report["complete"]
+    wait_for(lambda: not processes_in(tmp_path))
+
+
+def test_launch_is_read_off_the_environment() -> None:
+    launch = Launch.of(ENVIRONMENT)
+
+    assert launch == Launch(
+        rank=5,
+        world_size=8,
+        local_rank=1,
+        local_world_size=4,
+        machines=2,
+        host="node-0",
+        port=29500,
+    )
+    assert Launch.of({"RANK": "0", "WORLD_SIZE": "2"}) is None, "not torchrun's"
+
+
+def test_launch_without_a_store_of_torchruns_own_is_refused() -> None:
+    with pytest.raises(LaunchError, match="unset TORCH_DISABLE_SHARE_RDZV_TCP_STORE"):
+        Launch.of(ENVIRONMENT | {"TORCHELASTIC_USE_AGENT_STORE": "False"})
+
+
+def test_only_ranks_of_one_machine_are_kept_off_the_network(tmp_path: Path) -> None:
+    several = Launch.of(ENVIRONMENT)
+    one = Launch.of(ENVIRONMENT | {"GROUP_WORLD_SIZE": "1"})
+
+    assert several is not None
+    assert several.berth(tmp_path).interface is None
+    assert one is not None
+    assert one.berth(tmp_path).interface == "lo"
+
+
+def test_there_is_room_for_a_rank_in_each_process_unless_a_user_wants_fewer() -> None:
+    launch = Launch.of(ENVIRONMENT)
+
+    assert launch is not None
+    assert (launch.room(None).ranks, launch.room(None).here) == (8, 4)
+    assert (launch.room(6).ranks, launch.room(6).here, launch.room(16).ranks) == (6, 4, 8)
+    assert launch.room(6).rule == "--max-ranks is 6"
+
+
+def processes_in(folder: Path) -> list[int]:
+    """Of a run that was started there: torchrun gives each of its processes a session."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                here = (entry / "cwd").readlink() == folder
+            except OSError:
+                continue
+            if here:
+                found.append(int(entry.name))
+    return found
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 120) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
