@@ -259,8 +259,9 @@ class Description:
 class Rank:
     """The place of this process in an initialised `torch.distributed` world.
 
-    ``cache`` is for what is costly to build and valid as long as the world is: process groups,
-    device meshes, wrapped models.
+    ``device`` is where its tensors belong: ``cpu``, or one such as ``cuda:1``, which is torch's
+    current one then. ``cache`` is for what is costly to build and valid as long as the world is:
+    process groups, device meshes, wrapped models.
     """
 
     index: int

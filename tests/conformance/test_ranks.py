@@ -7,9 +7,11 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
+import torch
 
 from adapters.contract import Depth, Job, Layout
 from adapters.native import NativeAdapter
+from conformance.hardware import Device, Hardware
 from conformance.rank import Declined
 from conformance.ranks import Crashed, Ran, RankPool, StartError
 from reference.aggregation import Aggregation, Mode
@@ -104,6 +106,16 @@ def test_framework_that_cannot_be_imported_is_said_so() -> None:
         pytest.raises(StartError, match=r"(?s)native cannot be loaded: .*No module named 'flash_"),
     ):
         pool.run(job())
+
+
+@pytest.mark.skipif(torch.cuda.device_count() > 0, reason="there is a GPU here")
+def test_rank_on_a_machine_without_a_gpu_says_so() -> None:
+    cuda = Hardware(device=Device.CUDA)
+    with (
+        RankPool(NativeAdapter(), None, size=1, hardware=cuda) as pool,
+        pytest.raises(StartError, match="--device=cuda needs a GPU and torch finds none"),
+    ):
+        pool.run(job(dp=1))
 
 
 def assert_matches(pattern: str, text: str) -> None:

@@ -108,3 +108,12 @@ def test_what_was_chosen_besides_is_named_where_it_matters() -> None:
     assert plain[2:5] == ["--depth=loss", "--layout=dp1-cp1-mb1-bshd", "--case-file=FILE"]
     assert constant[2:5] == ["--modes=constant:64.0", "--layout=dp8-cp2-mb1-thd", "--max-ranks=16"]
     assert not any("examples" in option for option in plain + constant)
+
+
+def test_device_and_backend_are_named_where_they_are_not_the_ordinary_ones() -> None:
+    environment = HEADER.environment.model_copy(update={"device": "cuda", "backend": "gloo"})
+    head = HEADER.model_copy(update={"environment": environment})
+    found = named("weights/token_mean/one_token/dp2-cp1-mb1-thd")
+
+    assert {"--device=cuda", "--backend=gloo"} < set(arguments(head, found))
+    assert not any("--device" in option for option in arguments(HEADER, found))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -52,18 +52,21 @@ def test_finds_what_the_pool_finds_byte_for_byte(
 def test_two_groups_of_processes_find_the_same_as_one(
     tmp_path: Path, findings_of_the_pool: bytes
 ) -> None:
-    port = free_port()
-    options = [
-        (f"--node-rank={rank}", "--nnodes=2", "--master-addr=127.0.0.1", f"--master-port={port}")
-        for rank in (0, 1)
-    ]
-    arguments = ("--adapter=native", *FEW, *LAYOUTS)
-    runs = [command.start(tmp_path, *arguments, torchrun=(*TWO, *each)) for each in options]
-    first, second = (command.finish(run, tmp_path, "native") for run in runs)
+    first, second = run_in_two_groups(tmp_path, "native", *FEW, *LAYOUTS, torchrun=TWO)
 
     assert (first.status, second.status) == (0, 0), first.output + second.output
     assert first.findings == findings_of_the_pool
     assert "test session starts" not in second.output
+    wait_for(lambda: not processes_in(tmp_path))
+
+
+def test_mismatch_is_no_failure_of_the_other_group(tmp_path: Path) -> None:
+    one = ("--nproc-per-node=1",)
+    cases = ("--modes=token_mean", "-k", "weights and one_token")
+    first, second = run_in_two_groups(tmp_path, "onetokenshort", *cases, torchrun=one)
+
+    assert (first.status, second.status) == (1, 0), first.output + second.output
+    assert first.report["complete"]
     wait_for(lambda: not processes_in(tmp_path))
 
 
@@ -175,6 +178,23 @@ def test_there_is_room_for_a_rank_in_each_process_unless_a_user_wants_fewer() ->
     assert (launch.room(None).ranks, launch.room(None).here) == (8, 4)
     assert (launch.room(6).ranks, launch.room(6).here, launch.room(16).ranks) == (6, 4, 8)
     assert launch.room(6).rule == "--max-ranks is 6"
+
+
+def run_in_two_groups(
+    folder: Path, adapter: str, *arguments: str, torchrun: Sequence[str]
+) -> list[command.Result]:
+    """Run as on two machines, of which each starts some of the processes."""
+    meeting = ("--nnodes=2", "--master-addr=127.0.0.1", f"--master-port={free_port()}")
+    runs = [
+        command.start(
+            folder,
+            f"--adapter={adapter}",
+            *arguments,
+            torchrun=(*torchrun, *meeting, f"--node-rank={group}"),
+        )
+        for group in (0, 1)
+    ]
+    return [command.finish(run, folder, adapter) for run in runs]
 
 
 def processes_in(folder: Path) -> list[int]:
