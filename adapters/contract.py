@@ -307,6 +307,9 @@ class Adapter(ABC):
     engine: ClassVar[str] = "torch"
     """What a user types after ``--engine=``."""
 
+    devices: ClassVar[tuple[str, ...]] = ("cpu",)
+    """Kinds of `Rank.device` that it can drive its framework on."""
+
     dependencies: ClassVar[tuple[str, ...]] = ()
     """Distributions whose versions may change a result; the report lists them."""
 

@@ -62,6 +62,7 @@ class NativeAdapter(Adapter):
     """Drives the framework below at all depths, in all modes and layouts."""
 
     name = "native"
+    devices = ("cpu", "cuda")
 
     def layouts(self) -> Sequence[Layout]:
         """Every dp × cp of powers of two on up to 8 ranks; on the most ranks, of one cut."""

@@ -124,11 +124,9 @@ class Settings:
             case=None if case_file is None else case_files.load(case_file),
         )
         settings.require_something_to_run()
-        return replace(
-            settings,
-            gate=_gate(settings, expect, baseline),
-            hardware=Hardware.of(device, backend, min(settings.ranks, room.here)),
-        )
+        hardware = Hardware.of(device, backend, min(settings.ranks, room.here))
+        _require_device(chosen, hardware)
+        return replace(settings, hardware=hardware, gate=_gate(settings, expect, baseline))
 
     def all_ids(self) -> list[str]:
         """Those of what is chosen, and of what would be if nothing were left out."""
@@ -243,6 +241,14 @@ class Settings:
             for layout in self.layouts
             for mode, aggregation in self.aggregations.items()
         ]
+
+
+def _require_device(adapter: Adapter, hardware: Hardware) -> None:
+    if hardware.device not in adapter.devices:
+        raise InvalidSettingsError(
+            f"--device={hardware.device}: the adapter of {adapter.name} drives it on"
+            f" {' and '.join(adapter.devices)} alone; leave --device out"
+        )
 
 
 def _gate(settings: Settings, expect: Path | None, baseline: Path | None) -> Gate:

@@ -65,3 +65,13 @@ def test_gpus_are_not_looked_for_unless_asked_for(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(torch.cuda, "device_count", fail)
 
     assert Hardware.of("cpu", None, 8) == Hardware()
+
+
+def test_a_device_that_the_adapter_does_not_know_is_refused(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    result = pytester.runpytest_inprocess("--adapter=skyrl", "--device=cuda")
+
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.re_match_lines([r"ERROR: --device=cuda: the adapter of skyrl drives it on cpu"])
