@@ -54,6 +54,7 @@ ELSEWHERE = {
     "sizes.token_budget": "sizes that the framework is told",
     "source._checkout": "a path",
     "source._extracted": "a path",
+    "wheel.released": "a path",
 }
 
 SCALING = (ast.Mult, ast.Div, ast.FloorDiv, ast.MatMult, ast.Pow)

@@ -176,7 +176,7 @@ def test_megatron_engine_of_the_version_before_multiplies_by_cp(tmp_path: Path) 
 
     verdicts = {finding["layout"]["cp"]: finding["verdict"] for finding in findings}
     assert verdicts == {1: "conforms", 2: "mismatch"}
-    [diagnosis] = [finding["diagnosis"] for finding in findings if finding["diagnosis"]]
+    [diagnosis] = [finding["diagnosis"] for finding in findings if "diagnosis" in finding]
     assert diagnosis["name"] == "multiplied_by_cp"
     assert diagnosis["numbers"] == {"ratio": pytest.approx(2, rel=1e-6), "cp": 2}
 
