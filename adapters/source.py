@@ -6,13 +6,13 @@ import importlib.metadata
 import os
 import subprocess
 import tarfile
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import platformdirs
 
+from adapters.cache import made_once
 from adapters.wheel import WheelError, released
 
 if TYPE_CHECKING:
@@ -187,21 +187,13 @@ def _extracted(adapter: Adapter, repository: Path, revision: str) -> Path:
     """The commit's files in the cache, written there once."""
     cache = platformdirs.user_cache_path("rl-loss-conformance") / adapter.name
     folder = cache / revision
-    if folder.is_dir():
+    if folder.is_dir():  # without a question to git
         return folder
     top_level = (_git(repository, "ls-tree", "--name-only", revision) or "").splitlines()
     paths = [name for name in adapter.tree if name in top_level]
     if adapter.package not in paths and adapter.tree:
         raise SourceError(f"{revision} of {repository} holds no package {adapter.package!r}")
-    cache.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=cache) as scratch:
-        _extract(repository, revision, paths, Path(scratch) / "tree")
-        try:
-            (Path(scratch) / "tree").rename(folder)
-        except OSError:
-            if not folder.is_dir():  # otherwise another run was faster
-                raise
-    return folder
+    return made_once(folder, lambda new: _extract(repository, revision, paths, new))
 
 
 def _extract(repository: Path, revision: str, paths: Sequence[str], folder: Path) -> None:

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import platformdirs
 
+from adapters.cache import made_once
+
 VERSION = re.compile(r"[0-9][0-9A-Za-z.!+]*")
 
 
@@ -27,20 +29,16 @@ def released(distribution: str, version: str) -> Path:
     if not VERSION.fullmatch(version):
         raise WheelError(f"version {version!r} of {distribution} is none; give one such as 0.2.0")
     cache = platformdirs.user_cache_path("rl-loss-conformance") / distribution
-    folder = cache / f"release-{version}"
-    if folder.is_dir():
-        return folder
-    cache.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=cache) as scratch:
-        wheel = _downloaded(f"{distribution}=={version}", Path(scratch))
-        with zipfile.ZipFile(wheel) as archive:
-            archive.extractall(Path(scratch) / "tree")  # drops what would leave the folder
-        try:
-            (Path(scratch) / "tree").rename(folder)
-        except OSError:
-            if not folder.is_dir():  # otherwise another run was faster
-                raise
-    return folder
+    requirement = f"{distribution}=={version}"
+    return made_once(cache / f"release-{version}", lambda folder: _unpack(requirement, folder))
+
+
+def _unpack(requirement: str, folder: Path) -> None:
+    with (
+        tempfile.TemporaryDirectory() as scratch,
+        zipfile.ZipFile(_downloaded(requirement, Path(scratch))) as archive,
+    ):
+        archive.extractall(folder)  # drops what would leave the folder
 
 
 def _downloaded(requirement: str, folder: Path) -> Path:

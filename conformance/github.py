@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from conformance import markdown
 from conformance.digest import faults
 from conformance.show import as_markdown
 
@@ -21,8 +22,9 @@ MOST_ANNOTATIONS = 10
 
 
 def add_summary(report: Report, more: Sequence[str], path: Path) -> None:
-    """Append the report in short, and lines of Markdown, to the summary of the job's step."""
-    page = "\n".join([*as_markdown(report), *more]) + "\n"
+    """Append the report in short, and lines of text, to the summary of the job's step."""
+    text = ["", *markdown.preformatted(more)] if more else []
+    page = "\n".join([*as_markdown(report), *text]) + "\n"
     with path.open("ab") as file:
         file.write(page.encode()[:MOST_BYTES].decode(errors="ignore").encode())
 

@@ -7,7 +7,7 @@ import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
 SIGNS = re.compile(r"[\\`*_{}\[\]#|~$]")
 """What Markdown, or GitHub in it, gives a meaning inside of a line."""
@@ -21,6 +21,14 @@ def escape(text: str) -> str:
     line = " ".join(text.split())
     escaped = SIGNS.sub(lambda sign: f"&#{ord(sign[0])};", html.escape(line, quote=False))
     return escaped.replace("@", MENTION)
+
+
+def preformatted(lines: Iterable[str]) -> Iterator[str]:
+    """Lines that stand as they are, in which nothing but HTML has a meaning."""
+    yield "<pre>"
+    for line in lines:
+        yield html.escape(line, quote=False).replace("@", MENTION)
+    yield "</pre>"
 
 
 def row(cells: Iterable[str]) -> str:

@@ -54,6 +54,7 @@ ELSEWHERE = {
     "sizes.token_budget": "sizes that the framework is told",
     "source._checkout": "a path",
     "source._extracted": "a path",
+    "cache.made_once": "a path",
     "wheel.released": "a path",
 }
 

@@ -46,10 +46,10 @@ def test_words_of_a_framework_stay_inside_of_their_command() -> None:
 def test_summary_is_appended_and_cut_where_github_would_refuse_it(tmp_path: Path) -> None:
     page = tmp_path / "summary.md"
     page.write_text("before\n")
-    github.add_summary(report(finding("a")), ["- after"], page)
+    github.add_summary(report(finding("a")), ["  <b>after</b> @team"], page)
 
     assert page.read_text().startswith("before\n### toy 1, engine torch")
-    assert page.read_text().endswith("- after\n")
+    assert page.read_text().endswith("<pre>\n  &lt;b&gt;after&lt;/b&gt; @\u200bteam\n</pre>\n")
 
     github.add_summary(report(finding("a")), ["é" * github.MOST_BYTES], page)
     assert page.stat().st_size <= github.MOST_BYTES + 1000
