@@ -248,6 +248,8 @@ class Description:
     objectives: frozenset[Objective] = frozenset({Objective.POLICY})
     conventions: Conventions = DEFAULT_CONVENTIONS
     dtype: str = "float32"
+    """Of the parameters that it is run with; what `Rank.dtype` asks for replaces it."""
+
     places: Mapping[Place, str] = field(default_factory=dict)
     """Functions of the framework, ``module:name``, each where such a mistake would be made."""
 
@@ -260,13 +262,15 @@ class Rank:
     """The place of this process in an initialised `torch.distributed` world.
 
     ``device`` is where its tensors belong: ``cpu``, or one such as ``cuda:1``, which is torch's
-    current one then. ``cache`` is for what is costly to build and valid as long as the world is:
-    process groups, device meshes, wrapped models.
+    current one then. ``dtype`` is what a model's parameters are to be in where they are computed
+    with, by the framework's own mixed precision where it has one. ``cache`` is for what is costly
+    to build and valid as long as the world is: process groups, device meshes, wrapped models.
     """
 
     index: int
     world_size: int
     device: str = "cpu"
+    dtype: str = "float32"
     cache: dict[Any, Any] = field(default_factory=dict)
     _framework_seconds: list[float] = field(default_factory=list)
 
@@ -309,6 +313,9 @@ class Adapter(ABC):
 
     devices: ClassVar[tuple[str, ...]] = ("cpu",)
     """Kinds of `Rank.device` that it can drive its framework on."""
+
+    dtypes: ClassVar[tuple[str, ...]] = ("float32",)
+    """Each `Rank.dtype` that it can drive its framework with."""
 
     dependencies: ClassVar[tuple[str, ...]] = ()
     """Distributions whose versions may change a result; the report lists them."""

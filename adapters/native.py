@@ -38,7 +38,7 @@ from adapters.objective import (
     Metric,
     Objective,
 )
-from adapters.probe import ENTROPIES, FORWARD_PASSES, PADDING_ID, ProbedBatch, cycled
+from adapters.probe import ENTROPIES, FORWARD_PASSES, PADDING_ID, ProbedBatch, as_array, cycled
 from reference.aggregation import Beside, Mode, beside
 
 if TYPE_CHECKING:
@@ -63,6 +63,7 @@ class NativeAdapter(Adapter):
 
     name = "native"
     devices = ("cpu", "cuda")
+    dtypes = ("float32", "bfloat16")
 
     def layouts(self) -> Sequence[Layout]:
         """Every dp × cp of powers of two on up to 8 ranks; on the most ranks, of one cut."""
@@ -104,7 +105,12 @@ class NativeAdapter(Adapter):
         self.started(job)
         batch = ProbedBatch(job.steps, job.objective)
         steps = _steps(batch)
-        probe = torch.zeros(batch.probe_size, requires_grad=True, device=rank.device)
+        probe = torch.zeros(
+            batch.probe_size,
+            requires_grad=True,
+            device=rank.device,
+            dtype=getattr(torch, rank.dtype),
+        )
         FORWARD_PASSES.take()
         with rank.framework():
             trainer = self.trainer(job, rank.index)
@@ -203,7 +209,7 @@ class Trainer:
         for micro_batch in self.cut(mine):
             packed = pack(micro_batch, self.layout, self.cp_rank)
             FORWARD_PASSES.note(packed.labels[packed.labels != PADDING_ID] - 1)
-            loss, log = self.loss(probe, packed.to(probe.device), token_losses)
+            loss, log = self.loss(probe.float(), packed.to(probe.device), token_losses)
             loss.backward()
             for metric, value in log.items():
                 logs[metric].append(value.item())
@@ -478,7 +484,7 @@ def _observation(
     logs: Sequence[dict[Metric, float]] = (),
 ) -> Observation:
     return Observation(
-        weights=batch.weights_of_steps([gradient.cpu().numpy() for gradient in gradients]),
+        weights=batch.weights_of_steps([as_array(gradient) for gradient in gradients]),
         combine=combine,
         forward_passes=batch.forward_passes(FORWARD_PASSES.take()),
         reported={

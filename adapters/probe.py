@@ -56,6 +56,11 @@ def cycled(values: NDArray[np.float64], ids: torch.Tensor) -> torch.Tensor:
     return table[ids % len(table)]
 
 
+def as_array(gradient: torch.Tensor) -> NDArray[np.float32]:
+    """A probe's gradient as it is now, of whatever device and dtype."""
+    return gradient.detach().float().cpu().numpy().copy()
+
+
 class ForwardPasses:
     """The token ids that a rank's model was given, forward pass by forward pass."""
 

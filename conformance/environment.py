@@ -21,6 +21,7 @@ def environment(adapter: Adapter, description: Description, hardware: Hardware) 
         torch=version("torch"),
         backend=hardware.backend,
         device=hardware.device,
+        dtype=hardware.dtype,
         platform=f"{platform.system()} {platform.machine()}",
         dependencies={name: found for name, found in versions.items() if found},
         stand_ins=list(description.stand_ins),

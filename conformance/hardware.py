@@ -1,13 +1,15 @@
-"""What ranks compute on and what they talk over, chosen before any of them starts."""
+"""What ranks compute on and in, and what they talk over, chosen before any of them starts."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from typing import Self
+
+_Choice = TypeVar("_Choice", bound=StrEnum)
 
 
 class Device(StrEnum):
@@ -24,19 +26,27 @@ class Backend(StrEnum):
     NCCL = "nccl"
 
 
+class Dtype(StrEnum):
+    """What the parameters of a model are in; losses are in float32 in any case."""
+
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+
+
 class InvalidHardwareError(ValueError):
-    """A device or a backend that does not exist, or not here, or not for so many ranks."""
+    """What does not exist, or not here, or not for so many ranks."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Hardware:
-    """One device and one backend for all ranks."""
+    """One device, one backend and one precision for all ranks."""
 
     device: Device = Device.CPU
     backend: Backend = Backend.GLOO
+    dtype: Dtype = Dtype.FLOAT32
 
     @classmethod
-    def of(cls, device: str, backend: str | None, ranks: int) -> Self:
+    def of(cls, device: str, backend: str | None, ranks: int, dtype: str = Dtype.FLOAT32) -> Self:
         """Check what a user typed, for so many ranks on this machine.
 
         Without a backend it is nccl where each of them has a GPU of its own, else gloo.
@@ -44,10 +54,12 @@ class Hardware:
         Raises:
             InvalidHardwareError: there is no such hardware, or too little.
         """
-        chosen, asked = _device(device), None if backend is None else _backend(backend)
+        chosen = _choice(Device, "device", device)
+        precision = _choice(Dtype, "dtype", dtype)
+        asked = None if backend is None else _choice(Backend, "backend", backend)
         if chosen is Device.CPU:
             _require_no_nccl(asked)
-            return cls()
+            return cls(dtype=precision)
         found = _require_gpus()
         if asked is Backend.NCCL and ranks > found:
             raise InvalidHardwareError(
@@ -56,7 +68,7 @@ class Hardware:
                 " for CUDA tensors over gloo"
             )
         enough = Backend.NCCL if ranks <= found else Backend.GLOO
-        return cls(device=chosen, backend=asked or enough)
+        return cls(device=chosen, backend=asked or enough, dtype=precision)
 
 
 ON_CPU = Hardware()
@@ -69,21 +81,12 @@ def gpus() -> int:
     return torch.cuda.device_count()
 
 
-def _device(text: str) -> Device:
+def _choice(known: type[_Choice], option: str, text: str) -> _Choice:
     try:
-        return Device(text)
+        return known(text)
     except ValueError:
         raise InvalidHardwareError(
-            f"--device={text} is unknown; choose {' or '.join(Device)}"
-        ) from None
-
-
-def _backend(text: str) -> Backend:
-    try:
-        return Backend(text)
-    except ValueError:
-        raise InvalidHardwareError(
-            f"--backend={text} is unknown; choose {' or '.join(Backend)}"
+            f"--{option}={text} is unknown; choose {' or '.join(known)}"
         ) from None
 
 

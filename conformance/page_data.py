@@ -129,6 +129,7 @@ def _about(report: Report) -> dict[str, list[tuple[str, str]]]:
         "environment": _said(
             {
                 "device": f"{environment.device}, {environment.backend}, {environment.platform}",
+                "parameters": environment.dtype,
                 "python": environment.python,
                 "torch": environment.torch,
                 **environment.dependencies,

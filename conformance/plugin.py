@@ -83,6 +83,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="gloo or nccl (nccl on cuda with a GPU for every rank, else gloo)",
     )
     group.addoption(
+        "--dtype",
+        default="float32",
+        metavar="DTYPE",
+        help="of parameters and their gradients: float32 (default) or bfloat16",
+    )
+    group.addoption(
         "--time-limit", type=float, default=120.0, metavar="S", help="seconds per finding (120)"
     )
     group.addoption(
@@ -347,6 +353,7 @@ def _read_options(config: pytest.Config) -> Settings:
         room=launching.room(config),
         device=option("device"),
         backend=option("backend"),
+        dtype=option("dtype"),
         time_limit=option("time_limit"),
         report=_given_path(config, "report") or latest,
         examples=option("examples"),

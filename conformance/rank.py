@@ -8,7 +8,7 @@ import signal
 import sys
 import traceback
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Literal
 
@@ -115,9 +115,15 @@ def serve(connection: Connection, post: Post, berth: Berth) -> None:
     """Load the framework, then answer every (world, job) until the connection closes."""
     _settle(berth)
     try:
-        rank = Rank(index=post.index, world_size=0, device=_device(post.hardware, berth))
+        rank = Rank(
+            index=post.index,
+            world_size=0,
+            device=_device(post.hardware, berth),
+            dtype=post.hardware.dtype,
+        )
         preload.load_once(post.adapter, post.source)
-        connection.send(Ready(post.adapter.describe(), os.getpid()))
+        description = replace(post.adapter.describe(), dtype=post.hardware.dtype)
+        connection.send(Ready(description, os.getpid()))
     except BaseException:
         connection.send(Raised(_traceback(post.source)))
         return
@@ -186,7 +192,7 @@ def _enter(world: World, old: Rank, backend: Backend) -> Rank:
         world_size=world.size,
         timeout=timedelta(seconds=world.time_limit),
     )
-    return Rank(index=old.index, world_size=world.size, device=old.device)
+    return replace(old, world_size=world.size, cache={})
 
 
 def _device(hardware: Hardware, berth: Berth) -> str:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from adapters.contract import Depth, Layout
+from conformance.hardware import ON_CPU
 from reference.aggregation import Conventions, Mode
 
 if TYPE_CHECKING:
@@ -185,9 +186,18 @@ class Environment(_Model):
     torch: str
     backend: str
     device: str
+    dtype: str = "float32"
+    """Of parameters and their gradients; losses are in float32."""
+
     platform: str
     dependencies: dict[str, str]
     stand_ins: list[str]
+
+    @property
+    def hardware(self) -> str:
+        """What ranks computed on, in a word; of precision only what is not ordinary."""
+        narrow = [] if self.dtype == ON_CPU.dtype else [self.dtype]
+        return "/".join([self.device, self.backend, *narrow])
 
 
 class Request(_Model):

@@ -35,6 +35,8 @@ def _options(header: Header, finding: Finding) -> Iterator[str]:
     if header.environment.device != ON_CPU.device:
         yield f"--device={header.environment.device}"
         yield f"--backend={header.environment.backend}"
+    if header.environment.dtype != ON_CPU.dtype:
+        yield f"--dtype={header.environment.dtype}"
     if finding.depth is not Depth.STEP:
         yield f"--depth={finding.depth}"
     yield f"--layout={finding.layout}"

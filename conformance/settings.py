@@ -91,6 +91,7 @@ class Settings:
         seed: str,
         device: str = ON_CPU.device,
         backend: str | None = None,
+        dtype: str = ON_CPU.dtype,
         expect: Path | None = None,
         baseline: Path | None = None,
         case_file: Path | None = None,
@@ -124,8 +125,9 @@ class Settings:
             case=None if case_file is None else case_files.load(case_file),
         )
         settings.require_something_to_run()
-        hardware = Hardware.of(device, backend, min(settings.ranks, room.here))
-        _require_device(chosen, hardware)
+        hardware = Hardware.of(device, backend, min(settings.ranks, room.here), dtype)
+        _require_drivable("device", hardware.device, chosen, chosen.devices)
+        _require_drivable("dtype", hardware.dtype, chosen, chosen.dtypes)
         return replace(settings, hardware=hardware, gate=_gate(settings, expect, baseline))
 
     def all_ids(self) -> list[str]:
@@ -243,11 +245,11 @@ class Settings:
         ]
 
 
-def _require_device(adapter: Adapter, hardware: Hardware) -> None:
-    if hardware.device not in adapter.devices:
+def _require_drivable(option: str, chosen: str, adapter: Adapter, known: Sequence[str]) -> None:
+    if chosen not in known:
         raise InvalidSettingsError(
-            f"--device={hardware.device}: the adapter of {adapter.name} drives it on"
-            f" {' and '.join(adapter.devices)} alone; leave --device out"
+            f"--{option}={chosen}: the adapter of {adapter.name} drives its {adapter.engine} engine"
+            f" with {' and '.join(known)} alone; leave --{option} out"
         )
 
 

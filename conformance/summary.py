@@ -59,7 +59,7 @@ def subject(report: Report) -> str:
     depths = ", ".join(sorted({finding.depth for finding in report.findings}))
     return (
         f"{report.adapter} {code}{ref}{dirty}, engine {report.engine}, depth {depths or 'none'},"
-        f" {report.environment.device}/{report.environment.backend}"
+        f" {report.environment.hardware}"
     )
 
 

@@ -47,7 +47,7 @@ def judge_together(
 
     The error of a token is relative to the sum of its terms' absolute values, as they may cancel.
     """
-    tolerance = weight_bound(description.dtype, summands=len(terms.TOGETHER))
+    tolerance = weight_bound(description.dtype, terms=len(terms.TOGETHER))
     worst = Judgement(verdict=Verdict.CONFORMS, error=0.0, tolerance=tolerance)
     batch = ProbedBatch(job.steps, job.objective)
     for number, slopes in enumerate(batch.split(batch.slopes)):

@@ -32,6 +32,18 @@ An exponential (2), the bound it is clipped to (1) and the product with the adva
 product of a term with its coefficient (1) and two sums of terms (2); one to spare.
 """
 
+LOSS_DTYPE = "float32"
+"""Of token losses and all that is made of them, whatever narrower dtype the parameters have: every
+framework computes log-probabilities in it (SkyRL's ``logprobs_from_logits``, Megatron's
+``fused_vocab_parallel_cross_entropy``)."""
+
+PARAMETER_OPERATIONS = 3
+"""Roundings of a weight to the dtype of the parameters, where that is narrower than the losses'.
+
+The gradient as it is written for the parameter (1), averaged over the ranks (1) and divided by the
+train step's final divisor (1). To add the zeros of other micro-batches and ranks rounds nothing.
+"""
+
 SAFETY_FACTOR = 2
 """Allows a framework twice as many roundings as the longest way known."""
 
@@ -51,23 +63,34 @@ def gamma(operations: int, unit_roundoff: float) -> float:
     return product / (1 - product)
 
 
-def weight_bound(dtype: str, summands: int = 0) -> float:
-    """Bound on the relative error of a token weight computed in ``dtype``.
+def weight_bound(dtype: str, summands: int = 0, terms: int = 0) -> float:
+    """Bound on the relative error of a token weight, with parameters in ``dtype``.
 
     ``summands`` is of how many other weights it is the sum, where the ratio of a whole sequence
-    spreads the losses of its tokens (GSPO, arXiv:2507.18071).
+    spreads the losses of its tokens (GSPO, arXiv:2507.18071); ``terms`` how many gradients are
+    added up for it, where a loss has several terms.
     """
-    return gamma(SAFETY_FACTOR * WEIGHT_OPERATIONS + summands, UNIT_ROUNDOFF[dtype])
+    of_losses = _of_losses(dtype)
+    chain = SAFETY_FACTOR * WEIGHT_OPERATIONS + summands + terms
+    bound = gamma(chain, UNIT_ROUNDOFF[of_losses])
+    if of_losses == dtype:
+        return bound
+    return bound + gamma(SAFETY_FACTOR * PARAMETER_OPERATIONS + terms, UNIT_ROUNDOFF[dtype])
 
 
 def reported_bound(tokens: int, dtype: str, operations: int = 0) -> float:
-    """Bound on the error of a step scalar computed in ``dtype``, relative to Σ|weight · loss|.
+    """Bound on the error of a step scalar, with parameters in ``dtype``, relative to Σ|w · loss|.
 
     The summands are rounded as weights are, and one for each of ``tokens`` is added up, in whatever
     order. ``operations`` are those that made the losses, where they are not exact.
     """
     roundings = SAFETY_FACTOR * (WEIGHT_OPERATIONS + operations) + tokens
-    return gamma(roundings, UNIT_ROUNDOFF[dtype])
+    return gamma(roundings, UNIT_ROUNDOFF[_of_losses(dtype)])
+
+
+def _of_losses(dtype: str) -> str:
+    """The dtype of losses beside such parameters."""
+    return dtype if UNIT_ROUNDOFF[dtype] < UNIT_ROUNDOFF[LOSS_DTYPE] else LOSS_DTYPE
 
 
 def scalar_bound(tokens: int, magnitude: float, dtype: str = "float64") -> float:

@@ -48,6 +48,8 @@ class MegatronAdapter(Adapter):
     package: str
     engine = "megatron"
     dependencies = ("megatron-core", "ray", "transformers")
+    devices = ("cpu", "cuda")
+    dtypes = ("float32", "bfloat16")
 
     def layouts(self) -> Sequence[Layout]:
         """Data × context parallelism on up to 8 ranks, packed, and each thing besides once."""

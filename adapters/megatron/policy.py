@@ -17,7 +17,7 @@ from torch import nn
 from adapters import cuda_on_cpu
 from adapters.contract import Depth, Job, Layout, Option, Rank, Unsupported
 from adapters.objective import Objective
-from adapters.probe import ENTROPIES, FORWARD_PASSES, cycled
+from adapters.probe import ENTROPIES, FORWARD_PASSES, as_array, cycled
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,7 +54,7 @@ class ProbeSeam:
         ) -> Any:
             log_probs, entropy = calculate(logits, tokens % self.VOCABULARY, *args, **kwargs)
             assert self.probe is not None
-            probe = self.probe[tokens]
+            probe = self.probe.float()[tokens]
             if entropy is not None:
                 trained = kwargs.get("entropy_requires_grad", True)
                 added = cycled(ENTROPIES, tokens) + (probe if trained else probe.detach())
@@ -103,7 +103,7 @@ class Policy:
 
     def gradient(self) -> NDArray[np.float32]:
         """The probe's, as an optimizer would find it: [capacity]."""
-        return _to_numpy(self.probe.main_grad)
+        return as_array(self.probe.main_grad)
 
 
 class ShardedPolicy(Policy):
@@ -147,7 +147,7 @@ class BarePolicy(Policy):
     def gradient(self) -> NDArray[np.float32]:
         """This rank's own, 0 where no micro-batch of it reached the probe."""
         grad = self.probe.grad
-        return _to_numpy(torch.zeros_like(self.probe) if grad is None else grad)
+        return as_array(torch.zeros_like(self.probe) if grad is None else grad)
 
 
 def cached_policy(job: Job, probe_size: int, rank: Rank, *, calculate_per_token_loss: bool) -> Any:
@@ -160,7 +160,7 @@ def cached_policy(job: Job, probe_size: int, rank: Rank, *, calculate_per_token_
     critic = job.objective is Objective.VALUE
     key = (job.depth, job.layout.options, calculate_per_token_loss, capacity, critic)
     if key not in rank.cache:
-        rank.cache[key] = _build(job, capacity, calculate_per_token_loss)
+        rank.cache[key] = _build(job, capacity, rank, calculate_per_token_loss)
     policy = rank.cache[key]
     policy.take_counted_tokens()
     FORWARD_PASSES.take()
@@ -168,9 +168,10 @@ def cached_policy(job: Job, probe_size: int, rank: Rank, *, calculate_per_token_
     return policy
 
 
-def _build(job: Job, capacity: int, calculate_per_token_loss: bool) -> Policy:
+def _build(job: Job, capacity: int, rank: Rank, calculate_per_token_loss: bool) -> Policy:
     from megatron.core.transformer.transformer_config import TransformerConfig
 
+    dtype = getattr(torch, rank.dtype)
     config = TransformerConfig(
         num_layers=1,
         hidden_size=8,
@@ -179,9 +180,12 @@ def _build(job: Job, capacity: int, calculate_per_token_loss: bool) -> Policy:
         calculate_per_token_loss=calculate_per_token_loss or job.depth is Depth.REDUCER,
         tensor_model_parallel_size=job.layout.tp,
         context_parallel_size=job.layout.cp,
-        pipeline_dtype=torch.float32,
+        pipeline_dtype=dtype,
+        params_dtype=dtype,
+        bf16=dtype is torch.bfloat16,
     )
     bare = _probed_model(config, capacity, critic=job.objective is Objective.VALUE)
+    bare.to(rank.device, dtype)
     if job.depth is not Depth.STEP:
         return BarePolicy(bare, bare.probe)
     try:
@@ -217,6 +221,7 @@ def _probed_model(config: Any, capacity: int, *, critic: bool) -> Any:
         """Stands where Megatron expects a GPT model, with its vocabulary cut over the tp ranks.
 
         A critic's value of a token is the probe's entry, given where the token is predicted.
+        Outputs are in float32, as Megatron's own wrapper of narrower models makes them.
         """
 
         def __init__(self) -> None:
@@ -236,9 +241,9 @@ def _probed_model(config: Any, capacity: int, *, critic: bool) -> Any:
 
         def forward(self, input_ids: torch.Tensor, **kwargs: Any) -> torch.Tensor:
             FORWARD_PASSES.note(input_ids)
-            logits = self.logit.expand(*input_ids.shape, ProbeSeam.VOCABULARY)
+            logits = self.logit.float().expand(*input_ids.shape, ProbeSeam.VOCABULARY)
             if critic:
-                return logits + self.probe[(input_ids + 1) % capacity].unsqueeze(-1)
+                return logits + self.probe.float()[(input_ids + 1) % capacity].unsqueeze(-1)
             # A loss that has no token on this rank reaches all parameters through the logits.
             return logits + self.offset + 0.0 * self.probe.sum()
 
@@ -270,7 +275,3 @@ class ReadingOptimizer:
 def scheduler() -> Any:
     """A learning-rate schedule without a learning rate."""
     return SimpleNamespace(step=lambda increment: None)
-
-
-def _to_numpy(gradient: torch.Tensor) -> NDArray[np.float32]:
-    return gradient.detach().cpu().numpy().copy()

@@ -13,7 +13,7 @@ import argparse
 import importlib
 import importlib.util
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -44,7 +44,7 @@ from adapters.megatron.tracking import LOG
 from adapters.miles import documented, logs, rollouts
 from adapters.miles.importing import import_miles, module
 from adapters.objective import Objective
-from adapters.probe import FORWARD_PASSES, ProbedBatch
+from adapters.probe import FORWARD_PASSES, ProbedBatch, as_array
 from reference.aggregation import SampleUnit
 
 if TYPE_CHECKING:
@@ -78,6 +78,8 @@ class MilesFsdpAdapter(Adapter):
     tree = ("miles",)
     engine = "fsdp"
     dependencies = ("megatron-core", "ray", "transformers")
+    devices = ("cpu", "cuda")
+    dtypes = ("float32", "bfloat16")
 
     def layouts(self) -> Sequence[Layout]:
         """Data parallelism on up to 4 ranks, packed: the engine has no other."""
@@ -226,7 +228,7 @@ class _Policy:
     def _take_gradient(self, optimizer: torch.optim.Optimizer, *arguments: object) -> None:
         """The optimizer finds zeros: NaN, even at a learning rate of 0, would spoil the probe."""
         [probe] = optimizer.param_groups[0]["params"]
-        self.gradients.append(probe.grad.full_tensor().detach().cpu().numpy().copy())
+        self.gradients.append(as_array(probe.grad.full_tensor()))
         probe.grad.zero_()
 
 
@@ -237,7 +239,7 @@ def _cached_policy(args: Any, job: Job, probe_size: int, rank: Rank) -> _Policy:
     if key not in rank.cache:
         mesh = _mesh(rank) if job.depth is Depth.STEP else _mesh_of_one(rank)
         rank.cache[key] = _Policy(
-            _sharded(_ProbedModel(capacity).to(rank.device), mesh, args), args
+            _sharded(_ProbedModel(capacity).to(rank.device), mesh, args, rank.dtype), args
         )
     policy: _Policy = rank.cache[key]
     policy.gradients = []
@@ -245,15 +247,22 @@ def _cached_policy(args: Any, job: Job, probe_size: int, rank: Rank) -> _Policy:
     return policy
 
 
-def _sharded(model: nn.Module, mesh: Any, args: Any) -> nn.Module:
-    """The model in FSDP2 as miles wraps it, but in full precision.
+def _sharded(model: nn.Module, mesh: Any, args: Any, dtype: str) -> nn.Module:
+    """The model in FSDP2 as miles wraps it, in this precision.
 
     Some versions have bfloat16 written into them, of which the probe's gradient keeps two digits.
     """
+    with nullcontext() if dtype == "bfloat16" else _full_precision():
+        return _engine("actor").apply_fsdp2(model, mesh=mesh, args=args)
+
+
+@contextmanager
+def _full_precision() -> Iterator[None]:
+    """Inside, FSDP2 keeps to the precision of parameters whatever it is told."""
     mixed_precision = fsdp.MixedPrecisionPolicy
     fsdp.MixedPrecisionPolicy = lambda **dtypes: mixed_precision()
     try:
-        return _engine("actor").apply_fsdp2(model, mesh=mesh, args=args)
+        yield
     finally:
         fsdp.MixedPrecisionPolicy = mixed_precision
 

@@ -72,13 +72,15 @@ class SkyRLAdapter(Adapter):
     package = "skyrl"
     distribution = "skyrl"
     tree = ("skyrl", "skyrl-gym")
+    devices = ("cpu", "cuda")
+    dtypes = ("float32", "bfloat16")
 
     @abstractmethod
     def load_engine(self) -> None:
         """Import the engine's worker and put the seams where it makes use of logits."""
 
     @abstractmethod
-    def settings(self, job: Job) -> dict[str, object]:
+    def settings(self, job: Job, dtype: str) -> dict[str, object]:
         """What the engine has in SkyRL's configuration, by path."""
 
     @abstractmethod
@@ -119,7 +121,7 @@ class SkyRLAdapter(Adapter):
         """Train all steps of the batch as the mini-batches of one rollout."""
         batch = ProbedBatch(job.steps, job.objective)
         with rank.framework():
-            config = configure(job, self.settings(job))
+            config = configure(job, self.settings(job, rank.dtype))
         if job.depth is Depth.REDUCER:
             with rank.framework():
                 gradient = trainer.reduce(config, batch, job)

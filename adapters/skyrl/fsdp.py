@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from adapters import cuda_on_cpu
 from adapters.contract import Depth, Description, Job, Layout, Rank, Unsupported
 from adapters.objective import Objective
-from adapters.probe import ENTROPIES, FORWARD_PASSES, cycled
+from adapters.probe import ENTROPIES, FORWARD_PASSES, as_array, cycled
 from adapters.skyrl.adapter import SkyRLAdapter
 from adapters.skyrl.configuration import PACKING
 from adapters.skyrl.importing import module, ppo_utils
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 MODEL_WRAPPER = "backends.skyrl_train.workers.model_wrapper"
 WORKER = "backends.skyrl_train.workers.fsdp.fsdp_worker"
+
+PRECISIONS = {"float32": "fp32", "bfloat16": "bf16"}
+"""What SkyRL calls them."""
 
 
 class SkyRLFsdpAdapter(SkyRLAdapter):
@@ -65,12 +68,12 @@ class SkyRLFsdpAdapter(SkyRLAdapter):
         worker = module("backends.skyrl_train.workers.worker").PolicyWorkerBase
         return f"{worker.__module__}:{worker.__name__}._forward_backward_micro"
 
-    def settings(self, job: Job) -> dict[str, object]:
-        """Full precision, no clipping, and an optimizer that leaves the probe at 0."""
+    def settings(self, job: Job, dtype: str) -> dict[str, object]:
+        """No clipping, and an optimizer that leaves the probe at 0."""
         return {
             "trainer.ref.sequence_parallel_size": job.layout.cp,
-            **_settings_of("policy", job),
-            **_settings_of("critic", job),
+            **_settings_of("policy", job, dtype),
+            **_settings_of("critic", job, dtype),
         }
 
     def worker(self, config: Any, job: Job, probe_size: int, rank: Rank) -> Any:
@@ -90,12 +93,12 @@ class SkyRLFsdpAdapter(SkyRLAdapter):
         return worker
 
 
-def _settings_of(model: str, job: Job) -> dict[str, object]:
+def _settings_of(model: str, job: Job, dtype: str) -> dict[str, object]:
     section = f"trainer.{model}"
     precision = f"{section}.fsdp_config.mixed_precision"
     return {
         f"{section}.sequence_parallel_size": job.layout.cp,
-        f"{precision}.param_dtype": "fp32",
+        f"{precision}.param_dtype": PRECISIONS[dtype],
         f"{precision}.reduce_dtype": "fp32",
         f"{precision}.buffer_dtype": "fp32",
         f"{section}.optimizer_config.lr": 0.0,
@@ -224,7 +227,7 @@ def _take_gradient(optimizer: torch.optim.Optimizer) -> NDArray[np.float32]:
     """
     [probe] = [one for one in optimizer.param_groups[0]["params"] if one.requires_grad]
     whole = probe.grad.full_tensor() if isinstance(probe.grad, DTensor) else probe.grad
-    gradient = whole.detach().cpu().numpy().copy()
+    gradient = as_array(whole)
     probe.grad.zero_()
     return gradient
 
@@ -268,7 +271,7 @@ class _ProbedPolicy(nn.Module):
         offered = self.layer(token_ids + 1)
         _ProbedPolicy.offered = offered
         _ProbedPolicy.entropies = cycled(ENTROPIES, token_ids + 1)
-        logits = torch.zeros(*token_ids.shape, self.VOCABULARY, device=token_ids.device)
+        logits = offered.new_zeros(*token_ids.shape, self.VOCABULARY)
         return {"logits": logits, "probe": offered}
 
 

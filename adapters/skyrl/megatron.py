@@ -114,8 +114,8 @@ class SkyRLMegatronAdapter(SkyRLAdapter):
         wrapper = module(MODEL_WRAPPER).MegatronModelWrapper
         return f"{wrapper.__module__}:{wrapper.__name__}.forward_backward_mini_batch"
 
-    def settings(self, job: Job) -> dict[str, object]:
-        """In full precision, with Megatron's own parallelism, for a model without attention."""
+    def settings(self, job: Job, dtype: str) -> dict[str, object]:
+        """With Megatron's own parallelism, for a model without attention."""
         if job.layout.format == "thd" and _packing_fault() is not None:
             raise Unsupported(
                 f"this SkyRL packs samples with another Megatron-Core than"
@@ -124,7 +124,7 @@ class SkyRLMegatronAdapter(SkyRLAdapter):
         megatron = "trainer.policy.megatron_config"
         return {
             "trainer.strategy": "megatron",
-            "trainer.bf16": False,
+            "trainer.bf16": dtype == "bfloat16",
             "trainer.flash_attn": False,
             **_parallelism(megatron, job),
             **_parallelism("trainer.ref.megatron_config", job),
@@ -140,7 +140,7 @@ class SkyRLMegatronAdapter(SkyRLAdapter):
         """SkyRL's policy worker, kept as long as its process groups, with a model of its own."""
         with rank.framework():
             worker = _joined_worker(config, job, rank)
-            _init_model(worker, _Provider(job, probe_capacity(probe_size), rank.device))
+            _init_model(worker, _Provider(job, probe_capacity(probe_size), rank))
         return worker
 
 
@@ -220,11 +220,11 @@ def _init_model(worker: Any, provider: _Provider) -> None:
 class _Provider:
     """Makes our policy where Megatron-Bridge would make SkyRL's from a checkpoint."""
 
-    def __init__(self, job: Job, capacity: int, device: str) -> None:
+    def __init__(self, job: Job, capacity: int, rank: Rank) -> None:
         self._layout = job.layout
         self._data_parallel = job.depth is Depth.STEP
         self._capacity = capacity
-        self._device = device
+        self._device, self._dtype = rank.device, getattr(torch, rank.dtype)
 
     def provide_distributed_model(
         self, *, ddp_config: Any, wrap_with_ddp: bool, bf16: bool
@@ -240,9 +240,11 @@ class _Provider:
             tensor_model_parallel_size=self._layout.tp,
             sequence_parallel=self._layout.tp > 1,
             context_parallel_size=self._layout.cp,
-            pipeline_dtype=torch.float32,
+            pipeline_dtype=self._dtype,
+            params_dtype=self._dtype,
+            bf16=bf16,
         )
-        model = _probed_model(config, self._capacity).to(self._device)
+        model = _probed_model(config, self._capacity).to(self._device, self._dtype)
         if not self._data_parallel:
             return [model]
         return [DistributedDataParallel(config, ddp_config, model)]
@@ -292,10 +294,11 @@ def _probed_model(config: Any, capacity: int) -> Any:
         ) -> torch.Tensor:
             """The token's logit, and of what is predicted the probe's entries and its entropies.
 
-            They are as long as logits: [*input_ids, 3].
+            They are as long as logits: [*input_ids, 3], and in float32, as Megatron's own wrapper
+            of narrower models makes them.
             """
             FORWARD_PASSES.note(input_ids)
-            offered = self.probe[input_ids + 1]
+            offered = self.probe.float()[input_ids + 1]
             entropies = cycled(ENTROPIES, input_ids + 1)
             logits = torch.full_like(offered, self.logit)
             return torch.stack([logits, offered, entropies], dim=-1)

@@ -135,6 +135,25 @@ def test_weights_of_the_four_modes_do_not_depend_on_options(tmp_path: Path, layo
     }
 
 
+@pytest.mark.parametrize(
+    ("adapter", "engine", "ref"),
+    [
+        ("slime", "megatron", "refs/pull/2090/head"),
+        ("miles", "megatron", "refs/pull/1498/head"),
+        ("miles", "fsdp", "refs/pull/1498/head"),
+    ],
+)
+def test_parameters_in_bfloat16_conform_within_their_bound(
+    tmp_path: Path, adapter: str, engine: str, ref: str
+) -> None:
+    chosen = (f"--engine={engine}", "--dtype=bfloat16", "--layout=dp2-cp1-mb2-thd")
+    cases = "uneven_lengths and not prompt_mean"
+    report = run(tmp_path, adapter, ref, *chosen, cases=cases, subjects="[weights/")
+
+    assert {finding["verdict"] for finding in report["findings"]} == {"conforms"}
+    assert max(finding["error"] for finding in report["findings"]) > 1e-4, "not in bfloat16"
+
+
 @pytest.mark.parametrize("depth", ["loss", "step"])
 def test_miles_on_fsdp_conforms_but_for_prompt_mean_which_fails_in_its_log(
     tmp_path: Path, depth: str

@@ -23,6 +23,7 @@ from conformance.cases import CORPUS, REJECTION
 from conformance.rank import Declined
 from conformance.ranks import Ran, RankPool
 from reference.aggregation import Aggregation, Conventions, DenominatorMask, Mode
+from reference.rounding import weight_bound
 from reference.weights import token_weights
 from tests import command
 
@@ -97,6 +98,18 @@ def test_megatron_engine_conforms_under_context_and_tensor_parallelism(tmp_path:
     assert result.report["engine"] == "megatron"
     assert len(findings) == cases_on(layouts) * len(Mode) * 2
     assert unexpected(findings) == [], result.output
+
+
+@pytest.mark.parametrize("engine", ["fsdp", "megatron"])
+def test_parameters_in_bfloat16_conform_within_their_bound(tmp_path: Path, engine: str) -> None:
+    chosen = (f"--engine={engine}", "--dtype=bfloat16", "--layout=dp2-cp1-mb2-thd")
+    result = command.run(tmp_path, "skyrl", *chosen, "--checks=weights", "-k", "dp2")
+    findings = result.report["findings"]
+
+    assert len(findings) == cases_on(["dp2-cp1-mb2-thd"]) * len(Mode)
+    assert unexpected(findings) == [], result.output
+    errors = [one["error"] for one in findings if one["verdict"] == "conforms"]
+    assert 1e-4 < max(errors) < weight_bound("bfloat16"), "the probe is not in bfloat16"
 
 
 def test_megatron_engine_conforms_at_depth_loss(tmp_path: Path) -> None:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
-from conformance.hardware import Backend, Device, Hardware, InvalidHardwareError
+from adapters.native import NativeAdapter
+from conformance.hardware import Backend, Device, Dtype, Hardware, InvalidHardwareError
+from reference.rounding import weight_bound
+from tests import command
 
 
 @pytest.fixture
@@ -58,6 +63,17 @@ def test_what_is_not_there_is_refused_with_the_way_out(
     assert message in str(caught.value)
 
 
+@pytest.mark.usefixtures("two_gpus")
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_precision_is_any_hardware_s(device: str) -> None:
+    assert Hardware.of(device, None, 2, "bfloat16").dtype is Dtype.BFLOAT16
+
+
+def test_an_unknown_precision_is_refused() -> None:
+    with pytest.raises(InvalidHardwareError, match="--dtype=fp8 is unknown; choose float32 or bfl"):
+        Hardware.of("cpu", None, 2, "fp8")
+
+
 def test_gpus_are_not_looked_for_unless_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail() -> int:
         raise AssertionError("CUDA was touched")
@@ -67,11 +83,45 @@ def test_gpus_are_not_looked_for_unless_asked_for(monkeypatch: pytest.MonkeyPatc
     assert Hardware.of("cpu", None, 8) == Hardware()
 
 
-def test_a_device_that_the_adapter_does_not_know_is_refused(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ("--device=cuda", "its torch engine with cpu alone; leave --device out"),
+        ("--dtype=bfloat16", "its torch engine with float32 alone; leave --dtype out"),
+    ],
+)
+def test_what_an_adapter_cannot_drive_its_framework_with_is_refused(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, option: str, words: str
 ) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
-    result = pytester.runpytest_inprocess("--adapter=skyrl", "--device=cuda")
+    monkeypatch.setattr(NativeAdapter, "devices", ("cpu",))
+    monkeypatch.setattr(NativeAdapter, "dtypes", ("float32",))
+    result = pytester.runpytest_inprocess("--adapter=native", option)
 
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.re_match_lines([r"ERROR: --device=cuda: the adapter of skyrl drives it on cpu"])
+    assert f"ERROR: {option}: the adapter of native drives {words}" in result.stderr.str()
+
+
+def test_narrow_parameters_conform_within_their_own_bound(tmp_path: Path) -> None:
+    chosen = ("--layout=dp2-cp2-mb2-thd", "--checks=weights,metric", "-k", "uneven_lengths")
+    result = command.run(tmp_path, "native", "--dtype=bfloat16", *chosen)
+    findings = result.report["findings"]
+
+    assert result.status == 0
+    assert result.report["environment"]["dtype"] == "bfloat16"
+    assert "cpu/gloo/bfloat16" in result.output
+    weights = [finding for finding in findings if finding["check"] == "weights"]
+    assert {finding["tolerance"] for finding in weights} == {weight_bound("bfloat16")}
+    errors = [finding["error"] for finding in weights]
+    assert 2**-12 < max(errors) <= 2**-8, "each gradient is rounded once, by half a unit at most"
+
+
+def test_a_mistake_in_narrow_parameters_is_named_and_can_be_made_again(tmp_path: Path) -> None:
+    chosen = ("--dtype=bfloat16", "--checks=weights", "--modes=token_mean", "-k", "fibonacci")
+    result = command.run(tmp_path, "onetokenshort", *chosen, "--layout=dp2-cp1-mb1-bshd")
+    [finding] = result.report["findings"]
+
+    assert finding["verdict"] == "mismatch"
+    assert finding["diagnosis"]["name"] == "tokens_miscounted"
+    assert finding["diagnosis"]["numbers"] == {"counted": 31, "expected": 32}
+    assert "--engine=torch --dtype=bfloat16 --layout=" in result.output

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -27,6 +28,22 @@ def test_float32_products_stay_within_the_bound(factors: list[int]) -> None:
             exact, rounded = exact * factor, rounded * np.float32(factor)
 
     assert abs(float(rounded) - exact) <= weight_bound("float32") * exact
+
+
+@given(st.lists(st.integers(1, 1000), min_size=3, max_size=3), st.integers(1, 10_000))
+def test_bfloat16_parameters_of_float32_losses_stay_within_the_bound(
+    factors: list[int], tokens: int
+) -> None:
+    exact, rounded = 1 / tokens, torch.tensor(1.0) / tokens
+    rounded = rounded.to(torch.bfloat16)
+    for factor in factors[1:]:
+        exact, rounded = exact / factor, rounded / factor
+
+    assert abs(rounded.item() - exact) <= weight_bound("bfloat16") * exact
+
+
+def test_one_token_in_forty_is_above_the_bound_of_bfloat16() -> None:
+    assert 1 / 42 < weight_bound("bfloat16") < 1 / 41
 
 
 def test_bound_of_float32_is_below_one_in_a_million() -> None:
@@ -67,6 +84,11 @@ def test_bounds_are_those_of_higham() -> None:
     assert gamma(64, 2.0**-8) == 1 / 3
     assert weight_bound("float32") == 16 * u / (1 - 16 * u)
     assert reported_bound(100, "float32") == 116 * u / (1 - 116 * u)
+    assert weight_bound("float32", summands=5, terms=3) == 24 * u / (1 - 24 * u)
+    assert weight_bound("bfloat16") == weight_bound("float32") + 6 / 250
+    assert weight_bound("bfloat16", terms=3) == weight_bound("float32", terms=3) + 9 / 247
+    assert weight_bound("bfloat16", summands=1000) < weight_bound("bfloat16") + 1e-4
+    assert reported_bound(100, "bfloat16") == reported_bound(100, "float32")
     assert scalar_bound(6, 2.0, "bfloat16") == 2 / 31
     assert scalar_bound(6, 3.0) == pytest.approx(24 * 2.0**-53, rel=1e-14)
 
