@@ -64,6 +64,9 @@ class SharedStore:
 Meeting = SharedFile | SharedStore
 
 
+LOCAL_RANK = "LOCAL_RANK"
+"""Environment variable that torchrun sets, and that frameworks take for the number of a GPU."""
+
 LOG_LIMIT = 1 << 20
 """Bytes that a rank's output may have when a job begins."""
 
@@ -203,13 +206,15 @@ def _device(hardware: Hardware, berth: Berth) -> str:
     """
     if hardware.device is Device.CPU:
         preload.hide_gpus()
+        os.environ.pop(LOCAL_RANK, None)
         return "cpu"
     found = gpus()
     if not found:
         raise RuntimeError("--device=cuda needs a GPU and torch finds none on a rank's machine")
-    device = f"cuda:{berth.index % found}"
-    torch.cuda.set_device(device)
-    return device
+    number = berth.index % found
+    os.environ[LOCAL_RANK] = str(number)
+    torch.cuda.set_device(number)
+    return f"cuda:{number}"
 
 
 def _settle(berth: Berth) -> None:

@@ -1,13 +1,15 @@
-"""SkyRL with one mistake put in."""
+"""SkyRL with one mistake put in, or as it is driven where there is other hardware."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from adapters.megatron import policy
 from adapters.skyrl.fsdp import SkyRLFsdpAdapter
+from adapters.skyrl.megatron import SkyRLMegatronAdapter
 
 if TYPE_CHECKING:
-    from adapters.contract import Job, Rank
+    from adapters.contract import Job, Observation, Rank
 
 
 class DpSizeOne(SkyRLFsdpAdapter):
@@ -31,3 +33,13 @@ class MicroBatchesUnweighted(SkyRLFsdpAdapter):
 
         worker._forward_backward_micro = unweighted
         return worker
+
+
+class OneByOne(SkyRLMegatronAdapter):
+    """Megatron's gradients are reduced as they are over gloo where they are on a GPU."""
+
+    def observe(self, job: Job, rank: Rank) -> Observation:
+        from megatron.core.distributed import param_and_grad_buffer
+
+        param_and_grad_buffer._coalescing_manager = policy.one_by_one
+        return super().observe(job, rank)

@@ -8,6 +8,7 @@ applying it.
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ from adapters.objective import Objective
 from adapters.probe import ENTROPIES, FORWARD_PASSES, as_array, cycled
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     import numpy as np
     from numpy.typing import NDArray
@@ -188,12 +189,36 @@ def _build(job: Job, capacity: int, rank: Rank, calculate_per_token_loss: bool) 
     bare.to(rank.device, dtype)
     if job.depth is not Depth.STEP:
         return BarePolicy(bare, bare.probe)
+    reduce_one_by_one_over_gloo(rank)
     try:
         wrapped = _data_parallel(config, bare, job.layout.options)
     except AssertionError as error:
         raise Unsupported(f"Megatron-Core: {error}") from error
     sharded = Option.DISTRIBUTED_OPTIMIZER in job.layout.options
     return (ShardedPolicy if sharded else Policy)(wrapped, bare.probe)
+
+
+def reduce_one_by_one_over_gloo(rank: Rank) -> None:
+    """Have Megatron reduce its buckets one after another where gloo cannot reduce them at once.
+
+    It joins them into one collective, which gloo has for tensors on the CPU alone.
+    """
+    if rank.device != "cpu" and "nccl" not in str(torch.distributed.get_backend_config()):
+        from megatron.core.distributed import param_and_grad_buffer
+
+        param_and_grad_buffer._coalescing_manager = one_by_one
+
+
+@contextmanager
+def one_by_one(group: Any, async_ops: bool = False) -> Iterator[None]:
+    """Stands where Megatron takes torch's manager of joined collectives, and joins none.
+
+    Raises:
+        Unsupported: nobody would wait for them then.
+    """
+    if async_ops:
+        raise Unsupported("no overlap of gradient reduction with gloo on CUDA tensors")
+    yield
 
 
 def _data_parallel(config: Any, model: nn.Module, options: tuple[Option, ...]) -> Any:

@@ -140,6 +140,7 @@ class SkyRLMegatronAdapter(SkyRLAdapter):
         """SkyRL's policy worker, kept as long as its process groups, with a model of its own."""
         with rank.framework():
             worker = _joined_worker(config, job, rank)
+            policy.reduce_one_by_one_over_gloo(rank)
             _init_model(worker, _Provider(job, probe_capacity(probe_size), rank))
         return worker
 

@@ -112,6 +112,30 @@ def test_parameters_in_bfloat16_conform_within_their_bound(tmp_path: Path, engin
     assert 1e-4 < max(errors) < weight_bound("bfloat16"), "the probe is not in bfloat16"
 
 
+def test_gradients_that_are_not_joined_into_one_collective_are_the_same(tmp_path: Path) -> None:
+    layouts = ("--layout=dp2-cp2-mb2-thd", "--layout=dp2-cp2-mb2-thd+overlap_grad_reduce")
+    chosen = ("--checks=weights", "--modes=token_mean", "-k", "uneven_lengths", *layouts)
+    joined = command.run(tmp_path / "joined", "skyrl", "--engine=megatron", *chosen)
+    result = command.run(tmp_path / "one_by_one", "onebyone", *chosen)
+    together, overlapping = result.report["findings"]
+
+    assert together == joined.report["findings"][0]
+    assert together["verdict"] == "conforms"
+    assert overlapping["verdict"] == "unsupported"
+    assert overlapping["message"].startswith("no overlap of gradient reduction with gloo")
+
+
+@pytest.mark.parametrize("engine", ["fsdp", "megatron"])
+def test_findings_under_torchrun_are_the_pool_s(tmp_path: Path, engine: str) -> None:
+    chosen = (f"--engine={engine}", "--layout=dp2-cp1-mb2-thd", "--checks=weights,metric")
+    chosen = (*chosen, "-k", "one_token")
+    pool = command.run(tmp_path / "pool", "skyrl", *chosen)
+    two = command.run(tmp_path / "two", "skyrl", *chosen, torchrun=("--nproc-per-node=2",))
+
+    assert two.status == pool.status
+    assert two.findings == pool.findings
+
+
 def test_megatron_engine_conforms_at_depth_loss(tmp_path: Path) -> None:
     arguments = ("--engine=megatron", "--depth=loss", "--layout=dp2-cp2-mb2-thd")
     result = command.run(tmp_path, "skyrl", *arguments)

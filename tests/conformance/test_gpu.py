@@ -1,7 +1,9 @@
-"""CUDA tensors over NCCL and over gloo find what the CPU finds."""
+"""CUDA tensors over NCCL and over gloo find what the CPU finds, of every framework."""
 
 from __future__ import annotations
 
+import os
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -15,24 +17,72 @@ pytestmark = [
 ]
 
 
+@dataclass(frozen=True)
+class Subject:
+    """A framework's engine, and the commit of a clone that it is taken from, if any."""
+
+    adapter: str
+    engine: str
+    ref: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.adapter}-{self.engine}"
+
+    @property
+    def options(self) -> list[str]:
+        """Those that choose it."""
+        chosen = [f"--engine={self.engine}"]
+        if self.ref is None:
+            return chosen
+        if command.SOURCES not in os.environ:
+            pytest.skip(f"{command.SOURCES} names no folder of clones")
+        clone = Path(os.environ[command.SOURCES]) / self.adapter
+        return [*chosen, f"--source={clone}@{self.ref}"]
+
+
+SUBJECTS = [
+    Subject("native", "torch"),
+    Subject("skyrl", "fsdp"),
+    Subject("skyrl", "megatron"),
+    Subject("slime", "megatron", "refs/pull/2090/head"),
+    Subject("miles", "megatron", "refs/pull/1498/head"),
+    Subject("miles", "fsdp", "refs/pull/1498/head"),
+]
+
+
 @pytest.mark.parametrize(
     ("layout", "backend"),
     [
         ("dp1-cp1-mb2-thd", "nccl"),
         ("dp2-cp1-mb2-thd", "gloo"),
+        ("dp4-cp1-mb2-thd", "gloo"),
         ("dp2-cp2-mb2-thd", "gloo"),
     ],
 )
-def test_findings_are_those_of_the_cpu(tmp_path: Path, layout: str, backend: str) -> None:
-    chosen = (f"--layout={layout}", "--checks=weights,metric", "-k", "uneven_lengths or one_token")
-    on_cpu = command.run(tmp_path / "cpu", "native", *chosen)
+@pytest.mark.parametrize("subject", SUBJECTS, ids=str)
+def test_findings_are_those_of_the_cpu(
+    tmp_path: Path, subject: Subject, layout: str, backend: str
+) -> None:
+    chosen = (*subject.options, f"--layout={layout}", "--checks=weights,metric")
+    chosen = (*chosen, "-k", "uneven_lengths or one_token")
+    on_cpu = command.run(tmp_path / "cpu", subject.adapter, *chosen)
     cuda = ("--device=cuda", f"--backend={backend}")
-    on_gpu = command.run(tmp_path / "gpu", "native", *chosen, *cuda)
+    on_gpu = command.run(tmp_path / "gpu", subject.adapter, *chosen, *cuda)
 
     environment = on_gpu.report["environment"]
-    assert on_gpu.status == 0, on_gpu.output
     assert (environment["device"], environment["backend"]) == ("cuda", backend)
-    assert verdicts(on_gpu) == verdicts(on_cpu)
+    assert verdicts(on_gpu) == verdicts(on_cpu), on_gpu.output
+    assert on_gpu.status == on_cpu.status
+
+
+@pytest.mark.parametrize("subject", SUBJECTS, ids=str)
+def test_bfloat16_conforms_within_its_bound(tmp_path: Path, subject: Subject) -> None:
+    chosen = (*subject.options, "--device=cuda", "--dtype=bfloat16", "--layout=dp1-cp1-mb2-thd")
+    result = command.run(
+        tmp_path, subject.adapter, *chosen, "--checks=weights", "-k", "uneven_lengths"
+    )
+
+    assert set(verdicts(result).values()) <= {"conforms", "unsupported"}, result.output
 
 
 def verdicts(result: command.Result) -> dict[str, str]:
