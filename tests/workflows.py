@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import configparser
 import contextlib
+import functools
 import io
 import re
 import subprocess
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -26,11 +27,9 @@ Document = dict[str, Any]
 
 ACTION = "action.yml"
 
-SCHEMAS = {
-    True: ("vendor.github-actions",),
-    False: ("vendor.github-workflows", "custom.github-workflows-require-timeout"),
-}
-"""That check-jsonschema has, by whether a file is an action."""
+ACTION_SCHEMAS = ("vendor.github-actions",)
+
+WORKFLOW_SCHEMAS = ("vendor.github-workflows", "custom.github-workflows-require-timeout")
 
 UBUNTU = {"bash", "cat", "env", "mkdir", "python3", "realpath"}
 """Programs that a bare runner has."""
@@ -47,14 +46,15 @@ MADE = ("$RUNNER_TEMP/", "$reports/")
 BASH = Parser(Language(tree_sitter_bash.language()))
 
 
-def complaints(name: str, text: str, pytest_has: Callable[[str], bool]) -> list[str]:
-    """All that is wrong with a workflow, or with an action, which has a certain name."""
+def complaints(text: str, pytest_has: Callable[[str], bool]) -> list[str]:
+    """All that is wrong with a workflow or an action; pytest has options, or has not."""
     document = read(text)
     found = [
-        *_schema(name, text),
-        *_trust(name, document),
+        *_schemas(text, ACTION_SCHEMAS if _is_action(document) else WORKFLOW_SCHEMAS),
+        *_versions(document),
+        *([] if _is_action(document) else _rights(document)),
         *_inputs(text, document),
-        *calls(document),
+        *_calls(document),
     ]
     for script in _scripts(document):
         found += _script(script, pytest_has)
@@ -69,25 +69,9 @@ def read(text: str) -> Document:
 
 def inputs(document: Document) -> dict[str, Document]:
     """What an action or a called workflow declares."""
-    declared = document["inputs"] if "runs" in document else _triggers(document, "workflow_call")
-    return dict(declared)
-
-
-def calls(document: Document) -> Iterator[str]:
-    """What is wrong with the use of this project's actions and workflows."""
-    for user in [*_jobs(document), *_steps(document)]:
-        _, here, path = user.get("uses", "").partition("/.github/")
-        if not here:
-            continue
-        called = command.ROOT / ".github" / path.partition("@")[0]
-        called = called / ACTION if called.is_dir() else called
-        if not called.exists():
-            yield f"{user['uses']} is not in this repository"
-            continue
-        declared, given = inputs(read(called.read_text())), set(user.get("with", {}))
-        required = {key for key, spec in declared.items() if spec.get("required") == "true"}
-        yield from (f"{key} is no input of {user['uses']}" for key in given - declared.keys())
-        yield from (f"{user['uses']} requires {key}" for key in required - given)
+    declared: dict[str, Document]
+    declared = document["inputs"] if _is_action(document) else _taken(document, "workflow_call")
+    return declared
 
 
 def commands(script: str) -> Iterator[list[str]]:
@@ -116,20 +100,25 @@ def unknown_options(script: str, pytest_has: Callable[[str], bool]) -> Iterator[
                 yield f"tox.ini has no {environment}"
 
 
-def _schema(name: str, text: str) -> Iterator[str]:
-    for schema in SCHEMAS[name.endswith(ACTION)]:
+def _is_action(document: Document) -> bool:
+    return "runs" in document
+
+
+def _schemas(text: str, schemas: Iterable[str]) -> Iterator[str]:
+    for schema in schemas:
         arguments = ["--builtin-schema", schema, "--default-filetype", "yaml", "-"]
         result = CliRunner().invoke(check_jsonschema.main, arguments, input=text)
         if result.exit_code:
             yield f"{schema}: {result.output}"
 
 
-def _trust(name: str, document: Document) -> Iterator[str]:
+def _versions(document: Document) -> Iterator[str]:
     for step in _steps(document):
         if "uses" in step and not re.search(r"@v\d+$|^\./|^OWNER/", step["uses"]):
             yield f"{step['uses']} is of no major version"
-    if name.endswith(ACTION):
-        return
+
+
+def _rights(document: Document) -> Iterator[str]:
     if document.get("permissions") != {"contents": "read"}:
         yield "a job may do more than read"
     if "pull_request_target" in document["on"]:
@@ -137,13 +126,28 @@ def _trust(name: str, document: Document) -> Iterator[str]:
 
 
 def _inputs(text: str, document: Document) -> Iterator[str]:
-    used = set(re.findall(r"\binputs\.(\w+)", text))
-    named = "runs" in document or "workflow_call" in document["on"]
-    declared = inputs(document).keys() if named else set()
-    yield from (f"input {key} is used and not declared" for key in used - declared)
-    yield from (f"input {key} is declared and not used" for key in declared - used)
-    if named and "on" in document and _triggers(document, "workflow_dispatch") != inputs(document):
+    used, declared = set(re.findall(r"\binputs\.(\w+)", text)), inputs(document)
+    yield from (f"input {key} is used and not declared" for key in used - declared.keys())
+    yield from (f"input {key} is declared and not used" for key in declared.keys() - used)
+    if declared and not _is_action(document) and _taken(document, "workflow_dispatch") != declared:
         yield "by hand, other inputs are taken"
+
+
+def _calls(document: Document) -> Iterator[str]:
+    """What is wrong with the use of this project's actions and workflows."""
+    for user in [*_jobs(document), *_steps(document)]:
+        _, here, path = user.get("uses", "").partition("/.github/")
+        if not here:
+            continue
+        called = command.ROOT / ".github" / path.partition("@")[0]
+        called = called / ACTION if called.is_dir() else called
+        if not called.exists():
+            yield f"{user['uses']} is not in this repository"
+            continue
+        declared, given = inputs(read(called.read_text())), set(user.get("with", {}))
+        required = {key for key, spec in declared.items() if spec.get("required") == "true"}
+        yield from (f"{key} is no input of {user['uses']}" for key in given - declared.keys())
+        yield from (f"{user['uses']} requires {key}" for key in required - given)
 
 
 def _script(script: str, pytest_has: Callable[[str], bool]) -> Iterator[str]:
@@ -168,15 +172,16 @@ def _program(words: list[str]) -> tuple[str, list[str]]:
     return words[0].rpartition("/")[2], words[1:]
 
 
-def _known_programs() -> set[str]:
+@functools.cache
+def _known_programs() -> frozenset[str]:
     builtins = subprocess.run(["bash", "-c", "compgen -b"], capture_output=True, text=True).stdout
     project = tomllib.loads((command.ROOT / "pyproject.toml").read_text())["project"]
-    required = [project["name"], "pip", *project["dependencies"]]
+    required = [project["name"], *project["dependencies"]]
     required += project["optional-dependencies"]["dev"]
     distributions = {re.match(r"[\w-]+", requirement)[0] for requirement in required}  # type: ignore[index]
     scripts = entry_points(group="console_scripts")
     ours = {entry.name for entry in scripts if entry.dist and entry.dist.name in distributions}
-    return {*builtins.split(), *UBUNTU, *DRIVER, *ours, "pip"}
+    return frozenset({*builtins.split(), *UBUNTU, *DRIVER, *ours, "pip"})
 
 
 def _help(name: str) -> str:
@@ -200,8 +205,10 @@ def _missing_paths(arguments: list[str]) -> Iterator[str]:
             yield path
 
 
-def _triggers(document: Document, name: str) -> Document:
-    return document["on"].get(name, {}).get("inputs", {})
+def _taken(document: Document, trigger: str) -> dict[str, Document]:
+    triggers = document["on"]
+    declared = triggers.get(trigger) if isinstance(triggers, dict) else None
+    return declared["inputs"] if declared else {}
 
 
 def _jobs(document: Document) -> list[Document]:
