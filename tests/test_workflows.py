@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from conformance import registry
-from tests import command, workflows
+from tests import command, scripts, workflows
 from tests.conformance import test_gpu
 
 FOLDER = command.ROOT / ".github"
@@ -90,6 +90,8 @@ def test_the_example_of_a_page_is_as_it_should_be(complain: Complain, name: str)
         (GPU_GATE, "inputs.options", "inputs.extras", "input options is declared and not used"),
         (GPU_GATE, "inputs: *inputs", "inputs: {}", "by hand, other inputs are taken"),
         (GPU_GATE, "          device:", "          machine:", "machine is no input of"),
+        (GPU_GATE, "path: conformance", "path: project", "nothing is checked out to conformance"),
+        (CI, "path: constraints.txt", "path: pins.txt", "pins.txt is not in this repository"),
         (GPU_GATE, "/actions/gate", "/actions/door", "door is not in this repository"),
     ],
 )
@@ -145,4 +147,4 @@ def test_options_that_a_page_shows_exist(known: Known, name: str) -> None:
     blocks = re.findall(r"```sh\n(.*?)```", PAGES[name], re.DOTALL)
     in_text = re.findall(r"`(pytest .*?)`", PAGES[name], re.DOTALL)
 
-    assert [*workflows.unknown_options("\n".join([*blocks, *in_text]), known)] == []
+    assert [*scripts.unknown_options("\n".join([*blocks, *in_text]), known)] == []
