@@ -24,6 +24,13 @@ STEPS: list[dict[str, Any]] = DOCUMENT["runs"]["steps"]
 
 PAGE = ACTION.with_name("README.md").read_text()
 
+RED = re.findall(
+    r"^```(?:text|sh)\n((?:worse: |pytest --adapter=native).*?)^```$",
+    (command.ROOT / ".github" / "workflows" / "README.md").read_text(),
+    re.DOTALL | re.MULTILINE,
+)
+"""What the page of the workflows shows of a gate that is red."""
+
 OPTIONS = "--layout=dp1-cp1-mb1-bshd --checks=weights --modes=token_mean -k uneven_lengths"
 
 
@@ -72,6 +79,8 @@ def test_a_head_that_is_worse_fails_and_leaves_reports_page_and_summary(tmp_path
     assert (tmp_path / "output").read_text() == f"reports={reports}\n"
     assert gate.returncode == 1
     assert "::error title=tokens_miscounted (1)::" in gate.stdout
+    assert len(RED) == 2
+    assert all(shown in gate.stdout for shown in RED)
     assert after.returncode == 0, after.stdout
     assert json.loads((reports / "head.json").read_text())["summary"]["verdicts"] == {"mismatch": 1}
     assert (reports / "page.html").read_text().startswith("<!DOCTYPE html>")
@@ -103,6 +112,22 @@ def test_the_commits_are_those_of_the_checkout(tmp_path: Path) -> None:
     assert "source '/nowhere@abc'" in run("Base", tmp_path, **inputs).stdout
     (tmp_path / "conformance-reports").mkdir(exist_ok=True)
     assert "source '/nowhere@def'" in run("Gate", tmp_path, **inputs).stdout
+
+
+@pytest.mark.parametrize(
+    ("device", "backend", "words"),
+    [
+        ("tpu", "", "--device=tpu is unknown"),
+        ("cpu", "nccl", "--backend=nccl carries CUDA tensors only"),
+    ],
+)
+def test_device_and_backend_are_those_of_both_runs(
+    tmp_path: Path, device: str, backend: str, words: str
+) -> None:
+    inputs = native("native") | {"device": device, "backend": backend}
+
+    assert words in run("Base", tmp_path, **inputs).stdout
+    assert words in run("Gate", tmp_path, **inputs).stdout
 
 
 def test_what_is_installed_exists() -> None:
