@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import sys
 
-from tests.benchmarks import bench_generated, bench_pool, bench_reference, bench_suite
+from tests.benchmarks import (
+    bench_generated,
+    bench_layouts,
+    bench_pool,
+    bench_reference,
+    bench_suite,
+)
 
 BENCHMARKS = {
     "reference": bench_reference,
     "pool": bench_pool,
+    "layouts": bench_layouts,
     "suite": bench_suite,
     "generated": bench_generated,
 }

@@ -1,0 +1,74 @@
+"""What a layout costs by the number of its ranks."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from statistics import median
+
+import psutil
+
+from adapters.contract import Depth, Job, Layout
+from adapters.native import NativeAdapter
+from conformance.cases import CORPUS
+from conformance.ranks import Ran, RankPool
+from reference.aggregation import Mode
+
+SIZES = (1, 2, 4, 8, 16, 32, 64)
+STEPS = 5
+
+CASE = next(case for case in CORPUS if case.name == "unequal_groups")
+
+MEGABYTE = 1 << 20
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of so many ranks: seconds, and what is typical of one of them."""
+
+    to_start: float
+    to_meet: float
+    finding: float
+    memory: float
+    """In bytes, of its own: what it shares with the process that it was forked from is not its."""
+
+    files: float
+    """Open ones, connections to other ranks among them."""
+
+
+def main() -> None:
+    """Print a row for each size; worlds are gloo's."""
+    print("layouts: ranks  s to start  ms to make a world  ms a finding  MB a rank  files a rank")
+    for size in SIZES:
+        cost = measure(size)
+        times = f"{cost.to_start:12.1f}{1000 * cost.to_meet:20.0f}{1000 * cost.finding:14.1f}"
+        print(f"{size:14}{times}{cost.memory / MEGABYTE:11.0f}{cost.files:14.0f}")
+
+
+def measure(size: int) -> Cost:
+    """Run one step of `token_mean`, again and again, on eight context-parallel ranks or fewer."""
+    cp = min(size, 8)
+    job = Job(
+        steps=CASE.steps,
+        aggregation=CASE.aggregation(Mode.TOKEN_MEAN),
+        layout=Layout(dp=size // cp, cp=cp, format="thd"),
+        depth=Depth.STEP,
+    )
+    start = time.perf_counter()
+    with RankPool(NativeAdapter(), None, size) as pool:
+        processes = [psutil.Process(pid) for pid in pool.pids()]
+        started = time.perf_counter() - start
+        first, *later = [_seconds(pool, job) for _ in range(1 + STEPS)]
+        return Cost(
+            to_start=started,
+            to_meet=first - median(later),
+            finding=median(later),
+            memory=median(process.memory_full_info().uss for process in processes),
+            files=median(process.num_fds() for process in processes),
+        )
+
+
+def _seconds(pool: RankPool, job: Job) -> float:
+    start = time.perf_counter()
+    assert isinstance(pool.run(job), Ran)
+    return time.perf_counter() - start
