@@ -1,0 +1,131 @@
+"""Generated cases for a long time, and what memory the harness takes meanwhile.
+
+``python -m tests.soak --adapter=native --minutes=30``; its status is 1 where memory grows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+
+import numpy as np
+import psutil
+from numpy.typing import NDArray
+
+from adapters.contract import Depth
+from conformance import registry
+from conformance.cells import GeneratedCell
+from conformance.generated import check_generated
+from conformance.ranks import RankPool
+from conformance.report import Verdict
+from reference.aggregation import Mode
+
+EXAMPLES = 10
+"""For each mode and layout of a round."""
+
+MEGABYTE = 1 << 20
+
+WARM_UP = 1 / 3
+"""Of all rounds: caches fill and allocators settle."""
+
+LARGEST_GROWTH = 0.02
+"""Of a process's memory over the rest of the time; what is lost in a step is lost thousands of
+times by then."""
+
+
+@dataclass
+class Memory:
+    """What each process takes for itself alone, in bytes, round by round."""
+
+    names: dict[int, str]
+    seconds: list[float] = field(default_factory=list)
+    bytes_of: dict[int, list[int]] = field(default_factory=dict)
+
+    def note(self, seconds: float) -> None:
+        """Look at all of them."""
+        self.seconds.append(seconds)
+        for pid in self.names:
+            taken: int = psutil.Process(pid).memory_full_info().uss
+            self.bytes_of.setdefault(pid, []).append(taken)
+
+    def growth(self, pid: int) -> float:
+        """Of a process after the warm-up, as a share of what it had then."""
+        first = int(len(self.seconds) * WARM_UP)
+        times, taken = np.array(self.seconds[first:]), np.array(self.bytes_of[pid][first:])
+        return float(_slope(times, taken) * (times[-1] - times[0]) / taken[0])
+
+    def __str__(self) -> str:
+        marks = [int(part * (len(self.seconds) - 1)) for part in (0, WARM_UP, 2 / 3, 1)]
+        header = [f"{self.seconds[mark] / 60:.1f} min" for mark in marks]
+        rows = [("MB", *header, "growth")]
+        for pid, name in self.names.items():
+            at_marks = (f"{self.bytes_of[pid][mark] / MEGABYTE:.1f}" for mark in marks)
+            rows.append((name, *at_marks, f"{self.growth(pid):+.2%}"))
+        return "\n".join("".join(f"{cell:>12}" for cell in row) for row in rows)
+
+
+def _slope(times: NDArray[np.float64], values: NDArray[np.int64]) -> float:
+    """Theil's and Sen's: the median over all pairs, which few outliers do not move."""
+    early, late = np.triu_indices(len(times), k=1)
+    return float(np.median((values[late] - values[early]) / (times[late] - times[early])))
+
+
+def rounds(pool: RankPool, ranks: int) -> Iterator[int]:
+    """Run every mode on every layout, again and again with other cases; yields how many findings.
+
+    Raises:
+        AssertionError: a finding is neither right nor about a mode that there is none of.
+    """
+    layouts = [one for one in pool.adapter.layouts() if one.world_size <= ranks]
+    for number in count():
+        for layout in layouts:
+            for mode in Mode:
+                cell = GeneratedCell(
+                    mode=mode,
+                    divisor=None,
+                    layout=layout,
+                    depth=Depth.STEP,
+                    examples=EXAMPLES,
+                    seed=f"soak-{number}",
+                )
+                finding, _ = check_generated(cell, pool)
+                assert finding.verdict is not Verdict.CRASHED, finding.message
+        yield len(layouts) * len(Mode)
+
+
+def soak(pool: RankPool, ranks: int, seconds: float) -> Memory:
+    """Go on for so long, then for the rest of a round."""
+    names = {psutil.Process().pid: "controller"}
+    names |= {pid: f"rank {rank}" for rank, pid in enumerate(pool.pids())}
+    memory, start, findings = Memory(names), time.monotonic(), 0
+    for made in rounds(pool, ranks):
+        findings += made
+        memory.note(time.monotonic() - start)
+        if memory.seconds[-1] >= seconds and len(memory.seconds) >= 4:
+            break
+    print(f"{findings * EXAMPLES} examples in {len(memory.seconds)} rounds")
+    return memory
+
+
+def main() -> int:
+    """Print the figures; 1 where a process grew."""
+    parser = argparse.ArgumentParser(prog="python -m tests.soak")
+    parser.add_argument("--adapter", default="native")
+    parser.add_argument("--engine", default=None)
+    parser.add_argument("--source", type=Path, default=None, help="folder of a checkout")
+    parser.add_argument("--minutes", type=float, default=30)
+    parser.add_argument("--max-ranks", type=int, default=2)
+    chosen = parser.parse_args()
+    adapter = registry.create(chosen.adapter, chosen.engine)
+    with RankPool(adapter, chosen.source, size=chosen.max_ranks) as pool:
+        memory = soak(pool, chosen.max_ranks, 60 * chosen.minutes)
+    print(memory)
+    return int(any(memory.growth(pid) > LARGEST_GROWTH for pid in memory.names))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,49 @@
+"""The soak run sees what it is for: memory that is lost little by little."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from conformance.ranks import RankPool
+from tests import soak
+from tests.broken import TwoLayouts
+
+if TYPE_CHECKING:
+    from adapters.contract import Job, Observation, Rank
+
+KEPT: list[bytearray] = []
+
+
+class Leaking(TwoLayouts):
+    """Keeps something of every step."""
+
+    def observe(self, job: Job, rank: Rank) -> Observation:
+        KEPT.append(bytearray(1 << 14))
+        return super().observe(job, rank)
+
+
+@pytest.mark.parametrize(
+    ("taken", "growth"),
+    [
+        ([100] * 12, 0),
+        ([50, 90, *[100] * 10], 0),
+        ([*[100] * 10, 130, 130], 0),
+        ([100 + minute for minute in range(12)], 0.07),
+    ],
+    ids=["steady", "filling up", "a late jump", "growing"],
+)
+def test_growth_is_what_goes_on(taken: list[int], growth: float) -> None:
+    memory = soak.Memory({1: "rank 0"})
+    memory.seconds, memory.bytes_of[1] = [60.0 * minute for minute in range(12)], taken
+
+    assert memory.growth(1) == pytest.approx(growth, abs=0.007)
+
+
+def test_a_leak_of_an_adapter_is_growth_of_its_ranks() -> None:
+    with RankPool(Leaking(), None, size=2) as pool:
+        memory = soak.soak(pool, ranks=2, seconds=0)
+        print(memory)
+
+        assert all(memory.growth(pid) > soak.LARGEST_GROWTH for pid in pool.pids())
