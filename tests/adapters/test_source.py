@@ -122,6 +122,28 @@ def test_ref_that_is_no_commit_is_refused(checkout: Path, ref: str) -> None:
         resolve(ToyAdapter(), f"{checkout}@{ref}")
 
 
+@pytest.mark.parametrize("target", ["/etc", "../../../outside"])
+def test_commit_with_a_link_out_of_its_folder_is_refused_and_leaves_nothing(
+    checkout: Path, cache: Path, git: Callable[..., str], target: str
+) -> None:
+    (checkout / "toyframework" / "data").symlink_to(target)
+    git("add", ".")
+    git("commit", "-m", "a link")
+
+    with pytest.raises(SourceError, match=r"toyframework/data.* (outside|to an abs)"):
+        resolve(ToyAdapter(), f"{checkout}@HEAD")
+    assert [path for path in cache.rglob("*") if path.is_symlink() or path.is_file()] == []
+
+
+def test_folder_named_like_an_option_is_a_folder(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    renamed = checkout.rename(checkout.with_name("--exec-path=x"))
+    monkeypatch.chdir(renamed.parent)
+
+    assert resolve(ToyAdapter(), "--exec-path=x@v1").ref == "v1"
+
+
 def test_folder_that_does_not_exist_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="there is no such folder; give PATH or PATH@REF"):
         resolve(ToyAdapter(), str(tmp_path / "nowhere"))

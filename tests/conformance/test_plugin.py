@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import getpass
 import signal
+import socket
 import subprocess
 import time
 import xml.etree.ElementTree as ET
@@ -140,6 +142,18 @@ def test_crash_is_a_finding_and_the_run_goes_on(tmp_path: Path) -> None:
     }
     assert "RuntimeError: no kernel image" in result.output
     assert result.report["complete"]
+
+
+def test_report_of_a_crash_names_no_machine_user_folder_or_variable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("API_TOKEN", "not-for-anyone")
+    result = command.run(tmp_path, "vanishing", "--layout=dp2-cp1-mb1-bshd", "--checks=weights")
+    text = result.report_path.read_text()
+
+    assert "last words of" in text
+    private = (socket.gethostname(), f"/{getpass.getuser()}", str(tmp_path), str(command.ROOT))
+    assert [word for word in (*private, "not-for-anyone", "API_TOKEN") if word in text] == []
 
 
 def test_framework_that_cannot_be_imported_ends_the_run(tmp_path: Path) -> None:
