@@ -15,8 +15,11 @@ import torch.distributed as dist
 from adapters.contract import Rank, Unsupported
 from conformance import preload
 from conformance.logs import LogOutcome
+from conformance.words import words
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from adapters.contract import Adapter
     from conformance.logs import LogRow
 
@@ -32,19 +35,21 @@ def main() -> None:
     store = dist.HashStore()  # type: ignore[attr-defined]
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     rank = Rank(index=0, world_size=1)
-    outcomes = {row.name: _outcome(adapter, row, rank) for row in rows}
+    outcomes = {row.name: _outcome(adapter, source, row, rank) for row in rows}
     with os.fdopen(answer, "wb") as stream:
         pickle.dump(outcomes, stream)
 
 
-def _outcome(adapter: Adapter, row: LogRow, rank: Rank) -> LogOutcome:
+def _outcome(adapter: Adapter, source: Path | None, row: LogRow, rank: Rank) -> LogOutcome:
     try:
         log = adapter.aggregate(row.entries, rank)
     except Unsupported as reason:
-        return LogOutcome(kind="unsupported", log={}, message=str(reason))
+        return LogOutcome(kind="unsupported", log={}, message=words(str(reason), source))
     except Exception as error:
-        return LogOutcome(kind="raised", log={}, message=f"{type(error).__name__}: {error}")
-    return LogOutcome(kind="logged", log={key: float(value) for key, value in log.items()})
+        message = words(f"{type(error).__name__}: {error}", source)
+        return LogOutcome(kind="raised", log={}, message=message)
+    named = {words(key, source): float(value) for key, value in log.items()}
+    return LogOutcome(kind="logged", log=named)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from conformance import preload
+from conformance.words import words
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -145,8 +146,6 @@ class LocalProcess:
 
     def death(self) -> str:
         """How it ended and its last words."""
-        from conformance.rank import without_folders
-
         self._process.join(SECONDS_TO_DIE)
         code = self._process.exitcode
         how = (
@@ -154,10 +153,9 @@ class LocalProcess:
             if code is not None and code < 0
             else f"exited with status {code}"
         )
-        output = self._log.read_bytes()[-LOG_TAIL:].decode(errors="replace")
+        output = self._log.read_bytes()[-LOG_TAIL:].decode(errors="backslashreplace")
         last_lines = "\n".join(output.strip().splitlines()[-LOG_LINES:])
-        words = f"rank {self._post.index} {how}\n{last_lines}".strip()
-        return without_folders(words, self._post.source)
+        return words(f"rank {self._post.index} {how}\n{last_lines}".strip(), self._post.source)
 
     def kill(self) -> None:
         """Put an end to it."""

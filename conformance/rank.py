@@ -16,10 +16,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed import FileStore, PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-from adapters.contract import Adapter, Description, Job, Observation, Rank, Refused, Unsupported
+from adapters.contract import Description, Job, Observation, Rank, Refused, Unsupported
 from conformance import preload
 from conformance.hardware import Backend, Device, Hardware, gpus
 from conformance.processes import die_with_parent
+from conformance.words import words
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -141,7 +142,7 @@ def serve(connection: Connection, post: Post, berth: Berth) -> None:
             if world != current:
                 rank = _enter(world, rank, post.hardware.backend)
                 current = world
-            reply = _answer(post.adapter, job, rank)
+            reply = _answer(post, job, rank)
         except BaseException:
             reply = Raised(_traceback(post.source))
         _forget_old_output()
@@ -157,28 +158,17 @@ def _forget_old_output() -> None:
 
 def _traceback(source: Path | None) -> str:
     """That of the exception at hand."""
-    return without_folders(traceback.format_exc(), source)
+    return words(traceback.format_exc(), source)
 
 
-def without_folders(text: str, source: Path | None) -> str:
-    """Words of a framework, with files named from where they are imported.
-
-    A report tells nothing of the folders of a machine, and reads the same on every one.
-    """
-    folders = [*sys.path, str(source or "")]
-    for folder in sorted(filter(None, folders), key=len, reverse=True):
-        text = text.replace(f"{folder.rstrip(os.sep)}{os.sep}", "")
-    return text
-
-
-def _answer(adapter: Adapter, job: Job, rank: Rank) -> Reply:
+def _answer(post: Post, job: Job, rank: Rank) -> Reply:
     rank.take_framework_seconds()
     try:
-        observation = adapter.observe(job, rank)
+        observation = post.adapter.observe(job, rank)
     except Unsupported as reason:
-        return Declined("unsupported", str(reason))
+        return Declined("unsupported", words(str(reason), post.source))
     except Refused as reason:
-        return Declined("refused", str(reason))
+        return Declined("refused", words(str(reason), post.source))
     return Observed(observation, rank.take_framework_seconds())
 
 

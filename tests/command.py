@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests import broken, broken_rarely, broken_skyrl
+from tests import broken, broken_rarely, broken_skyrl, faulty
 
 ROOT = Path(__file__).parents[1]
 
@@ -88,7 +88,7 @@ def install_broken_adapters(site: Path) -> None:
     info.mkdir(parents=True, exist_ok=True)
     lines = [
         f"{name.lower()} = {module.__name__}:{name}"
-        for module in (broken, broken_rarely, broken_skyrl)
+        for module in (broken, broken_rarely, broken_skyrl, faulty)
         for name, value in vars(module).items()
         if isinstance(value, type) and value.__module__ == module.__name__
     ]

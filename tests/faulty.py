@@ -14,11 +14,14 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
+from adapters.contract import Refused
 from adapters.native import Trainer
 from tests.broken import Faulty, TwoLayouts
 
 if TYPE_CHECKING:
-    from adapters.contract import Job, Observation, Rank
+    from collections.abc import Mapping, Sequence
+
+    from adapters.contract import Job, LogEntry, Observation, Rank
 
 
 class KilledInCollective(Faulty):
@@ -82,6 +85,33 @@ class Silent(TwoLayouts):
             with suppress(OSError):
                 os.close(number)
         return super().observe(job, rank)
+
+
+GARBAGE = "\udcff\0\x1b[2J"
+"""Half a character, the end of a C string, and what clears a terminal."""
+
+
+class Garbled(Faulty):
+    """No text of it can be written to a file or shown as it is."""
+
+    def fail(self) -> None:
+        raise RuntimeError(f"no kernel image {GARBAGE}")
+
+    def aggregate(self, entries: Sequence[LogEntry], rank: Rank) -> Mapping[str, float]:
+        if len(entries[0].keys) != len(entries[0].values):
+            raise ValueError(f"values {GARBAGE}")
+        return {f"loss {GARBAGE}": 1.5}
+
+
+class GarbledLastWords(Faulty):
+    def fail(self) -> None:
+        os.write(2, b"no kernel image \xff\0\x1b[2J\n")
+        os._exit(7)
+
+
+class GarbledRefusal(TwoLayouts):
+    def observe(self, job: Job, rank: Rank) -> Observation:
+        raise Refused(f"no kernel image {GARBAGE}")
 
 
 class NotFinite(TwoLayouts):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
+import xml.etree.ElementTree as ET
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,6 +14,7 @@ from conformance.cases import CORPUS
 from conformance.cells import Cell
 from conformance.check import check
 from conformance.processes import LocalLauncher
+from conformance.rank import Declined
 from conformance.ranks import Crashed, Ran, RankPool
 from conformance.report import Verdict
 from conformance.report_file import load
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from adapters.contract import Adapter
+
+JUNIT = "--junitxml=junit.xml"
 
 LIMIT = 4.0
 """Seconds that a rank may take; what is given up is given up soon after."""
@@ -58,6 +62,43 @@ def test_a_rank_that_is_lost_costs_one_finding(adapter: Adapter, message: str) -
         assert time.monotonic() - start < 2 * LIMIT + 10, "the others' wait was not cut short"
         assert isinstance(pool.run(job(ACTIVE)), Ran)
     assert not any(is_alive(pid) for pid in pids)
+
+
+@pytest.mark.parametrize(
+    ("adapter", "message"),
+    [
+        (faulty.Garbled(), r"RuntimeError: no kernel image \udcff\x00\x1b[2J"),
+        (faulty.GarbledLastWords(), r"no kernel image \xff\x00\x1b[2J"),
+        (faulty.GarbledRefusal(), r"no kernel image \udcff\x00\x1b[2J"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_words_that_no_file_can_hold_are_made_readable(adapter: Adapter, message: str) -> None:
+    with RankPool(adapter, None, size=2, time_limit=LIMIT) as pool:
+        outcome = pool.run(job(MASKED))
+
+    assert isinstance(outcome, Crashed | Declined)
+    assert outcome.message.splitlines()[-1] == message
+
+
+def test_a_garbled_framework_makes_no_garbled_report(tmp_path: Path) -> None:
+    cases = ("-k", "weights and one_token or missing_value or mixed_forms")
+    start = time.monotonic()
+    result = command.run(tmp_path, "garbled", *cases, "--modes=sample_mean,token_mean", JUNIT)
+    print(f"Garbled: status {result.status}, {time.monotonic() - start:.1f} s")
+
+    report = load(result.report_path)
+    texts = [f"{f.message} {f.diagnosis and f.diagnosis.explanation}" for f in report.findings]
+    junit = (tmp_path / "junit.xml").read_text()
+    assert result.status == pytest.ExitCode.TESTS_FAILED
+    assert report.complete
+    assert {f.verdict for f in report.findings} == {*Verdict} - {Verdict.UNSUPPORTED}
+    for text in (result.output, junit, "\n".join(texts)):
+        assert r"RuntimeError: no kernel image \udcff\x00\x1b[2J" in text
+        assert r"loss \udcff\x00\x1b[2J = 1.5" in text
+        assert not set(text) & set(faulty.GARBAGE.removesuffix("[2J"))
+    assert r"ValueError: values \udcff\x00\x1b[2J" in "\n".join(texts)
+    ET.fromstring(junit)
 
 
 def test_a_rank_that_fails_in_one_micro_batch_is_named() -> None:
