@@ -7,10 +7,11 @@ journal's report path turns what is there into a report.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import tempfile
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
@@ -19,6 +20,7 @@ from conformance.report import Finding, Header, Report, Selection
 from conformance.report_file import write
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from io import FileIO
     from pathlib import Path
 
@@ -39,9 +41,10 @@ class Journal:
         self._header: Header | None = None
         self._findings: list[Finding] = []
         self._is_whole = True
-        self._prepare()
-        self._file = _locked(path)
-        _recover(self._file, path)
+        with _refusals_said(path):
+            _try(path)
+            self._file = _locked(path)
+            _recover(self._file, path)
 
     def begin(self, header: Header) -> None:
         """Write what is known before the first finding. Later calls change nothing."""
@@ -89,35 +92,41 @@ class Journal:
             except OSError:
                 self._is_whole = False
 
-    def _prepare(self) -> None:
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=self.path.parent):
-                pass
-        except OSError as error:
-            raise ReportPathError(
-                f"no report can be written to {self.path}: {error.strerror};"
-                " give a writable one with --report=FILE"
-            ) from error
-        if self.path.is_dir():
-            raise ReportPathError(
-                f"no report can be written to {self.path}: it is a folder;"
-                " name a file in it with --report=FILE"
-            )
-
 
 def recover(path: Path) -> Report | None:
     """Turn the journal that a killed run left for ``path`` into a report; None if there is none.
 
     Raises:
-        ReportPathError: the run was not killed: it goes on.
+        ReportPathError: the run was not killed: it goes on; or no report can be written.
     """
     if not _journal_path(path).exists():
         return None
-    with _locked(path) as file:
+    with _refusals_said(path), _locked(path) as file:
         report = _recover(file, path)
         _journal_path(path).unlink()
     return report
+
+
+@contextmanager
+def _refusals_said(path: Path) -> Iterator[None]:
+    """What the file system refuses before anything is found is no failure of the run."""
+    try:
+        yield
+    except OSError as error:
+        raise ReportPathError(
+            f"no report can be written to {path}: {error.strerror};"
+            " give another file with --report=FILE"
+        ) from error
+
+
+def _try(path: Path) -> None:
+    """Write to a file of as long a name beside the report, as will be done in the end."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.") as file:
+        file.write(b"\n")
+        file.flush()
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
 
 
 def _recover(file: FileIO, path: Path) -> Report | None:

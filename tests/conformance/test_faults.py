@@ -188,20 +188,3 @@ def test_a_second_run_on_the_same_report_is_refused_and_the_first_goes_on(tmp_pa
     assert second.status == pytest.ExitCode.USAGE_ERROR
     assert "another run is about to write" in second.output
     assert len(load(result.report_path).findings) >= found > 0
-
-
-def test_a_disk_that_fills_up_is_said_and_keeps_what_found_room(tmp_path: Path) -> None:
-    """A limit on the size of files stands in for a full disk: writing fails in the same place."""
-    chosen = ["--adapter=twolayouts", "--checks=weights", "--modes=token_mean"]
-    process = command.start(tmp_path, *chosen, prefix=["prlimit", "--fsize=9000"])
-    result = command.finish(process, tmp_path, "twolayouts")
-
-    assert result.status == pytest.ExitCode.INTERNAL_ERROR
-    assert "ERROR: the report cannot be written to" in result.output
-    assert "File too large; make room" in result.output
-    assert not result.report_path.exists()
-
-    command.run(tmp_path, "twolayouts", "--collect-only", "-q")
-    kept = load(result.report_path)
-    assert not kept.complete
-    assert len(kept.findings) > 5

@@ -167,13 +167,43 @@ def no_room(_: int) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-@pytest.mark.parametrize("spoil", ["file in the way", "a folder"])
+@pytest.mark.parametrize("spoil", ["file in the way", "a folder", "journal in the way"])
 def test_path_that_cannot_be_written_is_refused_at_once(tmp_path: Path, spoil: str) -> None:
+    path = tmp_path / "file" / "report.json"
     if spoil == "a folder":
         path = tmp_path
-    else:
+    elif spoil == "file in the way":
         (tmp_path / "file").touch()
-        path = tmp_path / "file" / "report.json"
+    else:
+        (tmp_path / "file" / "report.json.journal").mkdir(parents=True)
 
     with pytest.raises(ReportPathError, match=r"no report can be written to .* --report=FILE"):
         Journal(path)
+
+
+@pytest.mark.parametrize("length", [241, 250])
+def test_name_that_leaves_no_room_for_its_neighbours_is_refused_at_once(
+    tmp_path: Path, length: int
+) -> None:
+    path = tmp_path / ("x" * length + ".json")
+
+    with pytest.raises(ReportPathError, match=r"File name too long; give another file"):
+        Journal(path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_journal_that_finds_no_room_to_be_recovered_in_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "report.json"
+    killed = Journal(path)
+    killed.begin(HEADER)
+    killed.add(finding("a"))
+    del killed
+    with monkeypatch.context() as full:
+        full.setattr("os.fsync", no_room)
+        with pytest.raises(ReportPathError, match="No space left on device; give another file"):
+            Journal(path)
+
+    Journal(path)
+    assert [f.case for f in load(path).findings] == ["a"]
