@@ -6,18 +6,16 @@ It does nothing in a pytest run that neither names an adapter nor collects the s
 from __future__ import annotations
 
 import os
-import signal
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from conformance import launching
+from conformance import launching, stopping
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Sequence
-    from types import FrameType
 
     from conformance.cells import AnyCell
     from conformance.gate import Gate
@@ -138,11 +136,11 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(controller, "conformance-controller")
     if config.getoption("adapter") is None:
         return
+    stopping.end_on_sigterm()
     launching.muster(config)
     _settings(config)
     if controller is not None:
         controller.recorder()
-        signal.signal(signal.SIGTERM, _end_early)
     if config.args_source is not pytest.Config.ArgsSource.ARGS:
         config.args = [str(SUITE)]
 
@@ -265,7 +263,8 @@ class _Controller:
 
         if self._recorder is not None:
             try:
-                self._report = self._recorder.finish()
+                with stopping.too_late():
+                    self._report = self._recorder.finish()
             except ReportPathError as error:
                 self._problem = str(error)
                 session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
@@ -309,11 +308,6 @@ class _Controller:
 
             self.recorder().selected = findings
             self._progress = progress_line(self._config, findings, ATTRIBUTE)
-
-
-def _end_early(number: int, frame: FrameType | None) -> None:
-    """As on Ctrl-C: the ranks end and the report is written."""
-    pytest.exit(f"stopped by {signal.Signals(number).name}", returncode=128 + number)
 
 
 def _is_worker(config: pytest.Config) -> bool:

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -84,6 +85,15 @@ class Silent(TwoLayouts):
         for number in (0, 1, 2):
             with suppress(OSError):
                 os.close(number)
+        return super().observe(job, rank)
+
+
+class Lingering(TwoLayouts):
+    """Comes to no end, and leaves a note that it has begun."""
+
+    def observe(self, job: Job, rank: Rank) -> Observation:
+        Path("here").touch()
+        time.sleep(600)
         return super().observe(job, rank)
 
 
