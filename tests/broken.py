@@ -9,6 +9,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import torch
 import torch.distributed as dist
 
 from adapters.contract import Description, Layout, Refused, Unsupported
@@ -51,6 +52,18 @@ class Exiting(Faulty):
         sys.exit("giving up")
 
 
+class Interrupting(Faulty):
+    def fail(self) -> None:
+        raise KeyboardInterrupt
+
+
+class Leaving(Faulty):
+    """Exits as if all were well."""
+
+    def fail(self) -> None:
+        os._exit(0)
+
+
 class Vanishing(Faulty):
     def fail(self) -> None:
         print("warning\n" * 9, "last words of", __file__, file=sys.stderr, flush=True)
@@ -73,6 +86,24 @@ class Deadlocked(Faulty):
     def fail(self) -> None:
         dist.barrier()
         dist.barrier()
+
+
+class Outnumbered(Faulty):
+    """Its last rank leaves a collective out, and the other waits for it."""
+
+    def observe(self, job: Job, rank: Rank) -> Observation:
+        if rank.index == 0 and job.layout.dp == 2 and not job.steps[0].active_tokens[0]:
+            dist.barrier()
+        return TwoLayouts.observe(self, job, rank)
+
+
+class Misshapen(Faulty):
+    """Its last rank adds up more numbers than the other."""
+
+    def observe(self, job: Job, rank: Rank) -> Observation:
+        if job.layout.dp == 2 and not job.steps[0].active_tokens[0]:
+            dist.all_reduce(torch.ones(1 + (rank.index << 20)))
+        return TwoLayouts.observe(self, job, rank)
 
 
 class DecliningAlone(Faulty):

@@ -37,16 +37,45 @@ def findings_of_the_pool(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return command.run(tmp_path_factory.mktemp("pool"), "native", *FEW, *LAYOUTS).findings
 
 
+@pytest.fixture(scope="module")
+def findings_of_two(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """Likewise of the layouts of up to two ranks."""
+    return command.run(tmp_path_factory.mktemp("two"), "native", *FEW, *LAYOUTS[:2]).findings
+
+
+@pytest.mark.parametrize(
+    ("torchrun", "layouts", "expected"),
+    [(TWO, LAYOUTS[:2], "findings_of_two"), (FOUR, LAYOUTS, "findings_of_the_pool")],
+    ids=["2 processes", "4 processes"],
+)
 def test_finds_what_the_pool_finds_byte_for_byte(
-    tmp_path: Path, findings_of_the_pool: bytes
+    tmp_path: Path,
+    torchrun: Sequence[str],
+    layouts: Sequence[str],
+    expected: str,
+    request: pytest.FixtureRequest,
 ) -> None:
-    result = command.run(tmp_path, "native", *FEW, *LAYOUTS, torchrun=FOUR)
+    result = command.run(tmp_path, "native", *FEW, *layouts, torchrun=torchrun)
 
     assert result.status == 0, result.output
-    assert result.findings == findings_of_the_pool
+    assert result.findings == request.getfixturevalue(expected)
     assert result.output.count("test session starts") == 1
     assert result.report["complete"]
     wait_for(lambda: not processes_in(tmp_path))
+
+
+def test_runs_at_once_find_what_each_finds_alone(tmp_path: Path, findings_of_two: bytes) -> None:
+    """Two without torchrun and two under it, each in a folder of its own."""
+    launches: dict[str, Sequence[str]] = {"a": (), "b": (), "c": TWO, "d": TWO}
+    runs = {}
+    for name, torchrun in launches.items():
+        (tmp_path / name).mkdir()
+        arguments = ("--adapter=native", *FEW, *LAYOUTS[:2])
+        runs[name] = command.start(tmp_path / name, *arguments, torchrun=torchrun)
+    results = [command.finish(run, tmp_path / name, "native") for name, run in runs.items()]
+
+    assert [result.status for result in results] == [0] * 4, results
+    assert {result.findings for result in results} == {findings_of_two}
 
 
 def test_two_groups_of_processes_find_the_same_as_one(
@@ -121,7 +150,9 @@ def test_bad_input_ends_all_processes(
     wait_for(lambda: not processes_in(tmp_path))
 
 
-@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGKILL], ids=lambda sign: sign.name)
+@pytest.mark.parametrize(
+    "sign", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda sign: sign.name
+)
 def test_stopped_run_keeps_its_findings_and_leaves_no_process(
     tmp_path: Path, sign: signal.Signals
 ) -> None:
@@ -129,10 +160,10 @@ def test_stopped_run_keeps_its_findings_and_leaves_no_process(
     journal = tmp_path / "reports" / "latest" / "slow.json.journal"
     wait_for(lambda: journal.exists() and journal.read_bytes().count(b"\n") >= 3)
     running = processes_in(tmp_path)
-    if sign is signal.SIGKILL:
-        process.kill()
-    else:
+    if sign is signal.SIGINT:
         command.interrupt(process, sign)
+    else:
+        process.send_signal(sign)
     result = command.finish(process, tmp_path, "slow")
 
     assert len(running) >= 7, "torchrun, two runs, their fork servers and a rank each"

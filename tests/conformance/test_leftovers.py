@@ -1,0 +1,117 @@
+"""Runs that end in every way leave nothing behind on the machine, however many there were."""
+
+from __future__ import annotations
+
+import signal
+import time
+from dataclasses import dataclass
+from itertools import cycle, islice
+from pathlib import Path
+
+import pytest
+
+from tests import command
+from tests.conformance.test_plugin import wait_for
+
+SHARED_MEMORY = Path("/dev/shm")
+
+OF_OTHERS = ("pytest-of-", "torchelastic_")
+"""Temporary folders that pytest-xdist and torchrun leave in every run, whatever it runs."""
+
+SMALL = ("--checks=weights", "--modes=token_mean", "-k", "one_token", "--layout=dp2-cp1-mb1-bshd")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """A way for a run to go; ``sign`` stops it as soon as a rank is at work."""
+
+    adapter: str
+    status: int
+    arguments: tuple[str, ...] = ()
+    torchrun: tuple[str, ...] = ()
+    sign: signal.Signals | None = None
+
+    def run(self, folder: Path) -> int:
+        """Run to its end in a folder; returns the exit status."""
+        begun = folder / "here"
+        begun.unlink(missing_ok=True)
+        arguments = (f"--adapter={self.adapter}", *SMALL, *self.arguments)
+        process = command.start(folder, *arguments, torchrun=self.torchrun)
+        if self.sign is not None:
+            wait_for(begun.exists, seconds=300)
+            process.send_signal(self.sign)
+        return command.finish(process, folder, self.adapter).status
+
+
+KINDS = {
+    "a rank killed": Kind(adapter="killed", status=pytest.ExitCode.TESTS_FAILED),
+    "Ctrl-C": Kind(adapter="lingering", status=pytest.ExitCode.INTERRUPTED, sign=signal.SIGINT),
+    "torchrun": Kind(adapter="native", status=0, torchrun=("--nproc-per-node=2",)),
+    "ordinary": Kind(adapter="native", status=0),
+    "a rank hung": Kind(
+        adapter="hanging", status=pytest.ExitCode.TESTS_FAILED, arguments=("--time-limit=3",)
+    ),
+    "SIGTERM": Kind(adapter="lingering", status=128 + signal.SIGTERM, sign=signal.SIGTERM),
+    "two workers": Kind(adapter="native", status=0, arguments=("-n", "2")),
+}
+
+REPORTS = {f"{kind.adapter}.json" for kind in KINDS.values() if kind.sign is None}
+"""Whoever is stopped in the first finding leaves none."""
+
+
+@pytest.mark.parametrize("runs", [3, pytest.param(100, marks=pytest.mark.soak)])
+def test_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runs: int) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    memory = forgotten_memory()
+    for name, kind in islice(cycle(KINDS.items()), runs):
+        start = time.monotonic()
+        status = kind.run(tmp_path)
+        end = time.monotonic()
+        wait_for(lambda: not processes_of(temporary))
+        wait_for(lambda: not forgotten_memory() - memory)
+        print(
+            f"{name}: status {status}, {end - start:.1f} s; the last process left"
+            f" {time.monotonic() - end:.1f} s later; {listening()} ports of the machine listen,"
+            f" {len(forgotten_memory())} pieces of shared memory are nobody's"
+        )
+
+        assert status == kind.status
+        assert [name for name in names(temporary) if not name.startswith(OF_OTHERS)] == []
+        assert names(tmp_path) <= {"site", "temporary", "reports", "here"}
+        assert names(tmp_path / "reports" / "latest") <= REPORTS
+
+
+def names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+def processes_of(temporary: Path) -> list[int]:
+    """All that were started with this folder for temporary files, and with them their sockets."""
+    mark = f"TMPDIR={temporary}\0".encode()
+    return [pid for pid in living() if mark in content(Path(f"/proc/{pid}/environ"))]
+
+
+def forgotten_memory() -> set[str]:
+    """Names of shared memory that no process has in use."""
+    maps = b"".join(content(Path(f"/proc/{pid}/maps")) for pid in living())
+    return {path.name for path in SHARED_MEMORY.iterdir() if bytes(path) not in maps}
+
+
+def listening() -> int:
+    """How many TCP ports of the machine are listened on."""
+    tables = [Path("/proc/net/tcp"), Path("/proc/net/tcp6")]
+    return sum(b" 0A " in line for table in tables for line in content(table).splitlines())
+
+
+def living() -> list[int]:
+    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
+
+
+def content(file: Path) -> bytes:
+    """Of a file of the kernel's, if its process is still there."""
+    try:
+        return file.read_bytes()
+    except OSError:
+        return b""
