@@ -106,11 +106,15 @@ def judge_startup(row: Row, job: Job, pool: RankPool) -> Judgement | Crashed | D
     return judge_acceptance(row, job, outcome.observations, pool.description, plain)
 
 
+UNJUDGED = {"unsupported": Verdict.UNSUPPORTED, "crashed": Verdict.CRASHED}
+"""Outcomes of a log that leave nothing to judge."""
+
+
 def check_log(cell: LogCell, adapter: Adapter, source: Path | None, place: str | None) -> Finding:
     """Whether a framework makes a log of well-formed entries alone."""
     outcome = logs.outcomes(adapter, source, optimized=cell.optimized)[cell.row.name]
-    if outcome.kind == "unsupported":
-        return _log_finding(cell, verdict=Verdict.UNSUPPORTED, message=outcome.message)
+    if outcome.kind in UNJUDGED:
+        return _log_finding(cell, verdict=UNJUDGED[outcome.kind], message=outcome.message)
     judgement = logs.judge_log(cell.row, outcome)
     return _log_finding(
         cell,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import signal
 import sys
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ import torch.distributed as dist
 from adapters.contract import Rank, Unsupported
 from conformance import preload
 from conformance.logs import LogOutcome
+from conformance.processes import die_with_parent
 from conformance.words import words
 
 if TYPE_CHECKING:
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
 def main() -> None:
     """Answer one request."""
+    die_with_parent(signal.SIGKILL)
     answer = os.dup(1)
     os.dup2(2, 1)  # what a framework prints is no answer
     adapter, source, rows = pickle.load(sys.stdin.buffer)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Literal
 
 from adapters.contract import LogEntry
 from conformance.judge import Judgement
+from conformance.processes import last_words
 from conformance.report import Diagnosis, Verdict
 from reference.aggregation import Mode
 
@@ -28,12 +29,10 @@ if TYPE_CHECKING:
 
 CHILD = "conformance.log_child"
 
+WHO = "the process that makes logs"
+
 LIMIT = 300.0
 """Seconds for a framework to be imported and to make a dozen logs."""
-
-
-class LogRunError(RuntimeError):
-    """The framework cannot be asked for logs; the message holds what its process printed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,9 +48,9 @@ class LogRow:
 
 @dataclass(frozen=True, kw_only=True)
 class LogOutcome:
-    """What a framework made of a row: a log, or words."""
+    """What a framework made of a row: a log, or words; of no row any where its process died."""
 
-    kind: Literal["logged", "raised", "unsupported"]
+    kind: Literal["logged", "raised", "unsupported", "crashed"]
     log: Mapping[str, float]
     message: str = ""
 
@@ -138,29 +137,28 @@ ROWS = (
 
 
 def outcomes(adapter: Adapter, source: Path | None, *, optimized: bool) -> Mapping[str, LogOutcome]:
-    """What a framework makes of every row, by name, in a process of its own.
-
-    Raises:
-        LogRunError: the process ended without an answer.
-    """
-    return _outcomes(pickle.dumps((adapter, source, ROWS)), optimized)
+    """What a framework makes of every row, by name, in a process of its own."""
+    return _outcomes(pickle.dumps((adapter, source, ROWS)), source, optimized)
 
 
 @cache
-def _outcomes(request: bytes, optimized: bool) -> Mapping[str, LogOutcome]:
+def _outcomes(request: bytes, source: Path | None, optimized: bool) -> Mapping[str, LogOutcome]:
     flags = ["-O"] if optimized else []
-    process = subprocess.run(
-        [sys.executable, *flags, "-m", CHILD],
-        input=request,
-        capture_output=True,
-        timeout=LIMIT,
-        check=False,
-    )
-    if process.returncode:
-        words = process.stderr.decode(errors="replace").strip()
-        raise LogRunError(f"the process that makes logs failed: {words[-2000:]}")
-    answer: Mapping[str, LogOutcome] = pickle.loads(process.stdout)
+    command = [sys.executable, *flags, "-m", CHILD]
+    try:
+        child = subprocess.run(command, input=request, capture_output=True, timeout=LIMIT)
+    except subprocess.TimeoutExpired:
+        return _none(f"{WHO} gave no answer in {LIMIT:g} s")
+    if child.returncode or not child.stdout:
+        return _none(last_words(WHO, child.returncode, child.stderr, source))
+    answer: Mapping[str, LogOutcome] = pickle.loads(child.stdout)
     return answer
+
+
+def _none(message: str) -> Mapping[str, LogOutcome]:
+    """Of a process that died on one row nothing is known of any."""
+    crash = LogOutcome(kind="crashed", log={}, message=message)
+    return {row.name: crash for row in ROWS}
 
 
 def judge_log(row: LogRow, outcome: LogOutcome) -> Judgement:

@@ -30,7 +30,7 @@ SECONDS_TO_DIE = 3.0
 """Between the end of a rank's connection and that of its process."""
 
 LOG_LINES = 5
-"""Of a dead rank's output that a finding quotes."""
+"""Of a dead process's output that a finding quotes."""
 
 LOG_TAIL = 20_000
 """Bytes of it in which they are looked for."""
@@ -147,15 +147,8 @@ class LocalProcess:
     def death(self) -> str:
         """How it ended and its last words."""
         self._process.join(SECONDS_TO_DIE)
-        code = self._process.exitcode
-        how = (
-            f"was killed by {signal.Signals(-code).name}"
-            if code is not None and code < 0
-            else f"exited with status {code}"
-        )
-        output = self._log.read_bytes()[-LOG_TAIL:].decode(errors="backslashreplace")
-        last_lines = "\n".join(output.strip().splitlines()[-LOG_LINES:])
-        return words(f"rank {self._post.index} {how}\n{last_lines}".strip(), self._post.source)
+        who, code = f"rank {self._post.index}", self._process.exitcode
+        return last_words(who, code, self._log.read_bytes(), self._post.source)
 
     def kill(self) -> None:
         """Put an end to it."""
@@ -165,6 +158,18 @@ class LocalProcess:
         """Wait for that end."""
         self._process.join()
         self._process.close()
+
+
+def last_words(who: str, code: int | None, output: bytes, source: Path | None) -> str:
+    """How a process ended, and the last of what it printed."""
+    how = (
+        f"was killed by {signal.Signals(-code).name}"
+        if code is not None and code < 0
+        else f"exited with status {code}"
+    )
+    text = output[-LOG_TAIL:].decode(errors="backslashreplace")
+    last_lines = "\n".join(text.strip().splitlines()[-LOG_LINES:])
+    return words(f"{who} {how}\n{last_lines}".strip(), source)
 
 
 def die_with_parent(sign: signal.Signals) -> None:

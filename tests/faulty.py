@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from adapters.contract import Refused
 from adapters.native import Trainer
-from tests.broken import Faulty, TwoLayouts
+from tests.broken import Faulty, TwoLayouts, Vanishing
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -122,6 +122,17 @@ class GarbledLastWords(Faulty):
 class GarbledRefusal(TwoLayouts):
     def observe(self, job: Job, rank: Rank) -> Observation:
         raise Refused(f"no kernel image {GARBAGE}")
+
+
+class FailingToLog(TwoLayouts):
+    """Makes no log, but fails in the way of another."""
+
+    def __init__(self, other: Faulty | None = None) -> None:
+        self.other = other or Vanishing()
+
+    def aggregate(self, entries: Sequence[LogEntry], rank: Rank) -> Mapping[str, float]:
+        self.other.fail()
+        return {}
 
 
 class NotFinite(TwoLayouts):

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import re
+import time
+from typing import TYPE_CHECKING
+
 import pytest
 
 from adapters.native import NativeAdapter
 from conformance import logs
 from conformance.logs import LogOutcome, LogRow, judge_log
 from conformance.report import Verdict
-from tests.broken import Chattering, Unloadable
+from tests import broken, command
+from tests.broken import Chattering
+from tests.faulty import FailingToLog
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from adapters.contract import Adapter
 
 ROWS = {row.name: row for row in logs.ROWS}
 LOGGED = LogOutcome(kind="logged", log={"loss": 1.5, "kl": 3.0})
@@ -49,6 +60,42 @@ def test_what_a_framework_prints_is_no_answer() -> None:
     assert logs.outcomes(Chattering(), None, optimized=False)["well_formed"].kind == "logged"
 
 
-def test_framework_that_cannot_be_loaded_says_why() -> None:
-    with pytest.raises(logs.LogRunError, match="No module named 'flash_attn'"):
-        logs.outcomes(Unloadable(), None, optimized=False)
+@pytest.mark.parametrize(
+    ("adapter", "words"),
+    [
+        (broken.Unloadable(), "exited with status 1\n.*No module named 'flash_attn'"),
+        (FailingToLog(broken.Vanishing()), "exited with status 7\n.*last words of tests/broken.py"),
+        (FailingToLog(broken.Leaving()), "exited with status 0$"),
+        (FailingToLog(broken.Killed()), "was killed by SIGKILL$"),
+    ],
+    ids=["unloadable", "vanishing", "leaving", "killed"],
+)
+def test_process_that_dies_is_a_crash_of_every_row(adapter: Adapter, words: str) -> None:
+    start = time.monotonic()
+    outcomes = logs.outcomes(adapter, None, optimized=False)
+    print(f"{words}: {time.monotonic() - start:.1f} s")
+
+    assert set(outcomes) == set(ROWS)
+    assert {outcome.kind for outcome in outcomes.values()} == {"crashed"}
+    assert re.fullmatch(f"(?s)the process that makes logs {words}", outcomes["key_order"].message)
+
+
+def test_process_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs, "LIMIT", 3.0)
+    outcomes = logs.outcomes(FailingToLog(broken.Hanging()), None, optimized=False)
+
+    assert {outcome.message for outcome in outcomes.values()} == {
+        "the process that makes logs gave no answer in 3 s"
+    }
+
+
+def test_framework_that_dies_at_its_log_is_a_finding(tmp_path: Path) -> None:
+    cases = ("--modes=token_mean", "-k", "mixed_forms or weights and one_token")
+    result = command.run(tmp_path, "failingtolog", *cases, "--layout=dp1-cp1-mb1-bshd")
+
+    assert result.status == pytest.ExitCode.TESTS_FAILED
+    assert result.report["complete"]
+    assert {f["check"]: f["verdict"] for f in result.report["findings"]} == {
+        "logging": "crashed",
+        "weights": "conforms",
+    }
