@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import tempfile
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from multiprocessing import forkserver
@@ -151,7 +152,10 @@ class LocalProcess:
         return last_words(who, code, self._log.read_bytes(), self._post.source)
 
     def kill(self) -> None:
-        """Put an end to it."""
+        """Put an end to it, and to the processes that it started."""
+        assert self._process.pid is not None
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._process.kill()
 
     def reap(self) -> None:

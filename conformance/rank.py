@@ -210,6 +210,7 @@ def _device(hardware: Hardware, berth: Berth) -> str:
 def _settle(berth: Berth) -> None:
     """Make this process a quiet one that shares the machine and outlives nobody."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.setpgid(0, 0)  # with all that the framework starts in it
     _die_with_the_fork_server()
     with berth.log.open("ab", buffering=0) as log:
         for stream in (sys.stdout, sys.stderr):

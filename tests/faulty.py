@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -133,6 +134,21 @@ class FailingToLog(TwoLayouts):
     def aggregate(self, entries: Sequence[LogEntry], rank: Rank) -> Mapping[str, float]:
         self.other.fail()
         return {}
+
+
+class Spawning(TwoLayouts):
+    """Starts a process in every step and forgets it; its last rank dies where it may."""
+
+    def __init__(self, pids: Path) -> None:
+        self.pids = pids
+
+    def observe(self, job: Job, rank: Rank) -> Observation:
+        started = subprocess.Popen(["sleep", "600"])
+        with self.pids.open("a") as file:
+            file.write(f"{started.pid}\n")
+        if rank.index == 1 and not job.steps[0].active_tokens[0]:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().observe(job, rank)
 
 
 class NotFinite(TwoLayouts):

@@ -145,6 +145,18 @@ def test_bad_manners_change_nothing_and_end_with_the_run(adapter: Adapter) -> No
     assert not launcher.folder.exists()
 
 
+def test_what_a_framework_starts_ends_with_its_rank(tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    with RankPool(faulty.Spawning(pids), None, size=2, time_limit=20) as pool:
+        assert isinstance(pool.run(job(ACTIVE)), Ran)
+        assert isinstance(pool.run(job(MASKED)), Crashed)
+        assert isinstance(pool.run(job(ACTIVE)), Ran)
+
+    started = [int(pid) for pid in pids.read_text().split()]
+    assert len(started) == 6
+    wait_for(lambda: not any(is_alive(pid) for pid in started))
+
+
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM], ids=lambda sign: sign.name)
 def test_a_run_that_is_stopped_before_its_first_finding_leaves_nothing(
     tmp_path: Path, sign: signal.Signals
