@@ -30,11 +30,18 @@ if TYPE_CHECKING:
 SECONDS_TO_DIE = 3.0
 """Between the end of a rank's connection and that of its process."""
 
+LONGEST_TEMPORARY_FOLDER = 107 - len("/pymp-12345678/listener-12345678")
+"""Bytes of its name: those of a socket of Unix, less what multiprocessing adds."""
+
 LOG_LINES = 5
 """Of a dead process's output that a finding quotes."""
 
 LOG_TAIL = 20_000
 """Bytes of it in which they are looked for."""
+
+
+class TemporaryFolderError(ValueError):
+    """The folder for temporary files cannot hold what processes talk through."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,6 +181,22 @@ def last_words(who: str, code: int | None, output: bytes, source: Path | None) -
     text = output[-LOG_TAIL:].decode(errors="backslashreplace")
     last_lines = "\n".join(text.strip().splitlines()[-LOG_LINES:])
     return words(f"{who} {how}\n{last_lines}".strip(), source)
+
+
+def require_room_for_sockets() -> None:
+    """See to it that processes can be started.
+
+    Raises:
+        TemporaryFolderError: the names of their sockets would be too long.
+    """
+    folder = tempfile.gettempdir()
+    length = len(os.fsencode(folder))
+    if length > LONGEST_TEMPORARY_FOLDER:
+        raise TemporaryFolderError(
+            f"the folder for temporary files, {folder}, has a name of {length} bytes, and that of"
+            f" a socket in it leaves room for {LONGEST_TEMPORARY_FOLDER}; set TMPDIR to a shorter"
+            " one, such as /tmp"
+        )
 
 
 def die_with_parent(sign: signal.Signals) -> None:

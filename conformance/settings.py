@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from adapters.contract import Depth, InvalidLayoutError, Layout
 from adapters.source import Source, SourceError, resolve
 from conformance import case_file as case_files
-from conformance import expectations, registry
+from conformance import expectations, processes, registry
 from conformance.cases import ALL_CASES, Case
 from conformance.cells import AnyCell, Cell, GeneratedCell, LogCell, StartupCell
 from conformance.configurations import ROWS
@@ -41,6 +41,7 @@ SETTINGS_ERRORS = (
     InvalidHardwareError,
     InvalidSettingsError,
     ReportFileError,
+    processes.TemporaryFolderError,
     case_files.InvalidCaseFileError,
     expectations.InvalidExpectationsError,
 )
@@ -110,6 +111,7 @@ class Settings:
                 f"--examples is {examples}; give how many steps to generate for each mode and"
                 " layout, or 0 for the corpus alone"
             )
+        processes.require_room_for_sockets()
         chosen = registry.create(adapter, engine)
         settings = cls(
             adapter=chosen,

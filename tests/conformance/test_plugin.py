@@ -42,6 +42,14 @@ def test_run_prints_the_summary_and_writes_the_report(tmp_path: Path) -> None:
     assert str(tmp_path) not in result.report_path.read_text()
 
 
+def test_a_layout_of_sixty_four_ranks_runs_on_this_machine(tmp_path: Path) -> None:
+    chosen = ("--max-ranks=64", "--layout=dp8-cp8-mb1-thd", "--checks=weights", "-k", "uneven")
+    result = command.run(tmp_path, "native", *chosen)
+
+    assert result.status == 0, result.output
+    assert result.report["summary"]["verdicts"] == {"conforms": len(Mode)}
+
+
 def test_every_finding_is_a_test_that_pytest_options_apply_to(tmp_path: Path) -> None:
     name = "weights/token_mean/one_token/dp1-cp1-mb1-bshd"
     narrow = ("--checks=weights", "-k", name)
@@ -241,6 +249,19 @@ def test_bad_input_is_refused_before_any_rank_starts(
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.re_match_lines([f"ERROR: .*{message}"])
     assert not list(pytester.path.glob("reports/**/*.json"))
+
+
+def test_folder_for_temporary_files_that_no_socket_fits_into_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / ("x" * 80)
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    result = command.run(tmp_path, "native", "-k", "one_token")
+
+    assert result.status == pytest.ExitCode.USAGE_ERROR
+    assert "leaves room for 75; set TMPDIR to a shorter one, such as /tmp" in result.output
+    assert not result.report_path.exists()
 
 
 def test_plugin_is_silent_where_nobody_asks_for_it(tmp_path: Path) -> None:

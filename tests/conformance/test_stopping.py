@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import getpass
+import os
 import signal
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,7 +18,6 @@ from tests.conformance.test_plugin import processes_of_session, wait_for
 if TYPE_CHECKING:
     import subprocess
     from collections.abc import Callable
-    from pathlib import Path
 
     Stop = Callable[[subprocess.Popen[str]], None]
 
@@ -60,10 +61,9 @@ STOPS = pytest.mark.parametrize(
 
 
 @pytest.fixture(autouse=True)
-def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder for temporary files of runs."""
-    folder = tmp_path / "temporary"
-    folder.mkdir()
+def temporary(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder for temporary files of runs, of a name that is short enough for sockets."""
+    folder = tmp_path_factory.mktemp("t")
     monkeypatch.setenv("TMPDIR", str(folder))
     return folder
 
@@ -154,6 +154,6 @@ def stopped(
     result = command.finish(process, folder, adapter)
     print(f"status {result.status}, {time.monotonic() - start:.1f} s to stop")
     wait_for(lambda: not processes_of_session(process.pid))
-    left = {path.name for path in (folder / "temporary").iterdir()}
+    left = {path.name for path in Path(os.environ["TMPDIR"]).iterdir()}
     assert left <= {f"pytest-of-{getpass.getuser()}"}, "pytest-xdist has pytest make that"
     return result
