@@ -203,7 +203,7 @@ def reduce_one_by_one_over_gloo(rank: Rank) -> None:
 
     It joins them into one collective, which gloo has for tensors on the CPU alone.
     """
-    if rank.device != "cpu" and "nccl" not in str(torch.distributed.get_backend_config()):
+    if rank.device != "cpu" and "nccl" not in torch.distributed.get_backend_config():
         from megatron.core.distributed import param_and_grad_buffer
 
         param_and_grad_buffer._coalescing_manager = one_by_one
