@@ -7,6 +7,7 @@ steps. It never sees an expected value.
 
 from __future__ import annotations
 
+import inspect
 import re
 import time
 from abc import ABC, abstractmethod
@@ -52,16 +53,44 @@ class Depth(StrEnum):
 
 
 class Place(StrEnum):
-    """Where in a framework to look, by what went wrong."""
+    """Where in a framework a mistake must have been made; most mistakes determine no place."""
 
-    POLICY_LOSS = "policy_loss"
-    TERMS = "terms"
-    """Where entropy and divergence are added to the policy loss."""
+    TOKEN_COUNT = "token_count"
+    """Where the tokens are counted that `token_mean` divides by."""
 
-    OTHER_LOSSES = "other_losses"
     LOG = "log"
+    """Where the log entries of micro-batches are put together."""
+
     ARGUMENTS = "arguments"
+    """Where startup validation checks a configuration."""
+
     SHARDING = "sharding"
+    """Where samples are dealt to data-parallel ranks."""
+
+
+class DepartureKind(StrEnum):
+    """How a run of a framework under an adapter differs from a user's."""
+
+    SET = "set"
+    """An option that the adapter passes, or a value that it gives, to get through."""
+
+    STUBBED = "stubbed"
+    """Replaced by code of the adapter's."""
+
+    PASSED_BY = "passed_by"
+    """A check or a step of the framework's own that is not executed."""
+
+    NOT_RUN = "not_run"
+    """Above the call at which the adapter enters."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Departure:
+    """One way in which a run differs from a user's, and in a line why no verdict depends on it."""
+
+    kind: DepartureKind
+    what: str
+    why: str
 
 
 class Combine(StrEnum):
@@ -251,10 +280,29 @@ class Description:
     """Of the parameters that it is run with; what `Rank.dtype` asks for replaces it."""
 
     places: Mapping[Place, str] = field(default_factory=dict)
-    """Functions of the framework, ``module:name``, each where such a mistake would be made."""
+    """Functions of the framework, as `code_location` writes them, each where such a mistake must
+    have been made."""
+
+    rules: Mapping[str, str] = field(default_factory=dict)
+    """Rules of `conformance.configurations` and `conformance.logs`, by name, that this version
+    states itself, each with where it does: a document, a help text, its validation or its tests.
+    To break any other rule is no mistake."""
 
     stand_ins: tuple[str, ...] = ()
     """Packages the framework imports, the loss never uses, and this run replaced by empty ones."""
+
+    departures: tuple[Departure, ...] = ()
+    """Everything in which a run differs from a user's, packages replaced by empty ones apart."""
+
+
+def code_location(function: Any) -> str:
+    """Where a function is defined, as ``package/module.py:LINE (name)``.
+
+    ``function`` is a function or a class; decorators that keep ``__wrapped__`` are looked through.
+    """
+    original = inspect.unwrap(function)
+    line = inspect.getsourcelines(original)[1]
+    return f"{original.__module__.replace('.', '/')}.py:{line} ({original.__qualname__})"
 
 
 @dataclass(frozen=True, kw_only=True)

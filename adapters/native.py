@@ -80,7 +80,9 @@ class NativeAdapter(Adapter):
 
     def describe(self) -> Description:
         """Everything but policy losses of which it would take more to write them than to reduce."""
-        return Description(objectives=frozenset(Objective) - UNWRITTEN)
+        return Description(
+            objectives=frozenset(Objective) - UNWRITTEN, rules=native_options.RULES
+        )
 
     def trainer(self, job: Job, rank: int) -> Trainer:
         """The framework's trainer for a job."""

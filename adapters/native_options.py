@@ -27,6 +27,33 @@ DEFAULTS: dict[Setting, Any] = {
 }
 
 
+RULES = dict.fromkeys(
+    (
+        "divisor_missing",
+        "divisor_zero",
+        "divisor_negative",
+        "divisor_nan",
+        "divisor_infinite",
+        "divisor_bool",
+        "divisor_text",
+        "divisor_of_another_mode",
+        "per_token_with_another_mode",
+        "batch_of_partial_groups",
+        *Tampering,
+        "legacy_flag",
+        "default_mode",
+        "custom_reducer",
+        "reducer_of_padded_slices",
+        "log_well_formed",
+        "log_well_formed_normalizers",
+        "log_different_keys",
+        "log_key_order",
+    ),
+    "its own validation",
+)
+"""What `native` promises of configurations and logs, by the rule's name."""
+
+
 @dataclass(frozen=True)
 class Options:
     """Everything said, from wherever, with defaults for the rest."""

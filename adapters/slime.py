@@ -110,15 +110,10 @@ class SlimeAdapter(MegatronAdapter):
 
     def candidates(self) -> objectives.Candidates:
         """Where to look, newer versions first."""
-        loss, reducers, _ = self.loss_modules()
+        loss, _, _ = self.loss_modules()
         manager = self.module("ray.rollout").RolloutManager.__ray_metadata__.modified_class
         return {
-            Place.POLICY_LOSS: (
-                (loss, "get_pg_loss_reducer"),
-                (reducers, "get_sum_of_sample_mean"),
-            ),
-            Place.TERMS: ((loss, "policy_loss_function"),),
-            Place.OTHER_LOSSES: ((loss, "loss_function"),),
+            Place.TOKEN_COUNT: ((loss, "loss_function"),),
             Place.LOG: (
                 *((home, "reduce_train_step_metrics") for home in self._log_modules()),
                 (self.module("backends.megatron_utils.model"), "train_one_step"),

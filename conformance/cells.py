@@ -60,16 +60,13 @@ class LogCell:
     """One place in the table of findings: entries that are to be made one log of."""
 
     row: LogRow
-    optimized: bool
-    """Whether without asserts, as under ``python -O``."""
-
     depth: Depth = Depth.STEP
     layout: Layout = field(default=Layout())
 
     @property
     def subject(self) -> Subject:
-        """Of the check, with asserts or without."""
-        return Subject(check=Check.LOGGING, name="optimized" if self.optimized else "")
+        """Of the check."""
+        return Subject(check=Check.LOGGING)
 
     @property
     def id(self) -> str:

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from adapters.contract import Place
 from adapters.objective import Objective
 from conformance import logs
 from conformance.cells import StartupCell
 from conformance.configurations import Demand
+from conformance.cuts import judge_cut_dependence
 from conformance.judge import Judgement, judge_weights
 from conformance.logged import judge_logged
 from conformance.ranks import Crashed, Ran
 from conformance.report import Check, Diagnosis, Finding, Verdict
 from conformance.sharding import judge_sharding
-from conformance.startup import compared_with, judge_acceptance, judge_refusal
+from conformance.startup import (
+    by_own_rules,
+    compared_with,
+    judge_acceptance,
+    judge_crash,
+    judge_refusal,
+)
 from conformance.subjects import place
 from conformance.together import judge_together
 from reference.aggregation import Mode
@@ -28,6 +36,7 @@ if TYPE_CHECKING:
     from adapters.contract import Adapter, Description, Job, Observation
     from conformance.cells import Cell, LogCell
     from conformance.configurations import Row
+    from conformance.mistakes import ExpectedNumber
     from conformance.rank import Declined
     from conformance.ranks import RankPool
     from conformance.subjects import Subject
@@ -36,8 +45,21 @@ if TYPE_CHECKING:
     Judge = Callable[[Job, Sequence[Observation], Description], Judgement | None]
 
 
+class Made(NamedTuple):
+    """What came of a cell."""
+
+    finding: Finding
+    framework_seconds: float = 0.0
+    """Those that the slowest rank spent in the framework's code."""
+
+    expected: tuple[ExpectedNumber, ...] = ()
+    """To be compared with those of the other findings of the run."""
+
+
 def judge(subject: Subject) -> Judge:
     """What holds a subject's observations against the reference."""
+    if subject.compares_cuts:
+        return judge_cut_dependence
     if subject.metric is not None:
         return partial(judge_logged, metric=subject.metric)
     if subject.check is Check.SHARDING:
@@ -54,37 +76,38 @@ MAY_REFUSE = {
 """Modes in which an objective may be declined (miles' pull request 1498)."""
 
 
-def check(cell: Cell, pool: RankPool) -> tuple[Finding, float]:
-    """The finding, and the seconds that the slowest rank spent in the framework for it."""
+def check(cell: Cell, pool: RankPool) -> Made:
+    """Run a cell's job, or several for a configuration, and judge what came of it."""
     missing = _missing(cell, pool.description)
     if missing is not None:
-        return _finding(cell, verdict=Verdict.UNSUPPORTED, message=missing), 0.0
+        return Made(_finding(cell, verdict=Verdict.UNSUPPORTED, message=missing))
     if isinstance(cell, StartupCell):
-        return _check_startup(cell, pool)
+        return Made(_check_startup(cell, pool))
     outcome = pool.outcome(cell.job)
     if isinstance(outcome, Ran):
         judgement = judge(cell.subject)(cell.job, outcome.observations, pool.description)
         if judgement is None:
-            words = f"nothing is known of {cell.subject.metric or cell.subject.check} here"
-            return _finding(cell, verdict=Verdict.UNSUPPORTED, message=words), 0.0
-        return _judged(cell, judgement, pool.description), outcome.framework_seconds
+            words = f"nothing is known of {cell.subject.metric or cell.subject.slug} here"
+            return Made(_finding(cell, verdict=Verdict.UNSUPPORTED, message=words))
+        finding = _judged(cell, judgement, pool.description)
+        return Made(finding, outcome.framework_seconds, judgement.expected)
     if isinstance(outcome, Crashed):
-        return _finding(cell, verdict=Verdict.CRASHED, message=outcome.message), 0.0
+        return Made(_finding(cell, verdict=Verdict.CRASHED, message=outcome.message))
     if outcome.verdict == "unsupported":
-        return _finding(cell, verdict=Verdict.UNSUPPORTED, message=outcome.message), 0.0
-    return _refused(cell, outcome.message), 0.0
+        return Made(_finding(cell, verdict=Verdict.UNSUPPORTED, message=outcome.message))
+    return Made(_refused(cell, outcome.message))
 
 
-def _check_startup(cell: StartupCell, pool: RankPool) -> tuple[Finding, float]:
+def _check_startup(cell: StartupCell, pool: RankPool) -> Finding:
     if not cell.row.applies(pool.description.conventions):
         words = f"by its conventions nothing is wrong with {cell.row.says}"
-        return _finding(cell, verdict=Verdict.UNSUPPORTED, message=words), 0.0
+        return _finding(cell, verdict=Verdict.UNSUPPORTED, message=words)
     judged = judge_startup(cell.row, cell.job, pool)
+    if isinstance(judged, Crashed):
+        judged = judge_crash(cell.row, judged.message)
     if isinstance(judged, Judgement):
-        return _judged(cell, judged, pool.description), 0.0
-    crashed = isinstance(judged, Crashed)
-    verdict = Verdict.CRASHED if crashed else Verdict.UNSUPPORTED
-    return _finding(cell, verdict=verdict, message=judged.message), 0.0
+        return _judged(cell, by_own_rules(judged, cell.row, pool.description), pool.description)
+    return _finding(cell, verdict=Verdict.UNSUPPORTED, message=judged.message)
 
 
 def judge_startup(row: Row, job: Job, pool: RankPool) -> Judgement | Crashed | Declined:
@@ -110,17 +133,23 @@ UNJUDGED = {"unsupported": Verdict.UNSUPPORTED, "crashed": Verdict.CRASHED}
 """Outcomes of a log that leave nothing to judge."""
 
 
-def check_log(cell: LogCell, adapter: Adapter, source: Path | None, place: str | None) -> Finding:
-    """Whether a framework makes a log of well-formed entries alone."""
-    outcome = logs.outcomes(adapter, source, optimized=cell.optimized)[cell.row.name]
+def check_log(
+    cell: LogCell, adapter: Adapter, source: Path | None, description: Description
+) -> Finding:
+    """Whether a framework makes a log of well-formed entries alone, with asserts and without."""
+    outcome, optimized = (
+        logs.outcomes(adapter, source, optimized=without_asserts)[cell.row.name]
+        for without_asserts in (False, True)
+    )
     if outcome.kind in UNJUDGED:
         return _log_finding(cell, verdict=UNJUDGED[outcome.kind], message=outcome.message)
-    judgement = logs.judge_log(cell.row, outcome)
+    judgement = by_own_rules(logs.judge_log(cell.row, outcome, optimized), cell.row, description)
+    is_wrong = judgement.verdict is Verdict.MISMATCH
     return _log_finding(
         cell,
         verdict=judgement.verdict,
         diagnosis=judgement.diagnosis,
-        place=place if judgement.diagnosis else None,
+        place=description.places.get(Place.LOG) if is_wrong else None,
         message=outcome.message or None,
     )
 
@@ -164,14 +193,23 @@ def _may_refuse(cell: Cell) -> bool:
     miles' pull request 1498 keeps groups whole on a rank and rejects such steps. By the same pull
     request, terms that stay sample-normalised are not mixed into `token_mean`, and where a
     normaliser spans the step no custom function may change the mask after micro-batches are cut.
+    Steps that do not share out evenly over the data-parallel ranks may be declined in every mode:
+    SkyRL asserts that batch sizes are multiples, slime that micro-batches can be aligned.
     """
     steps, dp, mode = cell.case.steps, cell.layout.dp, cell.aggregation.mode
     if not all(step.mask.any() and _groups_are_adjacent(step) for step in steps):
         return True
     if mode in MAY_REFUSE.get(cell.subject.objective, ()):
         return True
+    if any(_is_uneven(step, dp) for step in steps):
+        return True
     uneven = any(len(np.unique(step.groups)) % dp for step in steps)
     return mode is Mode.PROMPT_MEAN and uneven
+
+
+def _is_uneven(step: Step, dp: int) -> bool:
+    """Whether data-parallel ranks get different numbers of samples or rollouts of a step."""
+    return bool(step.size % dp or len(np.unique(step.rollouts)) % dp)
 
 
 def _groups_are_adjacent(step: Step) -> bool:
@@ -180,8 +218,8 @@ def _groups_are_adjacent(step: Step) -> bool:
 
 
 def _refused(cell: Cell, message: str) -> Finding:
-    """A refusal where the contract allows one; elsewhere it is a mismatch."""
-    if _may_refuse(cell):
+    """A refusal in clear words where the contract allows one; elsewhere it is a mismatch."""
+    if _may_refuse(cell) and _says_why(message):
         return _finding(cell, verdict=Verdict.REFUSED, message=message)
     return _finding(
         cell,
@@ -194,6 +232,11 @@ def _refused(cell: Cell, message: str) -> Finding:
     )
 
 
+def _says_why(message: str) -> bool:
+    """Whether an error has words besides the name of its type."""
+    return bool(message.partition(":")[2].strip())
+
+
 def _judged(cell: Cell, judgement: Judgement, description: Description) -> Finding:
     return _finding(
         cell,
@@ -201,15 +244,19 @@ def _judged(cell: Cell, judgement: Judgement, description: Description) -> Findi
         error=judgement.error,
         tolerance=judgement.tolerance,
         diagnosis=judgement.diagnosis,
-        place=_place(cell, description) if judgement.diagnosis else None,
+        place=_place(cell, judgement, description),
         message=judgement.message,
         picture=judgement.picture,
         logged=judgement.logged,
     )
 
 
-def _place(cell: Cell, description: Description) -> str | None:
-    return description.places.get(place(cell.subject))
+def _place(cell: Cell, judgement: Judgement, description: Description) -> str | None:
+    """Where the mistake must have been made, if it and the check determine that."""
+    if judgement.verdict is not Verdict.MISMATCH or judgement.diagnosis is None:
+        return None
+    determined = place(cell.subject, cell.aggregation.mode, judgement.diagnosis)
+    return None if determined is None else description.places.get(determined)
 
 
 def _finding(cell: Cell, **outcome: Any) -> Finding:

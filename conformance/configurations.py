@@ -44,6 +44,7 @@ class Row:
     """A configuration and what is demanded of it.
 
     ``says`` tells it in words; ``options`` are words of which an error names one at least.
+    ``origin`` is who states the rule first: to others that state none, it is advice.
     """
 
     name: str
@@ -54,8 +55,14 @@ class Row:
     options: tuple[str, ...] = ()
     case: str = "uneven_lengths"
     check: Check = Check.ARGUMENTS
+    origin: str = "miles' pull request 1498"
     is_sliced: bool = False
     """Whether it takes padded rows on several context-parallel ranks."""
+
+    @property
+    def rule(self) -> str:
+        """The name of the rule, which is one on the command line and in a file."""
+        return self.name.removesuffix(IN_FILE)
 
     def applies(self, conventions: Conventions) -> bool:
         """Whether the rule is about a framework of such conventions."""
@@ -80,6 +87,8 @@ class Row:
         """The samples that it is tried on."""
         return next(case for case in CORPUS if case.name == self.case)
 
+
+IN_FILE = "_in_file"
 
 DIVISOR = ("divisor", "max_seq_len")
 PER_TOKEN = ("per-token", "per_token", "aggregation", "loss_reduction")
@@ -113,7 +122,7 @@ def in_file(row: Row, *settings: Setting) -> Row:
     """The same, where these settings are in a configuration file read after the command line."""
     return replace(
         row,
-        name=f"{row.name}_in_file",
+        name=f"{row.name}{IN_FILE}",
         says=f"{row.says}, by configuration file",
         configuration=replace(row.configuration, in_file=frozenset(settings)),
     )
@@ -146,14 +155,14 @@ PER_TOKEN_WITH_ANOTHER = Row(
 
 ENTROPY = Row(
     name="entropy_per_sample",
-    says="token_mean with an entropy term that stays sample-normalised",
+    says="token_mean with an entropy term",
     configuration=Configuration(entropy=True),
     modes=(Mode.TOKEN_MEAN,),
     options=("entropy",),
 )
 DIVERGENCE = Row(
     name="divergence_per_sample",
-    says="token_mean with a KL term that stays sample-normalised",
+    says="token_mean with a KL term",
     configuration=Configuration(kl=True),
     modes=(Mode.TOKEN_MEAN,),
     options=("kl",),

@@ -127,6 +127,12 @@ def left_out(term: str) -> Diagnosis:
     return Diagnosis(name="term_left_out", explanation=f"the term {term} is left out of the loss")
 
 
+def without_gradient(term: str) -> Diagnosis:
+    """A term may be computed and logged, and yet be cut off from the parameters."""
+    words = f"the {term} term reaches no gradient: no token's weight has a share of it"
+    return Diagnosis(name="term_without_gradient", explanation=words)
+
+
 def _first(explanations: list[Diagnosis]) -> Diagnosis:
     """The first, with the names of the others."""
     first, *others = explanations

@@ -3,7 +3,8 @@
 Findings are compared one by one, by what they are of (`Key`), never by counts. The order of
 verdicts, from best to worst:
 
-1. ``conforms``; so is ``refused`` where a refusal is what is looked at (`_is_right_to_refuse`).
+1. ``conforms`` and ``advice``, which breaks no promise; so is ``refused`` where a refusal is what
+   is looked at (`_is_right_to_refuse`).
 2. ``refused`` and ``unsupported``: nothing is trained, and nobody is deceived. It is worse than to
    conform, and a framework that declines what it used to reduce wrongly has become better.
 3. ``mismatch``: training goes on with wrong weights. Of two, that of the larger error is worse.
@@ -323,6 +324,7 @@ def _rank(finding: Finding) -> int:
         return 0
     return {
         Verdict.CONFORMS: 0,
+        Verdict.ADVICE: 0,
         Verdict.REFUSED: 1,
         Verdict.UNSUPPORTED: 1,
         Verdict.MISMATCH: 2,

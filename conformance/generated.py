@@ -112,7 +112,7 @@ class _Examples:
             _Fault: the harness did.
         """
         with _faults_end_the_search():
-            finding, seconds = check(self.cell.of(case), self.pool)
+            finding, seconds, _ = check(self.cell.of(case), self.pool)
         self.seconds += seconds
         if finding.verdict is Verdict.CRASHED:
             self.wrong = finding, case

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,7 +12,7 @@ from adapters.objective import Objective
 from conformance import terms
 from conformance.cut import held
 from conformance.diagnosis import Evidence, diagnose
-from conformance.mistakes import Situation
+from conformance.mistakes import ExpectedNumber, Situation
 from conformance.picture import picture
 from conformance.report import Diagnosis, Logged, Picture, Verdict
 from reference.aggregation import SampleUnit
@@ -41,6 +41,8 @@ class Judgement:
 
     picture: Picture | None = None
     logged: Logged | None = None
+    expected: tuple[ExpectedNumber, ...] = ()
+    """What `conformance.harness` compares over the findings of a run."""
 
 
 def judge_weights(
@@ -55,6 +57,7 @@ def judge_weights(
     worst = Judgement(verdict=Verdict.CONFORMS, error=0.0, tolerance=tolerance)
     for number in range(len(job.steps)):
         situation = situation_of(job, number, observations, description)
+        worst = replace(worst, expected=(*worst.expected, situation.fingerprint))
         for observed in combined(observations, number, job, description.conventions):
             error = largest_error(observed, situation.expected)
             if error is not None and error <= tolerance:
@@ -67,6 +70,7 @@ def judge_weights(
                 tolerance=tolerance,
                 diagnosis=diagnose(evidence),
                 picture=picture(situation, observed, situation.expected),
+                expected=worst.expected,
             )
     return worst
 
@@ -82,15 +86,15 @@ def situation_of(
     job: Job, number: int, observations: Sequence[Observation], description: Description
 ) -> Situation:
     """One step of a job as it was cut, and how its objective's only term was to be reduced."""
-    how = terms.reducer(job.objective, description.conventions)
-    return Situation(
+    situation = Situation(
         steps=job.steps,
         number=number,
-        aggregation=terms.aggregation(job.aggregation, how),
+        aggregation=job.aggregation,
         conventions=description.conventions,
         layout=job.layout,
         held=held(observations, number, job.layout),
     )
+    return situation.of_term(terms.reducer(job.objective, description.conventions))
 
 
 def largest_error(observed: NDArray[np.float64], expected: NDArray[np.float64]) -> float | None:
@@ -113,7 +117,7 @@ def worse(worst: Judgement, error: float) -> Judgement:
     """A judgement with the larger of its error and another one."""
     if worst.error is not None and error <= worst.error:
         return worst
-    return Judgement(verdict=worst.verdict, error=error, tolerance=worst.tolerance)
+    return replace(worst, error=error)
 
 
 def combined(

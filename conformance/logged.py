@@ -15,8 +15,8 @@ from conformance import terms
 from conformance.diagnosis import ReportedEvidence, diagnose_reported, left_out, likeliest
 from conformance.joint import Summand, diagnose_joint
 from conformance.judge import Judgement, situation_of, worse
+from conformance.mistakes import ExpectedNumber, Situation
 from conformance.report import Diagnosis, Logged, Verdict
-from reference.aggregation import Beside
 from reference.rounding import TERM_OPERATIONS, reported_bound
 
 if TYPE_CHECKING:
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from adapters.contract import Description, Job, Observation
-    from conformance.mistakes import Situation
-    from reference.aggregation import Conventions
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -38,25 +36,15 @@ class Share:
     quantities: NDArray[np.float64]
     """Of each token, the coefficient included: [tokens]."""
 
-    by_micro_batch: bool
-    """Whether what is logged is documented to be averaged over micro-batches."""
-
     @cached_property
-    def weights(self) -> NDArray[np.float64]:
-        """What every token weighs: [tokens]."""
-        if self.by_micro_batch:
-            return self.situation.micro_batch_means
-        return self.situation.expected
-
-    @property
     def expected(self) -> float:
         """The reference's share."""
-        return math.fsum(self.weights * self.quantities)
+        return math.fsum(self.situation.expected * self.quantities)
 
     @property
     def magnitude(self) -> float:
         """What its rounding errors are relative to."""
-        return float(np.abs(self.weights * self.quantities).sum())
+        return float(np.abs(self.situation.expected * self.quantities).sum())
 
 
 def judge_logged(
@@ -77,13 +65,24 @@ def judge_logged(
             continue
         shares = _shares(job, number, observations, description, metric)
         tolerance = _tolerance(job, number, description)
+        expected = (*(worst.expected if worst else ()), *_expected_numbers(job, shares))
         for value in reported:
-            judgement = _judge(value, shares, tolerance)
+            judgement = replace(_judge(value, shares, tolerance), expected=expected)
             if judgement.verdict is Verdict.MISMATCH:
                 return judgement
             assert judgement.error is not None
             worst = judgement if worst is None else worse(worst, judgement.error)
+        assert worst is not None
+        worst = replace(worst, expected=expected)
     return worst
+
+
+def _expected_numbers(job: Job, shares: Sequence[Share]) -> list[ExpectedNumber]:
+    return [
+        ExpectedNumber(f"{share.metric} of {job.objective}, {scope}", share.expected)
+        for share in shares
+        for scope in [share.situation.scope]
+    ]
 
 
 def _judge(reported: float, shares: Sequence[Share], tolerance: float) -> Judgement:
@@ -156,23 +155,11 @@ def _shares(
     return [
         Share(
             metric=term.metric,
-            situation=replace(
-                situation,
-                aggregation=terms.aggregation(
-                    job.aggregation, terms.reducer_of_term(term.metric, conventions)
-                ),
-            ),
-            by_micro_batch=_is_by_micro_batch(metric, conventions),
+            situation=situation.of_term(terms.reducer_of_term(term.metric, conventions)),
             quantities=term.coefficient * batch.split(terms.quantities(term.metric, batch))[number],
         )
         for term in terms.terms(metric, job.objective)
     ]
-
-
-def _is_by_micro_batch(metric: Metric, conventions: Conventions) -> bool:
-    """Losses are trained as they are logged; all else is a diagnostic."""
-    losses = (Metric.POLICY_LOSS, Metric.LOSS)
-    return metric not in losses and conventions.diagnostics is Beside.MICRO_BATCH_MEAN
 
 
 def _tolerance(job: Job, number: int, description: Description) -> float:

@@ -44,6 +44,12 @@ class LogRow:
     entries: tuple[LogEntry, ...]
     mode: Mode = Mode.TOKEN_MEAN
     is_well_formed: bool = False
+    origin: str = "miles' pull request 1498"
+
+    @property
+    def rule(self) -> str:
+        """The name of the rule that the row breaks."""
+        return f"log_{self.name}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,16 +167,25 @@ def _none(message: str) -> Mapping[str, LogOutcome]:
     return {row.name: crash for row in ROWS}
 
 
-def judge_log(row: LogRow, outcome: LogOutcome) -> Judgement:
-    """Hold what a framework made of a row against the rule: logged if well formed, else refused."""
+def judge_log(row: LogRow, outcome: LogOutcome, optimized: LogOutcome) -> Judgement:
+    """Hold what a framework made of a row against the rule: logged if well formed, else refused.
+
+    ``optimized`` is what it makes of it under ``python -O``.
+    """
     if row.is_well_formed:
         if outcome.kind == "logged":
             return Judgement(verdict=Verdict.CONFORMS, error=None, tolerance=0.0)
         return _mismatch("refused_what_it_supports", f"{row.says} are refused")
+    if outcome.kind == "raised" and optimized.kind == "logged":
+        words = f"{row.says}: an assert alone refuses them; under python -O they are logged, as"
+        return _mismatch("refused_by_an_assert", f"{words} {_numbers(optimized)}")
     if outcome.kind == "raised":
         return Judgement(verdict=Verdict.REFUSED, error=None, tolerance=0.0)
-    numbers = ", ".join(f"{key} = {value:.7g}" for key, value in outcome.log.items())
-    return _mismatch("accepted", f"{row.says}: logged all the same, as {numbers or 'nothing'}")
+    return _mismatch("accepted", f"{row.says}: logged all the same, as {_numbers(outcome)}")
+
+
+def _numbers(outcome: LogOutcome) -> str:
+    return ", ".join(f"{key} = {value:.7g}" for key, value in outcome.log.items()) or "nothing"
 
 
 def _mismatch(name: str, explanation: str) -> Judgement:

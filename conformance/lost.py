@@ -25,6 +25,9 @@ def diagnoses(
     """What was lost, if something was and ``matches`` says that the rest is right."""
     active = situation.expected > 0
     gone = active & np.equal(observed, 0)
+    if active.any() and gone[active].all() and not situation.untrained[active].any():
+        yield _without_gradient(int(active.sum()))
+        return
     if gone.any() and matches(np.where(gone, 0, situation.expected)):
         others = "no others are active" if gone[active].all() else "all others are right"
         for name, words in _causes(situation, gone):
@@ -33,6 +36,14 @@ def diagnoses(
     twice = active & (observed > 1.5 * lowest * situation.expected)
     if twice.any() and not twice[active].all() and _is_made_of(twice, active, situation.sample):
         yield from _repeated(situation, twice, matches)
+
+
+def _without_gradient(tokens: int) -> Diagnosis:
+    return Diagnosis(
+        name="term_without_gradient",
+        explanation=f"the term reaches no gradient: all {tokens} active tokens weigh nothing",
+        numbers={"tokens": tokens},
+    )
 
 
 def shares(situation: Situation) -> Iterator[Mistake]:

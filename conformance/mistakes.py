@@ -7,22 +7,26 @@ one formula, 1 / (units · tokens of the unit), of which each gets one factor wr
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from conformance.cut import Cut, cut_of
+from conformance.harness import HarnessFaultError
 from reference.aggregation import (
     Aggregation,
+    Beside,
     Conventions,
     DenominatorMask,
     EmptyUnits,
     Mode,
     SampleUnit,
+    beside,
 )
 from reference.weights import counted_tokens, token_weights, unit_of_sample
 
@@ -34,8 +38,24 @@ if TYPE_CHECKING:
     from adapters.contract import Layout
     from reference.step import Step
 
+
+class UnknownCutError(HarnessFaultError):
+    """A reference that depends on how a step was cut, where the adapter does not tell how."""
+
+
 COARSE_DTYPES = {"bfloat16": (8, 3.4e38), "float16": (11, 65504.0)}
 """Significant bits, above 2 to whose power there are no odd numbers, and the largest number."""
+
+
+class ExpectedNumber(NamedTuple):
+    """A number of the reference's, and in words all that it may depend on besides the case.
+
+    Within a run, all of one name and case must be equal: mode, layout and micro-batches appear in
+    the name where the number may depend on them.
+    """
+
+    name: str
+    value: float
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -49,6 +69,9 @@ class Situation:
     layout: Layout
     held: NDArray[np.int32] | None
     """In which forward pass each rank held each token, if that is known: [ranks, tokens]."""
+
+    per_micro_batch: bool = False
+    """Whether the aggregation is that of each micro-batch, of which a mean is taken."""
 
     @cached_property
     def untrained(self) -> NDArray[np.bool_]:
@@ -78,7 +101,29 @@ class Situation:
     @cached_property
     def expected(self) -> NDArray[np.float64]:
         """The reference's weights: [tokens]."""
+        if self.per_micro_batch:
+            return self.micro_batch_means
         return token_weights(self.step, self.aggregation, self.conventions)
+
+    def of_term(self, how: Beside | None) -> Situation:
+        """The same step, with the policy's aggregation replaced by that of a term beside it."""
+        if how is None:
+            return self
+        aggregation = beside(self.aggregation, how)
+        return replace(self, aggregation=aggregation, per_micro_batch=how.depends_on_cut)
+
+    @property
+    def fingerprint(self) -> ExpectedNumber:
+        """One number for all expected weights, under the name of what they may depend on."""
+        ordinals = np.arange(1, len(self.expected) + 1)
+        return ExpectedNumber(f"weights of {self.scope}", math.fsum(self.expected * ordinals))
+
+    @property
+    def scope(self) -> str:
+        """All that the expected weights may depend on, besides the case."""
+        divisor = "" if self.aggregation.divisor is None else f":{self.aggregation.divisor:g}"
+        where = f" of micro-batches on {self.layout}" if self.per_micro_batch else ""
+        return f"step {self.number}, {self.mode}{divisor}{where}"
 
     @cached_property
     def sample(self) -> NDArray[np.int64]:
@@ -109,7 +154,11 @@ class Situation:
         That is one over its tokens, or over its samples where the mode is `sample_mean`. What has
         no active token adds 0 and counts.
         """
-        assert self.cut is not None
+        if self.cut is None:
+            raise UnknownCutError(
+                f"{self.aggregation.mode} of micro-batches is declared, and not in which forward"
+                " pass every token was; have the adapter tell its forward passes"
+            )
         batch = self.cut.micro_batch_number
         micro_batches = (self.cut.micro_batches * self.layout.dp).astype(np.float64)
         if self.mode is Mode.SAMPLE_MEAN:

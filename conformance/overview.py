@@ -11,9 +11,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from conformance.report import Check, Finding, Report, Verdict
+from conformance.report import Check, Finding, Report
 from conformance.report_file import load
-from conformance.summary import WRONG, last_line
+from conformance.summary import JUDGED, WRONG, last_line
 from reference.aggregation import Conventions, Mode
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ def table(found: Sequence[Version]) -> Iterator[str]:
 
 
 def _cell(findings: Sequence[Finding]) -> str:
-    seen = [finding for finding in findings if finding.verdict is not Verdict.UNSUPPORTED]
+    seen = [finding for finding in findings if finding.verdict in JUDGED]
     wrong = sum(finding.verdict in WRONG for finding in seen)
     if not seen:
         return "–"

@@ -20,7 +20,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from conformance.page_data import Shown, document, progress, shown
 from conformance.report import Check, Verdict
-from conformance.summary import WRONG
+from conformance.summary import JUDGED, WRONG
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class Version:
         return Tally(
             query=query if wrong else query | {"verdict": "any"},
             wrong=wrong,
-            seen=sum(verdicts.values()) - verdicts[Verdict.UNSUPPORTED],
+            seen=sum(count for verdict, count in verdicts.items() if verdict in JUDGED),
             unsupported=verdicts[Verdict.UNSUPPORTED],
         )
 

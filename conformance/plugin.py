@@ -192,10 +192,15 @@ def find(
     rank_pool: RankPool, report_header: Header, request: pytest.FixtureRequest
 ) -> Callable[[AnyCell], Finding]:
     """Makes the finding of a cell and keeps it for the report."""
-    from conformance.recorder import pack
+    from conformance.harness import HarnessFaultError
+    from conformance.recorder import pack, pack_fault
 
     def find(cell: AnyCell) -> Finding:
-        finding, request.node.stash[PARCEL] = pack(cell, rank_pool, report_header)
+        try:
+            finding, request.node.stash[PARCEL] = pack(cell, rank_pool, report_header)
+        except HarnessFaultError as fault:
+            request.node.stash[PARCEL] = pack_fault(fault, report_header)
+            raise
         return finding
 
     return find
@@ -251,7 +256,7 @@ class _Controller:
         parcel: Parcel | None = getattr(report, ATTRIBUTE, None)
         if parcel is not None:
             self._first_finding = self._first_finding or report.start
-            finding = self.recorder().record(parcel)
+            finding = self._record(parcel)
             if self._progress is not None:
                 self._progress.show(finding)
         elif self._first_finding is None and FINDING not in report.nodeid:
@@ -300,6 +305,15 @@ class _Controller:
         github.add_summary(report, [*gate.lines(report)], Path(os.environ[GITHUB_SUMMARY]))
         for line in github.error_commands([*gate.failing(report)]):
             terminalreporter.line(line)
+
+    def _record(self, parcel: Parcel) -> Finding:
+        """Keep a finding; a fault of the harness ends the run, as it may spoil any verdict."""
+        from conformance.harness import HarnessFaultError
+
+        try:
+            return self.recorder().record(parcel)
+        except HarnessFaultError as fault:
+            pytest.exit(f"fault of the harness: {fault}", pytest.ExitCode.INTERNAL_ERROR)
 
     def _select(self, ids: Sequence[str]) -> None:
         findings = sum(FINDING in nodeid for nodeid in ids)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypedDict
 
-from adapters.contract import Place
 from conformance.cells import GeneratedCell, LogCell
-from conformance.check import check, check_log
+from conformance.check import Made, check, check_log
 from conformance.environment import environment
+from conformance.harness import Consistency, HarnessFaultError
 from conformance.journal import Journal
 from conformance.report import Finding, Header, Provenance, Selection
 
@@ -25,7 +25,14 @@ class Parcel(TypedDict):
 
     header: str
     finding: str
+    """Empty where the harness was at fault."""
+
     framework_seconds: float
+    expected: list[tuple[str, float]]
+    """Numbers of the reference's, by name, to be compared over the findings of a run."""
+
+    fault: str
+    """What was wrong with the harness, if anything was."""
 
 
 def header(settings: Settings, description: Description) -> Header:
@@ -37,28 +44,41 @@ def header(settings: Settings, description: Description) -> Header:
         source=Provenance(**{name: getattr(source, name) for name in Provenance.model_fields}),
         environment=environment(settings.adapter, description, settings.hardware),
         conventions=description.conventions,
+        departures=list(description.departures),
         request=settings.request,
     )
 
 
 def pack(cell: AnyCell, pool: RankPool, head: Header) -> tuple[Finding, Parcel]:
     """Make one finding, where the ranks are."""
-    finding, framework_seconds = _check(cell, pool)
-    return finding, Parcel(
+    made = _check(cell, pool)
+    return made.finding, Parcel(
         header=head.model_dump_json(),
-        finding=finding.model_dump_json(),
-        framework_seconds=framework_seconds,
+        finding=made.finding.model_dump_json(),
+        framework_seconds=made.framework_seconds,
+        expected=[*made.expected],
+        fault="",
     )
 
 
-def _check(cell: AnyCell, pool: RankPool) -> tuple[Finding, float]:
+def pack_fault(fault: HarnessFaultError, head: Header) -> Parcel:
+    """Tell the process that writes the report that the run has to stop."""
+    return Parcel(
+        header=head.model_dump_json(),
+        finding="",
+        framework_seconds=0.0,
+        expected=[],
+        fault=f"{type(fault).__name__}: {fault}",
+    )
+
+
+def _check(cell: AnyCell, pool: RankPool) -> Made:
     if isinstance(cell, LogCell):
-        place = pool.description.places.get(Place.LOG)
-        return check_log(cell, pool.adapter, pool.source, place), 0.0
+        return Made(check_log(cell, pool.adapter, pool.source, pool.description))
     if isinstance(cell, GeneratedCell):
         from conformance.generated import check_generated  # hypothesis, which takes its time
 
-        return check_generated(cell, pool)
+        return Made(*check_generated(cell, pool))
     return check(cell, pool)
 
 
@@ -73,15 +93,23 @@ class Recorder:
     settings: Settings
     selected: int = 0
     framework_seconds: float = 0.0
+    _consistency: Consistency = field(default_factory=Consistency)
     _journal: Journal = field(init=False)
 
     def __post_init__(self) -> None:
         self._journal = Journal(self.settings.report)
 
     def record(self, parcel: Parcel) -> Finding:
-        """Take in a parcel, perhaps from another process; returns its finding."""
+        """Take in a parcel, perhaps from another process; returns its finding.
+
+        Raises:
+            HarnessFaultError: no verdict of the run can be relied on.
+        """
         self._journal.begin(Header.model_validate_json(parcel["header"]))
+        if parcel["fault"]:
+            raise HarnessFaultError(parcel["fault"])
         finding = Finding.model_validate_json(parcel["finding"])
+        self._consistency.require(finding.case, finding.id, parcel["expected"])
         self._journal.add(finding)
         self.framework_seconds += parcel["framework_seconds"]
         return finding

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from adapters.contract import Depth, Layout
+from adapters.contract import Departure, Depth, Layout
 from conformance.hardware import ON_CPU
 from reference.aggregation import Conventions, Mode
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-SCHEMA: Literal["rl-loss-conformance/report/2"] = "rl-loss-conformance/report/2"
+SCHEMA: Literal["rl-loss-conformance/report/3"] = "rl-loss-conformance/report/3"
 
 
 FIELD_ORDER = (
@@ -33,6 +33,7 @@ FIELD_ORDER = (
     "source",
     "environment",
     "conventions",
+    "departures",
     "request",
     "selection",
     "summary",
@@ -49,6 +50,8 @@ class Verdict(StrEnum):
     REFUSED = "refused"
     UNSUPPORTED = "unsupported"
     CRASHED = "crashed"
+    ADVICE = "advice"
+    """Nothing that the framework promises is broken, and a user had better know."""
 
 
 class Check(StrEnum):
@@ -137,8 +140,9 @@ class Finding(_Model):
 
     ``subject`` says which of a check's several things was looked at. ``error`` is the largest
     relative error of a token weight, or of a logged number, ``tolerance`` the bound it was held
-    against; ``place`` is the function of the framework to look at first. ``message`` holds the
-    framework's own words where it declined or failed. Of wrong weights there is a ``picture``, of a
+    against; ``place`` is where in the framework's code the mistake must have been made, as
+    ``file:line (function)``, where the mistake determines it. ``message`` holds the framework's own
+    words where it declined or failed. Of wrong weights there is a ``picture``, of a
     wrong number what was ``logged``.
     """
 
@@ -248,13 +252,14 @@ class Header(_Model):
     source: Provenance
     environment: Environment
     conventions: Conventions
+    departures: list[Departure] = []
     request: Request = Request()
 
 
 class Report(Header):
     """One run. ``complete`` is False when it was stopped before its last finding."""
 
-    schema_: Literal["rl-loss-conformance/report/2"] = Field(default=SCHEMA, alias="schema")
+    schema_: Literal["rl-loss-conformance/report/3"] = Field(default=SCHEMA, alias="schema")
     complete: bool
     selection: Selection
     findings: list[Finding]

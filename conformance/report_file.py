@@ -70,7 +70,19 @@ def _from_1(document: Document) -> Document:
     return {**document, "schema": "rl-loss-conformance/report/2"}
 
 
-MIGRATIONS: dict[str, Callable[[Document], Document]] = {"rl-loss-conformance/report/1": _from_1}
+def _from_2(document: Document) -> Document:
+    """Reports listed no departures, and one mean over micro-batches stood for that of tokens."""
+    conventions = {
+        name: "micro_batch_token_mean" if value == "micro_batch_mean" else value
+        for name, value in document["conventions"].items()
+    }
+    return {**document, "schema": SCHEMA, "conventions": conventions}
+
+
+MIGRATIONS: dict[str, Callable[[Document], Document]] = {
+    "rl-loss-conformance/report/1": _from_1,
+    "rl-loss-conformance/report/2": _from_2,
+}
 """From each older schema to the next."""
 
 

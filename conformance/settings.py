@@ -17,7 +17,7 @@ from conformance.hardware import ON_CPU, Hardware, InvalidHardwareError
 from conformance.logs import ROWS as LOG_ROWS
 from conformance.report import Check, Request
 from conformance.report_file import ReportFileError, load
-from conformance.subjects import SUBJECTS, Subject
+from conformance.subjects import CUT_DEPENDENCE, SUBJECTS, Subject
 from reference.aggregation import Aggregation, InvalidAggregationError, Mode
 
 if TYPE_CHECKING:
@@ -165,7 +165,12 @@ class Settings:
         """Every finding to be made, those on one layout together, generated cases last."""
         cells: list[AnyCell] = [*self._cells_of_cases()]
         if self.case is None:
-            cells += [*self._startup_cells(), *self._log_cells(), *self._generated_cells()]
+            cells += [
+                *self._cut_cells(),
+                *self._startup_cells(),
+                *self._log_cells(),
+                *self._generated_cells(),
+            ]
         return [cell for cell in cells if cell.subject.check in self.checks]
 
     def require_something_to_run(self) -> None:
@@ -200,6 +205,25 @@ class Settings:
             if subject.is_seen_at(self.depth) and subject.is_seen_on(layout)
         ]
 
+    def _cut_cells(self) -> list[Cell]:
+        """In the first mode, on the first layout of several micro-batches, if there is one."""
+        cut = [layout for layout in self.layouts if layout.micro_batches != 1]
+        if self.depth is not Depth.STEP or not cut:
+            return []
+        mode, aggregation = next(iter(self.aggregations.items()))
+        return [
+            Cell(
+                aggregation=aggregation or case.aggregation(mode),
+                case=case,
+                layout=cut[0],
+                depth=self.depth,
+                subject=subject,
+            )
+            for subject in CUT_DEPENDENCE
+            for case in subject.cases
+            if case.runs_on(cut[0])
+        ]
+
     def _startup_cells(self) -> list[StartupCell]:
         """On the first layout that each configuration can be seen on, if there is one."""
         if self.depth is not Depth.STEP:
@@ -223,12 +247,7 @@ class Settings:
     def _log_cells(self) -> list[LogCell]:
         if self.depth is not Depth.STEP:
             return []
-        return [
-            LogCell(row=row, optimized=optimized)
-            for optimized in (False, True)
-            for row in LOG_ROWS
-            if row.mode in self.aggregations
-        ]
+        return [LogCell(row=row) for row in LOG_ROWS if row.mode in self.aggregations]
 
     def _generated_cells(self) -> list[GeneratedCell]:
         if not self.examples:

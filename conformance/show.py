@@ -15,7 +15,7 @@ from conformance import markdown
 from conformance.digest import faults, matrix
 from conformance.report import Verdict
 from conformance.reproduce import command
-from conformance.summary import SYMBOLS, declined, subject, totals
+from conformance.summary import SYMBOLS, advice, declined, subject, totals
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ STYLES = {
     Verdict.REFUSED: "cyan",
     Verdict.UNSUPPORTED: "dim",
     Verdict.CRASHED: "bold magenta",
+    Verdict.ADVICE: "yellow",
 }
 
 PIPED_WIDTH = 120
@@ -57,6 +58,8 @@ def _parts(report: Report) -> Iterator[RenderableType]:
     for fault in faults(report.findings):
         yield from _fault(report, fault)
         yield ""
+    for line in advice(report.findings):
+        yield Text(line, style=STYLES[Verdict.ADVICE])
     for line in declined(report.findings):
         yield Text(line, style="dim")
     yield Text(totals(report), style="bold")
@@ -130,6 +133,9 @@ def as_markdown(report: Report) -> Iterator[str]:
     for fault in faults(report.findings):
         yield ""
         yield from _folded(report, fault)
+    for line in advice(report.findings):
+        yield ""
+        yield markdown.escape(line)
 
 
 def _words(verdicts: Counter[Verdict]) -> str:
@@ -156,6 +162,7 @@ def as_json(report: Report) -> Iterator[str]:
             "summary": report.summary.model_dump(mode="json"),
             "matrix": matrix(report.findings),
             "faults": [_document(report, fault) for fault in faults(report.findings)],
+            "advice": [*advice(report.findings)],
         },
         indent=1,
         ensure_ascii=False,

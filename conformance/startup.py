@@ -8,10 +8,20 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from adapters.configuration import ORDINARY, REDUCER_DIVISOR
+from adapters.objective import ENTROPY_COEFFICIENT, KL_COEFFICIENT
+from adapters.probe import ProbedBatch
 from conformance.configurations import Demand
-from conformance.judge import Judgement, combined, judge_weights, largest_error
+from conformance.diagnosis import Evidence, diagnose
+from conformance.judge import (
+    Judgement,
+    combined,
+    judge_weights,
+    largest_error,
+    situation_of,
+)
 from conformance.report import Diagnosis, Verdict
-from reference.aggregation import Aggregation, Mode
+from conformance.summary import last_line
+from reference.aggregation import Aggregation, Beside, Mode
 from reference.rounding import weight_bound
 
 if TYPE_CHECKING:
@@ -21,7 +31,41 @@ if TYPE_CHECKING:
 
     from adapters.contract import Description, Job, Observation
     from conformance.configurations import Row
+    from conformance.logs import LogRow
     from reference.step import Step
+
+
+TERM_KL = ("KL", KL_COEFFICIENT)
+
+KEPT = (Verdict.CONFORMS, Verdict.REFUSED)
+"""Verdicts that keep a rule, whoever states it."""
+
+
+def by_own_rules(judgement: Judgement, row: Row | LogRow, description: Description) -> Judgement:
+    """A verdict against a framework only where it states the rule itself; else advice.
+
+    The rule's own framework, or the place where this one states it, is added to the words.
+    """
+    if judgement.verdict in KEPT:
+        return judgement
+    stated = description.rules.get(row.rule)
+    if stated is not None:
+        return _with_words(judgement, f"; the rule is stated in {stated}")
+    advice = replace(judgement, verdict=Verdict.ADVICE)
+    return _with_words(advice, f"; the rule is {row.origin}'s, and this framework states none")
+
+
+def _with_words(judgement: Judgement, words: str) -> Judgement:
+    assert judgement.diagnosis is not None
+    explanation = f"{judgement.diagnosis.explanation}{words}"
+    diagnosis = judgement.diagnosis.model_copy(update={"explanation": explanation})
+    return replace(judgement, diagnosis=diagnosis)
+
+
+def judge_crash(row: Row, message: str) -> Judgement:
+    """A configuration that the framework neither refuses nor can be trained with."""
+    words = f"{row.says} passes startup validation, and the run fails later: {last_line(message)}"
+    return replace(_mismatch("fails_later", words), message=message)
 
 
 def judge_refusal(row: Row, message: str) -> Judgement:
@@ -64,12 +108,42 @@ def _accepted(
     row: Row, job: Job, observations: Sequence[Observation], description: Description
 ) -> Judgement:
     """What is trained then, in the words of the diagnosis if it can be named."""
+    if row.configuration.entropy or row.configuration.kl:
+        words = f"{row.says} is accepted; then {_term_words(row, job, observations, description)}"
+        return _mismatch("accepted", words)
     judged = judge_weights(job, observations, description)
     if judged.diagnosis is None:
         words = f"{row.says} is accepted; then weights are those of {job.aggregation.mode}"
         return _mismatch("accepted", words)
     words = f"{row.says} is accepted; then {judged.diagnosis.explanation}"
     return _mismatch("accepted", words, judged.error)
+
+
+def _term_words(
+    row: Row, job: Job, observations: Sequence[Observation], description: Description
+) -> str:
+    """How the term that a configuration adds to the policy loss is seen to be aggregated.
+
+    Its weights are what is left of the gradient once the policy loss's share is taken off.
+    """
+    name, coefficient = ("entropy", -ENTROPY_COEFFICIENT) if row.configuration.entropy else TERM_KL
+    policy = situation_of(job, 0, observations, description)
+    slopes = ProbedBatch(job.steps, job.objective).slopes
+    observed = combined(observations, 0, job, description.conventions)[0]
+    left = (observed - policy.expected) * slopes / coefficient
+    situation = policy.of_term(Beside.SAMPLE_MEAN)
+    active = situation.expected > 0
+    amplified = np.abs(slopes / coefficient)[active] * policy.expected[active]
+    tolerance = weight_bound(description.dtype, terms=2) * float(
+        1 + (amplified / situation.expected[active]).max(initial=0.0)
+    )
+    evidence = Evidence(situation=situation, observed=left, tolerance=tolerance)
+    if evidence.matches(situation.expected):
+        return f"its {name} term is a mean over samples"
+    found = diagnose(evidence)
+    if found.name in ("unexplained", "inactive_tokens_weigh", "not_finite"):
+        return f"no known aggregation of its {name} term explains the gradient"
+    return f"of its {name} term, which would be a mean over samples, {found.explanation}"
 
 
 def _same(row: Row, observations: Sequence[Observation], plain: Sequence[Observation]) -> Judgement:

@@ -18,6 +18,7 @@ from reference.aggregation import Mode
 if TYPE_CHECKING:
     from adapters.contract import Layout
     from conformance.cases import Case
+    from conformance.report import Diagnosis
 
 
 def _cases(*names: str) -> tuple[Case, ...]:
@@ -56,6 +57,8 @@ class Subject:
 
     cases: tuple[Case, ...] = CORPUS
     modes: tuple[Mode, ...] = tuple(Mode)
+    compares_cuts: bool = False
+    """Whether the term's weights are compared with those of a step that is not cut."""
 
     def takes(self, case: Case) -> bool:
         """Whether a case tells something here; of one that is not of the corpus, its masks say."""
@@ -128,15 +131,33 @@ def subject(slug: str) -> Subject:
     return next(one for one in SUBJECTS if one.slug == slug)
 
 
-def place(subject: Subject) -> Place:
-    """Where in a framework to look when a subject does not conform."""
-    if subject.metric is not None:
-        return Place.LOG
+CUT_DEPENDENCE = tuple(
+    Subject(
+        check=Check.AUXILIARY,
+        name=f"{objective}_of_cuts",
+        objective=objective,
+        cases=_cases("split_groups"),
+        compares_cuts=True,
+    )
+    for objective in (Objective.ENTROPY, Objective.KL)
+)
+"""Looked at once in a run, and not in every mode on every layout."""
+
+TOKEN_COUNT_MISTAKES = frozenset(
+    {"empty_samples_counted", "original_mask_counted", "modified_mask_counted"}
+)
+"""Mistakes that, in `token_mean`, only the count of the step's tokens can have."""
+
+
+def place(subject: Subject, mode: Mode, diagnosis: Diagnosis) -> Place | None:
+    """Where in a framework a mistake must have been made; None if it may be in several places.
+
+    A factor may be anywhere between the loss and the optimizer, and a number that is logged wrongly
+    anywhere between the micro-batch and the log.
+    """
     if subject.check is Check.SHARDING:
         return Place.SHARDING
     if subject.check is Check.ARGUMENTS:
         return Place.ARGUMENTS
-    if subject.check is Check.OTHER_LOSSES:
-        return Place.OTHER_LOSSES
-    beside = (Objective.ENTROPY, Objective.KL, Objective.TOGETHER)
-    return Place.TERMS if subject.objective in beside else Place.POLICY_LOSS
+    counts = mode is Mode.TOKEN_MEAN and diagnosis.name in TOKEN_COUNT_MISTAKES
+    return Place.TOKEN_COUNT if counts and subject.metric is None else None

@@ -20,9 +20,13 @@ SYMBOLS = {
     Verdict.REFUSED: "refused",
     Verdict.UNSUPPORTED: "unsupported",
     Verdict.CRASHED: "CRASHED",
+    Verdict.ADVICE: "advice",
 }
 
 WRONG = (Verdict.MISMATCH, Verdict.CRASHED)
+
+JUDGED = (Verdict.CONFORMS, Verdict.REFUSED, *WRONG)
+"""Verdicts that say whether the framework keeps a promise: what totals of what is wrong are of."""
 
 
 def summary_lines(report: Report) -> Iterator[str]:
@@ -36,6 +40,7 @@ def summary_lines(report: Report) -> Iterator[str]:
             yield ""
     wrong = [finding for finding in report.findings if finding.verdict in WRONG]
     yield from map(_line, wrong)
+    yield from advice(report.findings)
     yield from declined(report.findings)
     yield totals(report)
 
@@ -88,6 +93,13 @@ def _cell(verdicts: Counter[Verdict]) -> str:
 
 def _line(finding: Finding) -> str:
     return f"{SYMBOLS[finding.verdict]} {finding.id}: {explain(finding)}"
+
+
+def advice(findings: Sequence[Finding]) -> Iterator[str]:
+    """One line for each piece of advice, with its count."""
+    pieces = Counter(explain(finding) for finding in findings if finding.verdict is Verdict.ADVICE)
+    for words, count in pieces.items():
+        yield f"advice ({count}): {words}"
 
 
 def declined(findings: Sequence[Finding]) -> Iterator[str]:

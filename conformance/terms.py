@@ -19,7 +19,7 @@ from adapters.objective import (
     Objective,
 )
 from adapters.probe import DIVERGENCES, ENTROPIES
-from reference.aggregation import Beside, beside
+from reference.aggregation import Beside
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from adapters.probe import ProbedBatch
-    from reference.aggregation import Aggregation, Conventions
+    from reference.aggregation import Conventions
     from reference.step import Step
 
     Quantity = Callable[[ProbedBatch], NDArray[np.float64]]
@@ -72,13 +72,6 @@ def reducer_of_term(metric: Metric, conventions: Conventions) -> Beside | None:
         return None
     of_term = {Metric.ENTROPY: conventions.entropy, Metric.KL: conventions.kl}
     return of_term.get(metric, conventions.diagnostics)
-
-
-def aggregation(policy: Aggregation, how: Beside | None) -> Aggregation:
-    """Of something reduced by a mode or beside it; by micro-batches comes nearest to by tokens."""
-    if how is None:
-        return policy
-    return beside(policy, Beside.TOKEN_MEAN if how is Beside.MICRO_BATCH_MEAN else how)
 
 
 def before_rejection(step: Step) -> Step:

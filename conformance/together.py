@@ -10,7 +10,7 @@ import numpy as np
 from adapters.objective import Metric
 from adapters.probe import ProbedBatch
 from conformance import terms
-from conformance.diagnosis import Evidence, diagnose, left_out, likeliest
+from conformance.diagnosis import Evidence, diagnose, likeliest, without_gradient
 from conformance.joint import Summand, diagnose_joint
 from conformance.judge import Judgement, combined, situation_of, worse
 from conformance.picture import picture
@@ -54,6 +54,8 @@ def judge_together(
         parts = _parts(situation_of(job, number, observations, description), slopes)
         expected = np.sum([part.gradient for part in parts], axis=0)
         magnitude = np.sum([np.abs(part.gradient) for part in parts], axis=0)
+        fingerprints = (part.situation.fingerprint for part in parts)
+        worst = replace(worst, expected=(*worst.expected, *fingerprints))
         for weights in combined(observations, number, job, description.conventions):
             off = weights * slopes - expected
             error = _error(off, magnitude)
@@ -66,6 +68,7 @@ def judge_together(
                 tolerance=tolerance,
                 diagnosis=_diagnosis(off, magnitude, parts, tolerance),
                 picture=picture(parts[0].situation, weights * slopes, expected),
+                expected=worst.expected,
             )
     return worst
 
@@ -75,12 +78,7 @@ def _parts(situation: Situation, slopes: NDArray[np.float64]) -> list[Part]:
     return [
         Part(
             metric=term.metric,
-            situation=replace(
-                situation,
-                aggregation=terms.aggregation(
-                    situation.aggregation, terms.reducer_of_term(term.metric, conventions)
-                ),
-            ),
+            situation=situation.of_term(terms.reducer_of_term(term.metric, conventions)),
             slopes=slopes
             if term.metric is Metric.POLICY_LOSS
             else np.full_like(slopes, term.coefficient),
@@ -106,7 +104,7 @@ def _diagnosis(
     """The mistake in one term, where the others are right; that of the first term that has one."""
     for part in parts:
         if (np.abs(off + part.gradient) <= tolerance * magnitude).all():
-            return left_out(part.metric)
+            return without_gradient(part.metric)
     alone = likeliest((part.metric, _of_part(off, magnitude, part, tolerance)) for part in parts)
     if alone.name != "unexplained":
         return alone

@@ -65,9 +65,17 @@ class Beside(StrEnum):
     TOKEN_MEAN = "token_mean"
     """A mean over tokens in every mode."""
 
-    MICRO_BATCH_MEAN = "micro_batch_mean"
-    """A mean over micro-batches of each one's own mean. It depends on how a step is cut and is
-    therefore no reduction of anything trained, but some frameworks document it of what they log."""
+    MICRO_BATCH_TOKEN_MEAN = "micro_batch_token_mean"
+    """A mean over data-parallel ranks and micro-batches of each micro-batch's own mean over tokens.
+    It depends on how a step is cut, but some frameworks document it."""
+
+    MICRO_BATCH_SAMPLE_MEAN = "micro_batch_sample_mean"
+    """The same of each micro-batch's own mean over samples."""
+
+    @property
+    def depends_on_cut(self) -> bool:
+        """Whether the step alone does not determine the weights."""
+        return self in (Beside.MICRO_BATCH_TOKEN_MEAN, Beside.MICRO_BATCH_SAMPLE_MEAN)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,10 +84,10 @@ class Conventions:
 
     The default is the seeds' contract: samples are the units of `sample_mean` and `constant`, one
     without active tokens adds 0 and still counts, and denominators count what rejection sampling
-    has left (the last by miles' pull request 1498). ``entropy`` and ``kl`` are of these terms of
-    the loss, ``diagnostics`` of what is logged and not trained (clip fraction and the like), and of
-    the logs of these terms where it is over micro-batches. ``whole_groups`` says that `prompt_mean`
-    needs a prompt's samples on one data-parallel rank.
+    has left (the last by miles' pull request 1498). ``entropy`` and ``kl`` say how these terms of
+    the loss are aggregated, trained and logged alike, ``diagnostics`` how what is logged and not
+    trained is (clip fraction and the like). ``whole_groups`` says that `prompt_mean` needs a
+    prompt's samples on one data-parallel rank.
     """
 
     sample_unit: SampleUnit = SampleUnit.SAMPLE
@@ -149,16 +157,11 @@ def _require_divisor(divisor: object) -> None:
 
 
 def beside(policy: Aggregation, how: Beside) -> Aggregation:
-    """How something beside a policy loss of some aggregation is reduced.
+    """The aggregation of an auxiliary term beside a policy loss of some aggregation.
 
-    Raises:
-        InvalidAggregationError: by micro-batches, which no step alone determines.
+    Where the term is averaged over micro-batches, it is that within each of them.
     """
-    if how is Beside.MICRO_BATCH_MEAN:
-        raise InvalidAggregationError(
-            f"{how} depends on how a step is cut; give a reduction of the whole step"
-        )
-    per_token = how is Beside.TOKEN_MEAN or (
+    per_token = how in (Beside.TOKEN_MEAN, Beside.MICRO_BATCH_TOKEN_MEAN) or (
         how is Beside.WITH_TOKEN_MEAN and policy.mode is Mode.TOKEN_MEAN
     )
     return Aggregation(Mode.TOKEN_MEAN if per_token else Mode.SAMPLE_MEAN)

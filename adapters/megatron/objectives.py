@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
+from adapters.contract import code_location
 from adapters.megatron import rejection
 from adapters.objective import ENTROPY_COEFFICIENT, KL_COEFFICIENT, Objective
 from reference.aggregation import Beside, Conventions, DenominatorMask, SampleUnit
@@ -96,9 +97,7 @@ def places(candidates: Candidates) -> dict[Place, str]:
     """For each place the first of some functions, in a module by name, that this version has."""
     found = {place: _first(functions) for place, functions in candidates.items()}
     return {
-        place: f"{function.__module__}:{function.__qualname__}"
-        for place, function in found.items()
-        if function is not None
+        place: code_location(function) for place, function in found.items() if function is not None
     }
 
 

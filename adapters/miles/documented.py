@@ -36,14 +36,8 @@ def candidates() -> Candidates:
     utils = "backends.training_utils"
     conversion = module("ray.rollout.train_data_conversion")
     arguments = module("utils.arguments")
-    reducers = module(f"{utils}.cp_utils")
     return {
-        Place.POLICY_LOSS: (
-            (losses(), "get_pg_loss_reducer"),
-            (reducers, "get_sum_of_sample_mean"),
-        ),
-        Place.TERMS: ((losses(), "policy_loss_function"),),
-        Place.OTHER_LOSSES: ((module(f"{utils}.loss"), "loss_function"),),
+        Place.TOKEN_COUNT: ((module(f"{utils}.loss"), "loss_function"),),
         Place.LOG: ((module(f"{utils}.log_utils"), "aggregate_train_losses"),),
         Place.ARGUMENTS: (
             (arguments, "_validate_loss_aggregation_args"),

@@ -30,6 +30,7 @@ from adapters.contract import (
     Place,
     Rank,
     Unsupported,
+    code_location,
 )
 from adapters.objective import Objective
 from adapters.probe import ProbedBatch
@@ -54,7 +55,7 @@ CONVENTIONS = Conventions(
     denominator_mask=DenominatorMask.ORIGINAL,
     entropy=Beside.TOKEN_MEAN,
     kl=Beside.SAMPLE_MEAN,
-    diagnostics=Beside.MICRO_BATCH_MEAN,
+    diagnostics=Beside.MICRO_BATCH_TOKEN_MEAN,
 )
 """What SkyRL documents: that advantages are scaled before the loss corrects its mask
 (docs/algorithms/custom_algorithms), which leaves all other tokens as they are
@@ -82,10 +83,6 @@ class SkyRLAdapter(Adapter):
     @abstractmethod
     def settings(self, job: Job, dtype: str) -> dict[str, object]:
         """What the engine has in SkyRL's configuration, by path."""
-
-    @abstractmethod
-    def place_of_terms(self) -> str:
-        """The engine's function that adds up the terms of the loss."""
 
     @abstractmethod
     def worker(self, config: Any, job: Job, probe_size: int, rank: Rank) -> Any:
@@ -158,22 +155,17 @@ class SkyRLAdapter(Adapter):
 
     def _places(self) -> dict[Place, str]:
         reduction = "apply_loss_reduction_to_advantages_minibatch"
-        return {
-            Place.POLICY_LOSS: _place(
+        dispatch = module("backends.skyrl_train.distributed.dispatch").MeshDispatch
+        functions = {
+            Place.TOKEN_COUNT: getattr(
                 ppo_utils(), reduction if scales_advantages() else "reduce_loss"
             ),
-            Place.TERMS: self.place_of_terms(),
-            Place.OTHER_LOSSES: _place(ppo_utils(), "ppo_critic_loss"),
-            Place.LOG: _place(module(WORKER_UTILS), "reduce_metrics"),
-            Place.ARGUMENTS: _place(module("train.utils.utils"), "validate_cfg"),
-            Place.SHARDING: _place(
-                module("backends.skyrl_train.distributed.dispatch"), "MeshDispatch.stage_chunks"
-            ),
+            Place.LOG: module(WORKER_UTILS).reduce_metrics,
+            Place.ARGUMENTS: module("train.utils.utils").validate_cfg,
+            # Older versions stage the data whole, and a rank takes its share of it.
+            Place.SHARDING: getattr(dispatch, "stage_chunks", dispatch.dispatch_from_staged),
         }
-
-
-def _place(where: Any, name: str) -> str:
-    return f"{where.__name__}:{name}"
+        return {place: code_location(function) for place, function in functions.items()}
 
 
 def _refusals(job: Job) -> AbstractContextManager[None]:

@@ -63,11 +63,6 @@ class SkyRLFsdpAdapter(SkyRLAdapter):
         found = super().describe()
         return replace(found, objectives=found.objectives | {Objective.VALUE})
 
-    def place_of_terms(self) -> str:
-        """The worker's."""
-        worker = module("backends.skyrl_train.workers.worker").PolicyWorkerBase
-        return f"{worker.__module__}:{worker.__name__}._forward_backward_micro"
-
     def settings(self, job: Job, dtype: str) -> dict[str, object]:
         """No clipping, and an optimizer that leaves the probe at 0."""
         return {

@@ -109,11 +109,6 @@ class SkyRLMegatronAdapter(SkyRLAdapter):
             largest_tp=2,
         )
 
-    def place_of_terms(self) -> str:
-        """The model wrapper's."""
-        wrapper = module(MODEL_WRAPPER).MegatronModelWrapper
-        return f"{wrapper.__module__}:{wrapper.__name__}.forward_backward_mini_batch"
-
     def settings(self, job: Job, dtype: str) -> dict[str, object]:
         """With Megatron's own parallelism, for a model without attention."""
         if job.layout.format == "thd" and _packing_fault() is not None:

@@ -10,6 +10,7 @@ const SIGNS = {
   refused: "⊘",
   unsupported: "–",
   crashed: "✕",
+  advice: "i",
 };
 
 /** What a column says of a finding. */

@@ -216,7 +216,7 @@ def test_what_stands_beside_the_policy_loss_is_sampled_where_modes_are_offered()
 def test_place_is_the_first_function_there_is() -> None:
     candidates = {
         Place.LOG: ((None, "missing"), (rollouts, "sample_fields")),
-        Place.TERMS: ((rollouts, "missing"),),
+        Place.SHARDING: ((rollouts, "missing"),),
     }
 
     assert objectives.places(candidates) == {Place.LOG: "adapters.megatron.rollouts:sample_fields"}
