@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pytest
 
@@ -20,7 +20,7 @@ class Declining:
     """Stands where ranks are that decline whatever they are given."""
 
     message: str
-    description: Description = Description()
+    description: Description = field(default_factory=Description)
 
     def outcome(self, job: Job) -> Declined:
         """The same whatever the job."""
