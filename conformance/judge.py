@@ -125,12 +125,15 @@ def combined(
 ) -> list[NDArray[np.float64]]:
     """Final weights as every rank has them after what the train step would still do.
 
+    Those of ranks that have none come last: where others have some, these tell what went wrong.
+
     Tensor-parallel ranks each hold the gradient of all tokens: what is combined is combined over
     the others.
     """
     combine, tp, step = observations[0].combine, job.layout.tp, job.steps[number]
     if combine is Combine.REPLICATED:
-        return [observation.weights[number] for observation in observations]
+        replicas = [observation.weights[number] for observation in observations]
+        return sorted(replicas, key=lambda weights: not weights.any())
     return [
         _total(ranks, number) / _divisor(combine, ranks, number, step, conventions)
         for ranks in (observations[tp_rank::tp] for tp_rank in range(tp))
