@@ -230,6 +230,7 @@ class _Controller:
         from conformance.recorder import Recorder
 
         if self._recorder is None:
+            _require_summary()
             try:
                 self._recorder = Recorder(_settings(self._config))
             except ReportPathError as error:
@@ -289,7 +290,7 @@ class _Controller:
             f" {self._recorder.framework_seconds:.1f} s in the framework's own code"
         )
         terminalreporter.line(f"report: {self._recorder.settings.report}")
-        if GITHUB_SUMMARY in os.environ:
+        if os.environ.get(GITHUB_SUMMARY):
             self._tell_github(terminalreporter, self._report, gate)
 
     def _tell_github(
@@ -308,6 +309,27 @@ class _Controller:
 
             self.recorder().selected = findings
             self._progress = progress_line(self._config, findings, ATTRIBUTE)
+
+
+def _require_summary() -> None:
+    """See to it that GitHub's summary can be appended, which is done when all else is.
+
+    Raises:
+        pytest.UsageError: it cannot.
+    """
+    from conformance.written import require_regular
+
+    if not os.environ.get(GITHUB_SUMMARY):
+        return
+    path = Path(os.environ[GITHUB_SUMMARY])
+    try:
+        require_regular(path)
+        path.open("ab").close()
+    except OSError as error:
+        raise pytest.UsageError(
+            f"no summary can be appended to {path}: {error.strerror}; unset {GITHUB_SUMMARY}, or"
+            " name another file in it"
+        ) from error
 
 
 def _is_worker(config: pytest.Config) -> bool:
