@@ -200,6 +200,7 @@ def _judged(cell: Cell, judgement: Judgement, description: Description) -> Findi
         verdict=judgement.verdict,
         error=judgement.error,
         tolerance=judgement.tolerance,
+        agreement=judgement.agreement,
         diagnosis=judgement.diagnosis,
         place=_place(cell, description) if judgement.diagnosis else None,
         message=judgement.message,

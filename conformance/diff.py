@@ -6,7 +6,8 @@ verdicts, from best to worst:
 1. ``conforms``; so is ``refused`` where a refusal is what is looked at (`_is_right_to_refuse`).
 2. ``refused`` and ``unsupported``: nothing is trained, and nobody is deceived. It is worse than to
    conform, and a framework that declines what it used to reduce wrongly has become better.
-3. ``mismatch``: training goes on with wrong weights. Of two, that of the larger error is worse.
+3. ``mismatch``: training goes on with wrong weights. Of two, that off by the larger factor is
+   worse, be it too large or too small (`conformance.badness`).
 4. ``crashed``: nothing is trained, by no decision of the framework's, and whatever is wrong with
    the weights behind it is hidden.
 
@@ -22,12 +23,12 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
+from conformance.badness import growth
 from conformance.cases import GENERATED
 from conformance.report import Check, Verdict
 from conformance.report_file import load
 from conformance.summary import last_line
 from reference.aggregation import Mode
-from reference.rounding import weight_bound
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -310,9 +311,9 @@ def _kind(old: Finding, new: Finding) -> Kind:
         return Kind.SIDEWAYS
     if old.verdict not in (Verdict.MISMATCH, Verdict.CRASHED):
         return Kind.SAME
-    growth = _growth(old, new)
-    if growth:
-        return Kind.WORSE if growth > 0 else Kind.BETTER
+    grown = growth(old, new)
+    if grown:
+        return Kind.WORSE if grown > 0 else Kind.BETTER
     if State.of(old) != State.of(new):
         return Kind.OTHER_DIAGNOSIS
     return Kind.SIDEWAYS if (old.error is None) != (new.error is None) else Kind.SAME
@@ -334,20 +335,6 @@ def _is_right_to_refuse(finding: Finding) -> bool:
     """Whether something malformed on purpose was given: of `sharding`, group boundaries."""
     malformed = finding.check is Check.SHARDING and finding.subject is not None
     return malformed or finding.check in (Check.ARGUMENTS, Check.LOGGING)
-
-
-def _growth(old: Finding, new: Finding) -> float:
-    """By how much the error has grown; 0 where rounding explains it, or there are no two errors.
-
-    An error of e is of weights up to 1 + e times those expected, which the bound is relative to.
-    Where the same bits are asked for, the bound is 0 and says nothing of rounding: there it is
-    that of float32.
-    """
-    if old.error is None or new.error is None:
-        return 0.0
-    tolerance = max(old.tolerance or 0.0, new.tolerance or 0.0) or weight_bound("float32")
-    growth = new.error - old.error
-    return growth if abs(growth) > tolerance * (1 + max(old.error, new.error)) else 0.0
 
 
 def _likeness(change: Change) -> _Likeness:

@@ -11,6 +11,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from conformance import markdown
+from conformance.badness import legend
 from conformance.diff import Kind
 from conformance.summary import SYMBOLS, WRONG, explain, printable, subject
 
@@ -136,6 +137,7 @@ def _text(difference: Difference, extent: Extent) -> Iterator[str]:
     yield ""
     yield from _totals(difference)
     yield from _stopped(difference)
+    yield from _legend(difference)
     every = difference.groups()
     for kind, words in _words(difference).items():
         groups = [group for group in every if group.kind is kind]
@@ -185,6 +187,13 @@ def _stopped(difference: Difference) -> Iterator[str]:
             )
 
 
+def _legend(difference: Difference) -> Iterator[str]:
+    """What is meant where it is said by how much something is off."""
+    groups = difference.groups()
+    changes = [change for group in groups for change in group.changes]
+    return legend(one for change in changes for one in (change.old, change.new) if one)
+
+
 def _listed(groups: Sequence[Group], extent: Extent) -> Iterator[str]:
     width = len(str(len(groups[0].changes)))
     for group in groups[: extent.groups]:
@@ -207,9 +216,9 @@ def _group_title(group: Group) -> str:
     states = " -> ".join(_state(one) for one in (group.before, group.after) if one)
     modes = ", ".join(f"{mode} {count}" for mode, count in group.modes.items())
     same = group.before == group.after and group.kind in (Kind.WORSE, Kind.BETTER)
-    error = f", by a {'larger' if group.kind is Kind.WORSE else 'smaller'} error" if same else ""
+    factor = f", by a {'larger' if group.kind is Kind.WORSE else 'smaller'} factor" if same else ""
     subjects = _enumerated((f"{name} {n}" for name, n in group.subjects.items()), GIST)
-    return f"{states}{error}: {subjects} ({modes})"
+    return f"{states}{factor}: {subjects} ({modes})"
 
 
 def _state(state: State) -> str:
@@ -275,6 +284,7 @@ def _head(difference: Difference) -> Iterator[str]:
         yield markdown.row([words, str(count), str(wrong) if wrong else ""])
     yield ""
     yield from _stopped(difference)
+    yield from map(_quoted, _legend(difference))
     yield ""
 
 

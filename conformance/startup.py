@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from adapters.configuration import ORDINARY, REDUCER_DIVISOR
+from conformance.badness import agreement
 from conformance.configurations import Demand
 from conformance.judge import Judgement, combined, judge_weights, largest_error
 from conformance.report import Diagnosis, Verdict
@@ -69,7 +70,7 @@ def _accepted(
         words = f"{row.says} is accepted; then weights are those of {job.aggregation.mode}"
         return _mismatch("accepted", words)
     words = f"{row.says} is accepted; then {judged.diagnosis.explanation}"
-    return _mismatch("accepted", words, judged.error)
+    return replace(_mismatch("accepted", words, judged.error), agreement=judged.agreement)
 
 
 def _same(row: Row, observations: Sequence[Observation], plain: Sequence[Observation]) -> Judgement:
@@ -80,9 +81,10 @@ def _same(row: Row, observations: Sequence[Observation], plain: Sequence[Observa
     ]
     if all(np.array_equal(mine, other) for mine, other in pairs):
         return Judgement(verdict=Verdict.CONFORMS, error=0.0, tolerance=0.0)
-    errors = [largest_error(mine, np.abs(other)) for mine, other in pairs]
-    worst = None if None in errors else max(error for error in errors if error is not None)
-    return _mismatch("not_the_same", f"{row.says}, and some weights differ", worst)
+    mine, other = (np.concatenate(weights) for weights in zip(*pairs, strict=True))
+    error = largest_error(mine, np.abs(other))
+    wrong = _mismatch("not_the_same", f"{row.says}, and some weights differ", error)
+    return replace(wrong, agreement=agreement(mine, other))
 
 
 def _reduced(
@@ -97,7 +99,8 @@ def _reduced(
             error = largest_error(observed, expected)
             if error is None or error > tolerance:
                 words = f"{row.says}, and weights are not what it makes them"
-                return _mismatch("reducer_ignored", words, error, tolerance)
+                wrong = _mismatch("reducer_ignored", words, error, tolerance)
+                return replace(wrong, agreement=agreement(observed, expected))
             worst = max(worst, error)
     return Judgement(verdict=Verdict.CONFORMS, error=worst, tolerance=tolerance)
 

@@ -85,7 +85,9 @@ def test_a_run_fails_for_what_is_worse_than_the_baseline_alone(tmp_path: Path) -
     better = command.run(tmp_path, "twolayouts", *CHOSEN, "--baseline=wrong.json")
 
     assert worse.status == 1
-    assert "worse than in right.json (conforms): mismatch: off by 0.0294" in worse.output
+    assert (
+        "worse than in right.json (conforms): mismatch: off by a factor of 1.0294" in worse.output
+    )
     assert "\nworse: 2\n" in worse.output
     assert same.status == 0, same.output
     assert "2 xfailed" in same.output

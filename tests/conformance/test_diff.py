@@ -384,8 +384,10 @@ def test_text_says_what_is_compared_and_what_became_of_it() -> None:
     assert "2 worse" in shown
     assert "2 the same, 1 of them wrong" in shown
     assert "ok -> MISMATCH divided_by_cp: weights 1 (token_mean 1)" in shown
-    assert "divided_by_cp, by a larger error: weights 1 (token_mean 1)" in shown
-    assert "off by 0.5: every weight is wrong [divided_by_cp] -> off by 0.75" in shown
+    assert "divided_by_cp, by a larger factor: weights 1 (token_mean 1)" in shown
+    assert (
+        "relative error 0.5: every weight is wrong [divided_by_cp] -> relative error 0.75" in shown
+    )
 
 
 def test_the_gist_names_one_finding_of_a_group_and_all_names_every_one() -> None:
