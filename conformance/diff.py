@@ -31,9 +31,10 @@ from conformance.summary import last_line
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
+    from conformance.cells import AnyCell
     from conformance.digest import Choice
     from conformance.report import Finding, Report, Request
 
@@ -201,6 +202,21 @@ class Difference:
         return (self.old.adapter, self.old.engine) == (self.new.adapter, self.new.engine)
 
     @property
+    def same_source(self) -> str | None:
+        """The commit, or the version, that both sides are of; None where it is not one.
+
+        A checkout with uncommitted changes is of no commit.
+        """
+        old, new = self.old.source, self.new.source
+        if not self.is_of_one_framework or old.dirty or new.dirty:
+            return None
+        if old.revision is not None and old.revision == new.revision:
+            return f"commit, {old.revision}"
+        if old.revision is new.revision is None and old.version == new.version:
+            return f"version, {old.version}"
+        return None
+
+    @property
     def settings(self) -> tuple[Setting, ...]:
         """Options, conventions and environment that differ."""
         olds, news = _settings(self.old), _settings(self.new)
@@ -246,17 +262,17 @@ def load_difference(old: Path, new: Path, choice: Choice) -> Difference:
 def difference(old: Report, new: Report, *, renamed: Mapping[str, str] = RENAMED) -> Difference:
     """Compare the findings of two reports."""
     olds, news = (by_key(report, renamed) for report in (old, new))
-    old_parts, new_parts = (_parts(findings) for findings in (olds, news))
+    old_parts, new_parts = (parts_of(findings) for findings in (olds, news))
     changes: list[Change] = []
     for key in sorted(olds.keys() | news.keys()):
         if key in olds and key in news:
             changes.append(compare(olds[key], news[key]))
         elif key in olds:
-            part = _missing(key, new_parts)
+            part = missing_part(key, new_parts)
             kind = Kind.ONLY_OLD if part else Kind.VANISHED
             changes.append(Change(kind=kind, old=olds[key], new=None, part=part))
         else:
-            part = _missing(key, old_parts)
+            part = missing_part(key, old_parts)
             kind = Kind.ONLY_NEW if part else Kind.APPEARED
             changes.append(Change(kind=kind, old=None, new=news[key], part=part))
     return Difference(old=old, new=new, changes=tuple(changes))
@@ -274,32 +290,32 @@ def by_key(report: Report, renamed: Mapping[str, str] = RENAMED) -> dict[Key, Fi
     return {key(report.request, finding, names): finding for finding in report.findings}
 
 
-def key(request: Request, finding: Finding, names: Mapping[str, str] = RENAMED) -> Key:
-    """What a finding of a run is of, where ``names`` has the cases that have other names now."""
-    mode, case = str(finding.mode), names.get(finding.case, finding.case)
-    if finding.mode is Mode.CONSTANT and request.divisor is not None:
+def key(request: Request, of: Finding | AnyCell, names: Mapping[str, str] = RENAMED) -> Key:
+    """What a finding of a run is of, or will be, by its id and depth.
+
+    ``names`` has the cases that have other names now.
+    """
+    subject, mode, rest = of.id.split("/", 2)
+    named, _, layout = rest.rpartition("/")
+    case = names.get(named, named)
+    if mode == Mode.CONSTANT and request.divisor is not None:
         mode = f"{mode}:{request.divisor!r}"
-    if finding.case == GENERATED:
+    if case == GENERATED:
         case = f"{case} ({request.examples} examples of seed {request.seed})"
-    return Key(
-        check=finding.check,
-        subject=_subject(finding),
-        depth=finding.depth,
-        mode=mode,
-        layout=str(finding.layout),
-        case=case,
-    )
+    check = Check(subject.partition(".")[0])
+    return Key(check=check, subject=subject, depth=of.depth, mode=mode, layout=layout, case=case)
 
 
 def _subject(finding: Finding) -> str:
     return finding.id.partition("/")[0]
 
 
-def _parts(findings: dict[Key, Finding]) -> set[Part]:
+def parts_of(findings: Iterable[Key]) -> set[Part]:
+    """All parts that any of the findings belongs to."""
     return {part for key in findings for part in key.parts()}
 
 
-def _missing(key: Key, parts: set[Part]) -> Part | None:
+def missing_part(key: Key, parts: set[Part]) -> Part | None:
     """The largest part that a key belongs to and a side has nothing of."""
     return next((part for part in key.parts() if part not in parts), None)
 

@@ -106,15 +106,17 @@ def as_json(difference: Difference) -> Iterator[str]:
     """For programs: one document, whose keys stay.
 
     ``schema``; ``old`` and ``new``, the reports without their findings; ``same_framework``;
-    ``counts`` of findings by kind; ``settings`` that differ (section, name, old, new); ``parts``
-    that one side alone looked at (kind, check, dimension, value, findings); ``changes``, each with
-    its kind and the old and the new finding or null, without those of parts and what is the same.
+    ``same_source``, the commit or version that both are of, or null; ``counts`` of findings by
+    kind; ``settings`` that differ (section, name, old, new); ``parts`` that one side alone looked
+    at (kind, check, dimension, value, findings); ``changes``, each with its kind and the old and
+    the new finding or null, without those of parts and what is the same.
     """
     document = {
         "schema": SCHEMA,
         "old": _header(difference.old),
         "new": _header(difference.new),
         "same_framework": difference.is_of_one_framework,
+        "same_source": difference.same_source,
         "counts": {kind: len(difference.of(kind)) for kind in Kind},
         "settings": [setting._asdict() for setting in difference.settings],
         "parts": [
@@ -134,6 +136,7 @@ def as_json(difference: Difference) -> Iterator[str]:
 def _text(difference: Difference, extent: Extent) -> Iterator[str]:
     yield f"OLD  {_title(difference.old)}"
     yield f"NEW  {_title(difference.new)}"
+    yield from _same_source(difference)
     yield ""
     yield from _totals(difference)
     yield from _stopped(difference)
@@ -150,6 +153,12 @@ def _text(difference: Difference, extent: Extent) -> Iterator[str]:
         yield f"{heading}:"
         yield from (f"  {line}" for line in found[: extent.groups])
         yield from _more(found[extent.groups :])
+
+
+def _same_source(difference: Difference) -> Iterator[str]:
+    """That nothing of a framework's can be better or worse."""
+    if difference.same_source is not None:
+        yield f"OLD and NEW are of the same {difference.same_source}"
 
 
 def _title(report: Report) -> str:
@@ -277,6 +286,7 @@ def _head(difference: Difference) -> Iterator[str]:
     """What a reader of the comment sees before opening anything."""
     for name, report in (("OLD", difference.old), ("NEW", difference.new)):
         yield f"**{name}** {_quoted(_cut(_title(report), FOLDED.words))}  "
+    yield from _same_source(difference)
     yield ""
     yield markdown.row([f"{difference.compared} compared", "findings", "of them wrong"])
     yield "|---|---|---|"

@@ -106,7 +106,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--baseline",
         type=Path,
         metavar="REPORT",
-        help="an earlier report: fail only on what is worse than there",
+        help="an earlier report: fail only on what is worse than there, or wrong and not in it",
     )
     group.addoption(
         "--expect",
@@ -221,6 +221,7 @@ class _Controller:
         self._report: Report | None = None
         self._progress: ProgressLine | None = None
         self._problem: str | None = None
+        self._objection: str | None = None
         self._start = time.time()
         self._first_finding: float | None = None
 
@@ -269,6 +270,10 @@ class _Controller:
             except ReportPathError as error:
                 self._problem = str(error)
                 session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
+        if self._recorder is not None and self._report is not None:
+            self._objection = self._recorder.settings.gate.objection(self._report)
+            if self._objection is not None and session.exitstatus == pytest.ExitCode.OK:
+                session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Show what was found, where it was written and what it cost."""
@@ -284,6 +289,8 @@ class _Controller:
         gate = self._recorder.settings.gate
         for line in gate.lines(self._report):
             terminalreporter.line(line)
+        if self._objection is not None:
+            terminalreporter.line(f"FAILED: {self._objection}", red=True)
         first = self._first_finding or self._start
         terminalreporter.line(
             f"{first - self._start:.1f} s to start, {time.time() - first:.1f} s to run, of which"
@@ -298,17 +305,24 @@ class _Controller:
     ) -> None:
         from conformance import github
 
-        github.add_summary(report, [*gate.lines(report)], Path(os.environ[GITHUB_SUMMARY]))
-        for line in github.error_commands([*gate.failing(report)]):
+        objections = [] if self._objection is None else [self._objection]
+        lines = [*gate.lines(report), *objections]
+        github.add_summary(report, lines, Path(os.environ[GITHUB_SUMMARY]))
+        for line in github.error_commands([*gate.failing(report)], objections):
             terminalreporter.line(line)
 
     def _select(self, ids: Sequence[str]) -> None:
-        findings = sum(FINDING in nodeid for nodeid in ids)
+        named = (nodeid.partition(FINDING) for nodeid in ids)
+        findings = {rest.rpartition("]")[0] for _, found, rest in named if found}
         if findings and not self.recorder().selected:
             from conformance.progress import progress_line
 
-            self.recorder().selected = findings
-            self._progress = progress_line(self._config, findings, ATTRIBUTE)
+            settings = _settings(self._config)
+            chosen = [cell for cell in settings.cells() if cell.id in findings]
+            if (refusal := settings.gate.refusal(chosen)) is not None:
+                raise pytest.UsageError(refusal)
+            self.recorder().selected = len(findings)
+            self._progress = progress_line(self._config, len(findings), ATTRIBUTE)
 
 
 def _require_summary() -> None:
