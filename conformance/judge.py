@@ -10,6 +10,7 @@ import numpy as np
 from adapters.contract import Combine
 from adapters.objective import Objective
 from conformance import terms
+from conformance.badness import agreement
 from conformance.cut import held
 from conformance.diagnosis import Evidence, diagnose
 from conformance.mistakes import ExpectedNumber, Situation
@@ -35,6 +36,9 @@ class Judgement:
     verdict: Verdict
     error: float | None
     tolerance: float
+    agreement: float | None = None
+    """Of a mismatch, `conformance.badness.agreement`."""
+
     diagnosis: Diagnosis | None = None
     message: str | None = None
     """The framework's own words, where it declined."""
@@ -68,6 +72,7 @@ def judge_weights(
                 verdict=Verdict.MISMATCH,
                 error=error,
                 tolerance=tolerance,
+                agreement=agreement(observed, situation.expected),
                 diagnosis=diagnose(evidence),
                 picture=picture(situation, observed, situation.expected),
                 expected=worst.expected,

@@ -12,6 +12,7 @@ import numpy as np
 from adapters.objective import Metric, Objective
 from adapters.probe import ProbedBatch
 from conformance import terms
+from conformance.badness import agreement
 from conformance.diagnosis import ReportedEvidence, diagnose_reported, left_out, likeliest
 from conformance.joint import Summand, diagnose_joint
 from conformance.judge import Judgement, situation_of, worse
@@ -96,6 +97,7 @@ def _judge(reported: float, shares: Sequence[Share], tolerance: float) -> Judgem
         verdict=Verdict.MISMATCH,
         error=error if math.isfinite(error) else None,
         tolerance=tolerance,
+        agreement=agreement(*map(np.atleast_1d, (reported, expected, magnitude))),
         diagnosis=_diagnosis(reported, expected, shares, tolerance),
         logged=Logged(expected=expected, reported=reported if math.isfinite(reported) else None),
     )
