@@ -117,18 +117,19 @@ class SkyRLAdapter(Adapter):
     def observe(self, job: Job, rank: Rank) -> Observation:
         """Train all steps of the batch as the mini-batches of one rollout."""
         batch = ProbedBatch(job.steps, job.objective)
+        rollouts = trainer.Rollouts(batch, job)
         with rank.framework():
             config = configure(job, self.settings(job, rank.dtype))
         if job.depth is Depth.REDUCER:
             with rank.framework():
-                gradient = trainer.reduce(config, batch, job)
+                gradient = trainer.reduce(config, rollouts)
             return Observation(weights=batch.split(batch.weights(gradient)))
         workers = {"policy": self.worker(config, job, batch.probe_size, rank)}
         if job.objective is Objective.VALUE:
             workers["critic"] = self.critic(config, job, batch.probe_size, rank)
-        dispatch = trainer.Dispatch(workers, job)
+        dispatch = trainer.Dispatch(workers, rollouts)
         with rank.framework(), _refusals(job):
-            trainer.train(config, dispatch, batch, job)
+            trainer.train(config, dispatch, rollouts)
         probed = workers["critic" if job.objective is Objective.VALUE else "policy"]
         return Observation(
             weights=batch.weights_of_steps(probed.gradients),
