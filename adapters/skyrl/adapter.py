@@ -53,15 +53,17 @@ if TYPE_CHECKING:
 
 CONVENTIONS = Conventions(
     denominator_mask=DenominatorMask.ORIGINAL,
-    entropy=Beside.TOKEN_MEAN,
-    kl=Beside.SAMPLE_MEAN,
+    entropy=Beside.MICRO_BATCH_TOKEN_MEAN,
+    kl=Beside.MICRO_BATCH_SAMPLE_MEAN,
     diagnostics=Beside.MICRO_BATCH_TOKEN_MEAN,
 )
 """What SkyRL documents: that advantages are scaled before the loss corrects its mask
 (docs/algorithms/custom_algorithms), which leaves all other tokens as they are
-(docs/algorithms/off_policy_correction); that what is not a loss is averaged over micro-batches
-(``reduce_metrics``). Of entropy and divergence it names a masked token mean and a mean over
-sequences, averaged over micro-batches and ranks: the former two are reductions of a step."""
+(docs/algorithms/off_policy_correction); that a micro-batch's entropy is a masked token mean and its
+divergence a mean over sequences, that both are averaged over micro-batches and data-parallel ranks
+(where its workers add them to the loss), and over those micro-batches alone that hold samples
+(where its Megatron worker counts them); that what is not a loss is averaged over micro-batches
+likewise (``reduce_metrics``)."""
 
 WORKER_UTILS = "backends.skyrl_train.workers.worker_utils"
 
