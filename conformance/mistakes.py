@@ -182,9 +182,9 @@ class Situation:
         counted = self.unit_tokens if tokens is None else tokens
         per_token = counted[self.sample] if len(counted) == self.step.size else counted
         counted_units = self.units if units is None else units
-        denominators = np.broadcast_to(counted_units * per_token, self.expected.shape)
+        denominators = np.broadcast_to(counted_units * per_token, self.step.mask.shape)
         active = self.step.mask & (denominators > 0)
-        return np.divide(1.0, denominators, out=np.zeros_like(self.expected), where=active)
+        return np.divide(1.0, denominators, out=np.zeros(len(active)), where=active)
 
     @cached_property
     def unit_tokens(self) -> NDArray[np.float64]:

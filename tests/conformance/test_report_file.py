@@ -70,13 +70,13 @@ def swapped(text: str) -> str:
         (lambda text: "", r"line 1, is no JSON"),
         (
             replaced('"verdict": "conforms"', '"verdict": "fine"'),
-            r"line 13, findings\.0\.verdict",
+            r"line 14, findings\.0\.verdict",
         ),
         (
             replaced('"error": 2.5e-07', '"error": 1.5'),
-            r"line 13, findings\.0: an error of 1.5",
+            r"line 14, findings\.0: an error of 1.5",
         ),
-        (replaced('"case": "b"', '"case": "c"'), r"line 14, findings\.1: the id is '.*/b/.*/c/"),
+        (replaced('"case": "b"', '"case": "c"'), r"line 15, findings\.1: the id is '.*/b/.*/c/"),
         (replaced('"engine": "torch"', '"motor": "torch"'), r"engine: Field required"),
         (replaced('"dirty": false', '"dirty": "perhaps"'), r"line 6, source.dirty: "),
         (replaced('"conforms": 2', '"conforms": 3'), r"the summary does not count what"),
