@@ -218,7 +218,7 @@ def mistakes(situation: Situation) -> Iterator[Mistake]:
     A size of the layout comes before another way of counting, and that before a size of the step,
     which small steps hit by chance.
     """
-    yield from _filled_up(situation)
+    yield from filled_up(situation)
     yield from _layout_factors(situation)
     yield from _undivided(situation)
     yield from _other_steps(situation)
@@ -274,7 +274,7 @@ def _step_sizes(situation: Situation) -> dict[str, float]:
     return sizes
 
 
-def _filled_up(situation: Situation) -> Iterator[Mistake]:
+def filled_up(situation: Situation) -> Iterator[Mistake]:
     """What only fills ranks or micro-batches up, counted in a mean over micro-batches."""
     cut = situation.cut
     if cut is None or not situation.per_micro_batch:
