@@ -216,14 +216,19 @@ def mistakes(situation: Situation) -> Iterator[Mistake]:
     """Every one that is possible here, those that explain most plainly first.
 
     A size of the layout comes before another way of counting, and that before a size of the step,
-    which small steps hit by chance.
+    which small steps hit by chance. A single active token has one weight alone, which tells a
+    factor from nothing: there, other ways of counting come first.
     """
     yield from filled_up(situation)
+    if np.count_nonzero(situation.step.mask) == 1:
+        yield from _other_tokens(situation)
+        yield from _undivided(situation)
     yield from _layout_factors(situation)
     yield from _undivided(situation)
     yield from _other_steps(situation)
     yield from _other_mask(situation)
     yield from _other_tokens(situation)
+    yield from _off_by_the_same(situation)
     yield from _other_prompts(situation)
     yield from _other_modes(situation)
     yield from _other_conventions(situation)
@@ -377,7 +382,6 @@ def _other_tokens(situation: Situation) -> Iterator[Mistake]:
     ):
         weights = situation.weights(situation.tokens_if(counts))
         yield Mistake(name=name, words=words, weights=weights)
-    yield from _off_by_the_same(situation)
 
 
 def _paddings(situation: Situation) -> Iterator[tuple[str, str, NDArray[np.int64]]]:
@@ -398,6 +402,8 @@ def _paddings(situation: Situation) -> Iterator[tuple[str, str, NDArray[np.int64
 
 def _off_by_the_same(situation: Situation) -> Iterator[Mistake]:
     """Each sample counts one or two tokens more or less than it has, as for an end of sequence."""
+    if situation.mode is Mode.CONSTANT:
+        return
     tokens = situation.counted
     for difference in (1, -1, 2, -2):
         counts = np.where(tokens > 0, np.maximum(tokens + difference, 0), 0)

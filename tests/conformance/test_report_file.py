@@ -10,6 +10,7 @@ import pytest
 
 from conformance.report import SCHEMA, Report, Selection
 from conformance.report_file import ReportFileError, load, write
+from reference.aggregation import Beside
 from tests.conformance.test_journal import HEADER, finding
 
 if TYPE_CHECKING:
@@ -132,3 +133,17 @@ def test_a_report_of_the_first_schema_is_read(tmp_path: Path) -> None:
 
     assert load(path) == REPORT
     assert load(path).schema_ == SCHEMA
+
+
+def test_reports_of_schema_2_are_read_with_the_conventions_they_stood_for(tmp_path: Path) -> None:
+    document = json.loads(REPORT.to_json())
+    document["schema"] = "rl-loss-conformance/report/2"
+    document["conventions"]["diagnostics"] = "micro_batch_mean"
+    del document["departures"]
+    path = tmp_path / "report.json"
+    path.write_text(json.dumps(document))
+    read = load(path)
+
+    assert read.conventions.diagnostics is Beside.MICRO_BATCH_TOKEN_MEAN
+    assert read.departures == []
+    assert read.findings == REPORT.findings
