@@ -299,7 +299,7 @@ def filled_up(situation: Situation) -> Iterator[Mistake]:
             "rows that fill a micro-batch up to the rank's largest count as 0 in its mean"
         )
     for name, shares in filled.items():
-        if (shares < 1).any():
+        if (shares < 1)[situation.expected > 0].any():
             yield Mistake(name=name, words=words[name], weights=situation.expected * shares)
 
 

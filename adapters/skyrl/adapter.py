@@ -9,6 +9,7 @@ and an optimizer that lets the gradient be read.
 
 from __future__ import annotations
 
+import inspect
 from abc import abstractmethod
 from collections import defaultdict
 from contextlib import nullcontext
@@ -34,7 +35,7 @@ from adapters.contract import (
 )
 from adapters.objective import Objective
 from adapters.probe import ProbedBatch
-from adapters.skyrl import trainer
+from adapters.skyrl import departures, trainer
 from adapters.skyrl.configuration import (
     configure,
     default_mode,
@@ -113,7 +114,9 @@ class SkyRLAdapter(Adapter):
             objectives=objectives(),
             conventions=CONVENTIONS,
             places=self._places(),
+            rules=_rules(),
             stand_ins=tuple(STOOD_IN),
+            departures=(*departures.NOT_RUN, *departures.SET, *departures.STUBBED),
         )
 
     def observe(self, job: Job, rank: Rank) -> Observation:
@@ -169,6 +172,18 @@ class SkyRLAdapter(Adapter):
             Place.SHARDING: getattr(dispatch, "stage_chunks", dispatch.dispatch_from_staged),
         }
         return {place: code_location(function) for place, function in functions.items()}
+
+
+def _rules() -> dict[str, str]:
+    """Those that SkyRL states, each with the function that holds a user to it."""
+    validate = module("train.utils.utils").validate_cfg
+    functions = {
+        "default_mode": module("train.config").AlgorithmConfig,
+        "group_incomplete": module("train.utils.trainer_utils").validate_generator_output,
+    }
+    if "max_seq_len" in inspect.getsource(validate):  # older versions derive it from lengths
+        functions["divisor_missing"] = validate
+    return {rule: code_location(function) for rule, function in functions.items()}
 
 
 def _refusals(job: Job) -> AbstractContextManager[None]:

@@ -15,6 +15,7 @@ from adapters import cuda_on_cpu
 from adapters.contract import Depth, Description, Job, Layout, Rank, Unsupported
 from adapters.objective import Objective
 from adapters.probe import ENTROPIES, FORWARD_PASSES, as_array, cycled
+from adapters.skyrl import departures
 from adapters.skyrl.adapter import SkyRLAdapter
 from adapters.skyrl.configuration import PACKING
 from adapters.skyrl.importing import module, ppo_utils
@@ -66,6 +67,7 @@ class SkyRLFsdpAdapter(SkyRLAdapter):
         return replace(
             found,
             objectives=found.objectives | {Objective.VALUE},
+            departures=(*found.departures, *departures.FSDP),
             conventions=replace(found.conventions, micro_batch_weight=_micro_batch_weight()),
         )
 
