@@ -20,9 +20,9 @@ from adapters.configuration import Tampering
 from adapters.contract import Unsupported
 from adapters.objective import Metric, Objective
 from adapters.probe import FORWARD_PASSES, PADDING_ID, ProbedBatch
+from adapters.sizes import rollouts_per_prompt
 from adapters.skyrl.configuration import has_kl_term, knows_rollout_policy, refusals
 from adapters.skyrl.importing import PADDING_MICRO_BATCHES, module, ppo_utils
-from adapters.sizes import rollouts_per_prompt
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

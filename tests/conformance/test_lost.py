@@ -100,7 +100,7 @@ def test_last_micro_batch_that_an_overlapping_reduction_misses_is_named() -> Non
 def test_no_reduction_was_too_early_without_overlap_or_if_a_later_micro_batch_is_left(
     given: Given, sample: int
 ) -> None:
-    diagnosis = given.diagnosis(without(given, SAMPLES == sample))
+    diagnosis = given.diagnosis(without(given, sample == SAMPLES))
 
     assert diagnosis.name == "micro_batches_lost"
 
