@@ -18,6 +18,7 @@ from conformance.joint import Summand, diagnose_joint
 from conformance.judge import Judgement, situation_of, worse
 from conformance.mistakes import ExpectedNumber, Situation
 from conformance.report import Diagnosis, Logged, Verdict
+from reference.aggregation import MicroBatchWeight
 from reference.rounding import TERM_OPERATIONS, reported_bound
 
 if TYPE_CHECKING:
@@ -152,6 +153,9 @@ def _shares(
     conventions = description.conventions
     batch = ProbedBatch(job.steps, job.objective)
     situation = situation_of(job, number, observations, description)
+    if metric is not Metric.LOSS:
+        plain = replace(conventions, micro_batch_weight=MicroBatchWeight.EQUAL)
+        situation = replace(situation, conventions=plain)
     if metric is Metric.REJECTED:
         before = tuple(terms.before_rejection(step) for step in job.steps)
         situation = replace(situation, steps=before)
