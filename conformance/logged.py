@@ -65,7 +65,7 @@ def judge_logged(
             continue
         shares = _shares(job, number, observations, description, metric)
         tolerance = _tolerance(job, number, description)
-        expected = (*(worst.expected if worst else ()), *_expected_numbers(job, shares))
+        expected = (*(worst.expected if worst else ()), *_expected_numbers(job, metric, shares))
         for value in reported:
             judgement = replace(_judge(value, shares, tolerance), expected=expected)
             if judgement.verdict is Verdict.MISMATCH:
@@ -77,9 +77,10 @@ def judge_logged(
     return worst
 
 
-def _expected_numbers(job: Job, shares: Sequence[Share]) -> list[ExpectedNumber]:
+def _expected_numbers(job: Job, metric: Metric, shares: Sequence[Share]) -> list[ExpectedNumber]:
+    """Each term's share, under the name of the number it is a share of, which has a coefficient."""
     return [
-        ExpectedNumber(f"{share.metric} of {job.objective}, {scope}", share.expected)
+        ExpectedNumber(f"{share.metric} in {metric} of {job.objective}, {scope}", share.expected)
         for share in shares
         for scope in [share.situation.scope]
     ]

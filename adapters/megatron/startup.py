@@ -161,33 +161,6 @@ def conversion(job: Job, own: Conversion) -> Conversion | None:
     return convert
 
 
-def complete(share: Columns, job: Job) -> None:
-    """Add to a rank's share what a forward pass of a reference policy would have."""
-    if job.configuration.kl and "ref_log_probs" not in share:
-        share["ref_log_probs"] = [values.clone() for values in share["log_probs"]]
-
-
-@contextmanager
-def batches(training: Any, job: Job) -> Iterator[None]:
-    """Inside, ``training``, a module of a framework, makes batches as a job would have them."""
-    if job.configuration.tampering is not Tampering.LENGTHS_DROPPED:
-        yield
-        return
-    whole = training.get_batch
-
-    def get_batch(*args: Any, **named: Any) -> Any:
-        batch = whole(*args, **named)
-        if batch.pop("max_seq_lens", None) is None:
-            raise Unsupported("no rows that are padded to one length")
-        return batch
-
-    training.get_batch = get_batch
-    try:
-        yield
-    finally:
-        training.get_batch = whole
-
-
 def of_steps(gradients: list[Any], job: Job) -> list[Any]:
     """What a job's step trained, where a batch size of its own makes several steps of it: all."""
     if job.configuration.batch_size is None or len(job.steps) > 1:

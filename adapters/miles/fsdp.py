@@ -36,10 +36,10 @@ from adapters.contract import (
     Refused,
     Unsupported,
 )
-from adapters.megatron import objectives, options, stand_ins, startup
-from adapters.megatron.adapter import SEAM
+from adapters.megatron import entry, objectives, options, stand_ins, startup
+from adapters.megatron.adapter import SEAM, call_offering
 from adapters.megatron.policy import ProbeSeam
-from adapters.megatron.rollouts import require_one_sample_per_rollout
+from adapters.megatron.rollouts import advantages, require_one_sample_per_rollout
 from adapters.megatron.tracking import LOG
 from adapters.miles import documented, logs, rollouts
 from adapters.miles.importing import import_miles, module
@@ -124,10 +124,11 @@ class MilesFsdpAdapter(Adapter):
             with startup.refusals():
                 # Not told of more, the rollout side leaves the steps for the engine to find.
                 told = {"dp_size": job.layout.dp}
-                rollout_data = rollouts.share(args, job, batch, train_parallel_config=told)
-                startup.complete(rollout_data, job)
-                _give(job.objective, rollout_data["log_probs"])
-                _actor(args, trained)._train_core(rollout_id=0, rollout_data=rollout_data)
+                references = rollouts.references(args, job, batch, train_parallel_config=told)
+            actors = _engine("actor")
+            actors.compute_advantages_and_returns = advantages(job, batch, rollouts.slicer(args))
+            rollouts.decline_in_fetch(actors)
+            call_offering(_actor(args, trained).train, 0, references, witness_info=None, attempt=0)
         return Observation(
             weights=batch.weights_of_steps(startup.of_steps(trained.gradients, job)),
             combine=Combine.REPLICATED if job.depth is Depth.STEP else Combine.MEAN,
@@ -182,15 +183,6 @@ def _refusals(layout: Layout) -> Iterator[None]:
         raise Unsupported(str(reason)) from reason
 
 
-def _give(objective: Objective, old_log_probs: list[torch.Tensor]) -> None:
-    """Leave the probe's advantages in the place of those that the engine would compute.
-
-    The old log-probabilities that it has computed by then are those of the policy that it trains.
-    """
-    others = {"log_probs": old_log_probs} if objective is Objective.OFF_POLICY else {}
-    _engine("actor").compute_advantages_and_returns = lambda args, data: data.update(others)
-
-
 def _join(args: Any, rank: Rank) -> None:
     """Tell miles of this world, as its actor does; what it makes lasts as long as the world."""
     if "parallel_state" not in rank.cache:
@@ -204,14 +196,17 @@ def _join(args: Any, rank: Rank) -> None:
 
 def _actor(args: Any, trained: _Policy) -> Any:
     """miles' actor with what its `init` gives it to train on a batch of rollouts."""
-    actor = object.__new__(_engine("actor").FSDPTrainRayActor)
-    actor.args = args
-    actor.prof = module("utils.profile_utils").TrainProfiler(args)
-    actor.ref_model, actor.fsdp_cpu_offload = None, args.fsdp_cpu_offload
-    actor.precision_policy = FULL_PRECISION
-    actor.model, actor.optimizer = trained.model, trained.optimizer
-    actor.lr_scheduler = _engine("lr_scheduler").get_lr_scheduler(args, trained.optimizer)
-    return actor
+    return entry.actor(
+        _engine("actor").FSDPTrainRayActor,
+        args=args,
+        role="actor",
+        ref_model=None,
+        fsdp_cpu_offload=args.fsdp_cpu_offload,
+        precision_policy=FULL_PRECISION,
+        model=trained.model,
+        optimizer=trained.optimizer,
+        lr_scheduler=_engine("lr_scheduler").get_lr_scheduler(args, trained.optimizer),
+    )
 
 
 class _Policy:
