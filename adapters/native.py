@@ -80,9 +80,7 @@ class NativeAdapter(Adapter):
 
     def describe(self) -> Description:
         """Everything but policy losses of which it would take more to write them than to reduce."""
-        return Description(
-            objectives=frozenset(Objective) - UNWRITTEN, rules=native_options.RULES
-        )
+        return Description(objectives=frozenset(Objective) - UNWRITTEN, rules=native_options.RULES)
 
     def trainer(self, job: Job, rank: int) -> Trainer:
         """The framework's trainer for a job."""

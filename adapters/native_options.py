@@ -43,7 +43,7 @@ RULES = dict.fromkeys(
         "legacy_flag",
         "default_mode",
         "custom_reducer",
-        "reducer_of_padded_slices",
+        "mode_in_file",
         "log_well_formed",
         "log_well_formed_normalizers",
         "log_different_keys",

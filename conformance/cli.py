@@ -282,6 +282,8 @@ def _description(description: Description) -> Iterator[str]:
     conventions = vars(description.conventions)
     yield _row("conventions", ", ".join(f"{name}: {value}" for name, value in conventions.items()))
     yield _row("stood in for", _list(description.stand_ins))
+    for departure in description.departures:
+        yield _row(departure.kind.replace("_", " "), f"{departure.what}: {departure.why}")
 
 
 def _list(names: Iterable[str]) -> str:

@@ -34,9 +34,7 @@ class Demand(StrEnum):
     """The same as the mode that is documented to be the default."""
 
     REDUCER = "reducer"
-    """Weigh every token as the custom reducer says, whatever the mode."""
-
-    REDUCER_OR_REFUSE = "reducer_or_refuse"
+    """Weigh every token as the custom reducer says, whatever the mode, or refuse it by name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +60,7 @@ class Row:
     @property
     def rule(self) -> str:
         """The name of the rule, which is one on the command line and in a file."""
-        return self.name.removesuffix(IN_FILE)
+        return self.name if self.demand is Demand.SAME else self.name.removesuffix(IN_FILE)
 
     def applies(self, conventions: Conventions) -> bool:
         """Whether the rule is about a framework of such conventions."""
@@ -136,13 +134,14 @@ DIVISORS = (
     _divisor("infinite", "inf", "is infinite"),
     _divisor("bool", "true", "is a bool"),
     _divisor("text", "long", "is text"),
-    Row(
-        name="divisor_of_another_mode",
-        says="a divisor with a mode that divides by none",
-        configuration=Configuration(divisor="40"),
-        modes=MEANS,
-        options=DIVISOR,
-    ),
+)
+
+DIVISOR_OF_ANOTHER = Row(
+    name="divisor_of_another_mode",
+    says="a divisor with a mode that divides by none",
+    configuration=Configuration(divisor="40"),
+    modes=MEANS,
+    options=DIVISOR,
 )
 
 PER_TOKEN_WITH_ANOTHER = Row(
@@ -180,8 +179,11 @@ BATCH = Row(
 ROWS = (
     *DIVISORS,
     *(in_file(row, Setting.MODE, Setting.DIVISOR) for row in DIVISORS),
+    DIVISOR_OF_ANOTHER,
+    in_file(DIVISOR_OF_ANOTHER, Setting.DIVISOR),
     PER_TOKEN_WITH_ANOTHER,
-    in_file(PER_TOKEN_WITH_ANOTHER, Setting.MODE, Setting.PER_TOKEN),
+    # A divisor left on the command line would be refused for the mode that is missing there.
+    in_file(PER_TOKEN_WITH_ANOTHER, Setting.MODE, Setting.DIVISOR, Setting.PER_TOKEN),
     ENTROPY,
     in_file(ENTROPY, Setting.ENTROPY),
     DIVERGENCE,
@@ -207,15 +209,6 @@ ROWS = (
         is_sliced=True,
     ),
     Row(
-        name="reducer_of_padded_slices",
-        says="a custom reducer that is not given the width of padded rows",
-        configuration=Configuration(reduces=True),
-        modes=(Mode.SAMPLE_MEAN,),
-        demand=Demand.REDUCER_OR_REFUSE,
-        options=("max_seq_len", "bshd", "format"),
-        is_sliced=True,
-    ),
-    Row(
         name="legacy_flag",
         says="the per-token flag alone is token_mean",
         configuration=Configuration(says_mode=False, per_token=True),
@@ -235,6 +228,14 @@ ROWS = (
         configuration=Configuration(reduces=True),
         modes=tuple(Mode),
         demand=Demand.REDUCER,
+        options=("reducer",),
+    ),
+    Row(
+        name="mode_in_file",
+        says="the mode by configuration file is that of the command line",
+        configuration=Configuration(in_file=frozenset({Setting.MODE})),
+        modes=(Mode.PROMPT_MEAN, Mode.TOKEN_MEAN),
+        demand=Demand.SAME,
     ),
     _tampered(Tampering.BOUNDARY_GAP, "with a sample between two groups", Check.SHARDING),
     _tampered(Tampering.BOUNDARY_OVERLAP, "with a sample in two groups", Check.SHARDING),

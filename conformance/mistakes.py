@@ -178,9 +178,9 @@ class Situation:
         counted = self.unit_tokens if tokens is None else tokens
         per_token = counted[self.sample] if len(counted) == self.step.size else counted
         counted_units = self.units if units is None else units
-        denominators = np.broadcast_to(counted_units * per_token, self.expected.shape)
+        denominators = np.broadcast_to(counted_units * per_token, self.step.mask.shape)
         active = self.step.mask & (denominators > 0)
-        return np.divide(1.0, denominators, out=np.zeros_like(self.expected), where=active)
+        return np.divide(1.0, denominators, out=np.zeros(len(active)), where=active)
 
     @cached_property
     def unit_tokens(self) -> NDArray[np.float64]:
@@ -212,13 +212,18 @@ def mistakes(situation: Situation) -> Iterator[Mistake]:
     """Every one that is possible here, those that explain most plainly first.
 
     A size of the layout comes before another way of counting, and that before a size of the step,
-    which small steps hit by chance.
+    which small steps hit by chance. A single active token has one weight alone, which tells a
+    factor from nothing: there, other ways of counting come first.
     """
+    if np.count_nonzero(situation.step.mask) == 1:
+        yield from _other_tokens(situation)
+        yield from _undivided(situation)
     yield from _layout_factors(situation)
     yield from _undivided(situation)
     yield from _other_steps(situation)
     yield from _other_mask(situation)
     yield from _other_tokens(situation)
+    yield from _off_by_the_same(situation)
     yield from _other_prompts(situation)
     yield from _other_modes(situation)
     yield from _other_conventions(situation)
@@ -348,7 +353,6 @@ def _other_tokens(situation: Situation) -> Iterator[Mistake]:
     ):
         weights = situation.weights(situation.tokens_if(counts))
         yield Mistake(name=name, words=words, weights=weights)
-    yield from _off_by_the_same(situation)
 
 
 def _paddings(situation: Situation) -> Iterator[tuple[str, str, NDArray[np.int64]]]:
@@ -369,6 +373,8 @@ def _paddings(situation: Situation) -> Iterator[tuple[str, str, NDArray[np.int64
 
 def _off_by_the_same(situation: Situation) -> Iterator[Mistake]:
     """Each sample counts one or two tokens more or less than it has, as for an end of sequence."""
+    if situation.mode is Mode.CONSTANT:
+        return
     tokens = situation.counted
     for difference in (1, -1, 2, -2):
         counts = np.where(tokens > 0, np.maximum(tokens + difference, 0), 0)

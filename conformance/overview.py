@@ -11,13 +11,16 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from conformance.report import Check, Finding, Report
+from conformance.markdown import row
+from conformance.report import Check, Finding, Report, Verdict
 from conformance.report_file import load
 from conformance.summary import JUDGED, WRONG, last_line
 from reference.aggregation import Conventions, Mode
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
+
+    from adapters.contract import Departure
 
 REPORTS = Path("reports")
 README = Path("README.md")
@@ -32,13 +35,24 @@ HEAD = """\
 
 What the reports in this folder say is wrong, a line for each mistake of a framework's engine and
 check, with the versions that have it and one finding as an example. Written by
-`python -m conformance.overview`. A *crash* has no diagnosis: its last line is quoted. Where in the
-framework to look stands behind the words.
+`python -m conformance.overview`. A *crash* has no diagnosis: its last line is quoted. Where the
+mistake determines a place in the framework's code, it stands behind the words. How each kind was
+held against the framework's own source and documents is in [`audit.md`](audit.md).
 
 | framework | engine | check | modes | mistake | for example | versions |
 |---|---|---|---|---|---|---|
 """
 
+ADVICE_HEAD = """
+## Advice
+
+What breaks no promise of the framework's and is counted nowhere as wrong: rules that another
+framework states and this one does not, and documented conventions that make a term depend on how a
+step is cut.
+
+| framework | engine | check | modes | advice | for example | versions |
+|---|---|---|---|---|---|---|
+"""
 
 INDEX_HEAD = """\
 # Reports
@@ -66,6 +80,14 @@ CONVENTIONS_HEAD = """
 
 What the modes leave open, as each framework documents it. A difference between columns is one
 between frameworks, and no mistake.
+"""
+
+DEPARTURES_HEAD = """
+## What a run does otherwise than a user's
+
+Options that an adapter sets, code that it stubs or passes by, and what lies above the call at which
+it enters and is not run; each with the reason why no verdict depends on it. Packages replaced by
+empty ones are in the reports' `environment`.
 """
 
 FILES_HEAD = """
@@ -141,12 +163,12 @@ def _cell(findings: Sequence[Finding]) -> str:
     return f"**{wrong}** of {len(seen)}" if wrong else f"ok ({len(seen)})"
 
 
-def mistakes(found: Sequence[Version]) -> Iterator[str]:
-    """A line for each mistake."""
+def mistakes(found: Sequence[Version], verdicts: Sequence[Verdict]) -> Iterator[str]:
+    """A line for each mistake, or piece of advice, of findings with these verdicts."""
     grouped: dict[Mistake, list[tuple[str, Finding]]] = defaultdict(list)
     for one in found:
         for finding in one.report.findings:
-            if finding.verdict in WRONG:
+            if finding.verdict in verdicts:
                 grouped[_mistake(one.report, finding)].append((one.name, finding))
     for mistake in sorted(grouped):
         yield _line(mistake, grouped[mistake])
@@ -207,6 +229,20 @@ def conventions(found: Sequence[Version]) -> Iterator[str]:
         yield f"| `{name}` | {' | '.join(choices)} |"
 
 
+def departures(found: Sequence[Version]) -> Iterator[str]:
+    """A line for each departure of an engine, with the versions that have it."""
+    versions: dict[tuple[str, Departure], list[str]] = defaultdict(list)
+    for one in found:
+        for departure in one.report.departures:
+            engine = f"{one.report.adapter} {one.report.engine}"
+            versions[engine, departure].append(one.name)
+    yield "| engine | kind | what | why no verdict depends on it | versions |"
+    yield "|---|---|---|---|---|"
+    for (engine, departure), names in versions.items():
+        kind = departure.kind.replace("_", " ")
+        yield row([engine, kind, departure.what, departure.why, _list(names)])
+
+
 def files(found: Sequence[Version]) -> Iterator[str]:
     """A line for each report: its revision, and the command."""
     yield "| file | revision | command |"
@@ -232,8 +268,10 @@ def pages(found: Sequence[Version], readme: str) -> Pages:
     _, after = rest.split(END)
     return Pages(
         readme=f"{before}{BEGIN}{_lines(table(found))}{END}{after}",
-        findings=HEAD + _lines(mistakes(found)),
+        findings=f"{HEAD}{_lines(mistakes(found, WRONG))}"
+        f"{ADVICE_HEAD}{_lines(mistakes(found, (Verdict.ADVICE,)))}",
         index=f"{INDEX_HEAD}\n{_lines(modes(found))}{CONVENTIONS_HEAD}\n{_lines(conventions(found))}"
+        f"{DEPARTURES_HEAD}\n{_lines(departures(found))}"
         f"{FILES_HEAD}\n{_lines(files(found))}",
     )
 

@@ -7,7 +7,7 @@ distinct values, and for every finding the number of its own.
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -134,10 +134,19 @@ def _about(report: Report) -> dict[str, list[tuple[str, str]]]:
                 "torch": environment.torch,
                 **environment.dependencies,
                 "stood in for": ", ".join(environment.stand_ins),
+                **_departures(report),
                 **{name: str(value) for name, value in asdict(report.conventions).items()},
             }
         ),
     }
+
+
+def _departures(report: Report) -> dict[str, str]:
+    """What the run did otherwise than a user's, by kind."""
+    kinds: dict[str, list[str]] = defaultdict(list)
+    for one in report.departures:
+        kinds[one.kind.replace("_", " ")].append(f"{one.what} ({one.why})")
+    return {kind: "; ".join(words) for kind, words in kinds.items()}
 
 
 def _said(named: dict[str, str | None]) -> list[tuple[str, str]]:

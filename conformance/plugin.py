@@ -226,6 +226,7 @@ class _Controller:
         self._report: Report | None = None
         self._progress: ProgressLine | None = None
         self._problem: str | None = None
+        self._session: pytest.Session | None = None
         self._start = time.time()
         self._first_finding: float | None = None
 
@@ -242,6 +243,10 @@ class _Controller:
             self._config.add_cleanup(self._recorder.close)
         return self._recorder
 
+    def pytest_sessionstart(self, session: pytest.Session) -> None:
+        """Keep what a run is stopped by."""
+        self._session = session
+
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """Without pytest-xdist: count what is about to run."""
         self._select([item.nodeid for item in session.items])
@@ -257,7 +262,7 @@ class _Controller:
         if parcel is not None:
             self._first_finding = self._first_finding or report.start
             finding = self._record(parcel)
-            if self._progress is not None:
+            if finding is not None and self._progress is not None:
                 self._progress.show(finding)
         elif self._first_finding is None and FINDING not in report.nodeid:
             self._start = report.stop  # another test, which ran before the suite began
@@ -272,7 +277,8 @@ class _Controller:
                     self._report = self._recorder.finish()
             except ReportPathError as error:
                 self._problem = str(error)
-                session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
+        if self._problem is not None:
+            session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Show what was found, where it was written and what it cost."""
@@ -306,14 +312,19 @@ class _Controller:
         for line in github.error_commands([*gate.failing(report)]):
             terminalreporter.line(line)
 
-    def _record(self, parcel: Parcel) -> Finding:
+    def _record(self, parcel: Parcel) -> Finding | None:
         """Keep a finding; a fault of the harness ends the run, as it may spoil any verdict."""
         from conformance.harness import HarnessFaultError
 
         try:
             return self.recorder().record(parcel)
         except HarnessFaultError as fault:
-            pytest.exit(f"fault of the harness: {fault}", pytest.ExitCode.INTERNAL_ERROR)
+            self._problem = self._problem or f"fault of the harness: {fault}"
+            # pytest-xdist runs a loop of its own, which looks at its plugin alone.
+            for loop in (self._session, self._config.pluginmanager.get_plugin("dsession")):
+                if loop is not None:
+                    loop.shouldstop = self._problem
+            return None
 
     def _select(self, ids: Sequence[str]) -> None:
         findings = sum(FINDING in nodeid for nodeid in ids)

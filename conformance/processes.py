@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import multiprocessing
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -37,6 +38,9 @@ LOG_LINES = 5
 """Of a dead process's output that a finding quotes."""
 
 LOG_TAIL = 20_000
+
+RACED_SIZES = re.compile(r"\d+ vs \d+(?=\. Received data size)")
+"""Bytes in gloo's words on a collective mismatch: which of two collectives meet is a race."""
 """Bytes of it in which they are looked for."""
 
 
@@ -178,7 +182,7 @@ def last_words(who: str, code: int | None, output: bytes, source: Path | None) -
         if code is not None and code < 0
         else f"exited with status {code}"
     )
-    text = output[-LOG_TAIL:].decode(errors="backslashreplace")
+    text = RACED_SIZES.sub("other sizes", output[-LOG_TAIL:].decode(errors="backslashreplace"))
     last_lines = "\n".join(text.strip().splitlines()[-LOG_LINES:])
     return words(f"{who} {how}\n{last_lines}".strip(), source)
 

@@ -56,7 +56,7 @@ def pack(cell: AnyCell, pool: RankPool, head: Header) -> tuple[Finding, Parcel]:
         header=head.model_dump_json(),
         finding=made.finding.model_dump_json(),
         framework_seconds=made.framework_seconds,
-        expected=[*made.expected],
+        expected=[(name, value) for name, value in made.expected],
         fault="",
     )
 

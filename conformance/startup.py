@@ -70,7 +70,7 @@ def judge_crash(row: Row, message: str) -> Judgement:
 
 def judge_refusal(row: Row, message: str) -> Judgement:
     """Hold an error of the framework's own against what is demanded."""
-    if row.demand not in (Demand.REFUSE, Demand.REDUCER_OR_REFUSE):
+    if row.demand not in (Demand.REFUSE, Demand.REDUCER):
         refused = _mismatch("refused_what_it_supports", f"{row.says}, and it is refused")
         return replace(refused, message=message)
     if any(option in message.lower() for option in row.options):
@@ -107,7 +107,12 @@ def compared_with(row: Row, job: Job, description: Description) -> Job:
 def _accepted(
     row: Row, job: Job, observations: Sequence[Observation], description: Description
 ) -> Judgement:
-    """What is trained then, in the words of the diagnosis if it can be named."""
+    """What is trained then, in the words of the diagnosis if it can be named.
+
+    Where the configuration makes other steps of the job's, the reference says nothing of them.
+    """
+    if row.configuration.batch_size is not None or row.configuration.tampering is not None:
+        return _mismatch("accepted", f"{row.says} is accepted and trained on")
     if row.configuration.entropy or row.configuration.kl:
         words = f"{row.says} is accepted; then {_term_words(row, job, observations, description)}"
         return _mismatch("accepted", words)
@@ -170,10 +175,24 @@ def _reduced(
         for observed in combined(observations, number, job, description.conventions):
             error = largest_error(observed, expected)
             if error is None or error > tolerance:
-                words = f"{row.says}, and weights are not what it makes them"
-                return _mismatch("reducer_ignored", words, error, tolerance)
+                if judge_weights(job, observations, description).verdict is Verdict.CONFORMS:
+                    return _mismatch("reducer_ignored", f"{row.says}, and it is not used", error)
+                return _unlike_reduced(row, observed, expected, error)
             worst = max(worst, error)
     return Judgement(verdict=Verdict.CONFORMS, error=worst, tolerance=tolerance)
+
+
+def _unlike_reduced(
+    row: Row, observed: NDArray[np.float64], expected: NDArray[np.float64], error: float | None
+) -> Judgement:
+    """What a custom reducer gives may be divided by another number, or it is not used at all."""
+    ratios = observed[expected > 0] / expected[expected > 0]
+    if np.isfinite(ratios).all() and np.ptp(ratios) <= weight_bound("float32") * ratios.max():
+        words = f"{row.says}, and every weight is {ratios[0]:.6g} times what it makes it"
+        return _mismatch("reducer_rescaled", words, error)
+    return _mismatch(
+        "reducer_ignored", f"{row.says}, and weights are not what it makes them", error
+    )
 
 
 def _reducer_weights(step: Step, mode: Mode) -> NDArray[np.float64]:

@@ -149,6 +149,10 @@ TOKEN_COUNT_MISTAKES = frozenset(
 """Mistakes that, in `token_mean`, only the count of the step's tokens can have."""
 
 
+VALIDATION_MISTAKES = frozenset({"accepted", "fails_later", "refused_without_naming"})
+"""Mistakes that only the validation of a configuration can have."""
+
+
 def place(subject: Subject, mode: Mode, diagnosis: Diagnosis) -> Place | None:
     """Where in a framework a mistake must have been made; None if it may be in several places.
 
@@ -158,6 +162,6 @@ def place(subject: Subject, mode: Mode, diagnosis: Diagnosis) -> Place | None:
     if subject.check is Check.SHARDING:
         return Place.SHARDING
     if subject.check is Check.ARGUMENTS:
-        return Place.ARGUMENTS
+        return Place.ARGUMENTS if diagnosis.name in VALIDATION_MISTAKES else None
     counts = mode is Mode.TOKEN_MEAN and diagnosis.name in TOKEN_COUNT_MISTAKES
     return Place.TOKEN_COUNT if counts and subject.metric is None else None

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from adapters.contract import Description, Layout, Refused, Unsupported
 from adapters.native import NativeAdapter, SampleTensors, Trainer, with_denominators
-from reference.aggregation import Mode
+from reference.aggregation import Beside, Conventions, Mode
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,6 +28,34 @@ class TwoLayouts(NativeAdapter):
 
     def layouts(self) -> Sequence[Layout]:
         return [Layout(), Layout(dp=2)]
+
+
+class AveragingMicroBatches(NativeAdapter):
+    """Documents that its diagnostics are averaged over micro-batches."""
+
+    def describe(self) -> Description:
+        conventions = Conventions(diagnostics=Beside.MICRO_BATCH_TOKEN_MEAN)
+        return replace(super().describe(), conventions=conventions)
+
+
+class MisreportingCuts(AveragingMicroBatches):
+    """In one mode it tells of a token that it was in the other of two micro-batches."""
+
+    def observe(self, job: Job, rank: Rank) -> Observation:
+        seen = super().observe(job, rank)
+        if job.aggregation.mode is not Mode.TOKEN_MEAN:
+            return seen
+        passes = tuple(held.copy() for held in seen.forward_passes)
+        for held in passes:
+            held[0] = held.max() - held[0]
+        return replace(seen, forward_passes=passes)
+
+
+class SilentAboutCuts(AveragingMicroBatches):
+    """It does not tell which micro-batch a token was in."""
+
+    def observe(self, job: Job, rank: Rank) -> Observation:
+        return replace(super().observe(job, rank), forward_passes=())
 
 
 class Faulty(TwoLayouts):

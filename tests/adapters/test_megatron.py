@@ -219,7 +219,10 @@ def test_place_is_the_first_function_there_is() -> None:
         Place.SHARDING: ((rollouts, "missing"),),
     }
 
-    assert objectives.places(candidates) == {Place.LOG: "adapters.megatron.rollouts:sample_fields"}
+    line = rollouts.sample_fields.__code__.co_firstlineno
+    assert objectives.places(candidates) == {
+        Place.LOG: f"adapters/megatron/rollouts.py:{line} (sample_fields)"
+    }
 
 
 def test_numbers_are_taken_from_the_logs_of_training_steps() -> None:

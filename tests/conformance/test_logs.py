@@ -26,10 +26,13 @@ LOGGED = LogOutcome(kind="logged", log={"loss": 1.5, "kl": 3.0})
 RAISED = LogOutcome(kind="raised", log={}, message="ValueError: keys differ")
 
 
-@pytest.mark.parametrize("optimized", [False, True])
-def test_native_logs_what_is_well_formed_and_raises_at_the_rest(optimized: bool) -> None:
-    outcomes = logs.outcomes(NativeAdapter(), None, optimized=optimized)
-    verdicts = {name: judge_log(ROWS[name], outcome).verdict for name, outcome in outcomes.items()}
+def test_native_logs_what_is_well_formed_and_raises_at_the_rest() -> None:
+    outcomes, optimized = (
+        logs.outcomes(NativeAdapter(), None, optimized=without) for without in (False, True)
+    )
+    verdicts = {
+        name: judge_log(row, outcomes[name], optimized[name]).verdict for name, row in ROWS.items()
+    }
 
     assert outcomes["well_formed"].log == {"loss": 4 / 6, "kl": 1.0}
     assert outcomes["well_formed_normalizers"].log == {"loss": 4 / 6, "kl": 0.6}
@@ -41,7 +44,8 @@ def test_native_logs_what_is_well_formed_and_raises_at_the_rest(optimized: bool)
 
 @pytest.mark.parametrize("row", logs.ROWS, ids=lambda row: row.name)
 def test_well_formed_entries_are_logged_and_others_raise(row: LogRow) -> None:
-    wrong = judge_log(row, RAISED if row.is_well_formed else LOGGED)
+    outcome = RAISED if row.is_well_formed else LOGGED
+    wrong = judge_log(row, outcome, outcome)
 
     assert wrong.verdict is Verdict.MISMATCH
     assert wrong.diagnosis is not None
@@ -49,11 +53,19 @@ def test_well_formed_entries_are_logged_and_others_raise(row: LogRow) -> None:
 
 
 def test_what_is_logged_all_the_same_is_told() -> None:
-    diagnosis = judge_log(ROWS["key_order"], LOGGED).diagnosis
+    diagnosis = judge_log(ROWS["key_order"], LOGGED, LOGGED).diagnosis
 
     assert diagnosis is not None
     assert diagnosis.name == "accepted"
     assert diagnosis.explanation.endswith("as loss = 1.5, kl = 3")
+
+
+def test_what_an_assert_alone_refuses_is_told_once() -> None:
+    diagnosis = judge_log(ROWS["key_order"], RAISED, LOGGED).diagnosis
+
+    assert diagnosis is not None
+    assert diagnosis.name == "refused_by_an_assert"
+    assert diagnosis.explanation.endswith("under python -O they are logged, as loss = 1.5, kl = 3")
 
 
 def test_what_a_framework_prints_is_no_answer() -> None:

@@ -63,13 +63,13 @@ def test_single_rank_that_adds_none_of_the_others_is_named() -> None:
 
 
 def test_where_nothing_is_left_no_others_are_said_to_be_right() -> None:
-    """One active token, and it is lost: the other sample has none."""
+    """One active token, and it weighs nothing: the other sample has none."""
     samples = [Sample(prompt_length=1, loss_mask=[active], group=0) for active in (1, 0)]
     diagnosis = Given(steps=(Step.of(samples),)).diagnosis(np.zeros(2))
 
-    assert diagnosis.name == "samples_lost"
+    assert diagnosis.name == "term_without_gradient"
     assert diagnosis.explanation.startswith(
-        "1 active tokens of 1 samples weigh nothing, no others are active: those of whole samples"
+        "the term reaches no gradient: all 1 active tokens weigh nothing"
     )
 
 
@@ -180,4 +180,11 @@ def test_step_of_one_sample_is_not_lost_as_a_sample() -> None:
     """Losing all of it leaves nothing that is right."""
     one = Step.of([Sample(prompt_length=1, loss_mask=[1, 1], group=0)])
 
-    assert Given(steps=(one,)).diagnosis(np.zeros(2)).name == "unexplained"
+    assert Given(steps=(one,)).diagnosis(np.zeros(2)).name == "term_without_gradient"
+
+
+def test_term_that_reaches_no_gradient_is_called_that_and_nothing_lost() -> None:
+    diagnosis = FOUR.diagnosis(np.zeros(14))
+
+    assert diagnosis.name == "term_without_gradient"
+    assert diagnosis.also == []

@@ -10,6 +10,7 @@ import pytest
 
 from conformance.report import SCHEMA, Report, Selection
 from conformance.report_file import ReportFileError, load, write
+from reference.aggregation import Beside
 from tests.conformance.test_journal import HEADER, finding
 
 if TYPE_CHECKING:
@@ -70,13 +71,13 @@ def swapped(text: str) -> str:
         (lambda text: "", r"line 1, is no JSON"),
         (
             replaced('"verdict": "conforms"', '"verdict": "fine"'),
-            r"line 13, findings\.0\.verdict",
+            r"line 14, findings\.0\.verdict",
         ),
         (
             replaced('"error": 2.5e-07', '"error": 1.5'),
-            r"line 13, findings\.0: an error of 1.5",
+            r"line 14, findings\.0: an error of 1.5",
         ),
-        (replaced('"case": "b"', '"case": "c"'), r"line 14, findings\.1: the id is '.*/b/.*/c/"),
+        (replaced('"case": "b"', '"case": "c"'), r"line 15, findings\.1: the id is '.*/b/.*/c/"),
         (replaced('"engine": "torch"', '"motor": "torch"'), r"engine: Field required"),
         (replaced('"dirty": false', '"dirty": "perhaps"'), r"line 6, source.dirty: "),
         (replaced('"conforms": 2', '"conforms": 3'), r"the summary does not count what"),
@@ -132,3 +133,17 @@ def test_a_report_of_the_first_schema_is_read(tmp_path: Path) -> None:
 
     assert load(path) == REPORT
     assert load(path).schema_ == SCHEMA
+
+
+def test_reports_of_schema_2_are_read_with_the_conventions_they_stood_for(tmp_path: Path) -> None:
+    document = json.loads(REPORT.to_json())
+    document["schema"] = "rl-loss-conformance/report/2"
+    document["conventions"]["diagnostics"] = "micro_batch_mean"
+    del document["departures"]
+    path = tmp_path / "report.json"
+    path.write_text(json.dumps(document))
+    read = load(path)
+
+    assert read.conventions.diagnostics is Beside.MICRO_BATCH_TOKEN_MEAN
+    assert read.departures == []
+    assert read.findings == REPORT.findings

@@ -28,7 +28,7 @@ IDS = (
     "metric.entropy/prompt_mean/two_steps/dp2-cp1-mb2-thd",
     "rejection.metric/sample_mean/rejected_group/dp2-cp1-mb2-thd",
     "auxiliary.together/token_mean/split_groups/dp1-cp2-mb2-thd",
-    "logging.optimized/sample_mean/different_keys/dp1-cp1-mb1-bshd",
+    "logging/sample_mean/different_keys/dp1-cp1-mb1-bshd",
     "weights/constant/generated/dp2-cp1-mb2-thd",
     "weights/token_mean/odd_groups/dp4-cp4-mb1-thd",
 )

@@ -9,14 +9,22 @@ import pytest
 
 from adapters.configuration import ORDINARY
 from adapters.contract import Depth, Description, Job, Layout, Observation
+from adapters.objective import ENTROPY_COEFFICIENT
+from adapters.probe import ProbedBatch
 from conformance.cases import CORPUS
 from conformance.check import judge_startup
 from conformance.configurations import ROWS, Row
 from conformance.judge import Judgement
 from conformance.ranks import Crashed, Ran
 from conformance.report import Verdict
-from conformance.startup import compared_with, judge_acceptance, judge_refusal
-from reference.aggregation import Aggregation, Beside, Conventions, DenominatorMask, Mode
+from conformance.startup import (
+    by_own_rules,
+    compared_with,
+    judge_acceptance,
+    judge_crash,
+    judge_refusal,
+)
+from reference.aggregation import Aggregation, Beside, Conventions, DenominatorMask, Mode, beside
 from reference.weights import token_weights
 
 BY_NAME = {row.name: row for row in ROWS}
@@ -55,7 +63,7 @@ def test_rows_have_names_and_cases_of_their_own() -> None:
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_what_must_be_refused_has_words_to_be_told_by(row: Row) -> None:
-    assert bool(row.options) == (row.demand.value in ("refuse", "reducer_or_refuse"))
+    assert bool(row.options) == (row.demand.value in ("refuse", "reducer"))
     assert row.modes
 
 
@@ -126,6 +134,26 @@ def test_custom_reducer_divides_by_its_own_and_by_what_the_step_does(mode: Mode)
     assert name_of(ignored) == "reducer_ignored"
 
 
+def test_custom_reducer_that_is_used_and_rescaled_is_not_called_ignored() -> None:
+    """Token losses over 64, and never divided by the step's 35 tokens."""
+    job = job_of(REDUCER, Mode.TOKEN_MEAN)
+    [step] = job.steps
+    rescaled = judge_acceptance(
+        REDUCER, job, [Observation(weights=(step.mask / 64.0,))], Description(), ()
+    )
+
+    assert name_of(rescaled) == "reducer_rescaled"
+    assert rescaled.diagnosis is not None
+    assert "35 times" in rescaled.diagnosis.explanation
+
+
+def test_custom_reducer_may_be_refused_by_name() -> None:
+    message = "ValueError: --custom-pg-loss-reducer-function-path and a divisor exclude each other"
+
+    assert judge_refusal(REDUCER, message).verdict is Verdict.REFUSED
+    assert name_of(judge_refusal(REDUCER, "AssertionError: ")) == "refused_without_naming"
+
+
 @pytest.mark.parametrize(
     ("name", "conventions"),
     [
@@ -142,6 +170,70 @@ def test_rules_are_about_frameworks_of_such_conventions(
     assert BY_NAME[name].applies(conventions)
     assert not BY_NAME[name].applies(others)
     assert ZERO.applies(others)
+
+
+STATED = Description(rules={"divisor_zero": "the help text of --divisor"})
+
+
+def test_rule_is_held_against_who_states_it_and_is_advice_to_others() -> None:
+    job = job_of(ZERO, Mode.CONSTANT)
+    accepted = judge_acceptance(ZERO, job, observed(job, job.aggregation), Description(), ())
+    own, other = (by_own_rules(accepted, ZERO, by) for by in (STATED, Description()))
+
+    assert own.verdict is Verdict.MISMATCH
+    assert own.diagnosis is not None
+    assert own.diagnosis.explanation.endswith("stated in the help text of --divisor")
+    assert other.verdict is Verdict.ADVICE
+    assert other.diagnosis is not None
+    assert other.diagnosis.explanation.endswith(
+        "the rule is miles' pull request 1498's, and this framework states none"
+    )
+
+
+def test_rule_of_the_command_line_holds_for_a_file() -> None:
+    row = BY_NAME["divisor_zero_in_file"]
+    crash = judge_crash(row, "Traceback\nTypeError: unsupported operand")
+
+    assert by_own_rules(crash, row, STATED).verdict is Verdict.MISMATCH
+    assert name_of(crash) == "fails_later"
+    assert crash.diagnosis is not None
+    assert crash.diagnosis.explanation.endswith("fails later: TypeError: unsupported operand")
+
+
+def test_what_keeps_a_rule_is_no_advice_whoever_states_it() -> None:
+    refusal = judge_refusal(ZERO, "ValueError: divisor")
+
+    assert by_own_rules(refusal, ZERO, Description()) == refusal
+
+
+ENTROPY = BY_NAME["entropy_per_sample"]
+
+
+def with_entropy(how: Beside) -> str:
+    """What is said of a policy loss of token_mean with an entropy term."""
+    job = job_of(ENTROPY, Mode.TOKEN_MEAN)
+    [step] = job.steps
+    slopes = ProbedBatch(job.steps).slopes
+    term = token_weights(step, beside(job.aggregation, how))
+    gradient = slopes * token_weights(step, job.aggregation) - ENTROPY_COEFFICIENT * term
+    seen = [Observation(weights=(gradient / slopes,))]
+    diagnosis = judge_acceptance(ENTROPY, job, seen, Description(), ()).diagnosis
+    assert diagnosis is not None
+    return diagnosis.explanation
+
+
+def test_words_on_a_term_come_from_what_was_observed() -> None:
+    assert with_entropy(Beside.SAMPLE_MEAN).endswith("its entropy term is a mean over samples")
+    assert "these are the weights of token_mean" in with_entropy(Beside.TOKEN_MEAN)
+
+
+def test_steps_that_a_configuration_makes_itself_are_compared_with_nothing() -> None:
+    row = BY_NAME["batch_of_partial_groups"]
+    job = job_of(row, Mode.PROMPT_MEAN)
+    judgement = judge_acceptance(row, job, observed(job, job.aggregation, 2.0), Description(), ())
+
+    assert judgement.diagnosis is not None
+    assert judgement.diagnosis.explanation.endswith("is accepted and trained on")
 
 
 def test_configurations_take_one_rank_and_widths_take_slices() -> None:

@@ -9,8 +9,9 @@ import pytest
 from adapters.contract import Depth, Place
 from adapters.objective import Objective
 from conformance.cases import ALL_CASES, CORPUS
-from conformance.report import Check
+from conformance.report import Check, Diagnosis
 from conformance.subjects import SUBJECTS, Subject, place, subject
+from reference.aggregation import Mode
 
 
 def test_ids_begin_with_names_of_their_own() -> None:
@@ -45,22 +46,30 @@ def test_below_the_whole_step_only_the_policy_loss_is_weighed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("slug", "where"),
+    ("slug", "mode", "mistake", "where"),
     [
-        ("weights", Place.POLICY_LOSS),
-        ("rejection", Place.POLICY_LOSS),
-        ("auxiliary.gspo", Place.POLICY_LOSS),
-        ("auxiliary.entropy", Place.TERMS),
-        ("auxiliary.together", Place.TERMS),
-        ("other_losses.value", Place.OTHER_LOSSES),
-        ("sharding", Place.SHARDING),
-        ("metric.loss", Place.LOG),
-        ("rejection.metric", Place.LOG),
+        ("weights", Mode.TOKEN_MEAN, "empty_samples_counted", Place.TOKEN_COUNT),
+        ("rejection", Mode.TOKEN_MEAN, "original_mask_counted", Place.TOKEN_COUNT),
+        ("sharding", Mode.PROMPT_MEAN, "group_on_several_ranks", Place.SHARDING),
+        # A mask may be counted before a step is cut, or after it.
+        ("rejection", Mode.PROMPT_MEAN, "original_mask_counted", None),
+        # A factor may be anywhere between the loss and the optimizer.
+        ("weights", Mode.TOKEN_MEAN, "multiplied_by_cp", None),
+        ("weights", Mode.SAMPLE_MEAN, "micro_batches_lost", None),
+        ("auxiliary.kl", Mode.SAMPLE_MEAN, "term_without_gradient", None),
+        # What is logged wrongly may have gone wrong before it was put together.
+        ("metric", Mode.TOKEN_MEAN, "empty_samples_counted", None),
+        ("metric.loss", Mode.SAMPLE_MEAN, "term_left_out", None),
     ],
 )
-def test_place_to_look_at_is_that_of_what_went_wrong(slug: str, where: Place) -> None:
-    assert place(subject(slug)) is where
+def test_place_is_named_where_the_mistake_determines_it(
+    slug: str, mode: Mode, mistake: str, where: Place | None
+) -> None:
+    assert place(subject(slug), mode, Diagnosis(name=mistake, explanation="")) is where
 
 
-def test_refused_configurations_are_looked_for_in_validation() -> None:
-    assert place(Subject(check=Check.ARGUMENTS, name="divisor_zero")) is Place.ARGUMENTS
+def test_accepted_configurations_are_looked_for_in_validation() -> None:
+    row = Subject(check=Check.ARGUMENTS, name="divisor_zero")
+    accepted = Diagnosis(name="accepted", explanation="")
+
+    assert place(row, Mode.CONSTANT, accepted) is Place.ARGUMENTS

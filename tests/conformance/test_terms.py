@@ -8,7 +8,7 @@ import pytest
 from adapters.objective import Metric, Objective
 from adapters.probe import ProbedBatch
 from conformance import terms
-from reference.aggregation import Aggregation, Beside, Conventions, Mode
+from reference.aggregation import Beside, Conventions
 from reference.step import Sample, Step
 
 STEP = Step.of(
@@ -19,8 +19,7 @@ STEP = Step.of(
 )
 """Tokens 2 to 5 and 8, of which token 3 was rejected."""
 
-PER_SAMPLE = Aggregation(Mode.SAMPLE_MEAN)
-PER_TOKEN = Aggregation(Mode.TOKEN_MEAN)
+MICRO_BATCHES = Beside.MICRO_BATCH_TOKEN_MEAN
 
 
 def of(metric: Metric, objective: Objective) -> list[float]:
@@ -48,27 +47,9 @@ def test_ratios_beyond_the_clip_range_are_clipped_where_they_would_help() -> Non
     )
 
 
-@pytest.mark.parametrize(
-    ("how", "policy", "expected"),
-    [
-        (None, PER_TOKEN, PER_TOKEN),
-        (Beside.SAMPLE_MEAN, PER_TOKEN, PER_SAMPLE),
-        (Beside.TOKEN_MEAN, PER_SAMPLE, PER_TOKEN),
-        (Beside.WITH_TOKEN_MEAN, PER_TOKEN, PER_TOKEN),
-        (Beside.WITH_TOKEN_MEAN, Aggregation(Mode.CONSTANT, 40), PER_SAMPLE),
-        (Beside.WITH_TOKEN_MEAN, Aggregation(Mode.PROMPT_MEAN), PER_SAMPLE),
-        (Beside.MICRO_BATCH_MEAN, PER_SAMPLE, PER_TOKEN),
-    ],
-)
-def test_what_stands_beside_is_reduced_by_convention(
-    how: Beside | None, policy: Aggregation, expected: Aggregation
-) -> None:
-    assert terms.aggregation(policy, how) == expected
-
-
 def test_terms_are_reduced_by_their_own_convention() -> None:
     conventions = Conventions(
-        entropy=Beside.TOKEN_MEAN, kl=Beside.SAMPLE_MEAN, diagnostics=Beside.MICRO_BATCH_MEAN
+        entropy=Beside.TOKEN_MEAN, kl=Beside.SAMPLE_MEAN, diagnostics=MICRO_BATCHES
     )
 
     assert terms.reducer(Objective.ENTROPY, conventions) is Beside.TOKEN_MEAN
@@ -79,7 +60,7 @@ def test_terms_are_reduced_by_their_own_convention() -> None:
     assert terms.reducer_of_term(Metric.ENTROPY, conventions) is Beside.TOKEN_MEAN
     assert terms.reducer_of_term(Metric.KL, conventions) is Beside.SAMPLE_MEAN
     for metric in (Metric.CLIP_FRACTION, Metric.POLICY_KL, Metric.REJECTED):
-        assert terms.reducer_of_term(metric, conventions) is Beside.MICRO_BATCH_MEAN
+        assert terms.reducer_of_term(metric, conventions) is MICRO_BATCHES
 
 
 def test_logged_loss_has_all_terms_with_their_coefficients() -> None:

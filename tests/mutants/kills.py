@@ -115,12 +115,13 @@ def _startup_trials(mutant: type[StartupMutant], pool: RankPool) -> Iterator[Tri
 
 def _log_trials(mutant: type[LogMutant]) -> Iterator[Trial]:
     """Every row, with asserts and without."""
-    for optimized in (False, True):
-        outcomes = logs.outcomes(LogMutantAdapter(mutant), None, optimized=optimized)
-        for row in logs.ROWS:
-            judgement = logs.judge_log(row, outcomes[row.name])
-            name = f"{row.name} (optimized)" if optimized else row.name
-            yield Trial(case=name, mode=row.mode, layout=Layout(), judgement=judgement)
+    plain, optimized = (
+        logs.outcomes(LogMutantAdapter(mutant), None, optimized=without_asserts)
+        for without_asserts in (False, True)
+    )
+    for row in logs.ROWS:
+        judgement = logs.judge_log(row, plain[row.name], optimized[row.name])
+        yield Trial(case=row.name, mode=row.mode, layout=Layout(), judgement=judgement)
 
 
 class LogMutantAdapter(NativeAdapter):

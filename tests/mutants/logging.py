@@ -31,7 +31,7 @@ class LogMutant(Mutant):
 class ShapesAsserted(LogMutant):
     """Lengths and keys are checked by asserts, which ``python -O`` leaves out."""
 
-    diagnosis = "accepted"
+    diagnosis = "refused_by_an_assert"
 
     @staticmethod
     def aggregate(entries: Sequence[LogEntry]) -> Mapping[str, float]:

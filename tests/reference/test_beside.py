@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from reference.aggregation import Aggregation, Beside, InvalidAggregationError, Mode, beside
+from reference.aggregation import Aggregation, Beside, Mode, beside
 
 SAMPLE_MEAN = Aggregation(Mode.SAMPLE_MEAN)
 TOKEN_MEAN = Aggregation(Mode.TOKEN_MEAN)
@@ -24,6 +24,16 @@ def test_default_is_per_token_where_the_policy_loss_is(policy: Aggregation) -> N
     assert beside(policy, Beside.WITH_TOKEN_MEAN) == expected
 
 
-def test_means_of_micro_batches_are_no_reduction_of_a_step() -> None:
-    with pytest.raises(InvalidAggregationError, match="depends on how a step is cut"):
-        beside(SAMPLE_MEAN, Beside.MICRO_BATCH_MEAN)
+@pytest.mark.parametrize("policy", MODES, ids=lambda policy: policy.mode)
+def test_within_a_micro_batch_a_mean_over_micro_batches_is_what_it_says(
+    policy: Aggregation,
+) -> None:
+    assert beside(policy, Beside.MICRO_BATCH_TOKEN_MEAN) == TOKEN_MEAN
+    assert beside(policy, Beside.MICRO_BATCH_SAMPLE_MEAN) == SAMPLE_MEAN
+
+
+def test_means_over_micro_batches_alone_depend_on_the_cut() -> None:
+    assert {how for how in Beside if how.depends_on_cut} == {
+        Beside.MICRO_BATCH_TOKEN_MEAN,
+        Beside.MICRO_BATCH_SAMPLE_MEAN,
+    }

@@ -1,0 +1,54 @@
+"""Terms that are documented to depend on how a step is cut: advice, with its figures."""
+
+from __future__ import annotations
+
+import pytest
+
+from adapters.contract import Depth, Description, Job, Layout, Observation
+from adapters.objective import Objective
+from conformance.cuts import judge_cut_dependence
+from conformance.report import Verdict
+from reference.aggregation import Aggregation, Beside, Conventions, Mode
+from tests.conformance.given import BY_SAMPLE, STEP
+
+JOB = Job(
+    steps=(STEP,),
+    aggregation=Aggregation(Mode.SAMPLE_MEAN),
+    layout=Layout(dp=2, micro_batches=2),
+    depth=Depth.STEP,
+    objective=Objective.ENTROPY,
+)
+OBSERVATIONS = [Observation(weights=(), forward_passes=(held,)) for held in BY_SAMPLE]
+"""Micro-batches of 3 and 0 active tokens on one rank, of 4 and 3 on the other."""
+
+
+def test_dependence_on_the_cut_is_advice_with_its_figures() -> None:
+    """A token weighs 1/(2 · 2 · 4) to 1/(2 · 2 · 3), where in the whole step it weighs 1/10."""
+    conventions = Conventions(entropy=Beside.MICRO_BATCH_TOKEN_MEAN)
+    judgement = judge_cut_dependence(JOB, OBSERVATIONS, Description(conventions=conventions))
+
+    assert judgement is not None
+    assert judgement.verdict is Verdict.ADVICE
+    assert judgement.diagnosis is not None
+    assert judgement.diagnosis.numbers == pytest.approx(
+        {"lowest_ratio": 10 / 16, "highest_ratio": 10 / 12}
+    )
+    assert "0.625 to 0.8333 times what a token_mean of the whole step" in (
+        judgement.diagnosis.explanation
+    )
+
+
+def test_mean_over_samples_is_compared_with_that_of_the_step() -> None:
+    """Micro-batches hold 2, 1, 1 and 1 of the 5 samples."""
+    conventions = Conventions(entropy=Beside.MICRO_BATCH_SAMPLE_MEAN)
+    judgement = judge_cut_dependence(JOB, OBSERVATIONS, Description(conventions=conventions))
+
+    assert judgement is not None
+    assert judgement.diagnosis is not None
+    assert judgement.diagnosis.numbers == pytest.approx(
+        {"lowest_ratio": 5 / 8, "highest_ratio": 5 / 4}
+    )
+
+
+def test_aggregation_of_the_whole_step_depends_on_no_cut() -> None:
+    assert judge_cut_dependence(JOB, OBSERVATIONS, Description()) is None
