@@ -140,7 +140,8 @@ def _micro_batch_options(job: Job) -> list[str]:
     if isinstance(layout.micro_batches, int):
         return [f"--micro-batch-size={_micro_batch_size(job, layout.micro_batches)}"]
     if layout.micro_batches == "tokens":
-        budget = token_budget(job.steps, layout.dp * layout.cp)
+        # A micro-batch may hold the budgets of all ranks that have a slice of it.
+        budget = -(-token_budget(job.steps, layout.dp) // layout.cp)
         return ["--use-dynamic-batch-size", f"--max-tokens-per-gpu={budget}"]
     raise Unsupported(f"no micro-batches by {layout.micro_batches}")
 
