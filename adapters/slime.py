@@ -12,6 +12,7 @@ from adapters.contract import Layout, Place, Unsupported
 from adapters.imports import import_from
 from adapters.megatron import objectives, options, rejection, rollouts, stand_ins, startup
 from adapters.megatron.adapter import SEAM, MegatronAdapter, call_offering
+from adapters.megatron.departures import stubbed
 from adapters.megatron.tracking import LOG, as_dictionaries
 
 if TYPE_CHECKING:
@@ -35,6 +36,17 @@ class SlimeAdapter(MegatronAdapter):
     name = "slime"
     package = "slime"
     tree = ("slime",)
+
+    departures = (
+        stubbed(
+            "the accelerator: CUDA without a look at the machine, where slime chooses one",
+            "it names devices and communication backends, and tensors are on the CPU if it is none",
+        ),
+        stubbed(
+            "the rollout manager: made without its init, which starts servers",
+            "its conversion of samples and its split over ranks are its own",
+        ),
+    )
 
     def padded_layouts(self) -> Sequence[Layout]:
         """Few: versions 0.2 alone have the format."""
@@ -138,6 +150,16 @@ class SlimeAdapter(MegatronAdapter):
                 (self.module("utils.data"), "process_rollout_data"),
             ),
         }
+
+    def keepers(self) -> list[Any]:
+        """Validation, conversion, reducer and log."""
+        manager = self.module("ray.rollout").RolloutManager.__ray_metadata__.modified_class
+        return [
+            self.module("utils.arguments").slime_validate_args,
+            manager._convert_samples_to_train_data,
+            getattr(self.loss_modules()[0], "get_pg_loss_reducer", None),
+            *(getattr(home, "reduce_train_step_metrics", None) for home in self._log_modules()),
+        ]
 
     def aggregate(self, entries: Sequence[LogEntry], rank: Rank) -> Mapping[str, float]:
         """By slime's function for it, where it is one, which divides by the counts if per token."""

@@ -21,6 +21,7 @@ from adapters import cuda_on_cpu
 from adapters.contract import (
     Adapter,
     Combine,
+    Departure,
     Depth,
     Description,
     Job,
@@ -30,13 +31,23 @@ from adapters.contract import (
     Rank,
     grids,
 )
-from adapters.megatron import entry, objectives, options, policy, rollouts, stand_ins, startup
+from adapters.megatron import (
+    departures,
+    entry,
+    objectives,
+    options,
+    policy,
+    rollouts,
+    rules,
+    stand_ins,
+    startup,
+)
 from adapters.megatron.tracking import LOG
 from adapters.objective import Objective
 from adapters.probe import FORWARD_PASSES, ProbedBatch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from types import ModuleType
 
     from reference.aggregation import Conventions
@@ -52,6 +63,9 @@ class MegatronAdapter(Adapter):
     dependencies = ("megatron-core", "ray", "transformers")
     devices = ("cpu", "cuda")
     dtypes = ("float32", "bfloat16")
+
+    departures: tuple[Departure, ...] = ()
+    """What is particular to the framework on this engine."""
 
     def layouts(self) -> Sequence[Layout]:
         """Data × context parallelism on up to 8 ranks, packed, and each thing besides once."""
@@ -113,6 +127,10 @@ class MegatronAdapter(Adapter):
     def candidates(self) -> objectives.Candidates:
         """Functions to look at by what is wrong."""
 
+    @abstractmethod
+    def keepers(self) -> Iterable[Any]:
+        """Functions that may keep rules of configurations and logs; None for those it lacks."""
+
     def join(self, args: Any) -> None:
         """Tell the framework of Megatron's process groups, where it keeps its own account."""
 
@@ -130,7 +148,14 @@ class MegatronAdapter(Adapter):
             objectives=objectives.offered(parser, self.loss_modules()[-1]),
             conventions=self.conventions(parser),
             places=objectives.places(self.candidates()),
+            rules=rules.stated(parser, self.keepers()),
             stand_ins=tuple(stand_ins.STOOD_IN),
+            departures=(
+                *departures.ABOVE_THE_ACTOR,
+                *departures.AROUND_THE_LOSS,
+                *departures.MEGATRON,
+                *self.departures,
+            ),
         )
 
     def observe(self, job: Job, rank: Rank) -> Observation:
@@ -170,9 +195,7 @@ class MegatronAdapter(Adapter):
             self.validated(args, job.layout)
         return args
 
-    def train(
-        self, args: Any, job: Job, trained: policy.Policy, batch: ProbedBatch
-    ) -> list[Any]:
+    def train(self, args: Any, job: Job, trained: policy.Policy, batch: ProbedBatch) -> list[Any]:
         """The probe's gradient at every optimizer step of the batch."""
         training = self.module("backends.megatron_utils.model")
         training.get_args = lambda: args

@@ -2,8 +2,8 @@
 
 Settings are typed on the command line or stand in a file that the framework reads after it. What
 passes the framework's validation goes on through its conversion, its split and its train step,
-where a job's tampering meets it as a user's own rollout code would: in the samples, behind the
-framework's conversion of them, and in the batch that a loss is given.
+where a job's tampering meets it as a user's own rollout code would: in the samples, or behind the
+framework's conversion of them.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ DIVISOR_OPTION = "loss-aggregation-divisor"
 OLDER_DIVISOR_OPTION = "pg-loss-divisor"
 PER_TOKEN_OPTION = "calculate-per-token-loss"
 FILE_OPTION = "custom-config-path"
+REDUCER_OPTION = "custom-pg-loss-reducer-function-path"
 CONVERSION_OPTION = "custom-convert-samples-to-train-data-path"
 
 MASK_SUMS, GROUP_INDICES = "prompt_mask_sums", "prompt_group_indices"
@@ -207,7 +208,7 @@ def _spelt(job: Job, parser: argparse.ArgumentParser) -> Iterator[Spelt]:
         yield Spelt("use-tis", flag=True)
         yield Spelt("custom-tis-function-path", _path(correction))
     if configuration.reduces:
-        yield Spelt("custom-pg-loss-reducer-function-path", _path(reducer))
+        yield Spelt(REDUCER_OPTION, _path(reducer))
     if configuration.tampering in CONVERSIONS:
         yield Spelt(CONVERSION_OPTION, _path(conversion))
 

@@ -9,6 +9,7 @@ from adapters import cuda_on_cpu
 from adapters.contract import Layout, grids
 from adapters.megatron import options, policy
 from adapters.megatron.adapter import MegatronAdapter
+from adapters.megatron.departures import stubbed
 from adapters.miles import documented, logs, rollouts
 from adapters.miles.importing import OBJECTS, import_miles
 
@@ -33,6 +34,18 @@ class MilesMegatronAdapter(MegatronAdapter):
     name = "miles"
     package = "miles"
     tree = ("miles",)
+
+    departures = (
+        documented.OBSERVED_ENTROPY,
+        stubbed(
+            "the phases of sglang's debug dumper: off, as they are by default",
+            "its settings are read by a class of sglang's; it would only write files",
+        ),
+        stubbed(
+            "get_data_parallel_group_gloo: the data-parallel group itself",
+            "with gloo there is one kind of group, and with NCCL it adds up the same",
+        ),
+    )
 
     def padded_layouts(self) -> Sequence[Layout]:
         """Every grid, with micro-batches of a fixed number of samples."""
@@ -95,6 +108,10 @@ class MilesMegatronAdapter(MegatronAdapter):
     def candidates(self) -> Candidates:
         """The same for every engine of miles."""
         return documented.candidates()
+
+    def keepers(self) -> list[Any]:
+        """The same for every engine of miles."""
+        return documented.keepers()
 
     def aggregate(self, entries: Sequence[LogEntry], rank: Rank) -> Mapping[str, float]:
         """The same for every engine of miles, once it knows that it is alone."""

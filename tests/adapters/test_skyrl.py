@@ -413,12 +413,6 @@ def test_default_is_token_mean(fsdp: RankPool) -> None:
             "refused",
             "AssertionError",
         ),
-        (
-            Configuration(tampering=Tampering.LENGTHS_DROPPED),
-            Mode.PROMPT_MEAN,
-            "unsupported",
-            "lengths_dropped",
-        ),
     ],
 )
 def test_configurations_are_declined(
