@@ -33,9 +33,6 @@ class Tampering(StrEnum):
     DENOMINATORS_DROPPED = "denominators_dropped"
     """A custom conversion of samples leaves out what `prompt_mean` divides by."""
 
-    LENGTHS_DROPPED = "lengths_dropped"
-    """Padded rows come without the length that they are padded to."""
-
     BOUNDARY_GAP = "boundary_gap"
     """Between two prompt groups there is a sample that belongs to none."""
 

@@ -27,18 +27,24 @@ DEFAULTS: dict[Setting, Any] = {
 }
 
 
+CONFIGURATIONS = (
+    "divisor_missing",
+    "divisor_zero",
+    "divisor_negative",
+    "divisor_nan",
+    "divisor_infinite",
+    "divisor_bool",
+    "divisor_text",
+    "divisor_of_another_mode",
+    "per_token_with_another_mode",
+    "batch_of_partial_groups",
+)
+"""Rules of configurations that may be typed or stand in a file."""
+
 RULES = dict.fromkeys(
     (
-        "divisor_missing",
-        "divisor_zero",
-        "divisor_negative",
-        "divisor_nan",
-        "divisor_infinite",
-        "divisor_bool",
-        "divisor_text",
-        "divisor_of_another_mode",
-        "per_token_with_another_mode",
-        "batch_of_partial_groups",
+        *CONFIGURATIONS,
+        *(f"{rule}_in_file" for rule in CONFIGURATIONS),
         *Tampering,
         "legacy_flag",
         "default_mode",
@@ -117,7 +123,7 @@ def validate_data(options: Options, job: Job) -> None:
     if tampering is None:
         return
     if tampering not in missing:
-        raise Unsupported(f"{tampering}: groups of any size, and neither boundaries nor widths")
+        raise Unsupported(f"{tampering}: groups of any size, and no boundaries")
     if options.mode == Mode.PROMPT_MEAN:
         raise Refused(f"{options.mode} needs {missing[tampering]}")
 

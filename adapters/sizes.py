@@ -47,9 +47,15 @@ def rollouts_per_prompt(steps: Sequence[Step]) -> int:
 
 
 def token_budget(steps: Sequence[Step], ranks: int) -> int:
-    """About a third of what each of so many ranks holds, so that they differ in what they fill."""
-    tokens = [int((step.prompt_lengths + step.response_lengths).sum()) for step in steps]
-    return max(tokens) // (3 * ranks) + 1
+    """Tokens of one micro-batch on so many data-parallel ranks: about a third of a rank's share.
+
+    Ranks then differ in the number of micro-batches, and micro-batches in what they hold. It is a
+    quarter more than the longest sample at least: frameworks need not cut a sample, and align the
+    numbers of micro-batches only where some hold several.
+    """
+    shares = [int((step.prompt_lengths + step.response_lengths).sum()) // ranks for step in steps]
+    longest = max(int((step.prompt_lengths + step.response_lengths).max()) for step in steps)
+    return max(max(shares) // 3 + 1, longest * 5 // 4)
 
 
 def _only(counts: Iterable[int], what: str) -> int:

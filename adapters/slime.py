@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Any
 from adapters import cuda_on_cpu
 from adapters.contract import Layout, Place, Unsupported
 from adapters.imports import import_from
-from adapters.megatron import objectives, options, rejection, stand_ins, startup
+from adapters.megatron import objectives, options, rejection, rollouts, stand_ins, startup
 from adapters.megatron.adapter import SEAM, MegatronAdapter, call_offering
-from adapters.megatron.rollouts import add_columns, sample_fields
+from adapters.megatron.departures import stubbed
 from adapters.megatron.tracking import LOG, as_dictionaries
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
+    from types import ModuleType
 
     import torch
 
@@ -35,6 +36,17 @@ class SlimeAdapter(MegatronAdapter):
     name = "slime"
     package = "slime"
     tree = ("slime",)
+
+    departures = (
+        stubbed(
+            "the accelerator: CUDA without a look at the machine, where slime chooses one",
+            "it names devices and communication backends, and tensors are on the CPU if it is none",
+        ),
+        stubbed(
+            "the rollout manager: made without its init, which starts servers",
+            "its conversion of samples and its split over ranks are its own",
+        ),
+    )
 
     def padded_layouts(self) -> Sequence[Layout]:
         """Few: versions 0.2 alone have the format."""
@@ -78,8 +90,8 @@ class SlimeAdapter(MegatronAdapter):
         reducer = self.module("backends.megatron_utils.cp_utils").get_sum_of_sample_mean
         return "index" if "sample_denoms" in inspect.signature(reducer).parameters else None
 
-    def rollout_data(self, args: Any, job: Job, batch: ProbedBatch) -> dict[str, Any]:
-        """From a rollout manager of this rank's own, through slime's actor."""
+    def references(self, args: Any, job: Job, batch: ProbedBatch) -> Any:
+        """From a rollout manager of this rank's own."""
         manager_actor = self.module("ray.rollout").RolloutManager
         manager = object.__new__(manager_actor.__ray_metadata__.modified_class)
         manager.args = args
@@ -87,17 +99,31 @@ class SlimeAdapter(MegatronAdapter):
         manager.custom_convert_samples_to_train_data_func = None
         manager.train_parallel_config = options.train_parallel_config(job.layout)
         convert = self._conversion(manager, job)
-        references: Any = convert(startup.sent(self._samples(batch), job))
+        data: Any = convert(startup.sent(self._samples(batch), job))
         if hasattr(manager, "_split_train_data_by_dp"):
-            references = call_offering(
-                manager._split_train_data_by_dp, references, dp_size=job.layout.dp
+            return call_offering(manager._split_train_data_by_dp, data, dp_size=job.layout.dp)
+        return SimpleNamespace(inner=data)  # a training rank of older versions takes its share
+
+    def slicer(self, args: Any) -> rollouts.Slicer:
+        """By sample, whatever the format."""
+        slice_with_cp = self.module("backends.megatron_utils.cp_utils").slice_log_prob_with_cp
+
+        def held(values: torch.Tensor, total: int, response: int, width: int | None) -> Any:
+            return call_offering(
+                slice_with_cp,
+                values,
+                total,
+                response,
+                qkv_format=getattr(args, "qkv_format", "thd"),
+                max_token_len=width,
+                max_seq_len=width,
             )
-        else:  # a training rank of older versions takes its share itself
-            references = SimpleNamespace(inner=references)
-        actor_class = self.module("backends.megatron_utils.actor").MegatronTrainRayActor
-        share = actor_class._get_rollout_data(SimpleNamespace(args=args), references)
-        self._add_advantages(args, share, batch)
-        return share
+
+        return held
+
+    def declining_fetch(self, actors: ModuleType, actor: Any) -> None:
+        """A method of its own."""
+        actor._get_rollout_data = startup.refusals()(actor._get_rollout_data)
 
     def loss_modules(self) -> tuple[Any, Any, Any]:
         """Where slime has them."""
@@ -125,17 +151,15 @@ class SlimeAdapter(MegatronAdapter):
             ),
         }
 
-    def schedule(self, args: Any, model: Any, rollout_data: dict[str, Any]) -> dict[str, Any]:
-        """slime's iterator, with the micro-batches and the rollouts of every step."""
-        get_data_iterator = self.module("backends.megatron_utils.data").get_data_iterator
-        if "args" in inspect.signature(get_data_iterator).parameters:
-            iterator, num_microbatches = get_data_iterator(args, [model], rollout_data)
-            return {"data_iterator": iterator, "num_microbatches": num_microbatches}
-        return {
-            "data_iterator": get_data_iterator(rollout_data),
-            "num_microbatches": rollout_data["num_microbatches"],
-            "global_batch_sizes": rollout_data.get("global_batch_sizes"),
-        }
+    def keepers(self) -> list[Any]:
+        """Validation, conversion, reducer and log."""
+        manager = self.module("ray.rollout").RolloutManager.__ray_metadata__.modified_class
+        return [
+            self.module("utils.arguments").slime_validate_args,
+            manager._convert_samples_to_train_data,
+            getattr(self.loss_modules()[0], "get_pg_loss_reducer", None),
+            *(getattr(home, "reduce_train_step_metrics", None) for home in self._log_modules()),
+        ]
 
     def aggregate(self, entries: Sequence[LogEntry], rank: Rank) -> Mapping[str, float]:
         """By slime's function for it, where it is one, which divides by the counts if per token."""
@@ -184,25 +208,8 @@ class SlimeAdapter(MegatronAdapter):
                 **{"index": index, field: rollout},
                 **common,
             )
-            for index, (rollout, common) in enumerate(sample_fields(batch))
+            for index, (rollout, common) in enumerate(rollouts.sample_fields(batch))
         ]
-
-    def _add_advantages(self, args: Any, share: dict[str, Any], batch: ProbedBatch) -> None:
-        """Give a rank's share what slime's actor would compute, sliced by slime."""
-        slice_with_cp = self.module("backends.megatron_utils.cp_utils").slice_log_prob_with_cp
-
-        def held(values: torch.Tensor, total: int, response: int, width: int | None) -> Any:
-            return call_offering(
-                slice_with_cp,
-                values,
-                total,
-                response,
-                qkv_format=getattr(args, "qkv_format", "thd"),
-                max_token_len=width,
-                max_seq_len=width,
-            )
-
-        add_columns(share, batch, held)
 
     def _choose_accelerator(self) -> None:
         """Newer versions ask for a device that is at hand: tell them of the CUDA one regardless."""

@@ -54,13 +54,11 @@ class Row:
     case: str = "uneven_lengths"
     check: Check = Check.ARGUMENTS
     origin: str = "miles' pull request 1498"
-    is_sliced: bool = False
-    """Whether it takes padded rows on several context-parallel ranks."""
 
     @property
     def rule(self) -> str:
-        """The name of the rule, which is one on the command line and in a file."""
-        return self.name if self.demand is Demand.SAME else self.name.removesuffix(IN_FILE)
+        """The name of the rule: what holds of the command line need not hold of a file."""
+        return self.name
 
     def applies(self, conventions: Conventions) -> bool:
         """Whether the rule is about a framework of such conventions."""
@@ -73,12 +71,8 @@ class Row:
         return True
 
     def fits(self, layout: Layout) -> bool:
-        """Whether it can be seen on a layout; one rank is enough for most."""
-        if layout.options or layout.micro_batches != 2:
-            return False
-        if self.is_sliced:
-            return layout.format == "bshd" and layout.cp > 1 and layout.dp == layout.tp == 1
-        return layout.world_size == 1
+        """Whether it is seen on a layout; one rank is enough."""
+        return layout.world_size == 1 and layout.micro_batches == 2 and not layout.options
 
     @property
     def given(self) -> Case:
@@ -199,14 +193,6 @@ ROWS = (
         configuration=Configuration(corrects=True),
         modes=(Mode.PROMPT_MEAN, Mode.TOKEN_MEAN),
         options=("tis", "correction"),
-    ),
-    Row(
-        name=Tampering.LENGTHS_DROPPED,
-        says="padded rows cut for context parallelism without their width",
-        configuration=Configuration(tampering=Tampering.LENGTHS_DROPPED),
-        modes=tuple(Mode),
-        options=("max_seq_len", "bshd", "format"),
-        is_sliced=True,
     ),
     Row(
         name="legacy_flag",

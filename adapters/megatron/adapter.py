@@ -1,10 +1,11 @@
 """What the adapters of slime and miles share: one lineage, one way through its train step.
 
 Every rank converts the same samples and splits them over data-parallel ranks with the framework's
-code, takes its share as the framework's actor does, cuts it into micro-batches with the framework's
-data iterator, and runs the framework's `train`. Below depth `step` the model is not wrapped in
-data parallelism, and at depth `reducer` the loss is what the framework's reducer makes of token
-losses of our own.
+code, and calls `train` of the framework's actor, as its trainer does for every batch of rollouts:
+the share of the rank, its micro-batches, old log-probabilities, logs of the rollouts and the
+optimizer steps are the framework's. Below depth `step` the model is not wrapped in data
+parallelism, and at depth `reducer` the loss is what the framework's reducer makes of token losses
+of our own.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from adapters import cuda_on_cpu
 from adapters.contract import (
     Adapter,
     Combine,
+    Departure,
     Depth,
     Description,
     Job,
@@ -29,13 +31,24 @@ from adapters.contract import (
     Rank,
     grids,
 )
-from adapters.megatron import objectives, options, policy, stand_ins, startup
-from adapters.megatron.rollouts import require_one_sample_per_rollout
+from adapters.megatron import (
+    departures,
+    entry,
+    objectives,
+    options,
+    policy,
+    rollouts,
+    rules,
+    stand_ins,
+    startup,
+)
 from adapters.megatron.tracking import LOG
+from adapters.objective import Objective
 from adapters.probe import FORWARD_PASSES, ProbedBatch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
+    from types import ModuleType
 
     from reference.aggregation import Conventions
 
@@ -50,6 +63,9 @@ class MegatronAdapter(Adapter):
     dependencies = ("megatron-core", "ray", "transformers")
     devices = ("cpu", "cuda")
     dtypes = ("float32", "bfloat16")
+
+    departures: tuple[Departure, ...] = ()
+    """What is particular to the framework on this engine."""
 
     def layouts(self) -> Sequence[Layout]:
         """Data × context parallelism on up to 8 ranks, packed, and each thing besides once."""
@@ -88,8 +104,16 @@ class MegatronAdapter(Adapter):
         """What of a sample object tells its rollout; None where rollouts are unknown."""
 
     @abstractmethod
-    def rollout_data(self, args: Any, job: Job, batch: ProbedBatch) -> dict[str, Any]:
-        """What this rank trains on, converted and split by the framework."""
+    def references(self, args: Any, job: Job, batch: ProbedBatch) -> Any:
+        """What the training ranks are sent, converted and split by the framework."""
+
+    @abstractmethod
+    def slicer(self, args: Any) -> rollouts.Slicer:
+        """What the framework slices values of a response with."""
+
+    @abstractmethod
+    def declining_fetch(self, actors: ModuleType, actor: Any) -> None:
+        """Have an actor of a module `refusals` where it fetches its share and objects to it."""
 
     @abstractmethod
     def loss_modules(self) -> tuple[Any, Any, Any]:
@@ -104,8 +128,8 @@ class MegatronAdapter(Adapter):
         """Functions to look at by what is wrong."""
 
     @abstractmethod
-    def schedule(self, args: Any, model: Any, rollout_data: dict[str, Any]) -> dict[str, Any]:
-        """What `train` is told of the micro-batches of every step, by parameter."""
+    def keepers(self) -> Iterable[Any]:
+        """Functions that may keep rules of configurations and logs; None for those it lacks."""
 
     def join(self, args: Any) -> None:
         """Tell the framework of Megatron's process groups, where it keeps its own account."""
@@ -124,7 +148,14 @@ class MegatronAdapter(Adapter):
             objectives=objectives.offered(parser, self.loss_modules()[-1]),
             conventions=self.conventions(parser),
             places=objectives.places(self.candidates()),
+            rules=rules.stated(parser, self.keepers()),
             stand_ins=tuple(stand_ins.STOOD_IN),
+            departures=(
+                *departures.ABOVE_THE_ACTOR,
+                *departures.AROUND_THE_LOSS,
+                *departures.MEGATRON,
+                *self.departures,
+            ),
         )
 
     def observe(self, job: Job, rank: Rank) -> Observation:
@@ -132,7 +163,7 @@ class MegatronAdapter(Adapter):
         batch = ProbedBatch(job.steps, job.objective)
         LOG.start()
         if self.rollout_field() is None:
-            require_one_sample_per_rollout(batch)
+            rollouts.require_one_sample_per_rollout(batch)
         with rank.framework(), cuda_on_cpu.redirected(), startup.judged(job):
             args = self.arguments(job)
             per_token = args.calculate_per_token_loss
@@ -142,10 +173,7 @@ class MegatronAdapter(Adapter):
                 job, batch.probe_size, rank, calculate_per_token_loss=per_token
             )
             SEAM.probe = trained.probe
-            with startup.refusals():
-                rollout_data = self.rollout_data(args, job, batch)
-            startup.complete(rollout_data, job)
-            gradients = self.train(args, job, trained, rollout_data)
+            gradients = self.train(args, job, trained, batch)
         return Observation(
             weights=batch.weights_of_steps(startup.of_steps(gradients, job)),
             combine=combine(job.depth, per_token=per_token),
@@ -165,12 +193,9 @@ class MegatronAdapter(Adapter):
         with startup.refusals(), startup.settings(job, parser) as settings:
             args = parser.parse_args([*options.job_options(job, parser), *settings])
             self.validated(args, job.layout)
-        objectives.choose_loss(args, job.objective)
         return args
 
-    def train(
-        self, args: Any, job: Job, trained: policy.Policy, rollout_data: dict[str, Any]
-    ) -> list[Any]:
+    def train(self, args: Any, job: Job, trained: policy.Policy, batch: ProbedBatch) -> list[Any]:
         """The probe's gradient at every optimizer step of the batch."""
         training = self.module("backends.megatron_utils.model")
         training.get_args = lambda: args
@@ -178,18 +203,21 @@ class MegatronAdapter(Adapter):
         whole = getattr(training.loss_function, "original", training.loss_function)
         run = self.reducing(whole) if job.depth is Depth.REDUCER else whole
         training.loss_function = counting_in_tensors(run, original=whole)
+        actors = self.module("backends.megatron_utils.actor")
+        actors.compute_advantages_and_returns = rollouts.advantages(job, batch, self.slicer(args))
         optimizer = policy.ReadingOptimizer(trained)
-        with startup.batches(training, job):
-            call_offering(
-                training.train,
-                rollout_id=0,
-                model=[trained.model],
-                optimizer=optimizer,
-                opt_param_scheduler=policy.scheduler(),
-                witness_info=None,
-                attempt=0,
-                **self.schedule(args, trained.model, rollout_data),
-            )
+        actor = entry.actor(
+            actors.MegatronTrainRayActor,
+            args=args,
+            role="critic" if job.objective is Objective.VALUE else "actor",
+            model=[trained.model],
+            optimizer=optimizer,
+            opt_param_scheduler=policy.scheduler(),
+        )
+        self.declining_fetch(actors, actor)
+        with startup.refusals():
+            references = self.references(args, job, batch)
+        call_offering(actor.train, 0, references, witness_info=None, attempt=0)
         return optimizer.gradients
 
     def reducing(self, loss_function: Any) -> Any:

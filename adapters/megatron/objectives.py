@@ -44,17 +44,15 @@ MODES = "--loss-aggregation"
 OBSERVE_ENTROPY = "--observe-training-entropy"
 """Newer versions of miles compute no entropy unless it is trained or asked for."""
 
+CRITIC_ALONE = "--num-critic-only-steps=1"
+"""Older versions have a critic wait for its actor's log-probabilities from then on."""
+
 
 def objective_options(objective: Objective, parser: argparse.ArgumentParser) -> list[str]:
     """What is said of an objective on the command line."""
     observe = [OBSERVE_ENTROPY] if _offers(parser, OBSERVE_ENTROPY) else []
-    return [*observe, *SPELT.get(objective, ())]
-
-
-def choose_loss(args: Any, objective: Objective) -> None:
-    """Make validated arguments those of a critic if that is what is trained, as its actor does."""
-    if objective is Objective.VALUE:
-        args.loss_type = "value_loss"
+    alone = objective is Objective.VALUE and _offers(parser, CRITIC_ALONE)
+    return [*observe, *([CRITIC_ALONE] if alone else []), *SPELT.get(objective, ())]
 
 
 def offered(parser: argparse.ArgumentParser, losses: Any) -> frozenset[Objective]:

@@ -64,7 +64,14 @@ def base_parser() -> argparse.ArgumentParser:
         parser.add_argument(f"--{name}-{model}parallel-size", type=int, default=1)
     parser.add_argument("--seq-length", type=int, default=64)
     parser.add_argument("--decoder-seq-length", type=int)
-    parser.set_defaults(check_for_nan_in_loss_and_grad=True, bf16=False, fp16=False, **MODEL_SIZES)
+    parser.set_defaults(
+        bf16=False,
+        check_for_nan_in_loss_and_grad=True,
+        fp16=False,
+        record_memory_history=False,
+        use_pytorch_profiler=False,
+        **MODEL_SIZES,
+    )
     return parser
 
 
@@ -133,7 +140,8 @@ def _micro_batch_options(job: Job) -> list[str]:
     if isinstance(layout.micro_batches, int):
         return [f"--micro-batch-size={_micro_batch_size(job, layout.micro_batches)}"]
     if layout.micro_batches == "tokens":
-        budget = token_budget(job.steps, layout.dp * layout.cp)
+        # A micro-batch may hold the budgets of all ranks that have a slice of it.
+        budget = -(-token_budget(job.steps, layout.dp) // layout.cp)
         return ["--use-dynamic-batch-size", f"--max-tokens-per-gpu={budget}"]
     raise Unsupported(f"no micro-batches by {layout.micro_batches}")
 

@@ -15,7 +15,14 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from adapters.contract import Job
     from adapters.probe import ProbedBatch
+
+    Columns = dict[str, Any]
+
+    Slicer = Callable[[torch.Tensor, int, int, int | None], torch.Tensor]
+    """From values of a response, the lengths of sample and response and the width of a padded row
+    to what a context-parallel rank holds of the values."""
 
 
 def sample_fields(batch: ProbedBatch) -> list[tuple[int, dict[str, Any]]]:
@@ -60,34 +67,50 @@ def require_one_sample_per_rollout(batch: ProbedBatch) -> None:
         raise Unsupported("no several samples of one rollout")
 
 
-def add_columns(
-    share: dict[str, Any], batch: ProbedBatch, slice_with_cp: Callable[..., torch.Tensor]
-) -> None:
-    """Give each sample of a rank's share what its actor would compute: advantages and the like.
+def advantages(job: Job, batch: ProbedBatch, slicer: Slicer) -> Callable[[Any, Columns], None]:
+    """What stands where an actor computes advantages from rewards, log-probabilities and values.
 
-    Samples are known by their first token, whatever became of their order. ``slice_with_cp`` takes
-    the values of a response, the lengths of sample and response and the width of a padded row, and
-    gives what a context-parallel rank holds of the values.
+    It finds what the actor has computed by then, of the policy that it trains, and leaves that as
+    it is unless an objective takes another old policy.
+    """
+
+    def compute_advantages_and_returns(args: Any, rollout_data: Columns) -> None:
+        add_columns(rollout_data, _columns(job, batch), batch, slicer)
+
+    return compute_advantages_and_returns
+
+
+def add_columns(
+    share: Columns,
+    columns: dict[str, list[NDArray[np.float64]]],
+    batch: ProbedBatch,
+    slicer: Slicer,
+) -> None:
+    """Give each sample of a rank's share, in each column, what a rank holds of its response's.
+
+    Samples are known by their first token, whatever became of their order.
     """
     of_first_token = {int(ids[0]): i for i, ids in enumerate(batch.prompts)}
     owners = [of_first_token[int(ids[0])] for ids in share["tokens"]]
     widths = share.get("max_seq_lens") or [None] * len(owners)
     shapes = [*zip(share["total_lengths"], share["response_lengths"], widths, strict=True)]
-    for name, values in _columns(batch).items():
+    device = share["tokens"][0].device
+    for name, values in columns.items():
         share[name] = [
-            slice_with_cp(torch.from_numpy(values[owner]).float(), *shape)
+            slicer(torch.from_numpy(values[owner]).float().to(device), *shape)
             for owner, shape in zip(owners, shapes, strict=True)
         ]
 
 
-def _columns(batch: ProbedBatch) -> dict[str, list[NDArray[np.float64]]]:
-    """By sample, what the loss of an objective takes."""
-    columns = {"advantages": batch.advantages, "log_probs": batch.old_log_probs}
+def _columns(job: Job, batch: ProbedBatch) -> dict[str, list[NDArray[np.float64]]]:
+    """By sample, what the loss of an objective takes and the actor does not compute."""
+    columns = {"advantages": batch.advantages, "returns": batch.returns}
+    if batch.objective is Objective.OFF_POLICY:
+        columns["log_probs"] = batch.old_log_probs
     if batch.objective in (Objective.KL, Objective.TOGETHER):
         columns["ref_log_probs"] = batch.reference_log_probs
-    if batch.objective is Objective.VALUE:
-        columns["values"] = [np.zeros(len(values)) for values in batch.returns]
-        columns["returns"] = batch.returns
+    if job.configuration.kl:
+        columns["ref_log_probs"] = batch.old_log_probs
     return columns
 
 

@@ -2,8 +2,8 @@
 
 Settings are typed on the command line or stand in a file that the framework reads after it. What
 passes the framework's validation goes on through its conversion, its split and its train step,
-where a job's tampering meets it as a user's own rollout code would: in the samples, behind the
-framework's conversion of them, and in the batch that a loss is given.
+where a job's tampering meets it as a user's own rollout code would: in the samples, or behind the
+framework's conversion of them.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ DIVISOR_OPTION = "loss-aggregation-divisor"
 OLDER_DIVISOR_OPTION = "pg-loss-divisor"
 PER_TOKEN_OPTION = "calculate-per-token-loss"
 FILE_OPTION = "custom-config-path"
+REDUCER_OPTION = "custom-pg-loss-reducer-function-path"
 CONVERSION_OPTION = "custom-convert-samples-to-train-data-path"
 
 MASK_SUMS, GROUP_INDICES = "prompt_mask_sums", "prompt_group_indices"
@@ -161,33 +162,6 @@ def conversion(job: Job, own: Conversion) -> Conversion | None:
     return convert
 
 
-def complete(share: Columns, job: Job) -> None:
-    """Add to a rank's share what a forward pass of a reference policy would have."""
-    if job.configuration.kl and "ref_log_probs" not in share:
-        share["ref_log_probs"] = [values.clone() for values in share["log_probs"]]
-
-
-@contextmanager
-def batches(training: Any, job: Job) -> Iterator[None]:
-    """Inside, ``training``, a module of a framework, makes batches as a job would have them."""
-    if job.configuration.tampering is not Tampering.LENGTHS_DROPPED:
-        yield
-        return
-    whole = training.get_batch
-
-    def get_batch(*args: Any, **named: Any) -> Any:
-        batch = whole(*args, **named)
-        if batch.pop("max_seq_lens", None) is None:
-            raise Unsupported("no rows that are padded to one length")
-        return batch
-
-    training.get_batch = get_batch
-    try:
-        yield
-    finally:
-        training.get_batch = whole
-
-
 def of_steps(gradients: list[Any], job: Job) -> list[Any]:
     """What a job's step trained, where a batch size of its own makes several steps of it: all."""
     if job.configuration.batch_size is None or len(job.steps) > 1:
@@ -234,7 +208,7 @@ def _spelt(job: Job, parser: argparse.ArgumentParser) -> Iterator[Spelt]:
         yield Spelt("use-tis", flag=True)
         yield Spelt("custom-tis-function-path", _path(correction))
     if configuration.reduces:
-        yield Spelt("custom-pg-loss-reducer-function-path", _path(reducer))
+        yield Spelt(REDUCER_OPTION, _path(reducer))
     if configuration.tampering in CONVERSIONS:
         yield Spelt(CONVERSION_OPTION, _path(conversion))
 

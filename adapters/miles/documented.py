@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from adapters.contract import Place
 from adapters.megatron import objectives
+from adapters.megatron.departures import is_set
 from adapters.miles import rollouts
 from adapters.miles.importing import module
 
@@ -14,6 +15,11 @@ if TYPE_CHECKING:
 
     from adapters.megatron.objectives import Candidates
     from reference.aggregation import Conventions
+
+OBSERVED_ENTROPY = is_set(
+    "--observe-training-entropy, where there is the option",
+    "newer versions log no entropy without it; it has no gradient unless it is trained",
+)
 
 
 def conventions(parser: argparse.ArgumentParser) -> Conventions:
@@ -49,3 +55,17 @@ def candidates() -> Candidates:
             (conversion, "split_train_data_by_dp"),
         ),
     }
+
+
+def keepers() -> list[Any]:
+    """Functions that may keep rules of configurations and logs; None for those it lacks."""
+    arguments = module("utils.arguments")
+    conversion = module("ray.rollout.train_data_conversion")
+    return [
+        arguments.miles_validate_args,
+        getattr(arguments, "_validate_loss_aggregation_args", None),
+        conversion.convert_samples_to_train_data,
+        getattr(conversion, "_prompt_group_partitions", None),
+        getattr(losses(), "get_pg_loss_reducer", None),
+        module("backends.training_utils.log_utils").aggregate_train_losses,
+    ]

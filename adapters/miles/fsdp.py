@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.util
+import inspect
 import sys
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -32,20 +33,21 @@ from adapters.contract import (
     Layout,
     Observation,
     Option,
+    Place,
     Rank,
     Refused,
     Unsupported,
 )
-from adapters.megatron import objectives, options, stand_ins, startup
-from adapters.megatron.adapter import SEAM
+from adapters.megatron import departures, entry, objectives, options, rules, stand_ins, startup
+from adapters.megatron.adapter import SEAM, call_offering
 from adapters.megatron.policy import ProbeSeam
-from adapters.megatron.rollouts import require_one_sample_per_rollout
+from adapters.megatron.rollouts import advantages, require_one_sample_per_rollout
 from adapters.megatron.tracking import LOG
 from adapters.miles import documented, logs, rollouts
 from adapters.miles.importing import import_miles, module
 from adapters.objective import Objective
 from adapters.probe import FORWARD_PASSES, ProbedBatch, as_array
-from reference.aggregation import SampleUnit
+from reference.aggregation import DenominatorMask, SampleUnit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -56,15 +58,44 @@ if TYPE_CHECKING:
 
     from adapters.contract import LogEntry
 
-ENGINE_OPTIONS = (
-    "--train-backend=fsdp",
-    "--debug-train-only",
-    "--ci-test",  # some versions start this engine in their own tests alone,
-    "--ci-disable-logprobs-checker",  # which expect an entropy above 0
-    "--lr=0",
-    "--clip-grad=inf",
-)
+ENGINE_OPTIONS = ("--train-backend=fsdp", "--debug-train-only", "--lr=0", "--clip-grad=inf")
 """Training alone, that leaves the probe at 0 and its gradient as it is."""
+
+CI_OPTIONS = ("--ci-test", "--ci-disable-logprobs-checker")
+"""For versions that start this engine in their own tests alone, which expect an entropy above 0."""
+
+CI_TEST = departures.is_set(
+    " ".join(CI_OPTIONS),
+    "without it this version stops a user with an error that calls the engine not maintained; in a"
+    " train step it only adds checks, of gradient norms that were saved and of log-probabilities",
+)
+
+DEPARTURES = (
+    *departures.ABOVE_THE_ACTOR,
+    *departures.AROUND_THE_LOSS,
+    documented.OBSERVED_ENTROPY,
+    departures.is_set(
+        "--debug-train-only",
+        "no inference servers are started; the train step does not ask for it",
+    ),
+    departures.is_set(
+        "--lr=0 --clip-grad=inf",
+        "the probe stays 0 and its gradient as it is; it is read before the optimizer's step",
+    ),
+    departures.stubbed(
+        "the gradient that the optimizer steps with: zeros, once it is read",
+        "not a number at a learning rate of 0 would spoil the probe for the next step",
+    ),
+    departures.stubbed(
+        "FSDP2's mixed precision and the precision policy: parameters and gradients in float32",
+        "bfloat16 leaves two digits of a weight; --dtype=bfloat16 leaves them as miles has them",
+    ),
+    departures.stubbed(
+        "device meshes below depth step: of one rank each",
+        "that depth ends before gradients are reduced",
+    ),
+)
+"""What is particular to this engine, whatever its version."""
 
 FULL_PRECISION = SimpleNamespace(autocast_dtype=None)
 """What newer versions ask before a forward pass."""
@@ -105,11 +136,17 @@ class MilesFsdpAdapter(Adapter):
             modes=options.modes(parser),
             depths=frozenset({Depth.LOSS, Depth.STEP}),
             options=options.options(parser) & {Option.BALANCE_DATA},
-            # The engine has no critic, and counts samples where the other counts rollouts.
             objectives=objectives.offered(parser, documented.losses()) - {Objective.VALUE},
-            conventions=replace(documented.conventions(parser), sample_unit=SampleUnit.SAMPLE),
-            places=objectives.places(documented.candidates()),
+            # The other engine counts rollouts, and their tokens before a step is cut.
+            conventions=replace(
+                documented.conventions(parser),
+                sample_unit=SampleUnit.SAMPLE,
+                denominator_mask=DenominatorMask.MODIFIED,
+            ),
+            places=objectives.places(_candidates()),
+            rules=rules.stated(parser, documented.keepers()),
             stand_ins=tuple(stand_ins.STOOD_IN),
+            departures=(*([CI_TEST] if _is_for_tests() else []), *DEPARTURES),
         )
 
     def observe(self, job: Job, rank: Rank) -> Observation:
@@ -124,10 +161,11 @@ class MilesFsdpAdapter(Adapter):
             with startup.refusals():
                 # Not told of more, the rollout side leaves the steps for the engine to find.
                 told = {"dp_size": job.layout.dp}
-                rollout_data = rollouts.share(args, job, batch, train_parallel_config=told)
-                startup.complete(rollout_data, job)
-                _give(job.objective, rollout_data["log_probs"])
-                _actor(args, trained)._train_core(rollout_id=0, rollout_data=rollout_data)
+                references = rollouts.references(args, job, batch, train_parallel_config=told)
+            actors = _engine("actor")
+            actors.compute_advantages_and_returns = advantages(job, batch, rollouts.slicer(args))
+            rollouts.decline_in_fetch(actors)
+            call_offering(_actor(args, trained).train, 0, references, witness_info=None, attempt=0)
         return Observation(
             weights=batch.weights_of_steps(startup.of_steps(trained.gradients, job)),
             combine=Combine.REPLICATED if job.depth is Depth.STEP else Combine.MEAN,
@@ -149,6 +187,19 @@ def _engine(name: str) -> Any:
     return module(f"{place}.fsdp_utils.{name}")
 
 
+def _candidates() -> objectives.Candidates:
+    """The same as of the other engine, but that this one counts a step's tokens itself or never."""
+    return {
+        **documented.candidates(),
+        Place.TOKEN_COUNT: ((_engine("actor"), "_global_token_counts_by_step"),),
+    }
+
+
+def _is_for_tests() -> bool:
+    """Whether this version starts the engine in its own tests alone."""
+    return "not args.ci_test" in inspect.getsource(module("utils.arguments").parse_args)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser()
     module("utils.arguments").get_miles_extra_args_provider()(parser)
@@ -166,7 +217,8 @@ def _arguments(job: Job) -> Any:
     parser = _parser()
     with _refusals(job.layout), startup.settings(job, parser) as settings:
         typed = [*options.job_options(job, parser), *settings]
-        sys.argv = ["miles", *ENGINE_OPTIONS, gpus, *typed]
+        of_tests = CI_OPTIONS if _is_for_tests() else ()
+        sys.argv = ["miles", *ENGINE_OPTIONS, *of_tests, gpus, *typed]
         return module("utils.arguments").parse_args()
 
 
@@ -182,15 +234,6 @@ def _refusals(layout: Layout) -> Iterator[None]:
         raise Unsupported(str(reason)) from reason
 
 
-def _give(objective: Objective, old_log_probs: list[torch.Tensor]) -> None:
-    """Leave the probe's advantages in the place of those that the engine would compute.
-
-    The old log-probabilities that it has computed by then are those of the policy that it trains.
-    """
-    others = {"log_probs": old_log_probs} if objective is Objective.OFF_POLICY else {}
-    _engine("actor").compute_advantages_and_returns = lambda args, data: data.update(others)
-
-
 def _join(args: Any, rank: Rank) -> None:
     """Tell miles of this world, as its actor does; what it makes lasts as long as the world."""
     if "parallel_state" not in rank.cache:
@@ -204,14 +247,17 @@ def _join(args: Any, rank: Rank) -> None:
 
 def _actor(args: Any, trained: _Policy) -> Any:
     """miles' actor with what its `init` gives it to train on a batch of rollouts."""
-    actor = object.__new__(_engine("actor").FSDPTrainRayActor)
-    actor.args = args
-    actor.prof = module("utils.profile_utils").TrainProfiler(args)
-    actor.ref_model, actor.fsdp_cpu_offload = None, args.fsdp_cpu_offload
-    actor.precision_policy = FULL_PRECISION
-    actor.model, actor.optimizer = trained.model, trained.optimizer
-    actor.lr_scheduler = _engine("lr_scheduler").get_lr_scheduler(args, trained.optimizer)
-    return actor
+    return entry.actor(
+        _engine("actor").FSDPTrainRayActor,
+        args=args,
+        role="actor",
+        ref_model=None,
+        fsdp_cpu_offload=args.fsdp_cpu_offload,
+        precision_policy=FULL_PRECISION,
+        model=trained.model,
+        optimizer=trained.optimizer,
+        lr_scheduler=_engine("lr_scheduler").get_lr_scheduler(args, trained.optimizer),
+    )
 
 
 class _Policy:

@@ -45,14 +45,28 @@ def _pass_objects_through() -> None:
     for name in ("ray.rollout.train_data_conversion", "utils.data"):
         holder = module(name)
         if hasattr(holder, "ray"):
-            holder.ray = SimpleNamespace(put=_itself, get=_itself)
+            holder.ray = OBJECTS
         if hasattr(holder, "object_store"):
-            store = SimpleNamespace(
-                put=lambda value, value_spec: value,
-                get=lambda value: SimpleNamespace(value=value),
-            )
+            store = SimpleNamespace(put=lambda value, value_spec: value, get=_Fetched)
             holder.object_store.get_instance = lambda store=store: store
+
+
+class _Fetched:
+    """What a store hands out, to be given back after use."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __enter__(self) -> Any:
+        return self.value
+
+    def __exit__(self, *exception: object) -> None:
+        """There is nothing to give back."""
 
 
 def _itself(value: Any) -> Any:
     return value
+
+
+OBJECTS = SimpleNamespace(put=_itself, get=_itself)
+"""Stands for Ray's object store."""

@@ -9,17 +9,23 @@ from adapters import cuda_on_cpu
 from adapters.contract import Layout, grids
 from adapters.megatron import options, policy
 from adapters.megatron.adapter import MegatronAdapter
+from adapters.megatron.departures import stubbed
 from adapters.miles import documented, logs, rollouts
-from adapters.miles.importing import import_miles
+from adapters.miles.importing import OBJECTS, import_miles
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
+    from types import ModuleType
 
     from adapters.contract import Job, LogEntry, Rank
     from adapters.megatron.objectives import Candidates
+    from adapters.megatron.rollouts import Slicer
     from adapters.probe import ProbedBatch
     from reference.aggregation import Conventions
+
+KERNELS = ("miles.backends.megatron_utils.kernels", "miles.utils.fp8_kernel")
+"""Modules of miles' own that hold nothing but GPU kernels."""
 
 
 class MilesMegatronAdapter(MegatronAdapter):
@@ -28,6 +34,18 @@ class MilesMegatronAdapter(MegatronAdapter):
     name = "miles"
     package = "miles"
     tree = ("miles",)
+
+    departures = (
+        documented.OBSERVED_ENTROPY,
+        stubbed(
+            "the phases of sglang's debug dumper: off, as they are by default",
+            "its settings are read by a class of sglang's; it would only write files",
+        ),
+        stubbed(
+            "get_data_parallel_group_gloo: the data-parallel group itself",
+            "with gloo there is one kind of group, and with NCCL it adds up the same",
+        ),
+    )
 
     def padded_layouts(self) -> Sequence[Layout]:
         """Every grid, with micro-batches of a fixed number of samples."""
@@ -39,10 +57,10 @@ class MilesMegatronAdapter(MegatronAdapter):
 
     def load(self, source: Path | None) -> None:
         """Import miles and put the seam behind its log-probabilities."""
-        import_miles(source, ["miles.backends.megatron_utils.kernels"])
+        import_miles(source, list(KERNELS))
         # sglang's debug dumper reads its settings by a class of its own; it stays off.
         self.module("utils.dumper_utils")._get_phase_override_configs = lambda *_: {"enable": False}
-        self.module("backends.megatron_utils.model")
+        self.module("backends.megatron_utils.actor").ray = OBJECTS
 
     def parser(self) -> Any:
         """miles' options on top of Megatron's."""
@@ -61,9 +79,18 @@ class MilesMegatronAdapter(MegatronAdapter):
         """Newer versions number rollouts."""
         return rollouts.rollout_field()
 
-    def rollout_data(self, args: Any, job: Job, batch: ProbedBatch) -> dict[str, Any]:
+    def references(self, args: Any, job: Job, batch: ProbedBatch) -> Any:
         """The same for every engine of miles."""
-        return rollouts.rollout_data(args, job, batch)
+        told = options.train_parallel_config(job.layout)
+        return rollouts.references(args, job, batch, train_parallel_config=told)
+
+    def slicer(self, args: Any) -> Slicer:
+        """The same for every engine of miles."""
+        return rollouts.slicer(args)
+
+    def declining_fetch(self, actors: ModuleType, actor: Any) -> None:
+        """The same for every engine of miles."""
+        rollouts.decline_in_fetch(actors)
 
     def loss_modules(self) -> tuple[Any, Any, Any]:
         """Where miles has them."""
@@ -82,16 +109,9 @@ class MilesMegatronAdapter(MegatronAdapter):
         """The same for every engine of miles."""
         return documented.candidates()
 
-    def schedule(self, args: Any, model: Any, rollout_data: dict[str, Any]) -> dict[str, Any]:
-        """miles' iterator, with the micro-batches and the rollouts of every step."""
-        data = self.module("backends.training_utils.data")
-        iterator, num_microbatches = data.get_data_iterator(args, [model], rollout_data)
-        sizes = {
-            name: getattr(data, f"get_{name}")(args, rollout_data, len(num_microbatches))
-            for name in ("num_rollouts", "global_batch_sizes")
-            if hasattr(data, f"get_{name}")
-        }
-        return {"data_iterator": iterator, "num_microbatches": num_microbatches, **sizes}
+    def keepers(self) -> list[Any]:
+        """The same for every engine of miles."""
+        return documented.keepers()
 
     def aggregate(self, entries: Sequence[LogEntry], rank: Rank) -> Mapping[str, float]:
         """The same for every engine of miles, once it knows that it is alone."""

@@ -5,13 +5,16 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, Any
 
-from adapters.megatron import options, startup
+from adapters.megatron import startup
 from adapters.megatron.adapter import call_offering
-from adapters.megatron.rollouts import add_columns, sample_fields
+from adapters.megatron.rollouts import sample_fields
 from adapters.miles.importing import module
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     from adapters.contract import Job
+    from adapters.megatron.rollouts import Slicer
     from adapters.probe import ProbedBatch
 
 
@@ -21,15 +24,10 @@ def rollout_field() -> str | None:
     return "rollout_id" if "rollout_id" in known else None
 
 
-def rollout_data(args: Any, job: Job, batch: ProbedBatch) -> dict[str, Any]:
-    """What a rank of Megatron's trains on."""
-    return share(args, job, batch, train_parallel_config=options.train_parallel_config(job.layout))
-
-
-def share(
+def references(
     args: Any, job: Job, batch: ProbedBatch, *, train_parallel_config: dict[str, int]
-) -> dict[str, Any]:
-    """What this rank trains on, converted and split by miles, with the probe's advantages.
+) -> Any:
+    """What the training ranks are sent, converted and split by miles.
 
     ``train_parallel_config`` is what the engine tells the rollout side of its layout: where that is
     enough, the rollout side deals out micro-batches too.
@@ -47,25 +45,27 @@ def share(
         )
 
     data = convert(args, startup.sent(_samples(batch), job), startup.conversion(job, convert))
-    references = call_offering(
+    return call_offering(
         conversion.split_train_data_by_dp,
         args,
         data,
         dp_size=train_parallel_config["dp_size"],
         train_parallel_config=train_parallel_config,
     )
-    mine = module("backends.training_utils.data").get_rollout_data(args, references)
-    if isinstance(mine, tuple):  # newer versions also hand out what the share was fetched with
-        mine = mine[0]
+
+
+def slicer(args: Any) -> Slicer:
+    """What miles slices values of a response with."""
     slice_with_cp = module("backends.training_utils.cp_utils").slice_log_prob_with_cp
-    add_columns(
-        mine,
-        batch,
-        lambda values, total, response, width: slice_with_cp(
-            values, total, response, args.qkv_format, width
-        ),
+    return lambda values, total, response, width: slice_with_cp(
+        values, total, response, args.qkv_format, width
     )
-    return mine
+
+
+def decline_in_fetch(actors: ModuleType) -> None:
+    """Have the actors of a module decline a job where they fetch their share and object to it."""
+    fetch = module("backends.training_utils.data").get_rollout_data
+    actors.get_rollout_data = startup.refusals()(fetch)  # type: ignore[attr-defined]
 
 
 def _samples(batch: ProbedBatch) -> list[Any]:

@@ -454,12 +454,6 @@ def test_default_is_token_mean(fsdp: RankPool) -> None:
             "refused",
             "Mismatch between prompts (8) and responses (7)",
         ),
-        (
-            Configuration(tampering=Tampering.LENGTHS_DROPPED),
-            Mode.PROMPT_MEAN,
-            "unsupported",
-            "lengths_dropped",
-        ),
     ],
 )
 def test_configurations_are_declined(

@@ -195,20 +195,6 @@ def test_custom_reducer_takes_precedence_over_every_mode(
         assert np.allclose(weights(outcome), expected("constant", REDUCER_DIVISOR), rtol=1e-6)
 
 
-def test_padded_rows_without_their_length_are_refused(tmp_path: Path) -> None:
-    dropped = {"tampering": Tampering.LENGTHS_DROPPED}
-    jobs = [
-        job("sample_mean", layout=PADDED, **dropped),
-        job("sample_mean", layout=PADDED),
-        job("sample_mean", **dropped),
-    ]
-    refused, whole, packed = observe("miles", toy(tmp_path, "miles"), jobs)
-
-    assert words(refused) == "ValueError: --qkv-format=bshd needs max_seq_lens"
-    assert np.allclose(weights(whole), expected("sample_mean"), rtol=1e-6)
-    assert packed == Declined("unsupported", "no rows that are padded to one length")
-
-
 @pytest.mark.parametrize(("error", "verdict"), [("ValueError", Declined), ("KeyError", Crashed)])
 def test_objections_of_a_train_step_refuse_configurations_that_are_not_ordinary(
     tmp_path: Path, error: str, verdict: type
@@ -397,14 +383,6 @@ def test_real_versions_accept_the_older_spelling_bit_for_bit(adapter: str, ref: 
     assert np.array_equal(per_sample, default)
     assert np.array_equal(per_sample, corrected)
     assert np.allclose(reduced, expected("constant", REDUCER_DIVISOR), rtol=1e-6)
-
-
-@REAL
-def test_real_miles_refuses_padded_rows_without_their_length() -> None:
-    dropped = job("sample_mean", layout=PADDED, tampering=Tampering.LENGTHS_DROPPED)
-    [outcome] = observe("miles", real("miles", NEWEST["miles"]), [dropped])
-
-    assert words(outcome) == "AssertionError: max_seq_len must be provided for qkv_format=bshd"
 
 
 @REAL

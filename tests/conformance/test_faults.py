@@ -82,7 +82,7 @@ def test_words_that_no_file_can_hold_are_made_readable(adapter: Adapter, message
 
 
 def test_a_garbled_framework_makes_no_garbled_report(tmp_path: Path) -> None:
-    cases = ("-k", "weights and one_token or missing_value or mixed_forms")
+    cases = ("-k", "weights and one_token or different_keys or key_order")
     start = time.monotonic()
     result = command.run(tmp_path, "garbled", *cases, "--modes=sample_mean,token_mean", JUNIT)
     print(f"Garbled: status {result.status}, {time.monotonic() - start:.1f} s")

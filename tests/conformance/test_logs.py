@@ -102,7 +102,7 @@ def test_process_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_framework_that_dies_at_its_log_is_a_finding(tmp_path: Path) -> None:
-    cases = ("--modes=token_mean", "-k", "mixed_forms or weights and one_token")
+    cases = ("--modes=token_mean", "-k", "well_formed_normalizers or weights and one_token")
     result = command.run(tmp_path, "failingtolog", *cases, "--layout=dp1-cp1-mb1-bshd")
 
     assert result.status == pytest.ExitCode.TESTS_FAILED

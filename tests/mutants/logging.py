@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from adapters.contract import Layout
@@ -28,8 +29,8 @@ class LogMutant(Mutant):
         raise NotImplementedError
 
 
-class ShapesAsserted(LogMutant):
-    """Lengths and keys are checked by asserts, which ``python -O`` leaves out."""
+class KeysAsserted(LogMutant):
+    """Keys are compared by an assert, which ``python -O`` leaves out."""
 
     diagnosis = "refused_by_an_assert"
 
@@ -37,48 +38,31 @@ class ShapesAsserted(LogMutant):
     def aggregate(entries: Sequence[LogEntry]) -> Mapping[str, float]:
         for entry in entries:
             assert entry.keys == entries[0].keys
-            assert len(entry.keys) == len(entry.values)
-            assert len(entry.normalizers or entry.keys) == len(entry.keys)
-            assert all(normalizer > 0 for normalizer in entry.normalizers or ())
-            assert (entry.normalizers is None) == (entries[0].normalizers is None)
-        return zipped(entries)
+        return by_position(entries)
 
 
-class ZippedShort(LogMutant):
-    """`zip` over keys and values ends with the shorter of them."""
+class KeysIgnored(LogMutant):
+    """Values are added up by position, under the keys of the first entry."""
 
     diagnosis = "accepted"
 
     @staticmethod
     def aggregate(entries: Sequence[LogEntry]) -> Mapping[str, float]:
-        return zipped(entries)
+        return by_position(entries)
 
 
-class NormalizersClamped(LogMutant):
-    """What would divide by 0 divides by 1 instead."""
+class OrderIgnored(LogMutant):
+    """Keys are compared as sets."""
 
     diagnosis = "accepted"
 
     @staticmethod
     def aggregate(entries: Sequence[LogEntry]) -> Mapping[str, float]:
-        try:
-            return aggregate(entries)
-        except ValueError as error:
-            if "divided by" not in str(error):
-                raise
-            return zipped(entries)
+        if any({*entry.keys} != {*entries[0].keys} for entry in entries):
+            raise ValueError("entries of different keys")
+        return by_position(entries)
 
 
-def zipped(entries: Sequence[LogEntry]) -> Mapping[str, float]:
-    """By position, of the first entry's keys, over whatever there is to divide by."""
-    total: dict[str, float] = {}
-    for i, key in enumerate(entries[0].keys):
-        values = [entry.values[i] for entry in entries if i < len(entry.values)]
-        normalizers = [
-            entry.normalizers[i]
-            for entry in entries
-            if entry.normalizers and i < len(entry.normalizers)
-        ]
-        if values:
-            total[key] = sum(values) / max(sum(normalizers), 1.0)
-    return total
+def by_position(entries: Sequence[LogEntry]) -> Mapping[str, float]:
+    """What comes of values under the keys of the first entry."""
+    return aggregate([replace(entry, keys=entries[0].keys) for entry in entries])

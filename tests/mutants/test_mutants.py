@@ -93,7 +93,7 @@ SEEN_BY_ONE_CHECK = {
     Check.OTHER_LOSSES: auxiliary.LikelihoodPerSample,
     Check.SHARDING: sharding.GroupsStriped,
     Check.ARGUMENTS: startup.DivisorOnlyCompared,
-    Check.LOGGING: logging.ShapesAsserted,
+    Check.LOGGING: logging.KeysAsserted,
 }
 
 
