@@ -102,6 +102,10 @@ def _check_startup(cell: StartupCell, pool: RankPool) -> Finding:
     if not cell.row.applies(pool.description.conventions):
         words = f"by its conventions nothing is wrong with {cell.row.says}"
         return _finding(cell, verdict=Verdict.UNSUPPORTED, message=words)
+    permitted = pool.description.permits.get(cell.row.rule)
+    if permitted is not None:
+        words = f"{cell.row.says}: allowed by {permitted}"
+        return _finding(cell, verdict=Verdict.UNSUPPORTED, message=words)
     judged = judge_startup(cell.row, cell.job, pool)
     if isinstance(judged, Crashed):
         judged = judge_crash(cell.row, judged.message)
@@ -218,8 +222,8 @@ def _groups_are_adjacent(step: Step) -> bool:
 
 
 def _refused(cell: Cell, message: str) -> Finding:
-    """A refusal in clear words where the contract allows one; elsewhere it is a mismatch."""
-    if _may_refuse(cell) and _says_why(message):
+    """A refusal where the contract allows one; elsewhere it is a mismatch."""
+    if _may_refuse(cell):
         return _finding(cell, verdict=Verdict.REFUSED, message=message)
     return _finding(
         cell,
@@ -230,11 +234,6 @@ def _refused(cell: Cell, message: str) -> Finding:
             explanation="the framework has this mode and layout and declines an ordinary step",
         ),
     )
-
-
-def _says_why(message: str) -> bool:
-    """Whether an error has words besides the name of its type."""
-    return bool(message.partition(":")[2].strip())
 
 
 def _judged(cell: Cell, judgement: Judgement, description: Description) -> Finding:
