@@ -31,7 +31,9 @@ class MegatronTrainRayActor:
         assert get_accelerator() == "cuda"
         return lineage.to_device(fetch(references, megatron_grid().dp.rank))
 
-    def train(self, rollout_id: int, rollout_data_ref: list[Any], external_data: Any = None) -> None:
+    def train(
+        self, rollout_id: int, rollout_data_ref: list[Any], external_data: Any = None
+    ) -> None:
         data = self._get_rollout_data(rollout_data_ref)
         with Timer().interrupted("train_wait"):
             self._prepare(data)
