@@ -67,6 +67,9 @@ class Place(StrEnum):
     SHARDING = "sharding"
     """Where samples are dealt to data-parallel ranks."""
 
+    REDUCTION = "reduction"
+    """Where it is set up that gradients are reduced after the last micro-batch and not before."""
+
 
 class DepartureKind(StrEnum):
     """How a run of a framework under an adapter differs from a user's."""

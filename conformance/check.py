@@ -243,6 +243,7 @@ def _judged(cell: Cell, judgement: Judgement, description: Description) -> Findi
         verdict=judgement.verdict,
         error=judgement.error,
         tolerance=judgement.tolerance,
+        agreement=judgement.agreement,
         diagnosis=judgement.diagnosis,
         place=_place(cell, judgement, description),
         message=judgement.message,

@@ -236,6 +236,8 @@ def _history(options: argparse.Namespace) -> Iterator[str]:
         time_limit=options.time_limit,
     )
     commits = history.find_commits(selection, options.refs)
+    if options.reports is not None:
+        history.require_folder(options.reports, selection, commits)
     rows: list[history.Row] = []
     for number, commit in enumerate(commits, 1):
         print(f"{number} of {len(commits)}: {commit.ref}", file=sys.stderr, flush=True)
@@ -244,7 +246,7 @@ def _history(options: argparse.Namespace) -> Iterator[str]:
 
 
 def _html(options: argparse.Namespace) -> Iterator[str]:
-    page.write([load(path) for path in options.reports], options.output)
+    page.write(map(load, options.reports), options.output)
     yield f"page: {options.output}"
 
 

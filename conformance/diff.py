@@ -7,7 +7,8 @@ verdicts, from best to worst:
    is looked at (`_is_right_to_refuse`).
 2. ``refused`` and ``unsupported``: nothing is trained, and nobody is deceived. It is worse than to
    conform, and a framework that declines what it used to reduce wrongly has become better.
-3. ``mismatch``: training goes on with wrong weights. Of two, that of the larger error is worse.
+3. ``mismatch``: training goes on with wrong weights. Of two, that off by the larger factor is
+   worse, be it too large or too small (`conformance.badness`).
 4. ``crashed``: nothing is trained, by no decision of the framework's, and whatever is wrong with
    the weights behind it is hidden.
 
@@ -23,17 +24,18 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
+from conformance.badness import growth
 from conformance.cases import GENERATED
 from conformance.report import Check, Verdict
 from conformance.report_file import load
 from conformance.summary import last_line
 from reference.aggregation import Mode
-from reference.rounding import weight_bound
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
+    from conformance.cells import AnyCell
     from conformance.digest import Choice
     from conformance.report import Finding, Report, Request
 
@@ -201,6 +203,21 @@ class Difference:
         return (self.old.adapter, self.old.engine) == (self.new.adapter, self.new.engine)
 
     @property
+    def same_source(self) -> str | None:
+        """The commit, or the version, that both sides are of; None where it is not one.
+
+        A checkout with uncommitted changes is of no commit.
+        """
+        old, new = self.old.source, self.new.source
+        if not self.is_of_one_framework or old.dirty or new.dirty:
+            return None
+        if old.revision is not None and old.revision == new.revision:
+            return f"commit, {old.revision}"
+        if old.revision is new.revision is None and old.version == new.version:
+            return f"version, {old.version}"
+        return None
+
+    @property
     def settings(self) -> tuple[Setting, ...]:
         """Options, conventions and environment that differ."""
         olds, news = _settings(self.old), _settings(self.new)
@@ -246,17 +263,17 @@ def load_difference(old: Path, new: Path, choice: Choice) -> Difference:
 def difference(old: Report, new: Report, *, renamed: Mapping[str, str] = RENAMED) -> Difference:
     """Compare the findings of two reports."""
     olds, news = (by_key(report, renamed) for report in (old, new))
-    old_parts, new_parts = (_parts(findings) for findings in (olds, news))
+    old_parts, new_parts = (parts_of(findings) for findings in (olds, news))
     changes: list[Change] = []
     for key in sorted(olds.keys() | news.keys()):
         if key in olds and key in news:
             changes.append(compare(olds[key], news[key]))
         elif key in olds:
-            part = _missing(key, new_parts)
+            part = missing_part(key, new_parts)
             kind = Kind.ONLY_OLD if part else Kind.VANISHED
             changes.append(Change(kind=kind, old=olds[key], new=None, part=part))
         else:
-            part = _missing(key, old_parts)
+            part = missing_part(key, old_parts)
             kind = Kind.ONLY_NEW if part else Kind.APPEARED
             changes.append(Change(kind=kind, old=None, new=news[key], part=part))
     return Difference(old=old, new=new, changes=tuple(changes))
@@ -274,32 +291,32 @@ def by_key(report: Report, renamed: Mapping[str, str] = RENAMED) -> dict[Key, Fi
     return {key(report.request, finding, names): finding for finding in report.findings}
 
 
-def key(request: Request, finding: Finding, names: Mapping[str, str] = RENAMED) -> Key:
-    """What a finding of a run is of, where ``names`` has the cases that have other names now."""
-    mode, case = str(finding.mode), names.get(finding.case, finding.case)
-    if finding.mode is Mode.CONSTANT and request.divisor is not None:
+def key(request: Request, of: Finding | AnyCell, names: Mapping[str, str] = RENAMED) -> Key:
+    """What a finding of a run is of, or will be, by its id and depth.
+
+    ``names`` has the cases that have other names now.
+    """
+    subject, mode, rest = of.id.split("/", 2)
+    named, _, layout = rest.rpartition("/")
+    case = names.get(named, named)
+    if mode == Mode.CONSTANT and request.divisor is not None:
         mode = f"{mode}:{request.divisor!r}"
-    if finding.case == GENERATED:
+    if case == GENERATED:
         case = f"{case} ({request.examples} examples of seed {request.seed})"
-    return Key(
-        check=finding.check,
-        subject=_subject(finding),
-        depth=finding.depth,
-        mode=mode,
-        layout=str(finding.layout),
-        case=case,
-    )
+    check = Check(subject.partition(".")[0])
+    return Key(check=check, subject=subject, depth=of.depth, mode=mode, layout=layout, case=case)
 
 
 def _subject(finding: Finding) -> str:
     return finding.id.partition("/")[0]
 
 
-def _parts(findings: dict[Key, Finding]) -> set[Part]:
+def parts_of(findings: Iterable[Key]) -> set[Part]:
+    """All parts that any of the findings belongs to."""
     return {part for key in findings for part in key.parts()}
 
 
-def _missing(key: Key, parts: set[Part]) -> Part | None:
+def missing_part(key: Key, parts: set[Part]) -> Part | None:
     """The largest part that a key belongs to and a side has nothing of."""
     return next((part for part in key.parts() if part not in parts), None)
 
@@ -311,9 +328,9 @@ def _kind(old: Finding, new: Finding) -> Kind:
         return Kind.SIDEWAYS
     if old.verdict not in (Verdict.MISMATCH, Verdict.CRASHED):
         return Kind.SAME
-    growth = _growth(old, new)
-    if growth:
-        return Kind.WORSE if growth > 0 else Kind.BETTER
+    grown = growth(old, new)
+    if grown:
+        return Kind.WORSE if grown > 0 else Kind.BETTER
     if State.of(old) != State.of(new):
         return Kind.OTHER_DIAGNOSIS
     return Kind.SIDEWAYS if (old.error is None) != (new.error is None) else Kind.SAME
@@ -336,20 +353,6 @@ def _is_right_to_refuse(finding: Finding) -> bool:
     """Whether something malformed on purpose was given: of `sharding`, group boundaries."""
     malformed = finding.check is Check.SHARDING and finding.subject is not None
     return malformed or finding.check in (Check.ARGUMENTS, Check.LOGGING)
-
-
-def _growth(old: Finding, new: Finding) -> float:
-    """By how much the error has grown; 0 where rounding explains it, or there are no two errors.
-
-    An error of e is of weights up to 1 + e times those expected, which the bound is relative to.
-    Where the same bits are asked for, the bound is 0 and says nothing of rounding: there it is
-    that of float32.
-    """
-    if old.error is None or new.error is None:
-        return 0.0
-    tolerance = max(old.tolerance or 0.0, new.tolerance or 0.0) or weight_bound("float32")
-    growth = new.error - old.error
-    return growth if abs(growth) > tolerance * (1 + max(old.error, new.error)) else 0.0
 
 
 def _likeness(change: Change) -> _Likeness:

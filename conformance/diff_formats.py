@@ -11,6 +11,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from conformance import markdown
+from conformance.badness import legend
 from conformance.diff import Kind
 from conformance.summary import SYMBOLS, WRONG, explain, printable, subject
 
@@ -105,15 +106,17 @@ def as_json(difference: Difference) -> Iterator[str]:
     """For programs: one document, whose keys stay.
 
     ``schema``; ``old`` and ``new``, the reports without their findings; ``same_framework``;
-    ``counts`` of findings by kind; ``settings`` that differ (section, name, old, new); ``parts``
-    that one side alone looked at (kind, check, dimension, value, findings); ``changes``, each with
-    its kind and the old and the new finding or null, without those of parts and what is the same.
+    ``same_source``, the commit or version that both are of, or null; ``counts`` of findings by
+    kind; ``settings`` that differ (section, name, old, new); ``parts`` that one side alone looked
+    at (kind, check, dimension, value, findings); ``changes``, each with its kind and the old and
+    the new finding or null, without those of parts and what is the same.
     """
     document = {
         "schema": SCHEMA,
         "old": _header(difference.old),
         "new": _header(difference.new),
         "same_framework": difference.is_of_one_framework,
+        "same_source": difference.same_source,
         "counts": {kind: len(difference.of(kind)) for kind in Kind},
         "settings": [setting._asdict() for setting in difference.settings],
         "parts": [
@@ -133,9 +136,11 @@ def as_json(difference: Difference) -> Iterator[str]:
 def _text(difference: Difference, extent: Extent) -> Iterator[str]:
     yield f"OLD  {_title(difference.old)}"
     yield f"NEW  {_title(difference.new)}"
+    yield from _same_source(difference)
     yield ""
     yield from _totals(difference)
     yield from _stopped(difference)
+    yield from _legend(difference)
     every = difference.groups()
     for kind, words in _words(difference).items():
         groups = [group for group in every if group.kind is kind]
@@ -148,6 +153,12 @@ def _text(difference: Difference, extent: Extent) -> Iterator[str]:
         yield f"{heading}:"
         yield from (f"  {line}" for line in found[: extent.groups])
         yield from _more(found[extent.groups :])
+
+
+def _same_source(difference: Difference) -> Iterator[str]:
+    """That nothing of a framework's can be better or worse."""
+    if difference.same_source is not None:
+        yield f"OLD and NEW are of the same {difference.same_source}"
 
 
 def _title(report: Report) -> str:
@@ -185,6 +196,13 @@ def _stopped(difference: Difference) -> Iterator[str]:
             )
 
 
+def _legend(difference: Difference) -> Iterator[str]:
+    """What is meant where it is said by how much something is off."""
+    groups = difference.groups()
+    changes = [change for group in groups for change in group.changes]
+    return legend(one for change in changes for one in (change.old, change.new) if one)
+
+
 def _listed(groups: Sequence[Group], extent: Extent) -> Iterator[str]:
     width = len(str(len(groups[0].changes)))
     for group in groups[: extent.groups]:
@@ -207,9 +225,9 @@ def _group_title(group: Group) -> str:
     states = " -> ".join(_state(one) for one in (group.before, group.after) if one)
     modes = ", ".join(f"{mode} {count}" for mode, count in group.modes.items())
     same = group.before == group.after and group.kind in (Kind.WORSE, Kind.BETTER)
-    error = f", by a {'larger' if group.kind is Kind.WORSE else 'smaller'} error" if same else ""
+    factor = f", by a {'larger' if group.kind is Kind.WORSE else 'smaller'} factor" if same else ""
     subjects = _enumerated((f"{name} {n}" for name, n in group.subjects.items()), GIST)
-    return f"{states}{error}: {subjects} ({modes})"
+    return f"{states}{factor}: {subjects} ({modes})"
 
 
 def _state(state: State) -> str:
@@ -268,6 +286,7 @@ def _head(difference: Difference) -> Iterator[str]:
     """What a reader of the comment sees before opening anything."""
     for name, report in (("OLD", difference.old), ("NEW", difference.new)):
         yield f"**{name}** {_quoted(_cut(_title(report), FOLDED.words))}  "
+    yield from _same_source(difference)
     yield ""
     yield markdown.row([f"{difference.compared} compared", "findings", "of them wrong"])
     yield "|---|---|---|"
@@ -275,6 +294,7 @@ def _head(difference: Difference) -> Iterator[str]:
         yield markdown.row([words, str(count), str(wrong) if wrong else ""])
     yield ""
     yield from _stopped(difference)
+    yield from map(_quoted, _legend(difference))
     yield ""
 
 

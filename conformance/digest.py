@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from conformance.badness import badness
 from conformance.report import Check, Report, Summary, Verdict
 from conformance.summary import WRONG, explain, last_line
 from reference.aggregation import Mode
@@ -48,7 +48,7 @@ class Fault:
     @property
     def example(self) -> Finding:
         """The one that is most off; of such, the first."""
-        return max(self.findings, key=_badness)
+        return max(self.findings, key=badness)
 
     @property
     def words(self) -> str:
@@ -58,7 +58,7 @@ class Fault:
 
     @property
     def error(self) -> float | None:
-        """The largest; None where something was not finite, or nothing was measured."""
+        """The example's; None where something was not finite, or nothing was measured."""
         return self.example.error
 
     @property
@@ -96,7 +96,7 @@ def faults(findings: Sequence[Finding]) -> list[Fault]:
         if finding.verdict in WRONG:
             grouped[_name(finding)].append(finding)
     found = [Fault(name=name, findings=tuple(grouped[name])) for name in sorted(grouped)]
-    return sorted(found, key=lambda fault: (_badness(fault.example), len(fault.findings)))[::-1]
+    return sorted(found, key=lambda fault: (badness(fault.example), len(fault.findings)))[::-1]
 
 
 def _name(finding: Finding) -> str:
@@ -107,9 +107,3 @@ def _name(finding: Finding) -> str:
 
 def _slug(finding: Finding) -> str:
     return finding.id.partition("/")[0]
-
-
-def _badness(finding: Finding) -> tuple[bool, float]:
-    unmeasured = finding.tolerance is None or not finding.tolerance
-    error = finding.error if finding.error is not None else 0.0 if unmeasured else math.inf
-    return finding.verdict is Verdict.CRASHED, error

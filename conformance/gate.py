@@ -9,18 +9,31 @@ from enum import StrEnum
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from conformance.diff import Kind, by_key, compare, difference, key
+from conformance.diff import (
+    Kind,
+    by_key,
+    compare,
+    difference,
+    key,
+    missing_part,
+    parts_of,
+)
 from conformance.diff_formats import as_text
 from conformance.report import Verdict
 from conformance.summary import WRONG, explain
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from conformance.cells import AnyCell
     from conformance.diff import Key
     from conformance.expectations import Expectations
     from conformance.report import Finding, Report, Request
+
+
+MOST_PARTS = 3
+"""That a complaint names."""
 
 
 class Outcome(StrEnum):
@@ -52,6 +65,20 @@ class Gate(ABC):
     def lines(self, report: Report) -> Iterator[str]:
         """What there is to say of what was known, at the end of a run."""
         yield from ()
+
+    def refusal(self, cells: Sequence[AnyCell]) -> str | None:
+        """Why what a run is about to find can hardly be ruled on, and the way out; or None."""
+        return None
+
+    def objection(self, report: Report) -> str | None:
+        """Why a run of which no finding fails is to fail all the same, None if it is not."""
+        found = report.findings
+        if not found or any(one.verdict is not Verdict.UNSUPPORTED for one in found):
+            return None
+        return (
+            f"nothing was exercised: all {len(found)} findings are unsupported, by the adapter's"
+            " declaration; choose modes, layouts and checks of which it has some"
+        )
 
     def failing(self, report: Report) -> Iterator[Finding]:
         """The findings of a report that fail."""
@@ -108,7 +135,11 @@ class Expecting(Gate):
 
 @dataclass(frozen=True)
 class Comparing(Gate):
-    """What is worse than in an earlier report fails; what that has nothing of does not."""
+    """What is worse than in an earlier report fails, and what is wrong and not in it.
+
+    What the report lacks cannot be called known: whoever adds a layout, a case or a check to a run
+    makes the baseline anew. It may hold more than a run looks at, and may not lack most of that.
+    """
 
     path: Path
     baseline: Report
@@ -117,6 +148,22 @@ class Comparing(Gate):
     @cached_property
     def _findings(self) -> Mapping[Key, Finding]:
         return by_key(self.baseline)
+
+    def refusal(self, cells: Sequence[AnyCell]) -> str | None:
+        """The baseline has to have at least half of what the run is about to find."""
+        keys = [key(self.request, cell) for cell in cells]
+        lacking = [one for one in keys if one not in self._findings]
+        if 2 * len(lacking) <= len(keys):
+            return None
+        parts = parts_of(self._findings)
+        missing = Counter(part for one in lacking if (part := missing_part(one, parts)))
+        named = dict.fromkeys(f"{part.dimension} {part.value}" for part, _ in missing.most_common())
+        nothing_of = f" (it has nothing of {', '.join([*named][:MOST_PARTS])})" if named else ""
+        return (
+            f"--baseline={self.path} has {len(keys) - len(lacking)} of the {len(keys)} findings of"
+            f" this run, and at least half are to be compared{nothing_of}; give a report of the"
+            " same --depth, --layout, --modes and --checks, or choose what it has"
+        )
 
     def ruling(self, finding: Finding) -> Ruling:
         """By the baseline's finding of the same."""
@@ -127,15 +174,25 @@ class Comparing(Gate):
             return Ruling(Outcome.FAILS, words)
         if alone.outcome is not Outcome.FAILS:
             return alone
-        since = "not in" if before is None else "no worse than in"
-        return Ruling(Outcome.KNOWN, f"{since} {name}: {alone.words}")
+        if before is None:
+            return Ruling(Outcome.FAILS, f"not in {name}, so not known to be wrong: {alone.words}")
+        return Ruling(Outcome.KNOWN, f"no worse than in {name}: {alone.words}")
 
     def lines(self, report: Report) -> Iterator[str]:
         """What changed, and how to renew the baseline if that is due."""
         found = difference(self.baseline, report)
-        yield f"compared with {self.path}:"
+        yield (
+            f"compared with {self.path}, which has {found.compared} of this run's"
+            f" {len(report.findings)} findings:"
+        )
         yield from as_text(found)
-        if report.complete and found.of(Kind.BETTER) and not found.worse:
+        unknown = sum(key(self.request, one) not in self._findings for one in self.failing(report))
+        if unknown:
+            yield (
+                f"{unknown} wrong findings are not in {self.path} and fail for that: make it anew"
+                " with this run's selection"
+            )
+        elif report.complete and found.of(Kind.BETTER) and not found.worse:
             yield f"nothing is worse, and something better: renew {self.path} with this report"
 
 

@@ -29,8 +29,10 @@ def add_summary(report: Report, more: Sequence[str], path: Path) -> None:
         file.write(page.encode()[:MOST_BYTES].decode(errors="ignore").encode())
 
 
-def error_commands(failing: Sequence[Finding]) -> Iterator[str]:
-    """Commands to GitHub's runner, one for each mistake, the worst first."""
+def error_commands(failing: Sequence[Finding], objections: Sequence[str] = ()) -> Iterator[str]:
+    """Commands to GitHub's runner: of the run as a whole, and of each mistake, the worst first."""
+    for words in objections:
+        yield f"::error::{_data(words)}"
     found = faults(failing)
     for fault in found[:MOST_ANNOTATIONS]:
         title = f"{fault.name} ({len(fault.findings)})"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from adapters.source import Commit, find_commit, resolve
-from conformance import registry, report_file
+from conformance import journal, registry, report_file
 from conformance.cases import ALL_CASES
 from conformance.report import Check, Verdict
 from conformance.room import MAX_RANKS
@@ -115,8 +115,28 @@ def run(selection: Selection, commits: Iterable[Commit], reports: Path | None) -
     with tempfile.TemporaryDirectory() as scratch:
         folder = (reports or Path(scratch)).resolve()
         for commit in commits:
-            report = folder / f"{selection.adapter}-{commit.revision[:10]}.json"
+            report = _report_path(folder, selection, commit)
             yield _row(commit, selection.arguments(commit, report), report, scratch)
+
+
+def require_folder(folder: Path, selection: Selection, commits: Iterable[Commit]) -> None:
+    """See to it that a folder can keep the commits' reports.
+
+    Raises:
+        InvalidHistoryError: it cannot.
+    """
+    try:
+        for commit in commits:
+            journal.destination(_report_path(folder, selection, commit))
+    except OSError as error:
+        raise InvalidHistoryError(
+            f"no reports can be kept in {folder}: {error.strerror}; give another folder with"
+            " --reports=FOLDER"
+        ) from error
+
+
+def _report_path(folder: Path, selection: Selection, commit: Commit) -> Path:
+    return folder / f"{selection.adapter}-{commit.revision[:10]}.json"
 
 
 def table(rows: Sequence[Row], form: Format) -> Iterator[str]:
@@ -132,7 +152,7 @@ def table(rows: Sequence[Row], form: Format) -> Iterator[str]:
 
 
 def _row(commit: Commit, arguments: Sequence[str], report: Path, folder: str) -> Row:
-    report.unlink(missing_ok=True)
+    report.resolve().unlink(missing_ok=True)
     result = _pytest(folder, *arguments)
     try:
         loaded = report_file.load(report)

@@ -1,15 +1,18 @@
-"""Names a mistake that several terms of a loss share.
+"""Names the mistakes of a loss of which several terms are wrong.
 
 What stands beside the policy loss often goes one way through a framework: entropy and divergence
-are then off alike, and the policy loss is right or has a mistake of its own.
+are then off alike, and the policy loss is right or has a mistake of its own. Or the policy loss is
+right, and each of them counts what fills up, or leaves out what other ranks hold, for itself.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
 from typing import TYPE_CHECKING
 
-from conformance.mistakes import mistakes
+from conformance.lost import shares
+from conformance.mistakes import filled_up, mistakes
 from conformance.report import Diagnosis
 
 if TYPE_CHECKING:
@@ -33,9 +36,10 @@ class Summand:
 def diagnose_joint(
     policy: Summand, others: Sequence[Summand], matches: Callable[[NDArray[np.float64]], bool]
 ) -> Diagnosis | None:
-    """The mistake of all ``others``, if it and perhaps one of the policy loss explain the sum.
+    """The mistake of all ``others``, or one of each, if that explains the sum.
 
-    ``matches`` says so of what all summands would add up to: [tokens].
+    Where they share one, the policy loss may have one of its own. ``matches`` says whether the sum
+    is explained by what all summands would add up to: [tokens].
     """
     for own_words, own in _alternatives(policy):
         for name, words, shared in _shared(others):
@@ -44,6 +48,10 @@ def diagnose_joint(
                 if own_words:
                     explanation += f"; {policy.name}: {own_words}"
                 return Diagnosis(name=name, explanation=explanation)
+    own = policy.factors * policy.situation.expected
+    for name, words, apart in _apart(others):
+        if matches(own + apart):
+            return Diagnosis(name=name, explanation=words)
     return None
 
 
@@ -52,6 +60,17 @@ def _alternatives(summand: Summand) -> Iterator[tuple[str, NDArray[np.float64]]]
     yield "", summand.factors * summand.situation.expected
     for mistake in mistakes(summand.situation):
         yield mistake.words, summand.factors * mistake.weights
+
+
+def _apart(others: Sequence[Summand]) -> Iterator[tuple[str, str, NDArray[np.float64]]]:
+    """What the others would add up to where each has a mistake of its own in what it averages."""
+    own = [[*filled_up(other.situation), *shares(other.situation)] for other in others]
+    for mistaken in product(*own):
+        pairs = [*zip(others, mistaken, strict=True)]
+        name = "_and_".join(dict.fromkeys(mistake.name for mistake in mistaken))
+        words = "; ".join(f"{other.name}: {mistake.words}" for other, mistake in pairs)
+        total = sum(other.factors * mistake.weights for other, mistake in pairs)
+        yield name, words, total  # type: ignore[misc]
 
 
 def _shared(others: Sequence[Summand]) -> Iterator[tuple[str, str, NDArray[np.float64]]]:

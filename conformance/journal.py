@@ -7,7 +7,6 @@ journal's report path turns what is there into a report.
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import tempfile
@@ -18,6 +17,7 @@ from pydantic import ValidationError
 
 from conformance.report import Finding, Header, Report, Selection
 from conformance.report_file import write
+from conformance.written import require_regular, require_regular_itself
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,14 +37,14 @@ class Journal:
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
         self._header: Header | None = None
         self._findings: list[Finding] = []
         self._is_whole = True
         with _refusals_said(path):
-            _try(path)
-            self._file = _locked(path)
-            _recover(self._file, path)
+            self.path = destination(path)
+            _try(self.path)
+            self._file = _locked(self.path)
+            _recover(self._file, self.path)
 
     def begin(self, header: Header) -> None:
         """Write what is known before the first finding. Later calls change nothing."""
@@ -99,12 +99,26 @@ def recover(path: Path) -> Report | None:
     Raises:
         ReportPathError: the run was not killed: it goes on; or no report can be written.
     """
-    if not _journal_path(path).exists():
-        return None
-    with _refusals_said(path), _locked(path) as file:
-        report = _recover(file, path)
-        _journal_path(path).unlink()
+    with _refusals_said(path):
+        path = destination(path)
+        if not _journal_path(path).exists():
+            return None
+        with _locked(path) as file:
+            report = _recover(file, path)
+            _journal_path(path).unlink()
     return report
+
+
+def destination(path: Path) -> Path:
+    """Where a report for ``path`` is put: a symbolic link stays, and the file it names is replaced.
+
+    Raises:
+        OSError: neither a report nor a journal can be there.
+    """
+    require_regular(path)
+    resolved = path.resolve()
+    require_regular_itself(_journal_path(resolved))
+    return resolved
 
 
 @contextmanager
@@ -125,8 +139,6 @@ def _try(path: Path) -> None:
     with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.") as file:
         file.write(b"\n")
         file.flush()
-    if path.is_dir():
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
 
 
 def _recover(file: FileIO, path: Path) -> Report | None:

@@ -10,6 +10,7 @@ import numpy as np
 from adapters.contract import Combine
 from adapters.objective import Objective
 from conformance import terms
+from conformance.badness import agreement
 from conformance.cut import held
 from conformance.diagnosis import Evidence, diagnose
 from conformance.mistakes import ExpectedNumber, Situation
@@ -35,6 +36,9 @@ class Judgement:
     verdict: Verdict
     error: float | None
     tolerance: float
+    agreement: float | None = None
+    """Of a mismatch, `conformance.badness.agreement`."""
+
     diagnosis: Diagnosis | None = None
     message: str | None = None
     """The framework's own words, where it declined."""
@@ -68,6 +72,7 @@ def judge_weights(
                 verdict=Verdict.MISMATCH,
                 error=error,
                 tolerance=tolerance,
+                agreement=agreement(observed, situation.expected),
                 diagnosis=diagnose(evidence),
                 picture=picture(situation, observed, situation.expected),
                 expected=worst.expected,
@@ -125,12 +130,15 @@ def combined(
 ) -> list[NDArray[np.float64]]:
     """Final weights as every rank has them after what the train step would still do.
 
+    Those of ranks that have none come last: where others have some, these tell what went wrong.
+
     Tensor-parallel ranks each hold the gradient of all tokens: what is combined is combined over
     the others.
     """
     combine, tp, step = observations[0].combine, job.layout.tp, job.steps[number]
     if combine is Combine.REPLICATED:
-        return [observation.weights[number] for observation in observations]
+        replicas = [observation.weights[number] for observation in observations]
+        return sorted(replicas, key=lambda weights: not weights.any())
     return [
         _total(ranks, number) / _divisor(combine, ranks, number, step, conventions)
         for ranks in (observations[tp_rank::tp] for tp_rank in range(tp))

@@ -12,11 +12,13 @@ import numpy as np
 from adapters.objective import Metric, Objective
 from adapters.probe import ProbedBatch
 from conformance import terms
+from conformance.badness import agreement
 from conformance.diagnosis import ReportedEvidence, diagnose_reported, left_out, likeliest
 from conformance.joint import Summand, diagnose_joint
 from conformance.judge import Judgement, situation_of, worse
 from conformance.mistakes import ExpectedNumber, Situation
 from conformance.report import Diagnosis, Logged, Verdict
+from reference.aggregation import MicroBatchWeight
 from reference.rounding import TERM_OPERATIONS, reported_bound
 
 if TYPE_CHECKING:
@@ -96,6 +98,7 @@ def _judge(reported: float, shares: Sequence[Share], tolerance: float) -> Judgem
         verdict=Verdict.MISMATCH,
         error=error if math.isfinite(error) else None,
         tolerance=tolerance,
+        agreement=agreement(*map(np.atleast_1d, (reported, expected, magnitude))),
         diagnosis=_diagnosis(reported, expected, shares, tolerance),
         logged=Logged(expected=expected, reported=reported if math.isfinite(reported) else None),
     )
@@ -150,6 +153,9 @@ def _shares(
     conventions = description.conventions
     batch = ProbedBatch(job.steps, job.objective)
     situation = situation_of(job, number, observations, description)
+    if metric is not Metric.LOSS:
+        plain = replace(conventions, micro_batch_weight=MicroBatchWeight.EQUAL)
+        situation = replace(situation, conventions=plain)
     if metric is Metric.REJECTED:
         before = tuple(terms.before_rejection(step) for step in job.steps)
         situation = replace(situation, steps=before)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from adapters.contract import Option
 from conformance.mistakes import Mistake
 from conformance.report import Diagnosis
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from conformance.cut import Cut
     from conformance.mistakes import Situation
 
     Matches = Callable[[NDArray[np.float64]], bool]
@@ -93,11 +95,26 @@ def _causes(situation: Situation, gone: NDArray[np.bool_]) -> Iterator[tuple[str
         if np.array_equal(gone, active & ~kept):
             yield name, words
     if cut is not None and _is_made_of(gone, active, cut.micro_batch_number):
+        if Option.OVERLAP_GRAD_REDUCE in situation.layout.options and _are_last(gone, active, cut):
+            yield (
+                "reduced_before_the_last_micro_batch",
+                "those of the last micro-batches of ranks, as if the overlapping reduction of"
+                " gradients had begun before them",
+            )
         yield "micro_batches_lost", "those of whole micro-batches"
     if _is_made_of(gone, active, situation.sample):
         yield "samples_lost", "those of whole samples"
     elif not gone[active].all():
         yield "tokens_lost", "their gradient was lost"
+
+
+def _are_last(gone: NDArray[np.bool_], active: NDArray[np.bool_], cut: Cut) -> bool:
+    """Whether after the first micro-batch that a rank has lost it has none that is left."""
+    return all(
+        gone[active & (cut.dp_rank == rank) & (cut.micro_batch >= first)].all()
+        for rank in np.unique(cut.dp_rank[gone])
+        for first in [cut.micro_batch[gone & (cut.dp_rank == rank)].min()]
+    )
 
 
 def _is_made_of(

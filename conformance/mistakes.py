@@ -24,6 +24,7 @@ from reference.aggregation import (
     Conventions,
     DenominatorMask,
     EmptyUnits,
+    MicroBatchWeight,
     Mode,
     SampleUnit,
     beside,
@@ -122,7 +123,8 @@ class Situation:
     def scope(self) -> str:
         """All that the expected weights may depend on, besides the case."""
         divisor = "" if self.aggregation.divisor is None else f":{self.aggregation.divisor:g}"
-        where = f" of micro-batches on {self.layout}" if self.per_micro_batch else ""
+        weight = self.conventions.micro_batch_weight
+        where = f" of {weight} micro-batches on {self.layout}" if self.per_micro_batch else ""
         return f"step {self.number}, {self.mode}{divisor}{where}"
 
     @cached_property
@@ -152,7 +154,7 @@ class Situation:
         """Weights in a mean over ranks and micro-batches of each one's own mean: [tokens].
 
         That is one over its tokens, or over its samples where the mode is `sample_mean`. What has
-        no active token adds 0 and counts.
+        no active token adds 0 and counts; what only pads does not.
         """
         if self.cut is None:
             raise UnknownCutError(
@@ -161,6 +163,8 @@ class Situation:
             )
         batch = self.cut.micro_batch_number
         micro_batches = (self.cut.micro_batches * self.layout.dp).astype(np.float64)
+        if self.conventions.micro_batch_weight is MicroBatchWeight.BY_SAMPLES:
+            micro_batches = _by_samples(self, self.cut)
         if self.mode is Mode.SAMPLE_MEAN:
             return self.weights(units=micro_batches * _units_held(self.sample, batch))
         tokens = np.bincount(batch, weights=self.step.mask).astype(np.float64)[batch]
@@ -215,6 +219,7 @@ def mistakes(situation: Situation) -> Iterator[Mistake]:
     which small steps hit by chance. A single active token has one weight alone, which tells a
     factor from nothing: there, other ways of counting come first.
     """
+    yield from filled_up(situation)
     if np.count_nonzero(situation.step.mask) == 1:
         yield from _other_tokens(situation)
         yield from _undivided(situation)
@@ -272,6 +277,30 @@ def _step_sizes(situation: Situation) -> dict[str, float]:
     if situation.aggregation.divisor is not None:
         sizes["divisor"] = situation.aggregation.divisor
     return sizes
+
+
+def filled_up(situation: Situation) -> Iterator[Mistake]:
+    """What only fills ranks or micro-batches up, counted in a mean over micro-batches."""
+    cut = situation.cut
+    if cut is None or not situation.per_micro_batch:
+        return
+    most = cut.micro_batches.max()
+    filled = {"padding_micro_batches_averaged": cut.micro_batches / most}
+    words = {
+        "padding_micro_batches_averaged": f"micro-batches of padding count as 0 in means over"
+        f" {most} of each rank"
+    }
+    if situation.mode is Mode.SAMPLE_MEAN:
+        rows = _units_held(situation.sample, cut.micro_batch_number)
+        largest = np.zeros(situation.layout.dp)
+        np.maximum.at(largest, cut.dp_rank, rows)
+        filled["dummy_rows_averaged"] = rows / largest[cut.dp_rank]
+        words["dummy_rows_averaged"] = (
+            "rows that fill a micro-batch up to the rank's largest count as 0 in its mean"
+        )
+    for name, shares in filled.items():
+        if (shares < 1)[situation.expected > 0].any():
+            yield Mistake(name=name, words=words[name], weights=situation.expected * shares)
 
 
 def _layout_factors(situation: Situation) -> Iterator[Mistake]:
@@ -536,7 +565,7 @@ def _of_parts(situation: Situation, part: _Part) -> Iterator[Mistake]:
         tokens = _tokens_held(unit, part.label, _counted_mask(situation))
         yield from _of_tokens_held(situation, part, tokens)
         if part.name == "micro_batch" and situation.mode is Mode.TOKEN_MEAN:
-            yield _by_samples(situation, part, tokens)
+            yield _means_by_samples(situation, tokens)
     yield Mistake(
         name=f"denominators_per_{part.name}",
         words=f"denominators are {words}",
@@ -567,17 +596,19 @@ def _of_tokens_held(
         )
 
 
-def _by_samples(situation: Situation, part: _Part, tokens: NDArray[np.float64]) -> Mistake:
-    """Means of micro-batches, each weighted by its share of its rank's samples."""
+def _means_by_samples(situation: Situation, tokens: NDArray[np.float64]) -> Mistake:
     assert situation.cut is not None
-    rank = situation.cut.dp_rank
-    of_micro_batch = _units_held(situation.sample, part.whole)
-    of_rank = _units_held(situation.sample, rank) * situation.layout.dp
     return Mistake(
         name="denominators_per_micro_batch_by_samples",
         words="tokens are counted per micro batch and means weighted by samples",
-        weights=situation.weights(tokens, of_rank / of_micro_batch),
+        weights=situation.weights(tokens, _by_samples(situation, situation.cut)),
     )
+
+
+def _by_samples(situation: Situation, cut: Cut) -> NDArray[np.float64]:
+    """What a token's micro-batch is divided by where it weighs its share of samples: [tokens]."""
+    of_rank = _units_held(situation.sample, cut.dp_rank) * situation.layout.dp
+    return of_rank / _units_held(situation.sample, cut.micro_batch_number)
 
 
 def _tokens_held(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections import Counter
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
@@ -21,10 +22,11 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from conformance.page_data import Shown, document, progress, shown
 from conformance.report import Check, Verdict
 from conformance.summary import JUDGED, WRONG
+from conformance.written import require_regular
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from conformance.report import Report
 
@@ -114,16 +116,24 @@ class PagePathError(ValueError):
     """No page can be written there; says why and the way out."""
 
 
-def write(reports: Sequence[Report], path: Path) -> None:
-    """Put the page of some reports at ``path``.
+def write(reports: Iterable[Report], path: Path) -> None:
+    """Put the page of some reports at ``path``, before which none of them is asked for.
 
     Raises:
         PagePathError: nothing can be written there.
     """
+    with _refusals_said(path):
+        require_regular(path)
     # Python has halves of characters, from the names of files, that no encoding has.
-    page = render(reports).encode("utf-8", "backslashreplace")
-    try:
+    page = render(list(reports)).encode("utf-8", "backslashreplace")
+    with _refusals_said(path):
         path.write_bytes(page)
+
+
+@contextmanager
+def _refusals_said(path: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise PagePathError(
             f"no page can be written to {path}: {error.strerror}; give a file in a folder that"

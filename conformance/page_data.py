@@ -11,6 +11,7 @@ from collections import Counter, defaultdict
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from conformance.badness import LEGEND, off_by
 from conformance.cases import ALL_CASES
 from conformance.reproduce import command
 
@@ -94,6 +95,7 @@ def document(versions: Sequence[Shown]) -> dict[str, Any]:
         "verdict": _column(finding.verdict for _, finding in found),
         "error": _column(_short(finding.error) for _, finding in found),
         "tolerance": _column(_short(finding.tolerance) for _, finding in found),
+        "off_by": _column(_off_by(finding) for _, finding in found),
         "diagnosis": _column(_diagnosis(finding.diagnosis) for _, finding in found),
         "place": _column(finding.place for _, finding in found),
         "message": _column(finding.message for _, finding in found),
@@ -108,6 +110,7 @@ def document(versions: Sequence[Shown]) -> dict[str, Any]:
         "runs": runs.values,
         "reports": [_about(one.report) for one in versions],
         "cases": _cases(columns["case"]["values"]),
+        "legend": LEGEND,
     }
 
 
@@ -173,6 +176,11 @@ def number(value: float) -> float | str:
     if not math.isfinite(value):
         return str(value)
     return int(value) if value == int(value) else value
+
+
+def _off_by(finding: Finding) -> str | None:
+    """What `LEGEND` explains; older reports have no more than the error."""
+    return None if finding.agreement is None else off_by(finding)
 
 
 def _diagnosis(diagnosis: Diagnosis | None) -> Hashable:

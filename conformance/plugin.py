@@ -106,7 +106,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--baseline",
         type=Path,
         metavar="REPORT",
-        help="an earlier report: fail only on what is worse than there",
+        help="an earlier report: fail only on what is worse than there, or wrong and not in it",
     )
     group.addoption(
         "--expect",
@@ -227,6 +227,7 @@ class _Controller:
         self._progress: ProgressLine | None = None
         self._problem: str | None = None
         self._session: pytest.Session | None = None
+        self._objection: str | None = None
         self._start = time.time()
         self._first_finding: float | None = None
 
@@ -236,6 +237,7 @@ class _Controller:
         from conformance.recorder import Recorder
 
         if self._recorder is None:
+            _require_summary()
             try:
                 self._recorder = Recorder(_settings(self._config))
             except ReportPathError as error:
@@ -279,6 +281,10 @@ class _Controller:
                 self._problem = str(error)
         if self._problem is not None:
             session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
+        if self._recorder is not None and self._report is not None:
+            self._objection = self._recorder.settings.gate.objection(self._report)
+            if self._objection is not None and session.exitstatus == pytest.ExitCode.OK:
+                session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Show what was found, where it was written and what it cost."""
@@ -294,13 +300,15 @@ class _Controller:
         gate = self._recorder.settings.gate
         for line in gate.lines(self._report):
             terminalreporter.line(line)
+        if self._objection is not None:
+            terminalreporter.line(f"FAILED: {self._objection}", red=True)
         first = self._first_finding or self._start
         terminalreporter.line(
             f"{first - self._start:.1f} s to start, {time.time() - first:.1f} s to run, of which"
             f" {self._recorder.framework_seconds:.1f} s in the framework's own code"
         )
         terminalreporter.line(f"report: {self._recorder.settings.report}")
-        if GITHUB_SUMMARY in os.environ:
+        if os.environ.get(GITHUB_SUMMARY):
             self._tell_github(terminalreporter, self._report, gate)
 
     def _tell_github(
@@ -308,8 +316,10 @@ class _Controller:
     ) -> None:
         from conformance import github
 
-        github.add_summary(report, [*gate.lines(report)], Path(os.environ[GITHUB_SUMMARY]))
-        for line in github.error_commands([*gate.failing(report)]):
+        objections = [] if self._objection is None else [self._objection]
+        lines = [*gate.lines(report), *objections]
+        github.add_summary(report, lines, Path(os.environ[GITHUB_SUMMARY]))
+        for line in github.error_commands([*gate.failing(report)], objections):
             terminalreporter.line(line)
 
     def _record(self, parcel: Parcel) -> Finding | None:
@@ -327,12 +337,38 @@ class _Controller:
             return None
 
     def _select(self, ids: Sequence[str]) -> None:
-        findings = sum(FINDING in nodeid for nodeid in ids)
+        named = (nodeid.partition(FINDING) for nodeid in ids)
+        findings = {rest.rpartition("]")[0] for _, found, rest in named if found}
         if findings and not self.recorder().selected:
             from conformance.progress import progress_line
 
-            self.recorder().selected = findings
-            self._progress = progress_line(self._config, findings, ATTRIBUTE)
+            settings = _settings(self._config)
+            chosen = [cell for cell in settings.cells() if cell.id in findings]
+            if (refusal := settings.gate.refusal(chosen)) is not None:
+                raise pytest.UsageError(refusal)
+            self.recorder().selected = len(findings)
+            self._progress = progress_line(self._config, len(findings), ATTRIBUTE)
+
+
+def _require_summary() -> None:
+    """See to it that GitHub's summary can be appended, which is done when all else is.
+
+    Raises:
+        pytest.UsageError: it cannot.
+    """
+    from conformance.written import require_regular
+
+    if not os.environ.get(GITHUB_SUMMARY):
+        return
+    path = Path(os.environ[GITHUB_SUMMARY])
+    try:
+        require_regular(path)
+        path.open("ab").close()
+    except OSError as error:
+        raise pytest.UsageError(
+            f"no summary can be appended to {path}: {error.strerror}; unset {GITHUB_SUMMARY}, or"
+            " name another file in it"
+        ) from error
 
 
 def _is_worker(config: pytest.Config) -> bool:

@@ -140,10 +140,11 @@ class Finding(_Model):
 
     ``subject`` says which of a check's several things was looked at. ``error`` is the largest
     relative error of a token weight, or of a logged number, ``tolerance`` the bound it was held
-    against; ``place`` is where in the framework's code the mistake must have been made, as
-    ``file:line (function)``, where the mistake determines it. ``message`` holds the framework's own
-    words where it declined or failed. Of wrong weights there is a ``picture``, of a
-    wrong number what was ``logged``.
+    against; ``agreement`` the smaller of observed and expected divided by the larger, where that is
+    least, 0 where a weight is lost or has the wrong sign (of a mismatch); ``place`` is where in the
+    framework's code the mistake must have been made, as ``file:line (function)``, where the mistake
+    determines it. ``message`` holds the framework's own words where it declined or failed. Of wrong
+    weights there is a ``picture``, of a wrong number what was ``logged``.
     """
 
     id: str
@@ -156,6 +157,7 @@ class Finding(_Model):
     verdict: Verdict
     error: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     tolerance: Annotated[float, Field(ge=0)] | None = None
+    agreement: Annotated[float, Field(ge=0, le=1)] | None = None
     diagnosis: Diagnosis | None = None
     place: str | None = None
     message: str | None = None

@@ -130,7 +130,8 @@ class Settings:
         hardware = Hardware.of(device, backend, min(settings.ranks, room.here), dtype)
         _require_drivable("device", hardware.device, chosen, chosen.devices)
         _require_drivable("dtype", hardware.dtype, chosen, chosen.dtypes)
-        return replace(settings, hardware=hardware, gate=_gate(settings, expect, baseline))
+        settings = replace(settings, hardware=hardware)
+        return replace(settings, gate=_gate(settings, expect, baseline))
 
     def all_ids(self) -> list[str]:
         """Those of what is chosen, and of what would be if nothing were left out."""
@@ -292,6 +293,12 @@ def _comparing(settings: Settings, path: Path) -> Comparing:
         raise InvalidSettingsError(
             f"--baseline={path} is of {report.adapter} on {report.engine}, and this run is of"
             f" {adapter.name} on {adapter.engine}; give a baseline of that"
+        )
+    if report.environment.dtype != settings.hardware.dtype:
+        raise InvalidSettingsError(
+            f"--baseline={path} is of {report.environment.dtype}, and this run is of"
+            f" {settings.hardware.dtype}, which is held to other bounds; give a baseline of that,"
+            " or another --dtype"
         )
     return Comparing(path, report, settings.request)
 

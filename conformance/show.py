@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from conformance import markdown
+from conformance.badness import legend, off_by
 from conformance.digest import faults, matrix
 from conformance.report import Verdict
 from conformance.reproduce import command
@@ -60,7 +61,7 @@ def _parts(report: Report) -> Iterator[RenderableType]:
         yield ""
     for line in advice(report.findings):
         yield Text(line, style=STYLES[Verdict.ADVICE])
-    for line in declined(report.findings):
+    for line in (*legend(report.findings), *declined(report.findings)):
         yield Text(line, style="dim")
     yield Text(totals(report), style="bold")
 
@@ -98,8 +99,8 @@ def _fault(report: Report, fault: Fault) -> Iterator[RenderableType]:
 
 def _details(report: Report, fault: Fault) -> Iterator[str]:
     example = fault.example
-    off = "" if fault.error is None else f"off by up to {fault.error:.3g}: "
-    yield f"{off}{fault.words}"
+    off = off_by(example)
+    yield f"{off} at most: {fault.words}" if off else fault.words
     yield f"in {_where(fault)}"
     if example.place:
         yield f"look at {example.place}"
@@ -133,9 +134,8 @@ def as_markdown(report: Report) -> Iterator[str]:
     for fault in faults(report.findings):
         yield ""
         yield from _folded(report, fault)
-    for line in advice(report.findings):
-        yield ""
-        yield markdown.escape(line)
+    for line in (*advice(report.findings), *legend(report.findings)):
+        yield from ("", markdown.escape(line))
 
 
 def _words(verdicts: Counter[Verdict]) -> str:
@@ -174,6 +174,7 @@ def _document(report: Report, fault: Fault) -> dict[str, object]:
         "name": fault.name,
         "words": fault.words,
         "error": fault.error,
+        "agreement": fault.example.agreement,
         "checks": fault.where,
         "modes": fault.modes,
         "place": fault.example.place,

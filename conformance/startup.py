@@ -10,6 +10,7 @@ import numpy as np
 from adapters.configuration import ORDINARY, REDUCER_DIVISOR
 from adapters.objective import ENTROPY_COEFFICIENT, KL_COEFFICIENT
 from adapters.probe import ProbedBatch
+from conformance.badness import agreement
 from conformance.configurations import Demand
 from conformance.diagnosis import Evidence, diagnose
 from conformance.judge import (
@@ -121,7 +122,7 @@ def _accepted(
         words = f"{row.says} is accepted; then weights are those of {job.aggregation.mode}"
         return _mismatch("accepted", words)
     words = f"{row.says} is accepted; then {judged.diagnosis.explanation}"
-    return _mismatch("accepted", words, judged.error)
+    return replace(_mismatch("accepted", words, judged.error), agreement=judged.agreement)
 
 
 def _term_words(
@@ -159,9 +160,10 @@ def _same(row: Row, observations: Sequence[Observation], plain: Sequence[Observa
     ]
     if all(np.array_equal(mine, other) for mine, other in pairs):
         return Judgement(verdict=Verdict.CONFORMS, error=0.0, tolerance=0.0)
-    errors = [largest_error(mine, np.abs(other)) for mine, other in pairs]
-    worst = None if None in errors else max(error for error in errors if error is not None)
-    return _mismatch("not_the_same", f"{row.says}, and some weights differ", worst)
+    mine, other = (np.concatenate(weights) for weights in zip(*pairs, strict=True))
+    error = largest_error(mine, np.abs(other))
+    wrong = _mismatch("not_the_same", f"{row.says}, and some weights differ", error)
+    return replace(wrong, agreement=agreement(mine, other))
 
 
 def _reduced(
@@ -175,24 +177,27 @@ def _reduced(
         for observed in combined(observations, number, job, description.conventions):
             error = largest_error(observed, expected)
             if error is None or error > tolerance:
-                if judge_weights(job, observations, description).verdict is Verdict.CONFORMS:
-                    return _mismatch("reducer_ignored", f"{row.says}, and it is not used", error)
-                return _unlike_reduced(row, observed, expected, error)
+                mode = judge_weights(job, observations, description)
+                wrong = _not_reduced(row, mode, observed, expected)
+                return replace(wrong, error=error, agreement=agreement(observed, expected))
             worst = max(worst, error)
     return Judgement(verdict=Verdict.CONFORMS, error=worst, tolerance=tolerance)
 
 
-def _unlike_reduced(
-    row: Row, observed: NDArray[np.float64], expected: NDArray[np.float64], error: float | None
+def _not_reduced(
+    row: Row, mode: Judgement, observed: NDArray[np.float64], expected: NDArray[np.float64]
 ) -> Judgement:
-    """What a custom reducer gives may be divided by another number, or it is not used at all."""
+    """A custom reducer that is not used, or whose result is then divided by another number.
+
+    ``mode`` is the judgement of the weights against those of the mode, as if there were no reducer.
+    """
+    if mode.verdict is Verdict.CONFORMS:
+        return _mismatch("reducer_ignored", f"{row.says}, and it is not used")
     ratios = observed[expected > 0] / expected[expected > 0]
     if np.isfinite(ratios).all() and np.ptp(ratios) <= weight_bound("float32") * ratios.max():
         words = f"{row.says}, and every weight is {ratios[0]:.6g} times what it makes it"
-        return _mismatch("reducer_rescaled", words, error)
-    return _mismatch(
-        "reducer_ignored", f"{row.says}, and weights are not what it makes them", error
-    )
+        return _mismatch("reducer_rescaled", words)
+    return _mismatch("reducer_ignored", f"{row.says}, and weights are not what it makes them")
 
 
 def _reducer_weights(step: Step, mode: Mode) -> NDArray[np.float64]:

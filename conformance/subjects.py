@@ -163,5 +163,7 @@ def place(subject: Subject, mode: Mode, diagnosis: Diagnosis) -> Place | None:
         return Place.SHARDING
     if subject.check is Check.ARGUMENTS:
         return Place.ARGUMENTS if diagnosis.name in VALIDATION_MISTAKES else None
+    if diagnosis.name == "reduced_before_the_last_micro_batch" and subject.metric is None:
+        return Place.REDUCTION
     counts = mode is Mode.TOKEN_MEAN and diagnosis.name in TOKEN_COUNT_MISTAKES
     return Place.TOKEN_COUNT if counts and subject.metric is None else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
+from conformance.badness import legend, off_by
 from conformance.report import Check, Verdict
 from reference.aggregation import Mode
 
@@ -41,6 +42,7 @@ def summary_lines(report: Report) -> Iterator[str]:
     wrong = [finding for finding in report.findings if finding.verdict in WRONG]
     yield from map(_line, wrong)
     yield from advice(report.findings)
+    yield from legend(wrong)
     yield from declined(report.findings)
     yield totals(report)
 
@@ -48,10 +50,10 @@ def summary_lines(report: Report) -> Iterator[str]:
 def explain(finding: Finding) -> str:
     """What is wrong, in one line."""
     if finding.diagnosis is not None:
-        error = "" if finding.error is None else f"off by {finding.error:.3g}: "
+        off = f"{words}: " if (words := off_by(finding)) else ""
         message = f" ({last_line(finding.message)})" if finding.message else ""
         place = f"; look at {finding.place}" if finding.place else ""
-        return f"{error}{finding.diagnosis.explanation} [{finding.diagnosis.name}]{message}{place}"
+        return f"{off}{finding.diagnosis.explanation} [{finding.diagnosis.name}]{message}{place}"
     return last_line(finding.message)
 
 

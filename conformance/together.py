@@ -10,6 +10,7 @@ import numpy as np
 from adapters.objective import Metric
 from adapters.probe import ProbedBatch
 from conformance import terms
+from conformance.badness import agreement
 from conformance.diagnosis import Evidence, diagnose, likeliest, without_gradient
 from conformance.joint import Summand, diagnose_joint
 from conformance.judge import Judgement, combined, situation_of, worse
@@ -66,6 +67,7 @@ def judge_together(
                 verdict=Verdict.MISMATCH,
                 error=error,
                 tolerance=tolerance,
+                agreement=agreement(weights * slopes, expected, magnitude),
                 diagnosis=_diagnosis(off, magnitude, parts, tolerance),
                 picture=picture(parts[0].situation, weights * slopes, expected),
                 expected=worst.expected,

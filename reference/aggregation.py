@@ -78,6 +78,15 @@ class Beside(StrEnum):
         return self in (Beside.MICRO_BATCH_TOKEN_MEAN, Beside.MICRO_BATCH_SAMPLE_MEAN)
 
 
+class MicroBatchWeight(StrEnum):
+    """How much each micro-batch of a rank weighs in a mean over micro-batches."""
+
+    EQUAL = "equal"
+
+    BY_SAMPLES = "by_samples"
+    """As much as its share of the rank's samples."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Conventions:
     """What the modes leave open and a framework documents.
@@ -86,7 +95,9 @@ class Conventions:
     without active tokens adds 0 and still counts, and denominators count what rejection sampling
     has left (the last by miles' pull request 1498). ``entropy`` and ``kl`` say how these terms of
     the loss are aggregated, trained and logged alike, ``diagnostics`` how what is logged and not
-    trained is (clip fraction and the like). ``whole_groups`` says that `prompt_mean` needs a
+    trained is (clip fraction and the like). ``micro_batch_weight`` is for terms of the loss that
+    are averaged over micro-batches; what is logged beside the loss is their plain mean.
+    ``whole_groups`` says that `prompt_mean` needs a
     prompt's samples on one data-parallel rank.
     """
 
@@ -96,6 +107,7 @@ class Conventions:
     entropy: Beside = Beside.WITH_TOKEN_MEAN
     kl: Beside = Beside.WITH_TOKEN_MEAN
     diagnostics: Beside = Beside.WITH_TOKEN_MEAN
+    micro_batch_weight: MicroBatchWeight = MicroBatchWeight.EQUAL
     whole_groups: bool = False
 
 

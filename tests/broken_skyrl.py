@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from adapters.megatron import policy
+from adapters.skyrl.adapter import WORKER_UTILS
 from adapters.skyrl.fsdp import SkyRLFsdpAdapter
+from adapters.skyrl.importing import PADDING_MICRO_BATCHES, module
 from adapters.skyrl.megatron import SkyRLMegatronAdapter
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from adapters.contract import Job, Observation, Rank
 
 
@@ -43,3 +50,29 @@ class OneByOne(SkyRLMegatronAdapter):
 
         param_and_grad_buffer._coalescing_manager = policy.one_by_one
         return super().observe(job, rank)
+
+
+class PaddingCollides(SkyRLMegatronAdapter):
+    """Micro-batches that only pad hold tokens of samples, other ones every time."""
+
+    def load(self, source: Path | None) -> None:
+        super().load(source)
+        iterator = module(WORKER_UTILS).TokenBasedBatchIterator
+        make, numbers = iterator._create_padding_microbatch, count()
+
+        def colliding(batches: Any) -> Any:
+            batch = make(batches)
+            sequences = batch["sequences"]
+            ids = 1 + (torch.arange(sequences.numel()) + 17 * next(numbers)) % 50
+            batch["sequences"] = ids.reshape(sequences.shape).to(sequences)
+            return batch
+
+        iterator._create_padding_microbatch = colliding
+
+
+class PaddingKept(PaddingCollides):
+    """And the harness takes them for micro-batches of samples."""
+
+    def load(self, source: Path | None) -> None:
+        super().load(source)
+        PADDING_MICRO_BATCHES.take = lambda: 0  # type: ignore[method-assign]

@@ -172,7 +172,7 @@ def test_finding_shown_is_of_a_committed_report() -> None:
     committed = [path.read_text() for path in (command.ROOT / "reports" / "miles").glob("*.json")]
 
     assert any(shown in report for report in committed)
-    assert f"\nMISMATCH {finding['id']}: off by" in README
+    assert f"\nMISMATCH {finding['id']}: off by a factor of" in README
 
 
 def test_every_option_is_documented() -> None:

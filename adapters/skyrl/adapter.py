@@ -9,6 +9,7 @@ and an optimizer that lets the gradient be read.
 
 from __future__ import annotations
 
+import inspect
 from abc import abstractmethod
 from collections import defaultdict
 from contextlib import nullcontext
@@ -34,7 +35,7 @@ from adapters.contract import (
 )
 from adapters.objective import Objective
 from adapters.probe import ProbedBatch
-from adapters.skyrl import trainer
+from adapters.skyrl import departures, trainer
 from adapters.skyrl.configuration import (
     configure,
     default_mode,
@@ -53,15 +54,17 @@ if TYPE_CHECKING:
 
 CONVENTIONS = Conventions(
     denominator_mask=DenominatorMask.ORIGINAL,
-    entropy=Beside.TOKEN_MEAN,
-    kl=Beside.SAMPLE_MEAN,
+    entropy=Beside.MICRO_BATCH_TOKEN_MEAN,
+    kl=Beside.MICRO_BATCH_SAMPLE_MEAN,
     diagnostics=Beside.MICRO_BATCH_TOKEN_MEAN,
 )
 """What SkyRL documents: that advantages are scaled before the loss corrects its mask
 (docs/algorithms/custom_algorithms), which leaves all other tokens as they are
-(docs/algorithms/off_policy_correction); that what is not a loss is averaged over micro-batches
-(``reduce_metrics``). Of entropy and divergence it names a masked token mean and a mean over
-sequences, averaged over micro-batches and ranks: the former two are reductions of a step."""
+(docs/algorithms/off_policy_correction); that a micro-batch's entropy is a masked token mean and its
+divergence a mean over sequences, that both are averaged over micro-batches and data-parallel ranks
+(where its workers add them to the loss), and over those micro-batches alone that hold samples
+(where its Megatron worker counts them); that what is not a loss is averaged over micro-batches
+likewise (``reduce_metrics``)."""
 
 WORKER_UTILS = "backends.skyrl_train.workers.worker_utils"
 
@@ -111,24 +114,27 @@ class SkyRLAdapter(Adapter):
             objectives=objectives(),
             conventions=CONVENTIONS,
             places=self._places(),
+            rules=_rules(),
             stand_ins=tuple(STOOD_IN),
+            departures=(*departures.NOT_RUN, *departures.SET, *departures.STUBBED),
         )
 
     def observe(self, job: Job, rank: Rank) -> Observation:
         """Train all steps of the batch as the mini-batches of one rollout."""
         batch = ProbedBatch(job.steps, job.objective)
+        rollouts = trainer.Rollouts(batch, job)
         with rank.framework():
             config = configure(job, self.settings(job, rank.dtype))
         if job.depth is Depth.REDUCER:
             with rank.framework():
-                gradient = trainer.reduce(config, batch, job)
+                gradient = trainer.reduce(config, rollouts)
             return Observation(weights=batch.split(batch.weights(gradient)))
         workers = {"policy": self.worker(config, job, batch.probe_size, rank)}
         if job.objective is Objective.VALUE:
             workers["critic"] = self.critic(config, job, batch.probe_size, rank)
-        dispatch = trainer.Dispatch(workers, job)
+        dispatch = trainer.Dispatch(workers, rollouts)
         with rank.framework(), _refusals(job):
-            trainer.train(config, dispatch, batch, job)
+            trainer.train(config, dispatch, rollouts)
         probed = workers["critic" if job.objective is Objective.VALUE else "policy"]
         return Observation(
             weights=batch.weights_of_steps(probed.gradients),
@@ -166,6 +172,18 @@ class SkyRLAdapter(Adapter):
             Place.SHARDING: getattr(dispatch, "stage_chunks", dispatch.dispatch_from_staged),
         }
         return {place: code_location(function) for place, function in functions.items()}
+
+
+def _rules() -> dict[str, str]:
+    """Those that SkyRL states, each with the function that holds a user to it."""
+    validate = module("train.utils.utils").validate_cfg
+    functions = {
+        "default_mode": module("train.config").AlgorithmConfig,
+        "group_incomplete": module("train.utils.trainer_utils").validate_generator_output,
+    }
+    if "max_seq_len" in inspect.getsource(validate):  # older versions derive it from lengths
+        functions["divisor_missing"] = validate
+    return {rule: code_location(function) for rule, function in functions.items()}
 
 
 def _refusals(job: Job) -> AbstractContextManager[None]:

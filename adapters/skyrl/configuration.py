@@ -43,6 +43,9 @@ CORRECTION = f"{ALGORITHM}.off_policy_correction"
 REJECTING = {"token_mask_is_threshold_low": 0.5, "token_mask_is_threshold_high": 2.0}
 """Bounds of a token's ratio of old policy to rollout policy, outside of which it is masked."""
 
+YAML_NUMBERS = {"inf": ".inf", "nan": ".nan"}
+"""Numbers as SkyRL's command line spells them, whose values are read as YAML."""
+
 OPTIONAL = {
     Objective.ENTROPY: "use_entropy_loss",
     Objective.KL: "use_kl_loss",
@@ -221,7 +224,7 @@ def _algorithm(job: Job) -> Settings:
 def _divisor(job: Job) -> str:
     """As a user types it; empty if there is none."""
     if job.configuration.divisor is not None:
-        return job.configuration.divisor
+        return YAML_NUMBERS.get(job.configuration.divisor, job.configuration.divisor)
     divisor = job.aggregation.divisor
     if divisor is None:
         return ""

@@ -15,10 +15,12 @@ from adapters import cuda_on_cpu
 from adapters.contract import Depth, Description, Job, Layout, Rank, Unsupported
 from adapters.objective import Objective
 from adapters.probe import ENTROPIES, FORWARD_PASSES, as_array, cycled
+from adapters.skyrl import departures
 from adapters.skyrl.adapter import SkyRLAdapter
 from adapters.skyrl.configuration import PACKING
 from adapters.skyrl.importing import module, ppo_utils
 from adapters.skyrl.trainer import probe_capacity
+from reference.aggregation import MicroBatchWeight
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 
 MODEL_WRAPPER = "backends.skyrl_train.workers.model_wrapper"
 WORKER = "backends.skyrl_train.workers.fsdp.fsdp_worker"
+BASE_WORKER = "backends.skyrl_train.workers.worker"
 
 PRECISIONS = {"float32": "fp32", "bfloat16": "bf16"}
 """What SkyRL calls them."""
@@ -61,7 +64,12 @@ class SkyRLFsdpAdapter(SkyRLAdapter):
     def describe(self) -> Description:
         """The critic is trained by this engine alone."""
         found = super().describe()
-        return replace(found, objectives=found.objectives | {Objective.VALUE})
+        return replace(
+            found,
+            objectives=found.objectives | {Objective.VALUE},
+            departures=(*found.departures, *departures.FSDP),
+            conventions=replace(found.conventions, micro_batch_weight=_micro_batch_weight()),
+        )
 
     def settings(self, job: Job, dtype: str) -> dict[str, object]:
         """No clipping, and an optimizer that leaves the probe at 0."""
@@ -86,6 +94,13 @@ class SkyRLFsdpAdapter(SkyRLAdapter):
         worker = _kept("critic", _critic_worker, config, job, probe_size, rank)
         worker.critic_loss_fn = ppo_utils().ppo_critic_loss
         return worker
+
+
+def _micro_batch_weight() -> MicroBatchWeight:
+    """Whether a micro-batch is given its weight, which the worker documents, or counts as one."""
+    micro_step = module(BASE_WORKER).PolicyWorkerBase._forward_backward_micro
+    weighed = "microbatch_weight" in inspect.signature(micro_step).parameters
+    return MicroBatchWeight.BY_SAMPLES if weighed else MicroBatchWeight.EQUAL
 
 
 def _settings_of(model: str, job: Job, dtype: str) -> dict[str, object]:

@@ -20,6 +20,40 @@ STOOD_IN: list[str] = []
 """What was stood in for in this process."""
 
 
+class PaddingMicroBatches:
+    """Counts the micro-batches that SkyRL makes of padding alone, to give all ranks as many."""
+
+    def __init__(self) -> None:
+        self._made = 0
+
+    def count(self) -> None:
+        """From now on, those that the only method makes that makes any; older versions have none.
+
+        Raises:
+            AttributeError: SkyRL makes them in another way.
+        """
+        utils = module("backends.skyrl_train.workers.worker_utils")
+        iterator = getattr(utils, "TokenBasedBatchIterator", None)
+        if iterator is None:
+            return
+        make = iterator._create_padding_microbatch
+
+        def counted(batches: Any) -> Any:
+            self._made += 1
+            return make(batches)
+
+        iterator._create_padding_microbatch = counted
+
+    def take(self) -> int:
+        """How many were made since last asked."""
+        made, self._made = self._made, 0
+        return made
+
+
+PADDING_MICRO_BATCHES = PaddingMicroBatches()
+"""Of this process, which trains one job at a time."""
+
+
 def import_skyrl(source: Path | None) -> None:
     """Import what every engine needs, and let the dispatch hand chunks over without a Ray store."""
     _mend_dependencies()
@@ -31,6 +65,7 @@ def import_skyrl(source: Path | None) -> None:
     _stand_in_for_flash_attn()
     module("backends.skyrl_train.distributed.dispatch").ray = SimpleNamespace(put=_itself)
     module("train.trainer")
+    PADDING_MICRO_BATCHES.count()
 
 
 def module(path: str) -> ModuleType | Any:

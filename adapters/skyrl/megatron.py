@@ -31,13 +31,16 @@ from adapters.contract import (
     Layout,
     Observation,
     Option,
+    Place,
     Rank,
     Unsupported,
+    code_location,
     grids,
 )
 from adapters.imports import stand_in, stand_in_for
 from adapters.megatron import policy
 from adapters.probe import ENTROPIES, FORWARD_PASSES, cycled
+from adapters.skyrl import departures
 from adapters.skyrl.adapter import SkyRLAdapter
 from adapters.skyrl.importing import STOOD_IN, module, ppo_utils
 from adapters.skyrl.trainer import probe_capacity
@@ -103,10 +106,15 @@ class SkyRLMegatronAdapter(SkyRLAdapter):
     def describe(self) -> Description:
         """Options are what SkyRL's configuration of Megatron's data parallelism can spell."""
         known = {field.name for field in fields(module("train.config.config").MegatronDDPConfig)}
+        found = super().describe()
+        model_wrapper = module(MODEL_WRAPPER).MegatronModelWrapper
         return replace(
-            super().describe(),
+            found,
             options=frozenset(option for option in policy.OPTIONS if option in known),
             largest_tp=2,
+            # Where Megatron is told what to call around the reduction of gradients.
+            places={**found.places, Place.REDUCTION: code_location(model_wrapper.__init__)},
+            departures=(*found.departures, *departures.MEGATRON),
         )
 
     def settings(self, job: Job, dtype: str) -> dict[str, object]:

@@ -1,7 +1,15 @@
-"""SkyRL's trainer on one rank, as each of them plays it for itself."""
+"""SkyRL's trainer on one rank, as each of them plays it for itself.
+
+`RayPPOTrainer.train` is one loop. What it does of a batch of rollouts is done here in the same
+order, by the trainer's own methods, from the check of what a generator has returned to the last
+optimizer step.
+"""
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import dataclass
+from functools import cached_property
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -12,21 +20,19 @@ from adapters.configuration import Tampering
 from adapters.contract import Unsupported
 from adapters.objective import Metric, Objective
 from adapters.probe import FORWARD_PASSES, PADDING_ID, ProbedBatch
+from adapters.sizes import rollouts_per_prompt
 from adapters.skyrl.configuration import has_kl_term, knows_rollout_policy, refusals
-from adapters.skyrl.importing import module, ppo_utils
+from adapters.skyrl.importing import PADDING_MICRO_BATCHES, module, ppo_utils
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from adapters.contract import Job
 
-Boundaries = list[tuple[int, int]]
-"""Where the rows of each prompt begin and end."""
-
 PROMPT_BOUNDARIES = "policy_prompt_boundaries"
-"""What SkyRL's trainer calls them."""
+"""Metadata of SkyRL's training input: where the rows of each prompt begin and end."""
 
 PADDING_MICRO_BATCH_IDS = 100
 """SkyRL fills the micro-batches that only pad with random token ids below this."""
@@ -46,14 +52,15 @@ NAMES = {
 class Dispatch:
     """Calls this rank's workers where SkyRL's `WorkerDispatch` sends to the actors of all ranks."""
 
-    def __init__(self, workers: Mapping[str, Any], job: Job) -> None:
+    def __init__(self, workers: Mapping[str, Any], rollouts: Rollouts) -> None:
         self._workers = workers
-        self._dp_size = job.layout.dp
+        self._rollouts = rollouts
+        self._dp_size = rollouts.job.layout.dp
         # Without the term, an engine reports a divergence of 0 that it never computed.
-        self._left_out = set() if has_kl_term(job) else {Metric.KL}
+        self._left_out = set() if has_kl_term(rollouts.job) else {Metric.KL}
         self._statuses: list[Mapping[str, float]] = []
         self.forward_passes: list[NDArray[np.int64]] = []
-        """Token ids of each, of those that the rank was given."""
+        """Token ids of each that was of samples."""
 
     @property
     def reported(self) -> dict[Metric, tuple[float | None, ...]]:
@@ -68,6 +75,10 @@ class Dispatch:
     def get_lcm_dp_size(self) -> int:
         """Of the only model there is."""
         return self._dp_size
+
+    def forward(self, model: str, data: Any) -> dict[str, torch.Tensor]:
+        """What a model would say of rollouts; later versions ask the trainer's own method."""
+        return {"output": self._rollouts.log_probs_or_values(model, data)}
 
     def stage_data(self, *staged: Any) -> Any:
         """The chunks of every data-parallel rank, for each mini-batch, as SkyRL cuts them.
@@ -85,13 +96,11 @@ class Dispatch:
         worker = self._workers[model]
         actor = SimpleNamespace(rank=worker.mesh_rank, handle=_Handle(worker))
         FORWARD_PASSES.take()
+        PADDING_MICRO_BATCHES.take()
         [status] = _mesh_dispatch().dispatch_from_staged([actor], method, *staged)
         passes = FORWARD_PASSES.take()
-        if len(staged) == 1:
-            # Micro-batches that only pad are of random ids, which may be other ranks' tokens.
-            given = staged[0][worker.mesh_rank.dp]["sequences"].numpy()
-            passes = [ids[np.isin(ids, given)] for ids in passes]
-        self.forward_passes.extend(passes)
+        # SkyRL puts micro-batches that only pad after all others.
+        self.forward_passes.extend(passes[: len(passes) - PADDING_MICRO_BATCHES.take()])
         if model == "policy":
             self._statuses.append(getattr(status, "metrics", status))  # older: nothing else
         return status
@@ -100,7 +109,7 @@ class Dispatch:
         """The worker's."""
         return self._workers[model].optim_step()
 
-    def empty_cache(self) -> None:
+    def empty_cache(self, model: str | None = None) -> None:
         """The CPU caches nothing."""
 
 
@@ -123,19 +132,20 @@ def probe_capacity(probe_size: int) -> int:
     return 1 << max(probe_size + 1, PADDING_MICRO_BATCH_IDS + 1).bit_length()
 
 
-def train(config: Any, dispatch: Dispatch, batch: ProbedBatch, job: Job) -> None:
+def train(config: Any, dispatch: Dispatch, rollouts: Rollouts) -> None:
     """Train on a batch of rollouts, mini-batch after mini-batch."""
-    trainer = _trainer(config, dispatch)
-    trainer.train_critic_and_policy(_training_input(trainer, batch, job))
+    trainer = _trainer(config, dispatch, rollouts)
+    trainer.train_critic_and_policy(_training_input(trainer, rollouts))
 
 
-def reduce(config: Any, batch: ProbedBatch, job: Job) -> NDArray[np.float32]:
+def reduce(config: Any, rollouts: Rollouts) -> NDArray[np.float32]:
     """The probe's gradient of the reduced token losses, which are -advantage · probe.
 
     SkyRL scales the advantages and then sums.
     """
-    trainer = _trainer(config, Dispatch({}, job))
-    data = _training_input(trainer, batch, job)
+    batch = rollouts.batch
+    trainer = _trainer(config, Dispatch({}, rollouts), rollouts)
+    data = _training_input(trainer, rollouts)
     boundaries = [data.metadata["policy_mini_batch_boundaries"]]
     if PROMPT_BOUNDARIES in data.metadata:
         boundaries.append(data.metadata[PROMPT_BOUNDARIES])
@@ -149,109 +159,161 @@ def reduce(config: Any, batch: ProbedBatch, job: Job) -> NDArray[np.float32]:
     return gradient
 
 
-def _trainer(config: Any, dispatch: Dispatch) -> Any:
-    """SkyRL's `RayPPOTrainer` without the services that its constructor starts."""
+@dataclass(frozen=True, eq=False)
+class Rollouts:
+    """What a user's generator would return for the prompts of a batch, and models say of it.
+
+    Raises:
+        Unsupported: the job tampers with what no generator hands over.
+    """
+
+    batch: ProbedBatch
+    job: Job
+
+    def __post_init__(self) -> None:
+        tampering = self.job.configuration.tampering
+        if tampering in BY_CONSTRUCTION:
+            raise Unsupported(
+                f"no {tampering} in SkyRL: compute_prompt_boundaries alone says where the samples"
+                " of a prompt begin and end, from an id of every sample, so that boundaries are"
+                " contiguous and leave none out"
+            )
+        if tampering not in (None, Tampering.GROUP_INCOMPLETE):
+            raise Unsupported(f"SkyRL has nothing of which it could be said: {tampering}")
+
+    @cached_property
+    def uids(self) -> list[str]:
+        """The id of each sample's prompt."""
+        return [
+            f"step{number}-group{group}"
+            for number, step in enumerate(self.batch.steps)
+            for group in step.groups
+        ]
+
+    def output(self, prompts: Sequence[str], *, step_wise: bool) -> dict[str, Any]:
+        """As SkyRL's own generator would return it for these prompts, of which it made samples.
+
+        ``step_wise`` is SkyRL's word for rollouts of several samples.
+        """
+        incomplete = self.job.configuration.tampering is Tampering.GROUP_INCOMPLETE
+        chosen = [number for number, uid in enumerate(self.uids) if uid in prompts][incomplete:]
+        batch = self.batch
+        columns: dict[str, list[Any]] = {
+            "prompt_token_ids": [ids.tolist() for ids in batch.prompts],
+            "response_ids": [ids.tolist() for ids in batch.responses],
+            "rewards": [float(number % 2) for number in range(len(self.uids))],
+            "loss_masks": [mask.astype(int).tolist() for mask in batch.original_masks],
+            "stop_reasons": ["stop"] * len(self.uids),
+        }
+        if knows_rollout_policy(self.job):
+            columns["rollout_logprobs"] = [list(values) for values in batch.rollout_log_probs]
+        if step_wise:
+            columns |= {"trajectory_ids": self._trajectories, "is_last_step": self._is_last_step}
+        absent = dict.fromkeys(
+            ("rollout_metrics", "rollout_logprobs", "trajectory_ids", "is_last_step")
+        )
+        return absent | {
+            name: [values[number] for number in chosen] for name, values in columns.items()
+        }
+
+    @property
+    def _trajectories(self) -> list[Any]:
+        trajectory = module("train.generators.base").TrajectoryID
+        rollouts = [rollout for step in self.batch.steps for rollout in step.rollouts.tolist()]
+        return [trajectory(*named) for named in zip(self.uids, rollouts, strict=True)]
+
+    @property
+    def _is_last_step(self) -> list[bool]:
+        return [
+            bool(last)
+            for step in self.batch.steps
+            for last in np.diff(step.rollouts, append=step.rollouts[-1] + 1) != 0
+        ]
+
+    def log_probs_or_values(self, model: str, data: Any, **_: Any) -> torch.Tensor:
+        """What the models compute of rollouts before they are trained on: [rows, width]."""
+        batch = self.batch
+        return self.laid_out(
+            {
+                "policy": batch.old_log_probs,
+                "ref": batch.reference_log_probs,
+                "critic": [np.zeros(len(ids)) for ids in batch.responses],
+            }[model],
+            data,
+        )
+
+    def laid_out(self, of_samples: list[NDArray[np.float64]], data: Any) -> torch.Tensor:
+        """Values of response tokens where SkyRL has put these: [rows, width].
+
+        Rows that SkyRL adds repeat the first one; so do their values, that a leak may show.
+        """
+        of_token = torch.zeros(self.batch.probe_size)
+        ids = torch.from_numpy(np.concatenate(self.batch.responses))
+        of_token[ids] = torch.from_numpy(np.concatenate(of_samples)).float()
+        return of_token[data["sequences"][:, -data.metadata["response_length"] :]]
+
+
+BY_CONSTRUCTION = (
+    Tampering.GROUPS_MISSING,
+    Tampering.BOUNDARY_GAP,
+    Tampering.BOUNDARY_OVERLAP,
+    Tampering.BOUNDARY_SHORT,
+)
+"""What SkyRL cannot come by, whatever the rollouts."""
+
+
+def _trainer(config: Any, dispatch: Dispatch, rollouts: Rollouts) -> Any:
+    """SkyRL's `RayPPOTrainer` without the services that its constructor starts.
+
+    What models say of rollouts is asked of these.
+    """
     trainer_class = module("train.trainer").RayPPOTrainer
     trainer = object.__new__(trainer_class)
     trainer.cfg = config
     trainer.tokenizer = SimpleNamespace(pad_token_id=PADDING_ID)
     trainer.dispatch = dispatch
+    trainer.ref_model = config.trainer.algorithm.use_kl_loss or None
     trainer.all_metrics, trainer.all_timings, trainer.global_step = {}, {}, 0
+    if hasattr(trainer_class, "_execute_forward_pass"):  # later than the dispatch's own
+        trainer._execute_forward_pass = rollouts.log_probs_or_values
     return trainer
 
 
-def _training_input(trainer: Any, batch: ProbedBatch, job: Job) -> Any:
-    """The batch as SkyRL's conversion lays it out, with what the probe is read by.
+def _training_input(trainer: Any, rollouts: Rollouts) -> Any:
+    """The batch as the trainer makes it of rollouts, with advantages that the probe is read by.
 
     Raises:
-        Refused: SkyRL takes no such batch.
-        Unsupported: SkyRL has nothing to be tampered with so.
+        Refused: SkyRL takes no such rollouts.
     """
-    tampering = job.configuration.tampering
-    first = 1 if tampering is Tampering.GROUP_INCOMPLETE else 0
-    generated: dict[str, list[Any]] = {
-        "prompt_token_ids": [ids.tolist() for ids in batch.prompts],
-        "response_ids": [ids.tolist() for ids in batch.responses],
-        "rewards": [[0.0] * len(ids) for ids in batch.responses],
-        "loss_masks": [mask.astype(int).tolist() for mask in batch.original_masks],
-    }
-    if knows_rollout_policy(job):
-        generated["rollout_logprobs"] = [values.tolist() for values in batch.rollout_log_probs]
-    prompts = [
-        f"step{number}-group{group}"
-        for number, step in enumerate(batch.steps)
-        for group in step.groups
-    ]
-    rollouts = {name: values[first:] for name, values in generated.items()}
     with refusals():
-        data = trainer.convert_to_training_input(rollouts, prompts[first:])
-    for name, values in _per_token(batch, job).items():
-        data[name] = _laid_out(values[first:], data["response_mask"])
-    if tampering is not None:
-        _tamper(data.metadata, tampering)
+        output, uids = _generated(trainer, rollouts)
+        processed = trainer.postprocess_generator_output(output, uids)
+        # Older versions leave the prompts' ids as they are.
+        output, uids = processed if isinstance(processed, tuple) else (processed, uids)
+        data = trainer.convert_to_training_input(output, uids)
+    data = trainer.compute_advantages_and_returns(trainer.fwd_logprobs_values_reward(data))
+    data.pop("rewards")
+    data.metadata.pop("uids")
+    data.metadata.pop("is_last_step", None)
+    data["advantages"] = rollouts.laid_out(rollouts.batch.advantages, data)
+    if rollouts.job.objective is Objective.VALUE:
+        # SkyRL's loss is half of the squared error.
+        returns = [2 * returns for returns in rollouts.batch.returns]
+        data["returns"] = rollouts.laid_out(returns, data)
     return data
 
 
-def _per_token(batch: ProbedBatch, job: Job) -> dict[str, list[NDArray[np.float64]]]:
-    """What SkyRL computes of rollouts before it trains on them, and the probe is read by."""
-    values = {"advantages": batch.advantages, "action_log_probs": batch.old_log_probs}
-    if has_kl_term(job):
-        values["base_action_log_probs"] = batch.reference_log_probs
-    if job.objective is Objective.VALUE:
-        # SkyRL's loss is half of the squared error.
-        values["returns"] = [2 * returns for returns in batch.returns]
-        values["values"] = [np.zeros(len(returns)) for returns in batch.returns]
-    return values
+def _generated(trainer: Any, rollouts: Rollouts) -> tuple[dict[str, Any], list[str]]:
+    """The generator's output after SkyRL's check, and the id of each sample's prompt."""
+    step_wise = trainer.cfg.generator.step_wise_trajectories
+    prompts = trainer._remove_tail_data(list(dict.fromkeys(rollouts.uids)))
 
+    async def generate(_: Any) -> dict[str, Any]:
+        return rollouts.output(prompts, step_wise=step_wise)
 
-def _laid_out(of_samples: list[NDArray[np.float64]], response_mask: torch.Tensor) -> torch.Tensor:
-    """Values of response tokens, as SkyRL's conversion has them: [rows, width].
-
-    Rows that SkyRL adds repeat the first one; so do their values, that a leak may show.
-    """
-    laid_out = torch.zeros(response_mask.shape)
-    for row, values in enumerate(of_samples):
-        # Older versions have responses at the left.
-        laid_out[row, response_mask[row].bool()] = torch.from_numpy(values).float()
-    laid_out[len(of_samples) :] = laid_out[0]
-    return laid_out
-
-
-def _tamper(metadata: dict[str, Any], tampering: Tampering) -> None:
-    """Change what says which rows are one prompt's, after SkyRL has checked it."""
-    if tampering is Tampering.GROUP_INCOMPLETE:
-        return
-    if PROMPT_BOUNDARIES not in metadata or tampering not in TAMPERED:
-        raise Unsupported(f"SkyRL has nothing of which it could be said: {tampering}")
-    boundaries = TAMPERED[tampering](list(metadata.pop(PROMPT_BOUNDARIES)))
-    if boundaries is not None:
-        metadata[PROMPT_BOUNDARIES] = boundaries
-
-
-def _with_gap(boundaries: Boundaries) -> Boundaries:
-    (start, end), *others = boundaries
-    if end - start < 2 or not others:
-        raise Unsupported("no gap between prompts where the first has one sample, or is alone")
-    return [(start, end - 1), *others]
-
-
-def _with_overlap(boundaries: Boundaries) -> Boundaries:
-    first, *others = boundaries
-    if not others:
-        raise Unsupported("no overlap of prompts where there is one alone")
-    start, end = others[0]
-    return [first, (start - 1, end), *others[1:]]
-
-
-def _cut_short(boundaries: Boundaries) -> Boundaries:
-    *others, (start, end) = boundaries
-    return [*others, (start, end - 1)]
-
-
-TAMPERED: dict[Tampering, Callable[[Boundaries], Boundaries | None]] = {
-    Tampering.GROUPS_MISSING: lambda boundaries: None,
-    Tampering.BOUNDARY_GAP: _with_gap,
-    Tampering.BOUNDARY_OVERLAP: _with_overlap,
-    Tampering.BOUNDARY_SHORT: _cut_short,
-}
-"""What becomes of the boundaries of prompts."""
+    trainer.generator = SimpleNamespace(generate=generate)
+    samples = len(prompts) * rollouts_per_prompt(rollouts.batch.steps)
+    output = asyncio.run(trainer.generate({"prompts": [None] * samples}))
+    if step_wise:
+        return output, [trajectory.instance_id for trajectory in output["trajectory_ids"]]
+    return output, [uid for uid in rollouts.uids if uid in prompts]

@@ -2,6 +2,7 @@
 
 function detailOf(finding) {
   const parts = [
+    factor(finding),
     measured(finding),
     diagnosed(finding),
     part("Weights", pictureOf(finding)),
@@ -23,6 +24,13 @@ function part(heading, ...content) {
 
 function textOr(text) {
   return text ? element("p", {}, text) : null;
+}
+
+function factor(finding) {
+  const words = at("off_by", finding);
+  if (!words) return null;
+  const sentence = `${words[0].toUpperCase()}${words.slice(1)}. `;
+  return element("p", {}, sentence, element("span", { class: "hint" }, `(${data.legend})`));
 }
 
 function measured(finding) {

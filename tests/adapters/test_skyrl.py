@@ -2,23 +2,37 @@
 
 from __future__ import annotations
 
-import importlib
 import os
+import re
 import tempfile
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import pytest
+import torch
 import torch.distributed as dist
 
 from adapters.configuration import ORDINARY, Configuration, Setting, Tampering
-from adapters.contract import Depth, Job, Layout, LogEntry, Observation, Rank, Unsupported
+from adapters.contract import (
+    DepartureKind,
+    Depth,
+    Description,
+    Job,
+    Layout,
+    LogEntry,
+    Observation,
+    Place,
+    Rank,
+    Unsupported,
+)
 from adapters.objective import POLICY_LOSSES, Metric, Objective
+from adapters.probe import ProbedBatch
 from adapters.skyrl.fsdp import SkyRLFsdpAdapter
 from adapters.skyrl.megatron import SkyRLMegatronAdapter
+from adapters.skyrl.trainer import BY_CONSTRUCTION, Rollouts
 from conformance.cases import CORPUS, REJECTION
 from conformance.rank import Declined
 from conformance.ranks import Ran, RankPool
@@ -218,6 +232,12 @@ def test_megatron_engine_of_the_version_before_multiplies_by_cp(tmp_path: Path) 
     assert diagnosis["numbers"] == {"ratio": pytest.approx(2, rel=1e-6), "cp": 2}
 
 
+class TensorsOfRows(dict[str, torch.Tensor]):
+    """Stands where SkyRL has a batch."""
+
+    metadata: ClassVar = {"response_length": 5}
+
+
 CASES = {case.name: case for case in (*CORPUS, *REJECTION)}
 MASKED = CASES["fully_masked_sample"]
 OF_BOTH_RANKS = Layout(dp=2, micro_batches=2)
@@ -329,6 +349,29 @@ def test_micro_batches_that_only_pad_hold_no_tokens(
     assert held.sum(axis=0).tolist() == [1] * held.shape[1], "each token is on one rank"
 
 
+COLLIDING = ("--layout=dp2-cp2-mbtokens-thd", "--checks=metric", "-k", "clip and masked_sample")
+
+
+def test_micro_batches_that_only_pad_change_nothing_whatever_tokens_they_hold(
+    tmp_path: Path,
+) -> None:
+    plain = command.run(tmp_path / "plain", "skyrl", "--engine=megatron", *COLLIDING)
+    colliding = command.run(tmp_path / "colliding", "paddingcollides", *COLLIDING)
+
+    assert {finding["verdict"] for finding in plain.report["findings"]} == {"conforms"}
+    assert colliding.findings == plain.findings
+
+
+def test_run_is_stopped_where_micro_batches_that_only_pad_are_taken_for_others(
+    tmp_path: Path,
+) -> None:
+    result = command.run(tmp_path, "paddingkept", *COLLIDING)
+
+    assert result.status == pytest.ExitCode.INTERNAL_ERROR
+    assert "fault of the harness: clip_fraction in clip_fraction of off_policy" in result.output
+    assert "the adapter misreports how steps were cut" in result.output
+
+
 def test_fsdp_averages_micro_batches_that_only_pad_into_its_log(
     fsdp: RankPool, megatron: RankPool
 ) -> None:
@@ -401,17 +444,15 @@ def test_default_is_token_mean(fsdp: RankPool) -> None:
             "files",
         ),
         (Configuration(batch_size=3), Mode.PROMPT_MEAN, "unsupported", "prompts"),
-        (
-            Configuration(tampering=Tampering.GROUPS_MISSING),
-            Mode.PROMPT_MEAN,
-            "refused",
-            "prompt_boundaries",
+        *(
+            (Configuration(tampering=one), Mode.PROMPT_MEAN, "unsupported", "by compute_prompt")
+            for one in BY_CONSTRUCTION
         ),
         (
             Configuration(tampering=Tampering.GROUP_INCOMPLETE),
             Mode.PROMPT_MEAN,
             "refused",
-            "AssertionError",
+            "Mismatch between prompts (8) and responses (7)",
         ),
     ],
 )
@@ -433,23 +474,47 @@ def test_divisor_reaches_the_loss_as_typed(fsdp: RankPool) -> None:
     np.testing.assert_allclose(observed(fsdp, what).weights[0], expected, rtol=3e-7)
 
 
-@pytest.mark.parametrize(
-    ("tampering", "sample"), [(Tampering.BOUNDARY_GAP, 1), (Tampering.BOUNDARY_SHORT, -1)]
-)
-def test_prompt_boundaries_reach_the_reduction(
-    fsdp: RankPool, tampering: Tampering, sample: int
+@pytest.mark.parametrize(("typed", "finite"), [("inf", True), ("nan", False)])
+def test_divisors_are_numbers_where_they_are_typed_as_such(
+    fsdp: RankPool, typed: str, finite: bool
 ) -> None:
-    """SkyRL takes them as they are: a sample in no prompt weighs nothing."""
-    what = job(
-        case="rejected_tokens",
-        aggregation=PROMPT_MEAN,
-        configuration=Configuration(tampering=tampering),
-    )
+    """SkyRL divides by infinity, or by NaN, and not by words."""
+    aggregation = MASKED.aggregation(Mode.CONSTANT)
+    what = job(aggregation=aggregation, configuration=Configuration(divisor=typed))
     [weights] = observed(fsdp, what).weights
 
-    step = what.steps[0]
-    empty = [not weights[response].any() for response in step.responses]
-    assert empty == [number == sample % step.size for number in range(step.size)]
+    of_active = weights[MASKED.steps[0].mask]
+    assert (of_active == 0).all() if finite else np.isnan(of_active).all()
+
+
+def test_rollouts_of_several_samples_are_told_apart_as_a_generator_would() -> None:
+    rollouts = Rollouts(ProbedBatch(CASES["unequal_groups"].steps), job(case="unequal_groups"))
+    ends = rollouts.output(["step0-group0", "step0-group2"], step_wise=True)["is_last_step"]
+
+    assert ends == [False, True, True, False, False, True, True]
+    assert not rollouts.output([], step_wise=False)["is_last_step"]
+
+
+def test_prompts_that_do_not_share_out_over_ranks_are_dropped_and_missed() -> None:
+    """Of three prompts of two samples SkyRL keeps two on four ranks, and asserts three."""
+    with RankPool(SkyRLFsdpAdapter(), None, 4) as pool:
+        outcome = pool.run(job(case="fibonacci_lengths", layout=Layout(dp=4)))
+
+    assert outcome == Declined("refused", "AssertionError: ")
+
+
+def test_rollouts_are_answered_where_skyrl_put_their_tokens() -> None:
+    """A row that is added repeats the first one."""
+    batch = ProbedBatch(CASES["two_prompts"].steps)
+    prompt, response = batch.prompts[1], batch.responses[1]
+    row = torch.tensor([0, *prompt, *response, 0])
+    data = TensorsOfRows({"sequences": torch.stack([row, row])})
+    answers = Rollouts(batch, job(Objective.KL, case="two_prompts")).log_probs_or_values(
+        "ref", data
+    )
+
+    expected = [*batch.reference_log_probs[1], 0]
+    assert answers.tolist() == [expected, expected]
 
 
 def in_a_process(function: object, *arguments: object) -> object:
@@ -496,18 +561,35 @@ def test_forms_of_log_entries_that_skyrl_lacks_are_unsupported(entry: LogEntry) 
     assert "log entries" in str(in_a_process(aggregated, [first, entry]))
 
 
-def places(adapter: SkyRLAdapter) -> list[bool]:
+def described(adapter: SkyRLAdapter) -> Description:
     adapter.load(None)
-    found = []
-    for place in adapter.describe().places.values():
-        module, _, name = place.partition(":")
-        function: object = importlib.import_module(module)
-        for part in name.split("."):
-            function = getattr(function, part)
-        found.append(callable(function))
-    return found
+    return adapter.describe()
 
 
-@pytest.mark.parametrize("adapter", [SkyRLFsdpAdapter(), SkyRLMegatronAdapter()])
-def test_places_are_functions_of_skyrl(adapter: SkyRLAdapter) -> None:
-    assert in_a_process(places, adapter) == [True] * 6
+ADAPTERS = pytest.mark.parametrize("adapter", [SkyRLFsdpAdapter(), SkyRLMegatronAdapter()])
+
+
+@ADAPTERS
+def test_places_and_rules_are_functions_of_skyrl(adapter: SkyRLAdapter) -> None:
+    found = in_a_process(described, adapter)
+    assert isinstance(found, Description)
+
+    assert all(
+        re.fullmatch(r"skyrl/[a-z/_]+\.py:\d+ \([\w.]+\)", function)
+        for function in (*found.places.values(), *found.rules.values())
+    )
+    assert found.rules["divisor_missing"].endswith("(validate_cfg)")
+    assert (Place.REDUCTION in found.places) == (adapter.engine == "megatron")
+
+
+@ADAPTERS
+def test_departures_are_of_every_kind(adapter: SkyRLAdapter) -> None:
+    found = in_a_process(described, adapter)
+    assert isinstance(found, Description)
+
+    assert {one.kind for one in found.departures} >= {
+        DepartureKind.NOT_RUN,
+        DepartureKind.SET,
+        DepartureKind.STUBBED,
+    }
+    assert len({one.what for one in found.departures}) == len(found.departures)

@@ -116,6 +116,7 @@ def mistaken() -> Report:
                 "logged",
                 check=Check.METRIC,
                 error=1.0,
+                agreement=0.5,
                 diagnosis=Diagnosis(name="unexplained", explanation="no mistake explains it"),
                 logged=Logged(expected=0.25, reported=0.5),
             ),

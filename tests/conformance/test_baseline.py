@@ -1,19 +1,26 @@
-"""A gate against an earlier report fails on what is worse, and on nothing else."""
+"""A gate against an earlier report fails on what is worse, or wrong and not in it, and else not."""
 
 from __future__ import annotations
 
+import re
 import shutil
 from typing import TYPE_CHECKING
 
 import pytest
 
-from conformance.gate import Comparing, Outcome
+from adapters.contract import Depth, Layout
+from conformance.cases import GENERATED, Case
+from conformance.cells import Cell
+from conformance.gate import Comparing, Outcome, Strict
 from conformance.report import Report, Request, Selection, Verdict
+from reference.aggregation import Aggregation, Mode
 from tests import command
+from tests.conformance.test_diff import found
 from tests.conformance.test_expectations import crash, mismatch
 from tests.conformance.test_journal import HEADER, finding
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from conformance.report import Finding
@@ -23,6 +30,13 @@ CHOSEN = ("--checks=weights", "--modes=token_mean", "-k", "uneven_lengths")
 
 def report(*findings: Finding) -> Report:
     return Report.assemble(HEADER, findings, Selection(selected=len(findings), deselected=0))
+
+
+def native_report(*findings: Finding, **fields: object) -> str:
+    """A report that may be a baseline of `native`, and of what is broken in it."""
+    header = HEADER.model_copy(update={"adapter": "native", **fields})
+    selection = Selection(selected=len(findings), deselected=0)
+    return Report.assemble(header, findings, selection).to_json()
 
 
 def gate(folder: Path, *before: Finding) -> Comparing:
@@ -43,7 +57,8 @@ def gate(folder: Path, *before: Finding) -> Comparing:
         (mismatch("a", "x"), finding("a"), Outcome.PASSES, ""),
         (crash("a", "boom"), mismatch("a", "x"), Outcome.KNOWN, "no worse"),
         (finding("a", Verdict.UNSUPPORTED), mismatch("a", "x"), Outcome.FAILS, "worse"),
-        (finding("b"), mismatch("a", "x"), Outcome.KNOWN, "not in old.json: mismatch"),
+        (finding("b"), mismatch("a", "x"), Outcome.FAILS, "not in old.json, so not known to be"),
+        (finding("b"), crash("a", "boom"), Outcome.FAILS, "not in old.json, so not known to be"),
         (finding("b"), finding("a"), Outcome.PASSES, ""),
         (finding("b"), finding("a", Verdict.UNSUPPORTED), Outcome.SKIPPED, "unsupported"),
     ],
@@ -85,13 +100,120 @@ def test_a_run_fails_for_what_is_worse_than_the_baseline_alone(tmp_path: Path) -
     better = command.run(tmp_path, "twolayouts", *CHOSEN, "--baseline=wrong.json")
 
     assert worse.status == 1
-    assert "worse than in right.json (conforms): mismatch: off by 0.0294" in worse.output
+    assert (
+        "worse than in right.json (conforms): mismatch: off by a factor of 1.0294" in worse.output
+    )
     assert "\nworse: 2\n" in worse.output
+    assert "right.json, which has 2 of this run's 2 findings:\n" in worse.output
     assert same.status == 0, same.output
     assert "2 xfailed" in same.output
+    assert "\nOLD and NEW are of the same version, 0.1.0\n" in same.output
     assert better.status == 0, better.output
     assert "\nbetter: 2\n" in better.output
     assert "renew " in better.output
+
+
+def cells(*cases: str, layouts: Sequence[Layout] = (Layout(),)) -> list[Cell]:
+    return [
+        Cell(
+            aggregation=Aggregation(Mode.TOKEN_MEAN),
+            case=Case(name=name, catches="", steps=()),
+            layout=layout,
+            depth=Depth.STEP,
+        )
+        for name in cases
+        for layout in layouts
+    ]
+
+
+@pytest.mark.parametrize("held", ["", "a", "ab", "abc", "abcdefghi"])
+def test_at_least_half_of_what_is_chosen_is_in_the_baseline(tmp_path: Path, held: str) -> None:
+    """It may have more: of a part of a suite, a baseline of all is as good."""
+    refusal = gate(tmp_path, *map(finding, held)).refusal(cells(*"abcd"))
+
+    if len(held) >= 2:
+        assert refusal is None
+    else:
+        assert refusal is not None
+        assert f"old.json has {len(held)} of the 4 findings of this run" in refusal
+
+
+def test_a_baseline_of_something_else_is_refused_with_what_it_lacks(tmp_path: Path) -> None:
+    """By every value that one name stands for in two runs too."""
+    layouts = (Layout(dp=2), Layout(cp=2))
+    deeper = finding("a").model_copy(update={"depth": Depth.LOSS})
+    elsewhere = gate(tmp_path, finding("a")).refusal(cells("a", layouts=layouts))
+    above = gate(tmp_path, deeper).refusal(cells("a"))
+    case = gate(tmp_path, finding("a")).refusal(cells("b"))
+
+    assert elsewhere is not None
+    assert "(it has nothing of layout dp2-cp1-mb1-bshd, layout dp1-cp2-mb1-bshd)" in elsewhere
+    assert above is not None
+    assert "(it has nothing of depth step); give a report of the same --depth" in above
+    assert case is not None
+    assert "(it has nothing of case b)" in case
+
+
+def test_every_kind_of_finding_is_found_again_in_its_own_report(tmp_path: Path) -> None:
+    """Those of generated cases, of logs and of a divisor of one's own among them."""
+    chosen = ("--layout=dp1-cp1-mb1-bshd", "--modes=constant:64,token_mean", "--examples=1")
+    older = command.run(tmp_path, "native", *chosen, "--report=old.json", "-k", "not production")
+    same = command.run(tmp_path, "native", *chosen, "--baseline=old.json", "-k", "not production")
+
+    assert older.status == same.status == 0, older.output + same.output
+    [(held, made)] = re.findall(r"which has (\d+) of this run's (\d+) findings", same.output)
+    assert held == made
+    assert {one["check"] for one in same.report["findings"]} >= {"weights", "metric", "logging"}
+    assert any(one["case"] == GENERATED for one in same.report["findings"])
+
+
+@pytest.mark.parametrize("options", [(), ("-n", "2")])
+def test_a_run_that_compares_little_is_refused_before_any_rank_starts(
+    tmp_path: Path, options: Sequence[str]
+) -> None:
+    (tmp_path / "elsewhere.json").write_text(native_report(finding("uneven_lengths")))
+    refused = command.run(
+        tmp_path, "native", "--baseline=elsewhere.json", "--depth=loss", "-k", "uneven", *options
+    )
+    taken = command.run(
+        tmp_path, "twolayouts", "--baseline=elsewhere.json", *CHOSEN, "--layout=dp1-cp1-mb1-bshd"
+    )
+
+    assert refused.status == pytest.ExitCode.USAGE_ERROR, refused.output
+    assert "(it has nothing of depth loss); give a report of the same" in refused.output
+    assert "s to start" not in refused.output
+    assert not (tmp_path / "reports" / "latest" / "native.json").exists()
+    assert taken.status == 0, taken.output
+
+
+@pytest.mark.parametrize(
+    "gated", [(), ("--expect=known.toml",), ("--baseline=old.json",)], ids=" ".join
+)
+def test_a_run_that_exercises_nothing_fails_whatever_the_gate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gated: Sequence[str]
+) -> None:
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary.md"))
+    (tmp_path / "known.toml").write_text("expect = []")
+    before = found(Verdict.UNSUPPORTED, mode=Mode.PROMPT_MEAN, case="uneven_lengths")
+    (tmp_path / "old.json").write_text(native_report(before))
+    chosen = ("--checks=weights", "--layout=dp1-cp1-mb1-bshd", "-k", "uneven_lengths", *gated)
+
+    nothing = command.run(tmp_path, "withoutpromptmean", "--modes=prompt_mean", *chosen)
+
+    words = "nothing was exercised: all 1 findings are unsupported"
+    assert nothing.status == pytest.ExitCode.TESTS_FAILED, nothing.output
+    assert f"\nFAILED: {words}" in nothing.output
+    assert f"\n::error::{words}" in nothing.output
+    assert words in (tmp_path / "summary.md").read_text()
+
+
+def test_what_was_exercised_in_part_was_exercised(tmp_path: Path) -> None:
+    some = report(finding("a", Verdict.UNSUPPORTED), finding("b", Verdict.REFUSED))
+
+    assert Strict().objection(some) is None
+    assert Strict().objection(report()) is None
+    assert Strict().objection(report(finding("a", Verdict.UNSUPPORTED))) is not None
+    assert gate(tmp_path).objection(report(finding("a", Verdict.UNSUPPORTED))) is not None
 
 
 @pytest.mark.parametrize(
@@ -100,6 +222,7 @@ def test_a_run_fails_for_what_is_worse_than_the_baseline_alone(tmp_path: Path) -
         (("--baseline=none.json",), "none.json cannot be read: No such file"),
         (("--baseline=torn.json",), "torn.json, line 1, is no JSON"),
         (("--baseline=other.json",), "is of toy on torch, and this run is of native on torch"),
+        (("--baseline=narrow.json",), "is of bfloat16, and this run is of float32, which is held"),
         (("--baseline=other.json", "--expect=known.toml"), "are two gates; choose one"),
     ],
 )
@@ -108,6 +231,8 @@ def test_a_baseline_that_cannot_be_one_stops_the_run_before_any_rank_starts(
 ) -> None:
     (tmp_path / "torn.json").write_text('{"schema": "rl')
     (tmp_path / "other.json").write_text(report(finding("a")).to_json())
+    environment = HEADER.environment.model_copy(update={"dtype": "bfloat16"})
+    (tmp_path / "narrow.json").write_text(native_report(finding("a"), environment=environment))
     result = command.run(tmp_path, "twolayouts", *arguments)
 
     assert result.status == pytest.ExitCode.USAGE_ERROR

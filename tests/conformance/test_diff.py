@@ -363,6 +363,42 @@ def test_a_run_that_was_stopped_is_said_to_be(form: Callable[[Difference], str])
     assert "stopped" not in form(difference(whole, whole))
 
 
+COMMIT = {"kind": "git", "revision": "f" * 40, "version": None, "ref": "main"}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "same"),
+    [
+        ({}, {}, "version, 1"),
+        ({}, {"version": "2"}, None),
+        (COMMIT, COMMIT | {"ref": "refs/pull/1/head"}, f"commit, {'f' * 40}"),
+        (COMMIT, COMMIT | {"kind": "checkout", "ref": None}, f"commit, {'f' * 40}"),
+        (COMMIT, COMMIT | {"kind": "checkout", "dirty": True}, None),
+        (COMMIT, COMMIT | {"revision": "e" * 40}, None),
+        ({}, COMMIT, None),
+    ],
+)
+def test_one_commit_on_both_sides_is_said(
+    old: dict[str, Any], new: dict[str, Any], same: str | None
+) -> None:
+    there = difference(*(report(found(), header=header_of(source)) for source in (old, new)))
+
+    assert there.same_source == same
+    assert json.loads("".join(as_json(there)))["same_source"] == same
+    for shown in (text(there), markdown(there)):
+        assert (f"\nOLD and NEW are of the same {same}\n" in shown) == (same is not None)
+
+
+def test_two_engines_of_one_commit_are_two_things() -> None:
+    other = HEADER.model_copy(update={"engine": "fsdp"})
+
+    assert difference(report(found()), report(found(), header=other)).same_source is None
+
+
+def header_of(source: dict[str, Any]) -> Header:
+    return HEADER.model_copy(update={"source": HEADER.source.model_copy(update=source)})
+
+
 def test_frameworks_are_put_side_by_side_and_none_is_called_worse() -> None:
     other = HEADER.model_copy(update={"adapter": "other"})
     there = difference(report(found()), report(wrong(), header=other))
@@ -384,8 +420,10 @@ def test_text_says_what_is_compared_and_what_became_of_it() -> None:
     assert "2 worse" in shown
     assert "2 the same, 1 of them wrong" in shown
     assert "ok -> MISMATCH divided_by_cp: weights 1 (token_mean 1)" in shown
-    assert "divided_by_cp, by a larger error: weights 1 (token_mean 1)" in shown
-    assert "off by 0.5: every weight is wrong [divided_by_cp] -> off by 0.75" in shown
+    assert "divided_by_cp, by a larger factor: weights 1 (token_mean 1)" in shown
+    assert (
+        "relative error 0.5: every weight is wrong [divided_by_cp] -> relative error 0.75" in shown
+    )
 
 
 def test_the_gist_names_one_finding_of_a_group_and_all_names_every_one() -> None:

@@ -73,7 +73,7 @@ def crash(case: str, message: str) -> Finding:
         (finding("a", Verdict.UNSUPPORTED), Outcome.FAILS, "it is unsupported, not mismatch"),
         (finding("a", Verdict.REFUSED), Outcome.FAILS, "it is refused, not mismatch"),
         (crash("a", "TimeoutError: 120 s"), Outcome.FAILS, "it is crashed, not mismatch"),
-        (mismatch("b", "not_divided"), Outcome.FAILS, "mismatch: off by 1: 2 instead of 4"),
+        (mismatch("b", "not_divided"), Outcome.FAILS, "mismatch: relative error 1: 2 instead of 4"),
         (crash("b", "KeyError: 1"), Outcome.FAILS, "crashed: KeyError: 1"),
         (finding("b"), Outcome.PASSES, ""),
         (finding("b", Verdict.REFUSED), Outcome.PASSES, ""),

@@ -92,7 +92,10 @@ def test_a_garbled_framework_makes_no_garbled_report(tmp_path: Path) -> None:
     junit = (tmp_path / "junit.xml").read_text()
     assert result.status == pytest.ExitCode.TESTS_FAILED
     assert report.complete
-    assert {f.verdict for f in report.findings} == {*Verdict} - {Verdict.UNSUPPORTED}
+    assert {f.verdict for f in report.findings} == {*Verdict} - {
+        Verdict.UNSUPPORTED,
+        Verdict.ADVICE,
+    }
     for text in (result.output, junit, "\n".join(texts)):
         assert r"RuntimeError: no kernel image \udcff\x00\x1b[2J" in text
         assert r"loss \udcff\x00\x1b[2J = 1.5" in text
@@ -104,8 +107,8 @@ def test_a_garbled_framework_makes_no_garbled_report(tmp_path: Path) -> None:
 def test_a_rank_that_fails_in_one_micro_batch_is_named() -> None:
     adapter = faulty.RaisingInOneMicroBatch()
     with RankPool(adapter, None, size=2, time_limit=LIMIT) as pool:
-        split, _ = check(cell(Layout(dp=2, micro_batches=2, format="thd")), pool)
-        whole, _ = check(cell(Layout(dp=2)), pool)
+        split = check(cell(Layout(dp=2, micro_batches=2, format="thd")), pool).finding
+        whole = check(cell(Layout(dp=2)), pool).finding
 
     assert split.verdict is Verdict.CRASHED
     assert split.message is not None
@@ -117,7 +120,7 @@ def test_a_rank_that_fails_in_one_micro_batch_is_named() -> None:
 def test_weights_that_are_not_finite_are_a_mismatch_and_shown_as_such() -> None:
     adapter = faulty.NotFinite()
     with RankPool(adapter, None, size=1) as pool:
-        found, _ = check(cell(Layout()), pool)
+        found = check(cell(Layout()), pool).finding
 
     assert found.verdict is Verdict.MISMATCH
     assert found.error is None

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from adapters.contract import Layout
+from adapters.contract import Layout, Option
 from conformance.report import Verdict
 from reference.aggregation import Mode
 from reference.step import Sample, Step
@@ -82,6 +82,27 @@ def test_micro_batch_that_is_lost_is_named() -> None:
         " micro-batches; or it is samples_lost"
     )
     assert diagnosis.also == ["samples_lost"]
+
+
+OVERLAPPING = replace(
+    TWO, layout=Layout(dp=2, micro_batches=2, options=(Option.OVERLAP_GRAD_REDUCE,))
+)
+
+
+def test_last_micro_batch_that_an_overlapping_reduction_misses_is_named() -> None:
+    diagnosis = OVERLAPPING.diagnosis(without(OVERLAPPING, SAMPLES == 4))
+
+    assert diagnosis.name == "reduced_before_the_last_micro_batch"
+    assert diagnosis.also == ["micro_batches_lost", "samples_lost"]
+
+
+@pytest.mark.parametrize(("given", "sample"), [(TWO, 4), (OVERLAPPING, 3)])
+def test_no_reduction_was_too_early_without_overlap_or_if_a_later_micro_batch_is_left(
+    given: Given, sample: int
+) -> None:
+    diagnosis = given.diagnosis(without(given, sample == SAMPLES))
+
+    assert diagnosis.name == "micro_batches_lost"
 
 
 def test_sample_that_is_lost_is_named_where_its_micro_batch_is_not() -> None:

@@ -10,10 +10,17 @@ import pytest
 
 from adapters.contract import Layout
 from conformance.mistakes import mistakes
-from reference.aggregation import Conventions, EmptyUnits, Mode, SampleUnit
+from reference.aggregation import (
+    Beside,
+    Conventions,
+    EmptyUnits,
+    MicroBatchWeight,
+    Mode,
+    SampleUnit,
+)
 from reference.step import Sample, Step
 from tests.conformance.diagnoses import MISTAKES, SITUATIONS, known_mistakes
-from tests.conformance.given import BY_SAMPLE, STEP, Given
+from tests.conformance.given import BY_SAMPLE, STEP, UNEVEN, Given, passes
 
 KEPT = json.loads(MISTAKES.read_text(encoding="utf-8"))
 
@@ -199,6 +206,59 @@ def test_nearest_step_before_is_counted_and_all_steps_of_the_batch() -> None:
 
     assert denominators(given, "counted_of_the_step_before") == [[3.0] * 10]
     assert denominators(given, "counted_over_batch") == [[15.0] * 10]
+
+
+SCATTERED = passes(
+    [(slice(3), 0), (slice(4, 6), 0), (slice(3, 4), 1)], [(slice(6, 11), 0), (slice(11, 14), 1)]
+)
+"""Two ranks: the first sample with the third, and the second; the fourth, and the last."""
+
+
+@pytest.mark.parametrize(
+    ("held", "how", "weight", "expected"),
+    [
+        (UNEVEN, Beside.MICRO_BATCH_TOKEN_MEAN, MicroBatchWeight.EQUAL, (12, 6, 14, 14)),
+        (UNEVEN, Beside.MICRO_BATCH_SAMPLE_MEAN, MicroBatchWeight.EQUAL, (12, 6, 16, 12)),
+        (BY_SAMPLE, Beside.MICRO_BATCH_TOKEN_MEAN, MicroBatchWeight.BY_SAMPLES, (9, 9, 16, 12)),
+        (BY_SAMPLE, Beside.MICRO_BATCH_SAMPLE_MEAN, MicroBatchWeight.BY_SAMPLES, (12, 6, 16, 12)),
+    ],
+)
+def test_means_over_micro_batches_worked_by_hand(
+    held: np.ndarray, how: Beside, weight: MicroBatchWeight, expected: tuple[float, ...]
+) -> None:
+    """Of 3, 1 and 2 micro-batches; by samples, the first weighs two thirds of its rank's three."""
+    given = replace(TOKEN, held=held, conventions=Conventions(micro_batch_weight=weight))
+    weights = given.situation.of_term(how).expected
+
+    assert (1 / weights[weights != 0]).tolist() == pytest.approx(of_samples(*expected))
+
+
+@pytest.mark.parametrize(
+    ("held", "how", "name", "expected"),
+    [
+        # The second rank has one micro-batch where the first has three.
+        (
+            UNEVEN,
+            Beside.MICRO_BATCH_TOKEN_MEAN,
+            "padding_micro_batches_averaged",
+            [(12, 6, 42, 42)],
+        ),
+        (UNEVEN, Beside.MICRO_BATCH_SAMPLE_MEAN, "dummy_rows_averaged", []),
+        # The second sample is alone where the first two rows are two.
+        (SCATTERED, Beside.MICRO_BATCH_SAMPLE_MEAN, "dummy_rows_averaged", [(16, 8, 16, 12)]),
+        (SCATTERED, Beside.MICRO_BATCH_TOKEN_MEAN, "dummy_rows_averaged", []),
+        (SCATTERED, Beside.MICRO_BATCH_SAMPLE_MEAN, "padding_micro_batches_averaged", []),
+        (SCATTERED, Beside.SAMPLE_MEAN, "dummy_rows_averaged", []),
+    ],
+)
+def test_what_fills_up_is_counted_in_a_mean_over_micro_batches(
+    held: np.ndarray, how: Beside, name: str, expected: list[tuple[float, ...]]
+) -> None:
+    situation = replace(TOKEN, held=held).situation.of_term(how)
+    found = [mistake.weights for mistake in mistakes(situation) if mistake.name == name]
+
+    denominators = [(1 / weights[weights != 0]).tolist() for weights in found]
+    assert denominators == [pytest.approx(of_samples(*each)) for each in expected]
 
 
 def test_runs_of_a_group_that_is_not_adjacent_are_counted_each() -> None:

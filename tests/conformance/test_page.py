@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from conformance.badness import LEGEND, off_by
 from conformance.page import PagePathError, render, write
 from conformance.page_data import document, shown
 from conformance.report import Check, Provenance, Report, Selection, Verdict
@@ -171,6 +172,17 @@ def test_data_are_what_findings_say() -> None:
     assert [None if p is None else tuple(p) for p in column(data, "logged")] == [
         f.logged and (f.logged.expected, f.logged.reported) for f in report.findings
     ]
+
+
+def test_the_factor_that_a_finding_is_off_by_is_said_with_what_it_means() -> None:
+    report = mistaken()
+    data = data_of(report)
+
+    assert column(data, "off_by") == [
+        None if finding.agreement is None else off_by(finding) for finding in report.findings
+    ]
+    assert "off by a factor of 2" in column(data, "off_by")
+    assert data["legend"] == LEGEND
 
 
 def test_pictures_can_be_read_off_the_data() -> None:

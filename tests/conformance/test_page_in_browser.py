@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from conformance.badness import LEGEND
 from conformance.page import render
 from conformance.report import Picture, PicturedSample, Run, Verdict
 from conformance.reproduce import command
@@ -291,6 +292,8 @@ def test_a_picture_is_a_table_too(browser: Browser) -> None:
 def test_a_logged_number_is_shown_beside_the_expected_one(browser: Browser) -> None:
     browser.open(MISTAKEN, fragment=link_to("logged"))
     numbers = ["expected", "0.25", "reported", "0.5", "ratio", "×2"]
+
+    assert browser.texts(".detail > p")[0] == f"Off by a factor of 2. ({LEGEND})"
     assert browser.texts(".detail dl")[0].split() == numbers
 
     browser.open(MISTAKEN, fragment=link_to("logged_nan"))

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from conformance import cli
+from conformance.badness import LEGEND
 from conformance.digest import Choice, faults, matrix
 from conformance.report import Check, Report, Selection, Verdict
 from conformance.report_file import write
@@ -30,8 +31,8 @@ HOSTILE = "[bold]not markup[/bold] \x1b[31mred\x07"
 def small(tmp_path: Path) -> Path:
     findings = [
         finding("a"),
-        mismatch("b", "not_divided").model_copy(update={"error": 3.0}),
-        mismatch("c", "not_divided").model_copy(update={"error": 9.0}),
+        mismatch("b", "not_divided").model_copy(update={"error": 3.0, "agreement": 0.25}),
+        mismatch("c", "not_divided").model_copy(update={"error": 0.9, "agreement": 0.1}),
         mismatch("d", "not_finite").model_copy(update={"error": None}),
         crash("e", f"Traceback\nValueError: {HOSTILE}"),
         finding("f", Verdict.REFUSED).model_copy(update={"message": "no"}),
@@ -58,7 +59,8 @@ def test_faults_come_the_worst_first_with_the_worst_example(small: Path) -> None
 
     assert headings[0].startswith("CRASHED 1 × crashed: ValueError: ")
     assert headings[1:] == ["MISMATCH 1 × not_finite", "MISMATCH 2 × not_divided"]
-    assert "off by up to 9: 2 instead of 4" in text
+    assert "off by a factor of 10 at most: 2 instead of 4" in text
+    assert " ".join(text.split()).count(LEGEND) == 1
     assert "for example weights/token_mean/c/dp1-cp1-mb1-bshd" in text
     assert "\n  pytest --adapter=toy --engine=torch --layout=dp1-cp1-mb1-bshd -k '[weights" in text
     assert "1 conforms, 3 mismatch, 1 refused, 1 crashed" in text

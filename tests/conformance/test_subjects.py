@@ -53,6 +53,7 @@ def test_below_the_whole_step_only_the_policy_loss_is_weighed() -> None:
         ("sharding", Mode.PROMPT_MEAN, "group_on_several_ranks", Place.SHARDING),
         # A mask may be counted before a step is cut, or after it.
         ("rejection", Mode.PROMPT_MEAN, "original_mask_counted", None),
+        ("weights", Mode.TOKEN_MEAN, "reduced_before_the_last_micro_batch", Place.REDUCTION),
         # A factor may be anywhere between the loss and the optimizer.
         ("weights", Mode.TOKEN_MEAN, "multiplied_by_cp", None),
         ("weights", Mode.SAMPLE_MEAN, "micro_batches_lost", None),

@@ -117,7 +117,7 @@ class DivergenceOnEveryMicroBatch(Mutant):
 class EntropyLeftOutTogether(Mutant):
     """With a divergence to be trained, the entropy bonus is left out of the gradient."""
 
-    diagnosis = "term_left_out"
+    diagnosis = "term_without_gradient"
     subject = subject("auxiliary.together")
     cases = TELLING
 

@@ -1,0 +1,204 @@
+"""A factor r is as bad as 1 / r, wherever it is said or ordered how wrong something is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from adapters.contract import Combine, Depth, Description, Job, Layout, Observation
+from adapters.objective import Metric
+from conformance.badness import agreement, badness, factor_text, off_by
+from conformance.diff import Kind, compare
+from conformance.digest import faults
+from conformance.gate import Comparing, Outcome
+from conformance.judge import Judgement, judge_weights
+from conformance.logged import judge_logged
+from conformance.report import Report, Request, Selection, Verdict
+from reference.aggregation import Aggregation, Mode
+from reference.step import Sample, Step
+from reference.weights import token_weights
+from tests.conformance.test_diff import found, wrong
+from tests.conformance.test_expectations import mismatch
+from tests.conformance.test_journal import HEADER, finding
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from conformance.report import Finding
+
+STEP = Step.of([Sample(prompt_length=1, loss_mask=[1, 1, 0, 1], group=group) for group in (0, 1)])
+
+JOB = Job(
+    steps=(STEP,), aggregation=Aggregation(Mode.TOKEN_MEAN), layout=Layout(), depth=Depth.STEP
+)
+
+FACTORS = st.floats(1.01, 1e5)
+
+
+def weighed(factor: float) -> Judgement:
+    weights = token_weights(STEP, JOB.aggregation) * factor
+    return judge_weights(
+        JOB, [Observation(weights=(weights,), combine=Combine.REPLICATED)], Description()
+    )
+
+
+def logged(factor: float) -> Judgement:
+    """The policy loss, in which advantages of both signs cancel."""
+    right = _logged(0.0).logged
+    assert right is not None
+    return _logged(factor * right.expected)
+
+
+def _logged(value: float) -> Judgement:
+    observation = Observation(weights=(), reported={Metric.POLICY_LOSS: (value,)})
+    judgement = judge_logged(JOB, [observation], Description())
+    assert judgement is not None
+    return judgement
+
+
+def off(factor: float) -> Finding:
+    """A finding whose every weight is multiplied by a factor."""
+    judged = weighed(factor)
+    return wrong(judged.error, agreement=judged.agreement, tolerance=judged.tolerance)
+
+
+@pytest.mark.parametrize("judged", [weighed, logged])
+@given(factor=FACTORS)
+def test_a_factor_is_as_bad_as_its_reciprocal(
+    judged: Callable[[float], Judgement], factor: float
+) -> None:
+    large, small = judged(factor), judged(1 / factor)
+
+    assert large.verdict is small.verdict is Verdict.MISMATCH
+    assert large.agreement == pytest.approx(small.agreement)
+    assert compare(off(factor), off(1 / factor)).kind is Kind.SAME
+
+
+@given(one=FACTORS, more=st.floats(1.01, 10))
+def test_a_larger_factor_is_worse_on_either_side(one: float, more: float) -> None:
+    for old in (off(one), off(1 / one)):
+        for new in (off(one * more), off(1 / (one * more))):
+            assert compare(old, new).kind is Kind.WORSE
+            assert compare(new, old).kind is Kind.BETTER
+            assert badness(new) > badness(old)
+
+
+def test_a_thousandth_is_worse_than_three_times_and_the_reverse_is_better(tmp_path: Path) -> None:
+    """The relative errors are 2 and 0.999."""
+    thrice, thousandth = off(3.0), off(0.001)
+
+    assert compare(thrice, thousandth).kind is Kind.WORSE
+    assert compare(thousandth, thrice).kind is Kind.BETTER
+    for before, after, outcome in (
+        (thrice, thousandth, Outcome.FAILS),
+        (thousandth, thrice, Outcome.KNOWN),
+    ):
+        baseline = Report.assemble(HEADER, [before], Selection(selected=1, deselected=0))
+        assert Comparing(tmp_path / "x", baseline, Request()).ruling(after).outcome is outcome
+
+
+def test_the_worst_comes_first_be_it_too_small_or_too_large() -> None:
+    figures = {"twice": (1.0, 0.5), "thousandth": (0.999, 0.001), "lost": (1.0, 0.0)}
+    findings = [
+        mismatch(name, name).model_copy(update={"error": error, "agreement": agreement})
+        for name, (error, agreement) in figures.items()
+    ]
+    odd = mismatch("nan", "not_finite").model_copy(update={"error": None})
+
+    assert [fault.name for fault in faults([*findings, odd])] == [
+        "not_finite",
+        "lost",
+        "thousandth",
+        "twice",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("observed", "expected", "magnitude", "agrees"),
+    [
+        ([0.5, 0.5], [0.5, 0.5], None, 1),
+        ([0.5, 0.1], [0.5, 0.5], None, 0.2),
+        ([0.5, 0.0], [0.5, 0.5], None, 0),
+        ([0.5, -0.5], [0.5, 0.5], None, 0),
+        ([-0.5, -1.5], [-0.5, -0.5], None, 1 / 3),
+        ([0.5, np.inf], [0.5, 0.5], None, None),
+        ([0.5, 1e-30], [0.5, 0.0], None, 1 / 2),
+        ([0.5, -2.0], [0.5, 0.0], None, 1 / 5),
+        ([0.0, 3.0], [0.0, 0.0], None, 1 / 4),
+        ([0.5], [0.25], [1.0], 1 / 1.25),
+        ([0.125], [0.25], [1.0], 1 / 1.25),
+        ([0.0], [0.25], [1.0], 0),
+        ([-0.25], [0.25], [1.0], 0.75 / 1.25),
+        ([-0.25], [0.25], [0.25 + 1e-17], 0),
+        ([0.1], [0.0], [1.0], 1 / 1.1),
+    ],
+)
+def test_agreement_is_that_of_what_is_most_off(
+    observed: list[float],
+    expected: list[float],
+    magnitude: list[float] | None,
+    agrees: float | None,
+) -> None:
+    given_magnitude = None if magnitude is None else np.array(magnitude)
+
+    assert agreement(np.array(observed), np.array(expected), given_magnitude) == (
+        None if agrees is None else pytest.approx(agrees)
+    )
+
+
+def test_of_what_is_lost_the_larger_error_is_worse() -> None:
+    lost, lost_and_more = wrong(1.0, agreement=0.0), wrong(59.0, agreement=0.0)
+
+    assert compare(lost, lost_and_more).kind is Kind.WORSE
+    assert compare(lost, lost).kind is Kind.SAME
+    assert compare(wrong(0.999, agreement=1e-3), lost).kind is Kind.WORSE
+
+
+def test_older_reports_are_compared_by_what_they_have() -> None:
+    """An error of 0.999 may be of weights that are nearly lost, or nearly doubled."""
+    older, newer = wrong(0.999), wrong(0.999, agreement=0.001)
+
+    assert compare(older, newer).kind is Kind.SAME
+    assert compare(older, wrong(2.0, agreement=1 / 3)).kind is Kind.WORSE
+    assert compare(newer, older).kind is Kind.SAME
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"error": 5.5, "agreement": 1 / 6.5}, "off by a factor of 6.5"),
+        ({"error": 0.999, "agreement": 0.001}, "off by a factor of 1,000"),
+        ({"error": 1.0, "agreement": 0.0}, "off by an infinite factor"),
+        ({"error": 0.917}, "relative error 0.917"),
+        ({"error": None}, ""),
+    ],
+)
+def test_it_is_said_in_words(fields: dict[str, float | None], words: str) -> None:
+    assert off_by(found(Verdict.MISMATCH, **fields)) == words
+
+
+@pytest.mark.parametrize(
+    ("factor", "text"),
+    [
+        (1.0, "1"),
+        (1.00001, "1.00001"),
+        (1 / 0.9714, "1.0294"),
+        (1.12, "1.12"),
+        (2.0, "2"),
+        (26.666, "26.7"),
+        (450_123.0, "450,000"),
+        (1.5e9, "1.5e+09"),
+    ],
+)
+def test_a_factor_has_the_digits_that_tell_it_from_1(factor: float, text: str) -> None:
+    assert factor_text(factor) == text
+
+
+def test_what_conforms_says_nothing_of_it() -> None:
+    assert weighed(1.0).agreement is None
+    assert "agreement" not in finding("a").model_dump(exclude_none=True)

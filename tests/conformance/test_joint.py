@@ -1,0 +1,58 @@
+"""Several terms of a loss are wrong, each in its own way."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from adapters.contract import Layout
+from conformance.joint import Summand, diagnose_joint
+from reference.aggregation import Beside, Mode
+from tests.conformance.given import Given, passes
+
+SCATTERED = passes(
+    [(slice(3), 0), (slice(4, 6), 0)],
+    [(slice(3, 4), 1)],
+    [(slice(6, 11), 0)],
+    [(slice(11, 14), 1)],
+)
+"""Two ranks of two context-parallel ranks, each of which holds whole samples: the first with the
+third, and the second; the fourth, and the last."""
+
+SITUATION = Given(
+    mode=Mode.TOKEN_MEAN, layout=Layout(dp=2, cp=2, micro_batches=2), held=SCATTERED
+).situation
+POLICY = Summand(name="policy_loss", situation=SITUATION, factors=np.linspace(1, 2, 14))
+ENTROPY, KL = (
+    Summand(name=name, situation=SITUATION.of_term(how), factors=np.linspace(*ends, 14))
+    for name, how, ends in (
+        ("entropy", Beside.MICRO_BATCH_TOKEN_MEAN, (3, 5)),
+        ("kl", Beside.MICRO_BATCH_SAMPLE_MEAN, (7, 4)),
+    )
+)
+
+
+def weighed(term: Summand, kept: np.ndarray | float) -> np.ndarray:
+    return term.factors * term.situation.expected * kept
+
+
+def test_terms_that_each_have_a_mistake_of_their_own_are_named_together() -> None:
+    """Entropy is one context-parallel rank's, and a row of padding halves the second sample's."""
+    of_one_rank = np.repeat([1.0, 0.0, 1.0, 1.0, 0.0], [3, 1, 2, 5, 3])
+    halved = np.repeat([1.0, 0.5, 1.0, 1.0, 1.0], [3, 1, 2, 5, 3])
+    total = weighed(POLICY, 1) + weighed(ENTROPY, of_one_rank) + weighed(KL, halved)
+    diagnosis = diagnose_joint(POLICY, [ENTROPY, KL], lambda sum_: np.allclose(sum_, total))
+
+    assert diagnosis is not None
+    assert diagnosis.name == "not_reduced_over_cp_and_dummy_rows_averaged"
+    assert diagnosis.explanation == (
+        "entropy: those of other context-parallel ranks were not added; kl: rows that fill a"
+        " micro-batch up to the rank's largest count as 0 in its mean"
+    )
+
+
+@pytest.mark.parametrize("factor", [1.37, 0.8])
+def test_terms_that_no_mistake_explains_have_none(factor: float) -> None:
+    total = factor * (weighed(POLICY, 1) + weighed(ENTROPY, 1) + weighed(KL, 1))
+
+    assert diagnose_joint(POLICY, [ENTROPY, KL], lambda sum_: np.allclose(sum_, total)) is None

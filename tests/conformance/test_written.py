@@ -1,0 +1,204 @@
+"""What is no regular file is never replaced, nor written to: every path that we write to is asked.
+
+Each test makes something else where a file is to be, has it refused before anything is run, and
+finds it as it was.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+from typing import TYPE_CHECKING
+
+import pytest
+
+from adapters.source import Commit
+from conformance import cli
+from conformance.history import InvalidHistoryError, Selection, require_folder
+from conformance.journal import Journal, ReportPathError, recover
+from conformance.page import PagePathError, write
+from conformance.report import Report
+from conformance.report import Selection as Selected
+from conformance.report_file import load
+from conformance.written import NotARegularFileError, require_regular
+from tests import command
+from tests.conformance.test_journal import HEADER, finding
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+
+def device(path: Path) -> None:
+    try:
+        os.mknod(path, stat.S_IFCHR | 0o600, os.makedev(1, 3))
+    except PermissionError:
+        path.symlink_to(os.devnull)
+
+
+def listening(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as one:
+        one.bind(os.path.relpath(path))
+
+
+def link_to_a_device(path: Path) -> None:
+    path.symlink_to(os.devnull)
+
+
+KINDS: dict[str, Callable[[Path], None]] = {
+    "a device": device,
+    "a pipe": os.mkfifo,
+    "a socket": listening,
+    "a folder": os.mkdir,
+}
+
+EACH = pytest.mark.parametrize(
+    ("make", "kind"),
+    [*((make, kind) for kind, make in KINDS.items()), (link_to_a_device, "a device")],
+)
+
+
+@pytest.fixture
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where a file is to be written; what is made there is still there in the end, as it was."""
+    monkeypatch.chdir(tmp_path)  # the name of a socket may be 107 characters
+    path = tmp_path / "given"
+    yield path
+    assert not path.is_file()
+    assert os.path.lexists(path)
+
+
+@EACH
+def test_no_report_is_written_there(path: Path, make: Callable[[Path], None], kind: str) -> None:
+    make(path)
+    words = f"no report can be written to .*given: .* is {kind}, and only regular .* --report=FILE"
+
+    for run in (Journal, recover):
+        with pytest.raises(ReportPathError, match=words):
+            run(path)
+    assert [*path.parent.iterdir()] == [path]
+
+
+@EACH
+def test_no_journal_is_written_there(path: Path, make: Callable[[Path], None], kind: str) -> None:
+    make(path)
+    report = path.parent / "report.json"
+    path.rename(report.with_name("report.json.journal"))
+    kind = "a symbolic link" if make is link_to_a_device else kind
+
+    with pytest.raises(ReportPathError, match=rf"report\.json\.journal is {kind}, and only reg"):
+        Journal(report)
+    report.with_name("report.json.journal").rename(path)
+
+
+def test_a_link_in_the_place_of_a_journal_is_not_followed(tmp_path: Path) -> None:
+    """In a folder that others write to it could be of any file of ours, which would be emptied."""
+    victim = tmp_path / "victim"
+    victim.write_text("kept")
+    (tmp_path / "report.json.journal").symlink_to(victim)
+
+    with pytest.raises(ReportPathError, match="is a symbolic link, and only regular files"):
+        Journal(tmp_path / "report.json")
+    assert victim.read_text() == "kept"
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_link_to_a_file_stays_and_the_report_is_where_it_leads(
+    tmp_path: Path, exists: bool
+) -> None:
+    target, link = tmp_path / "kept" / "report.json", tmp_path / "latest.json"
+    target.parent.mkdir()
+    link.symlink_to(target)
+    if exists:
+        target.write_text("older")
+    journal = Journal(link)
+    with pytest.raises(ReportPathError, match="another run is about to write"):
+        Journal(target)
+    journal.begin(HEADER)
+    journal.add(finding("a"))
+    report = journal.finish(Selected(selected=1, deselected=0))
+
+    assert link.readlink() == target
+    assert not target.is_symlink()
+    assert load(target) == report
+    assert [*target.parent.iterdir()] == [target]
+
+
+def test_links_in_a_circle_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "a").symlink_to(tmp_path / "b")
+    (tmp_path / "b").symlink_to(tmp_path / "a")
+
+    with pytest.raises(ReportPathError, match="Too many levels of symbolic links; give another"):
+        Journal(tmp_path / "a")
+
+
+def unread() -> Iterator[Report]:
+    raise AssertionError("a report was asked for")
+    yield
+
+
+@EACH
+def test_no_page_is_written_there_and_no_report_read_for_it(
+    path: Path, make: Callable[[Path], None], kind: str
+) -> None:
+    make(path)
+
+    with pytest.raises(PagePathError, match=rf"given is {kind}, and only regular .* with -o FILE"):
+        write(unread(), path)
+
+
+def test_the_command_reads_no_report_either(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status = cli.main(["html", str(tmp_path / "none.json"), "-o", os.devnull])
+
+    assert status == cli.USAGE_ERROR
+    assert f"{os.devnull} is a device, and only regular files" in capsys.readouterr().err
+
+
+@EACH
+def test_no_report_of_a_history_is_written_there(
+    path: Path, make: Callable[[Path], None], kind: str
+) -> None:
+    make(path)
+    commit = Commit(ref="main", revision="0123456789abcdef", date="", subject="")
+    selection = Selection(adapter="toy", repository=path.parent)
+    path.rename(path.parent / "toy-0123456789.json")
+
+    with pytest.raises(InvalidHistoryError, match=f"is {kind}, and only .* --reports=FOLDER"):
+        require_folder(path.parent, selection, [commit])
+    (path.parent / "toy-0123456789.json").rename(path)
+
+
+def test_a_regular_file_or_nothing_is_what_a_file_is_written_to(tmp_path: Path) -> None:
+    (tmp_path / "there").touch()
+    (tmp_path / "link").symlink_to(tmp_path / "there")
+
+    for name in ("there", "link", "not there"):
+        require_regular(tmp_path / name)
+    with pytest.raises(NotARegularFileError):
+        require_regular(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("named", "words"),
+    [
+        ({"GITHUB_STEP_SUMMARY": os.devnull}, "unset GITHUB_STEP_SUMMARY, or name another file"),
+        ({}, "give another file with --report=FILE"),
+    ],
+)
+def test_a_run_is_refused_before_any_rank_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: dict[str, str], words: str
+) -> None:
+    for name, value in named.items():
+        monkeypatch.setenv(name, value)
+    link = tmp_path / "link.json"  # which is lost, and no device, where this fails
+    link.symlink_to(os.devnull)
+    report = "x.json" if named else link
+    result = command.run(tmp_path, "native", f"--report={report}", "-k", "uneven_lengths")
+
+    assert result.status == pytest.ExitCode.USAGE_ERROR
+    assert f"is a device, and only regular files are written; {words}" in result.output
+    assert "collected" not in result.output
+    assert link.is_symlink()
