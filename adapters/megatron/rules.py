@@ -83,19 +83,21 @@ TYPED = {"divisor_bool": float, "divisor_text": float}
 def stated(parser: argparse.ArgumentParser, functions: Iterable[Any]) -> dict[str, str]:
     """Each rule that a version states, with where it does.
 
-    ``functions`` are those of the version that keep rules, None for each that it has not.
+    ``functions`` are those of the version that may keep rules, in the order in which they do; None
+    for each that it has not.
     """
-    known = [function for function in functions if function is not None]
-    return {
-        **dict(_documented(parser)),
-        **{
-            rule: code_location(function)
-            for function in known
-            for trace in TRACES
-            if re.search(trace.code, inspect.getsource(function))
-            for rule in trace.rules
-        },
-    }
+    found = dict(_documented(parser))
+    for function in functions:
+        for rule in _kept_by(function) if function is not None else ():
+            found.setdefault(rule, code_location(function))
+    return found
+
+
+def _kept_by(function: Any) -> Iterator[str]:
+    code = inspect.getsource(function)
+    for trace in TRACES:
+        if re.search(trace.code, code):
+            yield from trace.rules
 
 
 def _documented(parser: argparse.ArgumentParser) -> Iterator[tuple[str, str]]:

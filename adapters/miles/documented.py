@@ -62,8 +62,8 @@ def keepers() -> list[Any]:
     arguments = module("utils.arguments")
     conversion = module("ray.rollout.train_data_conversion")
     return [
-        arguments.miles_validate_args,
         getattr(arguments, "_validate_loss_aggregation_args", None),
+        arguments.miles_validate_args,
         conversion.convert_samples_to_train_data,
         getattr(conversion, "_prompt_group_partitions", None),
         getattr(losses(), "get_pg_loss_reducer", None),

@@ -16,7 +16,7 @@ from adapters.megatron import objectives, options, policy, rollouts, startup, tr
 from adapters.megatron.adapter import call_offering, combine
 from adapters.objective import Metric, Objective
 from adapters.probe import ENTROPIES, ProbedBatch
-from conformance.cases import CORPUS, REJECTION
+from conformance.cases import CORPUS, REJECTION, Case
 from reference.aggregation import Beside, DenominatorMask, Mode
 
 CASES = {case.name: case for case in CORPUS}
@@ -74,7 +74,23 @@ def test_micro_batches_by_tokens_take_a_budget() -> None:
     args = parsed(job("uneven_lengths", dp=2, micro_batches="tokens"))
 
     assert args["use_dynamic_batch_size"] is True
-    assert args["max_tokens_per_gpu"] == 12, "67 tokens, a third of a rank's share"
+    assert args["max_tokens_per_gpu"] == 22, "the longest of 18 tokens and a quarter more"
+    assert parsed(job("uneven_lengths", micro_batches="tokens"))["max_tokens_per_gpu"] == 23
+
+
+@pytest.mark.parametrize("case", CORPUS, ids=lambda case: case.name)
+@pytest.mark.parametrize("grid", [(1, 1), (2, 2), (4, 2), (2, 4)])
+def test_budget_of_all_ranks_of_a_slice_holds_the_longest_sample(
+    case: Case, grid: tuple[int, int]
+) -> None:
+    dp, cp = grid
+    longest = max((step.prompt_lengths + step.response_lengths).max() for step in case.steps)
+    layout = Layout(dp=dp, cp=cp, micro_batches="tokens", format="thd")
+    [_, budget] = options._micro_batch_options(
+        replace(job("uneven_lengths"), steps=case.steps, layout=layout)
+    )
+
+    assert int(budget.removeprefix("--max-tokens-per-gpu=")) * cp > longest
 
 
 @pytest.mark.parametrize(
@@ -152,9 +168,10 @@ def share_of(batch: ProbedBatch, order: list[int]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("objective", "names"),
     [
-        (Objective.POLICY, {"advantages", "log_probs"}),
-        (Objective.TOGETHER, {"advantages", "log_probs", "ref_log_probs"}),
-        (Objective.VALUE, {"advantages", "log_probs", "returns", "values"}),
+        (Objective.POLICY, {"advantages", "returns"}),
+        (Objective.OFF_POLICY, {"advantages", "log_probs", "returns"}),
+        (Objective.TOGETHER, {"advantages", "ref_log_probs", "returns"}),
+        (Objective.VALUE, {"advantages", "returns"}),
     ],
 )
 def test_columns_find_their_samples_in_any_order_and_are_sliced(
@@ -165,7 +182,12 @@ def test_columns_find_their_samples_in_any_order_and_are_sliced(
     share = share_of(batch, order)
     given = set(share)
 
-    rollouts.add_columns(share, batch, lambda values, total, response, width: values[::2])
+    compute = rollouts.advantages(
+        replace(job("uneven_lengths"), objective=objective),
+        batch,
+        lambda values, total, response, width: values[::2],
+    )
+    compute(None, share)
 
     assert share.keys() - given == names
     for number, i in enumerate(order):

@@ -316,6 +316,24 @@ def test_toy_that_raises_in_its_loss_crashes(tmp_path: Path) -> None:
     assert str(tmp_path) not in message
 
 
+@pytest.mark.parametrize(
+    ("toy", "engine"), [("slime", "megatron"), ("miles", "megatron"), ("miles", "fsdp")]
+)
+def test_toy_that_raises_before_its_train_step_crashes(
+    tmp_path: Path, toy: str, engine: str
+) -> None:
+    """As it does for a user, whose trainer calls the actor: here at its log of the rollouts."""
+    rollout_metrics = 'names = ("advantages", "log_probs", "returns")'
+    edit = Edit("lineage.py", rollout_metrics, "names = (torch.cat(data['groups']),)")
+    source = checkout(tmp_path / toy, toy, edit)
+    options = ("--modes=token_mean", f"--engine={engine}")
+    found = find(tmp_path, toy, source, ["dp1-cp1-mb1-thd"], "uneven_lengths", *options)
+
+    assert verdicts(found) == {"crashed"}
+    assert 'File "' + toy + '/lineage.py"' in found[0]["message"]
+    assert "in rollout_metrics" in found[0]["message"]
+
+
 OBJECTIVES = "auxiliary or rejection or other_losses or [metric."
 
 LACKING = {"gspo", "sapo", "clip_cov", "kl_cov"}

@@ -100,7 +100,7 @@ def test_a_garbled_framework_makes_no_garbled_report(tmp_path: Path) -> None:
         assert r"RuntimeError: no kernel image \udcff\x00\x1b[2J" in text
         assert r"loss \udcff\x00\x1b[2J = 1.5" in text
         assert not set(text) & set(faulty.GARBAGE.removesuffix("[2J"))
-    assert r"ValueError: values \udcff\x00\x1b[2J" in "\n".join(texts)
+    assert r"ValueError: keys \udcff\x00\x1b[2J" in "\n".join(texts)
     ET.fromstring(junit)
 
 

@@ -190,11 +190,13 @@ def test_rule_is_held_against_who_states_it_and_is_advice_to_others() -> None:
     )
 
 
-def test_rule_of_the_command_line_holds_for_a_file() -> None:
+def test_rule_of_the_command_line_need_not_hold_for_a_file() -> None:
     row = BY_NAME["divisor_zero_in_file"]
     crash = judge_crash(row, "Traceback\nTypeError: unsupported operand")
+    of_both = Description(rules={**STATED.rules, row.name: "the same validation"})
 
-    assert by_own_rules(crash, row, STATED).verdict is Verdict.MISMATCH
+    assert by_own_rules(crash, row, STATED).verdict is Verdict.ADVICE
+    assert by_own_rules(crash, row, of_both).verdict is Verdict.MISMATCH
     assert name_of(crash) == "fails_later"
     assert crash.diagnosis is not None
     assert crash.diagnosis.explanation.endswith("fails later: TypeError: unsupported operand")

@@ -12,11 +12,12 @@ import math
 from argparse import ArgumentParser, Namespace
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import yaml
@@ -228,6 +229,51 @@ def to_device(data: Data) -> Data:
         for key in ("tokens", "loss_masks")
     }
     return data | tensors
+
+
+class Timer:
+    """The one of a process: it waits from an actor's start on, but while the actor trains."""
+
+    start_time: ClassVar[set[str]] = set()
+
+    def start(self, name: str) -> None:
+        assert name not in self.start_time
+        self.start_time.add(name)
+
+    def end(self, name: str) -> None:
+        self.start_time.remove(name)
+
+    def reset(self) -> None:
+        """Nothing is measured."""
+
+    @contextmanager
+    def interrupted(self, name: str) -> Iterator[None]:
+        self.end(name)
+        try:
+            yield
+        finally:
+            self.start(name)
+
+
+class TrainProfiler:
+    """Of a training: the toy makes no profiles."""
+
+    def __init__(self, args: Namespace) -> None:
+        assert args.use_pytorch_profiler is False
+
+    def step(self, rollout_id: int) -> None:
+        """A batch of rollouts is trained."""
+
+
+def old_log_probs(data: Data, cp: Group) -> list[torch.Tensor]:
+    """Of a rank's share, by the policy that it trains, which knows one token."""
+    return [slice_response(torch.zeros(length), cp) for length in data["response_lengths"]]
+
+
+def rollout_metrics(data: Data) -> dict[str, float]:
+    """What is logged of a rank's share before it is trained on: sums over what is per token."""
+    names = ("advantages", "log_probs", "returns")
+    return {f"rollout/{name}": float(sum(map(torch.sum, data[name]))) for name in names}
 
 
 def slice_response(values: torch.Tensor, cp: Group) -> torch.Tensor:

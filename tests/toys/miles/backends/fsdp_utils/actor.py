@@ -5,13 +5,17 @@ from typing import Any
 
 import torch
 from miles import lineage
-from miles.backends.training_utils.data import get_data_iterator
-from miles.backends.training_utils.log_utils import log_train_step
+from miles.backends.training_utils.data import get_data_iterator, get_rollout_data
+from miles.backends.training_utils.log_utils import log_rollout_data, log_train_step
 from miles.backends.training_utils.loss import unscaled_loss
 from miles.backends.training_utils.parallel import get_parallel_state
+from miles.lineage import Timer
+from miles.utils.profile_utils import TrainProfiler
 from torch import distributed as dist
 from torch import nn
 from torch.distributed import fsdp
+
+__all__ = ["FSDPTrainRayActor", "TrainProfiler"]
 
 
 def apply_fsdp2(model: Any, mesh: Any = None, args: Namespace | None = None) -> nn.Module:
@@ -33,8 +37,17 @@ class FSDPTrainRayActor:
     optimizer: torch.optim.Optimizer
     lr_scheduler: Any
 
+    def train(
+        self, rollout_id: int, rollout_data_ref: list[Any], witness_info: Any, attempt: int
+    ) -> None:
+        data = get_rollout_data(self.args, rollout_data_ref)
+        with Timer().interrupted("train_wait"):
+            self._train_core(rollout_id=rollout_id, rollout_data=data)
+
     def _train_core(self, rollout_id: int, rollout_data: lineage.Data) -> None:
+        rollout_data["log_probs"] = lineage.old_log_probs(rollout_data, get_parallel_state().cp)
         compute_advantages_and_returns(self.args, rollout_data)
+        log_rollout_data(rollout_id, self.args, rollout_data)
         [batches], counts = get_data_iterator(self.args, self.model, rollout_data)
         for count in counts:
             self._train_step([next(batches) for _ in range(count)])

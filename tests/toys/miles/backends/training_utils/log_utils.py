@@ -12,5 +12,10 @@ def aggregate_train_losses(losses_reduced: list[lineage.Data]) -> dict[str, floa
     return lineage.log_of(losses_reduced)
 
 
+def log_rollout_data(rollout_id: int, args: Namespace, rollout_data: lineage.Data) -> None:
+    metrics = lineage.rollout_metrics(rollout_data)
+    tracking.log(args, metrics, step_key="rollout/step")
+
+
 def log_train_step(args: Namespace, metrics: lineage.Data) -> None:
     tracking.log(args, metrics, step_key="train/step")

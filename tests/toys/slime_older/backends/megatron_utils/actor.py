@@ -1,0 +1,41 @@
+"""A training rank, whose steps are all of one size."""
+
+from argparse import Namespace
+from typing import Any
+
+from slime import lineage
+from slime.backends.megatron_utils.data import get_data_iterator
+from slime.backends.megatron_utils.model import train
+from slime.lineage import Timer, TrainProfiler, megatron_grid
+from slime.utils.data import fetch
+
+__all__ = ["MegatronTrainRayActor", "TrainProfiler"]
+
+
+def compute_advantages_and_returns(args: Namespace, rollout_data: lineage.Data) -> None:
+    raise RuntimeError("the rewards are not at hand")
+
+
+class MegatronTrainRayActor:
+    args: Namespace
+    model: Any
+    optimizer: Any
+    opt_param_scheduler: Any
+
+    def _get_rollout_data(self, references: list[Any]) -> lineage.Data:
+        return lineage.to_device(fetch(references, megatron_grid().dp.rank))
+
+    def train(self, rollout_id: int, rollout_data_ref: list[Any]) -> None:
+        data = self._get_rollout_data(rollout_data_ref)
+        with Timer().interrupted("train_wait"):
+            data["log_probs"] = lineage.old_log_probs(data, megatron_grid().cp)
+            compute_advantages_and_returns(self.args, data)
+            iterator, counts = get_data_iterator(self.args, self.model, data)
+            train(
+                rollout_id,
+                self.model,
+                self.optimizer,
+                self.opt_param_scheduler,
+                iterator,
+                counts,
+            )
