@@ -445,7 +445,12 @@ def test_default_is_token_mean(fsdp: RankPool) -> None:
         ),
         (Configuration(batch_size=3), Mode.PROMPT_MEAN, "unsupported", "prompts"),
         *(
-            (Configuration(tampering=one), Mode.PROMPT_MEAN, "unsupported", "compute_prompt_boundaries")
+            (
+                Configuration(tampering=one),
+                Mode.PROMPT_MEAN,
+                "unsupported",
+                "compute_prompt_boundaries",
+            )
             for one in BY_CONSTRUCTION
         ),
         (
