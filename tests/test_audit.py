@@ -1,0 +1,105 @@
+"""The audit has a row with evidence for all that the newest reports hold against a framework."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from conformance.report import Finding, Report, Verdict
+from conformance.report_file import load
+from conformance.summary import WRONG, last_line
+
+REPORTS = Path(__file__).parents[1] / "reports"
+
+NEWEST = ("skyrl/v0.3.0", "skyrl/v0.3.0-megatron")
+"""Reports whose verdicts have been audited one by one."""
+
+CLASSES = {"A": WRONG, "B": (Verdict.ADVICE,)}
+"""The verdicts that each class of a row is of."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """What a row of the audit is about, and what it says of it."""
+
+    engines: frozenset[str]
+    checks: frozenset[str]
+    mistakes: frozenset[str]
+    verdicts: tuple[Verdict, ...]
+
+    def covers(self, engine: str, finding: Finding) -> bool:
+        """Whether a finding is of its kind."""
+        slug = finding.id.partition("/")[0]
+        return (
+            engine in self.engines
+            and bool(self.checks & {slug, str(finding.check)})
+            and mistake(finding) in self.mistakes
+            and finding.verdict in self.verdicts
+        )
+
+
+def mistake(finding: Finding) -> str:
+    if finding.diagnosis is not None:
+        return finding.diagnosis.name
+    return f"crash: {last_line(finding.message)}"
+
+
+def rows() -> list[Row]:
+    lines = (REPORTS / "audit.md").read_text().splitlines()
+    table = [line.strip("|").split(" | ") for line in lines if re.match(r"\| (\w+ \w+)", line)]
+    return [
+        Row(
+            engines=frozenset(engines.strip().split(", ")),
+            checks=frozenset(checks.split(", ")),
+            mistakes=frozenset(re.findall(r"`([^`]+)`", mistakes)),
+            verdicts=CLASSES[kind.strip()],
+        )
+        for engines, checks, mistakes, kind, *_ in table
+        if kind.strip() != "class"
+    ]
+
+
+def audited(name: str) -> Report:
+    return load(REPORTS / f"{name}.json")
+
+
+@pytest.mark.parametrize("name", NEWEST)
+def test_every_accusation_and_piece_of_advice_has_a_row(name: str) -> None:
+    report, known = audited(name), rows()
+    engine = f"{report.adapter} {report.engine}"
+    without = {
+        (finding.id.partition("/")[0], mistake(finding), str(finding.verdict))
+        for finding in report.findings
+        if finding.verdict in (*WRONG, Verdict.ADVICE)
+        if not any(row.covers(engine, finding) for row in known)
+    }
+
+    assert not without
+
+
+def test_every_row_is_of_something_that_a_report_has() -> None:
+    reports = [audited(name) for name in NEWEST]
+    engines = {f"{report.adapter} {report.engine}" for report in reports}
+    idle = [
+        row
+        for row in rows()
+        if row.engines & engines
+        if not any(
+            row.covers(f"{report.adapter} {report.engine}", finding)
+            for report in reports
+            for finding in report.findings
+        )
+    ]
+
+    assert not idle
+
+
+def test_every_mistake_of_a_row_is_found_somewhere() -> None:
+    """Names that no report has any more are taken out of the row."""
+    found = {mistake(finding) for name in NEWEST for finding in audited(name).findings}
+    engines = {f"{report.adapter} {report.engine}" for report in map(audited, NEWEST)}
+
+    assert not {name for row in rows() if row.engines <= engines for name in row.mistakes - found}
