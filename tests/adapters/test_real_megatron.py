@@ -246,7 +246,7 @@ def test_other_terms_of_slime_2090_are_means_over_tokens_in_token_mean(tmp_path:
 
 def test_miles_on_fsdp_counts_what_rejection_leaves(tmp_path: Path) -> None:
     """Its actor hands on no tokens of rollouts; its reducers then take those of the masks."""
-    arguments = ("--engine=fsdp", "--layout=dp2-cp1-mb1-thd", "--modes=sample_mean")
+    arguments = ("--engine=fsdp", "--layout=dp2-cp1-mb2-thd", "--modes=sample_mean")
     report = run(tmp_path, "miles", "main", *arguments, cases="rejected", subjects="[rejection/")
 
     assert len(report["findings"]) == 3
