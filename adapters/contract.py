@@ -291,6 +291,9 @@ class Description:
     states itself, each with where it does: a document, a help text, its validation or its tests.
     To break any other rule is no mistake."""
 
+    permits: Mapping[str, str] = field(default_factory=dict)
+    """Rules of others, by name, of which this version states the opposite, each with where."""
+
     stand_ins: tuple[str, ...] = ()
     """Packages the framework imports, the loss never uses, and this run replaced by empty ones."""
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from adapters.configuration import ORDINARY
 from adapters.contract import Place
 from adapters.objective import Objective
 from conformance import logs
@@ -15,6 +17,7 @@ from conformance.configurations import Demand
 from conformance.cuts import judge_cut_dependence
 from conformance.judge import Judgement, judge_weights
 from conformance.logged import judge_logged
+from conformance.rank import Declined
 from conformance.ranks import Crashed, Ran
 from conformance.report import Check, Diagnosis, Finding, Verdict
 from conformance.sharding import judge_sharding
@@ -26,6 +29,7 @@ from conformance.startup import (
     judge_refusal,
 )
 from conformance.subjects import place
+from conformance.summary import last_line
 from conformance.together import judge_together
 from reference.aggregation import Mode
 
@@ -37,7 +41,6 @@ if TYPE_CHECKING:
     from conformance.cells import Cell, LogCell
     from conformance.configurations import Row
     from conformance.mistakes import ExpectedNumber
-    from conformance.rank import Declined
     from conformance.ranks import RankPool
     from conformance.subjects import Subject
     from reference.step import Step
@@ -102,6 +105,10 @@ def _check_startup(cell: StartupCell, pool: RankPool) -> Finding:
     if not cell.row.applies(pool.description.conventions):
         words = f"by its conventions nothing is wrong with {cell.row.says}"
         return _finding(cell, verdict=Verdict.UNSUPPORTED, message=words)
+    permitted = pool.description.permits.get(cell.row.rule)
+    if permitted is not None:
+        words = f"{cell.row.says}: allowed by {permitted}"
+        return _finding(cell, verdict=Verdict.UNSUPPORTED, message=words)
     judged = judge_startup(cell.row, cell.job, pool)
     if isinstance(judged, Crashed):
         judged = judge_crash(cell.row, judged.message)
@@ -117,7 +124,7 @@ def judge_startup(row: Row, job: Job, pool: RankPool) -> Judgement | Crashed | D
     """
     outcome = pool.run(job)
     if isinstance(outcome, Crashed):
-        return outcome
+        return _beyond_the_ordinary(outcome, job, pool)
     if not isinstance(outcome, Ran):
         return judge_refusal(row, outcome.message) if outcome.verdict == "refused" else outcome
     plain: Sequence[Observation] = ()
@@ -127,6 +134,15 @@ def judge_startup(row: Row, job: Job, pool: RankPool) -> Judgement | Crashed | D
             return compared
         plain = compared.observations
     return judge_acceptance(row, job, outcome.observations, pool.description, plain)
+
+
+def _beyond_the_ordinary(crash: Crashed, job: Job, pool: RankPool) -> Crashed | Declined:
+    """A crash, unless the ordinary configuration ends in one too, which other checks tell of."""
+    ordinary = pool.run(replace(job, configuration=ORDINARY))
+    if not isinstance(ordinary, Crashed):
+        return crash
+    words = f"the ordinary configuration crashes too: {last_line(ordinary.message)}"
+    return Declined("unsupported", words)
 
 
 UNJUDGED = {"unsupported": Verdict.UNSUPPORTED, "crashed": Verdict.CRASHED}
@@ -218,8 +234,8 @@ def _groups_are_adjacent(step: Step) -> bool:
 
 
 def _refused(cell: Cell, message: str) -> Finding:
-    """A refusal in clear words where the contract allows one; elsewhere it is a mismatch."""
-    if _may_refuse(cell) and _says_why(message):
+    """A refusal where the contract allows one; elsewhere it is a mismatch."""
+    if _may_refuse(cell):
         return _finding(cell, verdict=Verdict.REFUSED, message=message)
     return _finding(
         cell,
@@ -230,11 +246,6 @@ def _refused(cell: Cell, message: str) -> Finding:
             explanation="the framework has this mode and layout and declines an ordinary step",
         ),
     )
-
-
-def _says_why(message: str) -> bool:
-    """Whether an error has words besides the name of its type."""
-    return bool(message.partition(":")[2].strip())
 
 
 def _judged(cell: Cell, judgement: Judgement, description: Description) -> Finding:

@@ -8,6 +8,7 @@ from conformance import terms
 from conformance.judge import Judgement, situation_of
 from conformance.report import Diagnosis, Verdict
 from reference.aggregation import Beside
+from reference.rounding import weight_bound
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,7 +27,8 @@ def judge_cut_dependence(
 ) -> Judgement | None:
     """Advice, with the figures of this cut, on a term that is averaged over micro-batches.
 
-    None where the framework documents an aggregation of the whole step, which depends on no cut.
+    None where the framework documents an aggregation of the whole step, which depends on no cut. A
+    mean over samples is the same however they are cut, as long as all parts weigh what they hold.
     """
     how = terms.reducer(job.objective, description.conventions)
     if how not in OF_THE_STEP:
@@ -36,6 +38,9 @@ def judge_cut_dependence(
     active = whole.expected > 0
     ratios = cut.expected[active] / whole.expected[active]
     low, high = float(ratios.min()), float(ratios.max())
+    tolerance = weight_bound(description.dtype)
+    if max(high - 1, 1 - low) <= tolerance:
+        return Judgement(verdict=Verdict.CONFORMS, error=0.0, tolerance=tolerance)
     explanation = (
         f"the {job.objective} term is documented to be averaged over micro-batches and workers, so"
         f" that it depends on how a step is cut: here a token weighs {low:.4g} to {high:.4g} times"

@@ -285,22 +285,37 @@ def filled_up(situation: Situation) -> Iterator[Mistake]:
     if cut is None or not situation.per_micro_batch:
         return
     most = cut.micro_batches.max()
-    filled = {"padding_micro_batches_averaged": cut.micro_batches / most}
-    words = {
-        "padding_micro_batches_averaged": f"micro-batches of padding count as 0 in means over"
-        f" {most} of each rank"
-    }
-    if situation.mode is Mode.SAMPLE_MEAN:
-        rows = _units_held(situation.sample, cut.micro_batch_number)
+    for name, words, shares in (
+        (
+            "padding_micro_batches_averaged",
+            f"micro-batches of padding count as 0 in means over {most} of each rank",
+            cut.micro_batches / most,
+        ),
+        *_dummy_rows(situation, cut),
+    ):
+        if (shares != 1)[situation.expected > 0].any():
+            yield Mistake(name=name, words=words, weights=situation.expected * shares)
+
+
+def _dummy_rows(situation: Situation, cut: Cut) -> Iterator[tuple[str, str, NDArray[np.float64]]]:
+    """What rows without active tokens make of the weights, as multiples of the right ones."""
+    name = "dummy_rows_averaged"
+    rows = _units_held(situation.sample, cut.micro_batch_number)
+    averages_samples = situation.mode is Mode.SAMPLE_MEAN
+    if averages_samples:
         largest = np.zeros(situation.layout.dp)
         np.maximum.at(largest, cut.dp_rank, rows)
-        filled["dummy_rows_averaged"] = rows / largest[cut.dp_rank]
-        words["dummy_rows_averaged"] = (
-            "rows that fill a micro-batch up to the rank's largest count as 0 in its mean"
-        )
-    for name, shares in filled.items():
-        if (shares < 1)[situation.expected > 0].any():
-            yield Mistake(name=name, words=words[name], weights=situation.expected * shares)
+        words = "rows that fill a micro-batch up to the rank's largest count as 0 in its mean"
+        yield name, words, rows / largest[cut.dp_rank]
+    of_rank = _units_held(situation.sample, cut.dp_rank)
+    most = of_rank.max()
+    last = cut.micro_batch == cut.micro_batches - 1
+    filled = rows + np.where(last, most - of_rank, 0)
+    shares = rows / filled if averages_samples else np.ones(len(rows))
+    if situation.conventions.micro_batch_weight is MicroBatchWeight.BY_SAMPLES:
+        shares = shares * (filled / rows) * (of_rank / most)
+    words = f"rows that fill a rank's last micro-batch, up to {most:g} of the rank, count in means"
+    yield name, words, shares
 
 
 def _layout_factors(situation: Situation) -> Iterator[Mistake]:

@@ -136,7 +136,7 @@ CUT_DEPENDENCE = tuple(
         check=Check.AUXILIARY,
         name=f"{objective}_of_cuts",
         objective=objective,
-        cases=_cases("split_groups"),
+        cases=ONE,
         compares_cuts=True,
     )
     for objective in (Objective.ENTROPY, Objective.KL)

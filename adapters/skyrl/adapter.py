@@ -66,6 +66,12 @@ divergence a mean over sequences, that both are averaged over micro-batches and 
 (where its Megatron worker counts them); that what is not a loss is averaged over micro-batches
 likewise (``reduce_metrics``)."""
 
+PERMITTED = {
+    "divisor_of_another_mode": "docs/content/docs/harbor and examples/train_integrations/harbor,"
+    " which have users give max_seq_len with every mode",
+}
+"""Rules of other frameworks of which SkyRL states the opposite."""
+
 WORKER_UTILS = "backends.skyrl_train.workers.worker_utils"
 
 
@@ -115,6 +121,7 @@ class SkyRLAdapter(Adapter):
             conventions=CONVENTIONS,
             places=self._places(),
             rules=_rules(),
+            permits=PERMITTED,
             stand_ins=tuple(STOOD_IN),
             departures=(*departures.NOT_RUN, *departures.SET, *departures.STUBBED),
         )

@@ -25,13 +25,19 @@ class PaddingMicroBatches:
 
     def __init__(self) -> None:
         self._made = 0
+        self._counts = False
 
     def count(self) -> None:
         """From now on, those that the only method makes that makes any; older versions have none.
 
+        A process may load several engines, and counts once.
+
         Raises:
             AttributeError: SkyRL makes them in another way.
         """
+        if self._counts:
+            return
+        self._counts = True
         utils = module("backends.skyrl_train.workers.worker_utils")
         iterator = getattr(utils, "TokenBasedBatchIterator", None)
         if iterator is None:

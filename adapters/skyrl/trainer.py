@@ -76,9 +76,20 @@ class Dispatch:
         """Of the only model there is."""
         return self._dp_size
 
-    def forward(self, model: str, data: Any) -> dict[str, torch.Tensor]:
-        """What a model would say of rollouts; later versions ask the trainer's own method."""
-        return {"output": self._rollouts.log_probs_or_values(model, data)}
+    def forward(self, model: str, data: Any) -> Any:
+        """What a model would say of rollouts, in the form that SkyRL's version has for it."""
+        values = self._rollouts.log_probs_or_values(model, data)
+        form = getattr(module("backends.skyrl_train.distributed.dispatch"), "WorkerOutput", None)
+        if form is None:
+            return {"output": values}
+        key = "values" if model == "critic" else "logprobs"
+        return form(loss_fn_outputs=[{key: row} for row in values.tolist()])
+
+    def forward_from_staged(self, model: str, chunks: list[Any]) -> Any:
+        """The same of the chunks of every data-parallel rank, one after another."""
+        answers = [self.forward(model, chunk) for chunk in chunks]
+        rows = [row for answer in answers for row in answer.loss_fn_outputs]
+        return type(answers[0])(loss_fn_outputs=rows)
 
     def stage_data(self, *staged: Any) -> Any:
         """The chunks of every data-parallel rank, for each mini-batch, as SkyRL cuts them.
@@ -134,7 +145,7 @@ def probe_capacity(probe_size: int) -> int:
 
 def train(config: Any, dispatch: Dispatch, rollouts: Rollouts) -> None:
     """Train on a batch of rollouts, mini-batch after mini-batch."""
-    trainer = _trainer(config, dispatch, rollouts)
+    trainer = _trainer(config, dispatch)
     trainer.train_critic_and_policy(_training_input(trainer, rollouts))
 
 
@@ -144,7 +155,7 @@ def reduce(config: Any, rollouts: Rollouts) -> NDArray[np.float32]:
     SkyRL scales the advantages and then sums.
     """
     batch = rollouts.batch
-    trainer = _trainer(config, Dispatch({}, rollouts), rollouts)
+    trainer = _trainer(config, Dispatch({}, rollouts))
     data = _training_input(trainer, rollouts)
     boundaries = [data.metadata["policy_mini_batch_boundaries"]]
     if PROMPT_BOUNDARIES in data.metadata:
@@ -230,7 +241,7 @@ class Rollouts:
             for last in np.diff(step.rollouts, append=step.rollouts[-1] + 1) != 0
         ]
 
-    def log_probs_or_values(self, model: str, data: Any, **_: Any) -> torch.Tensor:
+    def log_probs_or_values(self, model: str, data: Any) -> torch.Tensor:
         """What the models compute of rollouts before they are trained on: [rows, width]."""
         batch = self.batch
         return self.laid_out(
@@ -262,11 +273,8 @@ BY_CONSTRUCTION = (
 """What SkyRL cannot come by, whatever the rollouts."""
 
 
-def _trainer(config: Any, dispatch: Dispatch, rollouts: Rollouts) -> Any:
-    """SkyRL's `RayPPOTrainer` without the services that its constructor starts.
-
-    What models say of rollouts is asked of these.
-    """
+def _trainer(config: Any, dispatch: Dispatch) -> Any:
+    """SkyRL's `RayPPOTrainer` without the services that its constructor starts."""
     trainer_class = module("train.trainer").RayPPOTrainer
     trainer = object.__new__(trainer_class)
     trainer.cfg = config
@@ -274,8 +282,6 @@ def _trainer(config: Any, dispatch: Dispatch, rollouts: Rollouts) -> Any:
     trainer.dispatch = dispatch
     trainer.ref_model = config.trainer.algorithm.use_kl_loss or None
     trainer.all_metrics, trainer.all_timings, trainer.global_step = {}, {}, 0
-    if hasattr(trainer_class, "_execute_forward_pass"):  # later than the dispatch's own
-        trainer._execute_forward_pass = rollouts.log_probs_or_values
     return trainer
 
 

@@ -445,7 +445,12 @@ def test_default_is_token_mean(fsdp: RankPool) -> None:
         ),
         (Configuration(batch_size=3), Mode.PROMPT_MEAN, "unsupported", "prompts"),
         *(
-            (Configuration(tampering=one), Mode.PROMPT_MEAN, "unsupported", "by compute_prompt")
+            (
+                Configuration(tampering=one),
+                Mode.PROMPT_MEAN,
+                "unsupported",
+                "compute_prompt_boundaries",
+            )
             for one in BY_CONSTRUCTION
         ),
         (
@@ -487,12 +492,25 @@ def test_divisors_are_numbers_where_they_are_typed_as_such(
     assert (of_active == 0).all() if finite else np.isnan(of_active).all()
 
 
-def test_rollouts_of_several_samples_are_told_apart_as_a_generator_would() -> None:
+def trajectories() -> list[tuple[str, bool]]:
+    SkyRLFsdpAdapter().load(None)
     rollouts = Rollouts(ProbedBatch(CASES["unequal_groups"].steps), job(case="unequal_groups"))
-    ends = rollouts.output(["step0-group0", "step0-group2"], step_wise=True)["is_last_step"]
+    output = rollouts.output(["step0-group0", "step0-group2"], step_wise=True)
+    names = [trajectory.to_string() for trajectory in output["trajectory_ids"]]
+    return [*zip(names, output["is_last_step"], strict=True)]
 
-    assert ends == [False, True, True, False, False, True, True]
-    assert not rollouts.output([], step_wise=False)["is_last_step"]
+
+def test_rollouts_of_several_samples_are_told_apart_as_a_generator_would() -> None:
+    """Prompts 0 and 2 of four."""
+    assert in_a_process(trajectories) == [
+        ("step0-group0_0", False),
+        ("step0-group0_0", True),
+        ("step0-group0_1", True),
+        ("step0-group2_4", False),
+        ("step0-group2_4", False),
+        ("step0-group2_4", True),
+        ("step0-group2_5", True),
+    ]
 
 
 def test_prompts_that_do_not_share_out_over_ranks_are_dropped_and_missed() -> None:

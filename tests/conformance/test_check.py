@@ -8,10 +8,12 @@ import pytest
 
 from adapters.contract import Depth, Description, Job, Layout
 from conformance.cases import CORPUS
-from conformance.cells import Cell
+from conformance.cells import Cell, StartupCell
 from conformance.check import check
+from conformance.configurations import ROWS
 from conformance.rank import Declined
 from conformance.report import Verdict
+from conformance.subjects import Subject
 from reference.aggregation import Mode
 
 
@@ -41,8 +43,21 @@ def test_uneven_cut_may_be_declined_in_words_in_every_mode(mode: Mode) -> None:
     assert verdict("two_steps", Layout(dp=3), WORDS, mode) is Verdict.REFUSED
 
 
-def test_naked_assert_declines_nothing() -> None:
-    assert verdict("two_steps", Layout(dp=3), "AssertionError: ") is Verdict.MISMATCH
+def test_what_a_framework_allows_in_its_own_documents_is_no_finding_against_it() -> None:
+    row = next(row for row in ROWS if row.name == "divisor_of_another_mode")
+    cell = StartupCell(
+        aggregation=row.given.aggregation(Mode.TOKEN_MEAN),
+        case=row.given,
+        layout=Layout(micro_batches=2),
+        depth=Depth.STEP,
+        subject=Subject(check=row.check, name=row.name),
+        row=row,
+    )
+    allowing = Description(permits={row.rule: "its scripts"})
+    finding = check(cell, Declining(WORDS, allowing)).finding  # type: ignore[arg-type]
+
+    assert finding.verdict is Verdict.UNSUPPORTED
+    assert finding.message == "a divisor with a mode that divides by none: allowed by its scripts"
 
 
 def test_ordinary_step_may_not_be_declined() -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
 from adapters.contract import Depth, Description, Job, Layout, Observation
 from adapters.objective import Objective
 from conformance.cuts import judge_cut_dependence
 from conformance.report import Verdict
-from reference.aggregation import Aggregation, Beside, Conventions, Mode
+from reference.aggregation import Aggregation, Beside, Conventions, MicroBatchWeight, Mode
+from reference.step import Sample, Step
 from tests.conformance.given import BY_SAMPLE, STEP
 
 JOB = Job(
@@ -48,6 +52,21 @@ def test_mean_over_samples_is_compared_with_that_of_the_step() -> None:
     assert judgement.diagnosis.numbers == pytest.approx(
         {"lowest_ratio": 5 / 8, "highest_ratio": 5 / 4}
     )
+
+
+def test_cut_that_makes_no_difference_is_no_advice() -> None:
+    """A rank's samples weigh the same whatever micro-batch they are in: here each rank has two."""
+    by_samples = Conventions(
+        entropy=Beside.MICRO_BATCH_SAMPLE_MEAN, micro_batch_weight=MicroBatchWeight.BY_SAMPLES
+    )
+    even = Step.of([Sample(prompt_length=1, loss_mask=[1], group=0)] * 4)
+    held = np.array([[0, 1, -1, -1], [-1, -1, 0, 1]], np.int32)
+    job = replace(JOB, steps=(even,))
+    seen = [Observation(weights=(), forward_passes=(passes,)) for passes in held]
+    judgement = judge_cut_dependence(job, seen, Description(conventions=by_samples))
+
+    assert judgement is not None
+    assert judgement.verdict is Verdict.CONFORMS
 
 
 def test_aggregation_of_the_whole_step_depends_on_no_cut() -> None:

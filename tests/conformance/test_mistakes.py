@@ -208,6 +208,9 @@ def test_nearest_step_before_is_counted_and_all_steps_of_the_batch() -> None:
     assert denominators(given, "counted_over_batch") == [[15.0] * 10]
 
 
+TOKENS, SAMPLES = Beside.MICRO_BATCH_TOKEN_MEAN, Beside.MICRO_BATCH_SAMPLE_MEAN
+EQUAL, BY_ROWS = MicroBatchWeight.EQUAL, MicroBatchWeight.BY_SAMPLES
+
 SCATTERED = passes(
     [(slice(3), 0), (slice(4, 6), 0), (slice(3, 4), 1)], [(slice(6, 11), 0), (slice(11, 14), 1)]
 )
@@ -217,10 +220,10 @@ SCATTERED = passes(
 @pytest.mark.parametrize(
     ("held", "how", "weight", "expected"),
     [
-        (UNEVEN, Beside.MICRO_BATCH_TOKEN_MEAN, MicroBatchWeight.EQUAL, (12, 6, 14, 14)),
-        (UNEVEN, Beside.MICRO_BATCH_SAMPLE_MEAN, MicroBatchWeight.EQUAL, (12, 6, 16, 12)),
-        (BY_SAMPLE, Beside.MICRO_BATCH_TOKEN_MEAN, MicroBatchWeight.BY_SAMPLES, (9, 9, 16, 12)),
-        (BY_SAMPLE, Beside.MICRO_BATCH_SAMPLE_MEAN, MicroBatchWeight.BY_SAMPLES, (12, 6, 16, 12)),
+        (UNEVEN, TOKENS, EQUAL, (12, 6, 14, 14)),
+        (UNEVEN, SAMPLES, EQUAL, (12, 6, 16, 12)),
+        (BY_SAMPLE, TOKENS, BY_ROWS, (9, 9, 16, 12)),
+        (BY_SAMPLE, SAMPLES, BY_ROWS, (12, 6, 16, 12)),
     ],
 )
 def test_means_over_micro_batches_worked_by_hand(
@@ -234,27 +237,30 @@ def test_means_over_micro_batches_worked_by_hand(
 
 
 @pytest.mark.parametrize(
-    ("held", "how", "name", "expected"),
+    ("held", "how", "weight", "name", "expected"),
     [
         # The second rank has one micro-batch where the first has three.
-        (
-            UNEVEN,
-            Beside.MICRO_BATCH_TOKEN_MEAN,
-            "padding_micro_batches_averaged",
-            [(12, 6, 42, 42)],
-        ),
-        (UNEVEN, Beside.MICRO_BATCH_SAMPLE_MEAN, "dummy_rows_averaged", []),
+        (UNEVEN, TOKENS, EQUAL, "padding_micro_batches_averaged", [(12, 6, 42, 42)]),
+        (SCATTERED, SAMPLES, EQUAL, "padding_micro_batches_averaged", []),
         # The second sample is alone where the first two rows are two.
-        (SCATTERED, Beside.MICRO_BATCH_SAMPLE_MEAN, "dummy_rows_averaged", [(16, 8, 16, 12)]),
-        (SCATTERED, Beside.MICRO_BATCH_TOKEN_MEAN, "dummy_rows_averaged", []),
-        (SCATTERED, Beside.MICRO_BATCH_SAMPLE_MEAN, "padding_micro_batches_averaged", []),
-        (SCATTERED, Beside.SAMPLE_MEAN, "dummy_rows_averaged", []),
+        (SCATTERED, SAMPLES, EQUAL, "dummy_rows_averaged", [(16, 8, 16, 12), (16, 4, 16, 24)]),
+        (SCATTERED, TOKENS, EQUAL, "dummy_rows_averaged", []),
+        # The second rank has two samples where the first has three: its last micro-batch gets one.
+        (UNEVEN, SAMPLES, EQUAL, "dummy_rows_averaged", [(12, 6, 24, 18)]),
+        (SCATTERED, SAMPLES, BY_ROWS, "dummy_rows_averaged", [(12, 12, 16, 12), (12, 6, 24, 18)]),
+        (SCATTERED, TOKENS, BY_ROWS, "dummy_rows_averaged", [(6, 6, 24, 9)]),
+        (SCATTERED, Beside.SAMPLE_MEAN, EQUAL, "dummy_rows_averaged", []),
     ],
 )
 def test_what_fills_up_is_counted_in_a_mean_over_micro_batches(
-    held: np.ndarray, how: Beside, name: str, expected: list[tuple[float, ...]]
+    held: np.ndarray,
+    how: Beside,
+    weight: MicroBatchWeight,
+    name: str,
+    expected: list[tuple[float, ...]],
 ) -> None:
-    situation = replace(TOKEN, held=held).situation.of_term(how)
+    given = replace(TOKEN, held=held, conventions=Conventions(micro_batch_weight=weight))
+    situation = given.situation.of_term(how)
     found = [mistake.weights for mistake in mistakes(situation) if mistake.name == name]
 
     denominators = [(1 / weights[weights != 0]).tolist() for weights in found]

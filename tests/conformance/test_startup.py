@@ -15,6 +15,7 @@ from conformance.cases import CORPUS
 from conformance.check import judge_startup
 from conformance.configurations import ROWS, Row
 from conformance.judge import Judgement
+from conformance.rank import Declined
 from conformance.ranks import Crashed, Ran
 from conformance.report import Verdict
 from conformance.startup import (
@@ -262,6 +263,31 @@ def test_what_crashes_in_the_ordinary_configuration_is_handed_back() -> None:
     outcome = judge_startup(LEGACY, job_of(LEGACY, Mode.TOKEN_MEAN), Outcomes())  # type: ignore[arg-type]
 
     assert outcome == Crashed("no kernel image")
+
+
+class Crashing:
+    """A pool that crashes at everything, or at what deviates from the ordinary."""
+
+    def __init__(self, *, always: bool) -> None:
+        self.always = always
+
+    def run(self, job: Job) -> Ran | Crashed:
+        if job.configuration != ORDINARY or self.always:
+            return Crashed("Traceback\nTypeError: no number")
+        return Ran(tuple(observed(job, job.aggregation)), 0.0)
+
+
+def test_crash_is_held_against_a_configuration_that_alone_has_it() -> None:
+    job = job_of(ZERO, Mode.CONSTANT)
+    own, common = (
+        judge_startup(ZERO, job, Crashing(always=always))  # type: ignore[arg-type]
+        for always in (False, True)
+    )
+
+    assert own == Crashed("Traceback\nTypeError: no number")
+    assert common == Declined(
+        "unsupported", "the ordinary configuration crashes too: TypeError: no number"
+    )
 
 
 def test_nothing_ordinary_is_run_where_nothing_is_compared() -> None:
