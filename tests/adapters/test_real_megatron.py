@@ -200,6 +200,7 @@ def test_miles_on_fsdp_never_divides_token_mean(tmp_path: Path, ref: str) -> Non
     [finding] = report["findings"]
 
     assert finding["diagnosis"]["name"] == "not_divided"
+    assert finding["place"].endswith("(FSDPTrainRayActor._train_step)")
     assert finding["diagnosis"]["numbers"] == pytest.approx(
         {"denominator": 2, "expected_denominator": 120}, rel=1e-6
     )
