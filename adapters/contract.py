@@ -58,6 +58,9 @@ class Place(StrEnum):
     TOKEN_COUNT = "token_count"
     """Where the tokens are counted that `token_mean` divides by."""
 
+    TOKEN_DIVISION = "token_division"
+    """Where what a step adds up is divided by them."""
+
     LOG = "log"
     """Where the log entries of micro-batches are put together."""
 

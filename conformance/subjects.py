@@ -165,5 +165,8 @@ def place(subject: Subject, mode: Mode, diagnosis: Diagnosis) -> Place | None:
         return Place.ARGUMENTS if diagnosis.name in VALIDATION_MISTAKES else None
     if diagnosis.name == "reduced_before_the_last_micro_batch" and subject.metric is None:
         return Place.REDUCTION
-    counts = mode is Mode.TOKEN_MEAN and diagnosis.name in TOKEN_COUNT_MISTAKES
-    return Place.TOKEN_COUNT if counts and subject.metric is None else None
+    if mode is not Mode.TOKEN_MEAN or subject.metric is not None:
+        return None
+    if diagnosis.name == "not_divided":
+        return Place.TOKEN_DIVISION
+    return Place.TOKEN_COUNT if diagnosis.name in TOKEN_COUNT_MISTAKES else None

@@ -16,11 +16,15 @@ def actor(actor_class: type, *, args: Any, **trained: Any) -> Any:
     made = object.__new__(actor_class)
     actors = sys.modules[actor_class.__module__]
     start_waiting(actors.Timer())
+    if hasattr(actors, "TrainProfiler"):
+        made.prof = actors.TrainProfiler(args)
     vars(made).update(
         trained,
         args=args,
-        prof=actors.TrainProfiler(args),
         weights_backuper=Backups(),
+        weights=dict.fromkeys(Backups.backup_tags, {}),  # of older versions, with what copies them
+        update_gpu_params_dict=lambda weights: None,
+        update_cpu_params_dict=lambda weights: None,
         weight_updater=SimpleNamespace(pop_metrics=dict),
         rollout_data_postprocess=None,
         with_ref=False,

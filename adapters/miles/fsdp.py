@@ -189,9 +189,11 @@ def _engine(name: str) -> Any:
 
 def _candidates() -> objectives.Candidates:
     """The same as of the other engine, but that this one counts a step's tokens itself or never."""
+    actors = _engine("actor")
     return {
         **documented.candidates(),
-        Place.TOKEN_COUNT: ((_engine("actor"), "_global_token_counts_by_step"),),
+        Place.TOKEN_COUNT: ((actors, "_global_token_counts_by_step"),),
+        Place.TOKEN_DIVISION: ((actors.FSDPTrainRayActor, "_train_step"),),
     }
 
 

@@ -49,6 +49,8 @@ def test_below_the_whole_step_only_the_policy_loss_is_weighed() -> None:
     ("slug", "mode", "mistake", "where"),
     [
         ("weights", Mode.TOKEN_MEAN, "empty_samples_counted", Place.TOKEN_COUNT),
+        ("weights", Mode.TOKEN_MEAN, "not_divided", Place.TOKEN_DIVISION),
+        ("metric", Mode.TOKEN_MEAN, "not_divided", None),
         ("rejection", Mode.TOKEN_MEAN, "original_mask_counted", Place.TOKEN_COUNT),
         ("sharding", Mode.PROMPT_MEAN, "group_on_several_ranks", Place.SHARDING),
         # A mask may be counted before a step is cut, or after it.
