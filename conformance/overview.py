@@ -27,6 +27,9 @@ README = Path("README.md")
 FINDINGS = REPORTS / "findings.md"
 INDEX = REPORTS / "README.md"
 
+NOT_RENEWED = " †"
+"""After a version whose report was made before the audit, and has accusations that do not stand."""
+
 BEGIN = "<!-- what reports/ say; written by `python -m conformance.overview` -->\n"
 END = "<!-- end of what reports/ say -->\n"
 
@@ -34,8 +37,9 @@ HEAD = """\
 # Findings
 
 What the reports in this folder say is wrong, a line for each mistake of a framework's engine and
-check, with the versions that have it and one finding as an example. Written by
-`python -m conformance.overview`. A *crash* has no diagnosis: its last line is quoted. Where the
+check, with the versions that have it and one finding as an example. A version
+with a † has a report from before the [audit](audit.md), of which some accusations, and some that
+conforms, do not stand. Written by `python -m conformance.overview`. A *crash* has no diagnosis: its last line is quoted. Where the
 mistake determines a place in the framework's code, it stands behind the words. How each kind was
 held against the framework's own source and documents is in [`audit.md`](audit.md).
 
@@ -73,6 +77,8 @@ between two, of one framework or of two.
 ## Frameworks side by side
 
 How many findings are wrong, of how many, over all checks; `–` where a framework has no such mode.
+A version with a † has a report from before the [audit](audit.md), of which some accusations, and
+some that conforms, do not stand.
 """
 
 CONVENTIONS_HEAD = """
@@ -137,12 +143,18 @@ class Mistake:
 def versions(folder: Path) -> list[Version]:
     """All committed reports, by framework, engine and version."""
     found = [
-        Version(name=path.stem.removesuffix(f"-{report.engine}"), path=path, report=report)
+        Version(name=_name(path, report), path=path, report=report)
         for path in sorted(folder.glob("*/*.json"))
         if path.parent.name != "latest"
         for report in [load(path)]
     ]
     return sorted(found, key=lambda one: (one.report.adapter, one.report.engine, one.name))
+
+
+def _name(path: Path, report: Report) -> str:
+    """What a version is called; reports without departures were made before the audit."""
+    name = path.stem.removesuffix(f"-{report.engine}")
+    return name if report.departures else f"{name}{NOT_RENEWED}"
 
 
 def table(found: Sequence[Version]) -> Iterator[str]:
