@@ -22,9 +22,7 @@ def actor(actor_class: type, *, args: Any, **trained: Any) -> Any:
         trained,
         args=args,
         weights_backuper=Backups(),
-        weights={
-            tag: {} for tag in Backups.backup_tags
-        },  # of older versions, with what copies them
+        weights={"actor": {}},  # of older versions, with what copies them
         update_gpu_params_dict=lambda weights: None,
         update_cpu_params_dict=lambda weights: None,
         weight_updater=SimpleNamespace(pop_metrics=dict),
