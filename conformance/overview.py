@@ -40,8 +40,9 @@ What the reports in this folder say is wrong, a line for each mistake of a frame
 check, with the versions that have it and one finding as an example. A version with a † has a report
 from before the [audit](audit.md): some of its accusations, and some of what conforms in it, do not
 stand. Written by `python -m conformance.overview`. A *crash* has no diagnosis: its last line is
-quoted. Where the mistake determines a place in the framework's code, it stands behind the words. How
-each kind was held against the framework's own source and documents is in [`audit.md`](audit.md).
+quoted. Where the mistake determines a place in the framework's code, it stands behind the words.
+How each kind was held against the framework's own source and documents is in
+[`audit.md`](audit.md).
 
 | framework | engine | check | modes | mistake | for example | versions |
 |---|---|---|---|---|---|---|
