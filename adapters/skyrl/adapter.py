@@ -173,12 +173,13 @@ class SkyRLAdapter(Adapter):
             Place.TOKEN_COUNT: getattr(
                 ppo_utils(), reduction if scales_advantages() else "reduce_loss"
             ),
-            Place.LOG: module(WORKER_UTILS).reduce_metrics,
+            # One commit has it under another name.
+            Place.LOG: getattr(module(WORKER_UTILS), "reduce_metrics", None),
             Place.ARGUMENTS: module("train.utils.utils").validate_cfg,
             # Older versions stage the data whole, and a rank takes its share of it.
             Place.SHARDING: getattr(dispatch, "stage_chunks", dispatch.dispatch_from_staged),
         }
-        return {place: code_location(function) for place, function in functions.items()}
+        return {place: code_location(found) for place, found in functions.items() if found}
 
 
 def _rules() -> dict[str, str]:
