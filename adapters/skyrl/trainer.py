@@ -319,7 +319,8 @@ def _generated(trainer: Any, rollouts: Rollouts) -> tuple[dict[str, Any], list[s
 
     trainer.generator = SimpleNamespace(generate=generate)
     samples = len(prompts) * rollouts_per_prompt(rollouts.batch.steps)
-    output = asyncio.run(trainer.generate({"prompts": [None] * samples}))
+    with refusals(RuntimeError):  # of no prompt there is no output
+        output = asyncio.run(trainer.generate({"prompts": [None] * samples}))
     if step_wise:
         return output, [trajectory.instance_id for trajectory in output["trajectory_ids"]]
     return output, [uid for uid in rollouts.uids if uid in prompts]

@@ -514,11 +514,20 @@ def test_rollouts_of_several_samples_are_told_apart_as_a_generator_would() -> No
 
 
 def test_prompts_that_do_not_share_out_over_ranks_are_dropped_and_missed() -> None:
-    """Of three prompts of two samples SkyRL keeps two on four ranks, and asserts three."""
-    with RankPool(SkyRLFsdpAdapter(), None, 4) as pool:
-        outcome = pool.run(job(case="fibonacci_lengths", layout=Layout(dp=4)))
+    """Of three prompts of two samples SkyRL keeps two on four ranks, and asserts three.
 
-    assert outcome == Declined("refused", "AssertionError: ")
+    The only prompt of eight samples is dropped on three ranks.
+    """
+    with RankPool(SkyRLFsdpAdapter(), None, 4) as pool:
+        outcomes = [
+            pool.run(job(case=case, layout=Layout(dp=ranks)))
+            for case, ranks in (("fibonacci_lengths", 4), ("one_prompt", 3))
+        ]
+
+    assert outcomes == [
+        Declined("refused", "AssertionError: "),
+        Declined("refused", "RuntimeError: No outputs generated"),
+    ]
 
 
 def test_rollouts_are_answered_where_skyrl_put_their_tokens() -> None:
