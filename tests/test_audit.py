@@ -15,6 +15,7 @@ from conformance.summary import WRONG, last_line
 REPORTS = Path(__file__).parents[1] / "reports"
 
 NEWEST = (
+    "skyrl/v0.3.0",
     "slime/main-624b824",
     "slime/pull-2090",
     "miles/main-31f1ca9-fsdp",
