@@ -36,6 +36,8 @@ class Evidence:
     situation: Situation
     observed: NDArray[np.float64]
     tolerance: float
+    elsewhere: bool = False
+    """Whether other ranks observed weights, where this one may have observed none."""
 
     @property
     def expected(self) -> NDArray[np.float64]:
@@ -146,7 +148,9 @@ def _first(explanations: list[Diagnosis]) -> Diagnosis:
 
 def _explanations(evidence: Evidence) -> Iterator[Diagnosis]:
     """Every known mistake that predicts the weights."""
-    yield from lost.diagnoses(evidence.situation, evidence.observed, evidence.matches)
+    yield from lost.diagnoses(
+        evidence.situation, evidence.observed, evidence.matches, elsewhere=evidence.elsewhere
+    )
     for mistake in mistakes(evidence.situation):
         if evidence.matches(mistake.weights):
             yield _named(evidence, mistake)

@@ -62,12 +62,18 @@ def judge_weights(
     for number in range(len(job.steps)):
         situation = situation_of(job, number, observations, description)
         worst = replace(worst, expected=(*worst.expected, situation.fingerprint))
-        for observed in combined(observations, number, job, description.conventions):
+        replicas = combined(observations, number, job, description.conventions)
+        for observed in replicas:
             error = largest_error(observed, situation.expected)
             if error is not None and error <= tolerance:
                 worst = worse(worst, error)
                 continue
-            evidence = Evidence(situation=situation, observed=observed, tolerance=tolerance)
+            evidence = Evidence(
+                situation=situation,
+                observed=observed,
+                tolerance=tolerance,
+                elsewhere=bool(replicas[0].any()),
+            )
             return Judgement(
                 verdict=Verdict.MISMATCH,
                 error=error,

@@ -22,12 +22,16 @@ if TYPE_CHECKING:
 
 
 def diagnoses(
-    situation: Situation, observed: NDArray[np.float64], matches: Matches
+    situation: Situation, observed: NDArray[np.float64], matches: Matches, *, elsewhere: bool
 ) -> Iterator[Diagnosis]:
-    """What was lost, if something was and ``matches`` says that the rest is right."""
+    """What was lost, if something was and ``matches`` says that the rest is right.
+
+    ``elsewhere`` says whether other ranks have weights where this one has none at all.
+    """
     active = situation.expected > 0
     gone = active & np.equal(observed, 0)
-    if active.any() and gone[active].all() and not situation.untrained[active].any():
+    none = active.any() and gone[active].all()
+    if none and not elsewhere and not situation.untrained[active].any():
         yield _without_gradient(int(active.sum()))
         return
     if gone.any() and matches(np.where(gone, 0, situation.expected)):

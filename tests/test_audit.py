@@ -14,7 +14,13 @@ from conformance.summary import WRONG, last_line
 
 REPORTS = Path(__file__).parents[1] / "reports"
 
-NEWEST = ("slime/main-624b824", "miles/main-31f1ca9-fsdp")
+NEWEST = (
+    "skyrl/v0.3.0",
+    "slime/main-624b824",
+    "slime/pull-2090",
+    "miles/main-31f1ca9-fsdp",
+    "miles/pull-1498-fsdp",
+)
 """Reports whose verdicts have been audited one by one."""
 
 CLASSES = {"A": WRONG, "B": (Verdict.ADVICE,)}

@@ -34,6 +34,9 @@ OPTIONS = frozenset(
 IMPOSSIBLE_LOGIT = -1e4
 """Of a token that has a probability of exactly 0."""
 
+ENTROPY_IS_TRAINED = ("entropy_requires_grad", "with_entropy_grad")
+"""How newer versions of miles and of slime say whether entropies have a gradient."""
+
 
 class ProbeSeam:
     """Adds the probe to log-probabilities, where a framework computes them from logits and tokens.
@@ -57,7 +60,7 @@ class ProbeSeam:
             assert self.probe is not None
             probe = self.probe.float()[tokens]
             if entropy is not None:
-                trained = kwargs.get("entropy_requires_grad", True)
+                trained = all(kwargs.get(name, True) for name in ENTROPY_IS_TRAINED)
                 added = cycled(ENTROPIES, tokens) + (probe if trained else probe.detach())
                 entropy = entropy + added.view_as(entropy)
             return log_probs + probe.view_as(log_probs), entropy

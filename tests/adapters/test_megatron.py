@@ -277,11 +277,12 @@ def test_seam_adds_the_probe_to_the_log_probabilities_of_the_tokens() -> None:
 
     calculated = seam.around(calculate)
     log_probs, entropy = calculated(torch.zeros(3, 1), torch.tensor([4, 0, 2]))
-    _, observed = calculated(torch.zeros(1, 1), torch.tensor([1]), entropy_requires_grad=False)
+    for name in ("entropy_requires_grad", "with_entropy_grad"):
+        _, observed = calculated(torch.zeros(1, 1), torch.tensor([1]), **{name: False})
+        assert not observed.requires_grad
 
     assert log_probs.tolist() == [[4.0], [0.0], [2.0]]
     assert entropy.tolist() == [4 + ENTROPIES[0], 0 + ENTROPIES[0], 2 + ENTROPIES[2]]
-    assert not observed.requires_grad
     assert set(seen) == {0}, "the policy knows one token"
 
 

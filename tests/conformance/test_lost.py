@@ -40,6 +40,17 @@ def test_ranks_that_keep_their_own_gradients_are_named(
     assert diagnosis.numbers == {"tokens": tokens, "samples": samples}
 
 
+def test_rank_without_weights_beside_one_that_has_them_all_is_no_term_without_gradient() -> None:
+    """The one active token is on the second context-parallel rank."""
+    one = Step.of([Sample(prompt_length=1, loss_mask=[0, 1], group=0)])
+    given = Given(
+        steps=(one,), layout=Layout(cp=2), held=np.array([[0, -1], [-1, 0]], dtype=np.int32)
+    )
+    diagnosis = given.diagnosis(np.zeros(2), given.weights)
+
+    assert diagnosis.name == "not_reduced_over_cp"
+
+
 def test_slices_that_are_not_added_are_named() -> None:
     """The second context-parallel ranks have tokens 1, 3, 9, 10, 12 and 13, but 10 is masked."""
     diagnosis = FOUR.diagnosis(without(FOUR, (SLICED[[0, 2]] < 0).all(axis=0)))

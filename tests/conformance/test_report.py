@@ -82,6 +82,8 @@ def test_verdicts_of_committed_reports_follow_from_their_figures(path: Path) -> 
             assert found.diagnosis is not None
             assert found.error is None or found.error > (found.tolerance or 0)
             assert explain(found)
+        elif found.verdict is Verdict.ADVICE:
+            assert explain(found)
         elif found.verdict is not Verdict.CONFORMS:
             assert found.message
 
