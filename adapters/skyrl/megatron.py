@@ -83,8 +83,8 @@ class SkyRLMegatronAdapter(SkyRLAdapter):
             + [
                 Layout(dp=2, cp=2, tp=2, micro_batches=2, format="thd"),
                 Layout(dp=2, cp=2, micro_batches=2, format="thd", options=overlapping),
-                # Steps then differ in how many micro-batches they are cut into.
-                Layout(dp=2, micro_batches="tokens", options=overlapping),
+                # The steps of a batch then differ in how many micro-batches they are cut into.
+                Layout(cp=2, micro_batches="tokens", format="thd", options=overlapping),
             ],
             key=lambda layout: layout.world_size,
         )
@@ -197,6 +197,7 @@ def _joined_worker(config: Any, job: Job, rank: Rank) -> Any:
         rank.cache[grid] = worker
     worker = rank.cache[grid]
     worker.cfg = config.trainer
+    worker._micro_batches_accumulated = 0  # which older versions count
     return worker
 
 
