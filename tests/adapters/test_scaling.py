@@ -26,7 +26,7 @@ BY_THE_ADVANTAGES = {
     ),
     "megatron.policy._probed_model.ProbedModel.forward": "0.0 * self.probe.sum()",
     "skyrl.trainer.reduce": "-advantages * probe",
-    "skyrl.trainer._per_token": "2 * returns",
+    "skyrl.trainer._training_input": "2 * returns",
 }
 """All that happens to losses and gradients: signed powers of two in, and out again.
 
@@ -50,7 +50,8 @@ ELSEWHERE = {
     "skyrl.configuration._mini_batch_size": "sizes that the framework is told",
     "skyrl.configuration._sizes": "sizes that the framework is told",
     "skyrl.importing.import_skyrl": "a path",
-    "skyrl.trainer._training_input": "a list of rewards",
+    "skyrl.trainer.Rollouts.output": "a list of reasons to stop",
+    "skyrl.trainer._generated": "prompts to be asked for",
     "sizes.token_budget": "sizes that the framework is told",
     "source._checkout": "a path",
     "source._extracted": "a path",

@@ -55,7 +55,8 @@ def test_expected_weights_of_micro_batches_are_named_after_the_layout() -> None:
         for held in (BY_SAMPLE, UNEVEN)
     )
 
-    assert averaged.name == f"weights of step 0, token_mean of equal micro-batches on {given.layout}"
+    where = f"of equal micro-batches on {given.layout}"
+    assert averaged.name == f"weights of step 0, token_mean {where}"
     assert averaged.name == otherwise_cut.name
     assert averaged.value != otherwise_cut.value
 
