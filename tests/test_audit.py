@@ -16,6 +16,7 @@ REPORTS = Path(__file__).parents[1] / "reports"
 
 NEWEST = (
     "skyrl/v0.3.0",
+    "skyrl/v0.3.0-megatron",
     "slime/main-624b824",
     "slime/pull-2090",
     "miles/main-31f1ca9-fsdp",
