@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from adapters.contract import Adapter
+    from adapters.contract import Adapter, Description
     from conformance.hardware import Hardware
 
 VARIABLE = "_RL_LOSS_CONFORMANCE_PRELOAD"
 
-_loaded: set[tuple[type[Adapter], Path | None]] = set()
+_loaded: dict[tuple[type[Adapter], Path | None], Description] = {}
 
 
 def announce(adapter: Adapter, source: Path | None, hardware: Hardware) -> None:
@@ -24,12 +24,16 @@ def announce(adapter: Adapter, source: Path | None, hardware: Hardware) -> None:
     os.environ[VARIABLE] = base64.b64encode(pickle.dumps((adapter, source, hardware))).decode()
 
 
-def load_once(adapter: Adapter, source: Path | None) -> None:
-    """Load a framework unless this process, or the one it was forked from, already has."""
+def load_once(adapter: Adapter, source: Path | None) -> Description:
+    """Load a framework unless this process, or the one it was forked from, already has.
+
+    What it turned out to be is found out once too: on miles that takes longer than a fork.
+    """
     key = (type(adapter), source)
     if key not in _loaded:
         adapter.load(source)
-        _loaded.add(key)
+        _loaded[key] = adapter.describe()
+    return _loaded[key]
 
 
 def hide_gpus() -> None:

@@ -6,7 +6,6 @@ import multiprocessing.forkserver
 import os
 import signal
 import sys
-import traceback
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -20,7 +19,7 @@ from adapters.contract import Description, Job, Observation, Rank, Refused, Unsu
 from conformance import preload
 from conformance.hardware import Backend, Device, Hardware, gpus
 from conformance.processes import die_with_parent
-from conformance.words import words
+from conformance.words import words, words_of
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -125,11 +124,11 @@ def serve(connection: Connection, post: Post, berth: Berth) -> None:
             device=_device(post.hardware, berth),
             dtype=post.hardware.dtype,
         )
-        preload.load_once(post.adapter, post.source)
-        description = replace(post.adapter.describe(), dtype=post.hardware.dtype)
+        description = preload.load_once(post.adapter, post.source)
+        description = replace(description, dtype=post.hardware.dtype)
         connection.send(Ready(description, os.getpid()))
-    except BaseException:
-        connection.send(Raised(_traceback(post.source)))
+    except BaseException as error:
+        connection.send(Raised(words_of(error, post.source)))
         return
     current: World | None = None
     while True:
@@ -143,8 +142,8 @@ def serve(connection: Connection, post: Post, berth: Berth) -> None:
                 rank = _enter(world, rank, post.hardware.backend)
                 current = world
             reply = _answer(post, job, rank)
-        except BaseException:
-            reply = Raised(_traceback(post.source))
+        except BaseException as error:
+            reply = Raised(words_of(error, post.source))
         _forget_old_output()
         connection.send(reply)
 
@@ -154,11 +153,6 @@ def _forget_old_output() -> None:
     with suppress(OSError):  # it may have closed the file
         if os.fstat(1).st_size > LOG_LIMIT:
             os.ftruncate(1, 0)
-
-
-def _traceback(source: Path | None) -> str:
-    """That of the exception at hand."""
-    return words(traceback.format_exc(), source)
 
 
 def _answer(post: Post, job: Job, rank: Rank) -> Reply:

@@ -188,7 +188,7 @@ class RankPool:
         return self._gather(connections, self._time_limit)
 
     def _gather(self, connections: list[Connection], limit: float) -> list[_Answer]:
-        """Answers in the order in which they came, then the ranks that gave none."""
+        """What came of each rank, in any order."""
         from conformance.rank import Declined
 
         deadline = time.monotonic() + limit
@@ -268,11 +268,11 @@ def _outcome(answers: list[_Answer]) -> Ran | Declined | Crashed:
     from conformance.rank import Declined, Observed
 
     by_rank = [answer.reply for answer in sorted(answers, key=lambda answer: answer.rank)]
-    failures = [answer.reply for answer in answers if isinstance(answer.reply, _Failure)]
+    failures = [reply for reply in by_rank if isinstance(reply, _Failure)]
     declined = [reply for reply in by_rank if isinstance(reply, Declined)]
     observed = [reply for reply in by_rank if isinstance(reply, Observed)]
     if failures:
-        likeliest = max(failures, key=lambda failure: failure.blame)  # of equals the earliest
+        likeliest = max(failures, key=lambda failure: failure.blame)  # of equals the lowest rank
         if declined and likeliest.blame is not _Blame.FAILED:
             return Crashed(f"{declined[0].message}\n(one rank declined, others ran and waited)")
         return Crashed(likeliest.message)

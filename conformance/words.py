@@ -5,13 +5,18 @@ from __future__ import annotations
 import os
 import re
 import sys
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from itertools import dropwhile
+from pathlib import Path
+from traceback import FrameSummary, TracebackException
 
 _UNREADABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 """What steers a terminal, ends a C string or, as half a pair of UTF-16, is no character at all."""
+
+
+_OURS = tuple(
+    f"{Path(__file__).parents[1] / package}{os.sep}" for package in ("adapters", "conformance")
+)
+_LINE_OF_OURS = re.compile(r'(File "(?:adapters|conformance)/[^"]+"), line \d+,')
 
 
 def words(text: str, source: Path | None) -> str:
@@ -23,3 +28,17 @@ def words(text: str, source: Path | None) -> str:
     for folder in sorted(filter(None, folders), key=len, reverse=True):
         text = text.replace(f"{folder.rstrip(os.sep)}{os.sep}", "")
     return _UNREADABLE.sub(lambda sign: sign[0].encode("unicode_escape").decode(), text)
+
+
+def words_of(error: BaseException, source: Path | None) -> str:
+    """The traceback of an exception, from where the framework is entered.
+
+    It reads the same after an edit of ours: no line of our own files is numbered.
+    """
+    described = TracebackException.from_exception(error)
+    described.stack[:] = list(dropwhile(_is_ours, described.stack)) or described.stack
+    return _LINE_OF_OURS.sub(r"\1,", words("".join(described.format()), source))
+
+
+def _is_ours(frame: FrameSummary) -> bool:
+    return frame.filename.startswith(_OURS)

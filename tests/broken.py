@@ -75,6 +75,14 @@ class Raising(Faulty):
         raise RuntimeError("no kernel image")
 
 
+class RaisingEverywhere(NativeAdapter):
+    """Every rank fails, the lowest last."""
+
+    def observe(self, job: Job, rank: Rank) -> Observation:
+        time.sleep(0.3 * (rank.world_size - rank.index))
+        raise RuntimeError(f"no kernel image on rank {rank.index}")
+
+
 class Exiting(Faulty):
     def fail(self) -> None:
         sys.exit("giving up")

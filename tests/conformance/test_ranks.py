@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from adapters.contract import Depth, Job, Layout
+from adapters.contract import Depth, Job, Layout, LogEntry, Rank
 from adapters.native import NativeAdapter
 from conformance.hardware import Device, Hardware
 from conformance.rank import Declined
 from conformance.ranks import Crashed, Ran, RankPool, StartError
+from conformance.words import words_of
 from reference.aggregation import Aggregation, Mode
 from reference.step import Sample, Step
 from tests import broken
@@ -74,8 +75,27 @@ def test_traceback_names_files_from_where_they_are_imported() -> None:
         outcome = pool.run(job(MASKED))
 
     assert isinstance(outcome, Crashed)
-    assert 'File "tests/broken.py", line ' in outcome.message
+    first = outcome.message.splitlines()[2]
+    assert first.startswith('  File "tests/broken.py", line '), "it begins where ours ends"
     assert 'File "/' not in outcome.message
+
+
+def test_of_several_ranks_that_raise_the_lowest_is_named_whichever_was_first() -> None:
+    with RankPool(broken.RaisingEverywhere(), None, size=3) as pool:
+        outcome = pool.run(job(dp=3))
+
+    assert isinstance(outcome, Crashed)
+    assert_matches("rank 0 raised\n.*RuntimeError: no kernel image on rank 0", outcome.message)
+
+
+def test_frames_of_ours_are_not_numbered() -> None:
+    entries = (LogEntry(keys=("loss",), values=(1.0,)), LogEntry(keys=("kl",), values=(1.0,)))
+    with pytest.raises(ValueError, match="keys") as caught:
+        NativeAdapter().aggregate(entries, Rank(index=0, world_size=1))
+
+    message = words_of(caught.value, None)
+    assert 'File "adapters/native_logs.py", in aggregate\n' in message
+    assert message.count(", line ") == 1, "that of this test"
 
 
 @pytest.mark.parametrize(
