@@ -97,20 +97,20 @@ def test_lines_fit_the_terminal_but_for_the_commands(width: int) -> None:
 
 
 def test_choice_leaves_out_all_else(small: Path) -> None:
-    text = shown(REPORT, "--check=rejection,metric", "--mode=sample_mean", "--verdict=mismatch")
+    text = shown(REPORT, "--check=rejection,logging", "--mode=token_mean", "--verdict=mismatch")
     report = Choice(
         verdicts=frozenset({Verdict.MISMATCH}),
-        modes=frozenset({Mode.SAMPLE_MEAN}),
-        checks=frozenset({Check.REJECTION, Check.METRIC}),
+        modes=frozenset({Mode.TOKEN_MEAN}),
+        checks=frozenset({Check.REJECTION, Check.LOGGING}),
     ).of(cli.load(REPORT))
 
     assert len(report.findings) == 24
     assert {(f.check, f.mode, f.verdict) for f in report.findings} == {
-        (Check.REJECTION, Mode.SAMPLE_MEAN, Verdict.MISMATCH)
+        (Check.REJECTION, Mode.TOKEN_MEAN, Verdict.MISMATCH)
     }
     assert "\n24 mismatch\n" in text
     assert "weights" not in text
-    assert "token_mean" not in text
+    assert "sample_mean" not in text
 
 
 def test_json_has_every_wrong_finding_once() -> None:
@@ -140,7 +140,9 @@ def test_matrix_counts_every_finding_once() -> None:
     assert sum(cell.total() for row in cells.values() for cell in row.values()) == len(
         report.findings
     )
-    assert sum(len(fault.findings) for fault in faults(report.findings)) == 423
+    wrong = [f for f in report.findings if f.verdict in (Verdict.MISMATCH, Verdict.CRASHED)]
+    assert len(wrong) > 300
+    assert sum(len(fault.findings) for fault in faults(report.findings)) == len(wrong)
 
 
 @pytest.mark.parametrize(
