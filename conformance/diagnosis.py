@@ -76,11 +76,13 @@ class ReportedEvidence:
     expected: float
     reported: float
     tolerance: float
+    others: float = 0.0
+    """Magnitude of the other terms that were taken off the number, whose roundings are in it."""
 
     def matches(self, predicted: NDArray[np.float64]) -> bool:
         """Whether weights explain the number, within the bound of such a sum."""
         terms = predicted * self.losses
-        bound = self.tolerance * float(np.abs(terms).sum())
+        bound = self.tolerance * (float(np.abs(terms).sum()) + self.others)
         return abs(math.fsum(terms) - self.reported) <= bound
 
 

@@ -113,7 +113,7 @@ def _diagnosis(
         if abs(reported - (expected - share.expected)) <= tolerance * magnitude:
             return left_out(share.metric)
     found = [
-        (share.metric, _of_share(share, reported - (expected - share.expected), tolerance))
+        (share.metric, _of_share(share, reported - expected, magnitude, tolerance))
         for share in shares
     ]
     alone = found[0][1] if len(found) == 1 else likeliest(found)
@@ -130,15 +130,16 @@ def _diagnosis(
     return diagnose_joint(policy, others, matches) or alone
 
 
-def _of_share(share: Share, reported: float, tolerance: float) -> Diagnosis:
-    """What explains all that is off by one term."""
+def _of_share(share: Share, off: float, magnitude: float, tolerance: float) -> Diagnosis:
+    """What explains that a sum of terms, of this magnitude, is off, if one term alone is wrong."""
     return diagnose_reported(
         ReportedEvidence(
             situation=share.situation,
             losses=share.quantities,
             expected=share.expected,
-            reported=reported,
+            reported=share.expected + off,
             tolerance=tolerance,
+            others=magnitude - share.magnitude,
         )
     )
 

@@ -8,13 +8,16 @@ import numpy as np
 import pytest
 
 from adapters.contract import Depth, Description, Job, Layout, Observation
-from adapters.objective import Metric
+from adapters.objective import Metric, Objective
+from adapters.probe import ProbedBatch
 from conformance.judge import Judgement
 from conformance.logged import judge_logged
 from conformance.report import Verdict
+from conformance.terms import TOGETHER, quantities
 from reference.aggregation import Aggregation, Mode
-from reference.rounding import reported_bound
+from reference.rounding import TERM_OPERATIONS, reported_bound
 from reference.step import Sample, Step
+from reference.weights import token_weights
 
 STEP = Step.of(
     [
@@ -247,3 +250,33 @@ def test_what_nothing_explains_is_unexplained() -> None:
         {"reported": 0.425, "expected": 0.25},
         [],
     )
+
+
+def test_small_share_of_a_term_may_be_off_by_the_rounding_of_the_whole_sum() -> None:
+    """Of the entropies only the first token's is in the loss, which rounds like all its terms."""
+    first = np.arange(10) == 0
+    passes = tuple(np.where(mine, 0, -1) for mine in (first, ~first))
+    aggregation = Aggregation(Mode.TOKEN_MEAN)
+    job = Job(
+        steps=(STEP,),
+        aggregation=aggregation,
+        layout=Layout(cp=2),
+        depth=Depth.STEP,
+        objective=Objective.TOGETHER,
+    )
+    weights = token_weights(STEP, aggregation)
+    batch = ProbedBatch(job.steps, job.objective)
+    policy, entropy, kl = (
+        term.coefficient * weights * quantities(term.metric, batch) for term in TOGETHER
+    )
+    magnitude = np.abs(policy).sum() + np.abs(kl).sum()
+    off = 0.9 * reported_bound(8, "float32", TERM_OPERATIONS) * magnitude
+    reported = policy.sum() + entropy[0] + kl.sum() + off
+    observations = [
+        Observation(weights=(), reported={Metric.LOSS: (reported,)}, forward_passes=(held,))
+        for held in passes
+    ]
+
+    name, explanation, _, _ = said(judge_logged(job, observations, Description(), Metric.LOSS))
+    assert name == "not_reduced_over_cp"
+    assert explanation.startswith("entropy: ")
