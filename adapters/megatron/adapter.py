@@ -13,6 +13,8 @@ from __future__ import annotations
 import importlib
 import inspect
 from abc import abstractmethod
+from copy import deepcopy
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -189,11 +191,17 @@ class MegatronAdapter(Adapter):
             Unsupported: this version lacks an option that the job needs.
             Refused: the framework declines the configuration.
         """
-        parser = self.parser()
+        parser = self._parser
         with startup.refusals(), startup.settings(job, parser) as settings:
-            args = parser.parse_args([*options.job_options(job, parser), *settings])
+            parsed = parser.parse_args([*options.job_options(job, parser), *settings])
+            args = deepcopy(parsed)  # defaults are the parser's, and validation changes some
             self.validated(args, job.layout)
         return args
+
+    @cached_property
+    def _parser(self) -> Any:
+        """Made once in a process, as that takes a tenth of a step."""
+        return self.parser()
 
     def train(self, args: Any, job: Job, trained: policy.Policy, batch: ProbedBatch) -> list[Any]:
         """The probe's gradient at every optimizer step of the batch."""
@@ -296,8 +304,13 @@ def counting_in_tensors(loss_function: Any, original: Any) -> Any:
 
 def call_offering(function: Any, *args: Any, **offered: Any) -> Any:
     """Call with those of the keyword arguments that this version knows."""
-    known = inspect.signature(function).parameters
+    known = _parameters(getattr(function, "__func__", function))
     return function(*args, **{name: value for name, value in offered.items() if name in known})
+
+
+@cache
+def _parameters(function: Any) -> frozenset[str]:
+    return frozenset(inspect.signature(function).parameters)
 
 
 def _lengths(batch: Any) -> dict[str, Any]:
