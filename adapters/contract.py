@@ -290,8 +290,8 @@ class Description:
     have been made."""
 
     rules: Mapping[str, str] = field(default_factory=dict)
-    """Rules of `conformance.configurations` and `conformance.logs`, by name, that this version
-    states itself, each with where it does: a document, a help text, its validation or its tests.
+    """Rules of the corpus' configurations and logs, by name, that this version states itself, each
+    with where it does: a document, a help text, its validation or its tests.
     To break any other rule is no mistake."""
 
     permits: Mapping[str, str] = field(default_factory=dict)

@@ -12,14 +12,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from adapters.contract import Depth
-from conformance import diff_formats, expectations, history, inventory, listing, page, show
-from conformance.cases import ALL_CASES
-from conformance.diff import NothingToCompareError, load_difference
-from conformance.digest import Choice
-from conformance.report import Check, Verdict
-from conformance.report_file import load
-from conformance.room import MAX_RANKS
-from conformance.settings import SETTINGS_ERRORS
+from conformance.comparing import expectations
+from conformance.comparing.diff import NothingToCompareError, load_difference
+from conformance.comparing.groups import Choice
+from conformance.comparing.report_file import load
+from conformance.corpus.cases import ALL_CASES
+from conformance.findings.report import Check, Verdict
+from conformance.ranks.budget import MAX_RANKS
+from conformance.runs import history, inventory
+from conformance.runs.settings import SETTINGS_ERRORS
+from conformance.views import diff_formats, history_table, listing, page, show
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
 
     from adapters.contract import Description
     from adapters.source import Source
-    from conformance.diff import Difference
+    from conformance.comparing.diff import Difference
 
 WORSE = 1
 
@@ -242,7 +244,7 @@ def _history(options: argparse.Namespace) -> Iterator[str]:
     for number, commit in enumerate(commits, 1):
         print(f"{number} of {len(commits)}: {commit.ref}", file=sys.stderr, flush=True)
         rows += history.run(selection, [commit], options.reports)
-    yield from history.table(rows, options.format)
+    yield from history_table.table(rows, options.format)
 
 
 def _html(options: argparse.Namespace) -> Iterator[str]:

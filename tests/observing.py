@@ -12,10 +12,11 @@ from typing import Any
 
 from adapters.contract import Job, LogEntry
 from adapters.source import resolve
-from conformance import registry
-from conformance.logs import CHILD, LogRow
-from conformance.rank import Declined
-from conformance.ranks import Crashed, Ran, RankPool
+from conformance.corpus.log_cases import LogRow
+from conformance.ranks.log_process import CHILD
+from conformance.ranks.pool import Crashed, Ran, RankPool
+from conformance.ranks.worker import Declined
+from conformance.runs import registry
 from tests.command import ROOT
 
 Outcome = Ran | Declined | Crashed

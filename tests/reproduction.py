@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from conformance.digest import faults
-from conformance.report import Finding, Report
-from conformance.report_file import load
-from conformance.reproduce import command
+from conformance.comparing.groups import faults
+from conformance.comparing.report_file import load
+from conformance.findings.report import Finding, Report
+from conformance.runs.reproduce import command
 from tests.command import ROOT, SOURCES
 
 if TYPE_CHECKING:

@@ -17,11 +17,11 @@ import psutil
 from numpy.typing import NDArray
 
 from adapters.contract import Depth
-from conformance import registry
-from conformance.cells import GeneratedCell
-from conformance.generated import check_generated
-from conformance.ranks import RankPool
-from conformance.report import Verdict
+from conformance.findings.report import Verdict
+from conformance.plan.matrix import GeneratedCell
+from conformance.ranks.pool import RankPool
+from conformance.runs import registry
+from conformance.runs.generated import check_generated
 from reference.aggregation import Mode
 
 EXAMPLES = 10

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from conformance.report import Finding, Report, Verdict
-from conformance.report_file import load
-from conformance.summary import WRONG, last_line
+from conformance.comparing.report_file import load
+from conformance.findings.report import WRONG, Finding, Report, Verdict
+from conformance.findings.sanitize import last_line
 
 REPORTS = Path(__file__).parents[1] / "reports"
 

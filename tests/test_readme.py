@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from conformance import cli, overview, plugin
-from conformance.expectations import load as load_expectations
-from conformance.gate import Expecting, Outcome
-from conformance.report import Check
-from conformance.report_file import load
+from conformance import cli, plugin
+from conformance.comparing.expectations import load as load_expectations
+from conformance.comparing.gate import Expecting, Outcome
+from conformance.comparing.report_file import load
+from conformance.findings.report import Check
+from conformance.views import overview
 from tests import command
 
 README = (command.ROOT / "README.md").read_text()
@@ -142,7 +143,7 @@ def checkout(repository: Path, folder: Path) -> Path:
 
 
 def test_table_and_findings_are_those_of_the_committed_reports() -> None:
-    """`python -m conformance.overview` writes them anew."""
+    """`python -m conformance.views.overview` writes them anew."""
     found = overview.versions(command.ROOT / "reports")
 
     assert overview.pages(found, README) == overview.Pages(

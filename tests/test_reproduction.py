@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from conformance.report import Diagnosis, Report, Selection, Verdict
+from conformance.findings.report import Diagnosis, Report, Selection, Verdict
 from tests.conformance.test_journal import HEADER, finding
 from tests.reproduction import difference, sample
 

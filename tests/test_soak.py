@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from conformance.ranks import RankPool
+from conformance.ranks.pool import RankPool
 from tests import soak
 from tests.broken import TwoLayouts
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from conformance import registry
+from conformance.runs import registry
 from tests import command, scripts, workflows
 from tests.conformance import test_gpu
 

@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from conformance.cells import Cell, GeneratedCell
-from conformance.gate import Outcome
-from conformance.reproduce import command
+from conformance.comparing.gate import Outcome
+from conformance.plan.matrix import Cell, GeneratedCell
+from conformance.runs.reproduce import command
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from conformance.cells import AnyCell
-    from conformance.gate import Gate
-    from conformance.report import Finding, Header
+    from conformance.comparing.gate import Gate
+    from conformance.findings.report import Finding, Header
+    from conformance.plan.matrix import AnyCell
 
 
 def test_finding(

@@ -16,7 +16,7 @@ from adapters.megatron import objectives, options, policy, rollouts, startup, tr
 from adapters.megatron.adapter import call_offering, combine
 from adapters.objective import Metric, Objective
 from adapters.probe import ENTROPIES, ProbedBatch
-from conformance.cases import CORPUS, REJECTION, Case
+from conformance.corpus.cases import CORPUS, REJECTION, Case
 from reference.aggregation import Beside, DenominatorMask, Mode
 
 CASES = {case.name: case for case in CORPUS}

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adapters.probe import ADVANTAGES, ProbedBatch
-from conformance.strategies import steps
+from conformance.corpus.strategies import steps
 from reference.step import Sample, Step
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from adapters.contract import Depth, Job, Layout
 from adapters.objective import Objective
-from conformance.cases import CORPUS
-from conformance.ranks import Crashed, Ran
+from conformance.corpus.cases import CORPUS
+from conformance.ranks.pool import Crashed, Ran
 from reference.aggregation import Aggregation, Mode
 from tests import command
 from tests.observing import observe

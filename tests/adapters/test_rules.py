@@ -6,10 +6,10 @@ import argparse
 
 from adapters.megatron import rules
 from adapters.native_options import RULES as OF_NATIVE
-from conformance.configurations import ROWS
-from conformance.logs import ROWS as LOG_ROWS
+from conformance.corpus.configurations import ROWS
+from conformance.corpus.log_cases import LOG_CASES
 
-KNOWN = {row.rule for row in (*ROWS, *LOG_ROWS)}
+KNOWN = {row.rule for row in (*ROWS, *LOG_CASES)}
 
 
 def positive(args: argparse.Namespace) -> None:

@@ -33,9 +33,9 @@ from adapters.probe import ProbedBatch
 from adapters.skyrl.fsdp import SkyRLFsdpAdapter
 from adapters.skyrl.megatron import SkyRLMegatronAdapter
 from adapters.skyrl.trainer import BY_CONSTRUCTION, Rollouts
-from conformance.cases import CORPUS, REJECTION
-from conformance.rank import Declined
-from conformance.ranks import Ran, RankPool
+from conformance.corpus.cases import CORPUS, REJECTION
+from conformance.ranks.pool import Ran, RankPool
+from conformance.ranks.worker import Declined
 from reference.aggregation import Aggregation, Conventions, DenominatorMask, Mode
 from reference.rounding import weight_bound
 from reference.weights import token_weights

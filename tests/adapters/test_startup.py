@@ -12,9 +12,9 @@ import pytest
 from adapters.configuration import REDUCER_DIVISOR, Configuration, Setting, Tampering
 from adapters.contract import Depth, Job, Layout, LogEntry
 from adapters.objective import Objective
-from conformance.cases import CORPUS
-from conformance.rank import Declined
-from conformance.ranks import Crashed, Ran
+from conformance.corpus.cases import CORPUS
+from conformance.ranks.pool import Crashed, Ran
+from conformance.ranks.worker import Declined
 from reference.aggregation import Aggregation, Mode
 from reference.weights import token_weights
 from tests import command

@@ -10,8 +10,8 @@ import psutil
 
 from adapters.contract import Depth, Job, Layout
 from adapters.native import NativeAdapter
-from conformance.cases import CORPUS
-from conformance.ranks import Ran, RankPool
+from conformance.corpus.cases import CORPUS
+from conformance.ranks.pool import Ran, RankPool
 from reference.aggregation import Mode
 
 SIZES = (1, 2, 4, 8, 16, 32, 64)

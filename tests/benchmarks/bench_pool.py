@@ -11,8 +11,8 @@ import torch.multiprocessing
 
 from adapters.contract import Depth, Job, Layout, Rank
 from adapters.skyrl.fsdp import SkyRLFsdpAdapter
-from conformance.cases import CORPUS
-from conformance.ranks import Ran, RankPool
+from conformance.corpus.cases import CORPUS
+from conformance.ranks.pool import Ran, RankPool
 from reference.aggregation import Aggregation, Mode
 
 LAYOUT = Layout(dp=4)

@@ -19,11 +19,11 @@ import numpy as np
 
 from adapters.contract import Depth, Description, Job, Layout, Observation, Rank
 from adapters.native import NativeAdapter
-from conformance import lost
-from conformance.cases import CORPUS, REJECTION
-from conformance.judge import judge_weights
-from conformance.mistakes import mistakes
-from conformance.report import Check, Verdict
+from conformance.corpus.cases import CORPUS, REJECTION
+from conformance.diagnosis import missing_tokens
+from conformance.diagnosis.catalogue import mistakes
+from conformance.findings.report import Check, Verdict
+from conformance.judging.weights import judge_weights
 from reference.aggregation import Conventions, DenominatorMask, EmptyUnits, Mode, SampleUnit
 from tests.conformance.given import BY_SAMPLE, REJECTED, SLICED, STEP, UNEVEN, Given
 from tests.mutants import MUTANTS
@@ -32,7 +32,7 @@ from tests.mutants.mutant import Mutant, MutantAdapter, MutantJob
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from conformance.judge import Judgement
+    from conformance.judging.weights import Judgement
 
 DIAGNOSES = Path(__file__).with_name("diagnoses.json")
 MISTAKES = Path(__file__).with_name("mistakes.json")
@@ -139,7 +139,7 @@ def known_mistakes(given: Given) -> dict[str, Any]:
         mode: [
             [mistake.name, mistake.words, mistake.sizes, _denominators(mistake.weights)]
             for situation in [replace(given, mode=mode).situation]
-            for mistake in (*mistakes(situation), *lost.shares(situation))
+            for mistake in (*mistakes(situation), *missing_tokens.shares(situation))
         ]
         for mode in Mode
     }

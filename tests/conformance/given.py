@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from adapters.contract import Combine, Depth, Description, Job, Layout, Observation
-from conformance.judge import judge_weights
-from conformance.mistakes import Situation
-from conformance.report import Verdict
+from conformance.diagnosis.catalogue import Situation
+from conformance.findings.report import Verdict
+from conformance.judging.weights import judge_weights
 from reference.aggregation import DEFAULT_CONVENTIONS, Aggregation, Conventions, Mode
 from reference.step import Sample, Step
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from conformance.judge import Judgement
-    from conformance.report import Diagnosis
+    from conformance.findings.report import Diagnosis
+    from conformance.judging.weights import Judgement
 
 ONE_RANK = Layout()
 

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from adapters.contract import Depth, Layout
-from conformance.picture import picture
-from conformance.report import (
+from conformance.findings.report import (
     Check,
     Diagnosis,
     Finding,
@@ -22,6 +21,7 @@ from conformance.report import (
     Selection,
     Verdict,
 )
+from conformance.judging.picture import picture
 from reference.aggregation import Mode
 from reference.step import Sample, Step
 from tests.conformance.given import BY_SAMPLE, SLICED, Given

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
 from adapters.contract import Depth, Layout
-from conformance.cases import GENERATED
-from conformance.report import (
+from conformance.corpus.cases import GENERATED
+from conformance.findings.report import (
     Check,
     Diagnosis,
     Environment,

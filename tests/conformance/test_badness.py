@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from adapters.contract import Combine, Depth, Description, Job, Layout, Observation
 from adapters.objective import Metric
-from conformance.badness import agreement, badness, factor_text, off_by
-from conformance.diff import Kind, compare
-from conformance.digest import faults
-from conformance.gate import Comparing, Outcome
-from conformance.judge import Judgement, judge_weights
-from conformance.logged import judge_logged
-from conformance.report import Report, Request, Selection, Verdict
+from conformance.comparing.diff import Kind, compare
+from conformance.comparing.gate import Comparing, Outcome
+from conformance.comparing.groups import faults
+from conformance.findings.badness import agreement, badness, factor_text, off_by
+from conformance.findings.report import Report, Request, Selection, Verdict
+from conformance.judging.metrics import judge_logged
+from conformance.judging.weights import Judgement, judge_weights
 from reference.aggregation import Aggregation, Mode
 from reference.step import Sample, Step
 from reference.weights import token_weights
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from conformance.report import Finding
+    from conformance.findings.report import Finding
 
 STEP = Step.of([Sample(prompt_length=1, loss_mask=[1, 1, 0, 1], group=group) for group in (0, 1)])
 

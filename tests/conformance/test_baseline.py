@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from adapters.contract import Depth, Layout
-from conformance.cases import GENERATED, Case
-from conformance.cells import Cell
-from conformance.gate import Comparing, Outcome, Strict
-from conformance.report import Report, Request, Selection, Verdict
+from conformance.comparing.gate import Comparing, Outcome, Strict
+from conformance.corpus.cases import GENERATED, Case
+from conformance.findings.report import Report, Request, Selection, Verdict
+from conformance.plan.matrix import Cell
 from reference.aggregation import Aggregation, Mode
 from tests import command
 from tests.conformance.test_diff import found
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from conformance.report import Finding
+    from conformance.findings.report import Finding
 
 CHOSEN = ("--checks=weights", "--modes=token_mean", "-k", "uneven_lengths")
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import jsonschema
 import pytest
 
-from conformance.case_file import SCHEMA, CaseFile, InvalidCaseFileError, load
-from conformance.cases import DIVISOR
-from conformance.report import json_schema
+from conformance.corpus.case_file import SCHEMA, CaseFile, InvalidCaseFileError, load
+from conformance.corpus.cases import DIVISOR
+from conformance.findings.report import json_schema
 from tests import command
 
 if TYPE_CHECKING:
@@ -44,8 +44,8 @@ def with_sample(**fields: Any) -> dict[str, Any]:
 
 
 def test_published_schema_is_up_to_date_and_describes_the_example() -> None:
-    """Renew it with `python -m conformance.case_file`."""
-    published = (command.ROOT / "conformance" / "case.schema.json").read_text()
+    """Renew it with `python -m conformance.corpus.case_file`."""
+    published = (command.ROOT / "conformance" / "corpus" / "case.schema.json").read_text()
     schema = json.loads(published)
 
     assert published == json_schema(CaseFile, SCHEMA)

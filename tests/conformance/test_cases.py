@@ -8,8 +8,8 @@ import pytest
 from adapters.contract import Depth, Job, Layout
 from adapters.native import NativeAdapter, Trainer
 from adapters.probe import ProbedBatch
-from conformance import registry
-from conformance.cases import CORPUS, Case
+from conformance.corpus.cases import CORPUS, Case
+from conformance.runs import registry
 from reference.aggregation import Aggregation, Mode
 from reference.step import Step
 from reference.weights import sample_weights, step_scalar

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 import pytest
 
 from adapters.contract import Depth, Description, Job, Layout
-from conformance.cases import CORPUS
-from conformance.cells import Cell, StartupCell
-from conformance.check import check
-from conformance.configurations import ROWS
-from conformance.rank import Declined
-from conformance.report import Verdict
-from conformance.subjects import Subject
+from conformance.corpus.cases import CORPUS
+from conformance.corpus.configurations import ROWS
+from conformance.findings.report import Verdict
+from conformance.plan.checks import Subject
+from conformance.plan.matrix import Cell, StartupCell
+from conformance.ranks.worker import Declined
+from conformance.runs.check import check
 from reference.aggregation import Mode
 
 

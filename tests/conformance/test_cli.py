@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from conformance import cli
-from conformance.cases import ALL_CASES
+from conformance.corpus.cases import ALL_CASES
 from tests import command
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from adapters.contract import Layout, Observation
-from conformance.cut import cut_of, held
+from conformance.diagnosis.placement import cut_of, held
 
 NONE = -1
 

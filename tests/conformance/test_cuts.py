@@ -9,8 +9,8 @@ import pytest
 
 from adapters.contract import Depth, Description, Job, Layout, Observation
 from adapters.objective import Objective
-from conformance.cuts import judge_cut_dependence
-from conformance.report import Verdict
+from conformance.findings.report import Verdict
+from conformance.judging.cut_dependence import judge_cut_dependence
 from reference.aggregation import Aggregation, Beside, Conventions, MicroBatchWeight, Mode
 from reference.step import Sample, Step
 from tests.conformance.given import BY_SAMPLE, STEP

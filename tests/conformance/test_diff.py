@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given, settings
 
 from adapters.contract import Depth, Layout
-from conformance.cases import GENERATED
-from conformance.diff import (
+from conformance.comparing.diff import (
     RENAMED,
     Difference,
     Kind,
@@ -21,10 +20,19 @@ from conformance.diff import (
     difference,
     load_difference,
 )
-from conformance.diff_formats import ALL, MOST_CHARACTERS, as_json, as_markdown, as_text
-from conformance.digest import Choice
-from conformance.report import Check, Diagnosis, Finding, Header, Report, Selection, Verdict
-from conformance.report_file import write
+from conformance.comparing.groups import Choice
+from conformance.comparing.report_file import write
+from conformance.corpus.cases import GENERATED
+from conformance.findings.report import (
+    Check,
+    Diagnosis,
+    Finding,
+    Header,
+    Report,
+    Selection,
+    Verdict,
+)
+from conformance.views.diff_formats import ALL, MOST_CHARACTERS, as_json, as_markdown, as_text
 from reference.aggregation import Conventions, DenominatorMask, Mode
 from tests.conformance.reports import TOLERANCE, findings, headers, pairs, reports
 from tests.conformance.test_journal import HEADER

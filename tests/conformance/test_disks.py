@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from conformance.report_file import load
+from conformance.comparing.report_file import load
 from tests import command
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from conformance.report import Report
+    from conformance.findings.report import Report
 
 CHOSEN = (
     "--adapter=native",

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from conformance.expectations import InvalidExpectationsError, draft, load
-from conformance.gate import Expecting, Outcome, Strict
-from conformance.report import Diagnosis, Report, Selection, Verdict
+from conformance.comparing.expectations import InvalidExpectationsError, draft, load
+from conformance.comparing.gate import Expecting, Outcome, Strict
+from conformance.findings.report import Diagnosis, Report, Selection, Verdict
 from tests import command
 from tests.conformance.test_journal import HEADER, finding
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from conformance.report import Finding
+    from conformance.findings.report import Finding
 
 ENTRY = {
     "findings": ["weights/token_mean/a/*"],

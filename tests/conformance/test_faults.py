@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from adapters.contract import Depth, Layout
-from conformance.cases import CORPUS
-from conformance.cells import Cell
-from conformance.check import check
-from conformance.processes import LocalLauncher
-from conformance.rank import Declined
-from conformance.ranks import Crashed, Ran, RankPool
-from conformance.report import Verdict
-from conformance.report_file import load
+from conformance.comparing.report_file import load
+from conformance.corpus.cases import CORPUS
+from conformance.findings.report import Verdict
+from conformance.plan.matrix import Cell
+from conformance.ranks.pool import Crashed, Ran, RankPool
+from conformance.ranks.processes import LocalLauncher
+from conformance.ranks.worker import Declined
+from conformance.runs.check import check
 from reference.aggregation import Mode
 from tests import command, faulty
 from tests.conformance.test_plugin import processes_of_session, wait_for

@@ -12,11 +12,11 @@ from hypothesis import given
 
 from adapters import native  # noqa: F401 - torch does not survive a second import
 from adapters.contract import Depth, Layout
-from conformance.cases import Case
-from conformance.cells import GeneratedCell
-from conformance.generated import check_generated, source
-from conformance.ranks import RankPool, StartError
-from conformance.strategies import cases, steps
+from conformance.corpus.cases import Case
+from conformance.corpus.strategies import cases, steps
+from conformance.plan.matrix import GeneratedCell
+from conformance.ranks.pool import RankPool, StartError
+from conformance.runs.generated import check_generated, source
 from reference.aggregation import Mode
 from reference.step import Sample, Step
 from tests import broken, command

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from adapters.native import NativeAdapter
-from conformance.hardware import Backend, Device, Dtype, Hardware, InvalidHardwareError
+from conformance.ranks.hardware import Backend, Device, Dtype, Hardware, InvalidHardwareError
 from reference.rounding import weight_bound
 from tests import command
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from adapters.contract import Layout
-from conformance.harness import Consistency, InconsistentExpectationError
-from conformance.mistakes import UnknownCutError
+from conformance.diagnosis.catalogue import UnknownCutError
+from conformance.findings.harness import Consistency, InconsistentExpectationError
 from reference.aggregation import Beside, Mode
 from tests import command
 from tests.conformance.given import BY_SAMPLE, UNEVEN, Given
@@ -16,7 +16,7 @@ from tests.conformance.given import BY_SAMPLE, UNEVEN, Given
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from conformance.mistakes import ExpectedNumber
+    from conformance.diagnosis.catalogue import ExpectedNumber
 
 
 TWO = Layout(dp=2, micro_batches=2)

@@ -13,7 +13,7 @@ import pytest
 
 from adapters.source import find_commit
 from conformance import cli
-from conformance.cases import CORPUS
+from conformance.corpus.cases import CORPUS
 from tests import command
 from tests.toys import Edit, checkout
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from adapters.contract import Layout
-from conformance.joint import Summand, diagnose_joint
+from conformance.diagnosis.shared_mistakes import Summand, diagnose_joint
 from reference.aggregation import Beside, Mode
 from tests.conformance.given import Given, passes
 

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from adapters.contract import Depth, Layout
-from conformance.journal import Journal, ReportPathError, recover
-from conformance.report import (
+from conformance.comparing.journal import Journal, ReportPathError, recover
+from conformance.comparing.report_file import load
+from conformance.findings.report import (
     Environment,
     Finding,
     Header,
@@ -18,7 +19,6 @@ from conformance.report import (
     Selection,
     Verdict,
 )
-from conformance.report_file import load
 from reference.aggregation import DEFAULT_CONVENTIONS, Mode
 
 if TYPE_CHECKING:

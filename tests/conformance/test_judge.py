@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from adapters.contract import Combine, Depth, Description, Job, Layout, Observation
-from conformance.cases import CORPUS
-from conformance.judge import Judgement, judge_weights
-from conformance.report import Verdict
+from conformance.corpus.cases import CORPUS
+from conformance.findings.report import Verdict
+from conformance.judging.weights import Judgement, judge_weights
 from reference.aggregation import (
     DEFAULT_CONVENTIONS,
     Aggregation,

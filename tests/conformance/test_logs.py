@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from adapters.native import NativeAdapter
-from conformance import logs
-from conformance.logs import LogOutcome, LogRow, judge_log
-from conformance.report import Verdict
+from conformance.corpus.log_cases import LOG_CASES, LOG_ENTRIES, LogRow
+from conformance.findings.report import Verdict
+from conformance.judging.logs import judge_log
+from conformance.ranks import log_process
+from conformance.ranks.log_process import LogOutcome
 from tests import broken, command
 from tests.broken import Chattering
 from tests.faulty import FailingToLog
@@ -21,14 +23,15 @@ if TYPE_CHECKING:
 
     from adapters.contract import Adapter
 
-ROWS = {row.name: row for row in logs.ROWS}
+ROWS = {row.name: row for row in LOG_CASES}
 LOGGED = LogOutcome(kind="logged", log={"loss": 1.5, "kl": 3.0})
 RAISED = LogOutcome(kind="raised", log={}, message="ValueError: keys differ")
 
 
 def test_native_logs_what_is_well_formed_and_raises_at_the_rest() -> None:
     outcomes, optimized = (
-        logs.outcomes(NativeAdapter(), None, optimized=without) for without in (False, True)
+        log_process.outcomes(NativeAdapter(), None, LOG_ENTRIES, optimized=without)
+        for without in (False, True)
     )
     verdicts = {
         name: judge_log(row, outcomes[name], optimized[name]).verdict for name, row in ROWS.items()
@@ -42,7 +45,7 @@ def test_native_logs_what_is_well_formed_and_raises_at_the_rest() -> None:
     }
 
 
-@pytest.mark.parametrize("row", logs.ROWS, ids=lambda row: row.name)
+@pytest.mark.parametrize("row", LOG_CASES, ids=lambda row: row.name)
 def test_well_formed_entries_are_logged_and_others_raise(row: LogRow) -> None:
     outcome = RAISED if row.is_well_formed else LOGGED
     wrong = judge_log(row, outcome, outcome)
@@ -69,7 +72,10 @@ def test_what_an_assert_alone_refuses_is_told_once() -> None:
 
 
 def test_what_a_framework_prints_is_no_answer() -> None:
-    assert logs.outcomes(Chattering(), None, optimized=False)["well_formed"].kind == "logged"
+    assert (
+        log_process.outcomes(Chattering(), None, LOG_ENTRIES, optimized=False)["well_formed"].kind
+        == "logged"
+    )
 
 
 @pytest.mark.parametrize(
@@ -84,7 +90,7 @@ def test_what_a_framework_prints_is_no_answer() -> None:
 )
 def test_process_that_dies_is_a_crash_of_every_row(adapter: Adapter, words: str) -> None:
     start = time.monotonic()
-    outcomes = logs.outcomes(adapter, None, optimized=False)
+    outcomes = log_process.outcomes(adapter, None, LOG_ENTRIES, optimized=False)
     print(f"{words}: {time.monotonic() - start:.1f} s")
 
     assert set(outcomes) == set(ROWS)
@@ -93,8 +99,10 @@ def test_process_that_dies_is_a_crash_of_every_row(adapter: Adapter, words: str)
 
 
 def test_process_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logs, "LIMIT", 3.0)
-    outcomes = logs.outcomes(FailingToLog(broken.Hanging()), None, optimized=False)
+    monkeypatch.setattr(log_process, "LIMIT", 3.0)
+    outcomes = log_process.outcomes(
+        FailingToLog(broken.Hanging()), None, LOG_ENTRIES, optimized=False
+    )
 
     assert {outcome.message for outcome in outcomes.values()} == {
         "the process that makes logs gave no answer in 3 s"

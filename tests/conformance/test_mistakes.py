@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from adapters.contract import Layout
-from conformance.mistakes import mistakes
+from conformance.diagnosis.catalogue import mistakes
 from reference.aggregation import (
     Beside,
     Conventions,

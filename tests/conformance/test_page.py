@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from conformance.badness import LEGEND, off_by
-from conformance.page import PagePathError, render, write
-from conformance.page_data import document, shown
-from conformance.report import Check, Provenance, Report, Selection, Verdict
-from conformance.reproduce import command
+from conformance.findings.badness import LEGEND, off_by
+from conformance.findings.report import Check, Provenance, Report, Selection, Verdict
+from conformance.runs.reproduce import command
+from conformance.views.page import PagePathError, render, write
+from conformance.views.page_data import document, shown
 from reference.aggregation import Mode
 from tests.conformance.pages import HOSTILE, finding_of, hostile, many, mistaken, report_of
 from tests.conformance.test_journal import HEADER

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from conformance.badness import LEGEND
-from conformance.page import render
-from conformance.report import Picture, PicturedSample, Run, Verdict
-from conformance.reproduce import command
+from conformance.findings.badness import LEGEND
+from conformance.findings.report import Picture, PicturedSample, Run, Verdict
+from conformance.runs.reproduce import command
+from conformance.views.page import render
 from tests.conformance.pages import HOSTILE, finding_of, hostile, many, mistaken, report_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from conformance.report import Finding, Report
+    from conformance.findings.report import Finding, Report
 
 pytest.importorskip("selenium", reason="needs the Python package selenium")
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adapters.contract import Layout
-from conformance.picture import MOST_RUNS, MOST_SAMPLES, picture
-from conformance.report import Picture, Run, Verdict
+from conformance.findings.report import Picture, Run, Verdict
+from conformance.judging.picture import MOST_RUNS, MOST_SAMPLES, picture
 from reference.aggregation import Mode
 from reference.step import Sample, Step
 from tests.conformance.given import SLICED, STEP, Given

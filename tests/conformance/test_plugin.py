@@ -14,7 +14,7 @@ import pytest
 
 from adapters import native, skyrl  # noqa: F401 - torch does not survive a second import
 from adapters.contract import Layout
-from conformance.cases import CORPUS
+from conformance.corpus.cases import CORPUS
 from reference.aggregation import Mode
 from tests import command
 

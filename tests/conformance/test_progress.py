@@ -9,8 +9,8 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-from conformance.progress import Progress
-from conformance.report import Verdict
+from conformance.findings.report import Verdict
+from conformance.plugin.progress import Progress
 from tests import command
 from tests.conformance.test_journal import finding
 

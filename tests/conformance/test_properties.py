@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from adapters.contract import Depth, Job, Layout
 from adapters.native import NativeAdapter
-from conformance.ranks import Ran, RankPool
-from conformance.strategies import (
+from conformance.corpus.strategies import (
     aggregations,
     conventions,
     layouts,
@@ -24,6 +23,7 @@ from conformance.strategies import (
     steps,
     training_steps,
 )
+from conformance.ranks.pool import Ran, RankPool
 from reference import rounding
 from reference.aggregation import Aggregation, Conventions, EmptyUnits, Mode
 from reference.step import Sample, Step

@@ -10,8 +10,9 @@ import pytest
 
 import conformance
 from adapters.contract import Layout
-from conformance import registry
-from conformance.report import (
+from conformance.comparing.report_file import load
+from conformance.findings.badness import explain
+from conformance.findings.report import (
     FIELD_ORDER,
     Check,
     Report,
@@ -20,14 +21,14 @@ from conformance.report import (
     Verdict,
     json_schema,
 )
-from conformance.report import SCHEMA as SCHEMA_NAME
-from conformance.report_file import load
-from conformance.summary import explain, summary_lines
+from conformance.findings.report import SCHEMA as SCHEMA_NAME
+from conformance.runs import registry
+from conformance.views.summary import summary_lines
 from reference.aggregation import Mode
 from reference.rounding import weight_bound
 from tests.conformance.test_journal import HEADER, finding
 
-SCHEMA = Path(conformance.__file__).parent / "report.schema.json"
+SCHEMA = Path(conformance.__file__).parent / "findings" / "report.schema.json"
 
 REPORTS = Path(conformance.__file__).parents[1] / "reports"
 
@@ -35,7 +36,7 @@ COMMITTED = sorted(set(REPORTS.glob("*/*.json")) - set(REPORTS.glob("latest/*"))
 
 
 def test_published_schema_is_up_to_date() -> None:
-    """Renew it with `python -m conformance.report`."""
+    """Renew it with `python -m conformance.findings.report`."""
     assert SCHEMA.read_text() == json_schema(Report, SCHEMA_NAME)
     assert json.loads(SCHEMA.read_text())["$id"] == "urn:rl-loss-conformance:report:3"
     jsonschema.Draft202012Validator.check_schema(json.loads(SCHEMA.read_text()))

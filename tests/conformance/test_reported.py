@@ -10,10 +10,10 @@ import pytest
 from adapters.contract import Depth, Description, Job, Layout, Observation
 from adapters.objective import Metric, Objective
 from adapters.probe import ProbedBatch
-from conformance.judge import Judgement
-from conformance.logged import judge_logged
-from conformance.report import Verdict
-from conformance.terms import TOGETHER, quantities
+from conformance.findings.report import Verdict
+from conformance.judging.loss_terms import TOGETHER, quantities
+from conformance.judging.metrics import judge_logged
+from conformance.judging.weights import Judgement
 from reference.aggregation import Aggregation, Mode
 from reference.rounding import TERM_OPERATIONS, reported_bound
 from reference.step import Sample, Step

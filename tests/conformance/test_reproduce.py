@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from adapters.contract import Layout
-from conformance.report import Finding, Header, Provenance, Request
-from conformance.report_file import load
-from conformance.reproduce import command as command_of
+from conformance.comparing.report_file import load
+from conformance.findings.report import Finding, Header, Provenance, Request
+from conformance.runs.reproduce import command as command_of
 from tests import command
 from tests.conformance.test_journal import HEADER, finding
 

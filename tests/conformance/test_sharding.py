@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from adapters.contract import Depth, Description, Job, Layout, Observation
-from conformance.judge import Judgement
-from conformance.report import Verdict
-from conformance.sharding import judge_sharding
+from conformance.findings.report import Verdict
+from conformance.judging.sharding import judge_sharding
+from conformance.judging.weights import Judgement
 from reference.aggregation import Aggregation, Conventions, Mode
 from reference.step import Sample, Step
 

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from conformance import cli
-from conformance.badness import LEGEND
-from conformance.digest import Choice, faults, matrix
-from conformance.report import Check, Report, Selection, Verdict
-from conformance.report_file import write
+from conformance.comparing.groups import Choice, faults, matrix
+from conformance.comparing.report_file import write
+from conformance.findings.badness import LEGEND
+from conformance.findings.report import Check, Report, Selection, Verdict
 from reference.aggregation import Mode
 from tests import command
 from tests.conformance.test_expectations import crash, mismatch

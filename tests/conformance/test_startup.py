@@ -11,20 +11,20 @@ from adapters.configuration import ORDINARY
 from adapters.contract import Depth, Description, Job, Layout, Observation
 from adapters.objective import ENTROPY_COEFFICIENT
 from adapters.probe import ProbedBatch
-from conformance.cases import CORPUS
-from conformance.check import judge_startup
-from conformance.configurations import ROWS, Row
-from conformance.judge import Judgement
-from conformance.rank import Declined
-from conformance.ranks import Crashed, Ran
-from conformance.report import Verdict
-from conformance.startup import (
+from conformance.corpus.cases import CORPUS
+from conformance.corpus.configurations import ROWS, Row
+from conformance.findings.report import Verdict
+from conformance.judging.startup import (
     by_own_rules,
     compared_with,
     judge_acceptance,
     judge_crash,
     judge_refusal,
 )
+from conformance.judging.weights import Judgement
+from conformance.ranks.pool import Crashed, Ran
+from conformance.ranks.worker import Declined
+from conformance.runs.check import judge_startup
 from reference.aggregation import Aggregation, Beside, Conventions, DenominatorMask, Mode, beside
 from reference.weights import token_weights
 

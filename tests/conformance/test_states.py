@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from adapters.contract import Depth, Job, Layout
-from conformance.judge import judge_weights
-from conformance.rank import Declined
-from conformance.ranks import Crashed, Ran, RankPool
-from conformance.report import Verdict
-from conformance.strategies import aggregations, layouts, masks
+from conformance.corpus.strategies import aggregations, layouts, masks
+from conformance.findings.report import Verdict
+from conformance.judging.weights import judge_weights
+from conformance.ranks.pool import Crashed, Ran, RankPool
+from conformance.ranks.worker import Declined
 from reference import exact
 from reference.aggregation import Aggregation, Mode
 from reference.step import Sample, Step

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from conformance.report_file import load
+from conformance.comparing.report_file import load
 from tests import command
 from tests.conformance.test_plugin import processes_of_session, wait_for
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from adapters.contract import InvalidLayoutError, Layout
 from adapters.native import NativeAdapter
-from conformance.strategies import (
+from conformance.corpus.strategies import (
     batches,
     equal_groups,
     layouts,

@@ -8,9 +8,9 @@ import pytest
 
 from adapters.contract import Depth, Place
 from adapters.objective import Objective
-from conformance.cases import ALL_CASES, CORPUS
-from conformance.report import Check, Diagnosis
-from conformance.subjects import SUBJECTS, Subject, place, subject
+from conformance.corpus.cases import ALL_CASES, CORPUS
+from conformance.findings.report import Check, Diagnosis
+from conformance.plan.checks import SUBJECTS, Subject, place, subject
 from reference.aggregation import Mode
 
 

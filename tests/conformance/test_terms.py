@@ -7,7 +7,7 @@ import pytest
 
 from adapters.objective import Metric, Objective
 from adapters.probe import ProbedBatch
-from conformance import terms
+from conformance.judging import loss_terms
 from reference.aggregation import Beside, Conventions
 from reference.step import Sample, Step
 
@@ -23,7 +23,7 @@ MICRO_BATCHES = Beside.MICRO_BATCH_TOKEN_MEAN
 
 
 def of(metric: Metric, objective: Objective) -> list[float]:
-    return terms.quantities(metric, ProbedBatch((STEP,), objective)).tolist()
+    return loss_terms.quantities(metric, ProbedBatch((STEP,), objective)).tolist()
 
 
 def test_quantities_of_tokens() -> None:
@@ -52,26 +52,26 @@ def test_terms_are_reduced_by_their_own_convention() -> None:
         entropy=Beside.TOKEN_MEAN, kl=Beside.SAMPLE_MEAN, diagnostics=MICRO_BATCHES
     )
 
-    assert terms.reducer(Objective.ENTROPY, conventions) is Beside.TOKEN_MEAN
-    assert terms.reducer(Objective.KL, conventions) is Beside.SAMPLE_MEAN
-    assert terms.reducer(Objective.SFT, conventions) is Beside.WITH_TOKEN_MEAN
-    assert terms.reducer(Objective.GSPO, conventions) is None
-    assert terms.reducer_of_term(Metric.POLICY_LOSS, conventions) is None
-    assert terms.reducer_of_term(Metric.ENTROPY, conventions) is Beside.TOKEN_MEAN
-    assert terms.reducer_of_term(Metric.KL, conventions) is Beside.SAMPLE_MEAN
+    assert loss_terms.reducer(Objective.ENTROPY, conventions) is Beside.TOKEN_MEAN
+    assert loss_terms.reducer(Objective.KL, conventions) is Beside.SAMPLE_MEAN
+    assert loss_terms.reducer(Objective.SFT, conventions) is Beside.WITH_TOKEN_MEAN
+    assert loss_terms.reducer(Objective.GSPO, conventions) is None
+    assert loss_terms.reducer_of_term(Metric.POLICY_LOSS, conventions) is None
+    assert loss_terms.reducer_of_term(Metric.ENTROPY, conventions) is Beside.TOKEN_MEAN
+    assert loss_terms.reducer_of_term(Metric.KL, conventions) is Beside.SAMPLE_MEAN
     for metric in (Metric.CLIP_FRACTION, Metric.POLICY_KL, Metric.REJECTED):
-        assert terms.reducer_of_term(metric, conventions) is MICRO_BATCHES
+        assert loss_terms.reducer_of_term(metric, conventions) is MICRO_BATCHES
 
 
 def test_logged_loss_has_all_terms_with_their_coefficients() -> None:
-    found = {t.metric: t.coefficient for t in terms.terms(Metric.LOSS, Objective.TOGETHER)}
+    found = {t.metric: t.coefficient for t in loss_terms.terms(Metric.LOSS, Objective.TOGETHER)}
 
     assert found == {Metric.POLICY_LOSS: 1, Metric.ENTROPY: -0.5, Metric.KL: 0.25}
-    assert terms.terms(Metric.LOSS, Objective.POLICY) == terms.POLICY_LOSS
+    assert loss_terms.terms(Metric.LOSS, Objective.POLICY) == loss_terms.POLICY_LOSS
 
 
 def test_before_rejection_the_original_mask_is_the_mask() -> None:
-    before = terms.before_rejection(STEP)
+    before = loss_terms.before_rejection(STEP)
 
     assert before.mask.tolist() == [True, True, False, True, True]
     assert before.original_mask is None

@@ -10,10 +10,10 @@ import pytest
 from adapters.contract import Depth, Description, Job, Layout, Observation
 from adapters.objective import ENTROPY_COEFFICIENT, KL_COEFFICIENT, Metric, Objective
 from adapters.probe import ProbedBatch
-from conformance.judge import Judgement
-from conformance.logged import judge_logged
-from conformance.report import Verdict
-from conformance.together import judge_together
+from conformance.findings.report import Verdict
+from conformance.judging.combined import judge_together
+from conformance.judging.metrics import judge_logged
+from conformance.judging.weights import Judgement
 from reference.aggregation import Aggregation, Mode
 from reference.step import Sample, Step
 from reference.weights import token_weights

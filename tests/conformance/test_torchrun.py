@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from conformance.torchrun import Launch, LaunchError
+from conformance.ranks.torchrun import Launch, LaunchError
 from tests import command
 
 TWO = ("--nproc-per-node=2",)

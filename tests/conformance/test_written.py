@@ -15,13 +15,13 @@ import pytest
 
 from adapters.source import Commit
 from conformance import cli
-from conformance.history import InvalidHistoryError, Selection, require_folder
-from conformance.journal import Journal, ReportPathError, recover
-from conformance.page import PagePathError, write
-from conformance.report import Report
-from conformance.report import Selection as Selected
-from conformance.report_file import load
-from conformance.written import NotARegularFileError, require_regular
+from conformance.comparing.journal import Journal, ReportPathError, recover
+from conformance.comparing.report_file import load
+from conformance.comparing.writable import NotARegularFileError, require_regular
+from conformance.findings.report import Report
+from conformance.findings.report import Selection as Selected
+from conformance.runs.history import InvalidHistoryError, Selection, require_folder
+from conformance.views.page import PagePathError, write
 from tests import command
 from tests.conformance.test_journal import HEADER, finding
 

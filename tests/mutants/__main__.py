@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from conformance.ranks import RankPool
+from conformance.ranks.pool import RankPool
 from tests.mutants import MUTANTS
 from tests.mutants.kills import trials
 from tests.mutants.mutant import LARGEST, MutantAdapter

@@ -9,7 +9,7 @@ import torch
 
 from adapters.native import SampleTensors, denominators, with_denominators
 from adapters.objective import Objective
-from conformance.subjects import ONE, TELLING, subject
+from conformance.plan.checks import ONE, TELLING, subject
 from reference.aggregation import Aggregation, Mode
 from tests.mutants.mutant import UNEVEN, UNITED, WIDE, Mutant
 

@@ -16,8 +16,8 @@ from adapters.native import (
     tokens_of_groups,
     with_denominators,
 )
-from conformance.cases import CORPUS, REJECTION, Case
-from conformance.subjects import subject
+from conformance.corpus.cases import CORPUS, REJECTION, Case
+from conformance.plan.checks import subject
 from reference.aggregation import Aggregation, Conventions, DenominatorMask, Mode
 from reference.step import Sample, Step
 from tests.mutants.mutant import ALONE, MEANS, UNITED, WIDE, Counting, Mutant

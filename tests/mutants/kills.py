@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING
 
 from adapters.contract import Depth, Layout
 from adapters.native import NativeAdapter
-from conformance import logs
-from conformance.check import judge, judge_startup
-from conformance.judge import Judgement
-from conformance.ranks import Ran
-from conformance.report import Verdict
+from conformance.corpus.log_cases import LOG_CASES, LOG_ENTRIES
+from conformance.findings.report import Verdict
+from conformance.judging.logs import judge_log
+from conformance.judging.weights import Judgement
+from conformance.ranks.log_process import outcomes
+from conformance.ranks.pool import Ran
+from conformance.runs.check import judge, judge_startup
 from tests.mutants.logging import LogMutant
 from tests.mutants.mutant import MutantJob
 from tests.mutants.startup import StartupMutant
@@ -20,9 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from adapters.contract import LogEntry, Rank
-    from conformance.cases import Case
-    from conformance.ranks import RankPool
-    from conformance.subjects import Subject
+    from conformance.corpus.cases import Case
+    from conformance.plan.checks import Subject
+    from conformance.ranks.pool import RankPool
     from reference.aggregation import Mode
     from tests.mutants.mutant import Mutant
 
@@ -116,11 +118,11 @@ def _startup_trials(mutant: type[StartupMutant], pool: RankPool) -> Iterator[Tri
 def _log_trials(mutant: type[LogMutant]) -> Iterator[Trial]:
     """Every row, with asserts and without."""
     plain, optimized = (
-        logs.outcomes(LogMutantAdapter(mutant), None, optimized=without_asserts)
+        outcomes(LogMutantAdapter(mutant), None, LOG_ENTRIES, optimized=without_asserts)
         for without_asserts in (False, True)
     )
-    for row in logs.ROWS:
-        judgement = logs.judge_log(row, plain[row.name], optimized[row.name])
+    for row in LOG_CASES:
+        judgement = judge_log(row, plain[row.name], optimized[row.name])
         yield Trial(case=row.name, mode=row.mode, layout=Layout(), judgement=judgement)
 
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from adapters.contract import Layout
 from adapters.native_logs import aggregate
-from conformance.report import Check
-from conformance.subjects import Subject
+from conformance.findings.report import Check
+from conformance.plan.checks import Subject
 from tests.mutants.mutant import Mutant
 
 if TYPE_CHECKING:

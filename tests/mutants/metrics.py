@@ -10,8 +10,8 @@ import torch.distributed as dist
 
 from adapters.native import SampleTensors, denominators
 from adapters.objective import ENTROPY_COEFFICIENT, Metric, Objective
-from conformance.cases import REJECTION
-from conformance.subjects import TELLING, subject
+from conformance.corpus.cases import REJECTION
+from conformance.plan.checks import TELLING, subject
 from reference.aggregation import Aggregation, Mode
 from tests.mutants.mutant import ALONE, EVERY, SLICED, UNEVEN, UNITED, WIDE, Mutant
 

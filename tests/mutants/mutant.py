@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from adapters.contract import Job, Layout
 from adapters.native import NativeAdapter, SampleTensors, Trainer, with_denominators
-from conformance.cases import CORPUS, Case
-from conformance.subjects import Subject, subject
+from conformance.corpus.cases import CORPUS, Case
+from conformance.plan.checks import Subject, subject
 from reference.aggregation import DEFAULT_CONVENTIONS, Conventions, Mode
 
 if TYPE_CHECKING:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from conformance.cases import ORDERS
-from conformance.subjects import SHARDED, subject
+from conformance.corpus.cases import ORDERS
+from conformance.plan.checks import SHARDED, subject
 from reference.aggregation import Conventions, Mode
 from tests.mutants.mutant import UNITED, WIDE, Mutant
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, ClassVar
 from adapters import native_options
 from adapters.contract import Layout, Refused
 from adapters.native import SampleTensors, denominators, with_denominators
-from conformance.configurations import ROWS, Row
-from conformance.report import Check
-from conformance.subjects import Subject
+from conformance.corpus.configurations import ROWS, Row
+from conformance.findings.report import Check
+from conformance.plan.checks import Subject
 from reference.aggregation import Mode
 from tests.mutants.mutant import Mutant
 

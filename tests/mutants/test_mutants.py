@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from adapters.native import NativeAdapter
-from conformance.cases import CORPUS, Case
-from conformance.ranks import RankPool
-from conformance.report import Check, Verdict
-from conformance.subjects import SUBJECTS, subject
+from conformance.corpus.cases import CORPUS, Case
+from conformance.findings.report import Check, Verdict
+from conformance.plan.checks import SUBJECTS, subject
+from conformance.ranks.pool import RankPool
 from tests.mutants import MUTANTS, auxiliary, counts, logging, metrics, sharding, startup
 from tests.mutants.kills import trials, trials_by
 from tests.mutants.mutant import LARGEST, Mutant, MutantAdapter

@@ -8,7 +8,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from conformance.cases import CORPUS, REJECTION
+from conformance.corpus.cases import CORPUS, REJECTION
 from reference import exact, weights
 from reference.aggregation import (
     Aggregation,

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conformance.strategies import aggregations, conventions, steps
+from conformance.corpus.strategies import aggregations, conventions, steps
 from reference import exact, rounding, weights
 from reference.aggregation import (
     Aggregation,

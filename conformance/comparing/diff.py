@@ -1,0 +1,377 @@
+"""What changed between two reports: each finding of either is in one `Change`, of one `Kind`.
+
+Findings are compared one by one, by what they are of (`Key`), never by counts. The order of
+verdicts, from best to worst:
+
+1. ``conforms`` and ``advice``, which breaks no promise; so is ``refused`` where a refusal is what
+   is looked at (`_is_right_to_refuse`).
+2. ``refused`` and ``unsupported``: nothing is trained, and nobody is deceived. It is worse than to
+   conform, and a framework that declines what it used to reduce wrongly has become better.
+3. ``mismatch``: training goes on with wrong weights. Of two, that off by the larger factor is
+   worse, be it too large or too small (`conformance.findings.badness`).
+4. ``crashed``: nothing is trained, by no decision of the framework's, and whatever is wrong with
+   the weights behind it is hidden.
+
+What only one side looked at (a check, mode, depth, layout or case) says nothing of the other's
+code. It is kept apart, and so is what was looked at on both sides and still stands on one alone.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple
+
+from conformance.comparing.report_file import load
+from conformance.corpus.cases import GENERATED
+from conformance.findings.badness import growth
+from conformance.findings.report import Check, Verdict
+from conformance.findings.sanitize import last_line
+from reference.aggregation import Mode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+    from pathlib import Path
+
+    from conformance.comparing.groups import Choice
+    from conformance.findings.report import Finding, Report, Request
+    from conformance.plan.matrix import AnyCell
+
+    _Likeness = tuple["Kind", "State | None", "State | None"]
+    """The fields that a `Group` begins with."""
+
+RENAMED: Mapping[str, str] = MappingProxyType({})
+"""Cases that older reports know by another name, each with the one it has now. No two have one."""
+
+
+class NothingToCompareError(ValueError):
+    """Two reports without a finding in common."""
+
+
+class Kind(StrEnum):
+    """What became of a finding, in the order of what asks for attention."""
+
+    WORSE = "worse"
+    BETTER = "better"
+    OTHER_DIAGNOSIS = "other_diagnosis"
+    """As wrong as it was, by another mistake or another crash."""
+
+    SIDEWAYS = "sideways"
+    """Another verdict of the same rank, or wrong in a way of which no errors can be compared."""
+
+    VANISHED = "vanished"
+    """Only OLD has it, though NEW looked at its check, mode, depth, layout and case."""
+
+    APPEARED = "appeared"
+    """The reverse."""
+
+    ONLY_OLD = "only_old"
+    """It is of a part of the suite that NEW has nothing of."""
+
+    ONLY_NEW = "only_new"
+    """The reverse."""
+
+    SAME = "same"
+
+
+class Part(NamedTuple):
+    """What of a check has one value of a dimension: one layout, one case; or all of the check."""
+
+    check: Check
+    dimension: str
+    value: str
+
+
+class Key(NamedTuple):
+    """What a finding is of; those of one key are compared.
+
+    Its values tell apart what one name stands for in two runs: generated cases that follow from
+    other options, `constant` by another divisor.
+    """
+
+    check: Check
+    subject: str
+    depth: str
+    mode: str
+    layout: str
+    case: str
+
+    def parts(self) -> Iterator[Part]:
+        """What it belongs to, the largest part first."""
+        for dimension in self._fields:
+            yield Part(self.check, dimension, getattr(self, dimension))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """A finding of one side, or of both, and what became of it.
+
+    ``part`` is what the other side has nothing of, where that is why the finding stands alone.
+    """
+
+    kind: Kind
+    old: Finding | None
+    new: Finding | None
+    part: Part | None = None
+
+    @property
+    def finding(self) -> Finding:
+        """The new one, or the old one if there is no other."""
+        finding = self.new or self.old
+        assert finding is not None
+        return finding
+
+
+class State(NamedTuple):
+    """A verdict and, of what is wrong, the name of the mistake or a crash's last line."""
+
+    verdict: Verdict
+    cause: str
+
+    @classmethod
+    def of(cls, finding: Finding) -> State:
+        """How a finding stands."""
+        if finding.verdict is Verdict.CRASHED:
+            return cls(finding.verdict, last_line(finding.message))
+        return cls(finding.verdict, finding.diagnosis.name if finding.diagnosis else "")
+
+
+class Group(NamedTuple):
+    """Changes that are alike: from one state to another."""
+
+    kind: Kind
+    before: State | None
+    after: State | None
+    changes: tuple[Change, ...]
+
+    @property
+    def subjects(self) -> dict[str, int]:
+        """How many there are of each check, or subject of one, the largest numbers first."""
+        return dict(Counter(_subject(change.finding) for change in self.changes).most_common())
+
+    @property
+    def modes(self) -> dict[Mode, int]:
+        """How many there are of each mode."""
+        counts = Counter(change.finding.mode for change in self.changes)
+        return {mode: counts[mode] for mode in Mode if counts[mode]}
+
+    @property
+    def example(self) -> Change:
+        """The one that takes the fewest ranks to look at."""
+        return min(
+            self.changes,
+            key=lambda change: (change.finding.layout.world_size, change.finding.id),
+        )
+
+
+class Setting(NamedTuple):
+    """An option, a convention or something of the environment that the sides do not share."""
+
+    section: str
+    name: str
+    old: str | None
+    new: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """Two reports and what changed, in the order of the findings' keys."""
+
+    old: Report
+    new: Report
+    changes: tuple[Change, ...]
+
+    def of(self, kind: Kind) -> tuple[Change, ...]:
+        """The changes of one kind."""
+        return tuple(change for change in self.changes if change.kind is kind)
+
+    @property
+    def worse(self) -> tuple[Change, ...]:
+        """What a gate fails for."""
+        return self.of(Kind.WORSE)
+
+    @property
+    def compared(self) -> int:
+        """How many findings both sides have."""
+        return sum(change.old is not None and change.new is not None for change in self.changes)
+
+    @property
+    def is_of_one_framework(self) -> bool:
+        """Whether one side can be called the later of the other."""
+        return (self.old.adapter, self.old.engine) == (self.new.adapter, self.new.engine)
+
+    @property
+    def same_source(self) -> str | None:
+        """The commit, or the version, that both sides are of; None where it is not one.
+
+        A checkout with uncommitted changes is of no commit.
+        """
+        old, new = self.old.source, self.new.source
+        if not self.is_of_one_framework or old.dirty or new.dirty:
+            return None
+        if old.revision is not None and old.revision == new.revision:
+            return f"commit, {old.revision}"
+        if old.revision is new.revision is None and old.version == new.version:
+            return f"version, {old.version}"
+        return None
+
+    @property
+    def settings(self) -> tuple[Setting, ...]:
+        """Options, conventions and environment that differ."""
+        olds, news = _settings(self.old), _settings(self.new)
+        both = [
+            Setting(section, name, olds[section].get(name), news[section].get(name))
+            for section in olds
+            for name in olds[section] | news[section]
+        ]
+        return tuple(setting for setting in both if setting.old != setting.new)
+
+    def groups(self) -> list[Group]:
+        """All changes but those of parts that one side lacks, by kind, the largest groups first."""
+        alike: dict[_Likeness, list[Change]] = defaultdict(list)
+        for change in self.changes:
+            if change.kind is not Kind.SAME and change.part is None:
+                alike[_likeness(change)].append(change)
+        groups = [Group(*likeness, tuple(changes)) for likeness, changes in alike.items()]
+        order = list(Kind)
+        return sorted(groups, key=lambda group: (order.index(group.kind), -len(group.changes)))
+
+    def parts(self, kind: Kind) -> dict[Part, int]:
+        """What one side alone looked at, with the number of its findings, the largest first."""
+        counts = Counter(change.part for change in self.of(kind) if change.part is not None)
+        return dict(counts.most_common())
+
+
+def load_difference(old: Path, new: Path, choice: Choice) -> Difference:
+    """Compare the chosen findings of two files.
+
+    Raises:
+        ReportFileError: a file cannot be relied on.
+        NothingToCompareError: no chosen finding is in both.
+    """
+    found = difference(choice.of(load(old)), choice.of(load(new)))
+    if not found.compared:
+        raise NothingToCompareError(
+            f"{old} and {new} have nothing in common: no finding of one check, mode, depth, layout"
+            " and case is in both; give reports of one selection, or fewer --check and --mode"
+        )
+    return found
+
+
+def difference(old: Report, new: Report, *, renamed: Mapping[str, str] = RENAMED) -> Difference:
+    """Compare the findings of two reports."""
+    olds, news = (by_key(report, renamed) for report in (old, new))
+    old_parts, new_parts = (parts_of(findings) for findings in (olds, news))
+    changes: list[Change] = []
+    for key in sorted(olds.keys() | news.keys()):
+        if key in olds and key in news:
+            changes.append(compare(olds[key], news[key]))
+        elif key in olds:
+            part = missing_part(key, new_parts)
+            kind = Kind.ONLY_OLD if part else Kind.VANISHED
+            changes.append(Change(kind=kind, old=olds[key], new=None, part=part))
+        else:
+            part = missing_part(key, old_parts)
+            kind = Kind.ONLY_NEW if part else Kind.APPEARED
+            changes.append(Change(kind=kind, old=None, new=news[key], part=part))
+    return Difference(old=old, new=new, changes=tuple(changes))
+
+
+def compare(old: Finding, new: Finding) -> Change:
+    """What became of one finding, given two of one `Key`."""
+    return Change(kind=_kind(old, new), old=old, new=new)
+
+
+def by_key(report: Report, renamed: Mapping[str, str] = RENAMED) -> dict[Key, Finding]:
+    """The findings of a report by what they are of, cases by the names that they have now."""
+    cases = {finding.case for finding in report.findings}
+    names = {old: new for old, new in renamed.items() if new not in cases}
+    return {key(report.request, finding, names): finding for finding in report.findings}
+
+
+def key(request: Request, of: Finding | AnyCell, names: Mapping[str, str] = RENAMED) -> Key:
+    """What a finding of a run is of, or will be, by its id and depth.
+
+    ``names`` has the cases that have other names now.
+    """
+    subject, mode, rest = of.id.split("/", 2)
+    named, _, layout = rest.rpartition("/")
+    case = names.get(named, named)
+    if mode == Mode.CONSTANT and request.divisor is not None:
+        mode = f"{mode}:{request.divisor!r}"
+    if case == GENERATED:
+        case = f"{case} ({request.examples} examples of seed {request.seed})"
+    check = Check(subject.partition(".")[0])
+    return Key(check=check, subject=subject, depth=of.depth, mode=mode, layout=layout, case=case)
+
+
+def _subject(finding: Finding) -> str:
+    return finding.id.partition("/")[0]
+
+
+def parts_of(findings: Iterable[Key]) -> set[Part]:
+    """All parts that any of the findings belongs to."""
+    return {part for key in findings for part in key.parts()}
+
+
+def missing_part(key: Key, parts: set[Part]) -> Part | None:
+    """The largest part that a key belongs to and a side has nothing of."""
+    return next((part for part in key.parts() if part not in parts), None)
+
+
+def _kind(old: Finding, new: Finding) -> Kind:
+    if _rank(new) != _rank(old):
+        return Kind.WORSE if _rank(new) > _rank(old) else Kind.BETTER
+    if old.verdict is not new.verdict:
+        return Kind.SIDEWAYS
+    if old.verdict not in (Verdict.MISMATCH, Verdict.CRASHED):
+        return Kind.SAME
+    grown = growth(old, new)
+    if grown:
+        return Kind.WORSE if grown > 0 else Kind.BETTER
+    if State.of(old) != State.of(new):
+        return Kind.OTHER_DIAGNOSIS
+    return Kind.SIDEWAYS if (old.error is None) != (new.error is None) else Kind.SAME
+
+
+def _rank(finding: Finding) -> int:
+    if finding.verdict is Verdict.REFUSED and _is_right_to_refuse(finding):
+        return 0
+    return {
+        Verdict.CONFORMS: 0,
+        Verdict.ADVICE: 0,
+        Verdict.REFUSED: 1,
+        Verdict.UNSUPPORTED: 1,
+        Verdict.MISMATCH: 2,
+        Verdict.CRASHED: 3,
+    }[finding.verdict]
+
+
+def _is_right_to_refuse(finding: Finding) -> bool:
+    """Whether something malformed on purpose was given: of `sharding`, group boundaries."""
+    malformed = finding.check is Check.SHARDING and finding.subject is not None
+    return malformed or finding.check in (Check.ARGUMENTS, Check.LOGGING)
+
+
+def _likeness(change: Change) -> _Likeness:
+    before, after = (State.of(one) if one else None for one in (change.old, change.new))
+    return change.kind, before, after
+
+
+def _settings(report: Report) -> dict[str, dict[str, str]]:
+    """By section and name; what is not set is left out."""
+    environment = report.environment.model_dump()
+    dependencies, stand_ins = environment.pop("dependencies"), environment.pop("stand_ins")
+    sections = {
+        "options": report.request.model_dump(),
+        "conventions": asdict(report.conventions),
+        "environment": environment,
+        "dependencies": dependencies,
+        "stand-ins": dict.fromkeys(stand_ins, "stood in for"),
+    }
+    return {
+        section: {name: str(value) for name, value in values.items() if value is not None}
+        for section, values in sections.items()
+    }

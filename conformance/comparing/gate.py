@@ -1,0 +1,207 @@
+"""What makes a run fail: all that is wrong, or only what is not known to be."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from conformance.comparing.diff import (
+    Kind,
+    by_key,
+    compare,
+    difference,
+    key,
+    missing_part,
+    parts_of,
+)
+from conformance.findings.badness import explain
+from conformance.findings.report import WRONG, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from conformance.comparing.diff import Difference, Key
+    from conformance.comparing.expectations import Expectations
+    from conformance.findings.report import Finding, Report, Request
+    from conformance.plan.matrix import AnyCell
+
+
+MOST_PARTS = 3
+"""That a complaint names."""
+
+
+class Outcome(StrEnum):
+    """What a finding does to the run."""
+
+    PASSES = "passes"
+    SKIPPED = "skipped"
+    KNOWN = "known"
+    """It is wrong, and was known to be."""
+
+    FAILS = "fails"
+
+
+@dataclass(frozen=True)
+class Ruling:
+    """An outcome, and in a line why."""
+
+    outcome: Outcome
+    words: str = ""
+
+
+class Gate(ABC):
+    """Rules on findings, each by itself."""
+
+    @abstractmethod
+    def ruling(self, finding: Finding) -> Ruling:
+        """What one finding does to the run."""
+
+    def lines(self, report: Report) -> Iterator[str]:
+        """What there is to say of what was known, at the end of a run."""
+        yield from ()
+
+    def difference(self, report: Report) -> Difference | None:
+        """What changed since an earlier report; None if none is looked at."""
+        return None
+
+    def refusal(self, cells: Sequence[AnyCell]) -> str | None:
+        """Why what a run is about to find can hardly be ruled on, and the way out; or None."""
+        return None
+
+    def objection(self, report: Report) -> str | None:
+        """Why a run of which no finding fails is to fail all the same, None if it is not."""
+        found = report.findings
+        if not found or any(one.verdict is not Verdict.UNSUPPORTED for one in found):
+            return None
+        return (
+            f"nothing was exercised: all {len(found)} findings are unsupported, by the adapter's"
+            " declaration; choose modes, layouts and checks of which it has some"
+        )
+
+    def failing(self, report: Report) -> Iterator[Finding]:
+        """The findings of a report that fail."""
+        for finding in report.findings:
+            if self.ruling(finding).outcome is Outcome.FAILS:
+                yield finding
+
+
+class Strict(Gate):
+    """All that is wrong fails."""
+
+    def ruling(self, finding: Finding) -> Ruling:
+        """By the verdict alone."""
+        if finding.verdict in WRONG:
+            return Ruling(Outcome.FAILS, f"{finding.verdict}: {explain(finding)}")
+        if finding.verdict is Verdict.UNSUPPORTED:
+            return Ruling(Outcome.SKIPPED, f"unsupported: {finding.message}")
+        return Ruling(Outcome.PASSES)
+
+
+@dataclass(frozen=True)
+class Expecting(Gate):
+    """What is listed has to be wrong in the way that is listed; for the rest, all that is wrong."""
+
+    expectations: Expectations
+
+    def ruling(self, finding: Finding) -> Ruling:
+        """By the entry that lists the finding, if one does."""
+        entry = self.expectations.of(finding.id)
+        if entry is None:
+            return Strict().ruling(finding)
+        objection = entry.objection(finding)
+        if objection is None:
+            return Ruling(Outcome.KNOWN, f"{entry.reason} ({entry.link})")
+        found = f"; {explain(finding)}" if finding.verdict in WRONG else ""
+        return Ruling(
+            Outcome.FAILS,
+            f"{self.expectations.path} lists it as {entry.verdict} ({entry.reason}), but"
+            f" {objection}{found}",
+        )
+
+    def lines(self, report: Report) -> Iterator[str]:
+        """How many findings were as listed, by reason, and what the file gets wrong."""
+        known: Counter[str] = Counter()
+        for finding in report.findings:
+            ruling = self.ruling(finding)
+            if ruling.outcome is Outcome.KNOWN:
+                known[ruling.words] += 1
+            elif ruling.outcome is Outcome.FAILS and self.expectations.of(finding.id):
+                yield f"{finding.id}: {ruling.words}"
+        for words, count in known.most_common():
+            yield f"known ({count}): {words}"
+
+
+@dataclass(frozen=True)
+class Comparing(Gate):
+    """What is worse than in an earlier report fails, and what is wrong and not in it.
+
+    What the report lacks cannot be called known: whoever adds a layout, a case or a check to a run
+    makes the baseline anew. It may hold more than a run looks at, and may not lack most of that.
+    """
+
+    path: Path
+    baseline: Report
+    request: Request
+
+    @cached_property
+    def _findings(self) -> Mapping[Key, Finding]:
+        return by_key(self.baseline)
+
+    def refusal(self, cells: Sequence[AnyCell]) -> str | None:
+        """The baseline has to have at least half of what the run is about to find."""
+        keys = [key(self.request, cell) for cell in cells]
+        lacking = [one for one in keys if one not in self._findings]
+        if 2 * len(lacking) <= len(keys):
+            return None
+        parts = parts_of(self._findings)
+        missing = Counter(part for one in lacking if (part := missing_part(one, parts)))
+        named = dict.fromkeys(f"{part.dimension} {part.value}" for part, _ in missing.most_common())
+        nothing_of = f" (it has nothing of {', '.join([*named][:MOST_PARTS])})" if named else ""
+        return (
+            f"--baseline={self.path} has {len(keys) - len(lacking)} of the {len(keys)} findings of"
+            f" this run, and at least half are to be compared{nothing_of}; give a report of the"
+            " same --depth, --layout, --modes and --checks, or choose what it has"
+        )
+
+    def ruling(self, finding: Finding) -> Ruling:
+        """By the baseline's finding of the same."""
+        before, name = self._findings.get(key(self.request, finding)), self.path.name
+        alone = Strict().ruling(finding)
+        if before is not None and compare(before, finding).kind is Kind.WORSE:
+            words = f"worse than in {name} ({_state(before)}): {_state(finding)}"
+            return Ruling(Outcome.FAILS, words)
+        if alone.outcome is not Outcome.FAILS:
+            return alone
+        if before is None:
+            return Ruling(Outcome.FAILS, f"not in {name}, so not known to be wrong: {alone.words}")
+        return Ruling(Outcome.KNOWN, f"no worse than in {name}: {alone.words}")
+
+    def difference(self, report: Report) -> Difference:
+        """What changed since the baseline."""
+        return difference(self.baseline, report)
+
+    def lines(self, report: Report) -> Iterator[str]:
+        """How much was compared, and how to renew the baseline if that is due."""
+        found = self.difference(report)
+        yield (
+            f"compared with {self.path}, which has {found.compared} of this run's"
+            f" {len(report.findings)} findings"
+        )
+        unknown = sum(key(self.request, one) not in self._findings for one in self.failing(report))
+        if unknown:
+            yield (
+                f"{unknown} wrong findings are not in {self.path} and fail for that: make it anew"
+                " with this run's selection"
+            )
+        elif report.complete and found.of(Kind.BETTER) and not found.worse:
+            yield f"nothing is worse, and something better: renew {self.path} with this report"
+
+
+def _state(finding: Finding) -> str:
+    words = explain(finding)
+    return f"{finding.verdict}: {words}" if words else str(finding.verdict)

@@ -1,0 +1,128 @@
+"""Reports as files: written in one move, read with care, those of an older schema included."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from conformance.findings.report import SCHEMA, Report
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    Document = dict[str, Any]
+
+WAY_OUT = "restore it, or run again what made it"
+
+
+class ReportFileError(ValueError):
+    """A file holds no report that can be relied on; says where it is wrong and the way out."""
+
+
+def load(path: Path) -> Report:
+    """Read a report, of this schema or an older one.
+
+    Raises:
+        ReportFileError: it cannot be read, is no whole report, or contradicts itself.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        document = json.loads(text)
+    except OSError as error:
+        raise ReportFileError(f"{path} cannot be read: {error.strerror}; give a report") from error
+    except UnicodeDecodeError as error:
+        raise ReportFileError(f"{path} is no report: it is no text; give a report") from error
+    except json.JSONDecodeError as error:
+        raise ReportFileError(
+            f"{path}, line {error.lineno}, is no JSON ({error.msg}): the file is cut short or was"
+            f" edited; {WAY_OUT}"
+        ) from error
+    migrated = _migrated(document, path)
+    try:
+        return Report.model_validate(migrated)
+    except ValidationError as error:
+        raise ReportFileError(_complaint(path, text, migrated, error)) from error
+
+
+def write(report: Report, path: Path) -> None:
+    """Put a report at ``path`` in one move, so that no reader ever sees half of it."""
+    with tempfile.NamedTemporaryFile(
+        "w", encoding="utf-8", dir=path.parent, prefix=f".{path.name}.", delete=False
+    ) as file:
+        try:
+            file.write(report.to_json())
+            file.flush()
+            os.fsync(file.fileno())
+            Path(file.name).chmod(0o644)
+            Path(file.name).replace(path)
+        except BaseException:
+            Path(file.name).unlink(missing_ok=True)
+            raise
+
+
+def _from_1(document: Document) -> Document:
+    """Reports said nothing of how cases were generated, nor how wrong weights look."""
+    return {**document, "schema": "rl-loss-conformance/report/2"}
+
+
+def _from_2(document: Document) -> Document:
+    """Reports listed no departures, and one mean over micro-batches stood for that of tokens."""
+    conventions = {
+        name: "micro_batch_token_mean" if value == "micro_batch_mean" else value
+        for name, value in document["conventions"].items()
+    }
+    return {**document, "schema": SCHEMA, "conventions": conventions}
+
+
+MIGRATIONS: dict[str, Callable[[Document], Document]] = {
+    "rl-loss-conformance/report/1": _from_1,
+    "rl-loss-conformance/report/2": _from_2,
+}
+"""From each older schema to the next."""
+
+
+def _migrated(document: object, path: Path) -> Document:
+    schema = document.get("schema") if isinstance(document, dict) else None
+    if not isinstance(document, dict) or not str(schema).startswith("rl-loss-conformance/report/"):
+        raise ReportFileError(
+            f"{path} is no report of rl-loss-conformance: its field schema is {schema!r}, not"
+            f" {SCHEMA!r}; give a file that --report wrote"
+        )
+    while document["schema"] in MIGRATIONS:
+        document = MIGRATIONS[document["schema"]](document)
+    if document["schema"] != SCHEMA:
+        raise ReportFileError(
+            f"{path} has schema {schema!r}, and this version reads up to {SCHEMA!r}; install a"
+            " newer rl-loss-conformance"
+        )
+    return document
+
+
+def _complaint(path: Path, text: str, document: Document, error: ValidationError) -> str:
+    """The first thing that is wrong, and where."""
+    problem = error.errors()[0]
+    place = problem["loc"]
+    line = _line(text, document, place)
+    where = f"{path}, line {line}," if line else f"{path}:"
+    field = ".".join(map(str, place)) or "the report"
+    words = problem["msg"].removeprefix("Value error, ")
+    return f"{where} {field}: {words}: the file was edited or is of another program; {WAY_OUT}"
+
+
+def _line(text: str, document: Document, place: Sequence[int | str]) -> int | None:
+    """Where a field or a finding stands in the file, if its lines are as we write them."""
+    match place:
+        case ["findings", int(number), *_]:
+            found = document["findings"][number]
+            start = f'"id": {json.dumps(found.get("id"), ensure_ascii=False)}'
+        case [str(name), *_]:
+            start = f'"{name}":'
+        case _:
+            return None
+    lines = enumerate(text.splitlines(), 1)
+    return next((n for n, line in lines if line.lstrip(" {").startswith(start)), None)

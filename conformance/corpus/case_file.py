@@ -1,0 +1,128 @@
+"""A step of one's own as a case: a JSON file, such as a training run may dump.
+
+Its JSON Schema is published as ``case.schema.json`` beside this module.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from conformance.corpus.cases import ALL_CASES, DIVISOR, GENERATED, Case
+from conformance.findings.report import json_schema
+from reference.step import InvalidStepError, Sample, Step
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+
+SCHEMA: Literal["rl-loss-conformance/case/1"] = "rl-loss-conformance/case/1"
+
+Bit = Annotated[int, Field(ge=0, le=1)]
+
+
+class InvalidCaseFileError(ValueError):
+    """A file holds no case that can be run; says what is wrong, where, and the way out."""
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+
+
+class GivenSample(_Model):
+    """One sequence of a step.
+
+    ``loss_mask`` has a 1 for each response token that is trained on and a 0 for each other one;
+    without it, all of ``response_length`` are. ``original_mask`` is that of before rejection
+    sampling took tokens out. ``group`` is any name of the prompt, ``rollout`` of the trajectory;
+    they matter in being equal or different. Without a rollout, a sample is one of its own.
+    """
+
+    prompt_length: Annotated[int, Field(ge=1)]
+    response_length: Annotated[int, Field(ge=1)] | None = None
+    loss_mask: Annotated[list[Bit], Field(min_length=1)] | None = None
+    original_mask: list[Bit] | None = None
+    group: int | str
+    rollout: int | str | None = None
+
+    @model_validator(mode="after")
+    def _has_one_length(self) -> Self:
+        if self.response_length is None and self.loss_mask is None:
+            raise ValueError("neither response_length nor loss_mask is given; give one")
+        masks = [mask for mask in (self.loss_mask, self.original_mask) if mask is not None]
+        lengths = [len(mask) for mask in masks] + [self.response_length or len(masks[0])]
+        if len(set(lengths)) > 1:
+            raise ValueError(f"its masks and response_length are of {sorted(set(lengths))} tokens")
+        return self
+
+    @property
+    def mask(self) -> list[int]:
+        """One entry for each response token."""
+        return self.loss_mask or [1] * (self.response_length or 0)
+
+
+class GivenStep(_Model):
+    """The samples of one optimizer step, in their order."""
+
+    samples: Annotated[list[GivenSample], Field(min_length=1)]
+
+
+class CaseFile(_Model):
+    """A batch of rollouts: its optimizer steps, and L of `constant`."""
+
+    schema_: Literal["rl-loss-conformance/case/1"] = Field(alias="schema")
+    name: Annotated[str, Field(pattern=r"^[a-z0-9_]+$", max_length=80)]
+    catches: str = "a step that was given"
+    divisor: Annotated[float, Field(gt=0, allow_inf_nan=False)] = DIVISOR
+    steps: Annotated[list[GivenStep], Field(min_length=1)]
+
+
+def load(path: Path) -> Case:
+    """Read a case.
+
+    Raises:
+        InvalidCaseFileError: the file cannot be read, or is no case.
+    """
+    try:
+        given = CaseFile.model_validate_json(path.read_bytes())
+        steps = tuple(_step(step) for step in given.steps)
+    except OSError as error:
+        raise InvalidCaseFileError(f"{path} cannot be read: {error.strerror}") from error
+    except ValidationError as error:
+        problem = error.errors()[0]
+        place = ".".join(map(str, problem["loc"])) or "the file"
+        words = problem["msg"].removeprefix("Value error, ")
+        raise InvalidCaseFileError(
+            f"{path}: {place}: {words}; see case.schema.json of rl-loss-conformance"
+        ) from error
+    except InvalidStepError as error:
+        raise InvalidCaseFileError(f"{path}: {error}") from error
+    if given.name in {GENERATED, *(case.name for case in ALL_CASES)}:
+        raise InvalidCaseFileError(
+            f"{path}: name: {given.name!r} is a case of the corpus; give it another"
+        )
+    return Case(name=given.name, catches=given.catches, steps=steps, divisor=given.divisor)
+
+
+def _step(given: GivenStep) -> Step:
+    groups: dict[Hashable, int] = {}
+    rollouts: dict[Hashable, int] = {}
+    return Step.of(
+        [
+            Sample(
+                prompt_length=sample.prompt_length,
+                loss_mask=sample.mask,
+                original_mask=sample.original_mask,
+                group=groups.setdefault(sample.group, len(groups)),
+                rollout=None
+                if sample.rollout is None
+                else rollouts.setdefault(sample.rollout, len(rollouts)),
+            )
+            for sample in given.samples
+        ]
+    )
+
+
+if __name__ == "__main__":
+    Path(__file__).with_name("case.schema.json").write_text(json_schema(CaseFile, SCHEMA))

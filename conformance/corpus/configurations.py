@@ -1,0 +1,230 @@
+"""Configurations that a framework must refuse at startup, and such as must be the same as another.
+
+The rules are those of the reviews of miles' pull requests 1328, 1350 and 1498, of slime's 2090 and
+of SkyRL's 1718: each names a combination that would train with a wrong denominator and say nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from adapters.configuration import Configuration, Setting, Tampering
+from conformance.corpus.cases import CORPUS
+from conformance.findings.report import Check
+from reference.aggregation import Beside, DenominatorMask, Mode
+
+if TYPE_CHECKING:
+    from adapters.contract import Layout
+    from conformance.corpus.cases import Case
+    from reference.aggregation import Conventions
+
+
+class Demand(StrEnum):
+    """What a framework is to make of a configuration."""
+
+    REFUSE = "refuse"
+    """Stop with an error that names the options."""
+
+    SAME = "same"
+    """Weigh every token as the plain mode does, bit for bit."""
+
+    DEFAULT = "default"
+    """The same as the mode that is documented to be the default."""
+
+    REDUCER = "reducer"
+    """Weigh every token as the custom reducer says, whatever the mode, or refuse it by name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A configuration and what is demanded of it.
+
+    ``says`` tells it in words; ``options`` are words of which an error names one at least.
+    ``origin`` is who states the rule first: to others that state none, it is advice.
+    """
+
+    name: str
+    says: str
+    configuration: Configuration
+    modes: tuple[Mode, ...]
+    demand: Demand = Demand.REFUSE
+    options: tuple[str, ...] = ()
+    case: str = "uneven_lengths"
+    check: Check = Check.ARGUMENTS
+    origin: str = "miles' pull request 1498"
+
+    @property
+    def rule(self) -> str:
+        """The name of the rule: what holds of the command line need not hold of a file."""
+        return self.name
+
+    def applies(self, conventions: Conventions) -> bool:
+        """Whether the rule is about a framework of such conventions."""
+        if self.configuration.entropy:
+            return conventions.entropy is Beside.SAMPLE_MEAN
+        if self.configuration.kl:
+            return conventions.kl is Beside.SAMPLE_MEAN
+        if self.configuration.corrects:
+            return conventions.denominator_mask is DenominatorMask.MODIFIED
+        return True
+
+    def fits(self, layout: Layout) -> bool:
+        """Whether it is seen on a layout; one rank is enough."""
+        return layout.world_size == 1 and layout.micro_batches == 2 and not layout.options
+
+    @property
+    def given(self) -> Case:
+        """The samples that it is tried on."""
+        return next(case for case in CORPUS if case.name == self.case)
+
+
+IN_FILE = "_in_file"
+
+DIVISOR = ("divisor", "max_seq_len")
+PER_TOKEN = ("per-token", "per_token", "aggregation", "loss_reduction")
+GROUP = ("group", "prompt", "n_samples_per_prompt")
+
+MEANS = (Mode.SAMPLE_MEAN, Mode.PROMPT_MEAN, Mode.TOKEN_MEAN)
+
+
+def _divisor(name: str, typed: str, says: str) -> Row:
+    return Row(
+        name=f"divisor_{name}",
+        says=f"constant with a divisor that {says}",
+        configuration=Configuration(divisor=typed),
+        modes=(Mode.CONSTANT,),
+        options=DIVISOR,
+    )
+
+
+def _tampered(tampering: Tampering, says: str, check: Check = Check.ARGUMENTS) -> Row:
+    return Row(
+        name=tampering,
+        says=f"prompt_mean {says}",
+        configuration=Configuration(tampering=tampering),
+        modes=(Mode.PROMPT_MEAN,),
+        options=(*GROUP, "boundar"),
+        check=check,
+    )
+
+
+def in_file(row: Row, *settings: Setting) -> Row:
+    """The same, where these settings are in a configuration file read after the command line."""
+    return replace(
+        row,
+        name=f"{row.name}{IN_FILE}",
+        says=f"{row.says}, by configuration file",
+        configuration=replace(row.configuration, in_file=frozenset(settings)),
+    )
+
+
+DIVISORS = (
+    _divisor("missing", "", "is missing"),
+    _divisor("zero", "0", "is 0"),
+    _divisor("negative", "-4", "is negative"),
+    _divisor("nan", "nan", "is NaN"),
+    _divisor("infinite", "inf", "is infinite"),
+    _divisor("bool", "true", "is a bool"),
+    _divisor("text", "long", "is text"),
+)
+
+DIVISOR_OF_ANOTHER = Row(
+    name="divisor_of_another_mode",
+    says="a divisor with a mode that divides by none",
+    configuration=Configuration(divisor="40"),
+    modes=MEANS,
+    options=DIVISOR,
+)
+
+PER_TOKEN_WITH_ANOTHER = Row(
+    name="per_token_with_another_mode",
+    says="the per-token flag with a mode that it would renormalise",
+    configuration=Configuration(per_token=True),
+    modes=(Mode.PROMPT_MEAN, Mode.CONSTANT),
+    options=PER_TOKEN,
+)
+
+ENTROPY = Row(
+    name="entropy_per_sample",
+    says="token_mean with an entropy term",
+    configuration=Configuration(entropy=True),
+    modes=(Mode.TOKEN_MEAN,),
+    options=("entropy",),
+)
+DIVERGENCE = Row(
+    name="divergence_per_sample",
+    says="token_mean with a KL term",
+    configuration=Configuration(kl=True),
+    modes=(Mode.TOKEN_MEAN,),
+    options=("kl",),
+)
+
+BATCH = Row(
+    name="batch_of_partial_groups",
+    says="prompt_mean with a step boundary inside a prompt group",
+    configuration=Configuration(batch_size=12),
+    modes=(Mode.PROMPT_MEAN,),
+    options=(*GROUP, "batch"),
+    case="split_groups",
+)
+
+ROWS = (
+    *DIVISORS,
+    *(in_file(row, Setting.MODE, Setting.DIVISOR) for row in DIVISORS),
+    DIVISOR_OF_ANOTHER,
+    in_file(DIVISOR_OF_ANOTHER, Setting.DIVISOR),
+    PER_TOKEN_WITH_ANOTHER,
+    # A divisor left on the command line would be refused for the mode that is missing there.
+    in_file(PER_TOKEN_WITH_ANOTHER, Setting.MODE, Setting.DIVISOR, Setting.PER_TOKEN),
+    ENTROPY,
+    in_file(ENTROPY, Setting.ENTROPY),
+    DIVERGENCE,
+    in_file(DIVERGENCE, Setting.KL),
+    BATCH,
+    in_file(BATCH, Setting.BATCH_SIZE),
+    _tampered(Tampering.GROUP_INCOMPLETE, "of an incomplete group"),
+    _tampered(Tampering.GROUPS_MISSING, "of samples without a group"),
+    _tampered(Tampering.DENOMINATORS_DROPPED, "whose denominators a custom conversion has dropped"),
+    Row(
+        name="correction_across_the_step",
+        says="a custom function that shrinks the mask where the normaliser spans the step",
+        configuration=Configuration(corrects=True),
+        modes=(Mode.PROMPT_MEAN, Mode.TOKEN_MEAN),
+        options=("tis", "correction"),
+    ),
+    Row(
+        name="legacy_flag",
+        says="the per-token flag alone is token_mean",
+        configuration=Configuration(says_mode=False, per_token=True),
+        modes=(Mode.TOKEN_MEAN,),
+        demand=Demand.SAME,
+    ),
+    Row(
+        name="default_mode",
+        says="no mode at all is the default",
+        configuration=Configuration(says_mode=False),
+        modes=(Mode.SAMPLE_MEAN,),
+        demand=Demand.DEFAULT,
+    ),
+    Row(
+        name="custom_reducer",
+        says="a custom reducer takes precedence over the mode",
+        configuration=Configuration(reduces=True),
+        modes=tuple(Mode),
+        demand=Demand.REDUCER,
+        options=("reducer",),
+    ),
+    Row(
+        name="mode_in_file",
+        says="the mode by configuration file is that of the command line",
+        configuration=Configuration(in_file=frozenset({Setting.MODE})),
+        modes=(Mode.PROMPT_MEAN, Mode.TOKEN_MEAN),
+        demand=Demand.SAME,
+    ),
+    _tampered(Tampering.BOUNDARY_GAP, "with a sample between two groups", Check.SHARDING),
+    _tampered(Tampering.BOUNDARY_OVERLAP, "with a sample in two groups", Check.SHARDING),
+    _tampered(Tampering.BOUNDARY_SHORT, "with a sample after the last group", Check.SHARDING),
+)
+"""In the order of the rules: what is refused, then what is accepted, then malformed boundaries."""

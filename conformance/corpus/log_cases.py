@@ -1,0 +1,73 @@
+"""Logs of micro-batches, well formed and malformed, and whether a framework must refuse them.
+
+The rules are those of miles' pull request 1498: other keys, or another order of them, would put a
+wrong number under a metric's name. They occur where a user's own function adds metrics to a log,
+and not in each micro-batch the same; keys and values of one entry come from one dictionary, and its
+form from one option, so that nothing else can be malformed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from adapters.contract import LogEntry
+from reference.aggregation import Mode
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogRow:
+    """Entries of the micro-batches of one rank, of which all rows but the well-formed are wrong."""
+
+    name: str
+    says: str
+    entries: tuple[LogEntry, ...]
+    mode: Mode = Mode.TOKEN_MEAN
+    is_well_formed: bool = False
+    origin: str = "miles' pull request 1498"
+
+    @property
+    def rule(self) -> str:
+        """The name of the rule that the row breaks."""
+        return f"log_{self.name}"
+
+
+def _entry(keys: str = "loss kl", count: float = 1.0) -> LogEntry:
+    return LogEntry(keys=tuple(keys.split()), values=(2.0, 3.0), count=count)
+
+
+def _normalized(*normalizers: float) -> LogEntry:
+    return replace(_entry(), normalizers=normalizers)
+
+
+CUSTOM = "as a custom loss or importance-sampling function may add metrics"
+
+
+LOG_CASES = (
+    LogRow(
+        name="well_formed",
+        says="entries of one form",
+        entries=(_entry(count=4.0), _entry(count=2.0)),
+        mode=Mode.SAMPLE_MEAN,
+        is_well_formed=True,
+    ),
+    LogRow(
+        name="well_formed_normalizers",
+        says="entries with a normalizer for each key",
+        entries=(_normalized(4.0, 8.0), _normalized(2.0, 2.0)),
+        is_well_formed=True,
+    ),
+    LogRow(
+        name="different_keys",
+        says=f"entries of different keys, {CUSTOM}",
+        entries=(_entry(), _entry("loss entropy")),
+        mode=Mode.SAMPLE_MEAN,
+    ),
+    LogRow(
+        name="key_order",
+        says=f"the same keys in another order, {CUSTOM}",
+        entries=(_entry(), _entry("kl loss")),
+        mode=Mode.SAMPLE_MEAN,
+    ),
+)
+
+LOG_ENTRIES = {case.name: case.entries for case in LOG_CASES}

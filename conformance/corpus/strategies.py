@@ -1,0 +1,271 @@
+"""hypothesis strategies for steps, layouts and aggregations, for anyone's own property tests.
+
+A step in a framework's own test suite, for example::
+
+    from hypothesis import given
+    from conformance.corpus.strategies import aggregations, steps
+
+    @given(steps(max_samples=8), aggregations())
+    def test_loss(step, aggregation): ...
+
+`steps` makes every step there is; `training_steps` those that come out of a framework's data path,
+for code that takes no others; `batches` and `cases` what a given layout can be given. Samples and
+whole prompt groups without active tokens, and responses of a single token, are frequent in all.
+
+Examples shrink to few samples of one active token each, in prompt groups of one: what is left of a
+failing example besides is what makes it fail.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from itertools import chain
+from math import lcm
+from typing import TYPE_CHECKING
+
+from hypothesis import strategies as st
+
+from adapters.contract import Adapter, InvalidLayoutError, Layout
+from conformance.corpus.cases import DIVISOR, GENERATED, Case
+from reference.aggregation import (
+    Aggregation,
+    Conventions,
+    DenominatorMask,
+    EmptyUnits,
+    Mode,
+    SampleUnit,
+)
+from reference.step import Sample, Step
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from hypothesis.strategies import DrawFn, SearchStrategy
+
+    Grouping = Callable[[int], SearchStrategy[list[int]]]
+
+    _Turn = tuple[int, list[int]]
+    """Prompt length and loss mask of a sample."""
+
+DIVISORS = (DIVISOR, 3.0, 1.0, 64.0, 40_960.0)
+"""Of generated cases of `constant`: whole, as some frameworks take no others."""
+
+MOST_ROLLOUTS = 8
+"""Of a prompt in `training_steps`."""
+
+LONGEST_PROMPT = 60
+"""Of `training_steps`: long enough for whole context-parallel chunks without a response token.
+
+hypothesis mixes the numbers from 100 on that a project's source files hold into ranges that they
+fit. Ranges of `training_steps` end before, so that a seed means the same examples whatever has been
+imported.
+"""
+
+
+@cache
+def masks(*, max_response: int = 12) -> SearchStrategy[list[int]]:
+    """Loss masks of one response: all active, any, or all inactive; often of a single token."""
+    lengths = st.integers(1, max_response)
+    return st.one_of(
+        lengths.map(lambda length: [1] * length),
+        st.lists(st.sampled_from((1, 0)), min_size=1, max_size=max_response),
+        lengths.map(lambda length: [0] * length),
+    )
+
+
+@cache
+def turns(*, max_response: int = 12) -> SearchStrategy[list[int]]:
+    """Loss masks as they come of tool use: a trained stretch, one that is not, a trained one.
+
+    Each may be empty, so there are responses that are all active or all inactive.
+    """
+    length = st.integers(0, max(max_response // 3, 1))
+    stretches = st.tuples(length, length, length)
+    return stretches.map(lambda of: ([1] * of[0] + [0] * of[1] + [1] * of[2])[:max_response] or [1])
+
+
+def scattered_groups(samples: int) -> SearchStrategy[list[int]]:
+    """Prompt groups of any size whose samples lie anywhere in the step."""
+    return st.lists(st.integers(0, samples - 1), min_size=samples, max_size=samples)
+
+
+def equal_groups(samples: int) -> SearchStrategy[list[int]]:
+    """Prompt groups of one size, the samples of each adjacent."""
+    sizes = st.sampled_from(_divisors_of(samples))
+    return sizes.map(lambda size: [sample // size for sample in range(samples)])
+
+
+def single_groups(samples: int) -> SearchStrategy[list[int]]:
+    """A prompt group for each sample."""
+    return st.just(list(range(samples)))
+
+
+def one_group(samples: int) -> SearchStrategy[list[int]]:
+    """One prompt group for all samples."""
+    return st.just([0] * samples)
+
+
+@st.composite
+def steps(
+    draw: DrawFn,
+    *,
+    min_samples: int = 1,
+    max_samples: int = 12,
+    max_response: int = 12,
+    max_prompt: int = 8,
+    groups: Grouping = scattered_groups,
+) -> Step:
+    """Steps of any masks and rollouts, with prompt groups as ``groups`` makes them.
+
+    ``groups`` is one of `scattered_groups`, `equal_groups`, `single_groups` and `one_group`, or any
+    function from the number of samples to a strategy for the list of their groups.
+    """
+    size = draw(st.integers(min_samples, max_samples))
+    group_of_sample = draw(groups(size))
+    rollouts = draw(scattered_groups(size))
+    silent = draw(_silent(group_of_sample))
+    sample = st.tuples(st.integers(1, max_prompt), masks(max_response=max_response))
+    samples = draw(st.tuples(*[sample] * size))
+    return Step.of(
+        [
+            Sample(
+                prompt_length=prompt,
+                loss_mask=[0] * len(mask) if group in silent else mask,
+                group=group,
+                rollout=rollout,
+            )
+            for (prompt, mask), group, rollout in zip(
+                samples, group_of_sample, rollouts, strict=True
+            )
+        ]
+    )
+
+
+@st.composite
+def training_steps(draw: DrawFn, *, multiple: int = 1, max_response: int = 12) -> Step:
+    """Steps as a framework's data path makes them.
+
+    Every prompt has equally many rollouts, those of a prompt adjacent, and their number is a
+    ``multiple`` of what the step is cut into. In some steps rollouts have up to three samples, as
+    in multi-turn training; prompts may then differ in samples.
+    """
+    return draw(draw(_shaped_steps(multiple, max_response)))
+
+
+@st.composite
+def batches(draw: DrawFn, layout: Layout, *, max_response: int = 12) -> tuple[Step, ...]:
+    """One or two `training_steps` of one batch of rollouts, as many as the layout can cut up.
+
+    They have the same numbers of prompts and of rollouts of a prompt.
+    """
+    whole = layout.micro_batches if isinstance(layout.micro_batches, int) else 1
+    step = draw(_shaped_steps(layout.dp * whole, max_response))
+    size = draw(st.integers(1, 2))
+    return draw(st.tuples(*[step] * size))
+
+
+def cases(
+    layout: Layout, *, divisors: Sequence[float] = DIVISORS, max_response: int = 12
+) -> SearchStrategy[Case]:
+    """Cases like those of the corpus, for a layout; L of `constant` is one of ``divisors``."""
+    return st.builds(
+        Case,
+        name=st.just(GENERATED),
+        catches=st.just("whatever no named case catches"),
+        steps=batches(layout, max_response=max_response),
+        divisor=st.sampled_from(divisors),
+    )
+
+
+def layouts(of: Adapter | Sequence[Layout], *, max_ranks: int = 8) -> SearchStrategy[Layout]:
+    """Layouts of an adapter, or of a list, that take at most ``max_ranks`` ranks.
+
+    Raises:
+        InvalidLayoutError: there are none.
+    """
+    candidates = of.layouts() if isinstance(of, Adapter) else of
+    fitting = [layout for layout in candidates if layout.world_size <= max_ranks]
+    if not fitting:
+        raise InvalidLayoutError(
+            f"none of {len(candidates)} layouts takes at most {max_ranks} ranks; raise max_ranks"
+        )
+    return st.sampled_from(sorted(fitting, key=lambda layout: layout.world_size))
+
+
+def aggregations() -> SearchStrategy[Aggregation]:
+    """All modes, `constant` with divisors from 1 to 100,000, whole and broken."""
+    divisors = st.one_of(st.integers(1, 100_000), st.floats(1, 1e5))
+    return st.one_of(
+        st.sampled_from([mode for mode in Mode if mode is not Mode.CONSTANT]).map(Aggregation),
+        divisors.map(lambda divisor: Aggregation(Mode.CONSTANT, divisor)),
+    )
+
+
+def conventions() -> SearchStrategy[Conventions]:
+    """Every combination of conventions."""
+    return st.builds(
+        Conventions,
+        sample_unit=st.sampled_from(SampleUnit),
+        empty_units=st.sampled_from(EmptyUnits),
+        denominator_mask=st.sampled_from(DenominatorMask),
+    )
+
+
+# hypothesis drops a part of an example where it can lower the number of parts by one and leave out
+# what one draw made: hence the tuples of tuples below, each drawn after its length.
+
+
+@st.composite
+def _shaped_steps(draw: DrawFn, multiple: int, max_response: int) -> SearchStrategy[Step]:
+    """Steps of one number of prompts, one of rollouts of each, and one of turns at most.
+
+    The product of the first two is a multiple of what the step is cut into.
+    """
+    most = max(12, 3 * multiple)
+    turns_of_rollout = draw(st.sampled_from((1, 1, 3)))
+    fitting = [r for r in range(1, MOST_ROLLOUTS + 1) if lcm(r, multiple) <= most]
+    rollouts = draw(st.sampled_from(fitting))
+    smallest = lcm(rollouts, multiple)
+    group = _groups(rollouts, turns_of_rollout, max_response)
+    groups = st.tuples(*[group] * (smallest // rollouts))
+    size = draw(st.sampled_from(range(1, most // smallest + 1)))
+    return st.tuples(*[groups] * size).map(lambda parts: _of_groups(list(chain(*parts))))
+
+
+@cache
+def _groups(
+    rollouts: int, turns_of_rollout: int, max_response: int
+) -> SearchStrategy[tuple[list[_Turn], ...]]:
+    """The rollouts of a prompt, each a list of samples; none has an active token now and then."""
+    turn = st.tuples(st.integers(1, LONGEST_PROMPT), turns(max_response=max_response))
+    one_turn = turn.map(lambda only: [only])
+    several = st.lists(turn, min_size=1, max_size=turns_of_rollout)
+    group = st.tuples(*[one_turn if turns_of_rollout == 1 else several] * rollouts)
+    return st.one_of(*[group] * 15, group.map(_silenced))
+
+
+def _silenced(group: tuple[list[_Turn], ...]) -> tuple[list[_Turn], ...]:
+    return tuple([(prompt, [0] * len(mask)) for prompt, mask in rollout] for rollout in group)
+
+
+def _of_groups(groups: list[tuple[list[_Turn], ...]]) -> Step:
+    rollouts = [(group, rollout) for group, members in enumerate(groups) for rollout in members]
+    return Step.of(
+        [
+            Sample(prompt_length=prompt, loss_mask=mask, group=group, rollout=number)
+            for number, (group, rollout) in enumerate(rollouts)
+            for prompt, mask in rollout
+        ]
+    )
+
+
+def _silent(groups: list[int]) -> SearchStrategy[frozenset[int]]:
+    """Which groups are to have no active token: none in most steps."""
+    none: frozenset[int] = frozenset()
+    one = st.sampled_from(groups).map(lambda group: frozenset({group}))
+    some = st.frozensets(st.sampled_from(groups))
+    return st.one_of(st.just(none), st.just(none), one, some)
+
+
+def _divisors_of(number: int) -> list[int]:
+    return [size for size in range(1, number + 1) if number % size == 0]

@@ -1,0 +1,275 @@
+"""Names the mistake that explains a wrong result.
+
+Each known mistake predicts the weights it would give. The first whose prediction lies within the
+bound of every active token is the diagnosis; others that explain as much are named with it. Weights
+that none predicts are said to be unexplained, with the pattern of their ratios to the expected
+ones. A reported loss is one number instead of many: the same mistakes predict it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from conformance.diagnosis import missing_tokens
+from conformance.diagnosis.catalogue import mistakes
+from conformance.findings.report import Diagnosis
+from reference.aggregation import Mode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from numpy.typing import NDArray
+
+    from conformance.diagnosis.catalogue import Mistake, Situation
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Evidence:
+    """Weights [response tokens of the step] as observed, and the bound they were held against."""
+
+    situation: Situation
+    observed: NDArray[np.float64]
+    tolerance: float
+    elsewhere: bool = False
+    """Whether other ranks observed weights, where this one may have observed none."""
+
+    @property
+    def expected(self) -> NDArray[np.float64]:
+        """The reference's weights: [tokens]."""
+        return self.situation.expected
+
+    @cached_property
+    def active(self) -> NDArray[np.bool_]:
+        """Tokens whose weight is to differ from 0."""
+        return np.not_equal(self.expected, 0)
+
+    @cached_property
+    def ratios(self) -> NDArray[np.float64]:
+        """Observed over expected, on the active tokens."""
+        return self.observed[self.active] / self.expected[self.active]
+
+    @cached_property
+    def common_ratio(self) -> float | None:
+        """The one ratio of all active tokens, if there is one and it is not 0."""
+        middle = float(np.median(self.ratios))
+        same = np.abs(self.ratios - middle) <= 2 * self.tolerance * abs(middle)
+        return middle if middle and same.all() else None
+
+    def matches(self, predicted: NDArray[np.float64]) -> bool:
+        """Whether a prediction explains every active token."""
+        observed, predicted = self.observed[self.active], predicted[self.active]
+        return bool((np.abs(observed - predicted) <= self.tolerance * np.abs(predicted)).all())
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ReportedEvidence:
+    """A policy loss as reported, the token losses [tokens] it is of, and its relative bound."""
+
+    situation: Situation
+    losses: NDArray[np.float64]
+    expected: float
+    reported: float
+    tolerance: float
+    others: float = 0.0
+    """Magnitude of the other terms that were taken off the number, whose roundings are in it."""
+
+    def matches(self, predicted: NDArray[np.float64]) -> bool:
+        """Whether weights explain the number, within the bound of such a sum."""
+        terms = predicted * self.losses
+        bound = self.tolerance * (float(np.abs(terms).sum()) + self.others)
+        return abs(math.fsum(terms) - self.reported) <= bound
+
+
+def diagnose(evidence: Evidence) -> Diagnosis:
+    """Name the mistake that explains weights, or say that none is known."""
+    for fault in (_not_finite, _inactive_tokens):
+        diagnosis = fault(evidence)
+        if diagnosis is not None:
+            return diagnosis
+    return _first([*_explanations(evidence)] or [_inferred(evidence) or _unexplained(evidence)])
+
+
+def diagnose_reported(evidence: ReportedEvidence) -> Diagnosis:
+    """Name the mistake that explains a reported loss, or say that none is known."""
+    words = f"{evidence.reported:.7g} is reported instead of {evidence.expected:.7g}"
+    numbers = {"reported": evidence.reported, "expected": evidence.expected}
+    if not math.isfinite(evidence.reported):
+        return Diagnosis(name="not_finite", explanation=f"{evidence.reported} is reported")
+    explanations = [
+        Diagnosis(
+            name=mistake.name,
+            explanation=f"{words}: {mistake.words}",
+            numbers=numbers | mistake.sizes,
+        )
+        for mistake in (*mistakes(evidence.situation), *missing_tokens.shares(evidence.situation))
+        if evidence.matches(mistake.weights)
+    ]
+    name = "unexplained" if evidence.reported else "nothing_reported"
+    return _first(explanations or [Diagnosis(name=name, explanation=words, numbers=numbers)])
+
+
+def likeliest(of_terms: Iterable[tuple[str, Diagnosis]]) -> Diagnosis:
+    """Of what may be wrong in one term or another: a known mistake before an inferred count."""
+
+    def doubt(of_term: tuple[str, Diagnosis]) -> int:
+        name = of_term[1].name
+        inferred = name == "other_divisor" or name.endswith("s_miscounted")
+        return 2 if name in ("unexplained", "nothing_reported") else int(inferred)
+
+    term, diagnosis = min(of_terms, key=doubt)
+    return diagnosis.model_copy(update={"explanation": f"{term}: {diagnosis.explanation}"})
+
+
+def left_out(term: str) -> Diagnosis:
+    """Of several terms that are to be added up, one is missing and the others are right."""
+    return Diagnosis(name="term_left_out", explanation=f"the term {term} is left out of the loss")
+
+
+def without_gradient(term: str) -> Diagnosis:
+    """A term may be computed and logged, and yet be cut off from the parameters."""
+    words = f"the {term} term reaches no gradient: no token's weight has a share of it"
+    return Diagnosis(name="term_without_gradient", explanation=words)
+
+
+def _first(explanations: list[Diagnosis]) -> Diagnosis:
+    """The first, with the names of the others."""
+    first, *others = explanations
+    also = list(dict.fromkeys(other.name for other in others if other.name != first.name))
+    if not also:
+        return first
+    return first.model_copy(
+        update={"explanation": f"{first.explanation}; or it is {', '.join(also)}", "also": also}
+    )
+
+
+def _explanations(evidence: Evidence) -> Iterator[Diagnosis]:
+    """Every known mistake that predicts the weights."""
+    yield from missing_tokens.diagnoses(
+        evidence.situation, evidence.observed, evidence.matches, elsewhere=evidence.elsewhere
+    )
+    for mistake in mistakes(evidence.situation):
+        if evidence.matches(mistake.weights):
+            yield _named(evidence, mistake)
+
+
+def _named(evidence: Evidence, mistake: Mistake) -> Diagnosis:
+    if mistake.sizes:
+        assert evidence.common_ratio is not None
+        ratio = _fraction(evidence.common_ratio)
+        words = f"every weight is {ratio} of the expected one: {mistake.words}"
+        numbers = {"ratio": evidence.common_ratio, **mistake.sizes}
+    else:
+        denominators, numbers = _denominators(evidence)
+        words = f"{mistake.words}: {denominators}"
+    return Diagnosis(name=mistake.name, explanation=words, numbers=numbers)
+
+
+def _not_finite(evidence: Evidence) -> Diagnosis | None:
+    broken = int((~np.isfinite(evidence.observed)).sum())
+    if not broken:
+        return None
+    return Diagnosis(
+        name="not_finite",
+        explanation=f"{broken} tokens weigh NaN or infinity: a denominator of 0 was divided by",
+        numbers={"tokens": broken},
+    )
+
+
+def _inactive_tokens(evidence: Evidence) -> Diagnosis | None:
+    inactive = evidence.observed[~evidence.active]
+    weighed = int(np.count_nonzero(inactive))
+    if not weighed:
+        return None
+    return Diagnosis(
+        name="inactive_tokens_weigh",
+        explanation=f"{weighed} tokens that the mask excludes have a weight",
+        numbers={"tokens": weighed, "largest": float(np.abs(inactive).max())},
+    )
+
+
+def _denominators(evidence: Evidence) -> tuple[str, dict[str, float]]:
+    """What the token that is most off was divided by, and what it should have been."""
+    worst = int(np.abs(evidence.ratios - 1).argmax())
+    expected = float(1 / evidence.expected[evidence.active][worst])
+    if evidence.ratios[worst] == 0:
+        return f"a token weighs nothing that is to be divided by {expected:.7g}", {}
+    observed = expected / float(evidence.ratios[worst])
+    words = f"a token is divided by {observed:.7g} instead of {expected:.7g}"
+    return words, {"denominator": observed, "expected_denominator": expected}
+
+
+def _inferred(evidence: Evidence) -> Diagnosis | None:
+    """What must have been counted for all weights to be off by one factor.
+
+    For `constant` that is another L; elsewhere another whole number of tokens, or of units.
+    """
+    situation, ratio = evidence.situation, evidence.common_ratio
+    if ratio is None:
+        return None
+    divisor = situation.aggregation.divisor
+    if divisor is not None:
+        used = divisor / ratio
+        return Diagnosis(
+            name="other_divisor",
+            explanation=f"the sum is divided by L = {used:.7g} instead of {divisor:.7g}",
+            numbers={"divisor": used, "expected_divisor": divisor},
+        )
+    per_token = situation.mode is Mode.TOKEN_MEAN
+    right = int(situation.counted.sum()) if per_token else situation.units
+    counted = round(right / ratio)
+    if abs(right / ratio - counted) > 2 * evidence.tolerance * counted:
+        return None
+    what = f"{situation.mode.removesuffix('_mean')}s"
+    return Diagnosis(
+        name=f"{what}_miscounted",
+        explanation=f"{counted} {what} are counted instead of {right}",
+        numbers={"counted": counted, "expected": right},
+    )
+
+
+def _unexplained(evidence: Evidence) -> Diagnosis:
+    ratios = evidence.ratios
+    low, high = float(ratios.min()), float(ratios.max())
+    ratio = f"{low:.7g}" if evidence.common_ratio else f"{low:.7g} to {high:.7g}"
+    words, numbers = _denominators(evidence) if ratios.all() else ("some weights are 0", {})
+    return Diagnosis(
+        name="unexplained",
+        explanation=f"weights are {ratio} times the expected ones, {_pattern(evidence)}; {words}",
+        numbers={"lowest_ratio": low, "highest_ratio": high} | numbers,
+    )
+
+
+def _pattern(evidence: Evidence) -> str:
+    """Over what the ratios are constant."""
+    if evidence.common_ratio:
+        return "the same for all tokens"
+    for name, part in _parts(evidence.situation):
+        of_active = part[evidence.active]
+        spread = max(
+            float(np.ptp(evidence.ratios[of_active == value])) for value in np.unique(of_active)
+        )
+        if spread <= 2 * evidence.tolerance * float(np.abs(evidence.ratios).max()):
+            return f"one ratio per {name}"
+    return "different within samples"
+
+
+def _parts(situation: Situation) -> Iterator[tuple[str, NDArray[np.int64]]]:
+    """What tokens may share a ratio for, the coarsest first."""
+    cut = situation.cut
+    if cut is not None:
+        yield "rank", cut.dp_rank
+        yield "context-parallel slice", cut.dp_rank * situation.layout.cp + cut.cp_rank
+        yield "micro-batch", cut.micro_batch_number
+    yield "group", situation.step.groups[situation.sample]
+    yield "sample", situation.sample
+
+
+def _fraction(ratio: float) -> str:
+    simple = Fraction(ratio).limit_denominator(1000)
+    return str(simple) if abs(float(simple) - ratio) <= 1e-6 * abs(ratio) else f"{ratio:.7g}"

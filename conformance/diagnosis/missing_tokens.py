@@ -1,0 +1,151 @@
+"""Tokens that weigh nothing or twice what they should, while all others are right."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from adapters.contract import Option
+from conformance.diagnosis.catalogue import Mistake
+from conformance.findings.report import Diagnosis
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from numpy.typing import NDArray
+
+    from conformance.diagnosis.catalogue import Situation
+    from conformance.diagnosis.placement import Cut
+
+    Matches = Callable[[NDArray[np.float64]], bool]
+
+
+def diagnoses(
+    situation: Situation, observed: NDArray[np.float64], matches: Matches, *, elsewhere: bool
+) -> Iterator[Diagnosis]:
+    """What was lost, if something was and ``matches`` says that the rest is right.
+
+    ``elsewhere`` says whether other ranks have weights where this one has none at all.
+    """
+    active = situation.expected > 0
+    gone = active & np.equal(observed, 0)
+    none = active.any() and gone[active].all()
+    if none and not elsewhere and not situation.untrained[active].any():
+        yield _without_gradient(int(active.sum()))
+        return
+    if gone.any() and matches(np.where(gone, 0, situation.expected)):
+        others = "no others are active" if gone[active].all() else "all others are right"
+        for name, words in _causes(situation, gone):
+            yield _diagnosis(situation, gone, name, f"weigh nothing, {others}: {words}")
+    lowest = (observed[active] / situation.expected[active]).min(initial=1.0)
+    twice = active & (observed > 1.5 * lowest * situation.expected)
+    if twice.any() and not twice[active].all() and _is_made_of(twice, active, situation.sample):
+        yield from _repeated(situation, twice, matches)
+
+
+def _without_gradient(tokens: int) -> Diagnosis:
+    return Diagnosis(
+        name="term_without_gradient",
+        explanation=f"the term reaches no gradient: all {tokens} active tokens weigh nothing",
+        numbers={"tokens": tokens},
+    )
+
+
+def shares(situation: Situation) -> Iterator[Mistake]:
+    """The weights that are left where only some ranks or micro-batches are heard of."""
+    for name, words, kept in _shares(situation):
+        yield Mistake(name=name, words=words, weights=np.where(kept, situation.expected, 0))
+    cut = situation.cut
+    if cut is not None:
+        for words, kept in (
+            ("last", cut.micro_batch == cut.micro_batches - 1),
+            ("first", cut.micro_batch == 0),
+        ):
+            yield Mistake(
+                name="micro_batches_lost",
+                words=f"it is that of the {words} micro-batch of each rank",
+                weights=np.where(kept, situation.expected, 0),
+            )
+
+
+def _shares(situation: Situation) -> Iterator[tuple[str, str, NDArray[np.bool_]]]:
+    """The tokens of one rank, along each axis of the layout and of both."""
+    cut, layout = situation.cut, situation.layout
+    if cut is None:
+        return
+    for name, whose, part, size in (
+        ("not_reduced_over_dp", "other data-parallel ranks", cut.dp_rank, layout.dp),
+        ("not_reduced_over_cp", "other context-parallel ranks", cut.cp_rank, layout.cp),
+        (
+            "not_reduced_over_ranks",
+            "all other ranks",
+            cut.dp_rank * layout.cp + cut.cp_rank,
+            layout.dp * layout.cp,
+        ),
+    ):
+        if size > 1:
+            for rank in range(size):
+                yield name, f"those of {whose} were not added", part == rank
+
+
+def _causes(situation: Situation, gone: NDArray[np.bool_]) -> Iterator[tuple[str, str]]:
+    """What the tokens that were lost have in common, and the others have not."""
+    active, cut = situation.expected > 0, situation.cut
+    if situation.untrained[gone].all():
+        yield "samples_lost", "no rank ever held them in training"
+        return
+    for name, words, kept in _shares(situation):
+        if np.array_equal(gone, active & ~kept):
+            yield name, words
+    if cut is not None and _is_made_of(gone, active, cut.micro_batch_number):
+        if Option.OVERLAP_GRAD_REDUCE in situation.layout.options and _are_last(gone, active, cut):
+            yield (
+                "reduced_before_the_last_micro_batch",
+                "those of the last micro-batches of ranks, as if the overlapping reduction of"
+                " gradients had begun before them",
+            )
+        yield "micro_batches_lost", "those of whole micro-batches"
+    if _is_made_of(gone, active, situation.sample):
+        yield "samples_lost", "those of whole samples"
+    elif not gone[active].all():
+        yield "tokens_lost", "their gradient was lost"
+
+
+def _are_last(gone: NDArray[np.bool_], active: NDArray[np.bool_], cut: Cut) -> bool:
+    """Whether after the first micro-batch that a rank has lost it has none that is left."""
+    return all(
+        gone[active & (cut.dp_rank == rank) & (cut.micro_batch >= first)].all()
+        for rank in np.unique(cut.dp_rank[gone])
+        for first in [cut.micro_batch[gone & (cut.dp_rank == rank)].min()]
+    )
+
+
+def _is_made_of(
+    gone: NDArray[np.bool_], active: NDArray[np.bool_], part: NDArray[np.int64]
+) -> bool:
+    """Whether it is all active tokens of some parts, and not of all."""
+    lost = np.unique(part[gone])
+    whole = np.array_equal(gone, active & np.isin(part, lost))
+    return whole and len(lost) < len(np.unique(part))
+
+
+def _repeated(
+    situation: Situation, twice: NDArray[np.bool_], matches: Matches
+) -> Iterator[Diagnosis]:
+    """Some samples came twice, as those do that fill a batch up, and may be counted twice too."""
+    doubled = np.where(twice, 2.0, 1.0) * situation.expected
+    samples = len(np.unique(situation.sample[twice]))
+    size = situation.step.size
+    for words, factor in (("", 1.0), (" and are counted so", size / (size + samples))):
+        if matches(doubled * factor):
+            yield _diagnosis(situation, twice, "samples_repeated", f"weigh twice as much{words}")
+
+
+def _diagnosis(situation: Situation, tokens: NDArray[np.bool_], name: str, words: str) -> Diagnosis:
+    samples = len(np.unique(situation.sample[tokens]))
+    return Diagnosis(
+        name=name,
+        explanation=f"{tokens.sum()} active tokens of {samples} samples {words}",
+        numbers={"tokens": int(tokens.sum()), "samples": samples},
+    )

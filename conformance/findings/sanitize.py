@@ -1,0 +1,55 @@
+"""Words of a framework, as a report holds them: every text from outside comes in through here."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from itertools import dropwhile
+from pathlib import Path
+from traceback import FrameSummary, TracebackException
+
+_UNREADABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+"""What steers a terminal, ends a C string or, as half a pair of UTF-16, is no character at all."""
+
+
+_OURS = tuple(
+    f"{Path(__file__).parents[2] / package}{os.sep}" for package in ("adapters", "conformance")
+)
+_LINE_OF_OURS = re.compile(r'(File "(?:adapters|conformance)/[^"]+"), line \d+,')
+
+
+def words(text: str, source: Path | None) -> str:
+    """A framework's text, with files named from where they are imported and all of it readable.
+
+    A report tells nothing of the folders of a machine, and reads the same on every one.
+    """
+    folders = [*sys.path, str(source or "")]
+    for folder in sorted(filter(None, folders), key=len, reverse=True):
+        text = text.replace(f"{folder.rstrip(os.sep)}{os.sep}", "")
+    return _UNREADABLE.sub(lambda sign: sign[0].encode("unicode_escape").decode(), text)
+
+
+def words_of(error: BaseException, source: Path | None) -> str:
+    """The traceback of an exception, from where the framework is entered.
+
+    It reads the same after an edit of ours: no line of our own files is numbered.
+    """
+    described = TracebackException.from_exception(error)
+    described.stack[:] = list(dropwhile(_is_ours, described.stack)) or described.stack
+    return _LINE_OF_OURS.sub(r"\1,", words("".join(described.format()), source))
+
+
+def _is_ours(frame: FrameSummary) -> bool:
+    return frame.filename.startswith(_OURS)
+
+
+def last_line(text: str | None) -> str:
+    """What a traceback, or any words, end with."""
+    lines = [line.strip() for line in (text or "").splitlines() if line.strip()]
+    return printable(lines[-1]) if lines else ""
+
+
+def printable(text: str) -> str:
+    """Words of a framework without what would steer a terminal."""
+    return "".join(sign if sign.isprintable() else "\N{REPLACEMENT CHARACTER}" for sign in text)

@@ -1,0 +1,58 @@
+"""Tells which terms of the loss depend, as the framework documents, on how a step is cut."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from conformance.findings.report import Diagnosis, Verdict
+from conformance.judging import loss_terms
+from conformance.judging.weights import Judgement, situation_of
+from reference.aggregation import Beside
+from reference.rounding import weight_bound
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from adapters.contract import Description, Job, Observation
+
+OF_THE_STEP = {
+    Beside.MICRO_BATCH_TOKEN_MEAN: Beside.TOKEN_MEAN,
+    Beside.MICRO_BATCH_SAMPLE_MEAN: Beside.SAMPLE_MEAN,
+}
+"""The aggregation of the whole step that each mean over micro-batches stands for."""
+
+
+def judge_cut_dependence(
+    job: Job, observations: Sequence[Observation], description: Description
+) -> Judgement | None:
+    """Advice, with the figures of this cut, on a term that is averaged over micro-batches.
+
+    None where the framework documents an aggregation of the whole step, which depends on no cut. A
+    mean over samples is the same however they are cut, as long as all parts weigh what they hold.
+    """
+    how = loss_terms.reducer(job.objective, description.conventions)
+    if how not in OF_THE_STEP:
+        return None
+    cut = situation_of(job, 0, observations, description)
+    whole = cut.of_term(OF_THE_STEP[how])
+    active = whole.expected > 0
+    ratios = cut.expected[active] / whole.expected[active]
+    low, high = float(ratios.min()), float(ratios.max())
+    tolerance = weight_bound(description.dtype)
+    if max(high - 1, 1 - low) <= tolerance:
+        return Judgement(verdict=Verdict.CONFORMS, error=0.0, tolerance=tolerance)
+    explanation = (
+        f"the {job.objective} term is documented to be averaged over micro-batches and workers, so"
+        f" that it depends on how a step is cut: here a token weighs {low:.4g} to {high:.4g} times"
+        f" what a {OF_THE_STEP[how]} of the whole step gives it"
+    )
+    return Judgement(
+        verdict=Verdict.ADVICE,
+        error=None,
+        tolerance=0.0,
+        diagnosis=Diagnosis(
+            name="depends_on_cut",
+            explanation=explanation,
+            numbers={"lowest_ratio": low, "highest_ratio": high},
+        ),
+    )

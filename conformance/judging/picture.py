@@ -1,0 +1,94 @@
+"""What is kept of wrong weights, to be drawn: expected and observed, in runs of equal tokens."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from conformance.findings.report import Picture, PicturedSample, Run
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from conformance.diagnosis.catalogue import Situation
+
+MOST_SAMPLES = 48
+"""Of a step: a screen has no room for more."""
+
+MOST_RUNS = 24
+"""Of a sample: likewise."""
+
+BITS, DIGITS = 20, 6
+"""Significant ones: coarser than what float32 rounds, so that tokens of one weight make one run.
+Error and diagnosis of a finding are of the weights as they were."""
+
+
+def picture(
+    situation: Situation, observed: NDArray[np.float64], expected: NDArray[np.float64]
+) -> Picture:
+    """Weights [tokens] of the step that is looked at: the samples most off, in their order."""
+    step, responses = situation.step, list(situation.step.responses)
+    off = np.nan_to_num(np.abs(observed - expected), nan=np.inf, posinf=np.inf)
+    of_sample = np.array([off[tokens].max(initial=0.0) for tokens in responses])
+    shown = np.sort(np.argsort(-of_sample, kind="stable")[:MOST_SAMPLES])
+    columns = _columns(situation, observed, expected)
+    return Picture(
+        step=situation.number,
+        samples_of_step=step.size,
+        samples=[
+            PicturedSample(
+                sample=int(sample),
+                group=int(step.groups[sample]),
+                tokens=int(step.response_lengths[sample]),
+                runs=_runs(columns[responses[sample]]),
+            )
+            for sample in shown
+        ],
+    )
+
+
+def _columns(
+    situation: Situation, observed: NDArray[np.float64], expected: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """What a `Run` says of every token; NaN where it says nothing: [tokens, 5]."""
+    cut = situation.cut
+    unknown = np.full(len(expected), np.nan)
+    places = [unknown] * 3 if cut is None else [cut.dp_rank, cut.cp_rank, cut.micro_batch]
+    finite = [np.where(np.isfinite(weights), weights, np.nan) for weights in (expected, observed)]
+    return np.column_stack([*finite, *places])
+
+
+def _runs(columns: NDArray[np.float64]) -> list[Run]:
+    """The first runs of tokens that are alike in all columns."""
+    alike = np.nan_to_num(_rounded(columns), nan=-1.0)
+    differs = (alike[1:] != alike[:-1]).any(axis=1)
+    borders = [0, *(np.flatnonzero(differs) + 1).tolist(), len(columns)][: MOST_RUNS + 1]
+    return [_run(end - start, columns[start].tolist()) for start, end in pairwise(borders)]
+
+
+def _run(tokens: int, columns: list[float]) -> Run:
+    expected, observed, *places = columns
+    dp_rank, cp_rank, micro_batch = (None if math.isnan(p) else int(p) for p in places)
+    return Run(
+        tokens=tokens,
+        expected=_shortened(expected) or 0.0,
+        observed=_shortened(observed),
+        dp_rank=dp_rank,
+        cp_rank=cp_rank,
+        micro_batch=micro_batch,
+    )
+
+
+def _rounded(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """To `BITS`."""
+    mantissas, exponents = np.frexp(values)
+    rounded: NDArray[np.float64] = np.ldexp(np.round(np.ldexp(mantissas, BITS)), exponents - BITS)
+    return rounded
+
+
+def _shortened(weight: float) -> float | None:
+    """As few decimals as show it, 0 without a sign; None where not finite."""
+    return None if math.isnan(weight) else float(f"{weight:.{DIGITS}g}") + 0.0

@@ -1,0 +1,216 @@
+"""Judges what a framework makes of a configuration: whether it refuses it, or what it then does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from adapters.configuration import ORDINARY, REDUCER_DIVISOR
+from adapters.objective import ENTROPY_COEFFICIENT, KL_COEFFICIENT
+from adapters.probe import ProbedBatch
+from conformance.corpus.configurations import Demand
+from conformance.diagnosis.explain import Evidence, diagnose
+from conformance.findings.badness import agreement
+from conformance.findings.report import Diagnosis, Verdict
+from conformance.findings.sanitize import last_line
+from conformance.judging.weights import (
+    Judgement,
+    combined,
+    judge_weights,
+    largest_error,
+    situation_of,
+)
+from reference.aggregation import Aggregation, Beside, Mode
+from reference.rounding import weight_bound
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from adapters.contract import Description, Job, Observation
+    from conformance.corpus.configurations import Row
+    from conformance.corpus.log_cases import LogRow
+    from reference.step import Step
+
+
+TERM_KL = ("KL", KL_COEFFICIENT)
+
+KEPT = (Verdict.CONFORMS, Verdict.REFUSED)
+"""Verdicts that keep a rule, whoever states it."""
+
+
+def by_own_rules(judgement: Judgement, row: Row | LogRow, description: Description) -> Judgement:
+    """A verdict against a framework only where it states the rule itself; else advice.
+
+    The rule's own framework, or the place where this one states it, is added to the words.
+    """
+    if judgement.verdict in KEPT:
+        return judgement
+    stated = description.rules.get(row.rule)
+    if stated is not None:
+        return _with_words(judgement, f"; the rule is stated in {stated}")
+    advice = replace(judgement, verdict=Verdict.ADVICE)
+    return _with_words(advice, f"; the rule is {row.origin}'s, and this framework states none")
+
+
+def _with_words(judgement: Judgement, words: str) -> Judgement:
+    assert judgement.diagnosis is not None
+    explanation = f"{judgement.diagnosis.explanation}{words}"
+    diagnosis = judgement.diagnosis.model_copy(update={"explanation": explanation})
+    return replace(judgement, diagnosis=diagnosis)
+
+
+def judge_crash(row: Row, message: str) -> Judgement:
+    """A configuration that the framework neither refuses nor can be trained with."""
+    words = f"{row.says} passes startup validation, and the run fails later: {last_line(message)}"
+    return replace(_mismatch("fails_later", words), message=message)
+
+
+def judge_refusal(row: Row, message: str) -> Judgement:
+    """Hold an error of the framework's own against what is demanded."""
+    if row.demand not in (Demand.REFUSE, Demand.REDUCER):
+        refused = _mismatch("refused_what_it_supports", f"{row.says}, and it is refused")
+        return replace(refused, message=message)
+    if any(option in message.lower() for option in row.options):
+        return Judgement(verdict=Verdict.REFUSED, error=None, tolerance=0.0, message=message)
+    words = f"{row.says} is refused by an error that names none of {', '.join(row.options)}"
+    return replace(_mismatch("refused_without_naming", words), message=message)
+
+
+def judge_acceptance(
+    row: Row,
+    job: Job,
+    observations: Sequence[Observation],
+    description: Description,
+    plain: Sequence[Observation],
+) -> Judgement:
+    """Hold what the framework then trained against what is demanded.
+
+    ``plain`` is what it did with the ordinary configuration that the row is compared with.
+    """
+    if row.demand is Demand.REFUSE:
+        return _accepted(row, job, observations, description)
+    if row.demand in (Demand.SAME, Demand.DEFAULT):
+        return _same(row, observations, plain)
+    return _reduced(row, job, observations, description)
+
+
+def compared_with(row: Row, job: Job, description: Description) -> Job:
+    """The job of ordinary configuration that a row is to be the same as."""
+    mode = description.default_mode if row.demand is Demand.DEFAULT else job.aggregation.mode
+    divisor = job.aggregation.divisor if mode is Mode.CONSTANT else None
+    return replace(job, aggregation=Aggregation(mode, divisor), configuration=ORDINARY)
+
+
+def _accepted(
+    row: Row, job: Job, observations: Sequence[Observation], description: Description
+) -> Judgement:
+    """What is trained then, in the words of the diagnosis if it can be named.
+
+    Where the configuration makes other steps of the job's, the reference says nothing of them.
+    """
+    if row.configuration.batch_size is not None or row.configuration.tampering is not None:
+        return _mismatch("accepted", f"{row.says} is accepted and trained on")
+    if row.configuration.entropy or row.configuration.kl:
+        words = f"{row.says} is accepted; then {_term_words(row, job, observations, description)}"
+        return _mismatch("accepted", words)
+    judged = judge_weights(job, observations, description)
+    if judged.diagnosis is None:
+        words = f"{row.says} is accepted; then weights are those of {job.aggregation.mode}"
+        return _mismatch("accepted", words)
+    words = f"{row.says} is accepted; then {judged.diagnosis.explanation}"
+    return replace(_mismatch("accepted", words, judged.error), agreement=judged.agreement)
+
+
+def _term_words(
+    row: Row, job: Job, observations: Sequence[Observation], description: Description
+) -> str:
+    """How the term that a configuration adds to the policy loss is seen to be aggregated.
+
+    Its weights are what is left of the gradient once the policy loss's share is taken off.
+    """
+    name, coefficient = ("entropy", -ENTROPY_COEFFICIENT) if row.configuration.entropy else TERM_KL
+    policy = situation_of(job, 0, observations, description)
+    slopes = ProbedBatch(job.steps, job.objective).slopes
+    observed = combined(observations, 0, job, description.conventions)[0]
+    left = (observed - policy.expected) * slopes / coefficient
+    situation = policy.of_term(Beside.SAMPLE_MEAN)
+    active = situation.expected > 0
+    amplified = np.abs(slopes / coefficient)[active] * policy.expected[active]
+    tolerance = weight_bound(description.dtype, terms=2) * float(
+        1 + (amplified / situation.expected[active]).max(initial=0.0)
+    )
+    evidence = Evidence(situation=situation, observed=left, tolerance=tolerance)
+    if evidence.matches(situation.expected):
+        return f"its {name} term is a mean over samples"
+    found = diagnose(evidence)
+    if found.name in ("unexplained", "inactive_tokens_weigh", "not_finite"):
+        return f"no known aggregation of its {name} term explains the gradient"
+    return f"of its {name} term, which would be a mean over samples, {found.explanation}"
+
+
+def _same(row: Row, observations: Sequence[Observation], plain: Sequence[Observation]) -> Judgement:
+    pairs = [
+        (mine, other)
+        for ours, theirs in zip(observations, plain, strict=True)
+        for mine, other in zip(ours.weights, theirs.weights, strict=True)
+    ]
+    if all(np.array_equal(mine, other) for mine, other in pairs):
+        return Judgement(verdict=Verdict.CONFORMS, error=0.0, tolerance=0.0)
+    mine, other = (np.concatenate(weights) for weights in zip(*pairs, strict=True))
+    error = largest_error(mine, np.abs(other))
+    wrong = _mismatch("not_the_same", f"{row.says}, and some weights differ", error)
+    return replace(wrong, agreement=agreement(mine, other))
+
+
+def _reduced(
+    row: Row, job: Job, observations: Sequence[Observation], description: Description
+) -> Judgement:
+    """The custom reducer's sums, over what the train step divides by: its tokens or its samples."""
+    tolerance = weight_bound(description.dtype)
+    worst = 0.0
+    for number, step in enumerate(job.steps):
+        expected = _reducer_weights(step, job.aggregation.mode)
+        for observed in combined(observations, number, job, description.conventions):
+            error = largest_error(observed, expected)
+            if error is None or error > tolerance:
+                mode = judge_weights(job, observations, description)
+                wrong = _not_reduced(row, mode, observed, expected)
+                return replace(wrong, error=error, agreement=agreement(observed, expected))
+            worst = max(worst, error)
+    return Judgement(verdict=Verdict.CONFORMS, error=worst, tolerance=tolerance)
+
+
+def _not_reduced(
+    row: Row, mode: Judgement, observed: NDArray[np.float64], expected: NDArray[np.float64]
+) -> Judgement:
+    """A custom reducer that is not used, or whose result is then divided by another number.
+
+    ``mode`` is the judgement of the weights against those of the mode, as if there were no reducer.
+    """
+    if mode.verdict is Verdict.CONFORMS:
+        return _mismatch("reducer_ignored", f"{row.says}, and it is not used")
+    ratios = observed[expected > 0] / expected[expected > 0]
+    if np.isfinite(ratios).all() and np.ptp(ratios) <= weight_bound("float32") * ratios.max():
+        words = f"{row.says}, and every weight is {ratios[0]:.6g} times what it makes it"
+        return _mismatch("reducer_rescaled", words)
+    return _mismatch("reducer_ignored", f"{row.says}, and weights are not what it makes them")
+
+
+def _reducer_weights(step: Step, mode: Mode) -> NDArray[np.float64]:
+    units = step.active_tokens.sum() if mode is Mode.TOKEN_MEAN else step.size
+    return step.mask / (REDUCER_DIVISOR * float(units))
+
+
+def _mismatch(
+    name: str, explanation: str, error: float | None = None, tolerance: float = 0.0
+) -> Judgement:
+    return Judgement(
+        verdict=Verdict.MISMATCH,
+        error=error,
+        tolerance=tolerance,
+        diagnosis=Diagnosis(name=name, explanation=explanation),
+    )

@@ -1,0 +1,172 @@
+"""What is looked at: the checks, each with what a framework is made to train and what is read off.
+
+A subject is one line of the contract. It has an objective, which says what the ranks train, and the
+cases that it takes to tell right from wrong; subjects of one objective share a run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from adapters.contract import Depth, Place
+from adapters.objective import POLICY_LOSSES, Metric, Objective
+from conformance.corpus.cases import ALL_CASES, CORPUS, ORDERS, REJECTION
+from conformance.findings.report import Check
+from reference.aggregation import Mode
+
+if TYPE_CHECKING:
+    from adapters.contract import Layout
+    from conformance.corpus.cases import Case
+    from conformance.findings.report import Diagnosis
+
+
+def _cases(*names: str) -> tuple[Case, ...]:
+    return tuple(case for case in CORPUS if case.name in names)
+
+
+TELLING = _cases("fully_masked_sample", "split_groups", "two_steps")
+"""Empty samples, groups over several ranks and micro-batches, more than one step."""
+
+ONE = _cases("fully_masked_sample")
+
+SHARDED = _cases(
+    "split_groups",
+    "odd_groups",
+    "unequal_shards",
+    "unequal_groups",
+    "fibonacci_lengths",
+    "two_prompts",
+    "one_prompt",
+    "interleaved_groups",
+    "dropped_rollouts",
+    "two_steps",
+)
+"""Groups of every size and number, next to each other and not, on shards of unequal length."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """One property that is looked at: weights, or a number that is logged."""
+
+    check: Check
+    name: str = ""
+    objective: Objective = Objective.POLICY
+    metric: Metric | None = None
+    """What is logged; None where weights are looked at."""
+
+    cases: tuple[Case, ...] = CORPUS
+    modes: tuple[Mode, ...] = tuple(Mode)
+    compares_cuts: bool = False
+    """Whether the term's weights are compared with those of a step that is not cut."""
+
+    def takes(self, case: Case) -> bool:
+        """Whether a case tells something here; of one that is not of the corpus, its masks say."""
+        if case in ALL_CASES:
+            return case in self.cases
+        rejected = any(step.original_mask is not None for step in case.steps)
+        return rejected == (self.objective is Objective.REJECTION)
+
+    def is_seen_on(self, layout: Layout) -> bool:
+        """Whether a layout can tell right from wrong here.
+
+        What stands beside the policy loss goes wrong where micro-batches are averaged: on layouts
+        that have one, only the policy loss is looked at.
+        """
+        return self.objective is Objective.POLICY or layout.micro_batches != 1
+
+    @property
+    def slug(self) -> str:
+        """As it begins the ids of findings: unique, and stable over releases."""
+        return f"{self.check}.{self.name}" if self.name else str(self.check)
+
+    def is_seen_at(self, depth: Depth) -> bool:
+        """Whether a depth goes far enough.
+
+        Below the whole step nothing is logged, and only the policy loss is taken to pieces.
+        """
+        plain = self.objective is Objective.POLICY and self.check is Check.WEIGHTS
+        return depth is Depth.STEP or plain
+
+
+def _metric(metric: Metric, objective: Objective, cases: tuple[Case, ...] = TELLING) -> Subject:
+    return Subject(check=Check.METRIC, name=metric, objective=objective, metric=metric, cases=cases)
+
+
+SUBJECTS = (
+    Subject(check=Check.WEIGHTS),
+    Subject(check=Check.METRIC, metric=Metric.POLICY_LOSS),
+    Subject(check=Check.SHARDING, cases=(*SHARDED, *ORDERS), modes=(Mode.PROMPT_MEAN,)),
+    _metric(Metric.CLIP_FRACTION, Objective.OFF_POLICY),
+    _metric(Metric.POLICY_KL, Objective.OFF_POLICY),
+    Subject(check=Check.REJECTION, objective=Objective.REJECTION, cases=REJECTION),
+    Subject(
+        check=Check.REJECTION,
+        name="metric",
+        objective=Objective.REJECTION,
+        metric=Metric.REJECTED,
+        cases=REJECTION,
+    ),
+    *(
+        Subject(check=Check.AUXILIARY, name=objective, objective=objective, cases=TELLING)
+        for objective in (Objective.ENTROPY, Objective.KL, Objective.TOGETHER)
+    ),
+    _metric(Metric.LOSS, Objective.TOGETHER),
+    _metric(Metric.ENTROPY, Objective.TOGETHER),
+    _metric(Metric.KL, Objective.TOGETHER),
+    *(
+        Subject(check=Check.AUXILIARY, name=objective, objective=objective, cases=ONE)
+        for objective in POLICY_LOSSES
+    ),
+    *(
+        Subject(check=Check.OTHER_LOSSES, name=objective, objective=objective, cases=ONE)
+        for objective in (Objective.SFT, Objective.VALUE)
+    ),
+)
+"""All of them, those of one objective next to each other."""
+
+
+def subject(slug: str) -> Subject:
+    """The one that the ids of findings begin with."""
+    return next(one for one in SUBJECTS if one.slug == slug)
+
+
+CUT_DEPENDENCE = tuple(
+    Subject(
+        check=Check.AUXILIARY,
+        name=f"{objective}_of_cuts",
+        objective=objective,
+        cases=ONE,
+        compares_cuts=True,
+    )
+    for objective in (Objective.ENTROPY, Objective.KL)
+)
+"""Looked at once in a run, and not in every mode on every layout."""
+
+TOKEN_COUNT_MISTAKES = frozenset(
+    {"empty_samples_counted", "original_mask_counted", "modified_mask_counted"}
+)
+"""Mistakes that, in `token_mean`, only the count of the step's tokens can have."""
+
+
+VALIDATION_MISTAKES = frozenset({"accepted", "fails_later", "refused_without_naming"})
+"""Mistakes that only the validation of a configuration can have."""
+
+
+def place(subject: Subject, mode: Mode, diagnosis: Diagnosis) -> Place | None:
+    """Where in a framework a mistake must have been made; None if it may be in several places.
+
+    A factor may be anywhere between the loss and the optimizer, and a number that is logged wrongly
+    anywhere between the micro-batch and the log.
+    """
+    if subject.check is Check.SHARDING:
+        return Place.SHARDING
+    if subject.check is Check.ARGUMENTS:
+        return Place.ARGUMENTS if diagnosis.name in VALIDATION_MISTAKES else None
+    if diagnosis.name == "reduced_before_the_last_micro_batch" and subject.metric is None:
+        return Place.REDUCTION
+    if mode is not Mode.TOKEN_MEAN or subject.metric is not None:
+        return None
+    if diagnosis.name == "not_divided":
+        return Place.TOKEN_DIVISION
+    return Place.TOKEN_COUNT if diagnosis.name in TOKEN_COUNT_MISTAKES else None

@@ -1,0 +1,110 @@
+"""The places of the table of findings: what is looked at, on which case, mode and layout."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from adapters.contract import Depth, Job, Layout
+from conformance.corpus.cases import GENERATED, Case
+from conformance.findings.report import Check
+from conformance.plan.checks import SUBJECTS, Subject
+
+if TYPE_CHECKING:
+    from conformance.corpus.configurations import Row
+    from conformance.corpus.log_cases import LogRow
+    from reference.aggregation import Aggregation, Mode
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One place in the table of findings: a check on one mode, case and layout."""
+
+    aggregation: Aggregation
+    case: Case
+    layout: Layout
+    depth: Depth
+    subject: Subject = SUBJECTS[0]
+
+    @property
+    def id(self) -> str:
+        """Unique, and stable over releases."""
+        return f"{self.subject.slug}/{self.aggregation.mode}/{self.case.name}/{self.layout}"
+
+    @property
+    def job(self) -> Job:
+        """What the ranks are given: everything but what to expect."""
+        return Job(
+            steps=self.case.steps,
+            aggregation=self.aggregation,
+            layout=self.layout,
+            depth=self.depth,
+            objective=self.subject.objective,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartupCell(Cell):
+    """One place in the table of findings: a configuration in one mode."""
+
+    row: Row
+
+    @property
+    def job(self) -> Job:
+        """An ordinary one, configured as the row says."""
+        return replace(super().job, configuration=self.row.configuration)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogCell:
+    """One place in the table of findings: entries that are to be made one log of."""
+
+    row: LogRow
+    depth: Depth = Depth.STEP
+    layout: Layout = field(default=Layout())
+
+    @property
+    def subject(self) -> Subject:
+        """Of the check."""
+        return Subject(check=Check.LOGGING)
+
+    @property
+    def id(self) -> str:
+        """Unique, and stable over releases."""
+        return f"{self.subject.slug}/{self.row.mode}/{self.row.name}/{self.layout}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class GeneratedCell:
+    """One place in the table of findings: a check on one mode, many generated cases and a layout.
+
+    The cases follow from ``seed`` and from the place itself.
+    """
+
+    mode: Mode
+    divisor: float | None
+    """L of `constant` where the user chose one."""
+
+    layout: Layout
+    depth: Depth
+    examples: int
+    seed: str
+    subject: Subject = SUBJECTS[0]
+
+    @property
+    def id(self) -> str:
+        """Unique, and stable over releases."""
+        return f"{self.subject.slug}/{self.mode}/{GENERATED}/{self.layout}"
+
+    def of(self, case: Case) -> Cell:
+        """The same check on one case."""
+        return Cell(
+            aggregation=case.aggregation(self.mode),
+            case=case,
+            layout=self.layout,
+            depth=self.depth,
+            subject=self.subject,
+        )
+
+
+AnyCell = Cell | LogCell | GeneratedCell

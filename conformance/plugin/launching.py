@@ -1,0 +1,103 @@
+"""Which processes the ranks of a pytest run are: its own, or those that torchrun started."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from conformance.ranks.budget import Room
+    from conformance.ranks.processes import Launcher
+    from conformance.ranks.torchrun import Crew, Launch
+
+CREW: pytest.StashKey[Crew] = pytest.StashKey()
+
+SOUND = {pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED}
+"""Exit statuses of complete runs, in which the other processes have done what they should."""
+
+
+def serve_elsewhere(config: pytest.Config) -> int | None:
+    """In a process that torchrun started for another rank than 0, serve; returns its exit status.
+
+    Raises:
+        pytest.UsageError: torchrun was told something that ranks cannot be run under.
+    """
+    launch = _launch(config)
+    if launch is None or launch.rank == 0:
+        return None
+    from conformance.ranks.torchrun import serve
+
+    return serve(launch)
+
+
+def muster(config: pytest.Config) -> None:
+    """Wait for the other processes that torchrun started, if it did, and keep them until the end.
+
+    Raises:
+        pytest.UsageError: pytest-xdist is there as well.
+    """
+    launch = _launch(config)
+    if launch is None:
+        return
+    from conformance.ranks.torchrun import Crew
+
+    config.stash[CREW] = crew = Crew(launch)
+    config.pluginmanager.register(_Dismissal(crew), "conformance-dismissal")
+    if config.getoption("dist", default="no") != "no":
+        raise pytest.UsageError(
+            "pytest-xdist shares findings out among processes, and torchrun started one for each"
+            " rank; leave out -n, or torchrun"
+        )
+
+
+def launcher(config: pytest.Config) -> Launcher:
+    """What starts the ranks."""
+    launch = _launch(config)
+    if launch is None:
+        from conformance.ranks.processes import LocalLauncher
+
+        return LocalLauncher()
+    from conformance.ranks.torchrun import TorchrunLauncher
+
+    return TorchrunLauncher(launch, config.stash[CREW])
+
+
+def room(config: pytest.Config) -> Room:
+    """How many ranks there can be."""
+    from conformance.ranks.budget import MAX_RANKS, Room
+
+    launch, max_ranks = _launch(config), config.getoption("max_ranks")
+    if launch is not None:
+        return launch.room(max_ranks)
+    return Room.of(MAX_RANKS if max_ranks is None else max_ranks)
+
+
+class _Dismissal:
+    """Hooks that let the crew of torchrun's other processes go when the run is over."""
+
+    def __init__(self, crew: Crew) -> None:
+        self._crew = crew
+        self._session: pytest.Session | None = None
+
+    def pytest_sessionstart(self, session: pytest.Session) -> None:
+        """Remember what will know the exit status."""
+        self._session = session
+
+    def pytest_unconfigure(self) -> None:
+        """Without a session the command line was at fault."""
+        status = self._session.exitstatus if self._session else pytest.ExitCode.USAGE_ERROR
+        self._crew.dismiss(0 if status in SOUND else status)
+
+
+def _launch(config: pytest.Config) -> Launch | None:
+    """What torchrun says, where it started this run of an adapter."""
+    if config.getoption("adapter") is None:
+        return None
+    from conformance.ranks.torchrun import Launch, LaunchError
+
+    try:
+        return Launch.of(os.environ)
+    except LaunchError as error:
+        raise pytest.UsageError(str(error)) from error

@@ -1,0 +1,286 @@
+"""The pool of ranks, as the controlling process sees it.
+
+Processes are started once per session and serve worlds of every size up to the pool's by joining
+another `torch.distributed` world. After a failure all are killed and started anew.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from multiprocessing.connection import Connection, wait
+from typing import TYPE_CHECKING
+
+from conformance.ranks.hardware import ON_CPU
+from conformance.ranks.processes import LocalLauncher, Post
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from types import TracebackType
+
+    from adapters.contract import Adapter, Description, Job, Observation
+    from conformance.ranks.hardware import Hardware
+    from conformance.ranks.processes import Launcher, Running
+    from conformance.ranks.worker import Declined, Ready, Reply
+
+START_LIMIT = 300.0
+"""Seconds for importing a framework; on a cold disk SkyRL was seen to take 40."""
+
+GRACE = 3.0
+"""Seconds for the other ranks to answer once one failed: most wait in vain then."""
+
+GRACE_TO_DECLINE = 10.0
+"""Likewise once one declined: most decline too, as soon as they get a core to do it on."""
+
+WORDS_OF_A_WAITING_RANK = ("Timed out waiting", "Connection closed by peer", "Connection reset")
+"""What gloo says in a rank whose partner in a collective failed or never came."""
+
+
+class StartError(RuntimeError):
+    """The framework cannot be imported in a rank."""
+
+
+@dataclass(frozen=True)
+class Ran:
+    """Every rank of the layout ran the job; ``framework_seconds`` is the slowest one's."""
+
+    observations: tuple[Observation, ...]
+    framework_seconds: float
+
+
+@dataclass(frozen=True)
+class Crashed:
+    """A rank raised, died or hung; the message says which and how."""
+
+    message: str
+
+
+class _Blame(IntEnum):
+    """How likely it is that a rank without a usable answer is why there is none from another."""
+
+    WAITED = 1
+    """It may only have waited for another."""
+
+    SILENT = 2
+    """It hangs, as one does that waits for others, and as one does that others wait for."""
+
+    FAILED = 3
+
+
+@dataclass(frozen=True)
+class _Failure:
+    """A rank without a usable answer."""
+
+    message: str
+    blame: _Blame
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """What came of one rank."""
+
+    rank: int
+    reply: Reply | Ready | _Failure
+
+
+class RankPool:
+    """Processes that run jobs through one adapter and source.
+
+    ``size`` is the largest world served, ``time_limit`` the seconds a job may take; without a
+    ``launcher`` all ranks are on this machine.
+    """
+
+    def __init__(
+        self,
+        adapter: Adapter,
+        source: Path | None,
+        size: int,
+        time_limit: float = 120.0,
+        hardware: Hardware = ON_CPU,
+        launcher: Launcher | None = None,
+    ) -> None:
+        self.adapter = adapter
+        self.source = source
+        self._size = size
+        self._time_limit = time_limit
+        self._hardware = hardware
+        self._launcher = launcher or LocalLauncher()
+        self._world: object = None
+        self._ranks: list[Running] = []
+        self._pids: list[int] = []
+        self._description: Description | None = None
+        self._latest: tuple[Job, Ran | Declined | Crashed] | None = None
+
+    def __enter__(self) -> RankPool:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stop()
+        self._launcher.close()
+
+    @property
+    def description(self) -> Description:
+        """What the framework turned out to be.
+
+        Raises:
+            StartError: it cannot be imported.
+        """
+        self._start()
+        assert self._description is not None
+        return self._description
+
+    def pids(self) -> list[int]:
+        """Process ids of the ranks, starting them if need be."""
+        self._start()
+        return list(self._pids)
+
+    def run(self, job: Job) -> Ran | Declined | Crashed:
+        """Run a job on the ranks of its layout.
+
+        Raises:
+            StartError: the framework cannot be imported.
+        """
+        self._start()
+        size = job.layout.world_size
+        outcome = _outcome(self._ask((self._enter(size), job), self._connections[:size]))
+        if isinstance(outcome, Crashed):
+            self._stop()
+        elif not isinstance(outcome, Ran):
+            self._world = None  # what the framework left half done goes with the world
+        return outcome
+
+    def outcome(self, job: Job) -> Ran | Declined | Crashed:
+        """What came of a job; its latest outcome is kept for the checks that share it.
+
+        Its time in the framework is that of the first who asks.
+
+        Raises:
+            StartError: the framework cannot be imported.
+        """
+        if self._latest is not None and self._latest[0] == job:
+            return self._latest[1]
+        outcome = self.run(job)
+        kept = replace(outcome, framework_seconds=0.0) if isinstance(outcome, Ran) else outcome
+        self._latest = job, kept
+        return outcome
+
+    def _enter(self, size: int) -> object:
+        from conformance.ranks.worker import World
+
+        if not isinstance(self._world, World) or self._world.size != size:
+            self._world = World(
+                size=size, meeting=self._launcher.meeting(), time_limit=self._time_limit
+            )
+        return self._world
+
+    def _ask(self, message: object, connections: list[Connection]) -> list[_Answer]:
+        for rank, connection in enumerate(connections):
+            try:
+                connection.send(message)
+            except OSError:
+                return [_Answer(rank, self._death(rank))]
+        return self._gather(connections, self._time_limit)
+
+    def _gather(self, connections: list[Connection], limit: float) -> list[_Answer]:
+        """What came of each rank, in any order."""
+        from conformance.ranks.worker import Declined
+
+        deadline = time.monotonic() + limit
+        pending = {connection: rank for rank, connection in enumerate(connections)}
+        answers: list[_Answer] = []
+        while pending:
+            ready = wait(list(pending), timeout=max(deadline - time.monotonic(), 0))
+            if not ready:
+                break
+            for connection in ready:
+                assert isinstance(connection, Connection)
+                rank = pending.pop(connection)
+                reply = self._receive(connection, rank)
+                answers.append(_Answer(rank, reply))
+                if isinstance(reply, _Failure):
+                    deadline = min(deadline, time.monotonic() + GRACE)
+                elif isinstance(reply, Declined):
+                    deadline = min(deadline, time.monotonic() + GRACE_TO_DECLINE)
+        silent = [*pending.values()]
+        return answers + [_Answer(rank, _silence(silent, limit)) for rank in silent]
+
+    def _receive(self, connection: Connection, rank: int) -> Reply | Ready | _Failure:
+        from conformance.ranks.worker import Raised
+
+        try:
+            reply: Reply | Ready = connection.recv()
+        except (EOFError, OSError):
+            return self._death(rank)
+        if isinstance(reply, Raised):
+            waited = any(words in reply.traceback for words in WORDS_OF_A_WAITING_RANK)
+            blame = _Blame.WAITED if waited else _Blame.FAILED
+            return _Failure(f"rank {rank} raised\n{reply.traceback}", blame)
+        return reply
+
+    def _death(self, rank: int) -> _Failure:
+        return _Failure(self._ranks[rank].process.death(), _Blame.FAILED)
+
+    @property
+    def _connections(self) -> list[Connection]:
+        return [rank.connection for rank in self._ranks]
+
+    def _start(self) -> None:
+        if self._ranks:
+            return
+        self._ranks = self._launcher.start([self._post(index) for index in range(self._size)])
+        from conformance.ranks.worker import Ready
+
+        self._world = None
+        self._pids.clear()
+        for answer in self._gather(self._connections, START_LIMIT):
+            if isinstance(answer.reply, _Failure):
+                self._stop()
+                raise StartError(f"{self.adapter.name} cannot be loaded: {answer.reply.message}")
+            assert isinstance(answer.reply, Ready)
+            self._description = answer.reply.description
+            self._pids.append(answer.reply.pid)
+
+    def _post(self, index: int) -> Post:
+        return Post(index=index, adapter=self.adapter, source=self.source, hardware=self._hardware)
+
+    def _stop(self) -> None:
+        for rank in self._ranks:
+            rank.connection.close()
+            rank.process.kill()
+        for rank in self._ranks:
+            rank.process.reap()
+        self._ranks.clear()
+
+
+def _silence(ranks: list[int], limit: float) -> _Failure:
+    """Of all ranks that gave no answer: which of them the others wait for is not known."""
+    names = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+    return _Failure(f"{names} gave no answer in {limit:g} s", _Blame.SILENT)
+
+
+def _outcome(answers: list[_Answer]) -> Ran | Declined | Crashed:
+    from conformance.ranks.worker import Declined, Observed
+
+    by_rank = [answer.reply for answer in sorted(answers, key=lambda answer: answer.rank)]
+    failures = [reply for reply in by_rank if isinstance(reply, _Failure)]
+    declined = [reply for reply in by_rank if isinstance(reply, Declined)]
+    observed = [reply for reply in by_rank if isinstance(reply, Observed)]
+    if failures:
+        likeliest = max(failures, key=lambda failure: failure.blame)  # of equals the lowest rank
+        if declined and likeliest.blame is not _Blame.FAILED:
+            return Crashed(f"{declined[0].message}\n(one rank declined, others ran and waited)")
+        return Crashed(likeliest.message)
+    if declined and observed:
+        return Crashed(f"{declined[0].message}\n(one rank declined, others ran)")
+    if declined:
+        return declined[0]
+    return Ran(
+        tuple(reply.observation for reply in observed),
+        max(reply.framework_seconds for reply in observed),
+    )

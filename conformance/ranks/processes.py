@@ -1,0 +1,225 @@
+"""Processes of ranks: how they are started, how they ended, and how they are put an end to."""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+import re
+import signal
+import sys
+import tempfile
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import count
+from multiprocessing import forkserver
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from conformance.findings.sanitize import words
+from conformance.ranks import preload
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from multiprocessing.connection import Connection
+    from multiprocessing.context import ForkServerContext
+
+    from adapters.contract import Adapter
+    from conformance.ranks.hardware import Hardware
+    from conformance.ranks.worker import Meeting
+
+SECONDS_TO_DIE = 3.0
+"""Between the end of a rank's connection and that of its process."""
+
+LONGEST_TEMPORARY_FOLDER = 107 - len("/pymp-12345678/listener-12345678")
+"""Bytes of its name: those of a socket of Unix, less what multiprocessing adds."""
+
+LOG_LINES = 5
+"""Of a dead process's output that a finding quotes."""
+
+LOG_TAIL = 20_000
+
+RACED_SIZES = re.compile(r"\d+ vs \d+(?=\. Received data size)")
+"""Bytes in gloo's words on a collective mismatch: which of two collectives meet is a race."""
+"""Bytes of it in which they are looked for."""
+
+
+class TemporaryFolderError(ValueError):
+    """The folder for temporary files cannot hold what processes talk through."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Post:
+    """What a rank is told once, when it starts."""
+
+    index: int
+    adapter: Adapter
+    source: Path | None
+    hardware: Hardware
+
+
+@dataclass(frozen=True, kw_only=True)
+class Berth:
+    """What its machine has for a rank: the ``index``-th of it, with a file for its output.
+
+    ``interface`` is what it is to reach the others through, None where gloo is to find out.
+    """
+
+    index: int
+    log: Path
+    share_cores: bool
+    interface: str | None
+
+
+class RankProcess(Protocol):
+    """The process of one rank, wherever it runs."""
+
+    def death(self) -> str:
+        """How it ended and its last words, without folders of its machine."""
+
+    def kill(self) -> None:
+        """Put an end to it, whatever it does."""
+
+    def reap(self) -> None:
+        """Wait for that end."""
+
+
+@dataclass(frozen=True)
+class Running:
+    """A rank's process and the connection to what runs in it."""
+
+    process: RankProcess
+    connection: Connection
+
+
+class Launcher(Protocol):
+    """Starts ranks and says where they meet."""
+
+    def start(self, posts: Sequence[Post]) -> list[Running]:
+        """A process for each post, in their order."""
+
+    def meeting(self) -> Meeting:
+        """A place where no world has met yet."""
+
+    def close(self) -> None:
+        """Leave nothing behind; all ranks have been put an end to."""
+
+
+class LocalLauncher:
+    """Ranks on this machine, started by this process."""
+
+    def __init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="rl-loss-conformance-")
+        self._meetings = count()
+
+    @property
+    def folder(self) -> Path:
+        """Where the ranks' output is, and where they meet; removed in the end."""
+        return Path(self._folder.name)
+
+    def start(self, posts: Sequence[Post]) -> list[Running]:
+        """A process for each post, in their order."""
+        share_cores = len(posts) > (os.cpu_count() or 1)
+        berths = [
+            Berth(
+                index=post.index,
+                log=self.folder / f"rank-{post.index}.log",
+                share_cores=share_cores,
+                interface="lo",
+            )
+            for post in posts
+        ]
+        return [running(post, berth) for post, berth in zip(posts, berths, strict=True)]
+
+    def meeting(self) -> Meeting:
+        """A file."""
+        from conformance.ranks.worker import SharedFile
+
+        return SharedFile(self.folder / f"world-{next(self._meetings)}")
+
+    def close(self) -> None:
+        """Remove logs and meeting places."""
+        self._folder.cleanup()
+
+
+class LocalProcess:
+    """A process of this machine's fork server, which serves a connection."""
+
+    def __init__(self, post: Post, berth: Berth, connection: Connection) -> None:
+        context = start_server(post)
+        from conformance.ranks.worker import serve  # torch, while the server imports it too
+
+        self._post = post
+        self._log = berth.log
+        self._log.touch()  # a rank may die before it opens it
+        self._process = context.Process(target=serve, args=(connection, post, berth), daemon=True)
+        self._process.start()
+        connection.close()
+
+    def death(self) -> str:
+        """How it ended and its last words."""
+        self._process.join(SECONDS_TO_DIE)
+        who, code = f"rank {self._post.index}", self._process.exitcode
+        return last_words(who, code, self._log.read_bytes(), self._post.source)
+
+    def kill(self) -> None:
+        """Put an end to it, and to the processes that it started."""
+        assert self._process.pid is not None
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.kill()
+
+    def reap(self) -> None:
+        """Wait for that end."""
+        self._process.join()
+        self._process.close()
+
+
+def last_words(who: str, code: int | None, output: bytes, source: Path | None) -> str:
+    """How a process ended, and the last of what it printed."""
+    how = (
+        f"was killed by {signal.Signals(-code).name}"
+        if code is not None and code < 0
+        else f"exited with status {code}"
+    )
+    text = RACED_SIZES.sub("other sizes", output[-LOG_TAIL:].decode(errors="backslashreplace"))
+    last_lines = "\n".join(text.strip().splitlines()[-LOG_LINES:])
+    return words(f"{who} {how}\n{last_lines}".strip(), source)
+
+
+def require_room_for_sockets() -> None:
+    """See to it that processes can be started.
+
+    Raises:
+        TemporaryFolderError: the names of their sockets would be too long.
+    """
+    folder = tempfile.gettempdir()
+    length = len(os.fsencode(folder))
+    if length > LONGEST_TEMPORARY_FOLDER:
+        raise TemporaryFolderError(
+            f"the folder for temporary files, {folder}, has a name of {length} bytes, and that of"
+            f" a socket in it leaves room for {LONGEST_TEMPORARY_FOLDER}; set TMPDIR to a shorter"
+            " one, such as /tmp"
+        )
+
+
+def die_with_parent(sign: signal.Signals) -> None:
+    """Have the kernel send us this signal when our parent ends, even if we hang in native code."""
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, sign)
+
+
+def running(post: Post, berth: Berth) -> Running:
+    """A rank of this machine, connected to this process."""
+    ours, theirs = start_server(post).Pipe()
+    return Running(LocalProcess(post, berth, theirs), ours)
+
+
+def start_server(post: Post) -> ForkServerContext:
+    """Have a fork server that loads what a post needs; the first of a process is its only one."""
+    preload.announce(post.adapter, post.source, post.hardware)
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([preload.__name__])
+    forkserver.ensure_running()
+    return context

@@ -1,0 +1,275 @@
+"""Ranks in the processes that torchrun started, on one machine or several.
+
+Rank 0 of them runs pytest. Each of the others serves it: on request it starts a rank in a process
+of its own, which connects to rank 0 by itself, and puts an end to it. So a rank that dies takes
+nobody with it. They find rank 0 through the store that torchrun keeps.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import socket
+import tempfile
+import time
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from enum import Enum, auto
+from itertools import count
+from multiprocessing.connection import Client, Listener, wait
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from conformance.ranks.budget import Room
+from conformance.ranks.processes import (
+    Berth,
+    LocalProcess,
+    Post,
+    Running,
+    die_with_parent,
+    running,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from multiprocessing.connection import Connection
+
+    from conformance.ranks.worker import Meeting, SharedStore
+
+PREFIX = "rl-loss-conformance"
+"""Of keys in torchrun's store."""
+
+LOST = 3
+"""Exit status of a process that rank 0 left without a word: that of pytest's internal errors."""
+
+SECONDS_TO_LEAVE = 5.0
+"""For the other processes, once rank 0 has told them to."""
+
+
+class LaunchError(ValueError):
+    """torchrun was told something that ranks cannot be run under."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """What torchrun told one of its processes: ``local`` is on this machine, the rest on all."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    machines: int
+    host: str
+    port: int
+    """Of torchrun's store."""
+
+    @classmethod
+    def of(cls, environ: Mapping[str, str]) -> Launch | None:
+        """Read what torchrun set; None where it did not start this process.
+
+        Raises:
+            LaunchError: torchrun keeps no store.
+        """
+        if "TORCHELASTIC_RUN_ID" not in environ:
+            return None
+        if environ["TORCHELASTIC_USE_AGENT_STORE"] != "True":
+            raise LaunchError(
+                "torchrun keeps its store from its processes, which find each other there; unset"
+                " TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
+            )
+        return cls(
+            rank=int(environ["RANK"]),
+            world_size=int(environ["WORLD_SIZE"]),
+            local_rank=int(environ["LOCAL_RANK"]),
+            local_world_size=int(environ["LOCAL_WORLD_SIZE"]),
+            machines=int(environ["GROUP_WORLD_SIZE"]),
+            host=environ["MASTER_ADDR"],
+            port=int(environ["MASTER_PORT"]),
+        )
+
+    def room(self, max_ranks: int | None) -> Room:
+        """As many as torchrun started, if a user does not want fewer."""
+        if max_ranks is not None and max_ranks < self.world_size:
+            return replace(Room.of(max_ranks), here=self.local_world_size)
+        return Room(
+            ranks=self.world_size,
+            here=self.local_world_size,
+            rule=f"torchrun started {self.world_size} processes, one for each",
+            way_out="start {needed} with --nproc-per-node and --nnodes",
+        )
+
+    def shared(self, name: str) -> SharedStore:
+        """A part of torchrun's store."""
+        from conformance.ranks.worker import SharedStore
+
+        return SharedStore(self.host, self.port, f"{PREFIX}/{name}")
+
+    def berth(self, folder: Path) -> Berth:
+        """What this machine has for the rank of this process."""
+        return Berth(
+            index=self.local_rank,
+            log=folder / f"rank-{self.rank}.log",
+            share_cores=self.local_world_size > (os.cpu_count() or 1),
+            interface="lo" if self.machines == 1 else None,
+        )
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where rank 0 listens, and what it takes to be heard."""
+
+    host: str
+    port: int
+    key: bytes
+
+    def connect(self) -> Connection:
+        """A new connection."""
+        return Client((self.host, self.port), authkey=self.key)
+
+
+class Order(Enum):
+    """What rank 0 tells another process about its rank; to start one it sends the `Post`."""
+
+    KILL = auto()
+    TELL_ITS_DEATH = auto()
+
+
+@dataclass(frozen=True)
+class Leave:
+    """The last order."""
+
+    status: int
+
+
+class Crew:
+    """The other processes, as rank 0 commands them."""
+
+    def __init__(self, launch: Launch) -> None:
+        die_with_parent(signal.SIGINT)  # which pytest takes for the end of a run
+        host, key = _own_address(launch), secrets.token_bytes(32)
+        self._listener = Listener((host, 0), backlog=launch.world_size, authkey=key)
+        port = self._listener.address[1]
+        _publish(launch, Address(host, int(port), key))
+        arrivals = (self._listener.accept() for _ in range(1, launch.world_size))
+        self._orders = {connection.recv(): connection for connection in arrivals}
+
+    def start(self, post: Post) -> Running:
+        """The rank of a post, connected to this process."""
+        orders = self._orders[post.index]
+        orders.send(post)
+        return Running(_RemoteProcess(post.index, orders), self._listener.accept())
+
+    def dismiss(self, status: int) -> None:
+        """Have all leave with this exit status."""
+        for orders in self._orders.values():
+            with suppress(OSError):
+                orders.send(Leave(status))
+        # torchrun ends the others once we have failed: not before they have cleaned up.
+        deadline = time.monotonic() + SECONDS_TO_LEAVE
+        staying = set(self._orders.values())
+        while staying and (leaving := wait(staying, max(deadline - time.monotonic(), 0))):
+            staying.difference_update(leaving)
+        self._listener.close()
+
+
+class _RemoteProcess:
+    """A rank in the care of another process."""
+
+    def __init__(self, index: int, orders: Connection) -> None:
+        self._index = index
+        self._orders = orders
+
+    def death(self) -> str:
+        """How it ended and its last words."""
+        try:
+            self._orders.send(Order.TELL_ITS_DEATH)
+            return str(self._orders.recv())
+        except (EOFError, OSError):
+            return f"rank {self._index} is lost with the process that torchrun started for it"
+
+    def kill(self) -> None:
+        """Put an end to it."""
+        with suppress(OSError):
+            self._orders.send(Order.KILL)
+
+    def reap(self) -> None:
+        """Nothing to wait for: no order is followed before the one that kills."""
+
+
+class TorchrunLauncher:
+    """A rank for each process that torchrun started, the first of them in our care."""
+
+    def __init__(self, launch: Launch, crew: Crew) -> None:
+        self._launch = launch
+        self._crew = crew
+        self._folder = tempfile.TemporaryDirectory(prefix="rl-loss-conformance-")
+        self._meetings = count()
+
+    def start(self, posts: Sequence[Post]) -> list[Running]:
+        """The others first: they load the framework while we do."""
+        others = [self._crew.start(post) for post in posts[1:]]
+        return [running(posts[0], self._launch.berth(Path(self._folder.name))), *others]
+
+    def meeting(self) -> Meeting:
+        """A part of torchrun's store, which all machines reach."""
+        return self._launch.shared(f"world-{next(self._meetings)}")
+
+    def close(self) -> None:
+        """Remove our log; the others remove theirs when they leave."""
+        self._folder.cleanup()
+
+
+def serve(launch: Launch) -> int:
+    """Follow the orders of rank 0 until it has us leave; returns the exit status."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 ends on it, and says so
+    die_with_parent(signal.SIGKILL)
+    address = _find(launch)
+    with address.connect() as orders, tempfile.TemporaryDirectory(prefix=f"{PREFIX}-") as folder:
+        orders.send(launch.rank)
+        return _follow(orders, address, launch.berth(Path(folder)))
+
+
+def _follow(orders: Connection, address: Address, berth: Berth) -> int:
+    process: LocalProcess | None = None
+    try:
+        while not isinstance(order := orders.recv(), Leave):
+            if isinstance(order, Post):
+                process = LocalProcess(order, berth, address.connect())
+            elif process is not None:
+                process = _obey(order, process, orders)
+        return order.status
+    except (EOFError, OSError):
+        return LOST
+    finally:
+        if process is not None:
+            process.kill()
+
+
+def _obey(order: Order, process: LocalProcess, orders: Connection) -> LocalProcess | None:
+    """What is left of a rank's process after an order."""
+    if order is Order.TELL_ITS_DEATH:
+        orders.send(process.death())
+        return process
+    process.kill()
+    process.reap()
+    return None
+
+
+def _publish(launch: Launch, address: Address) -> None:
+    text = f"{address.host} {address.port} {address.key.hex()}"
+    launch.shared("address").store(launch.world_size).set("rank-0", text)
+
+
+def _find(launch: Launch) -> Address:
+    """Where rank 0 listens, as soon as it does."""
+    text: bytes = launch.shared("address").store(launch.world_size).get("rank-0")
+    host, port, key = text.decode().split()
+    return Address(host, int(port), bytes.fromhex(key))
+
+
+def _own_address(launch: Launch) -> str:
+    """Of this machine, on the network on which it reaches torchrun's store."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((launch.host, launch.port))  # sends nothing
+        return str(probe.getsockname()[0])

@@ -1,0 +1,230 @@
+"""A rank: a process that waits for jobs and runs them through an adapter."""
+
+from __future__ import annotations
+
+import multiprocessing.forkserver
+import os
+import signal
+import sys
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import TYPE_CHECKING, Literal
+
+import torch
+import torch.distributed as dist
+from torch.distributed import FileStore, PrefixStore, TCPStore  # type: ignore[attr-defined]
+
+from adapters.contract import Description, Job, Observation, Rank, Refused, Unsupported
+from conformance.findings.sanitize import words, words_of
+from conformance.ranks import preload
+from conformance.ranks.hardware import Backend, Device, Hardware, gpus
+from conformance.ranks.processes import die_with_parent
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+    from pathlib import Path
+
+    from torch.distributed import Store  # type: ignore[attr-defined]
+
+    from conformance.ranks.processes import Berth, Post
+
+BACKENDS = {
+    Backend.GLOO: "gloo",
+    # Frameworks gather what they log from the CPU also where they train with NCCL.
+    Backend.NCCL: "cpu:gloo,cuda:nccl",
+}
+"""What torch calls them."""
+
+
+@dataclass(frozen=True)
+class SharedFile:
+    """Where the ranks of one machine meet."""
+
+    path: Path
+
+    def store(self, world_size: int) -> Store:
+        """The store that a world of this size is made through."""
+        return FileStore(str(self.path), world_size)
+
+
+@dataclass(frozen=True)
+class SharedStore:
+    """Where the ranks of several machines meet: keys of a `torch.distributed.TCPStore`."""
+
+    host: str
+    port: int
+    prefix: str
+
+    def store(self, world_size: int) -> Store:
+        """The store that a world of any size is made through."""
+        return PrefixStore(self.prefix, TCPStore(self.host, self.port, is_master=False))
+
+
+Meeting = SharedFile | SharedStore
+
+
+LOCAL_RANK = "LOCAL_RANK"
+"""Environment variable that torchrun sets, and that frameworks take for the number of a GPU."""
+
+LOG_LIMIT = 1 << 20
+"""Bytes that a rank's output may have when a job begins."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class World:
+    """A `torch.distributed` world; a new ``meeting`` makes a new one of the same size."""
+
+    size: int
+    meeting: Meeting
+    time_limit: float
+
+
+@dataclass(frozen=True)
+class Ready:
+    """The framework is imported, in the process ``pid``."""
+
+    description: Description
+    pid: int
+
+
+@dataclass(frozen=True)
+class Observed:
+    """The framework ran."""
+
+    observation: Observation
+    framework_seconds: float
+
+
+@dataclass(frozen=True)
+class Declined:
+    """The framework lacks what was asked for, or refused it, in the words of ``message``."""
+
+    verdict: Literal["unsupported", "refused"]
+    message: str
+
+
+@dataclass(frozen=True)
+class Raised:
+    """The framework, or the adapter, failed."""
+
+    traceback: str
+
+
+Reply = Observed | Declined | Raised
+
+
+def serve(connection: Connection, post: Post, berth: Berth) -> None:
+    """Load the framework, then answer every (world, job) until the connection closes."""
+    _settle(berth)
+    try:
+        rank = Rank(
+            index=post.index,
+            world_size=0,
+            device=_device(post.hardware, berth),
+            dtype=post.hardware.dtype,
+        )
+        description = preload.load_once(post.adapter, post.source)
+        description = replace(description, dtype=post.hardware.dtype)
+        connection.send(Ready(description, os.getpid()))
+    except BaseException as error:
+        connection.send(Raised(words_of(error, post.source)))
+        return
+    current: World | None = None
+    while True:
+        try:
+            world, job = connection.recv()
+        except (EOFError, OSError):
+            return
+        reply: Reply
+        try:
+            if world != current:
+                rank = _enter(world, rank, post.hardware.backend)
+                current = world
+            reply = _answer(post, job, rank)
+        except BaseException as error:
+            reply = Raised(words_of(error, post.source))
+        _forget_old_output()
+        connection.send(reply)
+
+
+def _forget_old_output() -> None:
+    """Keep what a chatty framework prints from filling the disk."""
+    with suppress(OSError):  # it may have closed the file
+        if os.fstat(1).st_size > LOG_LIMIT:
+            os.ftruncate(1, 0)
+
+
+def _answer(post: Post, job: Job, rank: Rank) -> Reply:
+    rank.take_framework_seconds()
+    try:
+        observation = post.adapter.observe(job, rank)
+    except Unsupported as reason:
+        return Declined("unsupported", words(str(reason), post.source))
+    except Refused as reason:
+        return Declined("refused", words(str(reason), post.source))
+    return Observed(observation, rank.take_framework_seconds())
+
+
+def _enter(world: World, old: Rank, backend: Backend) -> Rank:
+    """Leave the world this process is in, if any, and join another."""
+    old.cache.clear()
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    os.environ.update(RANK=str(old.index), WORLD_SIZE=str(world.size))
+    dist.init_process_group(
+        BACKENDS[backend],
+        store=world.meeting.store(world.size),
+        rank=old.index,
+        world_size=world.size,
+        timeout=timedelta(seconds=world.time_limit),
+    )
+    return replace(old, world_size=world.size, cache={})
+
+
+def _device(hardware: Hardware, berth: Berth) -> str:
+    """The device of a rank, which is torch's current one from here on; ranks share GPUs in turn.
+
+    Raises:
+        RuntimeError: the machine has no GPU.
+    """
+    if hardware.device is Device.CPU:
+        preload.hide_gpus()
+        os.environ.pop(LOCAL_RANK, None)
+        return "cpu"
+    found = gpus()
+    if not found:
+        raise RuntimeError("--device=cuda needs a GPU and torch finds none on a rank's machine")
+    number = berth.index % found
+    os.environ[LOCAL_RANK] = str(number)
+    torch.cuda.set_device(number)
+    return f"cuda:{number}"
+
+
+def _settle(berth: Berth) -> None:
+    """Make this process a quiet one that shares the machine and outlives nobody."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.setpgid(0, 0)  # with all that the framework starts in it
+    _die_with_the_fork_server()
+    with berth.log.open("ab", buffering=0) as log:
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError):
+                stream.flush()
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+    torch.set_num_threads(1)
+    if sys.platform == "linux":
+        if berth.interface is not None:
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", berth.interface)
+        if berth.share_cores:
+            # Waiting ranks then leave the core to those with work: a small all_reduce on 4 ranks
+            # and 2 cores takes 0.8 ms instead of 4.8.
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+
+
+def _die_with_the_fork_server() -> None:
+    """It ends when nobody holds its life line any more, so ranks must not hold it."""
+    die_with_parent(signal.SIGKILL)
+    life_line = getattr(multiprocessing.forkserver._forkserver, "_forkserver_alive_fd", None)
+    if life_line is not None:
+        os.close(life_line)

@@ -1,0 +1,198 @@
+"""Makes one finding of many generated cases: hypothesis looks for one that does not conform.
+
+A case whose weights are wrong is shrunk and handed over as text that can be pasted. A crash is not
+shrunk, as every crash costs the ranks: the first one ends the search.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+from zlib import crc32
+
+import hypothesis
+from hypothesis.errors import Flaky
+
+from conformance.corpus.strategies import DIVISORS, cases
+from conformance.findings.report import Finding, Verdict
+from conformance.runs.check import check
+from reference.aggregation import Mode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from hypothesis.strategies import SearchStrategy
+
+    from conformance.corpus.cases import Case
+    from conformance.plan.matrix import GeneratedCell
+    from conformance.ranks.pool import RankPool
+    from reference.step import Step
+
+
+class _Wrong(Exception):  # noqa: N818 - to hypothesis, what it looks for
+    """An example is a mismatch: hypothesis goes on to smaller ones."""
+
+
+class _Crashed(BaseException):
+    """An example crashed: not caught by hypothesis, so it ends the search."""
+
+
+class _Fault(BaseException):
+    """The harness itself failed, which is no example's fault: likewise."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+
+def check_generated(cell: GeneratedCell, pool: RankPool) -> tuple[Finding, float]:
+    """The finding, and the seconds that the slowest ranks spent in the framework for it."""
+    examples = _Examples(cell, pool)
+    try:
+        _search(cell, examples.run)
+    except (_Wrong, _Crashed):
+        pass
+    except Flaky:
+        examples.always_wrong = False
+    except _Fault as fault:
+        raise fault.error from None
+    return examples.finding(), examples.seconds
+
+
+def _search(cell: GeneratedCell, run: Callable[[Case], None]) -> None:
+    """Run a cell's examples, the same ones for the same seed."""
+
+    @hypothesis.seed(crc32(f"{cell.seed}/{cell.id}".encode()))
+    @hypothesis.settings(
+        max_examples=cell.examples,
+        database=None,
+        deadline=None,
+        phases=(hypothesis.Phase.generate, hypothesis.Phase.shrink),
+        report_multiple_bugs=False,
+        suppress_health_check=list(hypothesis.HealthCheck),
+    )
+    @hypothesis.given(_cases(cell))
+    def search(case: Case) -> None:
+        run(case)
+
+    search()
+
+
+def _cases(cell: GeneratedCell) -> SearchStrategy[Case]:
+    if cell.divisor is not None:
+        return cases(cell.layout, divisors=(cell.divisor,))
+    return cases(cell.layout, divisors=DIVISORS if cell.mode is Mode.CONSTANT else DIVISORS[:1])
+
+
+@dataclass
+class _Examples:
+    """What became of a cell's examples."""
+
+    cell: GeneratedCell
+    pool: RankPool
+    seconds: float = 0.0
+    right: list[Finding] = field(default_factory=list)
+    """Those before the first wrong one."""
+
+    wrong: tuple[Finding, Case] | None = None
+    """The latest one that is wrong, which is the smallest in the end."""
+
+    always_wrong: bool = True
+
+    def run(self, case: Case) -> None:
+        """Make the finding of one example.
+
+        Only mistakes of the kind that was found first count thereafter, so that shrinking does not
+        end at another one.
+
+        Raises:
+            _Wrong: it is a mismatch.
+            _Crashed: it crashed.
+            _Fault: the harness did.
+        """
+        with _faults_end_the_search():
+            finding, seconds, _ = check(self.cell.of(case), self.pool)
+        self.seconds += seconds
+        if finding.verdict is Verdict.CRASHED:
+            self.wrong = finding, case
+            raise _Crashed
+        if finding.verdict is Verdict.MISMATCH and self._counts(finding):
+            self.wrong = finding, case
+            raise _Wrong
+        if self.wrong is None:
+            self.right.append(finding)
+
+    def finding(self) -> Finding:
+        """One finding for all examples.
+
+        It has the figures of the wrong one, and the largest error where none is; it says that the
+        framework declined only if it declined all of them.
+        """
+        if self.wrong is not None:
+            finding, case = self.wrong
+            message = "\n".join([source(case), *self._words(finding)])
+            return finding.model_copy(update={"message": message})
+        counts = Counter(finding.verdict for finding in self.right)
+        verdict = next(verdict for verdict in Verdict if counts[verdict])
+        alike = [finding for finding in self.right if finding.verdict is verdict]
+        worst = max(alike, key=lambda finding: finding.error or 0.0)
+        if verdict is not Verdict.CONFORMS:
+            return worst
+        words = ", ".join(f"{counts[verdict]} {verdict}" for verdict in Verdict if counts[verdict])
+        return worst.model_copy(update={"message": f"{len(self.right)} examples: {words}"})
+
+    def _counts(self, finding: Finding) -> bool:
+        return self.wrong is None or _kind(finding) == _kind(self.wrong[0])
+
+    def _words(self, finding: Finding) -> Iterator[str]:
+        shrunk = "" if finding.verdict is Verdict.CRASHED else ", shrunk"
+        yield f"example {len(self.right) + 1} of {self.cell.examples}{shrunk}"
+        if not self.always_wrong:
+            yield "run again, the same example was not wrong"
+        if finding.message is not None:
+            yield finding.message
+
+
+def source(case: Case) -> str:
+    """A case as Python source; needs the names of `corpus.cases` and `reference.step`."""
+    steps = "".join(_step_source(step) for step in case.steps)
+    return (
+        "Case(\n"
+        f"    name={case.name!r},\n"
+        f"    catches={case.catches!r},\n"
+        f"    steps=(\n{steps}    ),\n"
+        f"    divisor={case.divisor!r},\n"
+        ")"
+    )
+
+
+def _step_source(step: Step) -> str:
+    samples = "".join(
+        f"                Sample({', '.join(_sample_source(step, i, response))}),\n"
+        for i, response in enumerate(step.responses)
+    )
+    return f"        Step.of(\n            [\n{samples}            ]\n        ),\n"
+
+
+def _sample_source(step: Step, i: int, response: slice) -> Iterator[str]:
+    yield f"prompt_length={step.prompt_lengths[i]}"
+    yield f"group={step.groups[i]}"
+    if step.rollouts.tolist() != list(range(step.size)):
+        yield f"rollout={step.rollouts[i]}"
+    yield f"loss_mask={step.mask[response].astype(int).tolist()}"
+    if step.original_mask is not None:
+        yield f"original_mask={step.original_mask[response].astype(int).tolist()}"
+
+
+def _kind(finding: Finding) -> tuple[bool, bool]:
+    """Tells weights that are wrong, weights that are not finite, and a refusal apart."""
+    return finding.error is None, finding.message is None
+
+
+@contextmanager
+def _faults_end_the_search() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        raise _Fault(error) from error

@@ -1,0 +1,157 @@
+"""A list of commits, each run in a process of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from adapters.source import Commit, find_commit, resolve
+from conformance.comparing import journal, report_file
+from conformance.corpus.cases import ALL_CASES
+from conformance.ranks.budget import MAX_RANKS
+from conformance.runs import registry
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from conformance.findings.report import Report
+
+NO_TESTS = 5
+"""pytest's exit status where it collected nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """What is run of every commit; each field is an option of the run, None where not given."""
+
+    adapter: str
+    repository: Path
+    engine: str | None = None
+    modes: str | None = None
+    depth: str = "step"
+    layouts: tuple[str, ...] = ()
+    cases: tuple[str, ...] = ()
+    max_ranks: int = MAX_RANKS
+    time_limit: float = 120.0
+
+    def arguments(self, commit: Commit, report: Path) -> list[str]:
+        """The run of a commit, as a user would type it after ``pytest``."""
+        return [
+            f"--adapter={self.adapter}",
+            f"--source={self.repository}@{commit.revision}",
+            *([] if self.engine is None else [f"--engine={self.engine}"]),
+            *([] if self.modes is None else [f"--modes={self.modes}"]),
+            f"--depth={self.depth}",
+            *(f"--layout={layout}" for layout in self.layouts),
+            *(["-k", " or ".join(f"/{case}/" for case in self.cases)] if self.cases else []),
+            f"--max-ranks={self.max_ranks}",
+            f"--time-limit={self.time_limit:g}",
+            f"--report={report}",
+        ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """What became of one commit: a report, or the reason that there is none."""
+
+    commit: Commit
+    report: Report | None = None
+    problem: str | None = None
+
+
+class InvalidHistoryError(ValueError):
+    """A history that cannot be run, of which no commit has been."""
+
+
+def find_commits(selection: Selection, refs: Sequence[str]) -> list[Commit]:
+    """The commits that refs name, fit to be run as far as can be known before they are.
+
+    Raises:
+        ValueError: one of SETTINGS_ERRORS, or InvalidHistoryError; each names the way out.
+    """
+    adapter = registry.create(selection.adapter, selection.engine)
+    commits = [find_commit(selection.repository, ref) for ref in refs]
+    for commit in commits:
+        resolve(adapter, f"{selection.repository}@{commit.revision}")
+    known = [case.name for case in ALL_CASES]
+    for case in selection.cases:
+        if case not in known:
+            raise InvalidHistoryError(f"case {case!r} is unknown; choose {', '.join(known)}")
+    _collect(selection, commits[0])
+    return commits
+
+
+def _collect(selection: Selection, commit: Commit) -> None:
+    """Have pytest look at everything else, which is the same for every commit."""
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = selection.arguments(commit, Path(folder) / "report.json")
+        result = _pytest(folder, "--collect-only", *arguments)
+    if result.returncode == NO_TESTS:
+        raise InvalidHistoryError(
+            "nothing to run: no chosen case is meant for, or large enough for, a chosen layout;"
+            " choose others"
+        )
+    if result.returncode:
+        raise InvalidHistoryError(_last_words(result.stdout).removeprefix("ERROR: "))
+
+
+def run(selection: Selection, commits: Iterable[Commit], reports: Path | None) -> Iterator[Row]:
+    """Run one commit after another; keep their reports in a folder if one is given."""
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = (reports or Path(scratch)).resolve()
+        for commit in commits:
+            report = _report_path(folder, selection, commit)
+            yield _row(commit, selection.arguments(commit, report), report, scratch)
+
+
+def require_folder(folder: Path, selection: Selection, commits: Iterable[Commit]) -> None:
+    """See to it that a folder can keep the commits' reports.
+
+    Raises:
+        InvalidHistoryError: it cannot.
+    """
+    try:
+        for commit in commits:
+            journal.destination(_report_path(folder, selection, commit))
+    except OSError as error:
+        raise InvalidHistoryError(
+            f"no reports can be kept in {folder}: {error.strerror}; give another folder with"
+            " --reports=FOLDER"
+        ) from error
+
+
+def _report_path(folder: Path, selection: Selection, commit: Commit) -> Path:
+    return folder / f"{selection.adapter}-{commit.revision[:10]}.json"
+
+
+def _row(commit: Commit, arguments: Sequence[str], report: Path, folder: str) -> Row:
+    report.resolve().unlink(missing_ok=True)
+    result = _pytest(folder, *arguments)
+    try:
+        loaded = report_file.load(report)
+    except report_file.ReportFileError:
+        return Row(commit=commit, problem=_last_words(result.stdout))
+    problem = None if loaded.complete else f"stopped early: {_last_words(result.stdout)}"
+    return Row(commit=commit, report=loaded, problem=problem)
+
+
+def _pytest(folder: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run pytest in a folder without settings for it."""
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+
+
+def _last_words(output: str) -> str:
+    """The last line that says something; pytest underlines with signs."""
+    lines = [line.strip("!= \t") for line in output.splitlines()]
+    return next((line for line in reversed(lines) if line), "the run ended without a word")

@@ -1,0 +1,339 @@
+"""A difference between two reports as text, as Markdown for a pull request, and as JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import defaultdict
+from dataclasses import dataclass
+from itertools import accumulate, groupby
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
+
+from conformance.comparing.diff import Kind
+from conformance.findings.badness import explain, legend
+from conformance.findings.report import WRONG
+from conformance.findings.sanitize import printable
+from conformance.views import markdown
+from conformance.views.summary import SYMBOLS, subject
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from conformance.comparing.diff import Change, Difference, Group, Part, Setting, State
+    from conformance.comparing.gate import Gate
+    from conformance.findings.report import Finding, Report
+
+SCHEMA = "rl-loss-conformance/diff/1"
+
+CAUSE = 80
+"""Characters of the name of a mistake, or of a crash's last line, in a title."""
+
+MOST_CHARACTERS = 65_000
+"""Of Markdown: a comment on GitHub holds 65,536."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Extent:
+    """How much is listed at most.
+
+    ``groups`` of each kind, ``findings`` of each group, ``values`` in a line; ``words`` are
+    characters of what a framework or a diagnosis says.
+    """
+
+    groups: int = sys.maxsize
+    findings: int = sys.maxsize
+    values: int = sys.maxsize
+    words: int = sys.maxsize
+
+
+ALL = Extent()
+
+GIST = Extent(groups=4, findings=1, values=6, words=120)
+"""One screen."""
+
+FOLDED = Extent(findings=5, values=100, words=300)
+"""Of Markdown, where a group is one line until it is opened."""
+
+PROGRESS = {
+    Kind.WORSE: "worse",
+    Kind.BETTER: "better",
+    Kind.OTHER_DIAGNOSIS: "wrong in another way",
+    Kind.SIDEWAYS: "neither better nor worse",
+    Kind.VANISHED: "vanished",
+    Kind.APPEARED: "appeared",
+    Kind.ONLY_OLD: "in parts that only OLD looked at",
+    Kind.ONLY_NEW: "in parts that only NEW looked at",
+    Kind.SAME: "the same",
+}
+"""Of two versions of one framework."""
+
+SIDE_BY_SIDE = PROGRESS | {
+    Kind.WORSE: "differ, OLD fares better",
+    Kind.BETTER: "differ, NEW fares better",
+    Kind.OTHER_DIAGNOSIS: "differ, both are wrong",
+    Kind.SIDEWAYS: "differ, neither fares better",
+    Kind.VANISHED: "only OLD has them",
+    Kind.APPEARED: "only NEW has them",
+}
+"""Of two frameworks or engines, of which none is the other's past."""
+
+ALONE = (Kind.VANISHED, Kind.APPEARED, Kind.ONLY_OLD, Kind.ONLY_NEW)
+"""What one side has."""
+
+
+def gate_lines(gate: Gate, report: Report) -> Iterator[str]:
+    """What a gate says of a run, and what changed since the report that it was compared with."""
+    yield from gate.lines(report)
+    found = gate.difference(report)
+    if found is not None:
+        yield from as_text(found)
+
+
+def as_text(difference: Difference, extent: Extent = GIST) -> Iterator[str]:
+    """For a terminal, line by line: what is compared, counts, the largest groups of each kind."""
+    yield from map(printable, _text(difference, extent))
+
+
+def as_markdown(difference: Difference) -> Iterator[str]:
+    """For a comment on a pull request: a table of counts, then groups, folded.
+
+    It is never longer than `MOST_CHARACTERS`: groups that do not fit are left out and counted.
+    """
+    head = "\n".join(_head(difference))
+    words = _words(difference)
+    blocks = [_folded(group, words) for group in difference.groups()]
+    blocks += [_fold(heading, found) for heading, found in _others(difference, FOLDED)]
+    room = MOST_CHARACTERS - len(head) - len(_left_out(len(blocks))) - len("\n\n")
+    ends = accumulate(len(block) + len("\n") for block in blocks)
+    fitting = [block for block, end in zip(blocks, ends, strict=True) if end <= room]
+    yield head
+    yield from fitting
+    if len(fitting) < len(blocks):
+        yield _left_out(len(blocks) - len(fitting))
+
+
+def as_json(difference: Difference) -> Iterator[str]:
+    """For programs: one document, whose keys stay.
+
+    ``schema``; ``old`` and ``new``, the reports without their findings; ``same_framework``;
+    ``same_source``, the commit or version that both are of, or null; ``counts`` of findings by
+    kind; ``settings`` that differ (section, name, old, new); ``parts`` that one side alone looked
+    at (kind, check, dimension, value, findings); ``changes``, each with its kind and the old and
+    the new finding or null, without those of parts and what is the same.
+    """
+    document = {
+        "schema": SCHEMA,
+        "old": _header(difference.old),
+        "new": _header(difference.new),
+        "same_framework": difference.is_of_one_framework,
+        "same_source": difference.same_source,
+        "counts": {kind: len(difference.of(kind)) for kind in Kind},
+        "settings": [setting._asdict() for setting in difference.settings],
+        "parts": [
+            {"kind": kind, **part._asdict(), "findings": count}
+            for kind in (Kind.ONLY_OLD, Kind.ONLY_NEW)
+            for part, count in difference.parts(kind).items()
+        ],
+        "changes": [
+            {"kind": change.kind, "old": _document(change.old), "new": _document(change.new)}
+            for change in difference.changes
+            if change.kind is not Kind.SAME and change.part is None
+        ],
+    }
+    yield json.dumps(document, indent=1, ensure_ascii=False)
+
+
+def _text(difference: Difference, extent: Extent) -> Iterator[str]:
+    yield f"OLD  {_title(difference.old)}"
+    yield f"NEW  {_title(difference.new)}"
+    yield from _same_source(difference)
+    yield ""
+    yield from _totals(difference)
+    yield from _stopped(difference)
+    yield from _legend(difference)
+    every = difference.groups()
+    for kind, words in _words(difference).items():
+        groups = [group for group in every if group.kind is kind]
+        if groups:
+            yield ""
+            yield f"{words}: {len(difference.of(kind))}"
+            yield from _listed(groups, extent)
+    for heading, found in _others(difference, extent):
+        yield ""
+        yield f"{heading}:"
+        yield from (f"  {line}" for line in found[: extent.groups])
+        yield from _more(found[extent.groups :])
+
+
+def _same_source(difference: Difference) -> Iterator[str]:
+    """That nothing of a framework's can be better or worse."""
+    if difference.same_source is not None:
+        yield f"OLD and NEW are of the same {difference.same_source}"
+
+
+def _title(report: Report) -> str:
+    return f"{subject(report)}: {len(report.findings)} findings"
+
+
+def _words(difference: Difference) -> dict[Kind, str]:
+    return PROGRESS if difference.is_of_one_framework else SIDE_BY_SIDE
+
+
+def _totals(difference: Difference) -> Iterator[str]:
+    """How many findings of each kind, a line for each."""
+    yield f"{difference.compared} findings compared"
+    for words, count, wrong in _counts(difference):
+        yield f"{count:>6} {words}{f', {wrong} of them wrong' if wrong else ''}"
+
+
+def _counts(difference: Difference) -> Iterator[tuple[str, int, int]]:
+    """How many of each kind, and how many are wrong of those that its words say nothing of."""
+    for kind, words in _words(difference).items():
+        changes = difference.of(kind)
+        if changes or kind is Kind.WORSE:
+            open_kind = kind in (Kind.SAME, *ALONE)
+            wrong = sum(open_kind and one.finding.verdict in WRONG for one in changes)
+            yield words, len(changes), wrong
+
+
+def _stopped(difference: Difference) -> Iterator[str]:
+    """What is missing from a run that was stopped has not vanished."""
+    for name, report in (("OLD", difference.old), ("NEW", difference.new)):
+        if not report.complete:
+            yield (
+                f"{name} was stopped before the last of its {report.selection.selected} findings:"
+                " what it lacks may not have been reached"
+            )
+
+
+def _legend(difference: Difference) -> Iterator[str]:
+    """What is meant where it is said by how much something is off."""
+    groups = difference.groups()
+    changes = [change for group in groups for change in group.changes]
+    return legend(one for change in changes for one in (change.old, change.new) if one)
+
+
+def _listed(groups: Sequence[Group], extent: Extent) -> Iterator[str]:
+    width = len(str(len(groups[0].changes)))
+    for group in groups[: extent.groups]:
+        yield f"  {len(group.changes):>{width}}  {_group_title(group)}"
+        for change in _shown(group, extent):
+            yield f"  {'':{width}}  {_line(change, extent)}"
+    yield from _more(groups[extent.groups :])
+
+
+def _more(rest: Sequence[object]) -> Iterator[str]:
+    if rest:
+        yield f"  {len(rest)} more: see --all"
+
+
+def _shown(group: Group, extent: Extent) -> Sequence[Change]:
+    return [group.example] if extent.findings == 1 else group.changes[: extent.findings]
+
+
+def _group_title(group: Group) -> str:
+    states = " -> ".join(_state(one) for one in (group.before, group.after) if one)
+    modes = ", ".join(f"{mode} {count}" for mode, count in group.modes.items())
+    same = group.before == group.after and group.kind in (Kind.WORSE, Kind.BETTER)
+    factor = f", by a {'larger' if group.kind is Kind.WORSE else 'smaller'} factor" if same else ""
+    subjects = _enumerated((f"{name} {n}" for name, n in group.subjects.items()), GIST)
+    return f"{states}{factor}: {subjects} ({modes})"
+
+
+def _state(state: State) -> str:
+    return f"{SYMBOLS[state.verdict]} {_cut(state.cause, CAUSE)}".rstrip()
+
+
+def _line(change: Change, extent: Extent) -> str:
+    """What was, or is, not as it should be."""
+    told = [explain(one) for one in (change.old, change.new) if one is not None]
+    words = " -> ".join(_cut(one, extent.words) for one in told if one)
+    return f"{change.finding.id}: {words}" if words else change.finding.id
+
+
+def _cut(words: str, most: int) -> str:
+    return words if len(words) <= most else f"{words[: most - 1]}…"
+
+
+def _others(difference: Difference, extent: Extent) -> Iterator[tuple[str, list[str]]]:
+    """What is not compared, and what is not of findings: headings, each with its lines."""
+    for kind, name in ((Kind.ONLY_OLD, "OLD"), (Kind.ONLY_NEW, "NEW")):
+        parts = difference.parts(kind)
+        if parts:
+            yield f"not compared, as only {name} looked at it", list(_parts(parts, extent))
+    settings = [
+        f"{section}: {_enumerated(map(_setting, of_section), extent)}"
+        for section, of_section in groupby(difference.settings, key=attrgetter("section"))
+    ]
+    if settings:
+        yield "besides findings (each side is held to its own conventions)", settings
+
+
+def _parts(parts: dict[Part, int], extent: Extent) -> Iterator[str]:
+    """A line for each dimension of each check."""
+    values: dict[str, list[str]] = defaultdict(list)
+    for part, count in parts.items():
+        of_check = "" if part.dimension == "check" else f" of {part.check}"
+        values[f"{part.dimension}s{of_check}"].append(f"{part.value} {count}")
+    for dimension, found in values.items():
+        yield f"{dimension}: {_enumerated(found, extent)}"
+
+
+def _setting(setting: Setting) -> str:
+    return f"{setting.name} {setting.old or 'none'} -> {setting.new or 'none'}"
+
+
+def _enumerated(values: Iterable[str], extent: Extent) -> str:
+    every = [_cut(value, extent.words) for value in values]
+    return ", ".join([*every[: extent.values], *_rest(every[extent.values :])])
+
+
+def _rest(values: Sequence[object]) -> list[str]:
+    return [f"{len(values)} more"] if values else []
+
+
+def _head(difference: Difference) -> Iterator[str]:
+    """What a reader of the comment sees before opening anything."""
+    for name, report in (("OLD", difference.old), ("NEW", difference.new)):
+        yield f"**{name}** {_quoted(_cut(_title(report), FOLDED.words))}  "
+    yield from _same_source(difference)
+    yield ""
+    yield markdown.row([f"{difference.compared} compared", "findings", "of them wrong"])
+    yield "|---|---|---|"
+    for words, count, wrong in _counts(difference):
+        yield markdown.row([words, str(count), str(wrong) if wrong else ""])
+    yield ""
+    yield from _stopped(difference)
+    yield from map(_quoted, _legend(difference))
+    yield ""
+
+
+def _folded(group: Group, words: dict[Kind, str]) -> str:
+    heading = f"{words[group.kind]}: {len(group.changes)} × {_quoted(_group_title(group))}"
+    shown = [_line(change, FOLDED) for change in group.changes[: FOLDED.findings]]
+    return _fold(heading, [*shown, *_rest(group.changes[FOLDED.findings :])])
+
+
+def _fold(heading: str, found: Iterable[str]) -> str:
+    items = (f"- {_quoted(line)}" for line in found)
+    return "\n".join([f"<details><summary>{heading}</summary>", "", *items, "", "</details>"])
+
+
+def _quoted(text: str) -> str:
+    """As code, in which GitHub links neither users nor issues nor commits."""
+    return f"<code>{markdown.escape(printable(text))}</code>"
+
+
+def _left_out(blocks: int) -> str:
+    return f"Groups that do not fit: {blocks}; `rl-loss-conformance diff --all` lists them"
+
+
+def _header(report: Report) -> dict[str, Any]:
+    return report.model_dump(mode="json", by_alias=True, exclude={"findings", "summary"})
+
+
+def _document(finding: Finding | None) -> dict[str, Any] | None:
+    if finding is None:
+        return None
+    return finding.model_dump(mode="json", exclude_none=True, exclude={"picture"})

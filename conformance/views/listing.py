@@ -1,0 +1,124 @@
+"""The corpus in a terminal: a row for each case, or one case with all of its samples."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from conformance.corpus.cases import ALL_CASES
+from reference import exact
+from reference.aggregation import Mode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from conformance.corpus.cases import Case
+    from reference.step import Step
+
+LONGEST_MASK = 40
+"""Digits that fit a row; longer masks are shortened to the lengths of their stretches."""
+
+MOST_SAMPLES = 64
+"""Of a step whose weights are shown; those of longer ones have denominators that say little."""
+
+
+class UnknownCaseError(ValueError):
+    """The corpus has no case of that name."""
+
+
+def find(name: str) -> Case:
+    """The case of that name.
+
+    Raises:
+        UnknownCaseError: there is none.
+    """
+    for case in ALL_CASES:
+        if case.name == name:
+            return case
+    known = ", ".join(case.name for case in ALL_CASES)
+    raise UnknownCaseError(f"case {name!r} is unknown; choose {known}")
+
+
+def table(cases: Sequence[Case]) -> Iterator[str]:
+    """What every case holds and catches; numbers of several steps are joined by +."""
+    header = ["case", "samples", "prompts", "active tokens", "catches", "source"]
+    yield from _aligned([header, *map(_row, cases)])
+
+
+def detail(case: Case) -> Iterator[str]:
+    """One case: its samples, and what an active token of each weighs in every mode.
+
+    A sample is what counts in `sample_mean` here; frameworks that count rollouts are held against
+    those.
+    """
+    layouts = ", ".join(map(str, case.layouts)) or "all with a sample for each micro-batch"
+    yield case.name
+    yield f"  catches  {case.catches}"
+    yield f"  source   {case.source}"
+    yield f"  layouts  {layouts}"
+    for number, step in enumerate(case.steps, 1):
+        yield ""
+        yield (
+            f"step {number} of {len(case.steps)}: N = {step.size} samples, P = {_prompts(step)}"
+            f" prompts, M = {step.active_tokens.sum()} active tokens, L = {case.divisor:g}"
+        )
+        yield from _aligned(_samples(case, step))
+
+
+def _row(case: Case) -> list[str]:
+    return [
+        case.name,
+        "+".join(str(step.size) for step in case.steps),
+        "+".join(str(_prompts(step)) for step in case.steps),
+        "+".join(str(step.active_tokens.sum()) for step in case.steps),
+        case.catches,
+        case.source,
+    ]
+
+
+def _samples(case: Case, step: Step) -> list[list[str]]:
+    """A row for each sample, under a header."""
+    modes = [*Mode] if step.size <= MOST_SAMPLES else []
+    header = ["sample", "group", "rollout", "prompt", "response", *modes, "mask"]
+    weights = [_weights(case, step, mode) for mode in modes]
+    return [header] + [
+        [
+            str(i),
+            str(step.groups[i]),
+            str(step.rollouts[i]),
+            str(step.prompt_lengths[i]),
+            str(step.response_lengths[i]),
+            *(of_mode[i] for of_mode in weights),
+            _mask(step.mask[response]),
+        ]
+        for i, response in enumerate(step.responses)
+    ]
+
+
+def _weights(case: Case, step: Step, mode: Mode) -> list[str]:
+    """The weight of an active token of each sample; 0 where it has none."""
+    tokens = exact.token_weights(step, case.aggregation(mode))
+    return [str(max(of_sample)) for of_sample in tokens]
+
+
+def _mask(mask: NDArray[np.bool_]) -> str:
+    """Digit by digit, or as ``300·1 20·0 7·1`` where that would be long."""
+    digits = "".join(map(str, mask.astype(int)))
+    if len(digits) <= LONGEST_MASK:
+        return digits
+    return " ".join(f"{len([*stretch])}·{digit}" for digit, stretch in groupby(digits))
+
+
+def _prompts(step: Step) -> int:
+    return len(np.unique(step.groups))
+
+
+def _aligned(rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    rows = [*rows]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        yield "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
