@@ -21,7 +21,7 @@ class Setting(StrEnum):
     BATCH_SIZE = "batch_size"
 
 
-class Tampering(StrEnum):
+class FaultInjection(StrEnum):
     """What reaches the loss otherwise than the framework's own rollout side would send it."""
 
     GROUPS_MISSING = "groups_missing"
@@ -65,10 +65,10 @@ class Configuration:
     reduces: bool = False
     batch_size: int | None = None
     in_file: frozenset[Setting] = frozenset()
-    tampering: Tampering | None = None
+    tampering: FaultInjection | None = None
 
 
-ORDINARY = Configuration()
+DEFAULT_CONFIGURATION = Configuration()
 
 REDUCER_DIVISOR = 64.0
 """What our custom reducer divides by."""

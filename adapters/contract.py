@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from adapters.configuration import ORDINARY, Configuration
+from adapters.configuration import DEFAULT_CONFIGURATION, Configuration
 from adapters.objective import Metric, Objective
 from reference.aggregation import DEFAULT_CONVENTIONS, Conventions, Mode
 
@@ -52,7 +52,7 @@ class Depth(StrEnum):
     """Its whole train step, up to the gradient its optimizer sees."""
 
 
-class Place(StrEnum):
+class CodeLocation(StrEnum):
     """Where in a framework a mistake must have been made; most mistakes determine no place."""
 
     TOKEN_COUNT = "token_count"
@@ -99,7 +99,7 @@ class Departure:
     why: str
 
 
-class Combine(StrEnum):
+class PendingReduction(StrEnum):
     """What the rest of a train step would do with the gradients the ranks hold."""
 
     REPLICATED = "replicated"
@@ -227,7 +227,7 @@ class Job:
     layout: Layout
     depth: Depth
     objective: Objective = Objective.POLICY
-    configuration: Configuration = ORDINARY
+    configuration: Configuration = DEFAULT_CONFIGURATION
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -253,7 +253,7 @@ class Observation:
     """
 
     weights: tuple[NDArray[np.float64], ...]
-    combine: Combine = Combine.REPLICATED
+    pending_reduction: PendingReduction = PendingReduction.REPLICATED
     counted_tokens: tuple[float, ...] = ()
     """For each step, what the framework on this rank counted, for `SUM_PER_COUNTED_TOKEN`."""
 
@@ -285,7 +285,7 @@ class Description:
     dtype: str = "float32"
     """Of the parameters that it is run with; what `Rank.dtype` asks for replaces it."""
 
-    places: Mapping[Place, str] = field(default_factory=dict)
+    places: Mapping[CodeLocation, str] = field(default_factory=dict)
     """Functions of the framework, as `code_location` writes them, each where such a mistake must
     have been made."""
 
@@ -297,7 +297,7 @@ class Description:
     permits: Mapping[str, str] = field(default_factory=dict)
     """Rules of others, by name, of which this version states the opposite, each with where."""
 
-    stand_ins: tuple[str, ...] = ()
+    stubs: tuple[str, ...] = ()
     """Packages the framework imports, the loss never uses, and this run replaced by empty ones."""
 
     departures: tuple[Departure, ...] = ()

@@ -41,7 +41,7 @@ def import_from(package: str, folders: Iterable[Path]) -> types.ModuleType:
     return module
 
 
-def stand_in(packages: Sequence[str]) -> list[str]:
+def stub(packages: Sequence[str]) -> list[str]:
     """Let ``import`` find an empty package in place of each one that is not installed.
 
     Any name taken from a stand-in is a class without methods, so that annotations, base classes and

@@ -22,12 +22,12 @@ from adapters import native_logs, native_options
 from adapters.configuration import REDUCER_DIVISOR
 from adapters.contract import (
     Adapter,
-    Combine,
     Depth,
     Description,
     Job,
     Layout,
     Observation,
+    PendingReduction,
     Rank,
     grids,
 )
@@ -39,7 +39,7 @@ from adapters.objective import (
     Objective,
 )
 from adapters.probe import ENTROPIES, FORWARD_PASSES, PADDING_ID, ProbedBatch, as_array, cycled
-from reference.aggregation import Beside, Mode, beside
+from reference.aggregation import AuxiliaryAggregation, Mode, auxiliary_aggregation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -117,7 +117,7 @@ class NativeAdapter(Adapter):
             if job.depth is not Depth.STEP:
                 losses = linear_losses if job.depth is Depth.REDUCER else trainer.token_losses
                 shares = [trainer.accumulate(probe, samples, losses)[0] for samples in steps]
-                return _observation(batch, shares, combine=Combine.SUM)
+                return _observation(batch, shares, pending_reduction=PendingReduction.SUM)
             trained = [trainer.train_step(probe, samples) for samples in steps]
         gradients, logs = zip(*trained, strict=True)
         return _observation(batch, gradients, logs=logs)
@@ -171,7 +171,7 @@ class Packed:
         return Packed(*(getattr(self, each.name).to(device) for each in fields(self)))
 
     @property
-    def beside(self) -> Packed:
+    def auxiliary_aggregation(self) -> Packed:
         """The same, as what stands beside the policy loss divides it."""
         return replace(self, denominators=self.denominators_beside)
 
@@ -232,7 +232,7 @@ class Trainer:
 
     def divided_beside(self, samples: list[SampleTensors]) -> list[SampleTensors]:
         """Samples with all other denominators, likewise."""
-        aggregation = beside(self.aggregation, Beside.WITH_TOKEN_MEAN)
+        aggregation = auxiliary_aggregation(self.aggregation, AuxiliaryAggregation.WITH_TOKEN_MEAN)
         before = [replace(sample, mask=sample.original_mask) for sample in samples]
         pairs = zip(
             denominators(samples, aggregation), denominators(before, aggregation), strict=True
@@ -262,7 +262,9 @@ class Trainer:
         """What a micro-batch adds to the loss of the step on this rank, and to its log."""
         log_probs = probe[packed.labels]
         if self.objective in OTHER_LOSSES:
-            loss = self.reduce(OTHER_LOSSES[self.objective](log_probs, packed), packed.beside)
+            loss = self.reduce(
+                OTHER_LOSSES[self.objective](log_probs, packed), packed.auxiliary_aggregation
+            )
             return loss, {Metric.LOSS: loss}
         policy_loss = self.reduce(token_losses(log_probs, packed), packed)
         entropy = self.entropy(probe, packed)
@@ -283,11 +285,13 @@ class Trainer:
 
     def entropy(self, probe: torch.Tensor, packed: Packed) -> torch.Tensor:
         """What a micro-batch adds to the entropy."""
-        return self.reduce(cycled(ENTROPIES, packed.labels) + probe[packed.labels], packed.beside)
+        return self.reduce(
+            cycled(ENTROPIES, packed.labels) + probe[packed.labels], packed.auxiliary_aggregation
+        )
 
     def divergence(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
         """What a micro-batch adds to the divergence from the reference policy."""
-        return self.reduce(log_probs - packed.reference_log_probs, packed.beside)
+        return self.reduce(log_probs - packed.reference_log_probs, packed.auxiliary_aggregation)
 
     def diagnostics(self, log_probs: torch.Tensor, packed: Packed) -> Mapping[Metric, torch.Tensor]:
         """What is logged and not trained."""
@@ -296,8 +300,8 @@ class Trainer:
         clipped = gains * torch.exp(log_ratios) > gains * (1 + gains * CLIP)
         rejected = packed.original_mask & ~packed.mask
         return {
-            Metric.CLIP_FRACTION: self.reduce(clipped.float(), packed.beside),
-            Metric.POLICY_KL: self.reduce(-log_ratios, packed.beside),
+            Metric.CLIP_FRACTION: self.reduce(clipped.float(), packed.auxiliary_aggregation),
+            Metric.POLICY_KL: self.reduce(-log_ratios, packed.auxiliary_aggregation),
             Metric.REJECTED: self.reduce(rejected.float(), packed.original),
         }
 
@@ -365,7 +369,7 @@ OTHER_LOSSES: dict[Objective, LossFunction] = {
 
 def coefficients(objective: Objective) -> tuple[float, float]:
     """Of the entropy bonus and of the divergence from the reference policy."""
-    together = objective is Objective.TOGETHER
+    together = objective is Objective.COMBINED
     return (
         ENTROPY_COEFFICIENT if together or objective is Objective.ENTROPY else 0.0,
         KL_COEFFICIENT if together or objective is Objective.KL else 0.0,
@@ -480,12 +484,12 @@ def _observation(
     batch: ProbedBatch,
     gradients: Sequence[torch.Tensor],
     *,
-    combine: Combine = Combine.REPLICATED,
+    pending_reduction: PendingReduction = PendingReduction.REPLICATED,
     logs: Sequence[dict[Metric, float]] = (),
 ) -> Observation:
     return Observation(
         weights=batch.weights_of_steps([as_array(gradient) for gradient in gradients]),
-        combine=combine,
+        pending_reduction=pending_reduction,
         forward_passes=batch.forward_passes(FORWARD_PASSES.take()),
         reported={
             metric: tuple(log[metric] for log in logs) for metric in (logs[0] if logs else ())

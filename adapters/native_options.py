@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from adapters.configuration import Setting, Tampering
+from adapters.configuration import FaultInjection, Setting
 from adapters.contract import Refused, Unsupported
 from reference.aggregation import Mode
 
@@ -45,7 +45,7 @@ RULES = dict.fromkeys(
     (
         *CONFIGURATIONS,
         *(f"{rule}_in_file" for rule in CONFIGURATIONS),
-        *Tampering,
+        *FaultInjection,
         "legacy_flag",
         "default_mode",
         "custom_reducer",
@@ -114,8 +114,8 @@ def validate_data(options: Options, job: Job) -> None:
         Unsupported: nothing of the kind reaches this loss.
     """
     missing = {
-        Tampering.GROUPS_MISSING: "the prompt group of every sample",
-        Tampering.DENOMINATORS_DROPPED: "the denominators of prompt groups",
+        FaultInjection.GROUPS_MISSING: "the prompt group of every sample",
+        FaultInjection.DENOMINATORS_DROPPED: "the denominators of prompt groups",
     }
     tampering = job.configuration.tampering
     if job.configuration.corrects:

@@ -160,7 +160,7 @@ class ProbedBatch:
         return [gains / 2 for gains in self.gains]
 
     @cached_property
-    def slopes(self) -> NDArray[np.float64]:
+    def dloss_dlogprob(self) -> NDArray[np.float64]:
         """Derivative of the reduced quantity, with its coefficient, by each token's probe: flat.
 
         Where an objective has several terms, it is the policy loss's.
@@ -183,7 +183,7 @@ class ProbedBatch:
     def weights(self, gradient: NDArray[np.float32]) -> NDArray[np.float64]:
         """Token weights of all steps, flat, from the probe's gradient [probe_size]."""
         ids = np.concatenate(self.responses)
-        return gradient[ids].astype(np.float64) / self.slopes
+        return gradient[ids].astype(np.float64) / self.dloss_dlogprob
 
     def weights_of_steps(
         self, gradients: Sequence[NDArray[np.float32]]

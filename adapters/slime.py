@@ -8,10 +8,10 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from adapters import cuda_on_cpu
-from adapters.contract import Layout, Place, Unsupported
+from adapters.contract import CodeLocation, Layout, Unsupported
 from adapters.imports import import_from
-from adapters.megatron import objectives, options, rejection, rollouts, stand_ins, startup
-from adapters.megatron.adapter import SEAM, MegatronAdapter, call_offering
+from adapters.megatron import objectives, options, rejection, rollouts, startup, stubs
+from adapters.megatron.adapter import SEAM, MegatronAdapter, call_supported
 from adapters.megatron.departures import stubbed
 from adapters.megatron.tracking import LOG, as_dictionaries
 
@@ -57,10 +57,10 @@ class SlimeAdapter(MegatronAdapter):
 
     def load(self, source: Path | None) -> None:
         """Import slime and put the seam behind its log-probabilities."""
-        stand_ins.install(["slime_plugins"], list(KERNELS))
+        stubs.install(["slime_plugins"], list(KERNELS))
         import_from("slime", [source] if source else [])
         self._choose_accelerator()
-        stand_ins.drop_server_options(
+        stubs.drop_server_options(
             self.module("utils.arguments"), self.module("backends.sglang_utils.arguments")
         )
         LOG.listen(self.module("backends.megatron_utils.model"))
@@ -101,7 +101,7 @@ class SlimeAdapter(MegatronAdapter):
         convert = self._conversion(manager, job)
         data: Any = convert(startup.sent(self._samples(batch), job))
         if hasattr(manager, "_split_train_data_by_dp"):
-            return call_offering(manager._split_train_data_by_dp, data, dp_size=job.layout.dp)
+            return call_supported(manager._split_train_data_by_dp, data, dp_size=job.layout.dp)
         return SimpleNamespace(inner=data)  # a training rank of older versions takes its share
 
     def slicer(self, args: Any) -> rollouts.Slicer:
@@ -109,7 +109,7 @@ class SlimeAdapter(MegatronAdapter):
         slice_with_cp = self.module("backends.megatron_utils.cp_utils").slice_log_prob_with_cp
 
         def held(values: torch.Tensor, total: int, response: int, width: int | None) -> Any:
-            return call_offering(
+            return call_supported(
                 slice_with_cp,
                 values,
                 total,
@@ -139,13 +139,13 @@ class SlimeAdapter(MegatronAdapter):
         loss, _, _ = self.loss_modules()
         manager = self.module("ray.rollout").RolloutManager.__ray_metadata__.modified_class
         return {
-            Place.TOKEN_COUNT: ((loss, "loss_function"),),
-            Place.LOG: (
+            CodeLocation.TOKEN_COUNT: ((loss, "loss_function"),),
+            CodeLocation.LOG: (
                 *((home, "reduce_train_step_metrics") for home in self._log_modules()),
                 (self.module("backends.megatron_utils.model"), "train_one_step"),
             ),
-            Place.ARGUMENTS: ((self.module("utils.arguments"), "slime_validate_args"),),
-            Place.SHARDING: (
+            CodeLocation.ARGUMENTS: ((self.module("utils.arguments"), "slime_validate_args"),),
+            CodeLocation.SHARDING: (
                 (manager, "_split_train_data_by_dp"),
                 (self.module("utils.data"), "process_rollout_data"),
             ),
@@ -202,7 +202,7 @@ class SlimeAdapter(MegatronAdapter):
         sample_class = self.module("utils.types").Sample
         field = self.rollout_field() or "index"
         return [
-            call_offering(
+            call_supported(
                 sample_class,
                 status=sample_class.Status.COMPLETED,
                 **{"index": index, field: rollout},

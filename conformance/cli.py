@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from adapters.contract import Depth
 from conformance.comparing import expectations
 from conformance.comparing.diff import NothingToCompareError, load_difference
-from conformance.comparing.groups import Choice
+from conformance.comparing.groups import FindingFilter
 from conformance.comparing.report_file import load
 from conformance.corpus.cases import ALL_CASES
 from conformance.findings.report import Check, Verdict
@@ -252,8 +252,8 @@ def _html(options: argparse.Namespace) -> Iterator[str]:
     yield f"page: {options.output}"
 
 
-def _choice(options: argparse.Namespace) -> Choice:
-    return Choice(modes=options.mode or frozenset(), checks=options.check or frozenset())
+def _choice(options: argparse.Namespace) -> FindingFilter:
+    return FindingFilter(modes=options.mode or frozenset(), checks=options.check or frozenset())
 
 
 def _diff(options: argparse.Namespace) -> Generator[str, None, int]:
@@ -285,7 +285,7 @@ def _description(description: Description) -> Iterator[str]:
     yield _row("options", _list(sorted(description.options)))
     conventions = vars(description.conventions)
     yield _row("conventions", ", ".join(f"{name}: {value}" for name, value in conventions.items()))
-    yield _row("stood in for", _list(description.stand_ins))
+    yield _row("stood in for", _list(description.stubs))
     for departure in description.departures:
         yield _row(departure.kind.replace("_", " "), f"{departure.what}: {departure.why}")
 

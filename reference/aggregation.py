@@ -52,7 +52,7 @@ class DenominatorMask(StrEnum):
     """Those there were before."""
 
 
-class Beside(StrEnum):
+class AuxiliaryAggregation(StrEnum):
     """How what stands beside the policy loss is reduced: other terms, other losses, diagnostics."""
 
     WITH_TOKEN_MEAN = "with_token_mean"
@@ -75,7 +75,10 @@ class Beside(StrEnum):
     @property
     def depends_on_cut(self) -> bool:
         """Whether the step alone does not determine the weights."""
-        return self in (Beside.MICRO_BATCH_TOKEN_MEAN, Beside.MICRO_BATCH_SAMPLE_MEAN)
+        return self in (
+            AuxiliaryAggregation.MICRO_BATCH_TOKEN_MEAN,
+            AuxiliaryAggregation.MICRO_BATCH_SAMPLE_MEAN,
+        )
 
 
 class MicroBatchWeight(StrEnum):
@@ -104,9 +107,9 @@ class Conventions:
     sample_unit: SampleUnit = SampleUnit.SAMPLE
     empty_units: EmptyUnits = EmptyUnits.COUNTED
     denominator_mask: DenominatorMask = DenominatorMask.MODIFIED
-    entropy: Beside = Beside.WITH_TOKEN_MEAN
-    kl: Beside = Beside.WITH_TOKEN_MEAN
-    diagnostics: Beside = Beside.WITH_TOKEN_MEAN
+    entropy: AuxiliaryAggregation = AuxiliaryAggregation.WITH_TOKEN_MEAN
+    kl: AuxiliaryAggregation = AuxiliaryAggregation.WITH_TOKEN_MEAN
+    diagnostics: AuxiliaryAggregation = AuxiliaryAggregation.WITH_TOKEN_MEAN
     micro_batch_weight: MicroBatchWeight = MicroBatchWeight.EQUAL
     whole_groups: bool = False
 
@@ -168,12 +171,13 @@ def _require_divisor(divisor: object) -> None:
         )
 
 
-def beside(policy: Aggregation, how: Beside) -> Aggregation:
+def auxiliary_aggregation(policy: Aggregation, how: AuxiliaryAggregation) -> Aggregation:
     """The aggregation of an auxiliary term beside a policy loss of some aggregation.
 
     Where the term is averaged over micro-batches, it is that within each of them.
     """
-    per_token = how in (Beside.TOKEN_MEAN, Beside.MICRO_BATCH_TOKEN_MEAN) or (
-        how is Beside.WITH_TOKEN_MEAN and policy.mode is Mode.TOKEN_MEAN
-    )
+    per_token = how in (
+        AuxiliaryAggregation.TOKEN_MEAN,
+        AuxiliaryAggregation.MICRO_BATCH_TOKEN_MEAN,
+    ) or (how is AuxiliaryAggregation.WITH_TOKEN_MEAN and policy.mode is Mode.TOKEN_MEAN)
     return Aggregation(Mode.TOKEN_MEAN if per_token else Mode.SAMPLE_MEAN)

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from adapters.contract import Description, Layout, Refused, Unsupported
 from adapters.native import NativeAdapter, SampleTensors, Trainer, with_denominators
-from reference.aggregation import Beside, Conventions, Mode
+from reference.aggregation import AuxiliaryAggregation, Conventions, Mode
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,7 +34,7 @@ class AveragingMicroBatches(NativeAdapter):
     """Documents that its diagnostics are averaged over micro-batches."""
 
     def describe(self) -> Description:
-        conventions = Conventions(diagnostics=Beside.MICRO_BATCH_TOKEN_MEAN)
+        conventions = Conventions(diagnostics=AuxiliaryAggregation.MICRO_BATCH_TOKEN_MEAN)
         return replace(super().describe(), conventions=conventions)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from adapters.contract import Job, LogEntry
 from adapters.source import resolve
-from conformance.corpus.log_cases import LogRow
+from conformance.corpus.log_cases import LogCase
 from conformance.ranks.log_process import CHILD
 from conformance.ranks.pool import Crashed, Ran, RankPool
 from conformance.ranks.worker import Declined
@@ -42,7 +42,7 @@ def aggregate(
     """What an adapter makes of each log, or its words, by a Python started with ``options``."""
     created = registry.create(adapter, "megatron")
     rows = [
-        LogRow(name=str(number), says="", entries=tuple(log)) for number, log in enumerate(logs)
+        LogCase(name=str(number), says="", entries=tuple(log)) for number, log in enumerate(logs)
     ]
     process = subprocess.run(
         [sys.executable, *options, "-m", CHILD],

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from conformance.comparing.groups import faults
+from conformance.comparing.groups import finding_groups
 from conformance.comparing.report_file import load
 from conformance.findings.report import Finding, Report
 from conformance.runs.reproduce import command
@@ -66,7 +66,7 @@ def sample(reports: Sequence[tuple[Path, Report]], size: int, seed: int = 0) -> 
 def _kinds(report: Report) -> list[list[Finding]]:
     """The wrong findings of a report by mistake, and by check and subject."""
     kinds: dict[tuple[str, str], list[Finding]] = defaultdict(list)
-    for fault in faults(report.findings):
+    for fault in finding_groups(report.findings):
         for finding in fault.findings:
             kinds[fault.name, finding.id.partition("/")[0]].append(finding)
     return list(kinds.values())

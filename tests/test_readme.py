@@ -158,9 +158,9 @@ def test_known_fault_shown_is_one_of_a_committed_report(tmp_path: Path) -> None:
     (tmp_path / "known.toml").write_text(shown)
     gate = Expecting(load_expectations(tmp_path / "known.toml"))
     report = load(command.ROOT / "reports" / "skyrl" / "v0.3.0.json")
-    rulings = [gate.ruling(f) for f in report.findings if gate.expectations.of(f.id)]
+    rulings = [gate.decision(f) for f in report.findings if gate.expectations.of(f.id)]
 
-    assert {ruling.outcome for ruling in rulings} == {Outcome.KNOWN}
+    assert {decision.outcome for decision in rulings} == {Outcome.KNOWN}
 
 
 def test_checks_are_documented() -> None:

@@ -22,7 +22,6 @@ import torch
 from adapters import cuda_on_cpu
 from adapters.contract import (
     Adapter,
-    Combine,
     Departure,
     Depth,
     Description,
@@ -30,6 +29,7 @@ from adapters.contract import (
     Layout,
     Observation,
     Option,
+    PendingReduction,
     Rank,
     grids,
 )
@@ -41,8 +41,8 @@ from adapters.megatron import (
     policy,
     rollouts,
     rules,
-    stand_ins,
     startup,
+    stubs,
 )
 from adapters.megatron.tracking import LOG
 from adapters.objective import Objective
@@ -151,7 +151,7 @@ class MegatronAdapter(Adapter):
             conventions=self.conventions(parser),
             places=objectives.places(self.candidates()),
             rules=rules.stated(parser, self.keepers()),
-            stand_ins=tuple(stand_ins.STOOD_IN),
+            stubs=tuple(stubs.STOOD_IN),
             departures=(
                 *departures.ABOVE_THE_ACTOR,
                 *departures.AROUND_THE_LOSS,
@@ -178,7 +178,7 @@ class MegatronAdapter(Adapter):
             gradients = self.train(args, job, trained, batch)
         return Observation(
             weights=batch.weights_of_steps(startup.of_steps(gradients, job)),
-            combine=combine(job.depth, per_token=per_token),
+            pending_reduction=pending_reduction(job.depth, per_token=per_token),
             counted_tokens=trained.take_counted_tokens(),
             reported=LOG.reported(job),
             forward_passes=batch.forward_passes(FORWARD_PASSES.take()),
@@ -225,7 +225,7 @@ class MegatronAdapter(Adapter):
         self.declining_fetch(actors, actor)
         with startup.refusals():
             references = self.references(args, job, batch)
-        call_offering(actor.train, 0, references, witness_info=None, attempt=0)
+        call_supported(actor.train, 0, references, witness_info=None, attempt=0)
         return optimizer.gradients
 
     def reducing(self, loss_function: Any) -> Any:
@@ -240,7 +240,7 @@ class MegatronAdapter(Adapter):
 
     def token_losses(self, args: Any, batch: Any, logits: torch.Tensor) -> torch.Tensor:
         """-advantage · log-probability of the tokens of this rank and micro-batch."""
-        log_probs = call_offering(
+        log_probs = call_supported(
             self.loss_modules()[0].get_log_probs_and_entropy,
             logits,
             args=args,
@@ -256,7 +256,7 @@ class MegatronAdapter(Adapter):
         """The framework's reducer of the policy loss for one micro-batch."""
         _, factory, chooser = self.loss_modules()
         masks = batch["loss_masks"]
-        shared = call_offering(
+        shared = call_supported(
             factory.get_sum_of_sample_mean,
             loss_masks=masks,
             calculate_per_token_loss=args.calculate_per_token_loss,
@@ -268,7 +268,7 @@ class MegatronAdapter(Adapter):
         )
         if not hasattr(chooser, "get_pg_loss_reducer"):
             return shared
-        return call_offering(
+        return call_supported(
             chooser.get_pg_loss_reducer,
             args,
             batch,
@@ -279,13 +279,13 @@ class MegatronAdapter(Adapter):
         )
 
 
-def combine(depth: Depth, *, per_token: bool) -> Combine:
+def pending_reduction(depth: Depth, *, per_token: bool) -> PendingReduction:
     """What is still to come after a depth of a step that Megatron trains, per token or not."""
     if depth is Depth.STEP:
-        return Combine.REPLICATED
+        return PendingReduction.REPLICATED
     if depth is Depth.LOSS:
-        return Combine.SUM_PER_COUNTED_TOKEN if per_token else Combine.MEAN
-    return Combine.SUM_PER_TOKEN if per_token else Combine.SUM_PER_SAMPLE
+        return PendingReduction.SUM_PER_COUNTED_TOKEN if per_token else PendingReduction.MEAN
+    return PendingReduction.SUM_PER_TOKEN if per_token else PendingReduction.SUM_PER_SAMPLE
 
 
 def counting_in_tensors(loss_function: Any, original: Any) -> Any:
@@ -302,7 +302,7 @@ def counting_in_tensors(loss_function: Any, original: Any) -> Any:
     return run
 
 
-def call_offering(function: Any, *args: Any, **offered: Any) -> Any:
+def call_supported(function: Any, *args: Any, **offered: Any) -> Any:
     """Call with those of the keyword arguments that this version knows."""
     known = _parameters(getattr(function, "__func__", function))
     return function(*args, **{name: value for name, value in offered.items() if name in known})

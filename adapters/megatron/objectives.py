@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 from adapters.contract import code_location
 from adapters.megatron import rejection
 from adapters.objective import ENTROPY_COEFFICIENT, KL_COEFFICIENT, Objective
-from reference.aggregation import Beside, Conventions, DenominatorMask, SampleUnit
+from reference.aggregation import AuxiliaryAggregation, Conventions, DenominatorMask, SampleUnit
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Mapping
 
-    from adapters.contract import Place
+    from adapters.contract import CodeLocation
 
-    Candidates = Mapping[Place, tuple[tuple[Any, str], ...]]
+    Candidates = Mapping[CodeLocation, tuple[tuple[Any, str], ...]]
 
 _ENTROPY = (f"--entropy-coef={ENTROPY_COEFFICIENT}",)
 _KL = (
@@ -30,7 +30,7 @@ SPELT: Mapping[Objective, tuple[str, ...]] = {
     Objective.REJECTION: ("--use-tis", f"--custom-tis-function-path={rejection.PATH}"),
     Objective.ENTROPY: _ENTROPY,
     Objective.KL: _KL,
-    Objective.TOGETHER: (*_ENTROPY, *_KL),
+    Objective.COMBINED: (*_ENTROPY, *_KL),
     Objective.DUAL_CLIP: ("--eps-clip-c=3.0",),
     Objective.GSPO: ("--advantage-estimator=gspo",),
     Objective.CISPO: ("--advantage-estimator=cispo",),
@@ -80,18 +80,22 @@ def conventions(
     are rejected; others count what is left. Those that have an option for the four modes say of it
     that it is the policy loss's alone: all else is a mean over samples.
     """
-    beside = Beside.SAMPLE_MEAN if _offers(parser, MODES) else Beside.WITH_TOKEN_MEAN
+    auxiliary_aggregation = (
+        AuxiliaryAggregation.SAMPLE_MEAN
+        if _offers(parser, MODES)
+        else AuxiliaryAggregation.WITH_TOKEN_MEAN
+    )
     return Conventions(
         sample_unit=SampleUnit.ROLLOUT if by_rollout else SampleUnit.SAMPLE,
         denominator_mask=DenominatorMask.ORIGINAL if by_rollout else DenominatorMask.MODIFIED,
-        entropy=beside,
-        kl=beside,
-        diagnostics=beside,
+        entropy=auxiliary_aggregation,
+        kl=auxiliary_aggregation,
+        diagnostics=auxiliary_aggregation,
         whole_groups=whole_groups,
     )
 
 
-def places(candidates: Candidates) -> dict[Place, str]:
+def places(candidates: Candidates) -> dict[CodeLocation, str]:
     """For each place the first of some functions, in a module by name, that this version has."""
     found = {place: _first(functions) for place, functions in candidates.items()}
     return {

@@ -107,7 +107,7 @@ def _columns(job: Job, batch: ProbedBatch) -> dict[str, list[NDArray[np.float64]
     columns = {"advantages": batch.advantages, "returns": batch.returns}
     if batch.objective is Objective.OFF_POLICY:
         columns["log_probs"] = batch.old_log_probs
-    if batch.objective in (Objective.KL, Objective.TOGETHER):
+    if batch.objective in (Objective.KL, Objective.COMBINED):
         columns["ref_log_probs"] = batch.reference_log_probs
     if job.configuration.kl:
         columns["ref_log_probs"] = batch.old_log_probs

@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from adapters.configuration import ORDINARY, REDUCER_DIVISOR, Setting, Tampering
+from adapters.configuration import DEFAULT_CONFIGURATION, REDUCER_DIVISOR, FaultInjection, Setting
 from adapters.contract import Refused, Unsupported
 from adapters.objective import ENTROPY_COEFFICIENT, KL_COEFFICIENT
 from adapters.sizes import rollouts_per_step
@@ -50,7 +50,7 @@ YAML_NUMBERS = {"nan": ".nan", "inf": ".inf", "-inf": "-.inf"}
 
 
 @dataclass(frozen=True)
-class Spelt:
+class CliFlag:
     """One option, and the setting that it belongs to if it may stand in a file; flags are true."""
 
     option: str
@@ -126,7 +126,7 @@ def judged(job: Job) -> Iterator[None]:
         Refused: with the framework's words.
     """
     with ExitStack() as stack:
-        if job.configuration != ORDINARY:
+        if job.configuration != DEFAULT_CONFIGURATION:
             stack.enter_context(refusals())
         yield
 
@@ -138,10 +138,10 @@ def sent(samples: list[Any], job: Job) -> list[Any]:
         for sample in samples:
             if getattr(sample, "rollout_log_probs", None) is None:
                 sample.rollout_log_probs = [0.0] * sample.response_length
-    if configuration.tampering is Tampering.GROUPS_MISSING:
+    if configuration.tampering is FaultInjection.GROUPS_MISSING:
         for sample in samples:
             sample.group_index = None
-    if configuration.tampering is Tampering.GROUP_INCOMPLETE:
+    if configuration.tampering is FaultInjection.GROUP_INCOMPLETE:
         _take_from_first_group(samples)
     return samples
 
@@ -190,30 +190,30 @@ def correction(
     return pg_loss, loss_masks, {}
 
 
-def _spelt(job: Job, parser: argparse.ArgumentParser) -> Iterator[Spelt]:
+def _spelt(job: Job, parser: argparse.ArgumentParser) -> Iterator[CliFlag]:
     """Every setting of a job, and what else its configuration needs."""
     configuration = job.configuration
     size = configuration.batch_size or rollouts_per_step(job.steps)
-    yield Spelt("global-batch-size", str(size), Setting.BATCH_SIZE)
+    yield CliFlag("global-batch-size", str(size), Setting.BATCH_SIZE)
     yield from _mode(job, parser)
     if configuration.per_token:
-        yield Spelt(PER_TOKEN_OPTION, setting=Setting.PER_TOKEN, flag=True)
+        yield CliFlag(PER_TOKEN_OPTION, setting=Setting.PER_TOKEN, flag=True)
     if configuration.entropy:
-        yield Spelt("entropy-coef", str(ENTROPY_COEFFICIENT), Setting.ENTROPY)
+        yield CliFlag("entropy-coef", str(ENTROPY_COEFFICIENT), Setting.ENTROPY)
     if configuration.kl:
-        yield Spelt("use-kl-loss", setting=Setting.KL, flag=True)
-        yield Spelt("kl-loss-coef", str(KL_COEFFICIENT), Setting.KL)
-        yield Spelt("ref-load", tempfile.gettempdir())  # a folder that exists, never read
+        yield CliFlag("use-kl-loss", setting=Setting.KL, flag=True)
+        yield CliFlag("kl-loss-coef", str(KL_COEFFICIENT), Setting.KL)
+        yield CliFlag("ref-load", tempfile.gettempdir())  # a folder that exists, never read
     if configuration.corrects:
-        yield Spelt("use-tis", flag=True)
-        yield Spelt("custom-tis-function-path", _path(correction))
+        yield CliFlag("use-tis", flag=True)
+        yield CliFlag("custom-tis-function-path", _path(correction))
     if configuration.reduces:
-        yield Spelt(REDUCER_OPTION, _path(reducer))
+        yield CliFlag(REDUCER_OPTION, _path(reducer))
     if configuration.tampering in CONVERSIONS:
-        yield Spelt(CONVERSION_OPTION, _path(conversion))
+        yield CliFlag(CONVERSION_OPTION, _path(conversion))
 
 
-def _mode(job: Job, parser: argparse.ArgumentParser) -> Iterator[Spelt]:
+def _mode(job: Job, parser: argparse.ArgumentParser) -> Iterator[CliFlag]:
     """The mode and the divisor, by the options for the four modes or by what there was before."""
     mode = job.aggregation.mode
     divisor = _divisor(job)
@@ -221,12 +221,12 @@ def _mode(job: Job, parser: argparse.ArgumentParser) -> Iterator[Spelt]:
         yield from _older_mode(job, parser)
         return
     if job.configuration.says_mode:
-        yield Spelt(MODE_OPTION, str(mode), Setting.MODE)
+        yield CliFlag(MODE_OPTION, str(mode), Setting.MODE)
     if divisor:
-        yield Spelt(DIVISOR_OPTION, divisor, Setting.DIVISOR)
+        yield CliFlag(DIVISOR_OPTION, divisor, Setting.DIVISOR)
 
 
-def _older_mode(job: Job, parser: argparse.ArgumentParser) -> Iterator[Spelt]:
+def _older_mode(job: Job, parser: argparse.ArgumentParser) -> Iterator[CliFlag]:
     """The flag is `token_mean`, a divisor is `constant`, neither is `sample_mean`."""
     mode = job.aggregation.mode
     divisor = _divisor(job)
@@ -239,9 +239,9 @@ def _older_mode(job: Job, parser: argparse.ArgumentParser) -> Iterator[Spelt]:
     if bool(divisor) != (mode is Mode.CONSTANT) and mode is not Mode.TOKEN_MEAN:
         raise Unsupported(f"no option --{MODE_OPTION}: a divisor alone makes a mode constant")
     if mode is Mode.TOKEN_MEAN and job.configuration.says_mode:
-        yield Spelt(PER_TOKEN_OPTION, setting=Setting.MODE, flag=True)
+        yield CliFlag(PER_TOKEN_OPTION, setting=Setting.MODE, flag=True)
     if divisor:
-        yield Spelt(OLDER_DIVISOR_OPTION, divisor, Setting.DIVISOR)
+        yield CliFlag(OLDER_DIVISOR_OPTION, divisor, Setting.DIVISOR)
 
 
 def _divisor(job: Job) -> str:
@@ -312,10 +312,10 @@ def _count(columns: Columns, groups: list[int], *, group: int, sample: int, sign
     ]
 
 
-CONVERSIONS: dict[Tampering | None, Callable[[Columns, list[int]], None]] = {
-    Tampering.DENOMINATORS_DROPPED: _drop_denominators,
-    Tampering.BOUNDARY_GAP: _leave_a_gap,
-    Tampering.BOUNDARY_OVERLAP: _overlap,
-    Tampering.BOUNDARY_SHORT: _end_short,
+CONVERSIONS: dict[FaultInjection | None, Callable[[Columns, list[int]], None]] = {
+    FaultInjection.DENOMINATORS_DROPPED: _drop_denominators,
+    FaultInjection.BOUNDARY_GAP: _leave_a_gap,
+    FaultInjection.BOUNDARY_OVERLAP: _overlap,
+    FaultInjection.BOUNDARY_SHORT: _end_short,
 }
 """What a custom conversion makes of the framework's columns."""

@@ -26,24 +26,24 @@ from torch.distributed import device_mesh, fsdp
 from adapters import cuda_on_cpu
 from adapters.contract import (
     Adapter,
-    Combine,
+    CodeLocation,
     Depth,
     Description,
     Job,
     Layout,
     Observation,
     Option,
-    Place,
+    PendingReduction,
     Rank,
     Refused,
     Unsupported,
 )
-from adapters.megatron import departures, entry, objectives, options, rules, stand_ins, startup
-from adapters.megatron.adapter import SEAM, call_offering
+from adapters.megatron import departures, entry, objectives, options, rules, startup, stubs
+from adapters.megatron.adapter import SEAM, call_supported
 from adapters.megatron.policy import ProbeSeam
 from adapters.megatron.rollouts import advantages, require_one_sample_per_rollout
 from adapters.megatron.tracking import LOG
-from adapters.miles import documented, logs, rollouts
+from adapters.miles import conventions, logs, rollouts
 from adapters.miles.importing import import_miles, module
 from adapters.objective import Objective
 from adapters.probe import FORWARD_PASSES, ProbedBatch, as_array
@@ -73,7 +73,7 @@ CI_TEST = departures.is_set(
 DEPARTURES = (
     *departures.ABOVE_THE_ACTOR,
     *departures.AROUND_THE_LOSS,
-    documented.OBSERVED_ENTROPY,
+    conventions.OBSERVED_ENTROPY,
     departures.is_set(
         "--debug-train-only",
         "no inference servers are started; the train step does not ask for it",
@@ -136,16 +136,16 @@ class MilesFsdpAdapter(Adapter):
             modes=options.modes(parser),
             depths=frozenset({Depth.LOSS, Depth.STEP}),
             options=options.options(parser) & {Option.BALANCE_DATA},
-            objectives=objectives.offered(parser, documented.losses()) - {Objective.VALUE},
+            objectives=objectives.offered(parser, conventions.losses()) - {Objective.VALUE},
             # The other engine counts rollouts, and their tokens before a step is cut.
             conventions=replace(
-                documented.conventions(parser),
+                conventions.conventions(parser),
                 sample_unit=SampleUnit.SAMPLE,
                 denominator_mask=DenominatorMask.MODIFIED,
             ),
             places=objectives.places(_candidates()),
-            rules=rules.stated(parser, documented.keepers()),
-            stand_ins=tuple(stand_ins.STOOD_IN),
+            rules=rules.stated(parser, conventions.keepers()),
+            stubs=tuple(stubs.STOOD_IN),
             departures=(*([CI_TEST] if _is_for_tests() else []), *DEPARTURES),
         )
 
@@ -165,10 +165,12 @@ class MilesFsdpAdapter(Adapter):
             actors = _engine("actor")
             actors.compute_advantages_and_returns = advantages(job, batch, rollouts.slicer(args))
             rollouts.decline_in_fetch(actors)
-            call_offering(_actor(args, trained).train, 0, references, witness_info=None, attempt=0)
+            call_supported(_actor(args, trained).train, 0, references, witness_info=None, attempt=0)
         return Observation(
             weights=batch.weights_of_steps(startup.of_steps(trained.gradients, job)),
-            combine=Combine.REPLICATED if job.depth is Depth.STEP else Combine.MEAN,
+            pending_reduction=PendingReduction.REPLICATED
+            if job.depth is Depth.STEP
+            else PendingReduction.MEAN,
             reported=LOG.reported(job),
             forward_passes=batch.forward_passes(FORWARD_PASSES.take()),
         )
@@ -191,9 +193,9 @@ def _candidates() -> objectives.Candidates:
     """The same as of the other engine, but that this one counts a step's tokens itself or never."""
     actors = _engine("actor")
     return {
-        **documented.candidates(),
-        Place.TOKEN_COUNT: ((actors, "_global_token_counts_by_step"),),
-        Place.TOKEN_DIVISION: ((actors.FSDPTrainRayActor, "_train_step"),),
+        **conventions.candidates(),
+        CodeLocation.TOKEN_COUNT: ((actors, "_global_token_counts_by_step"),),
+        CodeLocation.TOKEN_DIVISION: ((actors.FSDPTrainRayActor, "_train_step"),),
     }
 
 

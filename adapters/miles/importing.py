@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from adapters.imports import import_from
-from adapters.megatron import rejection, stand_ins
+from adapters.megatron import rejection, stubs
 from adapters.megatron.adapter import SEAM
 from adapters.megatron.tracking import LOG
 
@@ -26,11 +26,9 @@ def import_miles(source: Path | None, kernels: Sequence[str]) -> None:
 
     ``kernels`` are modules of miles' own that hold nothing but GPU kernels.
     """
-    stand_ins.install(["miles_plugins"], kernels)
+    stubs.install(["miles_plugins"], kernels)
     import_from("miles", [source] if source else [])
-    stand_ins.drop_server_options(
-        module("utils.arguments"), module("backends.sglang_utils.arguments")
-    )
+    stubs.drop_server_options(module("utils.arguments"), module("backends.sglang_utils.arguments"))
     _pass_objects_through()
     LOG.listen(module("backends.training_utils.log_utils"))
     rejection.use(module("backends.training_utils.cp_utils"))

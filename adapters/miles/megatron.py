@@ -10,7 +10,7 @@ from adapters.contract import Layout, grids
 from adapters.megatron import options, policy
 from adapters.megatron.adapter import MegatronAdapter
 from adapters.megatron.departures import stubbed
-from adapters.miles import documented, logs, rollouts
+from adapters.miles import conventions, logs, rollouts
 from adapters.miles.importing import OBJECTS, import_miles
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class MilesMegatronAdapter(MegatronAdapter):
     tree = ("miles",)
 
     departures = (
-        documented.OBSERVED_ENTROPY,
+        conventions.OBSERVED_ENTROPY,
         stubbed(
             "the phases of sglang's debug dumper: off, as they are by default",
             "its settings are read by a class of sglang's; it would only write files",
@@ -103,15 +103,15 @@ class MilesMegatronAdapter(MegatronAdapter):
 
     def conventions(self, parser: Any) -> Conventions:
         """The same for every engine of miles."""
-        return documented.conventions(parser)
+        return conventions.conventions(parser)
 
     def candidates(self) -> Candidates:
         """The same for every engine of miles."""
-        return documented.candidates()
+        return conventions.candidates()
 
     def keepers(self) -> list[Any]:
         """The same for every engine of miles."""
-        return documented.keepers()
+        return conventions.keepers()
 
     def aggregate(self, entries: Sequence[LogEntry], rank: Rank) -> Mapping[str, float]:
         """The same for every engine of miles, once it knows that it is alone."""

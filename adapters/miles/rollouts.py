@@ -6,7 +6,7 @@ import inspect
 from typing import TYPE_CHECKING, Any
 
 from adapters.megatron import startup
-from adapters.megatron.adapter import call_offering
+from adapters.megatron.adapter import call_supported
 from adapters.megatron.rollouts import sample_fields
 from adapters.miles.importing import module
 
@@ -35,7 +35,7 @@ def references(
     conversion = module("ray.rollout.train_data_conversion")
 
     def convert(args: Any, samples: Any, custom: Any = None) -> Any:
-        return call_offering(
+        return call_supported(
             conversion.convert_samples_to_train_data,
             args,
             samples,
@@ -45,7 +45,7 @@ def references(
         )
 
     data = convert(args, startup.sent(_samples(batch), job), startup.conversion(job, convert))
-    return call_offering(
+    return call_supported(
         conversion.split_train_data_by_dp,
         args,
         data,

@@ -19,16 +19,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from adapters.configuration import ORDINARY
+from adapters.configuration import DEFAULT_CONFIGURATION
 from adapters.contract import (
     Adapter,
-    Combine,
+    CodeLocation,
     Depth,
     Description,
     Job,
     LogEntry,
     Observation,
-    Place,
+    PendingReduction,
     Rank,
     Unsupported,
     code_location,
@@ -45,7 +45,7 @@ from adapters.skyrl.configuration import (
     scales_advantages,
 )
 from adapters.skyrl.importing import STOOD_IN, import_skyrl, module, ppo_utils
-from reference.aggregation import Beside, Conventions, DenominatorMask
+from reference.aggregation import AuxiliaryAggregation, Conventions, DenominatorMask
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -54,9 +54,9 @@ if TYPE_CHECKING:
 
 CONVENTIONS = Conventions(
     denominator_mask=DenominatorMask.ORIGINAL,
-    entropy=Beside.MICRO_BATCH_TOKEN_MEAN,
-    kl=Beside.MICRO_BATCH_SAMPLE_MEAN,
-    diagnostics=Beside.MICRO_BATCH_TOKEN_MEAN,
+    entropy=AuxiliaryAggregation.MICRO_BATCH_TOKEN_MEAN,
+    kl=AuxiliaryAggregation.MICRO_BATCH_SAMPLE_MEAN,
+    diagnostics=AuxiliaryAggregation.MICRO_BATCH_TOKEN_MEAN,
 )
 """What SkyRL documents: that advantages are scaled before the loss corrects its mask
 (docs/algorithms/custom_algorithms), which leaves all other tokens as they are
@@ -122,7 +122,7 @@ class SkyRLAdapter(Adapter):
             places=self._places(),
             rules=_rules(),
             permits=PERMITTED,
-            stand_ins=tuple(STOOD_IN),
+            stubs=tuple(STOOD_IN),
             departures=(*departures.NOT_RUN, *departures.SET, *departures.STUBBED),
         )
 
@@ -145,7 +145,9 @@ class SkyRLAdapter(Adapter):
         probed = workers["critic" if job.objective is Objective.VALUE else "policy"]
         return Observation(
             weights=batch.weights_of_steps(probed.gradients),
-            combine=Combine.REPLICATED if job.depth is Depth.STEP else Combine.MEAN,
+            pending_reduction=PendingReduction.REPLICATED
+            if job.depth is Depth.STEP
+            else PendingReduction.MEAN,
             reported=dispatch.reported if job.depth is Depth.STEP else {},
             forward_passes=batch.forward_passes(dispatch.forward_passes),
         )
@@ -166,18 +168,18 @@ class SkyRLAdapter(Adapter):
             )
         return logged
 
-    def _places(self) -> dict[Place, str]:
+    def _places(self) -> dict[CodeLocation, str]:
         reduction = "apply_loss_reduction_to_advantages_minibatch"
         dispatch = module("backends.skyrl_train.distributed.dispatch").MeshDispatch
         functions = {
-            Place.TOKEN_COUNT: getattr(
+            CodeLocation.TOKEN_COUNT: getattr(
                 ppo_utils(), reduction if scales_advantages() else "reduce_loss"
             ),
             # One commit has it under another name.
-            Place.LOG: getattr(module(WORKER_UTILS), "reduce_metrics", None),
-            Place.ARGUMENTS: module("train.utils.utils").validate_cfg,
+            CodeLocation.LOG: getattr(module(WORKER_UTILS), "reduce_metrics", None),
+            CodeLocation.ARGUMENTS: module("train.utils.utils").validate_cfg,
             # Older versions stage the data whole, and a rank takes its share of it.
-            Place.SHARDING: getattr(dispatch, "stage_chunks", dispatch.dispatch_from_staged),
+            CodeLocation.SHARDING: getattr(dispatch, "stage_chunks", dispatch.dispatch_from_staged),
         }
         return {place: code_location(found) for place, found in functions.items() if found}
 
@@ -196,7 +198,7 @@ def _rules() -> dict[str, str]:
 
 def _refusals(job: Job) -> AbstractContextManager[None]:
     """Where only the configuration can be what SkyRL objects to, it declines it late."""
-    return nullcontext() if job.configuration == ORDINARY else refusals()
+    return nullcontext() if job.configuration == DEFAULT_CONFIGURATION else refusals()
 
 
 def _require_numbers_alone(entry: LogEntry) -> None:

@@ -72,7 +72,7 @@ def objectives() -> frozenset[Objective]:
     losses = {objective for objective in POLICY_LOSSES if objective.value in registered}
     found = {Objective.POLICY, Objective.OFF_POLICY, *terms, *losses}
     if terms == set(OPTIONAL):
-        found.add(Objective.TOGETHER)
+        found.add(Objective.COMBINED)
     if _can_reject():
         found.add(Objective.REJECTION)
     return frozenset(found)
@@ -85,12 +85,12 @@ def scales_advantages() -> bool:
 
 def has_entropy_term(job: Job) -> bool:
     """Whether the entropy is in the loss."""
-    return job.configuration.entropy or job.objective in (Objective.ENTROPY, Objective.TOGETHER)
+    return job.configuration.entropy or job.objective in (Objective.ENTROPY, Objective.COMBINED)
 
 
 def has_kl_term(job: Job) -> bool:
     """Whether the divergence from the reference policy is in the loss."""
-    return job.configuration.kl or job.objective in (Objective.KL, Objective.TOGETHER)
+    return job.configuration.kl or job.objective in (Objective.KL, Objective.COMBINED)
 
 
 def knows_rollout_policy(job: Job) -> bool:

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from adapters import cuda_on_cpu
-from adapters.imports import import_from, stand_in
+from adapters.imports import import_from, stub
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -101,7 +101,7 @@ def _mend_dependencies() -> None:
 
 def _stand_in_for_flash_attn() -> None:
     """flash_attn has no CPU build; transformers has the same packing functions in plain torch."""
-    missing = stand_in(["flash_attn"])
+    missing = stub(["flash_attn"])
     if not missing:
         return
     STOOD_IN.extend(missing)

@@ -25,19 +25,19 @@ from torch import nn
 
 from adapters import cuda_on_cpu
 from adapters.contract import (
+    CodeLocation,
     Depth,
     Description,
     Job,
     Layout,
     Observation,
     Option,
-    Place,
     Rank,
     Unsupported,
     code_location,
     grids,
 )
-from adapters.imports import stand_in, stand_in_for
+from adapters.imports import stand_in_for, stub
 from adapters.megatron import policy
 from adapters.probe import ENTROPIES, FORWARD_PASSES, cycled
 from adapters.skyrl import departures
@@ -92,7 +92,7 @@ class SkyRLMegatronAdapter(SkyRLAdapter):
     def load_engine(self) -> None:
         """The seams are at the autograd functions that SkyRL makes something of logits with."""
         stand_in_for([MODEL_BRIDGES])
-        STOOD_IN.extend([*stand_in(["megatron.bridge"]), MODEL_BRIDGES])
+        STOOD_IN.extend([*stub(["megatron.bridge"]), MODEL_BRIDGES])
         if "megatron.bridge" in STOOD_IN:  # older versions register models in the worker itself
             conversion = importlib.import_module(CONVERSION)
             conversion.MegatronModelBridge.register_bridge = conversion.register_bridge
@@ -113,7 +113,7 @@ class SkyRLMegatronAdapter(SkyRLAdapter):
             options=frozenset(option for option in policy.OPTIONS if option in known),
             largest_tp=2,
             # Where Megatron is told what to call around the reduction of gradients.
-            places={**found.places, Place.REDUCTION: code_location(model_wrapper.__init__)},
+            places={**found.places, CodeLocation.REDUCTION: code_location(model_wrapper.__init__)},
             departures=(*found.departures, *departures.MEGATRON),
         )
 

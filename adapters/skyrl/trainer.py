@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from adapters.configuration import Tampering
+from adapters.configuration import FaultInjection
 from adapters.contract import Unsupported
 from adapters.objective import Metric, Objective
 from adapters.probe import FORWARD_PASSES, PADDING_ID, ProbedBatch
@@ -189,7 +189,7 @@ class Rollouts:
                 " of a prompt begin and end, from an id of every sample, so that boundaries are"
                 " contiguous and leave none out"
             )
-        if tampering not in (None, Tampering.GROUP_INCOMPLETE):
+        if tampering not in (None, FaultInjection.GROUP_INCOMPLETE):
             raise Unsupported(f"SkyRL has nothing of which it could be said: {tampering}")
 
     @cached_property
@@ -206,7 +206,7 @@ class Rollouts:
 
         ``step_wise`` is SkyRL's word for rollouts of several samples.
         """
-        incomplete = self.job.configuration.tampering is Tampering.GROUP_INCOMPLETE
+        incomplete = self.job.configuration.tampering is FaultInjection.GROUP_INCOMPLETE
         chosen = [number for number, uid in enumerate(self.uids) if uid in prompts][incomplete:]
         batch = self.batch
         columns: dict[str, list[Any]] = {
@@ -265,10 +265,10 @@ class Rollouts:
 
 
 BY_CONSTRUCTION = (
-    Tampering.GROUPS_MISSING,
-    Tampering.BOUNDARY_GAP,
-    Tampering.BOUNDARY_OVERLAP,
-    Tampering.BOUNDARY_SHORT,
+    FaultInjection.GROUPS_MISSING,
+    FaultInjection.BOUNDARY_GAP,
+    FaultInjection.BOUNDARY_OVERLAP,
+    FaultInjection.BOUNDARY_SHORT,
 )
 """What SkyRL cannot come by, whatever the rollouts."""
 

@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
-    from conformance.comparing.groups import Choice
+    from conformance.comparing.groups import FindingFilter
     from conformance.findings.report import Finding, Report, Request
-    from conformance.plan.matrix import AnyCell
+    from conformance.plan.matrix import AnyMatrixCell
 
     _Likeness = tuple["Kind", "State | None", "State | None"]
     """The fields that a `Group` begins with."""
@@ -58,7 +58,7 @@ class Kind(StrEnum):
     OTHER_DIAGNOSIS = "other_diagnosis"
     """As wrong as it was, by another mistake or another crash."""
 
-    SIDEWAYS = "sideways"
+    CHANGED = "sideways"
     """Another verdict of the same rank, or wrong in a way of which no errors can be compared."""
 
     VANISHED = "vanished"
@@ -244,7 +244,7 @@ class Difference:
         return dict(counts.most_common())
 
 
-def load_difference(old: Path, new: Path, choice: Choice) -> Difference:
+def load_difference(old: Path, new: Path, choice: FindingFilter) -> Difference:
     """Compare the chosen findings of two files.
 
     Raises:
@@ -291,7 +291,7 @@ def by_key(report: Report, renamed: Mapping[str, str] = RENAMED) -> dict[Key, Fi
     return {key(report.request, finding, names): finding for finding in report.findings}
 
 
-def key(request: Request, of: Finding | AnyCell, names: Mapping[str, str] = RENAMED) -> Key:
+def key(request: Request, of: Finding | AnyMatrixCell, names: Mapping[str, str] = RENAMED) -> Key:
     """What a finding of a run is of, or will be, by its id and depth.
 
     ``names`` has the cases that have other names now.
@@ -325,7 +325,7 @@ def _kind(old: Finding, new: Finding) -> Kind:
     if _rank(new) != _rank(old):
         return Kind.WORSE if _rank(new) > _rank(old) else Kind.BETTER
     if old.verdict is not new.verdict:
-        return Kind.SIDEWAYS
+        return Kind.CHANGED
     if old.verdict not in (Verdict.MISMATCH, Verdict.CRASHED):
         return Kind.SAME
     grown = growth(old, new)
@@ -333,7 +333,7 @@ def _kind(old: Finding, new: Finding) -> Kind:
         return Kind.WORSE if grown > 0 else Kind.BETTER
     if State.of(old) != State.of(new):
         return Kind.OTHER_DIAGNOSIS
-    return Kind.SIDEWAYS if (old.error is None) != (new.error is None) else Kind.SAME
+    return Kind.CHANGED if (old.error is None) != (new.error is None) else Kind.SAME
 
 
 def _rank(finding: Finding) -> int:
@@ -363,13 +363,13 @@ def _likeness(change: Change) -> _Likeness:
 def _settings(report: Report) -> dict[str, dict[str, str]]:
     """By section and name; what is not set is left out."""
     environment = report.environment.model_dump()
-    dependencies, stand_ins = environment.pop("dependencies"), environment.pop("stand_ins")
+    dependencies, stubs = environment.pop("dependencies"), environment.pop("stand_ins")
     sections = {
         "options": report.request.model_dump(),
         "conventions": asdict(report.conventions),
         "environment": environment,
         "dependencies": dependencies,
-        "stand-ins": dict.fromkeys(stand_ins, "stood in for"),
+        "stand-ins": dict.fromkeys(stubs, "stood in for"),
     }
     return {
         section: {name: str(value) for name, value in values.items() if value is not None}

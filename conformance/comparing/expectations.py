@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from conformance.comparing.groups import faults
+from conformance.comparing.groups import finding_groups
 from conformance.findings.report import Verdict
 from conformance.findings.sanitize import last_line
 
@@ -137,7 +137,7 @@ def draft(report: Report) -> Iterator[str]:
 
     Without these it cannot be loaded: a fault is known once somebody can say why it is there.
     """
-    for fault in faults(report.findings):
+    for fault in finding_groups(report.findings):
         yield "[[expect]]"
         yield "findings = ["
         yield from (f"    {_quoted(finding.id)}," for finding in fault.findings)

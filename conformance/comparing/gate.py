@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from conformance.comparing.diff import Difference, Key
     from conformance.comparing.expectations import Expectations
     from conformance.findings.report import Finding, Report, Request
-    from conformance.plan.matrix import AnyCell
+    from conformance.plan.matrix import AnyMatrixCell
 
 
 MOST_PARTS = 3
@@ -47,7 +47,7 @@ class Outcome(StrEnum):
 
 
 @dataclass(frozen=True)
-class Ruling:
+class GateDecision:
     """An outcome, and in a line why."""
 
     outcome: Outcome
@@ -58,7 +58,7 @@ class Gate(ABC):
     """Rules on findings, each by itself."""
 
     @abstractmethod
-    def ruling(self, finding: Finding) -> Ruling:
+    def decision(self, finding: Finding) -> GateDecision:
         """What one finding does to the run."""
 
     def lines(self, report: Report) -> Iterator[str]:
@@ -69,7 +69,7 @@ class Gate(ABC):
         """What changed since an earlier report; None if none is looked at."""
         return None
 
-    def refusal(self, cells: Sequence[AnyCell]) -> str | None:
+    def refusal(self, cells: Sequence[AnyMatrixCell]) -> str | None:
         """Why what a run is about to find can hardly be ruled on, and the way out; or None."""
         return None
 
@@ -86,20 +86,20 @@ class Gate(ABC):
     def failing(self, report: Report) -> Iterator[Finding]:
         """The findings of a report that fail."""
         for finding in report.findings:
-            if self.ruling(finding).outcome is Outcome.FAILS:
+            if self.decision(finding).outcome is Outcome.FAILS:
                 yield finding
 
 
 class Strict(Gate):
     """All that is wrong fails."""
 
-    def ruling(self, finding: Finding) -> Ruling:
+    def decision(self, finding: Finding) -> GateDecision:
         """By the verdict alone."""
         if finding.verdict in WRONG:
-            return Ruling(Outcome.FAILS, f"{finding.verdict}: {explain(finding)}")
+            return GateDecision(Outcome.FAILS, f"{finding.verdict}: {explain(finding)}")
         if finding.verdict is Verdict.UNSUPPORTED:
-            return Ruling(Outcome.SKIPPED, f"unsupported: {finding.message}")
-        return Ruling(Outcome.PASSES)
+            return GateDecision(Outcome.SKIPPED, f"unsupported: {finding.message}")
+        return GateDecision(Outcome.PASSES)
 
 
 @dataclass(frozen=True)
@@ -108,16 +108,16 @@ class Expecting(Gate):
 
     expectations: Expectations
 
-    def ruling(self, finding: Finding) -> Ruling:
+    def decision(self, finding: Finding) -> GateDecision:
         """By the entry that lists the finding, if one does."""
         entry = self.expectations.of(finding.id)
         if entry is None:
-            return Strict().ruling(finding)
+            return Strict().decision(finding)
         objection = entry.objection(finding)
         if objection is None:
-            return Ruling(Outcome.KNOWN, f"{entry.reason} ({entry.link})")
+            return GateDecision(Outcome.KNOWN, f"{entry.reason} ({entry.link})")
         found = f"; {explain(finding)}" if finding.verdict in WRONG else ""
-        return Ruling(
+        return GateDecision(
             Outcome.FAILS,
             f"{self.expectations.path} lists it as {entry.verdict} ({entry.reason}), but"
             f" {objection}{found}",
@@ -127,11 +127,11 @@ class Expecting(Gate):
         """How many findings were as listed, by reason, and what the file gets wrong."""
         known: Counter[str] = Counter()
         for finding in report.findings:
-            ruling = self.ruling(finding)
-            if ruling.outcome is Outcome.KNOWN:
-                known[ruling.words] += 1
-            elif ruling.outcome is Outcome.FAILS and self.expectations.of(finding.id):
-                yield f"{finding.id}: {ruling.words}"
+            decision = self.decision(finding)
+            if decision.outcome is Outcome.KNOWN:
+                known[decision.words] += 1
+            elif decision.outcome is Outcome.FAILS and self.expectations.of(finding.id):
+                yield f"{finding.id}: {decision.words}"
         for words, count in known.most_common():
             yield f"known ({count}): {words}"
 
@@ -152,7 +152,7 @@ class Comparing(Gate):
     def _findings(self) -> Mapping[Key, Finding]:
         return by_key(self.baseline)
 
-    def refusal(self, cells: Sequence[AnyCell]) -> str | None:
+    def refusal(self, cells: Sequence[AnyMatrixCell]) -> str | None:
         """The baseline has to have at least half of what the run is about to find."""
         keys = [key(self.request, cell) for cell in cells]
         lacking = [one for one in keys if one not in self._findings]
@@ -168,18 +168,20 @@ class Comparing(Gate):
             " same --depth, --layout, --modes and --checks, or choose what it has"
         )
 
-    def ruling(self, finding: Finding) -> Ruling:
+    def decision(self, finding: Finding) -> GateDecision:
         """By the baseline's finding of the same."""
         before, name = self._findings.get(key(self.request, finding)), self.path.name
-        alone = Strict().ruling(finding)
+        alone = Strict().decision(finding)
         if before is not None and compare(before, finding).kind is Kind.WORSE:
             words = f"worse than in {name} ({_state(before)}): {_state(finding)}"
-            return Ruling(Outcome.FAILS, words)
+            return GateDecision(Outcome.FAILS, words)
         if alone.outcome is not Outcome.FAILS:
             return alone
         if before is None:
-            return Ruling(Outcome.FAILS, f"not in {name}, so not known to be wrong: {alone.words}")
-        return Ruling(Outcome.KNOWN, f"no worse than in {name}: {alone.words}")
+            return GateDecision(
+                Outcome.FAILS, f"not in {name}, so not known to be wrong: {alone.words}"
+            )
+        return GateDecision(Outcome.KNOWN, f"no worse than in {name}: {alone.words}")
 
     def difference(self, report: Report) -> Difference:
         """What changed since the baseline."""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choice:
+class FindingFilter:
     """Which findings are looked at; a field that is empty leaves none out."""
 
     verdicts: frozenset[Verdict] = frozenset()
@@ -39,7 +39,7 @@ class Choice:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fault:
+class FindingGroup:
     """Findings that are wrong by one mistake; ``name`` is its diagnosis, or ``crashed``."""
 
     name: str
@@ -89,13 +89,13 @@ def matrix(findings: Sequence[Finding]) -> dict[Check, dict[Mode, Counter[Verdic
     }
 
 
-def faults(findings: Sequence[Finding]) -> list[Fault]:
+def finding_groups(findings: Sequence[Finding]) -> list[FindingGroup]:
     """All that is wrong, the worst first: what crashed, what is not finite, what is most off."""
     grouped: dict[str, list[Finding]] = defaultdict(list)
     for finding in findings:
         if finding.verdict in WRONG:
             grouped[_name(finding)].append(finding)
-    found = [Fault(name=name, findings=tuple(grouped[name])) for name in sorted(grouped)]
+    found = [FindingGroup(name=name, findings=tuple(grouped[name])) for name in sorted(grouped)]
     return sorted(found, key=lambda fault: (badness(fault.example), len(fault.findings)))[::-1]
 
 

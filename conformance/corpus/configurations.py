@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from adapters.configuration import Configuration, Setting, Tampering
+from adapters.configuration import Configuration, FaultInjection, Setting
 from conformance.corpus.cases import CORPUS
 from conformance.findings.report import Check
-from reference.aggregation import Beside, DenominatorMask, Mode
+from reference.aggregation import AuxiliaryAggregation, DenominatorMask, Mode
 
 if TYPE_CHECKING:
     from adapters.contract import Layout
@@ -63,9 +63,9 @@ class Row:
     def applies(self, conventions: Conventions) -> bool:
         """Whether the rule is about a framework of such conventions."""
         if self.configuration.entropy:
-            return conventions.entropy is Beside.SAMPLE_MEAN
+            return conventions.entropy is AuxiliaryAggregation.SAMPLE_MEAN
         if self.configuration.kl:
-            return conventions.kl is Beside.SAMPLE_MEAN
+            return conventions.kl is AuxiliaryAggregation.SAMPLE_MEAN
         if self.configuration.corrects:
             return conventions.denominator_mask is DenominatorMask.MODIFIED
         return True
@@ -99,7 +99,7 @@ def _divisor(name: str, typed: str, says: str) -> Row:
     )
 
 
-def _tampered(tampering: Tampering, says: str, check: Check = Check.ARGUMENTS) -> Row:
+def _tampered(tampering: FaultInjection, says: str, check: Check = Check.ARGUMENTS) -> Row:
     return Row(
         name=tampering,
         says=f"prompt_mean {says}",
@@ -184,9 +184,11 @@ ROWS = (
     in_file(DIVERGENCE, Setting.KL),
     BATCH,
     in_file(BATCH, Setting.BATCH_SIZE),
-    _tampered(Tampering.GROUP_INCOMPLETE, "of an incomplete group"),
-    _tampered(Tampering.GROUPS_MISSING, "of samples without a group"),
-    _tampered(Tampering.DENOMINATORS_DROPPED, "whose denominators a custom conversion has dropped"),
+    _tampered(FaultInjection.GROUP_INCOMPLETE, "of an incomplete group"),
+    _tampered(FaultInjection.GROUPS_MISSING, "of samples without a group"),
+    _tampered(
+        FaultInjection.DENOMINATORS_DROPPED, "whose denominators a custom conversion has dropped"
+    ),
     Row(
         name="correction_across_the_step",
         says="a custom function that shrinks the mask where the normaliser spans the step",
@@ -223,8 +225,8 @@ ROWS = (
         modes=(Mode.PROMPT_MEAN, Mode.TOKEN_MEAN),
         demand=Demand.SAME,
     ),
-    _tampered(Tampering.BOUNDARY_GAP, "with a sample between two groups", Check.SHARDING),
-    _tampered(Tampering.BOUNDARY_OVERLAP, "with a sample in two groups", Check.SHARDING),
-    _tampered(Tampering.BOUNDARY_SHORT, "with a sample after the last group", Check.SHARDING),
+    _tampered(FaultInjection.BOUNDARY_GAP, "with a sample between two groups", Check.SHARDING),
+    _tampered(FaultInjection.BOUNDARY_OVERLAP, "with a sample in two groups", Check.SHARDING),
+    _tampered(FaultInjection.BOUNDARY_SHORT, "with a sample after the last group", Check.SHARDING),
 )
 """In the order of the rules: what is refused, then what is accepted, then malformed boundaries."""

@@ -15,7 +15,7 @@ from reference.aggregation import Mode
 
 
 @dataclass(frozen=True, kw_only=True)
-class LogRow:
+class LogCase:
     """Entries of the micro-batches of one rank, of which all rows but the well-formed are wrong."""
 
     name: str
@@ -43,26 +43,26 @@ CUSTOM = "as a custom loss or importance-sampling function may add metrics"
 
 
 LOG_CASES = (
-    LogRow(
+    LogCase(
         name="well_formed",
         says="entries of one form",
         entries=(_entry(count=4.0), _entry(count=2.0)),
         mode=Mode.SAMPLE_MEAN,
         is_well_formed=True,
     ),
-    LogRow(
+    LogCase(
         name="well_formed_normalizers",
         says="entries with a normalizer for each key",
         entries=(_normalized(4.0, 8.0), _normalized(2.0, 2.0)),
         is_well_formed=True,
     ),
-    LogRow(
+    LogCase(
         name="different_keys",
         says=f"entries of different keys, {CUSTOM}",
         entries=(_entry(), _entry("loss entropy")),
         mode=Mode.SAMPLE_MEAN,
     ),
-    LogRow(
+    LogCase(
         name="key_order",
         says=f"the same keys in another order, {CUSTOM}",
         entries=(_entry(), _entry("kl loss")),

@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from conformance.diagnosis.catalogue import Mistake, Situation
+    from conformance.diagnosis.catalogue import Mistake, StepContext
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Evidence:
     """Weights [response tokens of the step] as observed, and the bound they were held against."""
 
-    situation: Situation
+    context: StepContext
     observed: NDArray[np.float64]
     tolerance: float
     elsewhere: bool = False
@@ -42,7 +42,7 @@ class Evidence:
     @property
     def expected(self) -> NDArray[np.float64]:
         """The reference's weights: [tokens]."""
-        return self.situation.expected
+        return self.context.expected
 
     @cached_property
     def active(self) -> NDArray[np.bool_]:
@@ -71,7 +71,7 @@ class Evidence:
 class ReportedEvidence:
     """A policy loss as reported, the token losses [tokens] it is of, and its relative bound."""
 
-    situation: Situation
+    context: StepContext
     losses: NDArray[np.float64]
     expected: float
     reported: float
@@ -107,7 +107,7 @@ def diagnose_reported(evidence: ReportedEvidence) -> Diagnosis:
             explanation=f"{words}: {mistake.words}",
             numbers=numbers | mistake.sizes,
         )
-        for mistake in (*mistakes(evidence.situation), *missing_tokens.shares(evidence.situation))
+        for mistake in (*mistakes(evidence.context), *missing_tokens.shares(evidence.context))
         if evidence.matches(mistake.weights)
     ]
     name = "unexplained" if evidence.reported else "nothing_reported"
@@ -151,9 +151,9 @@ def _first(explanations: list[Diagnosis]) -> Diagnosis:
 def _explanations(evidence: Evidence) -> Iterator[Diagnosis]:
     """Every known mistake that predicts the weights."""
     yield from missing_tokens.diagnoses(
-        evidence.situation, evidence.observed, evidence.matches, elsewhere=evidence.elsewhere
+        evidence.context, evidence.observed, evidence.matches, elsewhere=evidence.elsewhere
     )
-    for mistake in mistakes(evidence.situation):
+    for mistake in mistakes(evidence.context):
         if evidence.matches(mistake.weights):
             yield _named(evidence, mistake)
 
@@ -209,10 +209,10 @@ def _inferred(evidence: Evidence) -> Diagnosis | None:
 
     For `constant` that is another L; elsewhere another whole number of tokens, or of units.
     """
-    situation, ratio = evidence.situation, evidence.common_ratio
+    context, ratio = evidence.context, evidence.common_ratio
     if ratio is None:
         return None
-    divisor = situation.aggregation.divisor
+    divisor = context.aggregation.divisor
     if divisor is not None:
         used = divisor / ratio
         return Diagnosis(
@@ -220,12 +220,12 @@ def _inferred(evidence: Evidence) -> Diagnosis | None:
             explanation=f"the sum is divided by L = {used:.7g} instead of {divisor:.7g}",
             numbers={"divisor": used, "expected_divisor": divisor},
         )
-    per_token = situation.mode is Mode.TOKEN_MEAN
-    right = int(situation.counted.sum()) if per_token else situation.units
+    per_token = context.mode is Mode.TOKEN_MEAN
+    right = int(context.counted.sum()) if per_token else context.units
     counted = round(right / ratio)
     if abs(right / ratio - counted) > 2 * evidence.tolerance * counted:
         return None
-    what = f"{situation.mode.removesuffix('_mean')}s"
+    what = f"{context.mode.removesuffix('_mean')}s"
     return Diagnosis(
         name=f"{what}_miscounted",
         explanation=f"{counted} {what} are counted instead of {right}",
@@ -249,7 +249,7 @@ def _pattern(evidence: Evidence) -> str:
     """Over what the ratios are constant."""
     if evidence.common_ratio:
         return "the same for all tokens"
-    for name, part in _parts(evidence.situation):
+    for name, part in _parts(evidence.context):
         of_active = part[evidence.active]
         spread = max(
             float(np.ptp(evidence.ratios[of_active == value])) for value in np.unique(of_active)
@@ -259,15 +259,15 @@ def _pattern(evidence: Evidence) -> str:
     return "different within samples"
 
 
-def _parts(situation: Situation) -> Iterator[tuple[str, NDArray[np.int64]]]:
+def _parts(context: StepContext) -> Iterator[tuple[str, NDArray[np.int64]]]:
     """What tokens may share a ratio for, the coarsest first."""
-    cut = situation.cut
-    if cut is not None:
-        yield "rank", cut.dp_rank
-        yield "context-parallel slice", cut.dp_rank * situation.layout.cp + cut.cp_rank
-        yield "micro-batch", cut.micro_batch_number
-    yield "group", situation.step.groups[situation.sample]
-    yield "sample", situation.sample
+    placement = context.placement
+    if placement is not None:
+        yield "rank", placement.dp_rank
+        yield "context-parallel slice", placement.dp_rank * context.layout.cp + placement.cp_rank
+        yield "micro-batch", placement.micro_batch_number
+    yield "group", context.step.groups[context.sample]
+    yield "sample", context.sample
 
 
 def _fraction(ratio: float) -> str:

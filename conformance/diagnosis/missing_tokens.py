@@ -15,33 +15,33 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from conformance.diagnosis.catalogue import Situation
-    from conformance.diagnosis.placement import Cut
+    from conformance.diagnosis.catalogue import StepContext
+    from conformance.diagnosis.placement import TokenPlacement
 
     Matches = Callable[[NDArray[np.float64]], bool]
 
 
 def diagnoses(
-    situation: Situation, observed: NDArray[np.float64], matches: Matches, *, elsewhere: bool
+    context: StepContext, observed: NDArray[np.float64], matches: Matches, *, elsewhere: bool
 ) -> Iterator[Diagnosis]:
     """What was lost, if something was and ``matches`` says that the rest is right.
 
     ``elsewhere`` says whether other ranks have weights where this one has none at all.
     """
-    active = situation.expected > 0
+    active = context.expected > 0
     gone = active & np.equal(observed, 0)
     none = active.any() and gone[active].all()
-    if none and not elsewhere and not situation.untrained[active].any():
+    if none and not elsewhere and not context.untrained[active].any():
         yield _without_gradient(int(active.sum()))
         return
-    if gone.any() and matches(np.where(gone, 0, situation.expected)):
+    if gone.any() and matches(np.where(gone, 0, context.expected)):
         others = "no others are active" if gone[active].all() else "all others are right"
-        for name, words in _causes(situation, gone):
-            yield _diagnosis(situation, gone, name, f"weigh nothing, {others}: {words}")
-    lowest = (observed[active] / situation.expected[active]).min(initial=1.0)
-    twice = active & (observed > 1.5 * lowest * situation.expected)
-    if twice.any() and not twice[active].all() and _is_made_of(twice, active, situation.sample):
-        yield from _repeated(situation, twice, matches)
+        for name, words in _causes(context, gone):
+            yield _diagnosis(context, gone, name, f"weigh nothing, {others}: {words}")
+    lowest = (observed[active] / context.expected[active]).min(initial=1.0)
+    twice = active & (observed > 1.5 * lowest * context.expected)
+    if twice.any() and not twice[active].all() and _is_made_of(twice, active, context.sample):
+        yield from _repeated(context, twice, matches)
 
 
 def _without_gradient(tokens: int) -> Diagnosis:
@@ -52,35 +52,35 @@ def _without_gradient(tokens: int) -> Diagnosis:
     )
 
 
-def shares(situation: Situation) -> Iterator[Mistake]:
+def shares(context: StepContext) -> Iterator[Mistake]:
     """The weights that are left where only some ranks or micro-batches are heard of."""
-    for name, words, kept in _shares(situation):
-        yield Mistake(name=name, words=words, weights=np.where(kept, situation.expected, 0))
-    cut = situation.cut
-    if cut is not None:
+    for name, words, kept in _shares(context):
+        yield Mistake(name=name, words=words, weights=np.where(kept, context.expected, 0))
+    placement = context.placement
+    if placement is not None:
         for words, kept in (
-            ("last", cut.micro_batch == cut.micro_batches - 1),
-            ("first", cut.micro_batch == 0),
+            ("last", placement.micro_batch == placement.micro_batches - 1),
+            ("first", placement.micro_batch == 0),
         ):
             yield Mistake(
                 name="micro_batches_lost",
                 words=f"it is that of the {words} micro-batch of each rank",
-                weights=np.where(kept, situation.expected, 0),
+                weights=np.where(kept, context.expected, 0),
             )
 
 
-def _shares(situation: Situation) -> Iterator[tuple[str, str, NDArray[np.bool_]]]:
+def _shares(context: StepContext) -> Iterator[tuple[str, str, NDArray[np.bool_]]]:
     """The tokens of one rank, along each axis of the layout and of both."""
-    cut, layout = situation.cut, situation.layout
-    if cut is None:
+    placement, layout = context.placement, context.layout
+    if placement is None:
         return
     for name, whose, part, size in (
-        ("not_reduced_over_dp", "other data-parallel ranks", cut.dp_rank, layout.dp),
-        ("not_reduced_over_cp", "other context-parallel ranks", cut.cp_rank, layout.cp),
+        ("not_reduced_over_dp", "other data-parallel ranks", placement.dp_rank, layout.dp),
+        ("not_reduced_over_cp", "other context-parallel ranks", placement.cp_rank, layout.cp),
         (
             "not_reduced_over_ranks",
             "all other ranks",
-            cut.dp_rank * layout.cp + cut.cp_rank,
+            placement.dp_rank * layout.cp + placement.cp_rank,
             layout.dp * layout.cp,
         ),
     ):
@@ -89,35 +89,39 @@ def _shares(situation: Situation) -> Iterator[tuple[str, str, NDArray[np.bool_]]
                 yield name, f"those of {whose} were not added", part == rank
 
 
-def _causes(situation: Situation, gone: NDArray[np.bool_]) -> Iterator[tuple[str, str]]:
+def _causes(context: StepContext, gone: NDArray[np.bool_]) -> Iterator[tuple[str, str]]:
     """What the tokens that were lost have in common, and the others have not."""
-    active, cut = situation.expected > 0, situation.cut
-    if situation.untrained[gone].all():
+    active, placement = context.expected > 0, context.placement
+    if context.untrained[gone].all():
         yield "samples_lost", "no rank ever held them in training"
         return
-    for name, words, kept in _shares(situation):
+    for name, words, kept in _shares(context):
         if np.array_equal(gone, active & ~kept):
             yield name, words
-    if cut is not None and _is_made_of(gone, active, cut.micro_batch_number):
-        if Option.OVERLAP_GRAD_REDUCE in situation.layout.options and _are_last(gone, active, cut):
+    if placement is not None and _is_made_of(gone, active, placement.micro_batch_number):
+        if Option.OVERLAP_GRAD_REDUCE in context.layout.options and _are_last(
+            gone, active, placement
+        ):
             yield (
                 "reduced_before_the_last_micro_batch",
                 "those of the last micro-batches of ranks, as if the overlapping reduction of"
                 " gradients had begun before them",
             )
         yield "micro_batches_lost", "those of whole micro-batches"
-    if _is_made_of(gone, active, situation.sample):
+    if _is_made_of(gone, active, context.sample):
         yield "samples_lost", "those of whole samples"
     elif not gone[active].all():
         yield "tokens_lost", "their gradient was lost"
 
 
-def _are_last(gone: NDArray[np.bool_], active: NDArray[np.bool_], cut: Cut) -> bool:
+def _are_last(
+    gone: NDArray[np.bool_], active: NDArray[np.bool_], placement: TokenPlacement
+) -> bool:
     """Whether after the first micro-batch that a rank has lost it has none that is left."""
     return all(
-        gone[active & (cut.dp_rank == rank) & (cut.micro_batch >= first)].all()
-        for rank in np.unique(cut.dp_rank[gone])
-        for first in [cut.micro_batch[gone & (cut.dp_rank == rank)].min()]
+        gone[active & (placement.dp_rank == rank) & (placement.micro_batch >= first)].all()
+        for rank in np.unique(placement.dp_rank[gone])
+        for first in [placement.micro_batch[gone & (placement.dp_rank == rank)].min()]
     )
 
 
@@ -131,19 +135,19 @@ def _is_made_of(
 
 
 def _repeated(
-    situation: Situation, twice: NDArray[np.bool_], matches: Matches
+    context: StepContext, twice: NDArray[np.bool_], matches: Matches
 ) -> Iterator[Diagnosis]:
     """Some samples came twice, as those do that fill a batch up, and may be counted twice too."""
-    doubled = np.where(twice, 2.0, 1.0) * situation.expected
-    samples = len(np.unique(situation.sample[twice]))
-    size = situation.step.size
+    doubled = np.where(twice, 2.0, 1.0) * context.expected
+    samples = len(np.unique(context.sample[twice]))
+    size = context.step.size
     for words, factor in (("", 1.0), (" and are counted so", size / (size + samples))):
         if matches(doubled * factor):
-            yield _diagnosis(situation, twice, "samples_repeated", f"weigh twice as much{words}")
+            yield _diagnosis(context, twice, "samples_repeated", f"weigh twice as much{words}")
 
 
-def _diagnosis(situation: Situation, tokens: NDArray[np.bool_], name: str, words: str) -> Diagnosis:
-    samples = len(np.unique(situation.sample[tokens]))
+def _diagnosis(context: StepContext, tokens: NDArray[np.bool_], name: str, words: str) -> Diagnosis:
+    samples = len(np.unique(context.sample[tokens]))
     return Diagnosis(
         name=name,
         explanation=f"{tokens.sum()} active tokens of {samples} samples {words}",

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Cut:
+class TokenPlacement:
     """Where each response token of a step was: int64 [tokens].
 
     ``micro_batch`` counts from 0 on every data-parallel rank.
@@ -43,8 +43,8 @@ class Cut:
         return micro_batches
 
 
-def held(
-    observations: Sequence[Observation], number: int, layout: Layout
+def forward_pass_of_token(
+    observations: Sequence[Observation], step_index: int, layout: Layout
 ) -> NDArray[np.int32] | None:
     """In which forward pass each rank held each token of a step, -1 where in none: [ranks, tokens].
 
@@ -52,12 +52,14 @@ def held(
     does not tell.
     """
     telling = [
-        rank.forward_passes[number] for rank in observations[:: layout.tp] if rank.forward_passes
+        rank.forward_passes[step_index]
+        for rank in observations[:: layout.tp]
+        if rank.forward_passes
     ]
     return np.array(telling) if len(telling) == layout.dp * layout.cp else None
 
 
-def cut_of(passes: NDArray[np.int32], layout: Layout) -> Cut:
+def token_placement(passes: NDArray[np.int32], layout: Layout) -> TokenPlacement:
     """The cut of a step whose tokens ranks held in these forward passes: [ranks, tokens].
 
     The context-parallel ranks of a sequence go through the same passes, of which some have no
@@ -69,4 +71,4 @@ def cut_of(passes: NDArray[np.int32], layout: Layout) -> Cut:
     for rank in range(layout.dp):
         mine = dp_rank == rank
         micro_batch[mine] = np.unique(micro_batch[mine], return_inverse=True)[1]
-    return Cut(dp_rank=dp_rank, cp_rank=cp_rank, micro_batch=micro_batch)
+    return TokenPlacement(dp_rank=dp_rank, cp_rank=cp_rank, micro_batch=micro_batch)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from conformance.diagnosis.catalogue import Situation
+    from conformance.diagnosis.catalogue import StepContext
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -29,7 +29,7 @@ class Summand:
     """One term: what it is called, how it is reduced, and what of each token: [tokens]."""
 
     name: str
-    situation: Situation
+    context: StepContext
     factors: NDArray[np.float64]
 
 
@@ -48,7 +48,7 @@ def diagnose_joint(
                 if own_words:
                     explanation += f"; {policy.name}: {own_words}"
                 return Diagnosis(name=name, explanation=explanation)
-    own = policy.factors * policy.situation.expected
+    own = policy.factors * policy.context.expected
     for name, words, apart in _apart(others):
         if matches(own + apart):
             return Diagnosis(name=name, explanation=words)
@@ -57,14 +57,14 @@ def diagnose_joint(
 
 def _alternatives(summand: Summand) -> Iterator[tuple[str, NDArray[np.float64]]]:
     """What a term would be if it were right, and by each known mistake."""
-    yield "", summand.factors * summand.situation.expected
-    for mistake in mistakes(summand.situation):
+    yield "", summand.factors * summand.context.expected
+    for mistake in mistakes(summand.context):
         yield mistake.words, summand.factors * mistake.weights
 
 
 def _apart(others: Sequence[Summand]) -> Iterator[tuple[str, str, NDArray[np.float64]]]:
     """What the others would add up to where each has a mistake of its own in what it averages."""
-    own = [[*filled_up(other.situation), *shares(other.situation)] for other in others]
+    own = [[*filled_up(other.context), *shares(other.context)] for other in others]
     for mistaken in product(*own):
         pairs = [*zip(others, mistaken, strict=True)]
         name = "_and_".join(dict.fromkeys(mistake.name for mistake in mistaken))
@@ -75,7 +75,7 @@ def _apart(others: Sequence[Summand]) -> Iterator[tuple[str, str, NDArray[np.flo
 
 def _shared(others: Sequence[Summand]) -> Iterator[tuple[str, str, NDArray[np.float64]]]:
     """What the others would add up to by each mistake that all of them may have."""
-    known = [{(m.name, m.words): m for m in mistakes(other.situation)} for other in others]
+    known = [{(m.name, m.words): m for m in mistakes(other.context)} for other in others]
     for key in known[0]:
         if all(key in of_other for of_other in known):
             total = sum(

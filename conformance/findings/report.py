@@ -203,7 +203,7 @@ class Environment(_Model):
 
     platform: str
     dependencies: dict[str, str]
-    stand_ins: list[str]
+    stubs: list[str]
 
     @property
     def hardware(self) -> str:

@@ -30,7 +30,7 @@ def words(text: str, source: Path | None) -> str:
     return _UNREADABLE.sub(lambda sign: sign[0].encode("unicode_escape").decode(), text)
 
 
-def words_of(error: BaseException, source: Path | None) -> str:
+def sanitized_traceback(error: BaseException, source: Path | None) -> str:
     """The traceback of an exception, from where the framework is entered.
 
     It reads the same after an edit of ours: no line of our own files is numbered.

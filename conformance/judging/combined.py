@@ -15,7 +15,7 @@ from conformance.findings.badness import agreement
 from conformance.findings.report import Diagnosis, Verdict
 from conformance.judging import loss_terms
 from conformance.judging.picture import picture
-from conformance.judging.weights import Judgement, combined, situation_of, worse
+from conformance.judging.weights import Judgement, combined, step_context, worse
 from reference.rounding import weight_bound
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from adapters.contract import Description, Job, Observation
-    from conformance.diagnosis.catalogue import Situation
+    from conformance.diagnosis.catalogue import StepContext
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -32,33 +32,33 @@ class Part:
     """One term of the gradient: what a token's weight is multiplied by, and how it is reduced."""
 
     metric: Metric
-    situation: Situation
-    slopes: NDArray[np.float64]
+    context: StepContext
+    dloss_dlogprob: NDArray[np.float64]
 
     @property
     def gradient(self) -> NDArray[np.float64]:
         """The reference's: [tokens]."""
-        return self.slopes * self.situation.expected
+        return self.dloss_dlogprob * self.context.expected
 
 
-def judge_together(
+def judge_combined(
     job: Job, observations: Sequence[Observation], description: Description
 ) -> Judgement:
     """Hold the sum of the terms' gradients against the reference's, token by token.
 
     The error of a token is relative to the sum of its terms' absolute values, as they may cancel.
     """
-    tolerance = weight_bound(description.dtype, terms=len(loss_terms.TOGETHER))
+    tolerance = weight_bound(description.dtype, terms=len(loss_terms.COMBINED))
     worst = Judgement(verdict=Verdict.CONFORMS, error=0.0, tolerance=tolerance)
     batch = ProbedBatch(job.steps, job.objective)
-    for number, slopes in enumerate(batch.split(batch.slopes)):
-        parts = _parts(situation_of(job, number, observations, description), slopes)
+    for step_index, dloss_dlogprob in enumerate(batch.split(batch.dloss_dlogprob)):
+        parts = _parts(step_context(job, step_index, observations, description), dloss_dlogprob)
         expected = np.sum([part.gradient for part in parts], axis=0)
         magnitude = np.sum([np.abs(part.gradient) for part in parts], axis=0)
-        fingerprints = (part.situation.fingerprint for part in parts)
+        fingerprints = (part.context.fingerprint for part in parts)
         worst = replace(worst, expected=(*worst.expected, *fingerprints))
-        for weights in combined(observations, number, job, description.conventions):
-            off = weights * slopes - expected
+        for weights in combined(observations, step_index, job, description.conventions):
+            off = weights * dloss_dlogprob - expected
             error = _error(off, magnitude)
             if error is not None and error <= tolerance:
                 worst = worse(worst, error)
@@ -67,25 +67,25 @@ def judge_together(
                 verdict=Verdict.MISMATCH,
                 error=error,
                 tolerance=tolerance,
-                agreement=agreement(weights * slopes, expected, magnitude),
+                agreement=agreement(weights * dloss_dlogprob, expected, magnitude),
                 diagnosis=_diagnosis(off, magnitude, parts, tolerance),
-                picture=picture(parts[0].situation, weights * slopes, expected),
+                picture=picture(parts[0].context, weights * dloss_dlogprob, expected),
                 expected=worst.expected,
             )
     return worst
 
 
-def _parts(situation: Situation, slopes: NDArray[np.float64]) -> list[Part]:
-    conventions = situation.conventions
+def _parts(context: StepContext, dloss_dlogprob: NDArray[np.float64]) -> list[Part]:
+    conventions = context.conventions
     return [
         Part(
             metric=term.metric,
-            situation=situation.of_term(loss_terms.reducer_of_term(term.metric, conventions)),
-            slopes=slopes
+            context=context.of_term(loss_terms.reducer_of_term(term.metric, conventions)),
+            dloss_dlogprob=dloss_dlogprob
             if term.metric is Metric.POLICY_LOSS
-            else np.full_like(slopes, term.coefficient),
+            else np.full_like(dloss_dlogprob, term.coefficient),
         )
-        for term in loss_terms.TOGETHER
+        for term in loss_terms.COMBINED
     ]
 
 
@@ -111,7 +111,8 @@ def _diagnosis(
     if alone.name != "unexplained":
         return alone
     policy, *others = (
-        Summand(name=part.metric, situation=part.situation, factors=part.slopes) for part in parts
+        Summand(name=part.metric, context=part.context, factors=part.dloss_dlogprob)
+        for part in parts
     )
     observed = off + np.sum([part.gradient for part in parts], axis=0)
 
@@ -128,7 +129,7 @@ def _of_part(
     gradient = np.abs(part.gradient)
     active = gradient > 0
     amplified = float((magnitude[active] / gradient[active]).max(initial=1.0))
-    observed = part.situation.expected + off / part.slopes
+    observed = part.context.expected + off / part.dloss_dlogprob
     return diagnose(
-        Evidence(situation=part.situation, observed=observed, tolerance=tolerance * amplified)
+        Evidence(context=part.context, observed=observed, tolerance=tolerance * amplified)
     )

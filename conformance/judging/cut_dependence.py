@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from conformance.findings.report import Diagnosis, Verdict
 from conformance.judging import loss_terms
-from conformance.judging.weights import Judgement, situation_of
-from reference.aggregation import Beside
+from conformance.judging.weights import Judgement, step_context
+from reference.aggregation import AuxiliaryAggregation
 from reference.rounding import weight_bound
 
 if TYPE_CHECKING:
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from adapters.contract import Description, Job, Observation
 
 OF_THE_STEP = {
-    Beside.MICRO_BATCH_TOKEN_MEAN: Beside.TOKEN_MEAN,
-    Beside.MICRO_BATCH_SAMPLE_MEAN: Beside.SAMPLE_MEAN,
+    AuxiliaryAggregation.MICRO_BATCH_TOKEN_MEAN: AuxiliaryAggregation.TOKEN_MEAN,
+    AuxiliaryAggregation.MICRO_BATCH_SAMPLE_MEAN: AuxiliaryAggregation.SAMPLE_MEAN,
 }
 """The aggregation of the whole step that each mean over micro-batches stands for."""
 
@@ -33,10 +33,10 @@ def judge_cut_dependence(
     how = loss_terms.reducer(job.objective, description.conventions)
     if how not in OF_THE_STEP:
         return None
-    cut = situation_of(job, 0, observations, description)
-    whole = cut.of_term(OF_THE_STEP[how])
+    placement = step_context(job, 0, observations, description)
+    whole = placement.of_term(OF_THE_STEP[how])
     active = whole.expected > 0
-    ratios = cut.expected[active] / whole.expected[active]
+    ratios = placement.expected[active] / whole.expected[active]
     low, high = float(ratios.min()), float(ratios.max())
     tolerance = weight_bound(description.dtype)
     if max(high - 1, 1 - low) <= tolerance:

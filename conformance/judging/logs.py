@@ -12,11 +12,11 @@ from conformance.findings.report import Diagnosis, Verdict
 from conformance.judging.weights import Judgement
 
 if TYPE_CHECKING:
-    from conformance.corpus.log_cases import LogRow
+    from conformance.corpus.log_cases import LogCase
     from conformance.ranks.log_process import LogOutcome
 
 
-def judge_log(row: LogRow, outcome: LogOutcome, optimized: LogOutcome) -> Judgement:
+def judge_log(row: LogCase, outcome: LogOutcome, optimized: LogOutcome) -> Judgement:
     """Hold what a framework made of a row against the rule: logged if well formed, else refused.
 
     ``optimized`` is what it makes of it under ``python -O``.

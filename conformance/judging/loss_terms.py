@@ -19,7 +19,7 @@ from adapters.objective import (
     Objective,
 )
 from adapters.probe import DIVERGENCES, ENTROPIES
-from reference.aggregation import Beside
+from reference.aggregation import AuxiliaryAggregation
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,7 +42,7 @@ class Term:
 
 
 POLICY_LOSS = (Term(metric=Metric.POLICY_LOSS),)
-TOGETHER = (
+COMBINED = (
     *POLICY_LOSS,
     Term(metric=Metric.ENTROPY, coefficient=-ENTROPY_COEFFICIENT),
     Term(metric=Metric.KL, coefficient=KL_COEFFICIENT),
@@ -53,20 +53,20 @@ def terms(metric: Metric, objective: Objective) -> tuple[Term, ...]:
     """What a logged number is the sum of."""
     if metric is not Metric.LOSS:
         return (Term(metric=metric),)
-    return TOGETHER if objective is Objective.TOGETHER else POLICY_LOSS
+    return COMBINED if objective is Objective.COMBINED else POLICY_LOSS
 
 
-def reducer(objective: Objective, conventions: Conventions) -> Beside | None:
+def reducer(objective: Objective, conventions: Conventions) -> AuxiliaryAggregation | None:
     """How the only term of an objective is reduced; None if by the mode."""
     return {
         Objective.ENTROPY: conventions.entropy,
         Objective.KL: conventions.kl,
-        Objective.SFT: Beside.WITH_TOKEN_MEAN,
-        Objective.VALUE: Beside.WITH_TOKEN_MEAN,
+        Objective.SFT: AuxiliaryAggregation.WITH_TOKEN_MEAN,
+        Objective.VALUE: AuxiliaryAggregation.WITH_TOKEN_MEAN,
     }.get(objective)
 
 
-def reducer_of_term(metric: Metric, conventions: Conventions) -> Beside | None:
+def reducer_of_term(metric: Metric, conventions: Conventions) -> AuxiliaryAggregation | None:
     """How a term of the loss is reduced, or anything logged; None if by the mode."""
     if metric is Metric.POLICY_LOSS:
         return None
@@ -74,7 +74,7 @@ def reducer_of_term(metric: Metric, conventions: Conventions) -> Beside | None:
     return of_term.get(metric, conventions.diagnostics)
 
 
-def before_rejection(step: Step) -> Step:
+def without_rejection(step: Step) -> Step:
     """A step out of which no tokens were taken."""
     return replace(step, mask=step.before, original_mask=None)
 
@@ -86,17 +86,17 @@ def quantities(metric: Metric, batch: ProbedBatch) -> NDArray[np.float64]:
 
 def _policy_losses(batch: ProbedBatch) -> NDArray[np.float64]:
     ratios = np.exp(-np.concatenate(batch.old_log_probs))
-    gains = np.concatenate(batch.advantages)
+    raw_advantages = np.concatenate(batch.advantages)
     clipped = np.clip(ratios, 1 - CLIP, 1 + CLIP)
-    losses: NDArray[np.float64] = np.maximum(-gains * ratios, -gains * clipped)
+    losses: NDArray[np.float64] = np.maximum(-raw_advantages * ratios, -raw_advantages * clipped)
     return losses
 
 
 def _clipped(batch: ProbedBatch) -> NDArray[np.float64]:
     log_ratios = -np.concatenate(batch.old_log_probs)
-    gains = np.concatenate(batch.advantages)
-    too_far = (log_ratios > np.log1p(CLIP)) & (gains > 0)
-    too_near = (log_ratios < np.log1p(-CLIP)) & (gains < 0)
+    raw_advantages = np.concatenate(batch.advantages)
+    too_far = (log_ratios > np.log1p(CLIP)) & (raw_advantages > 0)
+    too_near = (log_ratios < np.log1p(-CLIP)) & (raw_advantages < 0)
     return np.asarray(too_far | too_near, np.float64)
 
 

@@ -11,13 +11,13 @@ import numpy as np
 
 from adapters.objective import Metric, Objective
 from adapters.probe import ProbedBatch
-from conformance.diagnosis.catalogue import ExpectedNumber, Situation
+from conformance.diagnosis.catalogue import ExpectedNumber, StepContext
 from conformance.diagnosis.explain import ReportedEvidence, diagnose_reported, left_out, likeliest
 from conformance.diagnosis.shared_mistakes import Summand, diagnose_joint
 from conformance.findings.badness import agreement
 from conformance.findings.report import Diagnosis, Logged, Verdict
 from conformance.judging import loss_terms
-from conformance.judging.weights import Judgement, situation_of, worse
+from conformance.judging.weights import Judgement, step_context, worse
 from reference.aggregation import MicroBatchWeight
 from reference.rounding import TERM_OPERATIONS, reported_bound
 
@@ -34,19 +34,19 @@ class Share:
     """What one term adds to a logged number of a step: weights · quantities · coefficient."""
 
     metric: Metric
-    situation: Situation
+    context: StepContext
     quantities: NDArray[np.float64]
     """Of each token, the coefficient included: [tokens]."""
 
     @cached_property
     def expected(self) -> float:
         """The reference's share."""
-        return math.fsum(self.situation.expected * self.quantities)
+        return math.fsum(self.context.expected * self.quantities)
 
     @property
     def magnitude(self) -> float:
         """What its rounding errors are relative to."""
-        return float(np.abs(self.situation.expected * self.quantities).sum())
+        return float(np.abs(self.context.expected * self.quantities).sum())
 
 
 def judge_logged(
@@ -61,12 +61,12 @@ def judge_logged(
     cancel.
     """
     worst: Judgement | None = None
-    for number in range(len(job.steps)):
-        reported = [*_reported(observations, number, metric)]
+    for step_index in range(len(job.steps)):
+        reported = [*_reported(observations, step_index, metric)]
         if not reported:
             continue
-        shares = _shares(job, number, observations, description, metric)
-        tolerance = _tolerance(job, number, description)
+        shares = _shares(job, step_index, observations, description, metric)
+        tolerance = _tolerance(job, step_index, description)
         expected = (*(worst.expected if worst else ()), *_expected_numbers(job, metric, shares))
         for value in reported:
             judgement = replace(_judge(value, shares, tolerance), expected=expected)
@@ -84,7 +84,7 @@ def _expected_numbers(job: Job, metric: Metric, shares: Sequence[Share]) -> list
     return [
         ExpectedNumber(f"{share.metric} in {metric} of {job.objective}, {scope}", share.expected)
         for share in shares
-        for scope in [share.situation.scope]
+        for scope in [share.context.scope]
     ]
 
 
@@ -120,7 +120,7 @@ def _diagnosis(
     if len(found) == 1 or alone.name != "unexplained":
         return alone
     policy, *others = (
-        Summand(name=share.metric, situation=share.situation, factors=share.quantities)
+        Summand(name=share.metric, context=share.context, factors=share.quantities)
         for share in shares
     )
 
@@ -134,7 +134,7 @@ def _of_share(share: Share, off: float, magnitude: float, tolerance: float) -> D
     """What explains that a sum of terms, of this magnitude, is off, if one term alone is wrong."""
     return diagnose_reported(
         ReportedEvidence(
-            situation=share.situation,
+            context=share.context,
             losses=share.quantities,
             expected=share.expected,
             reported=share.expected + off,
@@ -146,42 +146,44 @@ def _of_share(share: Share, off: float, magnitude: float, tolerance: float) -> D
 
 def _shares(
     job: Job,
-    number: int,
+    step_index: int,
     observations: Sequence[Observation],
     description: Description,
     metric: Metric,
 ) -> list[Share]:
     conventions = description.conventions
     batch = ProbedBatch(job.steps, job.objective)
-    situation = situation_of(job, number, observations, description)
+    context = step_context(job, step_index, observations, description)
     if metric is not Metric.LOSS:
         plain = replace(conventions, micro_batch_weight=MicroBatchWeight.EQUAL)
-        situation = replace(situation, conventions=plain)
+        context = replace(context, conventions=plain)
     if metric is Metric.REJECTED:
-        before = tuple(loss_terms.before_rejection(step) for step in job.steps)
-        situation = replace(situation, steps=before)
+        before = tuple(loss_terms.without_rejection(step) for step in job.steps)
+        context = replace(context, steps=before)
     return [
         Share(
             metric=term.metric,
-            situation=situation.of_term(loss_terms.reducer_of_term(term.metric, conventions)),
+            context=context.of_term(loss_terms.reducer_of_term(term.metric, conventions)),
             quantities=term.coefficient
-            * batch.split(loss_terms.quantities(term.metric, batch))[number],
+            * batch.split(loss_terms.quantities(term.metric, batch))[step_index],
         )
         for term in loss_terms.terms(metric, job.objective)
     ]
 
 
-def _tolerance(job: Job, number: int, description: Description) -> float:
+def _tolerance(job: Job, step_index: int, description: Description) -> float:
     """With a ratio of exactly 1 a token's loss is minus its advantage and rounds nothing."""
     operations = 0 if job.objective is Objective.POLICY else TERM_OPERATIONS
-    tokens = int(job.steps[number].before.sum())
+    tokens = int(job.steps[step_index].before.sum())
     return reported_bound(tokens, description.dtype, operations)
 
 
-def _reported(observations: Sequence[Observation], number: int, metric: Metric) -> Iterator[float]:
+def _reported(
+    observations: Sequence[Observation], step_index: int, metric: Metric
+) -> Iterator[float]:
     """What the ranks log that log it."""
     for observation in observations:
         of_steps = observation.reported.get(metric, ())
-        reported = of_steps[number] if of_steps else None
+        reported = of_steps[step_index] if of_steps else None
         if reported is not None:
             yield reported

@@ -13,7 +13,7 @@ from conformance.findings.report import Picture, PicturedSample, Run
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from conformance.diagnosis.catalogue import Situation
+    from conformance.diagnosis.catalogue import StepContext
 
 MOST_SAMPLES = 48
 """Of a step: a screen has no room for more."""
@@ -27,16 +27,16 @@ Error and diagnosis of a finding are of the weights as they were."""
 
 
 def picture(
-    situation: Situation, observed: NDArray[np.float64], expected: NDArray[np.float64]
+    context: StepContext, observed: NDArray[np.float64], expected: NDArray[np.float64]
 ) -> Picture:
     """Weights [tokens] of the step that is looked at: the samples most off, in their order."""
-    step, responses = situation.step, list(situation.step.responses)
+    step, responses = context.step, list(context.step.responses)
     off = np.nan_to_num(np.abs(observed - expected), nan=np.inf, posinf=np.inf)
     of_sample = np.array([off[tokens].max(initial=0.0) for tokens in responses])
     shown = np.sort(np.argsort(-of_sample, kind="stable")[:MOST_SAMPLES])
-    columns = _columns(situation, observed, expected)
+    columns = _columns(context, observed, expected)
     return Picture(
-        step=situation.number,
+        step=context.step_index,
         samples_of_step=step.size,
         samples=[
             PicturedSample(
@@ -51,12 +51,16 @@ def picture(
 
 
 def _columns(
-    situation: Situation, observed: NDArray[np.float64], expected: NDArray[np.float64]
+    context: StepContext, observed: NDArray[np.float64], expected: NDArray[np.float64]
 ) -> NDArray[np.float64]:
     """What a `Run` says of every token; NaN where it says nothing: [tokens, 5]."""
-    cut = situation.cut
+    placement = context.placement
     unknown = np.full(len(expected), np.nan)
-    places = [unknown] * 3 if cut is None else [cut.dp_rank, cut.cp_rank, cut.micro_batch]
+    places = (
+        [unknown] * 3
+        if placement is None
+        else [placement.dp_rank, placement.cp_rank, placement.micro_batch]
+    )
     finite = [np.where(np.isfinite(weights), weights, np.nan) for weights in (expected, observed)]
     return np.column_stack([*finite, *places])
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from conformance.diagnosis.placement import held
+from conformance.diagnosis.placement import forward_pass_of_token
 from conformance.findings.report import Diagnosis, Verdict
 from conformance.judging.weights import Judgement
 from reference.aggregation import Mode
@@ -29,8 +29,8 @@ def judge_sharding(
     rank, they must be there. None where the adapter does not tell who held what.
     """
     whole = description.conventions.whole_groups and job.aggregation.mode is Mode.PROMPT_MEAN
-    for number, step in enumerate(job.steps):
-        passes = held(observations, number, job.layout)
+    for step_index, step in enumerate(job.steps):
+        passes = forward_pass_of_token(observations, step_index, job.layout)
         if passes is None:
             return None
         fault = _untrained(step, passes)

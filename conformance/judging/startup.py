@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from adapters.configuration import ORDINARY, REDUCER_DIVISOR
+from adapters.configuration import DEFAULT_CONFIGURATION, REDUCER_DIVISOR
 from adapters.objective import ENTROPY_COEFFICIENT, KL_COEFFICIENT
 from adapters.probe import ProbedBatch
 from conformance.corpus.configurations import Demand
@@ -20,9 +20,9 @@ from conformance.judging.weights import (
     combined,
     judge_weights,
     largest_error,
-    situation_of,
+    step_context,
 )
-from reference.aggregation import Aggregation, Beside, Mode
+from reference.aggregation import Aggregation, AuxiliaryAggregation, Mode
 from reference.rounding import weight_bound
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from adapters.contract import Description, Job, Observation
     from conformance.corpus.configurations import Row
-    from conformance.corpus.log_cases import LogRow
+    from conformance.corpus.log_cases import LogCase
     from reference.step import Step
 
 
@@ -42,7 +42,7 @@ KEPT = (Verdict.CONFORMS, Verdict.REFUSED)
 """Verdicts that keep a rule, whoever states it."""
 
 
-def by_own_rules(judgement: Judgement, row: Row | LogRow, description: Description) -> Judgement:
+def by_own_rules(judgement: Judgement, row: Row | LogCase, description: Description) -> Judgement:
     """A verdict against a framework only where it states the rule itself; else advice.
 
     The rule's own framework, or the place where this one states it, is added to the words.
@@ -102,7 +102,7 @@ def compared_with(row: Row, job: Job, description: Description) -> Job:
     """The job of ordinary configuration that a row is to be the same as."""
     mode = description.default_mode if row.demand is Demand.DEFAULT else job.aggregation.mode
     divisor = job.aggregation.divisor if mode is Mode.CONSTANT else None
-    return replace(job, aggregation=Aggregation(mode, divisor), configuration=ORDINARY)
+    return replace(job, aggregation=Aggregation(mode, divisor), configuration=DEFAULT_CONFIGURATION)
 
 
 def _accepted(
@@ -133,18 +133,18 @@ def _term_words(
     Its weights are what is left of the gradient once the policy loss's share is taken off.
     """
     name, coefficient = ("entropy", -ENTROPY_COEFFICIENT) if row.configuration.entropy else TERM_KL
-    policy = situation_of(job, 0, observations, description)
-    slopes = ProbedBatch(job.steps, job.objective).slopes
+    policy = step_context(job, 0, observations, description)
+    dloss_dlogprob = ProbedBatch(job.steps, job.objective).dloss_dlogprob
     observed = combined(observations, 0, job, description.conventions)[0]
-    left = (observed - policy.expected) * slopes / coefficient
-    situation = policy.of_term(Beside.SAMPLE_MEAN)
-    active = situation.expected > 0
-    amplified = np.abs(slopes / coefficient)[active] * policy.expected[active]
+    left = (observed - policy.expected) * dloss_dlogprob / coefficient
+    context = policy.of_term(AuxiliaryAggregation.SAMPLE_MEAN)
+    active = context.expected > 0
+    amplified = np.abs(dloss_dlogprob / coefficient)[active] * policy.expected[active]
     tolerance = weight_bound(description.dtype, terms=2) * float(
-        1 + (amplified / situation.expected[active]).max(initial=0.0)
+        1 + (amplified / context.expected[active]).max(initial=0.0)
     )
-    evidence = Evidence(situation=situation, observed=left, tolerance=tolerance)
-    if evidence.matches(situation.expected):
+    evidence = Evidence(context=context, observed=left, tolerance=tolerance)
+    if evidence.matches(context.expected):
         return f"its {name} term is a mean over samples"
     found = diagnose(evidence)
     if found.name in ("unexplained", "inactive_tokens_weigh", "not_finite"):
@@ -172,9 +172,9 @@ def _reduced(
     """The custom reducer's sums, over what the train step divides by: its tokens or its samples."""
     tolerance = weight_bound(description.dtype)
     worst = 0.0
-    for number, step in enumerate(job.steps):
+    for step_index, step in enumerate(job.steps):
         expected = _reducer_weights(step, job.aggregation.mode)
-        for observed in combined(observations, number, job, description.conventions):
+        for observed in combined(observations, step_index, job, description.conventions):
             error = largest_error(observed, expected)
             if error is None or error > tolerance:
                 mode = judge_weights(job, observations, description)

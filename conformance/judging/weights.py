@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from adapters.contract import Combine
+from adapters.contract import PendingReduction
 from adapters.objective import Objective
-from conformance.diagnosis.catalogue import ExpectedNumber, Situation
+from conformance.diagnosis.catalogue import ExpectedNumber, StepContext
 from conformance.diagnosis.explain import Evidence, diagnose
-from conformance.diagnosis.placement import held
+from conformance.diagnosis.placement import forward_pass_of_token
 from conformance.findings.badness import agreement
 from conformance.findings.report import Diagnosis, Logged, Picture, Verdict
 from conformance.judging import loss_terms
@@ -59,17 +59,17 @@ def judge_weights(
     """
     tolerance = weight_bound(description.dtype, _summands(job))
     worst = Judgement(verdict=Verdict.CONFORMS, error=0.0, tolerance=tolerance)
-    for number in range(len(job.steps)):
-        situation = situation_of(job, number, observations, description)
-        worst = replace(worst, expected=(*worst.expected, situation.fingerprint))
-        replicas = combined(observations, number, job, description.conventions)
+    for step_index in range(len(job.steps)):
+        context = step_context(job, step_index, observations, description)
+        worst = replace(worst, expected=(*worst.expected, context.fingerprint))
+        replicas = combined(observations, step_index, job, description.conventions)
         for observed in replicas:
-            error = largest_error(observed, situation.expected)
+            error = largest_error(observed, context.expected)
             if error is not None and error <= tolerance:
                 worst = worse(worst, error)
                 continue
             evidence = Evidence(
-                situation=situation,
+                context=context,
                 observed=observed,
                 tolerance=tolerance,
                 elsewhere=bool(replicas[0].any()),
@@ -78,9 +78,9 @@ def judge_weights(
                 verdict=Verdict.MISMATCH,
                 error=error,
                 tolerance=tolerance,
-                agreement=agreement(observed, situation.expected),
+                agreement=agreement(observed, context.expected),
                 diagnosis=diagnose(evidence),
-                picture=picture(situation, observed, situation.expected),
+                picture=picture(context, observed, context.expected),
                 expected=worst.expected,
             )
     return worst
@@ -93,19 +93,19 @@ def _summands(job: Job) -> int:
     return max(int(step.active_tokens.max()) for step in job.steps)
 
 
-def situation_of(
-    job: Job, number: int, observations: Sequence[Observation], description: Description
-) -> Situation:
+def step_context(
+    job: Job, step_index: int, observations: Sequence[Observation], description: Description
+) -> StepContext:
     """One step of a job as it was cut, and how its objective's only term was to be reduced."""
-    situation = Situation(
+    context = StepContext(
         steps=job.steps,
-        number=number,
+        step_index=step_index,
         aggregation=job.aggregation,
         conventions=description.conventions,
         layout=job.layout,
-        held=held(observations, number, job.layout),
+        forward_pass_of_token=forward_pass_of_token(observations, step_index, job.layout),
     )
-    return situation.of_term(loss_terms.reducer(job.objective, description.conventions))
+    return context.of_term(loss_terms.reducer(job.objective, description.conventions))
 
 
 def largest_error(observed: NDArray[np.float64], expected: NDArray[np.float64]) -> float | None:
@@ -132,7 +132,7 @@ def worse(worst: Judgement, error: float) -> Judgement:
 
 
 def combined(
-    observations: Sequence[Observation], number: int, job: Job, conventions: Conventions
+    observations: Sequence[Observation], step_index: int, job: Job, conventions: Conventions
 ) -> list[NDArray[np.float64]]:
     """Final weights as every rank has them after what the train step would still do.
 
@@ -141,35 +141,40 @@ def combined(
     Tensor-parallel ranks each hold the gradient of all tokens: what is combined is combined over
     the others.
     """
-    combine, tp, step = observations[0].combine, job.layout.tp, job.steps[number]
-    if combine is Combine.REPLICATED:
-        replicas = [observation.weights[number] for observation in observations]
+    pending_reduction, tp, step = (
+        observations[0].pending_reduction,
+        job.layout.tp,
+        job.steps[step_index],
+    )
+    if pending_reduction is PendingReduction.REPLICATED:
+        replicas = [observation.weights[step_index] for observation in observations]
         return sorted(replicas, key=lambda weights: not weights.any())
     return [
-        _total(ranks, number) / _divisor(combine, ranks, number, step, conventions)
+        _total(ranks, step_index)
+        / _divisor(pending_reduction, ranks, step_index, step, conventions)
         for ranks in (observations[tp_rank::tp] for tp_rank in range(tp))
     ]
 
 
-def _total(ranks: Sequence[Observation], number: int) -> NDArray[np.float64]:
-    total: NDArray[np.float64] = np.sum([rank.weights[number] for rank in ranks], axis=0)
+def _total(ranks: Sequence[Observation], step_index: int) -> NDArray[np.float64]:
+    total: NDArray[np.float64] = np.sum([rank.weights[step_index] for rank in ranks], axis=0)
     return total
 
 
 def _divisor(
-    combine: Combine,
+    pending_reduction: PendingReduction,
     ranks: Sequence[Observation],
-    number: int,
+    step_index: int,
     step: Step,
     conventions: Conventions,
 ) -> float:
-    if combine is Combine.MEAN:
+    if pending_reduction is PendingReduction.MEAN:
         return len(ranks)
-    if combine is Combine.SUM_PER_COUNTED_TOKEN:
-        return max(sum(rank.counted_tokens[number] for rank in ranks), 1)
-    if combine is Combine.SUM_PER_TOKEN:
+    if pending_reduction is PendingReduction.SUM_PER_COUNTED_TOKEN:
+        return max(sum(rank.counted_tokens[step_index] for rank in ranks), 1)
+    if pending_reduction is PendingReduction.SUM_PER_TOKEN:
         return max(int(step.active_tokens.sum()), 1)
-    if combine is Combine.SUM_PER_SAMPLE:
+    if pending_reduction is PendingReduction.SUM_PER_SAMPLE:
         by_rollout = conventions.sample_unit is SampleUnit.ROLLOUT
         return len(np.unique(step.rollouts)) if by_rollout else step.size
     return 1

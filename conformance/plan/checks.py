@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from adapters.contract import Depth, Place
+from adapters.contract import CodeLocation, Depth
 from adapters.objective import POLICY_LOSSES, Metric, Objective
 from conformance.corpus.cases import ALL_CASES, CORPUS, ORDERS, REJECTION
 from conformance.findings.report import Check
@@ -46,7 +46,7 @@ SHARDED = _cases(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Subject:
+class CheckSpec:
     """One property that is looked at: weights, or a number that is logged."""
 
     check: Check
@@ -89,18 +89,20 @@ class Subject:
         return depth is Depth.STEP or plain
 
 
-def _metric(metric: Metric, objective: Objective, cases: tuple[Case, ...] = TELLING) -> Subject:
-    return Subject(check=Check.METRIC, name=metric, objective=objective, metric=metric, cases=cases)
+def _metric(metric: Metric, objective: Objective, cases: tuple[Case, ...] = TELLING) -> CheckSpec:
+    return CheckSpec(
+        check=Check.METRIC, name=metric, objective=objective, metric=metric, cases=cases
+    )
 
 
-SUBJECTS = (
-    Subject(check=Check.WEIGHTS),
-    Subject(check=Check.METRIC, metric=Metric.POLICY_LOSS),
-    Subject(check=Check.SHARDING, cases=(*SHARDED, *ORDERS), modes=(Mode.PROMPT_MEAN,)),
+CHECK_SPECS = (
+    CheckSpec(check=Check.WEIGHTS),
+    CheckSpec(check=Check.METRIC, metric=Metric.POLICY_LOSS),
+    CheckSpec(check=Check.SHARDING, cases=(*SHARDED, *ORDERS), modes=(Mode.PROMPT_MEAN,)),
     _metric(Metric.CLIP_FRACTION, Objective.OFF_POLICY),
     _metric(Metric.POLICY_KL, Objective.OFF_POLICY),
-    Subject(check=Check.REJECTION, objective=Objective.REJECTION, cases=REJECTION),
-    Subject(
+    CheckSpec(check=Check.REJECTION, objective=Objective.REJECTION, cases=REJECTION),
+    CheckSpec(
         check=Check.REJECTION,
         name="metric",
         objective=Objective.REJECTION,
@@ -108,31 +110,31 @@ SUBJECTS = (
         cases=REJECTION,
     ),
     *(
-        Subject(check=Check.AUXILIARY, name=objective, objective=objective, cases=TELLING)
-        for objective in (Objective.ENTROPY, Objective.KL, Objective.TOGETHER)
+        CheckSpec(check=Check.AUXILIARY, name=objective, objective=objective, cases=TELLING)
+        for objective in (Objective.ENTROPY, Objective.KL, Objective.COMBINED)
     ),
-    _metric(Metric.LOSS, Objective.TOGETHER),
-    _metric(Metric.ENTROPY, Objective.TOGETHER),
-    _metric(Metric.KL, Objective.TOGETHER),
+    _metric(Metric.LOSS, Objective.COMBINED),
+    _metric(Metric.ENTROPY, Objective.COMBINED),
+    _metric(Metric.KL, Objective.COMBINED),
     *(
-        Subject(check=Check.AUXILIARY, name=objective, objective=objective, cases=ONE)
+        CheckSpec(check=Check.AUXILIARY, name=objective, objective=objective, cases=ONE)
         for objective in POLICY_LOSSES
     ),
     *(
-        Subject(check=Check.OTHER_LOSSES, name=objective, objective=objective, cases=ONE)
+        CheckSpec(check=Check.OTHER_LOSSES, name=objective, objective=objective, cases=ONE)
         for objective in (Objective.SFT, Objective.VALUE)
     ),
 )
 """All of them, those of one objective next to each other."""
 
 
-def subject(slug: str) -> Subject:
+def subject(slug: str) -> CheckSpec:
     """The one that the ids of findings begin with."""
-    return next(one for one in SUBJECTS if one.slug == slug)
+    return next(one for one in CHECK_SPECS if one.slug == slug)
 
 
 CUT_DEPENDENCE = tuple(
-    Subject(
+    CheckSpec(
         check=Check.AUXILIARY,
         name=f"{objective}_of_cuts",
         objective=objective,
@@ -153,20 +155,20 @@ VALIDATION_MISTAKES = frozenset({"accepted", "fails_later", "refused_without_nam
 """Mistakes that only the validation of a configuration can have."""
 
 
-def place(subject: Subject, mode: Mode, diagnosis: Diagnosis) -> Place | None:
+def place(subject: CheckSpec, mode: Mode, diagnosis: Diagnosis) -> CodeLocation | None:
     """Where in a framework a mistake must have been made; None if it may be in several places.
 
     A factor may be anywhere between the loss and the optimizer, and a number that is logged wrongly
     anywhere between the micro-batch and the log.
     """
     if subject.check is Check.SHARDING:
-        return Place.SHARDING
+        return CodeLocation.SHARDING
     if subject.check is Check.ARGUMENTS:
-        return Place.ARGUMENTS if diagnosis.name in VALIDATION_MISTAKES else None
+        return CodeLocation.ARGUMENTS if diagnosis.name in VALIDATION_MISTAKES else None
     if diagnosis.name == "reduced_before_the_last_micro_batch" and subject.metric is None:
-        return Place.REDUCTION
+        return CodeLocation.REDUCTION
     if mode is not Mode.TOKEN_MEAN or subject.metric is not None:
         return None
     if diagnosis.name == "not_divided":
-        return Place.TOKEN_DIVISION
-    return Place.TOKEN_COUNT if diagnosis.name in TOKEN_COUNT_MISTAKES else None
+        return CodeLocation.TOKEN_DIVISION
+    return CodeLocation.TOKEN_COUNT if diagnosis.name in TOKEN_COUNT_MISTAKES else None

@@ -8,23 +8,23 @@ from typing import TYPE_CHECKING
 from adapters.contract import Depth, Job, Layout
 from conformance.corpus.cases import GENERATED, Case
 from conformance.findings.report import Check
-from conformance.plan.checks import SUBJECTS, Subject
+from conformance.plan.checks import CHECK_SPECS, CheckSpec
 
 if TYPE_CHECKING:
     from conformance.corpus.configurations import Row
-    from conformance.corpus.log_cases import LogRow
+    from conformance.corpus.log_cases import LogCase
     from reference.aggregation import Aggregation, Mode
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cell:
+class MatrixCell:
     """One place in the table of findings: a check on one mode, case and layout."""
 
     aggregation: Aggregation
     case: Case
     layout: Layout
     depth: Depth
-    subject: Subject = SUBJECTS[0]
+    subject: CheckSpec = CHECK_SPECS[0]
 
     @property
     def id(self) -> str:
@@ -44,7 +44,7 @@ class Cell:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StartupCell(Cell):
+class StartupCell(MatrixCell):
     """One place in the table of findings: a configuration in one mode."""
 
     row: Row
@@ -59,14 +59,14 @@ class StartupCell(Cell):
 class LogCell:
     """One place in the table of findings: entries that are to be made one log of."""
 
-    row: LogRow
+    row: LogCase
     depth: Depth = Depth.STEP
     layout: Layout = field(default=Layout())
 
     @property
-    def subject(self) -> Subject:
+    def subject(self) -> CheckSpec:
         """Of the check."""
-        return Subject(check=Check.LOGGING)
+        return CheckSpec(check=Check.LOGGING)
 
     @property
     def id(self) -> str:
@@ -89,16 +89,16 @@ class GeneratedCell:
     depth: Depth
     examples: int
     seed: str
-    subject: Subject = SUBJECTS[0]
+    subject: CheckSpec = CHECK_SPECS[0]
 
     @property
     def id(self) -> str:
         """Unique, and stable over releases."""
         return f"{self.subject.slug}/{self.mode}/{GENERATED}/{self.layout}"
 
-    def of(self, case: Case) -> Cell:
+    def of(self, case: Case) -> MatrixCell:
         """The same check on one case."""
-        return Cell(
+        return MatrixCell(
             aggregation=case.aggregation(self.mode),
             case=case,
             layout=self.layout,
@@ -107,4 +107,4 @@ class GeneratedCell:
         )
 
 
-AnyCell = Cell | LogCell | GeneratedCell
+AnyMatrixCell = MatrixCell | LogCell | GeneratedCell

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
     from conformance.comparing.gate import Gate
     from conformance.findings.report import Finding, Header, Report
-    from conformance.plan.matrix import AnyCell
+    from conformance.plan.matrix import AnyMatrixCell
     from conformance.plugin.progress import ProgressLine
     from conformance.ranks.pool import RankPool
-    from conformance.runs.recorder import Parcel, Recorder
+    from conformance.runs.recorder import FindingMessage, Recorder
     from conformance.runs.settings import Settings
 
 SUITE = Path(__file__).parents[1] / "suite"
@@ -36,7 +36,7 @@ GITHUB_SUMMARY = "GITHUB_STEP_SUMMARY"
 """Environment variable: the file that GitHub Actions shows of a job's step."""
 
 SETTINGS: pytest.StashKey[Settings] = pytest.StashKey()
-PARCEL: pytest.StashKey[Parcel] = pytest.StashKey()
+FINDING_MESSAGE: pytest.StashKey[FindingMessage] = pytest.StashKey()
 
 ATTRIBUTE = "rl_loss_conformance"
 """Of pytest's own reports of tests, which pytest-xdist passes on as they are."""
@@ -137,7 +137,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("adapter") is None:
         return
     signals.end_on_sigterm()
-    launching.muster(config)
+    launching.connect_workers(config)
     _settings(config)
     if controller is not None:
         controller.recorder()
@@ -190,16 +190,16 @@ def gate(request: pytest.FixtureRequest) -> Gate:
 @pytest.fixture
 def find(
     rank_pool: RankPool, report_header: Header, request: pytest.FixtureRequest
-) -> Callable[[AnyCell], Finding]:
+) -> Callable[[AnyMatrixCell], Finding]:
     """Makes the finding of a cell and keeps it for the report."""
     from conformance.findings.harness import HarnessFaultError
     from conformance.runs.recorder import pack, pack_fault
 
-    def find(cell: AnyCell) -> Finding:
+    def find(cell: AnyMatrixCell) -> Finding:
         try:
-            finding, request.node.stash[PARCEL] = pack(cell, rank_pool, report_header)
+            finding, request.node.stash[FINDING_MESSAGE] = pack(cell, rank_pool, report_header)
         except HarnessFaultError as fault:
-            request.node.stash[PARCEL] = pack_fault(fault, report_header)
+            request.node.stash[FINDING_MESSAGE] = pack_fault(fault, report_header)
             raise
         return finding
 
@@ -212,8 +212,8 @@ def pytest_runtest_makereport(
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Hang the finding on pytest's own report, which pytest-xdist carries to the controller."""
     report = yield
-    if report.when == "call" and PARCEL in item.stash:
-        setattr(report, ATTRIBUTE, item.stash[PARCEL])
+    if report.when == "call" and FINDING_MESSAGE in item.stash:
+        setattr(report, ATTRIBUTE, item.stash[FINDING_MESSAGE])
     return report
 
 
@@ -260,10 +260,10 @@ class _Controller:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Record a finding as soon as it is made."""
-        parcel: Parcel | None = getattr(report, ATTRIBUTE, None)
-        if parcel is not None:
+        finding_message: FindingMessage | None = getattr(report, ATTRIBUTE, None)
+        if finding_message is not None:
             self._first_finding = self._first_finding or report.start
-            finding = self._record(parcel)
+            finding = self._record(finding_message)
             if finding is not None and self._progress is not None:
                 self._progress.show(finding)
         elif self._first_finding is None and FINDING not in report.nodeid:
@@ -324,12 +324,12 @@ class _Controller:
         for line in github.error_commands([*gate.failing(report)], objections):
             terminalreporter.line(line)
 
-    def _record(self, parcel: Parcel) -> Finding | None:
+    def _record(self, finding_message: FindingMessage) -> Finding | None:
         """Keep a finding; a fault of the harness ends the run, as it may spoil any verdict."""
         from conformance.findings.harness import HarnessFaultError
 
         try:
-            return self.recorder().record(parcel)
+            return self.recorder().record(finding_message)
         except HarnessFaultError as fault:
             self._problem = self._problem or f"fault of the harness: {fault}"
             # pytest-xdist runs a loop of its own, which looks at its plugin alone.
@@ -407,7 +407,7 @@ def _read_options(config: pytest.Config) -> Settings:
         checks=option("checks"),
         depth=option("depth"),
         layouts=option("layout"),
-        room=launching.room(config),
+        rank_budget=launching.rank_budget(config),
         device=option("device"),
         backend=option("backend"),
         dtype=option("dtype"),

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from conformance.ranks.budget import Room
+    from conformance.ranks.budget import RankBudget
     from conformance.ranks.processes import Launcher
-    from conformance.ranks.torchrun import Crew, Launch
+    from conformance.ranks.torchrun import Launch, RemoteWorkers
 
-CREW: pytest.StashKey[Crew] = pytest.StashKey()
+REMOTE_WORKERS: pytest.StashKey[RemoteWorkers] = pytest.StashKey()
 
 SOUND = {pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED}
 """Exit statuses of complete runs, in which the other processes have done what they should."""
@@ -32,7 +32,7 @@ def serve_elsewhere(config: pytest.Config) -> int | None:
     return serve(launch)
 
 
-def muster(config: pytest.Config) -> None:
+def connect_workers(config: pytest.Config) -> None:
     """Wait for the other processes that torchrun started, if it did, and keep them until the end.
 
     Raises:
@@ -41,9 +41,9 @@ def muster(config: pytest.Config) -> None:
     launch = _launch(config)
     if launch is None:
         return
-    from conformance.ranks.torchrun import Crew
+    from conformance.ranks.torchrun import RemoteWorkers
 
-    config.stash[CREW] = crew = Crew(launch)
+    config.stash[REMOTE_WORKERS] = crew = RemoteWorkers(launch)
     config.pluginmanager.register(_Dismissal(crew), "conformance-dismissal")
     if config.getoption("dist", default="no") != "no":
         raise pytest.UsageError(
@@ -61,23 +61,23 @@ def launcher(config: pytest.Config) -> Launcher:
         return LocalLauncher()
     from conformance.ranks.torchrun import TorchrunLauncher
 
-    return TorchrunLauncher(launch, config.stash[CREW])
+    return TorchrunLauncher(launch, config.stash[REMOTE_WORKERS])
 
 
-def room(config: pytest.Config) -> Room:
+def rank_budget(config: pytest.Config) -> RankBudget:
     """How many ranks there can be."""
-    from conformance.ranks.budget import MAX_RANKS, Room
+    from conformance.ranks.budget import MAX_RANKS, RankBudget
 
     launch, max_ranks = _launch(config), config.getoption("max_ranks")
     if launch is not None:
-        return launch.room(max_ranks)
-    return Room.of(MAX_RANKS if max_ranks is None else max_ranks)
+        return launch.rank_budget(max_ranks)
+    return RankBudget.of(MAX_RANKS if max_ranks is None else max_ranks)
 
 
 class _Dismissal:
     """Hooks that let the crew of torchrun's other processes go when the run is over."""
 
-    def __init__(self, crew: Crew) -> None:
+    def __init__(self, crew: RemoteWorkers) -> None:
         self._crew = crew
         self._session: pytest.Session | None = None
 

@@ -9,7 +9,7 @@ MAX_RANKS = 8
 
 
 @dataclass(frozen=True, kw_only=True)
-class Room:
+class RankBudget:
     """At most ``ranks``, and ``here`` of them on this machine, and what says so.
 
     ``way_out`` holds ``{needed}`` where the number of ranks goes that somebody wants.
@@ -21,7 +21,7 @@ class Room:
     way_out: str
 
     @classmethod
-    def of(cls, max_ranks: int) -> Room:
+    def of(cls, max_ranks: int) -> RankBudget:
         """As many on this machine as a user allows."""
         return cls(
             ranks=max_ranks,

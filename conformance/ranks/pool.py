@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING
 
 from conformance.ranks.hardware import ON_CPU
-from conformance.ranks.processes import LocalLauncher, Post
+from conformance.ranks.processes import LocalLauncher, WorkerSpec
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -175,7 +175,7 @@ class RankPool:
 
         if not isinstance(self._world, World) or self._world.size != size:
             self._world = World(
-                size=size, meeting=self._launcher.meeting(), time_limit=self._time_limit
+                size=size, rendezvous=self._launcher.rendezvous(), time_limit=self._time_limit
             )
         return self._world
 
@@ -246,8 +246,10 @@ class RankPool:
             self._description = answer.reply.description
             self._pids.append(answer.reply.pid)
 
-    def _post(self, index: int) -> Post:
-        return Post(index=index, adapter=self.adapter, source=self.source, hardware=self._hardware)
+    def _post(self, index: int) -> WorkerSpec:
+        return WorkerSpec(
+            index=index, adapter=self.adapter, source=self.source, hardware=self._hardware
+        )
 
     def _stop(self) -> None:
         for rank in self._ranks:

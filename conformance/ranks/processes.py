@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from adapters.contract import Adapter
     from conformance.ranks.hardware import Hardware
-    from conformance.ranks.worker import Meeting
+    from conformance.ranks.worker import Rendezvous
 
 SECONDS_TO_DIE = 3.0
 """Between the end of a rank's connection and that of its process."""
@@ -49,7 +49,7 @@ class TemporaryFolderError(ValueError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Post:
+class WorkerSpec:
     """What a rank is told once, when it starts."""
 
     index: int
@@ -59,7 +59,7 @@ class Post:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Berth:
+class HostSlot:
     """What its machine has for a rank: the ``index``-th of it, with a file for its output.
 
     ``interface`` is what it is to reach the others through, None where gloo is to find out.
@@ -95,10 +95,10 @@ class Running:
 class Launcher(Protocol):
     """Starts ranks and says where they meet."""
 
-    def start(self, posts: Sequence[Post]) -> list[Running]:
+    def start(self, posts: Sequence[WorkerSpec]) -> list[Running]:
         """A process for each post, in their order."""
 
-    def meeting(self) -> Meeting:
+    def rendezvous(self) -> Rendezvous:
         """A place where no world has met yet."""
 
     def close(self) -> None:
@@ -117,11 +117,11 @@ class LocalLauncher:
         """Where the ranks' output is, and where they meet; removed in the end."""
         return Path(self._folder.name)
 
-    def start(self, posts: Sequence[Post]) -> list[Running]:
+    def start(self, posts: Sequence[WorkerSpec]) -> list[Running]:
         """A process for each post, in their order."""
         share_cores = len(posts) > (os.cpu_count() or 1)
-        berths = [
-            Berth(
+        slots = [
+            HostSlot(
                 index=post.index,
                 log=self.folder / f"rank-{post.index}.log",
                 share_cores=share_cores,
@@ -129,9 +129,9 @@ class LocalLauncher:
             )
             for post in posts
         ]
-        return [running(post, berth) for post, berth in zip(posts, berths, strict=True)]
+        return [running(post, slot) for post, slot in zip(posts, slots, strict=True)]
 
-    def meeting(self) -> Meeting:
+    def rendezvous(self) -> Rendezvous:
         """A file."""
         from conformance.ranks.worker import SharedFile
 
@@ -145,14 +145,14 @@ class LocalLauncher:
 class LocalProcess:
     """A process of this machine's fork server, which serves a connection."""
 
-    def __init__(self, post: Post, berth: Berth, connection: Connection) -> None:
+    def __init__(self, post: WorkerSpec, slot: HostSlot, connection: Connection) -> None:
         context = start_server(post)
         from conformance.ranks.worker import serve  # torch, while the server imports it too
 
         self._post = post
-        self._log = berth.log
+        self._log = slot.log
         self._log.touch()  # a rank may die before it opens it
-        self._process = context.Process(target=serve, args=(connection, post, berth), daemon=True)
+        self._process = context.Process(target=serve, args=(connection, post, slot), daemon=True)
         self._process.start()
         connection.close()
 
@@ -210,13 +210,13 @@ def die_with_parent(sign: signal.Signals) -> None:
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, sign)
 
 
-def running(post: Post, berth: Berth) -> Running:
+def running(post: WorkerSpec, slot: HostSlot) -> Running:
     """A rank of this machine, connected to this process."""
     ours, theirs = start_server(post).Pipe()
-    return Running(LocalProcess(post, berth, theirs), ours)
+    return Running(LocalProcess(post, slot, theirs), ours)
 
 
-def start_server(post: Post) -> ForkServerContext:
+def start_server(post: WorkerSpec) -> ForkServerContext:
     """Have a fork server that loads what a post needs; the first of a process is its only one."""
     preload.announce(post.adapter, post.source, post.hardware)
     context = multiprocessing.get_context("forkserver")

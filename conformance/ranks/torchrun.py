@@ -21,12 +21,12 @@ from multiprocessing.connection import Client, Listener, wait
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from conformance.ranks.budget import Room
+from conformance.ranks.budget import RankBudget
 from conformance.ranks.processes import (
-    Berth,
+    HostSlot,
     LocalProcess,
-    Post,
     Running,
+    WorkerSpec,
     die_with_parent,
     running,
 )
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from multiprocessing.connection import Connection
 
-    from conformance.ranks.worker import Meeting, SharedStore
+    from conformance.ranks.worker import Rendezvous, SharedStore
 
 PREFIX = "rl-loss-conformance"
 """Of keys in torchrun's store."""
@@ -88,11 +88,11 @@ class Launch:
             port=int(environ["MASTER_PORT"]),
         )
 
-    def room(self, max_ranks: int | None) -> Room:
+    def rank_budget(self, max_ranks: int | None) -> RankBudget:
         """As many as torchrun started, if a user does not want fewer."""
         if max_ranks is not None and max_ranks < self.world_size:
-            return replace(Room.of(max_ranks), here=self.local_world_size)
-        return Room(
+            return replace(RankBudget.of(max_ranks), here=self.local_world_size)
+        return RankBudget(
             ranks=self.world_size,
             here=self.local_world_size,
             rule=f"torchrun started {self.world_size} processes, one for each",
@@ -105,9 +105,9 @@ class Launch:
 
         return SharedStore(self.host, self.port, f"{PREFIX}/{name}")
 
-    def berth(self, folder: Path) -> Berth:
+    def slot(self, folder: Path) -> HostSlot:
         """What this machine has for the rank of this process."""
-        return Berth(
+        return HostSlot(
             index=self.local_rank,
             log=folder / f"rank-{self.rank}.log",
             share_cores=self.local_world_size > (os.cpu_count() or 1),
@@ -128,21 +128,21 @@ class Address:
         return Client((self.host, self.port), authkey=self.key)
 
 
-class Order(Enum):
-    """What rank 0 tells another process about its rank; to start one it sends the `Post`."""
+class WorkerCommand(Enum):
+    """What rank 0 tells another process about its rank; to start one it sends the `WorkerSpec`."""
 
     KILL = auto()
     TELL_ITS_DEATH = auto()
 
 
 @dataclass(frozen=True)
-class Leave:
+class Shutdown:
     """The last order."""
 
     status: int
 
 
-class Crew:
+class RemoteWorkers:
     """The other processes, as rank 0 commands them."""
 
     def __init__(self, launch: Launch) -> None:
@@ -154,7 +154,7 @@ class Crew:
         arrivals = (self._listener.accept() for _ in range(1, launch.world_size))
         self._orders = {connection.recv(): connection for connection in arrivals}
 
-    def start(self, post: Post) -> Running:
+    def start(self, post: WorkerSpec) -> Running:
         """The rank of a post, connected to this process."""
         orders = self._orders[post.index]
         orders.send(post)
@@ -164,7 +164,7 @@ class Crew:
         """Have all leave with this exit status."""
         for orders in self._orders.values():
             with suppress(OSError):
-                orders.send(Leave(status))
+                orders.send(Shutdown(status))
         # torchrun ends the others once we have failed: not before they have cleaned up.
         deadline = time.monotonic() + SECONDS_TO_LEAVE
         staying = set(self._orders.values())
@@ -183,7 +183,7 @@ class _RemoteProcess:
     def death(self) -> str:
         """How it ended and its last words."""
         try:
-            self._orders.send(Order.TELL_ITS_DEATH)
+            self._orders.send(WorkerCommand.TELL_ITS_DEATH)
             return str(self._orders.recv())
         except (EOFError, OSError):
             return f"rank {self._index} is lost with the process that torchrun started for it"
@@ -191,7 +191,7 @@ class _RemoteProcess:
     def kill(self) -> None:
         """Put an end to it."""
         with suppress(OSError):
-            self._orders.send(Order.KILL)
+            self._orders.send(WorkerCommand.KILL)
 
     def reap(self) -> None:
         """Nothing to wait for: no order is followed before the one that kills."""
@@ -200,18 +200,18 @@ class _RemoteProcess:
 class TorchrunLauncher:
     """A rank for each process that torchrun started, the first of them in our care."""
 
-    def __init__(self, launch: Launch, crew: Crew) -> None:
+    def __init__(self, launch: Launch, crew: RemoteWorkers) -> None:
         self._launch = launch
         self._crew = crew
         self._folder = tempfile.TemporaryDirectory(prefix="rl-loss-conformance-")
         self._meetings = count()
 
-    def start(self, posts: Sequence[Post]) -> list[Running]:
+    def start(self, posts: Sequence[WorkerSpec]) -> list[Running]:
         """The others first: they load the framework while we do."""
         others = [self._crew.start(post) for post in posts[1:]]
-        return [running(posts[0], self._launch.berth(Path(self._folder.name))), *others]
+        return [running(posts[0], self._launch.slot(Path(self._folder.name))), *others]
 
-    def meeting(self) -> Meeting:
+    def rendezvous(self) -> Rendezvous:
         """A part of torchrun's store, which all machines reach."""
         return self._launch.shared(f"world-{next(self._meetings)}")
 
@@ -227,15 +227,15 @@ def serve(launch: Launch) -> int:
     address = _find(launch)
     with address.connect() as orders, tempfile.TemporaryDirectory(prefix=f"{PREFIX}-") as folder:
         orders.send(launch.rank)
-        return _follow(orders, address, launch.berth(Path(folder)))
+        return _follow(orders, address, launch.slot(Path(folder)))
 
 
-def _follow(orders: Connection, address: Address, berth: Berth) -> int:
+def _follow(orders: Connection, address: Address, slot: HostSlot) -> int:
     process: LocalProcess | None = None
     try:
-        while not isinstance(order := orders.recv(), Leave):
-            if isinstance(order, Post):
-                process = LocalProcess(order, berth, address.connect())
+        while not isinstance(order := orders.recv(), Shutdown):
+            if isinstance(order, WorkerSpec):
+                process = LocalProcess(order, slot, address.connect())
             elif process is not None:
                 process = _obey(order, process, orders)
         return order.status
@@ -246,9 +246,9 @@ def _follow(orders: Connection, address: Address, berth: Berth) -> int:
             process.kill()
 
 
-def _obey(order: Order, process: LocalProcess, orders: Connection) -> LocalProcess | None:
+def _obey(order: WorkerCommand, process: LocalProcess, orders: Connection) -> LocalProcess | None:
     """What is left of a rank's process after an order."""
-    if order is Order.TELL_ITS_DEATH:
+    if order is WorkerCommand.TELL_ITS_DEATH:
         orders.send(process.death())
         return process
     process.kill()

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch.distributed import FileStore, PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from adapters.contract import Description, Job, Observation, Rank, Refused, Unsupported
-from conformance.findings.sanitize import words, words_of
+from conformance.findings.sanitize import sanitized_traceback, words
 from conformance.ranks import preload
 from conformance.ranks.hardware import Backend, Device, Hardware, gpus
 from conformance.ranks.processes import die_with_parent
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from torch.distributed import Store  # type: ignore[attr-defined]
 
-    from conformance.ranks.processes import Berth, Post
+    from conformance.ranks.processes import HostSlot, WorkerSpec
 
 BACKENDS = {
     Backend.GLOO: "gloo",
@@ -61,7 +61,7 @@ class SharedStore:
         return PrefixStore(self.prefix, TCPStore(self.host, self.port, is_master=False))
 
 
-Meeting = SharedFile | SharedStore
+Rendezvous = SharedFile | SharedStore
 
 
 LOCAL_RANK = "LOCAL_RANK"
@@ -76,7 +76,7 @@ class World:
     """A `torch.distributed` world; a new ``meeting`` makes a new one of the same size."""
 
     size: int
-    meeting: Meeting
+    rendezvous: Rendezvous
     time_limit: float
 
 
@@ -114,21 +114,21 @@ class Raised:
 Reply = Observed | Declined | Raised
 
 
-def serve(connection: Connection, post: Post, berth: Berth) -> None:
+def serve(connection: Connection, post: WorkerSpec, slot: HostSlot) -> None:
     """Load the framework, then answer every (world, job) until the connection closes."""
-    _settle(berth)
+    _settle(slot)
     try:
         rank = Rank(
             index=post.index,
             world_size=0,
-            device=_device(post.hardware, berth),
+            device=_device(post.hardware, slot),
             dtype=post.hardware.dtype,
         )
         description = preload.load_once(post.adapter, post.source)
         description = replace(description, dtype=post.hardware.dtype)
         connection.send(Ready(description, os.getpid()))
     except BaseException as error:
-        connection.send(Raised(words_of(error, post.source)))
+        connection.send(Raised(sanitized_traceback(error, post.source)))
         return
     current: World | None = None
     while True:
@@ -143,7 +143,7 @@ def serve(connection: Connection, post: Post, berth: Berth) -> None:
                 current = world
             reply = _answer(post, job, rank)
         except BaseException as error:
-            reply = Raised(words_of(error, post.source))
+            reply = Raised(sanitized_traceback(error, post.source))
         _forget_old_output()
         connection.send(reply)
 
@@ -155,7 +155,7 @@ def _forget_old_output() -> None:
             os.ftruncate(1, 0)
 
 
-def _answer(post: Post, job: Job, rank: Rank) -> Reply:
+def _answer(post: WorkerSpec, job: Job, rank: Rank) -> Reply:
     rank.take_framework_seconds()
     try:
         observation = post.adapter.observe(job, rank)
@@ -174,7 +174,7 @@ def _enter(world: World, old: Rank, backend: Backend) -> Rank:
     os.environ.update(RANK=str(old.index), WORLD_SIZE=str(world.size))
     dist.init_process_group(
         BACKENDS[backend],
-        store=world.meeting.store(world.size),
+        store=world.rendezvous.store(world.size),
         rank=old.index,
         world_size=world.size,
         timeout=timedelta(seconds=world.time_limit),
@@ -182,7 +182,7 @@ def _enter(world: World, old: Rank, backend: Backend) -> Rank:
     return replace(old, world_size=world.size, cache={})
 
 
-def _device(hardware: Hardware, berth: Berth) -> str:
+def _device(hardware: Hardware, slot: HostSlot) -> str:
     """The device of a rank, which is torch's current one from here on; ranks share GPUs in turn.
 
     Raises:
@@ -195,18 +195,18 @@ def _device(hardware: Hardware, berth: Berth) -> str:
     found = gpus()
     if not found:
         raise RuntimeError("--device=cuda needs a GPU and torch finds none on a rank's machine")
-    number = berth.index % found
+    number = slot.index % found
     os.environ[LOCAL_RANK] = str(number)
     torch.cuda.set_device(number)
     return f"cuda:{number}"
 
 
-def _settle(berth: Berth) -> None:
+def _settle(slot: HostSlot) -> None:
     """Make this process a quiet one that shares the machine and outlives nobody."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.setpgid(0, 0)  # with all that the framework starts in it
     _die_with_the_fork_server()
-    with berth.log.open("ab", buffering=0) as log:
+    with slot.log.open("ab", buffering=0) as log:
         for stream in (sys.stdout, sys.stderr):
             with suppress(OSError, ValueError):
                 stream.flush()
@@ -214,9 +214,9 @@ def _settle(berth: Berth) -> None:
         os.dup2(log.fileno(), 2)
     torch.set_num_threads(1)
     if sys.platform == "linux":
-        if berth.interface is not None:
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", berth.interface)
-        if berth.share_cores:
+        if slot.interface is not None:
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", slot.interface)
+        if slot.share_cores:
             # Waiting ranks then leave the core to those with work: a small all_reduce on 4 ranks
             # and 2 cores takes 0.8 ms instead of 4.8.
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))

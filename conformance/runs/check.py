@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from adapters.configuration import ORDINARY
-from adapters.contract import Place
+from adapters.configuration import DEFAULT_CONFIGURATION
+from adapters.contract import CodeLocation
 from adapters.objective import Objective
 from conformance.corpus.configurations import Demand
 from conformance.corpus.log_cases import LOG_ENTRIES
 from conformance.findings.report import Check, Diagnosis, Finding, Verdict
 from conformance.findings.sanitize import last_line
-from conformance.judging.combined import judge_together
+from conformance.judging.combined import judge_combined
 from conformance.judging.cut_dependence import judge_cut_dependence
 from conformance.judging.logs import judge_log
 from conformance.judging.metrics import judge_logged
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from adapters.contract import Adapter, Description, Job, Observation
     from conformance.corpus.configurations import Row
     from conformance.diagnosis.catalogue import ExpectedNumber
-    from conformance.plan.checks import Subject
-    from conformance.plan.matrix import Cell, LogCell
+    from conformance.plan.checks import CheckSpec
+    from conformance.plan.matrix import LogCell, MatrixCell
     from conformance.ranks.pool import RankPool
     from reference.step import Step
 
@@ -61,7 +61,7 @@ class Made(NamedTuple):
     """To be compared with those of the other findings of the run."""
 
 
-def judge(subject: Subject) -> Judge:
+def judge(subject: CheckSpec) -> Judge:
     """What holds a subject's observations against the reference."""
     if subject.compares_cuts:
         return judge_cut_dependence
@@ -69,19 +69,19 @@ def judge(subject: Subject) -> Judge:
         return partial(judge_logged, metric=subject.metric)
     if subject.check is Check.SHARDING:
         return judge_sharding
-    return judge_together if subject.objective is Objective.TOGETHER else judge_weights
+    return judge_combined if subject.objective is Objective.COMBINED else judge_weights
 
 
 MAY_REFUSE = {
     Objective.ENTROPY: (Mode.TOKEN_MEAN,),
     Objective.KL: (Mode.TOKEN_MEAN,),
-    Objective.TOGETHER: (Mode.TOKEN_MEAN,),
+    Objective.COMBINED: (Mode.TOKEN_MEAN,),
     Objective.REJECTION: (Mode.TOKEN_MEAN, Mode.PROMPT_MEAN),
 }
 """Modes in which an objective may be declined (miles' pull request 1498)."""
 
 
-def check(cell: Cell, pool: RankPool) -> Made:
+def check(cell: MatrixCell, pool: RankPool) -> Made:
     """Run a cell's job, or several for a configuration, and judge what came of it."""
     missing = _missing(cell, pool.description)
     if missing is not None:
@@ -140,7 +140,7 @@ def judge_startup(row: Row, job: Job, pool: RankPool) -> Judgement | Crashed | D
 
 def _beyond_the_ordinary(crash: Crashed, job: Job, pool: RankPool) -> Crashed | Declined:
     """A crash, unless the ordinary configuration ends in one too, which other checks tell of."""
-    ordinary = pool.run(replace(job, configuration=ORDINARY))
+    ordinary = pool.run(replace(job, configuration=DEFAULT_CONFIGURATION))
     if not isinstance(ordinary, Crashed):
         return crash
     words = f"the ordinary configuration crashes too: {last_line(ordinary.message)}"
@@ -167,7 +167,7 @@ def check_log(
         cell,
         verdict=judgement.verdict,
         diagnosis=judgement.diagnosis,
-        place=description.places.get(Place.LOG) if is_wrong else None,
+        place=description.places.get(CodeLocation.LOG) if is_wrong else None,
         message=outcome.message or None,
     )
 
@@ -185,7 +185,7 @@ def _log_finding(cell: LogCell, **outcome: Any) -> Finding:
     )
 
 
-def _missing(cell: Cell, description: Description) -> str | None:
+def _missing(cell: MatrixCell, description: Description) -> str | None:
     """What a cell needs and the framework, by its own description, has not got."""
     if cell.aggregation.mode not in description.modes:
         return f"no mode {cell.aggregation.mode}"
@@ -202,7 +202,7 @@ def _missing(cell: Cell, description: Description) -> str | None:
     return None
 
 
-def _may_refuse(cell: Cell) -> bool:
+def _may_refuse(cell: MatrixCell) -> bool:
     """Whether declining is right.
 
     It is where a step has no active token, so that there is nothing to compute; where members of a
@@ -235,7 +235,7 @@ def _groups_are_adjacent(step: Step) -> bool:
     return bool(borders + 1 == len(np.unique(step.groups)))
 
 
-def _refused(cell: Cell, message: str) -> Finding:
+def _refused(cell: MatrixCell, message: str) -> Finding:
     """A refusal where the contract allows one; elsewhere it is a mismatch."""
     if _may_refuse(cell):
         return _finding(cell, verdict=Verdict.REFUSED, message=message)
@@ -250,7 +250,7 @@ def _refused(cell: Cell, message: str) -> Finding:
     )
 
 
-def _judged(cell: Cell, judgement: Judgement, description: Description) -> Finding:
+def _judged(cell: MatrixCell, judgement: Judgement, description: Description) -> Finding:
     return _finding(
         cell,
         verdict=judgement.verdict,
@@ -265,7 +265,7 @@ def _judged(cell: Cell, judgement: Judgement, description: Description) -> Findi
     )
 
 
-def _place(cell: Cell, judgement: Judgement, description: Description) -> str | None:
+def _place(cell: MatrixCell, judgement: Judgement, description: Description) -> str | None:
     """Where the mistake must have been made, if it and the check determine that."""
     if judgement.verdict is not Verdict.MISMATCH or judgement.diagnosis is None:
         return None
@@ -273,7 +273,7 @@ def _place(cell: Cell, judgement: Judgement, description: Description) -> str | 
     return None if determined is None else description.places.get(determined)
 
 
-def _finding(cell: Cell, **outcome: Any) -> Finding:
+def _finding(cell: MatrixCell, **outcome: Any) -> Finding:
     return Finding(
         id=cell.id,
         check=cell.subject.check,

@@ -24,7 +24,7 @@ def environment(adapter: Adapter, description: Description, hardware: Hardware) 
         dtype=hardware.dtype,
         platform=f"{platform.system()} {platform.machine()}",
         dependencies={name: found for name, found in versions.items() if found},
-        stand_ins=list(description.stand_ins),
+        stubs=list(description.stubs),
     )
 
 

@@ -15,12 +15,12 @@ from conformance.runs.environment import environment
 if TYPE_CHECKING:
     from adapters.contract import Description
     from conformance.findings.report import Report
-    from conformance.plan.matrix import AnyCell
+    from conformance.plan.matrix import AnyMatrixCell
     from conformance.ranks.pool import RankPool
     from conformance.runs.settings import Settings
 
 
-class Parcel(TypedDict):
+class FindingMessage(TypedDict):
     """A finding and what the report's head needs, as plain values that pytest-xdist can carry."""
 
     header: str
@@ -49,10 +49,10 @@ def header(settings: Settings, description: Description) -> Header:
     )
 
 
-def pack(cell: AnyCell, pool: RankPool, head: Header) -> tuple[Finding, Parcel]:
+def pack(cell: AnyMatrixCell, pool: RankPool, head: Header) -> tuple[Finding, FindingMessage]:
     """Make one finding, where the ranks are."""
     made = _check(cell, pool)
-    return made.finding, Parcel(
+    return made.finding, FindingMessage(
         header=head.model_dump_json(),
         finding=made.finding.model_dump_json(),
         framework_seconds=made.framework_seconds,
@@ -61,9 +61,9 @@ def pack(cell: AnyCell, pool: RankPool, head: Header) -> tuple[Finding, Parcel]:
     )
 
 
-def pack_fault(fault: HarnessFaultError, head: Header) -> Parcel:
+def pack_fault(fault: HarnessFaultError, head: Header) -> FindingMessage:
     """Tell the process that writes the report that the run has to stop."""
-    return Parcel(
+    return FindingMessage(
         header=head.model_dump_json(),
         finding="",
         framework_seconds=0.0,
@@ -72,7 +72,7 @@ def pack_fault(fault: HarnessFaultError, head: Header) -> Parcel:
     )
 
 
-def _check(cell: AnyCell, pool: RankPool) -> Made:
+def _check(cell: AnyMatrixCell, pool: RankPool) -> Made:
     if isinstance(cell, LogCell):
         return Made(check_log(cell, pool.adapter, pool.source, pool.description))
     if isinstance(cell, GeneratedCell):
@@ -99,19 +99,19 @@ class Recorder:
     def __post_init__(self) -> None:
         self._journal = Journal(self.settings.report)
 
-    def record(self, parcel: Parcel) -> Finding:
+    def record(self, finding_message: FindingMessage) -> Finding:
         """Take in a parcel, perhaps from another process; returns its finding.
 
         Raises:
             HarnessFaultError: no verdict of the run can be relied on.
         """
-        self._journal.begin(Header.model_validate_json(parcel["header"]))
-        if parcel["fault"]:
-            raise HarnessFaultError(parcel["fault"])
-        finding = Finding.model_validate_json(parcel["finding"])
-        self._consistency.require(finding.case, finding.id, parcel["expected"])
+        self._journal.begin(Header.model_validate_json(finding_message["header"]))
+        if finding_message["fault"]:
+            raise HarnessFaultError(finding_message["fault"])
+        finding = Finding.model_validate_json(finding_message["finding"])
+        self._consistency.require(finding.case, finding.id, finding_message["expected"])
         self._journal.add(finding)
-        self.framework_seconds += parcel["framework_seconds"]
+        self.framework_seconds += finding_message["framework_seconds"]
         return finding
 
     def close(self) -> None:

@@ -15,8 +15,8 @@ from conformance.corpus.cases import ALL_CASES, Case
 from conformance.corpus.configurations import ROWS
 from conformance.corpus.log_cases import LOG_CASES
 from conformance.findings.report import Check, Request
-from conformance.plan.checks import CUT_DEPENDENCE, SUBJECTS, Subject
-from conformance.plan.matrix import AnyCell, Cell, GeneratedCell, LogCell, StartupCell
+from conformance.plan.checks import CHECK_SPECS, CUT_DEPENDENCE, CheckSpec
+from conformance.plan.matrix import AnyMatrixCell, GeneratedCell, LogCell, MatrixCell, StartupCell
 from conformance.ranks import processes
 from conformance.ranks.hardware import ON_CPU, Hardware, InvalidHardwareError
 from conformance.runs import registry
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from adapters.contract import Adapter
-    from conformance.ranks.budget import Room
+    from conformance.ranks.budget import RankBudget
 
 
 class InvalidSettingsError(ValueError):
@@ -87,7 +87,7 @@ class Settings:
         checks: str | None,
         depth: str,
         layouts: Sequence[str],
-        room: Room,
+        rank_budget: RankBudget,
         time_limit: float,
         report: Path,
         examples: int,
@@ -104,8 +104,8 @@ class Settings:
         Raises:
             ValueError: one of SETTINGS_ERRORS.
         """
-        if room.ranks < 1:
-            raise InvalidSettingsError(f"{room.rule}; at least one rank is needed")
+        if rank_budget.ranks < 1:
+            raise InvalidSettingsError(f"{rank_budget.rule}; at least one rank is needed")
         if time_limit <= 0:
             raise InvalidSettingsError(f"--time-limit is {time_limit:g} s; give more than 0")
         if examples < 0:
@@ -121,7 +121,7 @@ class Settings:
             aggregations=_modes(modes),
             checks=_checks(checks),
             depth=_depth(depth),
-            layouts=_layouts(chosen, layouts, room),
+            layouts=_layouts(chosen, layouts, rank_budget),
             time_limit=time_limit,
             report=report,
             examples=examples,
@@ -129,7 +129,7 @@ class Settings:
             case=None if case_file is None else case_files.load(case_file),
         )
         settings.require_something_to_run()
-        hardware = Hardware.of(device, backend, min(settings.ranks, room.here), dtype)
+        hardware = Hardware.of(device, backend, min(settings.ranks, rank_budget.here), dtype)
         _require_drivable("device", hardware.device, chosen, chosen.devices)
         _require_drivable("dtype", hardware.dtype, chosen, chosen.dtypes)
         settings = replace(settings, hardware=hardware)
@@ -164,9 +164,9 @@ class Settings:
         """The most ranks that a layout takes."""
         return max(layout.world_size for layout in self.layouts)
 
-    def cells(self) -> list[AnyCell]:
+    def cells(self) -> list[AnyMatrixCell]:
         """Every finding to be made, those on one layout together, generated cases last."""
-        cells: list[AnyCell] = [*self._cells_of_cases()]
+        cells: list[AnyMatrixCell] = [*self._cells_of_cases()]
         if self.case is None:
             cells += [
                 *self._cut_cells(),
@@ -189,10 +189,10 @@ class Settings:
                 " smaller --layout"
             )
 
-    def _cells_of_cases(self) -> list[Cell]:
+    def _cells_of_cases(self) -> list[MatrixCell]:
         """Those that share a run next to each other."""
         return [
-            Cell(
+            MatrixCell(
                 aggregation=aggregation or case.aggregation(mode),
                 case=case,
                 layout=layout,
@@ -203,19 +203,19 @@ class Settings:
             for case in (ALL_CASES if self.case is None else (self.case,))
             if case.runs_on(layout)
             for mode, aggregation in self.aggregations.items()
-            for subject in SUBJECTS
+            for subject in CHECK_SPECS
             if subject.takes(case) and mode in subject.modes
             if subject.is_seen_at(self.depth) and subject.is_seen_on(layout)
         ]
 
-    def _cut_cells(self) -> list[Cell]:
+    def _cut_cells(self) -> list[MatrixCell]:
         """In the first mode, on the first layout of several micro-batches, if there is one."""
         cut = [layout for layout in self.layouts if layout.micro_batches != 1]
         if self.depth is not Depth.STEP or not cut:
             return []
         mode, aggregation = next(iter(self.aggregations.items()))
         return [
-            Cell(
+            MatrixCell(
                 aggregation=aggregation or case.aggregation(mode),
                 case=case,
                 layout=cut[0],
@@ -238,7 +238,7 @@ class Settings:
                 case=row.given,
                 layout=fitting[0],
                 depth=self.depth,
-                subject=Subject(check=row.check, name=row.name),
+                subject=CheckSpec(check=row.check, name=row.name),
                 row=row,
             )
             for row, fitting in pairs
@@ -335,21 +335,21 @@ def _depth(text: str) -> Depth:
         ) from None
 
 
-def _layouts(adapter: Adapter, texts: Sequence[str], room: Room) -> tuple[Layout, ...]:
+def _layouts(adapter: Adapter, texts: Sequence[str], rank_budget: RankBudget) -> tuple[Layout, ...]:
     if not texts:
-        fitting = tuple(one for one in adapter.layouts() if one.world_size <= room.ranks)
+        fitting = tuple(one for one in adapter.layouts() if one.world_size <= rank_budget.ranks)
         if not fitting:
             fewest = min(layout.world_size for layout in adapter.layouts())
             raise InvalidLayoutError(
-                f"no layout of {adapter.name} takes fewer than {fewest} ranks and {room.rule};"
-                f" {room.way_out_for(fewest)}"
+                f"no layout of {adapter.name} takes fewer than {fewest} ranks and"
+                f" {rank_budget.rule}; {rank_budget.way_out_for(fewest)}"
             )
         return fitting
     layouts = tuple(dict.fromkeys(Layout.parse(text) for text in texts))
     for layout in layouts:
-        if layout.world_size > room.ranks:
+        if layout.world_size > rank_budget.ranks:
             raise InvalidLayoutError(
-                f"layout {layout} takes {layout.world_size} ranks and {room.rule};"
-                f" {room.way_out_for(layout.world_size)} or choose a smaller layout"
+                f"layout {layout} takes {layout.world_size} ranks and"
+                f" {rank_budget.way_out_for(layout.world_size)} or choose a smaller layout"
             )
     return tuple(sorted(layouts, key=lambda layout: layout.world_size))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from conformance.comparing.gate import Outcome
-from conformance.plan.matrix import Cell, GeneratedCell
+from conformance.plan.matrix import GeneratedCell, MatrixCell
 from conformance.runs.reproduce import command
 
 if TYPE_CHECKING:
@@ -15,29 +15,29 @@ if TYPE_CHECKING:
 
     from conformance.comparing.gate import Gate
     from conformance.findings.report import Finding, Header
-    from conformance.plan.matrix import AnyCell
+    from conformance.plan.matrix import AnyMatrixCell
 
 
 def test_finding(
-    cell: AnyCell,
-    find: Callable[[AnyCell], Finding],
+    cell: AnyMatrixCell,
+    find: Callable[[AnyMatrixCell], Finding],
     gate: Gate,
     report_header: Header,
 ) -> None:
     finding = find(cell)
-    ruling = gate.ruling(finding)
-    if ruling.outcome is Outcome.SKIPPED:
-        pytest.skip(ruling.words)
-    if ruling.outcome is Outcome.KNOWN:
-        pytest.xfail(ruling.words)
-    if ruling.outcome is Outcome.FAILS:
+    decision = gate.decision(finding)
+    if decision.outcome is Outcome.SKIPPED:
+        pytest.skip(decision.words)
+    if decision.outcome is Outcome.KNOWN:
+        pytest.xfail(decision.words)
+    if decision.outcome is Outcome.FAILS:
         again = f"to run it again: {command(report_header, finding)}"
-        words = (ruling.words, finding.message, _case(cell), again)
+        words = (decision.words, finding.message, _case(cell), again)
         pytest.fail("\n".join(filter(None, words)), pytrace=False)
 
 
-def _case(cell: AnyCell) -> str | None:
+def _case(cell: AnyMatrixCell) -> str | None:
     """What a case of the corpus is meant to catch; a generated one is in the message."""
     if isinstance(cell, GeneratedCell):
         return None
-    return f"case: {cell.case.catches}" if isinstance(cell, Cell) else f"log: {cell.row.says}"
+    return f"case: {cell.case.catches}" if isinstance(cell, MatrixCell) else f"log: {cell.row.says}"

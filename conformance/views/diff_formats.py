@@ -34,7 +34,7 @@ MOST_CHARACTERS = 65_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Extent:
+class OutputLimits:
     """How much is listed at most.
 
     ``groups`` of each kind, ``findings`` of each group, ``values`` in a line; ``words`` are
@@ -47,19 +47,19 @@ class Extent:
     words: int = sys.maxsize
 
 
-ALL = Extent()
+ALL = OutputLimits()
 
-GIST = Extent(groups=4, findings=1, values=6, words=120)
+GIST = OutputLimits(groups=4, findings=1, values=6, words=120)
 """One screen."""
 
-FOLDED = Extent(findings=5, values=100, words=300)
+FOLDED = OutputLimits(findings=5, values=100, words=300)
 """Of Markdown, where a group is one line until it is opened."""
 
 PROGRESS = {
     Kind.WORSE: "worse",
     Kind.BETTER: "better",
     Kind.OTHER_DIAGNOSIS: "wrong in another way",
-    Kind.SIDEWAYS: "neither better nor worse",
+    Kind.CHANGED: "neither better nor worse",
     Kind.VANISHED: "vanished",
     Kind.APPEARED: "appeared",
     Kind.ONLY_OLD: "in parts that only OLD looked at",
@@ -72,7 +72,7 @@ SIDE_BY_SIDE = PROGRESS | {
     Kind.WORSE: "differ, OLD fares better",
     Kind.BETTER: "differ, NEW fares better",
     Kind.OTHER_DIAGNOSIS: "differ, both are wrong",
-    Kind.SIDEWAYS: "differ, neither fares better",
+    Kind.CHANGED: "differ, neither fares better",
     Kind.VANISHED: "only OLD has them",
     Kind.APPEARED: "only NEW has them",
 }
@@ -90,7 +90,7 @@ def gate_lines(gate: Gate, report: Report) -> Iterator[str]:
         yield from as_text(found)
 
 
-def as_text(difference: Difference, extent: Extent = GIST) -> Iterator[str]:
+def as_text(difference: Difference, extent: OutputLimits = GIST) -> Iterator[str]:
     """For a terminal, line by line: what is compared, counts, the largest groups of each kind."""
     yield from map(printable, _text(difference, extent))
 
@@ -104,9 +104,9 @@ def as_markdown(difference: Difference) -> Iterator[str]:
     words = _words(difference)
     blocks = [_folded(group, words) for group in difference.groups()]
     blocks += [_fold(heading, found) for heading, found in _others(difference, FOLDED)]
-    room = MOST_CHARACTERS - len(head) - len(_left_out(len(blocks))) - len("\n\n")
+    rank_budget = MOST_CHARACTERS - len(head) - len(_left_out(len(blocks))) - len("\n\n")
     ends = accumulate(len(block) + len("\n") for block in blocks)
-    fitting = [block for block, end in zip(blocks, ends, strict=True) if end <= room]
+    fitting = [block for block, end in zip(blocks, ends, strict=True) if end <= rank_budget]
     yield head
     yield from fitting
     if len(fitting) < len(blocks):
@@ -144,7 +144,7 @@ def as_json(difference: Difference) -> Iterator[str]:
     yield json.dumps(document, indent=1, ensure_ascii=False)
 
 
-def _text(difference: Difference, extent: Extent) -> Iterator[str]:
+def _text(difference: Difference, extent: OutputLimits) -> Iterator[str]:
     yield f"OLD  {_title(difference.old)}"
     yield f"NEW  {_title(difference.new)}"
     yield from _same_source(difference)
@@ -214,7 +214,7 @@ def _legend(difference: Difference) -> Iterator[str]:
     return legend(one for change in changes for one in (change.old, change.new) if one)
 
 
-def _listed(groups: Sequence[Group], extent: Extent) -> Iterator[str]:
+def _listed(groups: Sequence[Group], extent: OutputLimits) -> Iterator[str]:
     width = len(str(len(groups[0].changes)))
     for group in groups[: extent.groups]:
         yield f"  {len(group.changes):>{width}}  {_group_title(group)}"
@@ -228,7 +228,7 @@ def _more(rest: Sequence[object]) -> Iterator[str]:
         yield f"  {len(rest)} more: see --all"
 
 
-def _shown(group: Group, extent: Extent) -> Sequence[Change]:
+def _shown(group: Group, extent: OutputLimits) -> Sequence[Change]:
     return [group.example] if extent.findings == 1 else group.changes[: extent.findings]
 
 
@@ -245,7 +245,7 @@ def _state(state: State) -> str:
     return f"{SYMBOLS[state.verdict]} {_cut(state.cause, CAUSE)}".rstrip()
 
 
-def _line(change: Change, extent: Extent) -> str:
+def _line(change: Change, extent: OutputLimits) -> str:
     """What was, or is, not as it should be."""
     told = [explain(one) for one in (change.old, change.new) if one is not None]
     words = " -> ".join(_cut(one, extent.words) for one in told if one)
@@ -256,7 +256,7 @@ def _cut(words: str, most: int) -> str:
     return words if len(words) <= most else f"{words[: most - 1]}…"
 
 
-def _others(difference: Difference, extent: Extent) -> Iterator[tuple[str, list[str]]]:
+def _others(difference: Difference, extent: OutputLimits) -> Iterator[tuple[str, list[str]]]:
     """What is not compared, and what is not of findings: headings, each with its lines."""
     for kind, name in ((Kind.ONLY_OLD, "OLD"), (Kind.ONLY_NEW, "NEW")):
         parts = difference.parts(kind)
@@ -270,7 +270,7 @@ def _others(difference: Difference, extent: Extent) -> Iterator[tuple[str, list[
         yield "besides findings (each side is held to its own conventions)", settings
 
 
-def _parts(parts: dict[Part, int], extent: Extent) -> Iterator[str]:
+def _parts(parts: dict[Part, int], extent: OutputLimits) -> Iterator[str]:
     """A line for each dimension of each check."""
     values: dict[str, list[str]] = defaultdict(list)
     for part, count in parts.items():
@@ -284,7 +284,7 @@ def _setting(setting: Setting) -> str:
     return f"{setting.name} {setting.old or 'none'} -> {setting.new or 'none'}"
 
 
-def _enumerated(values: Iterable[str], extent: Extent) -> str:
+def _enumerated(values: Iterable[str], extent: OutputLimits) -> str:
     every = [_cut(value, extent.words) for value in values]
     return ", ".join([*every[: extent.values], *_rest(every[extent.values :])])
 

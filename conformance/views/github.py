@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from conformance.comparing.groups import faults
+from conformance.comparing.groups import finding_groups
 from conformance.views import markdown
 from conformance.views.show import as_markdown
 
@@ -33,7 +33,7 @@ def error_commands(failing: Sequence[Finding], objections: Sequence[str] = ()) -
     """Commands to GitHub's runner: of the run as a whole, and of each mistake, the worst first."""
     for words in objections:
         yield f"::error::{_data(words)}"
-    found = faults(failing)
+    found = finding_groups(failing)
     for fault in found[:MOST_ANNOTATIONS]:
         title = f"{fault.name} ({len(fault.findings)})"
         words = f"{fault.example.id}: {fault.words}"

@@ -136,7 +136,7 @@ def _about(report: Report) -> dict[str, list[tuple[str, str]]]:
                 "python": environment.python,
                 "torch": environment.torch,
                 **environment.dependencies,
-                "stood in for": ", ".join(environment.stand_ins),
+                "stood in for": ", ".join(environment.stubs),
                 **_departures(report),
                 **{name: str(value) for name, value in asdict(report.conventions).items()},
             }

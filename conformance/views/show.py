@@ -11,7 +11,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from conformance.comparing.groups import faults, matrix
+from conformance.comparing.groups import finding_groups, matrix
 from conformance.findings.badness import legend, off_by
 from conformance.findings.report import Verdict
 from conformance.runs.reproduce import command
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from conformance.comparing.groups import Fault
+    from conformance.comparing.groups import FindingGroup
     from conformance.findings.report import Report
 
 STYLES = {
@@ -56,7 +56,7 @@ def _parts(report: Report) -> Iterator[RenderableType]:
     """Verdicts by check and mode, then every mistake, the worst first."""
     yield Text(subject(report), style="bold")
     yield _matrix(report)
-    for fault in faults(report.findings):
+    for fault in finding_groups(report.findings):
         yield from _fault(report, fault)
         yield ""
     for line in advice(report.findings):
@@ -86,7 +86,7 @@ def _cell(verdicts: Counter[Verdict]) -> Text:
     )
 
 
-def _fault(report: Report, fault: Fault) -> Iterator[RenderableType]:
+def _fault(report: Report, fault: FindingGroup) -> Iterator[RenderableType]:
     verdict = fault.example.verdict
     yield Text.assemble(
         (SYMBOLS[verdict], STYLES[verdict]), f" {_count(fault)} ", (fault.name, "bold")
@@ -97,7 +97,7 @@ def _fault(report: Report, fault: Fault) -> Iterator[RenderableType]:
     yield Text(f"  {again}", no_wrap=True)  # to be copied
 
 
-def _details(report: Report, fault: Fault) -> Iterator[str]:
+def _details(report: Report, fault: FindingGroup) -> Iterator[str]:
     example = fault.example
     off = off_by(example)
     yield f"{off} at most: {fault.words}" if off else fault.words
@@ -108,11 +108,11 @@ def _details(report: Report, fault: Fault) -> Iterator[str]:
     yield command(report, example)
 
 
-def _count(fault: Fault) -> str:
+def _count(fault: FindingGroup) -> str:
     return f"{len(fault.findings)} ×"
 
 
-def _where(fault: Fault) -> str:
+def _where(fault: FindingGroup) -> str:
     where = ", ".join(f"{name} ({count})" for name, count in fault.where.items())
     layouts = "1 layout" if fault.layouts == 1 else f"{fault.layouts} layouts"
     return f"{where}; {', '.join(fault.modes)}; {layouts}"
@@ -131,7 +131,7 @@ def as_markdown(report: Report) -> Iterator[str]:
     for check, row in cells.items():
         counts = (row.get(mode) for mode in modes)
         yield markdown.row([check, *(_words(cell) if cell else "–" for cell in counts)])
-    for fault in faults(report.findings):
+    for fault in finding_groups(report.findings):
         yield ""
         yield from _folded(report, fault)
     for line in (*advice(report.findings), *legend(report.findings)):
@@ -142,7 +142,7 @@ def _words(verdicts: Counter[Verdict]) -> str:
     return ", ".join(f"{verdicts[v]} {SYMBOLS[v]}" for v in Verdict if verdicts[v])
 
 
-def _folded(report: Report, fault: Fault) -> Iterator[str]:
+def _folded(report: Report, fault: FindingGroup) -> Iterator[str]:
     heading = f"{SYMBOLS[fault.example.verdict]} {_count(fault)} {fault.name}"
     *details, again = _details(report, fault)
     yield f"<details><summary>{markdown.escape(heading)}: {markdown.escape(fault.words)}</summary>"
@@ -161,7 +161,7 @@ def as_json(report: Report) -> Iterator[str]:
             ),
             "summary": report.summary.model_dump(mode="json"),
             "matrix": matrix(report.findings),
-            "faults": [_document(report, fault) for fault in faults(report.findings)],
+            "faults": [_document(report, fault) for fault in finding_groups(report.findings)],
             "advice": [*advice(report.findings)],
         },
         indent=1,
@@ -169,7 +169,7 @@ def as_json(report: Report) -> Iterator[str]:
     )
 
 
-def _document(report: Report, fault: Fault) -> dict[str, object]:
+def _document(report: Report, fault: FindingGroup) -> dict[str, object]:
     return {
         "name": fault.name,
         "words": fault.words,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from adapters.imports import WrongSourceError, import_from, stand_in
+from adapters.imports import WrongSourceError, import_from, stub
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -49,7 +49,7 @@ def test_missing_package_is_an_import_error(tmp_path: Path) -> None:
 
 
 def test_stand_in_can_be_imported_and_subclassed_but_not_used() -> None:
-    assert stand_in(["toy_d", "json"]) == ["toy_d"]
+    assert stub(["toy_d", "json"]) == ["toy_d"]
     module = importlib.import_module("toy_d.deep.inside")
 
     class Derived(module.Base):

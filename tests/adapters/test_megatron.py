@@ -11,13 +11,21 @@ import numpy as np
 import pytest
 import torch
 
-from adapters.contract import Combine, Depth, Job, Layout, Option, Place, Unsupported
+from adapters.contract import (
+    CodeLocation,
+    Depth,
+    Job,
+    Layout,
+    Option,
+    PendingReduction,
+    Unsupported,
+)
 from adapters.megatron import objectives, options, policy, rollouts, startup, tracking
-from adapters.megatron.adapter import call_offering, combine
+from adapters.megatron.adapter import call_supported, pending_reduction
 from adapters.objective import Metric, Objective
 from adapters.probe import ENTROPIES, ProbedBatch
 from conformance.corpus.cases import CORPUS, REJECTION, Case
-from reference.aggregation import Beside, DenominatorMask, Mode
+from reference.aggregation import AuxiliaryAggregation, DenominatorMask, Mode
 
 CASES = {case.name: case for case in CORPUS}
 
@@ -170,7 +178,7 @@ def share_of(batch: ProbedBatch, order: list[int]) -> dict[str, Any]:
     [
         (Objective.POLICY, {"advantages", "returns"}),
         (Objective.OFF_POLICY, {"advantages", "log_probs", "returns"}),
-        (Objective.TOGETHER, {"advantages", "ref_log_probs", "returns"}),
+        (Objective.COMBINED, {"advantages", "ref_log_probs", "returns"}),
         (Objective.VALUE, {"advantages", "returns"}),
     ],
 )
@@ -229,21 +237,21 @@ def test_what_stands_beside_the_policy_loss_is_sampled_where_modes_are_offered()
     older = objectives.conventions(parser(), by_rollout=True)
     newer = objectives.conventions(parser("--loss-aggregation"), by_rollout=False)
 
-    assert older.entropy is Beside.WITH_TOKEN_MEAN
+    assert older.entropy is AuxiliaryAggregation.WITH_TOKEN_MEAN
     assert older.denominator_mask is DenominatorMask.ORIGINAL
-    assert {newer.entropy, newer.kl, newer.diagnostics} == {Beside.SAMPLE_MEAN}
+    assert {newer.entropy, newer.kl, newer.diagnostics} == {AuxiliaryAggregation.SAMPLE_MEAN}
     assert newer.denominator_mask is DenominatorMask.MODIFIED
 
 
 def test_place_is_the_first_function_there_is() -> None:
     candidates = {
-        Place.LOG: ((None, "missing"), (rollouts, "sample_fields")),
-        Place.SHARDING: ((rollouts, "missing"),),
+        CodeLocation.LOG: ((None, "missing"), (rollouts, "sample_fields")),
+        CodeLocation.SHARDING: ((rollouts, "missing"),),
     }
 
     line = rollouts.sample_fields.__code__.co_firstlineno
     assert objectives.places(candidates) == {
-        Place.LOG: f"adapters/megatron/rollouts.py:{line} (sample_fields)"
+        CodeLocation.LOG: f"adapters/megatron/rollouts.py:{line} (sample_fields)"
     }
 
 
@@ -287,12 +295,12 @@ def test_seam_adds_the_probe_to_the_log_probabilities_of_the_tokens() -> None:
 
 
 def test_what_is_still_to_come_depends_on_depth_and_on_who_divides() -> None:
-    assert combine(Depth.STEP, per_token=True) is Combine.REPLICATED
-    assert combine(Depth.LOSS, per_token=True) is Combine.SUM_PER_COUNTED_TOKEN
-    assert combine(Depth.LOSS, per_token=False) is Combine.MEAN
-    assert combine(Depth.REDUCER, per_token=True) is Combine.SUM_PER_TOKEN
-    assert combine(Depth.REDUCER, per_token=False) is Combine.SUM_PER_SAMPLE
+    assert pending_reduction(Depth.STEP, per_token=True) is PendingReduction.REPLICATED
+    assert pending_reduction(Depth.LOSS, per_token=True) is PendingReduction.SUM_PER_COUNTED_TOKEN
+    assert pending_reduction(Depth.LOSS, per_token=False) is PendingReduction.MEAN
+    assert pending_reduction(Depth.REDUCER, per_token=True) is PendingReduction.SUM_PER_TOKEN
+    assert pending_reduction(Depth.REDUCER, per_token=False) is PendingReduction.SUM_PER_SAMPLE
 
 
 def test_functions_are_offered_only_what_they_know() -> None:
-    assert call_offering(lambda a, *, b=2: (a, b), 1, b=3, c=4) == (1, 3)
+    assert call_supported(lambda a, *, b=2: (a, b), 1, b=3, c=4) == (1, 3)

@@ -15,8 +15,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from adapters.configuration import ORDINARY, Configuration, Setting, Tampering
+from adapters.configuration import DEFAULT_CONFIGURATION, Configuration, FaultInjection, Setting
 from adapters.contract import (
+    CodeLocation,
     DepartureKind,
     Depth,
     Description,
@@ -24,7 +25,6 @@ from adapters.contract import (
     Layout,
     LogEntry,
     Observation,
-    Place,
     Rank,
     Unsupported,
 )
@@ -263,7 +263,7 @@ def job(
     case: str = MASKED.name,
     aggregation: Aggregation = SAMPLE_MEAN,
     layout: Layout = OF_BOTH_RANKS,
-    configuration: Configuration = ORDINARY,
+    configuration: Configuration = DEFAULT_CONFIGURATION,
 ) -> Job:
     return Job(
         steps=CASES[case].steps,
@@ -386,7 +386,7 @@ def test_fsdp_averages_micro_batches_that_only_pad_into_its_log(
 def test_megatron_logs_the_entropy_of_a_context_parallel_rank_in_the_final_loss(
     megatron: RankPool,
 ) -> None:
-    what = job(Objective.TOGETHER, layout=Layout(cp=2, format="thd"))
+    what = job(Objective.COMBINED, layout=Layout(cp=2, format="thd"))
     outcome = megatron.run(what)
     assert isinstance(outcome, Ran)
 
@@ -454,7 +454,7 @@ def test_default_is_token_mean(fsdp: RankPool) -> None:
             for one in BY_CONSTRUCTION
         ),
         (
-            Configuration(tampering=Tampering.GROUP_INCOMPLETE),
+            Configuration(tampering=FaultInjection.GROUP_INCOMPLETE),
             Mode.PROMPT_MEAN,
             "refused",
             "Mismatch between prompts (8) and responses (7)",
@@ -606,7 +606,7 @@ def test_places_and_rules_are_functions_of_skyrl(adapter: SkyRLAdapter) -> None:
         for function in (*found.places.values(), *found.rules.values())
     )
     assert found.rules["divisor_missing"].endswith("(validate_cfg)")
-    assert (Place.REDUCTION in found.places) == (adapter.engine == "megatron")
+    assert (CodeLocation.REDUCTION in found.places) == (adapter.engine == "megatron")
 
 
 @ADAPTERS

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from adapters.configuration import REDUCER_DIVISOR, Configuration, Setting, Tampering
+from adapters.configuration import REDUCER_DIVISOR, Configuration, FaultInjection, Setting
 from adapters.contract import Depth, Job, Layout, LogEntry
 from adapters.objective import Objective
 from conformance.corpus.cases import CORPUS
@@ -119,21 +119,30 @@ REFUSED = {
         job("prompt_mean", batch_size=3, in_file=in_file(Setting.BATCH_SIZE)),
         "--global-batch-size is no multiple",
     ),
-    "no groups": (job("prompt_mean", tampering=Tampering.GROUPS_MISSING), "needs whole groups"),
+    "no groups": (
+        job("prompt_mean", tampering=FaultInjection.GROUPS_MISSING),
+        "needs whole groups",
+    ),
     "incomplete group": (
-        job("prompt_mean", tampering=Tampering.GROUP_INCOMPLETE),
+        job("prompt_mean", tampering=FaultInjection.GROUP_INCOMPLETE),
         "needs whole groups of --n-samples-per-prompt: [1, 1, 2, 2, 2]",
     ),
     "no denominators": (
-        job("prompt_mean", tampering=Tampering.DENOMINATORS_DROPPED),
+        job("prompt_mean", tampering=FaultInjection.DENOMINATORS_DROPPED),
         "needs prompt_mask_sums of custom train data",
     ),
-    "gap": (job("prompt_mean", tampering=Tampering.BOUNDARY_GAP), "[1, 0, 7, 7, 20, 20, 5, 5]"),
+    "gap": (
+        job("prompt_mean", tampering=FaultInjection.BOUNDARY_GAP),
+        "[1, 0, 7, 7, 20, 20, 5, 5]",
+    ),
     "overlap": (
-        job("prompt_mean", tampering=Tampering.BOUNDARY_OVERLAP),
+        job("prompt_mean", tampering=FaultInjection.BOUNDARY_OVERLAP),
         "[5, 5, 7, 7, 20, 20, 5, 5]",
     ),
-    "short": (job("prompt_mean", tampering=Tampering.BOUNDARY_SHORT), "[3, 3, 7, 7, 20, 20, 3]"),
+    "short": (
+        job("prompt_mean", tampering=FaultInjection.BOUNDARY_SHORT),
+        "[3, 3, 7, 7, 20, 20, 3]",
+    ),
 }
 
 
@@ -161,7 +170,7 @@ ACCEPTED = {
     "divisor in the file": (job("constant", in_file=in_file(Setting.DIVISOR)), "constant"),
     "custom correction": (job("constant", corrects=True), "constant"),
     "groups that nobody asks for": (
-        job("sample_mean", tampering=Tampering.GROUPS_MISSING),
+        job("sample_mean", tampering=FaultInjection.GROUPS_MISSING),
         "sample_mean",
     ),
 }
@@ -257,7 +266,7 @@ def test_other_engine_of_miles_is_configured_alike(tmp_path: Path) -> None:
     jobs = [
         job("constant", layout=layout, divisor="abc"),
         job("constant", layout=layout, divisor="true", in_file=in_file(Setting.DIVISOR)),
-        job("prompt_mean", layout=layout, tampering=Tampering.DENOMINATORS_DROPPED),
+        job("prompt_mean", layout=layout, tampering=FaultInjection.DENOMINATORS_DROPPED),
         job("prompt_mean", layout=layout, reduces=True),
     ]
     typed, in_a_file, dropped, reduced = observe("miles", toy(tmp_path, "miles"), jobs, "fsdp")
@@ -326,8 +335,8 @@ REFUSED_BY_ALL = [
     job("sample_mean", divisor="40"),
     job("prompt_mean", per_token=True),
     job("prompt_mean", batch_size=3),
-    job("prompt_mean", tampering=Tampering.GROUPS_MISSING),
-    job("prompt_mean", tampering=Tampering.DENOMINATORS_DROPPED),
+    job("prompt_mean", tampering=FaultInjection.GROUPS_MISSING),
+    job("prompt_mean", tampering=FaultInjection.DENOMINATORS_DROPPED),
 ]
 
 REFUSED_BY_MILES = [
@@ -339,10 +348,10 @@ REFUSED_BY_MILES = [
     job("prompt_mean", batch_size=3, in_file=in_file(Setting.BATCH_SIZE)),
     job("prompt_mean", corrects=True),
     job("token_mean", corrects=True),
-    job("prompt_mean", tampering=Tampering.GROUP_INCOMPLETE),
-    job("prompt_mean", tampering=Tampering.BOUNDARY_GAP),
-    job("prompt_mean", tampering=Tampering.BOUNDARY_OVERLAP),
-    job("prompt_mean", tampering=Tampering.BOUNDARY_SHORT),
+    job("prompt_mean", tampering=FaultInjection.GROUP_INCOMPLETE),
+    job("prompt_mean", tampering=FaultInjection.BOUNDARY_GAP),
+    job("prompt_mean", tampering=FaultInjection.BOUNDARY_OVERLAP),
+    job("prompt_mean", tampering=FaultInjection.BOUNDARY_SHORT),
 ]
 """By pull request 1498, and not by slime's 2090."""
 

@@ -10,12 +10,12 @@ from tests.benchmarks import bench_suite
 EXAMPLES = 25
 """For each mode and layout."""
 
-SUBJECTS = {"native": NativeAdapter, "skyrl": SkyRLFsdpAdapter}
+CHECK_SPECS = {"native": NativeAdapter, "skyrl": SkyRLFsdpAdapter}
 
 
 def main() -> None:
     """Print the rate of each adapter on all its layouts of two ranks, and its ratio."""
-    for name, adapter in SUBJECTS.items():
+    for name, adapter in CHECK_SPECS.items():
         layouts = [str(layout) for layout in adapter().layouts() if layout.world_size == 2]
         timing = bench_suite.run(
             name,

@@ -113,12 +113,12 @@ SITUATIONS = {
     "two_steps": Given(
         steps=(CASES["worked_example"].steps[0], STEP),
         layout=Layout(dp=2, cp=2, micro_batches=2),
-        held=SLICED,
+        forward_pass_of_token=SLICED,
     ),
-    "uneven": Given(layout=Layout(dp=2, micro_batches="uneven"), held=UNEVEN),
+    "uneven": Given(layout=Layout(dp=2, micro_batches="uneven"), forward_pass_of_token=UNEVEN),
     "tokens": Given(
         layout=Layout(dp=2, micro_batches="tokens"),
-        held=BY_SAMPLE,
+        forward_pass_of_token=BY_SAMPLE,
         conventions=Conventions(sample_unit=SampleUnit.ROLLOUT),
     ),
     "rejected": Given(
@@ -138,8 +138,8 @@ def known_mistakes(given: Given) -> dict[str, Any]:
     return {
         mode: [
             [mistake.name, mistake.words, mistake.sizes, _denominators(mistake.weights)]
-            for situation in [replace(given, mode=mode).situation]
-            for mistake in (*mistakes(situation), *missing_tokens.shares(situation))
+            for context in [replace(given, mode=mode).context]
+            for mistake in (*mistakes(context), *missing_tokens.shares(context))
         ]
         for mode in Mode
     }

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from adapters.contract import Combine, Depth, Description, Job, Layout, Observation
-from conformance.diagnosis.catalogue import Situation
+from adapters.contract import Depth, Description, Job, Layout, Observation, PendingReduction
+from conformance.diagnosis.catalogue import StepContext
 from conformance.findings.report import Verdict
 from conformance.judging.weights import judge_weights
 from reference.aggregation import DEFAULT_CONVENTIONS, Aggregation, Conventions, Mode
@@ -52,11 +52,11 @@ ALL = slice(None)
 
 def passes(*of_ranks: Sequence[tuple[slice, int]]) -> NDArray[np.int32]:
     """The forward pass in which each rank held each token of `STEP`: [ranks, tokens]."""
-    held = np.full((len(of_ranks), len(STEP.mask)), -1, np.int32)
+    forward_pass_of_token = np.full((len(of_ranks), len(STEP.mask)), -1, np.int32)
     for rank, pairs in enumerate(of_ranks):
-        for tokens, number in pairs:
-            held[rank, tokens] = number
-    return held
+        for tokens, step_index in pairs:
+            forward_pass_of_token[rank, tokens] = step_index
+    return forward_pass_of_token
 
 
 BY_SAMPLE = passes([(slice(4), 0), (slice(4, 6), 1)], [(slice(6, 11), 0), (slice(11, 14), 1)])
@@ -81,7 +81,7 @@ class Given:
     mode: Mode = Mode.TOKEN_MEAN
     steps: tuple[Step, ...] = (STEP,)
     layout: Layout = ONE_RANK
-    held: NDArray[np.int32] | None = None
+    forward_pass_of_token: NDArray[np.int32] | None = None
     conventions: Conventions = DEFAULT_CONVENTIONS
     divisor: float = 40.0
 
@@ -90,26 +90,30 @@ class Given:
         return Aggregation(self.mode, self.divisor if self.mode is Mode.CONSTANT else None)
 
     @property
-    def situation(self) -> Situation:
+    def context(self) -> StepContext:
         return self._situation(len(self.steps) - 1)
 
     @property
     def weights(self) -> NDArray[np.float64]:
-        return self.situation.expected
+        return self.context.expected
 
-    def _situation(self, number: int) -> Situation:
-        return Situation(
+    def _situation(self, step_index: int) -> StepContext:
+        return StepContext(
             steps=self.steps,
-            number=number,
+            step_index=step_index,
             aggregation=self.aggregation,
             conventions=self.conventions,
             layout=self.layout,
-            held=self.held,
+            forward_pass_of_token=self.forward_pass_of_token,
         )
 
     def judged(self, *of_ranks: NDArray[np.float64]) -> Judgement:
-        before = [self._situation(number).expected for number in range(len(self.steps) - 1)]
-        seen = [()] * len(of_ranks) if self.held is None else [(held,) for held in self.held]
+        before = [self._situation(step_index).expected for step_index in range(len(self.steps) - 1)]
+        seen = (
+            [()] * len(of_ranks)
+            if self.forward_pass_of_token is None
+            else [(forward_pass_of_token,) for forward_pass_of_token in self.forward_pass_of_token]
+        )
         given = of_ranks * (len(seen) // len(of_ranks))
         job = Job(
             steps=self.steps,
@@ -120,10 +124,10 @@ class Given:
         observations = [
             Observation(
                 weights=(*before, weights),
-                combine=Combine.REPLICATED,
-                forward_passes=tuple(held) * len(self.steps),
+                pending_reduction=PendingReduction.REPLICATED,
+                forward_passes=tuple(forward_pass_of_token) * len(self.steps),
             )
-            for weights, held in zip(given, seen, strict=True)
+            for weights, forward_pass_of_token in zip(given, seen, strict=True)
         ]
         return judge_weights(job, observations, Description(conventions=self.conventions))
 

@@ -41,9 +41,9 @@ HOSTILE = (
     "'\"><svg onload=alert(1)>&amp;\x00",
 )
 
-SLICES = Given(mode=Mode.SAMPLE_MEAN, held=SLICED, layout=Layout(dp=2, cp=2, format="thd"))
+SLICES = Given(mode=Mode.SAMPLE_MEAN, forward_pass_of_token=SLICED, layout=Layout(dp=2, cp=2, format="thd"))
 
-SAMPLES = Given(held=BY_SAMPLE, layout=Layout(dp=2, micro_batches=2, format="thd"))
+SAMPLES = Given(forward_pass_of_token=BY_SAMPLE, layout=Layout(dp=2, micro_batches=2, format="thd"))
 
 
 def report_of(findings: Iterable[Finding], adapter: str = "toy", version: str = "1") -> Report:
@@ -91,7 +91,7 @@ def pictured(case: str, given: Given, observed: NDArray[np.float64]) -> Finding:
             also=["multiplied_by_micro_batches"],
         ),
         place="toy.loss:reduce",
-        picture=picture(given.situation, observed, given.weights),
+        picture=picture(given.context, observed, given.weights),
     )
 
 

@@ -29,11 +29,11 @@ from conformance.findings.report import (
     Selection,
     Verdict,
 )
-from reference.aggregation import Beside, Conventions, Mode, SampleUnit
+from reference.aggregation import AuxiliaryAggregation, Conventions, Mode, SampleUnit
 
 TOLERANCE = 1e-6
 
-SUBJECTS = (
+CHECK_SPECS = (
     (Check.WEIGHTS, None),
     (Check.METRIC, None),
     (Check.METRIC, "entropy"),
@@ -74,7 +74,7 @@ Looked = tuple[tuple[Check, str | None], Mode, str, Layout]
 def looked() -> SearchStrategy[Looked]:
     """One of few: a subject of a check, a mode, a case and a layout."""
     modes = st.sampled_from((Mode.TOKEN_MEAN, Mode.CONSTANT))
-    subjects, cases, layouts = map(st.sampled_from, (SUBJECTS, CASES, LAYOUTS))
+    subjects, cases, layouts = map(st.sampled_from, (CHECK_SPECS, CASES, LAYOUTS))
     return st.tuples(subjects, modes, cases, layouts)
 
 
@@ -165,10 +165,11 @@ def headers(draw: DrawFn) -> Header:
             device="cpu",
             platform="L",
             dependencies=draw(st.dictionaries(st.sampled_from(("ray", "@a|b")), words())),
-            stand_ins=draw(st.lists(st.sampled_from(("wandb", "`zmq`")), unique=True)),
+            stubs=draw(st.lists(st.sampled_from(("wandb", "`zmq`")), unique=True)),
         ),
         conventions=Conventions(
-            sample_unit=draw(st.sampled_from(SampleUnit)), entropy=draw(st.sampled_from(Beside))
+            sample_unit=draw(st.sampled_from(SampleUnit)),
+            entropy=draw(st.sampled_from(AuxiliaryAggregation)),
         ),
         request=Request(
             divisor=draw(st.sampled_from((None, None, 64.0))),

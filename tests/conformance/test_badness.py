@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters.contract import Combine, Depth, Description, Job, Layout, Observation
+from adapters.contract import Depth, Description, Job, Layout, Observation, PendingReduction
 from adapters.objective import Metric
 from conformance.comparing.diff import Kind, compare
 from conformance.comparing.gate import Comparing, Outcome
-from conformance.comparing.groups import faults
+from conformance.comparing.groups import finding_groups
 from conformance.findings.badness import agreement, badness, factor_text, off_by
 from conformance.findings.report import Report, Request, Selection, Verdict
 from conformance.judging.metrics import judge_logged
@@ -43,7 +43,9 @@ FACTORS = st.floats(1.01, 1e5)
 def weighed(factor: float) -> Judgement:
     weights = token_weights(STEP, JOB.aggregation) * factor
     return judge_weights(
-        JOB, [Observation(weights=(weights,), combine=Combine.REPLICATED)], Description()
+        JOB,
+        [Observation(weights=(weights,), pending_reduction=PendingReduction.REPLICATED)],
+        Description(),
     )
 
 
@@ -99,7 +101,7 @@ def test_a_thousandth_is_worse_than_three_times_and_the_reverse_is_better(tmp_pa
         (thousandth, thrice, Outcome.KNOWN),
     ):
         baseline = Report.assemble(HEADER, [before], Selection(selected=1, deselected=0))
-        assert Comparing(tmp_path / "x", baseline, Request()).ruling(after).outcome is outcome
+        assert Comparing(tmp_path / "x", baseline, Request()).decision(after).outcome is outcome
 
 
 def test_the_worst_comes_first_be_it_too_small_or_too_large() -> None:
@@ -110,7 +112,7 @@ def test_the_worst_comes_first_be_it_too_small_or_too_large() -> None:
     ]
     odd = mismatch("nan", "not_finite").model_copy(update={"error": None})
 
-    assert [fault.name for fault in faults([*findings, odd])] == [
+    assert [fault.name for fault in finding_groups([*findings, odd])] == [
         "not_finite",
         "lost",
         "thousandth",

@@ -12,7 +12,7 @@ from adapters.contract import Depth, Layout
 from conformance.comparing.gate import Comparing, Outcome, Strict
 from conformance.corpus.cases import GENERATED, Case
 from conformance.findings.report import Report, Request, Selection, Verdict
-from conformance.plan.matrix import Cell
+from conformance.plan.matrix import MatrixCell
 from reference.aggregation import Aggregation, Mode
 from tests import command
 from tests.conformance.test_diff import found
@@ -66,17 +66,17 @@ def gate(folder: Path, *before: Finding) -> Comparing:
 def test_only_what_is_worse_fails(
     tmp_path: Path, before: Finding, after: Finding, outcome: Outcome, words: str
 ) -> None:
-    ruling = gate(tmp_path, before).ruling(after)
+    decision = gate(tmp_path, before).decision(after)
 
-    assert ruling.outcome is outcome
-    assert words in ruling.words
+    assert decision.outcome is outcome
+    assert words in decision.words
 
 
 def test_a_larger_error_is_worse_and_a_smaller_one_is_not(tmp_path: Path) -> None:
     small, large = (mismatch("a", "x").model_copy(update={"error": error}) for error in (0.5, 0.75))
 
-    assert gate(tmp_path, small).ruling(large).outcome is Outcome.FAILS
-    assert gate(tmp_path, large).ruling(small).outcome is Outcome.KNOWN
+    assert gate(tmp_path, small).decision(large).outcome is Outcome.FAILS
+    assert gate(tmp_path, large).decision(small).outcome is Outcome.KNOWN
 
 
 def test_the_end_of_a_run_asks_to_renew_the_baseline_where_something_is_better(
@@ -113,9 +113,9 @@ def test_a_run_fails_for_what_is_worse_than_the_baseline_alone(tmp_path: Path) -
     assert "renew " in better.output
 
 
-def cells(*cases: str, layouts: Sequence[Layout] = (Layout(),)) -> list[Cell]:
+def cells(*cases: str, layouts: Sequence[Layout] = (Layout(),)) -> list[MatrixCell]:
     return [
-        Cell(
+        MatrixCell(
             aggregation=Aggregation(Mode.TOKEN_MEAN),
             case=Case(name=name, catches="", steps=()),
             layout=layout,

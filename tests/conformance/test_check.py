@@ -10,8 +10,8 @@ from adapters.contract import Depth, Description, Job, Layout
 from conformance.corpus.cases import CORPUS
 from conformance.corpus.configurations import ROWS
 from conformance.findings.report import Verdict
-from conformance.plan.checks import Subject
-from conformance.plan.matrix import Cell, StartupCell
+from conformance.plan.checks import CheckSpec
+from conformance.plan.matrix import MatrixCell, StartupCell
 from conformance.ranks.worker import Declined
 from conformance.runs.check import check
 from reference.aggregation import Mode
@@ -31,7 +31,9 @@ class Declining:
 
 def verdict(case: str, layout: Layout, message: str, mode: Mode = Mode.TOKEN_MEAN) -> Verdict:
     chosen = next(one for one in CORPUS if one.name == case)
-    cell = Cell(aggregation=chosen.aggregation(mode), case=chosen, layout=layout, depth=Depth.STEP)
+    cell = MatrixCell(
+        aggregation=chosen.aggregation(mode), case=chosen, layout=layout, depth=Depth.STEP
+    )
     return check(cell, Declining(message)).finding.verdict  # type: ignore[arg-type]
 
 
@@ -50,7 +52,7 @@ def test_what_a_framework_allows_in_its_own_documents_is_no_finding_against_it()
         case=row.given,
         layout=Layout(micro_batches=2),
         depth=Depth.STEP,
-        subject=Subject(check=row.check, name=row.name),
+        subject=CheckSpec(check=row.check, name=row.name),
         row=row,
     )
     allowing = Description(permits={row.rule: "its scripts"})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from adapters.contract import Layout, Observation
-from conformance.diagnosis.placement import cut_of, held
+from conformance.diagnosis.placement import forward_pass_of_token, token_placement
 
 NONE = -1
 
@@ -23,29 +23,31 @@ PASSES = np.array(
 
 def test_tokens_are_where_a_rank_held_them() -> None:
     passes = np.delete(PASSES, 5, axis=1)
-    cut = cut_of(passes, Layout(dp=2, cp=2))
+    placement = token_placement(passes, Layout(dp=2, cp=2))
 
-    assert cut.dp_rank.tolist() == [0, 0, 0, 0, 0, 1, 1, 1, 1]
-    assert cut.cp_rank.tolist() == [0, 1, 0, 1, 0, 0, 1, 1, 0]
-    assert cut.micro_batch.tolist() == [0, 0, 0, 0, 1, 0, 0, 1, 2]
-    assert cut.micro_batch.dtype == np.int64
-    assert cut.micro_batch_number.tolist() == [0, 0, 0, 0, 1, 2, 2, 3, 4]
-    assert cut.micro_batches.tolist() == [2, 2, 2, 2, 2, 3, 3, 3, 3]
+    assert placement.dp_rank.tolist() == [0, 0, 0, 0, 0, 1, 1, 1, 1]
+    assert placement.cp_rank.tolist() == [0, 1, 0, 1, 0, 0, 1, 1, 0]
+    assert placement.micro_batch.tolist() == [0, 0, 0, 0, 1, 0, 0, 1, 2]
+    assert placement.micro_batch.dtype == np.int64
+    assert placement.micro_batch_number.tolist() == [0, 0, 0, 0, 1, 2, 2, 3, 4]
+    assert placement.micro_batches.tolist() == [2, 2, 2, 2, 2, 3, 3, 3, 3]
 
 
 def test_micro_batches_are_numbered_from_0_on_a_single_rank_too() -> None:
-    cut = cut_of(np.array([[6, 4, 6, 9]]), Layout())
+    placement = token_placement(np.array([[6, 4, 6, 9]]), Layout())
 
-    assert cut.micro_batch.tolist() == [1, 0, 1, 2]
-    assert cut.micro_batches.tolist() == [3] * 4
-    assert {cut.micro_batch_number.dtype, cut.micro_batches.dtype} == {np.dtype(np.int64)}
+    assert placement.micro_batch.tolist() == [1, 0, 1, 2]
+    assert placement.micro_batches.tolist() == [3] * 4
+    assert {placement.micro_batch_number.dtype, placement.micro_batches.dtype} == {
+        np.dtype(np.int64)
+    }
 
 
 def test_token_that_two_ranks_held_is_the_first_one_s() -> None:
-    cut = cut_of(np.array([[0, NONE], [5, 5]]), Layout(dp=2))
+    placement = token_placement(np.array([[0, NONE], [5, 5]]), Layout(dp=2))
 
-    assert cut.dp_rank.tolist() == [0, 1]
-    assert cut.micro_batch.tolist() == [0, 0]
+    assert placement.dp_rank.tolist() == [0, 1]
+    assert placement.micro_batch.tolist() == [0, 0]
 
 
 def observations(*ranks: list[int] | None) -> list[Observation]:
@@ -56,19 +58,21 @@ def observations(*ranks: list[int] | None) -> list[Observation]:
 
 
 def test_ranks_tell_what_they_held_of_a_step() -> None:
-    passes = held(observations([0, NONE], [NONE, 1]), 1, Layout(cp=2))
+    passes = forward_pass_of_token(observations([0, NONE], [NONE, 1]), 1, Layout(cp=2))
 
     assert passes is not None
     assert passes.tolist() == [[0, NONE], [NONE, 1]]
 
 
 def test_first_of_the_tensor_parallel_ranks_speaks_for_all() -> None:
-    passes = held(observations([0, NONE], [7, 7], [NONE, 1], None), 1, Layout(dp=2, tp=2))
+    passes = forward_pass_of_token(
+        observations([0, NONE], [7, 7], [NONE, 1], None), 1, Layout(dp=2, tp=2)
+    )
 
     assert passes is not None
     assert passes.tolist() == [[0, NONE], [NONE, 1]]
 
 
 def test_nothing_is_known_where_a_rank_does_not_tell() -> None:
-    assert held(observations([0, 0], None), 1, Layout(dp=2)) is None
-    assert held(observations(None), 0, Layout()) is None
+    assert forward_pass_of_token(observations([0, 0], None), 1, Layout(dp=2)) is None
+    assert forward_pass_of_token(observations(None), 0, Layout()) is None

@@ -11,7 +11,13 @@ from adapters.contract import Depth, Description, Job, Layout, Observation
 from adapters.objective import Objective
 from conformance.findings.report import Verdict
 from conformance.judging.cut_dependence import judge_cut_dependence
-from reference.aggregation import Aggregation, Beside, Conventions, MicroBatchWeight, Mode
+from reference.aggregation import (
+    Aggregation,
+    AuxiliaryAggregation,
+    Conventions,
+    MicroBatchWeight,
+    Mode,
+)
 from reference.step import Sample, Step
 from tests.conformance.given import BY_SAMPLE, STEP
 
@@ -22,13 +28,16 @@ JOB = Job(
     depth=Depth.STEP,
     objective=Objective.ENTROPY,
 )
-OBSERVATIONS = [Observation(weights=(), forward_passes=(held,)) for held in BY_SAMPLE]
+OBSERVATIONS = [
+    Observation(weights=(), forward_passes=(forward_pass_of_token,))
+    for forward_pass_of_token in BY_SAMPLE
+]
 """Micro-batches of 3 and 0 active tokens on one rank, of 4 and 3 on the other."""
 
 
 def test_dependence_on_the_cut_is_advice_with_its_figures() -> None:
     """A token weighs 1/(2 · 2 · 4) to 1/(2 · 2 · 3), where in the whole step it weighs 1/10."""
-    conventions = Conventions(entropy=Beside.MICRO_BATCH_TOKEN_MEAN)
+    conventions = Conventions(entropy=AuxiliaryAggregation.MICRO_BATCH_TOKEN_MEAN)
     judgement = judge_cut_dependence(JOB, OBSERVATIONS, Description(conventions=conventions))
 
     assert judgement is not None
@@ -44,7 +53,7 @@ def test_dependence_on_the_cut_is_advice_with_its_figures() -> None:
 
 def test_mean_over_samples_is_compared_with_that_of_the_step() -> None:
     """Micro-batches hold 2, 1, 1 and 1 of the 5 samples."""
-    conventions = Conventions(entropy=Beside.MICRO_BATCH_SAMPLE_MEAN)
+    conventions = Conventions(entropy=AuxiliaryAggregation.MICRO_BATCH_SAMPLE_MEAN)
     judgement = judge_cut_dependence(JOB, OBSERVATIONS, Description(conventions=conventions))
 
     assert judgement is not None
@@ -57,12 +66,13 @@ def test_mean_over_samples_is_compared_with_that_of_the_step() -> None:
 def test_cut_that_makes_no_difference_is_no_advice() -> None:
     """A rank's samples weigh the same whatever micro-batch they are in: here each rank has two."""
     by_samples = Conventions(
-        entropy=Beside.MICRO_BATCH_SAMPLE_MEAN, micro_batch_weight=MicroBatchWeight.BY_SAMPLES
+        entropy=AuxiliaryAggregation.MICRO_BATCH_SAMPLE_MEAN,
+        micro_batch_weight=MicroBatchWeight.BY_SAMPLES,
     )
     even = Step.of([Sample(prompt_length=1, loss_mask=[1], group=0)] * 4)
-    held = np.array([[0, 1, -1, -1], [-1, -1, 0, 1]], np.int32)
+    forward_pass_of_token = np.array([[0, 1, -1, -1], [-1, -1, 0, 1]], np.int32)
     job = replace(JOB, steps=(even,))
-    seen = [Observation(weights=(), forward_passes=(passes,)) for passes in held]
+    seen = [Observation(weights=(), forward_passes=(passes,)) for passes in forward_pass_of_token]
     judgement = judge_cut_dependence(job, seen, Description(conventions=by_samples))
 
     assert judgement is not None

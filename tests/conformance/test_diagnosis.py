@@ -27,8 +27,8 @@ def test_mutant_is_diagnosed_as_before(mutant: type) -> None:
 
 SAMPLES = np.repeat(np.arange(5), [3, 1, 2, 5, 3])
 
-TWO = Given(layout=Layout(dp=2, micro_batches=2), held=BY_SAMPLE)
-FOUR = Given(layout=Layout(dp=2, cp=2, micro_batches=2), held=SLICED)
+TWO = Given(layout=Layout(dp=2, micro_batches=2), forward_pass_of_token=BY_SAMPLE)
+FOUR = Given(layout=Layout(dp=2, cp=2, micro_batches=2), forward_pass_of_token=SLICED)
 
 
 def test_factor_is_given_as_a_fraction_with_its_size() -> None:
@@ -153,8 +153,8 @@ def test_pattern_of_what_is_unexplained_is_of_the_coarsest_parts(
 def test_ratios_of_slices_are_of_one_rank_each() -> None:
     """Three data-parallel ranks of two slices each; a slice of the first has another ratio."""
     ranks = np.array([0, 1, 0, 0, 2, 2, 2, 3, 2, 3, 2, 4, 5, 4])
-    held = np.where(ranks == np.arange(6)[:, None], 0, -1).astype(np.int32)
-    given = Given(layout=Layout(dp=3, cp=2), held=held)
+    forward_pass_of_token = np.where(ranks == np.arange(6)[:, None], 0, -1).astype(np.int32)
+    given = Given(layout=Layout(dp=3, cp=2), forward_pass_of_token=forward_pass_of_token)
     diagnosis = given.diagnosis(given.weights * np.where(ranks == 1, 3.7, 1.3))
 
     assert "one ratio per context-parallel slice" in diagnosis.explanation

@@ -20,7 +20,7 @@ from conformance.comparing.diff import (
     difference,
     load_difference,
 )
-from conformance.comparing.groups import Choice
+from conformance.comparing.groups import FindingFilter
 from conformance.comparing.report_file import write
 from conformance.corpus.cases import GENERATED
 from conformance.findings.report import (
@@ -44,7 +44,7 @@ MIRRORED = {
     Kind.WORSE: Kind.BETTER,
     Kind.BETTER: Kind.WORSE,
     Kind.OTHER_DIAGNOSIS: Kind.OTHER_DIAGNOSIS,
-    Kind.SIDEWAYS: Kind.SIDEWAYS,
+    Kind.CHANGED: Kind.CHANGED,
     Kind.VANISHED: Kind.APPEARED,
     Kind.APPEARED: Kind.VANISHED,
     Kind.ONLY_OLD: Kind.ONLY_NEW,
@@ -128,7 +128,7 @@ def test_each_verdict_is_worse_than_those_before_it(rank: int) -> None:
         (found(), found(Verdict.UNSUPPORTED, message="no mode"), Kind.WORSE),
         (found(Verdict.UNSUPPORTED), wrong(), Kind.WORSE),
         (wrong(), found(Verdict.UNSUPPORTED), Kind.BETTER),
-        (found(Verdict.REFUSED), found(Verdict.UNSUPPORTED), Kind.SIDEWAYS),
+        (found(Verdict.REFUSED), found(Verdict.UNSUPPORTED), Kind.CHANGED),
         (found(Verdict.REFUSED, message="no"), found(Verdict.REFUSED, message="No"), Kind.SAME),
         (wrong(0.5), wrong(0.5 + 1.4 * TOLERANCE), Kind.SAME),
         (wrong(0.5), wrong(0.5 + 1.6 * TOLERANCE), Kind.WORSE),
@@ -138,7 +138,7 @@ def test_each_verdict_is_worse_than_those_before_it(rank: int) -> None:
         (wrong(0.5, "not_divided"), wrong(0.5), Kind.OTHER_DIAGNOSIS),
         (wrong(0.5, "not_divided"), wrong(0.4), Kind.BETTER),
         (wrong(None, "not_divided"), wrong(0.4), Kind.OTHER_DIAGNOSIS),
-        (wrong(None), wrong(0.4), Kind.SIDEWAYS),
+        (wrong(None), wrong(0.4), Kind.CHANGED),
         (wrong(None), wrong(None), Kind.SAME),
         (crashed("line 1\nKeyError: 1"), crashed("line 2\nKeyError: 1"), Kind.SAME),
         (crashed("KeyError: 1"), crashed("KeyError: 2"), Kind.OTHER_DIAGNOSIS),
@@ -162,7 +162,7 @@ def test_a_pair_of_findings_is_compared_by_rank_then_error_then_cause(
 def test_refusing_what_is_malformed_is_as_good_as_conforming(malformed: dict[str, Any]) -> None:
     conforms, refused = found(**malformed), found(Verdict.REFUSED, **malformed)
 
-    assert compare(conforms, refused).kind is Kind.SIDEWAYS
+    assert compare(conforms, refused).kind is Kind.CHANGED
     assert compare(refused, found(Verdict.UNSUPPORTED, **malformed)).kind is Kind.WORSE
 
 
@@ -507,6 +507,8 @@ def test_files_are_compared_in_what_is_chosen(
     write(report(finding, header=header), path)
     other = frozenset(Check) - {finding.check}
 
-    assert load_difference(path, path, Choice(checks=frozenset({finding.check}))).compared == 1
+    assert (
+        load_difference(path, path, FindingFilter(checks=frozenset({finding.check}))).compared == 1
+    )
     with pytest.raises(NothingToCompareError, match=r"report.json .* have nothing in common"):
-        load_difference(path, path, Choice(checks=other))
+        load_difference(path, path, FindingFilter(checks=other))

@@ -83,10 +83,10 @@ def crash(case: str, message: str) -> Finding:
 def test_listed_findings_have_to_be_wrong_as_listed_and_others_right(
     tmp_path: Path, found: Finding, outcome: Outcome, words: str
 ) -> None:
-    ruling = gate(tmp_path, ENTRY).ruling(found)
+    decision = gate(tmp_path, ENTRY).decision(found)
 
-    assert ruling.outcome is outcome
-    assert words in ruling.words
+    assert decision.outcome is outcome
+    assert words in decision.words
 
 
 @pytest.mark.parametrize(
@@ -100,14 +100,14 @@ def test_listed_findings_have_to_be_wrong_as_listed_and_others_right(
 def test_a_crash_is_known_by_its_last_words(
     tmp_path: Path, found: Finding, outcome: Outcome
 ) -> None:
-    assert gate(tmp_path, ENTRY | CRASH).ruling(found).outcome is outcome
+    assert gate(tmp_path, ENTRY | CRASH).decision(found).outcome is outcome
 
 
 def test_one_of_several_diagnoses_may_be_found(tmp_path: Path) -> None:
     several = gate(tmp_path, ENTRY | {"diagnosis": ["not_divided", "divided_by_dp"]})
 
-    assert several.ruling(mismatch("a", "divided_by_dp")).outcome is Outcome.KNOWN
-    assert several.ruling(mismatch("a", "divided_by_cp")).outcome is Outcome.FAILS
+    assert several.decision(mismatch("a", "divided_by_dp")).outcome is Outcome.KNOWN
+    assert several.decision(mismatch("a", "divided_by_cp")).outcome is Outcome.FAILS
 
 
 def test_a_diagnosis_that_explains_as_much_is_as_good(tmp_path: Path) -> None:
@@ -115,9 +115,9 @@ def test_a_diagnosis_that_explains_as_much_is_as_good(tmp_path: Path) -> None:
     assert found.diagnosis is not None
     diagnosis = found.diagnosis.model_copy(update={"also": ["not_divided"]})
 
-    ruling = gate(tmp_path, ENTRY).ruling(found.model_copy(update={"diagnosis": diagnosis}))
+    decision = gate(tmp_path, ENTRY).decision(found.model_copy(update={"diagnosis": diagnosis}))
 
-    assert ruling.outcome is Outcome.KNOWN
+    assert decision.outcome is Outcome.KNOWN
 
 
 def test_without_a_file_all_that_is_wrong_fails() -> None:
@@ -234,7 +234,7 @@ def test_draft_lists_all_that_is_wrong_and_is_complete_once_it_says_why(tmp_path
         )
     )
     complete = Expecting(load(path))
-    outcomes = [complete.ruling(one).outcome for one in report.findings]
+    outcomes = [complete.decision(one).outcome for one in report.findings]
     assert len(complete.expectations.entries) == 3
     assert outcomes == [*[Outcome.KNOWN] * 3, Outcome.PASSES, Outcome.KNOWN]
 

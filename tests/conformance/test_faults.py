@@ -13,7 +13,7 @@ from adapters.contract import Depth, Layout
 from conformance.comparing.report_file import load
 from conformance.corpus.cases import CORPUS
 from conformance.findings.report import Verdict
-from conformance.plan.matrix import Cell
+from conformance.plan.matrix import MatrixCell
 from conformance.ranks.pool import Crashed, Ran, RankPool
 from conformance.ranks.processes import LocalLauncher
 from conformance.ranks.worker import Declined
@@ -34,10 +34,10 @@ LIMIT = 4.0
 """Seconds that a rank may take; what is given up is given up soon after."""
 
 
-def cell(layout: Layout) -> Cell:
+def cell(layout: Layout) -> MatrixCell:
     case = next(case for case in CORPUS if case.name == "uneven_lengths")
     aggregation = case.aggregation(Mode.TOKEN_MEAN)
-    return Cell(aggregation=aggregation, case=case, layout=layout, depth=Depth.STEP)
+    return MatrixCell(aggregation=aggregation, case=case, layout=layout, depth=Depth.STEP)
 
 
 @pytest.mark.parametrize(

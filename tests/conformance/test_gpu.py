@@ -18,7 +18,7 @@ pytestmark = [
 
 
 @dataclass(frozen=True)
-class Subject:
+class CheckSpec:
     """A framework's engine, and the commit of a clone that it is taken from, if any."""
 
     adapter: str
@@ -40,13 +40,13 @@ class Subject:
         return [*chosen, f"--source={clone}@{self.ref}"]
 
 
-SUBJECTS = [
-    Subject("native", "torch"),
-    Subject("skyrl", "fsdp"),
-    Subject("skyrl", "megatron"),
-    Subject("slime", "megatron", "refs/pull/2090/head"),
-    Subject("miles", "megatron", "refs/pull/1498/head"),
-    Subject("miles", "fsdp", "refs/pull/1498/head"),
+CHECK_SPECS = [
+    CheckSpec("native", "torch"),
+    CheckSpec("skyrl", "fsdp"),
+    CheckSpec("skyrl", "megatron"),
+    CheckSpec("slime", "megatron", "refs/pull/2090/head"),
+    CheckSpec("miles", "megatron", "refs/pull/1498/head"),
+    CheckSpec("miles", "fsdp", "refs/pull/1498/head"),
 ]
 
 
@@ -59,9 +59,9 @@ SUBJECTS = [
         ("dp2-cp2-mb2-thd", "gloo"),
     ],
 )
-@pytest.mark.parametrize("subject", SUBJECTS, ids=str)
+@pytest.mark.parametrize("subject", CHECK_SPECS, ids=str)
 def test_findings_are_those_of_the_cpu(
-    tmp_path: Path, subject: Subject, layout: str, backend: str
+    tmp_path: Path, subject: CheckSpec, layout: str, backend: str
 ) -> None:
     chosen = (*subject.options, f"--layout={layout}", "--checks=weights,metric")
     chosen = (*chosen, "-k", "uneven_lengths or one_token")
@@ -75,8 +75,8 @@ def test_findings_are_those_of_the_cpu(
     assert on_gpu.status == on_cpu.status
 
 
-@pytest.mark.parametrize("subject", SUBJECTS, ids=str)
-def test_bfloat16_conforms_within_its_bound(tmp_path: Path, subject: Subject) -> None:
+@pytest.mark.parametrize("subject", CHECK_SPECS, ids=str)
+def test_bfloat16_conforms_within_its_bound(tmp_path: Path, subject: CheckSpec) -> None:
     chosen = (*subject.options, "--device=cuda", "--dtype=bfloat16", "--layout=dp1-cp1-mb2-thd")
     result = command.run(
         tmp_path, subject.adapter, *chosen, "--checks=weights", "-k", "uneven_lengths"

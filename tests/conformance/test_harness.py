@@ -9,7 +9,7 @@ import pytest
 from adapters.contract import Layout
 from conformance.diagnosis.catalogue import UnknownCutError
 from conformance.findings.harness import Consistency, InconsistentExpectationError
-from reference.aggregation import Beside, Mode
+from reference.aggregation import AuxiliaryAggregation, Mode
 from tests import command
 from tests.conformance.given import BY_SAMPLE, UNEVEN, Given
 
@@ -41,17 +41,17 @@ def expected(given: Given) -> tuple[ExpectedNumber, ...]:
 
 
 def test_expected_weights_have_one_name_whatever_the_layout_and_the_cut() -> None:
-    whole, cut = Given(), Given(layout=TWO, held=BY_SAMPLE)
+    whole, cut = Given(), Given(layout=TWO, forward_pass_of_token=BY_SAMPLE)
 
     assert expected(whole) == expected(cut)
     assert expected(Given(mode=Mode.CONSTANT)) != expected(Given(mode=Mode.CONSTANT, divisor=8.0))
 
 
 def test_expected_weights_of_micro_batches_are_named_after_the_layout() -> None:
-    given = Given(layout=TWO, held=BY_SAMPLE)
-    how = Beside.MICRO_BATCH_TOKEN_MEAN
+    given = Given(layout=TWO, forward_pass_of_token=BY_SAMPLE)
+    how = AuxiliaryAggregation.MICRO_BATCH_TOKEN_MEAN
     averaged, otherwise_cut = (
-        Given(layout=TWO, held=held).situation.of_term(how).fingerprint
+        Given(layout=TWO, forward_pass_of_token=held).context.of_term(how).fingerprint
         for held in (BY_SAMPLE, UNEVEN)
     )
 
@@ -63,7 +63,7 @@ def test_expected_weights_of_micro_batches_are_named_after_the_layout() -> None:
 
 def test_mean_over_micro_batches_needs_to_be_told_of_them() -> None:
     with pytest.raises(UnknownCutError, match="have the adapter tell its forward passes"):
-        _ = Given().situation.of_term(Beside.MICRO_BATCH_TOKEN_MEAN).expected
+        _ = Given().context.of_term(AuxiliaryAggregation.MICRO_BATCH_TOKEN_MEAN).expected
 
 
 CLIP_FRACTION = (

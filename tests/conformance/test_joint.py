@@ -7,7 +7,7 @@ import pytest
 
 from adapters.contract import Layout
 from conformance.diagnosis.shared_mistakes import Summand, diagnose_joint
-from reference.aggregation import Beside, Mode
+from reference.aggregation import AuxiliaryAggregation, Mode
 from tests.conformance.given import Given, passes
 
 SCATTERED = passes(
@@ -20,20 +20,22 @@ SCATTERED = passes(
 third, and the second; the fourth, and the last."""
 
 SITUATION = Given(
-    mode=Mode.TOKEN_MEAN, layout=Layout(dp=2, cp=2, micro_batches=2), held=SCATTERED
-).situation
-POLICY = Summand(name="policy_loss", situation=SITUATION, factors=np.linspace(1, 2, 14))
+    mode=Mode.TOKEN_MEAN,
+    layout=Layout(dp=2, cp=2, micro_batches=2),
+    forward_pass_of_token=SCATTERED,
+).context
+POLICY = Summand(name="policy_loss", context=SITUATION, factors=np.linspace(1, 2, 14))
 ENTROPY, KL = (
-    Summand(name=name, situation=SITUATION.of_term(how), factors=np.linspace(*ends, 14))
+    Summand(name=name, context=SITUATION.of_term(how), factors=np.linspace(*ends, 14))
     for name, how, ends in (
-        ("entropy", Beside.MICRO_BATCH_TOKEN_MEAN, (3, 5)),
-        ("kl", Beside.MICRO_BATCH_SAMPLE_MEAN, (7, 4)),
+        ("entropy", AuxiliaryAggregation.MICRO_BATCH_TOKEN_MEAN, (3, 5)),
+        ("kl", AuxiliaryAggregation.MICRO_BATCH_SAMPLE_MEAN, (7, 4)),
     )
 )
 
 
 def weighed(term: Summand, kept: np.ndarray | float) -> np.ndarray:
-    return term.factors * term.situation.expected * kept
+    return term.factors * term.context.expected * kept
 
 
 def test_terms_that_each_have_a_mistake_of_their_own_are_named_together() -> None:

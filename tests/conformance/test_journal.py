@@ -35,7 +35,7 @@ HEADER = Header(
         device="cpu",
         platform="L",
         dependencies={},
-        stand_ins=[],
+        stubs=[],
     ),
     conventions=DEFAULT_CONVENTIONS,
 )

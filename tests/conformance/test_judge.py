@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from adapters.contract import Combine, Depth, Description, Job, Layout, Observation
+from adapters.contract import Depth, Description, Job, Layout, Observation, PendingReduction
 from conformance.corpus.cases import CORPUS
 from conformance.findings.report import Verdict
 from conformance.judging.weights import Judgement, judge_weights
@@ -58,7 +58,7 @@ class Judge:
     def __call__(
         self,
         *of_ranks: np.ndarray,
-        combine: Combine = Combine.REPLICATED,
+        pending_reduction: PendingReduction = PendingReduction.REPLICATED,
         counted_tokens: float = 0,
         conventions: Conventions = DEFAULT_CONVENTIONS,
     ) -> Judgement:
@@ -69,7 +69,9 @@ class Judge:
             depth=Depth.STEP,
         )
         observations = [
-            Observation(weights=(w,), combine=combine, counted_tokens=(counted_tokens,))
+            Observation(
+                weights=(w,), pending_reduction=pending_reduction, counted_tokens=(counted_tokens,)
+            )
             for w in of_ranks
         ]
         return judge_weights(job, observations, Description(conventions=conventions))
@@ -161,13 +163,13 @@ def test_sizes_that_are_alike_are_named_together() -> None:
 def test_group_size_is_the_rollouts_of_a_prompt_and_named_beside_a_layout_of_that_size() -> None:
     judge = Judge(Mode.PROMPT_MEAN, step=CASES["unequal_groups"].steps[0])
     alone = judge(judge.weights / 2).diagnosis
-    beside = replace(judge, layout=Layout(dp=2))(judge.weights / 2).diagnosis
+    auxiliary_aggregation = replace(judge, layout=Layout(dp=2))(judge.weights / 2).diagnosis
 
     assert alone is not None
     assert alone.name == "rollouts_counted_as_prompts"
     assert "divided_by_group_size" in alone.also
-    assert beside is not None
-    assert beside.name == "divided_by_dp_or_group_size"
+    assert auxiliary_aggregation is not None
+    assert auxiliary_aggregation.name == "divided_by_dp_or_group_size"
 
 
 def test_group_size_is_told_from_sizes_of_the_layout() -> None:
@@ -299,29 +301,35 @@ def test_contributions_are_put_together_as_the_train_step_would() -> None:
     first = np.where(np.arange(len(judge.weights)) < 4, judge.weights, 0)
     second = judge.weights - first
 
-    assert judge(first, second, combine=Combine.SUM).verdict is Verdict.CONFORMS
-    assert judge(2 * first, 2 * second, combine=Combine.MEAN).verdict is Verdict.CONFORMS
-    assert judge(first, second, combine=Combine.MEAN).error == 0.5
+    assert judge(first, second, pending_reduction=PendingReduction.SUM).verdict is Verdict.CONFORMS
+    assert (
+        judge(2 * first, 2 * second, pending_reduction=PendingReduction.MEAN).verdict
+        is Verdict.CONFORMS
+    )
+    assert judge(first, second, pending_reduction=PendingReduction.MEAN).error == 0.5
 
 
 @pytest.mark.parametrize(
     ("mode", "combine", "divisor"),
     [
-        (Mode.TOKEN_MEAN, Combine.SUM_PER_TOKEN, 11),
-        (Mode.TOKEN_MEAN, Combine.SUM_PER_COUNTED_TOKEN, 11),
-        (Mode.SAMPLE_MEAN, Combine.SUM_PER_SAMPLE, 5),
+        (Mode.TOKEN_MEAN, PendingReduction.SUM_PER_TOKEN, 11),
+        (Mode.TOKEN_MEAN, PendingReduction.SUM_PER_COUNTED_TOKEN, 11),
+        (Mode.SAMPLE_MEAN, PendingReduction.SUM_PER_SAMPLE, 5),
     ],
 )
 def test_sums_are_divided_as_the_train_step_would(
-    mode: Mode, combine: Combine, divisor: int
+    mode: Mode, pending_reduction: PendingReduction, divisor: int
 ) -> None:
     judge = Judge(mode, layout=Layout(dp=2))
     first = np.where(np.arange(len(judge.weights)) < 4, judge.weights, 0)
     halves = [divisor * first, divisor * (judge.weights - first)]
 
-    assert judge(*halves, combine=combine, counted_tokens=5.5).verdict is Verdict.CONFORMS
-    counted_too_many = judge(*halves, combine=combine, counted_tokens=6)
-    wrong = combine is Combine.SUM_PER_COUNTED_TOKEN
+    assert (
+        judge(*halves, pending_reduction=pending_reduction, counted_tokens=5.5).verdict
+        is Verdict.CONFORMS
+    )
+    counted_too_many = judge(*halves, pending_reduction=pending_reduction, counted_tokens=6)
+    wrong = pending_reduction is PendingReduction.SUM_PER_COUNTED_TOKEN
     assert counted_too_many.verdict is (Verdict.MISMATCH if wrong else Verdict.CONFORMS)
 
 
@@ -329,8 +337,11 @@ def test_tensor_parallel_ranks_count_once_and_are_each_looked_at() -> None:
     judge = Judge(layout=Layout(dp=2, tp=2))
     half = judge.weights / 2
 
-    assert judge(half, half, half, half, combine=Combine.SUM).verdict is Verdict.CONFORMS
-    assert judge(half, half, half, 0 * half, combine=Combine.SUM).error == 0.5
+    assert (
+        judge(half, half, half, half, pending_reduction=PendingReduction.SUM).verdict
+        is Verdict.CONFORMS
+    )
+    assert judge(half, half, half, 0 * half, pending_reduction=PendingReduction.SUM).error == 0.5
 
 
 def test_step_without_active_tokens_must_weigh_exactly_nothing() -> None:
@@ -361,11 +372,17 @@ def test_weight_in_a_step_without_active_tokens_is_given_as_it_is_and_at_least_a
     assert Judge(step=step)(np.array([0, leak])).error == error
 
 
-@pytest.mark.parametrize("combine", [Combine.SUM_PER_TOKEN, Combine.SUM_PER_COUNTED_TOKEN])
+@pytest.mark.parametrize(
+    "combine", [PendingReduction.SUM_PER_TOKEN, PendingReduction.SUM_PER_COUNTED_TOKEN]
+)
 @pytest.mark.parametrize("active", [0, 1])
-def test_sum_of_one_token_or_none_is_divided_by_one(combine: Combine, active: int) -> None:
+def test_sum_of_one_token_or_none_is_divided_by_one(
+    pending_reduction: PendingReduction, active: int
+) -> None:
     step = Step.of([Sample(prompt_length=1, loss_mask=[active, 0], group=0)])
-    judgement = Judge(step=step)(np.array([active, 0.0]), combine=combine, counted_tokens=active)
+    judgement = Judge(step=step)(
+        np.array([active, 0.0]), pending_reduction=pending_reduction, counted_tokens=active
+    )
 
     assert judgement.error == 0
 
@@ -382,8 +399,13 @@ def test_sums_are_divided_by_rollouts_where_these_are_declared_to_be_the_samples
     judge = Judge(Mode.SAMPLE_MEAN, step=step)
     means = np.array([1 / 3, 1 / 3, 1 / 3, 1])
     of_samples = np.array([1 / 2, 1 / 2, 1, 1])
-    right = judge(means, combine=Combine.SUM_PER_SAMPLE, conventions=by_rollout)
+    right = judge(means, pending_reduction=PendingReduction.SUM_PER_SAMPLE, conventions=by_rollout)
 
     assert right.verdict is Verdict.CONFORMS
-    assert judge(of_samples, combine=Combine.SUM_PER_SAMPLE).verdict is Verdict.CONFORMS
-    assert judge(means, combine=Combine.SUM_PER_SAMPLE).verdict is Verdict.MISMATCH
+    assert (
+        judge(of_samples, pending_reduction=PendingReduction.SUM_PER_SAMPLE).verdict
+        is Verdict.CONFORMS
+    )
+    assert (
+        judge(means, pending_reduction=PendingReduction.SUM_PER_SAMPLE).verdict is Verdict.MISMATCH
+    )

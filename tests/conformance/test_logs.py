@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from adapters.native import NativeAdapter
-from conformance.corpus.log_cases import LOG_CASES, LOG_ENTRIES, LogRow
+from conformance.corpus.log_cases import LOG_CASES, LOG_ENTRIES, LogCase
 from conformance.findings.report import Verdict
 from conformance.judging.logs import judge_log
 from conformance.ranks import log_process
@@ -46,7 +46,7 @@ def test_native_logs_what_is_well_formed_and_raises_at_the_rest() -> None:
 
 
 @pytest.mark.parametrize("row", LOG_CASES, ids=lambda row: row.name)
-def test_well_formed_entries_are_logged_and_others_raise(row: LogRow) -> None:
+def test_well_formed_entries_are_logged_and_others_raise(row: LogCase) -> None:
     outcome = RAISED if row.is_well_formed else LOGGED
     wrong = judge_log(row, outcome, outcome)
 

@@ -15,8 +15,8 @@ from tests.conformance.given import BY_SAMPLE, SLICED, UNEVEN, Given
 
 SAMPLES = np.repeat(np.arange(5), [3, 1, 2, 5, 3])
 
-TWO = Given(layout=Layout(dp=2, micro_batches=2), held=BY_SAMPLE)
-FOUR = Given(layout=Layout(dp=2, cp=2, micro_batches=2), held=SLICED)
+TWO = Given(layout=Layout(dp=2, micro_batches=2), forward_pass_of_token=BY_SAMPLE)
+FOUR = Given(layout=Layout(dp=2, cp=2, micro_batches=2), forward_pass_of_token=SLICED)
 
 
 def without(given: Given, lost: np.ndarray) -> np.ndarray:
@@ -44,7 +44,9 @@ def test_rank_without_weights_beside_one_that_has_them_all_is_no_term_without_gr
     """The one active token is on the second context-parallel rank."""
     one = Step.of([Sample(prompt_length=1, loss_mask=[0, 1], group=0)])
     given = Given(
-        steps=(one,), layout=Layout(cp=2), held=np.array([[0, -1], [-1, 0]], dtype=np.int32)
+        steps=(one,),
+        layout=Layout(cp=2),
+        forward_pass_of_token=np.array([[0, -1], [-1, 0]], dtype=np.int32),
     )
     diagnosis = given.diagnosis(np.zeros(2), given.weights)
 
@@ -136,9 +138,9 @@ def test_tokens_that_are_lost_of_a_sample_are_named() -> None:
 
 
 def test_tokens_that_no_rank_held_are_named() -> None:
-    held = BY_SAMPLE.copy()
-    held[:, SAMPLES == 4] = -1
-    given = replace(TWO, held=held)
+    forward_pass_of_token = BY_SAMPLE.copy()
+    forward_pass_of_token[:, SAMPLES == 4] = -1
+    given = replace(TWO, forward_pass_of_token=forward_pass_of_token)
     diagnosis = given.diagnosis(without(given, SAMPLES == 4))
 
     assert diagnosis.name == "samples_lost"
@@ -149,9 +151,9 @@ def test_tokens_that_no_rank_held_are_named() -> None:
 
 
 def test_tokens_that_a_rank_held_are_not_said_to_be_untrained() -> None:
-    held = BY_SAMPLE.copy()
-    held[:, SAMPLES == 4] = -1
-    given = replace(TWO, held=held)
+    forward_pass_of_token = BY_SAMPLE.copy()
+    forward_pass_of_token[:, SAMPLES == 4] = -1
+    given = replace(TWO, forward_pass_of_token=forward_pass_of_token)
     diagnosis = given.diagnosis(without(given, SAMPLES >= 3))
 
     assert diagnosis.explanation.endswith(": those of whole samples")
@@ -202,7 +204,7 @@ def test_tokens_within_a_sample_did_not_come_twice() -> None:
 
 
 def test_uneven_micro_batches_are_told_apart() -> None:
-    given = Given(layout=Layout(dp=2, micro_batches="uneven"), held=UNEVEN)
+    given = Given(layout=Layout(dp=2, micro_batches="uneven"), forward_pass_of_token=UNEVEN)
 
     assert given.judged(given.weights).verdict is Verdict.CONFORMS
     assert given.diagnosis(without(given, SAMPLES == 1)).name == "micro_batches_lost"

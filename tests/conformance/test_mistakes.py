@@ -11,7 +11,7 @@ import pytest
 from adapters.contract import Layout
 from conformance.diagnosis.catalogue import mistakes
 from reference.aggregation import (
-    Beside,
+    AuxiliaryAggregation,
     Conventions,
     EmptyUnits,
     MicroBatchWeight,
@@ -33,7 +33,7 @@ def test_mistakes_predict_what_they_did_before(name: str) -> None:
 
 def denominators(given: Given, name: str) -> list[list[float]]:
     """What the active tokens of the samples that have some are divided by, for each such name."""
-    weights = [mistake.weights for mistake in mistakes(given.situation) if mistake.name == name]
+    weights = [mistake.weights for mistake in mistakes(given.context) if mistake.name == name]
     return [np.round(1 / w[w != 0], 9).tolist() for w in weights]
 
 
@@ -43,10 +43,10 @@ def of_samples(a: float, b: float, d: float, e: float) -> list[float]:
 
 
 TWO = Layout(dp=2, micro_batches=2)
-SAMPLE = Given(mode=Mode.SAMPLE_MEAN, layout=TWO, held=BY_SAMPLE)
-PROMPT = Given(mode=Mode.PROMPT_MEAN, layout=TWO, held=BY_SAMPLE)
-TOKEN = Given(mode=Mode.TOKEN_MEAN, layout=TWO, held=BY_SAMPLE)
-CONSTANT = Given(mode=Mode.CONSTANT, layout=TWO, held=BY_SAMPLE)
+SAMPLE = Given(mode=Mode.SAMPLE_MEAN, layout=TWO, forward_pass_of_token=BY_SAMPLE)
+PROMPT = Given(mode=Mode.PROMPT_MEAN, layout=TWO, forward_pass_of_token=BY_SAMPLE)
+TOKEN = Given(mode=Mode.TOKEN_MEAN, layout=TWO, forward_pass_of_token=BY_SAMPLE)
+CONSTANT = Given(mode=Mode.CONSTANT, layout=TWO, forward_pass_of_token=BY_SAMPLE)
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_count_beyond_the_largest_number_of_a_dtype_is_infinite() -> None:
     step = Step.of([Sample(prompt_length=1, loss_mask=[1] * 65_600, group=0)])
     weights = [
         mistake.weights
-        for mistake in mistakes(Given(steps=(step,)).situation)
+        for mistake in mistakes(Given(steps=(step,)).context)
         if mistake.name == "counted_in_float16"
     ]
 
@@ -161,23 +161,23 @@ def test_count_beyond_the_largest_number_of_a_dtype_is_infinite() -> None:
 def test_units_are_counted_as_the_reference_does(
     conventions: Conventions, mode: Mode, units: int
 ) -> None:
-    situation = Given(conventions=conventions, mode=mode).situation
+    context = Given(conventions=conventions, mode=mode).context
 
-    assert situation.units == units
-    assert np.array_equal(situation.weights(), situation.expected)
+    assert context.units == units
+    assert np.array_equal(context.weights(), context.expected)
 
 
 def test_step_without_active_tokens_has_a_unit_where_empty_ones_do_not_count() -> None:
     empty = Step.of([Sample(prompt_length=1, loss_mask=[0], group=0)] * 2)
     excluded = Conventions(empty_units=EmptyUnits.EXCLUDED)
-    situation = Given(steps=(empty,), conventions=excluded, mode=Mode.SAMPLE_MEAN).situation
+    context = Given(steps=(empty,), conventions=excluded, mode=Mode.SAMPLE_MEAN).context
 
-    assert situation.units == 1
-    assert not situation.weights().any()
+    assert context.units == 1
+    assert not context.weights().any()
 
 
 def test_step_that_is_the_first_has_none_before() -> None:
-    names = {mistake.name for mistake in mistakes(replace(TOKEN, steps=(STEP,)).situation)}
+    names = {mistake.name for mistake in mistakes(replace(TOKEN, steps=(STEP,)).context)}
 
     assert not {"counted_over_batch", "counted_of_the_step_before"} & names
 
@@ -208,7 +208,10 @@ def test_nearest_step_before_is_counted_and_all_steps_of_the_batch() -> None:
     assert denominators(given, "counted_over_batch") == [[15.0] * 10]
 
 
-TOKENS, SAMPLES = Beside.MICRO_BATCH_TOKEN_MEAN, Beside.MICRO_BATCH_SAMPLE_MEAN
+TOKENS, SAMPLES = (
+    AuxiliaryAggregation.MICRO_BATCH_TOKEN_MEAN,
+    AuxiliaryAggregation.MICRO_BATCH_SAMPLE_MEAN,
+)
 EQUAL, BY_ROWS = MicroBatchWeight.EQUAL, MicroBatchWeight.BY_SAMPLES
 
 SCATTERED = passes(
@@ -227,11 +230,18 @@ SCATTERED = passes(
     ],
 )
 def test_means_over_micro_batches_worked_by_hand(
-    held: np.ndarray, how: Beside, weight: MicroBatchWeight, expected: tuple[float, ...]
+    forward_pass_of_token: np.ndarray,
+    how: AuxiliaryAggregation,
+    weight: MicroBatchWeight,
+    expected: tuple[float, ...],
 ) -> None:
     """Of 3, 1 and 2 micro-batches; by samples, the first weighs two thirds of its rank's three."""
-    given = replace(TOKEN, held=held, conventions=Conventions(micro_batch_weight=weight))
-    weights = given.situation.of_term(how).expected
+    given = replace(
+        TOKEN,
+        forward_pass_of_token=forward_pass_of_token,
+        conventions=Conventions(micro_batch_weight=weight),
+    )
+    weights = given.context.of_term(how).expected
 
     assert (1 / weights[weights != 0]).tolist() == pytest.approx(of_samples(*expected))
 
@@ -249,19 +259,23 @@ def test_means_over_micro_batches_worked_by_hand(
         (UNEVEN, SAMPLES, EQUAL, "dummy_rows_averaged", [(12, 6, 24, 18)]),
         (SCATTERED, SAMPLES, BY_ROWS, "dummy_rows_averaged", [(12, 12, 16, 12), (12, 6, 24, 18)]),
         (SCATTERED, TOKENS, BY_ROWS, "dummy_rows_averaged", [(6, 6, 24, 9)]),
-        (SCATTERED, Beside.SAMPLE_MEAN, EQUAL, "dummy_rows_averaged", []),
+        (SCATTERED, AuxiliaryAggregation.SAMPLE_MEAN, EQUAL, "dummy_rows_averaged", []),
     ],
 )
 def test_what_fills_up_is_counted_in_a_mean_over_micro_batches(
-    held: np.ndarray,
-    how: Beside,
+    forward_pass_of_token: np.ndarray,
+    how: AuxiliaryAggregation,
     weight: MicroBatchWeight,
     name: str,
     expected: list[tuple[float, ...]],
 ) -> None:
-    given = replace(TOKEN, held=held, conventions=Conventions(micro_batch_weight=weight))
-    situation = given.situation.of_term(how)
-    found = [mistake.weights for mistake in mistakes(situation) if mistake.name == name]
+    given = replace(
+        TOKEN,
+        forward_pass_of_token=forward_pass_of_token,
+        conventions=Conventions(micro_batch_weight=weight),
+    )
+    context = given.context.of_term(how)
+    found = [mistake.weights for mistake in mistakes(context) if mistake.name == name]
 
     denominators = [(1 / weights[weights != 0]).tolist() for weights in found]
     assert denominators == [pytest.approx(of_samples(*each)) for each in expected]
@@ -276,7 +290,7 @@ def test_runs_of_a_group_that_is_not_adjacent_are_counted_each() -> None:
         ]
     )
     given = Given(mode=Mode.PROMPT_MEAN, steps=(step,))
-    words = [m.words for m in mistakes(given.situation) if m.name == "runs_counted_as_prompts"]
+    words = [m.words for m in mistakes(given.context) if m.name == "runs_counted_as_prompts"]
 
     assert denominators(given, "runs_counted_as_prompts") == [[3.0] + [15.0] * 5 + [12.0] * 4]
     assert words == ["3 runs of adjacent samples are taken for 2 prompts"]
@@ -287,10 +301,12 @@ def test_micro_batches_are_no_factor_where_ranks_have_unequally_many() -> None:
     first = np.repeat([0, 0, 1, -1, -1], [3, 1, 2, 5, 3])
     second = np.array([-1] * 6 + [0] * 4 + [1] + [2] * 3)
     layout = Layout(dp=2, micro_batches="tokens")
-    unequal = Given(layout=layout, held=np.array([first, second]))
-    equal = replace(unequal, held=np.array([np.where(np.arange(14) == 3, 2, first), second]))
+    unequal = Given(layout=layout, forward_pass_of_token=np.array([first, second]))
+    equal = replace(
+        unequal, forward_pass_of_token=np.array([np.where(np.arange(14) == 3, 2, first), second])
+    )
 
-    names = [{mistake.name for mistake in mistakes(given.situation)} for given in (unequal, equal)]
+    names = [{mistake.name for mistake in mistakes(given.context)} for given in (unequal, equal)]
     assert not [name for name in names[0] if "micro_batches" in name]
     assert "divided_by_micro_batches_or_prompts" in names[1]
 

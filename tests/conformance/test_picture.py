@@ -18,12 +18,14 @@ SAMPLE_MEAN = Given(mode=Mode.SAMPLE_MEAN)
 
 
 def drawn(given: Given, observed: np.ndarray) -> Picture:
-    return picture(given.situation, observed, given.weights)
+    return picture(given.context, observed, given.weights)
 
 
 def test_neighbours_of_one_weight_in_one_place_are_one_run() -> None:
-    cut = Given(mode=Mode.SAMPLE_MEAN, held=SLICED, layout=Layout(dp=2, cp=2, format="thd"))
-    first, *_, last = drawn(cut, 2 * cut.weights).samples
+    placement = Given(
+        mode=Mode.SAMPLE_MEAN, forward_pass_of_token=SLICED, layout=Layout(dp=2, cp=2, format="thd")
+    )
+    first, *_, last = drawn(placement, 2 * placement.weights).samples
 
     assert first.runs == [
         Run(1, 0.1, 0.2, dp_rank=0, cp_rank=0, micro_batch=0),

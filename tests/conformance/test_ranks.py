@@ -11,7 +11,7 @@ import torch
 
 from adapters.contract import Depth, Job, Layout, LogEntry, Rank
 from adapters.native import NativeAdapter
-from conformance.findings.sanitize import words_of
+from conformance.findings.sanitize import sanitized_traceback
 from conformance.ranks.hardware import Device, Hardware
 from conformance.ranks.pool import Crashed, Ran, RankPool, StartError
 from conformance.ranks.worker import Declined
@@ -93,7 +93,7 @@ def test_frames_of_ours_are_not_numbered() -> None:
     with pytest.raises(ValueError, match="keys") as caught:
         NativeAdapter().aggregate(entries, Rank(index=0, world_size=1))
 
-    message = words_of(caught.value, None)
+    message = sanitized_traceback(caught.value, None)
     assert 'File "adapters/native_logs.py", in aggregate\n' in message
     assert message.count(", line ") == 1, "that of this test"
 

@@ -10,7 +10,7 @@ import pytest
 
 from conformance.comparing.report_file import ReportFileError, load, write
 from conformance.findings.report import SCHEMA, Report, Selection
-from reference.aggregation import Beside
+from reference.aggregation import AuxiliaryAggregation
 from tests.conformance.test_journal import HEADER, finding
 
 if TYPE_CHECKING:
@@ -144,6 +144,6 @@ def test_reports_of_schema_2_are_read_with_the_conventions_they_stood_for(tmp_pa
     path.write_text(json.dumps(document))
     read = load(path)
 
-    assert read.conventions.diagnostics is Beside.MICRO_BATCH_TOKEN_MEAN
+    assert read.conventions.diagnostics is AuxiliaryAggregation.MICRO_BATCH_TOKEN_MEAN
     assert read.departures == []
     assert read.findings == REPORT.findings

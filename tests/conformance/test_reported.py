@@ -11,7 +11,7 @@ from adapters.contract import Depth, Description, Job, Layout, Observation
 from adapters.objective import Metric, Objective
 from adapters.probe import ProbedBatch
 from conformance.findings.report import Verdict
-from conformance.judging.loss_terms import TOGETHER, quantities
+from conformance.judging.loss_terms import COMBINED, quantities
 from conformance.judging.metrics import judge_logged
 from conformance.judging.weights import Judgement
 from reference.aggregation import Aggregation, Mode
@@ -262,12 +262,12 @@ def test_small_share_of_a_term_may_be_off_by_the_rounding_of_the_whole_sum() -> 
         aggregation=aggregation,
         layout=Layout(cp=2),
         depth=Depth.STEP,
-        objective=Objective.TOGETHER,
+        objective=Objective.COMBINED,
     )
     weights = token_weights(STEP, aggregation)
     batch = ProbedBatch(job.steps, job.objective)
     policy, entropy, kl = (
-        term.coefficient * weights * quantities(term.metric, batch) for term in TOGETHER
+        term.coefficient * weights * quantities(term.metric, batch) for term in COMBINED
     )
     magnitude = np.abs(policy).sum() + np.abs(kl).sum()
     off = 0.9 * reported_bound(8, "float32", TERM_OPERATIONS) * magnitude

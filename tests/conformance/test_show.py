@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from conformance import cli
-from conformance.comparing.groups import Choice, faults, matrix
+from conformance.comparing.groups import FindingFilter, finding_groups, matrix
 from conformance.comparing.report_file import write
 from conformance.findings.badness import LEGEND
 from conformance.findings.report import Check, Report, Selection, Verdict
@@ -98,7 +98,7 @@ def test_lines_fit_the_terminal_but_for_the_commands(width: int) -> None:
 
 def test_choice_leaves_out_all_else(small: Path) -> None:
     text = shown(REPORT, "--check=rejection,logging", "--mode=token_mean", "--verdict=mismatch")
-    report = Choice(
+    report = FindingFilter(
         verdicts=frozenset({Verdict.MISMATCH}),
         modes=frozenset({Mode.TOKEN_MEAN}),
         checks=frozenset({Check.REJECTION, Check.LOGGING}),
@@ -142,7 +142,7 @@ def test_matrix_counts_every_finding_once() -> None:
     )
     wrong = [f for f in report.findings if f.verdict in (Verdict.MISMATCH, Verdict.CRASHED)]
     assert len(wrong) > 300
-    assert sum(len(fault.findings) for fault in faults(report.findings)) == len(wrong)
+    assert sum(len(fault.findings) for fault in finding_groups(report.findings)) == len(wrong)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from adapters.configuration import ORDINARY
+from adapters.configuration import DEFAULT_CONFIGURATION
 from adapters.contract import Depth, Description, Job, Layout, Observation
 from adapters.objective import ENTROPY_COEFFICIENT
 from adapters.probe import ProbedBatch
@@ -25,7 +25,14 @@ from conformance.judging.weights import Judgement
 from conformance.ranks.pool import Crashed, Ran
 from conformance.ranks.worker import Declined
 from conformance.runs.check import judge_startup
-from reference.aggregation import Aggregation, Beside, Conventions, DenominatorMask, Mode, beside
+from reference.aggregation import (
+    Aggregation,
+    AuxiliaryAggregation,
+    Conventions,
+    DenominatorMask,
+    Mode,
+    auxiliary_aggregation,
+)
 from reference.weights import token_weights
 
 BY_NAME = {row.name: row for row in ROWS}
@@ -158,8 +165,8 @@ def test_custom_reducer_may_be_refused_by_name() -> None:
 @pytest.mark.parametrize(
     ("name", "conventions"),
     [
-        ("entropy_per_sample", Conventions(entropy=Beside.SAMPLE_MEAN)),
-        ("divergence_per_sample_in_file", Conventions(kl=Beside.SAMPLE_MEAN)),
+        ("entropy_per_sample", Conventions(entropy=AuxiliaryAggregation.SAMPLE_MEAN)),
+        ("divergence_per_sample_in_file", Conventions(kl=AuxiliaryAggregation.SAMPLE_MEAN)),
         ("correction_across_the_step", Conventions(denominator_mask=DenominatorMask.MODIFIED)),
     ],
 )
@@ -212,22 +219,24 @@ def test_what_keeps_a_rule_is_no_advice_whoever_states_it() -> None:
 ENTROPY = BY_NAME["entropy_per_sample"]
 
 
-def with_entropy(how: Beside) -> str:
+def with_entropy(how: AuxiliaryAggregation) -> str:
     """What is said of a policy loss of token_mean with an entropy term."""
     job = job_of(ENTROPY, Mode.TOKEN_MEAN)
     [step] = job.steps
-    slopes = ProbedBatch(job.steps).slopes
-    term = token_weights(step, beside(job.aggregation, how))
-    gradient = slopes * token_weights(step, job.aggregation) - ENTROPY_COEFFICIENT * term
-    seen = [Observation(weights=(gradient / slopes,))]
+    dloss_dlogprob = ProbedBatch(job.steps).dloss_dlogprob
+    term = token_weights(step, auxiliary_aggregation(job.aggregation, how))
+    gradient = dloss_dlogprob * token_weights(step, job.aggregation) - ENTROPY_COEFFICIENT * term
+    seen = [Observation(weights=(gradient / dloss_dlogprob,))]
     diagnosis = judge_acceptance(ENTROPY, job, seen, Description(), ()).diagnosis
     assert diagnosis is not None
     return diagnosis.explanation
 
 
 def test_words_on_a_term_come_from_what_was_observed() -> None:
-    assert with_entropy(Beside.SAMPLE_MEAN).endswith("its entropy term is a mean over samples")
-    assert "these are the weights of token_mean" in with_entropy(Beside.TOKEN_MEAN)
+    assert with_entropy(AuxiliaryAggregation.SAMPLE_MEAN).endswith(
+        "its entropy term is a mean over samples"
+    )
+    assert "these are the weights of token_mean" in with_entropy(AuxiliaryAggregation.TOKEN_MEAN)
 
 
 def test_steps_that_a_configuration_makes_itself_are_compared_with_nothing() -> None:
@@ -254,7 +263,7 @@ class Outcomes:
 
     def run(self, job: Job) -> Ran | Crashed:
         self.jobs.append(job)
-        if job.configuration == ORDINARY:
+        if job.configuration == DEFAULT_CONFIGURATION:
             return Crashed("no kernel image")
         return Ran(tuple(observed(job, job.aggregation)), 0.0)
 
@@ -272,7 +281,7 @@ class Crashing:
         self.always = always
 
     def run(self, job: Job) -> Ran | Crashed:
-        if job.configuration != ORDINARY or self.always:
+        if job.configuration != DEFAULT_CONFIGURATION or self.always:
             return Crashed("Traceback\nTypeError: no number")
         return Ran(tuple(observed(job, job.aggregation)), 0.0)
 

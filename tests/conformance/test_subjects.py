@@ -6,16 +6,16 @@ from collections import Counter
 
 import pytest
 
-from adapters.contract import Depth, Place
+from adapters.contract import CodeLocation, Depth
 from adapters.objective import Objective
 from conformance.corpus.cases import ALL_CASES, CORPUS
 from conformance.findings.report import Check, Diagnosis
-from conformance.plan.checks import SUBJECTS, Subject, place, subject
+from conformance.plan.checks import CHECK_SPECS, CheckSpec, place, subject
 from reference.aggregation import Mode
 
 
 def test_ids_begin_with_names_of_their_own() -> None:
-    slugs = [one.slug for one in SUBJECTS]
+    slugs = [one.slug for one in CHECK_SPECS]
 
     assert len(set(slugs)) == len(slugs)
     assert slugs[:2] == ["weights", "metric"]
@@ -23,7 +23,7 @@ def test_ids_begin_with_names_of_their_own() -> None:
 
 
 def test_subjects_that_share_a_run_are_next_to_each_other() -> None:
-    objectives = [one.objective for one in SUBJECTS]
+    objectives = [one.objective for one in CHECK_SPECS]
     runs = [b for a, b in zip([None, *objectives], objectives, strict=False) if a is not b]
 
     assert Counter(runs).most_common(1)[0][1] == 1
@@ -31,31 +31,31 @@ def test_subjects_that_share_a_run_are_next_to_each_other() -> None:
 
 @pytest.mark.parametrize("objective", Objective)
 def test_every_objective_is_looked_at(objective: Objective) -> None:
-    assert any(one.objective is objective for one in SUBJECTS)
+    assert any(one.objective is objective for one in CHECK_SPECS)
 
 
 def test_policy_loss_is_looked_at_on_the_whole_corpus() -> None:
     assert subject("weights").cases == CORPUS
     assert subject("metric").cases == CORPUS
-    assert all(case in ALL_CASES for one in SUBJECTS for case in one.cases)
+    assert all(case in ALL_CASES for one in CHECK_SPECS for case in one.cases)
 
 
 def test_below_the_whole_step_only_the_policy_loss_is_weighed() -> None:
-    assert [one.slug for one in SUBJECTS if one.is_seen_at(Depth.LOSS)] == ["weights"]
-    assert all(one.is_seen_at(Depth.STEP) for one in SUBJECTS)
+    assert [one.slug for one in CHECK_SPECS if one.is_seen_at(Depth.LOSS)] == ["weights"]
+    assert all(one.is_seen_at(Depth.STEP) for one in CHECK_SPECS)
 
 
 @pytest.mark.parametrize(
     ("slug", "mode", "mistake", "where"),
     [
-        ("weights", Mode.TOKEN_MEAN, "empty_samples_counted", Place.TOKEN_COUNT),
-        ("weights", Mode.TOKEN_MEAN, "not_divided", Place.TOKEN_DIVISION),
+        ("weights", Mode.TOKEN_MEAN, "empty_samples_counted", CodeLocation.TOKEN_COUNT),
+        ("weights", Mode.TOKEN_MEAN, "not_divided", CodeLocation.TOKEN_DIVISION),
         ("metric", Mode.TOKEN_MEAN, "not_divided", None),
-        ("rejection", Mode.TOKEN_MEAN, "original_mask_counted", Place.TOKEN_COUNT),
-        ("sharding", Mode.PROMPT_MEAN, "group_on_several_ranks", Place.SHARDING),
+        ("rejection", Mode.TOKEN_MEAN, "original_mask_counted", CodeLocation.TOKEN_COUNT),
+        ("sharding", Mode.PROMPT_MEAN, "group_on_several_ranks", CodeLocation.SHARDING),
         # A mask may be counted before a step is cut, or after it.
         ("rejection", Mode.PROMPT_MEAN, "original_mask_counted", None),
-        ("weights", Mode.TOKEN_MEAN, "reduced_before_the_last_micro_batch", Place.REDUCTION),
+        ("weights", Mode.TOKEN_MEAN, "reduced_before_the_last_micro_batch", CodeLocation.REDUCTION),
         # A factor may be anywhere between the loss and the optimizer.
         ("weights", Mode.TOKEN_MEAN, "multiplied_by_cp", None),
         ("weights", Mode.SAMPLE_MEAN, "micro_batches_lost", None),
@@ -66,13 +66,13 @@ def test_below_the_whole_step_only_the_policy_loss_is_weighed() -> None:
     ],
 )
 def test_place_is_named_where_the_mistake_determines_it(
-    slug: str, mode: Mode, mistake: str, where: Place | None
+    slug: str, mode: Mode, mistake: str, where: CodeLocation | None
 ) -> None:
     assert place(subject(slug), mode, Diagnosis(name=mistake, explanation="")) is where
 
 
 def test_accepted_configurations_are_looked_for_in_validation() -> None:
-    row = Subject(check=Check.ARGUMENTS, name="divisor_zero")
+    row = CheckSpec(check=Check.ARGUMENTS, name="divisor_zero")
     accepted = Diagnosis(name="accepted", explanation="")
 
-    assert place(row, Mode.CONSTANT, accepted) is Place.ARGUMENTS
+    assert place(row, Mode.CONSTANT, accepted) is CodeLocation.ARGUMENTS

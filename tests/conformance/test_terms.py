@@ -8,7 +8,7 @@ import pytest
 from adapters.objective import Metric, Objective
 from adapters.probe import ProbedBatch
 from conformance.judging import loss_terms
-from reference.aggregation import Beside, Conventions
+from reference.aggregation import AuxiliaryAggregation, Conventions
 from reference.step import Sample, Step
 
 STEP = Step.of(
@@ -19,7 +19,7 @@ STEP = Step.of(
 )
 """Tokens 2 to 5 and 8, of which token 3 was rejected."""
 
-MICRO_BATCHES = Beside.MICRO_BATCH_TOKEN_MEAN
+MICRO_BATCHES = AuxiliaryAggregation.MICRO_BATCH_TOKEN_MEAN
 
 
 def of(metric: Metric, objective: Objective) -> list[float]:
@@ -27,7 +27,7 @@ def of(metric: Metric, objective: Objective) -> list[float]:
 
 
 def test_quantities_of_tokens() -> None:
-    together = Objective.TOGETHER
+    together = Objective.COMBINED
 
     assert of(Metric.POLICY_LOSS, Objective.POLICY) == [-2.0, 1.0, -0.5, 2.0, 0.5]
     assert of(Metric.POLICY_LOSS, Objective.ENTROPY) == [0.0] * 5
@@ -49,29 +49,33 @@ def test_ratios_beyond_the_clip_range_are_clipped_where_they_would_help() -> Non
 
 def test_terms_are_reduced_by_their_own_convention() -> None:
     conventions = Conventions(
-        entropy=Beside.TOKEN_MEAN, kl=Beside.SAMPLE_MEAN, diagnostics=MICRO_BATCHES
+        entropy=AuxiliaryAggregation.TOKEN_MEAN,
+        kl=AuxiliaryAggregation.SAMPLE_MEAN,
+        diagnostics=MICRO_BATCHES,
     )
 
-    assert loss_terms.reducer(Objective.ENTROPY, conventions) is Beside.TOKEN_MEAN
-    assert loss_terms.reducer(Objective.KL, conventions) is Beside.SAMPLE_MEAN
-    assert loss_terms.reducer(Objective.SFT, conventions) is Beside.WITH_TOKEN_MEAN
+    assert loss_terms.reducer(Objective.ENTROPY, conventions) is AuxiliaryAggregation.TOKEN_MEAN
+    assert loss_terms.reducer(Objective.KL, conventions) is AuxiliaryAggregation.SAMPLE_MEAN
+    assert loss_terms.reducer(Objective.SFT, conventions) is AuxiliaryAggregation.WITH_TOKEN_MEAN
     assert loss_terms.reducer(Objective.GSPO, conventions) is None
     assert loss_terms.reducer_of_term(Metric.POLICY_LOSS, conventions) is None
-    assert loss_terms.reducer_of_term(Metric.ENTROPY, conventions) is Beside.TOKEN_MEAN
-    assert loss_terms.reducer_of_term(Metric.KL, conventions) is Beside.SAMPLE_MEAN
+    assert (
+        loss_terms.reducer_of_term(Metric.ENTROPY, conventions) is AuxiliaryAggregation.TOKEN_MEAN
+    )
+    assert loss_terms.reducer_of_term(Metric.KL, conventions) is AuxiliaryAggregation.SAMPLE_MEAN
     for metric in (Metric.CLIP_FRACTION, Metric.POLICY_KL, Metric.REJECTED):
         assert loss_terms.reducer_of_term(metric, conventions) is MICRO_BATCHES
 
 
 def test_logged_loss_has_all_terms_with_their_coefficients() -> None:
-    found = {t.metric: t.coefficient for t in loss_terms.terms(Metric.LOSS, Objective.TOGETHER)}
+    found = {t.metric: t.coefficient for t in loss_terms.terms(Metric.LOSS, Objective.COMBINED)}
 
     assert found == {Metric.POLICY_LOSS: 1, Metric.ENTROPY: -0.5, Metric.KL: 0.25}
     assert loss_terms.terms(Metric.LOSS, Objective.POLICY) == loss_terms.POLICY_LOSS
 
 
 def test_before_rejection_the_original_mask_is_the_mask() -> None:
-    before = loss_terms.before_rejection(STEP)
+    before = loss_terms.without_rejection(STEP)
 
     assert before.mask.tolist() == [True, True, False, True, True]
     assert before.original_mask is None

@@ -11,7 +11,7 @@ from adapters.contract import Depth, Description, Job, Layout, Observation
 from adapters.objective import ENTROPY_COEFFICIENT, KL_COEFFICIENT, Metric, Objective
 from adapters.probe import ProbedBatch
 from conformance.findings.report import Verdict
-from conformance.judging.combined import judge_together
+from conformance.judging.combined import judge_combined
 from conformance.judging.metrics import judge_logged
 from conformance.judging.weights import Judgement
 from reference.aggregation import Aggregation, Mode
@@ -31,7 +31,7 @@ JOB = Job(
     aggregation=Aggregation(Mode.PROMPT_MEAN),
     layout=Layout(),
     depth=Depth.STEP,
-    objective=Objective.TOGETHER,
+    objective=Objective.COMBINED,
 )
 BATCH = ProbedBatch(JOB.steps, JOB.objective)
 POLICY = token_weights(STEP, JOB.aggregation)
@@ -41,11 +41,13 @@ BESIDE = token_weights(STEP, Aggregation(Mode.SAMPLE_MEAN))
 def judged(policy: float = 1.0, entropy: float = 1.0, kl: float = 1.0) -> Judgement:
     """With each term's weights multiplied by a factor."""
     gradient = (
-        policy * BATCH.slopes * POLICY
+        policy * BATCH.dloss_dlogprob * POLICY
         - entropy * ENTROPY_COEFFICIENT * BESIDE
         + kl * KL_COEFFICIENT * BESIDE
     )
-    return judge_together(JOB, [Observation(weights=(gradient / BATCH.slopes,))], Description())
+    return judge_combined(
+        JOB, [Observation(weights=(gradient / BATCH.dloss_dlogprob,))], Description()
+    )
 
 
 def explained(judgement: Judgement | None) -> tuple[str, str]:
@@ -66,7 +68,7 @@ def test_sum_of_terms_conforms() -> None:
 def test_error_is_relative_to_the_absolute_values_of_the_terms() -> None:
     judgement = judged(kl=1 + 1e-3)
     own = KL_COEFFICIENT * BESIDE
-    all_terms = np.abs(BATCH.slopes) * POLICY + ENTROPY_COEFFICIENT * BESIDE + own
+    all_terms = np.abs(BATCH.dloss_dlogprob) * POLICY + ENTROPY_COEFFICIENT * BESIDE + own
     active = STEP.mask
 
     assert judgement.error == pytest.approx(1e-3 * (own[active] / all_terms[active]).max())
@@ -130,11 +132,13 @@ def test_wrong_term_of_a_logged_loss_is_said_to_be_off() -> None:
 
 def test_mistake_that_terms_share_is_named_with_the_policy_losss_own() -> None:
     per_token = token_weights(STEP, Aggregation(Mode.TOKEN_MEAN))
-    beside = (KL_COEFFICIENT - ENTROPY_COEFFICIENT) * per_token
-    shared = BATCH.slopes * POLICY + beside
-    both = BATCH.slopes * BESIDE + beside
+    auxiliary_aggregation = (KL_COEFFICIENT - ENTROPY_COEFFICIENT) * per_token
+    shared = BATCH.dloss_dlogprob * POLICY + auxiliary_aggregation
+    both = BATCH.dloss_dlogprob * BESIDE + auxiliary_aggregation
     found = [
-        explained(judge_together(JOB, [Observation(weights=(g / BATCH.slopes,))], Description()))
+        explained(
+            judge_combined(JOB, [Observation(weights=(g / BATCH.dloss_dlogprob,))], Description())
+        )
         for g in (shared, both)
     ]
 
@@ -149,9 +153,9 @@ def test_mistake_that_terms_share_is_named_with_the_policy_losss_own() -> None:
 def test_mistakes_of_one_name_are_told_apart(averaged: float) -> None:
     """Nothing is divided, with an average over two ranks and without."""
     job = replace(JOB, layout=Layout(dp=2))
-    slopes = BATCH.slopes - ENTROPY_COEFFICIENT + KL_COEFFICIENT
-    gradient = averaged * slopes * STEP.mask
-    observation = Observation(weights=(gradient / BATCH.slopes,))
+    dloss_dlogprob = BATCH.dloss_dlogprob - ENTROPY_COEFFICIENT + KL_COEFFICIENT
+    gradient = averaged * dloss_dlogprob * STEP.mask
+    observation = Observation(weights=(gradient / BATCH.dloss_dlogprob,))
 
-    judgement = judge_together(job, [observation] * 2, Description())
+    judgement = judge_combined(job, [observation] * 2, Description())
     assert explained(judgement)[0] == "not_divided"

@@ -197,31 +197,35 @@ def test_only_ranks_of_one_machine_are_kept_off_the_network(tmp_path: Path) -> N
     one = Launch.of(ENVIRONMENT | {"GROUP_WORLD_SIZE": "1"})
 
     assert several is not None
-    assert several.berth(tmp_path).interface is None
+    assert several.slot(tmp_path).interface is None
     assert one is not None
-    assert one.berth(tmp_path).interface == "lo"
+    assert one.slot(tmp_path).interface == "lo"
 
 
 def test_there_is_room_for_a_rank_in_each_process_unless_a_user_wants_fewer() -> None:
     launch = Launch.of(ENVIRONMENT)
 
     assert launch is not None
-    assert (launch.room(None).ranks, launch.room(None).here) == (8, 4)
-    assert (launch.room(6).ranks, launch.room(6).here, launch.room(16).ranks) == (6, 4, 8)
-    assert launch.room(6).rule == "--max-ranks is 6"
+    assert (launch.rank_budget(None).ranks, launch.rank_budget(None).here) == (8, 4)
+    assert (
+        launch.rank_budget(6).ranks,
+        launch.rank_budget(6).here,
+        launch.rank_budget(16).ranks,
+    ) == (6, 4, 8)
+    assert launch.rank_budget(6).rule == "--max-ranks is 6"
 
 
 def run_in_two_groups(
     folder: Path, adapter: str, *arguments: str, torchrun: Sequence[str]
 ) -> list[command.Result]:
     """Run as on two machines, of which each starts some of the processes."""
-    meeting = ("--nnodes=2", "--master-addr=127.0.0.1", f"--master-port={free_port()}")
+    rendezvous = ("--nnodes=2", "--master-addr=127.0.0.1", f"--master-port={free_port()}")
     runs = [
         command.start(
             folder,
             f"--adapter={adapter}",
             *arguments,
-            torchrun=(*torchrun, *meeting, f"--node-rank={group}"),
+            torchrun=(*torchrun, *rendezvous, f"--node-rank={group}"),
         )
         for group in (0, 1)
     ]

@@ -109,7 +109,7 @@ class DivergenceOnEveryMicroBatch(Mutant):
 
     def divergence(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
         right = super().divergence(log_probs, packed)
-        if self.objective is not Objective.TOGETHER:
+        if self.objective is not Objective.COMBINED:
             return right
         return trained_only(right, right / int(self.layout.micro_batches))
 
@@ -123,7 +123,7 @@ class EntropyLeftOutTogether(Mutant):
 
     def entropy(self, probe: torch.Tensor, packed: Packed) -> torch.Tensor:
         right = super().entropy(probe, packed)
-        return right.detach() if self.objective is Objective.TOGETHER else right
+        return right.detach() if self.objective is Objective.COMBINED else right
 
 
 class CispoPerSample(Mutant):

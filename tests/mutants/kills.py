@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from adapters.contract import LogEntry, Rank
     from conformance.corpus.cases import Case
-    from conformance.plan.checks import Subject
+    from conformance.plan.checks import CheckSpec
     from conformance.ranks.pool import RankPool
     from reference.aggregation import Mode
     from tests.mutants.mutant import Mutant
@@ -71,7 +71,7 @@ def trials(mutant: type[Mutant], pool: RankPool) -> Iterator[Trial]:
 
 
 def trials_by(
-    subject: Subject, mutant: type[Mutant], pool: RankPool, cases: Sequence[Case]
+    subject: CheckSpec, mutant: type[Mutant], pool: RankPool, cases: Sequence[Case]
 ) -> Iterator[Trial]:
     """Every case in the mutant's modes and on its layouts, as a subject sees it."""
     description = replace(pool.description, conventions=mutant.conventions)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from adapters.contract import Layout
 from adapters.native_logs import aggregate
 from conformance.findings.report import Check
-from conformance.plan.checks import Subject
+from conformance.plan.checks import CheckSpec
 from tests.mutants.mutant import Mutant
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class LogMutant(Mutant):
     """It trains right, and is seen by entries of micro-batches."""
 
-    subject = Subject(check=Check.LOGGING)
+    subject = CheckSpec(check=Check.LOGGING)
     layouts = (Layout(),)
     cases = ()
 

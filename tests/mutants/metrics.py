@@ -168,7 +168,9 @@ class RejectedCountedAfterwards(Diagnosing):
     cases = REJECTION
 
     def wrong(self, right: torch.Tensor, packed: Packed) -> torch.Tensor:
-        return self.reduce((packed.original_mask & ~packed.mask).float(), packed.beside)
+        return self.reduce(
+            (packed.original_mask & ~packed.mask).float(), packed.auxiliary_aggregation
+        )
 
 
 class LossWithoutEntropy(Mutant):
@@ -182,6 +184,6 @@ class LossWithoutEntropy(Mutant):
         self, probe: torch.Tensor, packed: Packed, token_losses: LossFunction
     ) -> tuple[torch.Tensor, Mapping[Metric, torch.Tensor]]:
         loss, logs = super().loss(probe, packed, token_losses)
-        if self.objective is not Objective.TOGETHER:
+        if self.objective is not Objective.COMBINED:
             return loss, logs
         return loss, {**logs, Metric.LOSS: loss + ENTROPY_COEFFICIENT * logs[Metric.ENTROPY]}

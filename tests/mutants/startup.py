@@ -10,7 +10,7 @@ from adapters.contract import Layout, Refused
 from adapters.native import SampleTensors, denominators, with_denominators
 from conformance.corpus.configurations import ROWS, Row
 from conformance.findings.report import Check
-from conformance.plan.checks import Subject
+from conformance.plan.checks import CheckSpec
 from reference.aggregation import Mode
 from tests.mutants.mutant import Mutant
 
@@ -27,7 +27,7 @@ def rows(*names: str) -> tuple[Row, ...]:
 class StartupMutant(Mutant):
     """It trains right what it should train, and is seen by configurations."""
 
-    subject = Subject(check=Check.ARGUMENTS)
+    subject = CheckSpec(check=Check.ARGUMENTS)
     layouts = (Layout(micro_batches=2, format="thd"),)
     cases = ()
     rows: ClassVar[tuple[Row, ...]] = ROWS

@@ -10,7 +10,7 @@ import pytest
 from adapters.native import NativeAdapter
 from conformance.corpus.cases import CORPUS, Case
 from conformance.findings.report import Check, Verdict
-from conformance.plan.checks import SUBJECTS, subject
+from conformance.plan.checks import CHECK_SPECS, subject
 from conformance.ranks.pool import RankPool
 from tests.mutants import MUTANTS, auxiliary, counts, logging, metrics, sharding, startup
 from tests.mutants.kills import trials, trials_by
@@ -83,7 +83,9 @@ def test_what_is_only_misreported_weighs_right(name: str, pool: RankPool) -> Non
     assert {trial.judgement.verdict for trial in tried} == {Verdict.CONFORMS}
 
 
-SEEN_ON_NATIVE = [one for one in SUBJECTS if one.objective in NativeAdapter().describe().objectives]
+SEEN_ON_NATIVE = [
+    one for one in CHECK_SPECS if one.objective in NativeAdapter().describe().objectives
+]
 
 SEEN_BY_ONE_CHECK = {
     Check.WEIGHTS: auxiliary.PlainPathUnscaled,

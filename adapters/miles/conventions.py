@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from adapters.contract import Place
+from adapters.contract import CodeLocation
 from adapters.megatron import objectives
 from adapters.megatron.departures import is_set
 from adapters.miles import rollouts
@@ -43,13 +43,13 @@ def candidates() -> Candidates:
     conversion = module("ray.rollout.train_data_conversion")
     arguments = module("utils.arguments")
     return {
-        Place.TOKEN_COUNT: ((module(f"{utils}.loss"), "loss_function"),),
-        Place.LOG: ((module(f"{utils}.log_utils"), "aggregate_train_losses"),),
-        Place.ARGUMENTS: (
+        CodeLocation.TOKEN_COUNT: ((module(f"{utils}.loss"), "loss_function"),),
+        CodeLocation.LOG: ((module(f"{utils}.log_utils"), "aggregate_train_losses"),),
+        CodeLocation.ARGUMENTS: (
             (arguments, "_validate_loss_aggregation_args"),
             (arguments, "miles_validate_args"),
         ),
-        Place.SHARDING: (
+        CodeLocation.SHARDING: (
             (conversion, "split_train_data_by_dp_scheduled_raw"),
             (conversion, "split_train_data_by_dp_raw"),
             (conversion, "split_train_data_by_dp"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from adapters import cuda_on_cpu
-from adapters.imports import stand_in, stand_in_for
+from adapters.imports import stand_in_for, stub
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,7 +46,7 @@ def install(plugins: Sequence[str], kernels: Sequence[str]) -> None:
     """
     cuda_on_cpu.install()
     stand_in_for(kernels)
-    STOOD_IN.extend([*stand_in([*SERVER_PACKAGES, *plugins]), *kernels])
+    STOOD_IN.extend([*stub([*SERVER_PACKAGES, *plugins]), *kernels])
 
 
 def drop_server_options(*modules: ModuleType) -> None:
