@@ -32,7 +32,7 @@ class Objective(StrEnum):
     """The divergence from a reference policy alone: all advantages are 0. The estimator is k1,
     whose derivative by a log-probability is 1."""
 
-    COMBINED = "together"
+    COMBINED = "combined"
     """The policy loss, the entropy bonus and the divergence."""
 
     DUAL_CLIP = "dual_clip"

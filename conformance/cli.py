@@ -17,7 +17,7 @@ from conformance.comparing.diff import NothingToCompareError, load_difference
 from conformance.comparing.groups import FindingFilter
 from conformance.comparing.report_file import load
 from conformance.corpus.cases import ALL_CASES
-from conformance.findings.report import Check, Verdict
+from conformance.findings.verdict import Check, Verdict
 from conformance.ranks.budget import MAX_RANKS
 from conformance.runs import history, inventory
 from conformance.runs.settings import SETTINGS_ERRORS

@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING
 
 from conformance.comparing.groups import finding_groups
 from conformance.comparing.report_file import load
-from conformance.findings.report import Finding, Report
+from conformance.findings.finding import Finding
+from conformance.findings.report import Report
 from conformance.runs.reproduce import command
 from tests.command import ROOT, SOURCES
 
@@ -68,7 +69,7 @@ def _kinds(report: Report) -> list[list[Finding]]:
     kinds: dict[tuple[str, str], list[Finding]] = defaultdict(list)
     for fault in finding_groups(report.findings):
         for finding in fault.findings:
-            kinds[fault.name, finding.id.partition("/")[0]].append(finding)
+            kinds[fault.name, finding.identity.slug].append(finding)
     return list(kinds.values())
 
 

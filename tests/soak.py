@@ -17,7 +17,7 @@ import psutil
 from numpy.typing import NDArray
 
 from adapters.contract import Depth
-from conformance.findings.report import Verdict
+from conformance.findings.verdict import Verdict
 from conformance.plan.matrix import GeneratedCell
 from conformance.ranks.pool import RankPool
 from conformance.runs import registry

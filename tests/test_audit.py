@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from conformance.comparing.report_file import load
-from conformance.findings.report import WRONG, Finding, Report, Verdict
+from conformance.findings.finding import Finding
+from conformance.findings.report import Report
 from conformance.findings.sanitize import last_line
+from conformance.findings.verdict import WRONG, Verdict
 
 REPORTS = Path(__file__).parents[1] / "reports"
 
@@ -39,7 +41,7 @@ class Row:
 
     def covers(self, engine: str, finding: Finding) -> bool:
         """Whether a finding is of its kind."""
-        slug = finding.id.partition("/")[0]
+        slug = finding.identity.slug
         return (
             engine in self.engines
             and bool(self.checks & {slug, str(finding.check)})
@@ -78,7 +80,7 @@ def test_every_accusation_and_piece_of_advice_has_a_row(name: str) -> None:
     report, known = audited(name), rows()
     engine = f"{report.adapter} {report.engine}"
     without = {
-        (finding.id.partition("/")[0], mistake(finding), str(finding.verdict))
+        (finding.identity.slug, mistake(finding), str(finding.verdict))
         for finding in report.findings
         if finding.verdict in (*WRONG, Verdict.ADVICE)
         if not any(row.covers(engine, finding) for row in known)

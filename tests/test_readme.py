@@ -15,7 +15,7 @@ from conformance import cli, plugin
 from conformance.comparing.expectations import load as load_expectations
 from conformance.comparing.gate import Expecting, Outcome
 from conformance.comparing.report_file import load
-from conformance.findings.report import Check
+from conformance.findings.verdict import Check
 from conformance.views import overview
 from tests import command
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from conformance.findings.report import Diagnosis, Report, Selection, Verdict
+from conformance.findings.finding import Diagnosis
+from conformance.findings.report import Report, Selection
+from conformance.findings.verdict import Verdict
 from tests.conformance.test_journal import HEADER, finding
 from tests.reproduction import difference, sample
 

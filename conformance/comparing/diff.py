@@ -27,8 +27,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from conformance.comparing.report_file import load
 from conformance.corpus.cases import GENERATED
 from conformance.findings.badness import growth
-from conformance.findings.report import Check, Verdict
 from conformance.findings.sanitize import last_line
+from conformance.findings.verdict import Check, Verdict
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:
@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from conformance.comparing.groups import FindingFilter
-    from conformance.findings.report import Finding, Report, Request
+    from conformance.findings.finding import Finding
+    from conformance.findings.report import Report, Request
     from conformance.plan.matrix import AnyMatrixCell
 
     _Likeness = tuple["Kind", "State | None", "State | None"]
@@ -308,7 +309,7 @@ def key(request: Request, of: Finding | AnyMatrixCell, names: Mapping[str, str] 
 
 
 def _subject(finding: Finding) -> str:
-    return finding.id.partition("/")[0]
+    return finding.identity.slug
 
 
 def parts_of(findings: Iterable[Key]) -> set[Part]:

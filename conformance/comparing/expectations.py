@@ -3,7 +3,7 @@
 A TOML file with an entry for each fault::
 
     [[expect]]
-    findings = ["auxiliary.entropy/token_mean/*/dp1-*", "auxiliary.together/token_mean/*/dp1-*"]
+    findings = ["auxiliary.entropy/token_mean/*/dp1-*", "auxiliary.combined/token_mean/*/dp1-*"]
     verdict = "mismatch"
     diagnosis = "denominators_per_micro_batch"
     reason = "the entropy bonus is averaged over micro-batches"
@@ -25,14 +25,15 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from conformance.comparing.groups import finding_groups
-from conformance.findings.report import Verdict
 from conformance.findings.sanitize import last_line
+from conformance.findings.verdict import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from conformance.findings.report import Finding, Report
+    from conformance.findings.finding import Finding
+    from conformance.findings.report import Report
 
 Words = Annotated[str, Field(min_length=1)]
 

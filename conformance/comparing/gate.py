@@ -19,7 +19,7 @@ from conformance.comparing.diff import (
     parts_of,
 )
 from conformance.findings.badness import explain
-from conformance.findings.report import WRONG, Verdict
+from conformance.findings.verdict import WRONG, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
     from conformance.comparing.diff import Difference, Key
     from conformance.comparing.expectations import Expectations
-    from conformance.findings.report import Finding, Report, Request
+    from conformance.findings.finding import Finding
+    from conformance.findings.report import Report, Request
     from conformance.plan.matrix import AnyMatrixCell
 
 

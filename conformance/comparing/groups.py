@@ -7,14 +7,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from conformance.findings.badness import badness, explain
-from conformance.findings.report import WRONG, Check, Report, Summary, Verdict
+from conformance.findings.report import Report, Summary
 from conformance.findings.sanitize import last_line
+from conformance.findings.verdict import WRONG, Check, Verdict
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from conformance.findings.report import Finding
+    from conformance.findings.finding import Finding
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,4 +107,4 @@ def _name(finding: Finding) -> str:
 
 
 def _slug(finding: Finding) -> str:
-    return finding.id.partition("/")[0]
+    return finding.identity.slug

@@ -17,7 +17,8 @@ from pydantic import ValidationError
 
 from conformance.comparing.report_file import write
 from conformance.comparing.writable import require_regular, require_regular_itself
-from conformance.findings.report import Finding, Header, Report, Selection
+from conformance.findings.finding import Finding
+from conformance.findings.report import Header, Report, Selection
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

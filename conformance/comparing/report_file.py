@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import tempfile
+import zlib
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,10 +34,11 @@ def load(path: Path) -> Report:
         ReportFileError: it cannot be read, is no whole report, or contradicts itself.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = _decompressed(path.read_bytes()).decode("utf-8")
         document = json.loads(text)
-    except OSError as error:
-        raise ReportFileError(f"{path} cannot be read: {error.strerror}; give a report") from error
+    except (OSError, EOFError, zlib.error) as error:
+        words = getattr(error, "strerror", None) or error
+        raise ReportFileError(f"{path} cannot be read: {words}; give a report") from error
     except UnicodeDecodeError as error:
         raise ReportFileError(f"{path} is no report: it is no text; give a report") from error
     except json.JSONDecodeError as error:
@@ -49,13 +53,23 @@ def load(path: Path) -> Report:
         raise ReportFileError(_complaint(path, text, migrated, error)) from error
 
 
+def _decompressed(content: bytes) -> bytes:
+    return gzip.decompress(content) if content.startswith(b"\x1f\x8b") else content
+
+
 def write(report: Report, path: Path) -> None:
-    """Put a report at ``path`` in one move, so that no reader ever sees half of it."""
+    """Put a report at ``path`` in one move, so that no reader ever sees half of it.
+
+    A name that ends in ``.gz`` has it compressed, always to the same bytes.
+    """
+    content = report.to_json().encode()
+    if path.suffix == ".gz":
+        content = gzip.compress(content, mtime=0)
     with tempfile.NamedTemporaryFile(
-        "w", encoding="utf-8", dir=path.parent, prefix=f".{path.name}.", delete=False
+        dir=path.parent, prefix=f".{path.name}.", delete=False
     ) as file:
         try:
-            file.write(report.to_json())
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
             Path(file.name).chmod(0o644)
@@ -76,12 +90,35 @@ def _from_2(document: Document) -> Document:
         name: "micro_batch_token_mean" if value == "micro_batch_mean" else value
         for name, value in document["conventions"].items()
     }
-    return {**document, "schema": SCHEMA, "conventions": conventions}
+    return {**document, "schema": "rl-loss-conformance/report/3", "conventions": conventions}
+
+
+SAID_BY_THE_ID = frozenset({"check", "subject", "mode", "case", "layout"})
+
+
+def _from_3(document: Document) -> Document:
+    """Findings said again what their ids say, and two things had other names."""
+    environment = {
+        "stubs" if name == "stand_ins" else name: value
+        for name, value in document["environment"].items()
+    }
+    findings = [
+        {name: value for name, value in finding.items() if name not in SAID_BY_THE_ID}
+        | {"id": finding["id"].replace("auxiliary.combined/", "auxiliary.combined/")}
+        for finding in document["findings"]
+    ]
+    return {
+        **document,
+        "schema": SCHEMA,
+        "environment": environment,
+        "findings": sorted(findings, key=itemgetter("id")),
+    }
 
 
 MIGRATIONS: dict[str, Callable[[Document], Document]] = {
     "rl-loss-conformance/report/1": _from_1,
     "rl-loss-conformance/report/2": _from_2,
+    "rl-loss-conformance/report/3": _from_3,
 }
 """From each older schema to the next."""
 

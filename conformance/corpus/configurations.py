@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from adapters.configuration import Configuration, FaultInjection, Setting
 from conformance.corpus.cases import CORPUS
-from conformance.findings.report import Check
+from conformance.findings.verdict import Check
 from reference.aggregation import AuxiliaryAggregation, DenominatorMask, Mode
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class Demand(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class ConfigCase:
     """A configuration and what is demanded of it.
 
     ``says`` tells it in words; ``options`` are words of which an error names one at least.
@@ -89,8 +89,8 @@ GROUP = ("group", "prompt", "n_samples_per_prompt")
 MEANS = (Mode.SAMPLE_MEAN, Mode.PROMPT_MEAN, Mode.TOKEN_MEAN)
 
 
-def _divisor(name: str, typed: str, says: str) -> Row:
-    return Row(
+def _divisor(name: str, typed: str, says: str) -> ConfigCase:
+    return ConfigCase(
         name=f"divisor_{name}",
         says=f"constant with a divisor that {says}",
         configuration=Configuration(divisor=typed),
@@ -99,8 +99,8 @@ def _divisor(name: str, typed: str, says: str) -> Row:
     )
 
 
-def _tampered(tampering: FaultInjection, says: str, check: Check = Check.ARGUMENTS) -> Row:
-    return Row(
+def _tampered(tampering: FaultInjection, says: str, check: Check = Check.ARGUMENTS) -> ConfigCase:
+    return ConfigCase(
         name=tampering,
         says=f"prompt_mean {says}",
         configuration=Configuration(tampering=tampering),
@@ -110,7 +110,7 @@ def _tampered(tampering: FaultInjection, says: str, check: Check = Check.ARGUMEN
     )
 
 
-def in_file(row: Row, *settings: Setting) -> Row:
+def in_file(row: ConfigCase, *settings: Setting) -> ConfigCase:
     """The same, where these settings are in a configuration file read after the command line."""
     return replace(
         row,
@@ -130,7 +130,7 @@ DIVISORS = (
     _divisor("text", "long", "is text"),
 )
 
-DIVISOR_OF_ANOTHER = Row(
+DIVISOR_OF_ANOTHER = ConfigCase(
     name="divisor_of_another_mode",
     says="a divisor with a mode that divides by none",
     configuration=Configuration(divisor="40"),
@@ -138,7 +138,7 @@ DIVISOR_OF_ANOTHER = Row(
     options=DIVISOR,
 )
 
-PER_TOKEN_WITH_ANOTHER = Row(
+PER_TOKEN_WITH_ANOTHER = ConfigCase(
     name="per_token_with_another_mode",
     says="the per-token flag with a mode that it would renormalise",
     configuration=Configuration(per_token=True),
@@ -146,14 +146,14 @@ PER_TOKEN_WITH_ANOTHER = Row(
     options=PER_TOKEN,
 )
 
-ENTROPY = Row(
+ENTROPY = ConfigCase(
     name="entropy_per_sample",
     says="token_mean with an entropy term",
     configuration=Configuration(entropy=True),
     modes=(Mode.TOKEN_MEAN,),
     options=("entropy",),
 )
-DIVERGENCE = Row(
+DIVERGENCE = ConfigCase(
     name="divergence_per_sample",
     says="token_mean with a KL term",
     configuration=Configuration(kl=True),
@@ -161,7 +161,7 @@ DIVERGENCE = Row(
     options=("kl",),
 )
 
-BATCH = Row(
+BATCH = ConfigCase(
     name="batch_of_partial_groups",
     says="prompt_mean with a step boundary inside a prompt group",
     configuration=Configuration(batch_size=12),
@@ -170,7 +170,7 @@ BATCH = Row(
     case="split_groups",
 )
 
-ROWS = (
+CONFIG_CASES = (
     *DIVISORS,
     *(in_file(row, Setting.MODE, Setting.DIVISOR) for row in DIVISORS),
     DIVISOR_OF_ANOTHER,
@@ -189,28 +189,28 @@ ROWS = (
     _tampered(
         FaultInjection.DENOMINATORS_DROPPED, "whose denominators a custom conversion has dropped"
     ),
-    Row(
+    ConfigCase(
         name="correction_across_the_step",
         says="a custom function that shrinks the mask where the normaliser spans the step",
         configuration=Configuration(corrects=True),
         modes=(Mode.PROMPT_MEAN, Mode.TOKEN_MEAN),
         options=("tis", "correction"),
     ),
-    Row(
+    ConfigCase(
         name="legacy_flag",
         says="the per-token flag alone is token_mean",
         configuration=Configuration(says_mode=False, per_token=True),
         modes=(Mode.TOKEN_MEAN,),
         demand=Demand.SAME,
     ),
-    Row(
+    ConfigCase(
         name="default_mode",
         says="no mode at all is the default",
         configuration=Configuration(says_mode=False),
         modes=(Mode.SAMPLE_MEAN,),
         demand=Demand.DEFAULT,
     ),
-    Row(
+    ConfigCase(
         name="custom_reducer",
         says="a custom reducer takes precedence over the mode",
         configuration=Configuration(reduces=True),
@@ -218,7 +218,7 @@ ROWS = (
         demand=Demand.REDUCER,
         options=("reducer",),
     ),
-    Row(
+    ConfigCase(
         name="mode_in_file",
         says="the mode by configuration file is that of the command line",
         configuration=Configuration(in_file=frozenset({Setting.MODE})),

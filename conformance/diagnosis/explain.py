@@ -18,7 +18,7 @@ import numpy as np
 
 from conformance.diagnosis import missing_tokens
 from conformance.diagnosis.catalogue import mistakes
-from conformance.findings.report import Diagnosis
+from conformance.findings.finding import Diagnosis
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:

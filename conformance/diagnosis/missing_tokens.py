@@ -8,7 +8,7 @@ import numpy as np
 
 from adapters.contract import Option
 from conformance.diagnosis.catalogue import Mistake
-from conformance.findings.report import Diagnosis
+from conformance.findings.finding import Diagnosis
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from conformance.diagnosis.catalogue import filled_up, mistakes
 from conformance.diagnosis.missing_tokens import shares
-from conformance.findings.report import Diagnosis
+from conformance.findings.finding import Diagnosis
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

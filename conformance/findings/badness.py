@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from conformance.findings.report import Verdict
 from conformance.findings.sanitize import last_line
+from conformance.findings.verdict import Verdict
 from reference.rounding import weight_bound
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from conformance.findings.report import Finding
+    from conformance.findings.finding import Finding
 
 LEGEND = (
     "off by a factor: the larger of observed and expected divided by the smaller, where they differ"

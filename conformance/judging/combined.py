@@ -12,7 +12,7 @@ from adapters.probe import ProbedBatch
 from conformance.diagnosis.explain import Evidence, diagnose, likeliest, without_gradient
 from conformance.diagnosis.shared_mistakes import Summand, diagnose_joint
 from conformance.findings.badness import agreement
-from conformance.findings.report import Diagnosis, Verdict
+from conformance.findings.verdict import Verdict
 from conformance.judging import loss_terms
 from conformance.judging.picture import picture
 from conformance.judging.weights import Judgement, combined, step_context, worse
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from adapters.contract import Description, Job, Observation
     from conformance.diagnosis.catalogue import StepContext
+    from conformance.findings.finding import Diagnosis
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

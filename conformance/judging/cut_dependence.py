@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from conformance.findings.report import Diagnosis, Verdict
+from conformance.findings.finding import Diagnosis
+from conformance.findings.verdict import Verdict
 from conformance.judging import loss_terms
 from conformance.judging.weights import Judgement, step_context
 from reference.aggregation import AuxiliaryAggregation

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from conformance.findings.report import Diagnosis, Verdict
+from conformance.findings.finding import Diagnosis
+from conformance.findings.verdict import Verdict
 from conformance.judging.weights import Judgement
 
 if TYPE_CHECKING:

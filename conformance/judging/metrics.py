@@ -15,7 +15,8 @@ from conformance.diagnosis.catalogue import ExpectedNumber, StepContext
 from conformance.diagnosis.explain import ReportedEvidence, diagnose_reported, left_out, likeliest
 from conformance.diagnosis.shared_mistakes import Summand, diagnose_joint
 from conformance.findings.badness import agreement
-from conformance.findings.report import Diagnosis, Logged, Verdict
+from conformance.findings.finding import Diagnosis, Logged
+from conformance.findings.verdict import Verdict
 from conformance.judging import loss_terms
 from conformance.judging.weights import Judgement, step_context, worse
 from reference.aggregation import MicroBatchWeight

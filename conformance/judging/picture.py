@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from conformance.findings.report import Picture, PicturedSample, Run
+from conformance.findings.finding import Picture, PicturedSample, Run
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

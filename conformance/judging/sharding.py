@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from conformance.diagnosis.placement import forward_pass_of_token
-from conformance.findings.report import Diagnosis, Verdict
+from conformance.findings.finding import Diagnosis
+from conformance.findings.verdict import Verdict
 from conformance.judging.weights import Judgement
 from reference.aggregation import Mode
 

@@ -10,11 +10,12 @@ import numpy as np
 from adapters.configuration import DEFAULT_CONFIGURATION, REDUCER_DIVISOR
 from adapters.objective import ENTROPY_COEFFICIENT, KL_COEFFICIENT
 from adapters.probe import ProbedBatch
-from conformance.corpus.configurations import Demand
+from conformance.corpus.configurations import ConfigCase, Demand
 from conformance.diagnosis.explain import Evidence, diagnose
 from conformance.findings.badness import agreement
-from conformance.findings.report import Diagnosis, Verdict
+from conformance.findings.finding import Diagnosis
 from conformance.findings.sanitize import last_line
+from conformance.findings.verdict import Verdict
 from conformance.judging.weights import (
     Judgement,
     combined,
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from adapters.contract import Description, Job, Observation
-    from conformance.corpus.configurations import Row
     from conformance.corpus.log_cases import LogCase
     from reference.step import Step
 
@@ -42,7 +42,9 @@ KEPT = (Verdict.CONFORMS, Verdict.REFUSED)
 """Verdicts that keep a rule, whoever states it."""
 
 
-def by_own_rules(judgement: Judgement, row: Row | LogCase, description: Description) -> Judgement:
+def by_own_rules(
+    judgement: Judgement, row: ConfigCase | LogCase, description: Description
+) -> Judgement:
     """A verdict against a framework only where it states the rule itself; else advice.
 
     The rule's own framework, or the place where this one states it, is added to the words.
@@ -63,13 +65,13 @@ def _with_words(judgement: Judgement, words: str) -> Judgement:
     return replace(judgement, diagnosis=diagnosis)
 
 
-def judge_crash(row: Row, message: str) -> Judgement:
+def judge_crash(row: ConfigCase, message: str) -> Judgement:
     """A configuration that the framework neither refuses nor can be trained with."""
     words = f"{row.says} passes startup validation, and the run fails later: {last_line(message)}"
     return replace(_mismatch("fails_later", words), message=message)
 
 
-def judge_refusal(row: Row, message: str) -> Judgement:
+def judge_refusal(row: ConfigCase, message: str) -> Judgement:
     """Hold an error of the framework's own against what is demanded."""
     if row.demand not in (Demand.REFUSE, Demand.REDUCER):
         refused = _mismatch("refused_what_it_supports", f"{row.says}, and it is refused")
@@ -81,7 +83,7 @@ def judge_refusal(row: Row, message: str) -> Judgement:
 
 
 def judge_acceptance(
-    row: Row,
+    row: ConfigCase,
     job: Job,
     observations: Sequence[Observation],
     description: Description,
@@ -98,7 +100,7 @@ def judge_acceptance(
     return _reduced(row, job, observations, description)
 
 
-def compared_with(row: Row, job: Job, description: Description) -> Job:
+def compared_with(row: ConfigCase, job: Job, description: Description) -> Job:
     """The job of ordinary configuration that a row is to be the same as."""
     mode = description.default_mode if row.demand is Demand.DEFAULT else job.aggregation.mode
     divisor = job.aggregation.divisor if mode is Mode.CONSTANT else None
@@ -106,7 +108,7 @@ def compared_with(row: Row, job: Job, description: Description) -> Job:
 
 
 def _accepted(
-    row: Row, job: Job, observations: Sequence[Observation], description: Description
+    row: ConfigCase, job: Job, observations: Sequence[Observation], description: Description
 ) -> Judgement:
     """What is trained then, in the words of the diagnosis if it can be named.
 
@@ -126,7 +128,7 @@ def _accepted(
 
 
 def _term_words(
-    row: Row, job: Job, observations: Sequence[Observation], description: Description
+    row: ConfigCase, job: Job, observations: Sequence[Observation], description: Description
 ) -> str:
     """How the term that a configuration adds to the policy loss is seen to be aggregated.
 
@@ -152,7 +154,9 @@ def _term_words(
     return f"of its {name} term, which would be a mean over samples, {found.explanation}"
 
 
-def _same(row: Row, observations: Sequence[Observation], plain: Sequence[Observation]) -> Judgement:
+def _same(
+    row: ConfigCase, observations: Sequence[Observation], plain: Sequence[Observation]
+) -> Judgement:
     pairs = [
         (mine, other)
         for ours, theirs in zip(observations, plain, strict=True)
@@ -167,7 +171,7 @@ def _same(row: Row, observations: Sequence[Observation], plain: Sequence[Observa
 
 
 def _reduced(
-    row: Row, job: Job, observations: Sequence[Observation], description: Description
+    row: ConfigCase, job: Job, observations: Sequence[Observation], description: Description
 ) -> Judgement:
     """The custom reducer's sums, over what the train step divides by: its tokens or its samples."""
     tolerance = weight_bound(description.dtype)
@@ -185,7 +189,7 @@ def _reduced(
 
 
 def _not_reduced(
-    row: Row, mode: Judgement, observed: NDArray[np.float64], expected: NDArray[np.float64]
+    row: ConfigCase, mode: Judgement, observed: NDArray[np.float64], expected: NDArray[np.float64]
 ) -> Judgement:
     """A custom reducer that is not used, or whose result is then divided by another number.
 

@@ -13,7 +13,7 @@ from conformance.diagnosis.catalogue import ExpectedNumber, StepContext
 from conformance.diagnosis.explain import Evidence, diagnose
 from conformance.diagnosis.placement import forward_pass_of_token
 from conformance.findings.badness import agreement
-from conformance.findings.report import Diagnosis, Logged, Picture, Verdict
+from conformance.findings.verdict import Verdict
 from conformance.judging import loss_terms
 from conformance.judging.picture import picture
 from reference.aggregation import SampleUnit
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from adapters.contract import Description, Job, Observation
+    from conformance.findings.finding import Diagnosis, Logged, Picture
     from reference.aggregation import Conventions
     from reference.step import Step
 

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING
 from adapters.contract import CodeLocation, Depth
 from adapters.objective import POLICY_LOSSES, Metric, Objective
 from conformance.corpus.cases import ALL_CASES, CORPUS, ORDERS, REJECTION
-from conformance.findings.report import Check
+from conformance.findings.finding_id import FindingId, slug
+from conformance.findings.verdict import Check
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:
     from adapters.contract import Layout
     from conformance.corpus.cases import Case
-    from conformance.findings.report import Diagnosis
+    from conformance.findings.finding import Diagnosis
 
 
 def _cases(*names: str) -> tuple[Case, ...]:
@@ -77,8 +78,12 @@ class CheckSpec:
 
     @property
     def slug(self) -> str:
-        """As it begins the ids of findings: unique, and stable over releases."""
-        return f"{self.check}.{self.name}" if self.name else str(self.check)
+        """How the ids of its findings begin."""
+        return slug(self.check, self.name)
+
+    def finding_id(self, mode: Mode, case: str, layout: Layout) -> str:
+        """The id of its finding on one mode, case and layout."""
+        return str(FindingId(self.check, self.name or None, mode, case, layout))
 
     def is_seen_at(self, depth: Depth) -> bool:
         """Whether a depth goes far enough.
@@ -128,8 +133,8 @@ CHECK_SPECS = (
 """All of them, those of one objective next to each other."""
 
 
-def subject(slug: str) -> CheckSpec:
-    """The one that the ids of findings begin with."""
+def check_spec(slug: str) -> CheckSpec:
+    """The one whose findings have ids that begin so."""
     return next(one for one in CHECK_SPECS if one.slug == slug)
 
 

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 from adapters.contract import Depth, Job, Layout
 from conformance.corpus.cases import GENERATED, Case
-from conformance.findings.report import Check
+from conformance.findings.verdict import Check
 from conformance.plan.checks import CHECK_SPECS, CheckSpec
 
 if TYPE_CHECKING:
-    from conformance.corpus.configurations import Row
+    from conformance.corpus.configurations import ConfigCase
     from conformance.corpus.log_cases import LogCase
     from reference.aggregation import Aggregation, Mode
 
@@ -24,12 +24,12 @@ class MatrixCell:
     case: Case
     layout: Layout
     depth: Depth
-    subject: CheckSpec = CHECK_SPECS[0]
+    spec: CheckSpec = CHECK_SPECS[0]
 
     @property
     def id(self) -> str:
         """Unique, and stable over releases."""
-        return f"{self.subject.slug}/{self.aggregation.mode}/{self.case.name}/{self.layout}"
+        return self.spec.finding_id(self.aggregation.mode, self.case.name, self.layout)
 
     @property
     def job(self) -> Job:
@@ -39,7 +39,7 @@ class MatrixCell:
             aggregation=self.aggregation,
             layout=self.layout,
             depth=self.depth,
-            objective=self.subject.objective,
+            objective=self.spec.objective,
         )
 
 
@@ -47,31 +47,31 @@ class MatrixCell:
 class StartupCell(MatrixCell):
     """One place in the table of findings: a configuration in one mode."""
 
-    row: Row
+    config_case: ConfigCase
 
     @property
     def job(self) -> Job:
-        """An ordinary one, configured as the row says."""
-        return replace(super().job, configuration=self.row.configuration)
+        """An ordinary one, with the configuration of its case."""
+        return replace(super().job, configuration=self.config_case.configuration)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LogCell:
     """One place in the table of findings: entries that are to be made one log of."""
 
-    row: LogCase
+    log_case: LogCase
     depth: Depth = Depth.STEP
     layout: Layout = field(default=Layout())
 
     @property
-    def subject(self) -> CheckSpec:
-        """Of the check."""
+    def spec(self) -> CheckSpec:
+        """That of the only check of its kind."""
         return CheckSpec(check=Check.LOGGING)
 
     @property
     def id(self) -> str:
         """Unique, and stable over releases."""
-        return f"{self.subject.slug}/{self.row.mode}/{self.row.name}/{self.layout}"
+        return self.spec.finding_id(self.log_case.mode, self.log_case.name, self.layout)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,12 +89,12 @@ class GeneratedCell:
     depth: Depth
     examples: int
     seed: str
-    subject: CheckSpec = CHECK_SPECS[0]
+    spec: CheckSpec = CHECK_SPECS[0]
 
     @property
     def id(self) -> str:
         """Unique, and stable over releases."""
-        return f"{self.subject.slug}/{self.mode}/{GENERATED}/{self.layout}"
+        return self.spec.finding_id(self.mode, GENERATED, self.layout)
 
     def of(self, case: Case) -> MatrixCell:
         """The same check on one case."""
@@ -103,7 +103,7 @@ class GeneratedCell:
             case=case,
             layout=self.layout,
             depth=self.depth,
-            subject=self.subject,
+            spec=self.spec,
         )
 
 

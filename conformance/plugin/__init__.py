@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Sequence
 
     from conformance.comparing.gate import Gate
-    from conformance.findings.report import Finding, Header, Report
+    from conformance.findings.finding import Finding
+    from conformance.findings.report import Header, Report
     from conformance.plan.matrix import AnyMatrixCell
     from conformance.plugin.progress import ProgressLine
     from conformance.ranks.pool import RankPool

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from conformance.findings.report import WRONG
+from conformance.findings.verdict import WRONG
 from conformance.views.summary import SYMBOLS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from conformance.findings.report import Finding, Verdict
+    from conformance.findings.finding import Finding
+    from conformance.findings.verdict import Verdict
 
 
 @dataclass

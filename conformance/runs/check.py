@@ -11,10 +11,11 @@ import numpy as np
 from adapters.configuration import DEFAULT_CONFIGURATION
 from adapters.contract import CodeLocation
 from adapters.objective import Objective
-from conformance.corpus.configurations import Demand
+from conformance.corpus.configurations import ConfigCase, Demand
 from conformance.corpus.log_cases import LOG_ENTRIES
-from conformance.findings.report import Check, Diagnosis, Finding, Verdict
+from conformance.findings.finding import Diagnosis, Finding
 from conformance.findings.sanitize import last_line
+from conformance.findings.verdict import Check, Verdict
 from conformance.judging.combined import judge_combined
 from conformance.judging.cut_dependence import judge_cut_dependence
 from conformance.judging.logs import judge_log
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from adapters.contract import Adapter, Description, Job, Observation
-    from conformance.corpus.configurations import Row
     from conformance.diagnosis.catalogue import ExpectedNumber
     from conformance.plan.checks import CheckSpec
     from conformance.plan.matrix import LogCell, MatrixCell
@@ -90,9 +90,9 @@ def check(cell: MatrixCell, pool: RankPool) -> Made:
         return Made(_check_startup(cell, pool))
     outcome = pool.outcome(cell.job)
     if isinstance(outcome, Ran):
-        judgement = judge(cell.subject)(cell.job, outcome.observations, pool.description)
+        judgement = judge(cell.spec)(cell.job, outcome.observations, pool.description)
         if judgement is None:
-            words = f"nothing is known of {cell.subject.metric or cell.subject.slug} here"
+            words = f"nothing is known of {cell.spec.metric or cell.spec.slug} here"
             return Made(_finding(cell, verdict=Verdict.UNSUPPORTED, message=words))
         finding = _judged(cell, judgement, pool.description)
         return Made(finding, outcome.framework_seconds, judgement.expected)
@@ -104,22 +104,24 @@ def check(cell: MatrixCell, pool: RankPool) -> Made:
 
 
 def _check_startup(cell: StartupCell, pool: RankPool) -> Finding:
-    if not cell.row.applies(pool.description.conventions):
-        words = f"by its conventions nothing is wrong with {cell.row.says}"
+    if not cell.config_case.applies(pool.description.conventions):
+        words = f"by its conventions nothing is wrong with {cell.config_case.says}"
         return _finding(cell, verdict=Verdict.UNSUPPORTED, message=words)
-    permitted = pool.description.permits.get(cell.row.rule)
+    permitted = pool.description.permits.get(cell.config_case.rule)
     if permitted is not None:
-        words = f"{cell.row.says}: allowed by {permitted}"
+        words = f"{cell.config_case.says}: allowed by {permitted}"
         return _finding(cell, verdict=Verdict.UNSUPPORTED, message=words)
-    judged = judge_startup(cell.row, cell.job, pool)
+    judged = judge_startup(cell.config_case, cell.job, pool)
     if isinstance(judged, Crashed):
-        judged = judge_crash(cell.row, judged.message)
+        judged = judge_crash(cell.config_case, judged.message)
     if isinstance(judged, Judgement):
-        return _judged(cell, by_own_rules(judged, cell.row, pool.description), pool.description)
+        return _judged(
+            cell, by_own_rules(judged, cell.config_case, pool.description), pool.description
+        )
     return _finding(cell, verdict=Verdict.UNSUPPORTED, message=judged.message)
 
 
-def judge_startup(row: Row, job: Job, pool: RankPool) -> Judgement | Crashed | Declined:
+def judge_startup(row: ConfigCase, job: Job, pool: RankPool) -> Judgement | Crashed | Declined:
     """Whether a framework refuses what it must, and trains what it must be the same as.
 
     A crash, or a lack of what the configuration needs, is handed back as it is.
@@ -156,32 +158,21 @@ def check_log(
 ) -> Finding:
     """Whether a framework makes a log of well-formed entries alone, with asserts and without."""
     outcome, optimized = (
-        outcomes(adapter, source, LOG_ENTRIES, optimized=without_asserts)[cell.row.name]
+        outcomes(adapter, source, LOG_ENTRIES, optimized=without_asserts)[cell.log_case.name]
         for without_asserts in (False, True)
     )
     if outcome.kind in UNJUDGED:
-        return _log_finding(cell, verdict=UNJUDGED[outcome.kind], message=outcome.message)
-    judgement = by_own_rules(judge_log(cell.row, outcome, optimized), cell.row, description)
+        return _finding(cell, verdict=UNJUDGED[outcome.kind], message=outcome.message)
+    judgement = by_own_rules(
+        judge_log(cell.log_case, outcome, optimized), cell.log_case, description
+    )
     is_wrong = judgement.verdict is Verdict.MISMATCH
-    return _log_finding(
+    return _finding(
         cell,
         verdict=judgement.verdict,
         diagnosis=judgement.diagnosis,
         place=description.places.get(CodeLocation.LOG) if is_wrong else None,
         message=outcome.message or None,
-    )
-
-
-def _log_finding(cell: LogCell, **outcome: Any) -> Finding:
-    return Finding(
-        id=cell.id,
-        check=cell.subject.check,
-        subject=cell.subject.name or None,
-        mode=cell.row.mode,
-        case=cell.row.name,
-        layout=cell.layout,
-        depth=cell.depth,
-        **outcome,
     )
 
 
@@ -191,8 +182,8 @@ def _missing(cell: MatrixCell, description: Description) -> str | None:
         return f"no mode {cell.aggregation.mode}"
     if cell.depth not in description.depths:
         return f"no depth {cell.depth}"
-    if cell.subject.objective not in description.objectives:
-        return f"no objective {cell.subject.objective}"
+    if cell.spec.objective not in description.objectives:
+        return f"no objective {cell.spec.objective}"
     layout = cell.layout
     if layout.tp > description.largest_tp:
         return f"no {layout.tp} tensor-parallel ranks"
@@ -217,7 +208,7 @@ def _may_refuse(cell: MatrixCell) -> bool:
     steps, dp, mode = cell.case.steps, cell.layout.dp, cell.aggregation.mode
     if not all(step.mask.any() and _groups_are_adjacent(step) for step in steps):
         return True
-    if mode in MAY_REFUSE.get(cell.subject.objective, ()):
+    if mode in MAY_REFUSE.get(cell.spec.objective, ()):
         return True
     if any(_is_uneven(step, dp) for step in steps):
         return True
@@ -269,18 +260,9 @@ def _place(cell: MatrixCell, judgement: Judgement, description: Description) -> 
     """Where the mistake must have been made, if it and the check determine that."""
     if judgement.verdict is not Verdict.MISMATCH or judgement.diagnosis is None:
         return None
-    determined = place(cell.subject, cell.aggregation.mode, judgement.diagnosis)
+    determined = place(cell.spec, cell.aggregation.mode, judgement.diagnosis)
     return None if determined is None else description.places.get(determined)
 
 
-def _finding(cell: MatrixCell, **outcome: Any) -> Finding:
-    return Finding(
-        id=cell.id,
-        check=cell.subject.check,
-        subject=cell.subject.name or None,
-        mode=cell.aggregation.mode,
-        case=cell.case.name,
-        layout=cell.layout,
-        depth=cell.depth,
-        **outcome,
-    )
+def _finding(cell: MatrixCell | LogCell, **outcome: Any) -> Finding:
+    return Finding(id=cell.id, depth=cell.depth, **outcome)

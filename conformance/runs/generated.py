@@ -16,7 +16,7 @@ import hypothesis
 from hypothesis.errors import Flaky
 
 from conformance.corpus.strategies import DIVISORS, cases
-from conformance.findings.report import Finding, Verdict
+from conformance.findings.verdict import Verdict
 from conformance.runs.check import check
 from reference.aggregation import Mode
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
 
     from conformance.corpus.cases import Case
+    from conformance.findings.finding import Finding
     from conformance.plan.matrix import GeneratedCell
     from conformance.ranks.pool import RankPool
     from reference.step import Step

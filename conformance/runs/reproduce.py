@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from adapters.contract import Depth
 from conformance.corpus.cases import GENERATED
-from conformance.findings.report import Check
+from conformance.findings.verdict import Check
 from conformance.ranks.budget import MAX_RANKS
 from conformance.ranks.hardware import ON_CPU
 from reference.aggregation import Mode
@@ -15,7 +15,8 @@ from reference.aggregation import Mode
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from conformance.findings.report import Finding, Header, Provenance
+    from conformance.findings.finding import Finding
+    from conformance.findings.report import Header, Provenance
 
 
 def command(header: Header, finding: Finding) -> str:

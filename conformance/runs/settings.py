@@ -12,9 +12,10 @@ from conformance.comparing.gate import Comparing, Expecting, Gate, Strict
 from conformance.comparing.report_file import ReportFileError, load
 from conformance.corpus import case_file as case_files
 from conformance.corpus.cases import ALL_CASES, Case
-from conformance.corpus.configurations import ROWS
+from conformance.corpus.configurations import CONFIG_CASES
 from conformance.corpus.log_cases import LOG_CASES
-from conformance.findings.report import Check, Request
+from conformance.findings.report import Request
+from conformance.findings.verdict import Check
 from conformance.plan.checks import CHECK_SPECS, CUT_DEPENDENCE, CheckSpec
 from conformance.plan.matrix import AnyMatrixCell, GeneratedCell, LogCell, MatrixCell, StartupCell
 from conformance.ranks import processes
@@ -174,7 +175,7 @@ class Settings:
                 *self._log_cells(),
                 *self._generated_cells(),
             ]
-        return [cell for cell in cells if cell.subject.check in self.checks]
+        return [cell for cell in cells if cell.spec.check in self.checks]
 
     def require_something_to_run(self) -> None:
         """See to it that a given case fits a chosen layout.
@@ -197,15 +198,15 @@ class Settings:
                 case=case,
                 layout=layout,
                 depth=self.depth,
-                subject=subject,
+                spec=spec,
             )
             for layout in self.layouts
             for case in (ALL_CASES if self.case is None else (self.case,))
             if case.runs_on(layout)
             for mode, aggregation in self.aggregations.items()
-            for subject in CHECK_SPECS
-            if subject.takes(case) and mode in subject.modes
-            if subject.is_seen_at(self.depth) and subject.is_seen_on(layout)
+            for spec in CHECK_SPECS
+            if spec.takes(case) and mode in spec.modes
+            if spec.is_seen_at(self.depth) and spec.is_seen_on(layout)
         ]
 
     def _cut_cells(self) -> list[MatrixCell]:
@@ -220,10 +221,10 @@ class Settings:
                 case=case,
                 layout=cut[0],
                 depth=self.depth,
-                subject=subject,
+                spec=spec,
             )
-            for subject in CUT_DEPENDENCE
-            for case in subject.cases
+            for spec in CUT_DEPENDENCE
+            for case in spec.cases
             if case.runs_on(cut[0])
         ]
 
@@ -231,15 +232,15 @@ class Settings:
         """On the first layout that each configuration can be seen on, if there is one."""
         if self.depth is not Depth.STEP:
             return []
-        pairs = [(row, [one for one in self.layouts if row.fits(one)]) for row in ROWS]
+        pairs = [(row, [one for one in self.layouts if row.fits(one)]) for row in CONFIG_CASES]
         return [
             StartupCell(
                 aggregation=row.given.aggregation(mode),
                 case=row.given,
                 layout=fitting[0],
                 depth=self.depth,
-                subject=CheckSpec(check=row.check, name=row.name),
-                row=row,
+                spec=CheckSpec(check=row.check, name=row.name),
+                config_case=row,
             )
             for row, fitting in pairs
             if fitting
@@ -250,7 +251,7 @@ class Settings:
     def _log_cells(self) -> list[LogCell]:
         if self.depth is not Depth.STEP:
             return []
-        return [LogCell(row=row) for row in LOG_CASES if row.mode in self.aggregations]
+        return [LogCell(log_case=case) for case in LOG_CASES if case.mode in self.aggregations]
 
     def _generated_cells(self) -> list[GeneratedCell]:
         if not self.examples:

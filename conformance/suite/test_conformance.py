@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from conformance.comparing.gate import Gate
-    from conformance.findings.report import Finding, Header
+    from conformance.findings.finding import Finding
+    from conformance.findings.report import Header
     from conformance.plan.matrix import AnyMatrixCell
 
 
@@ -40,4 +41,8 @@ def _case(cell: AnyMatrixCell) -> str | None:
     """What a case of the corpus is meant to catch; a generated one is in the message."""
     if isinstance(cell, GeneratedCell):
         return None
-    return f"case: {cell.case.catches}" if isinstance(cell, MatrixCell) else f"log: {cell.row.says}"
+    return (
+        f"case: {cell.case.catches}"
+        if isinstance(cell, MatrixCell)
+        else f"log: {cell.log_case.says}"
+    )

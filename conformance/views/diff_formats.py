@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from conformance.comparing.diff import Kind
 from conformance.findings.badness import explain, legend
-from conformance.findings.report import WRONG
 from conformance.findings.sanitize import printable
+from conformance.findings.verdict import WRONG
 from conformance.views import markdown
 from conformance.views.summary import SYMBOLS, subject
 
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
     from conformance.comparing.diff import Change, Difference, Group, Part, Setting, State
     from conformance.comparing.gate import Gate
-    from conformance.findings.report import Finding, Report
+    from conformance.findings.finding import Finding
+    from conformance.findings.report import Report
 
 SCHEMA = "rl-loss-conformance/diff/1"
 

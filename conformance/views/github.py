@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from conformance.findings.report import Finding, Report
+    from conformance.findings.finding import Finding
+    from conformance.findings.report import Report
 
 MOST_BYTES = 1_000_000
 """Of a step's summary; GitHub refuses one of more than 1 MiB whole."""

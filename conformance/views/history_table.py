@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Literal
 
-from conformance.findings.report import Check, Verdict
+from conformance.findings.verdict import Check, Verdict
 from conformance.views.summary import SYMBOLS
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from conformance.findings.report import Finding
+    from conformance.findings.finding import Finding
     from conformance.runs.history import Row
 
 Format = Literal["text", "markdown"]

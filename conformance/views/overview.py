@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from conformance.comparing.report_file import load
-from conformance.findings.report import JUDGED, WRONG, Check, Finding, Report, Verdict
 from conformance.findings.sanitize import last_line
+from conformance.findings.verdict import JUDGED, WRONG, Check, Verdict
 from conformance.views.markdown import row
 from reference.aggregation import Conventions, Mode
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from adapters.contract import Departure
+    from conformance.findings.finding import Finding
+    from conformance.findings.report import Report
 
 REPORTS = Path("reports")
 README = Path("README.md")

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from conformance.comparing.writable import require_regular
-from conformance.findings.report import JUDGED, WRONG, Check, Verdict
+from conformance.findings.verdict import JUDGED, WRONG, Check, Verdict
 from conformance.views.page_data import Shown, document, progress, shown
 from reference.aggregation import Mode
 

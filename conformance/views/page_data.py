@@ -18,7 +18,8 @@ from conformance.runs.reproduce import command
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Sequence
 
-    from conformance.findings.report import Diagnosis, Finding, Logged, Picture, Provenance, Report
+    from conformance.findings.finding import Diagnosis, Finding, Logged, Picture
+    from conformance.findings.report import Provenance, Report
 
     Column = dict[str, list[Any]]
 

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from conformance.comparing.groups import finding_groups, matrix
 from conformance.findings.badness import legend, off_by
-from conformance.findings.report import Verdict
+from conformance.findings.verdict import Verdict
 from conformance.runs.reproduce import command
 from conformance.views import markdown
 from conformance.views.summary import SYMBOLS, advice, declined, subject, totals

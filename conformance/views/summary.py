@@ -6,15 +6,16 @@ from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
 from conformance.findings.badness import explain, legend
-from conformance.findings.report import WRONG, Check, Verdict
 from conformance.findings.sanitize import last_line
+from conformance.findings.verdict import WRONG, Check, Verdict
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from adapters.contract import Layout
-    from conformance.findings.report import Finding, Report
+    from conformance.findings.finding import Finding
+    from conformance.findings.report import Report
 
 SYMBOLS = {
     Verdict.CONFORMS: "ok",

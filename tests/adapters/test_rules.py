@@ -6,10 +6,10 @@ import argparse
 
 from adapters.megatron import rules
 from adapters.native_options import RULES as OF_NATIVE
-from conformance.corpus.configurations import ROWS
+from conformance.corpus.configurations import CONFIG_CASES
 from conformance.corpus.log_cases import LOG_CASES
 
-KNOWN = {row.rule for row in (*ROWS, *LOG_CASES)}
+KNOWN = {row.rule for row in (*CONFIG_CASES, *LOG_CASES)}
 
 
 def positive(args: argparse.Namespace) -> None:

@@ -22,7 +22,7 @@ from adapters.native import NativeAdapter
 from conformance.corpus.cases import CORPUS, REJECTION
 from conformance.diagnosis import missing_tokens
 from conformance.diagnosis.catalogue import mistakes
-from conformance.findings.report import Check, Verdict
+from conformance.findings.verdict import Check, Verdict
 from conformance.judging.weights import judge_weights
 from reference.aggregation import Conventions, DenominatorMask, EmptyUnits, Mode, SampleUnit
 from tests.conformance.given import BY_SAMPLE, REJECTED, SLICED, STEP, UNEVEN, Given

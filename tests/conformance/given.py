@@ -9,7 +9,7 @@ import numpy as np
 
 from adapters.contract import Depth, Description, Job, Layout, Observation, PendingReduction
 from conformance.diagnosis.catalogue import StepContext
-from conformance.findings.report import Verdict
+from conformance.findings.verdict import Verdict
 from conformance.judging.weights import judge_weights
 from reference.aggregation import DEFAULT_CONVENTIONS, Aggregation, Conventions, Mode
 from reference.step import Sample, Step
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from conformance.findings.report import Diagnosis
+    from conformance.findings.finding import Diagnosis
     from conformance.judging.weights import Judgement
 
 ONE_RANK = Layout()

@@ -9,18 +9,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from adapters.contract import Depth, Layout
-from conformance.findings.report import (
-    Check,
-    Diagnosis,
-    Finding,
-    Logged,
-    Picture,
-    PicturedSample,
-    Report,
-    Run,
-    Selection,
-    Verdict,
-)
+from conformance.findings.finding import Diagnosis, Finding, Logged, Picture, PicturedSample, Run
+from conformance.findings.report import Report, Selection
+from conformance.findings.verdict import Check, Verdict
 from conformance.judging.picture import picture
 from reference.aggregation import Mode
 from reference.step import Sample, Step
@@ -41,7 +32,9 @@ HOSTILE = (
     "'\"><svg onload=alert(1)>&amp;\x00",
 )
 
-SLICES = Given(mode=Mode.SAMPLE_MEAN, forward_pass_of_token=SLICED, layout=Layout(dp=2, cp=2, format="thd"))
+SLICES = Given(
+    mode=Mode.SAMPLE_MEAN, forward_pass_of_token=SLICED, layout=Layout(dp=2, cp=2, format="thd")
+)
 
 SAMPLES = Given(forward_pass_of_token=BY_SAMPLE, layout=Layout(dp=2, micro_batches=2, format="thd"))
 

@@ -11,24 +11,12 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
-from adapters.contract import Depth, Layout
+from adapters.contract import Layout
 from conformance.corpus.cases import GENERATED
-from conformance.findings.report import (
-    Check,
-    Diagnosis,
-    Environment,
-    Finding,
-    Header,
-    Logged,
-    Picture,
-    PicturedSample,
-    Provenance,
-    Report,
-    Request,
-    Run,
-    Selection,
-    Verdict,
-)
+from conformance.findings.finding import Diagnosis, Finding, Logged, Picture, PicturedSample, Run
+from conformance.findings.finding_id import FindingId
+from conformance.findings.report import Environment, Header, Provenance, Report, Request, Selection
+from conformance.findings.verdict import Check, Verdict
 from reference.aggregation import AuxiliaryAggregation, Conventions, Mode, SampleUnit
 
 TOLERANCE = 1e-6
@@ -88,15 +76,8 @@ def findings_of(draw: DrawFn, what: Looked) -> Finding:
     """A finding of one thing, of any verdict."""
     (check, subject), mode, case, layout = what
     verdict = draw(st.sampled_from((*Verdict, Verdict.MISMATCH)))
-    slug = f"{check}.{subject}" if subject else check
     return Finding(
-        id=f"{slug}/{mode}/{case}/{layout}",
-        check=check,
-        subject=subject,
-        mode=mode,
-        case=case,
-        layout=layout,
-        depth=Depth.STEP,
+        id=str(FindingId(check, subject, mode, case, layout)),
         verdict=verdict,
         **draw(_figures(check, verdict)),
     )

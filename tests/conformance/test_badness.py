@@ -15,7 +15,8 @@ from conformance.comparing.diff import Kind, compare
 from conformance.comparing.gate import Comparing, Outcome
 from conformance.comparing.groups import finding_groups
 from conformance.findings.badness import agreement, badness, factor_text, off_by
-from conformance.findings.report import Report, Request, Selection, Verdict
+from conformance.findings.report import Report, Request, Selection
+from conformance.findings.verdict import Verdict
 from conformance.judging.metrics import judge_logged
 from conformance.judging.weights import Judgement, judge_weights
 from reference.aggregation import Aggregation, Mode
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from conformance.findings.report import Finding
+    from conformance.findings.finding import Finding
 
 STEP = Step.of([Sample(prompt_length=1, loss_mask=[1, 1, 0, 1], group=group) for group in (0, 1)])
 

@@ -11,7 +11,8 @@ import pytest
 from adapters.contract import Depth, Layout
 from conformance.comparing.gate import Comparing, Outcome, Strict
 from conformance.corpus.cases import GENERATED, Case
-from conformance.findings.report import Report, Request, Selection, Verdict
+from conformance.findings.report import Report, Request, Selection
+from conformance.findings.verdict import Verdict
 from conformance.plan.matrix import MatrixCell
 from reference.aggregation import Aggregation, Mode
 from tests import command
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from conformance.findings.report import Finding
+    from conformance.findings.finding import Finding
 
 CHOSEN = ("--checks=weights", "--modes=token_mean", "-k", "uneven_lengths")
 

@@ -8,8 +8,8 @@ import pytest
 
 from adapters.contract import Depth, Description, Job, Layout
 from conformance.corpus.cases import CORPUS
-from conformance.corpus.configurations import ROWS
-from conformance.findings.report import Verdict
+from conformance.corpus.configurations import CONFIG_CASES
+from conformance.findings.verdict import Verdict
 from conformance.plan.checks import CheckSpec
 from conformance.plan.matrix import MatrixCell, StartupCell
 from conformance.ranks.worker import Declined
@@ -46,14 +46,14 @@ def test_uneven_cut_may_be_declined_in_words_in_every_mode(mode: Mode) -> None:
 
 
 def test_what_a_framework_allows_in_its_own_documents_is_no_finding_against_it() -> None:
-    row = next(row for row in ROWS if row.name == "divisor_of_another_mode")
+    row = next(row for row in CONFIG_CASES if row.name == "divisor_of_another_mode")
     cell = StartupCell(
         aggregation=row.given.aggregation(Mode.TOKEN_MEAN),
         case=row.given,
         layout=Layout(micro_batches=2),
         depth=Depth.STEP,
-        subject=CheckSpec(check=row.check, name=row.name),
-        row=row,
+        spec=CheckSpec(check=row.check, name=row.name),
+        config_case=row,
     )
     allowing = Description(permits={row.rule: "its scripts"})
     finding = check(cell, Declining(WORDS, allowing)).finding  # type: ignore[arg-type]

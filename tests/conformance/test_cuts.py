@@ -9,7 +9,7 @@ import pytest
 
 from adapters.contract import Depth, Description, Job, Layout, Observation
 from adapters.objective import Objective
-from conformance.findings.report import Verdict
+from conformance.findings.verdict import Verdict
 from conformance.judging.cut_dependence import judge_cut_dependence
 from reference.aggregation import (
     Aggregation,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from adapters.contract import Layout
-from conformance.findings.report import Diagnosis
+from conformance.findings.finding import Diagnosis
 from reference.aggregation import Conventions, DenominatorMask, EmptyUnits, Mode
 from reference.rounding import weight_bound
 from reference.step import Sample, Step

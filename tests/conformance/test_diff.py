@@ -23,15 +23,10 @@ from conformance.comparing.diff import (
 from conformance.comparing.groups import FindingFilter
 from conformance.comparing.report_file import write
 from conformance.corpus.cases import GENERATED
-from conformance.findings.report import (
-    Check,
-    Diagnosis,
-    Finding,
-    Header,
-    Report,
-    Selection,
-    Verdict,
-)
+from conformance.findings.finding import Diagnosis, Finding
+from conformance.findings.finding_id import FindingId
+from conformance.findings.report import Header, Report, Selection
+from conformance.findings.verdict import Check, Verdict
 from conformance.views.diff_formats import ALL, MOST_CHARACTERS, as_json, as_markdown, as_text
 from reference.aggregation import Conventions, DenominatorMask, Mode
 from tests.conformance.reports import TOLERANCE, findings, headers, pairs, reports
@@ -63,19 +58,10 @@ FEW = settings(max_examples=30)
 
 
 def found(verdict: Verdict = Verdict.CONFORMS, **fields: Any) -> Finding:
-    """A finding with the id that its fields make."""
-    given = {
-        "check": Check.WEIGHTS,
-        "subject": None,
-        "mode": Mode.TOKEN_MEAN,
-        "case": "a",
-        "layout": Layout(),
-        "depth": Depth.STEP,
-        "tolerance": TOLERANCE,
-    } | fields
-    slug = f"{given['check']}.{given['subject']}" if given["subject"] else given["check"]
-    named = f"{slug}/{given['mode']}/{given['case']}/{given['layout']}"
-    return Finding(id=named, verdict=verdict, **given)
+    """A finding of weights, or of what the fields of its id say."""
+    named = {name: fields.pop(name) for name in FindingId._fields if name in fields}
+    identity = FindingId(Check.WEIGHTS, None, Mode.TOKEN_MEAN, "a", Layout())._replace(**named)
+    return Finding(id=str(identity), verdict=verdict, **{"tolerance": TOLERANCE} | fields)
 
 
 def wrong(error: float | None = 0.5, name: str = "divided_by_cp", **fields: Any) -> Finding:

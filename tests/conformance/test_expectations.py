@@ -9,14 +9,16 @@ import pytest
 
 from conformance.comparing.expectations import InvalidExpectationsError, draft, load
 from conformance.comparing.gate import Expecting, Outcome, Strict
-from conformance.findings.report import Diagnosis, Report, Selection, Verdict
+from conformance.findings.finding import Diagnosis
+from conformance.findings.report import Report, Selection
+from conformance.findings.verdict import Verdict
 from tests import command
 from tests.conformance.test_journal import HEADER, finding
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from conformance.findings.report import Finding
+    from conformance.findings.finding import Finding
 
 ENTRY = {
     "findings": ["weights/token_mean/a/*"],

@@ -12,7 +12,7 @@ import pytest
 from adapters.contract import Depth, Layout
 from conformance.comparing.report_file import load
 from conformance.corpus.cases import CORPUS
-from conformance.findings.report import Verdict
+from conformance.findings.verdict import Verdict
 from conformance.plan.matrix import MatrixCell
 from conformance.ranks.pool import Crashed, Ran, RankPool
 from conformance.ranks.processes import LocalLauncher

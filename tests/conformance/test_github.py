@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from conformance.findings.report import Report, Selection, Verdict
+from conformance.findings.report import Report, Selection
+from conformance.findings.verdict import Verdict
 from conformance.views import github, markdown
 from tests import command
 from tests.conformance.test_expectations import crash, mismatch

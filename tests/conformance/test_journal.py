@@ -8,18 +8,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from adapters.contract import Depth, Layout
 from conformance.comparing.journal import Journal, ReportPathError, recover
 from conformance.comparing.report_file import load
-from conformance.findings.report import (
-    Environment,
-    Finding,
-    Header,
-    Provenance,
-    Selection,
-    Verdict,
-)
-from reference.aggregation import DEFAULT_CONVENTIONS, Mode
+from conformance.findings.finding import Finding
+from conformance.findings.report import Environment, Header, Provenance, Selection
+from conformance.findings.verdict import Verdict
+from reference.aggregation import DEFAULT_CONVENTIONS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -44,11 +38,6 @@ HEADER = Header(
 def finding(case: str, verdict: Verdict = Verdict.CONFORMS) -> Finding:
     return Finding(
         id=f"weights/token_mean/{case}/dp1-cp1-mb1-bshd",
-        check="weights",
-        mode=Mode.TOKEN_MEAN,
-        case=case,
-        layout=Layout(),
-        depth=Depth.STEP,
         verdict=verdict,
         error=0.25e-6,
         tolerance=1e-6,

@@ -9,7 +9,7 @@ import pytest
 
 from adapters.contract import Depth, Description, Job, Layout, Observation, PendingReduction
 from conformance.corpus.cases import CORPUS
-from conformance.findings.report import Verdict
+from conformance.findings.verdict import Verdict
 from conformance.judging.weights import Judgement, judge_weights
 from reference.aggregation import (
     DEFAULT_CONVENTIONS,

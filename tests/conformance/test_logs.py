@@ -10,7 +10,7 @@ import pytest
 
 from adapters.native import NativeAdapter
 from conformance.corpus.log_cases import LOG_CASES, LOG_ENTRIES, LogCase
-from conformance.findings.report import Verdict
+from conformance.findings.verdict import Verdict
 from conformance.judging.logs import judge_log
 from conformance.ranks import log_process
 from conformance.ranks.log_process import LogOutcome

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from adapters.contract import Layout, Option
-from conformance.findings.report import Verdict
+from conformance.findings.verdict import Verdict
 from reference.aggregation import Mode
 from reference.step import Sample, Step
 from tests.conformance.given import BY_SAMPLE, SLICED, UNEVEN, Given

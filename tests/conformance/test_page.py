@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from conformance.findings.badness import LEGEND, off_by
-from conformance.findings.report import Check, Provenance, Report, Selection, Verdict
+from conformance.findings.report import Provenance, Report, Selection
+from conformance.findings.verdict import Check, Verdict
 from conformance.runs.reproduce import command
 from conformance.views.page import PagePathError, render, write
 from conformance.views.page_data import document, shown

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from conformance.findings.badness import LEGEND
-from conformance.findings.report import Picture, PicturedSample, Run, Verdict
+from conformance.findings.finding import Picture, PicturedSample, Run
+from conformance.findings.verdict import Verdict
 from conformance.runs.reproduce import command
 from conformance.views.page import render
 from tests.conformance.pages import HOSTILE, finding_of, hostile, many, mistaken, report_of
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from conformance.findings.report import Finding, Report
+    from conformance.findings.finding import Finding
+    from conformance.findings.report import Report
 
 pytest.importorskip("selenium", reason="needs the Python package selenium")
 

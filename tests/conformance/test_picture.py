@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adapters.contract import Layout
-from conformance.findings.report import Picture, Run, Verdict
+from conformance.findings.finding import Picture, Run
+from conformance.findings.verdict import Verdict
 from conformance.judging.picture import MOST_RUNS, MOST_SAMPLES, picture
 from reference.aggregation import Mode
 from reference.step import Sample, Step

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-from conformance.findings.report import Verdict
+from conformance.findings.verdict import Verdict
 from conformance.plugin.progress import Progress
 from tests import command
 from tests.conformance.test_journal import finding

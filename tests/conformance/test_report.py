@@ -12,16 +12,9 @@ import conformance
 from adapters.contract import Layout
 from conformance.comparing.report_file import load
 from conformance.findings.badness import explain
-from conformance.findings.report import (
-    FIELD_ORDER,
-    Check,
-    Report,
-    Selection,
-    Summary,
-    Verdict,
-    json_schema,
-)
+from conformance.findings.report import FIELD_ORDER, Report, Selection, Summary, json_schema
 from conformance.findings.report import SCHEMA as SCHEMA_NAME
+from conformance.findings.verdict import Check, Verdict
 from conformance.runs import registry
 from conformance.views.summary import summary_lines
 from reference.aggregation import Mode
@@ -71,8 +64,7 @@ def test_committed_reports_are_complete_and_as_the_harness_writes_them(path: Pat
 def test_verdicts_of_committed_reports_follow_from_their_figures(path: Path) -> None:
     tolerance = weight_bound("float32")
     for found in load(path).findings:
-        slug = f"{found.check}.{found.subject}" if found.subject else found.check
-        assert found.id == f"{slug}/{found.mode}/{found.case}/{found.layout}"
+        assert found.id == str(found.identity)
         assert Layout.parse(str(found.layout)) == found.layout
         if found.verdict is Verdict.CONFORMS and found.check is not Check.LOGGING:
             assert found.error is not None

@@ -10,7 +10,7 @@ import pytest
 from adapters.contract import Depth, Description, Job, Layout, Observation
 from adapters.objective import Metric, Objective
 from adapters.probe import ProbedBatch
-from conformance.findings.report import Verdict
+from conformance.findings.verdict import Verdict
 from conformance.judging.loss_terms import COMBINED, quantities
 from conformance.judging.metrics import judge_logged
 from conformance.judging.weights import Judgement

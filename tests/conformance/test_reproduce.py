@@ -10,7 +10,8 @@ import pytest
 
 from adapters.contract import Layout
 from conformance.comparing.report_file import load
-from conformance.findings.report import Finding, Header, Provenance, Request
+from conformance.findings.finding import Finding
+from conformance.findings.report import Header, Provenance, Request
 from conformance.runs.reproduce import command as command_of
 from tests import command
 from tests.conformance.test_journal import HEADER, finding
@@ -27,7 +28,7 @@ IDS = (
     "metric/prompt_mean/two_steps/dp2-cp1-mb2-thd",
     "metric.entropy/prompt_mean/two_steps/dp2-cp1-mb2-thd",
     "rejection.metric/sample_mean/rejected_group/dp2-cp1-mb2-thd",
-    "auxiliary.together/token_mean/split_groups/dp1-cp2-mb2-thd",
+    "auxiliary.combined/token_mean/split_groups/dp1-cp2-mb2-thd",
     "logging/sample_mean/different_keys/dp1-cp1-mb1-bshd",
     "weights/constant/generated/dp2-cp1-mb2-thd",
     "weights/token_mean/odd_groups/dp4-cp4-mb1-thd",

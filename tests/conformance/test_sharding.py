@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from adapters.contract import Depth, Description, Job, Layout, Observation
-from conformance.findings.report import Verdict
+from conformance.findings.verdict import Verdict
 from conformance.judging.sharding import judge_sharding
 from conformance.judging.weights import Judgement
 from reference.aggregation import Aggregation, Conventions, Mode

@@ -16,7 +16,8 @@ from conformance import cli
 from conformance.comparing.groups import FindingFilter, finding_groups, matrix
 from conformance.comparing.report_file import write
 from conformance.findings.badness import LEGEND
-from conformance.findings.report import Check, Report, Selection, Verdict
+from conformance.findings.report import Report, Selection
+from conformance.findings.verdict import Check, Verdict
 from reference.aggregation import Mode
 from tests import command
 from tests.conformance.test_expectations import crash, mismatch

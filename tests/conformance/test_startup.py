@@ -12,8 +12,8 @@ from adapters.contract import Depth, Description, Job, Layout, Observation
 from adapters.objective import ENTROPY_COEFFICIENT
 from adapters.probe import ProbedBatch
 from conformance.corpus.cases import CORPUS
-from conformance.corpus.configurations import ROWS, Row
-from conformance.findings.report import Verdict
+from conformance.corpus.configurations import CONFIG_CASES, ConfigCase
+from conformance.findings.verdict import Verdict
 from conformance.judging.startup import (
     by_own_rules,
     compared_with,
@@ -35,13 +35,13 @@ from reference.aggregation import (
 )
 from reference.weights import token_weights
 
-BY_NAME = {row.name: row for row in ROWS}
+BY_NAME = {row.name: row for row in CONFIG_CASES}
 ZERO = BY_NAME["divisor_zero"]
 LEGACY = BY_NAME["legacy_flag"]
 REDUCER = BY_NAME["custom_reducer"]
 
 
-def job_of(row: Row, mode: Mode) -> Job:
+def job_of(row: ConfigCase, mode: Mode) -> Job:
     return Job(
         steps=row.given.steps,
         aggregation=row.given.aggregation(mode),
@@ -65,12 +65,12 @@ def name_of(judgement: Judgement) -> str:
 
 
 def test_rows_have_names_and_cases_of_their_own() -> None:
-    assert len(BY_NAME) == len(ROWS)
-    assert {row.case for row in ROWS} <= {case.name for case in CORPUS}
+    assert len(BY_NAME) == len(CONFIG_CASES)
+    assert {row.case for row in CONFIG_CASES} <= {case.name for case in CORPUS}
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-def test_what_must_be_refused_has_words_to_be_told_by(row: Row) -> None:
+@pytest.mark.parametrize("row", CONFIG_CASES, ids=lambda row: row.name)
+def test_what_must_be_refused_has_words_to_be_told_by(row: ConfigCase) -> None:
     assert bool(row.options) == (row.demand.value in ("refuse", "reducer"))
     assert row.modes
 

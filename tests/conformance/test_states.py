@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from adapters.contract import Depth, Job, Layout
 from conformance.corpus.strategies import aggregations, layouts, masks
-from conformance.findings.report import Verdict
+from conformance.findings.verdict import Verdict
 from conformance.judging.weights import judge_weights
 from conformance.ranks.pool import Crashed, Ran, RankPool
 from conformance.ranks.worker import Declined

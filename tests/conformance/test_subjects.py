@@ -9,8 +9,9 @@ import pytest
 from adapters.contract import CodeLocation, Depth
 from adapters.objective import Objective
 from conformance.corpus.cases import ALL_CASES, CORPUS
-from conformance.findings.report import Check, Diagnosis
-from conformance.plan.checks import CHECK_SPECS, CheckSpec, place, subject
+from conformance.findings.finding import Diagnosis
+from conformance.findings.verdict import Check
+from conformance.plan.checks import CHECK_SPECS, CheckSpec, check_spec, place
 from reference.aggregation import Mode
 
 
@@ -19,7 +20,7 @@ def test_ids_begin_with_names_of_their_own() -> None:
 
     assert len(set(slugs)) == len(slugs)
     assert slugs[:2] == ["weights", "metric"]
-    assert subject("auxiliary.entropy").objective is Objective.ENTROPY
+    assert check_spec("auxiliary.entropy").objective is Objective.ENTROPY
 
 
 def test_subjects_that_share_a_run_are_next_to_each_other() -> None:
@@ -35,8 +36,8 @@ def test_every_objective_is_looked_at(objective: Objective) -> None:
 
 
 def test_policy_loss_is_looked_at_on_the_whole_corpus() -> None:
-    assert subject("weights").cases == CORPUS
-    assert subject("metric").cases == CORPUS
+    assert check_spec("weights").cases == CORPUS
+    assert check_spec("metric").cases == CORPUS
     assert all(case in ALL_CASES for one in CHECK_SPECS for case in one.cases)
 
 
@@ -68,7 +69,7 @@ def test_below_the_whole_step_only_the_policy_loss_is_weighed() -> None:
 def test_place_is_named_where_the_mistake_determines_it(
     slug: str, mode: Mode, mistake: str, where: CodeLocation | None
 ) -> None:
-    assert place(subject(slug), mode, Diagnosis(name=mistake, explanation="")) is where
+    assert place(check_spec(slug), mode, Diagnosis(name=mistake, explanation="")) is where
 
 
 def test_accepted_configurations_are_looked_for_in_validation() -> None:

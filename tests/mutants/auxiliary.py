@@ -9,7 +9,7 @@ import torch
 
 from adapters.native import SampleTensors, denominators, with_denominators
 from adapters.objective import Objective
-from conformance.plan.checks import ONE, TELLING, subject
+from conformance.plan.checks import ONE, TELLING, check_spec
 from reference.aggregation import Aggregation, Mode
 from tests.mutants.mutant import UNEVEN, UNITED, WIDE, Mutant
 
@@ -38,7 +38,7 @@ class PlainPathUnscaled(Mutant):
 class WrongEntropy(Mutant):
     """Only the gradient of the entropy is wrong."""
 
-    subject = subject("auxiliary.entropy")
+    subject = check_spec("auxiliary.entropy")
     cases = TELLING
 
     def entropy(self, probe: torch.Tensor, packed: Packed) -> torch.Tensor:
@@ -90,7 +90,7 @@ class DivergenceByMode(Mutant):
     """The divergence takes the policy loss's reducer instead of the default one."""
 
     diagnosis = "weights_of_prompt_mean"
-    subject = subject("auxiliary.kl")
+    subject = check_spec("auxiliary.kl")
     modes = (Mode.PROMPT_MEAN,)
     cases = TELLING
 
@@ -103,7 +103,7 @@ class DivergenceOnEveryMicroBatch(Mutant):
     """The divergence is divided by the micro-batches, where the entropy is trained with it."""
 
     diagnosis = "divided_by_micro_batches"
-    subject = subject("auxiliary.together")
+    subject = check_spec("auxiliary.combined")
     layouts = (UNITED,)
     cases = TELLING
 
@@ -118,7 +118,7 @@ class EntropyLeftOutTogether(Mutant):
     """With a divergence to be trained, the entropy bonus is left out of the gradient."""
 
     diagnosis = "term_without_gradient"
-    subject = subject("auxiliary.together")
+    subject = check_spec("auxiliary.combined")
     cases = TELLING
 
     def entropy(self, probe: torch.Tensor, packed: Packed) -> torch.Tensor:
@@ -130,7 +130,7 @@ class CispoPerSample(Mutant):
     """A policy loss of its own brings its own reducer, a mean over samples."""
 
     diagnosis = "weights_of_sample_mean"
-    subject = subject("auxiliary.cispo")
+    subject = check_spec("auxiliary.cispo")
     modes = (Mode.PROMPT_MEAN, Mode.TOKEN_MEAN)
     cases = ONE
 
@@ -161,7 +161,7 @@ class LikelihoodPerSample(OtherDefault):
     """SFT keeps the mean over samples where the per-token path is on (review of miles 1498)."""
 
     diagnosis = "weights_of_sample_mean"
-    subject = subject("other_losses.sft")
+    subject = check_spec("other_losses.sft")
     modes = (Mode.TOKEN_MEAN,)
     by = Mode.SAMPLE_MEAN
 
@@ -170,7 +170,7 @@ class ValuesPerToken(OtherDefault):
     """A critic is trained per token where the per-token path is off."""
 
     diagnosis = "weights_of_token_mean"
-    subject = subject("other_losses.value")
+    subject = check_spec("other_losses.value")
     modes = (Mode.SAMPLE_MEAN, Mode.CONSTANT)
     by = Mode.TOKEN_MEAN
 

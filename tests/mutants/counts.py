@@ -17,7 +17,7 @@ from adapters.native import (
     with_denominators,
 )
 from conformance.corpus.cases import CORPUS, REJECTION, Case
-from conformance.plan.checks import subject
+from conformance.plan.checks import check_spec
 from reference.aggregation import Aggregation, Conventions, DenominatorMask, Mode
 from reference.step import Sample, Step
 from tests.mutants.mutant import ALONE, MEANS, UNITED, WIDE, Counting, Mutant
@@ -104,7 +104,7 @@ class OriginalMaskCounted(Counting):
 
     diagnosis = "original_mask_counted"
     modes = MEANS
-    subject = subject("rejection")
+    subject = check_spec("rejection")
     cases = REJECTION
 
     def counted(self, samples: list[SampleTensors]) -> list[float]:
@@ -117,7 +117,7 @@ class ModifiedMaskCounted(Mutant):
 
     diagnosis = "modified_mask_counted"
     modes = MEANS
-    subject = subject("rejection")
+    subject = check_spec("rejection")
     cases = REJECTION
     conventions = Conventions(denominator_mask=DenominatorMask.ORIGINAL)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from adapters.contract import Depth, Layout
 from adapters.native import NativeAdapter
 from conformance.corpus.log_cases import LOG_CASES, LOG_ENTRIES
-from conformance.findings.report import Verdict
+from conformance.findings.verdict import Verdict
 from conformance.judging.logs import judge_log
 from conformance.judging.weights import Judgement
 from conformance.ranks.log_process import outcomes

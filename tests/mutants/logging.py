@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from adapters.contract import Layout
 from adapters.native_logs import aggregate
-from conformance.findings.report import Check
+from conformance.findings.verdict import Check
 from conformance.plan.checks import CheckSpec
 from tests.mutants.mutant import Mutant
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from adapters.native import SampleTensors, denominators
 from adapters.objective import ENTROPY_COEFFICIENT, Metric, Objective
 from conformance.corpus.cases import REJECTION
-from conformance.plan.checks import TELLING, subject
+from conformance.plan.checks import TELLING, check_spec
 from reference.aggregation import Aggregation, Mode
 from tests.mutants.mutant import ALONE, EVERY, SLICED, UNEVEN, UNITED, WIDE, Mutant
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class Misreporting(Mutant):
     """Its weights conform."""
 
-    subject = subject("metric")
+    subject = check_spec("metric")
 
 
 class SlicesCountedTwice(Misreporting):
@@ -139,7 +139,7 @@ class DriftOfEverySlice(Diagnosing):
     """Every context-parallel rank logs the whole drift from the old policy, and all are added."""
 
     diagnosis = "multiplied_by_cp"
-    subject = subject("metric.policy_kl")
+    subject = check_spec("metric.policy_kl")
     layouts = (UNITED,)
 
     def wrong(self, right: torch.Tensor, packed: Packed) -> torch.Tensor:
@@ -150,7 +150,7 @@ class ClipFractionByMode(Mutant):
     """The clip fraction follows the policy loss's reducer, so that modes cannot be compared."""
 
     diagnosis = "weights_of_prompt_mean"
-    subject = subject("metric.clip_fraction")
+    subject = check_spec("metric.clip_fraction")
     modes = (Mode.PROMPT_MEAN,)
     cases = TELLING
 
@@ -163,7 +163,7 @@ class RejectedCountedAfterwards(Diagnosing):
     """How many tokens were rejected is averaged over those that were not: it is always 0."""
 
     diagnosis = "nothing_reported"
-    subject = subject("rejection.metric")
+    subject = check_spec("rejection.metric")
     layouts = (ALONE,)
     cases = REJECTION
 
@@ -177,7 +177,7 @@ class LossWithoutEntropy(Mutant):
     """What is logged as the loss lacks the entropy bonus that is trained."""
 
     diagnosis = "term_left_out"
-    subject = subject("metric.loss")
+    subject = check_spec("metric.loss")
     cases = TELLING
 
     def loss(

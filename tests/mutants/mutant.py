@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 from adapters.contract import Job, Layout
 from adapters.native import NativeAdapter, SampleTensors, Trainer, with_denominators
 from conformance.corpus.cases import CORPUS, Case
-from conformance.plan.checks import CheckSpec, subject
+from conformance.plan.checks import CheckSpec, check_spec
 from reference.aggregation import DEFAULT_CONVENTIONS, Conventions, Mode
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class Mutant(Trainer):
     """
 
     diagnosis: ClassVar[str]
-    subject: ClassVar[CheckSpec] = subject("weights")
+    subject: ClassVar[CheckSpec] = check_spec("weights")
     modes: ClassVar[Sequence[Mode]] = EVERY
     layouts: ClassVar[Sequence[Layout]] = (UNITED, UNEVEN)
     cases: ClassVar[Sequence[Case]] = EVERYDAY

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, ClassVar
 from adapters import native_options
 from adapters.contract import Layout, Refused
 from adapters.native import SampleTensors, denominators, with_denominators
-from conformance.corpus.configurations import ROWS, Row
-from conformance.findings.report import Check
+from conformance.corpus.configurations import CONFIG_CASES, ConfigCase
+from conformance.findings.verdict import Check
 from conformance.plan.checks import CheckSpec
 from reference.aggregation import Mode
 from tests.mutants.mutant import Mutant
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from adapters.native_options import Options
 
 
-def rows(*names: str) -> tuple[Row, ...]:
+def rows(*names: str) -> tuple[ConfigCase, ...]:
     """Those of the table whose names begin so."""
-    return tuple(row for row in ROWS if row.name.startswith(names))
+    return tuple(row for row in CONFIG_CASES if row.name.startswith(names))
 
 
 class StartupMutant(Mutant):
@@ -30,7 +30,7 @@ class StartupMutant(Mutant):
     subject = CheckSpec(check=Check.ARGUMENTS)
     layouts = (Layout(micro_batches=2, format="thd"),)
     cases = ()
-    rows: ClassVar[tuple[Row, ...]] = ROWS
+    rows: ClassVar[tuple[ConfigCase, ...]] = CONFIG_CASES
 
     @classmethod
     def started(cls, job: Job) -> None:

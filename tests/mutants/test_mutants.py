@@ -9,8 +9,8 @@ import pytest
 
 from adapters.native import NativeAdapter
 from conformance.corpus.cases import CORPUS, Case
-from conformance.findings.report import Check, Verdict
-from conformance.plan.checks import CHECK_SPECS, subject
+from conformance.findings.verdict import Check, Verdict
+from conformance.plan.checks import CHECK_SPECS, check_spec
 from conformance.ranks.pool import RankPool
 from tests.mutants import MUTANTS, auxiliary, counts, logging, metrics, sharding, startup
 from tests.mutants.kills import trials, trials_by
@@ -78,7 +78,7 @@ def test_no_case_lets_every_mutant_live(case: Case) -> None:
 def test_what_is_only_misreported_weighs_right(name: str, pool: RankPool) -> None:
     """The gradient's check cannot see it: the reported loss's alone does."""
     mutant = BY_NAME[name]
-    tried = trials_by(subject("weights"), mutant, pool, mutant.cases)
+    tried = trials_by(check_spec("weights"), mutant, pool, mutant.cases)
 
     assert {trial.judgement.verdict for trial in tried} == {Verdict.CONFORMS}
 

@@ -1,0 +1,51 @@
+"""The id of a finding: what was looked at, on which case, mode and layout."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from adapters.contract import Layout
+from conformance.findings.verdict import Check
+from reference.aggregation import Mode
+
+
+def slug(check: Check, subject: str | None) -> str:
+    """How an id begins."""
+    return f"{check}.{subject}" if subject else str(check)
+
+
+class FindingId(NamedTuple):
+    """What a finding is of, written as ``check[.subject]/mode/case/layout``.
+
+    ``subject`` says which of a check's several things was looked at.
+    """
+
+    check: Check
+    subject: str | None
+    mode: Mode
+    case: str
+    layout: Layout
+
+    @property
+    def slug(self) -> str:
+        """The check, with its subject if it has several."""
+        return slug(self.check, self.subject)
+
+    def __str__(self) -> str:
+        return f"{self.slug}/{self.mode}/{self.case}/{self.layout}"
+
+    @classmethod
+    def parse(cls, text: str) -> FindingId:
+        """Read what `str` gives.
+
+        Raises:
+            ValueError: the text is of another form.
+        """
+        parts = text.split("/")
+        if len(parts) != 4:
+            raise ValueError(
+                f"{text!r} is not of the form weights/token_mean/two_prompts/dp2-cp1-mb2-thd"
+            )
+        slug, mode, case, layout = parts
+        check, _, subject = slug.partition(".")
+        return cls(Check(check), subject or None, Mode(mode), case, Layout.parse(layout))
