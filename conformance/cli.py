@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from enum import StrEnum
 
     from adapters.contract import Description
-    from adapters.source import Source
+    from adapters.toolkit.source import Source
     from conformance.comparing.diff import Difference
 
 WORSE = 1

@@ -13,7 +13,8 @@ import torch
 import torch.distributed as dist
 
 from adapters.contract import Description, Layout, Refused, Unsupported
-from adapters.native import NativeAdapter, SampleTensors, Trainer, with_denominators
+from adapters.native.adapter import NativeAdapter
+from adapters.native.trainer import SampleTensors, Trainer, with_denominators
 from reference.aggregation import AuxiliaryAggregation, Conventions, Mode
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from adapters.contract import Refused
-from adapters.native import NativeAdapter
+from adapters.native.adapter import NativeAdapter
 from tests.broken import TwoLayouts
 
 if TYPE_CHECKING:

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from adapters.megatron import policy
 from adapters.skyrl.adapter import WORKER_UTILS
 from adapters.skyrl.fsdp import SkyRLFsdpAdapter
 from adapters.skyrl.importing import PADDING_MICRO_BATCHES, module
 from adapters.skyrl.megatron import SkyRLMegatronAdapter
+from adapters.slime_family import policy
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from adapters.contract import Refused
-from adapters.native import Trainer
+from adapters.native.trainer import Trainer
 from tests.broken import Faulty, TwoLayouts, Vanishing
 
 if TYPE_CHECKING:

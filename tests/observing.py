@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from adapters.contract import Job, LogEntry
-from adapters.source import resolve
+from adapters.toolkit.source import resolve
 from conformance.corpus.log_cases import LogCase
 from conformance.ranks.log_process import CHILD
 from conformance.ranks.pool import Crashed, Ran, RankPool

@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from adapters.contract import CodeLocation
-from adapters.megatron import objectives
-from adapters.megatron.departures import is_set
 from adapters.miles import rollouts
 from adapters.miles.importing import module
+from adapters.slime_family import objectives
+from adapters.slime_family.departures import is_set
 
 if TYPE_CHECKING:
     import argparse
 
-    from adapters.megatron.objectives import Candidates
+    from adapters.slime_family.objectives import Candidates
     from reference.aggregation import Conventions
 
 OBSERVED_ENTROPY = is_set(

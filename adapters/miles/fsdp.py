@@ -23,7 +23,6 @@ import torch
 from torch import nn
 from torch.distributed import device_mesh, fsdp
 
-from adapters import cuda_on_cpu
 from adapters.contract import (
     Adapter,
     CodeLocation,
@@ -38,15 +37,17 @@ from adapters.contract import (
     Refused,
     Unsupported,
 )
-from adapters.megatron import departures, entry, objectives, options, rules, startup, stubs
+from adapters.contract.objective import Objective
+from adapters.contract.probed_batch import ProbedBatch
 from adapters.megatron.adapter import SEAM, call_supported
-from adapters.megatron.policy import ProbeSeam
-from adapters.megatron.rollouts import advantages, require_one_sample_per_rollout
-from adapters.megatron.tracking import LOG
 from adapters.miles import conventions, logs, rollouts
 from adapters.miles.importing import import_miles, module
-from adapters.objective import Objective
-from adapters.probe import FORWARD_PASSES, ProbedBatch, as_array
+from adapters.slime_family import departures, entry, objectives, options, rules, startup, stubs
+from adapters.slime_family.policy import ProbeSeam
+from adapters.slime_family.rollouts import advantages, require_one_sample_per_rollout
+from adapters.slime_family.tracking import LOG
+from adapters.toolkit import cuda_on_cpu
+from adapters.toolkit.probe import FORWARD_PASSES, as_array
 from reference.aggregation import DenominatorMask, SampleUnit
 
 if TYPE_CHECKING:

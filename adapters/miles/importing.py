@@ -6,10 +6,10 @@ import importlib
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from adapters.imports import import_from
-from adapters.megatron import rejection, stubs
 from adapters.megatron.adapter import SEAM
-from adapters.megatron.tracking import LOG
+from adapters.slime_family import rejection, stubs
+from adapters.slime_family.tracking import LOG
+from adapters.toolkit.imports import import_from
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from adapters.contract import Depth, Job, Layout
-from adapters.megatron.tracking import as_dictionaries
 from adapters.miles.importing import module
+from adapters.slime_family.tracking import as_dictionaries
 from reference.aggregation import Aggregation, Mode
 from reference.step import Sample, Step
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, Any
 
-from adapters import cuda_on_cpu
 from adapters.contract import Layout, grids
-from adapters.megatron import options, policy
 from adapters.megatron.adapter import MegatronAdapter
-from adapters.megatron.departures import stubbed
 from adapters.miles import conventions, logs, rollouts
 from adapters.miles.importing import OBJECTS, import_miles
+from adapters.slime_family import options, policy
+from adapters.slime_family.departures import stubbed
+from adapters.toolkit import cuda_on_cpu
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from adapters.contract import Job, LogEntry, Rank
-    from adapters.megatron.objectives import Candidates
-    from adapters.megatron.rollouts import Slicer
-    from adapters.probe import ProbedBatch
+    from adapters.contract.probed_batch import ProbedBatch
+    from adapters.slime_family.objectives import Candidates
+    from adapters.slime_family.rollouts import Slicer
     from reference.aggregation import Conventions
 
 KERNELS = ("miles.backends.megatron_utils.kernels", "miles.utils.fp8_kernel")

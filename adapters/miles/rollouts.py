@@ -5,17 +5,17 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, Any
 
-from adapters.megatron import startup
 from adapters.megatron.adapter import call_supported
-from adapters.megatron.rollouts import sample_fields
 from adapters.miles.importing import module
+from adapters.slime_family import startup
+from adapters.slime_family.rollouts import sample_fields
 
 if TYPE_CHECKING:
     from types import ModuleType
 
     from adapters.contract import Job
-    from adapters.megatron.rollouts import Slicer
-    from adapters.probe import ProbedBatch
+    from adapters.contract.probed_batch import ProbedBatch
+    from adapters.slime_family.rollouts import Slicer
 
 
 def rollout_field() -> str | None:

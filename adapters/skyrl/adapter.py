@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from adapters.configuration import DEFAULT_CONFIGURATION
 from adapters.contract import (
     Adapter,
     CodeLocation,
@@ -33,8 +32,9 @@ from adapters.contract import (
     Unsupported,
     code_location,
 )
-from adapters.objective import Objective
-from adapters.probe import ProbedBatch
+from adapters.contract.configuration import DEFAULT_CONFIGURATION
+from adapters.contract.objective import Objective
+from adapters.contract.probed_batch import ProbedBatch
 from adapters.skyrl import departures, trainer
 from adapters.skyrl.configuration import (
     configure,

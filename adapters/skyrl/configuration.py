@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from adapters.contract import Job, Refused, Unsupported
-from adapters.objective import (
+from adapters.contract.objective import (
     CLIP,
     ENTROPY_COEFFICIENT,
     KL_COEFFICIENT,
     POLICY_LOSSES,
     Objective,
 )
-from adapters.sizes import prompts_per_step, rollouts_per_prompt, token_budget
 from adapters.skyrl.importing import module, ppo_utils
+from adapters.toolkit.sizes import prompts_per_step, rollouts_per_prompt, token_budget
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:

@@ -11,15 +11,16 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from adapters import cuda_on_cpu
 from adapters.contract import Depth, Description, Job, Layout, Rank, Unsupported
-from adapters.objective import Objective
-from adapters.probe import ENTROPIES, FORWARD_PASSES, as_array, cycled
+from adapters.contract.objective import Objective
+from adapters.contract.probed_batch import ENTROPIES
 from adapters.skyrl import departures
 from adapters.skyrl.adapter import SkyRLAdapter
 from adapters.skyrl.configuration import PACKING
 from adapters.skyrl.importing import module, ppo_utils
 from adapters.skyrl.trainer import probe_capacity
+from adapters.toolkit import cuda_on_cpu
+from adapters.toolkit.probe import FORWARD_PASSES, as_array, cycled
 from reference.aggregation import MicroBatchWeight
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ import typing
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from adapters import cuda_on_cpu
-from adapters.imports import import_from, stub
+from adapters.toolkit import cuda_on_cpu
+from adapters.toolkit.imports import import_from, stub
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from adapters import cuda_on_cpu
 from adapters.contract import (
     CodeLocation,
     Depth,
@@ -37,13 +36,15 @@ from adapters.contract import (
     code_location,
     grids,
 )
-from adapters.imports import stand_in_for, stub
-from adapters.megatron import policy
-from adapters.probe import ENTROPIES, FORWARD_PASSES, cycled
+from adapters.contract.probed_batch import ENTROPIES
 from adapters.skyrl import departures
 from adapters.skyrl.adapter import SkyRLAdapter
 from adapters.skyrl.importing import STOOD_IN, module, ppo_utils
 from adapters.skyrl.trainer import probe_capacity
+from adapters.slime_family import policy
+from adapters.toolkit import cuda_on_cpu
+from adapters.toolkit.imports import stand_in_for, stub
+from adapters.toolkit.probe import FORWARD_PASSES, cycled
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from adapters.configuration import FaultInjection
 from adapters.contract import Unsupported
-from adapters.objective import Metric, Objective
-from adapters.probe import FORWARD_PASSES, PADDING_ID, ProbedBatch
-from adapters.sizes import rollouts_per_prompt
+from adapters.contract.configuration import FaultInjection
+from adapters.contract.objective import Metric, Objective
+from adapters.contract.probed_batch import PADDING_ID, ProbedBatch
 from adapters.skyrl.configuration import has_kl_term, knows_rollout_policy, refusals
 from adapters.skyrl.importing import PADDING_MICRO_BATCHES, module, ppo_utils
+from adapters.toolkit.probe import FORWARD_PASSES
+from adapters.toolkit.sizes import rollouts_per_prompt
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from adapters.configuration import Configuration, FaultInjection, Setting
+from adapters.contract.configuration import Configuration, FaultInjection, Setting
 from conformance.corpus.cases import CORPUS
 from conformance.findings.verdict import Check
 from reference.aggregation import AuxiliaryAggregation, DenominatorMask, Mode

@@ -43,7 +43,7 @@ FIELD_ORDER = (
 
 
 class Provenance(Model):
-    """Where the framework's code came from: `adapters.source.Source` without its folder."""
+    """Where the framework's code came from: `adapters.toolkit.source.Source` without its folder."""
 
     kind: Literal["builtin", "installed", "checkout", "git", "pypi"]
     revision: str | None

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from adapters.objective import Metric
-from adapters.probe import ProbedBatch
+from adapters.contract.objective import Metric
+from adapters.contract.probed_batch import ProbedBatch
 from conformance.diagnosis.explain import Evidence, diagnose, likeliest, without_gradient
 from conformance.diagnosis.shared_mistakes import Summand, diagnose_joint
 from conformance.findings.badness import agreement

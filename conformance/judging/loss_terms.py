@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from adapters.objective import (
+from adapters.contract.objective import (
     CLIP,
     ENTROPY_COEFFICIENT,
     KL_COEFFICIENT,
     Metric,
     Objective,
 )
-from adapters.probe import DIVERGENCES, ENTROPIES
+from adapters.contract.probed_batch import DIVERGENCES, ENTROPIES
 from reference.aggregation import AuxiliaryAggregation
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from adapters.probe import ProbedBatch
+    from adapters.contract.probed_batch import ProbedBatch
     from reference.aggregation import Conventions
     from reference.step import Step
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from adapters.objective import Metric, Objective
-from adapters.probe import ProbedBatch
+from adapters.contract.objective import Metric, Objective
+from adapters.contract.probed_batch import ProbedBatch
 from conformance.diagnosis.catalogue import ExpectedNumber, StepContext
 from conformance.diagnosis.explain import ReportedEvidence, diagnose_reported, left_out, likeliest
 from conformance.diagnosis.shared_mistakes import Summand, diagnose_joint

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from adapters.configuration import DEFAULT_CONFIGURATION, REDUCER_DIVISOR
-from adapters.objective import ENTROPY_COEFFICIENT, KL_COEFFICIENT
-from adapters.probe import ProbedBatch
+from adapters.contract.configuration import DEFAULT_CONFIGURATION, REDUCER_DIVISOR
+from adapters.contract.objective import ENTROPY_COEFFICIENT, KL_COEFFICIENT
+from adapters.contract.probed_batch import ProbedBatch
 from conformance.corpus.configurations import ConfigCase, Demand
 from conformance.diagnosis.explain import Evidence, diagnose
 from conformance.findings.badness import agreement

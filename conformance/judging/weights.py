@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from adapters.contract import PendingReduction
-from adapters.objective import Objective
+from adapters.contract.objective import Objective
 from conformance.diagnosis.catalogue import ExpectedNumber, StepContext
 from conformance.diagnosis.explain import Evidence, diagnose
 from conformance.diagnosis.placement import forward_pass_of_token

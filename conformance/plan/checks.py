@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from adapters.contract import CodeLocation, Depth
-from adapters.objective import POLICY_LOSSES, Metric, Objective
+from adapters.contract.objective import POLICY_LOSSES, Metric, Objective
 from conformance.corpus.cases import ALL_CASES, CORPUS, ORDERS, REJECTION
 from conformance.findings.finding_id import FindingId, slug
 from conformance.findings.verdict import Check

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from adapters.configuration import DEFAULT_CONFIGURATION
 from adapters.contract import CodeLocation
-from adapters.objective import Objective
+from adapters.contract.configuration import DEFAULT_CONFIGURATION
+from adapters.contract.objective import Objective
 from conformance.corpus.configurations import ConfigCase, Demand
 from conformance.corpus.log_cases import LOG_ENTRIES
 from conformance.findings.finding import Diagnosis, Finding

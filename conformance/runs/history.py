@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from adapters.source import Commit, find_commit, resolve
+from adapters.toolkit.source import Commit, find_commit, resolve
 from conformance.comparing import journal, report_file
 from conformance.corpus.cases import ALL_CASES
 from conformance.ranks.budget import MAX_RANKS

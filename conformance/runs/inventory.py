@@ -8,7 +8,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from adapters.source import Source, SourceError, resolve
+from adapters.toolkit.source import Source, SourceError, resolve
 from conformance.runs import registry
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from adapters.contract import Depth, InvalidLayoutError, Layout
-from adapters.source import Source, SourceError, resolve
+from adapters.toolkit.source import Source, SourceError, resolve
 from conformance.comparing import expectations
 from conformance.comparing.gate import Comparing, Expecting, Gate, Strict
 from conformance.comparing.report_file import ReportFileError, load

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from adapters.imports import WrongSourceError, import_from, stub
+from adapters.toolkit.imports import WrongSourceError, import_from, stub
 
 if TYPE_CHECKING:
     from pathlib import Path

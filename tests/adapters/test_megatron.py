@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from adapters.megatron.adapter import call_supported, pending_reduction
 
 from adapters.contract import (
     CodeLocation,
@@ -20,10 +21,9 @@ from adapters.contract import (
     PendingReduction,
     Unsupported,
 )
-from adapters.megatron import objectives, options, policy, rollouts, startup, tracking
-from adapters.megatron.adapter import call_supported, pending_reduction
-from adapters.objective import Metric, Objective
-from adapters.probe import ENTROPIES, ProbedBatch
+from adapters.contract.objective import Metric, Objective
+from adapters.contract.probed_batch import ENTROPIES, ProbedBatch
+from adapters.slime_family import objectives, options, policy, rollouts, startup, tracking
 from conformance.corpus.cases import CORPUS, REJECTION, Case
 from reference.aggregation import AuxiliaryAggregation, DenominatorMask, Mode
 

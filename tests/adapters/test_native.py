@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from adapters.contract import Depth, Job, Layout
-from adapters.native import SampleTensors, Trainer, pack
-from adapters.probe import PADDING_ID
+from adapters.contract.probed_batch import PADDING_ID
+from adapters.native.trainer import SampleTensors, Trainer, pack
 from reference.aggregation import Aggregation, Mode
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters.probe import ADVANTAGES, ProbedBatch
+from adapters.contract.probed_batch import ADVANTAGES, ProbedBatch
 from conformance.corpus.strategies import steps
 from reference.step import Sample, Step
 

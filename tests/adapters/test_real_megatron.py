@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from adapters.contract import Depth, Job, Layout
-from adapters.objective import Objective
+from adapters.contract.objective import Objective
 from conformance.corpus.cases import CORPUS
 from conformance.ranks.pool import Crashed, Ran
 from reference.aggregation import Aggregation, Mode

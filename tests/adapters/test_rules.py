@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from adapters.megatron import rules
-from adapters.native_options import RULES as OF_NATIVE
+from adapters.native.options import RULES as OF_NATIVE
+from adapters.slime_family import rules
 from conformance.corpus.configurations import CONFIG_CASES
 from conformance.corpus.log_cases import LOG_CASES
 

@@ -15,7 +15,6 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from adapters.configuration import DEFAULT_CONFIGURATION, Configuration, FaultInjection, Setting
 from adapters.contract import (
     CodeLocation,
     DepartureKind,
@@ -28,8 +27,14 @@ from adapters.contract import (
     Rank,
     Unsupported,
 )
-from adapters.objective import POLICY_LOSSES, Metric, Objective
-from adapters.probe import ProbedBatch
+from adapters.contract.configuration import (
+    DEFAULT_CONFIGURATION,
+    Configuration,
+    FaultInjection,
+    Setting,
+)
+from adapters.contract.objective import POLICY_LOSSES, Metric, Objective
+from adapters.contract.probed_batch import ProbedBatch
 from adapters.skyrl.fsdp import SkyRLFsdpAdapter
 from adapters.skyrl.megatron import SkyRLMegatronAdapter
 from adapters.skyrl.trainer import BY_CONSTRUCTION, Rollouts

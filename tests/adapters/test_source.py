@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import platformdirs
 import pytest
 
-from adapters.native import NativeAdapter
-from adapters.source import SourceError, resolve
+from adapters.native.adapter import NativeAdapter
+from adapters.toolkit.source import SourceError, resolve
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from adapters.configuration import REDUCER_DIVISOR, Configuration, FaultInjection, Setting
 from adapters.contract import Depth, Job, Layout, LogEntry
-from adapters.objective import Objective
+from adapters.contract.configuration import REDUCER_DIVISOR, Configuration, FaultInjection, Setting
+from adapters.contract.objective import Objective
 from conformance.corpus.cases import CORPUS
 from conformance.ranks.pool import Crashed, Ran
 from conformance.ranks.worker import Declined

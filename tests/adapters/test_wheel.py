@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import platformdirs
 import pytest
 
-from adapters.native import NativeAdapter
-from adapters.source import SourceError, resolve
-from adapters.wheel import WheelError, released
+from adapters.native.adapter import NativeAdapter
+from adapters.toolkit.source import SourceError, resolve
+from adapters.toolkit.wheel import WheelError, released
 
 if TYPE_CHECKING:
     from pathlib import Path

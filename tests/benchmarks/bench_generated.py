@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from adapters.native import NativeAdapter
+from adapters.native.adapter import NativeAdapter
 from adapters.skyrl.fsdp import SkyRLFsdpAdapter
 from reference.aggregation import Mode
 from tests.benchmarks import bench_suite

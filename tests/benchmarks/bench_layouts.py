@@ -9,7 +9,7 @@ from statistics import median
 import psutil
 
 from adapters.contract import Depth, Job, Layout
-from adapters.native import NativeAdapter
+from adapters.native.adapter import NativeAdapter
 from conformance.corpus.cases import CORPUS
 from conformance.ranks.pool import Ran, RankPool
 from reference.aggregation import Mode

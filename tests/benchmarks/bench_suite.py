@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from adapters.slime import SlimeAdapter
+from adapters.slime.adapter import SlimeAdapter
 from tests import command
 
 FOUR_RANKS = [f"--layout={layout}" for layout in SlimeAdapter().layouts() if layout.world_size == 4]

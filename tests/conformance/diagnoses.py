@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from adapters.contract import Depth, Description, Job, Layout, Observation, Rank
-from adapters.native import NativeAdapter
+from adapters.native.adapter import NativeAdapter
 from conformance.corpus.cases import CORPUS, REJECTION
 from conformance.diagnosis import missing_tokens
 from conformance.diagnosis.catalogue import mistakes

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adapters.contract import Depth, Description, Job, Layout, Observation, PendingReduction
-from adapters.objective import Metric
+from adapters.contract.objective import Metric
 from conformance.comparing.diff import Kind, compare
 from conformance.comparing.gate import Comparing, Outcome
 from conformance.comparing.groups import finding_groups

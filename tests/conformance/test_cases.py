@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from adapters.contract import Depth, Job, Layout
-from adapters.native import NativeAdapter, Trainer
-from adapters.probe import ProbedBatch
+from adapters.contract.probed_batch import ProbedBatch
+from adapters.native.adapter import NativeAdapter
+from adapters.native.trainer import Trainer
 from conformance.corpus.cases import CORPUS, Case
 from conformance.runs import registry
 from reference.aggregation import Aggregation, Mode

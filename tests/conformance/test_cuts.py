@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from adapters.contract import Depth, Description, Job, Layout, Observation
-from adapters.objective import Objective
+from adapters.contract.objective import Objective
 from conformance.findings.verdict import Verdict
 from conformance.judging.cut_dependence import judge_cut_dependence
 from reference.aggregation import (

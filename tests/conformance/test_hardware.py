@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from adapters.native import NativeAdapter
+from adapters.native.adapter import NativeAdapter
 from conformance.ranks.hardware import Backend, Device, Dtype, Hardware, InvalidHardwareError
 from reference.rounding import weight_bound
 from tests import command

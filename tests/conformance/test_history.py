@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from adapters.source import find_commit
+from adapters.toolkit.source import find_commit
 from conformance import cli
 from conformance.corpus.cases import CORPUS
 from tests import command

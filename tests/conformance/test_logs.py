@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from adapters.native import NativeAdapter
+from adapters.native.adapter import NativeAdapter
 from conformance.corpus.log_cases import LOG_CASES, LOG_ENTRIES, LogCase
 from conformance.findings.verdict import Verdict
 from conformance.judging.logs import judge_log

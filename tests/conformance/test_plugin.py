@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from adapters import native, skyrl  # noqa: F401 - torch does not survive a second import
+from adapters import (
+    skyrl,  # noqa: F401 - torch does not survive a second import
+)
 from adapters.contract import Layout
 from conformance.corpus.cases import CORPUS
 from reference.aggregation import Mode

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from adapters.contract import Depth, Job, Layout
-from adapters.native import NativeAdapter
+from adapters.native.adapter import NativeAdapter
 from conformance.corpus.strategies import (
     aggregations,
     conventions,

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from adapters.contract import Depth, Job, Layout, LogEntry, Rank
-from adapters.native import NativeAdapter
+from adapters.native.adapter import NativeAdapter
 from conformance.findings.sanitize import sanitized_traceback
 from conformance.ranks.hardware import Device, Hardware
 from conformance.ranks.pool import Crashed, Ran, RankPool, StartError

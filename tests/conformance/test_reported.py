@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from adapters.contract import Depth, Description, Job, Layout, Observation
-from adapters.objective import Metric, Objective
-from adapters.probe import ProbedBatch
+from adapters.contract.objective import Metric, Objective
+from adapters.contract.probed_batch import ProbedBatch
 from conformance.findings.verdict import Verdict
 from conformance.judging.loss_terms import COMBINED, quantities
 from conformance.judging.metrics import judge_logged

@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from adapters.configuration import DEFAULT_CONFIGURATION
 from adapters.contract import Depth, Description, Job, Layout, Observation
-from adapters.objective import ENTROPY_COEFFICIENT
-from adapters.probe import ProbedBatch
+from adapters.contract.configuration import DEFAULT_CONFIGURATION
+from adapters.contract.objective import ENTROPY_COEFFICIENT
+from adapters.contract.probed_batch import ProbedBatch
 from conformance.corpus.cases import CORPUS
 from conformance.corpus.configurations import CONFIG_CASES, ConfigCase
 from conformance.findings.verdict import Verdict

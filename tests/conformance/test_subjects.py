@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from adapters.contract import CodeLocation, Depth
-from adapters.objective import Objective
+from adapters.contract.objective import Objective
 from conformance.corpus.cases import ALL_CASES, CORPUS
 from conformance.findings.finding import Diagnosis
 from conformance.findings.verdict import Check

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from adapters.objective import Metric, Objective
-from adapters.probe import ProbedBatch
+from adapters.contract.objective import Metric, Objective
+from adapters.contract.probed_batch import ProbedBatch
 from conformance.judging import loss_terms
 from reference.aggregation import AuxiliaryAggregation, Conventions
 from reference.step import Sample, Step

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from adapters.contract import Depth, Description, Job, Layout, Observation
-from adapters.objective import ENTROPY_COEFFICIENT, KL_COEFFICIENT, Metric, Objective
-from adapters.probe import ProbedBatch
+from adapters.contract.objective import ENTROPY_COEFFICIENT, KL_COEFFICIENT, Metric, Objective
+from adapters.contract.probed_batch import ProbedBatch
 from conformance.findings.verdict import Verdict
 from conformance.judging.combined import judge_combined
 from conformance.judging.metrics import judge_logged

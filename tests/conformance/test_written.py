@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from adapters.source import Commit
+from adapters.toolkit.source import Commit
 from conformance import cli
 from conformance.comparing.journal import Journal, ReportPathError, recover
 from conformance.comparing.report_file import load

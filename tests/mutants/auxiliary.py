@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
-from adapters.native import SampleTensors, denominators, with_denominators
-from adapters.objective import Objective
+from adapters.contract.objective import Objective
+from adapters.native.trainer import SampleTensors, denominators, with_denominators
 from conformance.plan.checks import ONE, TELLING, check_spec
 from reference.aggregation import Aggregation, Mode
 from tests.mutants.mutant import UNEVEN, UNITED, WIDE, Mutant
 
 if TYPE_CHECKING:
-    from adapters.native import Packed
+    from adapters.native.trainer import Packed
 
 
 def trained_only(right: torch.Tensor, wrong: torch.Tensor) -> torch.Tensor:

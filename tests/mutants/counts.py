@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from adapters.native import (
+from adapters.native.trainer import (
     Packed,
     SampleTensors,
     denominators,

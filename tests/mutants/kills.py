@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from adapters.contract import Depth, Layout
-from adapters.native import NativeAdapter
+from adapters.native.adapter import NativeAdapter
 from conformance.corpus.log_cases import LOG_CASES, LOG_ENTRIES
 from conformance.findings.verdict import Verdict
 from conformance.judging.logs import judge_log

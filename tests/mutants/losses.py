@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from adapters.native import Packed, SampleTensors
-from adapters.objective import Metric
+from adapters.contract.objective import Metric
+from adapters.native.trainer import Packed, SampleTensors
 from reference.aggregation import Mode
 from tests.mutants.mutant import SLICED, UNEVEN, UNITED, WIDE, Mutant
 
 if TYPE_CHECKING:
-    from adapters.native import LossFunction
+    from adapters.native.trainer import LossFunction
 
 
 class TruncatedByZip(Mutant):

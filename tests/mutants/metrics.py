@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from adapters.native import SampleTensors, denominators
-from adapters.objective import ENTROPY_COEFFICIENT, Metric, Objective
+from adapters.contract.objective import ENTROPY_COEFFICIENT, Metric, Objective
+from adapters.native.trainer import SampleTensors, denominators
 from conformance.corpus.cases import REJECTION
 from conformance.plan.checks import TELLING, check_spec
 from reference.aggregation import Aggregation, Mode
@@ -18,7 +18,7 @@ from tests.mutants.mutant import ALONE, EVERY, SLICED, UNEVEN, UNITED, WIDE, Mut
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from adapters.native import LossFunction, Packed
+    from adapters.native.trainer import LossFunction, Packed
 
 
 class Misreporting(Mutant):

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from adapters.contract import Job, Layout
-from adapters.native import NativeAdapter, SampleTensors, Trainer, with_denominators
+from adapters.native.adapter import NativeAdapter
+from adapters.native.trainer import SampleTensors, Trainer, with_denominators
 from conformance.corpus.cases import CORPUS, Case
 from conformance.plan.checks import CheckSpec, check_spec
 from reference.aggregation import DEFAULT_CONVENTIONS, Conventions, Mode

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from adapters.native import (
+from adapters.native.trainer import (
     Packed,
     SampleTensors,
     denominators,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
-from adapters import native_options
 from adapters.contract import Layout, Refused
-from adapters.native import SampleTensors, denominators, with_denominators
+from adapters.native import options as native
+from adapters.native.trainer import SampleTensors, denominators, with_denominators
 from conformance.corpus.configurations import CONFIG_CASES, ConfigCase
 from conformance.findings.verdict import Check
 from conformance.plan.checks import CheckSpec
@@ -16,7 +16,7 @@ from tests.mutants.mutant import Mutant
 
 if TYPE_CHECKING:
     from adapters.contract import Job
-    from adapters.native_options import Options
+    from adapters.native.options import Options
 
 
 def rows(*names: str) -> tuple[ConfigCase, ...]:
@@ -34,13 +34,13 @@ class StartupMutant(Mutant):
 
     @classmethod
     def started(cls, job: Job) -> None:
-        options = native_options.merged(job)
+        options = native.merged(job)
         cls.validate(options, job)
-        native_options.validate_data(options, job)
+        native.validate_data(options, job)
 
     @classmethod
     def validate(cls, options: Options, job: Job) -> None:
-        native_options.validate(options, job)
+        native.validate(options, job)
 
 
 class DivisorOnlyCompared(StartupMutant):
@@ -75,7 +75,7 @@ class DivisorIgnoredElsewhere(StartupMutant):
     @classmethod
     def validate(cls, options: Options, job: Job) -> None:
         if options.mode == Mode.CONSTANT:
-            native_options.validate(options, job)
+            native.validate(options, job)
 
 
 class NamelessRefusal(StartupMutant):
@@ -99,7 +99,7 @@ class GroupsNotAskedFor(StartupMutant):
 
     @classmethod
     def started(cls, job: Job) -> None:
-        native_options.validate(native_options.merged(job), job)
+        native.validate(native.merged(job), job)
 
 
 class LegacyFlagForgotten(StartupMutant):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from adapters.native import NativeAdapter
+from adapters.native.adapter import NativeAdapter
 from conformance.corpus.cases import CORPUS, Case
 from conformance.findings.verdict import Check, Verdict
 from conformance.plan.checks import CHECK_SPECS, check_spec

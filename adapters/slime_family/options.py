@@ -6,8 +6,8 @@ import argparse
 from typing import TYPE_CHECKING
 
 from adapters.contract import Option, Unsupported
-from adapters.megatron.objectives import objective_options
-from adapters.sizes import rollouts_per_prompt, rollouts_per_step, token_budget
+from adapters.slime_family.objectives import objective_options
+from adapters.toolkit.sizes import rollouts_per_prompt, rollouts_per_step, token_budget
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:

@@ -18,9 +18,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
-import torch
 
-from adapters.objective import ENTROPY_COEFFICIENT, KL_COEFFICIENT, Objective
+from adapters.contract.objective import ENTROPY_COEFFICIENT, KL_COEFFICIENT, Objective
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,58 +28,33 @@ if TYPE_CHECKING:
 
     from reference.step import Step
 
+
 _Number = TypeVar("_Number", bound=np.generic)
+
 
 PADDING_ID = 0
 
+
 ADVANTAGES = np.array([1.0, -0.5, 2.0, -1.0, 0.5, -2.0, -4.0])
 """Cycled over the tokens of a batch: every sample meets several signs and sizes, masked or not."""
+
 
 LOG_RATIOS = np.array([0.0, 0.5, -0.5, 0.0, 0.25])
 """Of new to old policy, cycled likewise where they are not 0: with advantages of either sign, some
 tokens are clipped."""
 
+
 ENTROPIES = np.array([0.5, 2.0, 1.0, 0.25])
+
+
 DIVERGENCES = np.array([1.0, 0.25, 0.5, 2.0, 4.0, 0.125])
 """Of the policy, and between it and the reference policy, cycled likewise. They are not 0 anywhere:
 what is logged of them must be masked by the mask alone."""
 
+
 REJECTED_LOG_PROB = -4.0
 """Of the rollout policy for a token that is to be rejected, where that of all others is 0: the
 ratio is then e^4."""
-
-
-def cycled(values: NDArray[np.float64], ids: torch.Tensor) -> torch.Tensor:
-    """Each token's entry of such a table: float32, in the shape of ``ids``."""
-    table = torch.from_numpy(values).to(ids.device, torch.float32)
-    return table[ids % len(table)]
-
-
-def as_array(gradient: torch.Tensor) -> NDArray[np.float32]:
-    """A probe's gradient as it is now, of whatever device and dtype."""
-    return gradient.detach().float().cpu().numpy().copy()
-
-
-class ForwardPasses:
-    """The token ids that a rank's model was given, forward pass by forward pass."""
-
-    def __init__(self) -> None:
-        self._passes: list[NDArray[np.int64]] = []
-
-    def note(self, ids: torch.Tensor) -> None:
-        """Called by the model that an adapter hands to its framework; only training counts."""
-        if torch.is_grad_enabled():
-            self._passes.append(ids.detach().cpu().numpy().reshape(-1))
-
-    def take(self) -> list[NDArray[np.int64]]:
-        """What was noted since last asked."""
-        passes = self._passes.copy()
-        self._passes.clear()
-        return passes
-
-
-FORWARD_PASSES = ForwardPasses()
-"""Of this process, which trains one job at a time."""
 
 
 @dataclass(frozen=True, eq=False)

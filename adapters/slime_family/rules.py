@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from adapters.contract import code_location
-from adapters.megatron.startup import (
+from adapters.slime_family.startup import (
     DIVISOR_OPTION,
     MODE_OPTION,
     OLDER_DIVISOR_OPTION,

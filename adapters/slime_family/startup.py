@@ -15,10 +15,15 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from adapters.configuration import DEFAULT_CONFIGURATION, REDUCER_DIVISOR, FaultInjection, Setting
 from adapters.contract import Refused, Unsupported
-from adapters.objective import ENTROPY_COEFFICIENT, KL_COEFFICIENT
-from adapters.sizes import rollouts_per_step
+from adapters.contract.configuration import (
+    DEFAULT_CONFIGURATION,
+    REDUCER_DIVISOR,
+    FaultInjection,
+    Setting,
+)
+from adapters.contract.objective import ENTROPY_COEFFICIENT, KL_COEFFICIENT
+from adapters.toolkit.sizes import rollouts_per_step
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from adapters.contract import Depth, Unsupported
-from adapters.objective import Metric
+from adapters.contract.objective import Metric
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import platformdirs
 
-from adapters.cache import made_once
+from adapters.toolkit.cache import made_once
 
 VERSION = re.compile(r"[0-9][0-9A-Za-z.!+]*")
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Literal
 
 import platformdirs
 
-from adapters.cache import made_once
-from adapters.wheel import WheelError, released
+from adapters.toolkit.cache import made_once
+from adapters.toolkit.wheel import WheelError, released
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

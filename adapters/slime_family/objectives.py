@@ -6,8 +6,8 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from adapters.contract import code_location
-from adapters.megatron import rejection
-from adapters.objective import ENTROPY_COEFFICIENT, KL_COEFFICIENT, Objective
+from adapters.contract.objective import ENTROPY_COEFFICIENT, KL_COEFFICIENT, Objective
+from adapters.slime_family import rejection
 from reference.aggregation import AuxiliaryAggregation, Conventions, DenominatorMask, SampleUnit
 
 if TYPE_CHECKING:

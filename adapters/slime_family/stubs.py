@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from adapters import cuda_on_cpu
-from adapters.imports import stand_in_for, stub
+from adapters.toolkit import cuda_on_cpu
+from adapters.toolkit.imports import stand_in_for, stub
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from adapters import cuda_on_cpu
 from adapters.contract import Depth, Job, Layout, Option, Rank, Unsupported
-from adapters.objective import Objective
-from adapters.probe import ENTROPIES, FORWARD_PASSES, as_array, cycled
+from adapters.contract.objective import Objective
+from adapters.contract.probed_batch import ENTROPIES
+from adapters.toolkit import cuda_on_cpu
+from adapters.toolkit.probe import FORWARD_PASSES, as_array, cycled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

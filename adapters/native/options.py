@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from adapters.configuration import FaultInjection, Setting
 from adapters.contract import Refused, Unsupported
+from adapters.contract.configuration import FaultInjection, Setting
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:

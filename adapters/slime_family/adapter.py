@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from adapters import cuda_on_cpu
 from adapters.contract import (
     Adapter,
     Departure,
@@ -33,7 +32,9 @@ from adapters.contract import (
     Rank,
     grids,
 )
-from adapters.megatron import (
+from adapters.contract.objective import Objective
+from adapters.contract.probed_batch import ProbedBatch
+from adapters.slime_family import (
     departures,
     entry,
     objectives,
@@ -44,9 +45,9 @@ from adapters.megatron import (
     startup,
     stubs,
 )
-from adapters.megatron.tracking import LOG
-from adapters.objective import Objective
-from adapters.probe import FORWARD_PASSES, ProbedBatch
+from adapters.slime_family.tracking import LOG
+from adapters.toolkit import cuda_on_cpu
+from adapters.toolkit.probe import FORWARD_PASSES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

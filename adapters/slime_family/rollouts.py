@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from adapters.contract import Unsupported
-from adapters.objective import Objective
+from adapters.contract.objective import Objective
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from adapters.contract import Job
-    from adapters.probe import ProbedBatch
+    from adapters.contract.probed_batch import ProbedBatch
 
     Columns = dict[str, Any]
 

@@ -1,126 +1,46 @@
-"""Plain PyTorch, exact in every cell: the example to copy for an adapter of one's own.
+"""A small training framework such as an adapter would find already written.
 
-`NativeAdapter` is the contract's part; the rest of the module is a small training framework such as
-an adapter would find already written: `Trainer` shards samples over data-parallel ranks, cuts a
-rank's samples into micro-batches, slices every sequence over context-parallel ranks, and sums
-gradients over all of them. Its one rule is to take every denominator from the whole step before
-cutting it.
+`Trainer` shards samples over data-parallel ranks, cuts a rank's samples into micro-batches, slices
+every sequence over context-parallel ranks, and sums gradients over all of them. Its one rule is to
+take every denominator from the whole step before cutting it.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass, fields, replace
-from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
-from adapters import native_logs, native_options
-from adapters.configuration import REDUCER_DIVISOR
-from adapters.contract import (
-    Adapter,
-    Depth,
-    Description,
-    Job,
-    Layout,
-    Observation,
-    PendingReduction,
-    Rank,
-    grids,
-)
-from adapters.objective import (
+from adapters.contract.configuration import REDUCER_DIVISOR
+from adapters.contract.objective import (
     CLIP,
     ENTROPY_COEFFICIENT,
     KL_COEFFICIENT,
     Metric,
     Objective,
 )
-from adapters.probe import ENTROPIES, FORWARD_PASSES, PADDING_ID, ProbedBatch, as_array, cycled
+from adapters.contract.probed_batch import ENTROPIES, PADDING_ID
+from adapters.toolkit.probe import FORWARD_PASSES, cycled
 from reference.aggregation import AuxiliaryAggregation, Mode, auxiliary_aggregation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
 
-    from numpy.typing import NDArray
-
-    from adapters.contract import LogEntry
+    from adapters.contract import (
+        Job,
+        Layout,
+    )
     from reference.aggregation import Aggregation
 
     LossFunction = Callable[[torch.Tensor, "Packed"], torch.Tensor]
 
+
 DUAL_CLIP = 3.0
 """Bound of a ratio where the advantage is negative."""
-
-UNWRITTEN = {Objective.GSPO, Objective.SAPO, Objective.CLIP_COV, Objective.KL_COV}
-
-
-class NativeAdapter(Adapter):
-    """Drives the framework below at all depths, in all modes and layouts."""
-
-    name = "native"
-    devices = ("cpu", "cuda")
-    dtypes = ("float32", "bfloat16")
-
-    def layouts(self) -> Sequence[Layout]:
-        """Every dp × cp of powers of two on up to 8 ranks; on the most ranks, of one cut."""
-        return [
-            Layout(dp=dp, cp=cp, micro_batches=micro_batches, format=storage)
-            for dp, cp in grids(largest=8)
-            for micro_batches in (1, 2, "uneven")
-            for storage in ("thd", "bshd")
-            if dp * cp < 8 or micro_batches == 2
-        ]
-
-    def load(self, source: Path | None) -> None:
-        """Nothing to import: the framework is this module."""
-
-    def describe(self) -> Description:
-        """Everything but policy losses of which it would take more to write them than to reduce."""
-        return Description(objectives=frozenset(Objective) - UNWRITTEN, rules=native_options.RULES)
-
-    def trainer(self, job: Job, rank: int) -> Trainer:
-        """The framework's trainer for a job."""
-        return Trainer(job, rank)
-
-    def started(self, job: Job) -> None:
-        """Startup, of which nothing but its validation is left.
-
-        Raises:
-            Refused: the options, or the data, would train with a wrong denominator.
-        """
-        options = native_options.merged(job)
-        native_options.validate(options, job)
-        native_options.validate_data(options, job)
-
-    def aggregate(self, entries: Sequence[LogEntry], rank: Rank) -> Mapping[str, float]:
-        """Sums over micro-batches, each over its own divisor."""
-        return native_logs.aggregate(entries)
-
-    def observe(self, job: Job, rank: Rank) -> Observation:
-        """Train one step of a batch after another and read the probe's gradient."""
-        self.started(job)
-        batch = ProbedBatch(job.steps, job.objective)
-        steps = _steps(batch)
-        probe = torch.zeros(
-            batch.probe_size,
-            requires_grad=True,
-            device=rank.device,
-            dtype=getattr(torch, rank.dtype),
-        )
-        FORWARD_PASSES.take()
-        with rank.framework():
-            trainer = self.trainer(job, rank.index)
-            if job.depth is not Depth.STEP:
-                losses = linear_losses if job.depth is Depth.REDUCER else trainer.token_losses
-                shares = [trainer.accumulate(probe, samples, losses)[0] for samples in steps]
-                return _observation(batch, shares, pending_reduction=PendingReduction.SUM)
-            trained = [trainer.train_step(probe, samples) for samples in steps]
-        gradients, logs = zip(*trained, strict=True)
-        return _observation(batch, gradients, logs=logs)
 
 
 @dataclass(frozen=True, eq=False)
@@ -361,6 +281,8 @@ POLICY_LOSSES: defaultdict[Objective, LossFunction] = defaultdict(
     lambda: ppo_losses,
     {Objective.DUAL_CLIP: dual_clip_losses, Objective.CISPO: cispo_losses},
 )
+
+
 OTHER_LOSSES: dict[Objective, LossFunction] = {
     Objective.SFT: sft_losses,
     Objective.VALUE: value_losses,
@@ -447,51 +369,4 @@ def zigzag(sample: SampleTensors, width: int, cp: int, cp_rank: int) -> tuple[to
     return (
         *map(take, per_token),
         *(torch.full((padded // cp,), denominator) for denominator in per_sample),
-    )
-
-
-def _steps(batch: ProbedBatch) -> list[list[SampleTensors]]:
-    """The samples of each step."""
-    groups = np.concatenate([step.groups for step in batch.steps])
-    per_token = zip(
-        batch.advantages,
-        batch.old_log_probs,
-        batch.reference_log_probs,
-        batch.masks,
-        batch.original_masks,
-        strict=True,
-    )
-    samples = (
-        SampleTensors(
-            torch.from_numpy(np.concatenate([prompt, response])),
-            *(_on_response(prompt, values) for values in of_response),
-            group=int(group),
-        )
-        for group, prompt, response, of_response in zip(
-            groups, batch.prompts, batch.responses, per_token, strict=True
-        )
-    )
-    return [list(islice(samples, step.size)) for step in batch.steps]
-
-
-def _on_response(prompt: NDArray[Any], values: NDArray[Any]) -> torch.Tensor:
-    """Values of a response, with zeros for its prompt before them."""
-    narrow = values.astype(np.float32) if values.dtype == np.float64 else values
-    return torch.from_numpy(np.concatenate([np.zeros(len(prompt), narrow.dtype), narrow]))
-
-
-def _observation(
-    batch: ProbedBatch,
-    gradients: Sequence[torch.Tensor],
-    *,
-    pending_reduction: PendingReduction = PendingReduction.REPLICATED,
-    logs: Sequence[dict[Metric, float]] = (),
-) -> Observation:
-    return Observation(
-        weights=batch.weights_of_steps([as_array(gradient) for gradient in gradients]),
-        pending_reduction=pending_reduction,
-        forward_passes=batch.forward_passes(FORWARD_PASSES.take()),
-        reported={
-            metric: tuple(log[metric] for log in logs) for metric in (logs[0] if logs else ())
-        },
     )

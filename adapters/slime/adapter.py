@@ -7,13 +7,13 @@ from copy import copy
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from adapters import cuda_on_cpu
 from adapters.contract import CodeLocation, Layout, Unsupported
-from adapters.imports import import_from
-from adapters.megatron import objectives, options, rejection, rollouts, startup, stubs
 from adapters.megatron.adapter import SEAM, MegatronAdapter, call_supported
-from adapters.megatron.departures import stubbed
-from adapters.megatron.tracking import LOG, as_dictionaries
+from adapters.slime_family import objectives, options, rejection, rollouts, startup, stubs
+from adapters.slime_family.departures import stubbed
+from adapters.slime_family.tracking import LOG, as_dictionaries
+from adapters.toolkit import cuda_on_cpu
+from adapters.toolkit.imports import import_from
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import torch
 
     from adapters.contract import Job, LogEntry, Rank
-    from adapters.probe import ProbedBatch
+    from adapters.contract.probed_batch import ProbedBatch
     from reference.aggregation import Conventions
 
 KERNELS = ("slime.backends.megatron_utils.kernels", "slime.utils.fp8_kernel")

@@ -1,0 +1,39 @@
+"""What an adapter promises and what it is given.
+
+An adapter drives one framework. It is created in the controlling process, where it only says what
+it is and finds its framework; it is pickled to every rank, where it imports the framework and runs
+steps. It never sees an expected value.
+"""
+
+from adapters.contract.adapter import Adapter, Rank, Refused, Unsupported
+from adapters.contract.description import (
+    CodeLocation,
+    Departure,
+    DepartureKind,
+    Description,
+    code_location,
+)
+from adapters.contract.job import Depth, Job
+from adapters.contract.layout import InvalidLayoutError, Layout, Option, grids
+from adapters.contract.observation import LogEntry, Observation, PendingReduction
+
+__all__ = [
+    "Adapter",
+    "CodeLocation",
+    "Departure",
+    "DepartureKind",
+    "Depth",
+    "Description",
+    "InvalidLayoutError",
+    "Job",
+    "Layout",
+    "LogEntry",
+    "Observation",
+    "Option",
+    "PendingReduction",
+    "Rank",
+    "Refused",
+    "Unsupported",
+    "code_location",
+    "grids",
+]

@@ -1,0 +1,108 @@
+"""How a step is cut over ranks and time."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Literal
+
+
+class Option(StrEnum):
+    """A setting that changes how a step is run and must not change what it computes."""
+
+    ALLGATHER_CP = "allgather_cp"
+    """Context-parallel ranks hold one stretch of the packed row each, and gather the others'."""
+
+    AVERAGE_IN_COLLECTIVE = "average_in_collective"
+    """Gradients are averaged by the all-reduce itself and not scaled before it."""
+
+    BALANCE_DATA = "balance_data"
+    """Samples are dealt to data-parallel ranks by length."""
+
+    DISTRIBUTED_OPTIMIZER = "distributed_optimizer"
+    """Gradients are reduce-scattered: a rank has the final ones of its shard alone."""
+
+    OVERLAP_GRAD_REDUCE = "overlap_grad_reduce"
+    """Gradients are reduced bucket by bucket while the backward pass goes on."""
+
+
+class InvalidLayoutError(ValueError):
+    """A layout that cannot be read or cannot exist."""
+
+
+_LAYOUT = re.compile(r"dp(\d+)-cp(\d+)(?:-tp(\d+))?-mb(\d+|uneven|tokens)-(thd|bshd)((?:\+\w+)*)")
+
+
+@dataclass(frozen=True, kw_only=True, order=True)
+class Layout:
+    """How a step is cut over ranks and time.
+
+    ``dp``, ``cp`` and ``tp`` count data-, context- and tensor-parallel ranks (Ulysses sequence
+    parallelism counts as context parallelism); ranks are numbered along ``tp`` first, then along
+    ``cp``. ``micro_batches`` is how many micro-batches a rank's samples are cut into: a number of
+    equal ones, ``uneven`` ones of different sample counts, or ones filled up to a budget of
+    ``tokens``. ``format`` says how a micro-batch is stored: ``thd`` one sample after another,
+    ``bshd`` a row per sample padded to one width. ``options`` are what is set besides.
+    """
+
+    dp: int = 1
+    cp: int = 1
+    tp: int = 1
+    micro_batches: int | Literal["uneven", "tokens"] = 1
+    format: Literal["thd", "bshd"] = "bshd"
+    options: tuple[Option, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("dp", "cp", "tp", "micro_batches"):
+            value = getattr(self, name)
+            if isinstance(value, int) and value < 1:
+                raise InvalidLayoutError(
+                    f"{name} of {self} is {value}, but there is at least one; give 1 or more"
+                )
+        object.__setattr__(self, "options", tuple(sorted(set(self.options))))
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks the layout takes."""
+        return self.dp * self.cp * self.tp
+
+    @classmethod
+    def parse(cls, text: str) -> Layout:
+        """Read the form that `str` gives, such as ``dp2-cp2-mbuneven-thd+balance_data``."""
+        match = _LAYOUT.fullmatch(text)
+        if match is None:
+            raise InvalidLayoutError(
+                f"layout {text!r} is not of the form dp2-cp1-mb2-thd or dp2-cp1-tp2-mb2-thd"
+                " (mb: a number, uneven or tokens; then thd or bshd; then options, such as"
+                " +balance_data)"
+            )
+        dp, cp, tp, micro_batches, storage, options = match.groups()
+        return cls(
+            dp=int(dp),
+            cp=int(cp),
+            tp=int(tp or 1),
+            micro_batches=int(micro_batches) if micro_batches.isdigit() else micro_batches,  # type: ignore[arg-type]
+            format=storage,  # type: ignore[arg-type]
+            options=tuple(_option(name, text) for name in options.split("+")[1:]),
+        )
+
+    def __str__(self) -> str:
+        tp = f"-tp{self.tp}" if self.tp != 1 else ""
+        options = "".join(f"+{option}" for option in self.options)
+        return f"dp{self.dp}-cp{self.cp}{tp}-mb{self.micro_batches}-{self.format}{options}"
+
+
+def _option(name: str, layout: str) -> Option:
+    try:
+        return Option(name)
+    except ValueError:
+        raise InvalidLayoutError(
+            f"option {name!r} of layout {layout} is unknown; choose {', '.join(Option)}"
+        ) from None
+
+
+def grids(largest: int) -> list[tuple[int, int]]:
+    """Every (dp, cp) out of 1, 2 and 4 on up to ``largest`` ranks, small worlds first."""
+    fitting = [(dp, cp) for dp in (1, 2, 4) for cp in (1, 2, 4) if dp * cp <= largest]
+    return sorted(fitting, key=lambda grid: grid[0] * grid[1])

@@ -1,0 +1,1 @@
+"""slime, on Megatron-Core."""
