@@ -105,7 +105,7 @@ def test_a_run_fails_for_what_is_worse_than_the_baseline_alone(tmp_path: Path) -
         "worse than in right.json (conforms): mismatch: off by a factor of 1.0294" in worse.output
     )
     assert "\nworse: 2\n" in worse.output
-    assert "right.json, which has 2 of this run's 2 findings:\n" in worse.output
+    assert "right.json, which has 2 of this run's 2 findings\n" in worse.output
     assert same.status == 0, same.output
     assert "2 xfailed" in same.output
     assert "\nOLD and NEW are of the same version, 0.1.0\n" in same.output

@@ -310,7 +310,7 @@ def test_contributions_are_put_together_as_the_train_step_would() -> None:
 
 
 @pytest.mark.parametrize(
-    ("mode", "combine", "divisor"),
+    ("mode", "pending_reduction", "divisor"),
     [
         (Mode.TOKEN_MEAN, PendingReduction.SUM_PER_TOKEN, 11),
         (Mode.TOKEN_MEAN, PendingReduction.SUM_PER_COUNTED_TOKEN, 11),
@@ -373,7 +373,7 @@ def test_weight_in_a_step_without_active_tokens_is_given_as_it_is_and_at_least_a
 
 
 @pytest.mark.parametrize(
-    "combine", [PendingReduction.SUM_PER_TOKEN, PendingReduction.SUM_PER_COUNTED_TOKEN]
+    "pending_reduction", [PendingReduction.SUM_PER_TOKEN, PendingReduction.SUM_PER_COUNTED_TOKEN]
 )
 @pytest.mark.parametrize("active", [0, 1])
 def test_sum_of_one_token_or_none_is_divided_by_one(

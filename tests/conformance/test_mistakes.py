@@ -221,7 +221,7 @@ SCATTERED = passes(
 
 
 @pytest.mark.parametrize(
-    ("held", "how", "weight", "expected"),
+    ("forward_pass_of_token", "how", "weight", "expected"),
     [
         (UNEVEN, TOKENS, EQUAL, (12, 6, 14, 14)),
         (UNEVEN, SAMPLES, EQUAL, (12, 6, 16, 12)),
@@ -247,7 +247,7 @@ def test_means_over_micro_batches_worked_by_hand(
 
 
 @pytest.mark.parametrize(
-    ("held", "how", "weight", "name", "expected"),
+    ("forward_pass_of_token", "how", "weight", "name", "expected"),
     [
         # The second rank has one micro-batch where the first has three.
         (UNEVEN, TOKENS, EQUAL, "padding_micro_batches_averaged", [(12, 6, 42, 42)]),

@@ -66,7 +66,7 @@ def swapped(text: str) -> str:
     [
         (
             lambda text: text[: len(text) // 2],
-            r"line 1\d, is no JSON \(.*\): the file is cut short",
+            r"line \d+, is no JSON \(.*\): the file is cut short",
         ),
         (lambda text: "", r"line 1, is no JSON"),
         (
@@ -77,7 +77,11 @@ def swapped(text: str) -> str:
             replaced('"error": 2.5e-07', '"error": 1.5'),
             r"line 14, findings\.0: an error of 1.5",
         ),
-        (replaced('"case": "b"', '"case": "c"'), r"line 15, findings\.1: the id is '.*/b/.*/c/"),
+        (
+            replaced("/b/dp1-cp1-", "/b/dp1-cp1-tp1-"),
+            r"line 15, findings\.1: the id is '.*/dp1-cp1-tp1-mb1-bshd', which is written '.*/dp1-cp1-mb1",
+        ),
+        (replaced("/b/dp1", "/dp1"), r"line 15, findings\.1: '.*' is not of the form weights/"),
         (replaced('"engine": "torch"', '"motor": "torch"'), r"engine: Field required"),
         (replaced('"dirty": false', '"dirty": "perhaps"'), r"line 6, source.dirty: "),
         (replaced('"conforms": 2', '"conforms": 3'), r"the summary does not count what"),
