@@ -7,209 +7,36 @@ one formula, 1 / (units · tokens of the unit), of which each gets one factor wr
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import replace
 from itertools import product
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from conformance.diagnosis.placement import TokenPlacement, token_placement
-from conformance.findings.harness import HarnessFaultError
+from conformance.diagnosis.miscounts import (
+    off_by_the_same,
+    other_mask,
+    other_prompts,
+    other_steps,
+    other_tokens,
+    other_units,
+    rounded_counts,
+)
+from conformance.diagnosis.mistake import Mistake
+from conformance.diagnosis.parts import filled_up, parts
 from reference.aggregation import (
     Aggregation,
-    AuxiliaryAggregation,
-    Conventions,
-    DenominatorMask,
     EmptyUnits,
-    MicroBatchWeight,
     Mode,
     SampleUnit,
-    auxiliary_aggregation,
 )
-from reference.weights import counted_tokens, token_weights, unit_of_sample
+from reference.weights import token_weights
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from numpy.typing import NDArray
-
-    from adapters.contract import Layout
-    from reference.step import Step
-
-
-class UnknownCutError(HarnessFaultError):
-    """A reference that depends on how a step was cut, where the adapter does not tell how."""
-
-
-COARSE_DTYPES = {"bfloat16": (8, 3.4e38), "float16": (11, 65504.0)}
-"""Significant bits, above 2 to whose power there are no odd numbers, and the largest number."""
-
-
-class ExpectedNumber(NamedTuple):
-    """A number of the reference's, and in words all that it may depend on besides the case.
-
-    Within a run, all of one name and case must be equal: mode, layout and micro-batches appear in
-    the name where the number may depend on them.
-    """
-
-    name: str
-    value: float
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class StepContext:
-    """One optimizer step of a batch, how it was to be reduced and how it was cut."""
-
-    steps: tuple[Step, ...]
-    step_index: int
-    aggregation: Aggregation
-    conventions: Conventions
-    layout: Layout
-    forward_pass_of_token: NDArray[np.int32] | None
-    """In which forward pass each rank held each token, if that is known: [ranks, tokens]."""
-
-    per_micro_batch: bool = False
-    """Whether the aggregation is that of each micro-batch, of which a mean is taken."""
-
-    @cached_property
-    def untrained(self) -> NDArray[np.bool_]:
-        """Tokens that no rank held, as far as is known: [tokens]."""
-        if self.forward_pass_of_token is None:
-            return np.zeros(len(self.step.mask), np.bool_)
-        untrained: NDArray[np.bool_] = np.less(self.forward_pass_of_token.max(axis=0), 0)
-        return untrained
-
-    @cached_property
-    def placement(self) -> TokenPlacement | None:
-        """How the step was cut; None where that is not known of every token."""
-        if self.forward_pass_of_token is None or self.untrained.any():
-            return None
-        return token_placement(self.forward_pass_of_token, self.layout)
-
-    @property
-    def step(self) -> Step:
-        """The one that is looked at."""
-        return self.steps[self.step_index]
-
-    @property
-    def mode(self) -> Mode:
-        """Of the aggregation."""
-        return self.aggregation.mode
-
-    @cached_property
-    def expected(self) -> NDArray[np.float64]:
-        """The reference's weights: [tokens]."""
-        if self.per_micro_batch:
-            return self.micro_batch_means
-        return token_weights(self.step, self.aggregation, self.conventions)
-
-    def of_term(self, how: AuxiliaryAggregation | None) -> StepContext:
-        """The same step, with the policy's aggregation replaced by that of a term beside it."""
-        if how is None:
-            return self
-        aggregation = auxiliary_aggregation(self.aggregation, how)
-        return replace(self, aggregation=aggregation, per_micro_batch=how.depends_on_cut)
-
-    @property
-    def fingerprint(self) -> ExpectedNumber:
-        """One number for all expected weights, under the name of what they may depend on."""
-        ordinals = np.arange(1, len(self.expected) + 1)
-        return ExpectedNumber(f"weights of {self.scope}", math.fsum(self.expected * ordinals))
-
-    @property
-    def scope(self) -> str:
-        """All that the expected weights may depend on, besides the case."""
-        divisor = "" if self.aggregation.divisor is None else f":{self.aggregation.divisor:g}"
-        weight = self.conventions.micro_batch_weight
-        where = f" of {weight} micro-batches on {self.layout}" if self.per_micro_batch else ""
-        return f"step {self.step_index}, {self.mode}{divisor}{where}"
-
-    @cached_property
-    def sample(self) -> NDArray[np.int64]:
-        """Number of the sample that each response token belongs to: [tokens]."""
-        return np.repeat(np.arange(self.step.size), self.step.response_lengths)
-
-    @cached_property
-    def unit(self) -> NDArray[np.int64]:
-        """Number of the unit that each sample belongs to, as in the reference: [N]."""
-        return unit_of_sample(self.step, self.mode, self.conventions)
-
-    @property
-    def counted(self) -> NDArray[np.int64]:
-        """Tokens of each sample that denominators count: [N]."""
-        return counted_tokens(self.step, self.conventions)
-
-    @property
-    def units(self) -> int:
-        """How many there are, or count."""
-        tokens = np.bincount(self.unit, weights=self.counted)
-        counted = self.conventions.empty_units is EmptyUnits.COUNTED
-        return len(tokens) if counted else max(int((tokens > 0).sum()), 1)
-
-    @cached_property
-    def micro_batch_means(self) -> NDArray[np.float64]:
-        """Weights in a mean over ranks and micro-batches of each one's own mean: [tokens].
-
-        That is one over its tokens, or over its samples where the mode is `sample_mean`. What has
-        no active token adds 0 and counts; what only pads does not.
-        """
-        if self.placement is None:
-            raise UnknownCutError(
-                f"{self.aggregation.mode} of micro-batches is declared, and not in which forward"
-                " pass every token was; have the adapter tell its forward passes"
-            )
-        batch = self.placement.micro_batch_number
-        micro_batches = (self.placement.micro_batches * self.layout.dp).astype(np.float64)
-        if self.conventions.micro_batch_weight is MicroBatchWeight.BY_SAMPLES:
-            micro_batches = _by_samples(self, self.placement)
-        if self.mode is Mode.SAMPLE_MEAN:
-            return self.weights(units=micro_batches * _units_held(self.sample, batch))
-        tokens = np.bincount(batch, weights=self.step.mask).astype(np.float64)[batch]
-        return self.weights(tokens, micro_batches)
-
-    def weights(
-        self,
-        tokens: NDArray[np.float64] | None = None,
-        units: NDArray[np.float64] | float | None = None,
-    ) -> NDArray[np.float64]:
-        """1 / (units · tokens) for active tokens: [tokens].
-
-        ``tokens`` [N or tokens] replaces the tokens of a unit, and ``units`` their number.
-        """
-        counted = self.unit_tokens if tokens is None else tokens
-        per_token = counted[self.sample] if len(counted) == self.step.size else counted
-        counted_units = self.units if units is None else units
-        denominators = np.broadcast_to(counted_units * per_token, self.step.mask.shape)
-        active = self.step.mask & (denominators > 0)
-        return np.divide(1.0, denominators, out=np.zeros(len(active)), where=active)
-
-    @cached_property
-    def unit_tokens(self) -> NDArray[np.float64]:
-        """Tokens of the unit of each sample, or L: [N]."""
-        return self.tokens_if(self.counted)
-
-    def tokens_if(self, of_samples: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Tokens of the unit of each sample, if samples had so many; or L: [N]."""
-        if self.aggregation.divisor is not None:
-            return np.full(self.step.size, self.aggregation.divisor)
-        tokens = np.bincount(self.unit, weights=of_samples)
-        return tokens[self.unit].astype(np.float64)
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Mistake:
-    """A known one: its name, what it is in words, its weights [tokens].
-
-    ``sizes`` are those that a factor may be, of a mistake that is a factor.
-    """
-
-    name: str
-    words: str
-    weights: NDArray[np.float64]
-    sizes: dict[str, float] = field(default_factory=dict)
+    from conformance.diagnosis.step_context import StepContext
 
 
 def mistakes(context: StepContext) -> Iterator[Mistake]:
@@ -221,28 +48,21 @@ def mistakes(context: StepContext) -> Iterator[Mistake]:
     """
     yield from filled_up(context)
     if np.count_nonzero(context.step.mask) == 1:
-        yield from _other_tokens(context)
+        yield from other_tokens(context)
         yield from _undivided(context)
     yield from _layout_factors(context)
     yield from _undivided(context)
-    yield from _other_steps(context)
-    yield from _other_mask(context)
-    yield from _other_tokens(context)
-    yield from _off_by_the_same(context)
-    yield from _other_prompts(context)
+    yield from other_steps(context)
+    yield from other_mask(context)
+    yield from other_tokens(context)
+    yield from off_by_the_same(context)
+    yield from other_prompts(context)
     yield from _other_modes(context)
     yield from _other_conventions(context)
-    yield from _other_units(context)
-    yield from _parts(context)
-    yield from _rounded_counts(context)
+    yield from other_units(context)
+    yield from parts(context)
+    yield from rounded_counts(context)
     yield from _step_factors(context)
-
-
-def _counted_mask(context: StepContext) -> NDArray[np.bool_]:
-    """The mask of which denominators are: [tokens]."""
-    original = context.step.original_mask
-    modified = context.conventions.denominator_mask is DenominatorMask.MODIFIED
-    return context.step.mask if modified or original is None else original
 
 
 def _layout_sizes(context: StepContext) -> dict[str, float]:
@@ -277,47 +97,6 @@ def _step_sizes(context: StepContext) -> dict[str, float]:
     if context.aggregation.divisor is not None:
         sizes["divisor"] = context.aggregation.divisor
     return sizes
-
-
-def filled_up(context: StepContext) -> Iterator[Mistake]:
-    """What only fills ranks or micro-batches up, counted in a mean over micro-batches."""
-    placement = context.placement
-    if placement is None or not context.per_micro_batch:
-        return
-    most = placement.micro_batches.max()
-    for name, words, shares in (
-        (
-            "padding_micro_batches_averaged",
-            f"micro-batches of padding count as 0 in means over {most} of each rank",
-            placement.micro_batches / most,
-        ),
-        *_dummy_rows(context, placement),
-    ):
-        if (shares != 1)[context.expected > 0].any():
-            yield Mistake(name=name, words=words, weights=context.expected * shares)
-
-
-def _dummy_rows(
-    context: StepContext, placement: TokenPlacement
-) -> Iterator[tuple[str, str, NDArray[np.float64]]]:
-    """What rows without active tokens make of the weights, as multiples of the right ones."""
-    name = "dummy_rows_averaged"
-    rows = _units_held(context.sample, placement.micro_batch_number)
-    averages_samples = context.mode is Mode.SAMPLE_MEAN
-    if averages_samples:
-        largest = np.zeros(context.layout.dp)
-        np.maximum.at(largest, placement.dp_rank, rows)
-        words = "rows that fill a micro-batch up to the rank's largest count as 0 in its mean"
-        yield name, words, rows / largest[placement.dp_rank]
-    of_rank = _units_held(context.sample, placement.dp_rank)
-    most = of_rank.max()
-    last = placement.micro_batch == placement.micro_batches - 1
-    filled = rows + np.where(last, most - of_rank, 0)
-    shares = rows / filled if averages_samples else np.ones(len(rows))
-    if context.conventions.micro_batch_weight is MicroBatchWeight.BY_SAMPLES:
-        shares = shares * (filled / rows) * (of_rank / most)
-    words = f"rows that fill a rank's last micro-batch, up to {most:g} of the rank, count in means"
-    yield name, words, shares
 
 
 def _layout_factors(context: StepContext) -> Iterator[Mistake]:
@@ -365,74 +144,6 @@ def _undivided(context: StepContext) -> Iterator[Mistake]:
         yield Mistake(name="not_divided", words=averaged, weights=ones / value)
 
 
-def _other_mask(context: StepContext) -> Iterator[Mistake]:
-    """The mask that the framework declares not to count, where rejection has made two of one."""
-    declared = context.conventions
-    for mask in DenominatorMask:
-        if mask is not declared.denominator_mask and context.step.original_mask is not None:
-            other = replace(declared, denominator_mask=mask)
-            yield Mistake(
-                name=f"{mask}_mask_counted",
-                words=f"denominators count the tokens of the {mask} mask",
-                weights=token_weights(context.step, context.aggregation, other),
-            )
-
-
-def _other_tokens(context: StepContext) -> Iterator[Mistake]:
-    """The mode with other tokens counted for its samples."""
-    step = context.step
-    if context.mode is Mode.CONSTANT:
-        return
-    for name, words, counts in (
-        (
-            "empty_samples_counted",
-            "a sample without active tokens is counted as one token",
-            np.maximum(context.counted, 1),
-        ),
-        ("masked_tokens_counted", "masked tokens are counted", step.response_lengths),
-        (
-            "prompt_tokens_counted",
-            "prompts are counted with their responses",
-            step.prompt_lengths + step.response_lengths,
-        ),
-        *_paddings(context),
-    ):
-        weights = context.weights(context.tokens_if(counts))
-        yield Mistake(name=name, words=words, weights=weights)
-
-
-def _paddings(context: StepContext) -> Iterator[tuple[str, str, NDArray[np.int64]]]:
-    """What samples count if padding does, up to the longest in the step or the micro-batch."""
-    step = context.step
-    for what, lengths in (
-        ("response", step.response_lengths),
-        ("sequence", step.prompt_lengths + step.response_lengths),
-    ):
-        words = f"padding up to the longest {what} of the"
-        yield "padding_counted", f"{words} step is counted", np.full(step.size, lengths.max())
-        if context.placement is not None:
-            micro_batch = _of_samples(context, context.placement.micro_batch_number)
-            widest = np.zeros(micro_batch.max() + 1, np.int64)
-            np.maximum.at(widest, micro_batch, lengths)
-            yield "padding_counted", f"{words} micro-batch is counted", widest[micro_batch]
-
-
-def _off_by_the_same(context: StepContext) -> Iterator[Mistake]:
-    """Each sample counts one or two tokens more or less than it has, as for an end of sequence."""
-    if context.mode is Mode.CONSTANT:
-        return
-    tokens = context.counted
-    for difference in (1, -1, 2, -2):
-        counts = np.where(tokens > 0, np.maximum(tokens + difference, 0), 0)
-        counted = np.maximum(context.tokens_if(counts), 1)
-        sign = "more" if difference > 0 else "less"
-        yield Mistake(
-            name="tokens_per_sample_miscounted",
-            words=f"every sample counts {abs(difference)} token {sign} than it has",
-            weights=context.weights(counted),
-        )
-
-
 def _other_modes(context: StepContext) -> Iterator[Mistake]:
     """The weights of a mode that was not asked for."""
     for mode in Mode:
@@ -461,251 +172,3 @@ def _other_conventions(context: StepContext) -> Iterator[Mistake]:
                 words=f"{unit}s are the units and empty ones are {empty}",
                 weights=token_weights(context.step, context.aggregation, other),
             )
-
-
-def _other_units(context: StepContext) -> Iterator[Mistake]:
-    """Something else counted in the place of samples or prompts."""
-    step = context.step
-    if context.mode is Mode.TOKEN_MEAN:
-        return
-    units = "prompts" if context.mode is Mode.PROMPT_MEAN else "samples"
-    for what, count in (
-        ("samples", step.size),
-        ("rollouts", len(np.unique(step.rollouts))),
-        ("prompts", len(np.unique(step.groups))),
-        ("tokens", max(int(context.counted.sum()), 1)),
-    ):
-        if count != context.units:
-            yield Mistake(
-                name=f"{what}_counted_as_{units}",
-                words=f"{count} {what} are counted in the place of {context.units} {units}",
-                weights=context.weights(units=count),
-            )
-
-
-def _other_prompts(context: StepContext) -> Iterator[Mistake]:
-    """Prompts told from each other, or counted, by a rule that not every step follows."""
-    step = context.step
-    if context.mode is not Mode.PROMPT_MEAN:
-        return
-    starts = np.diff(step.groups, prepend=step.groups[0]) != 0
-    run = np.cumsum(starts)
-    tokens = np.bincount(run, weights=context.counted)[run]
-    yield Mistake(
-        name="runs_counted_as_prompts",
-        words=f"{run[-1] + 1} runs of adjacent samples are taken for {context.units} prompts",
-        weights=context.weights(tokens, float(run[-1] + 1)),
-    )
-    group_size = np.bincount(context.unit).max()
-    yield Mistake(
-        name="prompts_by_group_size",
-        words=f"prompts are taken to be {step.size} samples / {group_size} of a prompt",
-        weights=context.weights(units=step.size / float(group_size)),
-    )
-
-
-def _parts(context: StepContext) -> Iterator[Mistake]:
-    """Denominators of what one rank, micro-batch or context-parallel slice holds of the step."""
-    if context.placement is None:
-        return
-    for part in _cut_into(context.placement, context.layout):
-        if part.count.max() > 1:
-            yield from _of_parts(context, part)
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _Part:
-    """One way of seeing a step in parts."""
-
-    name: str
-    label: NDArray[np.int64]
-    """Of the part that holds a token: [tokens]."""
-
-    whole: NDArray[np.int64]
-    """Of the part, with the rest of its sequences that other ranks hold: [tokens]."""
-
-    count: NDArray[np.int64]
-    """How many parts their means are averaged over: [tokens]."""
-
-    slices: int = 1
-    """How many of them are of the same sequences."""
-
-    @property
-    def words(self) -> str:
-        return self.name.replace("_", " ")
-
-
-def _cut_into(placement: TokenPlacement, layout: Layout) -> Iterator[_Part]:
-    dp, cp = placement.dp_rank, placement.cp_rank
-    micro_batch = placement.micro_batch_number
-    ranks, slices = layout.dp, layout.cp
-    micro_batches = ranks * placement.micro_batches
-    yield _Part(name="rank", label=dp, whole=dp, count=np.full_like(dp, ranks))
-    yield _Part(name="micro_batch", label=micro_batch, whole=micro_batch, count=micro_batches)
-    most = int(micro_batches.max())
-    if (micro_batches < most).any():  # ranks with fewer are given some of padding alone
-        yield _Part(
-            name="micro_batch_or_padding",
-            label=micro_batch,
-            whole=micro_batch,
-            count=np.full_like(dp, most),
-        )
-    if slices > 1:
-        yield _Part(
-            name="cp_slice",
-            label=dp * slices + cp,
-            whole=dp,
-            count=np.full_like(dp, ranks * slices),
-            slices=slices,
-        )
-        yield _Part(
-            name="cp_slice_of_a_micro_batch",
-            label=micro_batch * slices + cp,
-            whole=micro_batch,
-            count=micro_batches * slices,
-            slices=slices,
-        )
-
-
-def _of_samples(context: StepContext, of_tokens: NDArray[np.int64]) -> NDArray[np.int64]:
-    """What all tokens of a sample have in common, by sample: [N]."""
-    return of_tokens[context.step.offsets[:-1]]
-
-
-def _of_parts(context: StepContext, part: _Part) -> Iterator[Mistake]:
-    """Both counts taken per part and the parts averaged; or one of the two alone."""
-    unit = context.unit[context.sample]
-    units = _units_held(unit, part.whole)
-    words = f"counted per {part.words} and averaged over {int(part.count.max())}"
-    tokens = None
-    if context.mode is not Mode.CONSTANT:
-        tokens = _tokens_held(unit, part.label, _counted_mask(context))
-        yield from _of_tokens_held(context, part, tokens)
-        if part.name == "micro_batch" and context.mode is Mode.TOKEN_MEAN:
-            yield _means_by_samples(context, tokens)
-    yield Mistake(
-        name=f"denominators_per_{part.name}",
-        words=f"denominators are {words}",
-        weights=context.weights(tokens, units * part.count),
-    )
-    if context.mode is Mode.PROMPT_MEAN:
-        yield Mistake(
-            name=f"units_counted_per_{part.name}",
-            words=f"prompts are {words}",
-            weights=context.weights(units=units * part.count),
-        )
-
-
-def _of_tokens_held(
-    context: StepContext, part: _Part, tokens: NDArray[np.float64]
-) -> Iterator[Mistake]:
-    """Tokens counted per part and units in the whole step: the parts' means added, or averaged."""
-    yield Mistake(
-        name=f"tokens_counted_per_{part.name}",
-        words=f"tokens are counted per {part.words}",
-        weights=context.weights(tokens),
-    )
-    for count in {int(part.count.max()), part.slices} - {1}:
-        yield Mistake(
-            name=f"denominators_per_{part.name}",
-            words=f"tokens are counted per {part.words} and means averaged over {count}",
-            weights=context.weights(tokens, float(context.units * count)),
-        )
-
-
-def _means_by_samples(context: StepContext, tokens: NDArray[np.float64]) -> Mistake:
-    assert context.placement is not None
-    return Mistake(
-        name="denominators_per_micro_batch_by_samples",
-        words="tokens are counted per micro batch and means weighted by samples",
-        weights=context.weights(tokens, _by_samples(context, context.placement)),
-    )
-
-
-def _by_samples(context: StepContext, placement: TokenPlacement) -> NDArray[np.float64]:
-    """What a token's micro-batch is divided by where it weighs its share of samples: [tokens]."""
-    of_rank = _units_held(context.sample, placement.dp_rank) * context.layout.dp
-    return of_rank / _units_held(context.sample, placement.micro_batch_number)
-
-
-def _tokens_held(
-    unit: NDArray[np.int64], label: NDArray[np.int64], mask: NDArray[np.bool_]
-) -> NDArray[np.float64]:
-    """Tokens of a token's unit that its part holds, of those in a mask: [tokens]."""
-    place = unit * (int(label.max()) + 1) + label
-    tokens: NDArray[np.float64] = np.bincount(place, weights=mask)[place]
-    return tokens
-
-
-def _units_held(unit: NDArray[np.int64], label: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Number of units of which a token's part holds something: [tokens]."""
-    forward_pass_of_token = np.unique(np.stack([label, unit]), axis=1)[0]
-    return np.bincount(forward_pass_of_token).astype(np.float64)[label]
-
-
-def _other_steps(context: StepContext) -> Iterator[Mistake]:
-    """Denominators of the whole batch of rollouts, or of the step before."""
-    for name, words, others in (
-        ("counted_over_batch", "of all steps of the batch together", context.steps),
-        (
-            "counted_of_the_step_before",
-            "of the step before",
-            context.steps[: context.step_index][-1:],
-        ),
-    ):
-        if len(context.steps) == 1 or not others:
-            continue
-        units = sum(_units(context, step) for step in others)
-        tokens = None
-        if context.mode is Mode.TOKEN_MEAN:
-            units = 1
-            counted = sum(int(counted_tokens(step, context.conventions).sum()) for step in others)
-            tokens = np.full(context.step.size, float(counted))
-        weights = context.weights(tokens, units)
-        yield Mistake(name=name, words=f"what is counted is that {words}", weights=weights)
-
-
-def _units(context: StepContext, step: Step) -> int:
-    return int(unit_of_sample(step, context.mode, context.conventions).max()) + 1
-
-
-def _rounded_counts(context: StepContext) -> Iterator[Mistake]:
-    """Counts that a dtype cannot hold, and whole numbers divided as such."""
-    if context.mode is Mode.CONSTANT:
-        return
-    tokens = context.unit_tokens
-    for dtype, (bits, largest) in COARSE_DTYPES.items():
-        yield Mistake(
-            name=f"counted_in_{dtype}",
-            words=f"tokens are counted in {dtype}, which has no odd numbers above {2**bits}",
-            weights=context.weights(_rounded(tokens, bits, largest)),
-        )
-    yield Mistake(
-        name="counted_in_float32",
-        words=f"tokens are added up in float32, in which {2**24} + 1 is {2**24}",
-        weights=context.weights(_added_in_float32(context)),
-    )
-    members = np.bincount(context.unit)[context.unit]
-    for what, count in (("samples", members), ("dp", np.full_like(members, context.layout.dp))):
-        yield Mistake(
-            name="integer_division",
-            words=f"tokens per {what} are cut to a whole number before they are multiplied again",
-            weights=context.weights(count * (tokens // count)),
-        )
-
-
-def _added_in_float32(context: StepContext) -> NDArray[np.float64]:
-    """Tokens of the unit of each sample, sample by sample: [N]."""
-    tokens = context.counted.astype(np.float32)
-    totals = [
-        float(np.cumsum(tokens[context.unit == unit], dtype=np.float32)[-1])
-        for unit in range(int(context.unit.max()) + 1)
-    ]
-    return np.array(totals)[context.unit]
-
-
-def _rounded(counts: NDArray[np.float64], bits: int, largest: float) -> NDArray[np.float64]:
-    """To nearest, ties to even, with so many significant bits, up to the largest number."""
-    mantissas, exponents = np.frexp(counts)
-    rounded: NDArray[np.float64] = np.ldexp(np.round(mantissas * 2**bits), exponents - bits)
-    return np.where(rounded > largest, np.inf, rounded)

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from conformance.diagnosis.catalogue import Mistake, StepContext
+    from conformance.diagnosis.mistake import Mistake
+    from conformance.diagnosis.step_context import StepContext
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

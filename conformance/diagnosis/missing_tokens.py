@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from adapters.contract import Option
-from conformance.diagnosis.catalogue import Mistake
+from conformance.diagnosis.mistake import Mistake
 from conformance.findings.finding import Diagnosis
 
 if TYPE_CHECKING:
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from conformance.diagnosis.catalogue import StepContext
     from conformance.diagnosis.placement import TokenPlacement
+    from conformance.diagnosis.step_context import StepContext
 
     Matches = Callable[[NDArray[np.float64]], bool]
 

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING
 
-from conformance.diagnosis.catalogue import filled_up, mistakes
+from conformance.diagnosis.catalogue import mistakes
 from conformance.diagnosis.missing_tokens import shares
+from conformance.diagnosis.parts import filled_up
 from conformance.findings.finding import Diagnosis
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from conformance.diagnosis.catalogue import StepContext
+    from conformance.diagnosis.step_context import StepContext
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from adapters.contract import Description, Job, Observation
-    from conformance.diagnosis.catalogue import StepContext
+    from conformance.diagnosis.step_context import StepContext
     from conformance.findings.finding import Diagnosis
 
 

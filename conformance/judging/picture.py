@@ -13,7 +13,7 @@ from conformance.findings.finding import Picture, PicturedSample, Run
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from conformance.diagnosis.catalogue import StepContext
+    from conformance.diagnosis.step_context import StepContext
 
 MOST_SAMPLES = 48
 """Of a step: a screen has no room for more."""

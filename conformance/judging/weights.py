@@ -9,9 +9,9 @@ import numpy as np
 
 from adapters.contract import PendingReduction
 from adapters.contract.objective import Objective
-from conformance.diagnosis.catalogue import ExpectedNumber, StepContext
 from conformance.diagnosis.explain import Evidence, diagnose
 from conformance.diagnosis.placement import forward_pass_of_token
+from conformance.diagnosis.step_context import ExpectedNumber, StepContext
 from conformance.findings.badness import agreement
 from conformance.findings.verdict import Verdict
 from conformance.judging import loss_terms

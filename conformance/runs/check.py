@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from adapters.contract import Adapter, Description, Job, Observation
-    from conformance.diagnosis.catalogue import ExpectedNumber
+    from conformance.diagnosis.step_context import ExpectedNumber
     from conformance.plan.checks import CheckSpec
     from conformance.plan.matrix import LogCell, MatrixCell
     from conformance.ranks.pool import RankPool

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from adapters.contract import Layout
-from conformance.diagnosis.catalogue import UnknownCutError
+from conformance.diagnosis.step_context import UnknownCutError
 from conformance.findings.harness import Consistency, InconsistentExpectationError
 from reference.aggregation import AuxiliaryAggregation, Mode
 from tests import command
@@ -16,7 +16,7 @@ from tests.conformance.given import BY_SAMPLE, UNEVEN, Given
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from conformance.diagnosis.catalogue import ExpectedNumber
+    from conformance.diagnosis.step_context import ExpectedNumber
 
 
 TWO = Layout(dp=2, micro_batches=2)

@@ -79,7 +79,7 @@ def swapped(text: str) -> str:
         ),
         (
             replaced("/b/dp1-cp1-", "/b/dp1-cp1-tp1-"),
-            r"line 15, findings\.1: the id is '.*/dp1-cp1-tp1-mb1-bshd', which is written '.*/dp1-cp1-mb1",
+            r"line 15, findings\.1: the id is '.*-tp1-mb1-bshd', which is written '.*/dp1-cp1-mb1",
         ),
         (replaced("/b/dp1", "/dp1"), r"line 15, findings\.1: '.*' is not of the form weights/"),
         (replaced('"engine": "torch"', '"motor": "torch"'), r"engine: Field required"),

@@ -1,0 +1,216 @@
+"""Mistakes in what is counted: other tokens, other units, another step, another dtype."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from conformance.diagnosis.mistake import Mistake
+from reference.aggregation import (
+    DenominatorMask,
+    Mode,
+)
+from reference.weights import counted_tokens, token_weights, unit_of_sample
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from conformance.diagnosis.step_context import StepContext
+    from reference.step import Step
+
+
+COARSE_DTYPES = {"bfloat16": (8, 3.4e38), "float16": (11, 65504.0)}
+"""Significant bits, above 2 to whose power there are no odd numbers, and the largest number."""
+
+
+def counted_mask(context: StepContext) -> NDArray[np.bool_]:
+    """The mask of which denominators are: [tokens]."""
+    original = context.step.original_mask
+    modified = context.conventions.denominator_mask is DenominatorMask.MODIFIED
+    return context.step.mask if modified or original is None else original
+
+
+def other_mask(context: StepContext) -> Iterator[Mistake]:
+    """The mask that the framework declares not to count, where rejection has made two of one."""
+    declared = context.conventions
+    for mask in DenominatorMask:
+        if mask is not declared.denominator_mask and context.step.original_mask is not None:
+            other = replace(declared, denominator_mask=mask)
+            yield Mistake(
+                name=f"{mask}_mask_counted",
+                words=f"denominators count the tokens of the {mask} mask",
+                weights=token_weights(context.step, context.aggregation, other),
+            )
+
+
+def other_tokens(context: StepContext) -> Iterator[Mistake]:
+    """The mode with other tokens counted for its samples."""
+    step = context.step
+    if context.mode is Mode.CONSTANT:
+        return
+    for name, words, counts in (
+        (
+            "empty_samples_counted",
+            "a sample without active tokens is counted as one token",
+            np.maximum(context.counted, 1),
+        ),
+        ("masked_tokens_counted", "masked tokens are counted", step.response_lengths),
+        (
+            "prompt_tokens_counted",
+            "prompts are counted with their responses",
+            step.prompt_lengths + step.response_lengths,
+        ),
+        *_paddings(context),
+    ):
+        weights = context.weights(context.tokens_if(counts))
+        yield Mistake(name=name, words=words, weights=weights)
+
+
+def _paddings(context: StepContext) -> Iterator[tuple[str, str, NDArray[np.int64]]]:
+    """What samples count if padding does, up to the longest in the step or the micro-batch."""
+    step = context.step
+    for what, lengths in (
+        ("response", step.response_lengths),
+        ("sequence", step.prompt_lengths + step.response_lengths),
+    ):
+        words = f"padding up to the longest {what} of the"
+        yield "padding_counted", f"{words} step is counted", np.full(step.size, lengths.max())
+        if context.placement is not None:
+            micro_batch = of_samples(context, context.placement.micro_batch_number)
+            widest = np.zeros(micro_batch.max() + 1, np.int64)
+            np.maximum.at(widest, micro_batch, lengths)
+            yield "padding_counted", f"{words} micro-batch is counted", widest[micro_batch]
+
+
+def off_by_the_same(context: StepContext) -> Iterator[Mistake]:
+    """Each sample counts one or two tokens more or less than it has, as for an end of sequence."""
+    if context.mode is Mode.CONSTANT:
+        return
+    tokens = context.counted
+    for difference in (1, -1, 2, -2):
+        counts = np.where(tokens > 0, np.maximum(tokens + difference, 0), 0)
+        counted = np.maximum(context.tokens_if(counts), 1)
+        sign = "more" if difference > 0 else "less"
+        yield Mistake(
+            name="tokens_per_sample_miscounted",
+            words=f"every sample counts {abs(difference)} token {sign} than it has",
+            weights=context.weights(counted),
+        )
+
+
+def other_units(context: StepContext) -> Iterator[Mistake]:
+    """Something else counted in the place of samples or prompts."""
+    step = context.step
+    if context.mode is Mode.TOKEN_MEAN:
+        return
+    units = "prompts" if context.mode is Mode.PROMPT_MEAN else "samples"
+    for what, count in (
+        ("samples", step.size),
+        ("rollouts", len(np.unique(step.rollouts))),
+        ("prompts", len(np.unique(step.groups))),
+        ("tokens", max(int(context.counted.sum()), 1)),
+    ):
+        if count != context.units:
+            yield Mistake(
+                name=f"{what}_counted_as_{units}",
+                words=f"{count} {what} are counted in the place of {context.units} {units}",
+                weights=context.weights(units=count),
+            )
+
+
+def other_prompts(context: StepContext) -> Iterator[Mistake]:
+    """Prompts told from each other, or counted, by a rule that not every step follows."""
+    step = context.step
+    if context.mode is not Mode.PROMPT_MEAN:
+        return
+    starts = np.diff(step.groups, prepend=step.groups[0]) != 0
+    run = np.cumsum(starts)
+    tokens = np.bincount(run, weights=context.counted)[run]
+    yield Mistake(
+        name="runs_counted_as_prompts",
+        words=f"{run[-1] + 1} runs of adjacent samples are taken for {context.units} prompts",
+        weights=context.weights(tokens, float(run[-1] + 1)),
+    )
+    group_size = np.bincount(context.unit).max()
+    yield Mistake(
+        name="prompts_by_group_size",
+        words=f"prompts are taken to be {step.size} samples / {group_size} of a prompt",
+        weights=context.weights(units=step.size / float(group_size)),
+    )
+
+
+def of_samples(context: StepContext, of_tokens: NDArray[np.int64]) -> NDArray[np.int64]:
+    """What all tokens of a sample have in common, by sample: [N]."""
+    return of_tokens[context.step.offsets[:-1]]
+
+
+def other_steps(context: StepContext) -> Iterator[Mistake]:
+    """Denominators of the whole batch of rollouts, or of the step before."""
+    for name, words, others in (
+        ("counted_over_batch", "of all steps of the batch together", context.steps),
+        (
+            "counted_of_the_step_before",
+            "of the step before",
+            context.steps[: context.step_index][-1:],
+        ),
+    ):
+        if len(context.steps) == 1 or not others:
+            continue
+        units = sum(_units(context, step) for step in others)
+        tokens = None
+        if context.mode is Mode.TOKEN_MEAN:
+            units = 1
+            counted = sum(int(counted_tokens(step, context.conventions).sum()) for step in others)
+            tokens = np.full(context.step.size, float(counted))
+        weights = context.weights(tokens, units)
+        yield Mistake(name=name, words=f"what is counted is that {words}", weights=weights)
+
+
+def _units(context: StepContext, step: Step) -> int:
+    return int(unit_of_sample(step, context.mode, context.conventions).max()) + 1
+
+
+def rounded_counts(context: StepContext) -> Iterator[Mistake]:
+    """Counts that a dtype cannot hold, and whole numbers divided as such."""
+    if context.mode is Mode.CONSTANT:
+        return
+    tokens = context.unit_tokens
+    for dtype, (bits, largest) in COARSE_DTYPES.items():
+        yield Mistake(
+            name=f"counted_in_{dtype}",
+            words=f"tokens are counted in {dtype}, which has no odd numbers above {2**bits}",
+            weights=context.weights(_rounded(tokens, bits, largest)),
+        )
+    yield Mistake(
+        name="counted_in_float32",
+        words=f"tokens are added up in float32, in which {2**24} + 1 is {2**24}",
+        weights=context.weights(_added_in_float32(context)),
+    )
+    members = np.bincount(context.unit)[context.unit]
+    for what, count in (("samples", members), ("dp", np.full_like(members, context.layout.dp))):
+        yield Mistake(
+            name="integer_division",
+            words=f"tokens per {what} are cut to a whole number before they are multiplied again",
+            weights=context.weights(count * (tokens // count)),
+        )
+
+
+def _added_in_float32(context: StepContext) -> NDArray[np.float64]:
+    """Tokens of the unit of each sample, sample by sample: [N]."""
+    tokens = context.counted.astype(np.float32)
+    totals = [
+        float(np.cumsum(tokens[context.unit == unit], dtype=np.float32)[-1])
+        for unit in range(int(context.unit.max()) + 1)
+    ]
+    return np.array(totals)[context.unit]
+
+
+def _rounded(counts: NDArray[np.float64], bits: int, largest: float) -> NDArray[np.float64]:
+    """To nearest, ties to even, with so many significant bits, up to the largest number."""
+    mantissas, exponents = np.frexp(counts)
+    rounded: NDArray[np.float64] = np.ldexp(np.round(mantissas * 2**bits), exponents - bits)
+    return np.where(rounded > largest, np.inf, rounded)

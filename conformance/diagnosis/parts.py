@@ -1,0 +1,187 @@
+"""Mistakes of counting or averaging over a part of the step: a rank, a micro-batch, a slice."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from conformance.diagnosis.miscounts import counted_mask
+from conformance.diagnosis.mistake import Mistake
+from conformance.diagnosis.step_context import StepContext, by_samples, units_held
+from reference.aggregation import (
+    MicroBatchWeight,
+    Mode,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from adapters.contract import Layout
+    from conformance.diagnosis.placement import TokenPlacement
+
+
+def filled_up(context: StepContext) -> Iterator[Mistake]:
+    """What only fills ranks or micro-batches up, counted in a mean over micro-batches."""
+    placement = context.placement
+    if placement is None or not context.per_micro_batch:
+        return
+    most = placement.micro_batches.max()
+    for name, words, shares in (
+        (
+            "padding_micro_batches_averaged",
+            f"micro-batches of padding count as 0 in means over {most} of each rank",
+            placement.micro_batches / most,
+        ),
+        *_dummy_rows(context, placement),
+    ):
+        if (shares != 1)[context.expected > 0].any():
+            yield Mistake(name=name, words=words, weights=context.expected * shares)
+
+
+def _dummy_rows(
+    context: StepContext, placement: TokenPlacement
+) -> Iterator[tuple[str, str, NDArray[np.float64]]]:
+    """What rows without active tokens make of the weights, as multiples of the right ones."""
+    name = "dummy_rows_averaged"
+    rows = units_held(context.sample, placement.micro_batch_number)
+    averages_samples = context.mode is Mode.SAMPLE_MEAN
+    if averages_samples:
+        largest = np.zeros(context.layout.dp)
+        np.maximum.at(largest, placement.dp_rank, rows)
+        words = "rows that fill a micro-batch up to the rank's largest count as 0 in its mean"
+        yield name, words, rows / largest[placement.dp_rank]
+    of_rank = units_held(context.sample, placement.dp_rank)
+    most = of_rank.max()
+    last = placement.micro_batch == placement.micro_batches - 1
+    filled = rows + np.where(last, most - of_rank, 0)
+    shares = rows / filled if averages_samples else np.ones(len(rows))
+    if context.conventions.micro_batch_weight is MicroBatchWeight.BY_SAMPLES:
+        shares = shares * (filled / rows) * (of_rank / most)
+    words = f"rows that fill a rank's last micro-batch, up to {most:g} of the rank, count in means"
+    yield name, words, shares
+
+
+def parts(context: StepContext) -> Iterator[Mistake]:
+    """Denominators of what one rank, micro-batch or context-parallel slice holds of the step."""
+    if context.placement is None:
+        return
+    for part in _cut_into(context.placement, context.layout):
+        if part.count.max() > 1:
+            yield from _of_parts(context, part)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Part:
+    """One way of seeing a step in parts."""
+
+    name: str
+    label: NDArray[np.int64]
+    """Of the part that holds a token: [tokens]."""
+
+    whole: NDArray[np.int64]
+    """Of the part, with the rest of its sequences that other ranks hold: [tokens]."""
+
+    count: NDArray[np.int64]
+    """How many parts their means are averaged over: [tokens]."""
+
+    slices: int = 1
+    """How many of them are of the same sequences."""
+
+    @property
+    def words(self) -> str:
+        return self.name.replace("_", " ")
+
+
+def _cut_into(placement: TokenPlacement, layout: Layout) -> Iterator[_Part]:
+    dp, cp = placement.dp_rank, placement.cp_rank
+    micro_batch = placement.micro_batch_number
+    ranks, slices = layout.dp, layout.cp
+    micro_batches = ranks * placement.micro_batches
+    yield _Part(name="rank", label=dp, whole=dp, count=np.full_like(dp, ranks))
+    yield _Part(name="micro_batch", label=micro_batch, whole=micro_batch, count=micro_batches)
+    most = int(micro_batches.max())
+    if (micro_batches < most).any():  # ranks with fewer are given some of padding alone
+        yield _Part(
+            name="micro_batch_or_padding",
+            label=micro_batch,
+            whole=micro_batch,
+            count=np.full_like(dp, most),
+        )
+    if slices > 1:
+        yield _Part(
+            name="cp_slice",
+            label=dp * slices + cp,
+            whole=dp,
+            count=np.full_like(dp, ranks * slices),
+            slices=slices,
+        )
+        yield _Part(
+            name="cp_slice_of_a_micro_batch",
+            label=micro_batch * slices + cp,
+            whole=micro_batch,
+            count=micro_batches * slices,
+            slices=slices,
+        )
+
+
+def _of_parts(context: StepContext, part: _Part) -> Iterator[Mistake]:
+    """Both counts taken per part and the parts averaged; or one of the two alone."""
+    unit = context.unit[context.sample]
+    units = units_held(unit, part.whole)
+    words = f"counted per {part.words} and averaged over {int(part.count.max())}"
+    tokens = None
+    if context.mode is not Mode.CONSTANT:
+        tokens = _tokens_held(unit, part.label, counted_mask(context))
+        yield from _of_tokens_held(context, part, tokens)
+        if part.name == "micro_batch" and context.mode is Mode.TOKEN_MEAN:
+            yield _means_by_samples(context, tokens)
+    yield Mistake(
+        name=f"denominators_per_{part.name}",
+        words=f"denominators are {words}",
+        weights=context.weights(tokens, units * part.count),
+    )
+    if context.mode is Mode.PROMPT_MEAN:
+        yield Mistake(
+            name=f"units_counted_per_{part.name}",
+            words=f"prompts are {words}",
+            weights=context.weights(units=units * part.count),
+        )
+
+
+def _of_tokens_held(
+    context: StepContext, part: _Part, tokens: NDArray[np.float64]
+) -> Iterator[Mistake]:
+    """Tokens counted per part and units in the whole step: the parts' means added, or averaged."""
+    yield Mistake(
+        name=f"tokens_counted_per_{part.name}",
+        words=f"tokens are counted per {part.words}",
+        weights=context.weights(tokens),
+    )
+    for count in {int(part.count.max()), part.slices} - {1}:
+        yield Mistake(
+            name=f"denominators_per_{part.name}",
+            words=f"tokens are counted per {part.words} and means averaged over {count}",
+            weights=context.weights(tokens, float(context.units * count)),
+        )
+
+
+def _means_by_samples(context: StepContext, tokens: NDArray[np.float64]) -> Mistake:
+    assert context.placement is not None
+    return Mistake(
+        name="denominators_per_micro_batch_by_samples",
+        words="tokens are counted per micro batch and means weighted by samples",
+        weights=context.weights(tokens, by_samples(context, context.placement)),
+    )
+
+
+def _tokens_held(
+    unit: NDArray[np.int64], label: NDArray[np.int64], mask: NDArray[np.bool_]
+) -> NDArray[np.float64]:
+    """Tokens of a token's unit that its part holds, of those in a mask: [tokens]."""
+    place = unit * (int(label.max()) + 1) + label
+    tokens: NDArray[np.float64] = np.bincount(place, weights=mask)[place]
+    return tokens

@@ -1,0 +1,196 @@
+"""One optimizer step with all that its weights depend on, and the weights expected of it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from conformance.diagnosis.placement import TokenPlacement, token_placement
+from conformance.findings.harness import HarnessFaultError
+from reference.aggregation import (
+    Aggregation,
+    AuxiliaryAggregation,
+    Conventions,
+    EmptyUnits,
+    MicroBatchWeight,
+    Mode,
+    auxiliary_aggregation,
+)
+from reference.weights import counted_tokens, token_weights, unit_of_sample
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from adapters.contract import Layout
+    from reference.step import Step
+
+
+class UnknownCutError(HarnessFaultError):
+    """A reference that depends on how a step was cut, where the adapter does not tell how."""
+
+
+class ExpectedNumber(NamedTuple):
+    """A number of the reference's, and in words all that it may depend on besides the case.
+
+    Within a run, all of one name and case must be equal: mode, layout and micro-batches appear in
+    the name where the number may depend on them.
+    """
+
+    name: str
+    value: float
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class StepContext:
+    """One optimizer step of a batch, how it was to be reduced and how it was cut."""
+
+    steps: tuple[Step, ...]
+    step_index: int
+    aggregation: Aggregation
+    conventions: Conventions
+    layout: Layout
+    forward_pass_of_token: NDArray[np.int32] | None
+    """In which forward pass each rank held each token, if that is known: [ranks, tokens]."""
+
+    per_micro_batch: bool = False
+    """Whether the aggregation is that of each micro-batch, of which a mean is taken."""
+
+    @cached_property
+    def untrained(self) -> NDArray[np.bool_]:
+        """Tokens that no rank held, as far as is known: [tokens]."""
+        if self.forward_pass_of_token is None:
+            return np.zeros(len(self.step.mask), np.bool_)
+        untrained: NDArray[np.bool_] = np.less(self.forward_pass_of_token.max(axis=0), 0)
+        return untrained
+
+    @cached_property
+    def placement(self) -> TokenPlacement | None:
+        """How the step was cut; None where that is not known of every token."""
+        if self.forward_pass_of_token is None or self.untrained.any():
+            return None
+        return token_placement(self.forward_pass_of_token, self.layout)
+
+    @property
+    def step(self) -> Step:
+        """The one that is looked at."""
+        return self.steps[self.step_index]
+
+    @property
+    def mode(self) -> Mode:
+        """Of the aggregation."""
+        return self.aggregation.mode
+
+    @cached_property
+    def expected(self) -> NDArray[np.float64]:
+        """The reference's weights: [tokens]."""
+        if self.per_micro_batch:
+            return self.micro_batch_means
+        return token_weights(self.step, self.aggregation, self.conventions)
+
+    def of_term(self, how: AuxiliaryAggregation | None) -> StepContext:
+        """The same step, with the policy's aggregation replaced by that of a term beside it."""
+        if how is None:
+            return self
+        aggregation = auxiliary_aggregation(self.aggregation, how)
+        return replace(self, aggregation=aggregation, per_micro_batch=how.depends_on_cut)
+
+    @property
+    def fingerprint(self) -> ExpectedNumber:
+        """One number for all expected weights, under the name of what they may depend on."""
+        ordinals = np.arange(1, len(self.expected) + 1)
+        return ExpectedNumber(f"weights of {self.scope}", math.fsum(self.expected * ordinals))
+
+    @property
+    def scope(self) -> str:
+        """All that the expected weights may depend on, besides the case."""
+        divisor = "" if self.aggregation.divisor is None else f":{self.aggregation.divisor:g}"
+        weight = self.conventions.micro_batch_weight
+        where = f" of {weight} micro-batches on {self.layout}" if self.per_micro_batch else ""
+        return f"step {self.step_index}, {self.mode}{divisor}{where}"
+
+    @cached_property
+    def sample(self) -> NDArray[np.int64]:
+        """Number of the sample that each response token belongs to: [tokens]."""
+        return np.repeat(np.arange(self.step.size), self.step.response_lengths)
+
+    @cached_property
+    def unit(self) -> NDArray[np.int64]:
+        """Number of the unit that each sample belongs to, as in the reference: [N]."""
+        return unit_of_sample(self.step, self.mode, self.conventions)
+
+    @property
+    def counted(self) -> NDArray[np.int64]:
+        """Tokens of each sample that denominators count: [N]."""
+        return counted_tokens(self.step, self.conventions)
+
+    @property
+    def units(self) -> int:
+        """How many there are, or count."""
+        tokens = np.bincount(self.unit, weights=self.counted)
+        counted = self.conventions.empty_units is EmptyUnits.COUNTED
+        return len(tokens) if counted else max(int((tokens > 0).sum()), 1)
+
+    @cached_property
+    def micro_batch_means(self) -> NDArray[np.float64]:
+        """Weights in a mean over ranks and micro-batches of each one's own mean: [tokens].
+
+        That is one over its tokens, or over its samples where the mode is `sample_mean`. What has
+        no active token adds 0 and counts; what only pads does not.
+        """
+        if self.placement is None:
+            raise UnknownCutError(
+                f"{self.aggregation.mode} of micro-batches is declared, and not in which forward"
+                " pass every token was; have the adapter tell its forward passes"
+            )
+        batch = self.placement.micro_batch_number
+        micro_batches = (self.placement.micro_batches * self.layout.dp).astype(np.float64)
+        if self.conventions.micro_batch_weight is MicroBatchWeight.BY_SAMPLES:
+            micro_batches = by_samples(self, self.placement)
+        if self.mode is Mode.SAMPLE_MEAN:
+            return self.weights(units=micro_batches * units_held(self.sample, batch))
+        tokens = np.bincount(batch, weights=self.step.mask).astype(np.float64)[batch]
+        return self.weights(tokens, micro_batches)
+
+    def weights(
+        self,
+        tokens: NDArray[np.float64] | None = None,
+        units: NDArray[np.float64] | float | None = None,
+    ) -> NDArray[np.float64]:
+        """1 / (units · tokens) for active tokens: [tokens].
+
+        ``tokens`` [N or tokens] replaces the tokens of a unit, and ``units`` their number.
+        """
+        counted = self.unit_tokens if tokens is None else tokens
+        per_token = counted[self.sample] if len(counted) == self.step.size else counted
+        counted_units = self.units if units is None else units
+        denominators = np.broadcast_to(counted_units * per_token, self.step.mask.shape)
+        active = self.step.mask & (denominators > 0)
+        return np.divide(1.0, denominators, out=np.zeros(len(active)), where=active)
+
+    @cached_property
+    def unit_tokens(self) -> NDArray[np.float64]:
+        """Tokens of the unit of each sample, or L: [N]."""
+        return self.tokens_if(self.counted)
+
+    def tokens_if(self, of_samples: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Tokens of the unit of each sample, if samples had so many; or L: [N]."""
+        if self.aggregation.divisor is not None:
+            return np.full(self.step.size, self.aggregation.divisor)
+        tokens = np.bincount(self.unit, weights=of_samples)
+        return tokens[self.unit].astype(np.float64)
+
+
+def by_samples(context: StepContext, placement: TokenPlacement) -> NDArray[np.float64]:
+    """What a token's micro-batch is divided by where it weighs its share of samples: [tokens]."""
+    of_rank = units_held(context.sample, placement.dp_rank) * context.layout.dp
+    return of_rank / units_held(context.sample, placement.micro_batch_number)
+
+
+def units_held(unit: NDArray[np.int64], label: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Number of units of which a token's part holds something: [tokens]."""
+    forward_pass_of_token = np.unique(np.stack([label, unit]), axis=1)[0]
+    return np.bincount(forward_pass_of_token).astype(np.float64)[label]
