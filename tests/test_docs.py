@@ -8,6 +8,7 @@ import re
 import shlex
 import subprocess
 import tomllib
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from conformance.comparing.gate import Expecting, Outcome
 from conformance.comparing.report_file import load
 from conformance.findings.badness import explain
 from conformance.findings.report import Check, Finding
+from conformance.runs import registry
 from conformance.views import overview
 from reference.aggregation import Beside, Conventions
 from tests import command
@@ -130,7 +132,8 @@ def test_commands_with_a_source(tmp_path: Path, line: str) -> None:
     adapter = re.search("--adapter=([a-z]+)", line)[1]  # type: ignore[index]
     repository = Path(os.environ[command.SOURCES]) / {"skyrl": "SkyRL"}.get(adapter, adapter)
     if "@" not in line:
-        repository = checkout(repository, tmp_path / "checkout")
+        tree = registry.create(adapter, None).tree
+        repository = checkout(repository, tree, tmp_path / "checkout")
     arguments = shlex.split(line.replace("PATH", str(repository)))[1:]
     [case] = blocks("json", r"\{\n")
     (tmp_path / "step.json").write_text(case)
@@ -151,10 +154,10 @@ def test_histories_print_what_is_shown(capsys: pytest.CaptureFixture[str], line:
     assert shown in capsys.readouterr().out
 
 
-def checkout(repository: Path, folder: Path) -> Path:
-    """A work tree of the newest commit, with SkyRL's packages in it."""
+def checkout(repository: Path, tree: Sequence[str], folder: Path) -> Path:
+    """A work tree of the newest commit with some folders, or with all of them if none is named."""
     clone = ["git", "clone", "--quiet", "--shared", "--no-checkout", str(repository), str(folder)]
-    files = ["git", "-C", str(folder), "checkout", "--quiet", "HEAD", "--", "skyrl", "skyrl-gym"]
+    files = ["git", "-C", str(folder), "checkout", "--quiet", "HEAD", "--", *(tree or ".")]
     for arguments in (clone, files):
         subprocess.run(arguments, check=True)
     return folder
