@@ -20,10 +20,14 @@ FILES = {str(path.relative_to(FOLDER)): path.read_text() for path in FOLDER.rglo
 
 CI, GPU_GATE, ACTION = "workflows/ci.yml", "workflows/gpu-gate.yml", "actions/gate/action.yml"
 
+RELEASE = "workflows/release.yml"
+
 PAGES = {
     GPU_GATE: (FOLDER / "workflows" / "README.md").read_text(),
     ACTION: (FOLDER / "actions" / "gate" / "README.md").read_text(),
 }
+
+RUNS_SOMETHING = "    steps:\n      - run: pip list\n      - uses: actions/dow"
 
 Known = Callable[[str], bool]
 
@@ -55,7 +59,7 @@ def example(name: str) -> str:
 
 
 def test_there_are_these_files() -> None:
-    assert set(FILES) == {CI, GPU_GATE, ACTION}
+    assert set(FILES) == {CI, GPU_GATE, ACTION, RELEASE}
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -75,6 +79,13 @@ def test_the_example_of_a_page_is_as_it_should_be(complain: Complain, name: str)
         (CI, "    timeout-minutes: 90\n", "", "github-workflows-require-timeout"),
         (ACTION, "using: composite", "using: compost", "vendor.github-actions"),
         (CI, "contents: read", "contents: write", "a job may do more than read"),
+        (RELEASE, "  id-token: write", "  contents: write", "a job may do more than read"),
+        (
+            RELEASE,
+            "    steps:\n      - uses: actions/dow",
+            RUNS_SOMETHING,
+            "runs code with a right",
+        ),
         (CI, "pull_request:", "pull_request_target:", "rights of the repository"),
         (CI, "actions/checkout@v6", "actions/checkout@main", "is of no major version"),
         (GPU_GATE, "nvidia-smi", "echo ${{ inputs.ref }}", "pasted into a script"),

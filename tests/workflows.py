@@ -18,6 +18,9 @@ ACTION_SCHEMAS = ("vendor.github-actions",)
 
 WORKFLOW_SCHEMAS = ("vendor.github-workflows", "custom.github-workflows-require-timeout")
 
+PUBLISH = {"id-token": "write"}
+"""What a job needs in order to publish without a token."""
+
 
 def complaints(text: str, pytest_has: Callable[[str], bool]) -> list[str]:
     """All that is wrong with a workflow or an action; pytest has an option, or has not."""
@@ -62,6 +65,11 @@ def _schemas(text: str, schemas: Iterable[str]) -> Iterator[str]:
 def _rights(document: Document) -> Iterator[str]:
     if document.get("permissions") != {"contents": "read"}:
         yield "a job may do more than read"
+    for job in _jobs(document):
+        if job.get("permissions", PUBLISH) != PUBLISH:
+            yield "a job may do more than read, or than say who it is when it publishes"
+        if "permissions" in job and any("run" in step for step in job["steps"]):
+            yield "a job that publishes runs code with a right that only publishing needs"
     if "pull_request_target" in document["on"]:
         yield "pull requests of forks are run with the rights of the repository"
 
@@ -108,7 +116,7 @@ def _paths(document: Document) -> Iterator[str]:
 
 
 def _versions(step: Document) -> Iterator[str]:
-    if "uses" in step and not re.search(r"@v\d+$|^\./|^OWNER/", step["uses"]):
+    if "uses" in step and not re.search(r"@(release/)?v\d+$|^\./|^OWNER/", step["uses"]):
         yield f"{step['uses']} is of no major version"
 
 

@@ -1,7 +1,8 @@
 """Committed reports side by side: what conforms where, and what is wrong.
 
-``python -m conformance.views.overview`` writes the table into README.md, between its marks, the
-list of findings to reports/findings.md, and reports/README.md; all are made of the reports alone.
+``python -m conformance.views.overview`` writes the table of audited reports into README.md, between
+its marks, the list of findings to reports/findings.md, and reports/README.md; all are made of the
+reports alone.
 """
 
 from __future__ import annotations
@@ -80,9 +81,16 @@ between two, of one framework or of two.
 
 ## Frameworks side by side
 
-How many findings are wrong, of how many, over all checks; `–` where a framework has no such mode.
+How many findings are wrong, of how many; `–` where a framework has no such check or mode, or where
+the report is older than the check.
 A version with a † has a report from before the [audit](audit.md), of which some accusations, and
 some that conforms, do not stand.
+
+### By check
+"""
+
+MODES_HEAD = """
+### By mode
 """
 
 CONVENTIONS_HEAD = """
@@ -279,14 +287,19 @@ class Pages:
 
 
 def pages(found: Sequence[Version], readme: str) -> Pages:
-    """README.md with its table anew, reports/findings.md and reports/README.md."""
+    """README.md with its table anew, reports/findings.md and reports/README.md.
+
+    Reports from before the audit are left out of README.md.
+    """
+    audited = [one for one in found if not one.name.endswith(NOT_RENEWED)]
     before, rest = readme.split(BEGIN)
     _, after = rest.split(END)
     return Pages(
-        readme=f"{before}{BEGIN}{_lines(table(found))}{END}{after}",
+        readme=f"{before}{BEGIN}{_lines(table(audited))}{END}{after}",
         findings=f"{HEAD}{_lines(mistakes(found, WRONG))}"
         f"{ADVICE_HEAD}{_lines(mistakes(found, (Verdict.ADVICE,)))}",
-        index=f"{INDEX_HEAD}\n{_lines(modes(found))}{CONVENTIONS_HEAD}\n{_lines(conventions(found))}"
+        index=f"{INDEX_HEAD}\n{_lines(table(found))}{MODES_HEAD}\n{_lines(modes(found))}"
+        f"{CONVENTIONS_HEAD}\n{_lines(conventions(found))}"
         f"{DEPARTURES_HEAD}\n{_lines(departures(found))}"
         f"{FILES_HEAD}\n{_lines(files(found))}",
     )

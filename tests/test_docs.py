@@ -1,0 +1,276 @@
+"""README.md, CONTRIBUTING.md and docs/ say what is true: their commands are run, here or by CI."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import tomllib
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from conformance import cli, plugin
+from conformance.comparing.expectations import load as load_expectations
+from conformance.comparing.gate import Expecting, Outcome
+from conformance.comparing.report_file import load
+from conformance.findings.badness import explain
+from conformance.findings.finding import Finding
+from conformance.findings.verdict import Check
+from conformance.runs import registry
+from conformance.views import overview
+from reference.aggregation import AuxiliaryAggregation, Conventions
+from tests import command
+
+README = (command.ROOT / "README.md").read_text()
+
+PAGES = {
+    path: path.read_text()
+    for path in [
+        *(command.ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
+        *sorted((command.ROOT / "docs").glob("*.md")),
+    ]
+}
+
+TEXT = "".join(PAGES.values())
+
+CI = (command.ROOT / ".ci" / "run").read_text()
+
+
+def blocks(language: str, beginning: str = "") -> list[str]:
+    """The blocks of code of all pages that are in a language and begin like this, each once."""
+    found = re.findall(rf"^```{language}\n({beginning}.*?)^```$", TEXT, re.DOTALL | re.MULTILINE)
+    return [*dict.fromkeys(found)]
+
+
+FIRST, *OTHERS = blocks("sh")
+
+COMMANDS = [*dict.fromkeys(line for block in OTHERS for line in block.splitlines())]
+
+
+def commands(pattern: str) -> list[str]:
+    return [line for line in COMMANDS if re.match(pattern, line)]
+
+
+NATIVE = commands("pytest --adapter=native ")
+TORCHRUN = commands("torchrun ")
+WITH_SOURCE = commands("pytest .*--source=PATH")
+RELEASES = commands("pytest .*skyrl-0.2.0.json")
+MINE = commands("pytest --adapter=mine ")
+HISTORY = commands("rl-loss-conformance history ")
+ON_REPORTS = commands("rl-loss-conformance (show|diff|html|expect) ")
+IN_TEST_CLI = [
+    "rl-loss-conformance adapters",
+    "rl-loss-conformance cases",
+    "rl-loss-conformance cases worked_example",
+]
+
+
+def test_first_block_is_two_commands_that_ci_takes_from_here() -> None:
+    install_and_run, tests = FIRST.splitlines()
+
+    assert FIRST in README
+    assert install_and_run.startswith("pip install -c constraints.txt -e ")
+    assert install_and_run.endswith(" && pytest --adapter=skyrl --checks=weights")
+    assert tests == "pytest -n auto --dist=loadfile"
+    assert "README.md" in CI
+
+
+def test_every_other_command_is_run_once() -> None:
+    here = [*NATIVE, *TORCHRUN, *WITH_SOURCE, *RELEASES, *MINE, *HISTORY, *ON_REPORTS]
+    by_ci = [line for line in COMMANDS if f"\n{line}\n" in CI]
+
+    assert sorted([*here, *IN_TEST_CLI, *by_ci]) == sorted(COMMANDS)
+
+
+@pytest.mark.parametrize("line", NATIVE)
+def test_commands_on_native(tmp_path: Path, line: str) -> None:
+    result = command.finish(command.start(tmp_path, *shlex.split(line)[1:]), tmp_path, "native")
+
+    assert result.status == 0, result.output
+
+
+@pytest.mark.parametrize("line", TORCHRUN)
+def test_commands_of_torchrun(tmp_path: Path, line: str) -> None:
+    options, arguments = (shlex.split(part) for part in line.split(" -m pytest "))
+    process = command.start(tmp_path, *arguments, torchrun=options[1:])
+    result = command.finish(process, tmp_path, "native")
+
+    assert result.status == 0, result.output
+
+
+@pytest.mark.parametrize("line", ON_REPORTS)
+def test_commands_on_committed_reports(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "reports").symlink_to(command.ROOT / "reports")
+
+    assert cli.main(shlex.split(line)[1:]) in ((0, cli.WORSE) if " diff " in line else (0,))
+
+
+@pytest.mark.skyrl
+def test_two_releases_are_compared_in_two_commands_as_shown(tmp_path: Path) -> None:
+    first, second = RELEASES
+    older = command.finish(command.start(tmp_path, *shlex.split(first)[1:]), tmp_path, "skyrl")
+    newer = command.finish(command.start(tmp_path, *shlex.split(second)[1:]), tmp_path, "skyrl")
+    [shown] = blocks("text", "OLD  ")
+
+    assert (tmp_path / "skyrl-0.2.0.json").exists(), older.output
+    assert shown in newer.output
+
+
+@pytest.mark.skyrl
+@pytest.mark.skipif(
+    command.SOURCES not in os.environ, reason=f"{command.SOURCES} names no folder of checkouts"
+)
+@pytest.mark.parametrize("line", WITH_SOURCE)
+def test_commands_with_a_source(tmp_path: Path, line: str) -> None:
+    adapter = re.search("--adapter=([a-z]+)", line)[1]  # type: ignore[index]
+    repository = Path(os.environ[command.SOURCES]) / {"skyrl": "SkyRL"}.get(adapter, adapter)
+    if "@" not in line:
+        tree = registry.create(adapter, None).tree
+        repository = checkout(repository, tree, tmp_path / "checkout")
+    arguments = shlex.split(line.replace("PATH", str(repository)))[1:]
+    [case] = blocks("json", r"\{\n")
+    (tmp_path / "step.json").write_text(case)
+    process = command.start(tmp_path, *arguments, "--layout=dp1-cp1-mb1-thd")
+
+    assert command.finish(process, tmp_path, adapter).report["complete"]
+
+
+@pytest.mark.skipif(
+    command.SOURCES not in os.environ, reason=f"{command.SOURCES} names no folder of checkouts"
+)
+@pytest.mark.parametrize("line", HISTORY)
+def test_histories_print_what_is_shown(capsys: pytest.CaptureFixture[str], line: str) -> None:
+    arguments = shlex.split(line.replace("PATH", f"{os.environ[command.SOURCES]}/slime"))[1:]
+
+    assert cli.main(arguments) == 0
+    [shown] = blocks("text", "weights  ")
+    assert shown in capsys.readouterr().out
+
+
+def checkout(repository: Path, tree: Sequence[str], folder: Path) -> Path:
+    """A work tree of the newest commit with some folders, or with all of them if none is named."""
+    clone = ["git", "clone", "--quiet", "--shared", "--no-checkout", str(repository), str(folder)]
+    files = ["git", "-C", str(folder), "checkout", "--quiet", "HEAD", "--", *(tree or ".")]
+    for arguments in (clone, files):
+        subprocess.run(arguments, check=True)
+    return folder
+
+
+def test_first_adapter_conforms_and_its_mistake_is_named_as_shown(tmp_path: Path) -> None:
+    [code], [shown] = blocks("python"), blocks("text", "MISMATCH [^\n]*/dp1-cp1-mb1-bshd")
+    broken = code.replace("mask.sum().clamp(min=1)", "len(mask)")
+
+    right, wrong = run_mine(tmp_path / "right", code), run_mine(tmp_path / "wrong", broken)
+
+    assert right.status == 0, right.output
+    assert shown in wrong.output
+
+
+def run_mine(folder: Path, code: str) -> command.Result:
+    """Run the command where a package with the code and the entry point shown is installed."""
+    [line], [shown] = MINE, blocks("toml", r"\[project")
+    [(group, entries)] = tomllib.loads(shown)["project"]["entry-points"].items()
+    module, _, _ = entries["mine"].partition(":")
+    files = {
+        f"{module.replace('.', '/')}.py": code,
+        "mine-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: mine\nVersion: 1.0\n",
+        "mine-1.0.dist-info/entry_points.txt": f"[{group}]\nmine = {entries['mine']}\n",
+    }
+    for name, text in files.items():
+        path = folder / "site" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return command.finish(command.start(folder, *shlex.split(line)[1:]), folder, "mine")
+
+
+LINKING = [*command.ROOT.glob("*.md")] + [
+    path
+    for folder in ("docs", "reports", ".github")
+    for path in (command.ROOT / folder).rglob("*.md")
+]
+
+
+@pytest.mark.parametrize("page", LINKING, ids=lambda page: str(page.relative_to(command.ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\((?!https?:)([^()#\s]*)(?:#([^()\s]+))?\)", page.read_text())
+    dead = [
+        f"{path}#{anchor}"
+        for path, anchor in links
+        for target in [page.parent / path if path else page]
+        if not target.exists() or (anchor and anchor not in anchors(target))
+    ]
+
+    assert not dead
+
+
+def anchors(page: Path) -> list[str]:
+    """Those that GitHub gives to the headings of a page."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return [re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings]
+
+
+def test_every_page_can_be_reached_from_the_readme() -> None:
+    assert [path for path in PAGES if f"]({path.relative_to(command.ROOT)})" not in README] == [
+        command.ROOT / "README.md"
+    ]
+
+
+def test_layers_shown_are_those_of_the_import_contract() -> None:
+    project = tomllib.loads((command.ROOT / "pyproject.toml").read_text())
+    contracts = project["tool"]["importlinter"]["contracts"]
+    [layers] = [contract["layers"] for contract in contracts if contract["type"] == "layers"]
+
+    assert blocks("text", "plugin ") == [
+        "".join(f"{layer.replace('conformance.', '')}\n" for layer in layers)
+    ]
+
+
+def test_readme_is_short() -> None:
+    assert len(README.splitlines()) <= 180
+
+
+def test_table_and_findings_are_those_of_the_committed_reports() -> None:
+    """`python -m conformance.views.overview` writes them anew."""
+    found = overview.versions(command.ROOT / "reports")
+
+    assert overview.pages(found, README) == overview.Pages(
+        readme=README,
+        findings=(command.ROOT / "reports" / "findings.md").read_text(),
+        index=(command.ROOT / "reports" / "README.md").read_text(),
+    )
+
+
+def test_known_fault_shown_is_one_of_a_committed_report(tmp_path: Path) -> None:
+    [shown] = blocks("toml", r"\[\[expect")
+    (tmp_path / "known.toml").write_text(shown)
+    gate = Expecting(load_expectations(tmp_path / "known.toml"))
+    report = load(command.ROOT / "reports" / "skyrl" / "v0.3.0.json")
+    decisions = [gate.decision(f) for f in report.findings if gate.expectations.of(f.id)]
+
+    assert {decision.outcome for decision in decisions} == {Outcome.KNOWN}
+
+
+def test_finding_shown_is_of_a_committed_report_and_printed_as_shown() -> None:
+    [shown] = blocks("json", r"\{\"")
+    finding = Finding.model_validate(json.loads(shown))
+    committed = [path.read_text() for path in (command.ROOT / "reports" / "miles").glob("*.json")]
+
+    assert any(shown.strip() in report for report in committed)
+    assert f"\nMISMATCH {finding.id}: {explain(finding)}\n" in README
+
+
+def test_checks_conventions_and_options_are_documented() -> None:
+    options = re.findall(r'"(--[a-z-]+)"', Path(plugin.__file__).read_text())
+    rows = [*Check, *AuxiliaryAggregation, *(field.name for field in fields(Conventions))]
+
+    assert options
+    assert [option for option in options if f"\n| `{option}=" not in TEXT] == []
+    assert [name for name in rows if f"\n| `{name}` | " not in TEXT] == []
