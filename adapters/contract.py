@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from adapters.configuration import ORDINARY, Configuration
 from adapters.objective import Metric, Objective
 from reference.aggregation import DEFAULT_CONVENTIONS, Conventions, Mode
+from reference.errors import ConformanceError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -137,7 +138,7 @@ class Option(StrEnum):
     """Gradients are reduced bucket by bucket while the backward pass goes on."""
 
 
-class InvalidLayoutError(ValueError):
+class InvalidLayoutError(ConformanceError):
     """A layout that cannot be read or cannot exist."""
 
 
@@ -168,7 +169,7 @@ class Layout:
             value = getattr(self, name)
             if isinstance(value, int) and value < 1:
                 raise InvalidLayoutError(
-                    f"{name} of {self} is {value}, but there is at least one; give 1 or more"
+                    f"{name} of {self} is {value}, but there is at least one", "give 1 or more"
                 )
         object.__setattr__(self, "options", tuple(sorted(set(self.options))))
 
@@ -208,7 +209,7 @@ def _option(name: str, layout: str) -> Option:
         return Option(name)
     except ValueError:
         raise InvalidLayoutError(
-            f"option {name!r} of layout {layout} is unknown; choose {', '.join(Option)}"
+            f"option {name!r} of layout {layout} is unknown", f"choose {', '.join(Option)}"
         ) from None
 
 

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from conformance.comparing.report_file import load
 from conformance.corpus.cases import GENERATED
 from conformance.findings.badness import growth
+from conformance.findings.errors import NothingToCompareError
 from conformance.findings.report import Check, Verdict
 from conformance.findings.sanitize import last_line
 from reference.aggregation import Mode
@@ -44,10 +45,6 @@ if TYPE_CHECKING:
 
 RENAMED: Mapping[str, str] = MappingProxyType({})
 """Cases that older reports know by another name, each with the one it has now. No two have one."""
-
-
-class NothingToCompareError(ValueError):
-    """Two reports without a finding in common."""
 
 
 class Kind(StrEnum):
@@ -255,7 +252,8 @@ def load_difference(old: Path, new: Path, choice: Choice) -> Difference:
     if not found.compared:
         raise NothingToCompareError(
             f"{old} and {new} have nothing in common: no finding of one check, mode, depth, layout"
-            " and case is in both; give reports of one selection, or fewer --check and --mode"
+            " and case is in both",
+            "give reports of one selection, or fewer --check and --mode",
         )
     return found
 

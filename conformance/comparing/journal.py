@@ -17,16 +17,13 @@ from pydantic import ValidationError
 
 from conformance.comparing.report_file import write
 from conformance.comparing.writable import require_regular, require_regular_itself
+from conformance.findings.errors import ReportPathError
 from conformance.findings.report import Finding, Header, Report, Selection
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from io import FileIO
     from pathlib import Path
-
-
-class ReportPathError(ValueError):
-    """No report can be written where it was asked for."""
 
 
 class Journal:
@@ -70,8 +67,9 @@ class Journal:
                 write(report, self.path)
             except OSError as error:
                 raise ReportPathError(
-                    f"the report cannot be written to {self.path}: {error.strerror}; make room, and"
-                    f" the next run for this file makes a report of {_journal_path(self.path).name}"
+                    f"the report cannot be written to {self.path}: {error.strerror}",
+                    "make room, and the next run for this file makes a report of"
+                    f" {_journal_path(self.path).name}",
                 ) from error
         _journal_path(self.path).unlink(missing_ok=True)
         self._file.close()
@@ -128,8 +126,8 @@ def _refusals_said(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise ReportPathError(
-            f"no report can be written to {path}: {error.strerror};"
-            " give another file with --report=FILE"
+            f"no report can be written to {path}: {error.strerror}",
+            "give another file with --report=FILE",
         ) from error
 
 
@@ -161,8 +159,8 @@ def _locked(path: Path) -> FileIO:
         except BlockingIOError:
             file.close()
             raise ReportPathError(
-                f"another run is about to write {path}; wait for its end, or give another file"
-                " with --report=FILE"
+                f"another run is about to write {path}",
+                "wait for its end, or give another file with --report=FILE",
             ) from None
         with suppress(FileNotFoundError):
             if os.fstat(file.fileno()).st_ino == journal.stat().st_ino:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from conformance.diagnosis.placement import Cut, cut_of
-from conformance.findings.harness import HarnessFaultError
+from conformance.findings.errors import UnknownCutError
 from reference.aggregation import (
     Aggregation,
     Beside,
@@ -38,10 +38,6 @@ if TYPE_CHECKING:
 
     from adapters.contract import Layout
     from reference.step import Step
-
-
-class UnknownCutError(HarnessFaultError):
-    """A reference that depends on how a step was cut, where the adapter does not tell how."""
 
 
 COARSE_DTYPES = {"bfloat16": (8, 3.4e38), "float16": (11, 65504.0)}

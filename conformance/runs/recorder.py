@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypedDict
 
 from conformance.comparing.journal import Journal
-from conformance.findings.harness import Consistency, HarnessFaultError
+from conformance.findings.errors import HarnessFaultError
+from conformance.findings.harness import Consistency
 from conformance.findings.report import Finding, Header, Provenance, Selection
 from conformance.plan.matrix import GeneratedCell, LogCell
 from conformance.runs.check import Made, check, check_log

@@ -15,7 +15,6 @@ from conformance.comparing.diff import (
     RENAMED,
     Difference,
     Kind,
-    NothingToCompareError,
     compare,
     difference,
     load_difference,
@@ -23,6 +22,7 @@ from conformance.comparing.diff import (
 from conformance.comparing.groups import Choice
 from conformance.comparing.report_file import write
 from conformance.corpus.cases import GENERATED
+from conformance.findings.errors import NothingToCompareError
 from conformance.findings.report import (
     Check,
     Diagnosis,

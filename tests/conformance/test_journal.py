@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from adapters.contract import Depth, Layout
-from conformance.comparing.journal import Journal, ReportPathError, recover
+from conformance.comparing.journal import Journal, recover
 from conformance.comparing.report_file import load
+from conformance.findings.errors import ReportPathError
 from conformance.findings.report import (
     Environment,
     Finding,
