@@ -91,22 +91,6 @@ class Journal:
                 self._is_whole = False
 
 
-def recover(path: Path) -> Report | None:
-    """Turn the journal that a killed run left for ``path`` into a report; None if there is none.
-
-    Raises:
-        ReportPathError: the run was not killed: it goes on; or no report can be written.
-    """
-    with _refusals_said(path):
-        path = destination(path)
-        if not _journal_path(path).exists():
-            return None
-        with _locked(path) as file:
-            report = _recover(file, path)
-            _journal_path(path).unlink()
-    return report
-
-
 def destination(path: Path) -> Path:
     """Where a report for ``path`` is put: a symbolic link stays, and the file it names is replaced.
 
@@ -139,14 +123,13 @@ def _try(path: Path) -> None:
         file.flush()
 
 
-def _recover(file: FileIO, path: Path) -> Report | None:
+def _recover(file: FileIO, path: Path) -> None:
     """Make a report of what a journal holds, and empty it."""
     file.seek(0)
     report = _report_of(file.readall().split(b"\n"))
     if report is not None:
         write(report, path)
     file.truncate(0)
-    return report
 
 
 def _locked(path: Path) -> FileIO:
