@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 
 from adapters.contract import Depth
 from conformance.comparing import expectations
-from conformance.comparing.diff import NothingToCompareError, load_difference
+from conformance.comparing.diff import load_difference
 from conformance.comparing.groups import FindingFilter
 from conformance.comparing.report_file import load
 from conformance.corpus.cases import ALL_CASES
+from conformance.findings.errors import ConformanceError
 from conformance.findings.verdict import Check, Verdict
 from conformance.ranks.budget import MAX_RANKS
 from conformance.runs import history, inventory
-from conformance.runs.settings import SETTINGS_ERRORS
 from conformance.views import diff_formats, history_table, listing, page, show
 from reference.aggregation import Mode
 
@@ -36,23 +36,13 @@ WORSE = 1
 
 USAGE_ERROR = 2
 
-USAGE_ERRORS = (
-    history.InvalidHistoryError,
-    inventory.InvalidSourceError,
-    listing.UnknownCaseError,
-    NothingToCompareError,
-    page.PagePathError,
-    *SETTINGS_ERRORS,
-)
-"""What a command cannot be carried out for."""
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit status is 0, or 2 for a command that cannot be carried out."""
     options = _parser().parse_args(arguments)
     try:
         return _print(options.lines(options))
-    except USAGE_ERRORS as error:
+    except ConformanceError as error:
         print(f"rl-loss-conformance: {error}", file=sys.stderr)
         return USAGE_ERROR
     except BrokenPipeError:

@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from numbers import Real
 
+from reference.errors import ConformanceError
 
-class InvalidAggregationError(ValueError):
+
+class InvalidAggregationError(ConformanceError):
     """A mode and divisor that do not define a reduction."""
 
 
@@ -134,7 +136,7 @@ class Aggregation:
         known = [mode.value for mode in Mode]
         if self.mode not in known:
             raise InvalidAggregationError(
-                f"mode {self.mode!r} is unknown; choose one of {', '.join(known)}"
+                f"mode {self.mode!r} is unknown", f"choose one of {', '.join(known)}"
             )
         object.__setattr__(self, "mode", Mode(self.mode))
         if self.mode is Mode.CONSTANT:
@@ -142,7 +144,8 @@ class Aggregation:
         elif self.divisor is not None:
             raise InvalidAggregationError(
                 f"divisor {self.divisor!r} is given to {self.mode.value}, but only constant"
-                " divides by one; drop the divisor or choose constant"
+                " divides by one",
+                "drop the divisor or choose constant",
             )
 
     @classmethod
@@ -153,7 +156,8 @@ class Aggregation:
             value = float(divisor) if colon else None
         except ValueError:
             raise InvalidAggregationError(
-                f"divisor {divisor!r} of {text!r} is not a number; write for example constant:40960"
+                f"divisor {divisor!r} of {text!r} is not a number",
+                "write for example constant:40960",
             ) from None
         return cls(mode, value)  # type: ignore[arg-type]  # checked above
 
@@ -161,13 +165,13 @@ class Aggregation:
 def _require_divisor(divisor: object) -> None:
     if isinstance(divisor, bool) or not isinstance(divisor, Real):
         raise InvalidAggregationError(
-            f"constant needs a divisor and got {divisor!r}; give a positive number,"
-            " usually the maximum response length"
+            f"constant needs a divisor and got {divisor!r}",
+            "give a positive number, usually the maximum response length",
         )
     if not (math.isfinite(divisor) and float(divisor) > 0):
         raise InvalidAggregationError(
-            f"divisor {divisor!r} is not a positive finite number; give one,"
-            " usually the maximum response length"
+            f"divisor {divisor!r} is not a positive finite number",
+            "give one, usually the maximum response length",
         )
 
 

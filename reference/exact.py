@@ -1,4 +1,4 @@
-"""The same weights and scalars in rational arithmetic: the oracle's own oracle.
+"""The same weights in rational arithmetic: the oracle's own oracle.
 
 Written from the definitions, one token after another, and sharing no code with `reference.weights`.
 """
@@ -20,7 +20,7 @@ from reference.aggregation import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Sequence
+    from collections.abc import Hashable
 
     from reference.step import Step
 
@@ -49,17 +49,6 @@ def token_weights(
         [weight(unit) if active else Fraction(0) for active in mask]
         for unit, mask in zip(units, masks, strict=True)
     ]
-
-
-def step_scalar(
-    step: Step,
-    aggregation: Aggregation,
-    losses: Sequence[Fraction],
-    conventions: Conventions = DEFAULT_CONVENTIONS,
-) -> Fraction:
-    """Exact sum of weight · loss; losses are flat like ``step.mask``."""
-    weights = [w for sample in token_weights(step, aggregation, conventions) for w in sample]
-    return sum((w * loss for w, loss in zip(weights, losses, strict=True)), Fraction(0))
 
 
 def _unit(step: Step, sample: int, mode: Mode, conventions: Conventions) -> Hashable:

@@ -91,12 +91,3 @@ def reported_bound(tokens: int, dtype: str, operations: int = 0) -> float:
 def _of_losses(dtype: str) -> str:
     """The dtype of losses beside such parameters."""
     return dtype if UNIT_ROUNDOFF[dtype] < UNIT_ROUNDOFF[LOSS_DTYPE] else LOSS_DTYPE
-
-
-def scalar_bound(tokens: int, magnitude: float, dtype: str = "float64") -> float:
-    """Bound on the absolute error of a step scalar.
-
-    ``tokens`` terms are summed and ``magnitude`` is the sum of |weight · loss|. Besides the sum,
-    each term rounds its weight, its product, and the result of the sum.
-    """
-    return gamma(tokens + 2, UNIT_ROUNDOFF[dtype]) * magnitude

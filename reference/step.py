@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from reference.errors import ConformanceError
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from numpy.typing import ArrayLike, NDArray
 
 
-class InvalidStepError(ValueError):
+class InvalidStepError(ConformanceError):
     """The samples given do not make up a training step."""
 
 
@@ -57,19 +59,19 @@ class Step:
 
     def __post_init__(self) -> None:
         if self.size == 0:
-            raise InvalidStepError("a step has 0 samples, but needs at least one; add a sample")
+            raise InvalidStepError("a step has 0 samples, but needs at least one", "add a sample")
         for name in ("prompt_lengths", "response_lengths"):
             shortest = int(getattr(self, name).min())
             if shortest < 1:
                 raise InvalidStepError(
-                    f"{name} holds {shortest}, but a prompt and a response have at least one token;"
-                    " leave the sample out or mask its only token"
+                    f"{name} holds {shortest}, but a prompt and a response have at least one token",
+                    "leave the sample out or mask its only token",
                 )
         for name in ("response_lengths", "groups", "rollouts"):
             length = len(getattr(self, name))
             if length != self.size:
                 raise InvalidStepError(
-                    f"{name} has {length} entries for {self.size} samples; give one per sample"
+                    f"{name} has {length} entries for {self.size} samples", "give one per sample"
                 )
         self._set_mask("mask")
         if self.original_mask is not None:
@@ -81,7 +83,8 @@ class Step:
         if len(mask) != self.response_lengths.sum():
             raise InvalidStepError(
                 f"the loss masks have {len(mask)} entries for {self.response_lengths.sum()}"
-                " response tokens; give one entry per response token"
+                " response tokens",
+                "give one entry per response token",
             )
         object.__setattr__(self, name, mask)
 
@@ -90,7 +93,8 @@ class Step:
         if gained:
             raise InvalidStepError(
                 f"{gained} active tokens are not in the original masks, but rejection takes tokens"
-                " away and adds none; set them in both"
+                " away and adds none",
+                "set them in both",
             )
 
     @classmethod
@@ -100,7 +104,7 @@ class Step:
         rollouts = [sample.rollout for sample in samples]
         if None in rollouts and any(rollout is not None for rollout in rollouts):
             raise InvalidStepError(
-                "some samples have a rollout and some have none; give it for all or for none"
+                "some samples have a rollout and some have none", "give it for all or for none"
             )
         return cls(
             prompt_lengths=np.array([sample.prompt_length for sample in samples], np.int64),
@@ -169,13 +173,13 @@ def _as_mask(values: ArrayLike) -> NDArray[np.bool_]:
     array: NDArray[Any] = np.asarray(values)
     if array.ndim != 1:
         raise InvalidStepError(
-            f"a loss mask has {array.ndim} dimensions, but one response has one; give a flat list"
+            f"a loss mask has {array.ndim} dimensions, but one response has one", "give a flat list"
         )
     if array.dtype != np.bool_:
         strange = array[(array != 0) & (array != 1)]
         if strange.size:
             raise InvalidStepError(
-                f"a loss mask holds {strange[0]}, but a token is active (1) or not (0);"
-                " put other weights into the losses"
+                f"a loss mask holds {strange[0]}, but a token is active (1) or not (0)",
+                "put other weights into the losses",
             )
     return array.astype(np.bool_, copy=False)

@@ -1,4 +1,4 @@
-"""Token weights and step scalars in float64.
+"""Token weights in float64.
 
 A step scalar is linear in the token losses, so its weights say everything about it::
 
@@ -22,7 +22,6 @@ A weight is the same for all active tokens of a sample, so one number per sample
 
 from __future__ import annotations
 
-import math
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
@@ -72,20 +71,6 @@ def token_weights(
     return np.repeat(per_sample, step.response_lengths) * step.mask
 
 
-def step_scalar(
-    step: Step,
-    aggregation: Aggregation,
-    losses: NDArray[np.float64],
-    conventions: Conventions = DEFAULT_CONVENTIONS,
-) -> float:
-    """Sum of weight · loss over the active tokens; losses are flat like ``step.mask``.
-
-    The loss of an inactive token is not looked at, so it may be NaN.
-    """
-    weights = sample_weights(step, aggregation, conventions)
-    return math.fsum(weights * _masked_sums(step, losses))
-
-
 def counted_tokens(step: Step, conventions: Conventions) -> NDArray[np.int64]:
     """Tokens of each sample that denominators count: [N]."""
     modified = conventions.denominator_mask is DenominatorMask.MODIFIED
@@ -103,13 +88,3 @@ def unit_of_sample(step: Step, mode: Mode, conventions: Conventions) -> NDArray[
     else:
         return np.arange(step.size)
     return np.unique(identifiers, return_inverse=True)[1]
-
-
-def _masked_sums(step: Step, losses: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Sum of the active tokens' losses of each sample: [N]."""
-    sums = np.empty(step.size)
-    complete = step.active_tokens == step.response_lengths
-    for i, response in enumerate(step.responses):
-        active = losses[response] if complete[i] else losses[response][step.mask[response]]
-        sums[i] = np.add.reduce(active)
-    return sums

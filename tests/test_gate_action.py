@@ -22,8 +22,6 @@ DOCUMENT: dict[str, Any] = yaml.safe_load(ACTION.read_text())
 
 STEPS: list[dict[str, Any]] = DOCUMENT["runs"]["steps"]
 
-PAGE = ACTION.with_name("README.md").read_text()
-
 RED = re.findall(
     r"^```(?:text|sh)\n((?:worse: |pytest --adapter=native).*?)^```$",
     (command.ROOT / ".github" / "workflows" / "README.md").read_text(),
@@ -137,21 +135,3 @@ def test_what_is_installed_exists() -> None:
     assert (command.ROOT / "constraints.txt").exists()
     assert DOCUMENT["inputs"]["extras"]["default"] in project["optional-dependencies"]
     assert "/../../.." in step("Install")["run"]
-
-
-def test_no_input_is_pasted_into_a_script() -> None:
-    """It would be run, and the author of a pull request chooses what some expressions say."""
-    for one in STEPS:
-        assert "${{" not in one.get("run", "")
-
-
-def test_every_input_is_documented_and_the_example_is_a_workflow() -> None:
-    documented = set(re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (`.*?) \|", PAGE, re.M))))
-    [example] = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
-    workflow = yaml.safe_load(example)
-
-    assert documented == set(DOCUMENT["inputs"])
-    [job] = workflow["jobs"].values()
-    used = job["steps"][-1]
-    assert used["uses"].split("@")[0].endswith("/.github/actions/gate")
-    assert set(used["with"]) <= set(DOCUMENT["inputs"])

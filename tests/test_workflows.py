@@ -1,17 +1,27 @@
-"""Workflows and actions hold together: with GitHub's schemas, with the commands, with their pages.
+"""Workflows and actions are valid: by GitHub's schemas, shellcheck, and our own command lines.
 
 Whether GitHub runs them as they are meant is seen on GitHub alone.
 """
 
 from __future__ import annotations
 
+import contextlib
+import io
 import re
-from collections.abc import Callable
+import subprocess
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
+import check_jsonschema
 import pytest
+import yaml
+from click.testing import CliRunner
 
+from conformance import cli
 from conformance.runs import registry
-from tests import command, scripts, workflows
+from tests import command
 from tests.conformance import test_gpu
 
 FOLDER = command.ROOT / ".github"
@@ -20,115 +30,151 @@ FILES = {str(path.relative_to(FOLDER)): path.read_text() for path in FOLDER.rglo
 
 CI, GPU_GATE, ACTION = "workflows/ci.yml", "workflows/gpu-gate.yml", "actions/gate/action.yml"
 
-RELEASE = "workflows/release.yml"
-
 PAGES = {
     GPU_GATE: (FOLDER / "workflows" / "README.md").read_text(),
     ACTION: (FOLDER / "actions" / "gate" / "README.md").read_text(),
 }
 
-RUNS_SOMETHING = "    steps:\n      - run: pip list\n      - uses: actions/dow"
+EXAMPLES = {page: re.findall(r"```yaml\n(.*?)```", PAGES[page], re.DOTALL)[0] for page in PAGES}
 
-Known = Callable[[str], bool]
+SCHEMAS = ("vendor.github-workflows", "custom.github-workflows-require-timeout")
 
-Complain = Callable[[str], list[str]]
-
-
-@pytest.fixture
-def known(pytestconfig: pytest.Config) -> Known:
-    """Whether pytest has an option."""
-
-    def has(option: str) -> bool:
-        try:
-            pytestconfig.getoption(option)
-        except ValueError:
-            return False
-        return True
-
-    return has
+Document = dict[str, Any]
 
 
-@pytest.fixture
-def complain(known: Known) -> Complain:
-    return lambda text: workflows.complaints(text, known)
+def complaints(text: str, config: pytest.Config) -> list[str]:
+    """All that is wrong with a workflow or an action."""
+    schemas = ["vendor.github-actions"] if "runs" in read(text) else SCHEMAS
+    found = [schema_errors(text, schema) for schema in schemas]
+    for script in (step["run"] for step in steps(text) if "run" in step):
+        found += [shellcheck(script), *unknown_options(script, config)]
+    return [*filter(None, found)]
 
 
-def example(name: str) -> str:
-    [text] = re.findall(r"```yaml\n(.*?)```", PAGES[name], re.DOTALL)
-    return text
+def read(text: str) -> Document:
+    """A document of which every value is text, so that the key ``on`` is no truth value."""
+    document: Document = yaml.load(text, yaml.BaseLoader)
+    return document
 
 
-def test_there_are_these_files() -> None:
-    assert set(FILES) == {CI, GPU_GATE, ACTION, RELEASE}
+def steps(text: str) -> list[Document]:
+    document = read(text)
+    holders = [*document.get("jobs", {}).values(), document.get("runs", {})]
+    return [step for holder in holders for step in holder.get("steps", [])]
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_a_file_is_as_it_should_be(complain: Complain, name: str) -> None:
-    assert complain(FILES[name]) == []
+def inputs(name: str) -> dict[str, Document]:
+    """What an action or a workflow declares."""
+    document = read(FILES[name])
+    declared: dict[str, Document]
+    declared = (document if name == ACTION else document["on"]["workflow_call"])["inputs"]
+    return declared
 
 
-@pytest.mark.parametrize("name", PAGES)
-def test_the_example_of_a_page_is_as_it_should_be(complain: Complain, name: str) -> None:
-    assert complain(example(name)) == []
+def schema_errors(text: str, schema: str) -> str:
+    arguments = ["--builtin-schema", schema, "--default-filetype", "yaml", "-"]
+    result = CliRunner().invoke(check_jsonschema.main, arguments, input=text)
+    return result.output if result.exit_code else ""
+
+
+def shellcheck(script: str) -> str:
+    program = Path(sysconfig.get_path("scripts"), "shellcheck")
+    arguments = [program, "--shell=bash", "-"]
+    return subprocess.run(arguments, input=script, capture_output=True, text=True).stdout
+
+
+def unknown_options(script: str, config: pytest.Config) -> Iterator[str]:
+    """Long options that neither pytest nor our command line has, whichever their line runs."""
+    for line in script.replace("\\\n", " ").splitlines():
+        for option in re.findall(r"(?<![\w-])--[a-z-]+", line):
+            if not is_known(option, line, config):
+                yield f"{option} is no option of what is run by: {line}"
+
+
+def is_known(option: str, line: str, config: pytest.Config) -> bool:
+    ours = re.search(r"rl-loss-conformance (\w+)", line)
+    if ours is None:
+        return "pytest " in line and config.getoption(option, ...) is not ...
+    with contextlib.redirect_stdout(io.StringIO()) as shown, contextlib.suppress(SystemExit):
+        cli.main([ours[1], "--help"])
+    return f"{option} " in shown.getvalue()
+
+
+@pytest.mark.parametrize("text", [*FILES.values(), *EXAMPLES.values()])
+def test_a_file_is_as_it_should_be(pytestconfig: pytest.Config, text: str) -> None:
+    assert complaints(text, pytestconfig) == []
 
 
 @pytest.mark.parametrize(
     ("name", "right", "wrong", "complaint"),
     [
-        (CI, "runs-on:", "run-on:", "vendor.github-workflows"),
-        (CI, "    timeout-minutes: 90\n", "", "github-workflows-require-timeout"),
-        (ACTION, "using: composite", "using: compost", "vendor.github-actions"),
-        (CI, "contents: read", "contents: write", "a job may do more than read"),
-        (RELEASE, "  id-token: write", "  contents: write", "a job may do more than read"),
-        (
-            RELEASE,
-            "    steps:\n      - uses: actions/dow",
-            RUNS_SOMETHING,
-            "runs code with a right",
-        ),
-        (CI, "pull_request:", "pull_request_target:", "rights of the repository"),
-        (CI, "actions/checkout@v6", "actions/checkout@main", "is of no major version"),
-        (GPU_GATE, "nvidia-smi", "echo ${{ inputs.ref }}", "pasted into a script"),
-        (GPU_GATE, 'bin/tox" -e', "bin/tox -e", "bash: "),
-        (GPU_GATE, "nvidia-smi", "nvidia-top", "nvidia-top is no program"),
-        (ACTION, "pytest --adapter", "py.tests --adapter", "py.tests is no program"),
-        (GPU_GATE, "-e gpu", "-e cuda", "tox.ini has no cuda"),
-        (CI, ".ci/run", ".ci/go", ".ci/go is not in this repository"),
-        (ACTION, "$root/constraints", "$root/pins", "$root/pins.txt is not in"),
-        (ACTION, '"--backend=', '"--transport=', "pytest has no --transport"),
-        (ACTION, "--format=", "--layout=", "diff has no --layout"),
-        (ACTION, "inputs.engine }}", "inputs.motor }}", "input motor is used and not declared"),
-        (GPU_GATE, "inputs.options", "inputs.extras", "input options is declared and not used"),
-        (GPU_GATE, "inputs: *inputs", "inputs: {}", "by hand, other inputs are taken"),
-        (GPU_GATE, "          device:", "          machine:", "machine is no input of"),
-        (GPU_GATE, "path: conformance", "path: project", "nothing is checked out to conformance"),
-        (CI, "path: constraints.txt", "path: pins.txt", "pins.txt is not in this repository"),
-        (GPU_GATE, "/actions/gate", "/actions/door", "door is not in this repository"),
+        (CI, "runs-on:", "run-on:", "'runs-on' is a required property"),
+        (CI, "    timeout-minutes: 90\n", "", "'timeout-minutes' is a required property"),
+        (ACTION, "using: composite", "using: compost", "is not one of ['node12'"),
+        (GPU_GATE, "nvidia-smi", "echo ${{ inputs.ref }}", "SC2296"),
+        (GPU_GATE, "nvidia-smi", "cat $RUNNER_TEMP/x", "SC2086"),
+        (GPU_GATE, 'bin/tox" -e', "bin/tox -e", "SC1073"),
+        (ACTION, "pytest --adapter", "py.tests --adapter", "--adapter is no option"),
+        (ACTION, '"--backend=', '"--transport=', "--transport is no option"),
+        (ACTION, "conformance diff", "conformance dif", "--format is no option"),
+        (ACTION, "--format=", "--layout=", "--layout is no option"),
     ],
 )
 def test_what_is_wrong_is_seen(
-    complain: Complain, name: str, right: str, wrong: str, complaint: str
+    pytestconfig: pytest.Config, name: str, right: str, wrong: str, complaint: str
 ) -> None:
     assert right in FILES[name]
 
-    found = complain(FILES[name].replace(right, wrong))
+    found = complaints(FILES[name].replace(right, wrong), pytestconfig)
 
     assert any(complaint in one for one in found), found
 
 
+def test_the_script_of_ci_is_as_it_should_be() -> None:
+    assert shellcheck((command.ROOT / ".ci" / "run").read_text()) == ""
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_jobs_may_read_only_and_nothing_is_pasted_into_a_script(name: str) -> None:
+    """A pasted expression is run, and the author of a pull request chooses what some say."""
+    if name != ACTION:
+        assert read(FILES[name])["permissions"] == {"contents": "read"}
+        assert "pull_request_target" not in read(FILES[name])["on"]
+    for step in steps(FILES[name]):
+        assert "${{" not in step.get("run", "")
+        assert re.search(r"@v\d+$|^\./", step.get("uses", "./"))
+
+
 @pytest.mark.parametrize("name", PAGES)
-def test_what_is_wrong_with_an_example_is_seen(complain: Complain, name: str) -> None:
-    found = complain(example(name).replace("adapter:", "framwork:"))
-
-    assert any("framwork is no input of" in one for one in found)
-    assert any(one.endswith("requires adapter") for one in found)
-
-
-@pytest.mark.parametrize("name", PAGES)
-def test_every_input_is_documented(name: str) -> None:
+def test_every_input_is_used_and_documented(name: str) -> None:
     rows = "".join(re.findall(r"^\| (`.*?) \|", PAGES[name], re.MULTILINE))
 
-    assert set(re.findall(r"`(\w+)`", rows)) == set(workflows.inputs(workflows.read(FILES[name])))
+    assert set(re.findall(r"\binputs\.(\w+)", FILES[name])) == set(inputs(name))
+    assert set(re.findall(r"`(\w+)`", rows)) == set(inputs(name))
+
+
+@pytest.mark.parametrize(
+    ("user", "name"),
+    [(EXAMPLES[GPU_GATE], GPU_GATE), (EXAMPLES[ACTION], ACTION), (FILES[GPU_GATE], ACTION)],
+)
+def test_inputs_are_given_as_they_are_declared(user: str, name: str) -> None:
+    [job] = read(user)["jobs"].values()
+    caller = job if "uses" in job else job["steps"][-1]
+
+    assert caller["uses"].partition("@")[0].endswith(f".github/{name.removesuffix('/action.yml')}")
+    assert set(caller["with"]) <= set(inputs(name))
+    assert {key for key, one in inputs(name).items() if "required" in one} <= set(caller["with"])
+
+
+def test_by_hand_the_same_inputs_are_taken() -> None:
+    assert read(FILES[GPU_GATE])["on"]["workflow_dispatch"]["inputs"] == inputs(GPU_GATE)
+
+
+def test_environments_of_tox_exist() -> None:
+    named = re.findall(r'\btox"? (?:exec )?-e (\w+)', "".join([*FILES.values(), *PAGES.values()]))
+
+    assert set(named) == {"gpu"}
+    assert "[testenv:gpu]" in (command.ROOT / "tox.ini").read_text()
 
 
 def test_devices_are_those_that_the_page_says_adapters_have() -> None:
@@ -146,8 +192,8 @@ def test_the_reason_shown_is_that_of_the_tests() -> None:
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_options_that_a_page_shows_exist(known: Known, name: str) -> None:
+def test_options_that_a_page_shows_exist(pytestconfig: pytest.Config, name: str) -> None:
     blocks = re.findall(r"```sh\n(.*?)```", PAGES[name], re.DOTALL)
     in_text = re.findall(r"`(pytest .*?)`", PAGES[name], re.DOTALL)
 
-    assert [*scripts.unknown_options("\n".join([*blocks, *in_text]), known)] == []
+    assert [*unknown_options("\n".join([*blocks, *in_text]), pytestconfig)] == []

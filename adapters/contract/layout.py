@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
 
+from reference.errors import ConformanceError
+
 
 class Option(StrEnum):
     """A setting that changes how a step is run and must not change what it computes."""
@@ -27,7 +29,7 @@ class Option(StrEnum):
     """Gradients are reduced bucket by bucket while the backward pass goes on."""
 
 
-class InvalidLayoutError(ValueError):
+class InvalidLayoutError(ConformanceError):
     """A layout that cannot be read or cannot exist."""
 
 
@@ -58,7 +60,7 @@ class Layout:
             value = getattr(self, name)
             if isinstance(value, int) and value < 1:
                 raise InvalidLayoutError(
-                    f"{name} of {self} is {value}, but there is at least one; give 1 or more"
+                    f"{name} of {self} is {value}, but there is at least one", "give 1 or more"
                 )
         object.__setattr__(self, "options", tuple(sorted(set(self.options))))
 
@@ -98,7 +100,7 @@ def _option(name: str, layout: str) -> Option:
         return Option(name)
     except ValueError:
         raise InvalidLayoutError(
-            f"option {name!r} of layout {layout} is unknown; choose {', '.join(Option)}"
+            f"option {name!r} of layout {layout} is unknown", f"choose {', '.join(Option)}"
         ) from None
 
 

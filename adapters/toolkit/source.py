@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Literal
 import platformdirs
 
 from adapters.toolkit.cache import made_once
-from adapters.toolkit.wheel import WheelError, released
+from adapters.toolkit.wheel import released
+from reference.errors import ConformanceError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 RELEASE = "pypi:"
 
 
-class SourceError(ValueError):
+class SourceError(ConformanceError):
     """A framework's source cannot be had as asked for."""
 
 
@@ -73,12 +74,13 @@ def resolve(adapter: Adapter, text: str | None) -> Source:
 
     Raises:
         SourceError: the message names what was looked for and the way out.
+        WheelError: there is no such release, or it cannot be reached.
     """
     if text is None:
         return _installed(adapter)
     if adapter.package is None:
         raise SourceError(
-            f"{adapter.name} has no source of its own and got {text!r}; leave --source out"
+            f"{adapter.name} has no source of its own and got {text!r}", "leave --source out"
         )
     if text.startswith(RELEASE):
         return _release(adapter, text.removeprefix(RELEASE))
@@ -96,13 +98,13 @@ def _installed(adapter: Adapter) -> Source:
         f"give --source=PATH of a checkout, or PATH@REF of any git repository of {adapter.name}"
     )
     if adapter.distribution is None:
-        raise SourceError(f"{adapter.name} is on no package registry; {way_out}")
+        raise SourceError(f"{adapter.name} is on no package registry", way_out)
     try:
         version = importlib.metadata.version(adapter.distribution)
     except importlib.metadata.PackageNotFoundError:
         raise SourceError(
-            f"{adapter.distribution} is not installed;"
-            f" pip install 'rl-loss-conformance[{adapter.name}]', or {way_out}"
+            f"{adapter.distribution} is not installed",
+            f"pip install 'rl-loss-conformance[{adapter.name}]', or {way_out}",
         ) from None
     return Source(kind="installed", version=version)
 
@@ -110,12 +112,9 @@ def _installed(adapter: Adapter) -> Source:
 def _release(adapter: Adapter, version: str) -> Source:
     if adapter.distribution is None:
         raise SourceError(
-            f"{adapter.name} is on no package registry; give --source=PATH of a checkout"
+            f"{adapter.name} is on no package registry", "give --source=PATH of a checkout"
         )
-    try:
-        path = released(adapter.distribution, version)
-    except WheelError as error:
-        raise SourceError(str(error)) from error
+    path = released(adapter.distribution, version)
     return Source(kind="pypi", path=path, version=version)
 
 
@@ -125,7 +124,7 @@ def _split(text: str) -> tuple[Path, str | None]:
     for path, ref in candidates:
         if Path(path).is_dir():
             return Path(path).resolve(), ref
-    raise SourceError(f"source {text!r}: there is no such folder; give PATH or PATH@REF")
+    raise SourceError(f"source {text!r}: there is no such folder", "give PATH or PATH@REF")
 
 
 def _cuts(text: str) -> Iterator[tuple[str, str]]:
@@ -139,7 +138,7 @@ def _repository(path: Path) -> Path:
     question = "--is-bare-repository"
     answer = _git(path, "rev-parse", question, check=False)
     if answer is None:
-        raise SourceError(f"{path} is no git checkout; clone the framework and give that folder")
+        raise SourceError(f"{path} is no git checkout", "clone the framework and give that folder")
     return path if answer == "true" else Path(_git(path, "rev-parse", "--show-toplevel") or path)
 
 
@@ -147,8 +146,8 @@ def _checkout(adapter: Adapter, path: Path, top: Path) -> Source:
     assert adapter.package is not None
     if not (path / adapter.package).is_dir():
         raise SourceError(
-            f"{path} holds no package {adapter.package!r};"
-            f" give the folder that contains it, or {top}@REF for a commit"
+            f"{path} holds no package {adapter.package!r}",
+            f"give the folder that contains it, or {top}@REF for a commit",
         )
     return Source(
         kind="checkout",
@@ -177,8 +176,9 @@ def _revision(repository: Path, ref: str) -> str:
     )
     if not revision:
         raise SourceError(
-            f"{repository} has no commit {ref!r}; name a commit, tag, branch or pull-request ref"
-            " that was fetched (git fetch origin refs/pull/N/head:refs/pull/N/head)"
+            f"{repository} has no commit {ref!r}",
+            "name a commit, tag, branch or pull-request ref that was fetched"
+            " (git fetch origin refs/pull/N/head:refs/pull/N/head)",
         )
     return revision
 

@@ -12,11 +12,12 @@ from pathlib import Path
 import platformdirs
 
 from adapters.toolkit.cache import made_once
+from reference.errors import ConformanceError
 
 VERSION = re.compile(r"[0-9][0-9A-Za-z.!+]*")
 
 
-class WheelError(ValueError):
+class WheelError(ConformanceError):
     """A release cannot be had; says what was asked for and the way out."""
 
 
@@ -27,7 +28,7 @@ def released(distribution: str, version: str) -> Path:
         WheelError: there is no such release, or it cannot be reached.
     """
     if not VERSION.fullmatch(version):
-        raise WheelError(f"version {version!r} of {distribution} is none; give one such as 0.2.0")
+        raise WheelError(f"version {version!r} of {distribution} is none", "give one such as 0.2.0")
     cache = platformdirs.user_cache_path("rl-loss-conformance") / distribution
     requirement = f"{distribution}=={version}"
     return made_once(cache / f"release-{version}", lambda folder: _unpack(requirement, folder))
@@ -52,8 +53,8 @@ def _downloaded(requirement: str, folder: Path) -> Path:
         errors = [line for line in result.stderr.splitlines() if line.startswith("ERROR: ")]
         reason = errors[-1].removeprefix("ERROR: ") if errors else result.stderr.strip()
         raise WheelError(
-            f"{requirement} cannot be fetched: {reason}; see to it that the package index has it,"
-            " or give --source=PATH@REF of a clone"
+            f"{requirement} cannot be fetched: {reason}",
+            "see to it that the package index has it, or give --source=PATH@REF of a clone",
         )
     [wheel] = folder.glob("*.whl")
     return wheel

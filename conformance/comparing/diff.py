@@ -21,18 +21,18 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from conformance.comparing.report_file import load
 from conformance.corpus.cases import GENERATED
 from conformance.findings.badness import growth
+from conformance.findings.errors import NothingToCompareError
 from conformance.findings.sanitize import last_line
 from conformance.findings.verdict import Check, Verdict
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
     from conformance.comparing.groups import FindingFilter
@@ -42,13 +42,6 @@ if TYPE_CHECKING:
 
     _Likeness = tuple["Kind", "State | None", "State | None"]
     """The fields that a `Group` begins with."""
-
-RENAMED: Mapping[str, str] = MappingProxyType({})
-"""Cases that older reports know by another name, each with the one it has now. No two have one."""
-
-
-class NothingToCompareError(ValueError):
-    """Two reports without a finding in common."""
 
 
 class Kind(StrEnum):
@@ -256,14 +249,15 @@ def load_difference(old: Path, new: Path, choice: FindingFilter) -> Difference:
     if not found.compared:
         raise NothingToCompareError(
             f"{old} and {new} have nothing in common: no finding of one check, mode, depth, layout"
-            " and case is in both; give reports of one selection, or fewer --check and --mode"
+            " and case is in both",
+            "give reports of one selection, or fewer --check and --mode",
         )
     return found
 
 
-def difference(old: Report, new: Report, *, renamed: Mapping[str, str] = RENAMED) -> Difference:
+def difference(old: Report, new: Report) -> Difference:
     """Compare the findings of two reports."""
-    olds, news = (by_key(report, renamed) for report in (old, new))
+    olds, news = (by_key(report) for report in (old, new))
     old_parts, new_parts = (parts_of(findings) for findings in (olds, news))
     changes: list[Change] = []
     for key in sorted(olds.keys() | news.keys()):
@@ -285,21 +279,15 @@ def compare(old: Finding, new: Finding) -> Change:
     return Change(kind=_kind(old, new), old=old, new=new)
 
 
-def by_key(report: Report, renamed: Mapping[str, str] = RENAMED) -> dict[Key, Finding]:
-    """The findings of a report by what they are of, cases by the names that they have now."""
-    cases = {finding.case for finding in report.findings}
-    names = {old: new for old, new in renamed.items() if new not in cases}
-    return {key(report.request, finding, names): finding for finding in report.findings}
+def by_key(report: Report) -> dict[Key, Finding]:
+    """The findings of a report by what they are of."""
+    return {key(report.request, finding): finding for finding in report.findings}
 
 
-def key(request: Request, of: Finding | AnyMatrixCell, names: Mapping[str, str] = RENAMED) -> Key:
-    """What a finding of a run is of, or will be, by its id and depth.
-
-    ``names`` has the cases that have other names now.
-    """
+def key(request: Request, of: Finding | AnyMatrixCell) -> Key:
+    """What a finding of a run is of, or will be, by its id and depth."""
     subject, mode, rest = of.id.split("/", 2)
-    named, _, layout = rest.rpartition("/")
-    case = names.get(named, named)
+    case, _, layout = rest.rpartition("/")
     if mode == Mode.CONSTANT and request.divisor is not None:
         mode = f"{mode}:{request.divisor!r}"
     if case == GENERATED:

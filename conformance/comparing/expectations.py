@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from conformance.comparing.groups import finding_groups
+from conformance.findings.errors import InvalidExpectationsError
 from conformance.findings.sanitize import last_line
 from conformance.findings.verdict import Verdict
 
@@ -36,10 +37,6 @@ if TYPE_CHECKING:
     from conformance.findings.report import Report
 
 Words = Annotated[str, Field(min_length=1)]
-
-
-class InvalidExpectationsError(ValueError):
-    """A file of known faults cannot be held against a run; says which entry and the way out."""
 
 
 class Expectation(BaseModel):
@@ -117,14 +114,15 @@ class Expectations:
             matched = fnmatch.filter(ids, pattern)
             if not matched:
                 raise InvalidExpectationsError(
-                    f"{self.path}: {pattern!r} matches no finding of this adapter and engine;"
-                    " mend or remove it"
+                    f"{self.path}: {pattern!r} matches no finding of this adapter and engine",
+                    "mend or remove it",
                 )
             for name in matched:
                 if listed.setdefault(name, entry) is not entry:
                     raise InvalidExpectationsError(
                         f"{self.path}: {name} is listed twice, for {listed[name].reason!r} and for"
-                        f" {entry.reason!r}; list it once"
+                        f" {entry.reason!r}",
+                        "list it once",
                     )
 
     def _patterns(self) -> Iterator[tuple[str, Expectation]]:
@@ -169,11 +167,11 @@ def load(path: Path) -> Expectations:
     except OSError as error:
         raise InvalidExpectationsError(f"{path} cannot be read: {error.strerror}") from error
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise InvalidExpectationsError(f"{path} is no TOML: {error}; mend it") from error
+        raise InvalidExpectationsError(f"{path} is no TOML: {error}", "mend it") from error
     try:
         return Expectations(path, _File.model_validate(document).expect)
     except ValidationError as error:
         problem = error.errors()[0]
         place = ".".join(map(str, problem["loc"]))
         words = problem["msg"].removeprefix("Value error, ")
-        raise InvalidExpectationsError(f"{path}: {place}: {words}; mend it") from error
+        raise InvalidExpectationsError(f"{path}: {place}: {words}", "mend it") from error

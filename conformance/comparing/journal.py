@@ -17,6 +17,7 @@ from pydantic import ValidationError
 
 from conformance.comparing.report_file import write
 from conformance.comparing.writable import require_regular, require_regular_itself
+from conformance.findings.errors import ReportPathError
 from conformance.findings.finding import Finding
 from conformance.findings.report import Header, Report, Selection
 
@@ -24,10 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from io import FileIO
     from pathlib import Path
-
-
-class ReportPathError(ValueError):
-    """No report can be written where it was asked for."""
 
 
 class Journal:
@@ -71,8 +68,9 @@ class Journal:
                 write(report, self.path)
             except OSError as error:
                 raise ReportPathError(
-                    f"the report cannot be written to {self.path}: {error.strerror}; make room, and"
-                    f" the next run for this file makes a report of {_journal_path(self.path).name}"
+                    f"the report cannot be written to {self.path}: {error.strerror}",
+                    "make room, and the next run for this file makes a report of"
+                    f" {_journal_path(self.path).name}",
                 ) from error
         _journal_path(self.path).unlink(missing_ok=True)
         self._file.close()
@@ -94,22 +92,6 @@ class Journal:
                 self._is_whole = False
 
 
-def recover(path: Path) -> Report | None:
-    """Turn the journal that a killed run left for ``path`` into a report; None if there is none.
-
-    Raises:
-        ReportPathError: the run was not killed: it goes on; or no report can be written.
-    """
-    with _refusals_said(path):
-        path = destination(path)
-        if not _journal_path(path).exists():
-            return None
-        with _locked(path) as file:
-            report = _recover(file, path)
-            _journal_path(path).unlink()
-    return report
-
-
 def destination(path: Path) -> Path:
     """Where a report for ``path`` is put: a symbolic link stays, and the file it names is replaced.
 
@@ -129,8 +111,8 @@ def _refusals_said(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise ReportPathError(
-            f"no report can be written to {path}: {error.strerror};"
-            " give another file with --report=FILE"
+            f"no report can be written to {path}: {error.strerror}",
+            "give another file with --report=FILE",
         ) from error
 
 
@@ -142,14 +124,13 @@ def _try(path: Path) -> None:
         file.flush()
 
 
-def _recover(file: FileIO, path: Path) -> Report | None:
+def _recover(file: FileIO, path: Path) -> None:
     """Make a report of what a journal holds, and empty it."""
     file.seek(0)
     report = _report_of(file.readall().split(b"\n"))
     if report is not None:
         write(report, path)
     file.truncate(0)
-    return report
 
 
 def _locked(path: Path) -> FileIO:
@@ -162,8 +143,8 @@ def _locked(path: Path) -> FileIO:
         except BlockingIOError:
             file.close()
             raise ReportPathError(
-                f"another run is about to write {path}; wait for its end, or give another file"
-                " with --report=FILE"
+                f"another run is about to write {path}",
+                "wait for its end, or give another file with --report=FILE",
             ) from None
         with suppress(FileNotFoundError):
             if os.fstat(file.fileno()).st_ino == journal.stat().st_ino:

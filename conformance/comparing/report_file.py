@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
+from conformance.findings.errors import ReportFileError
 from conformance.findings.report import SCHEMA, Report
 
 if TYPE_CHECKING:
@@ -21,10 +22,6 @@ if TYPE_CHECKING:
     Document = dict[str, Any]
 
 WAY_OUT = "restore it, or run again what made it"
-
-
-class ReportFileError(ValueError):
-    """A file holds no report that can be relied on; says where it is wrong and the way out."""
 
 
 def load(path: Path) -> Report:
@@ -38,19 +35,20 @@ def load(path: Path) -> Report:
         document = json.loads(text)
     except (OSError, EOFError, zlib.error) as error:
         words = getattr(error, "strerror", None) or error
-        raise ReportFileError(f"{path} cannot be read: {words}; give a report") from error
+        raise ReportFileError(f"{path} cannot be read: {words}", "give a report") from error
     except UnicodeDecodeError as error:
-        raise ReportFileError(f"{path} is no report: it is no text; give a report") from error
+        raise ReportFileError(f"{path} is no report: it is no text", "give a report") from error
     except json.JSONDecodeError as error:
         raise ReportFileError(
             f"{path}, line {error.lineno}, is no JSON ({error.msg}): the file is cut short or was"
-            f" edited; {WAY_OUT}"
+            " edited",
+            WAY_OUT,
         ) from error
     migrated = _migrated(document, path)
     try:
         return Report.model_validate(migrated)
     except ValidationError as error:
-        raise ReportFileError(_complaint(path, text, migrated, error)) from error
+        raise ReportFileError(_complaint(path, text, migrated, error), WAY_OUT) from error
 
 
 def _decompressed(content: bytes) -> bytes:
@@ -128,14 +126,15 @@ def _migrated(document: object, path: Path) -> Document:
     if not isinstance(document, dict) or not str(schema).startswith("rl-loss-conformance/report/"):
         raise ReportFileError(
             f"{path} is no report of rl-loss-conformance: its field schema is {schema!r}, not"
-            f" {SCHEMA!r}; give a file that --report wrote"
+            f" {SCHEMA!r}",
+            "give a file that --report wrote",
         )
     while document["schema"] in MIGRATIONS:
         document = MIGRATIONS[document["schema"]](document)
     if document["schema"] != SCHEMA:
         raise ReportFileError(
-            f"{path} has schema {schema!r}, and this version reads up to {SCHEMA!r}; install a"
-            " newer rl-loss-conformance"
+            f"{path} has schema {schema!r}, and this version reads up to {SCHEMA!r}",
+            "install a newer rl-loss-conformance",
         )
     return document
 
@@ -148,7 +147,7 @@ def _complaint(path: Path, text: str, document: Document, error: ValidationError
     where = f"{path}, line {line}," if line else f"{path}:"
     field = ".".join(map(str, place)) or "the report"
     words = problem["msg"].removeprefix("Value error, ")
-    return f"{where} {field}: {words}: the file was edited or is of another program; {WAY_OUT}"
+    return f"{where} {field}: {words}: the file was edited or is of another program"
 
 
 def _line(text: str, document: Document, place: Sequence[int | str]) -> int | None:

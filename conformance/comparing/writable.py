@@ -24,21 +24,11 @@ KINDS = {
 }
 
 
-class NotARegularFileError(OSError):
-    """Something that is no regular file is where a file is to be written."""
-
-    def __init__(self, path: Path, mode: int) -> None:
-        kind = KINDS.get(stat.S_IFMT(mode), "no regular file")
-        words = f"{path} is {kind}, and only regular files are written"
-        super().__init__(errno.EINVAL, words, os.fspath(path))
-
-
 def require_regular(path: Path) -> None:
     """See to it that a file can be written at ``path``, or where a symbolic link there leads to.
 
     Raises:
-        NotARegularFileError: something else is there.
-        OSError: it cannot be found out.
+        OSError: something else is there, or it cannot be found out.
     """
     _require(path, path.stat)
 
@@ -47,8 +37,7 @@ def require_regular_itself(path: Path) -> None:
     """The same for a file whose name we have chosen, so that whoever left a link there chose ours.
 
     Raises:
-        NotARegularFileError: something else is there.
-        OSError: it cannot be found out.
+        OSError: something else is there, or it cannot be found out.
     """
     _require(path, path.lstat)
 
@@ -59,4 +48,6 @@ def _require(path: Path, status: Callable[[], os.stat_result]) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISREG(mode):
-        raise NotARegularFileError(path, mode)
+        kind = KINDS.get(stat.S_IFMT(mode), "no regular file")
+        words = f"{path} is {kind}, and only regular files are written"
+        raise OSError(errno.EINVAL, words, os.fspath(path))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from conformance.corpus.cases import ALL_CASES, DIVISOR, GENERATED, Case
+from conformance.findings.errors import InvalidCaseFileError
 from conformance.findings.report import json_schema
 from reference.step import InvalidStepError, Sample, Step
 
@@ -20,10 +21,6 @@ if TYPE_CHECKING:
 SCHEMA: Literal["rl-loss-conformance/case/1"] = "rl-loss-conformance/case/1"
 
 Bit = Annotated[int, Field(ge=0, le=1)]
-
-
-class InvalidCaseFileError(ValueError):
-    """A file holds no case that can be run; says what is wrong, where, and the way out."""
 
 
 class _Model(BaseModel):
@@ -94,13 +91,13 @@ def load(path: Path) -> Case:
         place = ".".join(map(str, problem["loc"])) or "the file"
         words = problem["msg"].removeprefix("Value error, ")
         raise InvalidCaseFileError(
-            f"{path}: {place}: {words}; see case.schema.json of rl-loss-conformance"
+            f"{path}: {place}: {words}", "see case.schema.json of rl-loss-conformance"
         ) from error
     except InvalidStepError as error:
         raise InvalidCaseFileError(f"{path}: {error}") from error
     if given.name in {GENERATED, *(case.name for case in ALL_CASES)}:
         raise InvalidCaseFileError(
-            f"{path}: name: {given.name!r} is a case of the corpus; give it another"
+            f"{path}: name: {given.name!r} is a case of the corpus", "give it another"
         )
     return Case(name=given.name, catches=given.catches, steps=steps, divisor=given.divisor)
 

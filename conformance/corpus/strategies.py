@@ -187,7 +187,7 @@ def layouts(of: Adapter | Sequence[Layout], *, max_ranks: int = 8) -> SearchStra
     fitting = [layout for layout in candidates if layout.world_size <= max_ranks]
     if not fitting:
         raise InvalidLayoutError(
-            f"none of {len(candidates)} layouts takes at most {max_ranks} ranks; raise max_ranks"
+            f"none of {len(candidates)} layouts takes at most {max_ranks} ranks", "raise max_ranks"
         )
     return st.sampled_from(sorted(fitting, key=lambda layout: layout.world_size))
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from conformance.diagnosis.placement import TokenPlacement, token_placement
-from conformance.findings.harness import HarnessFaultError
+from conformance.findings.errors import UnknownCutError
 from reference.aggregation import (
     Aggregation,
     AuxiliaryAggregation,
@@ -27,10 +27,6 @@ if TYPE_CHECKING:
 
     from adapters.contract import Layout
     from reference.step import Step
-
-
-class UnknownCutError(HarnessFaultError):
-    """A reference that depends on how a step was cut, where the adapter does not tell how."""
 
 
 class ExpectedNumber(NamedTuple):

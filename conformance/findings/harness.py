@@ -1,4 +1,4 @@
-"""Faults of the harness itself, which are no verdict on a framework and stop the run.
+"""Whether the reference contradicts itself, which is no verdict on a framework and stops the run.
 
 Numbers of the reference that may not depend on how a step was run are compared over all findings of
 a run: where two differ, at least one of them is wrong, and so may be any verdict.
@@ -9,16 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from conformance.findings.errors import InconsistentExpectationError
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-
-class HarnessFaultError(RuntimeError):
-    """The harness contradicts itself, so that no verdict of the run can be relied on."""
-
-
-class InconsistentExpectationError(HarnessFaultError):
-    """The reference expects two different numbers where it can expect only one."""
 
 
 @dataclass

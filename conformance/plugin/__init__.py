@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from conformance.findings.errors import ConformanceError, HarnessFaultError
 from conformance.plugin import launching, signals
 
 if TYPE_CHECKING:
@@ -156,7 +157,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.fixture(scope="session")
 def rank_pool(request: pytest.FixtureRequest) -> Iterator[RankPool]:
     """The ranks, started once."""
-    from conformance.ranks.pool import RankPool, StartError
+    from conformance.ranks.pool import RankPool
 
     settings = _settings(request.config)
     with RankPool(
@@ -169,7 +170,7 @@ def rank_pool(request: pytest.FixtureRequest) -> Iterator[RankPool]:
     ) as pool:
         try:
             pool.description  # noqa: B018 - starts the ranks
-        except StartError as error:
+        except ConformanceError as error:
             pytest.exit(str(error), returncode=pytest.ExitCode.USAGE_ERROR)
         yield pool
 
@@ -193,7 +194,6 @@ def find(
     rank_pool: RankPool, report_header: Header, request: pytest.FixtureRequest
 ) -> Callable[[AnyMatrixCell], Finding]:
     """Makes the finding of a cell and keeps it for the report."""
-    from conformance.findings.harness import HarnessFaultError
     from conformance.runs.recorder import pack, pack_fault
 
     def find(cell: AnyMatrixCell) -> Finding:
@@ -234,14 +234,13 @@ class _Controller:
 
     def recorder(self) -> Recorder:
         """The recorder of this run, made when first needed."""
-        from conformance.comparing.journal import ReportPathError
         from conformance.runs.recorder import Recorder
 
         if self._recorder is None:
             _require_summary()
             try:
                 self._recorder = Recorder(_settings(self._config))
-            except ReportPathError as error:
+            except ConformanceError as error:
                 raise pytest.UsageError(str(error)) from error
             self._config.add_cleanup(self._recorder.close)
         return self._recorder
@@ -272,13 +271,11 @@ class _Controller:
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Write the report, also of a run that was stopped."""
-        from conformance.comparing.journal import ReportPathError
-
         if self._recorder is not None:
             try:
                 with signals.too_late():
                     self._report = self._recorder.finish()
-            except ReportPathError as error:
+            except ConformanceError as error:
                 self._problem = str(error)
         if self._problem is not None:
             session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
@@ -327,8 +324,6 @@ class _Controller:
 
     def _record(self, finding_message: FindingMessage) -> Finding | None:
         """Keep a finding; a fault of the harness ends the run, as it may spoil any verdict."""
-        from conformance.findings.harness import HarnessFaultError
-
         try:
             return self.recorder().record(finding_message)
         except HarnessFaultError as fault:
@@ -385,11 +380,9 @@ def _settings(config: pytest.Config) -> Settings:
         pytest.UsageError: what is wrong with it, and the way out.
     """
     if SETTINGS not in config.stash:
-        from conformance.runs.settings import SETTINGS_ERRORS
-
         try:
             config.stash[SETTINGS] = _read_options(config)
-        except SETTINGS_ERRORS as error:
+        except ConformanceError as error:
             raise pytest.UsageError(str(error)) from error
     return config.stash[SETTINGS]
 

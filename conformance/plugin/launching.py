@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from conformance.findings.errors import ConformanceError
+
 if TYPE_CHECKING:
     from conformance.ranks.budget import RankBudget
     from conformance.ranks.processes import Launcher
@@ -95,9 +97,9 @@ def _launch(config: pytest.Config) -> Launch | None:
     """What torchrun says, where it started this run of an adapter."""
     if config.getoption("adapter") is None:
         return None
-    from conformance.ranks.torchrun import Launch, LaunchError
+    from conformance.ranks.torchrun import Launch
 
     try:
         return Launch.of(os.environ)
-    except LaunchError as error:
+    except ConformanceError as error:
         raise pytest.UsageError(str(error)) from error

@@ -1,69 +1,53 @@
-"""How far a run has come, in one line of the terminal that is written over and over."""
+"""How far a run has come, in one line of the terminal that rich writes over and over."""
 
 from __future__ import annotations
 
-import time
+import math
 from collections import Counter
-from dataclasses import dataclass, field
-from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import pytest
+from rich.console import Console
+from rich.progress import Progress, TextColumn, TimeRemainingColumn
 
 from conformance.findings.verdict import WRONG
 from conformance.views.summary import SYMBOLS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from conformance.findings.finding import Finding
     from conformance.findings.verdict import Verdict
 
 
-@dataclass
-class Progress:
-    """Counts the findings of a run of ``total``."""
-
-    total: int
-    clock: Callable[[], float] = time.monotonic
-    _start: float | None = None
-    _done: int = 0
-    _wrong: Counter[Verdict] = field(default_factory=Counter)
-
-    def line(self, finding: Finding) -> str:
-        """What to say once this one, too, was found."""
-        now = self.clock()
-        if self._start is None:
-            self._start = now
-        self._done += 1
-        self._wrong[finding.verdict] += finding.verdict in WRONG
-        wrong = "".join(f", {self._wrong[v]} {SYMBOLS[v]}" for v in WRONG if self._wrong[v])
-        share = self._done / self.total
-        return (
-            f"{share:4.0%} {self._done} of {self.total}{wrong}{self._left(now)}; {finding.layout}"
-        )
-
-    def _left(self, now: float) -> str:
-        """At the pace so far, which the first finding alone does not tell."""
-        assert self._start is not None
-        if self._done < 2:
-            return ""
-        pace = (now - self._start) / (self._done - 1)
-        return f", {timedelta(seconds=round(pace * (self.total - self._done)))} left"
-
-
 class ProgressLine:
-    """Writes it in the place of pytest's dots; a plugin, as pytest has to be told."""
+    """Counts findings in the place of pytest's dots; a plugin, as pytest has to be told."""
 
-    def __init__(self, terminal: pytest.TerminalReporter, total: int, attribute: str) -> None:
-        self._terminal = terminal
-        self._progress = Progress(total)
+    def __init__(self, console: Console, total: int, attribute: str) -> None:
         self._attribute = attribute
+        self._wrong: Counter[Verdict] = Counter()
+        self._line = Progress(
+            TextColumn("{task.percentage:3.0f}%"),
+            TextColumn("{task.completed} of {task.total}{task.description}"),
+            TimeRemainingColumn(),
+            TextColumn("left; {task.fields[layout]}"),
+            console=console,
+            auto_refresh=False,
+            redirect_stdout=False,  # pytest captures both itself
+            redirect_stderr=False,
+            speed_estimate_period=math.inf,  # findings may take longer than any shorter one
+        )
+        self._task = self._line.add_task("", total=total, layout="")
 
     def show(self, finding: Finding) -> None:
-        """Write over what stands there."""
-        width = self._terminal._tw.fullwidth - 1  # what `rewrite` itself goes by
-        self._terminal.rewrite(self._progress.line(finding)[:width], erase=True)
+        """Count a finding."""
+        self._wrong[finding.verdict] += finding.verdict in WRONG
+        wrong = "".join(f", {self._wrong[v]} {SYMBOLS[v]}" for v in WRONG if self._wrong[v])
+        layout = str(finding.layout)
+        self._line.start()
+        self._line.update(self._task, advance=1, description=wrong, layout=layout, refresh=True)
+
+    def pytest_sessionfinish(self) -> None:
+        """Leave the line as it is before pytest goes on."""
+        self._line.stop()
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str] | None:
@@ -80,6 +64,6 @@ def progress_line(config: pytest.Config, total: int, attribute: str) -> Progress
         return None
     if config.get_verbosity():
         return None
-    line = ProgressLine(terminal, total, attribute)
+    line = ProgressLine(Console(file=terminal._tw._file), total, attribute)
     config.pluginmanager.register(line, "conformance-progress")
     return line

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, TypeVar
 
+from conformance.findings.errors import InvalidHardwareError
+
 if TYPE_CHECKING:
     from typing import Self
 
@@ -31,10 +33,6 @@ class Dtype(StrEnum):
 
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"
-
-
-class InvalidHardwareError(ValueError):
-    """What does not exist, or not here, or not for so many ranks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,8 +62,9 @@ class Hardware:
         if asked is Backend.NCCL and ranks > found:
             raise InvalidHardwareError(
                 f"--backend=nccl takes a GPU for each rank, and {ranks} ranks are to share"
-                f" {found} here; give --max-ranks={found} or a smaller --layout, or --backend=gloo"
-                " for CUDA tensors over gloo"
+                f" {found} here",
+                f"give --max-ranks={found} or a smaller --layout, or --backend=gloo for CUDA"
+                " tensors over gloo",
             )
         enough = Backend.NCCL if ranks <= found else Backend.GLOO
         return cls(device=chosen, backend=asked or enough, dtype=precision)
@@ -86,15 +85,15 @@ def _choice(known: type[_Choice], option: str, text: str) -> _Choice:
         return known(text)
     except ValueError:
         raise InvalidHardwareError(
-            f"--{option}={text} is unknown; choose {' or '.join(known)}"
+            f"--{option}={text} is unknown", f"choose {' or '.join(known)}"
         ) from None
 
 
 def _require_no_nccl(asked: Backend | None) -> None:
     if asked is Backend.NCCL:
         raise InvalidHardwareError(
-            "--backend=nccl carries CUDA tensors only and --device is cpu; give --device=cuda, or"
-            " --backend=gloo"
+            "--backend=nccl carries CUDA tensors only and --device is cpu",
+            "give --device=cuda, or --backend=gloo",
         )
 
 
@@ -102,7 +101,7 @@ def _require_gpus() -> int:
     found = gpus()
     if not found:
         raise InvalidHardwareError(
-            "--device=cuda needs a GPU and torch finds none on this machine; give --device=cpu, or"
-            " install a torch that is built for CUDA where there is one"
+            "--device=cuda needs a GPU and torch finds none on this machine",
+            "give --device=cpu, or install a torch that is built for CUDA where there is one",
         )
     return found

@@ -12,6 +12,7 @@ from enum import IntEnum
 from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING
 
+from conformance.findings.errors import StartError
 from conformance.ranks.hardware import ON_CPU
 from conformance.ranks.processes import LocalLauncher, WorkerSpec
 
@@ -35,10 +36,6 @@ GRACE_TO_DECLINE = 10.0
 
 WORDS_OF_A_WAITING_RANK = ("Timed out waiting", "Connection closed by peer", "Connection reset")
 """What gloo says in a rank whose partner in a collective failed or never came."""
-
-
-class StartError(RuntimeError):
-    """The framework cannot be imported in a rank."""
 
 
 @dataclass(frozen=True)

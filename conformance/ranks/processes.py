@@ -16,6 +16,7 @@ from multiprocessing import forkserver
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from conformance.findings.errors import TemporaryFolderError
 from conformance.findings.sanitize import words
 from conformance.ranks import preload
 
@@ -42,10 +43,6 @@ LOG_TAIL = 20_000
 RACED_SIZES = re.compile(r"\d+ vs \d+(?=\. Received data size)")
 """Bytes in gloo's words on a collective mismatch: which of two collectives meet is a race."""
 """Bytes of it in which they are looked for."""
-
-
-class TemporaryFolderError(ValueError):
-    """The folder for temporary files cannot hold what processes talk through."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,8 +195,8 @@ def require_room_for_sockets() -> None:
     if length > LONGEST_TEMPORARY_FOLDER:
         raise TemporaryFolderError(
             f"the folder for temporary files, {folder}, has a name of {length} bytes, and that of"
-            f" a socket in it leaves room for {LONGEST_TEMPORARY_FOLDER}; set TMPDIR to a shorter"
-            " one, such as /tmp"
+            f" a socket in it leaves room for {LONGEST_TEMPORARY_FOLDER}",
+            "set TMPDIR to a shorter one, such as /tmp",
         )
 
 

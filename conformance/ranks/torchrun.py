@@ -21,6 +21,7 @@ from multiprocessing.connection import Client, Listener, wait
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from conformance.findings.errors import LaunchError
 from conformance.ranks.budget import RankBudget
 from conformance.ranks.processes import (
     HostSlot,
@@ -47,10 +48,6 @@ SECONDS_TO_LEAVE = 5.0
 """For the other processes, once rank 0 has told them to."""
 
 
-class LaunchError(ValueError):
-    """torchrun was told something that ranks cannot be run under."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Launch:
     """What torchrun told one of its processes: ``local`` is on this machine, the rest on all."""
@@ -75,8 +72,8 @@ class Launch:
             return None
         if environ["TORCHELASTIC_USE_AGENT_STORE"] != "True":
             raise LaunchError(
-                "torchrun keeps its store from its processes, which find each other there; unset"
-                " TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
+                "torchrun keeps its store from its processes, which find each other there",
+                "unset TORCH_DISABLE_SHARE_RDZV_TCP_STORE",
             )
         return cls(
             rank=int(environ["RANK"]),

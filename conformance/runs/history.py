@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from adapters.toolkit.source import Commit, find_commit, resolve
 from conformance.comparing import journal, report_file
 from conformance.corpus.cases import ALL_CASES
+from conformance.findings.errors import InvalidHistoryError, ReportFileError
 from conformance.ranks.budget import MAX_RANKS
 from conformance.runs import registry
 
@@ -63,15 +64,11 @@ class Row:
     problem: str | None = None
 
 
-class InvalidHistoryError(ValueError):
-    """A history that cannot be run, of which no commit has been."""
-
-
 def find_commits(selection: Selection, refs: Sequence[str]) -> list[Commit]:
     """The commits that refs name, fit to be run as far as can be known before they are.
 
     Raises:
-        ValueError: one of SETTINGS_ERRORS, or InvalidHistoryError; each names the way out.
+        ConformanceError: one of them cannot be run.
     """
     adapter = registry.create(selection.adapter, selection.engine)
     commits = [find_commit(selection.repository, ref) for ref in refs]
@@ -80,7 +77,7 @@ def find_commits(selection: Selection, refs: Sequence[str]) -> list[Commit]:
     known = [case.name for case in ALL_CASES]
     for case in selection.cases:
         if case not in known:
-            raise InvalidHistoryError(f"case {case!r} is unknown; choose {', '.join(known)}")
+            raise InvalidHistoryError(f"case {case!r} is unknown", f"choose {', '.join(known)}")
     _collect(selection, commits[0])
     return commits
 
@@ -92,8 +89,8 @@ def _collect(selection: Selection, commit: Commit) -> None:
         result = _pytest(folder, "--collect-only", *arguments)
     if result.returncode == NO_TESTS:
         raise InvalidHistoryError(
-            "nothing to run: no chosen case is meant for, or large enough for, a chosen layout;"
-            " choose others"
+            "nothing to run: no chosen case is meant for, or large enough for, a chosen layout",
+            "choose others",
         )
     if result.returncode:
         raise InvalidHistoryError(_last_words(result.stdout).removeprefix("ERROR: "))
@@ -119,8 +116,8 @@ def require_folder(folder: Path, selection: Selection, commits: Iterable[Commit]
             journal.destination(_report_path(folder, selection, commit))
     except OSError as error:
         raise InvalidHistoryError(
-            f"no reports can be kept in {folder}: {error.strerror}; give another folder with"
-            " --reports=FOLDER"
+            f"no reports can be kept in {folder}: {error.strerror}",
+            "give another folder with --reports=FOLDER",
         ) from error
 
 
@@ -133,7 +130,7 @@ def _row(commit: Commit, arguments: Sequence[str], report: Path, folder: str) ->
     result = _pytest(folder, *arguments)
     try:
         loaded = report_file.load(report)
-    except report_file.ReportFileError:
+    except ReportFileError:
         return Row(commit=commit, problem=_last_words(result.stdout))
     problem = None if loaded.complete else f"stopped early: {_last_words(result.stdout)}"
     return Row(commit=commit, report=loaded, problem=problem)

@@ -8,7 +8,8 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from adapters.toolkit.source import Source, SourceError, resolve
+from adapters.toolkit.source import Source, resolve
+from conformance.findings.errors import ConformanceError, InvalidSourceError
 from conformance.runs import registry
 
 if TYPE_CHECKING:
@@ -28,10 +29,6 @@ class Entry:
     problem: str | None = None
 
 
-class InvalidSourceError(ValueError):
-    """A source for an adapter that does not exist."""
-
-
 def inventory(sources: Mapping[str, str]) -> Iterator[Entry]:
     """An entry for every engine, in the order of adapter names; ``sources`` are by that name.
 
@@ -45,8 +42,8 @@ def inventory(sources: Mapping[str, str]) -> Iterator[Entry]:
     unknown = sorted(set(sources) - set(names))
     if unknown:
         raise InvalidSourceError(
-            f"source {sources[unknown[0]]!r} is for adapter {unknown[0]!r}, which is not"
-            f" installed; choose {', '.join(names)}"
+            f"source {sources[unknown[0]]!r} is for adapter {unknown[0]!r}, which is not installed",
+            f"choose {', '.join(names)}",
         )
     for name in names:
         for number, adapter_class in enumerate(registry.adapter_classes(name).values()):
@@ -56,7 +53,7 @@ def inventory(sources: Mapping[str, str]) -> Iterator[Entry]:
 def _entry(adapter: Adapter, text: str | None, *, is_default: bool) -> Entry:
     try:
         source = resolve(adapter, text)
-    except SourceError as error:
+    except ConformanceError as error:
         return Entry(adapter=adapter, is_default=is_default, problem=str(error))
     description, problem = _describe(adapter, source)
     return Entry(

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypedDict
 
 from conformance.comparing.journal import Journal
+from conformance.findings.errors import HarnessFaultError
 from conformance.findings.finding import Finding
-from conformance.findings.harness import Consistency, HarnessFaultError
+from conformance.findings.harness import Consistency
 from conformance.findings.report import Header, Provenance, Selection
 from conformance.plan.matrix import GeneratedCell, LogCell
 from conformance.runs.check import Made, check, check_log

@@ -7,18 +7,11 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
 from adapters.contract import Adapter
+from conformance.findings.errors import AdapterError, InvalidEngineError
 
 GROUP = "rl_loss_conformance.adapters"
 
 OUR_PACKAGES = ("adapters", "conformance", "reference")
-
-
-class AdapterError(ValueError):
-    """An adapter cannot be had: unknown, or hidden by another distribution."""
-
-
-class InvalidEngineError(ValueError):
-    """An adapter was asked for an engine that it does not drive."""
 
 
 def known() -> dict[str, EntryPoint]:
@@ -39,7 +32,7 @@ def create(name: str, engine: str | None = None) -> Adapter:
         return next(iter(engines.values()))()
     if engine not in engines:
         raise InvalidEngineError(
-            f"engine {engine!r} is none of {name}'s; choose {' or '.join(engines)}"
+            f"engine {engine!r} is none of {name}'s", f"choose {' or '.join(engines)}"
         )
     return engines[engine]()
 
@@ -55,15 +48,16 @@ def adapter_classes(name: str) -> dict[str, type[Adapter]]:
     entry = known().get(name)
     if entry is None:
         raise AdapterError(
-            f"adapter {name!r} is unknown; installed are {', '.join(known()) or 'none'}."
-            f" Others are found through the entry point group {GROUP}"
+            f"adapter {name!r} is unknown",
+            f"installed are {', '.join(known()) or 'none'}."
+            f" Others are found through the entry point group {GROUP}",
         )
     try:
         loaded = entry.load()
     except (ImportError, AttributeError) as error:
         raise AdapterError(
-            f"adapter {name!r} ({entry.value}) cannot be imported: {error};"
-            " reinstall the distribution that declares it"
+            f"adapter {name!r} ({entry.value}) cannot be imported: {error}",
+            "reinstall the distribution that declares it",
         ) from error
     classes = loaded if isinstance(loaded, tuple) else (loaded,)
     if not all(isinstance(one, type) and issubclass(one, Adapter) for one in classes):
@@ -80,6 +74,6 @@ def _require_our_packages() -> None:
         if ours / package not in found:
             raise AdapterError(
                 f"the import name {package!r} belongs to another distribution, at"
-                f" {', '.join(map(str, found)) or 'nowhere'}; install rl-loss-conformance into an"
-                " environment without it"
+                f" {', '.join(map(str, found)) or 'nowhere'}",
+                "install rl-loss-conformance into an environment without it",
             )

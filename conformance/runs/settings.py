@@ -6,22 +6,23 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from adapters.contract import Depth, InvalidLayoutError, Layout
-from adapters.toolkit.source import Source, SourceError, resolve
+from adapters.toolkit.source import Source, resolve
 from conformance.comparing import expectations
 from conformance.comparing.gate import Comparing, Expecting, Gate, Strict
-from conformance.comparing.report_file import ReportFileError, load
+from conformance.comparing.report_file import load
 from conformance.corpus import case_file as case_files
 from conformance.corpus.cases import ALL_CASES, Case
 from conformance.corpus.configurations import CONFIG_CASES
 from conformance.corpus.log_cases import LOG_CASES
+from conformance.findings.errors import InvalidSettingsError
 from conformance.findings.report import Request
 from conformance.findings.verdict import Check
 from conformance.plan.checks import CHECK_SPECS, CUT_DEPENDENCE, CheckSpec
 from conformance.plan.matrix import AnyMatrixCell, GeneratedCell, LogCell, MatrixCell, StartupCell
 from conformance.ranks import processes
-from conformance.ranks.hardware import ON_CPU, Hardware, InvalidHardwareError
+from conformance.ranks.hardware import ON_CPU, Hardware
 from conformance.runs import registry
-from reference.aggregation import Aggregation, InvalidAggregationError, Mode
+from reference.aggregation import Aggregation, Mode
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,26 +30,6 @@ if TYPE_CHECKING:
 
     from adapters.contract import Adapter
     from conformance.ranks.budget import RankBudget
-
-
-class InvalidSettingsError(ValueError):
-    """A setting without meaning."""
-
-
-SETTINGS_ERRORS = (
-    registry.AdapterError,
-    registry.InvalidEngineError,
-    SourceError,
-    InvalidAggregationError,
-    InvalidLayoutError,
-    InvalidHardwareError,
-    InvalidSettingsError,
-    ReportFileError,
-    processes.TemporaryFolderError,
-    case_files.InvalidCaseFileError,
-    expectations.InvalidExpectationsError,
-)
-"""What `Settings.of` raises: each names the value, the rule and the way out."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,16 +84,17 @@ class Settings:
         """Check what a user typed.
 
         Raises:
-            ValueError: one of SETTINGS_ERRORS.
+            ConformanceError: it names the value, the rule and the way out.
         """
         if rank_budget.ranks < 1:
-            raise InvalidSettingsError(f"{rank_budget.rule}; at least one rank is needed")
+            raise InvalidSettingsError(rank_budget.rule, "at least one rank is needed")
         if time_limit <= 0:
-            raise InvalidSettingsError(f"--time-limit is {time_limit:g} s; give more than 0")
+            raise InvalidSettingsError(f"--time-limit is {time_limit:g} s", "give more than 0")
         if examples < 0:
             raise InvalidSettingsError(
-                f"--examples is {examples}; give how many steps to generate for each mode and"
-                " layout, or 0 for the corpus alone"
+                f"--examples is {examples}",
+                "give how many steps to generate for each mode and layout, or 0 for the corpus"
+                " alone",
             )
         processes.require_room_for_sockets()
         chosen = registry.create(adapter, engine)
@@ -186,8 +168,8 @@ class Settings:
         if self.case is not None and not any(map(self.case.runs_on, self.layouts)):
             raise InvalidSettingsError(
                 f"case {self.case.name} has a step of {self.case.fewest_samples} samples, and each"
-                " chosen layout needs more, one for every micro-batch of every rank; choose a"
-                " smaller --layout"
+                " chosen layout needs more, one for every micro-batch of every rank",
+                "choose a smaller --layout",
             )
 
     def _cells_of_cases(self) -> list[MatrixCell]:
@@ -274,14 +256,15 @@ def _require_drivable(option: str, chosen: str, adapter: Adapter, known: Sequenc
     if chosen not in known:
         raise InvalidSettingsError(
             f"--{option}={chosen}: the adapter of {adapter.name} drives its {adapter.engine} engine"
-            f" with {' and '.join(known)} alone; leave --{option} out"
+            f" with {' and '.join(known)} alone",
+            f"leave --{option} out",
         )
 
 
 def _gate(settings: Settings, expect: Path | None, baseline: Path | None) -> Gate:
     if expect is not None and baseline is not None:
         raise InvalidSettingsError(
-            f"--expect={expect} and --baseline={baseline} are two gates; choose one"
+            f"--expect={expect} and --baseline={baseline} are two gates", "choose one"
         )
     if expect is not None:
         known = expectations.load(expect)
@@ -295,13 +278,14 @@ def _comparing(settings: Settings, path: Path) -> Comparing:
     if (report.adapter, report.engine) != (adapter.name, adapter.engine):
         raise InvalidSettingsError(
             f"--baseline={path} is of {report.adapter} on {report.engine}, and this run is of"
-            f" {adapter.name} on {adapter.engine}; give a baseline of that"
+            f" {adapter.name} on {adapter.engine}",
+            "give a baseline of that",
         )
     if report.environment.dtype != settings.hardware.dtype:
         raise InvalidSettingsError(
             f"--baseline={path} is of {report.environment.dtype}, and this run is of"
-            f" {settings.hardware.dtype}, which is held to other bounds; give a baseline of that,"
-            " or another --dtype"
+            f" {settings.hardware.dtype}, which is held to other bounds",
+            "give a baseline of that, or another --dtype",
         )
     return Comparing(path, report, settings.request)
 
@@ -324,7 +308,7 @@ def _checks(text: str | None) -> frozenset[Check]:
     try:
         return frozenset(map(Check, names))
     except ValueError as error:
-        raise InvalidSettingsError(f"{error}; choose from {', '.join(Check)}") from None
+        raise InvalidSettingsError(str(error), f"choose from {', '.join(Check)}") from None
 
 
 def _depth(text: str) -> Depth:
@@ -332,7 +316,7 @@ def _depth(text: str) -> Depth:
         return Depth(text)
     except ValueError:
         raise InvalidSettingsError(
-            f"depth {text!r} is unknown; choose {' or '.join(Depth)}"
+            f"depth {text!r} is unknown", f"choose {' or '.join(Depth)}"
         ) from None
 
 
@@ -343,14 +327,15 @@ def _layouts(adapter: Adapter, texts: Sequence[str], rank_budget: RankBudget) ->
             fewest = min(layout.world_size for layout in adapter.layouts())
             raise InvalidLayoutError(
                 f"no layout of {adapter.name} takes fewer than {fewest} ranks and"
-                f" {rank_budget.rule}; {rank_budget.way_out_for(fewest)}"
+                f" {rank_budget.rule}",
+                rank_budget.way_out_for(fewest),
             )
         return fitting
     layouts = tuple(dict.fromkeys(Layout.parse(text) for text in texts))
     for layout in layouts:
         if layout.world_size > rank_budget.ranks:
             raise InvalidLayoutError(
-                f"layout {layout} takes {layout.world_size} ranks and"
-                f" {rank_budget.way_out_for(layout.world_size)} or choose a smaller layout"
+                f"layout {layout} takes {layout.world_size} ranks and {rank_budget.rule}",
+                f"{rank_budget.way_out_for(layout.world_size)} or choose a smaller layout",
             )
     return tuple(sorted(layouts, key=lambda layout: layout.world_size))

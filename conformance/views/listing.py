@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from conformance.corpus.cases import ALL_CASES
+from conformance.findings.errors import UnknownCaseError
 from reference import exact
 from reference.aggregation import Mode
 
@@ -26,10 +27,6 @@ MOST_SAMPLES = 64
 """Of a step whose weights are shown; those of longer ones have denominators that say little."""
 
 
-class UnknownCaseError(ValueError):
-    """The corpus has no case of that name."""
-
-
 def find(name: str) -> Case:
     """The case of that name.
 
@@ -40,7 +37,7 @@ def find(name: str) -> Case:
         if case.name == name:
             return case
     known = ", ".join(case.name for case in ALL_CASES)
-    raise UnknownCaseError(f"case {name!r} is unknown; choose {known}")
+    raise UnknownCaseError(f"case {name!r} is unknown", f"choose {known}")
 
 
 def table(cases: Sequence[Case]) -> Iterator[str]:

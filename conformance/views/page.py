@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from conformance.comparing.writable import require_regular
+from conformance.findings.errors import PagePathError
 from conformance.findings.verdict import JUDGED, WRONG, Check, Verdict
 from conformance.views.page_data import Shown, document, progress, shown
 from reference.aggregation import Mode
@@ -111,10 +112,6 @@ class Framework:
         ]
 
 
-class PagePathError(ValueError):
-    """No page can be written there; says why and the way out."""
-
-
 def write(reports: Iterable[Report], path: Path) -> None:
     """Put the page of some reports at ``path``, before which none of them is asked for.
 
@@ -135,8 +132,8 @@ def _refusals_said(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise PagePathError(
-            f"no page can be written to {path}: {error.strerror}; give a file in a folder that"
-            " exists, with -o FILE"
+            f"no page can be written to {path}: {error.strerror}",
+            "give a file in a folder that exists, with -o FILE",
         ) from error
 
 

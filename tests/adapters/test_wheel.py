@@ -66,7 +66,7 @@ def test_release_does_not_leave_its_folder(index: Path, tmp_path: Path) -> None:
 
 
 def test_release_that_does_not_exist_is_refused_with_the_way_out(index: Path, cache: Path) -> None:
-    with pytest.raises(SourceError, match=r"toy-framework==9.9 cannot be fetched: .*PATH@REF"):
+    with pytest.raises(WheelError, match=r"toy-framework==9.9 cannot be fetched: .*PATH@REF"):
         resolve(ToyAdapter(), "pypi:9.9")
 
     assert not list(cache.rglob("release-*"))

@@ -10,7 +10,7 @@ import numpy as np
 
 from reference.aggregation import Aggregation, Mode
 from reference.step import Step
-from reference.weights import sample_weights, step_scalar
+from reference.weights import sample_weights
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,27 +28,25 @@ TOOL_USERS = 8
 def main() -> None:
     """Print time and memory as ratios, then time per token from 10^4 to 10^8 tokens."""
     lengths = log_normal_lengths(SAMPLES, median=3_300)
-    step, losses = build(lengths)
+    step = build(lengths)
     masks = len(step.mask)
     baseline = seconds(step.mask.sum)
-    ours = seconds(lambda: weights_and_scalar(step, losses))
-    peak = memory(lambda: weights_and_scalar(step, losses))
+    ours = seconds(lambda: weights(step))
+    peak = memory(lambda: weights(step))
     print(f"reference: {masks:,} tokens in {SAMPLES:,} samples")
-    print(f"  time of weights and scalar / time of one sum over the masks: {ours / baseline:.2f}")
-    print(f"  memory of weights and scalar / memory of the masks: {peak / masks:.3f}")
+    print(f"  time of weights / time of one sum over the masks: {ours / baseline:.2f}")
+    print(f"  memory of weights / memory of the masks: {peak / masks:.3f}")
     for exponent in range(4, 9):
         tokens = 10**exponent
-        step, losses = build(np.full(max(tokens // 5_000, 1), min(tokens, 5_000)))
-        per_token = seconds(lambda: weights_and_scalar(step, losses)) / tokens  # noqa: B023
+        step = build(np.full(max(tokens // 5_000, 1), min(tokens, 5_000)))
+        per_token = seconds(lambda: weights(step)) / tokens  # noqa: B023
         print(f"  10^{exponent} tokens: {per_token * 1e9:.2f} ns per token")
 
 
-def weights_and_scalar(step: Step, losses: NDArray[np.float64]) -> float:
-    """One step's weights and scalar, from masks that nothing has been counted of yet."""
+def weights(step: Step) -> NDArray[np.float64]:
+    """One step's weights, from masks that nothing has been counted of yet."""
     step.__dict__.pop("active_tokens", None)
-    aggregation = Aggregation(Mode.PROMPT_MEAN)
-    sample_weights(step, aggregation)
-    return step_scalar(step, aggregation, losses)
+    return sample_weights(step, Aggregation(Mode.PROMPT_MEAN))
 
 
 def log_normal_lengths(samples: int, median: float) -> NDArray[np.int64]:
@@ -57,22 +55,20 @@ def log_normal_lengths(samples: int, median: float) -> NDArray[np.int64]:
     return np.clip(drawn, 1, LONGEST).astype(np.int64)
 
 
-def build(lengths: NDArray[np.int64]) -> tuple[Step, NDArray[np.float64]]:
-    """A step of groups of 8 with responses of these lengths, and a loss for each token."""
-    random = np.random.default_rng(1)
+def build(lengths: NDArray[np.int64]) -> Step:
+    """A step of groups of 8 with responses of these lengths."""
     mask = np.ones(int(lengths.sum()), np.bool_)
     ends = np.cumsum(lengths)
     for start, end in zip((ends - lengths)[::TOOL_USERS], ends[::TOOL_USERS], strict=True):
         turns = np.arange(end - start) // 400
         mask[start:end] = turns % 3 != 1
-    step = Step(
+    return Step(
         prompt_lengths=np.full(len(lengths), 500),
         response_lengths=lengths,
         mask=mask,
         groups=np.arange(len(lengths)) // 8,
         rollouts=np.arange(len(lengths)),
     )
-    return step, random.standard_normal(len(mask))
 
 
 def seconds(call: Callable[[], object]) -> float:

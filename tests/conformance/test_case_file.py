@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import jsonschema
 import pytest
 
-from conformance.corpus.case_file import SCHEMA, CaseFile, InvalidCaseFileError, load
+from conformance.corpus.case_file import SCHEMA, CaseFile, load
 from conformance.corpus.cases import DIVISOR
+from conformance.findings.errors import InvalidCaseFileError
 from conformance.findings.report import json_schema
 from tests import command
 

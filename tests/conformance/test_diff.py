@@ -12,10 +12,8 @@ from hypothesis import given, settings
 
 from adapters.contract import Depth, Layout
 from conformance.comparing.diff import (
-    RENAMED,
     Difference,
     Kind,
-    NothingToCompareError,
     compare,
     difference,
     load_difference,
@@ -23,6 +21,7 @@ from conformance.comparing.diff import (
 from conformance.comparing.groups import FindingFilter
 from conformance.comparing.report_file import write
 from conformance.corpus.cases import GENERATED
+from conformance.findings.errors import NothingToCompareError
 from conformance.findings.finding import Diagnosis, Finding
 from conformance.findings.finding_id import FindingId
 from conformance.findings.report import Header, Report, Selection
@@ -284,27 +283,6 @@ def test_what_appears_wrong_is_counted_as_wrong() -> None:
 
     assert "1 appeared, 1 of them wrong" in text(there)
     assert "| appeared | 1 | 1 |" in markdown(there)
-
-
-def test_findings_of_a_renamed_case_are_compared() -> None:
-    renamed = {"older": "newer"}
-    old, new = report(found(case="older")), report(wrong(case="newer"))
-    for there, kind in (
-        (difference(old, new, renamed=renamed), Kind.WORSE),
-        (difference(new, old, renamed=renamed), Kind.BETTER),
-    ):
-        assert kinds(there) == {kind: 1}
-    assert kinds(difference(old, new, renamed={})) == {Kind.ONLY_OLD: 1, Kind.ONLY_NEW: 1}
-
-
-def test_a_name_that_was_given_to_another_case_is_left_alone() -> None:
-    both = report(found(case="older"), wrong(case="newer"))
-
-    assert kinds(difference(both, both, renamed={"older": "newer"})) == {Kind.SAME: 2}
-
-
-def test_no_two_cases_were_renamed_to_one() -> None:
-    assert len(set(RENAMED.values())) == len(RENAMED)
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from conformance.comparing.expectations import InvalidExpectationsError, draft, load
+from conformance.comparing.expectations import draft, load
 from conformance.comparing.gate import Expecting, Outcome, Strict
+from conformance.findings.errors import InvalidExpectationsError
 from conformance.findings.finding import Diagnosis
 from conformance.findings.report import Report, Selection
 from conformance.findings.verdict import Verdict

@@ -14,8 +14,9 @@ from adapters import native  # noqa: F401 - torch does not survive a second impo
 from adapters.contract import Depth, Layout
 from conformance.corpus.cases import Case
 from conformance.corpus.strategies import cases, steps
+from conformance.findings.errors import StartError
 from conformance.plan.matrix import GeneratedCell
-from conformance.ranks.pool import RankPool, StartError
+from conformance.ranks.pool import RankPool
 from conformance.runs.generated import check_generated, source
 from reference.aggregation import Mode
 from reference.step import Sample, Step

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from adapters.native.adapter import NativeAdapter
-from conformance.ranks.hardware import Backend, Device, Dtype, Hardware, InvalidHardwareError
+from conformance.findings.errors import InvalidHardwareError
+from conformance.ranks.hardware import Backend, Device, Dtype, Hardware
 from reference.rounding import weight_bound
 from tests import command
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from adapters.contract import Layout
-from conformance.diagnosis.step_context import UnknownCutError
-from conformance.findings.harness import Consistency, InconsistentExpectationError
+from conformance.findings.errors import InconsistentExpectationError, UnknownCutError
+from conformance.findings.harness import Consistency
 from reference.aggregation import AuxiliaryAggregation, Mode
 from tests import command
 from tests.conformance.given import BY_SAMPLE, UNEVEN, Given

@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 
 from conformance.findings.badness import LEGEND, off_by
+from conformance.findings.errors import PagePathError
 from conformance.findings.report import Provenance, Report, Selection
 from conformance.findings.verdict import Check, Verdict
 from conformance.runs.reproduce import command
-from conformance.views.page import PagePathError, render, write
+from conformance.views.page import render, write
 from conformance.views.page_data import document, shown
 from reference.aggregation import Mode
 from tests.conformance.pages import HOSTILE, finding_of, hostile, many, mistaken, report_of

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import itertools
 import os
 import pty
 import re
@@ -9,8 +11,10 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
+from rich.console import Console
+
 from conformance.findings.verdict import Verdict
-from conformance.plugin.progress import Progress
+from conformance.plugin.progress import ProgressLine
 from tests import command
 from tests.conformance.test_journal import finding
 
@@ -20,21 +24,22 @@ if TYPE_CHECKING:
 CHOSEN = ("--checks=weights", "--layout=dp1-cp1-mb1-bshd", "-k", "uneven_lengths")
 
 
-def test_line_counts_what_is_wrong_and_tells_the_time_left_at_the_pace_so_far() -> None:
-    times = iter([100.0, 101.0, 110.0])
-    progress = Progress(total=62, clock=lambda: next(times))
+def test_line_counts_what_is_wrong_and_tells_the_time_left() -> None:
+    shown = io.StringIO()
+    clock = itertools.count(100.0, 10.0)
+    line = ProgressLine(
+        Console(file=shown, force_terminal=True, width=80, get_time=lambda: next(clock)), 62, "_"
+    )
 
-    lines = [
-        progress.line(finding("a")),
-        progress.line(finding("b", Verdict.MISMATCH)),
-        progress.line(finding("c", Verdict.CRASHED)),
-    ]
+    for verdict in (Verdict.CONFORMS, Verdict.MISMATCH, Verdict.CRASHED):
+        line.show(finding("a", verdict))
+    line.pytest_sessionfinish()
 
-    assert lines == [
-        "  2% 1 of 62; dp1-cp1-mb1-bshd",
-        "  3% 2 of 62, 1 MISMATCH, 0:01:00 left; dp1-cp1-mb1-bshd",
-        "  5% 3 of 62, 1 MISMATCH, 1 CRASHED, 0:04:55 left; dp1-cp1-mb1-bshd",
-    ]
+    plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown.getvalue())
+    assert "  2% 1 of 62 -:--:-- left; dp1-cp1-mb1-bshd\r" in plain
+    assert re.search(r"  3% 2 of 62, 1 MISMATCH \d+:\d\d:\d\d left; dp1-cp1-mb1-bshd\r", plain)
+    assert plain.count("\n") == 1
+    assert re.search(r"  5% 3 of 62, 1 MISMATCH, 1 CRASHED \S+ left; dp1-cp1-mb1-bshd\n", plain)
 
 
 def test_terminal_has_a_line_in_the_place_of_dots(tmp_path: Path) -> None:
@@ -50,7 +55,7 @@ def test_terminal_has_a_line_in_the_place_of_dots(tmp_path: Path) -> None:
     shown = _all_of(ours)
 
     assert process.wait(timeout=60) == 0, shown
-    assert re.search(r"\r100% 4 of 4, 0:00:00 left; dp1-cp1-mb1-bshd", shown)
+    assert re.search(r"100% 4 of 4 .*0:00:00.* left; dp1-cp1-mb1-bshd", shown)
     assert "...." not in shown
 
 

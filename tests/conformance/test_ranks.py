@@ -11,9 +11,10 @@ import torch
 
 from adapters.contract import Depth, Job, Layout, LogEntry, Rank
 from adapters.native.adapter import NativeAdapter
+from conformance.findings.errors import StartError
 from conformance.findings.sanitize import sanitized_traceback
 from conformance.ranks.hardware import Device, Hardware
-from conformance.ranks.pool import Crashed, Ran, RankPool, StartError
+from conformance.ranks.pool import Crashed, Ran, RankPool
 from conformance.ranks.worker import Declined
 from reference.aggregation import Aggregation, Mode
 from reference.step import Sample, Step

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from conformance.comparing.report_file import ReportFileError, load, write
+from conformance.comparing.report_file import load, write
+from conformance.findings.errors import ReportFileError
 from conformance.findings.report import SCHEMA, Report, Selection
 from reference.aggregation import AuxiliaryAggregation
 from tests.conformance.test_journal import HEADER, finding

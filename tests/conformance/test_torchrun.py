@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from conformance.ranks.torchrun import Launch, LaunchError
+from conformance.findings.errors import LaunchError
+from conformance.ranks.torchrun import Launch
 from tests import command
 
 TWO = ("--nproc-per-node=2",)

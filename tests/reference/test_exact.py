@@ -5,7 +5,6 @@ from __future__ import annotations
 from fractions import Fraction
 from itertools import product
 
-import numpy as np
 import pytest
 
 from conformance.corpus.cases import CORPUS, REJECTION
@@ -87,20 +86,6 @@ def test_divisor_may_be_no_whole_number() -> None:
     assert exact.token_weights(step, Aggregation(Mode.CONSTANT, 0.5)) == [[Fraction(2, 3)]] * 3
 
 
-def test_scalar_is_the_sum_of_weight_times_loss() -> None:
-    losses = [*map(Fraction, (1, 100, 2, 4, 100, 100, 100, -3, 5))]
-
-    assert exact.step_scalar(STEP, Aggregation(Mode.TOKEN_MEAN), losses) == Fraction(9, 5)
-    assert exact.step_scalar(STEP, Aggregation(Mode.SAMPLE_MEAN), losses) == Fraction(13, 10)
-    original = Conventions(denominator_mask=ORIGINAL)
-    assert exact.step_scalar(STEP, Aggregation(Mode.TOKEN_MEAN), losses, original) == Fraction(9, 7)
-
-
-def test_scalar_wants_a_loss_for_every_token() -> None:
-    with pytest.raises(ValueError, match="zip"):
-        exact.step_scalar(STEP, Aggregation(Mode.TOKEN_MEAN), [Fraction(1)] * 8)
-
-
 @pytest.mark.parametrize(
     "conventions",
     [
@@ -110,19 +95,11 @@ def test_scalar_wants_a_loss_for_every_token() -> None:
     ids=str,
 )
 def test_float_weights_of_the_corpus_are_the_exact_ones(conventions: Conventions) -> None:
-    """With losses of few bits a scalar is exact but for its own rounding too."""
     for case in (*CORPUS[:-1], *REJECTION):
         for step, mode in product(case.steps, Mode):
             aggregation = case.aggregation(mode)
             expected = exact.token_weights(step, aggregation, conventions)
-            losses = np.arange(len(step.mask)) % 16 - 5
-            scalar = exact.step_scalar(
-                step, aggregation, [*map(Fraction, losses.tolist())], conventions
-            )
 
             assert weights.token_weights(step, aggregation, conventions).tolist() == [
                 float(weight) for sample in expected for weight in sample
             ]
-            assert weights.step_scalar(
-                step, aggregation, losses.astype(float), conventions
-            ) == pytest.approx(float(scalar), rel=1e-13, abs=1e-15)

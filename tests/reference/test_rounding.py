@@ -13,7 +13,6 @@ from reference.rounding import (
     WEIGHT_OPERATIONS,
     gamma,
     reported_bound,
-    scalar_bound,
     weight_bound,
 )
 
@@ -66,11 +65,6 @@ def test_gamma_of_no_operation_is_zero_and_of_too_many_is_refused() -> None:
         gamma(256, 2.0**-8)
 
 
-def test_scalar_bound_grows_with_tokens_and_magnitude() -> None:
-    assert scalar_bound(10, 2.0) == 2 * scalar_bound(10, 1.0)
-    assert scalar_bound(1000, 1.0) > 50 * scalar_bound(10, 1.0)
-
-
 def test_bounds_are_those_of_higham() -> None:
     """gamma(k, u) = k·u / (1 - k·u): 16 roundings of a weight, one more for a summand."""
     u = 2.0**-24
@@ -89,8 +83,6 @@ def test_bounds_are_those_of_higham() -> None:
     assert weight_bound("bfloat16", terms=3) == weight_bound("float32", terms=3) + 9 / 247
     assert weight_bound("bfloat16", summands=1000) < weight_bound("bfloat16") + 1e-4
     assert reported_bound(100, "bfloat16") == reported_bound(100, "float32")
-    assert scalar_bound(6, 2.0, "bfloat16") == 2 / 31
-    assert scalar_bound(6, 3.0) == pytest.approx(24 * 2.0**-53, rel=1e-14)
 
 
 def test_too_many_roundings_are_refused_with_a_way_out() -> None:

@@ -1,9 +1,8 @@
-"""Weights and scalars against exact arithmetic, and against examples worked by hand."""
+"""Weights against exact arithmetic, and against examples worked by hand."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -11,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conformance.corpus.strategies import aggregations, conventions, steps
-from reference import exact, rounding, weights
+from reference import exact, weights
 from reference.aggregation import (
     Aggregation,
     Conventions,
@@ -89,28 +88,6 @@ def test_denominators_are_of_the_mask_that_is_declared() -> None:
     assert weights.sample_weights(step, per_token, original).max() == 1 / 6
 
 
-@settings(max_examples=10_000)
-@given(
-    steps(max_samples=8, max_response=8),
-    aggregations(),
-    conventions(),
-    st.integers(0, 2**32 - 1),
-    st.floats(1e-6, 1e6),
-)
-def test_scalar_lies_within_its_bound(
-    step: Step, aggregation: Aggregation, chosen: Conventions, seed: int, scale: float
-) -> None:
-    size = len(step.mask)
-    losses = scale * np.random.default_rng(seed).standard_normal(size)
-    exact_losses = [Fraction(loss) for loss in losses]
-    expected = exact.step_scalar(step, aggregation, exact_losses, chosen)
-    magnitude = exact.step_scalar(step, aggregation, [abs(loss) for loss in exact_losses], chosen)
-
-    got = weights.step_scalar(step, aggregation, losses, chosen)
-
-    assert abs(Fraction(got) - expected) <= rounding.scalar_bound(size, float(magnitude))
-
-
 @pytest.mark.parametrize(
     ("mode", "expected"),
     [
@@ -132,18 +109,13 @@ def test_worked_example_of_miles_1328() -> None:
     step = Step.of([Sample(prompt_length=1, loss_mask=[1, 1, 1], group=0)])
     losses = np.array([1.0, 2.0, 3.0])
 
-    assert weights.step_scalar(step, Aggregation(Mode.CONSTANT, 4), losses) == 1.5
-    assert weights.step_scalar(step, Aggregation(Mode.SAMPLE_MEAN), losses) == 2.0
+    assert weights.token_weights(step, Aggregation(Mode.CONSTANT, 4)) @ losses == 1.5
+    assert weights.token_weights(step, Aggregation(Mode.SAMPLE_MEAN)) @ losses == pytest.approx(2)
 
 
 @pytest.mark.parametrize("aggregation", FOUR_MODES, ids=lambda a: a.mode)
-def test_inactive_tokens_weigh_nothing_and_their_losses_are_not_looked_at(
-    aggregation: Aggregation,
-) -> None:
-    losses = np.where(STEP.mask, 1.0, np.nan)
-
+def test_inactive_tokens_weigh_nothing(aggregation: Aggregation) -> None:
     assert not weights.token_weights(STEP, aggregation)[~STEP.mask].any()
-    assert np.isfinite(weights.step_scalar(STEP, aggregation, losses))
 
 
 @pytest.mark.parametrize("aggregation", FOUR_MODES, ids=lambda a: a.mode)
@@ -151,7 +123,6 @@ def test_step_without_active_tokens_weighs_nothing(aggregation: Aggregation) -> 
     step = Step.of([Sample(prompt_length=1, loss_mask=[0, 0], group=0)] * 2)
 
     assert not weights.sample_weights(step, aggregation).any()
-    assert weights.step_scalar(step, aggregation, np.ones(4)) == 0
 
 
 @given(st.integers(1, 6), st.integers(1, 6), st.integers(1, 6))

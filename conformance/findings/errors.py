@@ -1,0 +1,101 @@
+"""Every error that a run or a command ends with, by the step that raises it.
+
+`ConformanceError` is the base of all that a user can do something about: pytest and the command
+line show its message, which ends with the way out, and exit as for a wrong command line.
+
+1. Options are read: `AdapterError`, `InvalidEngineError`, `InvalidSettingsError`,
+   `InvalidHardwareError`, `adapters.contract.InvalidLayoutError`,
+   `reference.aggregation.InvalidAggregationError`.
+2. The framework's code is found: `adapters.source.SourceError`, `adapters.wheel.WheelError`.
+3. Files that options name are read: `InvalidCaseFileError`, with `reference.step.InvalidStepError`
+   as its cause; `InvalidExpectationsError`; `ReportFileError` for a baseline.
+4. The report's file is opened: `ReportPathError`.
+5. Ranks are started: `LaunchError`, `TemporaryFolderError`; `StartError`, perhaps for an
+   `adapters.imports.WrongSourceError` in a rank.
+6. Findings are made: `InconsistentExpectationError` and `UnknownCutError`, each a
+   `HarnessFaultError`, which is no user's mistake and stops the run.
+7. The report is written: `ReportPathError`.
+
+Commands that read reports raise `ReportFileError`, `NothingToCompareError` and `PagePathError`; the
+others add `InvalidHistoryError`, `InvalidSourceError` and `UnknownCaseError`.
+"""
+
+from __future__ import annotations
+
+from reference.errors import ConformanceError as ConformanceError
+
+
+class AdapterError(ConformanceError):
+    """An adapter cannot be had: unknown, or hidden by another distribution."""
+
+
+class InvalidEngineError(ConformanceError):
+    """An adapter was asked for an engine that it does not drive."""
+
+
+class InvalidSettingsError(ConformanceError):
+    """A setting is out of range, unknown or contradicts another one."""
+
+
+class InvalidHardwareError(ConformanceError):
+    """The device, backend or precision does not exist, not here, or not for so many ranks."""
+
+
+class InvalidCaseFileError(ConformanceError):
+    """A file holds no case that can be run."""
+
+
+class InvalidExpectationsError(ConformanceError):
+    """A file of known faults cannot be held against a run."""
+
+
+class ReportFileError(ConformanceError):
+    """A file holds no report that can be relied on."""
+
+
+class ReportPathError(ConformanceError):
+    """No report can be written where it was asked for."""
+
+
+class LaunchError(ConformanceError):
+    """torchrun was told something that ranks cannot be run under."""
+
+
+class TemporaryFolderError(ConformanceError):
+    """The folder for temporary files cannot hold the sockets that processes talk through."""
+
+
+class StartError(ConformanceError):
+    """The framework cannot be imported in a rank."""
+
+
+class NothingToCompareError(ConformanceError):
+    """Two reports have no finding in common."""
+
+
+class PagePathError(ConformanceError):
+    """No page can be written where it was asked for."""
+
+
+class InvalidHistoryError(ConformanceError):
+    """A history cannot be run, and no commit of it has been."""
+
+
+class InvalidSourceError(ConformanceError):
+    """A source is given for an adapter that is not installed."""
+
+
+class UnknownCaseError(ConformanceError):
+    """The corpus has no case of that name."""
+
+
+class HarnessFaultError(RuntimeError):
+    """The harness contradicts itself, so that no verdict of the run can be relied on."""
+
+
+class InconsistentExpectationError(HarnessFaultError):
+    """The reference expects two different numbers where it can expect only one."""
+
+
+class UnknownCutError(HarnessFaultError):
+    """A reference depends on how a step was cut, and the adapter does not tell how it was."""
