@@ -13,7 +13,7 @@ from conformance.corpus.cases import CORPUS, Case
 from conformance.runs import registry
 from reference.aggregation import Aggregation, Mode
 from reference.step import Step
-from reference.weights import sample_weights, step_scalar
+from reference.weights import sample_weights, token_weights
 
 EVERY_CASE = pytest.mark.parametrize("case", CORPUS, ids=lambda case: case.name)
 
@@ -94,7 +94,7 @@ def test_layouts_cut_steps_per_sample_per_group_and_otherwise(
 def test_worked_example_has_the_values_of_miles_pull_request_1328() -> None:
     example, losses = case("worked_example"), np.array([1.0, 2.0, 3.0])
     scalars = {
-        mode: step_scalar(example.steps[0], example.aggregation(mode), losses) for mode in Mode
+        mode: token_weights(example.steps[0], example.aggregation(mode)) @ losses for mode in Mode
     }
 
     assert scalars == {

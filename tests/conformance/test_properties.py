@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import fields
 from functools import partial
@@ -27,7 +28,7 @@ from conformance.ranks.pool import Ran, RankPool
 from reference import rounding
 from reference.aggregation import Aggregation, Conventions, EmptyUnits, Mode
 from reference.step import Sample, Step
-from reference.weights import sample_weights, step_scalar, token_weights
+from reference.weights import sample_weights, token_weights
 
 Weigh = Callable[[Step, Aggregation, Layout], NDArray[np.float64]]
 
@@ -64,9 +65,9 @@ def test_scaling_losses_scales_the_scalar(
     step: Step, aggregation: Aggregation, chosen: Conventions, exponent: int, seed: int
 ) -> None:
     losses = np.random.default_rng(seed).standard_normal(len(step.mask))
-    scalar = step_scalar(step, aggregation, losses, chosen)
+    scalar = math.fsum(token_weights(step, aggregation, chosen) * losses)
 
-    scaled = step_scalar(step, aggregation, losses * 2.0**exponent, chosen)
+    scaled = math.fsum(token_weights(step, aggregation, chosen) * losses * 2.0**exponent)
 
     assert scaled == scalar * 2.0**exponent, "a power of two rounds nothing"
 
