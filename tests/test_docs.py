@@ -14,13 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from conformance import cli, plugin
+from conformance import cli
 from conformance.comparing.expectations import load as load_expectations
 from conformance.comparing.gate import Expecting, Outcome
 from conformance.comparing.report_file import load
 from conformance.findings.badness import explain
 from conformance.findings.finding import Finding
 from conformance.findings.verdict import Check
+from conformance.plugin import options
 from conformance.runs import registry
 from conformance.views import overview
 from reference.aggregation import AuxiliaryAggregation, Conventions
@@ -268,9 +269,9 @@ def test_finding_shown_is_of_a_committed_report_and_printed_as_shown() -> None:
 
 
 def test_checks_conventions_and_options_are_documented() -> None:
-    options = re.findall(r'"(--[a-z-]+)"', Path(plugin.__file__).read_text())
+    declared = re.findall(r'"(--[a-z-]+)"', Path(options.__file__).read_text())
     rows = [*Check, *AuxiliaryAggregation, *(field.name for field in fields(Conventions))]
 
-    assert options
-    assert [option for option in options if f"\n| `{option}=" not in TEXT] == []
+    assert declared
+    assert [option for option in declared if f"\n| `{option}=" not in TEXT] == []
     assert [name for name in rows if f"\n| `{name}` | " not in TEXT] == []

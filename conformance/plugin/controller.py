@@ -1,0 +1,183 @@
+"""The one process of a run that writes the report."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from conformance.findings.errors import ConformanceError, HarnessFaultError
+from conformance.plugin import signals
+from conformance.plugin.options import settings_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from conformance.comparing.gate import Gate
+    from conformance.findings.finding import Finding
+    from conformance.findings.report import Report
+    from conformance.plugin.progress import ProgressLine
+    from conformance.runs.recorder import FindingMessage, Recorder
+
+FINDING = "test_conformance.py::test_finding["
+"""In the node id of every finding."""
+
+GITHUB_SUMMARY = "GITHUB_STEP_SUMMARY"
+"""Environment variable: the file that GitHub Actions shows of a job's step."""
+
+ATTRIBUTE = "rl_loss_conformance"
+"""Of pytest's own reports of tests, which pytest-xdist passes on as they are."""
+
+
+class Controller:
+    """Hooks of the one process that writes the report."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self._recorder: Recorder | None = None
+        self._report: Report | None = None
+        self._progress: ProgressLine | None = None
+        self._problem: str | None = None
+        self._session: pytest.Session | None = None
+        self._objection: str | None = None
+        self._start = time.time()
+        self._first_finding: float | None = None
+
+    def recorder(self) -> Recorder:
+        """The recorder of this run, made when first needed."""
+        from conformance.runs.recorder import Recorder
+
+        if self._recorder is None:
+            _require_summary()
+            try:
+                self._recorder = Recorder(settings_of(self._config))
+            except ConformanceError as error:
+                raise pytest.UsageError(str(error)) from error
+            self._config.add_cleanup(self._recorder.close)
+        return self._recorder
+
+    def pytest_sessionstart(self, session: pytest.Session) -> None:
+        """Keep what a run is stopped by."""
+        self._session = session
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        """Without pytest-xdist: count what is about to run."""
+        self._select([item.nodeid for item in session.items])
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_node_collection_finished(self, ids: Sequence[str]) -> None:
+        """With pytest-xdist, whose workers all collect the same: likewise."""
+        self._select(ids)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Record a finding as soon as it is made."""
+        finding_message: FindingMessage | None = getattr(report, ATTRIBUTE, None)
+        if finding_message is not None:
+            self._first_finding = self._first_finding or report.start
+            finding = self._record(finding_message)
+            if finding is not None and self._progress is not None:
+                self._progress.show(finding)
+        elif self._first_finding is None and FINDING not in report.nodeid:
+            self._start = report.stop  # another test, which ran before the suite began
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """Write the report, also of a run that was stopped."""
+        if self._recorder is not None:
+            try:
+                with signals.too_late():
+                    self._report = self._recorder.finish()
+            except ConformanceError as error:
+                self._problem = str(error)
+        if self._problem is not None:
+            session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
+        if self._recorder is not None and self._report is not None:
+            self._objection = self._recorder.settings.gate.objection(self._report)
+            if self._objection is not None and session.exitstatus == pytest.ExitCode.OK:
+                session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Show what was found, where it was written and what it cost."""
+        if self._problem is not None:
+            terminalreporter.line(f"ERROR: {self._problem}", red=True)
+        if self._report is None or self._recorder is None:
+            return
+        from conformance.views.diff_formats import gate_lines
+        from conformance.views.summary import summary_lines
+
+        terminalreporter.section("conformance")
+        for line in summary_lines(self._report):
+            terminalreporter.line(line)
+        gate = self._recorder.settings.gate
+        for line in gate_lines(gate, self._report):
+            terminalreporter.line(line)
+        if self._objection is not None:
+            terminalreporter.line(f"FAILED: {self._objection}", red=True)
+        first = self._first_finding or self._start
+        terminalreporter.line(
+            f"{first - self._start:.1f} s to start, {time.time() - first:.1f} s to run, of which"
+            f" {self._recorder.framework_seconds:.1f} s in the framework's own code"
+        )
+        terminalreporter.line(f"report: {self._recorder.settings.report}")
+        if os.environ.get(GITHUB_SUMMARY):
+            self._tell_github(terminalreporter, self._report, gate)
+
+    def _tell_github(
+        self, terminalreporter: pytest.TerminalReporter, report: Report, gate: Gate
+    ) -> None:
+        from conformance.views import github
+        from conformance.views.diff_formats import gate_lines
+
+        objections = [] if self._objection is None else [self._objection]
+        lines = [*gate_lines(gate, report), *objections]
+        github.add_summary(report, lines, Path(os.environ[GITHUB_SUMMARY]))
+        for line in github.error_commands([*gate.failing(report)], objections):
+            terminalreporter.line(line)
+
+    def _record(self, finding_message: FindingMessage) -> Finding | None:
+        """Keep a finding; a fault of the harness ends the run, as it may spoil any verdict."""
+        try:
+            return self.recorder().record(finding_message)
+        except HarnessFaultError as fault:
+            self._problem = self._problem or f"fault of the harness: {fault}"
+            # pytest-xdist runs a loop of its own, which looks at its plugin alone.
+            for loop in (self._session, self._config.pluginmanager.get_plugin("dsession")):
+                if loop is not None:
+                    loop.shouldstop = self._problem
+            return None
+
+    def _select(self, ids: Sequence[str]) -> None:
+        named = (nodeid.partition(FINDING) for nodeid in ids)
+        findings = {rest.rpartition("]")[0] for _, found, rest in named if found}
+        if findings and not self.recorder().selected:
+            from conformance.plugin.progress import progress_line
+
+            settings = settings_of(self._config)
+            chosen = [cell for cell in settings.cells() if cell.id in findings]
+            if (refusal := settings.gate.refusal(chosen)) is not None:
+                raise pytest.UsageError(refusal)
+            self.recorder().selected = len(findings)
+            self._progress = progress_line(self._config, len(findings), ATTRIBUTE)
+
+
+def _require_summary() -> None:
+    """See to it that GitHub's summary can be appended, which is done when all else is.
+
+    Raises:
+        pytest.UsageError: it cannot.
+    """
+    from conformance.comparing.writable import require_regular
+
+    if not os.environ.get(GITHUB_SUMMARY):
+        return
+    path = Path(os.environ[GITHUB_SUMMARY])
+    try:
+        require_regular(path)
+        path.open("ab").close()
+    except OSError as error:
+        raise pytest.UsageError(
+            f"no summary can be appended to {path}: {error.strerror}; unset {GITHUB_SUMMARY}, or"
+            " name another file in it"
+        ) from error
