@@ -62,7 +62,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Turn every cell into a test of its own."""
     if {"cell", "find"} <= set(metafunc.fixturenames):
-        cells = settings_of(metafunc.config).cells()
+        cells = settings_of(metafunc.config).plan.cells()
         metafunc.parametrize("cell", cells, ids=[cell.id for cell in cells])
 
 
@@ -75,7 +75,7 @@ def rank_pool(request: pytest.FixtureRequest) -> Iterator[RankPool]:
     with RankPool(
         settings.adapter,
         settings.source.path,
-        settings.ranks,
+        settings.plan.ranks,
         settings.time_limit,
         settings.hardware,
         launching.launcher(request.config),

@@ -155,7 +155,7 @@ class Controller:
             from conformance.plugin.progress import progress_line
 
             settings = settings_of(self._config)
-            chosen = [cell for cell in settings.cells() if cell.id in findings]
+            chosen = [cell for cell in settings.plan.cells() if cell.id in findings]
             if (refusal := settings.gate.refusal(chosen)) is not None:
                 raise pytest.UsageError(refusal)
             self.recorder().selected = len(findings)

@@ -47,7 +47,7 @@ def header(settings: Settings, description: Description) -> Header:
         environment=environment(settings.adapter, description, settings.hardware),
         conventions=description.conventions,
         departures=list(description.departures),
-        request=settings.request,
+        request=settings.plan.request,
     )
 
 
@@ -122,7 +122,7 @@ class Recorder:
 
     def finish(self) -> Report | None:
         """Write the report of all that was recorded; None if nothing was."""
-        deselected = len(self.settings.cells()) - self.selected
+        deselected = len(self.settings.plan.cells()) - self.selected
         return self._journal.finish(
             Selection(selected=self.selected, deselected=max(deselected, 0))
         )

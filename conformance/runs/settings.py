@@ -11,14 +11,9 @@ from conformance.comparing import expectations
 from conformance.comparing.gate import Comparing, Expecting, Gate, Strict
 from conformance.comparing.report_file import load
 from conformance.corpus import case_file as case_files
-from conformance.corpus.cases import ALL_CASES, Case
-from conformance.corpus.configurations import CONFIG_CASES
-from conformance.corpus.log_cases import LOG_CASES
 from conformance.findings.errors import InvalidSettingsError
-from conformance.findings.report import Request
 from conformance.findings.verdict import Check
-from conformance.plan.checks import CHECK_SPECS, CUT_DEPENDENCE, CheckSpec
-from conformance.plan.matrix import AnyMatrixCell, GeneratedCell, LogCell, MatrixCell, StartupCell
+from conformance.plan.plan import Plan
 from conformance.ranks import processes
 from conformance.ranks.hardware import ON_CPU, Hardware
 from conformance.runs import registry
@@ -38,23 +33,9 @@ class Settings:
 
     adapter: Adapter
     source: Source
-    aggregations: dict[Mode, Aggregation | None]
-    """Modes to run, with a divisor that replaces the cases' own."""
-
-    checks: frozenset[Check]
-    depth: Depth
-    layouts: tuple[Layout, ...]
+    plan: Plan
     time_limit: float
     report: Path
-    examples: int = 0
-    """How many cases to generate for each mode and layout."""
-
-    seed: str = ""
-    """What generated cases follow from."""
-
-    case: Case | None = None
-    """A step that a user gave, in the place of the corpus and all else."""
-
     gate: Gate = field(default=Strict())
     hardware: Hardware = ON_CPU
 
@@ -98,158 +79,29 @@ class Settings:
             )
         processes.require_room_for_sockets()
         chosen = registry.create(adapter, engine)
-        settings = cls(
-            adapter=chosen,
-            source=resolve(chosen, source),
+        found = resolve(chosen, source)
+        plan = Plan(
             aggregations=_modes(modes),
             checks=_checks(checks),
             depth=_depth(depth),
             layouts=_layouts(chosen, layouts, rank_budget),
-            time_limit=time_limit,
-            report=report,
             examples=examples,
             seed=seed,
             case=None if case_file is None else case_files.load(case_file),
         )
-        settings.require_something_to_run()
-        hardware = Hardware.of(device, backend, min(settings.ranks, rank_budget.here), dtype)
+        plan.require_something_to_run()
+        hardware = Hardware.of(device, backend, min(plan.ranks, rank_budget.here), dtype)
         _require_drivable("device", hardware.device, chosen, chosen.devices)
         _require_drivable("dtype", hardware.dtype, chosen, chosen.dtypes)
-        settings = replace(settings, hardware=hardware)
+        settings = cls(
+            adapter=chosen,
+            source=found,
+            plan=plan,
+            time_limit=time_limit,
+            report=report,
+            hardware=hardware,
+        )
         return replace(settings, gate=_gate(settings, expect, baseline))
-
-    def all_ids(self) -> list[str]:
-        """Those of what is chosen, and of what would be if nothing were left out."""
-        layouts = dict.fromkeys([*self.adapter.layouts(), *self.layouts])
-        everything = replace(
-            self,
-            aggregations=dict.fromkeys(Mode),
-            checks=frozenset(Check),
-            layouts=tuple(layouts),
-            examples=max(self.examples, 1),
-            case=None,
-        )
-        return [cell.id for cell in [*everything.cells(), *self.cells()]]
-
-    @property
-    def request(self) -> Request:
-        """What the report says of these settings."""
-        constant = self.aggregations.get(Mode.CONSTANT)
-        return Request(
-            divisor=constant.divisor if constant else None,
-            examples=self.examples,
-            seed=self.seed,
-            case=self.case.name if self.case else None,
-        )
-
-    @property
-    def ranks(self) -> int:
-        """The most ranks that a layout takes."""
-        return max(layout.world_size for layout in self.layouts)
-
-    def cells(self) -> list[AnyMatrixCell]:
-        """Every finding to be made, those on one layout together, generated cases last."""
-        cells: list[AnyMatrixCell] = [*self._cells_of_cases()]
-        if self.case is None:
-            cells += [
-                *self._cut_cells(),
-                *self._startup_cells(),
-                *self._log_cells(),
-                *self._generated_cells(),
-            ]
-        return [cell for cell in cells if cell.spec.check in self.checks]
-
-    def require_something_to_run(self) -> None:
-        """See to it that a given case fits a chosen layout.
-
-        Raises:
-            InvalidSettingsError: it fits none.
-        """
-        if self.case is not None and not any(map(self.case.runs_on, self.layouts)):
-            raise InvalidSettingsError(
-                f"case {self.case.name} has a step of {self.case.fewest_samples} samples, and each"
-                " chosen layout needs more, one for every micro-batch of every rank",
-                "choose a smaller --layout",
-            )
-
-    def _cells_of_cases(self) -> list[MatrixCell]:
-        """Those that share a run next to each other."""
-        return [
-            MatrixCell(
-                aggregation=aggregation or case.aggregation(mode),
-                case=case,
-                layout=layout,
-                depth=self.depth,
-                spec=spec,
-            )
-            for layout in self.layouts
-            for case in (ALL_CASES if self.case is None else (self.case,))
-            if case.runs_on(layout)
-            for mode, aggregation in self.aggregations.items()
-            for spec in CHECK_SPECS
-            if spec.takes(case) and mode in spec.modes
-            if spec.is_seen_at(self.depth) and spec.is_seen_on(layout)
-        ]
-
-    def _cut_cells(self) -> list[MatrixCell]:
-        """In the first mode, on the first layout of several micro-batches, if there is one."""
-        cut = [layout for layout in self.layouts if layout.micro_batches != 1]
-        if self.depth is not Depth.STEP or not cut:
-            return []
-        mode, aggregation = next(iter(self.aggregations.items()))
-        return [
-            MatrixCell(
-                aggregation=aggregation or case.aggregation(mode),
-                case=case,
-                layout=cut[0],
-                depth=self.depth,
-                spec=spec,
-            )
-            for spec in CUT_DEPENDENCE
-            for case in spec.cases
-            if case.runs_on(cut[0])
-        ]
-
-    def _startup_cells(self) -> list[StartupCell]:
-        """On the first layout that each configuration can be seen on, if there is one."""
-        if self.depth is not Depth.STEP:
-            return []
-        pairs = [(row, [one for one in self.layouts if row.fits(one)]) for row in CONFIG_CASES]
-        return [
-            StartupCell(
-                aggregation=row.given.aggregation(mode),
-                case=row.given,
-                layout=fitting[0],
-                depth=self.depth,
-                spec=CheckSpec(check=row.check, name=row.name),
-                config_case=row,
-            )
-            for row, fitting in pairs
-            if fitting
-            for mode in row.modes
-            if mode in self.aggregations
-        ]
-
-    def _log_cells(self) -> list[LogCell]:
-        if self.depth is not Depth.STEP:
-            return []
-        return [LogCell(log_case=case) for case in LOG_CASES if case.mode in self.aggregations]
-
-    def _generated_cells(self) -> list[GeneratedCell]:
-        if not self.examples:
-            return []
-        return [
-            GeneratedCell(
-                mode=mode,
-                divisor=aggregation.divisor if aggregation else None,
-                layout=layout,
-                depth=self.depth,
-                examples=self.examples,
-                seed=self.seed,
-            )
-            for layout in self.layouts
-            for mode, aggregation in self.aggregations.items()
-        ]
 
 
 def _require_drivable(option: str, chosen: str, adapter: Adapter, known: Sequence[str]) -> None:
@@ -268,7 +120,9 @@ def _gate(settings: Settings, expect: Path | None, baseline: Path | None) -> Gat
         )
     if expect is not None:
         known = expectations.load(expect)
-        known.require_each_to_match_once(settings.all_ids())
+        everything = settings.plan.extended_to(settings.adapter.layouts())
+        cells = [*everything.cells(), *settings.plan.cells()]
+        known.require_each_to_match_once([cell.id for cell in cells])
         return Expecting(known)
     return Strict() if baseline is None else _comparing(settings, baseline)
 
@@ -287,7 +141,7 @@ def _comparing(settings: Settings, path: Path) -> Comparing:
             f" {settings.hardware.dtype}, which is held to other bounds",
             "give a baseline of that, or another --dtype",
         )
-    return Comparing(path, report, settings.request)
+    return Comparing(path, report, settings.plan.request)
 
 
 def _modes(text: str | None) -> dict[Mode, Aggregation | None]:

@@ -1,0 +1,171 @@
+"""Which checks run on which cases, modes and layouts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from adapters.contract import Depth, Layout
+from conformance.corpus.cases import ALL_CASES, Case
+from conformance.corpus.configurations import CONFIG_CASES
+from conformance.corpus.log_cases import LOG_CASES
+from conformance.findings.errors import InvalidSettingsError
+from conformance.findings.report import Request
+from conformance.findings.verdict import Check
+from conformance.plan.checks import CHECK_SPECS, CUT_DEPENDENCE, CheckSpec
+from conformance.plan.matrix import AnyMatrixCell, GeneratedCell, LogCell, MatrixCell, StartupCell
+from reference.aggregation import Aggregation, Mode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What a run looks at."""
+
+    aggregations: dict[Mode, Aggregation | None]
+    """Modes to run, with a divisor that replaces the cases' own."""
+
+    checks: frozenset[Check]
+    depth: Depth
+    layouts: tuple[Layout, ...]
+    examples: int = 0
+    """How many cases to generate for each mode and layout."""
+
+    seed: str = ""
+    """What generated cases follow from."""
+
+    case: Case | None = None
+    """A step that a user gave, in the place of the corpus and all else."""
+
+    @property
+    def request(self) -> Request:
+        """What the report says of these settings."""
+        constant = self.aggregations.get(Mode.CONSTANT)
+        return Request(
+            divisor=constant.divisor if constant else None,
+            examples=self.examples,
+            seed=self.seed,
+            case=self.case.name if self.case else None,
+        )
+
+    @property
+    def ranks(self) -> int:
+        """The most ranks that a layout takes."""
+        return max(layout.world_size for layout in self.layouts)
+
+    def extended_to(self, layouts: Iterable[Layout]) -> Plan:
+        """Everything that could be looked at on these layouts and on its own."""
+        return replace(
+            self,
+            aggregations=dict.fromkeys(Mode),
+            checks=frozenset(Check),
+            layouts=tuple(dict.fromkeys([*layouts, *self.layouts])),
+            examples=max(self.examples, 1),
+            case=None,
+        )
+
+    def cells(self) -> list[AnyMatrixCell]:
+        """Every finding to be made, those on one layout together, generated cases last."""
+        cells: list[AnyMatrixCell] = [*self._cells_of_cases()]
+        if self.case is None:
+            cells += [
+                *self._cut_cells(),
+                *self._startup_cells(),
+                *self._log_cells(),
+                *self._generated_cells(),
+            ]
+        return [cell for cell in cells if cell.spec.check in self.checks]
+
+    def require_something_to_run(self) -> None:
+        """See to it that a given case fits a chosen layout.
+
+        Raises:
+            InvalidSettingsError: it fits none.
+        """
+        if self.case is not None and not any(map(self.case.runs_on, self.layouts)):
+            raise InvalidSettingsError(
+                f"case {self.case.name} has a step of {self.case.fewest_samples} samples, and each"
+                " chosen layout needs more, one for every micro-batch of every rank",
+                "choose a smaller --layout",
+            )
+
+    def _cells_of_cases(self) -> list[MatrixCell]:
+        """Those that share a run next to each other."""
+        return [
+            MatrixCell(
+                aggregation=aggregation or case.aggregation(mode),
+                case=case,
+                layout=layout,
+                depth=self.depth,
+                spec=spec,
+            )
+            for layout in self.layouts
+            for case in (ALL_CASES if self.case is None else (self.case,))
+            if case.runs_on(layout)
+            for mode, aggregation in self.aggregations.items()
+            for spec in CHECK_SPECS
+            if spec.takes(case) and mode in spec.modes
+            if spec.is_seen_at(self.depth) and spec.is_seen_on(layout)
+        ]
+
+    def _cut_cells(self) -> list[MatrixCell]:
+        """In the first mode, on the first layout of several micro-batches, if there is one."""
+        cut = [layout for layout in self.layouts if layout.micro_batches != 1]
+        if self.depth is not Depth.STEP or not cut:
+            return []
+        mode, aggregation = next(iter(self.aggregations.items()))
+        return [
+            MatrixCell(
+                aggregation=aggregation or case.aggregation(mode),
+                case=case,
+                layout=cut[0],
+                depth=self.depth,
+                spec=spec,
+            )
+            for spec in CUT_DEPENDENCE
+            for case in spec.cases
+            if case.runs_on(cut[0])
+        ]
+
+    def _startup_cells(self) -> list[StartupCell]:
+        """On the first layout that each configuration can be seen on, if there is one."""
+        if self.depth is not Depth.STEP:
+            return []
+        pairs = [(row, [one for one in self.layouts if row.fits(one)]) for row in CONFIG_CASES]
+        return [
+            StartupCell(
+                aggregation=row.given.aggregation(mode),
+                case=row.given,
+                layout=fitting[0],
+                depth=self.depth,
+                spec=CheckSpec(check=row.check, name=row.name),
+                config_case=row,
+            )
+            for row, fitting in pairs
+            if fitting
+            for mode in row.modes
+            if mode in self.aggregations
+        ]
+
+    def _log_cells(self) -> list[LogCell]:
+        if self.depth is not Depth.STEP:
+            return []
+        return [LogCell(log_case=case) for case in LOG_CASES if case.mode in self.aggregations]
+
+    def _generated_cells(self) -> list[GeneratedCell]:
+        if not self.examples:
+            return []
+        return [
+            GeneratedCell(
+                mode=mode,
+                divisor=aggregation.divisor if aggregation else None,
+                layout=layout,
+                depth=self.depth,
+                examples=self.examples,
+                seed=self.seed,
+            )
+            for layout in self.layouts
+            for mode, aggregation in self.aggregations.items()
+        ]
