@@ -14,8 +14,8 @@ from adapters.contract import Job, LogEntry
 from adapters.toolkit.source import resolve
 from conformance.corpus.log_cases import LogCase
 from conformance.ranks.log_process import CHILD
+from conformance.ranks.messages import Declined
 from conformance.ranks.pool import Crashed, Ran, RankPool
-from conformance.ranks.worker import Declined
 from conformance.runs import registry
 from tests.command import ROOT
 

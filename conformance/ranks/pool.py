@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from conformance.findings.errors import StartError
 from conformance.ranks.hardware import ON_CPU
+from conformance.ranks.messages import Declined, Observed, Raised, Ready, Reply, World
 from conformance.ranks.processes import LocalLauncher, WorkerSpec
 
 if TYPE_CHECKING:
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from adapters.contract import Adapter, Description, Job, Observation
     from conformance.ranks.hardware import Hardware
     from conformance.ranks.processes import Launcher, Running
-    from conformance.ranks.worker import Declined, Ready, Reply
 
 START_LIMIT = 300.0
 """Seconds for importing a framework; on a cold disk SkyRL was seen to take 40."""
@@ -168,8 +168,6 @@ class RankPool:
         return outcome
 
     def _enter(self, size: int) -> object:
-        from conformance.ranks.worker import World
-
         if not isinstance(self._world, World) or self._world.size != size:
             self._world = World(
                 size=size, rendezvous=self._launcher.rendezvous(), time_limit=self._time_limit
@@ -186,8 +184,6 @@ class RankPool:
 
     def _gather(self, connections: list[Connection], limit: float) -> list[_Answer]:
         """What came of each rank, in any order."""
-        from conformance.ranks.worker import Declined
-
         deadline = time.monotonic() + limit
         pending = {connection: rank for rank, connection in enumerate(connections)}
         answers: list[_Answer] = []
@@ -208,8 +204,6 @@ class RankPool:
         return answers + [_Answer(rank, _silence(silent, limit)) for rank in silent]
 
     def _receive(self, connection: Connection, rank: int) -> Reply | Ready | _Failure:
-        from conformance.ranks.worker import Raised
-
         try:
             reply: Reply | Ready = connection.recv()
         except (EOFError, OSError):
@@ -231,8 +225,6 @@ class RankPool:
         if self._ranks:
             return
         self._ranks = self._launcher.start([self._post(index) for index in range(self._size)])
-        from conformance.ranks.worker import Ready
-
         self._world = None
         self._pids.clear()
         for answer in self._gather(self._connections, START_LIMIT):
@@ -264,8 +256,6 @@ def _silence(ranks: list[int], limit: float) -> _Failure:
 
 
 def _outcome(answers: list[_Answer]) -> Ran | Declined | Crashed:
-    from conformance.ranks.worker import Declined, Observed
-
     by_rank = [answer.reply for answer in sorted(answers, key=lambda answer: answer.rank)]
     failures = [reply for reply in by_rank if isinstance(reply, _Failure)]
     declined = [reply for reply in by_rank if isinstance(reply, Declined)]

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Protocol
 from conformance.findings.errors import TemporaryFolderError
 from conformance.findings.sanitize import words
 from conformance.ranks import preload
+from conformance.ranks.messages import Rendezvous, SharedFile
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
     from adapters.contract import Adapter
     from conformance.ranks.hardware import Hardware
-    from conformance.ranks.worker import Rendezvous
 
 SECONDS_TO_DIE = 3.0
 """Between the end of a rank's connection and that of its process."""
@@ -130,8 +130,6 @@ class LocalLauncher:
 
     def rendezvous(self) -> Rendezvous:
         """A file."""
-        from conformance.ranks.worker import SharedFile
-
         return SharedFile(self.folder / f"world-{next(self._meetings)}")
 
     def close(self) -> None:

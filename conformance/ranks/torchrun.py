@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 
 from conformance.findings.errors import LaunchError
 from conformance.ranks.budget import RankBudget
+from conformance.ranks.messages import Rendezvous, SharedStore
 from conformance.ranks.processes import (
     HostSlot,
     LocalProcess,
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from multiprocessing.connection import Connection
 
-    from conformance.ranks.worker import Rendezvous, SharedStore
 
 PREFIX = "rl-loss-conformance"
 """Of keys in torchrun's store."""
@@ -98,8 +98,6 @@ class Launch:
 
     def shared(self, name: str) -> SharedStore:
         """A part of torchrun's store."""
-        from conformance.ranks.worker import SharedStore
-
         return SharedStore(self.host, self.port, f"{PREFIX}/{name}")
 
     def slot(self, folder: Path) -> HostSlot:

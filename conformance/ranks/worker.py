@@ -7,27 +7,25 @@ import os
 import signal
 import sys
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
-from torch.distributed import FileStore, PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-from adapters.contract import Description, Job, Observation, Rank, Refused, Unsupported
+from adapters.contract import Job, Rank, Refused, Unsupported
 from conformance.findings.sanitize import sanitized_traceback, words
 from conformance.ranks import preload
 from conformance.ranks.hardware import Backend, Device, Hardware, gpus
+from conformance.ranks.messages import Declined, Observed, Raised, Ready, Reply, World
 from conformance.ranks.processes import die_with_parent
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
-    from pathlib import Path
-
-    from torch.distributed import Store  # type: ignore[attr-defined]
 
     from conformance.ranks.processes import HostSlot, WorkerSpec
+
 
 BACKENDS = {
     Backend.GLOO: "gloo",
@@ -37,81 +35,12 @@ BACKENDS = {
 """What torch calls them."""
 
 
-@dataclass(frozen=True)
-class SharedFile:
-    """Where the ranks of one machine meet."""
-
-    path: Path
-
-    def store(self, world_size: int) -> Store:
-        """The store that a world of this size is made through."""
-        return FileStore(str(self.path), world_size)
-
-
-@dataclass(frozen=True)
-class SharedStore:
-    """Where the ranks of several machines meet: keys of a `torch.distributed.TCPStore`."""
-
-    host: str
-    port: int
-    prefix: str
-
-    def store(self, world_size: int) -> Store:
-        """The store that a world of any size is made through."""
-        return PrefixStore(self.prefix, TCPStore(self.host, self.port, is_master=False))
-
-
-Rendezvous = SharedFile | SharedStore
-
-
 LOCAL_RANK = "LOCAL_RANK"
 """Environment variable that torchrun sets, and that frameworks take for the number of a GPU."""
 
+
 LOG_LIMIT = 1 << 20
 """Bytes that a rank's output may have when a job begins."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class World:
-    """A `torch.distributed` world; a new ``meeting`` makes a new one of the same size."""
-
-    size: int
-    rendezvous: Rendezvous
-    time_limit: float
-
-
-@dataclass(frozen=True)
-class Ready:
-    """The framework is imported, in the process ``pid``."""
-
-    description: Description
-    pid: int
-
-
-@dataclass(frozen=True)
-class Observed:
-    """The framework ran."""
-
-    observation: Observation
-    framework_seconds: float
-
-
-@dataclass(frozen=True)
-class Declined:
-    """The framework lacks what was asked for, or refused it, in the words of ``message``."""
-
-    verdict: Literal["unsupported", "refused"]
-    message: str
-
-
-@dataclass(frozen=True)
-class Raised:
-    """The framework, or the adapter, failed."""
-
-    traceback: str
-
-
-Reply = Observed | Declined | Raised
 
 
 def serve(connection: Connection, post: WorkerSpec, slot: HostSlot) -> None:

@@ -32,8 +32,8 @@ from conformance.judging.weights import Judgement, judge_weights
 from conformance.plan.checks import place
 from conformance.plan.matrix import StartupCell
 from conformance.ranks.log_process import outcomes
+from conformance.ranks.messages import Declined
 from conformance.ranks.pool import Crashed, Ran
-from conformance.ranks.worker import Declined
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:

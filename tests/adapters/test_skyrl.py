@@ -39,8 +39,8 @@ from adapters.skyrl.fsdp import SkyRLFsdpAdapter
 from adapters.skyrl.megatron import SkyRLMegatronAdapter
 from adapters.skyrl.trainer import BY_CONSTRUCTION, Rollouts
 from conformance.corpus.cases import CORPUS, REJECTION
+from conformance.ranks.messages import Declined
 from conformance.ranks.pool import Ran, RankPool
-from conformance.ranks.worker import Declined
 from reference.aggregation import Aggregation, Conventions, DenominatorMask, Mode
 from reference.rounding import weight_bound
 from reference.weights import token_weights

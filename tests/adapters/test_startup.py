@@ -13,8 +13,8 @@ from adapters.contract import Depth, Job, Layout, LogEntry
 from adapters.contract.configuration import REDUCER_DIVISOR, Configuration, FaultInjection, Setting
 from adapters.contract.objective import Objective
 from conformance.corpus.cases import CORPUS
+from conformance.ranks.messages import Declined
 from conformance.ranks.pool import Crashed, Ran
-from conformance.ranks.worker import Declined
 from reference.aggregation import Aggregation, Mode
 from reference.weights import token_weights
 from tests import command

@@ -12,7 +12,7 @@ from conformance.corpus.configurations import CONFIG_CASES
 from conformance.findings.verdict import Verdict
 from conformance.plan.checks import CheckSpec
 from conformance.plan.matrix import MatrixCell, StartupCell
-from conformance.ranks.worker import Declined
+from conformance.ranks.messages import Declined
 from conformance.runs.check import check
 from reference.aggregation import Mode
 

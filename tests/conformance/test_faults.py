@@ -14,9 +14,9 @@ from conformance.comparing.report_file import load
 from conformance.corpus.cases import CORPUS
 from conformance.findings.verdict import Verdict
 from conformance.plan.matrix import MatrixCell
+from conformance.ranks.messages import Declined
 from conformance.ranks.pool import Crashed, Ran, RankPool
 from conformance.ranks.processes import LocalLauncher
-from conformance.ranks.worker import Declined
 from conformance.runs.check import check
 from reference.aggregation import Mode
 from tests import command, faulty

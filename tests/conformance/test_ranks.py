@@ -14,8 +14,8 @@ from adapters.native.adapter import NativeAdapter
 from conformance.findings.errors import StartError
 from conformance.findings.sanitize import sanitized_traceback
 from conformance.ranks.hardware import Device, Hardware
+from conformance.ranks.messages import Declined
 from conformance.ranks.pool import Crashed, Ran, RankPool
-from conformance.ranks.worker import Declined
 from reference.aggregation import Aggregation, Mode
 from reference.step import Sample, Step
 from tests import broken

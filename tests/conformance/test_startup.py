@@ -22,8 +22,8 @@ from conformance.judging.startup import (
     judge_refusal,
 )
 from conformance.judging.weights import Judgement
+from conformance.ranks.messages import Declined
 from conformance.ranks.pool import Crashed, Ran
-from conformance.ranks.worker import Declined
 from conformance.runs.check import judge_startup
 from reference.aggregation import (
     Aggregation,

@@ -13,8 +13,8 @@ from adapters.contract import Depth, Job, Layout
 from conformance.corpus.strategies import aggregations, layouts, masks
 from conformance.findings.verdict import Verdict
 from conformance.judging.weights import judge_weights
+from conformance.ranks.messages import Declined
 from conformance.ranks.pool import Crashed, Ran, RankPool
-from conformance.ranks.worker import Declined
 from reference import exact
 from reference.aggregation import Aggregation, Mode
 from reference.step import Sample, Step

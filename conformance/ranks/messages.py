@@ -1,0 +1,87 @@
+"""What the controlling process and a rank say to each other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from torch.distributed import Store  # type: ignore[attr-defined]
+
+    from adapters.contract import Description, Observation
+
+
+@dataclass(frozen=True)
+class SharedFile:
+    """Where the ranks of one machine meet."""
+
+    path: Path
+
+    def store(self, world_size: int) -> Store:
+        """The store that a world of this size is made through."""
+        from torch.distributed import FileStore  # type: ignore[attr-defined]
+
+        return FileStore(str(self.path), world_size)
+
+
+@dataclass(frozen=True)
+class SharedStore:
+    """Where the ranks of several machines meet: keys of a `torch.distributed.TCPStore`."""
+
+    host: str
+    port: int
+    prefix: str
+
+    def store(self, world_size: int) -> Store:
+        """The store that a world of any size is made through."""
+        from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+
+        return PrefixStore(self.prefix, TCPStore(self.host, self.port, is_master=False))
+
+
+Rendezvous = SharedFile | SharedStore
+
+
+@dataclass(frozen=True, kw_only=True)
+class World:
+    """A `torch.distributed` world; a new ``rendezvous`` makes a new one of the same size."""
+
+    size: int
+    rendezvous: Rendezvous
+    time_limit: float
+
+
+@dataclass(frozen=True)
+class Ready:
+    """The framework is imported, in the process ``pid``."""
+
+    description: Description
+    pid: int
+
+
+@dataclass(frozen=True)
+class Observed:
+    """The framework ran."""
+
+    observation: Observation
+    framework_seconds: float
+
+
+@dataclass(frozen=True)
+class Declined:
+    """The framework lacks what was asked for, or refused it, in the words of ``message``."""
+
+    verdict: Literal["unsupported", "refused"]
+    message: str
+
+
+@dataclass(frozen=True)
+class Raised:
+    """The framework, or the adapter, failed."""
+
+    traceback: str
+
+
+Reply = Observed | Declined | Raised
