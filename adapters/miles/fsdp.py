@@ -39,10 +39,10 @@ from adapters.contract import (
 )
 from adapters.contract.objective import Objective
 from adapters.contract.probed_batch import ProbedBatch
-from adapters.megatron.adapter import SEAM, call_supported
 from adapters.miles import conventions, logs, rollouts
 from adapters.miles.importing import import_miles, module
 from adapters.slime_family import departures, entry, objectives, options, rules, startup, stubs
+from adapters.slime_family.adapter import SEAM, call_supported
 from adapters.slime_family.policy import ProbeSeam
 from adapters.slime_family.rollouts import advantages, require_one_sample_per_rollout
 from adapters.slime_family.tracking import LOG

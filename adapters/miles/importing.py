@@ -6,8 +6,8 @@ import importlib
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from adapters.megatron.adapter import SEAM
 from adapters.slime_family import rejection, stubs
+from adapters.slime_family.adapter import SEAM
 from adapters.slime_family.tracking import LOG
 from adapters.toolkit.imports import import_from
 

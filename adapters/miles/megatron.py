@@ -6,10 +6,10 @@ import inspect
 from typing import TYPE_CHECKING, Any
 
 from adapters.contract import Layout, grids
-from adapters.megatron.adapter import MegatronAdapter
 from adapters.miles import conventions, logs, rollouts
 from adapters.miles.importing import OBJECTS, import_miles
 from adapters.slime_family import options, policy
+from adapters.slime_family.adapter import MegatronAdapter
 from adapters.slime_family.departures import stubbed
 from adapters.toolkit import cuda_on_cpu
 

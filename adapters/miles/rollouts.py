@@ -5,9 +5,9 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, Any
 
-from adapters.megatron.adapter import call_supported
 from adapters.miles.importing import module
 from adapters.slime_family import startup
+from adapters.slime_family.adapter import call_supported
 from adapters.slime_family.rollouts import sample_fields
 
 if TYPE_CHECKING:

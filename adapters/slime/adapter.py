@@ -8,8 +8,8 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from adapters.contract import CodeLocation, Layout, Unsupported
-from adapters.megatron.adapter import SEAM, MegatronAdapter, call_supported
 from adapters.slime_family import objectives, options, rejection, rollouts, startup, stubs
+from adapters.slime_family.adapter import SEAM, MegatronAdapter, call_supported
 from adapters.slime_family.departures import stubbed
 from adapters.slime_family.tracking import LOG, as_dictionaries
 from adapters.toolkit import cuda_on_cpu

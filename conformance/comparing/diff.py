@@ -352,13 +352,13 @@ def _likeness(change: Change) -> _Likeness:
 def _settings(report: Report) -> dict[str, dict[str, str]]:
     """By section and name; what is not set is left out."""
     environment = report.environment.model_dump()
-    dependencies, stubs = environment.pop("dependencies"), environment.pop("stand_ins")
+    dependencies, stubs = environment.pop("dependencies"), environment.pop("stubs")
     sections = {
         "options": report.request.model_dump(),
         "conventions": asdict(report.conventions),
         "environment": environment,
         "dependencies": dependencies,
-        "stand-ins": dict.fromkeys(stubs, "stood in for"),
+        "stubs": dict.fromkeys(stubs, "stubbed"),
     }
     return {
         section: {name: str(value) for name, value in values.items() if value is not None}

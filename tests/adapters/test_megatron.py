@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from adapters.megatron.adapter import call_supported, pending_reduction
 
 from adapters.contract import (
     CodeLocation,
@@ -24,6 +23,7 @@ from adapters.contract import (
 from adapters.contract.objective import Metric, Objective
 from adapters.contract.probed_batch import ENTROPIES, ProbedBatch
 from adapters.slime_family import objectives, options, policy, rollouts, startup, tracking
+from adapters.slime_family.adapter import call_supported, pending_reduction
 from conformance.corpus.cases import CORPUS, REJECTION, Case
 from reference.aggregation import AuxiliaryAggregation, DenominatorMask, Mode
 
@@ -251,7 +251,7 @@ def test_place_is_the_first_function_there_is() -> None:
 
     line = rollouts.sample_fields.__code__.co_firstlineno
     assert objectives.places(candidates) == {
-        CodeLocation.LOG: f"adapters/megatron/rollouts.py:{line} (sample_fields)"
+        CodeLocation.LOG: f"adapters/slime_family/rollouts.py:{line} (sample_fields)"
     }
 
 

@@ -19,44 +19,44 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 BY_THE_ADVANTAGES = {
-    "probe.ProbedBatch.weights": "gradient[ids].astype(np.float64) / self.slopes",
-    "probe.ProbedBatch.returns": "gains / 2",
-    "megatron.adapter.MegatronAdapter.token_losses": (
+    "contract.probed_batch.ProbedBatch.weights": "gradient[ids].astype(np.float64) / self.dloss_dlogprob",
+    "contract.probed_batch.ProbedBatch.returns": "gains / 2",
+    "slime_family.adapter.MegatronAdapter.token_losses": (
         "-torch.cat(batch['advantages']) * torch.cat(log_probs['log_probs'])"
     ),
-    "megatron.policy._probed_model.ProbedModel.forward": "0.0 * self.probe.sum()",
+    "slime_family.policy._probed_model.ProbedModel.forward": "0.0 * self.probe.sum()",
     "skyrl.trainer.reduce": "-advantages * probe",
     "skyrl.trainer._training_input": "2 * returns",
 }
 """All that happens to losses and gradients: signed powers of two in, and out again.
 
-`slopes` are what the objective makes of the advantages, and returns half of them, or all where a
+`dloss_dlogprob` is what the objective makes of the advantages, and returns half of them, or all where a
 framework documents half of a critic's squared error. The product with 0 adds no gradient.
 """
 
 ELSEWHERE = {
-    "contract.Layout.world_size": "ranks to start",
-    "contract.grids": "ranks to start",
-    "megatron.options._batch_options": "sizes that the framework is told",
-    "megatron.options._micro_batch_options": "sizes that the framework is told",
-    "megatron.options._micro_batch_size": "sizes that the framework is told",
-    "megatron.rejection.reject": "a mask, as a user's function changes it",
-    "megatron.rollouts._rollout_log_probs": "a list of nothing",
-    "megatron.rollouts.add_columns": "a list of nothing",
-    "megatron.startup._count": "what a tampered group is said to hold",
-    "megatron.startup.reducer": "a user's reducer, which divides by what it is documented to",
-    "megatron.startup.sent": "a list of rewards",
+    "contract.layout.Layout.world_size": "ranks to start",
+    "contract.layout.grids": "ranks to start",
+    "slime_family.options._batch_options": "sizes that the framework is told",
+    "slime_family.options._micro_batch_options": "sizes that the framework is told",
+    "slime_family.options._micro_batch_size": "sizes that the framework is told",
+    "slime_family.rejection.reject": "a mask, as a user's function changes it",
+    "slime_family.rollouts._rollout_log_probs": "a list of nothing",
+    "slime_family.rollouts.add_columns": "a list of nothing",
+    "slime_family.startup._count": "what a tampered group is said to hold",
+    "slime_family.startup.reducer": "a user's reducer, which divides by what it is documented to",
+    "slime_family.startup.sent": "a list of rewards",
     "skyrl.configuration._micro_batches": "sizes that the framework is told",
     "skyrl.configuration._mini_batch_size": "sizes that the framework is told",
     "skyrl.configuration._sizes": "sizes that the framework is told",
     "skyrl.importing.import_skyrl": "a path",
     "skyrl.trainer.Rollouts.output": "a list of reasons to stop",
     "skyrl.trainer._generated": "prompts to be asked for",
-    "sizes.token_budget": "sizes that the framework is told",
-    "source._checkout": "a path",
-    "source._extracted": "a path",
-    "cache.made_once": "a path",
-    "wheel.released": "a path",
+    "toolkit.sizes.token_budget": "sizes that the framework is told",
+    "toolkit.source._checkout": "a path",
+    "toolkit.source._extracted": "a path",
+    "toolkit.cache.made_once": "a path",
+    "toolkit.wheel.released": "a path",
 }
 
 SCALING = (ast.Mult, ast.Div, ast.FloorDiv, ast.MatMult, ast.Pow)

@@ -188,7 +188,7 @@ def test_report_says_what_ran(tmp_path: Path) -> None:
     }
     assert report["engine"] == "fsdp"
     assert "transformers" in report["environment"]["dependencies"]
-    assert report["environment"]["stand_ins"] == ["flash_attn"]
+    assert report["environment"]["stubs"] == ["flash_attn"]
 
 
 @pytest.mark.skipif(

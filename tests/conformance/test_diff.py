@@ -306,7 +306,7 @@ def test_what_follows_from_other_options_is_not_compared(
 
 def test_conventions_and_environment_are_compared() -> None:
     environment = HEADER.environment.model_copy(
-        update={"torch": "3", "dependencies": {"ray": "2"}, "stand_ins": ["wandb"]}
+        update={"torch": "3", "dependencies": {"ray": "2"}, "stubs": ["wandb"]}
     )
     conventions = Conventions(denominator_mask=DenominatorMask.ORIGINAL)
     header = HEADER.model_copy(update={"environment": environment, "conventions": conventions})
@@ -318,7 +318,7 @@ def test_conventions_and_environment_are_compared() -> None:
         ("conventions", "denominator_mask", "modified", "original"),
         ("environment", "torch", "2", "3"),
         ("dependencies", "ray", None, "2"),
-        ("stand-ins", "wandb", None, "stood in for"),
+        ("stubs", "wandb", None, "stubbed"),
     ]
     assert not there.worse
     for shown in (text(there), markdown(there)):
