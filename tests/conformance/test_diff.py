@@ -323,7 +323,7 @@ def test_conventions_and_environment_are_compared() -> None:
     assert not there.worse
     for shown in (text(there), markdown(there)):
         assert "modified" in shown
-        assert "stood in for" in shown
+        assert "stubbed" in shown
 
 
 @pytest.mark.parametrize("form", [text, markdown])
