@@ -27,9 +27,6 @@ README = Path("README.md")
 FINDINGS = REPORTS / "findings.md"
 INDEX = REPORTS / "README.md"
 
-NOT_RENEWED = " †"
-"""After a version whose report was made before the audit, and has accusations that do not stand."""
-
 BEGIN = "<!-- what reports/ say; written by `python -m conformance.overview` -->\n"
 END = "<!-- end of what reports/ say -->\n"
 
@@ -37,9 +34,8 @@ HEAD = """\
 # Findings
 
 What the reports in this folder say is wrong, a line for each mistake of a framework's engine and
-check, with the versions that have it and one finding as an example. A version with a † has a report
-from before the [audit](audit.md): some of its accusations, and some of what conforms in it, do not
-stand. Written by `python -m conformance.overview`. A *crash* has no diagnosis: its last line is
+check, with the versions that have it and one finding as an example. Written by
+`python -m conformance.overview`. A *crash* has no diagnosis: its last line is
 quoted. Where the mistake determines a place in the framework's code, it stands behind the words.
 How each kind was held against the framework's own source and documents is in
 [`audit.md`](audit.md).
@@ -78,8 +74,6 @@ between two, of one framework or of two.
 ## Frameworks side by side
 
 How many findings are wrong, of how many, over all checks; `–` where a framework has no such mode.
-A version with a † has a report from before the [audit](audit.md), of which some accusations, and
-some that conforms, do not stand.
 """
 
 CONVENTIONS_HEAD = """
@@ -153,9 +147,8 @@ def versions(folder: Path) -> list[Version]:
 
 
 def _name(path: Path, report: Report) -> str:
-    """What a version is called; reports without departures were made before the audit."""
-    name = path.stem.removesuffix(f"-{report.engine}")
-    return name if report.departures else f"{name}{NOT_RENEWED}"
+    """What a version is called."""
+    return path.stem.removesuffix(f"-{report.engine}")
 
 
 def table(found: Sequence[Version]) -> Iterator[str]:
