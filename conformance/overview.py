@@ -35,8 +35,8 @@ HEAD = """\
 
 What the reports in this folder say is wrong, a line for each mistake of a framework's engine and
 check, with the versions that have it and one finding as an example. Written by
-`python -m conformance.overview`. A *crash* has no diagnosis: its last line is
-quoted. Where the mistake determines a place in the framework's code, it stands behind the words.
+`python -m conformance.overview`. A *crash* has no diagnosis: its last line is quoted. Where the
+mistake determines a place in the framework's code, it stands behind the words.
 How each kind was held against the framework's own source and documents is in
 [`audit.md`](audit.md).
 
