@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import time
+import warnings
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -104,6 +105,19 @@ class Leaving(Faulty):
 class Vanishing(Faulty):
     def fail(self) -> None:
         print("warning\n" * 9, "last words of", __file__, file=sys.stderr, flush=True)
+        os._exit(7)
+
+
+class Talkative(Faulty):
+    """Says something of every job, and once in a process that something is deprecated."""
+
+    def observe(self, job: Job, rank: Rank) -> Observation:
+        warnings.warn("deprecated", stacklevel=1)
+        print("active tokens:", job.steps[0].active_tokens.tolist())
+        return super().observe(job, rank)
+
+    def fail(self) -> None:
+        sys.stdout.flush()
         os._exit(7)
 
 

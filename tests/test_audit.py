@@ -23,6 +23,10 @@ NEWEST = (
     "slime/pull-2090",
     "miles/main-31f1ca9-fsdp",
     "miles/pull-1498-fsdp",
+    "miles/pull-1498",
+    "miles/pull-1350",
+    "miles/pull-1350-fsdp",
+    "miles/main-31f1ca9",
 )
 """Reports whose verdicts have been audited one by one."""
 

@@ -12,10 +12,11 @@ from traceback import FrameSummary, TracebackException
 _UNREADABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 """What steers a terminal, ends a C string or, as half a pair of UTF-16, is no character at all."""
 
-
 _OURS = tuple(
     f"{Path(__file__).parents[2] / package}{os.sep}" for package in ("adapters", "conformance")
 )
+"""The folders of this project's own packages."""
+
 _LINE_OF_OURS = re.compile(r'(File "(?:adapters|conformance)/[^"]+"), line \d+,')
 
 
@@ -31,9 +32,9 @@ def words(text: str, source: Path | None) -> str:
 
 
 def sanitized_traceback(error: BaseException, source: Path | None) -> str:
-    """The traceback of an exception, from where the framework is entered.
+    """The traceback of an exception, without our frames above the framework's.
 
-    It reads the same after an edit of ours: no line of our own files is numbered.
+    Our frames below them stay, without line numbers: a report must not change with every edit here.
     """
     described = TracebackException.from_exception(error)
     described.stack[:] = list(dropwhile(_is_ours, described.stack)) or described.stack

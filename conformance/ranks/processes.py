@@ -146,7 +146,7 @@ class LocalProcess:
 
         self._post = post
         self._log = slot.log
-        self._log.touch()  # a rank may die before it opens it
+        self._log.write_bytes(b"")  # of the rank before; and this one may die before it opens it
         self._process = context.Process(target=serve, args=(connection, post, slot), daemon=True)
         self._process.start()
         connection.close()

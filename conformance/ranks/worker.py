@@ -6,6 +6,7 @@ import multiprocessing.forkserver
 import os
 import signal
 import sys
+import warnings
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -39,10 +40,6 @@ LOCAL_RANK = "LOCAL_RANK"
 """Environment variable that torchrun sets, and that frameworks take for the number of a GPU."""
 
 
-LOG_LIMIT = 1 << 20
-"""Bytes that a rank's output may have when a job begins."""
-
-
 def serve(connection: Connection, post: WorkerSpec, slot: HostSlot) -> None:
     """Load the framework, then answer every (world, job) until the connection closes."""
     _settle(slot)
@@ -73,15 +70,15 @@ def serve(connection: Connection, post: WorkerSpec, slot: HostSlot) -> None:
             reply = _answer(post, job, rank)
         except BaseException as error:
             reply = Raised(sanitized_traceback(error, post.source))
-        _forget_old_output()
+        _forget_output()
         connection.send(reply)
 
 
-def _forget_old_output() -> None:
-    """Keep what a chatty framework prints from filling the disk."""
-    with suppress(OSError):  # it may have closed the file
-        if os.fstat(1).st_size > LOG_LIMIT:
-            os.ftruncate(1, 0)
+def _forget_output() -> None:
+    """A rank's last words are of the job that it died in; and no output may fill the disk."""
+    with suppress(OSError, ValueError):  # a framework may have closed the file
+        sys.stdout.flush()
+        os.ftruncate(1, 0)
 
 
 def _answer(post: WorkerSpec, job: Job, rank: Rank) -> Reply:
@@ -142,6 +139,8 @@ def _settle(slot: HostSlot) -> None:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
     torch.set_num_threads(1)
+    # Each is shown once in a process, so that last words would depend on the jobs before.
+    warnings.showwarning = _ignore
     if sys.platform == "linux":
         if slot.interface is not None:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", slot.interface)
@@ -149,6 +148,10 @@ def _settle(slot: HostSlot) -> None:
             # Waiting ranks then leave the core to those with work: a small all_reduce on 4 ranks
             # and 2 cores takes 0.8 ms instead of 4.8.
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+
+
+def _ignore(*_: object, **__: object) -> None:
+    pass
 
 
 def _die_with_the_fork_server() -> None:

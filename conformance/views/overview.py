@@ -1,6 +1,6 @@
 """Committed reports side by side: what conforms where, and what is wrong.
 
-``python -m conformance.views.overview`` writes the table of audited reports into README.md, between
+``python -m conformance.views.overview`` writes the table of reports into README.md, between
 its marks, the list of findings to reports/findings.md, and reports/README.md; all are made of the
 reports alone.
 """
@@ -30,9 +30,6 @@ README = Path("README.md")
 FINDINGS = REPORTS / "findings.md"
 INDEX = REPORTS / "README.md"
 
-NOT_RENEWED = " †"
-"""After a version whose report was made before the audit, and has accusations that do not stand."""
-
 BEGIN = "<!-- what reports/ say; written by `python -m conformance.views.overview` -->\n"
 END = "<!-- end of what reports/ say -->\n"
 
@@ -40,10 +37,9 @@ HEAD = """\
 # Findings
 
 What the reports in this folder say is wrong, a line for each mistake of a framework's engine and
-check, with the versions that have it and one finding as an example. A version with a † has a report
-from before the [audit](audit.md): some of its accusations, and some of what conforms in it, do not
-stand. Written by `python -m conformance.views.overview`. A *crash* has no diagnosis: its last line
-is quoted. Where the mistake determines a place in the framework's code, it stands behind the words.
+check, with the versions that have it and one finding as an example. Written by
+`python -m conformance.views.overview`. A *crash* has no diagnosis: its last line is quoted. Where the
+mistake determines a place in the framework's code, it stands behind the words.
 How each kind was held against the framework's own source and documents is in
 [`audit.md`](audit.md).
 
@@ -81,16 +77,7 @@ between two, of one framework or of two.
 
 ## Frameworks side by side
 
-How many findings are wrong, of how many; `–` where a framework has no such check or mode, or where
-the report is older than the check.
-A version with a † has a report from before the [audit](audit.md), of which some accusations, and
-some that conforms, do not stand.
-
-### By check
-"""
-
-MODES_HEAD = """
-### By mode
+How many findings are wrong, of how many, over all checks; `–` where a framework has no such mode.
 """
 
 CONVENTIONS_HEAD = """
@@ -164,9 +151,8 @@ def versions(folder: Path) -> list[Version]:
 
 
 def _name(path: Path, report: Report) -> str:
-    """What a version is called; reports without departures were made before the audit."""
-    name = path.stem.removesuffix(f"-{report.engine}")
-    return name if report.departures else f"{name}{NOT_RENEWED}"
+    """What a version is called."""
+    return path.stem.removesuffix(f"-{report.engine}")
 
 
 def table(found: Sequence[Version]) -> Iterator[str]:
@@ -287,18 +273,14 @@ class Pages:
 
 
 def pages(found: Sequence[Version], readme: str) -> Pages:
-    """README.md with its table anew, reports/findings.md and reports/README.md.
-
-    Reports from before the audit are left out of README.md.
-    """
-    audited = [one for one in found if not one.name.endswith(NOT_RENEWED)]
+    """README.md with its table anew, reports/findings.md and reports/README.md."""
     before, rest = readme.split(BEGIN)
     _, after = rest.split(END)
     return Pages(
-        readme=f"{before}{BEGIN}{_lines(table(audited))}{END}{after}",
+        readme=f"{before}{BEGIN}{_lines(table(found))}{END}{after}",
         findings=f"{HEAD}{_lines(mistakes(found, WRONG))}"
         f"{ADVICE_HEAD}{_lines(mistakes(found, (Verdict.ADVICE,)))}",
-        index=f"{INDEX_HEAD}\n{_lines(table(found))}{MODES_HEAD}\n{_lines(modes(found))}"
+        index=f"{INDEX_HEAD}\n{_lines(modes(found))}"
         f"{CONVENTIONS_HEAD}\n{_lines(conventions(found))}"
         f"{DEPARTURES_HEAD}\n{_lines(departures(found))}"
         f"{FILES_HEAD}\n{_lines(files(found))}",

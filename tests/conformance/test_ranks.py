@@ -89,6 +89,15 @@ def test_of_several_ranks_that_raise_the_lowest_is_named_whichever_was_first() -
     assert_matches("rank 0 raised\n.*RuntimeError: no kernel image on rank 0", outcome.message)
 
 
+def test_last_words_of_a_rank_are_of_the_job_it_died_in() -> None:
+    with RankPool(broken.Talkative(), None, size=2) as pool:
+        outcomes = [pool.run(job(step)) for step in (MASKED, MASKED, ACTIVE, MASKED)]
+
+    words = "rank 1 exited with status 7\nactive tokens: [0, 2]"
+    assert [outcomes[0], outcomes[1], outcomes[3]] == [Crashed(words)] * 3
+    assert isinstance(outcomes[2], Ran)
+
+
 def test_frames_of_ours_are_not_numbered() -> None:
     entries = (LogEntry(keys=("loss",), values=(1.0,)), LogEntry(keys=("kl",), values=(1.0,)))
     with pytest.raises(ValueError, match="keys") as caught:
