@@ -102,7 +102,7 @@ def _from_3(document: Document) -> Document:
     }
     findings = [
         {name: value for name, value in finding.items() if name not in SAID_BY_THE_ID}
-        | {"id": finding["id"].replace("auxiliary.combined/", "auxiliary.combined/")}
+        | {"id": finding["id"].replace("auxiliary.together/", "auxiliary.combined/")}
         for finding in document["findings"]
     ]
     return {
