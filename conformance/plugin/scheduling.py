@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from conformance.plan.matrix import AnyMatrixCell
 
 
-class JobScheduling(LoadFileScheduling):  # type: ignore[misc] - xdist has no types
+class JobScheduling(LoadFileScheduling):  # type: ignore[misc]
     """One worker makes all findings of a job, so that no job runs twice; files stay whole."""
 
     def __init__(

@@ -13,7 +13,8 @@ from conformance.findings.verdict import Verdict
 from conformance.plan.checks import CheckSpec
 from conformance.plan.matrix import MatrixCell, StartupCell
 from conformance.ranks.messages import Declined
-from conformance.runs.check import check
+from conformance.runs.check import make
+from conformance.runs.jobs import SharedJobs
 from reference.aggregation import Mode
 
 
@@ -24,7 +25,7 @@ class Declining:
     message: str
     description: Description = field(default_factory=Description)
 
-    def outcome(self, job: Job) -> Declined:
+    def run(self, job: Job) -> Declined:
         """The same whatever the job."""
         return Declined("refused", self.message)
 
@@ -34,7 +35,8 @@ def verdict(case: str, layout: Layout, message: str, mode: Mode = Mode.TOKEN_MEA
     cell = MatrixCell(
         aggregation=chosen.aggregation(mode), case=chosen, layout=layout, depth=Depth.STEP
     )
-    return check(cell, Declining(message)).finding.verdict  # type: ignore[arg-type]
+    jobs = SharedJobs(Declining(message))  # type: ignore[arg-type]
+    return make(cell, jobs).finding.verdict
 
 
 WORDS = "AssertionError: 8 samples cannot be dealt to 3 ranks"
@@ -56,7 +58,8 @@ def test_what_a_framework_allows_in_its_own_documents_is_no_finding_against_it()
         config_case=row,
     )
     allowing = Description(permits={row.rule: "its scripts"})
-    finding = check(cell, Declining(WORDS, allowing)).finding  # type: ignore[arg-type]
+    jobs = SharedJobs(Declining(WORDS, allowing))  # type: ignore[arg-type]
+    finding = make(cell, jobs).finding
 
     assert finding.verdict is Verdict.UNSUPPORTED
     assert finding.message == "a divisor with a mode that divides by none: allowed by its scripts"
