@@ -1,7 +1,8 @@
 """Runs pytest as a user does, in its own process and folder, with broken adapters installed.
 
-`run` forks that process, and the ranks of light adapters, from one that has torch loaded, as a cold
-start takes five seconds of a core. `start` starts it anew, for tests that are about processes.
+A cold start takes five seconds of a core, so `run` forks pytest and its ranks from a process that
+has torch and Megatron loaded. `run_loaded` is for frameworks that take long to load: their ranks are
+forked from a process that has loaded them. `start` starts pytest anew, for tests about processes.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing import forkserver
 from pathlib import Path
@@ -44,9 +45,6 @@ def _adapters(*modules: object) -> dict[str, str]:
     }
 
 
-LIGHT = {"native", *_adapters(broken, broken_rarely, faulty)}
-"""Adapters that need nothing but torch."""
-
 BROKEN = _adapters(broken, broken_rarely, broken_skyrl, faulty)
 
 
@@ -70,21 +68,32 @@ class Result:
 
 
 def run(folder: Path, adapter: str, *arguments: str) -> Result:
-    """Run ``pytest --adapter=ADAPTER …`` to its end, in a forked process.
+    """Run ``pytest --adapter=ADAPTER …`` to its end, in a forked process, with forked ranks.
 
     With pytest-xdist it is started anew, as execnet's workers do not survive in a forked one.
     """
     if "-n" in arguments:
         return finish(start(folder, f"--adapter={adapter}", *arguments), folder, adapter)
+    return _forked(_run_with_shared_ranks, folder, adapter, *arguments)
+
+
+def run_loaded(folder: Path, adapter: str, *arguments: str) -> Result:
+    """Run ``pytest --adapter=ADAPTER …`` to its end, in a forked process with its own server."""
+    if "-n" in arguments:
+        return finish(start(folder, f"--adapter={adapter}", *arguments), folder, adapter)
+    return _forked(_run_pytest, folder, adapter, *arguments)
+
+
+def _forked(target: Callable[..., None], folder: Path, adapter: str, *arguments: str) -> Result:
     install_broken_adapters(folder / "site")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.warm"])
     forkserver.ensure_running()
-    server = forkserver._forkserver._forkserver_address if adapter in LIGHT else None
     with tempfile.NamedTemporaryFile() as output:
         told = [f"--adapter={adapter}", *arguments]
+        server = forkserver._forkserver._forkserver_address
         process = context.Process(
-            target=_run_pytest, args=(folder, told, _environment(folder), output.name, server)
+            target=target, args=(folder, told, _environment(folder), output.name, server)
         )
         process.start()
         process.join(TIME_LIMIT)
@@ -94,14 +103,19 @@ def run(folder: Path, adapter: str, *arguments: str) -> Result:
         return _result(process.exitcode, output.read().decode(errors="replace"), folder, adapter)
 
 
-def _run_pytest(
-    folder: Path,
-    arguments: list[str],
-    environment: dict[str, str],
-    output: str,
-    server: str | None,
+def _run_with_shared_ranks(
+    folder: Path, arguments: list[str], environment: dict[str, str], output: str, server: str
 ) -> None:
-    """What a forked process does; ``server`` is the fork server that its ranks are forked from."""
+    """Run pytest; what would start a fork server for ranks finds that of the tests running."""
+    forkserver._forkserver._forkserver_address = server
+    forkserver._forkserver.ensure_running = forkserver.ensure_running = lambda: None
+    _run_pytest(folder, arguments, environment, output, server)
+
+
+def _run_pytest(
+    folder: Path, arguments: list[str], environment: dict[str, str], output: str, _: str
+) -> None:
+    """Run pytest as if this process had just been started for it."""
     with Path(output).open("wb") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
@@ -111,10 +125,6 @@ def _run_pytest(
     os.environ.update(environment)
     tempfile.tempdir = None  # the environment names another
     sys.path.insert(0, str(folder / "site"))
-    if server is not None:
-        # What starts one of its own finds that of the tests running.
-        forkserver._forkserver._forkserver_address = server
-        forkserver._forkserver.ensure_running = forkserver.ensure_running = lambda: None
     sys.exit(pytest.main(["-p", "no:cacheprovider", "-W", LOADED_BEFORE, *arguments]))
 
 

@@ -278,7 +278,7 @@ def test_older_signatures_have_fewer_modes_and_conform(
     layouts = ["dp1-cp1-mb1-thd", "dp2-cp1-mbtokens-thd+balance_data"]
     found = find(tmp_path, toy, source, layouts, "uneven_lengths or two_steps or unequal_groups")
 
-    told = [finding for finding in found if "message" in finding]
+    told = [finding for finding in found if finding.message]
     lacking = {(f.mode, f.message) for f in told if f.mode not in modes}
     assert lacking == {(mode, f"no mode {mode}") for mode in MODES - modes}
     for finding in found:
