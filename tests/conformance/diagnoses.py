@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from adapters.contract import Depth, Description, Job, Layout, Observation, Rank
-from adapters.native.adapter import NativeAdapter
+from adapters.contract import Depth, Description, Layout
 from conformance.corpus.cases import CORPUS, REJECTION
 from conformance.diagnosis import missing_tokens
 from conformance.diagnosis.catalogue import mistakes
@@ -27,7 +26,8 @@ from conformance.judging.weights import judge_weights
 from reference.aggregation import Conventions, DenominatorMask, EmptyUnits, Mode, SampleUnit
 from tests.conformance.given import BY_SAMPLE, REJECTED, SLICED, STEP, UNEVEN, Given
 from tests.mutants import MUTANTS
-from tests.mutants.mutant import Mutant, MutantAdapter, MutantJob
+from tests.mutants.mutant import Mutant, MutantJob
+from tests.mutants.one_process import is_seen, observations
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -45,18 +45,11 @@ EVERYDAY = ("fully_masked_sample", "unequal_groups", "two_steps")
 RUN = [
     mutant
     for mutant in MUTANTS
-    if mutant.subject.metric is None
-    and mutant.subject.check in (Check.WEIGHTS, Check.REJECTION)
-    and mutant.synchronise is Mutant.synchronise
+    if is_seen(mutant) and mutant.subject.check in (Check.WEIGHTS, Check.REJECTION)
 ]
 
 
-@cache
-def shares(job: Job) -> tuple[Observation, ...]:
-    """What each rank holds of the gradient before the ranks are added up."""
-    adapter = MutantAdapter() if isinstance(job, MutantJob) else NativeAdapter()
-    world = job.layout.world_size
-    return tuple(adapter.observe(job, Rank(index=rank, world_size=world)) for rank in range(world))
+shares = cache(observations)
 
 
 @cache

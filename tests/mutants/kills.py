@@ -14,8 +14,10 @@ from conformance.judging.weights import Judgement
 from conformance.ranks.log_process import outcomes
 from conformance.ranks.pool import Ran
 from conformance.runs.check import judge, judge_startup
+from tests.mutants import one_process
 from tests.mutants.logging import LogMutant
 from tests.mutants.mutant import MutantJob
+from tests.mutants.one_process import OneProcess
 from tests.mutants.startup import StartupMutant
 
 if TYPE_CHECKING:
@@ -67,11 +69,17 @@ def trials(mutant: type[Mutant], pool: RankPool) -> Iterator[Trial]:
         return _startup_trials(mutant, pool)
     if issubclass(mutant, LogMutant):
         return _log_trials(mutant)
+    if one_process.is_seen(mutant):
+        return trials_by(mutant.subject, mutant, OneProcess(), mutant.cases, Depth.LOSS)
     return trials_by(mutant.subject, mutant, pool, mutant.cases)
 
 
 def trials_by(
-    subject: CheckSpec, mutant: type[Mutant], pool: RankPool, cases: Sequence[Case]
+    subject: CheckSpec,
+    mutant: type[Mutant],
+    pool: RankPool | OneProcess,
+    cases: Sequence[Case],
+    depth: Depth = Depth.STEP,
 ) -> Iterator[Trial]:
     """Every case in the mutant's modes and on its layouts, as a subject sees it."""
     description = replace(pool.description, conventions=mutant.conventions)
@@ -84,7 +92,7 @@ def trials_by(
                     steps=case.steps,
                     aggregation=case.aggregation(mode),
                     layout=layout,
-                    depth=Depth.STEP,
+                    depth=depth,
                     objective=subject.objective,
                     mutant=mutant,
                 )

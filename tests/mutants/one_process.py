@@ -1,0 +1,45 @@
+"""Trains the ranks of a job one after another in this process, which spares them collectives."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from adapters.contract import Depth, Rank
+from adapters.native.adapter import NativeAdapter
+from conformance.findings.verdict import Check
+from conformance.ranks.pool import Ran
+from tests.mutants.mutant import Mutant, MutantAdapter, MutantJob
+
+if TYPE_CHECKING:
+    from adapters.contract import Job, Observation
+
+CHECKS = (Check.WEIGHTS, Check.REJECTION, Check.AUXILIARY)
+
+
+def is_seen(mutant: type[Mutant]) -> bool:
+    """Whether a mutant's mistake is in the gradient before the ranks are added up."""
+    return (
+        mutant.subject.metric is None
+        and mutant.subject.check in CHECKS
+        and mutant.synchronise is Mutant.synchronise
+        and mutant.train_step is Mutant.train_step
+    )
+
+
+class OneProcess:
+    """Stands for a pool of ranks; the judge adds up what they hold before the collective."""
+
+    description = MutantAdapter().describe()
+
+    def run(self, job: MutantJob) -> Ran:
+        """Train a job's ranks up to the loss."""
+        return Ran(observations(job), framework_seconds=0.0)
+
+
+def observations(job: Job) -> tuple[Observation, ...]:
+    """What each rank holds of the gradient; the job's depth must be the loss."""
+    assert job.depth is Depth.LOSS
+    adapter = MutantAdapter() if isinstance(job, MutantJob) else NativeAdapter()
+    size = job.layout.world_size
+    ranks = (Rank(index=index, world_size=size) for index in range(size))
+    return tuple(adapter.observe(job, rank) for rank in ranks)
