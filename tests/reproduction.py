@@ -115,7 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0, metavar="N")
     parser.add_argument("reports", nargs="*", type=Path, metavar="REPORT")
     options = parser.parse_args(arguments)
-    paths = options.reports or sorted((ROOT / "reports").glob("*/*.json"))
+    paths = options.reports or sorted((ROOT / "reports").glob("*/*.json.gz"))
     chosen = sample([(path, load(path)) for path in paths], options.sample, options.seed)
     sources = Path(os.environ[SOURCES])
     with ThreadPoolExecutor(2) as executor:

@@ -76,7 +76,7 @@ def rows() -> list[Row]:
 
 
 def audited(name: str) -> Report:
-    return load(REPORTS / f"{name}.json")
+    return load(REPORTS / f"{name}.json.gz")
 
 
 @pytest.mark.parametrize("name", NEWEST)

@@ -253,7 +253,7 @@ def test_known_fault_shown_is_one_of_a_committed_report(tmp_path: Path) -> None:
     [shown] = blocks("toml", r"\[\[expect")
     (tmp_path / "known.toml").write_text(shown)
     gate = Expecting(load_expectations(tmp_path / "known.toml"))
-    report = load(command.ROOT / "reports" / "skyrl" / "v0.3.0.json")
+    report = load(command.ROOT / "reports" / "skyrl" / "v0.3.0.json.gz")
     decisions = [gate.decision(f) for f in report.findings if gate.expectations.of(f.id)]
 
     assert {decision.outcome for decision in decisions} == {Outcome.KNOWN}
@@ -262,9 +262,9 @@ def test_known_fault_shown_is_one_of_a_committed_report(tmp_path: Path) -> None:
 def test_finding_shown_is_of_a_committed_report_and_printed_as_shown() -> None:
     [shown] = blocks("json", r"\{\"")
     finding = Finding.model_validate(json.loads(shown))
-    committed = [path.read_text() for path in (command.ROOT / "reports" / "miles").glob("*.json")]
+    committed = [load(path) for path in (command.ROOT / "reports" / "miles").glob("*.json.gz")]
 
-    assert any(shown.strip() in report for report in committed)
+    assert any(finding in report.findings for report in committed)
     assert f"\nMISMATCH {finding.id}: {explain(finding)}\n" in README
 
 

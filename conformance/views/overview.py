@@ -143,7 +143,7 @@ def versions(folder: Path) -> list[Version]:
     """All committed reports, by framework, engine and version."""
     found = [
         Version(name=_name(path, report), path=path, report=report)
-        for path in sorted(folder.glob("*/*.json"))
+        for path in sorted(folder.glob("*/*.json.gz"))
         if path.parent.name != "latest"
         for report in [load(path)]
     ]
@@ -152,7 +152,7 @@ def versions(folder: Path) -> list[Version]:
 
 def _name(path: Path, report: Report) -> str:
     """What a version is called."""
-    return path.stem.removesuffix(f"-{report.engine}")
+    return path.name.removesuffix(".json.gz").removesuffix(f"-{report.engine}")
 
 
 def table(found: Sequence[Version]) -> Iterator[str]:

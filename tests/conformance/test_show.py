@@ -23,7 +23,7 @@ from tests import command
 from tests.conformance.test_expectations import crash, mismatch
 from tests.conformance.test_journal import HEADER, finding
 
-REPORT = command.ROOT / "reports" / "miles" / "main-31f1ca9-fsdp.json"
+REPORT = command.ROOT / "reports" / "miles" / "main-31f1ca9-fsdp.json.gz"
 
 HOSTILE = "[bold]not markup[/bold] \x1b[31mred\x07"
 
