@@ -1,7 +1,5 @@
 """Profiles of hypothesis, without deadlines, and markers of tests that run only when asked for."""
 
-import os
-
 import pytest
 from hypothesis import settings
 
@@ -9,7 +7,7 @@ pytest_plugins = ["pytester"]
 
 settings.register_profile("ordinary", deadline=None)
 settings.register_profile("full", deadline=None)
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ordinary"))
+settings.load_profile("ordinary")
 
 LEFT_OUT = {
     "soak": "takes many minutes; give -m soak",
@@ -18,9 +16,9 @@ LEFT_OUT = {
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what is slow, unless it is asked for."""
-    for marker, reason in LEFT_OUT.items():
-        if marker not in config.getoption("markexpr"):
-            for item in items:
-                if item.get_closest_marker(marker):
-                    item.add_marker(pytest.mark.skip(reason=reason))
+    """Skip what is slow, unless -m says what to run."""
+    if config.getoption("markexpr"):
+        return
+    for item in items:
+        for marker in filter(item.get_closest_marker, LEFT_OUT):
+            item.add_marker(pytest.mark.skip(reason=LEFT_OUT[marker]))

@@ -83,11 +83,12 @@ def test_first_block_is_two_commands_that_ci_takes_from_here() -> None:
 
 def test_every_other_command_is_run_once() -> None:
     here = [*NATIVE, *TORCHRUN, *WITH_SOURCE, *RELEASES, *MINE, *HISTORY, *ON_REPORTS]
-    by_ci = [line for line in COMMANDS if f"\n{line}\n" in CI]
+    by_ci = [line for line in COMMANDS if f"\ntimed {line}\n" in CI]
 
     assert sorted([*here, *IN_TEST_CLI, *by_ci]) == sorted(COMMANDS)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("line", NATIVE)
 def test_commands_on_native(tmp_path: Path, line: str) -> None:
     result = command.finish(command.start(tmp_path, *shlex.split(line)[1:]), tmp_path, "native")
@@ -95,6 +96,7 @@ def test_commands_on_native(tmp_path: Path, line: str) -> None:
     assert result.status == 0, result.output
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("line", TORCHRUN)
 def test_commands_of_torchrun(tmp_path: Path, line: str) -> None:
     options, arguments = (shlex.split(part) for part in line.split(" -m pytest "))
@@ -114,6 +116,7 @@ def test_commands_on_committed_reports(
     assert cli.main(shlex.split(line)[1:]) in ((0, cli.WORSE) if " diff " in line else (0,))
 
 
+@pytest.mark.processes
 @pytest.mark.skyrl
 def test_two_releases_are_compared_in_two_commands_as_shown(tmp_path: Path) -> None:
     first, second = RELEASES
@@ -125,6 +128,7 @@ def test_two_releases_are_compared_in_two_commands_as_shown(tmp_path: Path) -> N
     assert shown in newer.output
 
 
+@pytest.mark.processes
 @pytest.mark.skyrl
 @pytest.mark.skipif(
     command.SOURCES not in os.environ, reason=f"{command.SOURCES} names no folder of checkouts"
@@ -144,6 +148,7 @@ def test_commands_with_a_source(tmp_path: Path, line: str) -> None:
     assert command.finish(process, tmp_path, adapter).report.complete
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(
     command.SOURCES not in os.environ, reason=f"{command.SOURCES} names no folder of checkouts"
 )

@@ -17,6 +17,8 @@ from packaging.requirements import Requirement
 
 from tests.command import ROOT
 
+pytestmark = pytest.mark.processes
+
 SOURCES = ("adapters", "conformance", "reference", "pyproject.toml", "README.md", "LICENSE")
 
 

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
     from conformance.findings.report import Report
 
+pytestmark = pytest.mark.processes
+
 CHOSEN = (
     "--adapter=native",
     "--layout=dp1-cp1-mb1-bshd",

@@ -161,6 +161,7 @@ def test_what_a_framework_starts_ends_with_its_rank(tmp_path: Path) -> None:
     wait_for(lambda: not any(is_alive(pid) for pid in started))
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM], ids=lambda sign: sign.name)
 def test_a_run_that_is_stopped_before_its_first_finding_leaves_nothing(
     tmp_path: Path, sign: signal.Signals
@@ -177,6 +178,7 @@ def test_a_run_that_is_stopped_before_its_first_finding_leaves_nothing(
     wait_for(lambda: not processes_of_session(process.pid))
 
 
+@pytest.mark.processes
 def test_a_run_that_is_terminated_writes_its_report(tmp_path: Path) -> None:
     process = command.start(tmp_path, "--adapter=slow", "--modes=token_mean")
     journal = tmp_path / "reports" / "latest" / "slow.json.journal"
@@ -191,6 +193,7 @@ def test_a_run_that_is_terminated_writes_its_report(tmp_path: Path) -> None:
     wait_for(lambda: not processes_of_session(process.pid))
 
 
+@pytest.mark.processes
 def test_a_second_run_on_the_same_report_is_refused_and_the_first_goes_on(tmp_path: Path) -> None:
     chosen = ("--modes=token_mean", "--checks=weights")
     first = command.start(tmp_path, "--adapter=slow", *chosen)

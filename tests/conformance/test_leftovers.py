@@ -13,6 +13,8 @@ import pytest
 from tests import command
 from tests.conformance.test_plugin import wait_for
 
+pytestmark = pytest.mark.processes
+
 SHARED_MEMORY = Path("/dev/shm")
 
 OF_OTHERS = ("pytest-of-", "torchelastic_")

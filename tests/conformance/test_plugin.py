@@ -182,6 +182,7 @@ def test_workers_find_the_same_byte_for_byte_and_so_does_another_run(tmp_path: P
     assert shared.report.complete
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGKILL], ids=lambda sign: sign.name)
 def test_stopped_run_keeps_its_findings_and_leaves_no_process(
     tmp_path: Path, sign: signal.Signals

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     Stop = Callable[[subprocess.Popen[str]], None]
 
+pytestmark = pytest.mark.processes
+
 STAY = """
 import os, time
 from pathlib import Path

@@ -14,6 +14,8 @@ from conformance.findings.errors import LaunchError
 from conformance.ranks.torchrun import Launch
 from tests import command
 
+pytestmark = pytest.mark.processes
+
 TWO = ("--nproc-per-node=2",)
 FOUR = ("--nproc-per-node=4",)
 FEW = ("--checks=weights", "--modes=token_mean,prompt_mean", "-k", "uneven_lengths or one_token")

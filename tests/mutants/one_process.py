@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
+
 from adapters.contract import Depth, Rank
 from adapters.native.adapter import NativeAdapter
 from conformance.findings.verdict import Check
@@ -12,6 +14,8 @@ from tests.mutants.mutant import Mutant, MutantAdapter, MutantJob
 
 if TYPE_CHECKING:
     from adapters.contract import Job, Observation
+
+torch.set_num_threads(1)  # as ranks do
 
 CHECKS = (Check.WEIGHTS, Check.REJECTION, Check.AUXILIARY)
 
