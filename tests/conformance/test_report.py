@@ -16,7 +16,7 @@ from conformance.findings.report import FIELD_ORDER, Report, Selection, Summary,
 from conformance.findings.report import SCHEMA as SCHEMA_NAME
 from conformance.findings.verdict import Check, Verdict
 from conformance.runs import registry
-from conformance.views.summary import summary_lines
+from conformance.views.report_formats import summary_lines
 from reference.aggregation import Mode
 from reference.rounding import weight_bound
 from tests.conformance.test_journal import HEADER, finding
