@@ -6,7 +6,7 @@ import shlex
 from typing import TYPE_CHECKING
 
 from adapters.contract import Depth
-from conformance.corpus.cases import GENERATED
+from conformance.findings.finding_id import GENERATED
 from conformance.findings.verdict import Check
 from conformance.ranks.budget import MAX_RANKS
 from conformance.ranks.hardware import ON_CPU
