@@ -12,6 +12,7 @@ import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from adapters.contract import Depth
 from conformance.findings.errors import ConformanceError
 from conformance.findings.verdict import Check, Verdict
 from conformance.ranks.budget import MAX_RANKS
@@ -21,9 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
     from enum import StrEnum
 
-    from adapters.contract import Description
-    from adapters.toolkit.source import Source
     from conformance.comparing.groups import FindingFilter
+    from conformance.runs.inventory import Entry
 
 WORSE = 1
 
@@ -73,9 +73,38 @@ def _parser() -> argparse.ArgumentParser:
     cases.add_argument("names", nargs="*", metavar="NAME", help="show these, sample by sample")
     cases.set_defaults(lines=_cases)
     _add_history(commands)
-    _add_show(commands)
-    _add_diff(commands)
-    _add_html(commands)
+    show = commands.add_parser(
+        "show", help="a report in short: verdicts by check and mode, what is wrong by mistake"
+    )
+    show.add_argument("report", type=Path, metavar="REPORT")
+    _add_filter(show, Check, Mode, Verdict)
+    _add_format(show, "text", "markdown", "json")
+    show.set_defaults(lines=_show)
+    diff = commands.add_parser(
+        "diff",
+        help="what changed between two reports; exit status 0 nothing is worse, 1 something is, 2"
+        " they could not be compared",
+    )
+    diff.add_argument("old", type=Path, metavar="OLD")
+    diff.add_argument("new", type=Path, metavar="NEW")
+    _add_filter(diff, Check, Mode)
+    diff.add_argument(
+        "--all", action="store_true", help="of text: every finding, not one of each group"
+    )
+    _add_format(diff, "text", "markdown", "json")
+    diff.set_defaults(lines=_diff, verdict=frozenset())
+    html = commands.add_parser(
+        "html", help="reports as one web page that needs nothing else: matrix, timelines, pictures"
+    )
+    html.add_argument(
+        "reports",
+        nargs="+",
+        type=Path,
+        metavar="REPORT",
+        help="several of one framework are a timeline, in this order",
+    )
+    html.add_argument("-o", "--output", required=True, type=Path, metavar="FILE")
+    html.set_defaults(lines=_html)
     expect = commands.add_parser(
         "expect", help="a file for --expect with all that a report says is wrong, to be completed"
     )
@@ -101,7 +130,7 @@ def _add_history(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("--max-ranks", type=int, default=MAX_RANKS, metavar="N")
     parser.add_argument("--time-limit", type=float, default=120.0, metavar="S")
-    parser.add_argument("--format", choices=("text", "markdown"), default="text")
+    _add_format(parser, "text", "markdown")
     parser.add_argument(
         "--reports", type=Path, metavar="FOLDER", help="keep the reports of all commits there"
     )
@@ -111,56 +140,18 @@ def _add_history(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.set_defaults(lines=_history)
 
 
-def _add_show(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser(
-        "show", help="a report in short: verdicts by check and mode, what is wrong by mistake"
-    )
-    parser.add_argument("report", type=Path, metavar="REPORT")
-    _add_filter(parser, Check, Mode, Verdict)
-    parser.add_argument("--format", choices=("text", "markdown", "json"), default="text")
-    parser.set_defaults(lines=_show)
-
-
-def _add_diff(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser(
-        "diff",
-        help="what changed between two reports; exit status 0 nothing is worse, 1 something is, 2"
-        " they could not be compared",
-    )
-    parser.add_argument("old", type=Path, metavar="OLD")
-    parser.add_argument("new", type=Path, metavar="NEW")
-    _add_filter(parser, Check, Mode)
-    parser.add_argument(
-        "--all", action="store_true", help="of text: every finding, not one of each group"
-    )
-    parser.add_argument("--format", choices=("text", "markdown", "json"), default="text")
-    parser.set_defaults(lines=_diff, verdict=frozenset())
-
-
-def _add_html(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser(
-        "html", help="reports as one web page that needs nothing else: matrix, timelines, pictures"
-    )
-    parser.add_argument(
-        "reports",
-        nargs="+",
-        type=Path,
-        metavar="REPORT",
-        help="several of one framework are a timeline, in this order",
-    )
-    parser.add_argument("-o", "--output", required=True, type=Path, metavar="FILE")
-    parser.set_defaults(lines=_html)
-
-
 def _add_filter(parser: argparse.ArgumentParser, *fields: type[StrEnum]) -> None:
     for field in fields:
-        name = field.__name__
         parser.add_argument(
-            f"--{name.lower()}",
+            f"--{field.__name__.lower()}",
             type=_several(field),
-            metavar=f"{name.upper()},…",
+            metavar=f"{field.__name__.upper()},…",
             default=frozenset(),
         )
+
+
+def _add_format(parser: argparse.ArgumentParser, *formats: str) -> None:
+    parser.add_argument("--format", choices=formats, default=formats[0])
 
 
 def _several(names: type[StrEnum]) -> Callable[[str], frozenset[StrEnum]]:
@@ -188,16 +179,44 @@ def _adapters(options: argparse.Namespace) -> Iterator[str]:
     for entry in inventory(dict(options.source)):
         default = ", default" if entry.is_default else ""
         yield f"{entry.adapter.name} (engine {entry.adapter.engine}{default})"
-        if entry.source is not None:
-            yield _row("source", _source(entry.source))
-        if entry.problem is not None:
-            yield _row("problem", entry.problem)
-        if entry.description is not None:
-            yield from _description(entry.description)
-            layouts = entry.adapter.layouts()
-            ranks = max(layout.world_size for layout in layouts)
-            yield _row("layouts", f"{len(layouts)}, on up to {ranks} ranks")
+        for name, value in _properties(entry):
+            yield textwrap.fill(
+                value,
+                width=100,
+                initial_indent=f"  {name:<14}",
+                subsequent_indent=" " * 16,
+                break_on_hyphens=False,
+            )
         yield ""
+
+
+def _properties(entry: Entry) -> Iterator[tuple[str, str]]:
+    """Yields the names and values of what is known about one engine of an adapter."""
+    if entry.source is not None:
+        source = entry.source
+        parts = [source.kind, source.version, source.ref, source.revision]
+        yield "source", " ".join(filter(None, parts)) + (" (dirty)" if source.dirty else "")
+    if entry.problem is not None:
+        yield "problem", entry.problem
+    if entry.description is not None:
+        known = entry.description
+        yield "modes", _list(mode for mode in Mode if mode in known.modes)
+        yield "depths", _list(depth for depth in Depth if depth in known.depths)
+        yield "options", _list(sorted(known.options))
+        yield (
+            "conventions",
+            _list(f"{name}: {value}" for name, value in vars(known.conventions).items()),
+        )
+        yield "stubbed", _list(known.stubs)
+        for departure in known.departures:
+            yield departure.kind.replace("_", " "), f"{departure.what}: {departure.why}"
+        layouts = entry.adapter.layouts()
+        ranks = max(layout.world_size for layout in layouts)
+        yield "layouts", f"{len(layouts)}, on up to {ranks} ranks"
+
+
+def _list(names: Iterable[str]) -> str:
+    return ", ".join(names) or "none"
 
 
 def _cases(options: argparse.Namespace) -> Iterator[str]:
@@ -234,8 +253,7 @@ def _history(options: argparse.Namespace) -> Iterator[str]:
     for number, commit in enumerate(commits, 1):
         print(f"{number} of {len(commits)}: {commit.ref}", file=sys.stderr, flush=True)
         rows += history.run(selection, [commit], options.reports)
-    formats = {"text": history_table.as_text, "markdown": history_table.as_markdown}
-    yield from formats[options.format](rows)
+    yield from getattr(history_table, f"as_{options.format}")(rows)
 
 
 def _html(options: argparse.Namespace) -> Iterator[str]:
@@ -264,12 +282,10 @@ def _diff(options: argparse.Namespace) -> Generator[str, None, int]:
     from conformance.views import diff_formats
 
     found = load_difference(options.old, options.new, _filter(options))
-    if options.format == "text":
-        limits = diff_formats.ALL if options.all else diff_formats.GIST
-        yield from diff_formats.as_text(found, limits)
+    if options.all and options.format == "text":
+        yield from diff_formats.as_text(found, diff_formats.ALL)
     else:
-        formats = {"markdown": diff_formats.as_markdown, "json": diff_formats.as_json}
-        yield from formats[options.format](found)
+        yield from getattr(diff_formats, f"as_{options.format}")(found)
     return WORSE if found.worse else 0
 
 
@@ -277,45 +293,8 @@ def _show(options: argparse.Namespace) -> Iterator[str]:
     from conformance.comparing.report_file import load
     from conformance.views import report_formats
 
-    formats = {
-        "text": report_formats.as_text,
-        "markdown": report_formats.as_markdown,
-        "json": report_formats.as_json,
-    }
     report = _filter(options).of(load(options.report))
-    return formats[options.format](report)
-
-
-def _source(source: Source) -> str:
-    parts = [source.kind, source.version, source.ref, source.revision]
-    return " ".join(part for part in parts if part) + (" (dirty)" if source.dirty else "")
-
-
-def _description(description: Description) -> Iterator[str]:
-    from adapters.contract import Depth
-
-    yield _row("modes", _list(mode for mode in Mode if mode in description.modes))
-    yield _row("depths", _list(depth for depth in Depth if depth in description.depths))
-    yield _row("options", _list(sorted(description.options)))
-    conventions = vars(description.conventions)
-    yield _row("conventions", ", ".join(f"{name}: {value}" for name, value in conventions.items()))
-    yield _row("stubbed", _list(description.stubs))
-    for departure in description.departures:
-        yield _row(departure.kind.replace("_", " "), f"{departure.what}: {departure.why}")
-
-
-def _list(names: Iterable[str]) -> str:
-    return ", ".join(names) or "none"
-
-
-def _row(name: str, value: str) -> str:
-    return textwrap.fill(
-        value,
-        width=100,
-        initial_indent=f"  {name:<14}",
-        subsequent_indent=" " * 16,
-        break_on_hyphens=False,
-    )
+    yield from getattr(report_formats, f"as_{options.format}")(report)
 
 
 if __name__ == "__main__":

@@ -252,29 +252,20 @@ def files(found: Sequence[Version]) -> Iterator[str]:
     yield from markdown_table(["file", "revision", "command"], rows)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Pages:
-    """The texts of the pages that are written."""
-
-    readme: str
-    findings: str
-    index: str
-
-
-def pages(found: Sequence[Version], readme: str) -> Pages:
-    """Returns README.md with its table renewed, reports/findings.md and reports/README.md."""
+def pages(found: Sequence[Version], readme: str) -> dict[Path, str]:
+    """Returns the text of each page, that of README.md with its table renewed."""
     before, rest = readme.split(BEGIN)
     _, after = rest.split(END)
     checks, by_mode = wrong_of_seen(found, "check", Check), wrong_of_seen(found, "mode", Mode)
     wrong, advice = mistakes(found, "mistake", WRONG), mistakes(found, "advice", [Verdict.ADVICE])
-    return Pages(
-        readme=f"{before}{BEGIN}{_lines(checks)}{END}{after}",
-        findings=f"{HEAD}\n{_lines(wrong)}{ADVICE_HEAD}\n{_lines(advice)}",
-        index=f"{INDEX_HEAD}\n{_lines(by_mode)}"
+    return {
+        README: f"{before}{BEGIN}{_lines(checks)}{END}{after}",
+        FINDINGS: f"{HEAD}\n{_lines(wrong)}{ADVICE_HEAD}\n{_lines(advice)}",
+        INDEX: f"{INDEX_HEAD}\n{_lines(by_mode)}"
         f"{CONVENTIONS_HEAD}\n{_lines(conventions(found))}"
         f"{DEPARTURES_HEAD}\n{_lines(departures(found))}"
         f"{FILES_HEAD}\n{_lines(files(found))}",
-    )
+    }
 
 
 def _lines(lines: Iterable[str]) -> str:
@@ -282,7 +273,5 @@ def _lines(lines: Iterable[str]) -> str:
 
 
 if __name__ == "__main__":
-    written = pages(versions(REPORTS), README.read_text(encoding="utf-8"))
-    README.write_text(written.readme, encoding="utf-8")
-    FINDINGS.write_text(written.findings, encoding="utf-8")
-    INDEX.write_text(written.index, encoding="utf-8")
+    for page, text in pages(versions(REPORTS), README.read_text(encoding="utf-8")).items():
+        page.write_text(text, encoding="utf-8")
