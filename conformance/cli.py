@@ -207,7 +207,7 @@ def _properties(entry: Entry) -> Iterator[tuple[str, str]]:
             "conventions",
             _list(f"{name}: {value}" for name, value in vars(known.conventions).items()),
         )
-        yield "stubbed", _list(known.stubs)
+        yield "stub packages", _list(known.stubs)
         for departure in known.departures:
             yield departure.kind.replace("_", " "), f"{departure.what}: {departure.why}"
         layouts = entry.adapter.layouts()

@@ -6,7 +6,7 @@ import json
 import sys
 from collections import defaultdict
 from dataclasses import dataclass
-from itertools import accumulate, groupby
+from itertools import accumulate, chain, groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -215,8 +215,7 @@ def _stopped(difference: Difference) -> Iterator[str]:
 
 def _legend(difference: Difference) -> Iterator[str]:
     """Yields what "off by a factor" means, if a group says it."""
-    groups = difference.groups()
-    changes = [change for group in groups for change in group.changes]
+    changes = chain.from_iterable(group.changes for group in difference.groups())
     return legend(one for change in changes for one in (change.old, change.new) if one)
 
 

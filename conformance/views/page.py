@@ -68,21 +68,13 @@ def tally(version: Version, checks: Collection[Check], modes: Collection[Mode]) 
     )
 
 
-@dataclass(frozen=True)
-class Framework:
-    """One framework's engine in all versions that there are reports of, in the order given."""
-
-    name: str
-    versions: list[Version]
-
-    @property
-    def rows(self) -> list[tuple[Check, Mode]]:
-        """The checks and modes that any version was judged in."""
-        return [
-            (check, mode)
-            for check, mode in product(Check, Mode)
-            if any(tally(version, [check], [mode]).seen for version in self.versions)
-        ]
+def judged_cells(versions: Sequence[Version]) -> list[tuple[Check, Mode]]:
+    """Returns the checks and modes that any version was judged in."""
+    return [
+        (check, mode)
+        for check, mode in product(Check, Mode)
+        if any(tally(version, [check], [mode]).seen for version in versions)
+    ]
 
 
 def write(reports: Iterable[Report], path: Path) -> None:
@@ -113,6 +105,9 @@ def _path_errors(path: Path) -> Iterator[None]:
 def render(reports: Sequence[Report]) -> str:
     """Returns the page; reports of one framework's engine are a timeline in the order given."""
     versions = name_versions(reports)
+    frameworks: dict[str, list[Version]] = {}
+    for version in versions:
+        frameworks.setdefault(version.framework, []).append(version)
     style = _part("style.css")
     script = "".join(map(_part, SCRIPTS))
     environment = Environment(
@@ -132,18 +127,12 @@ def render(reports: Sequence[Report]) -> str:
         style=style,
         script=script,
         data=document(versions),
-        frameworks=_frameworks(versions),
+        frameworks=frameworks,
         checks=list(Check),
         modes=list(Mode),
         tally=tally,
+        judged_cells=judged_cells,
     )
-
-
-def _frameworks(versions: Iterable[Version]) -> list[Framework]:
-    frameworks: dict[str, Framework] = {}
-    for one in versions:
-        frameworks.setdefault(one.framework, Framework(one.framework, [])).versions.append(one)
-    return list(frameworks.values())
 
 
 def _part(name: str) -> str:

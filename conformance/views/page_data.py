@@ -21,7 +21,7 @@ from conformance.views.tables import verdict_matrix
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Sequence
 
-    from conformance.findings.finding import Diagnosis, Finding, Logged, Picture
+    from conformance.findings.finding import Diagnosis, Finding, Picture
     from conformance.findings.report import Provenance, Report
     from reference.aggregation import Mode
 
@@ -88,9 +88,12 @@ def document(versions: Sequence[Version]) -> dict[str, Any]:
         "layout": _column(str(finding.layout) for finding in findings),
         "error": _column(_rounded(finding.error) for finding in findings),
         "tolerance": _column(_rounded(finding.tolerance) for finding in findings),
-        "off_by": _column(_off_by(finding) for finding in findings),
+        "off_by": _column(None if f.agreement is None else off_by(f) for f in findings),
         "diagnosis": _column(_diagnosis(finding.diagnosis) for finding in findings),
-        "logged": _column(_logged(finding.logged) for finding in findings),
+        "logged": _column(
+            one and (_number(one.expected), _number(one.reported))
+            for one in (finding.logged for finding in findings)
+        ),
         "picture": _column(_picture(finding.picture, runs, samples) for finding in findings),
         "command": _column(_command(versions[run].report, finding) for run, finding in found),
     } | {name: _column(getattr(finding, name) for finding in findings) for name in fields}
@@ -129,7 +132,7 @@ def _about(version: Version) -> dict[str, list[tuple[str, str]]]:
                 "python": environment.python,
                 "torch": environment.torch,
                 **environment.dependencies,
-                "stubbed": ", ".join(environment.stubs),
+                "stub packages": ", ".join(environment.stubs),
                 **_departures(report),
                 **{name: str(value) for name, value in asdict(report.conventions).items()},
             }
@@ -161,19 +164,16 @@ def _column(values: Iterable[Hashable]) -> dict[str, list[Any]]:
 
 
 def _rounded(value: float | None) -> float | str | None:
-    return None if value is None else _number(float(f"{value:.{DIGITS}g}"))
+    return _number(value and float(f"{value:.{DIGITS}g}"))
 
 
-def _number(value: float) -> float | str:
+def _number(value: float | None) -> float | str | None:
     """Returns a number as short JSON: whole numbers without a point, infinities as strings."""
+    if value is None:
+        return None
     if not math.isfinite(value):
         return str(value)
     return int(value) if value == int(value) else value
-
-
-def _off_by(finding: Finding) -> str | None:
-    """Returns the factor that `LEGEND` explains; findings of older reports have none."""
-    return None if finding.agreement is None else off_by(finding)
 
 
 def _diagnosis(diagnosis: Diagnosis | None) -> Hashable:
@@ -183,29 +183,15 @@ def _diagnosis(diagnosis: Diagnosis | None) -> Hashable:
     return diagnosis.name, diagnosis.explanation, numbers, tuple(diagnosis.also)
 
 
-def _logged(logged: Logged | None) -> Hashable:
-    if logged is None:
-        return None
-    reported = None if logged.reported is None else _number(logged.reported)
-    return _number(logged.expected), reported
-
-
 def _picture(picture: Picture | None, runs: Indices, samples: Indices) -> Hashable:
     """Returns step, size and indices of samples; a sample ends with the indices of its runs."""
     if picture is None:
         return None
-    drawn = tuple(
-        _index(
-            (one.sample, one.group, one.tokens, *(_index(_run(run), runs) for run in one.runs)),
-            samples,
-        )
-        for one in picture.samples
-    )
-    return picture.step, picture.samples_of_step, drawn
-
-
-def _run(run: Iterable[float | None]) -> Hashable:
-    return tuple(None if value is None else _number(value) for value in run)
+    drawn = []
+    for one in picture.samples:
+        drawn_runs = (_index(tuple(map(_number, run)), runs) for run in one.runs)
+        drawn.append(_index((one.sample, one.group, one.tokens, *drawn_runs), samples))
+    return picture.step, picture.samples_of_step, tuple(drawn)
 
 
 def _command(report: Report, finding: Finding) -> Hashable:
