@@ -114,7 +114,7 @@ def test_the_worst_comes_first_be_it_too_small_or_too_large() -> None:
     ]
     odd = mismatch("nan", "not_finite").model_copy(update={"error": None})
 
-    assert [fault.name for fault in finding_groups([*findings, odd])] == [
+    assert [group.name for group in finding_groups([*findings, odd])] == [
         "not_finite",
         "lost",
         "thousandth",
