@@ -63,11 +63,6 @@ class FindingGroup:
         return found.explanation if found else explain(self.example)
 
     @property
-    def error(self) -> float | None:
-        """The example's error; None where something was not finite, or nothing was measured."""
-        return self.example.error
-
-    @property
     def where(self) -> dict[str, int]:
         """How many findings there are of each check, or subject of one, in their order."""
         return dict(Counter(finding.identity.slug for finding in self.findings))

@@ -230,8 +230,7 @@ def _listed(groups: Sequence[Group], limits: OutputLimits) -> Iterator[str]:
 
 
 def _more(rest: Sequence[object]) -> Iterator[str]:
-    if rest:
-        yield f"  {len(rest)} more: see --all"
+    yield from (f"  {count}: see --all" for count in _rest(rest))
 
 
 def _group_title(group: Group) -> str:

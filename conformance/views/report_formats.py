@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from adapters.contract import Layout
     from conformance.comparing.groups import FindingGroup
     from conformance.findings.finding import Finding
     from conformance.findings.report import Report
@@ -61,7 +60,9 @@ def summary_lines(report: Report) -> Iterator[str]:
     for check in Check:
         findings = [finding for finding in report.findings if finding.check is check]
         if findings:
-            layouts = sorted({finding.layout for finding in findings}, key=_layout_order)
+            layouts = sorted(
+                {f.layout for f in findings}, key=lambda one: (one.world_size, str(one))
+            )
             yield from text_table(matrix_rows(check, verdict_matrix(findings, "layout", layouts)))
             yield ""
     wrong = [finding for finding in report.findings if finding.verdict in WRONG]
@@ -71,10 +72,6 @@ def summary_lines(report: Report) -> Iterator[str]:
     yield from legend(wrong)
     yield from _reasons_not_run(report.findings)
     yield _totals(report)
-
-
-def _layout_order(layout: Layout) -> tuple[int, str]:
-    return layout.world_size, str(layout)
 
 
 def title(report: Report) -> str:
@@ -171,7 +168,7 @@ def _coloured_counts(verdicts: Mapping[Verdict, int]) -> Text:
 def _coloured_group(report: Report, group: FindingGroup) -> Iterator[RenderableType]:
     verdict = group.example.verdict
     yield Text.assemble(
-        (SYMBOLS[verdict], STYLES[verdict]), f" {_count(group)} ", (group.name, "bold")
+        (SYMBOLS[verdict], STYLES[verdict]), f" {len(group.findings)} × ", (group.name, "bold")
     )
     *details, again = _details(report, group)
     for line in details:
@@ -189,10 +186,6 @@ def _details(report: Report, group: FindingGroup) -> Iterator[str]:
         yield f"look at {example.place}"
     yield f"for example {example.id}"
     yield command(report, example)
-
-
-def _count(group: FindingGroup) -> str:
-    return f"{len(group.findings)} ×"
 
 
 def _where(group: FindingGroup) -> str:
@@ -217,7 +210,9 @@ def as_markdown(report: Report) -> Iterator[str]:
 
 
 def _folded(report: Report, group: FindingGroup) -> Iterator[str]:
-    heading = f"{SYMBOLS[group.example.verdict]} {_count(group)} {group.name}: {group.words}"
+    heading = (
+        f"{SYMBOLS[group.example.verdict]} {len(group.findings)} × {group.name}: {group.words}"
+    )
     *details, again = _details(report, group)
     yield f"<details><summary>{escape_markdown(heading)}</summary>"
     yield ""
@@ -247,7 +242,7 @@ def _document(report: Report, group: FindingGroup) -> dict[str, object]:
     return {
         "name": group.name,
         "words": group.words,
-        "error": group.error,
+        "error": group.example.error,
         "agreement": group.example.agreement,
         "checks": group.where,
         "modes": group.modes,
