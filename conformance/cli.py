@@ -1,4 +1,7 @@
-"""The command line: ``rl-loss-conformance COMMAND``."""
+"""The command line: ``rl-loss-conformance COMMAND``.
+
+A command imports what it needs when it runs, so that the quick ones start quickly.
+"""
 
 from __future__ import annotations
 
@@ -6,31 +9,21 @@ import argparse
 import os
 import sys
 import textwrap
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from adapters.contract import Depth
-from conformance.comparing import expectations
-from conformance.comparing.diff import load_difference
-from conformance.comparing.groups import FindingFilter
-from conformance.comparing.report_file import load
-from conformance.corpus.cases import ALL_CASES
 from conformance.findings.errors import ConformanceError
 from conformance.findings.verdict import Check, Verdict
 from conformance.ranks.hardware import MAX_RANKS
-from conformance.runs import history, registry
-from conformance.views import diff_formats, history_table, listing, page, show
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
     from enum import StrEnum
 
-    from adapters.contract import Description
-    from adapters.toolkit.source import Source
-    from conformance.comparing.diff import Difference
+    from conformance.comparing.groups import FindingFilter
+    from conformance.runs.registry import Entry
 
 WORSE = 1
 
@@ -38,7 +31,7 @@ USAGE_ERROR = 2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; the exit status is 0, or 2 for a command that cannot be carried out."""
+    """Runs one command and returns the exit status, 2 if the command cannot be carried out."""
     options = _parser().parse_args(arguments)
     try:
         return _print(options.lines(options))
@@ -51,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _print(lines: Iterator[str]) -> int:
-    """Print the lines as they come; the exit status is what their generator returns, or else 0."""
+    """Prints the lines as they come and returns what their generator does, or else 0."""
     while True:
         try:
             print(next(lines), flush=True)
@@ -73,21 +66,50 @@ def _parser() -> argparse.ArgumentParser:
         metavar="NAME=PATH[@REF]",
         help="where the framework of an adapter is (repeatable)",
     )
-    adapters.set_defaults(lines=lambda options: _adapters(dict(options.source)))
+    adapters.set_defaults(lines=_adapters)
     cases = commands.add_parser(
         "cases", help="the corpus as a table: what each case catches and where that is known from"
     )
     cases.add_argument("names", nargs="*", metavar="NAME", help="show these, sample by sample")
-    cases.set_defaults(lines=lambda options: _cases(options.names))
+    cases.set_defaults(lines=_cases)
     _add_history(commands)
-    _add_show(commands)
-    _add_diff(commands)
-    _add_html(commands)
+    show = commands.add_parser(
+        "show", help="a report in short: verdicts by check and mode, what is wrong by mistake"
+    )
+    show.add_argument("report", type=Path, metavar="REPORT")
+    _add_filter(show, Check, Mode, Verdict)
+    _add_format(show, "text", "markdown", "json")
+    show.set_defaults(lines=_show)
+    diff = commands.add_parser(
+        "diff",
+        help="what changed between two reports; exit status 0 nothing is worse, 1 something is, 2"
+        " they could not be compared",
+    )
+    diff.add_argument("old", type=Path, metavar="OLD")
+    diff.add_argument("new", type=Path, metavar="NEW")
+    _add_filter(diff, Check, Mode)
+    diff.add_argument(
+        "--all", action="store_true", help="of text: every finding, not one of each group"
+    )
+    _add_format(diff, "text", "markdown", "json")
+    diff.set_defaults(lines=_diff, verdict=frozenset())
+    html = commands.add_parser(
+        "html", help="reports as one web page that needs nothing else: matrix, timelines, pictures"
+    )
+    html.add_argument(
+        "reports",
+        nargs="+",
+        type=Path,
+        metavar="REPORT",
+        help="several of one framework are a timeline, in this order",
+    )
+    html.add_argument("-o", "--output", required=True, type=Path, metavar="FILE")
+    html.set_defaults(lines=_html)
     expect = commands.add_parser(
         "expect", help="a file for --expect with all that a report says is wrong, to be completed"
     )
     expect.add_argument("report", type=Path, metavar="REPORT")
-    expect.set_defaults(lines=lambda options: expectations.draft(load(options.report)))
+    expect.set_defaults(lines=_expect)
     return parser
 
 
@@ -108,7 +130,7 @@ def _add_history(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("--max-ranks", type=int, default=MAX_RANKS, metavar="N")
     parser.add_argument("--time-limit", type=float, default=120.0, metavar="S")
-    parser.add_argument("--format", choices=("text", "markdown"), default="text")
+    _add_format(parser, "text", "markdown")
     parser.add_argument(
         "--reports", type=Path, metavar="FOLDER", help="keep the reports of all commits there"
     )
@@ -118,60 +140,22 @@ def _add_history(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.set_defaults(lines=_history)
 
 
-def _add_show(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser(
-        "show", help="a report in short: verdicts by check and mode, what is wrong by mistake"
-    )
-    parser.add_argument("report", type=Path, metavar="REPORT")
-    _add_choice(parser)
-    parser.add_argument("--verdict", type=_several(Verdict), metavar="VERDICT,…")
-    parser.add_argument("--format", choices=("text", "markdown", "json"), default="text")
-    parser.set_defaults(lines=_show)
+def _add_filter(parser: argparse.ArgumentParser, *fields: type[StrEnum]) -> None:
+    for field in fields:
+        parser.add_argument(
+            f"--{field.__name__.lower()}",
+            type=_several(field),
+            metavar=f"{field.__name__.upper()},…",
+            default=frozenset(),
+        )
 
 
-def _add_diff(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser(
-        "diff",
-        help="what changed between two reports; exit status 0 nothing is worse, 1 something is, 2"
-        " they could not be compared",
-    )
-    parser.add_argument("old", type=Path, metavar="OLD")
-    parser.add_argument("new", type=Path, metavar="NEW")
-    _add_choice(parser)
-    parser.add_argument(
-        "--all",
-        action="store_const",
-        const=diff_formats.ALL,
-        default=diff_formats.GIST,
-        dest="extent",
-        help="of text: every finding, not one of each group",
-    )
-    parser.add_argument("--format", choices=("text", "markdown", "json"), default="text")
-    parser.set_defaults(lines=_diff)
-
-
-def _add_html(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser(
-        "html", help="reports as one web page that needs nothing else: matrix, timelines, pictures"
-    )
-    parser.add_argument(
-        "reports",
-        nargs="+",
-        type=Path,
-        metavar="REPORT",
-        help="several of one framework are a timeline, in this order",
-    )
-    parser.add_argument("-o", "--output", required=True, type=Path, metavar="FILE")
-    parser.set_defaults(lines=_html)
-
-
-def _add_choice(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--check", type=_several(Check), metavar="CHECK,…")
-    parser.add_argument("--mode", type=_several(Mode), metavar="MODE,…")
+def _add_format(parser: argparse.ArgumentParser, *formats: str) -> None:
+    parser.add_argument("--format", choices=formats, default=formats[0])
 
 
 def _several(names: type[StrEnum]) -> Callable[[str], frozenset[StrEnum]]:
-    """Reads names with commas between them."""
+    """Returns a parser of names with commas between them."""
 
     def read(text: str) -> frozenset[StrEnum]:
         try:
@@ -189,33 +173,68 @@ def _named_source(text: str) -> tuple[str, str]:
     return name, source
 
 
-def _adapters(sources: dict[str, str]) -> Iterator[str]:
-    for entry in registry.inventory(sources):
+def _adapters(options: argparse.Namespace) -> Iterator[str]:
+    from conformance.runs.registry import inventory
+
+    for entry in inventory(dict(options.source)):
         default = ", default" if entry.is_default else ""
         yield f"{entry.adapter.name} (engine {entry.adapter.engine}{default})"
-        if entry.source is not None:
-            yield _row("source", _source(entry.source))
-        if entry.problem is not None:
-            yield _row("problem", entry.problem)
-        if entry.description is not None:
-            yield from _description(entry.description)
-            layouts = entry.adapter.layouts()
-            ranks = max(layout.world_size for layout in layouts)
-            yield _row("layouts", f"{len(layouts)}, on up to {ranks} ranks")
+        for name, value in _properties(entry):
+            yield textwrap.fill(
+                value,
+                width=100,
+                initial_indent=f"  {name:<14}",
+                subsequent_indent=" " * 16,
+                break_on_hyphens=False,
+            )
         yield ""
 
 
-def _cases(names: Sequence[str]) -> Iterator[str]:
-    if not names:
-        yield from listing.table(ALL_CASES)
-    for number, case in enumerate([listing.find(name) for name in names]):
+def _properties(entry: Entry) -> Iterator[tuple[str, str]]:
+    """Yields the names and values of what is known about one engine of an adapter."""
+    if entry.source is not None:
+        source = entry.source
+        parts = [source.kind, source.version, source.ref, source.revision]
+        yield "source", " ".join(filter(None, parts)) + (" (dirty)" if source.dirty else "")
+    if entry.problem is not None:
+        yield "problem", entry.problem
+    if entry.description is not None:
+        known = entry.description
+        yield "modes", _list(mode for mode in Mode if mode in known.modes)
+        yield "depths", _list(depth for depth in Depth if depth in known.depths)
+        yield "options", _list(sorted(known.options))
+        yield (
+            "conventions",
+            _list(f"{name}: {value}" for name, value in vars(known.conventions).items()),
+        )
+        yield "stub packages", _list(known.stubs)
+        for departure in known.departures:
+            yield departure.kind.replace("_", " "), f"{departure.what}: {departure.why}"
+        layouts = entry.adapter.layouts()
+        ranks = max(layout.world_size for layout in layouts)
+        yield "layouts", f"{len(layouts)}, on up to {ranks} ranks"
+
+
+def _list(names: Iterable[str]) -> str:
+    return ", ".join(names) or "none"
+
+
+def _cases(options: argparse.Namespace) -> Iterator[str]:
+    from conformance.views import listing
+
+    if not options.names:
+        yield from listing.table()
+    for number, case in enumerate([listing.find(name) for name in options.names]):
         if number:
             yield ""
         yield from listing.detail(case)
 
 
 def _history(options: argparse.Namespace) -> Iterator[str]:
-    """The table, once all have run; what is running is said on the error stream."""
+    """Yields the table once all commits have run; progress goes to the error stream."""
+    from conformance.runs import history
+    from conformance.views import history_table
+
     selection = history.Selection(
         adapter=options.adapter,
         repository=options.source.resolve(),
@@ -234,64 +253,48 @@ def _history(options: argparse.Namespace) -> Iterator[str]:
     for number, commit in enumerate(commits, 1):
         print(f"{number} of {len(commits)}: {commit.ref}", file=sys.stderr, flush=True)
         rows += history.run(selection, [commit], options.reports)
-    yield from history_table.table(rows, options.format)
+    yield from getattr(history_table, f"as_{options.format}")(rows)
 
 
 def _html(options: argparse.Namespace) -> Iterator[str]:
+    from conformance.comparing.report_file import load
+    from conformance.views import page
+
     page.write(map(load, options.reports), options.output)
     yield f"page: {options.output}"
 
 
-def _choice(options: argparse.Namespace) -> FindingFilter:
-    return FindingFilter(modes=options.mode or frozenset(), checks=options.check or frozenset())
+def _expect(options: argparse.Namespace) -> Iterator[str]:
+    from conformance.comparing.expectations import draft
+    from conformance.comparing.report_file import load
+
+    return draft(load(options.report))
+
+
+def _filter(options: argparse.Namespace) -> FindingFilter:
+    from conformance.comparing.groups import FindingFilter
+
+    return FindingFilter(verdicts=options.verdict, modes=options.mode, checks=options.check)
 
 
 def _diff(options: argparse.Namespace) -> Generator[str, None, int]:
-    found = load_difference(options.old, options.new, _choice(options))
-    formats: dict[str, Callable[[Difference], Iterator[str]]] = {
-        "text": partial(diff_formats.as_text, extent=options.extent),
-        "markdown": diff_formats.as_markdown,
-        "json": diff_formats.as_json,
-    }
-    yield from formats[options.format](found)
+    from conformance.comparing.diff import load_difference
+    from conformance.views import diff_formats
+
+    found = load_difference(options.old, options.new, _filter(options))
+    if options.all and options.format == "text":
+        yield from diff_formats.as_text(found, diff_formats.ALL)
+    else:
+        yield from getattr(diff_formats, f"as_{options.format}")(found)
     return WORSE if found.worse else 0
 
 
 def _show(options: argparse.Namespace) -> Iterator[str]:
-    choice = replace(_choice(options), verdicts=options.verdict or frozenset())
-    report = choice.of(load(options.report))
-    formats = {"text": show.as_text, "markdown": show.as_markdown, "json": show.as_json}
-    yield from formats[options.format](report)
+    from conformance.comparing.report_file import load
+    from conformance.views import report_formats
 
-
-def _source(source: Source) -> str:
-    parts = [source.kind, source.version, source.ref, source.revision]
-    return " ".join(part for part in parts if part) + (" (dirty)" if source.dirty else "")
-
-
-def _description(description: Description) -> Iterator[str]:
-    yield _row("modes", _list(mode for mode in Mode if mode in description.modes))
-    yield _row("depths", _list(depth for depth in Depth if depth in description.depths))
-    yield _row("options", _list(sorted(description.options)))
-    conventions = vars(description.conventions)
-    yield _row("conventions", ", ".join(f"{name}: {value}" for name, value in conventions.items()))
-    yield _row("stood in for", _list(description.stubs))
-    for departure in description.departures:
-        yield _row(departure.kind.replace("_", " "), f"{departure.what}: {departure.why}")
-
-
-def _list(names: Iterable[str]) -> str:
-    return ", ".join(names) or "none"
-
-
-def _row(name: str, value: str) -> str:
-    return textwrap.fill(
-        value,
-        width=100,
-        initial_indent=f"  {name:<14}",
-        subsequent_indent=" " * 16,
-        break_on_hyphens=False,
-    )
+    report = _filter(options).of(load(options.report))
+    yield from getattr(report_formats, f"as_{options.format}")(report)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Runs pytest as a user does, in its own process and folder, with broken adapters installed.
 
 A cold start takes five seconds of a core, so `run` forks pytest and its ranks from a process that
-has torch and Megatron loaded. `run_loaded` is for frameworks that take long to load, as it forks the
-ranks from a process that has loaded them. `start` starts pytest anew, for tests about processes.
+has torch and Megatron loaded. `run_loaded` is for frameworks that take long to load: it forks ranks
+from a process that has loaded them. `start` starts pytest anew, for tests about processes.
 """
 
 from __future__ import annotations

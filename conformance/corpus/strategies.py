@@ -26,7 +26,8 @@ from typing import TYPE_CHECKING
 from hypothesis import strategies as st
 
 from adapters.contract import Adapter, InvalidLayoutError, Layout
-from conformance.corpus.cases import DIVISOR, GENERATED, Case
+from conformance.corpus.cases import DIVISOR, Case
+from conformance.findings.finding_id import GENERATED
 from reference.aggregation import (
     Aggregation,
     Conventions,

@@ -11,8 +11,6 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from conformance.findings.sanitize import last_line
 from conformance.findings.verdict import Verdict
 from reference.rounding import weight_bound
@@ -20,55 +18,12 @@ from reference.rounding import weight_bound
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from numpy.typing import NDArray
-
     from conformance.findings.finding import Finding
 
 LEGEND = (
     "off by a factor: the larger of observed and expected divided by the smaller, where they differ"
     " most; infinite where a weight is lost or has the wrong sign"
 )
-
-EXACT = 1e-12
-"""Of the sum of absolute values: less than this has not cancelled, it was rounded (float64)."""
-
-
-def agreement(
-    observed: NDArray[np.float64],
-    expected: NDArray[np.float64],
-    magnitude: NDArray[np.float64] | None = None,
-) -> float | None:
-    """The smaller of observed and expected divided by the larger, where that is least: in [0, 1].
-
-    None where something is not finite. All are [numbers]. ``magnitude`` is what rounding errors
-    are relative to, of a sum whose terms may cancel the sum of their absolute values. A sum that
-    cancels is off by 1 + |observed - expected| / magnitude where it is too large, and as much where
-    it is too small by the same factor; its sign may be wrong by little. Where nothing is expected,
-    what is observed is a multiple of the largest magnitude, and counts as at least that.
-    """
-    if not np.isfinite(observed).all():
-        return None
-    magnitude = np.abs(expected) if magnitude is None else magnitude
-    off = np.abs(observed - expected)
-    there = magnitude > 0
-    leaked = off[~there].max(initial=0.0) / (magnitude.max(initial=0.0) or 1.0)
-    worst = 1 / (1 + max(leaked, 1.0)) if leaked else 1.0
-    smaller = _smaller(observed[there], expected[there], magnitude[there])
-    wrong = off[there] > 0
-    agreements = smaller[wrong] / (smaller[wrong] + off[there][wrong])
-    return float(min(agreements.min(initial=1.0), worst))
-
-
-def _smaller(
-    observed: NDArray[np.float64], expected: NDArray[np.float64], magnitude: NDArray[np.float64]
-) -> NDArray[np.float64]:
-    """The smaller of two magnitudes, where that of what was observed is known by its sum alone."""
-    cancelled = magnitude - np.abs(expected)
-    cancelled[cancelled < EXACT * magnitude] = 0
-    with np.errstate(divide="ignore", invalid="ignore"):
-        ratio = np.where(expected == 0, 1.0, observed / expected)
-    scaled: NDArray[np.float64] = magnitude * np.minimum(ratio, 1.0)
-    return np.where(ratio < 0, cancelled, scaled)
 
 
 def growth(old: Finding, new: Finding) -> float:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import NamedTuple
 
 from adapters.contract import Layout
 from conformance.findings.verdict import Check
 from reference.aggregation import Mode
+
+GENERATED = "generated"
+"""Stands for all generated cases where a case of the corpus has its name."""
 
 
 def slug(check: Check, subject: str | None) -> str:
@@ -47,5 +51,15 @@ class FindingId(NamedTuple):
                 f"{text!r} is not of the form weights/token_mean/two_prompts/dp2-cp1-mb2-thd"
             )
         slug, mode, case, layout = parts
-        check, _, subject = slug.partition(".")
-        return cls(Check(check), subject or None, Mode(mode), case, Layout.parse(layout))
+        check, subject = _parse_slug(slug)
+        return cls(check, subject, Mode(mode), case, _parse_layout(layout))
+
+
+@cache
+def _parse_slug(text: str) -> tuple[Check, str | None]:
+    check, _, subject = text.partition(".")
+    return Check(check), subject or None
+
+
+_parse_layout = cache(Layout.parse)
+"""Ids of thousands of findings have the same few layouts."""

@@ -53,4 +53,6 @@ def last_line(text: str | None) -> str:
 
 def printable(text: str) -> str:
     """Words of a framework without what would steer a terminal."""
+    if text.isprintable():
+        return text
     return "".join(sign if sign.isprintable() else "\N{REPLACEMENT CHARACTER}" for sign in text)

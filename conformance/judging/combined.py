@@ -11,7 +11,7 @@ from adapters.contract.objective import Metric
 from adapters.contract.probed_batch import ProbedBatch
 from conformance.diagnosis.explain import Evidence, diagnose, likeliest, without_gradient
 from conformance.diagnosis.shared_mistakes import Summand, diagnose_joint
-from conformance.findings.badness import agreement
+from conformance.findings.agreement import agreement
 from conformance.findings.verdict import Verdict
 from conformance.judging import loss_terms
 from conformance.judging.picture import picture

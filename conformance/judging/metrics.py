@@ -14,7 +14,7 @@ from adapters.contract.probed_batch import ProbedBatch
 from conformance.diagnosis.explain import ReportedEvidence, diagnose_reported, left_out, likeliest
 from conformance.diagnosis.shared_mistakes import Summand, diagnose_joint
 from conformance.diagnosis.step_context import ExpectedNumber, StepContext
-from conformance.findings.badness import agreement
+from conformance.findings.agreement import agreement
 from conformance.findings.finding import Diagnosis, Logged
 from conformance.findings.verdict import Verdict
 from conformance.judging import loss_terms

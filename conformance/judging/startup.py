@@ -12,7 +12,7 @@ from adapters.contract.objective import ENTROPY_COEFFICIENT, KL_COEFFICIENT
 from adapters.contract.probed_batch import ProbedBatch
 from conformance.corpus.configurations import ConfigCase, Demand
 from conformance.diagnosis.explain import Evidence, diagnose
-from conformance.findings.badness import agreement
+from conformance.findings.agreement import agreement
 from conformance.findings.finding import Diagnosis
 from conformance.findings.sanitize import last_line
 from conformance.findings.verdict import Verdict

@@ -12,7 +12,7 @@ from adapters.contract.objective import Objective
 from conformance.diagnosis.explain import Evidence, diagnose
 from conformance.diagnosis.placement import forward_pass_of_token
 from conformance.diagnosis.step_context import ExpectedNumber, StepContext
-from conformance.findings.badness import agreement
+from conformance.findings.agreement import agreement
 from conformance.findings.verdict import Verdict
 from conformance.judging import loss_terms
 from conformance.judging.picture import picture
@@ -38,7 +38,7 @@ class Judgement:
     error: float | None
     tolerance: float
     agreement: float | None = None
-    """Of a mismatch, `conformance.findings.badness.agreement`."""
+    """Of a mismatch, `conformance.findings.agreement.agreement`."""
 
     diagnosis: Diagnosis | None = None
     message: str | None = None

@@ -6,11 +6,12 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from adapters.contract import Depth, Job, Layout
-from conformance.corpus.cases import GENERATED, Case
+from conformance.findings.finding_id import GENERATED
 from conformance.findings.verdict import Check
 from conformance.plan.checks import CHECK_SPECS, CheckSpec
 
 if TYPE_CHECKING:
+    from conformance.corpus.cases import Case
     from conformance.corpus.configurations import ConfigCase
     from conformance.corpus.log_cases import LogCase
     from reference.aggregation import Aggregation, Mode

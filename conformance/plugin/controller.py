@@ -121,7 +121,7 @@ class Controller:
         if self._report is None or self._recorder is None:
             return
         from conformance.views.diff_formats import gate_lines
-        from conformance.views.summary import summary_lines
+        from conformance.views.report_formats import summary_lines
 
         terminalreporter.section("conformance")
         for line in summary_lines(self._report):

@@ -6,7 +6,7 @@ import shlex
 from typing import TYPE_CHECKING
 
 from adapters.contract import Depth
-from conformance.corpus.cases import GENERATED
+from conformance.findings.finding_id import GENERATED
 from conformance.findings.verdict import Check
 from conformance.ranks.hardware import MAX_RANKS, ON_CPU
 from reference.aggregation import Mode

@@ -6,7 +6,7 @@ import json
 import sys
 from collections import defaultdict
 from dataclasses import dataclass
-from itertools import accumulate, groupby
+from itertools import accumulate, chain, groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +14,8 @@ from conformance.comparing.diff import Kind
 from conformance.findings.badness import explain, legend
 from conformance.findings.sanitize import printable
 from conformance.findings.verdict import WRONG
-from conformance.views import markdown
-from conformance.views.summary import SYMBOLS, subject
+from conformance.views.report_formats import title
+from conformance.views.tables import SYMBOLS, escape_markdown, markdown_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -28,33 +28,36 @@ if TYPE_CHECKING:
 SCHEMA = "rl-loss-conformance/diff/1"
 
 CAUSE = 80
-"""Characters of the name of a mistake, or of a crash's last line, in a title."""
+"""Characters of a mistake's name, or of a crash's last line, in the title of a group."""
 
 MOST_CHARACTERS = 65_000
-"""Of Markdown: a comment on GitHub holds 65,536."""
+"""Length of the Markdown; a comment on GitHub holds 65,536 characters."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OutputLimits:
-    """How much is listed at most.
-
-    ``groups`` of each kind, ``findings`` of each group, ``values`` in a line; ``words`` are
-    characters of what a framework or a diagnosis says.
-    """
+    """How much is listed at most."""
 
     groups: int = sys.maxsize
+    """Groups of each kind."""
+
     findings: int = sys.maxsize
+    """Findings of each group."""
+
     values: int = sys.maxsize
+    """Values in a line."""
+
     words: int = sys.maxsize
+    """Characters of the text of a framework or a diagnosis."""
 
 
 ALL = OutputLimits()
 
 GIST = OutputLimits(groups=4, findings=1, values=6, words=120)
-"""One screen."""
+"""Fits one screen."""
 
 FOLDED = OutputLimits(findings=5, values=100, words=300)
-"""Of Markdown, where a group is one line until it is opened."""
+"""Limits of Markdown, where a group is one line until it is opened."""
 
 PROGRESS = {
     Kind.WORSE: "worse",
@@ -67,7 +70,7 @@ PROGRESS = {
     Kind.ONLY_NEW: "in parts that only NEW looked at",
     Kind.SAME: "the same",
 }
-"""Of two versions of one framework."""
+"""Headings where two versions of one framework are compared."""
 
 SIDE_BY_SIDE = PROGRESS | {
     Kind.WORSE: "differ, OLD fares better",
@@ -77,37 +80,37 @@ SIDE_BY_SIDE = PROGRESS | {
     Kind.VANISHED: "only OLD has them",
     Kind.APPEARED: "only NEW has them",
 }
-"""Of two frameworks or engines, of which none is the other's past."""
+"""Headings where two frameworks or engines are compared, neither of which is the later one."""
 
 ALONE = (Kind.VANISHED, Kind.APPEARED, Kind.ONLY_OLD, Kind.ONLY_NEW)
-"""What one side has."""
+"""Kinds of findings that only one report has."""
 
 
 def gate_lines(gate: Gate, report: Report) -> Iterator[str]:
-    """What a gate says of a run, and what changed since the report that it was compared with."""
+    """Yields the decision of a gate, and what changed since the report that it compares with."""
     yield from gate.lines(report)
     found = gate.difference(report)
     if found is not None:
         yield from as_text(found)
 
 
-def as_text(difference: Difference, extent: OutputLimits = GIST) -> Iterator[str]:
-    """For a terminal, line by line: what is compared, counts, the largest groups of each kind."""
-    yield from map(printable, _text(difference, extent))
+def as_text(difference: Difference, limits: OutputLimits = GIST) -> Iterator[str]:
+    """Yields lines for a terminal: what is compared, counts, the largest groups of each kind."""
+    yield from map(printable, _text(difference, limits))
 
 
 def as_markdown(difference: Difference) -> Iterator[str]:
-    """For a comment on a pull request: a table of counts, then groups, folded.
+    """Yields a comment for a pull request: a table of counts, then the groups, folded.
 
-    It is never longer than `MOST_CHARACTERS`: groups that do not fit are left out and counted.
+    It is at most `MOST_CHARACTERS` long: groups that do not fit are left out and counted.
     """
     head = "\n".join(_head(difference))
     words = _words(difference)
     blocks = [_folded(group, words) for group in difference.groups()]
     blocks += [_fold(heading, found) for heading, found in _others(difference, FOLDED)]
-    rank_budget = MOST_CHARACTERS - len(head) - len(_left_out(len(blocks))) - len("\n\n")
+    room = MOST_CHARACTERS - len(head) - len(_left_out(len(blocks))) - len("\n\n")
     ends = accumulate(len(block) + len("\n") for block in blocks)
-    fitting = [block for block, end in zip(blocks, ends, strict=True) if end <= rank_budget]
+    fitting = [block for block, end in zip(blocks, ends, strict=True) if end <= room]
     yield head
     yield from fitting
     if len(fitting) < len(blocks):
@@ -115,13 +118,13 @@ def as_markdown(difference: Difference) -> Iterator[str]:
 
 
 def as_json(difference: Difference) -> Iterator[str]:
-    """For programs: one document, whose keys stay.
+    """Yields one document for programs, whose keys never change their meaning.
 
-    ``schema``; ``old`` and ``new``, the reports without their findings; ``same_framework``;
-    ``same_source``, the commit or version that both are of, or null; ``counts`` of findings by
-    kind; ``settings`` that differ (section, name, old, new); ``parts`` that one side alone looked
-    at (kind, check, dimension, value, findings); ``changes``, each with its kind and the old and
-    the new finding or null, without those of parts and what is the same.
+    It has ``schema``; ``old`` and ``new``, the reports without their findings; ``same_framework``;
+    ``same_source``, the commit or version of both reports, or null; ``counts`` of findings by
+    kind; ``settings`` that differ (section, name, old, new); ``parts`` of the suite that only one
+    report covers (kind, check, dimension, value, findings); ``changes`` outside of these parts,
+    each with its kind and the old and the new finding, which may be null.
     """
     document = {
         "schema": SCHEMA,
@@ -145,12 +148,14 @@ def as_json(difference: Difference) -> Iterator[str]:
     yield json.dumps(document, indent=1, ensure_ascii=False)
 
 
-def _text(difference: Difference, extent: OutputLimits) -> Iterator[str]:
-    yield f"OLD  {_title(difference.old)}"
-    yield f"NEW  {_title(difference.new)}"
+def _text(difference: Difference, limits: OutputLimits) -> Iterator[str]:
+    for name, report in _sides(difference):
+        yield f"{name}  {_title(report)}"
     yield from _same_source(difference)
     yield ""
-    yield from _totals(difference)
+    yield f"{difference.compared} findings compared"
+    for words, count, wrong in _counts(difference):
+        yield f"{count:>6} {words}{f', {wrong} of them wrong' if wrong else ''}"
     yield from _stopped(difference)
     yield from _legend(difference)
     every = difference.groups()
@@ -159,37 +164,37 @@ def _text(difference: Difference, extent: OutputLimits) -> Iterator[str]:
         if groups:
             yield ""
             yield f"{words}: {len(difference.of(kind))}"
-            yield from _listed(groups, extent)
-    for heading, found in _others(difference, extent):
+            yield from _listed(groups, limits)
+    for heading, found in _others(difference, limits):
         yield ""
         yield f"{heading}:"
-        yield from (f"  {line}" for line in found[: extent.groups])
-        yield from _more(found[extent.groups :])
+        yield from (f"  {line}" for line in found[: limits.groups])
+        yield from _more(found[limits.groups :])
 
 
 def _same_source(difference: Difference) -> Iterator[str]:
-    """That nothing of a framework's can be better or worse."""
+    """Yields a line if both reports are of one commit or version, so that no change is its own."""
     if difference.same_source is not None:
         yield f"OLD and NEW are of the same {difference.same_source}"
 
 
+def _sides(difference: Difference) -> Iterator[tuple[str, Report]]:
+    yield from (("OLD", difference.old), ("NEW", difference.new))
+
+
 def _title(report: Report) -> str:
-    return f"{subject(report)}: {len(report.findings)} findings"
+    return f"{title(report)}: {len(report.findings)} findings"
 
 
 def _words(difference: Difference) -> dict[Kind, str]:
     return PROGRESS if difference.is_of_one_framework else SIDE_BY_SIDE
 
 
-def _totals(difference: Difference) -> Iterator[str]:
-    """How many findings of each kind, a line for each."""
-    yield f"{difference.compared} findings compared"
-    for words, count, wrong in _counts(difference):
-        yield f"{count:>6} {words}{f', {wrong} of them wrong' if wrong else ''}"
-
-
 def _counts(difference: Difference) -> Iterator[tuple[str, int, int]]:
-    """How many of each kind, and how many are wrong of those that its words say nothing of."""
+    """Yields each kind's words, its number of findings and how many of these are wrong.
+
+    The last number is 0 where the words say already whether they are wrong.
+    """
     for kind, words in _words(difference).items():
         changes = difference.of(kind)
         if changes or kind is Kind.WORSE:
@@ -199,8 +204,8 @@ def _counts(difference: Difference) -> Iterator[tuple[str, int, int]]:
 
 
 def _stopped(difference: Difference) -> Iterator[str]:
-    """What is missing from a run that was stopped has not vanished."""
-    for name, report in (("OLD", difference.old), ("NEW", difference.new)):
+    """Yields a warning for each report of a stopped run: what it lacks has not vanished."""
+    for name, report in _sides(difference):
         if not report.complete:
             yield (
                 f"{name} was stopped before the last of its {report.selection.selected} findings:"
@@ -209,28 +214,23 @@ def _stopped(difference: Difference) -> Iterator[str]:
 
 
 def _legend(difference: Difference) -> Iterator[str]:
-    """What is meant where it is said by how much something is off."""
-    groups = difference.groups()
-    changes = [change for group in groups for change in group.changes]
+    """Yields what "off by a factor" means, if a group says it."""
+    changes = chain.from_iterable(group.changes for group in difference.groups())
     return legend(one for change in changes for one in (change.old, change.new) if one)
 
 
-def _listed(groups: Sequence[Group], extent: OutputLimits) -> Iterator[str]:
+def _listed(groups: Sequence[Group], limits: OutputLimits) -> Iterator[str]:
     width = len(str(len(groups[0].changes)))
-    for group in groups[: extent.groups]:
+    for group in groups[: limits.groups]:
         yield f"  {len(group.changes):>{width}}  {_group_title(group)}"
-        for change in _shown(group, extent):
-            yield f"  {'':{width}}  {_line(change, extent)}"
-    yield from _more(groups[extent.groups :])
+        changes = group.changes[: limits.findings] if limits.findings > 1 else [group.example]
+        for change in changes:
+            yield f"  {'':{width}}  {_line(change, limits)}"
+    yield from _more(groups[limits.groups :])
 
 
 def _more(rest: Sequence[object]) -> Iterator[str]:
-    if rest:
-        yield f"  {len(rest)} more: see --all"
-
-
-def _shown(group: Group, extent: OutputLimits) -> Sequence[Change]:
-    return [group.example] if extent.findings == 1 else group.changes[: extent.findings]
+    yield from (f"  {count}: see --all" for count in _rest(rest))
 
 
 def _group_title(group: Group) -> str:
@@ -246,10 +246,10 @@ def _state(state: State) -> str:
     return f"{SYMBOLS[state.verdict]} {_cut(state.cause, CAUSE)}".rstrip()
 
 
-def _line(change: Change, extent: OutputLimits) -> str:
-    """What was, or is, not as it should be."""
+def _line(change: Change, limits: OutputLimits) -> str:
+    """Returns a finding's id with what was wrong with it and what is wrong now."""
     told = [explain(one) for one in (change.old, change.new) if one is not None]
-    words = " -> ".join(_cut(one, extent.words) for one in told if one)
+    words = " -> ".join(_cut(one, limits.words) for one in told if one)
     return f"{change.finding.id}: {words}" if words else change.finding.id
 
 
@@ -257,37 +257,37 @@ def _cut(words: str, most: int) -> str:
     return words if len(words) <= most else f"{words[: most - 1]}…"
 
 
-def _others(difference: Difference, extent: OutputLimits) -> Iterator[tuple[str, list[str]]]:
-    """What is not compared, and what is not of findings: headings, each with its lines."""
+def _others(difference: Difference, limits: OutputLimits) -> Iterator[tuple[str, list[str]]]:
+    """Yields a heading and lines for the parts that are not compared, and for other settings."""
     for kind, name in ((Kind.ONLY_OLD, "OLD"), (Kind.ONLY_NEW, "NEW")):
         parts = difference.parts(kind)
         if parts:
-            yield f"not compared, as only {name} looked at it", list(_parts(parts, extent))
+            yield f"not compared, as only {name} looked at it", list(_parts(parts, limits))
     settings = [
-        f"{section}: {_enumerated(map(_setting, of_section), extent)}"
+        f"{section}: {_enumerated(map(_setting, of_section), limits)}"
         for section, of_section in groupby(difference.settings, key=attrgetter("section"))
     ]
     if settings:
         yield "besides findings (each side is held to its own conventions)", settings
 
 
-def _parts(parts: dict[Part, int], extent: OutputLimits) -> Iterator[str]:
-    """A line for each dimension of each check."""
+def _parts(parts: dict[Part, int], limits: OutputLimits) -> Iterator[str]:
+    """Yields a line for each dimension of each check."""
     values: dict[str, list[str]] = defaultdict(list)
     for part, count in parts.items():
         of_check = "" if part.dimension == "check" else f" of {part.check}"
         values[f"{part.dimension}s{of_check}"].append(f"{part.value} {count}")
     for dimension, found in values.items():
-        yield f"{dimension}: {_enumerated(found, extent)}"
+        yield f"{dimension}: {_enumerated(found, limits)}"
 
 
 def _setting(setting: Setting) -> str:
     return f"{setting.name} {setting.old or 'none'} -> {setting.new or 'none'}"
 
 
-def _enumerated(values: Iterable[str], extent: OutputLimits) -> str:
-    every = [_cut(value, extent.words) for value in values]
-    return ", ".join([*every[: extent.values], *_rest(every[extent.values :])])
+def _enumerated(values: Iterable[str], limits: OutputLimits) -> str:
+    every = [_cut(value, limits.words) for value in values]
+    return ", ".join([*every[: limits.values], *_rest(every[limits.values :])])
 
 
 def _rest(values: Sequence[object]) -> list[str]:
@@ -295,15 +295,14 @@ def _rest(values: Sequence[object]) -> list[str]:
 
 
 def _head(difference: Difference) -> Iterator[str]:
-    """What a reader of the comment sees before opening anything."""
-    for name, report in (("OLD", difference.old), ("NEW", difference.new)):
+    """Yields the lines of the comment above its groups."""
+    for name, report in _sides(difference):
         yield f"**{name}** {_quoted(_cut(_title(report), FOLDED.words))}  "
     yield from _same_source(difference)
     yield ""
-    yield markdown.row([f"{difference.compared} compared", "findings", "of them wrong"])
-    yield "|---|---|---|"
-    for words, count, wrong in _counts(difference):
-        yield markdown.row([words, str(count), str(wrong) if wrong else ""])
+    header = [f"{difference.compared} compared", "findings", "of them wrong"]
+    counts = ([words, str(count), str(wrong or "")] for words, count, wrong in _counts(difference))
+    yield from markdown_table(header, counts)
     yield ""
     yield from _stopped(difference)
     yield from map(_quoted, _legend(difference))
@@ -322,8 +321,8 @@ def _fold(heading: str, found: Iterable[str]) -> str:
 
 
 def _quoted(text: str) -> str:
-    """As code, in which GitHub links neither users nor issues nor commits."""
-    return f"<code>{markdown.escape(printable(text))}</code>"
+    """Returns a text as code, in which GitHub links neither users nor issues nor commits."""
+    return f"<code>{escape_markdown(printable(text))}</code>"
 
 
 def _left_out(blocks: int) -> str:

@@ -1,4 +1,4 @@
-"""The corpus in a terminal: a row for each case, or one case with all of its samples."""
+"""The corpus for a terminal: a row for each case, or one case with all of its samples."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ import numpy as np
 
 from conformance.corpus.cases import ALL_CASES
 from conformance.findings.errors import UnknownCaseError
+from conformance.views.tables import text_table
 from reference import exact
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator
 
     from numpy.typing import NDArray
 
@@ -21,14 +22,14 @@ if TYPE_CHECKING:
     from reference.step import Step
 
 LONGEST_MASK = 40
-"""Digits that fit a row; longer masks are shortened to the lengths of their stretches."""
+"""Digits of a mask that fit a row; of a longer mask, the lengths of its stretches are shown."""
 
 MOST_SAMPLES = 64
-"""Of a step whose weights are shown; those of longer ones have denominators that say little."""
+"""Samples of a step whose weights are shown; larger denominators say little to a reader."""
 
 
 def find(name: str) -> Case:
-    """The case of that name.
+    """Returns the case of that name.
 
     Raises:
         UnknownCaseError: there is none.
@@ -40,17 +41,16 @@ def find(name: str) -> Case:
     raise UnknownCaseError(f"case {name!r} is unknown", f"choose {known}")
 
 
-def table(cases: Sequence[Case]) -> Iterator[str]:
-    """What every case holds and catches; numbers of several steps are joined by +."""
+def table() -> list[str]:
+    """Returns the lines of a table of all cases; numbers of several steps are joined by +."""
     header = ["case", "samples", "prompts", "active tokens", "catches", "source"]
-    yield from _aligned([header, *map(_row, cases)])
+    return text_table([header, *map(_row, ALL_CASES)])
 
 
 def detail(case: Case) -> Iterator[str]:
-    """One case: its samples, and what an active token of each weighs in every mode.
+    """Yields one case: its samples, and the weight of an active token of each in every mode.
 
-    A sample is what counts in `sample_mean` here; frameworks that count rollouts are held against
-    those.
+    Weights of `sample_mean` count samples; a framework that counts rollouts has others.
     """
     layouts = ", ".join(map(str, case.layouts)) or "all with a sample for each micro-batch"
     yield case.name
@@ -63,7 +63,7 @@ def detail(case: Case) -> Iterator[str]:
             f"step {number} of {len(case.steps)}: N = {step.size} samples, P = {_prompts(step)}"
             f" prompts, M = {step.active_tokens.sum()} active tokens, L = {case.divisor:g}"
         )
-        yield from _aligned(_samples(case, step))
+        yield from text_table(_samples(case, step))
 
 
 def _row(case: Case) -> list[str]:
@@ -78,7 +78,7 @@ def _row(case: Case) -> list[str]:
 
 
 def _samples(case: Case, step: Step) -> list[list[str]]:
-    """A row for each sample, under a header."""
+    """Returns a header and a row for each sample."""
     modes = [*Mode] if step.size <= MOST_SAMPLES else []
     header = ["sample", "group", "rollout", "prompt", "response", *modes, "mask"]
     weights = [_weights(case, step, mode) for mode in modes]
@@ -97,13 +97,13 @@ def _samples(case: Case, step: Step) -> list[list[str]]:
 
 
 def _weights(case: Case, step: Step, mode: Mode) -> list[str]:
-    """The weight of an active token of each sample; 0 where it has none."""
+    """Returns the weight of an active token of each sample, 0 where it has none."""
     tokens = exact.token_weights(step, case.aggregation(mode))
     return [str(max(of_sample)) for of_sample in tokens]
 
 
 def _mask(mask: NDArray[np.bool_]) -> str:
-    """Digit by digit, or as ``300·1 20·0 7·1`` where that would be long."""
+    """Returns the mask digit by digit, or as ``300·1 20·0 7·1`` where that would be long."""
     digits = "".join(map(str, mask.astype(int)))
     if len(digits) <= LONGEST_MASK:
         return digits
@@ -112,10 +112,3 @@ def _mask(mask: NDArray[np.bool_]) -> str:
 
 def _prompts(step: Step) -> int:
     return len(np.unique(step.groups))
-
-
-def _aligned(rows: Iterable[Sequence[str]]) -> Iterator[str]:
-    rows = [*rows]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        yield "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()

@@ -1,8 +1,6 @@
-"""Committed reports side by side: what conforms where, and what is wrong.
+"""Pages about the committed reports: README.md's table, reports/findings.md and reports/README.md.
 
-``python -m conformance.views.overview`` writes the table of reports into README.md, between
-its marks, the list of findings to reports/findings.md, and reports/README.md; all are made of the
-reports alone.
+``python -m conformance.views.overview`` writes them from the reports alone.
 """
 
 from __future__ import annotations
@@ -10,16 +8,17 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from conformance.comparing.report_file import load
 from conformance.findings.sanitize import last_line
 from conformance.findings.verdict import JUDGED, WRONG, Check, Verdict
-from conformance.views.markdown import row
+from conformance.views.tables import escape_markdown, markdown_table
 from reference.aggregation import Conventions, Mode
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
+    from enum import StrEnum
 
     from adapters.contract import Departure
     from conformance.findings.finding import Finding
@@ -38,13 +37,11 @@ HEAD = """\
 
 What the reports in this folder say is wrong, a line for each mistake of a framework's engine and
 check, with the versions that have it and one finding as an example. Written by
-`python -m conformance.views.overview`. A *crash* has no diagnosis: its last line is quoted. Where the
+`python -m conformance.views.overview`. A *crash* has no diagnosis: its last line is quoted. \
+Where the
 mistake determines a place in the framework's code, it stands behind the words.
 How each kind was held against the framework's own source and documents is in
 [`audit.md`](audit.md).
-
-| framework | engine | check | modes | mistake | for example | versions |
-|---|---|---|---|---|---|---|
 """
 
 ADVICE_HEAD = """
@@ -53,9 +50,6 @@ ADVICE_HEAD = """
 What breaks no promise of the framework's and is counted nowhere as wrong: rules that another
 framework states and this one does not, and documented conventions that make a term depend on how a
 step is cut.
-
-| framework | engine | check | modes | advice | for example | versions |
-|---|---|---|---|---|---|---|
 """
 
 INDEX_HEAD = """\
@@ -104,20 +98,31 @@ CLONE is a clone of the framework's repository, with its pull requests fetched.
 
 @dataclass(frozen=True, kw_only=True)
 class Version:
-    """A report, where it is, and what its version is called."""
+    """A committed report with its path and the name of the framework's version."""
 
     name: str
     path: Path
     report: Report
 
     @property
+    def framework(self) -> str:
+        """The framework's name with that of its engine."""
+        return f"{self.report.adapter} {self.report.engine}"
+
+    @property
     def file(self) -> str:
-        """Below the folder of reports."""
+        """The path below the folder of reports."""
         return "/".join(self.path.parts[-2:])
 
     @property
+    def revision(self) -> str:
+        """The commit of the framework, or its release."""
+        source = self.report.source
+        return (source.revision or "")[:10] or f"{source.version} of the package index"
+
+    @property
     def command(self) -> str:
-        """What writes the report."""
+        """The command that makes the report."""
         report, source = self.report, self.report.source
         given = {
             "git": f" --source=CLONE@{source.ref or source.revision}",
@@ -129,20 +134,10 @@ class Version:
         )
 
 
-@dataclass(frozen=True, order=True)
-class Mistake:
-    """What findings of one kind have in common."""
-
-    adapter: str
-    engine: str
-    check: Check
-    name: str
-
-
 def versions(folder: Path) -> list[Version]:
-    """All committed reports, by framework, engine and version."""
+    """Returns all committed reports, by framework, engine and version."""
     found = [
-        Version(name=_name(path, report), path=path, report=report)
+        Version(name=_version_name(path, report), path=path, report=report)
         for path in sorted(folder.glob("*/*.json.gz"))
         if path.parent.name != "latest"
         for report in [load(path)]
@@ -150,61 +145,75 @@ def versions(folder: Path) -> list[Version]:
     return sorted(found, key=lambda one: (one.report.adapter, one.report.engine, one.name))
 
 
-def _name(path: Path, report: Report) -> str:
-    """What a version is called."""
+def _version_name(path: Path, report: Report) -> str:
+    """Returns what a version is called."""
     return path.name.removesuffix(".json.gz").removesuffix(f"-{report.engine}")
 
 
-def table(found: Sequence[Version]) -> Iterator[str]:
-    """A line for each report, a column for each check: how many findings are wrong, of how many."""
-    yield f"| framework | engine | version | {' | '.join(Check)} |"
-    yield f"|---|---|---|{'---|' * len(Check)}"
-    for one in found:
-        cells = [_cell([f for f in one.report.findings if f.check is check]) for check in Check]
-        report = one.report
-        yield f"| {report.adapter} | {report.engine} | {one.name} | {' | '.join(cells)} |"
+def wrong_of_seen(
+    found: Sequence[Version], field: Literal["check", "mode"], values: Iterable[StrEnum]
+) -> Iterator[str]:
+    """Yields a line for each report and a column for each value of a field of its findings.
+
+    A cell says how many findings are wrong, of how many.
+    """
+    values = [*values]
+    rows = [
+        [
+            one.report.adapter,
+            one.report.engine,
+            one.name,
+            *_wrong_of_seen(one.report, field, values),
+        ]
+        for one in found
+    ]
+    yield from markdown_table(["framework", "engine", "version", *values], rows)
 
 
-def _cell(findings: Sequence[Finding]) -> str:
-    seen = [finding for finding in findings if finding.verdict in JUDGED]
-    wrong = sum(finding.verdict in WRONG for finding in seen)
-    if not seen:
-        return "–"
-    return f"**{wrong}** of {len(seen)}" if wrong else f"ok ({len(seen)})"
+def _wrong_of_seen(report: Report, field: str, values: Iterable[StrEnum]) -> Iterator[str]:
+    seen = Counter(getattr(f, field) for f in report.findings if f.verdict in JUDGED)
+    wrong = Counter(getattr(f, field) for f in report.findings if f.verdict in WRONG)
+    for value in values:
+        if wrong[value]:
+            yield f"**{wrong[value]}** of {seen[value]}"
+        else:
+            yield f"ok ({seen[value]})" if seen[value] else "–"
 
 
-def mistakes(found: Sequence[Version], verdicts: Sequence[Verdict]) -> Iterator[str]:
-    """A line for each mistake, or piece of advice, of findings with these verdicts."""
-    grouped: dict[Mistake, list[tuple[str, Finding]]] = defaultdict(list)
+def mistakes(found: Sequence[Version], noun: str, verdicts: Sequence[Verdict]) -> Iterator[str]:
+    """Yields a line for each ``noun``, a mistake or a piece of advice, with these verdicts."""
+    groups: dict[tuple[str, str, Check, str], list[tuple[str, Finding]]] = defaultdict(list)
     for one in found:
         for finding in one.report.findings:
             if finding.verdict in verdicts:
-                grouped[_mistake(one.report, finding)].append((one.name, finding))
-    for mistake in sorted(grouped):
-        yield _line(mistake, grouped[mistake])
+                mistake = (one.report.adapter, one.report.engine, finding.check, _name(finding))
+                groups[mistake].append((one.name, finding))
+    header = ["framework", "engine", "check", "modes", noun, "for example", "versions"]
+    yield from markdown_table(header, (_mistake(*key, groups[key]) for key in sorted(groups)))
 
 
-def _mistake(report: Report, finding: Finding) -> Mistake:
-    name = finding.diagnosis.name if finding.diagnosis else f"crash: {last_line(finding.message)}"
-    return Mistake(report.adapter, report.engine, finding.check, name)
+def _name(finding: Finding) -> str:
+    return finding.diagnosis.name if finding.diagnosis else f"crash: {last_line(finding.message)}"
 
 
-def _line(mistake: Mistake, found: Sequence[tuple[str, Finding]]) -> str:
+def _mistake(
+    adapter: str, engine: str, check: Check, name: str, found: Sequence[tuple[str, Finding]]
+) -> list[str]:
     subjects = list(dict.fromkeys(finding.subject for _, finding in found if finding.subject))
     modes = [mode for mode in Mode if any(finding.mode is mode for _, finding in found)]
     counts = Counter(version for version, _ in found)
     example = min((finding for _, finding in found), key=lambda one: (len(_words(one)), one.id))
     place = f"; look at `{example.place}`" if example.place else ""
-    cells = (
-        mistake.adapter,
-        mistake.engine,
-        f"{mistake.check}{f': {_list(subjects)}' if subjects else ''}",
+    cells = [
+        adapter,
+        engine,
+        f"{check}{f': {_list(subjects)}' if subjects else ''}",
         _list(modes),
-        f"`{mistake.name}`",
+        f"`{name}`",
         f"`{example.id}`: {_words(example)}{place}",
         _list(f"{version} ({count})" for version, count in counts.items()),
-    )
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+    ]
+    return [cell.replace("|", "\\|") for cell in cells]
 
 
 def _words(finding: Finding) -> str:
@@ -215,76 +224,53 @@ def _list(names: Iterable[str]) -> str:
     return ", ".join(names)
 
 
-def modes(found: Sequence[Version]) -> Iterator[str]:
-    """A line for each report, a column for each mode: how many findings are wrong, of how many."""
-    yield f"| framework | engine | version | {' | '.join(Mode)} |"
-    yield f"|---|---|---|{'---|' * len(Mode)}"
-    for one in found:
-        report = one.report
-        cells = [_cell([f for f in report.findings if f.mode is mode]) for mode in Mode]
-        yield f"| {report.adapter} | {report.engine} | {one.name} | {' | '.join(cells)} |"
-
-
 def conventions(found: Sequence[Version]) -> Iterator[str]:
-    """A line for each convention; a framework's versions that agree share a column."""
+    """Yields a line for each convention; a framework's versions that agree share a column."""
     columns: dict[tuple[str, Conventions], list[str]] = defaultdict(list)
     for one in found:
-        framework = f"{one.report.adapter} {one.report.engine}"
-        columns[framework, one.report.conventions].append(one.name)
+        columns[one.framework, one.report.conventions].append(one.name)
     heads = [f"{framework}: {_list(names)}" for (framework, _), names in columns.items()]
-    yield f"| convention | {' | '.join(heads)} |"
-    yield f"|---|{'---|' * len(heads)}"
-    for name in [field.name for field in fields(Conventions)]:
-        choices = [str(getattr(declared, name)) for _, declared in columns]
-        yield f"| `{name}` | {' | '.join(choices)} |"
+    rows = [
+        [f"`{field.name}`", *(str(getattr(declared, field.name)) for _, declared in columns)]
+        for field in fields(Conventions)
+    ]
+    yield from markdown_table(["convention", *heads], rows)
 
 
 def departures(found: Sequence[Version]) -> Iterator[str]:
-    """A line for each departure of an engine, with the versions that have it."""
+    """Yields a line for each departure of an engine, with the versions that have it."""
     versions: dict[tuple[str, Departure], list[str]] = defaultdict(list)
     for one in found:
         for departure in one.report.departures:
-            engine = f"{one.report.adapter} {one.report.engine}"
-            versions[engine, departure].append(one.name)
-    yield "| engine | kind | what | why no verdict depends on it | versions |"
-    yield "|---|---|---|---|---|"
-    for (engine, departure), names in versions.items():
-        kind = departure.kind.replace("_", " ")
-        yield row([engine, kind, departure.what, departure.why, _list(names)])
+            versions[one.framework, departure].append(one.name)
+    rows = [
+        [engine, departure.kind.replace("_", " "), departure.what, departure.why, _list(names)]
+        for (engine, departure), names in versions.items()
+    ]
+    header = ["engine", "kind", "what", "why no verdict depends on it", "versions"]
+    yield from markdown_table(header, (map(escape_markdown, row) for row in rows))
 
 
 def files(found: Sequence[Version]) -> Iterator[str]:
-    """A line for each report: its revision, and the command."""
-    yield "| file | revision | command |"
-    yield "|---|---|---|"
-    for one in found:
-        source = one.report.source
-        revision = (source.revision or "")[:10] or f"{source.version} of the package index"
-        yield f"| [`{one.file}`]({one.file}) | {revision} | `{one.command}` |"
+    """Yields a line for each report with its revision and the command that makes it."""
+    rows = [[f"[`{one.file}`]({one.file})", one.revision, f"`{one.command}`"] for one in found]
+    yield from markdown_table(["file", "revision", "command"], rows)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Pages:
-    """Text of what is written."""
-
-    readme: str
-    findings: str
-    index: str
-
-
-def pages(found: Sequence[Version], readme: str) -> Pages:
-    """README.md with its table anew, reports/findings.md and reports/README.md."""
+def pages(found: Sequence[Version], readme: str) -> dict[Path, str]:
+    """Returns the text of each page, that of README.md with its table renewed."""
     before, rest = readme.split(BEGIN)
     _, after = rest.split(END)
-    return Pages(
-        readme=f"{before}{BEGIN}{_lines(table(found))}{END}{after}",
-        findings=f"{HEAD}{_lines(mistakes(found, WRONG))}"
-        f"{ADVICE_HEAD}{_lines(mistakes(found, (Verdict.ADVICE,)))}",
-        index=f"{INDEX_HEAD}\n{_lines(modes(found))}"
+    checks, by_mode = wrong_of_seen(found, "check", Check), wrong_of_seen(found, "mode", Mode)
+    wrong, advice = mistakes(found, "mistake", WRONG), mistakes(found, "advice", [Verdict.ADVICE])
+    return {
+        README: f"{before}{BEGIN}{_lines(checks)}{END}{after}",
+        FINDINGS: f"{HEAD}\n{_lines(wrong)}{ADVICE_HEAD}\n{_lines(advice)}",
+        INDEX: f"{INDEX_HEAD}\n{_lines(by_mode)}"
         f"{CONVENTIONS_HEAD}\n{_lines(conventions(found))}"
         f"{DEPARTURES_HEAD}\n{_lines(departures(found))}"
         f"{FILES_HEAD}\n{_lines(files(found))}",
-    )
+    }
 
 
 def _lines(lines: Iterable[str]) -> str:
@@ -292,7 +278,5 @@ def _lines(lines: Iterable[str]) -> str:
 
 
 if __name__ == "__main__":
-    written = pages(versions(REPORTS), README.read_text(encoding="utf-8"))
-    README.write_text(written.readme, encoding="utf-8")
-    FINDINGS.write_text(written.findings, encoding="utf-8")
-    INDEX.write_text(written.index, encoding="utf-8")
+    for page, text in pages(versions(REPORTS), README.read_text(encoding="utf-8")).items():
+        page.write_text(text, encoding="utf-8")

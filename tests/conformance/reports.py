@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
 from adapters.contract import Layout
-from conformance.corpus.cases import GENERATED
 from conformance.findings.finding import Diagnosis, Finding, Logged, Picture, PicturedSample, Run
-from conformance.findings.finding_id import FindingId
+from conformance.findings.finding_id import GENERATED, FindingId
 from conformance.findings.report import Environment, Header, Provenance, Report, Request, Selection
 from conformance.findings.verdict import Check, Verdict
 from reference.aggregation import AuxiliaryAggregation, Conventions, Mode, SampleUnit

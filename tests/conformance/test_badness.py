@@ -14,7 +14,8 @@ from adapters.contract.objective import Metric
 from conformance.comparing.diff import Kind, compare
 from conformance.comparing.gate import Comparing, Outcome
 from conformance.comparing.groups import finding_groups
-from conformance.findings.badness import agreement, badness, factor_text, off_by
+from conformance.findings.agreement import agreement
+from conformance.findings.badness import badness, factor_text, off_by
 from conformance.findings.report import Report, Request, Selection
 from conformance.findings.verdict import Verdict
 from conformance.judging.metrics import judge_logged
@@ -113,7 +114,7 @@ def test_the_worst_comes_first_be_it_too_small_or_too_large() -> None:
     ]
     odd = mismatch("nan", "not_finite").model_copy(update={"error": None})
 
-    assert [fault.name for fault in finding_groups([*findings, odd])] == [
+    assert [group.name for group in finding_groups([*findings, odd])] == [
         "not_finite",
         "lost",
         "thousandth",

@@ -10,7 +10,8 @@ import pytest
 
 from adapters.contract import Depth, Layout
 from conformance.comparing.gate import Comparing, Outcome, Strict
-from conformance.corpus.cases import GENERATED, Case
+from conformance.corpus.cases import Case
+from conformance.findings.finding_id import GENERATED
 from conformance.findings.report import Report, Request, Selection
 from conformance.findings.verdict import Verdict
 from conformance.plan.matrix import MatrixCell

@@ -48,7 +48,7 @@ def test_adapters_takes_sources_by_name() -> None:
 
     assert re.search(r"source +git refs/pull/1328/head [0-9a-f]{40}", block)
     assert re.search(r"modes +sample_mean, token_mean, constant", block)
-    assert re.search(r"stood in for .*megatron\.training", block)
+    assert re.search(r"stub packages .*megatron\.training", block)
 
 
 def test_source_of_an_adapter_that_does_not_exist_is_refused(

@@ -20,10 +20,9 @@ from conformance.comparing.diff import (
 )
 from conformance.comparing.groups import FindingFilter
 from conformance.comparing.report_file import write
-from conformance.corpus.cases import GENERATED
 from conformance.findings.errors import NothingToCompareError
 from conformance.findings.finding import Diagnosis, Finding
-from conformance.findings.finding_id import FindingId
+from conformance.findings.finding_id import GENERATED, FindingId
 from conformance.findings.report import Header, Report, Selection
 from conformance.findings.verdict import Check, Verdict
 from conformance.views.diff_formats import ALL, MOST_CHARACTERS, as_json, as_markdown, as_text
@@ -402,7 +401,7 @@ def test_the_gist_names_one_finding_of_a_group_and_all_names_every_one() -> None
     cases = [f"case_{number}" for number in range(40)]
     old = report(*(found(case=case) for case in cases))
     new = report(*(wrong(case=case, name=f"mistake_{case[-1]}") for case in cases))
-    gist, whole = ("\n".join(as_text(difference(old, new), *extent)) for extent in ([], [ALL]))
+    gist, whole = ("\n".join(as_text(difference(old, new), *limits)) for limits in ([], [ALL]))
 
     assert sum(case in gist for case in re.findall(r"/(case_\d+)/", gist)) == 4
     assert "6 more: see --all" in gist

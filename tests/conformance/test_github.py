@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from conformance.findings.report import Report, Selection
 from conformance.findings.verdict import Verdict
-from conformance.views import github, markdown
+from conformance.views import github, tables
 from tests import command
 from tests.conformance.test_expectations import crash, mismatch
 from tests.conformance.test_journal import HEADER, finding
@@ -59,12 +59,12 @@ def test_summary_is_appended_and_cut_where_github_would_refuse_it(tmp_path: Path
 
 def test_markdown_of_others_has_no_effect() -> None:
     hostile = "@team <img src=x> | `code` **bold** [link](http://x) #1 ~~x~~ $x$ a_b\n- item"
-    escaped = markdown.escape(hostile)
+    escaped = tables.escape_markdown(hostile)
 
     for sign in "<>|`*[]#~$_\n":
         assert sign not in escaped.replace("&#", "")
     assert "@team" not in escaped
-    assert markdown.row(["a|b", "c"]) == "| a&#124;b | c |"
+    assert [*tables.markdown_table(["a"], [[escaped]])][2] == f"| {escaped} |"
 
 
 def test_run_on_github_tells_what_failed_and_elsewhere_says_nothing(

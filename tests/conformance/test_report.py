@@ -16,7 +16,7 @@ from conformance.findings.report import FIELD_ORDER, Report, Selection, Summary,
 from conformance.findings.report import SCHEMA as SCHEMA_NAME
 from conformance.findings.verdict import Check, Verdict
 from conformance.runs import registry
-from conformance.views.summary import summary_lines
+from conformance.views.report_formats import summary_lines
 from reference.aggregation import Mode
 from reference.rounding import weight_bound
 from tests.conformance.test_journal import HEADER, finding
@@ -31,7 +31,7 @@ COMMITTED = sorted(set(REPORTS.glob("*/*.json")) - set(REPORTS.glob("latest/*"))
 def test_published_schema_is_up_to_date() -> None:
     """Renew it with `python -m conformance.findings.report`."""
     assert SCHEMA.read_text() == json_schema(Report, SCHEMA_NAME)
-    assert json.loads(SCHEMA.read_text())["$id"] == "urn:rl-loss-conformance:report:3"
+    assert json.loads(SCHEMA.read_text())["$id"] == "urn:rl-loss-conformance:report:4"
     jsonschema.Draft202012Validator.check_schema(json.loads(SCHEMA.read_text()))
 
 

@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 
 from conformance import cli
-from conformance.comparing.groups import FindingFilter, finding_groups, matrix
-from conformance.comparing.report_file import write
+from conformance.comparing.groups import FindingFilter, finding_groups
+from conformance.comparing.report_file import load, write
 from conformance.findings.badness import LEGEND
 from conformance.findings.report import Report, Selection
 from conformance.findings.verdict import Check, Verdict
+from conformance.views.tables import verdict_matrix
 from reference.aggregation import Mode
 from tests import command
 from tests.conformance.test_expectations import crash, mismatch
@@ -54,7 +55,7 @@ def shown(*arguments: str | Path, **environment: str) -> str:
     ).stdout
 
 
-def test_faults_come_the_worst_first_with_the_worst_example(small: Path) -> None:
+def test_groups_come_the_worst_first_with_the_worst_example(small: Path) -> None:
     text = shown(small)
     headings = re.findall(r"^(?:MISMATCH|CRASHED) \d+ × .*$", text, re.MULTILINE)
 
@@ -103,7 +104,7 @@ def test_choice_leaves_out_all_else(small: Path) -> None:
         verdicts=frozenset({Verdict.MISMATCH}),
         modes=frozenset({Mode.TOKEN_MEAN}),
         checks=frozenset({Check.REJECTION, Check.LOGGING}),
-    ).of(cli.load(REPORT))
+    ).of(load(REPORT))
 
     assert len(report.findings) == 24
     assert {(f.check, f.mode, f.verdict) for f in report.findings} == {
@@ -116,9 +117,9 @@ def test_choice_leaves_out_all_else(small: Path) -> None:
 
 def test_json_has_every_wrong_finding_once() -> None:
     document: dict[str, Any] = json.loads(shown(REPORT, "--format=json"))
-    report = cli.load(REPORT)
+    report = load(REPORT)
     wrong = {f.id for f in report.findings if f.verdict in (Verdict.MISMATCH, Verdict.CRASHED)}
-    listed = [one for fault in document["faults"] for one in fault["findings"]]
+    listed = [one for group in document["faults"] for one in group["findings"]]
 
     assert sorted(listed) == sorted(wrong)
     assert document["summary"]["verdicts"] == report.summary.verdicts
@@ -135,15 +136,15 @@ def test_markdown_folds_details_and_neutralises_what_others_say(small: Path) -> 
 
 
 def test_matrix_counts_every_finding_once() -> None:
-    report = cli.load(REPORT)
-    cells = matrix(report.findings)
+    report = load(REPORT)
+    cells = verdict_matrix(report.findings, "check", Check)
 
     assert sum(cell.total() for row in cells.values() for cell in row.values()) == len(
         report.findings
     )
     wrong = [f for f in report.findings if f.verdict in (Verdict.MISMATCH, Verdict.CRASHED)]
     assert len(wrong) > 300
-    assert sum(len(fault.findings) for fault in finding_groups(report.findings)) == len(wrong)
+    assert sum(len(group.findings) for group in finding_groups(report.findings)) == len(wrong)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,253 @@
+"""A report for its readers: the end of a run, a terminal, Markdown and JSON."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from conformance.comparing.groups import finding_groups
+from conformance.findings.badness import explain, legend, off_by
+from conformance.findings.sanitize import last_line
+from conformance.findings.verdict import WRONG, Check, Verdict
+from conformance.runs.reproduce import command
+from conformance.views.tables import (
+    SYMBOLS,
+    escape_markdown,
+    markdown_table,
+    matrix_rows,
+    text_table,
+    verdict_matrix,
+    verdict_words,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from rich.console import RenderableType
+
+    from conformance.comparing.groups import FindingGroup
+    from conformance.findings.finding import Finding
+    from conformance.findings.report import Report
+    from reference.aggregation import Mode
+
+STYLES = {
+    Verdict.CONFORMS: "green",
+    Verdict.MISMATCH: "bold red",
+    Verdict.REFUSED: "cyan",
+    Verdict.UNSUPPORTED: "dim",
+    Verdict.CRASHED: "bold magenta",
+    Verdict.ADVICE: "yellow",
+}
+
+PIPED_WIDTH = 120
+"""Columns of text where there is no terminal to ask."""
+
+NO_FINDINGS = "–"
+"""Content of a cell that counts no findings."""
+
+
+def summary_lines(report: Report) -> Iterator[str]:
+    """Yields the summary at the end of a run: verdicts by mode and layout, then what is wrong."""
+    yield title(report)
+    yield ""
+    for check in Check:
+        findings = [finding for finding in report.findings if finding.check is check]
+        if findings:
+            layouts = sorted(
+                {f.layout for f in findings}, key=lambda one: (one.world_size, str(one))
+            )
+            yield from text_table(matrix_rows(check, verdict_matrix(findings, "layout", layouts)))
+            yield ""
+    wrong = [finding for finding in report.findings if finding.verdict in WRONG]
+    for finding in wrong:
+        yield f"{SYMBOLS[finding.verdict]} {finding.id}: {explain(finding)}"
+    yield from _advice(report.findings)
+    yield from legend(wrong)
+    yield from _reasons_not_run(report.findings)
+    yield _totals(report)
+
+
+def title(report: Report) -> str:
+    """Returns one line that says what was run."""
+    source = report.source
+    code = source.version or (source.revision or "")[:12]
+    ref = f" ({source.ref})" if source.ref else ""
+    dirty = ", with uncommitted changes" if source.dirty else ""
+    depths = ", ".join(sorted({finding.depth for finding in report.findings}))
+    return (
+        f"{report.adapter} {code}{ref}{dirty}, engine {report.engine}, depth {depths or 'none'},"
+        f" {report.environment.hardware}"
+    )
+
+
+def _advice(findings: Sequence[Finding]) -> Iterator[str]:
+    """Yields a line for each piece of advice, with the number of its findings."""
+    pieces = Counter(explain(finding) for finding in findings if finding.verdict is Verdict.ADVICE)
+    for words, count in pieces.items():
+        yield f"advice ({count}): {words}"
+
+
+def _reasons_not_run(findings: Sequence[Finding]) -> Iterator[str]:
+    """Yields a line for each reason why something was not run, with the number of its findings.
+
+    Refusals that the contract demands are left out.
+    """
+    demanded = (Check.ARGUMENTS, Check.LOGGING)
+    reasons = Counter(
+        (finding.verdict, last_line(finding.message))
+        for finding in findings
+        if finding.verdict is Verdict.UNSUPPORTED
+        or (finding.verdict is Verdict.REFUSED and finding.check not in demanded)
+    )
+    for (verdict, reason), count in sorted(reasons.items()):
+        yield f"{verdict} ({count}): {reason}"
+
+
+def _totals(report: Report) -> str:
+    """Returns one line with the number of findings of each verdict."""
+    counts = ", ".join(f"{count} {verdict}" for verdict, count in report.summary.verdicts.items())
+    errors = [f.error for f in report.findings if f.verdict is Verdict.CONFORMS and f.error]
+    largest = f"; largest error of what conforms {max(errors):.2g}" if errors else ""
+    stopped = "" if report.complete else "; stopped before the end"
+    return f"{counts or 'no findings'}{largest}{stopped}"
+
+
+def as_text(report: Report) -> Iterator[str]:
+    """Yields lines for standard output, as wide as the terminal and coloured if it has colours."""
+    console = Console(highlight=False, emoji=False, markup=False)
+    if not console.is_terminal:
+        console.width = PIPED_WIDTH
+    with console.capture() as captured:
+        for part in _parts(report):
+            console.print(part, soft_wrap=isinstance(part, Text) and bool(part.no_wrap))
+    yield from map(str.rstrip, captured.get().splitlines())
+
+
+def _parts(report: Report) -> Iterator[RenderableType]:
+    """Yields verdicts by check and mode, then every mistake, the worst first."""
+    yield Text(title(report), style="bold")
+    yield _coloured_matrix(report)
+    for group in finding_groups(report.findings):
+        yield from _coloured_group(report, group)
+        yield ""
+    for line in _advice(report.findings):
+        yield Text(line, style=STYLES[Verdict.ADVICE])
+    for line in (*legend(report.findings), *_reasons_not_run(report.findings)):
+        yield Text(line, style="dim")
+    yield Text(_totals(report), style="bold")
+
+
+def _matrix(report: Report) -> dict[Check, dict[Mode, Counter[Verdict]]]:
+    return verdict_matrix(report.findings, "check", Check)
+
+
+def _coloured_matrix(report: Report) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading in ("check", *report.summary.modes):
+        table.add_column(heading, overflow="fold")
+    for check, cells in _matrix(report).items():
+        counts = (_coloured_counts(cells.get(mode, {})) for mode in report.summary.modes)
+        table.add_row(check, *counts)
+    return table
+
+
+def _coloured_counts(verdicts: Mapping[Verdict, int]) -> Text:
+    """Returns each verdict in its colour and in a word, so that none is told by colour alone."""
+    words = verdict_words(verdicts).items()
+    counts = [Text(text, style=STYLES[verdict]) for verdict, text in words]
+    return Text("\n").join(counts or [Text(NO_FINDINGS)])
+
+
+def _coloured_group(report: Report, group: FindingGroup) -> Iterator[RenderableType]:
+    verdict = group.example.verdict
+    yield Text.assemble(
+        (SYMBOLS[verdict], STYLES[verdict]), f" {len(group.findings)} × ", (group.name, "bold")
+    )
+    *details, again = _details(report, group)
+    for line in details:
+        yield Padding(Text(line, overflow="fold"), (0, 0, 0, 2))
+    yield Text(f"  {again}", no_wrap=True)  # to be copied
+
+
+def _details(report: Report, group: FindingGroup) -> Iterator[str]:
+    """Yields what is wrong and where, with an example; the last line is its command."""
+    example = group.example
+    off = off_by(example)
+    yield f"{off} at most: {group.words}" if off else group.words
+    yield f"in {_where(group)}"
+    if example.place:
+        yield f"look at {example.place}"
+    yield f"for example {example.id}"
+    yield command(report, example)
+
+
+def _where(group: FindingGroup) -> str:
+    where = ", ".join(f"{name} ({count})" for name, count in group.where.items())
+    layouts = "1 layout" if group.layouts == 1 else f"{group.layouts} layouts"
+    return f"{where}; {', '.join(group.modes)}; {layouts}"
+
+
+def as_markdown(report: Report) -> Iterator[str]:
+    """Yields lines of a page of GitHub's Markdown with the content of the text, details folded."""
+    yield f"### {escape_markdown(title(report))}"
+    yield ""
+    yield escape_markdown(_totals(report))
+    yield ""
+    header, *rows = matrix_rows("check", _matrix(report), empty=NO_FINDINGS)
+    yield from markdown_table(header, rows)
+    for group in finding_groups(report.findings):
+        yield ""
+        yield from _folded(report, group)
+    for line in (*_advice(report.findings), *legend(report.findings)):
+        yield from ("", escape_markdown(line))
+
+
+def _folded(report: Report, group: FindingGroup) -> Iterator[str]:
+    heading = (
+        f"{SYMBOLS[group.example.verdict]} {len(group.findings)} × {group.name}: {group.words}"
+    )
+    *details, again = _details(report, group)
+    yield f"<details><summary>{escape_markdown(heading)}</summary>"
+    yield ""
+    for line in details:
+        yield f"- {escape_markdown(line)}"
+    yield from ("", "```sh", again, "```", "", "</details>")
+
+
+def as_json(report: Report) -> Iterator[str]:
+    """Yields one document for programs, with the same content."""
+    yield json.dumps(
+        {
+            "report": report.model_dump(
+                mode="json", by_alias=True, exclude={"findings", "summary", "selection"}
+            ),
+            "summary": report.summary.model_dump(mode="json"),
+            "matrix": _matrix(report),
+            "faults": [_document(report, group) for group in finding_groups(report.findings)],
+            "advice": [*_advice(report.findings)],
+        },
+        indent=1,
+        ensure_ascii=False,
+    )
+
+
+def _document(report: Report, group: FindingGroup) -> dict[str, object]:
+    return {
+        "name": group.name,
+        "words": group.words,
+        "error": group.example.error,
+        "agreement": group.example.agreement,
+        "checks": group.where,
+        "modes": group.modes,
+        "place": group.example.place,
+        "example": group.example.id,
+        "command": command(report, group.example),
+        "findings": [finding.id for finding in group.findings],
+    }

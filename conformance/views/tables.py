@@ -1,0 +1,106 @@
+"""Tables and counts of verdicts, as plain text and as GitHub's Markdown."""
+
+from __future__ import annotations
+
+import html
+import re
+import sys
+from collections import Counter, defaultdict
+from typing import TYPE_CHECKING, TypeVar
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from conformance.findings.verdict import Verdict
+from reference.aggregation import Mode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from conformance.findings.finding import Finding
+
+Row = TypeVar("Row")
+
+SYMBOLS = {
+    Verdict.CONFORMS: "ok",
+    Verdict.MISMATCH: "MISMATCH",
+    Verdict.REFUSED: "refused",
+    Verdict.UNSUPPORTED: "unsupported",
+    Verdict.CRASHED: "CRASHED",
+    Verdict.ADVICE: "advice",
+}
+
+SPECIAL_CHARACTERS = re.compile(r"[\\`*_{}\[\]#|~$]")
+"""Characters to which Markdown, or GitHub's dialect of it, gives a meaning inside of a line."""
+
+MENTION = "@\N{ZERO WIDTH SPACE}"
+"""Looks like @ and notifies nobody, unlike an escaped @."""
+
+
+def text_table(rows: Iterable[Iterable[str]]) -> list[str]:
+    """Returns the lines of a table with columns as wide as their longest cell."""
+    table = Table.grid(padding=(0, 2, 0, 0))
+    for row in rows:
+        table.add_row(*map(Text, row))
+    console = Console(width=sys.maxsize)
+    with console.capture() as captured:
+        console.print(table)
+    return [line.rstrip() for line in captured.get().splitlines()]
+
+
+def markdown_table(header: Sequence[str], rows: Iterable[Iterable[str]]) -> Iterator[str]:
+    """Yields the lines of a table whose cells are Markdown."""
+    yield f"| {' | '.join(header)} |"
+    yield f"|{'---|' * len(header)}"
+    for row in rows:
+        yield f"| {' | '.join(row)} |"
+
+
+def escape_markdown(text: str) -> str:
+    """Returns one line of Markdown that reads as ``text`` and has no other effect."""
+    line = html.escape(" ".join(text.split()), quote=False)
+    escaped = SPECIAL_CHARACTERS.sub(lambda character: f"&#{ord(character[0])};", line)
+    return escaped.replace("@", MENTION)
+
+
+def preformatted(lines: Iterable[str]) -> Iterator[str]:
+    """Yields Markdown that shows lines as they are, in which only HTML has a meaning."""
+    yield "<pre>"
+    for line in lines:
+        yield html.escape(line, quote=False).replace("@", MENTION)
+    yield "</pre>"
+
+
+def verdict_words(verdicts: Mapping[Verdict, int]) -> dict[Verdict, str]:
+    """Returns the count and symbol of each verdict that occurs, such as ``2 MISMATCH``."""
+    return {v: f"{verdicts[v]} {SYMBOLS[v]}" for v in Verdict if verdicts.get(v)}
+
+
+def verdict_matrix(
+    findings: Iterable[Finding], field: str, rows: Iterable[Row]
+) -> dict[Row, dict[Mode, Counter[Verdict]]]:
+    """Counts verdicts by a field of the findings and by mode; what does not occur is left out."""
+    counts: dict[tuple[Row, Mode], Counter[Verdict]] = defaultdict(Counter)
+    for finding in findings:
+        counts[getattr(finding, field), finding.mode][finding.verdict] += 1
+    matrix = {
+        row: {mode: counts[row, mode] for mode in Mode if (row, mode) in counts} for row in rows
+    }
+    return {row: cells for row, cells in matrix.items() if cells}
+
+
+def matrix_rows(
+    heading: str, matrix: Mapping[Row, Mapping[Mode, Counter[Verdict]]], empty: str = ""
+) -> list[list[str]]:
+    """Returns a header and a row of texts for each row of a matrix of verdicts."""
+    modes = [mode for mode in Mode if any(mode in cells for cells in matrix.values())]
+    rows = [
+        [str(row), *(_counts(cells[mode]) if mode in cells else empty for mode in modes)]
+        for row, cells in matrix.items()
+    ]
+    return [[heading, *modes], *rows]
+
+
+def _counts(verdicts: Counter[Verdict]) -> str:
+    return ", ".join(verdict_words(verdicts).values())
