@@ -135,7 +135,7 @@ class Step:
         return map(slice, bounds[:-1], bounds[1:])
 
     @property
-    def before(self) -> NDArray[np.bool_]:
+    def mask_before_rejection(self) -> NDArray[np.bool_]:
         """The mask before rejection, which is ``mask`` where none took place."""
         return self.mask if self.original_mask is None else self.original_mask
 
@@ -147,7 +147,7 @@ class Step:
     @cached_property
     def original_tokens(self) -> NDArray[np.int64]:
         """The number of tokens of each sample that were active before rejection: [N]."""
-        return self._count(self.before)
+        return self._count(self.mask_before_rejection)
 
     def _count(self, mask: NDArray[np.bool_]) -> NDArray[np.int64]:
         return np.array([np.count_nonzero(mask[span]) for span in self.responses], np.int64)

@@ -52,7 +52,7 @@ class Rank:
         finally:
             self._framework_seconds.append(time.perf_counter() - start)
 
-    def take_framework_seconds(self) -> float:
+    def drain_framework_seconds(self) -> float:
         """Seconds spent in the framework since last asked."""
         seconds = sum(self._framework_seconds)
         self._framework_seconds.clear()

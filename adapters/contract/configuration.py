@@ -65,7 +65,7 @@ class Configuration:
     reduces: bool = False
     batch_size: int | None = None
     in_file: frozenset[Setting] = frozenset()
-    tampering: FaultInjection | None = None
+    fault_injection: FaultInjection | None = None
 
 
 DEFAULT_CONFIGURATION = Configuration()

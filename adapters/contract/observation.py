@@ -52,11 +52,11 @@ class LogEntry:
 class Observation:
     """What one rank saw the framework do.
 
-    ``weights`` holds, for each step of the job, the weight of every response token, flat like
+    ``token_weights`` holds, for each step of the job, the weight of every response token, flat like
     ``Step.mask``, in float64.
     """
 
-    weights: tuple[NDArray[np.float64], ...]
+    token_weights: tuple[NDArray[np.float64], ...]
     pending_reduction: PendingReduction = PendingReduction.REPLICATED
     counted_tokens: tuple[float, ...] = ()
     """For each step, what the framework on this rank counted, for `SUM_PER_COUNTED_TOKEN`."""

@@ -85,17 +85,21 @@ class ProbedBatch:
     @cached_property
     def original_masks(self) -> list[NDArray[np.bool_]]:
         """Loss mask of each sample, before rejection: what a framework is given."""
-        return [step.before[response] for step in self.steps for response in step.responses]
+        return [
+            step.mask_before_rejection[response]
+            for step in self.steps
+            for response in step.responses
+        ]
 
     @cached_property
     def advantages(self) -> list[NDArray[np.float64]]:
         """What a framework is given: 0 where the policy loss is to stay out of the gradient."""
         if self.objective in (Objective.ENTROPY, Objective.KL):
             return [np.zeros(len(ids)) for ids in self.responses]
-        return self.gains
+        return self.raw_advantages
 
     @cached_property
-    def gains(self) -> list[NDArray[np.float64]]:
+    def raw_advantages(self) -> list[NDArray[np.float64]]:
         """An advantage for each response token, never 0: a framework must mask by the mask alone.
 
         Where ratios are of whole sequences, it is one for each.
@@ -103,7 +107,8 @@ class ProbedBatch:
         if self.objective is Objective.GSPO:
             of_sample = ADVANTAGES[np.arange(len(self.responses)) % len(ADVANTAGES)]
             return [
-                np.full(len(ids), gain) for ids, gain in zip(self.responses, of_sample, strict=True)
+                np.full(len(ids), advantage)
+                for ids, advantage in zip(self.responses, of_sample, strict=True)
             ]
         return [ADVANTAGES[ids % len(ADVANTAGES)] for ids in self.responses]
 
@@ -127,11 +132,11 @@ class ProbedBatch:
 
     @cached_property
     def returns(self) -> list[NDArray[np.float64]]:
-        """What a critic whose values are 0 is to predict, half of `gains`.
+        """What a critic whose values are 0 is to predict, half of `raw_advantages`.
 
         The squared error then has the gradient of the policy loss.
         """
-        return [gains / 2 for gains in self.gains]
+        return [advantages / 2 for advantages in self.raw_advantages]
 
     @cached_property
     def dloss_dlogprob(self) -> NDArray[np.float64]:
@@ -139,15 +144,15 @@ class ProbedBatch:
 
         Where an objective has several terms, it is the policy loss's.
         """
-        gains = np.concatenate(self.gains)
+        raw_advantages = np.concatenate(self.raw_advantages)
         alone = {
             Objective.ENTROPY: -ENTROPY_COEFFICIENT,
             Objective.KL: KL_COEFFICIENT,
             Objective.SFT: -1.0,
         }
         if self.objective in alone:
-            return np.full(len(gains), alone[self.objective])
-        return -gains
+            return np.full(len(raw_advantages), alone[self.objective])
+        return -raw_advantages
 
     @cached_property
     def probe_size(self) -> int:
@@ -170,7 +175,8 @@ class ProbedBatch:
         if len(gradients) != len(self.steps):
             raise RuntimeError(f"{len(gradients)} optimizer steps were made of {len(self.steps)}")
         return tuple(
-            self.split(self.weights(gradient))[number] for number, gradient in enumerate(gradients)
+            self.split(self.weights(gradient))[step_index]
+            for step_index, gradient in enumerate(gradients)
         )
 
     def forward_passes(self, passes: Sequence[NDArray[np.int64]]) -> tuple[NDArray[np.int32], ...]:
@@ -181,8 +187,8 @@ class ProbedBatch:
         """
         pass_of_id = np.full(self.probe_size, -1, np.int32)
         # Backwards, as a row that a framework repeats to fill up a batch is where it was first.
-        for number, ids in reversed([*enumerate(passes)]):
-            pass_of_id[ids[ids < self.probe_size]] = number  # others are of a framework's padding
+        for index, ids in reversed([*enumerate(passes)]):
+            pass_of_id[ids[ids < self.probe_size]] = index  # others are of a framework's padding
         return self.split(pass_of_id[np.concatenate(self.responses) - 1])
 
     def split(self, values: NDArray[_Number]) -> tuple[NDArray[_Number], ...]:

@@ -146,7 +146,7 @@ class MilesFsdpAdapter(Adapter):
             ),
             places=objectives.places(_candidates()),
             rules=rules.stated(parser, conventions.keepers()),
-            stubs=tuple(stubs.STOOD_IN),
+            stubs=tuple(stubs.STUBBED),
             departures=(*([CI_TEST] if _is_for_tests() else []), *DEPARTURES),
         )
 
@@ -168,12 +168,12 @@ class MilesFsdpAdapter(Adapter):
             rollouts.decline_in_fetch(actors)
             call_supported(_actor(args, trained).train, 0, references, witness_info=None, attempt=0)
         return Observation(
-            weights=batch.weights_of_steps(startup.of_steps(trained.gradients, job)),
+            token_weights=batch.weights_of_steps(startup.of_steps(trained.gradients, job)),
             pending_reduction=PendingReduction.REPLICATED
             if job.depth is Depth.STEP
             else PendingReduction.MEAN,
             reported=LOG.reported(job),
-            forward_passes=batch.forward_passes(FORWARD_PASSES.take()),
+            forward_passes=batch.forward_passes(FORWARD_PASSES.drain()),
         )
 
     def aggregate(self, entries: Sequence[LogEntry], rank: Rank) -> Mapping[str, float]:
@@ -294,7 +294,7 @@ def _cached_policy(args: Any, job: Job, probe_size: int, rank: Rank) -> _Policy:
         )
     policy: _Policy = rank.cache[key]
     policy.gradients = []
-    FORWARD_PASSES.take()
+    FORWARD_PASSES.drain()
     return policy
 
 

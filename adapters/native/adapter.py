@@ -93,7 +93,7 @@ class NativeAdapter(Adapter):
             device=rank.device,
             dtype=getattr(torch, rank.dtype),
         )
-        FORWARD_PASSES.take()
+        FORWARD_PASSES.drain()
         with rank.framework():
             trainer = self.trainer(job, rank.index)
             if job.depth is not Depth.STEP:
@@ -143,9 +143,9 @@ def _observation(
     logs: Sequence[dict[Metric, float]] = (),
 ) -> Observation:
     return Observation(
-        weights=batch.weights_of_steps([as_array(gradient) for gradient in gradients]),
+        token_weights=batch.weights_of_steps([as_array(gradient) for gradient in gradients]),
         pending_reduction=pending_reduction,
-        forward_passes=batch.forward_passes(FORWARD_PASSES.take()),
+        forward_passes=batch.forward_passes(FORWARD_PASSES.drain()),
         reported={
             metric: tuple(log[metric] for log in logs) for metric in (logs[0] if logs else ())
         },

@@ -117,15 +117,15 @@ def validate_data(options: Options, job: Job) -> None:
         FaultInjection.GROUPS_MISSING: "the prompt group of every sample",
         FaultInjection.DENOMINATORS_DROPPED: "the denominators of prompt groups",
     }
-    tampering = job.configuration.tampering
+    fault_injection = job.configuration.fault_injection
     if job.configuration.corrects:
         raise Unsupported("no function of a user's that takes tokens out of the mask")
-    if tampering is None:
+    if fault_injection is None:
         return
-    if tampering not in missing:
-        raise Unsupported(f"{tampering}: groups of any size, and no boundaries")
+    if fault_injection not in missing:
+        raise Unsupported(f"{fault_injection}: groups of any size, and no boundaries")
     if options.mode == Mode.PROMPT_MEAN:
-        raise Refused(f"{options.mode} needs {missing[tampering]}")
+        raise Refused(f"{options.mode} needs {missing[fault_injection]}")
 
 
 def _validate_divisor(options: Options) -> None:

@@ -60,7 +60,7 @@ class SampleTensors:
     original_mask: torch.Tensor
     group: int
     denominator: float = float("nan")
-    denominator_beside: float = float("nan")
+    auxiliary_denominator: float = float("nan")
     original_denominator: float = float("nan")
 
     @property
@@ -83,7 +83,7 @@ class Packed:
     mask: torch.Tensor
     original_mask: torch.Tensor
     denominators: torch.Tensor
-    denominators_beside: torch.Tensor
+    auxiliary_denominators: torch.Tensor
     original_denominators: torch.Tensor
 
     def to(self, device: torch.device) -> Packed:
@@ -91,9 +91,9 @@ class Packed:
         return Packed(*(getattr(self, each.name).to(device) for each in fields(self)))
 
     @property
-    def auxiliary_aggregation(self) -> Packed:
+    def auxiliary(self) -> Packed:
         """The same, as what stands beside the policy loss divides it."""
-        return replace(self, denominators=self.denominators_beside)
+        return replace(self, denominators=self.auxiliary_denominators)
 
     @property
     def original(self) -> Packed:
@@ -125,7 +125,7 @@ class Trainer:
         """This rank's share of the gradient, and of what is logged by micro-batch."""
         probe.grad = torch.zeros_like(probe)
         logs: dict[Metric, list[float]] = {metric: [] for metric in self.logged}
-        mine = self.shard(self.divided_beside(self.divided(samples)))
+        mine = self.shard(self.with_auxiliary_denominators(self.divided(samples)))
         for micro_batch in self.cut(mine):
             packed = pack(micro_batch, self.layout, self.cp_rank)
             FORWARD_PASSES.note(packed.labels[packed.labels != PADDING_ID] - 1)
@@ -150,7 +150,7 @@ class Trainer:
         units = sum(sample.tokens for sample in samples) if per_token else len(samples)
         return with_denominators(samples, [REDUCER_DIVISOR * max(units, 1)] * len(samples))
 
-    def divided_beside(self, samples: list[SampleTensors]) -> list[SampleTensors]:
+    def with_auxiliary_denominators(self, samples: list[SampleTensors]) -> list[SampleTensors]:
         """Samples with all other denominators, likewise."""
         aggregation = auxiliary_aggregation(self.aggregation, AuxiliaryAggregation.WITH_TOKEN_MEAN)
         before = [replace(sample, mask=sample.original_mask) for sample in samples]
@@ -158,7 +158,7 @@ class Trainer:
             denominators(samples, aggregation), denominators(before, aggregation), strict=True
         )
         return [
-            replace(sample, denominator_beside=now, original_denominator=original)
+            replace(sample, auxiliary_denominator=now, original_denominator=original)
             for sample, (now, original) in zip(samples, pairs, strict=True)
         ]
 
@@ -182,9 +182,7 @@ class Trainer:
         """What a micro-batch adds to the loss of the step on this rank, and to its log."""
         log_probs = probe[packed.labels]
         if self.objective in OTHER_LOSSES:
-            loss = self.reduce(
-                OTHER_LOSSES[self.objective](log_probs, packed), packed.auxiliary_aggregation
-            )
+            loss = self.reduce(OTHER_LOSSES[self.objective](log_probs, packed), packed.auxiliary)
             return loss, {Metric.LOSS: loss}
         policy_loss = self.reduce(token_losses(log_probs, packed), packed)
         entropy = self.entropy(probe, packed)
@@ -206,22 +204,22 @@ class Trainer:
     def entropy(self, probe: torch.Tensor, packed: Packed) -> torch.Tensor:
         """What a micro-batch adds to the entropy."""
         return self.reduce(
-            cycled(ENTROPIES, packed.labels) + probe[packed.labels], packed.auxiliary_aggregation
+            cycled(ENTROPIES, packed.labels) + probe[packed.labels], packed.auxiliary
         )
 
     def divergence(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
         """What a micro-batch adds to the divergence from the reference policy."""
-        return self.reduce(log_probs - packed.reference_log_probs, packed.auxiliary_aggregation)
+        return self.reduce(log_probs - packed.reference_log_probs, packed.auxiliary)
 
     def diagnostics(self, log_probs: torch.Tensor, packed: Packed) -> Mapping[Metric, torch.Tensor]:
         """What is logged and not trained."""
         log_ratios = log_probs.detach() - packed.old_log_probs
-        gains = torch.sign(packed.advantages)
-        clipped = gains * torch.exp(log_ratios) > gains * (1 + gains * CLIP)
+        signs = torch.sign(packed.advantages)
+        clipped = signs * torch.exp(log_ratios) > signs * (1 + signs * CLIP)
         rejected = packed.original_mask & ~packed.mask
         return {
-            Metric.CLIP_FRACTION: self.reduce(clipped.float(), packed.auxiliary_aggregation),
-            Metric.POLICY_KL: self.reduce(-log_ratios, packed.auxiliary_aggregation),
+            Metric.CLIP_FRACTION: self.reduce(clipped.float(), packed.auxiliary),
+            Metric.POLICY_KL: self.reduce(-log_ratios, packed.auxiliary),
             Metric.REJECTED: self.reduce(rejected.float(), packed.original),
         }
 
@@ -365,7 +363,7 @@ def zigzag(sample: SampleTensors, width: int, cp: int, cp_rank: int) -> tuple[to
         sample.mask,
         sample.original_mask,
     )
-    per_sample = sample.denominator, sample.denominator_beside, sample.original_denominator
+    per_sample = sample.denominator, sample.auxiliary_denominator, sample.original_denominator
     return (
         *map(take, per_token),
         *(torch.full((padded // cp,), denominator) for denominator in per_sample),

@@ -44,7 +44,7 @@ from adapters.skyrl.configuration import (
     refusals,
     scales_advantages,
 )
-from adapters.skyrl.importing import STOOD_IN, import_skyrl, module, ppo_utils
+from adapters.skyrl.importing import STUBBED, import_skyrl, module, ppo_utils
 from reference.aggregation import AuxiliaryAggregation, Conventions, DenominatorMask
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ class SkyRLAdapter(Adapter):
             places=self._places(),
             rules=_rules(),
             permits=PERMITTED,
-            stubs=tuple(STOOD_IN),
+            stubs=tuple(STUBBED),
             departures=(*departures.NOT_RUN, *departures.SET, *departures.STUBBED),
         )
 
@@ -135,7 +135,7 @@ class SkyRLAdapter(Adapter):
         if job.depth is Depth.REDUCER:
             with rank.framework():
                 gradient = trainer.reduce(config, rollouts)
-            return Observation(weights=batch.split(batch.weights(gradient)))
+            return Observation(token_token_weights=batch.split(batch.weights(gradient)))
         workers = {"policy": self.worker(config, job, batch.probe_size, rank)}
         if job.objective is Objective.VALUE:
             workers["critic"] = self.critic(config, job, batch.probe_size, rank)
@@ -144,7 +144,7 @@ class SkyRLAdapter(Adapter):
             trainer.train(config, dispatch, rollouts)
         probed = workers["critic" if job.objective is Objective.VALUE else "policy"]
         return Observation(
-            weights=batch.weights_of_steps(probed.gradients),
+            token_weights=batch.weights_of_steps(probed.gradients),
             pending_reduction=PendingReduction.REPLICATED
             if job.depth is Depth.STEP
             else PendingReduction.MEAN,

@@ -9,15 +9,15 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from adapters.toolkit import cuda_on_cpu
-from adapters.toolkit.imports import import_from, stub
+from adapters.toolkit.imports import import_from, stub_missing
 
 if TYPE_CHECKING:
     from pathlib import Path
     from types import ModuleType
 
 
-STOOD_IN: list[str] = []
-"""What was stood in for in this process."""
+STUBBED: list[str] = []
+"""Packages stubbed in this process."""
 
 
 class PaddingMicroBatches:
@@ -50,7 +50,7 @@ class PaddingMicroBatches:
 
         iterator._create_padding_microbatch = counted
 
-    def take(self) -> int:
+    def drain(self) -> int:
         """How many were made since last asked."""
         made, self._made = self._made, 0
         return made
@@ -65,10 +65,10 @@ def import_skyrl(source: Path | None) -> None:
     _mend_dependencies()
     cuda_on_cpu.install()
     import_from("skyrl", [source, source / "skyrl-gym"] if source else [])
-    # Both look for flash_attn and must not take our stand-in for the real one.
+    # Both look for flash_attn and must not take our stub for the real one.
     module("backends.skyrl_train.utils.torch_utils")
     importlib.import_module("transformers.modeling_utils")
-    _stand_in_for_flash_attn()
+    _stub_flash_attn()
     module("backends.skyrl_train.distributed.dispatch").ray = SimpleNamespace(put=_itself)
     module("train.trainer")
     PADDING_MICRO_BATCHES.count()
@@ -99,12 +99,12 @@ def _mend_dependencies() -> None:
     placement_group.PlacementGroupSchedulingStrategy = strategies.PlacementGroupSchedulingStrategy
 
 
-def _stand_in_for_flash_attn() -> None:
+def _stub_flash_attn() -> None:
     """flash_attn has no CPU build; transformers has the same packing functions in plain torch."""
-    missing = stub(["flash_attn"])
+    missing = stub_missing(["flash_attn"])
     if not missing:
         return
-    STOOD_IN.extend(missing)
+    STUBBED.extend(missing)
     packing = importlib.import_module("transformers.modeling_flash_attention_utils")
     bert_padding = importlib.import_module("flash_attn.bert_padding")
     bert_padding.unpad_input = packing._unpad_input

@@ -39,11 +39,11 @@ from adapters.contract import (
 from adapters.contract.probed_batch import ENTROPIES
 from adapters.skyrl import departures
 from adapters.skyrl.adapter import SkyRLAdapter
-from adapters.skyrl.importing import STOOD_IN, module, ppo_utils
+from adapters.skyrl.importing import STUBBED, module, ppo_utils
 from adapters.skyrl.trainer import probe_capacity
 from adapters.slime_family import policy
 from adapters.toolkit import cuda_on_cpu
-from adapters.toolkit.imports import stand_in_for, stub
+from adapters.toolkit.imports import stub, stub_missing
 from adapters.toolkit.probe import FORWARD_PASSES, cycled
 
 if TYPE_CHECKING:
@@ -92,9 +92,9 @@ class SkyRLMegatronAdapter(SkyRLAdapter):
 
     def load_engine(self) -> None:
         """The seams are at the autograd functions that SkyRL makes something of logits with."""
-        stand_in_for([MODEL_BRIDGES])
-        STOOD_IN.extend([*stub(["megatron.bridge"]), MODEL_BRIDGES])
-        if "megatron.bridge" in STOOD_IN:  # older versions register models in the worker itself
+        stub([MODEL_BRIDGES])
+        STUBBED.extend([*stub_missing(["megatron.bridge"]), MODEL_BRIDGES])
+        if "megatron.bridge" in STUBBED:  # older versions register models in the worker itself
             conversion = importlib.import_module(CONVERSION)
             conversion.MegatronModelBridge.register_bridge = conversion.register_bridge
         model_utils = module("backends.skyrl_train.distributed.megatron.model_utils")

@@ -107,12 +107,12 @@ class Dispatch:
         method = "forward_backward" if len(staged) == 1 else "forward_backward_from_staged"
         worker = self._workers[model]
         actor = SimpleNamespace(rank=worker.mesh_rank, handle=_Handle(worker))
-        FORWARD_PASSES.take()
-        PADDING_MICRO_BATCHES.take()
+        FORWARD_PASSES.drain()
+        PADDING_MICRO_BATCHES.drain()
         [status] = _mesh_dispatch().dispatch_from_staged([actor], method, *staged)
-        passes = FORWARD_PASSES.take()
+        passes = FORWARD_PASSES.drain()
         # SkyRL puts micro-batches that only pad after all others.
-        self.forward_passes.extend(passes[: len(passes) - PADDING_MICRO_BATCHES.take()])
+        self.forward_passes.extend(passes[: len(passes) - PADDING_MICRO_BATCHES.drain()])
         if model == "policy":
             self._statuses.append(getattr(status, "metrics", status))  # older: nothing else
         return status
@@ -176,22 +176,22 @@ class Rollouts:
     """What a user's generator would return for the prompts of a batch, and models say of it.
 
     Raises:
-        Unsupported: the job tampers with what no generator hands over.
+        Unsupported: the job injects a fault that no generator can cause.
     """
 
     batch: ProbedBatch
     job: Job
 
     def __post_init__(self) -> None:
-        tampering = self.job.configuration.tampering
-        if tampering in BY_CONSTRUCTION:
+        fault_injection = self.job.configuration.fault_injection
+        if fault_injection in BY_CONSTRUCTION:
             raise Unsupported(
-                f"no {tampering} in SkyRL: compute_prompt_boundaries alone says where the samples"
-                " of a prompt begin and end, from an id of every sample, so that boundaries are"
+                f"no {fault_injection} in SkyRL: compute_prompt_boundaries alone says where the"
+                " samples of a prompt begin and end, from an id of every sample, so that boundaries are"
                 " contiguous and leave none out"
             )
-        if tampering not in (None, FaultInjection.GROUP_INCOMPLETE):
-            raise Unsupported(f"SkyRL has nothing of which it could be said: {tampering}")
+        if fault_injection not in (None, FaultInjection.GROUP_INCOMPLETE):
+            raise Unsupported(f"SkyRL has nothing of which it could be said: {fault_injection}")
 
     @cached_property
     def uids(self) -> list[str]:
@@ -207,7 +207,7 @@ class Rollouts:
 
         ``step_wise`` is SkyRL's word for rollouts of several samples.
         """
-        incomplete = self.job.configuration.tampering is FaultInjection.GROUP_INCOMPLETE
+        incomplete = self.job.configuration.fault_injection is FaultInjection.GROUP_INCOMPLETE
         chosen = [number for number, uid in enumerate(self.uids) if uid in prompts][incomplete:]
         batch = self.batch
         columns: dict[str, list[Any]] = {

@@ -152,7 +152,7 @@ class MegatronAdapter(Adapter):
             conventions=self.conventions(parser),
             places=objectives.places(self.candidates()),
             rules=rules.stated(parser, self.keepers()),
-            stubs=tuple(stubs.STOOD_IN),
+            stubs=tuple(stubs.STUBBED),
             departures=(
                 *departures.ABOVE_THE_ACTOR,
                 *departures.AROUND_THE_LOSS,
@@ -178,11 +178,11 @@ class MegatronAdapter(Adapter):
             SEAM.probe = trained.probe
             gradients = self.train(args, job, trained, batch)
         return Observation(
-            weights=batch.weights_of_steps(startup.of_steps(gradients, job)),
+            token_weights=batch.weights_of_steps(startup.of_steps(gradients, job)),
             pending_reduction=pending_reduction(job.depth, per_token=per_token),
-            counted_tokens=trained.take_counted_tokens(),
+            counted_tokens=trained.drain_counted_tokens(),
             reported=LOG.reported(job),
-            forward_passes=batch.forward_passes(FORWARD_PASSES.take()),
+            forward_passes=batch.forward_passes(FORWARD_PASSES.drain()),
         )
 
     def arguments(self, job: Job) -> Any:

@@ -1,6 +1,6 @@
 """How runs of slime and miles by their adapters differ from a user's, and why nothing hangs on it.
 
-What stands in for missing packages is listed by name elsewhere (`Description.stand_ins`).
+Stubs of missing packages are listed by name in `Description.stubs`.
 """
 
 from __future__ import annotations

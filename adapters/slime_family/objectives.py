@@ -80,7 +80,7 @@ def conventions(
     are rejected; others count what is left. Those that have an option for the four modes say of it
     that it is the policy loss's alone: all else is a mean over samples.
     """
-    auxiliary_aggregation = (
+    auxiliary = (
         AuxiliaryAggregation.SAMPLE_MEAN
         if _offers(parser, MODES)
         else AuxiliaryAggregation.WITH_TOKEN_MEAN
@@ -88,9 +88,9 @@ def conventions(
     return Conventions(
         sample_unit=SampleUnit.ROLLOUT if by_rollout else SampleUnit.SAMPLE,
         denominator_mask=DenominatorMask.ORIGINAL if by_rollout else DenominatorMask.MODIFIED,
-        entropy=auxiliary_aggregation,
-        kl=auxiliary_aggregation,
-        diagnostics=auxiliary_aggregation,
+        entropy=auxiliary,
+        kl=auxiliary,
+        diagnostics=auxiliary,
         whole_groups=whole_groups,
     )
 

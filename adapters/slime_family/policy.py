@@ -102,7 +102,7 @@ class Policy:
 
         return finalize_model_grads
 
-    def take_counted_tokens(self) -> tuple[float, ...]:
+    def drain_counted_tokens(self) -> tuple[float, ...]:
         """What the framework counted on this rank in each step, where nothing is finalised."""
         return ()
 
@@ -143,7 +143,7 @@ class BarePolicy(Policy):
 
         return note
 
-    def take_counted_tokens(self) -> tuple[float, ...]:
+    def drain_counted_tokens(self) -> tuple[float, ...]:
         """What was noted since last asked."""
         counted = tuple(self._counted)
         self._counted.clear()
@@ -167,8 +167,8 @@ def cached_policy(job: Job, probe_size: int, rank: Rank, *, calculate_per_token_
     if key not in rank.cache:
         rank.cache[key] = _build(job, capacity, rank, calculate_per_token_loss)
     policy = rank.cache[key]
-    policy.take_counted_tokens()
-    FORWARD_PASSES.take()
+    policy.drain_counted_tokens()
+    FORWARD_PASSES.drain()
     policy.model.config.no_sync_func = None  # as a framework finds it in a new model
     return policy
 

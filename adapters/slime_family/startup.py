@@ -2,8 +2,8 @@
 
 Settings are typed on the command line or stand in a file that the framework reads after it. What
 passes the framework's validation goes on through its conversion, its split and its train step,
-where a job's tampering meets it as a user's own rollout code would: in the samples, or behind the
-framework's conversion of them.
+where a job's injected fault meets it as a user's own rollout code would: in the samples, or
+after the framework's conversion of them.
 """
 
 from __future__ import annotations
@@ -143,17 +143,17 @@ def sent(samples: list[Any], job: Job) -> list[Any]:
         for sample in samples:
             if getattr(sample, "rollout_log_probs", None) is None:
                 sample.rollout_log_probs = [0.0] * sample.response_length
-    if configuration.tampering is FaultInjection.GROUPS_MISSING:
+    if configuration.fault_injection is FaultInjection.GROUPS_MISSING:
         for sample in samples:
             sample.group_index = None
-    if configuration.tampering is FaultInjection.GROUP_INCOMPLETE:
+    if configuration.fault_injection is FaultInjection.GROUP_INCOMPLETE:
         _take_from_first_group(samples)
     return samples
 
 
 def conversion(job: Job, own: Conversion) -> Conversion | None:
     """The custom conversion of samples that a job has: the framework's ``own``, tampered with."""
-    tamper = CONVERSIONS.get(job.configuration.tampering)
+    tamper = CONVERSIONS.get(job.configuration.fault_injection)
     if tamper is None:
         return None
 
@@ -214,7 +214,7 @@ def _spelt(job: Job, parser: argparse.ArgumentParser) -> Iterator[CliFlag]:
         yield CliFlag("custom-tis-function-path", _path(correction))
     if configuration.reduces:
         yield CliFlag(REDUCER_OPTION, _path(reducer))
-    if configuration.tampering in CONVERSIONS:
+    if configuration.fault_injection in CONVERSIONS:
         yield CliFlag(CONVERSION_OPTION, _path(conversion))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from adapters.toolkit import cuda_on_cpu
-from adapters.toolkit.imports import stand_in_for, stub
+from adapters.toolkit.imports import stub, stub_missing
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,8 +34,8 @@ SERVER_PACKAGES = (
 )
 """Servers, trackers and GPU kernels that frameworks import and a training step never enters."""
 
-STOOD_IN: list[str] = []
-"""What `install` stood in for in this process."""
+STUBBED: list[str] = []
+"""What `install` stubbed in this process."""
 
 
 def install(plugins: Sequence[str], kernels: Sequence[str]) -> None:
@@ -45,8 +45,8 @@ def install(plugins: Sequence[str], kernels: Sequence[str]) -> None:
     framework itself that hold nothing but GPU kernels, stood in for anyway.
     """
     cuda_on_cpu.install()
-    stand_in_for(kernels)
-    STOOD_IN.extend([*stub([*SERVER_PACKAGES, *plugins]), *kernels])
+    stub(kernels)
+    STUBBED.extend([*stub_missing([*SERVER_PACKAGES, *plugins]), *kernels])
 
 
 def drop_server_options(*modules: ModuleType) -> None:

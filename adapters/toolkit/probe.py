@@ -33,7 +33,7 @@ class ForwardPasses:
         if torch.is_grad_enabled():
             self._passes.append(ids.detach().cpu().numpy().reshape(-1))
 
-    def take(self) -> list[NDArray[np.int64]]:
+    def drain(self) -> list[NDArray[np.int64]]:
         """What was noted since last asked."""
         passes = self._passes.copy()
         self._passes.clear()

@@ -99,24 +99,26 @@ def _divisor(name: str, typed: str, says: str) -> ConfigCase:
     )
 
 
-def _tampered(tampering: FaultInjection, says: str, check: Check = Check.ARGUMENTS) -> ConfigCase:
+def _tampered(
+    fault_injection: FaultInjection, says: str, check: Check = Check.ARGUMENTS
+) -> ConfigCase:
     return ConfigCase(
-        name=tampering,
+        name=fault_injection,
         says=f"prompt_mean {says}",
-        configuration=Configuration(tampering=tampering),
+        configuration=Configuration(fault_injection=fault_injection),
         modes=(Mode.PROMPT_MEAN,),
         options=(*GROUP, "boundar"),
         check=check,
     )
 
 
-def in_file(row: ConfigCase, *settings: Setting) -> ConfigCase:
+def in_file(case: ConfigCase, *settings: Setting) -> ConfigCase:
     """The same, where these settings are in a configuration file read after the command line."""
     return replace(
-        row,
-        name=f"{row.name}{IN_FILE}",
-        says=f"{row.says}, by configuration file",
-        configuration=replace(row.configuration, in_file=frozenset(settings)),
+        case,
+        name=f"{case.name}{IN_FILE}",
+        says=f"{case.says}, by configuration file",
+        configuration=replace(case.configuration, in_file=frozenset(settings)),
     )
 
 
@@ -172,7 +174,7 @@ BATCH = ConfigCase(
 
 CONFIG_CASES = (
     *DIVISORS,
-    *(in_file(row, Setting.MODE, Setting.DIVISOR) for row in DIVISORS),
+    *(in_file(case, Setting.MODE, Setting.DIVISOR) for case in DIVISORS),
     DIVISOR_OF_ANOTHER,
     in_file(DIVISOR_OF_ANOTHER, Setting.DIVISOR),
     PER_TOKEN_WITH_ANOTHER,

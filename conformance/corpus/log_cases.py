@@ -16,7 +16,7 @@ from reference.aggregation import Mode
 
 @dataclass(frozen=True, kw_only=True)
 class LogCase:
-    """Entries of the micro-batches of one rank, of which all rows but the well-formed are wrong."""
+    """Entries of the micro-batches of one rank, which is wrong unless it says otherwise."""
 
     name: str
     says: str
@@ -27,7 +27,7 @@ class LogCase:
 
     @property
     def rule(self) -> str:
-        """The name of the rule that the row breaks."""
+        """The name of the rule that the case breaks."""
         return f"log_{self.name}"
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from conformance.diagnosis.mistake import Mistake
-    from conformance.diagnosis.step_context import StepContext
+    from conformance.diagnosis.step_context import LossTerm, StepContext
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -70,11 +70,9 @@ class Evidence:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ReportedEvidence:
-    """A policy loss as reported, the token losses [tokens] it is of, and its relative bound."""
+    """One term of a logged number as reported, and its relative bound."""
 
-    context: StepContext
-    losses: NDArray[np.float64]
-    expected: float
+    term: LossTerm
     reported: float
     tolerance: float
     others: float = 0.0
@@ -82,9 +80,9 @@ class ReportedEvidence:
 
     def matches(self, predicted: NDArray[np.float64]) -> bool:
         """Whether weights explain the number, within the bound of such a sum."""
-        terms = predicted * self.losses
-        bound = self.tolerance * (float(np.abs(terms).sum()) + self.others)
-        return abs(math.fsum(terms) - self.reported) <= bound
+        products = predicted * self.term.factors
+        bound = self.tolerance * (float(np.abs(products).sum()) + self.others)
+        return abs(math.fsum(products) - self.reported) <= bound
 
 
 def diagnose(evidence: Evidence) -> Diagnosis:
@@ -98,8 +96,9 @@ def diagnose(evidence: Evidence) -> Diagnosis:
 
 def diagnose_reported(evidence: ReportedEvidence) -> Diagnosis:
     """Name the mistake that explains a reported loss, or say that none is known."""
-    words = f"{evidence.reported:.7g} is reported instead of {evidence.expected:.7g}"
-    numbers = {"reported": evidence.reported, "expected": evidence.expected}
+    term, context = evidence.term, evidence.term.context
+    words = f"{evidence.reported:.7g} is reported instead of {term.expected:.7g}"
+    numbers = {"reported": evidence.reported, "expected": term.expected}
     if not math.isfinite(evidence.reported):
         return Diagnosis(name="not_finite", explanation=f"{evidence.reported} is reported")
     explanations = [
@@ -108,7 +107,7 @@ def diagnose_reported(evidence: ReportedEvidence) -> Diagnosis:
             explanation=f"{words}: {mistake.words}",
             numbers=numbers | mistake.sizes,
         )
-        for mistake in (*mistakes(evidence.context), *missing_tokens.shares(evidence.context))
+        for mistake in (*mistakes(context), *missing_tokens.shares(context))
         if evidence.matches(mistake.weights)
     ]
     name = "unexplained" if evidence.reported else "nothing_reported"

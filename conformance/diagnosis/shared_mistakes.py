@@ -7,7 +7,6 @@ right, and each of them counts what fills up, or leaves out what other ranks hol
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING
 
@@ -22,20 +21,11 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from conformance.diagnosis.step_context import StepContext
+    from conformance.diagnosis.step_context import LossTerm
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Summand:
-    """One term: what it is called, how it is reduced, and what of each token: [tokens]."""
-
-    name: str
-    context: StepContext
-    factors: NDArray[np.float64]
-
-
-def diagnose_joint(
-    policy: Summand, others: Sequence[Summand], matches: Callable[[NDArray[np.float64]], bool]
+def diagnose_shared_mistake(
+    policy: LossTerm, others: Sequence[LossTerm], matches: Callable[[NDArray[np.float64]], bool]
 ) -> Diagnosis | None:
     """The mistake of all ``others``, or one of each, if that explains the sum.
 
@@ -45,36 +35,35 @@ def diagnose_joint(
     for own_words, own in _alternatives(policy):
         for name, words, shared in _shared(others):
             if matches(own + shared):
-                explanation = f"{' and '.join(other.name for other in others)}: {words}"
+                explanation = f"{' and '.join(other.metric for other in others)}: {words}"
                 if own_words:
-                    explanation += f"; {policy.name}: {own_words}"
+                    explanation += f"; {policy.metric}: {own_words}"
                 return Diagnosis(name=name, explanation=explanation)
-    own = policy.factors * policy.context.expected
     for name, words, apart in _apart(others):
-        if matches(own + apart):
+        if matches(policy.products + apart):
             return Diagnosis(name=name, explanation=words)
     return None
 
 
-def _alternatives(summand: Summand) -> Iterator[tuple[str, NDArray[np.float64]]]:
+def _alternatives(term: LossTerm) -> Iterator[tuple[str, NDArray[np.float64]]]:
     """What a term would be if it were right, and by each known mistake."""
-    yield "", summand.factors * summand.context.expected
-    for mistake in mistakes(summand.context):
-        yield mistake.words, summand.factors * mistake.weights
+    yield "", term.products
+    for mistake in mistakes(term.context):
+        yield mistake.words, term.factors * mistake.weights
 
 
-def _apart(others: Sequence[Summand]) -> Iterator[tuple[str, str, NDArray[np.float64]]]:
+def _apart(others: Sequence[LossTerm]) -> Iterator[tuple[str, str, NDArray[np.float64]]]:
     """What the others would add up to where each has a mistake of its own in what it averages."""
     own = [[*filled_up(other.context), *shares(other.context)] for other in others]
     for mistaken in product(*own):
         pairs = [*zip(others, mistaken, strict=True)]
         name = "_and_".join(dict.fromkeys(mistake.name for mistake in mistaken))
-        words = "; ".join(f"{other.name}: {mistake.words}" for other, mistake in pairs)
+        words = "; ".join(f"{other.metric}: {mistake.words}" for other, mistake in pairs)
         total = sum(other.factors * mistake.weights for other, mistake in pairs)
         yield name, words, total  # type: ignore[misc]
 
 
-def _shared(others: Sequence[Summand]) -> Iterator[tuple[str, str, NDArray[np.float64]]]:
+def _shared(others: Sequence[LossTerm]) -> Iterator[tuple[str, str, NDArray[np.float64]]]:
     """What the others would add up to by each mistake that all of them may have."""
     known = [{(m.name, m.words): m for m in mistakes(other.context)} for other in others]
     for key in known[0]:

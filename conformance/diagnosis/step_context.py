@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from adapters.contract import Layout
+    from adapters.contract.objective import Metric
     from reference.step import Step
 
 
@@ -178,6 +179,31 @@ class StepContext:
             return np.full(self.step.size, self.aggregation.divisor)
         tokens = np.bincount(self.unit, weights=of_samples)
         return tokens[self.unit].astype(np.float64)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LossTerm:
+    """One term of a step's loss or of a logged number: the sum of weight · factor over tokens."""
+
+    metric: Metric
+    context: StepContext
+    factors: NDArray[np.float64]
+    """What the weight of each token is multiplied by: [tokens]."""
+
+    @cached_property
+    def products(self) -> NDArray[np.float64]:
+        """The reference's weight · factor of each token: [tokens]."""
+        return self.factors * self.context.expected
+
+    @cached_property
+    def expected(self) -> float:
+        """The term as the reference has it."""
+        return math.fsum(self.products)
+
+    @property
+    def magnitude(self) -> float:
+        """Sum of |weight · factor|, which rounding errors of the term are relative to."""
+        return float(np.abs(self.products).sum())
 
 
 def by_samples(context: StepContext, placement: TokenPlacement) -> NDArray[np.float64]:

@@ -20,7 +20,7 @@ _OURS = tuple(
 _LINE_OF_OURS = re.compile(r'(File "(?:adapters|conformance)/[^"]+"), line \d+,')
 
 
-def words(text: str, source: Path | None) -> str:
+def sanitize(text: str, source: Path | None) -> str:
     """A framework's text, with files named from where they are imported and all of it readable.
 
     A report tells nothing of the folders of a machine, and reads the same on every one.
@@ -38,7 +38,7 @@ def sanitized_traceback(error: BaseException, source: Path | None) -> str:
     """
     described = TracebackException.from_exception(error)
     described.stack[:] = list(dropwhile(_is_ours, described.stack)) or described.stack
-    return _LINE_OF_OURS.sub(r"\1,", words("".join(described.format()), source))
+    return _LINE_OF_OURS.sub(r"\1,", sanitize("".join(described.format()), source))
 
 
 def _is_ours(frame: FrameSummary) -> bool:

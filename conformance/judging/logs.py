@@ -17,21 +17,21 @@ if TYPE_CHECKING:
     from conformance.ranks.log_process import LogOutcome
 
 
-def judge_log(row: LogCase, outcome: LogOutcome, optimized: LogOutcome) -> Judgement:
-    """Hold what a framework made of a row against the rule: logged if well formed, else refused.
+def judge_log(case: LogCase, outcome: LogOutcome, optimized: LogOutcome) -> Judgement:
+    """Hold what a framework made of a case against the rule: logged if well formed, else refused.
 
     ``optimized`` is what it makes of it under ``python -O``.
     """
-    if row.is_well_formed:
+    if case.is_well_formed:
         if outcome.kind == "logged":
             return Judgement(verdict=Verdict.CONFORMS, error=None, tolerance=0.0)
-        return _mismatch("refused_what_it_supports", f"{row.says} are refused")
+        return _mismatch("refused_what_it_supports", f"{case.says} are refused")
     if outcome.kind == "raised" and optimized.kind == "logged":
-        words = f"{row.says}: an assert alone refuses them; under python -O they are logged, as"
+        words = f"{case.says}: an assert alone refuses them; under python -O they are logged, as"
         return _mismatch("refused_by_an_assert", f"{words} {_numbers(optimized)}")
     if outcome.kind == "raised":
         return Judgement(verdict=Verdict.REFUSED, error=None, tolerance=0.0)
-    return _mismatch("accepted", f"{row.says}: logged all the same, as {_numbers(outcome)}")
+    return _mismatch("accepted", f"{case.says}: logged all the same, as {_numbers(outcome)}")
 
 
 def _numbers(outcome: LogOutcome) -> str:

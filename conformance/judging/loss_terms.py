@@ -6,7 +6,7 @@ aggregation, a logged number is the sum of weight · quantity.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -33,27 +33,19 @@ if TYPE_CHECKING:
     Quantity = Callable[[ProbedBatch], NDArray[np.float64]]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Term:
-    """A coefficient and what is logged of the quantity that it multiplies."""
-
-    metric: Metric
-    coefficient: float = 1.0
-
-
-POLICY_LOSS = (Term(metric=Metric.POLICY_LOSS),)
-COMBINED = (
-    *POLICY_LOSS,
-    Term(metric=Metric.ENTROPY, coefficient=-ENTROPY_COEFFICIENT),
-    Term(metric=Metric.KL, coefficient=KL_COEFFICIENT),
-)
+COMBINED = {
+    Metric.POLICY_LOSS: 1.0,
+    Metric.ENTROPY: -ENTROPY_COEFFICIENT,
+    Metric.KL: KL_COEFFICIENT,
+}
+"""The coefficient of each term of `Objective.COMBINED`."""
 
 
-def terms(metric: Metric, objective: Objective) -> tuple[Term, ...]:
-    """What a logged number is the sum of."""
+def coefficients(metric: Metric, objective: Objective) -> dict[Metric, float]:
+    """The coefficient of each term that a logged number is the sum of."""
     if metric is not Metric.LOSS:
-        return (Term(metric=metric),)
-    return COMBINED if objective is Objective.COMBINED else POLICY_LOSS
+        return {metric: 1.0}
+    return COMBINED if objective is Objective.COMBINED else {Metric.POLICY_LOSS: 1.0}
 
 
 def reducer(objective: Objective, conventions: Conventions) -> AuxiliaryAggregation | None:
@@ -76,7 +68,7 @@ def reducer_of_term(metric: Metric, conventions: Conventions) -> AuxiliaryAggreg
 
 def without_rejection(step: Step) -> Step:
     """A step out of which no tokens were taken."""
-    return replace(step, mask=step.before, original_mask=None)
+    return replace(step, mask=step.mask_before_rejection, original_mask=None)
 
 
 def quantities(metric: Metric, batch: ProbedBatch) -> NDArray[np.float64]:

@@ -148,7 +148,7 @@ def combined(
         job.steps[step_index],
     )
     if pending_reduction is PendingReduction.REPLICATED:
-        replicas = [observation.weights[step_index] for observation in observations]
+        replicas = [observation.token_weights[step_index] for observation in observations]
         return sorted(replicas, key=lambda weights: not weights.any())
     return [
         _total(ranks, step_index)
@@ -158,7 +158,7 @@ def combined(
 
 
 def _total(ranks: Sequence[Observation], step_index: int) -> NDArray[np.float64]:
-    total: NDArray[np.float64] = np.sum([rank.weights[step_index] for rank in ranks], axis=0)
+    total: NDArray[np.float64] = np.sum([rank.token_weights[step_index] for rank in ranks], axis=0)
     return total
 
 

@@ -61,15 +61,15 @@ class Made(NamedTuple):
     """To be compared with those of the other findings of the run."""
 
 
-def judge(subject: CheckSpec) -> Judge:
-    """What holds a subject's observations against the reference."""
-    if subject.compares_cuts:
+def judge(spec: CheckSpec) -> Judge:
+    """The function that judges a check's observations."""
+    if spec.compares_cuts:
         return judge_cut_dependence
-    if subject.metric is not None:
-        return partial(judge_logged, metric=subject.metric)
-    if subject.check is Check.SHARDING:
+    if spec.metric is not None:
+        return partial(judge_logged, metric=spec.metric)
+    if spec.check is Check.SHARDING:
         return judge_sharding
-    return judge_combined if subject.objective is Objective.COMBINED else judge_weights
+    return judge_combined if spec.objective is Objective.COMBINED else judge_weights
 
 
 MAY_REFUSE = {
@@ -121,7 +121,9 @@ def _check_startup(cell: StartupCell, pool: RankPool) -> Finding:
     return _finding(cell, verdict=Verdict.UNSUPPORTED, message=judged.message)
 
 
-def judge_startup(row: ConfigCase, job: Job, pool: RankPool) -> Judgement | Crashed | Declined:
+def judge_startup(
+    config_case: ConfigCase, job: Job, pool: RankPool
+) -> Judgement | Crashed | Declined:
     """Whether a framework refuses what it must, and trains what it must be the same as.
 
     A crash, or a lack of what the configuration needs, is handed back as it is.
@@ -130,14 +132,16 @@ def judge_startup(row: ConfigCase, job: Job, pool: RankPool) -> Judgement | Cras
     if isinstance(outcome, Crashed):
         return _beyond_the_ordinary(outcome, job, pool)
     if not isinstance(outcome, Ran):
-        return judge_refusal(row, outcome.message) if outcome.verdict == "refused" else outcome
+        return (
+            judge_refusal(config_case, outcome.message) if outcome.verdict == "refused" else outcome
+        )
     plain: Sequence[Observation] = ()
-    if row.demand in (Demand.SAME, Demand.DEFAULT):
-        compared = pool.run(compared_with(row, job, pool.description))
+    if config_case.demand in (Demand.SAME, Demand.DEFAULT):
+        compared = pool.run(compared_with(config_case, job, pool.description))
         if not isinstance(compared, Ran):
             return compared
         plain = compared.observations
-    return judge_acceptance(row, job, outcome.observations, pool.description, plain)
+    return judge_acceptance(config_case, job, outcome.observations, pool.description, plain)
 
 
 def _beyond_the_ordinary(crash: Crashed, job: Job, pool: RankPool) -> Crashed | Declined:

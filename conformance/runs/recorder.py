@@ -102,7 +102,7 @@ class Recorder:
         self._journal = Journal(self.settings.report)
 
     def record(self, finding_message: FindingMessage) -> Finding:
-        """Take in a parcel, perhaps from another process; returns its finding.
+        """Take in a finding message, perhaps from another process; returns its finding.
 
         Raises:
             HarnessFaultError: no verdict of the run can be relied on.

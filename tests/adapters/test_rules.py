@@ -9,7 +9,7 @@ from adapters.slime_family import rules
 from conformance.corpus.configurations import CONFIG_CASES
 from conformance.corpus.log_cases import LOG_CASES
 
-KNOWN = {row.rule for row in (*CONFIG_CASES, *LOG_CASES)}
+KNOWN = {case.rule for case in (*CONFIG_CASES, *LOG_CASES)}
 
 
 def positive(args: argparse.Namespace) -> None:

@@ -46,16 +46,18 @@ def test_uneven_cut_may_be_declined_in_words_in_every_mode(mode: Mode) -> None:
 
 
 def test_what_a_framework_allows_in_its_own_documents_is_no_finding_against_it() -> None:
-    row = next(row for row in CONFIG_CASES if row.name == "divisor_of_another_mode")
+    config_case = next(
+        config_case for config_case in CONFIG_CASES if config_case.name == "divisor_of_another_mode"
+    )
     cell = StartupCell(
-        aggregation=row.given.aggregation(Mode.TOKEN_MEAN),
-        case=row.given,
+        aggregation=config_case.given.aggregation(Mode.TOKEN_MEAN),
+        case=config_case.given,
         layout=Layout(micro_batches=2),
         depth=Depth.STEP,
-        spec=CheckSpec(check=row.check, name=row.name),
-        config_case=row,
+        spec=CheckSpec(check=config_case.check, name=config_case.name),
+        config_case=config_case,
     )
-    allowing = Description(permits={row.rule: "its scripts"})
+    allowing = Description(permits={config_case.rule: "its scripts"})
     finding = check(cell, Declining(WORDS, allowing)).finding  # type: ignore[arg-type]
 
     assert finding.verdict is Verdict.UNSUPPORTED
