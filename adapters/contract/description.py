@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from adapters.contract.job import Depth
@@ -55,13 +56,16 @@ class DepartureKind(StrEnum):
     """Above the call at which the adapter enters."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Departure:
     """One way in which a run differs from a user's, and in a line why no verdict depends on it."""
 
     kind: DepartureKind
     what: str
     why: str
+
+
+is_set, stubbed, passed_by, not_run = (partial(Departure, kind) for kind in DepartureKind)
 
 
 @dataclass(frozen=True, kw_only=True)

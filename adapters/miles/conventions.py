@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from adapters.contract import CodeLocation
+from adapters.contract.description import is_set
 from adapters.miles import rollouts
 from adapters.miles.importing import module
-from adapters.slime_family import objectives
-from adapters.slime_family.departures import is_set
+from adapters.slime_family import description
 
 if TYPE_CHECKING:
     import argparse
 
-    from adapters.slime_family.objectives import Candidates
+    from adapters.slime_family.description import Candidates
     from reference.aggregation import Conventions
 
 OBSERVED_ENTROPY = is_set(
@@ -25,7 +25,7 @@ OBSERVED_ENTROPY = is_set(
 def conventions(parser: argparse.ArgumentParser) -> Conventions:
     """Groups are whole on a rank where the rollout side deals out prompt groups."""
     conversion = module("ray.rollout.train_data_conversion")
-    return objectives.conventions(
+    return description.conventions(
         parser,
         by_rollout=rollouts.rollout_field() is not None,
         whole_groups=hasattr(conversion, "_prompt_group_partitions"),

@@ -37,15 +37,16 @@ from adapters.contract import (
     Refused,
     Unsupported,
 )
+from adapters.contract.description import is_set, stubbed
 from adapters.contract.objective import Objective
 from adapters.contract.probed_batch import ProbedBatch
 from adapters.miles import conventions, logs, rollouts
 from adapters.miles.importing import import_miles, module
-from adapters.slime_family import departures, entry, objectives, options, rules, startup, stubs
-from adapters.slime_family.adapter import SEAM, call_supported
+from adapters.slime_family import command_line, departures, description, framework, stubs
+from adapters.slime_family.adapter import SEAM
+from adapters.slime_family.framework import LOG, call_supported
 from adapters.slime_family.policy import ProbeSeam
-from adapters.slime_family.rollouts import advantages, require_one_sample_per_rollout
-from adapters.slime_family.tracking import LOG
+from adapters.slime_family.rollouts import advantages, of_steps, require_one_sample_per_rollout
 from adapters.toolkit import cuda_on_cpu
 from adapters.toolkit.probe import FORWARD_PASSES, as_array
 from reference.aggregation import DenominatorMask, SampleUnit
@@ -65,7 +66,7 @@ ENGINE_OPTIONS = ("--train-backend=fsdp", "--debug-train-only", "--lr=0", "--cli
 CI_OPTIONS = ("--ci-test", "--ci-disable-logprobs-checker")
 """For versions that start this engine in their own tests alone, which expect an entropy above 0."""
 
-CI_TEST = departures.is_set(
+CI_TEST = is_set(
     " ".join(CI_OPTIONS),
     "without it this version stops a user with an error that calls the engine not maintained; in a"
     " train step it only adds checks, of gradient norms that were saved and of log-probabilities",
@@ -75,23 +76,23 @@ DEPARTURES = (
     *departures.ABOVE_THE_ACTOR,
     *departures.AROUND_THE_LOSS,
     conventions.OBSERVED_ENTROPY,
-    departures.is_set(
+    is_set(
         "--debug-train-only",
         "no inference servers are started; the train step does not ask for it",
     ),
-    departures.is_set(
+    is_set(
         "--lr=0 --clip-grad=inf",
         "the probe stays 0 and its gradient as it is; it is read before the optimizer's step",
     ),
-    departures.stubbed(
+    stubbed(
         "the gradient that the optimizer steps with: zeros, once it is read",
         "not a number at a learning rate of 0 would spoil the probe for the next step",
     ),
-    departures.stubbed(
+    stubbed(
         "FSDP2's mixed precision and the precision policy: parameters and gradients in float32",
         "bfloat16 leaves two digits of a weight; --dtype=bfloat16 leaves them as miles has them",
     ),
-    departures.stubbed(
+    stubbed(
         "device meshes below depth step: of one rank each",
         "that depth ends before gradients are reduced",
     ),
@@ -134,18 +135,18 @@ class MilesFsdpAdapter(Adapter):
         """Modes and options are what the argument parser offers."""
         parser = _parser()
         return Description(
-            modes=options.modes(parser),
+            modes=command_line.modes(parser),
             depths=frozenset({Depth.LOSS, Depth.STEP}),
-            options=options.options(parser) & {Option.BALANCE_DATA},
-            objectives=objectives.offered(parser, conventions.losses()) - {Objective.VALUE},
+            options=command_line.layout_options(parser) & {Option.BALANCE_DATA},
+            objectives=description.offered(parser, conventions.losses()) - {Objective.VALUE},
             # The other engine counts rollouts, and their tokens before a step is cut.
             conventions=replace(
                 conventions.conventions(parser),
                 sample_unit=SampleUnit.SAMPLE,
                 denominator_mask=DenominatorMask.MODIFIED,
             ),
-            places=objectives.places(_candidates()),
-            rules=rules.stated(parser, conventions.keepers()),
+            places=description.places(_candidates()),
+            rules=description.stated(parser, conventions.keepers()),
             stubs=tuple(stubs.STUBBED),
             departures=(*([CI_TEST] if _is_for_tests() else []), *DEPARTURES),
         )
@@ -155,11 +156,11 @@ class MilesFsdpAdapter(Adapter):
         batch = ProbedBatch(job.steps, job.objective)
         LOG.start()
         require_one_sample_per_rollout(batch)  # the engine counts samples to find its steps
-        with rank.framework(), cuda_on_cpu.redirected(), startup.judged(job):
+        with rank.framework(), cuda_on_cpu.redirected(), framework.refusals_of_configuration(job):
             args = _arguments(job)
             _join(args, rank)
             trained = _cached_policy(args, job, batch.probe_size, rank)
-            with startup.refusals():
+            with framework.refusals():
                 # Not told of more, the rollout side leaves the steps for the engine to find.
                 told = {"dp_size": job.layout.dp}
                 references = rollouts.references(args, job, batch, train_parallel_config=told)
@@ -168,7 +169,7 @@ class MilesFsdpAdapter(Adapter):
             rollouts.decline_in_fetch(actors)
             call_supported(_actor(args, trained).train, 0, references, witness_info=None, attempt=0)
         return Observation(
-            token_weights=batch.weights_of_steps(startup.of_steps(trained.gradients, job)),
+            token_weights=batch.weights_of_steps(of_steps(trained.gradients, job)),
             pending_reduction=PendingReduction.REPLICATED
             if job.depth is Depth.STEP
             else PendingReduction.MEAN,
@@ -190,7 +191,7 @@ def _engine(name: str) -> Any:
     return module(f"{place}.fsdp_utils.{name}")
 
 
-def _candidates() -> objectives.Candidates:
+def _candidates() -> description.Candidates:
     """The same as of the other engine, but that this one counts a step's tokens itself or never."""
     actors = _engine("actor")
     return {
@@ -220,8 +221,8 @@ def _arguments(job: Job) -> Any:
     """
     gpus = f"--actor-num-gpus-per-node={job.layout.world_size}"
     parser = _parser()
-    with _refusals(job.layout), startup.settings(job, parser) as settings:
-        typed = [*options.job_options(job, parser), *settings]
+    with _refusals(job.layout), command_line.settings(job, parser) as settings:
+        typed = [*command_line.job_options(job, parser), *settings]
         of_tests = CI_OPTIONS if _is_for_tests() else ()
         sys.argv = ["miles", *ENGINE_OPTIONS, *of_tests, gpus, *typed]
         return module("utils.arguments").parse_args()
@@ -231,7 +232,7 @@ def _arguments(job: Job) -> Any:
 def _refusals(layout: Layout) -> Iterator[None]:
     """Inside, miles may decline; a layout that only its other engine has, it does not support."""
     try:
-        with startup.refusals():
+        with framework.refusals():
             yield
     except Refused as reason:
         if layout.cp == 1 and layout.format == "thd":
@@ -252,7 +253,7 @@ def _join(args: Any, rank: Rank) -> None:
 
 def _actor(args: Any, trained: _Policy) -> Any:
     """miles' actor with what its `init` gives it to train on a batch of rollouts."""
-    return entry.actor(
+    return framework.actor(
         _engine("actor").FSDPTrainRayActor,
         args=args,
         role="actor",

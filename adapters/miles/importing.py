@@ -6,9 +6,10 @@ import importlib
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from adapters.slime_family import rejection, stubs
+from adapters.slime_family import stubs
 from adapters.slime_family.adapter import SEAM
-from adapters.slime_family.tracking import LOG
+from adapters.slime_family.framework import LOG
+from adapters.slime_family.user_code import CpUtils
 from adapters.toolkit.imports import import_from
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def import_miles(source: Path | None, kernels: Sequence[str]) -> None:
     stubs.drop_server_options(module("utils.arguments"), module("backends.sglang_utils.arguments"))
     _pass_objects_through()
     LOG.listen(module("backends.training_utils.log_utils"))
-    rejection.use(module("backends.training_utils.cp_utils"))
+    CpUtils.module = module("backends.training_utils.cp_utils")
     processors = module("backends.training_utils.loss_hub.logit_processors")
     processors.calculate_log_probs_and_entropy = SEAM.around(
         processors.calculate_log_probs_and_entropy

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from adapters.contract import Depth, Job, Layout
 from adapters.miles.importing import module
-from adapters.slime_family.tracking import as_dictionaries
+from adapters.slime_family.framework import as_dictionaries
 from reference.aggregation import Aggregation, Mode
 from reference.step import Sample, Step
 

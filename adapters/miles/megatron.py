@@ -6,11 +6,11 @@ import inspect
 from typing import TYPE_CHECKING, Any
 
 from adapters.contract import Layout, grids
+from adapters.contract.description import stubbed
 from adapters.miles import conventions, logs, rollouts
 from adapters.miles.importing import OBJECTS, import_miles
-from adapters.slime_family import options, policy
+from adapters.slime_family import command_line, policy
 from adapters.slime_family.adapter import MegatronAdapter
-from adapters.slime_family.departures import stubbed
 from adapters.toolkit import cuda_on_cpu
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from adapters.contract import Job, LogEntry, Rank
     from adapters.contract.probed_batch import ProbedBatch
-    from adapters.slime_family.objectives import Candidates
+    from adapters.slime_family.description import Candidates
     from adapters.slime_family.rollouts import Slicer
     from reference.aggregation import Conventions
 
@@ -64,7 +64,7 @@ class MilesMegatronAdapter(MegatronAdapter):
 
     def parser(self) -> Any:
         """miles' options on top of Megatron's."""
-        parser = options.base_parser()
+        parser = command_line.base_parser()
         self.module("utils.arguments").get_miles_extra_args_provider()(parser)
         return parser
 
@@ -81,7 +81,7 @@ class MilesMegatronAdapter(MegatronAdapter):
 
     def references(self, args: Any, job: Job, batch: ProbedBatch) -> Any:
         """The same for every engine of miles."""
-        told = options.train_parallel_config(job.layout)
+        told = command_line.train_parallel_config(job.layout)
         return rollouts.references(args, job, batch, train_parallel_config=told)
 
     def slicer(self, args: Any) -> Slicer:

@@ -6,8 +6,8 @@ import inspect
 from typing import TYPE_CHECKING, Any
 
 from adapters.miles.importing import module
-from adapters.slime_family import startup
-from adapters.slime_family.adapter import call_supported
+from adapters.slime_family import user_code
+from adapters.slime_family.framework import call_supported, refusals
 from adapters.slime_family.rollouts import sample_fields
 
 if TYPE_CHECKING:
@@ -44,7 +44,8 @@ def references(
             custom_reward_post_process_func=None,
         )
 
-    data = convert(args, startup.sent(_samples(batch), job), startup.conversion(job, convert))
+    samples = user_code.samples_to_convert(_samples(batch), job)
+    data = convert(args, samples, user_code.conversion(job, convert))
     return call_supported(
         conversion.split_train_data_by_dp,
         args,
@@ -65,7 +66,7 @@ def slicer(args: Any) -> Slicer:
 def decline_in_fetch(actors: ModuleType) -> None:
     """Have the actors of a module decline a job where they fetch their share and object to it."""
     fetch = module("backends.training_utils.data").get_rollout_data
-    actors.get_rollout_data = startup.refusals()(fetch)  # type: ignore[attr-defined]
+    actors.get_rollout_data = refusals()(fetch)  # type: ignore[attr-defined]
 
 
 def _samples(batch: ProbedBatch) -> list[Any]:

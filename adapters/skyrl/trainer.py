@@ -187,8 +187,8 @@ class Rollouts:
         if fault_injection in BY_CONSTRUCTION:
             raise Unsupported(
                 f"no {fault_injection} in SkyRL: compute_prompt_boundaries alone says where the"
-                " samples of a prompt begin and end, from an id of every sample, so that boundaries are"
-                " contiguous and leave none out"
+                " samples of a prompt begin and end, from an id of every sample, so that boundaries"
+                " are contiguous and leave none out"
             )
         if fault_injection not in (None, FaultInjection.GROUP_INCOMPLETE):
             raise Unsupported(f"SkyRL has nothing of which it could be said: {fault_injection}")

@@ -8,10 +8,10 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from adapters.contract import CodeLocation, Layout, Unsupported
-from adapters.slime_family import objectives, options, rejection, rollouts, startup, stubs
-from adapters.slime_family.adapter import SEAM, MegatronAdapter, call_supported
-from adapters.slime_family.departures import stubbed
-from adapters.slime_family.tracking import LOG, as_dictionaries
+from adapters.contract.description import stubbed
+from adapters.slime_family import command_line, description, rollouts, stubs, user_code
+from adapters.slime_family.adapter import SEAM, MegatronAdapter
+from adapters.slime_family.framework import LOG, as_dictionaries, call_supported, refusals
 from adapters.toolkit import cuda_on_cpu
 from adapters.toolkit.imports import import_from
 
@@ -68,12 +68,12 @@ class SlimeAdapter(MegatronAdapter):
         for name in ("ray.rollout", "utils.data"):
             self.module(name).ray = SimpleNamespace(put=_itself, get=_itself)
         loss, reducers, _ = self.loss_modules()
-        rejection.use(reducers)
+        user_code.CpUtils.module = reducers
         loss.calculate_log_probs_and_entropy = SEAM.around(loss.calculate_log_probs_and_entropy)
 
     def parser(self) -> Any:
         """slime's options on top of Megatron's."""
-        parser = options.base_parser()
+        parser = command_line.base_parser()
         self.module("utils.arguments").get_slime_extra_args_provider()(parser)
         return parser
 
@@ -97,9 +97,9 @@ class SlimeAdapter(MegatronAdapter):
         manager.args = args
         manager.custom_reward_post_process_func = None
         manager.custom_convert_samples_to_train_data_func = None
-        manager.train_parallel_config = options.train_parallel_config(job.layout)
+        manager.train_parallel_config = command_line.train_parallel_config(job.layout)
         convert = self._conversion(manager, job)
-        data: Any = convert(startup.sent(self._samples(batch), job))
+        data: Any = convert(user_code.samples_to_convert(self._samples(batch), job))
         if hasattr(manager, "_split_train_data_by_dp"):
             return call_supported(manager._split_train_data_by_dp, data, dp_size=job.layout.dp)
         return SimpleNamespace(inner=data)  # a training rank of older versions takes its share
@@ -123,7 +123,7 @@ class SlimeAdapter(MegatronAdapter):
 
     def declining_fetch(self, actors: ModuleType, actor: Any) -> None:
         """A method of its own."""
-        actor._get_rollout_data = startup.refusals()(actor._get_rollout_data)
+        actor._get_rollout_data = refusals()(actor._get_rollout_data)
 
     def loss_modules(self) -> tuple[Any, Any, Any]:
         """Where slime has them."""
@@ -132,9 +132,9 @@ class SlimeAdapter(MegatronAdapter):
 
     def conventions(self, parser: Any) -> Conventions:
         """A prompt group may be cut over ranks."""
-        return objectives.conventions(parser, by_rollout=self.rollout_field() is not None)
+        return description.conventions(parser, by_rollout=self.rollout_field() is not None)
 
-    def candidates(self) -> objectives.Candidates:
+    def candidates(self) -> description.Candidates:
         """Where to look, newer versions first."""
         loss, _, _ = self.loss_modules()
         manager = self.module("ray.rollout").RolloutManager.__ray_metadata__.modified_class
@@ -191,7 +191,7 @@ class SlimeAdapter(MegatronAdapter):
     def _conversion(self, manager: Any, job: Job) -> Callable[[list[Any]], Any]:
         """A manager's conversion of samples, by a custom function if the job has one."""
         own = copy(manager)
-        manager.custom_convert_samples_to_train_data_func = startup.conversion(
+        manager.custom_convert_samples_to_train_data_func = user_code.conversion(
             job, lambda args, samples: own._convert_samples_to_train_data(samples)
         )
         convert: Callable[[list[Any]], Any] = manager._convert_samples_to_train_data

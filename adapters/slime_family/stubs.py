@@ -1,4 +1,4 @@
-"""What Megatron-Core and the frameworks on it import and a training step never enters."""
+"""Stubs of packages that slime and miles import and a training step never enters."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SERVER_PACKAGES = (
     "wandb",
     "zmq",
 )
-"""Servers, trackers and GPU kernels that frameworks import and a training step never enters."""
+"""Servers, trackers and GPU kernels."""
 
 STUBBED: list[str] = []
 """What `install` stubbed in this process."""
@@ -41,8 +41,8 @@ STUBBED: list[str] = []
 def install(plugins: Sequence[str], kernels: Sequence[str]) -> None:
     """Prepare this process for importing Megatron-Core and a framework that trains with it.
 
-    ``plugins`` are further packages to stand in for if missing; ``kernels`` are modules of the
-    framework itself that hold nothing but GPU kernels, stood in for anyway.
+    ``plugins`` are further packages to stub if missing; ``kernels`` are modules of the framework
+    that hold GPU kernels only and are always stubbed.
     """
     cuda_on_cpu.install()
     stub(kernels)
@@ -50,7 +50,7 @@ def install(plugins: Sequence[str], kernels: Sequence[str]) -> None:
 
 
 def drop_server_options(*modules: ModuleType) -> None:
-    """Add none of sglang's own options to a framework's parser: no train step reads them."""
+    """Keep sglang's options out of a framework's parser, as no train step reads them."""
     for module in modules:
         for name in ("RouterArgs", "ServerArgs"):
             options = getattr(module, name, None)
