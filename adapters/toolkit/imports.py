@@ -1,4 +1,4 @@
-"""Importing a framework from where its source is, on a machine without its GPU packages."""
+"""Imports a framework from its source, on a machine without its GPU packages."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 
 class WrongSourceError(RuntimeError):
-    """A framework was imported from somewhere else than its source."""
+    """A framework was imported from elsewhere than its source."""
 
 
 def import_from(package: str, folders: Iterable[Path]) -> types.ModuleType:
-    """Import a package from the first of ``folders`` that holds it, or as installed if none given.
+    """Import a package from the first of ``folders`` that has it, or as installed without folders.
 
-    The folders precede whatever is installed, for its sister packages too.
+    The folders precede installed packages, also for later imports.
 
     Raises:
         ImportError: the package is in no folder and not installed.
@@ -58,10 +58,10 @@ def stub(packages: Sequence[str]) -> None:
 
 
 class _Stub:
-    """Whatever a module is asked for: made with anything, of no use but to decorate a function."""
+    """Any attribute of a stub module: accepts any arguments and can only decorate a function."""
 
     def __init__(self, *args: object, **kwargs: object) -> None:
-        """Nothing is kept: there is nothing to do with it."""
+        """Ignore the arguments."""
 
     def __call__(self, decorated: object) -> object:
         if not callable(decorated):
@@ -94,4 +94,4 @@ class _StubFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return _StubModule(spec.name)
 
     def exec_module(self, module: types.ModuleType) -> None:
-        """Nothing to run: the module is empty."""
+        """Do nothing: the module is empty."""

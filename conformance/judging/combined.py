@@ -1,4 +1,4 @@
-"""Judges the gradient of several terms, each reduced in its own way."""
+"""Judges the gradient of a loss with several terms, each with its own aggregation."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 def judge_combined(
     job: Job, observations: Sequence[Observation], description: Description
 ) -> Judgement:
-    """Hold the sum of the terms' gradients against the reference's, token by token.
+    """Judge the sum of the terms' gradients, token by token.
 
-    The error of a token is relative to the sum of its terms' absolute values, as they may cancel.
+    The error of a token is relative to the sum of its terms' absolute values, as terms may cancel.
     """
     tolerance = weight_bound(description.dtype, terms=len(loss_terms.COMBINED))
     worst = Judgement(verdict=Verdict.CONFORMS, error=0.0, tolerance=tolerance)
@@ -90,7 +90,7 @@ def _diagnosis(
     terms: Sequence[LossTerm],
     tolerance: float,
 ) -> Diagnosis:
-    """The mistake in one term, where the others are right; that of the first term that has one."""
+    """The mistake in one term if the others are right, or in several."""
     for term in terms:
         if (np.abs(off + term.products) <= tolerance * magnitude).all():
             return without_gradient(term.metric)
@@ -108,7 +108,7 @@ def _diagnosis(
 def _of_term(
     off: NDArray[np.float64], magnitude: NDArray[np.float64], term: LossTerm, tolerance: float
 ) -> Diagnosis:
-    """What explains all that is off by one term's weights, within what all terms round."""
+    """The diagnosis if one term alone is wrong; the bound is that of all terms."""
     gradient = np.abs(term.products)
     active = gradient > 0
     amplified = float((magnitude[active] / gradient[active]).max(initial=1.0))

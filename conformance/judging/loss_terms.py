@@ -1,7 +1,6 @@
-"""What an objective adds up: its terms, each a quantity of every token and the way it is reduced.
+"""The terms of an objective: the quantity of every token and its aggregation.
 
-The reference's part for everything beside the policy loss: a term's weights are those of its own
-aggregation, a logged number is the sum of weight · quantity.
+A term's weights are those of its own aggregation; a logged number is the sum of weight · quantity.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ def coefficients(metric: Metric, objective: Objective) -> dict[Metric, float]:
 
 
 def reducer(objective: Objective, conventions: Conventions) -> AuxiliaryAggregation | None:
-    """How the only term of an objective is reduced; None if by the mode."""
+    """The aggregation of an objective's only term; None if it is that of the policy loss."""
     return {
         Objective.ENTROPY: conventions.entropy,
         Objective.KL: conventions.kl,
@@ -59,7 +58,7 @@ def reducer(objective: Objective, conventions: Conventions) -> AuxiliaryAggregat
 
 
 def reducer_of_term(metric: Metric, conventions: Conventions) -> AuxiliaryAggregation | None:
-    """How a term of the loss is reduced, or anything logged; None if by the mode."""
+    """The aggregation of a term or logged metric; None if it is that of the policy loss."""
     if metric is Metric.POLICY_LOSS:
         return None
     of_term = {Metric.ENTROPY: conventions.entropy, Metric.KL: conventions.kl}
@@ -67,12 +66,12 @@ def reducer_of_term(metric: Metric, conventions: Conventions) -> AuxiliaryAggreg
 
 
 def without_rejection(step: Step) -> Step:
-    """A step out of which no tokens were taken."""
+    """The step before rejection sampling."""
     return replace(step, mask=step.mask_before_rejection, original_mask=None)
 
 
 def quantities(metric: Metric, batch: ProbedBatch) -> NDArray[np.float64]:
-    """What a number is reduced from, of every token of a batch: flat."""
+    """The quantity that a metric is reduced from, for every token of a batch: flat."""
     return _QUANTITIES[metric](batch)
 
 
@@ -93,8 +92,8 @@ def _clipped(batch: ProbedBatch) -> NDArray[np.float64]:
 
 
 def _rejected(batch: ProbedBatch) -> NDArray[np.float64]:
-    before, after = np.concatenate(batch.original_masks), np.concatenate(batch.masks)
-    return (before & ~after).astype(np.float64)
+    original, modified = np.concatenate(batch.original_masks), np.concatenate(batch.masks)
+    return (original & ~modified).astype(np.float64)
 
 
 def _table(values: NDArray[np.float64]) -> Quantity:

@@ -1,4 +1,4 @@
-"""Judges numbers that a framework logs of its steps."""
+"""Judges the metrics that a framework logs."""
 
 from __future__ import annotations
 
@@ -35,10 +35,9 @@ def judge_logged(
     description: Description,
     metric: Metric = Metric.POLICY_LOSS,
 ) -> Judgement | None:
-    """Hold what each rank logs against the reference; None if none logs it.
+    """Judge the metric that each rank logs; None if no rank logs it.
 
-    The error is relative to the sum of |weight · quantity|, as is its bound: the number itself may
-    cancel.
+    Error and bound are relative to the sum of |weight · quantity|, as terms may cancel.
     """
     worst: Judgement | None = None
     for step_index in range(len(job.steps)):
@@ -88,7 +87,7 @@ def _judge(reported: float, terms: Sequence[LossTerm], tolerance: float) -> Judg
 def _diagnosis(
     reported: float, expected: float, terms: Sequence[LossTerm], tolerance: float
 ) -> Diagnosis:
-    """The mistake in one term, where the others are right; that of the first term that has one."""
+    """The mistake in one term if the others are right, or in several."""
     magnitude = math.fsum(term.magnitude for term in terms)
     off = reported - expected
     if len(terms) == 1:
@@ -107,7 +106,7 @@ def _diagnosis(
 
 
 def _of_term(term: LossTerm, off: float, magnitude: float, tolerance: float) -> Diagnosis:
-    """What explains that a sum of terms, of this magnitude, is off, if one term alone is wrong."""
+    """The diagnosis of a sum that is off, if one term alone is wrong."""
     return diagnose_reported(
         ReportedEvidence(
             term=term,
@@ -132,8 +131,7 @@ def _terms(
         plain = replace(conventions, micro_batch_weight=MicroBatchWeight.EQUAL)
         context = replace(context, conventions=plain)
     if metric is Metric.REJECTED:
-        before = tuple(loss_terms.without_rejection(step) for step in job.steps)
-        context = replace(context, steps=before)
+        context = replace(context, steps=tuple(map(loss_terms.without_rejection, job.steps)))
     return [
         LossTerm(
             metric=term,
@@ -145,7 +143,7 @@ def _terms(
 
 
 def _tolerance(job: Job, step_index: int, description: Description) -> float:
-    """With a ratio of exactly 1 a token's loss is minus its advantage and rounds nothing."""
+    """The bound on the error; a policy loss with ratios of exactly 1 is exact."""
     operations = 0 if job.objective is Objective.POLICY else TERM_OPERATIONS
     tokens = int(job.steps[step_index].mask_before_rejection.sum())
     return reported_bound(tokens, description.dtype, operations)
@@ -154,7 +152,7 @@ def _tolerance(job: Job, step_index: int, description: Description) -> float:
 def _reported(
     observations: Sequence[Observation], step_index: int, metric: Metric
 ) -> Iterator[float]:
-    """What the ranks log that log it."""
+    """Yield the value of each rank that logs the metric."""
     for observation in observations:
         of_steps = observation.reported.get(metric, ())
         reported = of_steps[step_index] if of_steps else None
