@@ -19,8 +19,8 @@ from conformance.comparing.report_file import load
 from conformance.corpus.cases import ALL_CASES
 from conformance.findings.errors import ConformanceError
 from conformance.findings.verdict import Check, Verdict
-from conformance.ranks.budget import MAX_RANKS
-from conformance.runs import history, inventory
+from conformance.ranks.hardware import MAX_RANKS
+from conformance.runs import history, registry
 from conformance.views import diff_formats, history_table, listing, page, show
 from reference.aggregation import Mode
 
@@ -190,7 +190,7 @@ def _named_source(text: str) -> tuple[str, str]:
 
 
 def _adapters(sources: dict[str, str]) -> Iterator[str]:
-    for entry in inventory.inventory(sources):
+    for entry in registry.inventory(sources):
         default = ", default" if entry.is_default else ""
         yield f"{entry.adapter.name} (engine {entry.adapter.engine}{default})"
         if entry.source is not None:

@@ -1,23 +1,51 @@
-"""Runs pytest as a user does, in its own process and folder, with broken adapters installed."""
+"""Runs pytest as a user does, in its own process and folder, with broken adapters installed.
+
+A cold start takes five seconds of a core, so `run` forks pytest and its ranks from a process that
+has torch and Megatron loaded. `run_loaded` is for frameworks that take long to load: their ranks are
+forked from a process that has loaded them. `start` starts pytest anew, for tests about processes.
+"""
 
 from __future__ import annotations
 
-import json
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from multiprocessing import forkserver
 from pathlib import Path
-from typing import Any
 
+import pytest
+
+from conformance.comparing.report_file import load
+from conformance.findings.report import Report
 from tests import broken, broken_rarely, broken_skyrl, faulty
 
 ROOT = Path(__file__).parents[1]
 
 SOURCES = "RL_LOSS_CONFORMANCE_SOURCES"
 """Environment variable: a folder of clones, such as ``SkyRL``, for what is on no package index."""
+
+TIME_LIMIT = 600
+
+LOADED_BEFORE = "ignore::pytest.PytestAssertRewriteWarning"
+"""Of plugins that are in a forked process from the beginning."""
+
+
+def _adapters(*modules: object) -> dict[str, str]:
+    """The adapters of test modules, by the names under which they are installed."""
+    return {
+        name.lower(): f"{module.__name__}:{name}"
+        for module in modules
+        for name, value in vars(module).items()
+        if isinstance(value, type) and value.__module__ == module.__name__
+    }
+
+
+BROKEN = _adapters(broken, broken_rarely, broken_skyrl, faulty)
 
 
 @dataclass(frozen=True)
@@ -29,15 +57,75 @@ class Result:
     report_path: Path
 
     @property
-    def report(self) -> dict[str, Any]:
-        """The report, as any reader of JSON would have it."""
-        document: dict[str, Any] = json.loads(self.report_path.read_text())
-        return document
+    def report(self) -> Report:
+        """The report."""
+        return load(self.report_path)
 
     @property
     def findings(self) -> bytes:
         """The findings as bytes, to compare runs."""
-        return json.dumps(self.report["findings"]).encode()
+        return self.report_path.read_bytes().partition(b'"findings":')[2]
+
+
+def run(folder: Path, adapter: str, *arguments: str) -> Result:
+    """Run ``pytest --adapter=ADAPTER …`` to its end, in a forked process, with forked ranks.
+
+    With pytest-xdist it is started anew, as execnet's workers do not survive in a forked one.
+    """
+    if "-n" in arguments:
+        return finish(start(folder, f"--adapter={adapter}", *arguments), folder, adapter)
+    return _forked(_run_with_shared_ranks, folder, adapter, *arguments)
+
+
+def run_loaded(folder: Path, adapter: str, *arguments: str) -> Result:
+    """Run ``pytest --adapter=ADAPTER …`` to its end, in a forked process with its own server."""
+    if "-n" in arguments:
+        return finish(start(folder, f"--adapter={adapter}", *arguments), folder, adapter)
+    return _forked(_run_pytest, folder, adapter, *arguments)
+
+
+def _forked(target: Callable[..., None], folder: Path, adapter: str, *arguments: str) -> Result:
+    install_broken_adapters(folder / "site")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.warm"])
+    forkserver.ensure_running()
+    with tempfile.NamedTemporaryFile() as output:
+        told = [f"--adapter={adapter}", *arguments]
+        server = forkserver._forkserver._forkserver_address
+        process = context.Process(
+            target=target, args=(folder, told, _environment(folder), output.name, server)
+        )
+        process.start()
+        process.join(TIME_LIMIT)
+        if process.exitcode is None:
+            process.kill()
+            raise TimeoutError(f"pytest {told} did not end: {output.read().decode()}")
+        return _result(process.exitcode, output.read().decode(errors="replace"), folder, adapter)
+
+
+def _run_with_shared_ranks(
+    folder: Path, arguments: list[str], environment: dict[str, str], output: str, server: str
+) -> None:
+    """Run pytest; what would start a fork server for ranks finds that of the tests running."""
+    forkserver._forkserver._forkserver_address = server
+    forkserver._forkserver.ensure_running = forkserver.ensure_running = lambda: None
+    _run_pytest(folder, arguments, environment, output, server)
+
+
+def _run_pytest(
+    folder: Path, arguments: list[str], environment: dict[str, str], output: str, _: str
+) -> None:
+    """Run pytest as if this process had just been started for it."""
+    with Path(output).open("wb") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    os.setsid()
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    tempfile.tempdir = None  # the environment names another
+    sys.path.insert(0, str(folder / "site"))
+    sys.exit(pytest.main(["-p", "no:cacheprovider", "-W", LOADED_BEFORE, *arguments]))
 
 
 def start(
@@ -51,11 +139,10 @@ def start(
     launcher = ["-m", "torch.distributed.run", *torchrun] if torchrun else []
     program = [*prefix, sys.executable, *launcher, "-m", "pytest", "-p", "no:cacheprovider"]
     install_broken_adapters(folder / "site")
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(folder / "site"), str(ROOT)])}
     return subprocess.Popen(
         [*program, *arguments],
         cwd=folder,
-        env={k: v for k, v in environment.items() if not k.startswith(("PYTEST_", "_RL_LOSS"))},
+        env=_environment(folder),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -67,13 +154,13 @@ def start(
 
 def finish(process: subprocess.Popen[str], folder: Path, adapter: str) -> Result:
     """Wait for a run to end."""
-    output, _ = process.communicate(timeout=600)
-    return Result(process.returncode, output, folder / "reports" / "latest" / f"{adapter}.json")
+    output, _ = process.communicate(timeout=TIME_LIMIT)
+    return _result(process.returncode, output, folder, adapter)
 
 
-def run(folder: Path, adapter: str, *arguments: str, torchrun: Sequence[str] = ()) -> Result:
-    """Run ``pytest --adapter=ADAPTER …`` to its end."""
-    process = start(folder, f"--adapter={adapter}", *arguments, torchrun=torchrun)
+def torchrun(folder: Path, adapter: str, *arguments: str, options: Sequence[str]) -> Result:
+    """Run ``torchrun OPTIONS -m pytest --adapter=ADAPTER …`` to its end."""
+    process = start(folder, f"--adapter={adapter}", *arguments, torchrun=options)
     return finish(process, folder, adapter)
 
 
@@ -86,13 +173,16 @@ def install_broken_adapters(site: Path) -> None:
     """Declare them as an installed distribution would, by entry points."""
     info = site / "broken-1.0.dist-info"
     info.mkdir(parents=True, exist_ok=True)
-    lines = [
-        f"{name.lower()} = {module.__name__}:{name}"
-        for module in (broken, broken_rarely, broken_skyrl, faulty)
-        for name, value in vars(module).items()
-        if isinstance(value, type) and value.__module__ == module.__name__
-    ]
-    (info / "entry_points.txt").write_text(
-        "[rl_loss_conformance.adapters]\n" + "\n".join(lines) + "\n"
-    )
+    lines = "".join(f"{name} = {place}\n" for name, place in BROKEN.items())
+    (info / "entry_points.txt").write_text(f"[rl_loss_conformance.adapters]\n{lines}")
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1.0\n")
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    """That of this process, without what pytest and its plugins tell the tests."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST_", "_RL_LOSS"))}
+    return kept | {"PYTHONPATH": os.pathsep.join([str(folder / "site"), str(ROOT)])}
+
+
+def _result(status: int, output: str, folder: Path, adapter: str) -> Result:
+    return Result(status, output, folder / "reports" / "latest" / f"{adapter}.json")

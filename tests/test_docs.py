@@ -141,7 +141,7 @@ def test_commands_with_a_source(tmp_path: Path, line: str) -> None:
     (tmp_path / "step.json").write_text(case)
     process = command.start(tmp_path, *arguments, "--layout=dp1-cp1-mb1-thd")
 
-    assert command.finish(process, tmp_path, adapter).report["complete"]
+    assert command.finish(process, tmp_path, adapter).report.complete
 
 
 @pytest.mark.skipif(

@@ -1,8 +1,9 @@
 """Findings on disk as they arrive, and the report made of them at the end.
 
 Each line of the journal is one JSON document: the header, then findings. It is written without
-buffering, so a run that is killed loses at most the finding in flight; whoever next opens the
-journal's report path turns what is there into a report.
+buffering, so a run that is killed loses at most the finding in flight. `report_file.load` reads a
+journal as the incomplete report that it is; the next run for the same report renames it and keeps
+it.
 """
 
 from __future__ import annotations
@@ -11,24 +12,27 @@ import fcntl
 import os
 import tempfile
 from contextlib import contextmanager, suppress
+from itertools import count
 from typing import TYPE_CHECKING
 
-from pydantic import ValidationError
-
-from conformance.comparing.report_file import write
+from conformance.comparing.report_file import JOURNAL, write
 from conformance.comparing.writable import require_regular, require_regular_itself
 from conformance.findings.errors import ReportPathError
-from conformance.findings.finding import Finding
-from conformance.findings.report import Header, Report, Selection
+from conformance.findings.report import Report
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from io import FileIO
     from pathlib import Path
 
+    from conformance.findings.finding import Finding
+    from conformance.findings.report import Header, Selection
+
 
 class Journal:
     """Collects the findings of one run for the report at ``path``, which no other run may write.
+
+    ``interrupted`` is where the journal of an earlier run that was killed is kept, if there is one.
 
     Raises:
         ReportPathError: nothing can be written there, or another run is about to.
@@ -41,14 +45,17 @@ class Journal:
         with _refusals_said(path):
             self.path = destination(path)
             _try(self.path)
-            self._file = _locked(self.path)
-            _recover(self._file, self.path)
+            self._file, self.interrupted = _open(self.path)
+
+    @property
+    def begun(self) -> bool:
+        """Whether the header is written."""
+        return self._header is not None
 
     def begin(self, header: Header) -> None:
-        """Write what is known before the first finding. Later calls change nothing."""
-        if self._header is None:
-            self._header = header
-            self._write(header.model_dump_json())
+        """Write what is known before the first finding."""
+        self._header = header
+        self._write(header.model_dump_json())
 
     def add(self, finding: Finding) -> None:
         """Record one finding."""
@@ -69,15 +76,15 @@ class Journal:
             except OSError as error:
                 raise ReportPathError(
                     f"the report cannot be written to {self.path}: {error.strerror}",
-                    "make room, and the next run for this file makes a report of"
-                    f" {_journal_path(self.path).name}",
+                    f"make room; {_journal_path(self.path).name} has what was found, and"
+                    " rl-loss-conformance show reads it",
                 ) from error
         _journal_path(self.path).unlink(missing_ok=True)
         self._file.close()
         return report
 
     def close(self) -> None:
-        """Leave nothing where nothing was begun; what was begun stays to be recovered."""
+        """Leave nothing where nothing was begun; what was begun stays."""
         if self._header is None:
             _journal_path(self.path).unlink(missing_ok=True)
         self._file.close()
@@ -124,18 +131,9 @@ def _try(path: Path) -> None:
         file.flush()
 
 
-def _recover(file: FileIO, path: Path) -> None:
-    """Make a report of what a journal holds, and empty it."""
-    file.seek(0)
-    report = _report_of(file.readall().split(b"\n"))
-    if report is not None:
-        write(report, path)
-    file.truncate(0)
-
-
-def _locked(path: Path) -> FileIO:
-    """The journal for a report, which is this process's as long as it is open."""
-    journal = _journal_path(path)
+def _open(path: Path) -> tuple[FileIO, Path | None]:
+    """The journal for a report, empty and locked, and where a killed run's is kept."""
+    journal, kept = _journal_path(path), None
     while True:
         file = journal.open("a+b", buffering=0)
         try:
@@ -148,24 +146,17 @@ def _locked(path: Path) -> FileIO:
             ) from None
         with suppress(FileNotFoundError):
             if os.fstat(file.fileno()).st_ino == journal.stat().st_ino:
-                return file
-        file.close()  # its run came to its end in between, and has removed it
+                if not journal.stat().st_size:
+                    return file, kept
+                kept = journal.rename(_free_name(path))
+        file.close()  # the journal is another file by now: its run has ended, or was killed
 
 
-def _report_of(lines: list[bytes]) -> Report | None:
-    """What a journal holds up to its last whole line."""
-    try:
-        header = Header.model_validate_json(lines[0])
-    except ValidationError:
-        return None
-    findings = []
-    for line in lines[1:]:
-        try:
-            findings.append(Finding.model_validate_json(line))
-        except ValidationError:
-            break
-    return Report.assemble(header, findings, Selection(selected=len(findings) + 1, deselected=0))
+def _free_name(path: Path) -> Path:
+    """Where the journal of a killed run is kept, beside its report."""
+    names = (path.with_name(f"{path.name}.killed-{number}{JOURNAL}") for number in count(1))
+    return next(name for name in names if not name.exists())
 
 
 def _journal_path(path: Path) -> Path:
-    return path.with_name(f"{path.name}.journal")
+    return path.with_name(f"{path.name}{JOURNAL}")

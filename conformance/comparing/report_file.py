@@ -7,6 +7,7 @@ import json
 import os
 import tempfile
 import zlib
+from contextlib import suppress
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from conformance.findings.errors import ReportFileError
-from conformance.findings.report import SCHEMA, Report
+from conformance.findings.finding import Finding
+from conformance.findings.report import SCHEMA, Header, Report, Selection
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -23,16 +25,19 @@ if TYPE_CHECKING:
 
 WAY_OUT = "restore it, or run again what made it"
 
+JOURNAL = ".journal"
+"""How the names of journals end, which `conformance.comparing.journal` writes."""
+
 
 def load(path: Path) -> Report:
-    """Read a report, of this schema or an older one.
+    """Read a report, of this schema or an older one, or the journal of a run that was killed.
 
     Raises:
         ReportFileError: it cannot be read, is no whole report, or contradicts itself.
     """
     try:
         text = _decompressed(path.read_bytes()).decode("utf-8")
-        document = json.loads(text)
+        document = None if path.suffix == JOURNAL else json.loads(text)
     except (OSError, EOFError, zlib.error) as error:
         words = getattr(error, "strerror", None) or error
         raise ReportFileError(f"{path} cannot be read: {words}", "give a report") from error
@@ -44,11 +49,26 @@ def load(path: Path) -> Report:
             " edited",
             WAY_OUT,
         ) from error
+    if path.suffix == JOURNAL:
+        return _of_journal(text.splitlines(), path)
     migrated = _migrated(document, path)
     try:
         return Report.model_validate(migrated)
     except ValidationError as error:
         raise ReportFileError(_complaint(path, text, migrated, error), WAY_OUT) from error
+
+
+def _of_journal(lines: Sequence[str], path: Path) -> Report:
+    """The incomplete report of a journal, up to its last whole line."""
+    try:
+        header = Header.model_validate_json(lines[0])
+    except ValidationError as error:
+        raise ReportFileError(f"{path} is no journal of this version", WAY_OUT) from error
+    findings = []
+    with suppress(ValidationError):  # the finding in flight
+        for line in lines[1:]:
+            findings.append(Finding.model_validate_json(line))  # noqa: PERF401 - keeps the others
+    return Report.assemble(header, findings, Selection(selected=len(findings) + 1, deselected=0))
 
 
 def _decompressed(content: bytes) -> bytes:
@@ -102,7 +122,7 @@ def _from_3(document: Document) -> Document:
     }
     findings = [
         {name: value for name, value in finding.items() if name not in SAID_BY_THE_ID}
-        | {"id": finding["id"].replace("auxiliary.combined/", "auxiliary.combined/")}
+        | {"id": finding["id"].replace("auxiliary.together/", "auxiliary.combined/")}
         for finding in document["findings"]
     ]
     return {

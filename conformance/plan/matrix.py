@@ -32,6 +32,11 @@ class MatrixCell:
         return self.spec.finding_id(self.aggregation.mode, self.case.name, self.layout)
 
     @property
+    def job_id(self) -> str:
+        """Names what runs for the cell; cells of one name share a job."""
+        return f"{self.spec.objective}/{self.aggregation.mode}/{self.case.name}/{self.layout}"
+
+    @property
     def job(self) -> Job:
         """What the ranks are given: everything but what to expect."""
         return Job(
@@ -48,6 +53,11 @@ class StartupCell(MatrixCell):
     """One place in the table of findings: a configuration in one mode."""
 
     config_case: ConfigCase
+
+    @property
+    def job_id(self) -> str:
+        """Names what runs for this cell alone."""
+        return self.id
 
     @property
     def job(self) -> Job:
@@ -73,6 +83,11 @@ class LogCell:
         """Unique, and stable over releases."""
         return self.spec.finding_id(self.log_case.mode, self.log_case.name, self.layout)
 
+    @property
+    def job_id(self) -> str:
+        """Names what runs for all cells of its kind: one process makes all logs."""
+        return self.spec.slug
+
 
 @dataclass(frozen=True, kw_only=True)
 class GeneratedCell:
@@ -95,6 +110,11 @@ class GeneratedCell:
     def id(self) -> str:
         """Unique, and stable over releases."""
         return self.spec.finding_id(self.mode, GENERATED, self.layout)
+
+    @property
+    def job_id(self) -> str:
+        """Names what runs for this cell alone."""
+        return self.id
 
     def of(self, case: Case) -> MatrixCell:
         """The same check on one case."""

@@ -6,6 +6,7 @@ writes the report, `options` reads the command line, `launching` starts ranks, h
 
 from __future__ import annotations
 
+from itertools import chain, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from conformance.findings.finding import Finding
     from conformance.findings.report import Header
     from conformance.plan.matrix import AnyMatrixCell
-    from conformance.ranks.pool import RankPool
+    from conformance.runs.jobs import SharedJobs
     from conformance.runs.recorder import FindingMessage
 
 SUITE = Path(__file__).parents[1] / "suite"
@@ -67,9 +68,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.fixture(scope="session")
-def rank_pool(request: pytest.FixtureRequest) -> Iterator[RankPool]:
-    """The ranks, started once."""
+def shared_jobs(request: pytest.FixtureRequest) -> Iterator[SharedJobs]:
+    """The jobs of the selected cells, on ranks that are started once."""
     from conformance.ranks.pool import RankPool
+    from conformance.runs.jobs import SharedJobs
 
     settings = settings_of(request.config)
     with RankPool(
@@ -84,15 +86,21 @@ def rank_pool(request: pytest.FixtureRequest) -> Iterator[RankPool]:
             pool.description  # noqa: B018 - starts the ranks
         except ConformanceError as error:
             pytest.exit(str(error), returncode=pytest.ExitCode.USAGE_ERROR)
-        yield pool
+        yield SharedJobs(pool, _selected_cells(request.session))
 
 
 @pytest.fixture(scope="session")
-def report_header(rank_pool: RankPool, request: pytest.FixtureRequest) -> Header:
+def report_header(shared_jobs: SharedJobs, request: pytest.FixtureRequest) -> Header:
     """What every finding of this run has in common."""
-    from conformance.runs.recorder import header
+    from conformance.runs.header import header
 
-    return header(settings_of(request.config), rank_pool.description)
+    return header(settings_of(request.config), shared_jobs.pool.description)
+
+
+@pytest.fixture(scope="session")
+def headers(report_header: Header) -> Iterator[str]:
+    """The report's header for the first message of this process, and nothing for the others."""
+    return chain([report_header.model_dump_json()], repeat(""))
 
 
 @pytest.fixture(scope="session")
@@ -103,18 +111,20 @@ def gate(request: pytest.FixtureRequest) -> Gate:
 
 @pytest.fixture
 def find(
-    rank_pool: RankPool, report_header: Header, request: pytest.FixtureRequest
+    shared_jobs: SharedJobs, headers: Iterator[str], request: pytest.FixtureRequest
 ) -> Callable[[AnyMatrixCell], Finding]:
     """Makes the finding of a cell and keeps it for the report."""
-    from conformance.runs.recorder import pack, pack_fault
+    from conformance.runs.check import make
+    from conformance.runs.recorder import fault_message, message
 
     def find(cell: AnyMatrixCell) -> Finding:
         try:
-            finding, request.node.stash[FINDING_MESSAGE] = pack(cell, rank_pool, report_header)
+            made = make(cell, shared_jobs)
         except HarnessFaultError as fault:
-            request.node.stash[FINDING_MESSAGE] = pack_fault(fault, report_header)
+            request.node.stash[FINDING_MESSAGE] = fault_message(fault, next(headers))
             raise
-        return finding
+        request.node.stash[FINDING_MESSAGE] = message(made, next(headers))
+        return made.finding
 
     return find
 
@@ -128,6 +138,12 @@ def pytest_runtest_makereport(
     if report.when == "call" and FINDING_MESSAGE in item.stash:
         setattr(report, ATTRIBUTE, item.stash[FINDING_MESSAGE])
     return report
+
+
+def _selected_cells(session: pytest.Session) -> list[AnyMatrixCell]:
+    """The cells of all tests of this session that make a finding."""
+    parameters = (getattr(item, "callspec", None) for item in session.items)
+    return [one.params["cell"] for one in parameters if one and "cell" in one.params]
 
 
 def _is_worker(config: pytest.Config) -> bool:

@@ -11,19 +11,20 @@ import pytest
 
 from conformance.findings.errors import ConformanceError, HarnessFaultError
 from conformance.plugin import signals
+from conformance.plugin.nodes import finding_id
 from conformance.plugin.options import settings_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from xdist.remote import Producer
+
     from conformance.comparing.gate import Gate
     from conformance.findings.finding import Finding
     from conformance.findings.report import Report
     from conformance.plugin.progress import ProgressLine
+    from conformance.plugin.scheduling import JobScheduling
     from conformance.runs.recorder import FindingMessage, Recorder
-
-FINDING = "test_conformance.py::test_finding["
-"""In the node id of every finding."""
 
 GITHUB_SUMMARY = "GITHUB_STEP_SUMMARY"
 """Environment variable: the file that GitHub Actions shows of a job's step."""
@@ -63,6 +64,18 @@ class Controller:
         """Keep what a run is stopped by."""
         self._session = session
 
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_make_scheduler(
+        self, config: pytest.Config, log: Producer
+    ) -> JobScheduling | None:
+        """With pytest-xdist: make all findings of one job in one worker."""
+        from conformance.plugin.scheduling import JobScheduling
+
+        spread = ("load", "loadfile") if config.getoption("adapter") else ("loadfile",)
+        if config.getoption("dist") not in spread:
+            return None
+        return JobScheduling(config, log, settings_of(config).plan.cells())
+
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """Without pytest-xdist: count what is about to run."""
         self._select([item.nodeid for item in session.items])
@@ -80,7 +93,7 @@ class Controller:
             finding = self._record(finding_message)
             if finding is not None and self._progress is not None:
                 self._progress.show(finding)
-        elif self._first_finding is None and FINDING not in report.nodeid:
+        elif self._first_finding is None and finding_id(report.nodeid) is None:
             self._start = report.stop  # another test, which ran before the suite began
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
@@ -102,6 +115,9 @@ class Controller:
         """Show what was found, where it was written and what it cost."""
         if self._problem is not None:
             terminalreporter.line(f"ERROR: {self._problem}", red=True)
+        if self._recorder is not None and self._recorder.interrupted is not None:
+            kept = self._recorder.interrupted
+            terminalreporter.line(f"an earlier run was killed; what it had found is kept: {kept}")
         if self._report is None or self._recorder is None:
             return
         from conformance.views.diff_formats import gate_lines
@@ -149,8 +165,7 @@ class Controller:
             return None
 
     def _select(self, ids: Sequence[str]) -> None:
-        named = (nodeid.partition(FINDING) for nodeid in ids)
-        findings = {rest.rpartition("]")[0] for _, found, rest in named if found}
+        findings = {finding for nodeid in ids if (finding := finding_id(nodeid)) is not None}
         if findings and not self.recorder().selected:
             from conformance.plugin.progress import progress_line
 

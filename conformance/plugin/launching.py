@@ -10,7 +10,7 @@ import pytest
 from conformance.findings.errors import ConformanceError
 
 if TYPE_CHECKING:
-    from conformance.ranks.budget import RankBudget
+    from conformance.ranks.hardware import RankBudget
     from conformance.ranks.processes import Launcher
     from conformance.ranks.torchrun import Launch, RemoteWorkers
 
@@ -68,7 +68,7 @@ def launcher(config: pytest.Config) -> Launcher:
 
 def rank_budget(config: pytest.Config) -> RankBudget:
     """How many ranks there can be."""
-    from conformance.ranks.budget import MAX_RANKS, RankBudget
+    from conformance.ranks.hardware import MAX_RANKS, RankBudget
 
     launch, max_ranks = _launch(config), config.getoption("max_ranks")
     if launch is not None:

@@ -124,7 +124,7 @@ def _read_options(config: pytest.Config) -> Settings:
         modes=option("modes"),
         checks=option("checks"),
         depth=option("depth"),
-        layouts=option("layout"),
+        layouts=option("layout") if option("adapter") else _few_layouts(),
         rank_budget=launching.rank_budget(config),
         device=option("device"),
         backend=option("backend"),
@@ -137,6 +137,14 @@ def _read_options(config: pytest.Config) -> Settings:
         baseline=_given_path(config, "baseline"),
         case_file=_given_path(config, "case_file"),
     )
+
+
+def _few_layouts() -> list[str]:
+    """Layouts for the suite among other tests, where no adapter is named: a covering few."""
+    from conformance.plan.covering import pairwise
+    from conformance.runs.registry import create
+
+    return [str(layout) for layout in pairwise(create(DEFAULT_ADAPTER).layouts())]
 
 
 def _given_path(config: pytest.Config, name: str) -> Path | None:

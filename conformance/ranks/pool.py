@@ -7,7 +7,7 @@ another `torch.distributed` world. After a failure all are killed and started an
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import IntEnum
 from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING
@@ -107,7 +107,6 @@ class RankPool:
         self._ranks: list[Running] = []
         self._pids: list[int] = []
         self._description: Description | None = None
-        self._latest: tuple[Job, Ran | Declined | Crashed] | None = None
 
     def __enter__(self) -> RankPool:
         return self
@@ -150,21 +149,6 @@ class RankPool:
             self._stop()
         elif not isinstance(outcome, Ran):
             self._world = None  # what the framework left half done goes with the world
-        return outcome
-
-    def outcome(self, job: Job) -> Ran | Declined | Crashed:
-        """What came of a job; its latest outcome is kept for the checks that share it.
-
-        Its time in the framework is that of the first who asks.
-
-        Raises:
-            StartError: the framework cannot be imported.
-        """
-        if self._latest is not None and self._latest[0] == job:
-            return self._latest[1]
-        outcome = self.run(job)
-        kept = replace(outcome, framework_seconds=0.0) if isinstance(outcome, Ran) else outcome
-        self._latest = job, kept
         return outcome
 
     def _enter(self, size: int) -> object:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from conformance.findings.errors import LaunchError
-from conformance.ranks.budget import RankBudget
+from conformance.ranks.hardware import RankBudget
 from conformance.ranks.messages import Rendezvous, SharedStore
 from conformance.ranks.processes import (
     HostSlot,

@@ -1,12 +1,10 @@
-"""Makes one finding: runs a cell's job on the ranks and judges what they saw."""
+"""Makes the finding of a matrix cell: runs its job on the ranks and judges what they observed."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
-
-import numpy as np
 
 from adapters.contract import CodeLocation
 from adapters.contract.configuration import DEFAULT_CONFIGURATION
@@ -30,39 +28,55 @@ from conformance.judging.startup import (
 )
 from conformance.judging.weights import Judgement, judge_weights
 from conformance.plan.checks import place
-from conformance.plan.matrix import StartupCell
+from conformance.plan.matrix import GeneratedCell, LogCell, MatrixCell, StartupCell
+from conformance.plan.refusals import may_decline
 from conformance.ranks.log_process import outcomes
 from conformance.ranks.messages import Declined
 from conformance.ranks.pool import Crashed, Ran
-from reference.aggregation import Mode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from pathlib import Path
 
-    from adapters.contract import Adapter, Description, Job, Observation
+    from adapters.contract import Description, Job, Observation
     from conformance.diagnosis.step_context import ExpectedNumber
     from conformance.plan.checks import CheckSpec
-    from conformance.plan.matrix import LogCell, MatrixCell
+    from conformance.plan.matrix import AnyMatrixCell
     from conformance.ranks.pool import RankPool
-    from reference.step import Step
+    from conformance.runs.jobs import SharedJobs
 
     Judge = Callable[[Job, Sequence[Observation], Description], Judgement | None]
 
 
 class Made(NamedTuple):
-    """What came of a cell."""
+    """The finding of a cell and what the run has to know besides."""
 
     finding: Finding
     framework_seconds: float = 0.0
-    """Those that the slowest rank spent in the framework's code."""
+    """The slowest rank's time in the framework's code."""
 
     expected: tuple[ExpectedNumber, ...] = ()
-    """To be compared with those of the other findings of the run."""
+    """Numbers of the reference, compared with those of the run's other findings."""
+
+
+def make(cell: AnyMatrixCell, jobs: SharedJobs) -> Made:
+    """Runs what a cell asks for and judges it."""
+    match cell:
+        case GeneratedCell():
+            from conformance.runs.generated import check_generated  # imports hypothesis: 0.3 s
+
+            return check_generated(cell, jobs)
+        case LogCell():
+            return Made(_check_log(cell, jobs.pool))
+        case MatrixCell() if (missing := _missing(cell, jobs.pool.description)) is not None:
+            return Made(_finding(cell, verdict=Verdict.UNSUPPORTED, message=missing))
+        case StartupCell():
+            return Made(_check_startup(cell, jobs.pool))
+        case _:
+            return _check_job(cell, jobs)
 
 
 def judge(spec: CheckSpec) -> Judge:
-    """The function that judges a check's observations."""
+    """What holds the observations of a check's job against the reference."""
     if spec.compares_cuts:
         return judge_cut_dependence
     if spec.metric is not None:
@@ -72,58 +86,55 @@ def judge(spec: CheckSpec) -> Judge:
     return judge_combined if spec.objective is Objective.COMBINED else judge_weights
 
 
-MAY_REFUSE = {
-    Objective.ENTROPY: (Mode.TOKEN_MEAN,),
-    Objective.KL: (Mode.TOKEN_MEAN,),
-    Objective.COMBINED: (Mode.TOKEN_MEAN,),
-    Objective.REJECTION: (Mode.TOKEN_MEAN, Mode.PROMPT_MEAN),
-}
-"""Modes in which an objective may be declined (miles' pull request 1498)."""
-
-
-def check(cell: MatrixCell, pool: RankPool) -> Made:
-    """Run a cell's job, or several for a configuration, and judge what came of it."""
-    missing = _missing(cell, pool.description)
-    if missing is not None:
-        return Made(_finding(cell, verdict=Verdict.UNSUPPORTED, message=missing))
-    if isinstance(cell, StartupCell):
-        return Made(_check_startup(cell, pool))
-    outcome = pool.outcome(cell.job)
-    if isinstance(outcome, Ran):
-        judgement = judge(cell.spec)(cell.job, outcome.observations, pool.description)
-        if judgement is None:
-            words = f"nothing is known of {cell.spec.metric or cell.spec.slug} here"
-            return Made(_finding(cell, verdict=Verdict.UNSUPPORTED, message=words))
-        finding = _judged(cell, judgement, pool.description)
-        return Made(finding, outcome.framework_seconds, judgement.expected)
+def _check_job(cell: MatrixCell, jobs: SharedJobs) -> Made:
+    description, outcome = jobs.pool.description, jobs.outcome(cell)
     if isinstance(outcome, Crashed):
         return Made(_finding(cell, verdict=Verdict.CRASHED, message=outcome.message))
+    if isinstance(outcome, Declined):
+        return Made(_declined(cell, outcome))
+    judgement = judge(cell.spec)(cell.job, outcome.observations, description)
+    if judgement is None:
+        words = f"nothing is known of {cell.spec.metric or cell.spec.slug} here"
+        return Made(_finding(cell, verdict=Verdict.UNSUPPORTED, message=words))
+    finding = _judged(cell, judgement, description)
+    return Made(finding, outcome.framework_seconds, judgement.expected)
+
+
+def _declined(cell: MatrixCell, outcome: Declined) -> Finding:
+    """A refusal where the contract allows one; elsewhere it is a mismatch."""
     if outcome.verdict == "unsupported":
-        return Made(_finding(cell, verdict=Verdict.UNSUPPORTED, message=outcome.message))
-    return Made(_refused(cell, outcome.message))
+        return _finding(cell, verdict=Verdict.UNSUPPORTED, message=outcome.message)
+    if may_decline(cell):
+        return _finding(cell, verdict=Verdict.REFUSED, message=outcome.message)
+    return _finding(
+        cell,
+        verdict=Verdict.MISMATCH,
+        message=outcome.message,
+        diagnosis=Diagnosis(
+            name="refused_what_it_supports",
+            explanation="the framework has this mode and layout and declines an ordinary step",
+        ),
+    )
 
 
 def _check_startup(cell: StartupCell, pool: RankPool) -> Finding:
-    if not cell.config_case.applies(pool.description.conventions):
-        words = f"by its conventions nothing is wrong with {cell.config_case.says}"
-        return _finding(cell, verdict=Verdict.UNSUPPORTED, message=words)
-    permitted = pool.description.permits.get(cell.config_case.rule)
-    if permitted is not None:
-        words = f"{cell.config_case.says}: allowed by {permitted}"
-        return _finding(cell, verdict=Verdict.UNSUPPORTED, message=words)
-    judged = judge_startup(cell.config_case, cell.job, pool)
-    if isinstance(judged, Crashed):
-        judged = judge_crash(cell.config_case, judged.message)
-    if isinstance(judged, Judgement):
-        return _judged(
-            cell, by_own_rules(judged, cell.config_case, pool.description), pool.description
-        )
-    return _finding(cell, verdict=Verdict.UNSUPPORTED, message=judged.message)
+    case, description = cell.config_case, pool.description
+    permitted = description.permits.get(case.rule)
+    if not case.applies(description.conventions):
+        words = f"by its conventions nothing is wrong with {case.says}"
+    elif permitted is not None:
+        words = f"{case.says}: allowed by {permitted}"
+    else:
+        judged = judge_startup(case, cell.job, pool)
+        if isinstance(judged, Crashed):
+            judged = judge_crash(case, judged.message)
+        if isinstance(judged, Judgement):
+            return _judged(cell, by_own_rules(judged, case, description), description)
+        words = judged.message
+    return _finding(cell, verdict=Verdict.UNSUPPORTED, message=words)
 
 
-def judge_startup(
-    config_case: ConfigCase, job: Job, pool: RankPool
-) -> Judgement | Crashed | Declined:
+def judge_startup(case: ConfigCase, job: Job, pool: RankPool) -> Judgement | Crashed | Declined:
     """Whether a framework refuses what it must, and trains what it must be the same as.
 
     A crash, or a lack of what the configuration needs, is handed back as it is.
@@ -131,21 +142,19 @@ def judge_startup(
     outcome = pool.run(job)
     if isinstance(outcome, Crashed):
         return _beyond_the_ordinary(outcome, job, pool)
-    if not isinstance(outcome, Ran):
-        return (
-            judge_refusal(config_case, outcome.message) if outcome.verdict == "refused" else outcome
-        )
+    if isinstance(outcome, Declined):
+        return judge_refusal(case, outcome.message) if outcome.verdict == "refused" else outcome
     plain: Sequence[Observation] = ()
-    if config_case.demand in (Demand.SAME, Demand.DEFAULT):
-        compared = pool.run(compared_with(config_case, job, pool.description))
+    if case.demand in (Demand.SAME, Demand.DEFAULT):
+        compared = pool.run(compared_with(case, job, pool.description))
         if not isinstance(compared, Ran):
             return compared
         plain = compared.observations
-    return judge_acceptance(config_case, job, outcome.observations, pool.description, plain)
+    return judge_acceptance(case, job, outcome.observations, pool.description, plain)
 
 
 def _beyond_the_ordinary(crash: Crashed, job: Job, pool: RankPool) -> Crashed | Declined:
-    """A crash, unless the ordinary configuration ends in one too, which other checks tell of."""
+    """A crash, unless the ordinary configuration crashes too, which other checks report."""
     ordinary = pool.run(replace(job, configuration=DEFAULT_CONFIGURATION))
     if not isinstance(ordinary, Crashed):
         return crash
@@ -157,19 +166,16 @@ UNJUDGED = {"unsupported": Verdict.UNSUPPORTED, "crashed": Verdict.CRASHED}
 """Outcomes of a log that leave nothing to judge."""
 
 
-def check_log(
-    cell: LogCell, adapter: Adapter, source: Path | None, description: Description
-) -> Finding:
+def _check_log(cell: LogCell, pool: RankPool) -> Finding:
     """Whether a framework makes a log of well-formed entries alone, with asserts and without."""
+    case, description = cell.log_case, pool.description
     outcome, optimized = (
-        outcomes(adapter, source, LOG_ENTRIES, optimized=without_asserts)[cell.log_case.name]
+        outcomes(pool.adapter, pool.source, LOG_ENTRIES, optimized=without_asserts)[case.name]
         for without_asserts in (False, True)
     )
     if outcome.kind in UNJUDGED:
         return _finding(cell, verdict=UNJUDGED[outcome.kind], message=outcome.message)
-    judgement = by_own_rules(
-        judge_log(cell.log_case, outcome, optimized), cell.log_case, description
-    )
+    judgement = by_own_rules(judge_log(case, outcome, optimized), case, description)
     is_wrong = judgement.verdict is Verdict.MISMATCH
     return _finding(
         cell,
@@ -181,68 +187,17 @@ def check_log(
 
 
 def _missing(cell: MatrixCell, description: Description) -> str | None:
-    """What a cell needs and the framework, by its own description, has not got."""
+    """What a cell needs that the framework, by its adapter's description, does not have."""
     if cell.aggregation.mode not in description.modes:
         return f"no mode {cell.aggregation.mode}"
     if cell.depth not in description.depths:
         return f"no depth {cell.depth}"
     if cell.spec.objective not in description.objectives:
         return f"no objective {cell.spec.objective}"
-    layout = cell.layout
-    if layout.tp > description.largest_tp:
-        return f"no {layout.tp} tensor-parallel ranks"
-    lacking = [option for option in layout.options if option not in description.options]
-    if lacking:
-        return f"no option {', '.join(lacking)}"
-    return None
-
-
-def _may_refuse(cell: MatrixCell) -> bool:
-    """Whether declining is right.
-
-    It is where a step has no active token, so that there is nothing to compute; where members of a
-    prompt group are not adjacent, which SkyRL documents that it takes them to be; and for
-    `prompt_mean` where the prompt groups do not share out evenly over the data-parallel ranks:
-    miles' pull request 1498 keeps groups whole on a rank and rejects such steps. By the same pull
-    request, terms that stay sample-normalised are not mixed into `token_mean`, and where a
-    normaliser spans the step no custom function may change the mask after micro-batches are cut.
-    Steps that do not share out evenly over the data-parallel ranks may be declined in every mode:
-    SkyRL asserts that batch sizes are multiples, slime that micro-batches can be aligned.
-    """
-    steps, dp, mode = cell.case.steps, cell.layout.dp, cell.aggregation.mode
-    if not all(step.mask.any() and _groups_are_adjacent(step) for step in steps):
-        return True
-    if mode in MAY_REFUSE.get(cell.spec.objective, ()):
-        return True
-    if any(_is_uneven(step, dp) for step in steps):
-        return True
-    uneven = any(len(np.unique(step.groups)) % dp for step in steps)
-    return mode is Mode.PROMPT_MEAN and uneven
-
-
-def _is_uneven(step: Step, dp: int) -> bool:
-    """Whether data-parallel ranks get different numbers of samples or rollouts of a step."""
-    return bool(step.size % dp or len(np.unique(step.rollouts)) % dp)
-
-
-def _groups_are_adjacent(step: Step) -> bool:
-    borders = np.count_nonzero(np.diff(step.groups))
-    return bool(borders + 1 == len(np.unique(step.groups)))
-
-
-def _refused(cell: MatrixCell, message: str) -> Finding:
-    """A refusal where the contract allows one; elsewhere it is a mismatch."""
-    if _may_refuse(cell):
-        return _finding(cell, verdict=Verdict.REFUSED, message=message)
-    return _finding(
-        cell,
-        verdict=Verdict.MISMATCH,
-        message=message,
-        diagnosis=Diagnosis(
-            name="refused_what_it_supports",
-            explanation="the framework has this mode and layout and declines an ordinary step",
-        ),
-    )
+    if cell.layout.tp > description.largest_tp:
+        return f"no {cell.layout.tp} tensor-parallel ranks"
+    lacking = [option for option in cell.layout.options if option not in description.options]
+    return f"no option {', '.join(lacking)}" if lacking else None
 
 
 def _judged(cell: MatrixCell, judgement: Judgement, description: Description) -> Finding:

@@ -17,7 +17,7 @@ from hypothesis.errors import Flaky
 
 from conformance.corpus.strategies import DIVISORS, cases
 from conformance.findings.verdict import Verdict
-from conformance.runs.check import check
+from conformance.runs.check import Made, make
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from conformance.corpus.cases import Case
     from conformance.findings.finding import Finding
     from conformance.plan.matrix import GeneratedCell
-    from conformance.ranks.pool import RankPool
+    from conformance.runs.jobs import SharedJobs
     from reference.step import Step
 
 
@@ -47,9 +47,9 @@ class _Fault(BaseException):
         self.error = error
 
 
-def check_generated(cell: GeneratedCell, pool: RankPool) -> tuple[Finding, float]:
-    """The finding, and the seconds that the slowest ranks spent in the framework for it."""
-    examples = _Examples(cell, pool)
+def check_generated(cell: GeneratedCell, jobs: SharedJobs) -> Made:
+    """Runs the cell's examples and makes one finding of them."""
+    examples = _Examples(cell, jobs)
     try:
         _search(cell, examples.run)
     except (_Wrong, _Crashed):
@@ -58,7 +58,7 @@ def check_generated(cell: GeneratedCell, pool: RankPool) -> tuple[Finding, float
         examples.always_wrong = False
     except _Fault as fault:
         raise fault.error from None
-    return examples.finding(), examples.seconds
+    return Made(examples.finding(), examples.seconds)
 
 
 def _search(cell: GeneratedCell, run: Callable[[Case], None]) -> None:
@@ -91,7 +91,7 @@ class _Examples:
     """What became of a cell's examples."""
 
     cell: GeneratedCell
-    pool: RankPool
+    jobs: SharedJobs
     seconds: float = 0.0
     right: list[Finding] = field(default_factory=list)
     """Those before the first wrong one."""
@@ -113,7 +113,7 @@ class _Examples:
             _Fault: the harness did.
         """
         with _faults_end_the_search():
-            finding, seconds, _ = check(self.cell.of(case), self.pool)
+            finding, seconds, _ = make(self.cell.of(case), self.jobs)
         self.seconds += seconds
         if finding.verdict is Verdict.CRASHED:
             self.wrong = finding, case

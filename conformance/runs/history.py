@@ -13,7 +13,7 @@ from adapters.toolkit.source import Commit, find_commit, resolve
 from conformance.comparing import journal, report_file
 from conformance.corpus.cases import ALL_CASES
 from conformance.findings.errors import InvalidHistoryError, ReportFileError
-from conformance.ranks.budget import MAX_RANKS
+from conformance.ranks.hardware import MAX_RANKS
 from conformance.runs import registry
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""From a cell to a line in the report, across process borders."""
+"""Carries findings to the process that writes the report, and gathers them there."""
 
 from __future__ import annotations
 
@@ -9,53 +9,37 @@ from conformance.comparing.journal import Journal
 from conformance.findings.errors import HarnessFaultError
 from conformance.findings.finding import Finding
 from conformance.findings.harness import Consistency
-from conformance.findings.report import Header, Provenance, Selection
-from conformance.plan.matrix import GeneratedCell, LogCell
-from conformance.runs.check import Made, check, check_log
-from conformance.runs.environment import environment
+from conformance.findings.report import Header, Selection
 
 if TYPE_CHECKING:
-    from adapters.contract import Description
+    from pathlib import Path
+
     from conformance.findings.report import Report
-    from conformance.plan.matrix import AnyMatrixCell
-    from conformance.ranks.pool import RankPool
+    from conformance.runs.check import Made
     from conformance.runs.settings import Settings
 
 
 class FindingMessage(TypedDict):
-    """A finding and what the report's head needs, as plain values that pytest-xdist can carry."""
+    """A finding as plain values that pytest-xdist can carry from process to process."""
 
     header: str
+    """The report's, in the first message of each process that makes findings; else empty."""
+
     finding: str
     """Empty where the harness was at fault."""
 
     framework_seconds: float
     expected: list[tuple[str, float]]
-    """Numbers of the reference's, by name, to be compared over the findings of a run."""
+    """Numbers of the reference by name, compared over all findings of a run."""
 
     fault: str
-    """What was wrong with the harness, if anything was."""
+    """What is wrong with the harness; empty where nothing is."""
 
 
-def header(settings: Settings, description: Description) -> Header:
-    """What a report says before its findings."""
-    source = settings.source
-    return Header(
-        adapter=settings.adapter.name,
-        engine=settings.adapter.engine,
-        source=Provenance(**{name: getattr(source, name) for name in Provenance.model_fields}),
-        environment=environment(settings.adapter, description, settings.hardware),
-        conventions=description.conventions,
-        departures=list(description.departures),
-        request=settings.plan.request,
-    )
-
-
-def pack(cell: AnyMatrixCell, pool: RankPool, head: Header) -> tuple[Finding, FindingMessage]:
-    """Make one finding, where the ranks are."""
-    made = _check(cell, pool)
-    return made.finding, FindingMessage(
-        header=head.model_dump_json(),
+def message(made: Made, header: str) -> FindingMessage:
+    """Packs a finding, where the ranks are."""
+    return FindingMessage(
+        header=header,
         finding=made.finding.model_dump_json(),
         framework_seconds=made.framework_seconds,
         expected=[(name, value) for name, value in made.expected],
@@ -63,25 +47,15 @@ def pack(cell: AnyMatrixCell, pool: RankPool, head: Header) -> tuple[Finding, Fi
     )
 
 
-def pack_fault(fault: HarnessFaultError, head: Header) -> FindingMessage:
-    """Tell the process that writes the report that the run has to stop."""
+def fault_message(fault: HarnessFaultError, header: str) -> FindingMessage:
+    """Tells the process that writes the report that the run has to stop."""
     return FindingMessage(
-        header=head.model_dump_json(),
+        header=header,
         finding="",
         framework_seconds=0.0,
         expected=[],
         fault=f"{type(fault).__name__}: {fault}",
     )
-
-
-def _check(cell: AnyMatrixCell, pool: RankPool) -> Made:
-    if isinstance(cell, LogCell):
-        return Made(check_log(cell, pool.adapter, pool.source, pool.description))
-    if isinstance(cell, GeneratedCell):
-        from conformance.runs.generated import check_generated  # hypothesis, which takes its time
-
-        return Made(*check_generated(cell, pool))
-    return check(cell, pool)
 
 
 @dataclass
@@ -101,13 +75,19 @@ class Recorder:
     def __post_init__(self) -> None:
         self._journal = Journal(self.settings.report)
 
+    @property
+    def interrupted(self) -> Path | None:
+        """Where the findings of an earlier run are kept that was killed, if there was one."""
+        return self._journal.interrupted
+
     def record(self, finding_message: FindingMessage) -> Finding:
-        """Take in a finding message, perhaps from another process; returns its finding.
+        """Takes in a finding message, perhaps from another process, and returns it.
 
         Raises:
             HarnessFaultError: no verdict of the run can be relied on.
         """
-        self._journal.begin(Header.model_validate_json(finding_message["header"]))
+        if finding_message["header"] and not self._journal.begun:
+            self._journal.begin(Header.model_validate_json(finding_message["header"]))
         if finding_message["fault"]:
             raise HarnessFaultError(finding_message["fault"])
         finding = Finding.model_validate_json(finding_message["finding"])
@@ -117,11 +97,11 @@ class Recorder:
         return finding
 
     def close(self) -> None:
-        """Let go of the report's path, however the run came to its end."""
+        """Lets go of the report's path, however the run came to its end."""
         self._journal.close()
 
     def finish(self) -> Report | None:
-        """Write the report of all that was recorded; None if nothing was."""
+        """Writes the report of all that was recorded; None if nothing was."""
         deselected = len(self.settings.plan.cells()) - self.selected
         return self._journal.finish(
             Selection(selected=self.selected, deselected=max(deselected, 0))

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from adapters.contract import Depth
 from conformance.corpus.cases import GENERATED
 from conformance.findings.verdict import Check
-from conformance.ranks.budget import MAX_RANKS
-from conformance.ranks.hardware import ON_CPU
+from conformance.ranks.hardware import MAX_RANKS, ON_CPU
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from adapters.contract import Adapter
-    from conformance.ranks.budget import RankBudget
+    from conformance.ranks.hardware import RankBudget
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from adapters.contract import Depth, Job, Layout
 from adapters.contract.objective import Objective
 from conformance.corpus.cases import CORPUS
+from conformance.findings.report import Report
 from conformance.ranks.pool import Crashed, Ran
 from reference.aggregation import Aggregation, Mode
 from tests import command
@@ -41,19 +41,21 @@ def run(
     *arguments: str,
     cases: str = "dp",
     subjects: str = POLICY_LOSS,
-) -> dict[str, Any]:
+) -> Report:
     repository = Path(os.environ[command.SOURCES]) / adapter
     selected = ("-k", f"({subjects}) and ({cases})")
-    result = command.run(tmp_path, adapter, f"--source={repository}@{ref}", *arguments, *selected)
-    assert result.report["complete"], result.output
+    result = command.run_loaded(
+        tmp_path, adapter, f"--source={repository}@{ref}", *arguments, *selected
+    )
+    assert result.report.complete, result.output
     return result.report
 
 
-def cases(report: dict[str, Any], mode: str, verdict: str) -> set[str]:
+def cases(report: Report, mode: str, verdict: str) -> set[str]:
     return {
-        finding["case"]
-        for finding in report["findings"]
-        if finding["mode"] == mode and finding["verdict"] == verdict
+        finding.case
+        for finding in report.findings
+        if finding.mode == mode and finding.verdict == verdict
     }
 
 
@@ -77,9 +79,9 @@ def test_versions_have_their_modes_and_weigh_as_known(
     cases_run = "dp and not prompt_mean" if prompt_mean_crashes else "dp"
     report = run(tmp_path, adapter, ref, *LAYOUTS, cases=cases_run)
 
-    offered = {m for m, counts in report["summary"]["modes"].items() if "conforms" in counts}
+    offered = {m for m, counts in report.summary.modes.items() if "conforms" in counts}
     assert offered == modes
-    assert {f["verdict"] for f in report["findings"]} <= {
+    assert {f.verdict for f in report.findings} <= {
         "conforms",
         "mismatch",
         "refused",
@@ -96,11 +98,11 @@ def test_first_commit_of_slime_2090_divides_prompt_mean_by_the_group_size(tmp_pa
     cases = "prompt_mean and odd_groups"
     report = run(tmp_path, "slime", "bd9714414", *LAYOUTS, cases=cases, subjects="[weights/")
 
-    assert len(report["findings"]) == len(LAYOUTS)
-    for finding in report["findings"]:
-        assert finding["error"] == pytest.approx(2 / 3, rel=1e-6)
-        assert finding["diagnosis"]["name"] == "samples_counted_as_prompts"
-        assert "divided_by_group_size" in finding["diagnosis"]["also"]
+    assert len(report.findings) == len(LAYOUTS)
+    for finding in report.findings:
+        assert finding.error == pytest.approx(2 / 3, rel=1e-6)
+        assert finding.diagnosis.name == "samples_counted_as_prompts"
+        assert "divided_by_group_size" in finding.diagnosis.also
 
 
 @pytest.mark.parametrize(
@@ -133,7 +135,7 @@ def test_weights_of_the_four_modes_do_not_depend_on_options(tmp_path: Path, layo
     cases = "uneven_lengths or two_steps"
     report = run(tmp_path, "slime", "refs/pull/2090/head", f"--layout={layout}", cases=cases)
 
-    verdicts = {finding["mode"]: finding["verdict"] for finding in report["findings"]}
+    verdicts = {finding.mode: finding.verdict for finding in report.findings}
     per_token = "unsupported" if "average_in_collective" in layout else "conforms"
     assert verdicts == {
         "sample_mean": "conforms",
@@ -158,8 +160,8 @@ def test_parameters_in_bfloat16_conform_within_their_bound(
     cases = "uneven_lengths and not prompt_mean"
     report = run(tmp_path, adapter, ref, *chosen, cases=cases, subjects="[weights/")
 
-    assert {finding["verdict"] for finding in report["findings"]} == {"conforms"}
-    assert max(finding["error"] for finding in report["findings"]) > 1e-4, "not in bfloat16"
+    assert {finding.verdict for finding in report.findings} == {"conforms"}
+    assert max(finding.error for finding in report.findings) > 1e-4, "not in bfloat16"
 
 
 @pytest.mark.parametrize(
@@ -173,11 +175,11 @@ def test_miles_conforms_but_for_prompt_mean_which_fails_in_its_log(
     arguments = ("--layout=dp2-cp1-mb2-thd", "--layout=dp4-cp1-mbtokens-thd")
     report = run(tmp_path, "miles", "refs/pull/1498/head", *chosen, *arguments)
 
-    assert report["engine"] == engine
+    assert report.engine == engine
     for mode in ("sample_mean", "token_mean", "constant"):
         assert "uneven_lengths" in cases(report, mode, "conforms")
         assert not cases(report, mode, "mismatch") | cases(report, mode, "crashed")
-    messages = {f["message"].strip() for f in report["findings"] if f["verdict"] == "crashed"}
+    messages = {f.message.strip() for f in report.findings if f.verdict == "crashed"}
     assert cases(report, "prompt_mean", "crashed") >= {"uneven_lengths", "odd_groups"}
     assert {message.splitlines()[-1] for message in messages} == {
         "RuntimeError: zero-dimensional tensor (at position 0) cannot be concatenated"
@@ -197,11 +199,11 @@ def test_miles_on_fsdp_never_divides_token_mean(tmp_path: Path, ref: str) -> Non
         cases="odd_groups",
         subjects="[weights/",
     )
-    [finding] = report["findings"]
+    [finding] = report.findings
 
-    assert finding["diagnosis"]["name"] == "not_divided"
-    assert finding["place"].endswith("(FSDPTrainRayActor._train_step)")
-    assert finding["diagnosis"]["numbers"] == pytest.approx(
+    assert finding.diagnosis.name == "not_divided"
+    assert finding.place.endswith("(FSDPTrainRayActor._train_step)")
+    assert finding.diagnosis.numbers == pytest.approx(
         {"denominator": 2, "expected_denominator": 120}, rel=1e-6
     )
 
@@ -209,9 +211,9 @@ def test_miles_on_fsdp_never_divides_token_mean(tmp_path: Path, ref: str) -> Non
 OBJECTIVES = "auxiliary or rejection or other_losses or [metric."
 
 
-def mistakes(report: dict[str, Any]) -> set[str]:
+def mistakes(report: Report) -> set[str]:
     """Names of what deviates."""
-    return {f["diagnosis"]["name"] for f in report["findings"] if f["verdict"] == "mismatch"}
+    return {f.diagnosis.name for f in report.findings if f.verdict == "mismatch"}
 
 
 @pytest.mark.parametrize(
@@ -225,7 +227,7 @@ def test_all_but_means_over_tokens_conforms_whatever_is_trained(
     cases = "fully_masked_sample or rejected_tokens"
     report = run(tmp_path, adapter, ref, *arguments, cases=cases, subjects=OBJECTIVES)
 
-    assert {f["verdict"] for f in report["findings"]} == {"conforms", "unsupported"}
+    assert {f.verdict for f in report.findings} == {"conforms", "unsupported"}
 
 
 def test_other_terms_of_slime_2090_are_means_over_tokens_in_token_mean(tmp_path: Path) -> None:
@@ -241,7 +243,7 @@ def test_other_terms_of_slime_2090_are_means_over_tokens_in_token_mean(tmp_path:
         subjects=subjects,
     )
 
-    assert len(report["findings"]) == 4
+    assert len(report.findings) == 4
     assert mistakes(report) == {"weights_of_token_mean"}
 
 
@@ -250,7 +252,7 @@ def test_miles_on_fsdp_counts_what_rejection_leaves(tmp_path: Path) -> None:
     arguments = ("--engine=fsdp", "--layout=dp2-cp1-mb2-thd", "--modes=sample_mean")
     report = run(tmp_path, "miles", "main", *arguments, cases="rejected", subjects="[rejection/")
 
-    assert len(report["findings"]) == 3
+    assert len(report.findings) == 3
     assert mistakes(report) == set()
 
 
@@ -286,7 +288,7 @@ def test_micro_batches_by_tokens_are_dealt_to_four_ranks(tmp_path: Path, adapter
     arguments = (*layouts, "--modes=sample_mean,token_mean")
     report = run(tmp_path, adapter, "main", *arguments, cases="unequal_groups")
 
-    assert {finding["verdict"] for finding in report["findings"]} == {"conforms"}
+    assert {finding.verdict for finding in report.findings} == {"conforms"}
 
 
 @pytest.mark.parametrize(("ref", "is_for_tests"), [("refs/pull/1498/head", True), ("main", False)])
@@ -296,8 +298,8 @@ def test_engine_for_tests_alone_is_a_departure(
     arguments = ("--engine=fsdp", "--layout=dp1-cp1-mb1-thd", "--modes=sample_mean")
     report = run(tmp_path, "miles", ref, *arguments, cases="uneven_lengths")
 
-    assert {finding["verdict"] for finding in report["findings"]} == {"conforms"}
-    departures = {one["what"] for one in report["departures"]}
+    assert {finding.verdict for finding in report.findings} == {"conforms"}
+    departures = {one["what"] for one in report.departures}
     assert ("--ci-test --ci-disable-logprobs-checker" in departures) is is_for_tests
 
 
@@ -309,5 +311,5 @@ def test_sequence_ratios_of_miles_fail_on_padded_rows(tmp_path: Path, ref: str) 
         "findings"
     ]
 
-    assert finding["verdict"] == "crashed"
-    assert "in all_gather_with_cp" in finding["message"]
+    assert finding.verdict == "crashed"
+    assert "in all_gather_with_cp" in finding.message

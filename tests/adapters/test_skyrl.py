@@ -39,6 +39,7 @@ from adapters.skyrl.fsdp import SkyRLFsdpAdapter
 from adapters.skyrl.megatron import SkyRLMegatronAdapter
 from adapters.skyrl.trainer import BY_CONSTRUCTION, Rollouts
 from conformance.corpus.cases import CORPUS, REJECTION
+from conformance.findings.report import Provenance
 from conformance.ranks.messages import Declined
 from conformance.ranks.pool import Ran, RankPool
 from reference.aggregation import Aggregation, Conventions, DenominatorMask, Mode
@@ -64,9 +65,9 @@ OUTSIDE_ITS_CONTRACT = {"interleaved_groups": "refused", "dropped_rollouts": "un
 def unexpected(findings: list[dict]) -> list[str]:
     """What does not conform though SkyRL is made for it."""
     return [
-        finding["id"]
+        finding.id
         for finding in findings
-        if finding["verdict"] != OUTSIDE_ITS_CONTRACT.get(finding["case"], "conforms")
+        if finding.verdict != OUTSIDE_ITS_CONTRACT.get(finding.case, "conforms")
     ]
 
 
@@ -77,22 +78,22 @@ def cases_on(layouts: list[str]) -> int:
 
 def test_forcing_dp_size_to_one_halves_every_weight_and_is_named(tmp_path: Path) -> None:
     cases = ("-k", f"({PLAIN}) and (short_responses or odd_groups)")
-    result = command.run(tmp_path, "dpsizeone", "--layout=dp2-cp1-mb1-bshd", *cases)
+    result = command.run_loaded(tmp_path, "dpsizeone", "--layout=dp2-cp1-mb1-bshd", *cases)
 
-    findings = [one for one in result.report["findings"] if one["check"] == "weights"]
-    others = [one for one in result.report["findings"] if one not in findings]
-    assert {finding["verdict"] for finding in others} == {"conforms"}, "the log has it right"
-    assert [finding["verdict"] for finding in findings] == ["mismatch"] * 8
+    findings = [one for one in result.report.findings if one.check == "weights"]
+    others = [one for one in result.report.findings if one not in findings]
+    assert {finding.verdict for finding in others} == {"conforms"}, "the log has it right"
+    assert [finding.verdict for finding in findings] == ["mismatch"] * 8
     for finding in findings:
-        assert finding["error"] == pytest.approx(0.5, rel=1e-7)
-        assert finding["diagnosis"]["numbers"]["dp"] == 2
-    names = {finding["case"]: finding["diagnosis"]["name"] for finding in findings}
+        assert finding.error == pytest.approx(0.5, rel=1e-7)
+        assert finding.diagnosis.numbers["dp"] == 2
+    names = {finding.case: finding.diagnosis.name for finding in findings}
     assert names == {
         "odd_groups": "divided_by_dp",
         "short_responses": "divided_by_dp_or_group_size",
     }
-    short = [finding for finding in findings if finding["case"] == "short_responses"]
-    errors = {finding["mode"]: finding["error"] for finding in short}
+    short = [finding for finding in findings if finding.case == "short_responses"]
+    errors = {finding.mode: finding.error for finding in short}
     assert errors["sample_mean"] == 0.5, "its denominators, powers of two, round nothing"
 
 
@@ -100,21 +101,21 @@ def test_forcing_dp_size_to_one_halves_every_weight_and_is_named(tmp_path: Path)
 def test_depths_below_the_step_conform(tmp_path: Path, depth: str) -> None:
     layouts = ["dp1-cp1-mb2-bshd", "dp2-cp2-mbtokens-thd"]
     chosen = [f"--layout={layout}" for layout in layouts]
-    result = command.run(tmp_path, "skyrl", f"--depth={depth}", *chosen)
+    result = command.run_loaded(tmp_path, "skyrl", f"--depth={depth}", *chosen)
 
-    findings = result.report["findings"]
+    findings = result.report.findings
     assert len(findings) == cases_on(layouts) * len(Mode)
     assert unexpected(findings) == [], result.output
-    assert {finding["depth"] for finding in findings} == {depth}
+    assert {finding.depth for finding in findings} == {depth}
 
 
 def test_megatron_engine_conforms_under_context_and_tensor_parallelism(tmp_path: Path) -> None:
     layouts = ["dp2-cp1-mb2-bshd", "dp2-cp2-mb2-thd", "dp1-cp2-mbtokens-thd", "dp1-cp1-tp2-mb2-thd"]
     chosen = [f"--layout={layout}" for layout in layouts]
-    result = command.run(tmp_path, "skyrl", "--engine=megatron", "-k", PLAIN, *chosen)
+    result = command.run_loaded(tmp_path, "skyrl", "--engine=megatron", "-k", PLAIN, *chosen)
 
-    findings = result.report["findings"]
-    assert result.report["engine"] == "megatron"
+    findings = result.report.findings
+    assert result.report.engine == "megatron"
     assert len(findings) == cases_on(layouts) * len(Mode) * 2
     assert unexpected(findings) == [], result.output
 
@@ -122,34 +123,34 @@ def test_megatron_engine_conforms_under_context_and_tensor_parallelism(tmp_path:
 @pytest.mark.parametrize("engine", ["fsdp", "megatron"])
 def test_parameters_in_bfloat16_conform_within_their_bound(tmp_path: Path, engine: str) -> None:
     chosen = (f"--engine={engine}", "--dtype=bfloat16", "--layout=dp2-cp1-mb2-thd")
-    result = command.run(tmp_path, "skyrl", *chosen, "--checks=weights", "-k", "dp2")
-    findings = result.report["findings"]
+    result = command.run_loaded(tmp_path, "skyrl", *chosen, "--checks=weights", "-k", "dp2")
+    findings = result.report.findings
 
     assert len(findings) == cases_on(["dp2-cp1-mb2-thd"]) * len(Mode)
     assert unexpected(findings) == [], result.output
-    errors = [one["error"] for one in findings if one["verdict"] == "conforms"]
+    errors = [one.error for one in findings if one.verdict == "conforms"]
     assert 1e-4 < max(errors) < weight_bound("bfloat16"), "the probe is not in bfloat16"
 
 
 def test_gradients_that_are_not_joined_into_one_collective_are_the_same(tmp_path: Path) -> None:
     layouts = ("--layout=dp2-cp2-mb2-thd", "--layout=dp2-cp2-mb2-thd+overlap_grad_reduce")
     chosen = ("--checks=weights", "--modes=token_mean", "-k", "uneven_lengths", *layouts)
-    joined = command.run(tmp_path / "joined", "skyrl", "--engine=megatron", *chosen)
-    result = command.run(tmp_path / "one_by_one", "onebyone", *chosen)
-    together, overlapping = result.report["findings"]
+    joined = command.run_loaded(tmp_path / "joined", "skyrl", "--engine=megatron", *chosen)
+    result = command.run_loaded(tmp_path / "one_by_one", "onebyone", *chosen)
+    together, overlapping = result.report.findings
 
-    assert together == joined.report["findings"][0]
-    assert together["verdict"] == "conforms"
-    assert overlapping["verdict"] == "unsupported"
-    assert overlapping["message"].startswith("no overlap of gradient reduction with gloo")
+    assert together == joined.report.findings[0]
+    assert together.verdict == "conforms"
+    assert overlapping.verdict == "unsupported"
+    assert overlapping.message.startswith("no overlap of gradient reduction with gloo")
 
 
 @pytest.mark.parametrize("engine", ["fsdp", "megatron"])
 def test_findings_under_torchrun_are_the_pool_s(tmp_path: Path, engine: str) -> None:
     chosen = (f"--engine={engine}", "--layout=dp2-cp1-mb2-thd", "--checks=weights,metric")
     chosen = (*chosen, "-k", "one_token")
-    pool = command.run(tmp_path / "pool", "skyrl", *chosen)
-    two = command.run(tmp_path / "two", "skyrl", *chosen, torchrun=("--nproc-per-node=2",))
+    pool = command.run_loaded(tmp_path / "pool", "skyrl", *chosen)
+    two = command.torchrun(tmp_path / "two", "skyrl", *chosen, options=("--nproc-per-node=2",))
 
     assert two.status == pool.status
     assert two.findings == pool.findings
@@ -157,9 +158,9 @@ def test_findings_under_torchrun_are_the_pool_s(tmp_path: Path, engine: str) -> 
 
 def test_megatron_engine_conforms_at_depth_loss(tmp_path: Path) -> None:
     arguments = ("--engine=megatron", "--depth=loss", "--layout=dp2-cp2-mb2-thd")
-    result = command.run(tmp_path, "skyrl", *arguments)
+    result = command.run_loaded(tmp_path, "skyrl", *arguments)
 
-    assert unexpected(result.report["findings"]) == []
+    assert unexpected(result.report.findings) == []
 
 
 def test_workers_find_the_same_byte_for_byte(tmp_path: Path) -> None:
@@ -168,27 +169,23 @@ def test_workers_find_the_same_byte_for_byte(tmp_path: Path) -> None:
     folders = tmp_path / "alone", tmp_path / "shared"
     for folder in folders:
         folder.mkdir()
-    alone = command.run(folders[0], "skyrl", *selection)
-    shared = command.run(folders[1], "skyrl", *selection, "-n", "2")
+    alone = command.run_loaded(folders[0], "skyrl", *selection)
+    shared = command.run_loaded(folders[1], "skyrl", *selection, "-n", "2")
 
-    assert len(alone.report["findings"]) == 2 * len(Mode) * 2
+    assert len(alone.report.findings) == 2 * len(Mode) * 2
     assert alone.findings == shared.findings
 
 
 def test_report_says_what_ran(tmp_path: Path) -> None:
-    result = command.run(tmp_path, "skyrl", "--layout=dp1-cp1-mb1-bshd", "-k", "one_token")
+    result = command.run_loaded(tmp_path, "skyrl", "--layout=dp1-cp1-mb1-bshd", "-k", "one_token")
 
     report = result.report
-    assert report["source"] == {
-        "kind": "installed",
-        "revision": None,
-        "version": "0.3.0",
-        "ref": None,
-        "dirty": False,
-    }
-    assert report["engine"] == "fsdp"
-    assert "transformers" in report["environment"]["dependencies"]
-    assert report["environment"]["stubs"] == ["flash_attn"]
+    assert report.source == Provenance(
+        kind="installed", revision=None, version="0.3.0", ref=None, dirty=False
+    )
+    assert report.engine == "fsdp"
+    assert "transformers" in report.environment.dependencies
+    assert report.environment.stubs == ["flash_attn"]
 
 
 @pytest.mark.skipif(
@@ -208,14 +205,16 @@ def test_other_versions_run_from_a_repository(
 ) -> None:
     repository = Path(os.environ[command.SOURCES]) / "SkyRL"
     layouts = ["--layout=dp1-cp1-mb1-thd", "--layout=dp4-cp1-mb2-bshd"]
-    result = command.run(tmp_path, "skyrl", f"--source={repository}@{ref}", "-k", PLAIN, *layouts)
+    result = command.run_loaded(
+        tmp_path, "skyrl", f"--source={repository}@{ref}", "-k", PLAIN, *layouts
+    )
 
-    modes = result.report["summary"]["modes"]
+    modes = result.report.summary.modes
     assert {mode for mode in modes if set(modes[mode]) == {"unsupported"}} == unsupported
-    known = [finding for finding in result.report["findings"] if finding["mode"] not in unsupported]
+    known = [finding for finding in result.report.findings if finding.mode not in unsupported]
     assert unexpected(known) == []
-    assert result.report["source"]["ref"] == ref
-    assert result.report["source"]["kind"] == "git"
+    assert result.report.source.ref == ref
+    assert result.report.source.kind == "git"
 
 
 @pytest.mark.skipif(
@@ -228,13 +227,13 @@ def test_megatron_engine_of_the_version_before_multiplies_by_cp(tmp_path: Path) 
     layouts = ["--layout=dp2-cp1-mb2-thd", "--layout=dp1-cp2-mb1-thd"]
     chosen = ("--modes=token_mean", "-k", "weights/ and odd_groups", *layouts)
     arguments = (source, "--engine=megatron", *chosen)
-    findings = command.run(tmp_path, "skyrl", *arguments).report["findings"]
+    findings = command.run_loaded(tmp_path, "skyrl", *arguments).report.findings
 
-    verdicts = {finding["layout"]["cp"]: finding["verdict"] for finding in findings}
+    verdicts = {finding.layout.cp: finding.verdict for finding in findings}
     assert verdicts == {1: "conforms", 2: "mismatch"}
-    [diagnosis] = [finding["diagnosis"] for finding in findings if "diagnosis" in finding]
-    assert diagnosis["name"] == "multiplied_by_cp"
-    assert diagnosis["numbers"] == {"ratio": pytest.approx(2, rel=1e-6), "cp": 2}
+    [diagnosis] = [finding.diagnosis for finding in findings if finding.diagnosis]
+    assert diagnosis.name == "multiplied_by_cp"
+    assert diagnosis.numbers == {"ratio": pytest.approx(2, rel=1e-6), "cp": 2}
 
 
 class TensorsOfRows(dict[str, torch.Tensor]):
@@ -360,17 +359,17 @@ COLLIDING = ("--layout=dp2-cp2-mbtokens-thd", "--checks=metric", "-k", "clip and
 def test_micro_batches_that_only_pad_change_nothing_whatever_tokens_they_hold(
     tmp_path: Path,
 ) -> None:
-    plain = command.run(tmp_path / "plain", "skyrl", "--engine=megatron", *COLLIDING)
-    colliding = command.run(tmp_path / "colliding", "paddingcollides", *COLLIDING)
+    plain = command.run_loaded(tmp_path / "plain", "skyrl", "--engine=megatron", *COLLIDING)
+    colliding = command.run_loaded(tmp_path / "colliding", "paddingcollides", *COLLIDING)
 
-    assert {finding["verdict"] for finding in plain.report["findings"]} == {"conforms"}
+    assert {finding.verdict for finding in plain.report.findings} == {"conforms"}
     assert colliding.findings == plain.findings
 
 
 def test_run_is_stopped_where_micro_batches_that_only_pad_are_taken_for_others(
     tmp_path: Path,
 ) -> None:
-    result = command.run(tmp_path, "paddingkept", *COLLIDING)
+    result = command.run_loaded(tmp_path, "paddingkept", *COLLIDING)
 
     assert result.status == pytest.ExitCode.INTERNAL_ERROR
     assert "fault of the harness: clip_fraction in clip_fraction of off_policy" in result.output
@@ -419,12 +418,12 @@ def test_megatron_reports_no_divergence_that_it_does_not_compute(megatron: RankP
 
 def test_a_weight_taken_from_micro_batches_multiplies_the_terms_alone(tmp_path: Path) -> None:
     chosen = ("--layout=dp2-cp1-mb2-bshd", "--modes=sample_mean", "-k", MASKED.name)
-    report = command.run(tmp_path, "microbatchesunweighted", *chosen).report
+    report = command.run_loaded(tmp_path, "microbatchesunweighted", *chosen).report
 
-    findings = {finding["id"].partition("/")[0]: finding for finding in report["findings"]}
-    assert findings["weights"]["verdict"] == "conforms"
-    assert findings["auxiliary.kl"]["verdict"] == "mismatch"
-    assert findings["auxiliary.kl"]["error"] == pytest.approx(1, rel=1e-6), "twice as much"
+    findings = {finding.id.partition("/")[0]: finding for finding in report.findings}
+    assert findings["weights"].verdict == "conforms"
+    assert findings["auxiliary.kl"].verdict == "mismatch"
+    assert findings["auxiliary.kl"].error == pytest.approx(1, rel=1e-6), "twice as much"
 
 
 def test_default_is_token_mean(fsdp: RankPool) -> None:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from conformance.findings.finding import Finding
 from tests import command
 from tests.toys import Edit, checkout
-
-Finding = dict[str, Any]
 
 TELLING_CASES = (
     "uneven_lengths or fully_masked or short_responses or split_groups or unequal_groups"
@@ -47,31 +45,31 @@ def find(
     chosen = [f"--layout={layout}" for layout in layouts]
     selected = ("-k", f"({subjects}) and ({cases})")
     result = command.run(folder, toy, f"--source={source}", *chosen, *selected, *options)
-    assert result.report["complete"], result.output
-    found: list[Finding] = result.report["findings"]
+    assert result.report.complete, result.output
+    found: list[Finding] = result.report.findings
     assert found, result.output
     return found
 
 
 def verdicts(found: list[Finding]) -> set[str]:
-    return {finding["verdict"] for finding in found}
+    return {finding.verdict for finding in found}
 
 
 def of_mode(found: list[Finding], mode: str) -> list[Finding]:
-    return [finding for finding in found if finding["mode"] == mode]
+    return [finding for finding in found if finding.mode == mode]
 
 
 def of_check(found: list[Finding], check: str) -> list[Finding]:
-    return [finding for finding in found if finding["check"] == check]
+    return [finding for finding in found if finding.check == check]
 
 
 def layout_of(finding: Finding) -> str:
-    return str(finding["id"].rpartition("/")[2])
+    return str(finding.id.rpartition("/")[2])
 
 
 def reasons(found: list[Finding]) -> set[tuple[str, str]]:
     """What of each layout was not run, and why."""
-    return {(layout_of(f), f["message"]) for f in found if f["verdict"] == "unsupported"}
+    return {(layout_of(f), f.message) for f in found if f.verdict == "unsupported"}
 
 
 def test_slime_conforms_with_every_option_it_has(tmp_path: Path) -> None:
@@ -96,9 +94,9 @@ def test_slime_conforms_with_every_option_it_has(tmp_path: Path) -> None:
         (gather, "no option allgather_cp"),
         (average, "Megatron-Core: Cannot average in collective when calculating per-token loss!"),
     }
-    assert {
-        f["mode"] for f in found if layout_of(f) == average and f["verdict"] == "unsupported"
-    } == {"token_mean"}
+    assert {f.mode for f in found if layout_of(f) == average and f.verdict == "unsupported"} == {
+        "token_mean"
+    }
 
 
 def test_miles_conforms_in_both_formats(tmp_path: Path) -> None:
@@ -113,7 +111,7 @@ def test_miles_conforms_in_both_formats(tmp_path: Path) -> None:
 
     assert verdicts(found) == {"conforms", "unsupported"}
     assert reasons(found) == {(layout, "no several samples of one rollout") for layout in layouts}
-    assert {f["case"] for f in found if f["verdict"] == "unsupported"} == {"unequal_groups"}
+    assert {f.case for f in found if f.verdict == "unsupported"} == {"unequal_groups"}
 
 
 @pytest.mark.parametrize("depth", ["reducer", "step"])
@@ -147,8 +145,8 @@ def test_dropped_factor_shows_in_the_gradient_alone_on_the_other_engine(tmp_path
     assert verdicts(of_check(found, "metric")) == {"conforms"}
     assert len(of_check(found, "weights")) == len(MODES)
     for finding in of_check(found, "weights"):
-        assert finding["error"] == pytest.approx(0.5, rel=1e-6)
-        assert finding["diagnosis"]["name"] == "divided_by_dp"
+        assert finding.error == pytest.approx(0.5, rel=1e-6)
+        assert finding.diagnosis.name == "divided_by_dp"
 
 
 @pytest.mark.parametrize(
@@ -184,10 +182,10 @@ def test_wrong_number_in_the_log_shows_there_alone(
 
     assert verdicts(of_check(found, "weights")) == {"conforms"}
     logged = of_check(found, "metric")
-    assert {finding["case"] for finding in logged} == {"odd_groups", "two_steps"}
+    assert {finding.case for finding in logged} == {"odd_groups", "two_steps"}
     for finding in logged:
-        assert finding["verdict"] == "mismatch"
-        assert finding["diagnosis"]["name"].startswith("divided_by_")
+        assert finding.verdict == "mismatch"
+        assert finding.diagnosis.name.startswith("divided_by_")
 
 
 @pytest.mark.parametrize(
@@ -200,7 +198,7 @@ def test_depths_below_the_step_conform(tmp_path: Path, toy: str, depth: str) -> 
     found = find(tmp_path, toy, source, layouts, *options)
 
     assert verdicts(found) == {"conforms"}
-    assert {finding["depth"] for finding in found} == {depth}
+    assert {finding.depth for finding in found} == {depth}
 
 
 @pytest.mark.parametrize("depth", ["loss", "step"])
@@ -212,13 +210,13 @@ def test_dropped_factors_show_where_the_loss_is_scaled(tmp_path: Path, depth: st
     assert verdicts(of_check(found, "metric")) <= {"conforms"}, "logged before they are scaled"
     for finding in of_check(found, "weights"):
         factor = FACTORS[layout_of(finding)]
-        if finding["mode"] == "token_mean" and factor != "cp":
-            assert finding["verdict"] == "conforms", "Megatron divides by the tokens of all"
+        if finding.mode == "token_mean" and factor != "cp":
+            assert finding.verdict == "conforms", "Megatron divides by the tokens of all"
             continue
-        assert finding["verdict"] == "mismatch"
-        assert finding["error"] == pytest.approx(0.5, rel=1e-6)
-        assert finding["diagnosis"]["name"] == f"divided_by_{factor}"
-        assert finding["diagnosis"]["numbers"][factor] == 2
+        assert finding.verdict == "mismatch"
+        assert finding.error == pytest.approx(0.5, rel=1e-6)
+        assert finding.diagnosis.name == f"divided_by_{factor}"
+        assert finding.diagnosis.numbers[factor] == 2
 
 
 def test_dropped_factors_do_not_show_in_the_reducer(tmp_path: Path) -> None:
@@ -235,11 +233,11 @@ def test_empty_sample_counted_as_a_token_is_named(tmp_path: Path) -> None:
     found = find(tmp_path, "slime", source, ["dp1-cp1-mb1-thd"], "fully_masked_sample")
 
     [logged] = of_mode(of_check(found, "metric"), "token_mean")
-    assert logged["verdict"] == "mismatch", "it is divided by the same"
+    assert logged.verdict == "mismatch", "it is divided by the same"
     [finding] = of_mode(of_check(found, "weights"), "token_mean")
-    assert finding["verdict"] == "mismatch"
-    assert finding["diagnosis"]["name"] == "empty_samples_counted"
-    numbers = finding["diagnosis"]["numbers"]
+    assert finding.verdict == "mismatch"
+    assert finding.diagnosis.name == "empty_samples_counted"
+    numbers = finding.diagnosis.numbers
     assert numbers["denominator"] == pytest.approx(24, rel=1e-6)
     assert numbers["expected_denominator"] == 23
     found.remove(finding)
@@ -254,11 +252,11 @@ def test_denominators_of_a_micro_batch_alone_are_named(tmp_path: Path) -> None:
     found = find(tmp_path, "slime", source, ["dp1-cp1-mb2-thd"], "split_groups")
 
     [logged] = of_mode(of_check(found, "metric"), "prompt_mean")
-    assert logged["verdict"] == "mismatch", "it is divided by the same"
+    assert logged.verdict == "mismatch", "it is divided by the same"
     [finding] = of_mode(of_check(found, "weights"), "prompt_mean")
-    assert finding["verdict"] == "mismatch"
-    assert finding["diagnosis"]["name"] == "tokens_counted_per_micro_batch"
-    numbers = finding["diagnosis"]["numbers"]
+    assert finding.verdict == "mismatch"
+    assert finding.diagnosis.name == "tokens_counted_per_micro_batch"
+    numbers = finding.diagnosis.numbers
     assert numbers["expected_denominator"] == pytest.approx(3 * 37)
     assert numbers["denominator"] == pytest.approx(3 * 17, rel=1e-6)
     found.remove(finding)
@@ -280,13 +278,13 @@ def test_older_signatures_have_fewer_modes_and_conform(
     layouts = ["dp1-cp1-mb1-thd", "dp2-cp1-mbtokens-thd+balance_data"]
     found = find(tmp_path, toy, source, layouts, "uneven_lengths or two_steps or unequal_groups")
 
-    told = [finding for finding in found if "message" in finding]
-    lacking = {(f["mode"], f["message"]) for f in told if f["mode"] not in modes}
+    told = [finding for finding in found if finding.message]
+    lacking = {(f.mode, f.message) for f in told if f.mode not in modes}
     assert lacking == {(mode, f"no mode {mode}") for mode in MODES - modes}
     for finding in found:
-        if finding["mode"] in modes:
-            one_each = finding["case"] != "unequal_groups"
-            assert finding["verdict"] == ("conforms" if one_each else several_samples_of_a_rollout)
+        if finding.mode in modes:
+            one_each = finding.case != "unequal_groups"
+            assert finding.verdict == ("conforms" if one_each else several_samples_of_a_rollout)
 
 
 def test_toy_that_declines_refuses_what_it_supports(tmp_path: Path) -> None:
@@ -298,8 +296,8 @@ def test_toy_that_declines_refuses_what_it_supports(tmp_path: Path) -> None:
     found = find(tmp_path, "slime", source, ["dp1-cp1-mb1-thd"], "uneven_lengths")
 
     assert verdicts(found) == {"mismatch"}
-    assert {f["diagnosis"]["name"] for f in found} == {"refused_what_it_supports"}
-    messages = {f["mode"]: f["message"] for f in found}
+    assert {f.diagnosis.name for f in found} == {"refused_what_it_supports"}
+    messages = {f.mode: f.message for f in found}
     assert "argument --loss-aggregation: invalid choice: 'constant'" in messages.pop("constant")
     assert set(messages.values()) == {"ValueError: not on a Sunday"}
 
@@ -310,7 +308,7 @@ def test_toy_that_raises_in_its_loss_crashes(tmp_path: Path) -> None:
     found = find(tmp_path, "slime", source, ["dp1-cp1-mb1-thd"], "uneven_lengths and token_mean")
 
     assert verdicts(found) == {"crashed"}
-    message = found[0]["message"]
+    message = found[0].message
     assert message.strip().endswith("RuntimeError: no kernel image")
     assert 'File "slime/lineage.py", line ' in message
     assert str(tmp_path) not in message
@@ -330,8 +328,8 @@ def test_toy_that_raises_before_its_train_step_crashes(
     found = find(tmp_path, toy, source, ["dp1-cp1-mb1-thd"], "uneven_lengths", *options)
 
     assert verdicts(found) == {"crashed"}
-    assert 'File "' + toy + '/lineage.py"' in found[0]["message"]
-    assert "in rollout_metrics" in found[0]["message"]
+    assert 'File "' + toy + '/lineage.py"' in found[0].message
+    assert "in rollout_metrics" in found[0].message
 
 
 OBJECTIVES = "auxiliary or rejection or other_losses or [metric."
@@ -361,7 +359,7 @@ def test_all_that_can_be_trained_conforms(
     found = find(tmp_path, toy, source, layouts, cases, subjects=OBJECTIVES)
 
     assert verdicts(found) == {"conforms", "refused", "unsupported"}
-    refused = {(f["check"], f["mode"]) for f in found if f["verdict"] == "refused"}
+    refused = {(f.check, f.mode) for f in found if f.verdict == "refused"}
     assert refused == {
         ("auxiliary", "token_mean"),
         ("metric", "token_mean"),
@@ -437,5 +435,5 @@ def test_wrong_term_shows_where_it_is(
     found = find(tmp_path, toy, source, ["dp2-cp1-mb2-thd"], cases, *options, subjects=subject)
 
     [finding] = found
-    assert finding["verdict"] == "mismatch"
-    assert finding["diagnosis"]["name"].startswith(name)
+    assert finding.verdict == "mismatch"
+    assert finding.diagnosis.name.startswith(name)

@@ -49,7 +49,7 @@ def run(adapter: str, *arguments: str) -> Timing:
     """Run the suite on the policy loss's weights and read its last lines."""
     with tempfile.TemporaryDirectory() as folder:
         result = command.run(Path(folder), adapter, "--checks=weights", *arguments)
-        findings = len(result.report["findings"])
+        findings = len(result.report.findings)
     found = re.search(r"([\d.]+) s to start, ([\d.]+) s to run, of which ([\d.]+) s", result.output)
     assert found, result.output
     to_start, to_run, inside = map(float, found.groups())

@@ -164,8 +164,8 @@ def test_every_kind_of_finding_is_found_again_in_its_own_report(tmp_path: Path) 
     assert older.status == same.status == 0, older.output + same.output
     [(held, made)] = re.findall(r"which has (\d+) of this run's (\d+) findings", same.output)
     assert held == made
-    assert {one["check"] for one in same.report["findings"]} >= {"weights", "metric", "logging"}
-    assert any(one["case"] == GENERATED for one in same.report["findings"])
+    assert {one.check for one in same.report.findings} >= {"weights", "metric", "logging"}
+    assert any(one.case == GENERATED for one in same.report.findings)
 
 
 @pytest.mark.parametrize("options", [(), ("-n", "2")])

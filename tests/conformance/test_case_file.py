@@ -122,11 +122,11 @@ def test_given_step_is_run_and_nothing_else_and_can_be_run_again(tmp_path: Path)
     wrong = command.run(tmp_path, "onetokenshort", *chosen, "--modes=token_mean")
 
     assert result.status == 0, result.output
-    ids = {finding["id"] for finding in result.report["findings"]}
+    ids = {finding.id for finding in result.report.findings}
     assert "weights/token_mean/step_1234/dp2-cp1-mb2-thd" in ids
     assert "auxiliary.entropy/sample_mean/step_1234/dp2-cp1-mb2-thd" in ids
-    assert {finding["case"] for finding in result.report["findings"]} == {"step_1234"}
-    assert result.report["request"]["case"] == "step_1234"
+    assert {finding.case for finding in result.report.findings} == {"step_1234"}
+    assert result.report.request.case == "step_1234"
     assert "case: what our run of Tuesday did" in wrong.output
     assert "--layout=dp1-cp1-mb1-bshd --case-file=FILE -k" in wrong.output
 
@@ -157,4 +157,4 @@ def test_a_step_of_a_million_tokens_conforms(tmp_path: Path) -> None:
 
     assert tokens > 1_000_000
     assert result.status == 0, result.output
-    assert result.report["summary"]["verdicts"] == {"conforms": 4}
+    assert result.report.summary.verdicts == {"conforms": 4}

@@ -13,7 +13,8 @@ from conformance.findings.verdict import Verdict
 from conformance.plan.checks import CheckSpec
 from conformance.plan.matrix import MatrixCell, StartupCell
 from conformance.ranks.messages import Declined
-from conformance.runs.check import check
+from conformance.runs.check import make
+from conformance.runs.jobs import SharedJobs
 from reference.aggregation import Mode
 
 
@@ -24,7 +25,7 @@ class Declining:
     message: str
     description: Description = field(default_factory=Description)
 
-    def outcome(self, job: Job) -> Declined:
+    def run(self, job: Job) -> Declined:
         """The same whatever the job."""
         return Declined("refused", self.message)
 
@@ -34,7 +35,8 @@ def verdict(case: str, layout: Layout, message: str, mode: Mode = Mode.TOKEN_MEA
     cell = MatrixCell(
         aggregation=chosen.aggregation(mode), case=chosen, layout=layout, depth=Depth.STEP
     )
-    return check(cell, Declining(message)).finding.verdict  # type: ignore[arg-type]
+    jobs = SharedJobs(Declining(message))  # type: ignore[arg-type]
+    return make(cell, jobs).finding.verdict
 
 
 WORDS = "AssertionError: 8 samples cannot be dealt to 3 ranks"
@@ -46,19 +48,18 @@ def test_uneven_cut_may_be_declined_in_words_in_every_mode(mode: Mode) -> None:
 
 
 def test_what_a_framework_allows_in_its_own_documents_is_no_finding_against_it() -> None:
-    config_case = next(
-        config_case for config_case in CONFIG_CASES if config_case.name == "divisor_of_another_mode"
-    )
+    case = next(case for case in CONFIG_CASES if case.name == "divisor_of_another_mode")
     cell = StartupCell(
-        aggregation=config_case.given.aggregation(Mode.TOKEN_MEAN),
-        case=config_case.given,
+        aggregation=case.given.aggregation(Mode.TOKEN_MEAN),
+        case=case.given,
         layout=Layout(micro_batches=2),
         depth=Depth.STEP,
-        spec=CheckSpec(check=config_case.check, name=config_case.name),
-        config_case=config_case,
+        spec=CheckSpec(check=case.check, name=case.name),
+        config_case=case,
     )
-    allowing = Description(permits={config_case.rule: "its scripts"})
-    finding = check(cell, Declining(WORDS, allowing)).finding  # type: ignore[arg-type]
+    allowing = Description(permits={case.rule: "its scripts"})
+    jobs = SharedJobs(Declining(WORDS, allowing))  # type: ignore[arg-type]
+    finding = make(cell, jobs).finding
 
     assert finding.verdict is Verdict.UNSUPPORTED
     assert finding.message == "a divisor with a mode that divides by none: allowed by its scripts"

@@ -17,7 +17,8 @@ from conformance.plan.matrix import MatrixCell
 from conformance.ranks.messages import Declined
 from conformance.ranks.pool import Crashed, Ran, RankPool
 from conformance.ranks.processes import LocalLauncher
-from conformance.runs.check import check
+from conformance.runs.check import make
+from conformance.runs.jobs import SharedJobs
 from reference.aggregation import Mode
 from tests import command, faulty
 from tests.conformance.test_plugin import processes_of_session, wait_for
@@ -107,8 +108,8 @@ def test_a_garbled_framework_makes_no_garbled_report(tmp_path: Path) -> None:
 def test_a_rank_that_fails_in_one_micro_batch_is_named() -> None:
     adapter = faulty.RaisingInOneMicroBatch()
     with RankPool(adapter, None, size=2, time_limit=LIMIT) as pool:
-        split = check(cell(Layout(dp=2, micro_batches=2, format="thd")), pool).finding
-        whole = check(cell(Layout(dp=2)), pool).finding
+        split = make(cell(Layout(dp=2, micro_batches=2, format="thd")), SharedJobs(pool)).finding
+        whole = make(cell(Layout(dp=2)), SharedJobs(pool)).finding
 
     assert split.verdict is Verdict.CRASHED
     assert split.message is not None
@@ -120,7 +121,7 @@ def test_a_rank_that_fails_in_one_micro_batch_is_named() -> None:
 def test_weights_that_are_not_finite_are_a_mismatch_and_shown_as_such() -> None:
     adapter = faulty.NotFinite()
     with RankPool(adapter, None, size=1) as pool:
-        found = check(cell(Layout()), pool).finding
+        found = make(cell(Layout()), SharedJobs(pool)).finding
 
     assert found.verdict is Verdict.MISMATCH
     assert found.error is None

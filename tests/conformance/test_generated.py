@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -15,9 +15,11 @@ from adapters.contract import Depth, Layout
 from conformance.corpus.cases import Case
 from conformance.corpus.strategies import cases, steps
 from conformance.findings.errors import StartError
+from conformance.findings.finding import Finding
 from conformance.plan.matrix import GeneratedCell
 from conformance.ranks.pool import RankPool
 from conformance.runs.generated import check_generated, source
+from conformance.runs.jobs import SharedJobs
 from reference.aggregation import Mode
 from reference.step import Sample, Step
 from tests import broken, command
@@ -32,9 +34,9 @@ GENERATED = ("--examples=60", "-k", "generated")
 ONE_CELL = (*GENERATED, "--modes=token_mean", "--layout=dp2-cp1-mb1-bshd")
 
 
-def pasted(finding: dict[str, Any]) -> Case:
+def pasted(finding: Finding) -> Case:
     """The case that a finding's message begins with."""
-    text, end, _ = finding["message"].partition("\n)\n")
+    text, end, _ = finding.message.partition("\n)\n")
     case: Case = eval(text + end, NAMES)
     return case
 
@@ -63,12 +65,12 @@ def test_examples_that_conform_are_one_finding_with_their_number(tmp_path: Path)
     result = command.run(tmp_path, "twolayouts", "--examples=20", "-k", "generated")
 
     assert result.status == 0, result.output
-    findings = result.report["findings"]
-    assert [finding["id"] for finding in findings] == sorted(
+    findings = result.report.findings
+    assert [finding.id for finding in findings] == sorted(
         f"weights/{mode}/generated/dp{dp}-cp1-mb1-bshd" for mode in Mode for dp in (1, 2)
     )
-    assert {finding["message"] for finding in findings} == {"20 examples: 20 conforms"}
-    assert all(0 <= finding["error"] <= finding["tolerance"] for finding in findings)
+    assert {finding.message for finding in findings} == {"20 examples: 20 conforms"}
+    assert all(0 <= finding.error <= finding.tolerance for finding in findings)
 
 
 def test_none_are_generated_unless_asked_for(tmp_path: Path) -> None:
@@ -83,77 +85,77 @@ def test_none_are_generated_unless_asked_for(tmp_path: Path) -> None:
 def test_rare_defect_is_found_and_shrunk(tmp_path: Path, adapter: str, most_samples: int) -> None:
     result = command.run(tmp_path, adapter, *GENERATED, "--layout=dp2-cp1-mb1-bshd")
 
-    findings = result.report["findings"]
+    findings = result.report.findings
     assert len(findings) == len(Mode)
     for finding in findings:
         [step] = pasted(finding).steps
-        assert finding["verdict"] == "mismatch"
-        assert finding["diagnosis"] is not None
+        assert finding.verdict == "mismatch"
+        assert finding.diagnosis is not None
         assert step.size <= most_samples
         assert step.prompt_lengths.max() == step.response_lengths.max() == 1
-        assert finding["message"] in result.output
-        assert " of 60, shrunk" in finding["message"]
+        assert finding.message in result.output
+        assert " of 60, shrunk" in finding.message
 
 
 def test_what_is_shrunk_has_the_defect(tmp_path: Path) -> None:
-    [finding] = command.run(tmp_path, "emptysecond", *ONE_CELL).report["findings"]
+    [finding] = command.run(tmp_path, "emptysecond", *ONE_CELL).report.findings
     [step] = pasted(finding).steps
 
     assert step.active_tokens.tolist() == [1, 0]
-    assert finding["error"] == pytest.approx(1, rel=1e-6)
+    assert finding.error == pytest.approx(1, rel=1e-6)
 
 
 def test_refused_example_is_shrunk_and_keeps_the_frameworks_words(tmp_path: Path) -> None:
     result = command.run(tmp_path, "refusingoddtotals", *ONE_CELL)
 
-    [finding] = result.report["findings"]
+    [finding] = result.report.findings
     [step] = pasted(finding).steps
-    assert finding["diagnosis"]["name"] == "refused_what_it_supports"
-    assert finding["message"].endswith("\nValueError: 5 tokens cannot be halved")
+    assert finding.diagnosis.name == "refused_what_it_supports"
+    assert finding.message.endswith("\nValueError: 5 tokens cannot be halved")
     assert step.active_tokens.sum() == 5
     assert "(ValueError: 5 tokens cannot be halved)" in result.output
 
 
 def test_shrinking_does_not_end_at_another_mistake(tmp_path: Path) -> None:
-    [finding] = command.run(tmp_path, "wrongorrefusing", *ONE_CELL).report["findings"]
+    [finding] = command.run(tmp_path, "wrongorrefusing", *ONE_CELL).report.findings
     [step] = pasted(finding).steps
 
-    assert finding["verdict"] == "mismatch"
-    assert finding["error"] is not None
+    assert finding.verdict == "mismatch"
+    assert finding.error is not None
     assert step.prompt_lengths.max() == 2, "in smaller ones it refuses"
 
 
 def test_crash_ends_the_search_at_once(tmp_path: Path) -> None:
-    [finding] = command.run(tmp_path, "crashingonsilence", *ONE_CELL).report["findings"]
+    [finding] = command.run(tmp_path, "crashingonsilence", *ONE_CELL).report.findings
 
-    assert finding["verdict"] == "crashed"
-    assert finding["message"].endswith("RuntimeError: empty reduction\n")
-    assert "shrunk" not in finding["message"]
+    assert finding.verdict == "crashed"
+    assert finding.message.endswith("RuntimeError: empty reduction\n")
+    assert "shrunk" not in finding.message
     assert any(not step.active_tokens.all() for step in pasted(finding).steps)
 
 
 def test_what_is_wrong_only_now_and_then_is_said_to_be(tmp_path: Path) -> None:
-    [finding] = command.run(tmp_path, "unsteady", *ONE_CELL).report["findings"]
+    [finding] = command.run(tmp_path, "unsteady", *ONE_CELL).report.findings
 
-    assert finding["verdict"] == "mismatch"
-    assert finding["message"].endswith("\nrun again, the same example was not wrong")
+    assert finding.verdict == "mismatch"
+    assert finding.message.endswith("\nrun again, the same example was not wrong")
 
 
 def test_framework_that_declines_some_examples_conforms_in_the_others(tmp_path: Path) -> None:
     result = command.run(tmp_path, "withoutpromptmean", *GENERATED, "--layout=dp2-cp1-mb1-bshd")
 
-    findings = {finding["mode"]: finding for finding in result.report["findings"]}
-    assert findings["prompt_mean"]["verdict"] == "unsupported"
-    assert findings["prompt_mean"]["message"] == "no mode prompt_mean"
-    assert findings["token_mean"]["verdict"] == "conforms"
-    assert " conforms, " in findings["token_mean"]["message"]
-    assert findings["token_mean"]["message"].endswith(" refused")
+    findings = {finding.mode: finding for finding in result.report.findings}
+    assert findings["prompt_mean"].verdict == "unsupported"
+    assert findings["prompt_mean"].message == "no mode prompt_mean"
+    assert findings["token_mean"].verdict == "conforms"
+    assert " conforms, " in findings["token_mean"].message
+    assert findings["token_mean"].message.endswith(" refused")
 
 
 def test_divisor_is_the_one_asked_for_or_one_of_many(tmp_path: Path) -> None:
     chosen = command.run(tmp_path, "onetokenshort", *GENERATED, "--modes=constant:7.5")
 
-    assert {pasted(finding).divisor for finding in chosen.report["findings"]} == {7.5}
+    assert {pasted(finding).divisor for finding in chosen.report.findings} == {7.5}
 
 
 def test_workers_find_the_same_byte_for_byte(tmp_path: Path) -> None:
@@ -161,7 +163,7 @@ def test_workers_find_the_same_byte_for_byte(tmp_path: Path) -> None:
     alone = command.run(tmp_path / "alone", *arguments)
     shared = command.run(tmp_path / "shared", *arguments, "-n", "2")
 
-    assert len(alone.report["findings"]) == 2 * len(Mode)
+    assert len(alone.report.findings) == 2 * len(Mode)
     assert alone.findings == shared.findings
 
 
@@ -169,14 +171,14 @@ def test_part_of_a_run_finds_the_same(tmp_path: Path) -> None:
     alone = command.run(tmp_path / "alone", "groupsofthree", *ONE_CELL)
     among_others = command.run(tmp_path / "others", "groupsofthree", *GENERATED)
 
-    [finding] = alone.report["findings"]
-    assert finding in among_others.report["findings"]
+    [finding] = alone.report.findings
+    assert finding in among_others.report.findings
 
 
 def test_another_seed_means_other_examples(tmp_path: Path) -> None:
     def first_to_crash(*seed: str) -> list[list[list[int]]]:
         result = command.run(tmp_path, "crashingonsilence", *ONE_CELL, *seed)
-        [finding] = result.report["findings"]
+        [finding] = result.report.findings
         return [fields(step) for step in pasted(finding).steps]
 
     seeded = first_to_crash("--hypothesis-seed=1")
@@ -198,4 +200,4 @@ def test_fault_of_the_harness_is_no_finding() -> None:
         RankPool(broken.Unloadable(), None, size=1) as pool,
         pytest.raises(StartError, match="cannot be loaded"),
     ):
-        check_generated(cell, pool)
+        check_generated(cell, SharedJobs(pool))

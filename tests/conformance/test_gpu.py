@@ -18,7 +18,7 @@ pytestmark = [
 
 
 @dataclass(frozen=True)
-class CheckSpec:
+class Engine:
     """A framework's engine, and the commit of a clone that it is taken from, if any."""
 
     adapter: str
@@ -40,13 +40,13 @@ class CheckSpec:
         return [*chosen, f"--source={clone}@{self.ref}"]
 
 
-CHECK_SPECS = [
-    CheckSpec("native", "torch"),
-    CheckSpec("skyrl", "fsdp"),
-    CheckSpec("skyrl", "megatron"),
-    CheckSpec("slime", "megatron", "refs/pull/2090/head"),
-    CheckSpec("miles", "megatron", "refs/pull/1498/head"),
-    CheckSpec("miles", "fsdp", "refs/pull/1498/head"),
+ENGINES = [
+    Engine("native", "torch"),
+    Engine("skyrl", "fsdp"),
+    Engine("skyrl", "megatron"),
+    Engine("slime", "megatron", "refs/pull/2090/head"),
+    Engine("miles", "megatron", "refs/pull/1498/head"),
+    Engine("miles", "fsdp", "refs/pull/1498/head"),
 ]
 
 
@@ -59,27 +59,27 @@ CHECK_SPECS = [
         ("dp2-cp2-mb2-thd", "gloo"),
     ],
 )
-@pytest.mark.parametrize("subject", CHECK_SPECS, ids=str)
+@pytest.mark.parametrize("engine", ENGINES, ids=str)
 def test_findings_are_those_of_the_cpu(
-    tmp_path: Path, subject: CheckSpec, layout: str, backend: str
+    tmp_path: Path, engine: Engine, layout: str, backend: str
 ) -> None:
-    chosen = (*subject.options, f"--layout={layout}", "--checks=weights,metric")
+    chosen = (*engine.options, f"--layout={layout}", "--checks=weights,metric")
     chosen = (*chosen, "-k", "uneven_lengths or one_token")
-    on_cpu = command.run(tmp_path / "cpu", subject.adapter, *chosen)
+    on_cpu = command.run_loaded(tmp_path / "cpu", engine.adapter, *chosen)
     cuda = ("--device=cuda", f"--backend={backend}")
-    on_gpu = command.run(tmp_path / "gpu", subject.adapter, *chosen, *cuda)
+    on_gpu = command.run_loaded(tmp_path / "gpu", engine.adapter, *chosen, *cuda)
 
-    environment = on_gpu.report["environment"]
-    assert (environment["device"], environment["backend"]) == ("cuda", backend)
+    environment = on_gpu.report.environment
+    assert (environment.device, environment.backend) == ("cuda", backend)
     assert verdicts(on_gpu) == verdicts(on_cpu), on_gpu.output
     assert on_gpu.status == on_cpu.status
 
 
-@pytest.mark.parametrize("subject", CHECK_SPECS, ids=str)
-def test_bfloat16_conforms_within_its_bound(tmp_path: Path, subject: CheckSpec) -> None:
-    chosen = (*subject.options, "--device=cuda", "--dtype=bfloat16", "--layout=dp1-cp1-mb2-thd")
-    result = command.run(
-        tmp_path, subject.adapter, *chosen, "--checks=weights", "-k", "uneven_lengths"
+@pytest.mark.parametrize("engine", ENGINES, ids=str)
+def test_bfloat16_conforms_within_its_bound(tmp_path: Path, engine: Engine) -> None:
+    chosen = (*engine.options, "--device=cuda", "--dtype=bfloat16", "--layout=dp1-cp1-mb2-thd")
+    result = command.run_loaded(
+        tmp_path, engine.adapter, *chosen, "--checks=weights", "-k", "uneven_lengths"
     )
 
     assert set(verdicts(result).values()) <= {"conforms", "unsupported"}, result.output
@@ -87,4 +87,4 @@ def test_bfloat16_conforms_within_its_bound(tmp_path: Path, subject: CheckSpec) 
 
 def verdicts(result: command.Result) -> dict[str, str]:
     """Weights of two devices may differ in their last bits, but not in what is made of them."""
-    return {finding["id"]: finding["verdict"] for finding in result.report["findings"]}
+    return {finding.id: finding.verdict for finding in result.report.findings}

@@ -106,23 +106,23 @@ def test_what_an_adapter_cannot_drive_its_framework_with_is_refused(
 def test_narrow_parameters_conform_within_their_own_bound(tmp_path: Path) -> None:
     chosen = ("--layout=dp2-cp2-mb2-thd", "--checks=weights,metric", "-k", "uneven_lengths")
     result = command.run(tmp_path, "native", "--dtype=bfloat16", *chosen)
-    findings = result.report["findings"]
+    findings = result.report.findings
 
     assert result.status == 0
-    assert result.report["environment"]["dtype"] == "bfloat16"
+    assert result.report.environment.dtype == "bfloat16"
     assert "cpu/gloo/bfloat16" in result.output
-    weights = [finding for finding in findings if finding["check"] == "weights"]
-    assert {finding["tolerance"] for finding in weights} == {weight_bound("bfloat16")}
-    errors = [finding["error"] for finding in weights]
+    weights = [finding for finding in findings if finding.check == "weights"]
+    assert {finding.tolerance for finding in weights} == {weight_bound("bfloat16")}
+    errors = [finding.error for finding in weights]
     assert 2**-12 < max(errors) <= 2**-8, "each gradient is rounded once, by half a unit at most"
 
 
 def test_a_mistake_in_narrow_parameters_is_named_and_can_be_made_again(tmp_path: Path) -> None:
     chosen = ("--dtype=bfloat16", "--checks=weights", "--modes=token_mean", "-k", "fibonacci")
     result = command.run(tmp_path, "onetokenshort", *chosen, "--layout=dp2-cp1-mb1-bshd")
-    [finding] = result.report["findings"]
+    [finding] = result.report.findings
 
-    assert finding["verdict"] == "mismatch"
-    assert finding["diagnosis"]["name"] == "tokens_miscounted"
-    assert finding["diagnosis"]["numbers"] == {"counted": 31, "expected": 32}
+    assert finding.verdict == "mismatch"
+    assert finding.diagnosis.name == "tokens_miscounted"
+    assert finding.diagnosis.numbers == {"counted": 31, "expected": 32}
     assert "--engine=torch --dtype=bfloat16 --layout=" in result.output

@@ -82,7 +82,7 @@ def test_cut_that_depends_on_the_mode_stops_the_run(tmp_path: Path, workers: tup
     assert result.status == pytest.ExitCode.INTERNAL_ERROR
     assert "fault of the harness: clip_fraction in clip_fraction of off_policy" in result.output
     assert "no verdict of this run can be relied on" in result.output
-    assert not result.report["complete"]
+    assert not result.report.complete
 
 
 def test_adapter_that_tells_of_no_cut_where_one_is_needed_stops_the_run(tmp_path: Path) -> None:

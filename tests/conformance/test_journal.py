@@ -10,7 +10,7 @@ import pytest
 
 from conformance.comparing.journal import Journal
 from conformance.comparing.report_file import load
-from conformance.findings.errors import ReportPathError
+from conformance.findings.errors import ReportFileError, ReportPathError
 from conformance.findings.finding import Finding
 from conformance.findings.report import Environment, Header, Provenance, Selection
 from conformance.findings.verdict import Verdict
@@ -78,7 +78,7 @@ def test_run_that_found_nothing_leaves_what_was_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("torn", [0, 1, 40])
-def test_journal_of_a_killed_run_is_recovered_up_to_the_finding_in_flight(
+def test_journal_of_a_killed_run_is_kept_and_read_up_to_the_finding_in_flight(
     tmp_path: Path, torn: int
 ) -> None:
     path = tmp_path / "report.json"
@@ -90,12 +90,47 @@ def test_journal_of_a_killed_run_is_recovered_up_to_the_finding_in_flight(
     file.write_bytes(file.read_bytes()[: -torn or None])
     del journal  # its process is gone, and with it the lock
 
-    Journal(path).close()
+    again = Journal(path)
+    again.begin(HEADER)
+    again.finish(Selection(selected=1, deselected=0))
 
-    report = load(path)
+    assert again.interrupted == tmp_path / "report.json.killed-1.journal"
+    report = load(again.interrupted)
     assert not report.complete
     assert [f.case for f in report.findings] == (["a"] if torn > 1 else ["a", "b"])
-    assert list(tmp_path.iterdir()) == [path]
+    assert sorted(tmp_path.iterdir()) == [path, again.interrupted]
+
+
+def test_journals_of_several_killed_runs_are_all_kept(tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    for case in ("a", "b"):
+        killed = Journal(path)
+        killed.begin(HEADER)
+        killed.add(finding(case))
+        del killed
+
+    Journal(path).close()
+
+    kept = [load(path.with_name(f"report.json.killed-{number}.journal")) for number in (1, 2)]
+    assert [[f.case for f in report.findings] for report in kept] == [["a"], ["b"]]
+
+
+def test_journal_of_a_run_killed_before_its_first_finding_is_an_empty_report(
+    tmp_path: Path,
+) -> None:
+    Journal(tmp_path / "report.json").begin(HEADER)
+
+    report = load(tmp_path / "report.json.journal")
+    assert not report.complete
+    assert report.findings == []
+
+
+def test_journal_of_another_version_is_refused(tmp_path: Path) -> None:
+    journal = tmp_path / "report.json.journal"
+    journal.write_text('{"adapter": "toy"}\n')
+
+    with pytest.raises(ReportFileError, match=r"report\.json\.journal is no journal of this ver"):
+        load(journal)
 
 
 def test_a_run_does_not_take_the_journal_of_another_that_goes_on(tmp_path: Path) -> None:
@@ -130,13 +165,13 @@ def test_what_finds_no_room_is_kept_as_far_as_there_was_some(
     journal.add(finding("a"))
     with monkeypatch.context() as full:
         full.setattr("os.fsync", no_room)
-        with pytest.raises(ReportPathError, match=r"No space left on device; make room, and the"):
+        with pytest.raises(ReportPathError, match=r"No space left on device; make room; report"):
             journal.finish(Selection(selected=1, deselected=0))
     journal.close()
 
-    Journal(path).close()
-    assert [f.case for f in load(path).findings] == ["a"]
-    assert list(tmp_path.iterdir()) == [path]
+    journal_path = tmp_path / "report.json.journal"
+    assert [f.case for f in load(journal_path).findings] == ["a"]
+    assert list(tmp_path.iterdir()) == [journal_path]
 
 
 def no_room(_: int) -> None:
@@ -166,20 +201,3 @@ def test_name_that_leaves_no_room_for_its_neighbours_is_refused_at_once(
     with pytest.raises(ReportPathError, match=r"File name too long; give another file"):
         Journal(path)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_journal_that_finds_no_room_to_be_recovered_in_waits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "report.json"
-    killed = Journal(path)
-    killed.begin(HEADER)
-    killed.add(finding("a"))
-    del killed
-    with monkeypatch.context() as full:
-        full.setattr("os.fsync", no_room)
-        with pytest.raises(ReportPathError, match="No space left on device; give another file"):
-            Journal(path)
-
-    Journal(path)
-    assert [f.case for f in load(path).findings] == ["a"]

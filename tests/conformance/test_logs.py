@@ -115,8 +115,8 @@ def test_framework_that_dies_at_its_log_is_a_finding(tmp_path: Path) -> None:
     result = command.run(tmp_path, "failingtolog", *cases, "--layout=dp1-cp1-mb1-bshd")
 
     assert result.status == pytest.ExitCode.TESTS_FAILED
-    assert result.report["complete"]
-    assert {f["id"].partition("/")[0]: f["verdict"] for f in result.report["findings"]} == {
+    assert result.report.complete
+    assert {f.check: f.verdict for f in result.report.findings} == {
         "logging": "crashed",
         "weights": "conforms",
     }

@@ -16,7 +16,9 @@ from adapters import (
     skyrl,  # noqa: F401 - torch does not survive a second import
 )
 from adapters.contract import Layout
+from conformance.comparing.report_file import load
 from conformance.corpus.cases import CORPUS
+from conformance.findings.report import Selection
 from reference.aggregation import Mode
 from tests import command
 
@@ -37,10 +39,10 @@ def test_run_prints_the_summary_and_writes_the_report(tmp_path: Path) -> None:
     findings = cases * len(Mode)
     assert result.output.count(f"{cases} ok") == len(Mode)
     report = result.report
-    assert report["complete"]
-    assert report["summary"]["verdicts"] == {"conforms": findings}
-    assert report["selection"] == {"selected": findings, "deselected": 0}
-    assert {finding["depth"] for finding in report["findings"]} == {"step"}
+    assert report.complete
+    assert report.summary.verdicts == {"conforms": findings}
+    assert report.selection == Selection(selected=findings, deselected=0)
+    assert {finding.depth for finding in report.findings} == {"step"}
     assert str(tmp_path) not in result.report_path.read_text()
 
 
@@ -49,7 +51,7 @@ def test_a_layout_of_sixty_four_ranks_runs_on_this_machine(tmp_path: Path) -> No
     result = command.run(tmp_path, "native", *chosen)
 
     assert result.status == 0, result.output
-    assert result.report["summary"]["verdicts"] == {"conforms": len(Mode)}
+    assert result.report.summary.verdicts == {"conforms": len(Mode)}
 
 
 def test_every_finding_is_a_test_that_pytest_options_apply_to(tmp_path: Path) -> None:
@@ -59,14 +61,13 @@ def test_every_finding_is_a_test_that_pytest_options_apply_to(tmp_path: Path) ->
     result = command.run(tmp_path, "twolayouts", *narrow, "--junitxml=junit.xml")
 
     assert f"test_finding[{name}]" in listing.output
-    assert not listing.report_path.exists() or listing.report["findings"]
-    assert [finding["id"] for finding in result.report["findings"]] == [name]
-    assert result.report["selection"] == {
-        "selected": 1,
-        "deselected": cases_on("dp1-cp1-mb1-bshd", "dp2-cp1-mb1-bshd") * len(Mode) - 1,
-    }
+    assert not listing.report_path.exists() or listing.report.findings
+    assert [finding.id for finding in result.report.findings] == [name]
+    assert result.report.selection == Selection(
+        selected=1, deselected=cases_on("dp1-cp1-mb1-bshd", "dp2-cp1-mb1-bshd") * len(Mode) - 1
+    )
     [case] = ET.parse(tmp_path / "junit.xml").iter("testcase")
-    assert case.attrib["name"] == f"test_finding[{name}]"
+    assert case.attrib.name == f"test_finding[{name}]"
 
 
 def test_mismatch_fails_names_the_denominator_and_stops_at_x(tmp_path: Path) -> None:
@@ -74,18 +75,18 @@ def test_mismatch_fails_names_the_denominator_and_stops_at_x(tmp_path: Path) -> 
 
     assert result.status == 1
     assert "34 tokens are counted instead of 35 [tokens_miscounted]" in result.output
-    [finding] = result.report["findings"]
-    assert finding["verdict"] == "mismatch"
-    assert finding["error"] == pytest.approx(1 / 34, rel=1e-5)
-    assert finding["diagnosis"]["name"] == "tokens_miscounted"
-    assert not result.report["complete"]
+    [finding] = result.report.findings
+    assert finding.verdict == "mismatch"
+    assert finding.error == pytest.approx(1 / 34, rel=1e-5)
+    assert finding.diagnosis.name == "tokens_miscounted"
+    assert not result.report.complete
     assert "MISMATCH weights/token_mean/uneven_lengths/dp1-cp1-mb1-bshd" in result.output
 
 
 def test_unsupported_is_skipped_counted_and_shown(tmp_path: Path) -> None:
     result = command.run(tmp_path, "declining", "--layout=dp1-cp1-mb1-bshd", *ONE_CASE)
 
-    assert result.report["summary"]["modes"]["prompt_mean"] == {"unsupported": 1}
+    assert result.report.summary.modes["prompt_mean"] == {"unsupported": 1}
     assert "unsupported (1): no prompt_mean" in result.output
     assert "1 skipped" in result.output
 
@@ -96,7 +97,7 @@ def test_what_the_framework_lacks_and_may_refuse_is_no_failure(tmp_path: Path) -
     )
 
     assert result.status == 0, result.output
-    assert {f["mode"]: (f["verdict"], f["message"]) for f in result.report["findings"]} == {
+    assert {f.mode: (f.verdict, f.message) for f in result.report.findings} == {
         "sample_mean": ("refused", "ValueError: no active token in the batch"),
         "prompt_mean": ("unsupported", "no mode prompt_mean"),
         "token_mean": ("refused", "ValueError: no active token in the batch"),
@@ -109,7 +110,7 @@ def test_refusing_to_split_prompt_groups_is_right_for_prompt_mean_only(tmp_path:
         tmp_path, "wholegroupsonly", "--layout=dp2-cp1-mb1-bshd", "-k", "split_groups"
     )
 
-    assert {f["mode"]: f["verdict"] for f in result.report["findings"]} == {
+    assert {f.mode: f.verdict for f in result.report.findings} == {
         "sample_mean": "mismatch",
         "prompt_mean": "refused",
         "token_mean": "mismatch",
@@ -122,7 +123,7 @@ def test_refusing_prompt_groups_whose_members_are_not_adjacent_is_right(tmp_path
     result = command.run(tmp_path, "adjacentgroupsonly", "--layout=dp2-cp1-mb1-bshd", *cases)
 
     assert result.status == 0, result.output
-    assert {(f["case"], f["verdict"]) for f in result.report["findings"]} == {
+    assert {(f.case, f.verdict) for f in result.report.findings} == {
         ("uneven_lengths", "conforms"),
         ("interleaved_groups", "refused"),
     }
@@ -132,10 +133,8 @@ def test_refusal_of_an_ordinary_step_is_a_mismatch_in_the_frameworks_words(tmp_p
     result = command.run(tmp_path, "declining", "--modes=constant", *ONE_CASE)
 
     assert result.status == 1
-    assert {f["verdict"] for f in result.report["findings"]} == {"mismatch"}
-    assert {f["message"] for f in result.report["findings"]} == {
-        "ValueError: constant is out of fashion"
-    }
+    assert {f.verdict for f in result.report.findings} == {"mismatch"}
+    assert {f.message for f in result.report.findings} == {"ValueError: constant is out of fashion"}
 
 
 def test_crash_is_a_finding_and_the_run_goes_on(tmp_path: Path) -> None:
@@ -143,7 +142,7 @@ def test_crash_is_a_finding_and_the_run_goes_on(tmp_path: Path) -> None:
         tmp_path, "raising", "--modes=token_mean", "-k", "fully_masked_group or one_token"
     )
 
-    verdicts = {f["id"].split("/", 2)[2]: f["verdict"] for f in result.report["findings"]}
+    verdicts = {f.id.split("/", 2)[2]: f.verdict for f in result.report.findings}
     assert verdicts == {
         "fully_masked_group/dp1-cp1-mb1-bshd": "conforms",
         "fully_masked_group/dp2-cp1-mb1-bshd": "conforms",
@@ -151,7 +150,7 @@ def test_crash_is_a_finding_and_the_run_goes_on(tmp_path: Path) -> None:
         "one_token/dp2-cp1-mb1-bshd": "crashed",
     }
     assert "RuntimeError: no kernel image" in result.output
-    assert result.report["complete"]
+    assert result.report.complete
 
 
 def test_report_of_a_crash_names_no_machine_user_folder_or_variable(
@@ -180,7 +179,7 @@ def test_workers_find_the_same_byte_for_byte_and_so_does_another_run(tmp_path: P
     shared = command.run(tmp_path, "twolayouts", "-n", "2")
 
     assert first == second == shared.findings
-    assert shared.report["complete"]
+    assert shared.report.complete
 
 
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGKILL], ids=lambda sign: sign.name)
@@ -197,12 +196,16 @@ def test_stopped_run_keeps_its_findings_and_leaves_no_process(
         command.interrupt(process, sign)
     result = command.finish(process, tmp_path, "slow")
     if sign is signal.SIGKILL:
-        command.run(tmp_path, "slow", "--collect-only", "-q")
+        assert not result.report_path.exists()
+        again = command.run(tmp_path, "slow", "--collect-only", "-q")
+        journal = journal.with_name("slow.json.killed-1.journal")
+        assert f"an earlier run was killed; what it had found is kept: {journal}" in again.output
+    report = load(journal if sign is signal.SIGKILL else result.report_path)
 
     assert len(ranks) >= 4, "the run, its fork server and two ranks"
-    assert not result.report["complete"]
-    assert 2 <= len(result.report["findings"]) < 20
-    assert not journal.exists()
+    assert not report.complete
+    assert 2 <= len(report.findings) < 20
+    assert journal.exists() == (sign is signal.SIGKILL)
     wait_for(lambda: not processes_of_session(process.pid))
 
 

@@ -56,12 +56,12 @@ def test_finds_what_the_pool_finds_byte_for_byte(
     expected: str,
     request: pytest.FixtureRequest,
 ) -> None:
-    result = command.run(tmp_path, "native", *FEW, *layouts, torchrun=torchrun)
+    result = command.torchrun(tmp_path, "native", *FEW, *layouts, options=torchrun)
 
     assert result.status == 0, result.output
     assert result.findings == request.getfixturevalue(expected)
     assert result.output.count("test session starts") == 1
-    assert result.report["complete"]
+    assert result.report.complete
     wait_for(lambda: not processes_in(tmp_path))
 
 
@@ -96,7 +96,7 @@ def test_mismatch_is_no_failure_of_the_other_group(tmp_path: Path) -> None:
     first, second = run_in_two_groups(tmp_path, "onetokenshort", *cases, torchrun=one)
 
     assert (first.status, second.status) == (1, 0), first.output + second.output
-    assert first.report["complete"]
+    assert first.report.complete
     wait_for(lambda: not processes_in(tmp_path))
 
 
@@ -113,16 +113,16 @@ def test_failing_rank_is_named_and_the_run_goes_on(
     tmp_path: Path, adapter: str, message: str
 ) -> None:
     cases = ("--modes=token_mean", "-k", "weights and (fully_masked_sample or one_token)")
-    result = command.run(tmp_path, adapter, *cases, "--time-limit=15", torchrun=TWO)
+    result = command.torchrun(tmp_path, adapter, *cases, "--time-limit=15", options=TWO)
 
-    found = {f["id"].split("/", 2)[2]: f for f in result.report["findings"]}
-    crashed = {name for name, finding in found.items() if finding["verdict"] == "crashed"}
+    found = {f.id.split("/", 2)[2]: f for f in result.report.findings}
+    crashed = {name for name, finding in found.items() if finding.verdict == "crashed"}
     assert result.status == 1
     assert "exitcode  : 1 " in result.output
     assert crashed == {"one_token/dp2-cp1-mb1-bshd"}
-    assert found[crashed.pop()]["message"].startswith(message)
+    assert found[crashed.pop()].message.startswith(message)
     assert {"fully_masked_sample/dp2-cp1-mb1-bshd"} < set(found)
-    assert result.report["complete"]
+    assert result.report.complete
     wait_for(lambda: not processes_in(tmp_path))
 
 
@@ -142,7 +142,7 @@ def test_failing_rank_is_named_and_the_run_goes_on(
 def test_bad_input_ends_all_processes(
     tmp_path: Path, adapter: str, arguments: list[str], message: str
 ) -> None:
-    result = command.run(tmp_path, adapter, *arguments, torchrun=TWO)
+    result = command.torchrun(tmp_path, adapter, *arguments, options=TWO)
 
     assert result.status == 1, "torchrun has no other for failures"
     assert "exitcode  : 4 " in result.output
@@ -168,8 +168,8 @@ def test_stopped_run_keeps_its_findings_and_leaves_no_process(
     result = command.finish(process, tmp_path, "slow")
 
     assert len(running) >= 7, "torchrun, two runs, their fork servers and a rank each"
-    assert len(result.report["findings"]) >= 2
-    assert not result.report["complete"]
+    assert len(result.report.findings) >= 2
+    assert not result.report.complete
     wait_for(lambda: not processes_in(tmp_path))
 
 

@@ -32,8 +32,10 @@ STEP = Step.of(
     ]
 )
 
+MANY = settings(max_examples=10_000 if settings.get_current_profile_name() == "full" else 500)
 
-@settings(max_examples=10_000)
+
+@MANY
 @given(steps(max_samples=8, max_response=8), aggregations(), conventions())
 def test_weights_are_the_correctly_rounded_exact_ones(
     step: Step, aggregation: Aggregation, chosen: Conventions
@@ -47,7 +49,7 @@ def test_weights_are_the_correctly_rounded_exact_ones(
     assert weights.token_weights(step, aggregation, chosen).tolist() == rounded
 
 
-@settings(max_examples=1_000)
+@MANY
 @given(
     steps(max_samples=8, max_response=8),
     st.integers(0, 2**32 - 1),

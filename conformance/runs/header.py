@@ -1,4 +1,4 @@
-"""What a result may depend on besides the framework's code."""
+"""What a report says before its findings."""
 
 from __future__ import annotations
 
@@ -6,14 +6,29 @@ import platform
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
-from conformance.findings.report import Environment
+from conformance.findings.report import Environment, Header, Provenance
 
 if TYPE_CHECKING:
     from adapters.contract import Adapter, Description
     from conformance.ranks.hardware import Hardware
+    from conformance.runs.settings import Settings
 
 
-def environment(adapter: Adapter, description: Description, hardware: Hardware) -> Environment:
+def header(settings: Settings, description: Description) -> Header:
+    """The header of a run's report."""
+    adapter, source = settings.adapter, settings.source
+    return Header(
+        adapter=adapter.name,
+        engine=adapter.engine,
+        source=Provenance(**{name: getattr(source, name) for name in Provenance.model_fields}),
+        environment=_environment(adapter, description, settings.hardware),
+        conventions=description.conventions,
+        departures=list(description.departures),
+        request=settings.plan.request,
+    )
+
+
+def _environment(adapter: Adapter, description: Description, hardware: Hardware) -> Environment:
     """Versions and machine kind, without a name of the machine, its user or its folders."""
     versions = {name: _version(name) for name in adapter.dependencies}
     return Environment(

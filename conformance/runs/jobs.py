@@ -1,0 +1,42 @@
+"""Runs each job once, whatever the order of the checks that share it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from conformance.ranks.pool import Ran
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from conformance.plan.matrix import AnyMatrixCell, MatrixCell
+    from conformance.ranks.messages import Declined
+    from conformance.ranks.pool import Crashed, RankPool
+
+
+class SharedJobs:
+    """The outcomes of jobs, each kept until the last of the selected cells that share it asks."""
+
+    def __init__(self, pool: RankPool, selected: Iterable[AnyMatrixCell] = ()) -> None:
+        self.pool = pool
+        self._waiting = Counter(cell.job_id for cell in selected)
+        self._outcomes: dict[str, Ran | Declined | Crashed] = {}
+
+    def outcome(self, cell: MatrixCell) -> Ran | Declined | Crashed:
+        """Runs the cell's job unless another cell has; the first one is charged its seconds.
+
+        Raises:
+            StartError: the framework cannot be imported.
+        """
+        outcome = self._outcomes.pop(cell.job_id, None) or self.pool.run(cell.job)
+        self._waiting[cell.job_id] -= 1
+        if self._waiting[cell.job_id] > 0:
+            self._outcomes[cell.job_id] = _charged(outcome)
+        return outcome
+
+
+def _charged(outcome: Ran | Declined | Crashed) -> Ran | Declined | Crashed:
+    """The outcome for the cells after the first, which its seconds are charged to."""
+    return replace(outcome, framework_seconds=0.0) if isinstance(outcome, Ran) else outcome

@@ -1,0 +1,25 @@
+"""Imported by the fork server of tests, so that runs start with all that they need in memory."""
+
+import os
+from contextlib import suppress
+from importlib import import_module
+from importlib.metadata import entry_points
+
+# As `conformance.ranks.preload` does, before torch is imported.
+os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
+os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+for name in (
+    "conformance.ranks.worker",
+    "tests.broken",
+    "tests.broken_rarely",
+    "tests.faulty",
+):
+    import_module(name)
+
+with suppress(ImportError):  # the extra `megatron` is not installed
+    import_module("megatron.core.distributed")
+    import_module("megatron.core.optimizer")
+
+for plugin in entry_points(group="pytest11"):
+    plugin.load()
