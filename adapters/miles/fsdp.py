@@ -1,10 +1,9 @@
-"""miles' FSDP engine, from its conversion of samples to what its optimizer sees.
+"""The adapter of miles' FSDP engine.
 
-The engine's actor runs its own training of a batch of rollouts: old log-probabilities,
-micro-batches, loss, backward pass through FSDP2, gradient clipping. Ours are only a model that
-carries the probe, the seam behind the log-probabilities where it is added, the advantages, and a
-hook on the optimizer that reads the gradient. Below depth `step` every rank has an FSDP2 of its
-own, in a mesh of one.
+The engine's actor trains a batch of rollouts with its own code: old log-probabilities,
+micro-batches, loss, backward pass through FSDP2, gradient clipping. We supply a model that carries
+the probe, the seam that adds it to the log-probabilities, the advantages, and an optimizer hook
+that reads the gradient. Below depth `step` every rank has FSDP2 in a mesh of one.
 """
 
 from __future__ import annotations
@@ -40,10 +39,11 @@ from adapters.contract import (
 from adapters.contract.description import is_set, stubbed
 from adapters.contract.objective import Objective
 from adapters.contract.probed_batch import ProbedBatch
-from adapters.miles import conventions, logs, rollouts
+from adapters.miles import description, logs, rollouts
 from adapters.miles.importing import import_miles, module
-from adapters.slime_family import command_line, departures, description, framework, stubs
+from adapters.slime_family import command_line, departures, framework, stubs
 from adapters.slime_family.adapter import SEAM
+from adapters.slime_family.description import Candidates, offered, places, stated
 from adapters.slime_family.framework import LOG, call_supported
 from adapters.slime_family.policy import ProbeSeam
 from adapters.slime_family.rollouts import advantages, of_steps, require_one_sample_per_rollout
@@ -61,10 +61,10 @@ if TYPE_CHECKING:
     from adapters.contract import LogEntry
 
 ENGINE_OPTIONS = ("--train-backend=fsdp", "--debug-train-only", "--lr=0", "--clip-grad=inf")
-"""Training alone, that leaves the probe at 0 and its gradient as it is."""
+"""Options for training alone that leave the probe at 0 and its gradient unchanged."""
 
 CI_OPTIONS = ("--ci-test", "--ci-disable-logprobs-checker")
-"""For versions that start this engine in their own tests alone, which expect an entropy above 0."""
+"""Options for versions that start this engine only in tests, which expect positive entropies."""
 
 CI_TEST = is_set(
     " ".join(CI_OPTIONS),
@@ -75,7 +75,7 @@ CI_TEST = is_set(
 DEPARTURES = (
     *departures.ABOVE_THE_ACTOR,
     *departures.AROUND_THE_LOSS,
-    conventions.OBSERVED_ENTROPY,
+    description.OBSERVED_ENTROPY,
     is_set(
         "--debug-train-only",
         "no inference servers are started; the train step does not ask for it",
@@ -97,10 +97,10 @@ DEPARTURES = (
         "that depth ends before gradients are reduced",
     ),
 )
-"""What is particular to this engine, whatever its version."""
+"""The departures of this engine in all versions."""
 
 FULL_PRECISION = SimpleNamespace(autocast_dtype=None)
-"""What newer versions ask before a forward pass."""
+"""The precision policy that newer versions need in a forward pass."""
 
 
 class MilesFsdpAdapter(Adapter):
@@ -115,7 +115,7 @@ class MilesFsdpAdapter(Adapter):
     dtypes = ("float32", "bfloat16")
 
     def layouts(self) -> Sequence[Layout]:
-        """Data parallelism on up to 4 ranks, packed: the engine has no other."""
+        """Data parallelism on up to 4 ranks, packed: the engine supports no others."""
         return [
             Layout(dp=dp, micro_batches=micro_batches, format="thd", options=chosen)
             for dp in (1, 2, 4)
@@ -125,28 +125,28 @@ class MilesFsdpAdapter(Adapter):
         ]
 
     def load(self, source: Path | None) -> None:
-        """Import miles and put the seam behind its log-probabilities."""
+        """Import miles and add the probe to its log-probabilities."""
         import_miles(source, [])
         importlib.import_module("megatron.core.fusions.fused_cross_entropy")  # the loss needs it
-        # It looks for the options of servers, which are not there.
+        # It reads options of servers, which are left out.
         module("utils.arguments").sglang_validate_args = lambda args: None
 
     def describe(self) -> Description:
-        """Modes and options are what the argument parser offers."""
+        """Describe the engine by what the argument parser offers."""
         parser = _parser()
         return Description(
             modes=command_line.modes(parser),
             depths=frozenset({Depth.LOSS, Depth.STEP}),
             options=command_line.layout_options(parser) & {Option.BALANCE_DATA},
-            objectives=description.offered(parser, conventions.losses()) - {Objective.VALUE},
+            objectives=offered(parser, description.losses()) - {Objective.VALUE},
             # The other engine counts rollouts, and their tokens before a step is cut.
             conventions=replace(
-                conventions.conventions(parser),
+                description.conventions(parser),
                 sample_unit=SampleUnit.SAMPLE,
                 denominator_mask=DenominatorMask.MODIFIED,
             ),
-            places=description.places(_candidates()),
-            rules=description.stated(parser, conventions.keepers()),
+            places=places(_candidates()),
+            rules=stated(parser, description.keepers()),
             stubs=tuple(stubs.STUBBED),
             departures=(*([CI_TEST] if _is_for_tests() else []), *DEPARTURES),
         )
@@ -161,7 +161,7 @@ class MilesFsdpAdapter(Adapter):
             _join(args, rank)
             trained = _cached_policy(args, job, batch.probe_size, rank)
             with framework.refusals():
-                # Not told of more, the rollout side leaves the steps for the engine to find.
+                # Without more sizes, the rollout side leaves it to the engine to find the steps.
                 told = {"dp_size": job.layout.dp}
                 references = rollouts.references(args, job, batch, train_parallel_config=told)
             actors = _engine("actor")
@@ -178,31 +178,31 @@ class MilesFsdpAdapter(Adapter):
         )
 
     def aggregate(self, entries: Sequence[LogEntry], rank: Rank) -> Mapping[str, float]:
-        """The same for every engine of miles, once it knows that it is alone."""
+        """Make a log with miles configured for one rank."""
         with cuda_on_cpu.redirected():
             _join(_arguments(logs.ALONE), rank)
             return logs.aggregate(entries)
 
 
 def _engine(name: str) -> Any:
-    """A module of the engine, which some versions keep among what is experimental."""
-    grown = importlib.util.find_spec("miles.backends.fsdp_utils")
-    place = "backends" if grown else "backends.experimental"
+    """Import a module of the engine, which some versions keep in ``experimental``."""
+    stable = importlib.util.find_spec("miles.backends.fsdp_utils")
+    place = "backends" if stable else "backends.experimental"
     return module(f"{place}.fsdp_utils.{name}")
 
 
-def _candidates() -> description.Candidates:
-    """The same as of the other engine, but that this one counts a step's tokens itself or never."""
+def _candidates() -> Candidates:
+    """Functions that a mistake may be in; the engine counts a step's tokens itself, if at all."""
     actors = _engine("actor")
     return {
-        **conventions.candidates(),
+        **description.candidates(),
         CodeLocation.TOKEN_COUNT: ((actors, "_global_token_counts_by_step"),),
         CodeLocation.TOKEN_DIVISION: ((actors.FSDPTrainRayActor, "_train_step"),),
     }
 
 
 def _is_for_tests() -> bool:
-    """Whether this version starts the engine in its own tests alone."""
+    """Whether this version starts the engine only in its own tests."""
     return "not args.ci_test" in inspect.getsource(module("utils.arguments").parse_args)
 
 
@@ -230,7 +230,7 @@ def _arguments(job: Job) -> Any:
 
 @contextmanager
 def _refusals(layout: Layout) -> Iterator[None]:
-    """Inside, miles may decline; a layout that only its other engine has, it does not support."""
+    """Turn miles' objections into a refusal, or `Unsupported` for layouts of the other engine."""
     try:
         with framework.refusals():
             yield
@@ -241,7 +241,7 @@ def _refusals(layout: Layout) -> Iterator[None]:
 
 
 def _join(args: Any, rank: Rank) -> None:
-    """Tell miles of this world, as its actor does; what it makes lasts as long as the world."""
+    """Tell miles of this world, as its actor does, once per world."""
     if "parallel_state" not in rank.cache:
         distributed = module("utils.distributed_utils")
         distributed.GLOO_GROUP = None  # that of the world before
@@ -252,7 +252,7 @@ def _join(args: Any, rank: Rank) -> None:
 
 
 def _actor(args: Any, trained: _Policy) -> Any:
-    """miles' actor with what its `init` gives it to train on a batch of rollouts."""
+    """miles' actor with the attributes that its `init` sets."""
     return framework.actor(
         _engine("actor").FSDPTrainRayActor,
         args=args,
@@ -267,7 +267,7 @@ def _actor(args: Any, trained: _Policy) -> Any:
 
 
 class _Policy:
-    """A model that miles wrapped in FSDP2, and what its optimizer found of the probe's gradient."""
+    """A model that miles wrapped in FSDP2, and the gradients that its optimizer got."""
 
     def __init__(self, model: nn.Module, args: Any) -> None:
         self.model = model
@@ -275,17 +275,17 @@ class _Policy:
         self.optimizer = torch.optim.AdamW(
             model.parameters(), lr=args.lr, weight_decay=args.weight_decay
         )
-        self.optimizer.register_step_pre_hook(self._take_gradient)
+        self.optimizer.register_step_pre_hook(self._read_gradient)
 
-    def _take_gradient(self, optimizer: torch.optim.Optimizer, *arguments: object) -> None:
-        """The optimizer finds zeros: NaN, even at a learning rate of 0, would spoil the probe."""
+    def _read_gradient(self, optimizer: torch.optim.Optimizer, *arguments: object) -> None:
+        """Read the gradient and set it to 0, as NaN would spoil the probe at any learning rate."""
         [probe] = optimizer.param_groups[0]["params"]
         self.gradients.append(as_array(probe.grad.full_tensor()))
         probe.grad.zero_()
 
 
 def _cached_policy(args: Any, job: Job, probe_size: int, rank: Rank) -> _Policy:
-    """The policy for a job, kept as long as the world."""
+    """The policy for a job, cached as long as the world."""
     capacity = 1 << probe_size.bit_length()
     key = (job.depth, capacity)
     if key not in rank.cache:
@@ -300,9 +300,9 @@ def _cached_policy(args: Any, job: Job, probe_size: int, rank: Rank) -> _Policy:
 
 
 def _sharded(model: nn.Module, mesh: Any, args: Any, dtype: str) -> nn.Module:
-    """The model in FSDP2 as miles wraps it, in this precision.
+    """Wrap a model in FSDP2 as miles does, in a given precision.
 
-    Some versions have bfloat16 written into them, of which the probe's gradient keeps two digits.
+    Some versions hard-code bfloat16, in which the probe's gradient has two digits.
     """
     with nullcontext() if dtype == "bfloat16" else _full_precision():
         return _engine("actor").apply_fsdp2(model, mesh=mesh, args=args)
@@ -310,7 +310,7 @@ def _sharded(model: nn.Module, mesh: Any, args: Any, dtype: str) -> nn.Module:
 
 @contextmanager
 def _full_precision() -> Iterator[None]:
-    """Inside, FSDP2 keeps to the precision of parameters whatever it is told."""
+    """Ignore mixed-precision policies of FSDP2 inside the context."""
     mixed_precision = fsdp.MixedPrecisionPolicy
     fsdp.MixedPrecisionPolicy = lambda **dtypes: mixed_precision()
     try:
@@ -320,26 +320,26 @@ def _full_precision() -> Iterator[None]:
 
 
 def _mesh(rank: Rank) -> Any:
-    """The ranks over which miles shards."""
+    """The mesh of the ranks that miles shards over."""
     state = rank.cache["parallel_state"]
     return state.get_mesh("fsdp") if hasattr(state, "get_mesh") else state.dp_mesh
 
 
 def _mesh_of_one(rank: Rank) -> Any:
-    """This rank alone."""
+    """A mesh of this rank alone."""
     shape = (rank.world_size, 1)
     return device_mesh.init_device_mesh("cuda", shape, mesh_dim_names=("ranks", "one"))["one"]
 
 
 class _Output(NamedTuple):
-    """What a model returns; FSDP2 hooks its backward pass on to the tensors among it."""
+    """A model's output; FSDP2 hooks its backward pass to the tensors in it."""
 
     logits: torch.Tensor
     probe: torch.Tensor
 
 
 class _ProbeLayer(nn.Module):
-    """Holds the probe; a module of its own because FSDP shards a model layer by layer."""
+    """Holds the probe, in a module of its own because FSDP shards layer by layer."""
 
     def __init__(self, capacity: int) -> None:
         super().__init__()
@@ -350,7 +350,7 @@ class _ProbeLayer(nn.Module):
 
 
 class _ProbedModel(nn.Module):
-    """Stands where miles expects a Hugging Face model, and hands its probe to the seam."""
+    """Replaces the Hugging Face model and passes its probe to the seam."""
 
     _no_split_modules = (_ProbeLayer.__name__,)
 

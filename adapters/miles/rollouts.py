@@ -1,4 +1,4 @@
-"""A batch as miles' rollout side hands it to a training rank, the same for every engine."""
+"""A batch as miles' rollout side sends it to a training rank, for every engine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def rollout_field() -> str | None:
-    """What of a sample tells its rollout, in versions that know rollouts."""
+    """The field of a sample object that names its rollout; None in versions without rollouts."""
     known = inspect.signature(module("utils.types").Sample).parameters
     return "rollout_id" if "rollout_id" in known else None
 
@@ -27,10 +27,10 @@ def rollout_field() -> str | None:
 def references(
     args: Any, job: Job, batch: ProbedBatch, *, train_parallel_config: dict[str, int]
 ) -> Any:
-    """What the training ranks are sent, converted and split by miles.
+    """References to the data of training ranks, converted and split by miles.
 
-    ``train_parallel_config`` is what the engine tells the rollout side of its layout: where that is
-    enough, the rollout side deals out micro-batches too.
+    ``train_parallel_config`` is the engine's description of its layout; given all sizes, the
+    rollout side also makes micro-batches.
     """
     conversion = module("ray.rollout.train_data_conversion")
 
@@ -56,7 +56,7 @@ def references(
 
 
 def slicer(args: Any) -> Slicer:
-    """What miles slices values of a response with."""
+    """miles' function that slices the values of a response."""
     slice_with_cp = module("backends.training_utils.cp_utils").slice_log_prob_with_cp
     return lambda values, total, response, width: slice_with_cp(
         values, total, response, args.qkv_format, width
@@ -64,7 +64,7 @@ def slicer(args: Any) -> Slicer:
 
 
 def decline_in_fetch(actors: ModuleType) -> None:
-    """Have the actors of a module decline a job where they fetch their share and object to it."""
+    """Let the actors of a module decline a job where they fetch their share of the data."""
     fetch = module("backends.training_utils.data").get_rollout_data
     actors.get_rollout_data = refusals()(fetch)  # type: ignore[attr-defined]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from adapters.toolkit import cuda_on_cpu
@@ -33,6 +34,9 @@ SERVER_PACKAGES = (
     "zmq",
 )
 """Servers, trackers and GPU kernels."""
+
+OBJECT_STORE = SimpleNamespace(put=lambda value: value, get=lambda value: value)
+"""Replaces Ray's object store."""
 
 STUBBED: list[str] = []
 """What `install` stubbed in this process."""

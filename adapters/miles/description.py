@@ -1,4 +1,4 @@
-"""What miles says of itself, the same for every engine."""
+"""The description of miles that its engines share."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OBSERVED_ENTROPY = is_set(
 
 
 def conventions(parser: argparse.ArgumentParser) -> Conventions:
-    """Groups are whole on a rank where the rollout side deals out prompt groups."""
+    """The conventions of miles; groups are whole on a rank if the rollout side deals them out."""
     conversion = module("ray.rollout.train_data_conversion")
     return description.conventions(
         parser,
@@ -33,12 +33,12 @@ def conventions(parser: argparse.ArgumentParser) -> Conventions:
 
 
 def losses() -> Any:
-    """The module of the loss functions."""
+    """Return the module of the loss functions."""
     return module("backends.training_utils.loss_hub.losses")
 
 
 def candidates() -> Candidates:
-    """Where to look, newer versions first."""
+    """Functions that a mistake may be in, newer versions first."""
     utils = "backends.training_utils"
     conversion = module("ray.rollout.train_data_conversion")
     arguments = module("utils.arguments")
@@ -58,7 +58,7 @@ def candidates() -> Candidates:
 
 
 def keepers() -> list[Any]:
-    """Functions that may keep rules of configurations and logs; None for those it lacks."""
+    """Functions that may keep rules of configurations and logs; None for missing ones."""
     arguments = module("utils.arguments")
     conversion = module("ray.rollout.train_data_conversion")
     return [
