@@ -1,1 +1,1 @@
-"""The oracle: what every token of a step should weigh, and how far rounding may move it."""
+"""The oracle: the exact weight of every token of a step, and bounds on rounding errors."""

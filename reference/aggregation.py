@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from numbers import Real
 
@@ -45,21 +45,20 @@ class EmptyUnits(StrEnum):
 
 
 class DenominatorMask(StrEnum):
-    """Whose tokens denominators count where rejection sampling has taken tokens out of the mask."""
+    """Which mask denominators count after rejection sampling has removed tokens."""
 
     MODIFIED = "modified"
-    """Those that are left."""
+    """The mask after rejection sampling."""
 
     ORIGINAL = "original"
-    """Those there were before."""
+    """The mask before rejection sampling."""
 
 
 class AuxiliaryAggregation(StrEnum):
-    """How what stands beside the policy loss is reduced: other terms, other losses, diagnostics."""
+    """How auxiliary losses and diagnostics are aggregated."""
 
     WITH_TOKEN_MEAN = "with_token_mean"
-    """By the default of the framework: per token where the policy loss is `token_mean`, in every
-    other mode a mean over samples."""
+    """A mean over tokens if the policy loss is `token_mean`, else a mean over samples."""
 
     SAMPLE_MEAN = "sample_mean"
     """A mean over samples in every mode."""
@@ -68,15 +67,15 @@ class AuxiliaryAggregation(StrEnum):
     """A mean over tokens in every mode."""
 
     MICRO_BATCH_TOKEN_MEAN = "micro_batch_token_mean"
-    """A mean over data-parallel ranks and micro-batches of each micro-batch's own mean over tokens.
-    It depends on how a step is cut, but some frameworks document it."""
+    """The mean over data-parallel ranks and micro-batches of each micro-batch's token mean. It
+    depends on how a step is cut, but some frameworks document it."""
 
     MICRO_BATCH_SAMPLE_MEAN = "micro_batch_sample_mean"
-    """The same of each micro-batch's own mean over samples."""
+    """The mean over data-parallel ranks and micro-batches of each micro-batch's sample mean."""
 
     @property
     def depends_on_cut(self) -> bool:
-        """Whether the step alone does not determine the weights."""
+        """Whether the weights depend on how the step is cut."""
         return self in (
             AuxiliaryAggregation.MICRO_BATCH_TOKEN_MEAN,
             AuxiliaryAggregation.MICRO_BATCH_SAMPLE_MEAN,
@@ -84,26 +83,25 @@ class AuxiliaryAggregation(StrEnum):
 
 
 class MicroBatchWeight(StrEnum):
-    """How much each micro-batch of a rank weighs in a mean over micro-batches."""
+    """The weight of each micro-batch of a rank in a mean over micro-batches."""
 
     EQUAL = "equal"
 
     BY_SAMPLES = "by_samples"
-    """As much as its share of the rank's samples."""
+    """Proportional to its number of samples."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Conventions:
-    """What the modes leave open and a framework documents.
+    """The choices that the modes leave open and a framework documents.
 
-    The default is the seeds' contract: samples are the units of `sample_mean` and `constant`, one
-    without active tokens adds 0 and still counts, and denominators count what rejection sampling
-    has left (the last by miles' pull request 1498). ``entropy`` and ``kl`` say how these terms of
-    the loss are aggregated, trained and logged alike, ``diagnostics`` how what is logged and not
-    trained is (clip fraction and the like). ``micro_batch_weight`` is for terms of the loss that
-    are averaged over micro-batches; what is logged beside the loss is their plain mean.
-    ``whole_groups`` says that `prompt_mean` needs a
-    prompt's samples on one data-parallel rank.
+    By default samples are the units of `sample_mean` and `constant`, a sample without active tokens
+    adds 0 and still counts, and denominators count the tokens left by rejection sampling (the last
+    by miles' pull request 1498). ``entropy`` and ``kl`` are the aggregations of these terms, both
+    trained and logged, ``diagnostics`` that of metrics that are only logged, such as the clip
+    fraction. ``micro_batch_weight`` applies to terms of the loss that are averaged over
+    micro-batches; the same terms are logged as plain means. ``whole_groups`` says that
+    `prompt_mean` needs all samples of a prompt on one data-parallel rank.
     """
 
     sample_unit: SampleUnit = SampleUnit.SAMPLE
@@ -124,13 +122,13 @@ class Aggregation:
     """A mode with, for `constant` only, its divisor L.
 
     Raises:
-        InvalidAggregationError: an unknown mode; a divisor missing, given to another mode, or not
-            a positive finite number (a bool is none). The rule is the startup validation demanded
-            in miles' pull request 1328: any other divisor silently rescales the gradient.
+        InvalidAggregationError: the mode is unknown, or the divisor is missing, given to another
+            mode, or not a positive finite number (a bool is none). The rule is the startup
+            validation of miles' pull request 1328: other divisors silently rescale the gradient.
     """
 
     mode: Mode
-    divisor: float | None = field(default=None)
+    divisor: float | None = None
 
     def __post_init__(self) -> None:
         known = [mode.value for mode in Mode]
@@ -176,9 +174,9 @@ def _require_divisor(divisor: object) -> None:
 
 
 def auxiliary_aggregation(policy: Aggregation, how: AuxiliaryAggregation) -> Aggregation:
-    """The aggregation of an auxiliary term beside a policy loss of some aggregation.
+    """The aggregation of an auxiliary term, given that of the policy loss.
 
-    Where the term is averaged over micro-batches, it is that within each of them.
+    For a term that is averaged over micro-batches, it is the aggregation within each of them.
     """
     per_token = how in (
         AuxiliaryAggregation.TOKEN_MEAN,

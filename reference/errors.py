@@ -1,10 +1,10 @@
-"""The base class of errors that a user can do something about."""
+"""The base class of errors that a user can solve."""
 
 from __future__ import annotations
 
 
 class ConformanceError(ValueError):
-    """What was given cannot be worked with: the problem, and a hint that names the way out."""
+    """An invalid input: the message states the problem and a hint that tells how to solve it."""
 
     def __init__(self, problem: str, hint: str = "") -> None:
         super().__init__(f"{problem}; {hint}" if hint else problem)

@@ -1,6 +1,6 @@
-"""The same weights in rational arithmetic: the oracle's own oracle.
+"""Token weights in rational arithmetic, against which `reference.weights` is tested.
 
-Written from the definitions, one token after another, and sharing no code with `reference.weights`.
+They follow the definitions token by token and share no code with `reference.weights`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How far rounding alone may move a result: where every tolerance comes from.
+"""Bounds on rounding errors, from which every tolerance is derived.
 
 Notation and lemma are Higham's (Accuracy and Stability of Numerical Algorithms, 2nd ed., lemma
 3.1): a chain of k products and quotients in arithmetic of unit roundoff u has a relative error of
@@ -14,10 +14,10 @@ UNIT_ROUNDOFF = {
     "float16": 2.0**-11,
     "bfloat16": 2.0**-8,
 }
-"""Largest relative error of rounding once, to nearest."""
+"""Largest relative error of one rounding to nearest."""
 
 WEIGHT_OPERATIONS = 8
-"""Roundings on the longest way from 1 to a token weight in a conforming framework.
+"""Roundings on the longest path from 1 to a token weight in a conforming framework.
 
 The denominator's product (1) and quotient (1); a loss scaled by the number of micro-batches and
 divided by it again (2); scaled by the data- and context-parallel sizes and averaged over the ranks
@@ -33,26 +33,26 @@ product of a term with its coefficient (1) and two sums of terms (2); one to spa
 """
 
 LOSS_DTYPE = "float32"
-"""Of token losses and all that is made of them, whatever narrower dtype the parameters have: every
-framework computes log-probabilities in it (SkyRL's ``logprobs_from_logits``, Megatron's
+"""Dtype of token losses and of everything computed from them, even if parameters are narrower:
+every framework computes log-probabilities in it (SkyRL's ``logprobs_from_logits``, Megatron's
 ``fused_vocab_parallel_cross_entropy``)."""
 
 PARAMETER_OPERATIONS = 3
-"""Roundings of a weight to the dtype of the parameters, where that is narrower than the losses'.
+"""Roundings of a weight to the dtype of the parameters, if it is narrower than that of the losses.
 
-The gradient as it is written for the parameter (1), averaged over the ranks (1) and divided by the
-train step's final divisor (1). To add the zeros of other micro-batches and ranks rounds nothing.
+The parameter's gradient is stored (1), averaged over the ranks (1) and divided by the train step's
+final divisor (1). Adding the zeros of other micro-batches and ranks rounds nothing.
 """
 
 SAFETY_FACTOR = 2
-"""Allows a framework twice as many roundings as the longest way known."""
+"""Allows a framework twice as many roundings as the longest known path."""
 
 
 def gamma(operations: int, unit_roundoff: float) -> float:
-    """Bound on the relative error of so many roundings.
+    """Bound on the relative error of a chain of roundings.
 
     Raises:
-        ValueError: so many roundings that nothing is known of the result.
+        ValueError: there are so many roundings that the bound is infinite.
     """
     product = operations * unit_roundoff
     if product >= 1:
@@ -66,9 +66,9 @@ def gamma(operations: int, unit_roundoff: float) -> float:
 def weight_bound(dtype: str, summands: int = 0, terms: int = 0) -> float:
     """Bound on the relative error of a token weight, with parameters in ``dtype``.
 
-    ``summands`` is of how many other weights it is the sum, where the ratio of a whole sequence
-    spreads the losses of its tokens (GSPO, arXiv:2507.18071); ``terms`` how many gradients are
-    added up for it, where a loss has several terms.
+    ``summands`` is the number of weights that it is the sum of if ratios are those of whole
+    sequences (GSPO, arXiv:2507.18071), ``terms`` the number of loss terms whose gradients are
+    added up.
     """
     of_losses = _of_losses(dtype)
     chain = SAFETY_FACTOR * WEIGHT_OPERATIONS + summands + terms
@@ -81,13 +81,13 @@ def weight_bound(dtype: str, summands: int = 0, terms: int = 0) -> float:
 def reported_bound(tokens: int, dtype: str, operations: int = 0) -> float:
     """Bound on the error of a step scalar, with parameters in ``dtype``, relative to Σ|w · loss|.
 
-    The summands are rounded as weights are, and one for each of ``tokens`` is added up, in whatever
-    order. ``operations`` are those that made the losses, where they are not exact.
+    One summand for each of ``tokens``, rounded as weights are, is added up in any order.
+    ``operations`` is the number of roundings in each loss.
     """
     roundings = SAFETY_FACTOR * (WEIGHT_OPERATIONS + operations) + tokens
     return gamma(roundings, UNIT_ROUNDOFF[_of_losses(dtype)])
 
 
 def _of_losses(dtype: str) -> str:
-    """The dtype of losses beside such parameters."""
+    """The dtype of losses, given that of the parameters."""
     return dtype if UNIT_ROUNDOFF[dtype] < UNIT_ROUNDOFF[LOSS_DTYPE] else LOSS_DTYPE

@@ -1,4 +1,4 @@
-"""One optimizer step as the loss sees it: samples, their masks, and who belongs together."""
+"""One optimizer step as the loss sees it: samples, masks, prompt groups and rollouts."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class Sample:
     """One sequence: a prompt and the response sampled for it.
 
     ``loss_mask`` has one entry per response token: 1 where the token is trained on (*active*),
-    0 where it is not (tool output, a rejected token). ``group`` identifies the prompt; ``rollout``
-    the trajectory, of which a multi-turn framework may make several samples. Identifiers matter
-    only in being equal or different. ``original_mask`` is the mask before rejection sampling took
-    tokens out of it (TIS, RS); without one, none were.
+    0 where it is not (tool output, a rejected token). ``group`` identifies the prompt, ``rollout``
+    the trajectory, of which a multi-turn framework may make several samples; identifiers are only
+    compared for equality. ``original_mask`` is the mask before rejection sampling (TIS, RS); None
+    if no token was rejected.
     """
 
     prompt_length: int
@@ -40,7 +40,7 @@ class Sample:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Step:
-    """The N samples of one optimizer step, stored flat: masks of all responses one after another.
+    """The N samples of one optimizer step, with the masks of all responses concatenated.
 
     Shapes: ``prompt_lengths``, ``response_lengths``, ``groups`` and ``rollouts`` are int64 [N];
     ``mask`` and ``original_mask``, if tokens were rejected, are bool [sum of response_lengths].
@@ -99,7 +99,7 @@ class Step:
 
     @classmethod
     def of(cls, samples: Sequence[Sample]) -> Step:
-        """Lay out samples flat. A sample without a rollout of its own is one rollout."""
+        """Make a step of samples. Without rollouts, each sample is one of its own."""
         masks = [_as_mask(sample.loss_mask) for sample in samples]
         rollouts = [sample.rollout for sample in samples]
         if None in rollouts and any(rollout is not None for rollout in rollouts):
@@ -110,12 +110,16 @@ class Step:
             prompt_lengths=np.array([sample.prompt_length for sample in samples], np.int64),
             response_lengths=np.array([len(mask) for mask in masks], np.int64),
             mask=np.concatenate(masks) if masks else np.empty(0, np.bool_),
-            original_mask=_original_mask(samples, masks),
-            groups=np.array([sample.group for sample in samples], np.int64),
-            rollouts=np.array(
-                range(len(samples)) if None in rollouts else rollouts,
-                np.int64,
+            original_mask=None
+            if all(sample.original_mask is None for sample in samples)
+            else np.concatenate(
+                [
+                    mask if sample.original_mask is None else _as_mask(sample.original_mask)
+                    for sample, mask in zip(samples, masks, strict=True)
+                ]
             ),
+            groups=np.array([sample.group for sample in samples], np.int64),
+            rollouts=np.array(range(len(samples)) if None in rollouts else rollouts, np.int64),
         )
 
     @property
@@ -125,7 +129,7 @@ class Step:
 
     @cached_property
     def offsets(self) -> NDArray[np.int64]:
-        """Where each response begins in ``mask``, and where the last one ends: [N + 1]."""
+        """Start of each response in ``mask``, and the end of the last one: [N + 1]."""
         return np.concatenate([[0], np.cumsum(self.response_lengths)])
 
     @property
@@ -135,8 +139,8 @@ class Step:
         return map(slice, bounds[:-1], bounds[1:])
 
     @property
-    def before(self) -> NDArray[np.bool_]:
-        """The mask before rejection, which is ``mask`` where none took place."""
+    def mask_before_rejection(self) -> NDArray[np.bool_]:
+        """The loss mask before rejection sampling, ``mask`` if there was none: [tokens]."""
         return self.mask if self.original_mask is None else self.original_mask
 
     @cached_property
@@ -147,26 +151,13 @@ class Step:
     @cached_property
     def original_tokens(self) -> NDArray[np.int64]:
         """The number of tokens of each sample that were active before rejection: [N]."""
-        return self._count(self.before)
+        return self._count(self.mask_before_rejection)
 
     def _count(self, mask: NDArray[np.bool_]) -> NDArray[np.int64]:
         return np.array([np.count_nonzero(mask[span]) for span in self.responses], np.int64)
 
     def __len__(self) -> int:
         return self.size
-
-
-def _original_mask(
-    samples: Sequence[Sample], masks: Sequence[NDArray[np.bool_]]
-) -> NDArray[np.bool_] | None:
-    if all(sample.original_mask is None for sample in samples):
-        return None
-    return np.concatenate(
-        [
-            mask if sample.original_mask is None else _as_mask(sample.original_mask)
-            for sample, mask in zip(samples, masks, strict=True)
-        ]
-    )
 
 
 def _as_mask(values: ArrayLike) -> NDArray[np.bool_]:

@@ -46,11 +46,11 @@ if TYPE_CHECKING:
 def sample_weights(
     step: Step, aggregation: Aggregation, conventions: Conventions = DEFAULT_CONVENTIONS
 ) -> NDArray[np.float64]:
-    """Weight of an active token of each sample: float64 [N], each the correctly rounded exact one.
+    """Weight of an active token of each sample, correctly rounded: float64 [N].
 
-    A sample whose unit has no active token weighs 0. Where rejection sampling has taken tokens out
-    of the mask, it depends on the convention which of the two masks denominators count. Numbers
-    stay exact up to the single rounding of the quotient as long as units · tokens < 2^53.
+    It is 0 for a sample whose unit has no active token. After rejection sampling, the conventions
+    say which of the two masks denominators count. Numbers are exact up to the single rounding of
+    the quotient as long as units · tokens < 2^53.
     """
     unit = unit_of_sample(step, aggregation.mode, conventions)
     tokens = np.bincount(unit, weights=counted_tokens(step, conventions))
@@ -72,13 +72,13 @@ def token_weights(
 
 
 def counted_tokens(step: Step, conventions: Conventions) -> NDArray[np.int64]:
-    """Tokens of each sample that denominators count: [N]."""
+    """Number of tokens of each sample that denominators count: [N]."""
     modified = conventions.denominator_mask is DenominatorMask.MODIFIED
     return step.active_tokens if modified else step.original_tokens
 
 
 def unit_of_sample(step: Step, mode: Mode, conventions: Conventions) -> NDArray[np.int64]:
-    """Number of the unit, from 0, that each sample belongs to: int64 [N]."""
+    """Index of the unit, from 0, that each sample belongs to: int64 [N]."""
     if mode is Mode.TOKEN_MEAN:
         return np.zeros(step.size, np.int64)
     if mode is Mode.PROMPT_MEAN:

@@ -216,7 +216,9 @@ class Disagreeing(TwoLayouts):
     def observe(self, job: Job, rank: Rank) -> Observation:
         observation = super().observe(job, rank)
         factor = 1 + rank.index
-        return replace(observation, weights=tuple(factor * w for w in observation.weights))
+        return replace(
+            observation, token_weights=tuple(factor * w for w in observation.token_weights)
+        )
 
 
 class OneTokenShort(TwoLayouts):

@@ -32,9 +32,9 @@ class _Miscounting(TwoLayouts, ABC):
         observation = super().observe(job, rank)
         weights = (
             of_step * np.repeat(self.factors(step), step.response_lengths)
-            for step, of_step in zip(job.steps, observation.weights, strict=True)
+            for step, of_step in zip(job.steps, observation.token_weights, strict=True)
         )
-        return replace(observation, weights=tuple(weights))
+        return replace(observation, token_weights=tuple(weights))
 
 
 class GroupsOfThree(_Miscounting):
@@ -96,7 +96,9 @@ class Unsteady(TwoLayouts):
         self.jobs += 1
         observation = super().observe(job, rank)
         factor = 2 if self.jobs == 10 else 1
-        return replace(observation, weights=tuple(factor * w for w in observation.weights))
+        return replace(
+            observation, token_weights=tuple(factor * w for w in observation.token_weights)
+        )
 
 
 class Mood(IntEnum):

@@ -29,7 +29,7 @@ class DpSizeOne(SkyRLFsdpAdapter):
 
 
 class MicroBatchesUnweighted(SkyRLFsdpAdapter):
-    """Its worker adds terms beside the policy loss up over micro-batches, and never averages."""
+    """Its worker adds auxiliary losses up over micro-batches, and never averages them."""
 
     def worker(self, config: Any, job: Job, probe_size: int, rank: Rank) -> Any:
         worker = super().worker(config, job, probe_size, rank)

@@ -41,19 +41,19 @@ def aggregate(
 ) -> list[Any]:
     """What an adapter makes of each log, or its words, by a Python started with ``options``."""
     created = registry.create(adapter, "megatron")
-    rows = [
+    log_cases = [
         LogCase(name=str(number), says="", entries=tuple(log)) for number, log in enumerate(logs)
     ]
     process = subprocess.run(
         [sys.executable, *options, "-m", CHILD],
-        input=pickle.dumps((created, resolve(created, source).path, rows)),
+        input=pickle.dumps((created, resolve(created, source).path, log_cases)),
         cwd=ROOT,
         stdout=subprocess.PIPE,
         check=True,
         timeout=300,
     )
     outcomes = pickle.loads(process.stdout)
-    return [outcomes[row.name].message or outcomes[row.name].log for row in rows]
+    return [outcomes[case.name].message or outcomes[case.name].log for case in log_cases]
 
 
 def _observe(adapter: str, source: str, engine: str, jobs: list[Job]) -> list[Outcome]:

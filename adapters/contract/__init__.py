@@ -1,8 +1,8 @@
-"""What an adapter promises and what it is given.
+"""The interface between adapters and the rest of the project.
 
-An adapter drives one framework. It is created in the controlling process, where it only says what
-it is and finds its framework; it is pickled to every rank, where it imports the framework and runs
-steps. It never sees an expected value.
+An adapter drives one framework. It is created in the controlling process, which only asks for its
+properties, and pickled to every rank, where it imports the framework and runs steps. It never sees
+an expected value.
 """
 
 from adapters.contract.adapter import Adapter, Rank, Refused, Unsupported

@@ -1,4 +1,4 @@
-"""The class that an adapter derives from."""
+"""The base class of adapters."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ class Unsupported(Exception):  # noqa: N818 - a verdict, not an error
 
 
 class Refused(Exception):  # noqa: N818 - a verdict, not an error
-    """The framework itself declined to run, before any step, with an error of its own."""
+    """The framework declined to run, before any step, with an error of its own."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rank:
-    """The place of this process in an initialised `torch.distributed` world.
+    """This process in an initialised `torch.distributed` world.
 
-    ``device`` is where its tensors belong: ``cpu``, or one such as ``cuda:1``, which is torch's
-    current one then. ``dtype`` is what a model's parameters are to be in where they are computed
-    with, by the framework's own mixed precision where it has one. ``cache`` is for what is costly
-    to build and valid as long as the world is: process groups, device meshes, wrapped models.
+    ``device`` is the device of its tensors: ``cpu``, or torch's current CUDA device such as
+    ``cuda:1``. ``dtype`` is that of parameters in computations, by the framework's own mixed
+    precision if it has one. ``cache`` is for costly objects that are valid as long as the world:
+    process groups, device meshes, wrapped models.
     """
 
     index: int
@@ -45,15 +45,15 @@ class Rank:
 
     @contextmanager
     def framework(self) -> Iterator[None]:
-        """Wrap calls into the framework's own code, so that our share of the time is known."""
+        """Measure the time spent in the framework's own code inside the context."""
         start = time.perf_counter()
         try:
             yield
         finally:
             self._framework_seconds.append(time.perf_counter() - start)
 
-    def take_framework_seconds(self) -> float:
-        """Seconds spent in the framework since last asked."""
+    def drain_framework_seconds(self) -> float:
+        """Return the seconds spent in the framework since the last call."""
         seconds = sum(self._framework_seconds)
         self._framework_seconds.clear()
         return seconds
@@ -66,32 +66,32 @@ class Adapter(ABC):
     """
 
     name: ClassVar[str]
-    """What a user types after ``--adapter=``."""
+    """The value of ``--adapter=``."""
 
     package: ClassVar[str | None] = None
-    """The framework's top-level import package; None where the adapter is its own framework."""
+    """The framework's top-level import package; None if the adapter is its own framework."""
 
     distribution: ClassVar[str | None] = None
     """The distribution on PyPI that installs the real framework, if any."""
 
     tree: ClassVar[tuple[str, ...]] = ()
-    """Folders of its repository that a commit's sources are taken from; all if empty."""
+    """Folders of its repository that are extracted from a commit; all if empty."""
 
     engine: ClassVar[str] = "torch"
-    """What a user types after ``--engine=``."""
+    """The value of ``--engine=``."""
 
     devices: ClassVar[tuple[str, ...]] = ("cpu",)
-    """Kinds of `Rank.device` that it can drive its framework on."""
+    """The kinds of `Rank.device` that it supports."""
 
     dtypes: ClassVar[tuple[str, ...]] = ("float32",)
-    """Each `Rank.dtype` that it can drive its framework with."""
+    """The values of `Rank.dtype` that it supports."""
 
     dependencies: ClassVar[tuple[str, ...]] = ()
-    """Distributions whose versions may change a result; the report lists them."""
+    """Distributions whose versions may change a result, for the report."""
 
     @abstractmethod
     def layouts(self) -> Sequence[Layout]:
-        """Layouts worth running, grouped so that neighbours take the same number of ranks."""
+        """The layouts to run, grouped by number of ranks."""
 
     @abstractmethod
     def load(self, source: Path | None) -> None:
@@ -103,11 +103,11 @@ class Adapter(ABC):
 
     @abstractmethod
     def describe(self) -> Description:
-        """Find out what the loaded framework offers, by looking at it and not at its version."""
+        """Describe the loaded framework by inspecting it, not by its version."""
 
     @abstractmethod
     def observe(self, job: Job, rank: Rank) -> Observation:
-        """Run the job on this rank; called on all ranks of the layout at once.
+        """Run the job on this rank, and at the same time on all ranks of the layout.
 
         Raises:
             Unsupported: the framework has no such mode, depth or layout.
@@ -115,10 +115,10 @@ class Adapter(ABC):
         """
 
     def aggregate(self, entries: Sequence[LogEntry], rank: Rank) -> Mapping[str, float]:
-        """Have the framework make one log of the entries of a rank's micro-batches, world of one.
+        """Let the framework make one log of the entries of a rank's micro-batches, on one rank.
 
         Raises:
-            Unsupported: the framework has no such form of entry, or makes logs in another way.
+            Unsupported: the framework has no such entries, or makes logs in another way.
             Exception: whatever the framework raises.
         """
         raise Unsupported(f"the adapter of {self.name} makes no logs")

@@ -1,8 +1,4 @@
-"""What a user may type, right or wrong: the configurations that startup validation has to judge.
-
-A job has an ordinary configuration, the one that its mode and layout follow from. What is written
-here deviates from it in one point or two.
-"""
+"""Configurations for startup validation, which differ in a few points from those of the jobs."""
 
 from __future__ import annotations
 
@@ -11,7 +7,7 @@ from enum import StrEnum
 
 
 class Setting(StrEnum):
-    """What can be said on the command line or in a configuration file that is read after it."""
+    """A setting on the command line or in a configuration file that is read after it."""
 
     MODE = "mode"
     DIVISOR = "divisor"
@@ -22,19 +18,19 @@ class Setting(StrEnum):
 
 
 class FaultInjection(StrEnum):
-    """What reaches the loss otherwise than the framework's own rollout side would send it."""
+    """A fault in the samples or train data that reach the loss."""
 
     GROUPS_MISSING = "groups_missing"
-    """Samples do not say which prompt group they belong to."""
+    """Samples have no prompt group."""
 
     GROUP_INCOMPLETE = "group_incomplete"
-    """The first prompt group has a sample less than it should."""
+    """The first prompt group lacks a sample."""
 
     DENOMINATORS_DROPPED = "denominators_dropped"
-    """A custom conversion of samples leaves out what `prompt_mean` divides by."""
+    """A custom conversion of samples leaves out the denominators of `prompt_mean`."""
 
     BOUNDARY_GAP = "boundary_gap"
-    """Between two prompt groups there is a sample that belongs to none."""
+    """A sample between two prompt groups belongs to none."""
 
     BOUNDARY_OVERLAP = "boundary_overlap"
     """A sample belongs to two adjacent prompt groups."""
@@ -45,15 +41,15 @@ class FaultInjection(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Configuration:
-    """How a run is configured where that is not what its job's mode and layout imply.
+    """The configuration of a run, where it differs from what the job's mode and layout imply.
 
-    ``says_mode`` is False where the mode is left to the default, and ``per_token`` is the flag that
-    stood for `token_mean` before there were modes. ``divisor`` is given as typed; the job's own if
-    None, none at all if empty. ``entropy`` and ``kl`` switch terms on beside the policy loss;
-    ``corrects`` is a custom function for truncated importance sampling, ``reduces`` a custom
-    reducer of the policy loss, which sums and divides by `REDUCER_DIVISOR` whatever the mode.
-    ``batch_size`` is the number of samples of an optimizer step, the job's if None. ``in_file``
-    are settings that are not on the command line but in a configuration file.
+    ``says_mode`` is False if the mode is left to the default; ``per_token`` is the older flag for
+    `token_mean`. ``divisor`` is the text typed: the job's divisor if None, no divisor if empty.
+    ``entropy`` and ``kl`` switch on auxiliary losses; ``corrects`` sets a custom function for
+    truncated importance sampling, ``reduces`` a custom reducer of the policy loss, which divides
+    sums by `REDUCER_DIVISOR` in every mode. ``batch_size`` is the number of samples of an optimizer
+    step, the job's if None. ``in_file`` are the settings in a configuration file instead of the
+    command line.
     """
 
     says_mode: bool = True
@@ -65,10 +61,10 @@ class Configuration:
     reduces: bool = False
     batch_size: int | None = None
     in_file: frozenset[Setting] = frozenset()
-    tampering: FaultInjection | None = None
+    fault_injection: FaultInjection | None = None
 
 
 DEFAULT_CONFIGURATION = Configuration()
 
 REDUCER_DIVISOR = 64.0
-"""What our custom reducer divides by."""
+"""The divisor of the custom reducer."""

@@ -1,4 +1,4 @@
-"""What the ranks are given to run, and how deep into the framework it goes."""
+"""Jobs that ranks run, and the depth at which they enter a framework."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ if TYPE_CHECKING:
 
 
 class Depth(StrEnum):
-    """How much of the framework's own code an observation goes through."""
+    """How much of the framework's own code a job runs."""
 
     REDUCER = "reducer"
-    """Its reduction function alone, fed with token losses."""
+    """The reduction function alone, with token losses as input."""
 
     LOSS = "loss"
-    """Its whole loss function, own scaling included."""
+    """The whole loss function with its scaling."""
 
     STEP = "step"
-    """Its whole train step, up to the gradient its optimizer sees."""
+    """The whole train step up to the gradient that the optimizer gets."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """One thing to run on all ranks of a layout: the optimizer steps of one batch of rollouts."""
+    """The optimizer steps of one batch of rollouts, to run on all ranks of a layout."""
 
     steps: tuple[Step, ...]
     aggregation: Aggregation

@@ -11,26 +11,26 @@ from reference.errors import ConformanceError
 
 
 class Option(StrEnum):
-    """A setting that changes how a step is run and must not change what it computes."""
+    """A setting that changes how a step is run and must not change its result."""
 
     ALLGATHER_CP = "allgather_cp"
-    """Context-parallel ranks hold one stretch of the packed row each, and gather the others'."""
+    """Context-parallel ranks hold one part of the packed row each and gather the others."""
 
     AVERAGE_IN_COLLECTIVE = "average_in_collective"
-    """Gradients are averaged by the all-reduce itself and not scaled before it."""
+    """Gradients are averaged by the all-reduce instead of being scaled before it."""
 
     BALANCE_DATA = "balance_data"
-    """Samples are dealt to data-parallel ranks by length."""
+    """Samples are distributed over data-parallel ranks by length."""
 
     DISTRIBUTED_OPTIMIZER = "distributed_optimizer"
-    """Gradients are reduce-scattered: a rank has the final ones of its shard alone."""
+    """Gradients are reduce-scattered: a rank has those of its shard only."""
 
     OVERLAP_GRAD_REDUCE = "overlap_grad_reduce"
-    """Gradients are reduced bucket by bucket while the backward pass goes on."""
+    """Gradients are reduced bucket by bucket during the backward pass."""
 
 
 class InvalidLayoutError(ConformanceError):
-    """A layout that cannot be read or cannot exist."""
+    """A layout has an invalid form or size."""
 
 
 _LAYOUT = re.compile(r"dp(\d+)-cp(\d+)(?:-tp(\d+))?-mb(\d+|uneven|tokens)-(thd|bshd)((?:\+\w+)*)")
@@ -42,10 +42,10 @@ class Layout:
 
     ``dp``, ``cp`` and ``tp`` count data-, context- and tensor-parallel ranks (Ulysses sequence
     parallelism counts as context parallelism); ranks are numbered along ``tp`` first, then along
-    ``cp``. ``micro_batches`` is how many micro-batches a rank's samples are cut into: a number of
-    equal ones, ``uneven`` ones of different sample counts, or ones filled up to a budget of
-    ``tokens``. ``format`` says how a micro-batch is stored: ``thd`` one sample after another,
-    ``bshd`` a row per sample padded to one width. ``options`` are what is set besides.
+    ``cp``. ``micro_batches`` says how a rank's samples are cut: into a number of equal
+    micro-batches, into ``uneven`` ones of different sample counts, or up to a budget of ``tokens``.
+    ``format`` is how a micro-batch is stored: ``thd`` is one packed row, ``bshd`` a row per sample
+    padded to one width. ``options`` are further settings.
     """
 
     dp: int = 1
@@ -66,12 +66,12 @@ class Layout:
 
     @property
     def world_size(self) -> int:
-        """Number of ranks the layout takes."""
+        """Number of ranks of the layout."""
         return self.dp * self.cp * self.tp
 
     @classmethod
     def parse(cls, text: str) -> Layout:
-        """Read the form that `str` gives, such as ``dp2-cp2-mbuneven-thd+balance_data``."""
+        """Read a layout as written by `str`, such as ``dp2-cp2-mbuneven-thd+balance_data``."""
         match = _LAYOUT.fullmatch(text)
         if match is None:
             raise InvalidLayoutError(
@@ -105,6 +105,6 @@ def _option(name: str, layout: str) -> Option:
 
 
 def grids(largest: int) -> list[tuple[int, int]]:
-    """Every (dp, cp) out of 1, 2 and 4 on up to ``largest`` ranks, small worlds first."""
+    """Every (dp, cp) of 1, 2 and 4 on up to ``largest`` ranks, small worlds first."""
     fitting = [(dp, cp) for dp in (1, 2, 4) for cp in (1, 2, 4) if dp * cp <= largest]
     return sorted(fitting, key=lambda grid: grid[0] * grid[1])

@@ -1,9 +1,8 @@
-"""What a step is trained on: the terms of its loss, and what is logged of them.
+"""Objectives of training and the metrics that are logged.
 
-A framework's loss is a sum of terms, each a reduction of something that every token has: its
+A framework's loss is a sum of terms, each a reduction of a quantity of every token: its
 policy-gradient loss, its entropy, its divergence from a reference policy. A job has one objective,
-which says what terms there are. Every term is linear in what it reduces, so that weights say
-everything about it, as they do about the policy loss.
+which determines the terms. Every term is linear in its quantity and thus described by weights.
 """
 
 from __future__ import annotations
@@ -12,18 +11,18 @@ from enum import StrEnum
 
 
 class Objective(StrEnum):
-    """What is trained."""
+    """The loss that is trained."""
 
     POLICY = "policy"
     """The clipped policy-gradient loss (PPO, arXiv:1707.06347) where the ratio is exactly 1."""
 
     OFF_POLICY = "off_policy"
-    """The same where the ratio is not 1: some tokens are clipped. Only what is logged is looked
-    at, as clipped tokens have no gradient."""
+    """The clipped policy-gradient loss with other ratios: some tokens are clipped. Only metrics are
+    judged, as clipped tokens have no gradient."""
 
     REJECTION = "rejection"
-    """The policy loss with a correction by importance sampling that takes tokens out of the mask
-    and leaves the others' losses as they are."""
+    """The policy loss with rejection sampling, which removes tokens from the mask and leaves the
+    losses of the others as they are."""
 
     ENTROPY = "entropy"
     """The entropy bonus alone: all advantages are 0."""
@@ -33,10 +32,10 @@ class Objective(StrEnum):
     whose derivative by a log-probability is 1."""
 
     COMBINED = "combined"
-    """The policy loss, the entropy bonus and the divergence."""
+    """The sum of policy loss, entropy bonus and divergence."""
 
     DUAL_CLIP = "dual_clip"
-    """arXiv:1912.09729."""
+    """The dual-clip policy loss (arXiv:1912.09729)."""
 
     GSPO = "gspo"
     """Ratios of whole sequences (arXiv:2507.18071)."""
@@ -45,7 +44,7 @@ class Objective(StrEnum):
     """Clipped importance weights on the log-probability (arXiv:2506.13585)."""
 
     SAPO = "sapo"
-    """Soft gates in the place of clipping (arXiv:2511.20347)."""
+    """Soft gates instead of clipping (arXiv:2511.20347)."""
 
     CLIP_COV = "clip_cov"
     """Tokens of large covariance are clipped (arXiv:2505.22617)."""
@@ -68,26 +67,26 @@ POLICY_LOSSES = (
     Objective.CLIP_COV,
     Objective.KL_COV,
 )
-"""Policy losses beyond PPO's clipping; where ratios are 1, all have its gradient."""
+"""Policy losses other than PPO's; with ratios of 1 all have its gradient."""
 
 ENTROPY_COEFFICIENT = 0.5
 KL_COEFFICIENT = 0.25
-"""Of the terms beside the policy loss: powers of two, which round nothing."""
+"""Coefficients of auxiliary losses: powers of two, so that nothing is rounded."""
 
 CLIP = 0.2
-"""Ratios are clipped to 1 ± this."""
+"""Ratios are clipped to 1 ± this value."""
 
 
 class Metric(StrEnum):
-    """What a framework logs of a step: a reduction of something that every token has."""
+    """A logged number: the reduction of a quantity of every token."""
 
     POLICY_LOSS = "policy_loss"
 
     LOSS = "loss"
-    """All terms with their coefficients."""
+    """The sum of all terms with their coefficients."""
 
     CLIP_FRACTION = "clip_fraction"
-    """1 for a token whose ratio is clipped, else 0."""
+    """The quantity is 1 for a token whose ratio is clipped, else 0."""
 
     POLICY_KL = "policy_kl"
     """Old log-probability minus new."""
@@ -98,4 +97,4 @@ class Metric(StrEnum):
     """Log-probability minus the reference policy's."""
 
     REJECTED = "rejected"
-    """1 for a token that rejection takes out of the mask, else 0."""
+    """The quantity is 1 for a token that rejection sampling removes from the mask, else 0."""

@@ -1,4 +1,4 @@
-"""What the ranks saw a framework do."""
+"""Observations of a framework by the ranks."""
 
 from __future__ import annotations
 
@@ -16,30 +16,29 @@ if TYPE_CHECKING:
 
 
 class PendingReduction(StrEnum):
-    """What the rest of a train step would do with the gradients the ranks hold."""
+    """The reduction that the rest of a train step would apply to the ranks' gradients."""
 
     REPLICATED = "replicated"
-    """Nothing: every rank holds the final gradient."""
+    """None: every rank holds the final gradient."""
 
     SUM = "sum"
     MEAN = "mean"
 
     SUM_PER_COUNTED_TOKEN = "sum_per_counted_token"
-    """Add up and divide by all the tokens that the framework counted on the ranks."""
+    """Sum, divided by all tokens that the framework counted on the ranks."""
 
     SUM_PER_TOKEN = "sum_per_token"
-    """Add up and divide by the active tokens of the step."""
+    """Sum, divided by the active tokens of the step."""
 
     SUM_PER_SAMPLE = "sum_per_sample"
-    """Add up and divide by the samples of the step, in the unit of the conventions."""
+    """Sum, divided by the samples of the step, in the unit of the conventions."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LogEntry:
-    """What one micro-batch hands on to be logged: sums by name, and what each is divided by.
+    """The log entry of one micro-batch: sums by name, and their divisors.
 
-    ``count`` is the one divisor of all values; ``normalizers``, where a framework knows them, are
-    divisors of their own.
+    ``count`` divides all values, unless ``normalizers`` has a divisor for each.
     """
 
     keys: tuple[str, ...]
@@ -50,22 +49,22 @@ class LogEntry:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Observation:
-    """What one rank saw the framework do.
+    """The observation of one rank.
 
-    ``weights`` holds, for each step of the job, the weight of every response token, flat like
-    ``Step.mask``, in float64.
+    ``token_weights`` has the weight of every response token for each step of the job, float64 and
+    flat like ``Step.mask``.
     """
 
-    weights: tuple[NDArray[np.float64], ...]
+    token_weights: tuple[NDArray[np.float64], ...]
     pending_reduction: PendingReduction = PendingReduction.REPLICATED
     counted_tokens: tuple[float, ...] = ()
-    """For each step, what the framework on this rank counted, for `SUM_PER_COUNTED_TOKEN`."""
+    """For each step, the tokens that the framework counted here, for `SUM_PER_COUNTED_TOKEN`."""
 
     forward_passes: tuple[NDArray[np.int32], ...] = ()
-    """For each step, the number of the forward pass in which this rank held each response token, -1
-    where it did not: how the framework really cut the step. Empty if the adapter does not say."""
+    """For each step, the index of the forward pass in which this rank held each response token, or
+    -1: how the framework cut the step. Empty if the adapter does not report it."""
 
     reported: Mapping[Metric, tuple[float | None, ...]] = field(default_factory=dict)
-    """For each step, what the framework logs on this rank, after its own reduction over
-    micro-batches and ranks; None where this rank logs none. Empty below depth `step`, and without
-    what the framework or the adapter does not tell."""
+    """For each step, the metrics that the framework logs on this rank, after its own reduction over
+    micro-batches and ranks; None if this rank logs none. Unknown metrics are absent; empty below
+    depth `step`."""

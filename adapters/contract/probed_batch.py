@@ -1,14 +1,14 @@
 """The probe: an all-zero parameter with one entry per token, whose gradient is the token weights.
 
-An adapter adds ``probe[token id]`` to the log-probability of each token, hands the framework the
-advantages below, and lets it train. With the ratio of new to old policy exactly 1, the gradient of
-an entry is -weight · advantage, and as every advantage is a signed power of two, dividing by it
-rounds nothing. The same entry is added to the token's entropy, which has a coefficient of 0 unless
-a job's objective has that term.
+An adapter adds ``probe[token id]`` to the log-probability of each token, gives the framework the
+advantages below, and lets it train. With a ratio of new to old policy of exactly 1, the gradient of
+an entry is -weight · advantage. As every advantage is a signed power of two, dividing by it rounds
+nothing. The same entry is added to the token's entropy, whose coefficient is 0 unless the objective
+has that term.
 
-Tokens are numbered through, so that a token is known wherever slicing, packing or padding took it:
-the sequences of a batch follow one another, and number 0 is left for padding. Token t of a response
-therefore has the number after its predecessor's, from which it is predicted.
+Token ids are unique in a batch, so that a token is recognised after slicing, packing and padding:
+they count through all sequences from 1, and 0 is padding. A token's id is one more than that of the
+token from which it is predicted.
 """
 
 from __future__ import annotations
@@ -36,32 +36,31 @@ PADDING_ID = 0
 
 
 ADVANTAGES = np.array([1.0, -0.5, 2.0, -1.0, 0.5, -2.0, -4.0])
-"""Cycled over the tokens of a batch: every sample meets several signs and sizes, masked or not."""
+"""Advantages, cycled over the tokens of a batch: every sample has several signs and sizes."""
 
 
 LOG_RATIOS = np.array([0.0, 0.5, -0.5, 0.0, 0.25])
-"""Of new to old policy, cycled likewise where they are not 0: with advantages of either sign, some
-tokens are clipped."""
+"""Log-ratios of new to old policy for `OFF_POLICY`, cycled over tokens: with advantages of either
+sign, some tokens are clipped."""
 
 
 ENTROPIES = np.array([0.5, 2.0, 1.0, 0.25])
 
 
 DIVERGENCES = np.array([1.0, 0.25, 0.5, 2.0, 4.0, 0.125])
-"""Of the policy, and between it and the reference policy, cycled likewise. They are not 0 anywhere:
-what is logged of them must be masked by the mask alone."""
+"""Divergences from the reference policy, cycled over tokens like the entropies. None is 0, so that
+metrics must be masked by the mask alone."""
 
 
 REJECTED_LOG_PROB = -4.0
-"""Of the rollout policy for a token that is to be rejected, where that of all others is 0: the
-ratio is then e^4."""
+"""Log-probability of the rollout policy for a token to reject, for others 0: its ratio is e^4."""
 
 
 @dataclass(frozen=True, eq=False)
 class ProbedBatch:
-    """The sequences of one batch of rollouts, and what an objective says of their tokens.
+    """The sequences of one batch of rollouts and the values of their tokens for an objective.
 
-    Everything given by sample has one entry per response token.
+    Lists have one array per sample, with one entry per response token unless stated otherwise.
     """
 
     steps: tuple[Step, ...]
@@ -79,79 +78,84 @@ class ProbedBatch:
 
     @cached_property
     def masks(self) -> list[NDArray[np.bool_]]:
-        """Loss mask of each sample, after rejection."""
+        """Loss mask of each sample after rejection sampling."""
         return [step.mask[response] for step in self.steps for response in step.responses]
 
     @cached_property
     def original_masks(self) -> list[NDArray[np.bool_]]:
-        """Loss mask of each sample, before rejection: what a framework is given."""
-        return [step.before[response] for step in self.steps for response in step.responses]
+        """Loss mask of each sample before rejection sampling, which a framework is given."""
+        return [
+            step.mask_before_rejection[response]
+            for step in self.steps
+            for response in step.responses
+        ]
 
     @cached_property
     def advantages(self) -> list[NDArray[np.float64]]:
-        """What a framework is given: 0 where the policy loss is to stay out of the gradient."""
+        """Advantages for the framework: 0 if the objective has no policy loss."""
         if self.objective in (Objective.ENTROPY, Objective.KL):
             return [np.zeros(len(ids)) for ids in self.responses]
-        return self.gains
+        return self.raw_advantages
 
     @cached_property
-    def gains(self) -> list[NDArray[np.float64]]:
+    def raw_advantages(self) -> list[NDArray[np.float64]]:
         """An advantage for each response token, never 0: a framework must mask by the mask alone.
 
-        Where ratios are of whole sequences, it is one for each.
+        For `GSPO`, all tokens of a sample have the same.
         """
         if self.objective is Objective.GSPO:
             of_sample = ADVANTAGES[np.arange(len(self.responses)) % len(ADVANTAGES)]
             return [
-                np.full(len(ids), gain) for ids, gain in zip(self.responses, of_sample, strict=True)
+                np.full(len(ids), advantage)
+                for ids, advantage in zip(self.responses, of_sample, strict=True)
             ]
         return [ADVANTAGES[ids % len(ADVANTAGES)] for ids in self.responses]
 
     @cached_property
     def old_log_probs(self) -> list[NDArray[np.float64]]:
-        """Of the policy before the step; the new one's are 0."""
+        """Log-probabilities of the old policy; those of the new one are 0."""
         if self.objective is Objective.OFF_POLICY:
             return [-LOG_RATIOS[ids % len(LOG_RATIOS)] for ids in self.responses]
         return [np.zeros(len(ids)) for ids in self.responses]
 
     @cached_property
     def reference_log_probs(self) -> list[NDArray[np.float64]]:
-        """Of the reference policy."""
+        """Log-probabilities of the reference policy."""
         return [-DIVERGENCES[ids % len(DIVERGENCES)] for ids in self.responses]
 
     @cached_property
     def rollout_log_probs(self) -> list[NDArray[np.float64]]:
-        """Of the policy that made the rollouts, which tells the tokens that are to be rejected."""
+        """Log-probabilities of the rollout policy, which mark the tokens to reject."""
         pairs = zip(self.original_masks, self.masks, strict=True)
         return [np.where(before & ~after, REJECTED_LOG_PROB, 0.0) for before, after in pairs]
 
     @cached_property
     def returns(self) -> list[NDArray[np.float64]]:
-        """What a critic whose values are 0 is to predict, half of `gains`.
+        """Returns for a critic whose values are 0: half of `raw_advantages`.
 
         The squared error then has the gradient of the policy loss.
         """
-        return [gains / 2 for gains in self.gains]
+        return [advantages / 2 for advantages in self.raw_advantages]
 
     @cached_property
     def dloss_dlogprob(self) -> NDArray[np.float64]:
-        """Derivative of the reduced quantity, with its coefficient, by each token's probe: flat.
+        """Derivative of each token's loss by its log-probability, with the coefficient: flat.
 
-        Where an objective has several terms, it is the policy loss's.
+        If the objective has several terms, it is that of the policy loss.
         """
-        gains = np.concatenate(self.gains)
+        raw_advantages = np.concatenate(self.raw_advantages)
         alone = {
             Objective.ENTROPY: -ENTROPY_COEFFICIENT,
             Objective.KL: KL_COEFFICIENT,
             Objective.SFT: -1.0,
         }
         if self.objective in alone:
-            return np.full(len(gains), alone[self.objective])
-        return -gains
+            return np.full(len(raw_advantages), alone[self.objective])
+        return -raw_advantages
 
     @cached_property
     def probe_size(self) -> int:
-        """One entry per token id, padding included."""
+        """Number of token ids, including padding."""
         return 1 + sum(len(ids) for ids, _ in self._sequences)
 
     def weights(self, gradient: NDArray[np.float32]) -> NDArray[np.float64]:
@@ -165,24 +169,25 @@ class ProbedBatch:
         """Each step's weights, from the probe's gradients at one optimizer step after another.
 
         Raises:
-            RuntimeError: the framework made another number of optimizer steps.
+            RuntimeError: the framework made a different number of optimizer steps.
         """
         if len(gradients) != len(self.steps):
             raise RuntimeError(f"{len(gradients)} optimizer steps were made of {len(self.steps)}")
         return tuple(
-            self.split(self.weights(gradient))[number] for number, gradient in enumerate(gradients)
+            self.split(self.weights(gradient))[step_index]
+            for step_index, gradient in enumerate(gradients)
         )
 
     def forward_passes(self, passes: Sequence[NDArray[np.int64]]) -> tuple[NDArray[np.int32], ...]:
-        """For each step, in which forward pass a rank held each response token, -1 where in none.
+        """For each step, the index of the forward pass in which a rank held each token, or -1.
 
-        ``passes`` are the token ids that its model was given, one after another; a token is where
-        its predecessor is, from which it is predicted.
+        ``passes`` are the token ids of each forward pass of its model. A token is held where the
+        token before it is, from which it is predicted.
         """
         pass_of_id = np.full(self.probe_size, -1, np.int32)
-        # Backwards, as a row that a framework repeats to fill up a batch is where it was first.
-        for number, ids in reversed([*enumerate(passes)]):
-            pass_of_id[ids[ids < self.probe_size]] = number  # others are of a framework's padding
+        # Backwards, so that a row repeated to fill up a batch counts where it came first.
+        for index, ids in reversed([*enumerate(passes)]):
+            pass_of_id[ids[ids < self.probe_size]] = index  # other ids are padding of the framework
         return self.split(pass_of_id[np.concatenate(self.responses) - 1])
 
     def split(self, values: NDArray[_Number]) -> tuple[NDArray[_Number], ...]:

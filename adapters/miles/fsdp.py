@@ -1,10 +1,9 @@
-"""miles' FSDP engine, from its conversion of samples to what its optimizer sees.
+"""The adapter of miles' FSDP engine.
 
-The engine's actor runs its own training of a batch of rollouts: old log-probabilities,
-micro-batches, loss, backward pass through FSDP2, gradient clipping. Ours are only a model that
-carries the probe, the seam behind the log-probabilities where it is added, the advantages, and a
-hook on the optimizer that reads the gradient. Below depth `step` every rank has an FSDP2 of its
-own, in a mesh of one.
+The engine's actor trains a batch of rollouts with its own code: old log-probabilities,
+micro-batches, loss, backward pass through FSDP2, gradient clipping. We supply a model that carries
+the probe, the seam that adds it to the log-probabilities, the advantages, and an optimizer hook
+that reads the gradient. Below depth `step` every rank has FSDP2 in a mesh of one.
 """
 
 from __future__ import annotations
@@ -37,15 +36,17 @@ from adapters.contract import (
     Refused,
     Unsupported,
 )
+from adapters.contract.description import is_set, stubbed
 from adapters.contract.objective import Objective
 from adapters.contract.probed_batch import ProbedBatch
-from adapters.miles import conventions, logs, rollouts
+from adapters.miles import description, logs, rollouts
 from adapters.miles.importing import import_miles, module
-from adapters.slime_family import departures, entry, objectives, options, rules, startup, stubs
-from adapters.slime_family.adapter import SEAM, call_supported
+from adapters.slime_family import command_line, departures, framework, stubs
+from adapters.slime_family.adapter import SEAM
+from adapters.slime_family.description import offered, places, stated
+from adapters.slime_family.framework import LOG, call_supported
 from adapters.slime_family.policy import ProbeSeam
-from adapters.slime_family.rollouts import advantages, require_one_sample_per_rollout
-from adapters.slime_family.tracking import LOG
+from adapters.slime_family.rollouts import advantages, of_steps, require_one_sample_per_rollout
 from adapters.toolkit import cuda_on_cpu
 from adapters.toolkit.probe import FORWARD_PASSES, as_array
 from reference.aggregation import DenominatorMask, SampleUnit
@@ -58,14 +59,15 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from adapters.contract import LogEntry
+    from adapters.slime_family.description import Candidates
 
 ENGINE_OPTIONS = ("--train-backend=fsdp", "--debug-train-only", "--lr=0", "--clip-grad=inf")
-"""Training alone, that leaves the probe at 0 and its gradient as it is."""
+"""Options for training alone that leave the probe at 0 and its gradient unchanged."""
 
 CI_OPTIONS = ("--ci-test", "--ci-disable-logprobs-checker")
-"""For versions that start this engine in their own tests alone, which expect an entropy above 0."""
+"""Options for versions that start this engine only in tests, which expect positive entropies."""
 
-CI_TEST = departures.is_set(
+CI_TEST = is_set(
     " ".join(CI_OPTIONS),
     "without it this version stops a user with an error that calls the engine not maintained; in a"
     " train step it only adds checks, of gradient norms that were saved and of log-probabilities",
@@ -74,32 +76,32 @@ CI_TEST = departures.is_set(
 DEPARTURES = (
     *departures.ABOVE_THE_ACTOR,
     *departures.AROUND_THE_LOSS,
-    conventions.OBSERVED_ENTROPY,
-    departures.is_set(
+    description.OBSERVED_ENTROPY,
+    is_set(
         "--debug-train-only",
         "no inference servers are started; the train step does not ask for it",
     ),
-    departures.is_set(
+    is_set(
         "--lr=0 --clip-grad=inf",
         "the probe stays 0 and its gradient as it is; it is read before the optimizer's step",
     ),
-    departures.stubbed(
+    stubbed(
         "the gradient that the optimizer steps with: zeros, once it is read",
         "not a number at a learning rate of 0 would spoil the probe for the next step",
     ),
-    departures.stubbed(
+    stubbed(
         "FSDP2's mixed precision and the precision policy: parameters and gradients in float32",
         "bfloat16 leaves two digits of a weight; --dtype=bfloat16 leaves them as miles has them",
     ),
-    departures.stubbed(
+    stubbed(
         "device meshes below depth step: of one rank each",
         "that depth ends before gradients are reduced",
     ),
 )
-"""What is particular to this engine, whatever its version."""
+"""The departures of this engine in all versions."""
 
 FULL_PRECISION = SimpleNamespace(autocast_dtype=None)
-"""What newer versions ask before a forward pass."""
+"""The precision policy that newer versions need in a forward pass."""
 
 
 class MilesFsdpAdapter(Adapter):
@@ -114,7 +116,7 @@ class MilesFsdpAdapter(Adapter):
     dtypes = ("float32", "bfloat16")
 
     def layouts(self) -> Sequence[Layout]:
-        """Data parallelism on up to 4 ranks, packed: the engine has no other."""
+        """Data parallelism on up to 4 ranks, packed: the engine supports no others."""
         return [
             Layout(dp=dp, micro_batches=micro_batches, format="thd", options=chosen)
             for dp in (1, 2, 4)
@@ -124,29 +126,29 @@ class MilesFsdpAdapter(Adapter):
         ]
 
     def load(self, source: Path | None) -> None:
-        """Import miles and put the seam behind its log-probabilities."""
+        """Import miles and add the probe to its log-probabilities."""
         import_miles(source, [])
         importlib.import_module("megatron.core.fusions.fused_cross_entropy")  # the loss needs it
-        # It looks for the options of servers, which are not there.
+        # It reads options of servers, which are left out.
         module("utils.arguments").sglang_validate_args = lambda args: None
 
     def describe(self) -> Description:
-        """Modes and options are what the argument parser offers."""
+        """Describe the engine by what the argument parser offers."""
         parser = _parser()
         return Description(
-            modes=options.modes(parser),
+            modes=command_line.modes(parser),
             depths=frozenset({Depth.LOSS, Depth.STEP}),
-            options=options.options(parser) & {Option.BALANCE_DATA},
-            objectives=objectives.offered(parser, conventions.losses()) - {Objective.VALUE},
+            options=command_line.layout_options(parser) & {Option.BALANCE_DATA},
+            objectives=offered(parser, description.losses()) - {Objective.VALUE},
             # The other engine counts rollouts, and their tokens before a step is cut.
             conventions=replace(
-                conventions.conventions(parser),
+                description.conventions(parser),
                 sample_unit=SampleUnit.SAMPLE,
                 denominator_mask=DenominatorMask.MODIFIED,
             ),
-            places=objectives.places(_candidates()),
-            rules=rules.stated(parser, conventions.keepers()),
-            stubs=tuple(stubs.STOOD_IN),
+            places=places(_candidates()),
+            rules=stated(parser, description.keepers()),
+            stubs=tuple(stubs.STUBBED),
             departures=(*([CI_TEST] if _is_for_tests() else []), *DEPARTURES),
         )
 
@@ -155,12 +157,12 @@ class MilesFsdpAdapter(Adapter):
         batch = ProbedBatch(job.steps, job.objective)
         LOG.start()
         require_one_sample_per_rollout(batch)  # the engine counts samples to find its steps
-        with rank.framework(), cuda_on_cpu.redirected(), startup.judged(job):
+        with rank.framework(), cuda_on_cpu.redirected(), framework.refusals_of_configuration(job):
             args = _arguments(job)
             _join(args, rank)
             trained = _cached_policy(args, job, batch.probe_size, rank)
-            with startup.refusals():
-                # Not told of more, the rollout side leaves the steps for the engine to find.
+            with framework.refusals():
+                # Without more sizes, the rollout side leaves it to the engine to find the steps.
                 told = {"dp_size": job.layout.dp}
                 references = rollouts.references(args, job, batch, train_parallel_config=told)
             actors = _engine("actor")
@@ -168,40 +170,40 @@ class MilesFsdpAdapter(Adapter):
             rollouts.decline_in_fetch(actors)
             call_supported(_actor(args, trained).train, 0, references, witness_info=None, attempt=0)
         return Observation(
-            weights=batch.weights_of_steps(startup.of_steps(trained.gradients, job)),
+            token_weights=batch.weights_of_steps(of_steps(trained.gradients, job)),
             pending_reduction=PendingReduction.REPLICATED
             if job.depth is Depth.STEP
             else PendingReduction.MEAN,
             reported=LOG.reported(job),
-            forward_passes=batch.forward_passes(FORWARD_PASSES.take()),
+            forward_passes=batch.forward_passes(FORWARD_PASSES.drain()),
         )
 
     def aggregate(self, entries: Sequence[LogEntry], rank: Rank) -> Mapping[str, float]:
-        """The same for every engine of miles, once it knows that it is alone."""
+        """Make a log with miles configured for one rank."""
         with cuda_on_cpu.redirected():
             _join(_arguments(logs.ALONE), rank)
             return logs.aggregate(entries)
 
 
 def _engine(name: str) -> Any:
-    """A module of the engine, which some versions keep among what is experimental."""
-    grown = importlib.util.find_spec("miles.backends.fsdp_utils")
-    place = "backends" if grown else "backends.experimental"
+    """Import a module of the engine, which some versions keep in ``experimental``."""
+    stable = importlib.util.find_spec("miles.backends.fsdp_utils")
+    place = "backends" if stable else "backends.experimental"
     return module(f"{place}.fsdp_utils.{name}")
 
 
-def _candidates() -> objectives.Candidates:
-    """The same as of the other engine, but that this one counts a step's tokens itself or never."""
+def _candidates() -> Candidates:
+    """Functions that a mistake may be in; the engine counts a step's tokens itself, if at all."""
     actors = _engine("actor")
     return {
-        **conventions.candidates(),
+        **description.candidates(),
         CodeLocation.TOKEN_COUNT: ((actors, "_global_token_counts_by_step"),),
         CodeLocation.TOKEN_DIVISION: ((actors.FSDPTrainRayActor, "_train_step"),),
     }
 
 
 def _is_for_tests() -> bool:
-    """Whether this version starts the engine in its own tests alone."""
+    """Whether this version starts the engine only in its own tests."""
     return "not args.ci_test" in inspect.getsource(module("utils.arguments").parse_args)
 
 
@@ -220,8 +222,8 @@ def _arguments(job: Job) -> Any:
     """
     gpus = f"--actor-num-gpus-per-node={job.layout.world_size}"
     parser = _parser()
-    with _refusals(job.layout), startup.settings(job, parser) as settings:
-        typed = [*options.job_options(job, parser), *settings]
+    with _refusals(job.layout), command_line.settings(job, parser) as settings:
+        typed = [*command_line.job_options(job, parser), *settings]
         of_tests = CI_OPTIONS if _is_for_tests() else ()
         sys.argv = ["miles", *ENGINE_OPTIONS, *of_tests, gpus, *typed]
         return module("utils.arguments").parse_args()
@@ -229,9 +231,9 @@ def _arguments(job: Job) -> Any:
 
 @contextmanager
 def _refusals(layout: Layout) -> Iterator[None]:
-    """Inside, miles may decline; a layout that only its other engine has, it does not support."""
+    """Turn miles' objections into a refusal, or `Unsupported` for layouts of the other engine."""
     try:
-        with startup.refusals():
+        with framework.refusals():
             yield
     except Refused as reason:
         if layout.cp == 1 and layout.format == "thd":
@@ -240,7 +242,7 @@ def _refusals(layout: Layout) -> Iterator[None]:
 
 
 def _join(args: Any, rank: Rank) -> None:
-    """Tell miles of this world, as its actor does; what it makes lasts as long as the world."""
+    """Tell miles of this world, as its actor does, once per world."""
     if "parallel_state" not in rank.cache:
         distributed = module("utils.distributed_utils")
         distributed.GLOO_GROUP = None  # that of the world before
@@ -251,8 +253,8 @@ def _join(args: Any, rank: Rank) -> None:
 
 
 def _actor(args: Any, trained: _Policy) -> Any:
-    """miles' actor with what its `init` gives it to train on a batch of rollouts."""
-    return entry.actor(
+    """miles' actor with the attributes that its `init` sets."""
+    return framework.actor(
         _engine("actor").FSDPTrainRayActor,
         args=args,
         role="actor",
@@ -266,7 +268,7 @@ def _actor(args: Any, trained: _Policy) -> Any:
 
 
 class _Policy:
-    """A model that miles wrapped in FSDP2, and what its optimizer found of the probe's gradient."""
+    """A model that miles wrapped in FSDP2, and the gradients that its optimizer got."""
 
     def __init__(self, model: nn.Module, args: Any) -> None:
         self.model = model
@@ -274,17 +276,17 @@ class _Policy:
         self.optimizer = torch.optim.AdamW(
             model.parameters(), lr=args.lr, weight_decay=args.weight_decay
         )
-        self.optimizer.register_step_pre_hook(self._take_gradient)
+        self.optimizer.register_step_pre_hook(self._read_gradient)
 
-    def _take_gradient(self, optimizer: torch.optim.Optimizer, *arguments: object) -> None:
-        """The optimizer finds zeros: NaN, even at a learning rate of 0, would spoil the probe."""
+    def _read_gradient(self, optimizer: torch.optim.Optimizer, *arguments: object) -> None:
+        """Read the gradient and set it to 0, as NaN would spoil the probe at any learning rate."""
         [probe] = optimizer.param_groups[0]["params"]
         self.gradients.append(as_array(probe.grad.full_tensor()))
         probe.grad.zero_()
 
 
 def _cached_policy(args: Any, job: Job, probe_size: int, rank: Rank) -> _Policy:
-    """The policy for a job, kept as long as the world."""
+    """The policy for a job, cached as long as the world."""
     capacity = 1 << probe_size.bit_length()
     key = (job.depth, capacity)
     if key not in rank.cache:
@@ -294,14 +296,14 @@ def _cached_policy(args: Any, job: Job, probe_size: int, rank: Rank) -> _Policy:
         )
     policy: _Policy = rank.cache[key]
     policy.gradients = []
-    FORWARD_PASSES.take()
+    FORWARD_PASSES.drain()
     return policy
 
 
 def _sharded(model: nn.Module, mesh: Any, args: Any, dtype: str) -> nn.Module:
-    """The model in FSDP2 as miles wraps it, in this precision.
+    """Wrap a model in FSDP2 as miles does, in a given precision.
 
-    Some versions have bfloat16 written into them, of which the probe's gradient keeps two digits.
+    Some versions hard-code bfloat16, in which the probe's gradient has two digits.
     """
     with nullcontext() if dtype == "bfloat16" else _full_precision():
         return _engine("actor").apply_fsdp2(model, mesh=mesh, args=args)
@@ -309,7 +311,7 @@ def _sharded(model: nn.Module, mesh: Any, args: Any, dtype: str) -> nn.Module:
 
 @contextmanager
 def _full_precision() -> Iterator[None]:
-    """Inside, FSDP2 keeps to the precision of parameters whatever it is told."""
+    """Ignore mixed-precision policies of FSDP2 inside the context."""
     mixed_precision = fsdp.MixedPrecisionPolicy
     fsdp.MixedPrecisionPolicy = lambda **dtypes: mixed_precision()
     try:
@@ -319,26 +321,26 @@ def _full_precision() -> Iterator[None]:
 
 
 def _mesh(rank: Rank) -> Any:
-    """The ranks over which miles shards."""
+    """The mesh of the ranks that miles shards over."""
     state = rank.cache["parallel_state"]
     return state.get_mesh("fsdp") if hasattr(state, "get_mesh") else state.dp_mesh
 
 
 def _mesh_of_one(rank: Rank) -> Any:
-    """This rank alone."""
+    """A mesh of this rank alone."""
     shape = (rank.world_size, 1)
     return device_mesh.init_device_mesh("cuda", shape, mesh_dim_names=("ranks", "one"))["one"]
 
 
 class _Output(NamedTuple):
-    """What a model returns; FSDP2 hooks its backward pass on to the tensors among it."""
+    """A model's output; FSDP2 hooks its backward pass to the tensors in it."""
 
     logits: torch.Tensor
     probe: torch.Tensor
 
 
 class _ProbeLayer(nn.Module):
-    """Holds the probe; a module of its own because FSDP shards a model layer by layer."""
+    """Holds the probe, in a module of its own because FSDP shards layer by layer."""
 
     def __init__(self, capacity: int) -> None:
         super().__init__()
@@ -349,7 +351,7 @@ class _ProbeLayer(nn.Module):
 
 
 class _ProbedModel(nn.Module):
-    """Stands where miles expects a Hugging Face model, and hands its probe to the seam."""
+    """Replaces the Hugging Face model and passes its probe to the seam."""
 
     _no_split_modules = (_ProbeLayer.__name__,)
 

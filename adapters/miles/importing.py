@@ -1,4 +1,4 @@
-"""Importing miles where it has no GPU, no server and no object store."""
+"""Imports miles without a GPU, servers or an object store."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import importlib
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from adapters.slime_family import rejection, stubs
+from adapters.slime_family import stubs
 from adapters.slime_family.adapter import SEAM
-from adapters.slime_family.tracking import LOG
+from adapters.slime_family.framework import LOG
+from adapters.slime_family.user_code import CpUtils
 from adapters.toolkit.imports import import_from
 
 if TYPE_CHECKING:
@@ -17,21 +18,21 @@ if TYPE_CHECKING:
 
 
 def module(path: str) -> Any:
-    """A module of miles."""
+    """Import a module of miles."""
     return importlib.import_module(f"miles.{path}")
 
 
 def import_miles(source: Path | None, kernels: Sequence[str]) -> None:
-    """Import what miles' engines share and put the seam behind its log-probabilities.
+    """Import the modules that miles' engines share and add the probe to its log-probabilities.
 
-    ``kernels`` are modules of miles' own that hold nothing but GPU kernels.
+    ``kernels`` are modules of miles that hold GPU kernels only.
     """
     stubs.install(["miles_plugins"], kernels)
     import_from("miles", [source] if source else [])
     stubs.drop_server_options(module("utils.arguments"), module("backends.sglang_utils.arguments"))
     _pass_objects_through()
     LOG.listen(module("backends.training_utils.log_utils"))
-    rejection.use(module("backends.training_utils.cp_utils"))
+    CpUtils.module = module("backends.training_utils.cp_utils")
     processors = module("backends.training_utils.loss_hub.logit_processors")
     processors.calculate_log_probs_and_entropy = SEAM.around(
         processors.calculate_log_probs_and_entropy
@@ -39,18 +40,18 @@ def import_miles(source: Path | None, kernels: Sequence[str]) -> None:
 
 
 def _pass_objects_through() -> None:
-    """Put between conversion and training nothing where miles has an object store."""
+    """Replace miles' object store, so that training gets the converted objects directly."""
     for name in ("ray.rollout.train_data_conversion", "utils.data"):
         holder = module(name)
         if hasattr(holder, "ray"):
-            holder.ray = OBJECTS
+            holder.ray = stubs.OBJECT_STORE
         if hasattr(holder, "object_store"):
             store = SimpleNamespace(put=lambda value, value_spec: value, get=_Fetched)
             holder.object_store.get_instance = lambda store=store: store
 
 
 class _Fetched:
-    """What a store hands out, to be given back after use."""
+    """A context manager for an object, as the object store returns."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -59,12 +60,4 @@ class _Fetched:
         return self.value
 
     def __exit__(self, *exception: object) -> None:
-        """There is nothing to give back."""
-
-
-def _itself(value: Any) -> Any:
-    return value
-
-
-OBJECTS = SimpleNamespace(put=_itself, get=_itself)
-"""Stands for Ray's object store."""
+        """Do nothing."""

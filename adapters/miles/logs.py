@@ -1,4 +1,4 @@
-"""What miles makes of the logs of micro-batches, the same for every engine."""
+"""miles' logs of micro-batches, the same for every engine."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from adapters.contract import Depth, Job, Layout
 from adapters.miles.importing import module
-from adapters.slime_family.tracking import as_dictionaries
+from adapters.slime_family.framework import as_dictionaries
 from reference.aggregation import Aggregation, Mode
 from reference.step import Sample, Step
 
@@ -21,11 +21,11 @@ ALONE = Job(
     layout=Layout(format="thd"),
     depth=Depth.STEP,
 )
-"""What miles is configured for where it only makes a log."""
+"""The job that miles is configured for to make a log."""
 
 
 def aggregate(entries: Sequence[LogEntry]) -> Mapping[str, float]:
-    """By miles' function for it, which looks for normalizers if it knows of them."""
+    """Make a log with miles' own function."""
     make = module("backends.training_utils.log_utils").aggregate_train_losses
     knows_normalizers = "normalizers" in make.__code__.co_consts
     log: Mapping[str, float] = make(as_dictionaries(entries, with_normalizers=knows_normalizers))

@@ -1,4 +1,4 @@
-"""miles' Megatron engine, from its conversion of samples to what its optimizer sees."""
+"""The adapter of miles' Megatron engine."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import inspect
 from typing import TYPE_CHECKING, Any
 
 from adapters.contract import Layout, grids
-from adapters.miles import conventions, logs, rollouts
-from adapters.miles.importing import OBJECTS, import_miles
-from adapters.slime_family import options, policy
+from adapters.contract.description import stubbed
+from adapters.miles import description, logs, rollouts
+from adapters.miles.importing import import_miles
+from adapters.slime_family import command_line, policy, stubs
 from adapters.slime_family.adapter import MegatronAdapter
-from adapters.slime_family.departures import stubbed
 from adapters.toolkit import cuda_on_cpu
 
 if TYPE_CHECKING:
@@ -20,12 +20,9 @@ if TYPE_CHECKING:
 
     from adapters.contract import Job, LogEntry, Rank
     from adapters.contract.probed_batch import ProbedBatch
-    from adapters.slime_family.objectives import Candidates
-    from adapters.slime_family.rollouts import Slicer
-    from reference.aggregation import Conventions
 
 KERNELS = ("miles.backends.megatron_utils.kernels", "miles.utils.fp8_kernel")
-"""Modules of miles' own that hold nothing but GPU kernels."""
+"""Modules of miles that hold GPU kernels only."""
 
 
 class MilesMegatronAdapter(MegatronAdapter):
@@ -35,8 +32,14 @@ class MilesMegatronAdapter(MegatronAdapter):
     package = "miles"
     tree = ("miles",)
 
+    rollout_field = staticmethod(rollouts.rollout_field)
+    slicer = staticmethod(rollouts.slicer)
+    candidates = staticmethod(description.candidates)
+    keepers = staticmethod(description.keepers)
+    conventions = staticmethod(description.conventions)
+
     departures = (
-        conventions.OBSERVED_ENTROPY,
+        description.OBSERVED_ENTROPY,
         stubbed(
             "the phases of sglang's debug dumper: off, as they are by default",
             "its settings are read by a class of sglang's; it would only write files",
@@ -56,44 +59,36 @@ class MilesMegatronAdapter(MegatronAdapter):
         ]
 
     def load(self, source: Path | None) -> None:
-        """Import miles and put the seam behind its log-probabilities."""
+        """Import miles and add the probe to its log-probabilities."""
         import_miles(source, list(KERNELS))
-        # sglang's debug dumper reads its settings by a class of its own; it stays off.
+        # sglang's debug dumper, which is off, reads its settings with a class of sglang.
         self.module("utils.dumper_utils")._get_phase_override_configs = lambda *_: {"enable": False}
-        self.module("backends.megatron_utils.actor").ray = OBJECTS
+        self.module("backends.megatron_utils.actor").ray = stubs.OBJECT_STORE
 
     def parser(self) -> Any:
-        """miles' options on top of Megatron's."""
-        parser = options.base_parser()
+        """A parser with miles' options on top of Megatron's."""
+        parser = command_line.base_parser()
         self.module("utils.arguments").get_miles_extra_args_provider()(parser)
         return parser
 
     def validated(self, args: Any, layout: Layout) -> None:
-        """miles' own validation, for training alone."""
+        """Run miles' own validation, for training alone."""
         args.debug_train_only, args.world_size, args.rank = True, layout.world_size, 0
         args.actor_num_gpus_per_node = layout.world_size
         args.compress_ratios = None
         self.module("utils.arguments").miles_validate_args(args)
 
-    def rollout_field(self) -> str | None:
-        """Newer versions number rollouts."""
-        return rollouts.rollout_field()
-
     def references(self, args: Any, job: Job, batch: ProbedBatch) -> Any:
-        """The same for every engine of miles."""
-        told = options.train_parallel_config(job.layout)
+        """References made by miles' rollout side."""
+        told = command_line.train_parallel_config(job.layout)
         return rollouts.references(args, job, batch, train_parallel_config=told)
 
-    def slicer(self, args: Any) -> Slicer:
-        """The same for every engine of miles."""
-        return rollouts.slicer(args)
-
     def declining_fetch(self, actors: ModuleType, actor: Any) -> None:
-        """The same for every engine of miles."""
+        """Wrap the function that all actors call."""
         rollouts.decline_in_fetch(actors)
 
     def loss_modules(self) -> tuple[Any, Any, Any]:
-        """Where miles has them."""
+        """The modules in miles."""
         utils = "backends.training_utils"
         return (
             self.module(f"{utils}.loss_hub.logit_processors"),
@@ -101,20 +96,8 @@ class MilesMegatronAdapter(MegatronAdapter):
             self.module(f"{utils}.loss_hub.losses"),
         )
 
-    def conventions(self, parser: Any) -> Conventions:
-        """The same for every engine of miles."""
-        return conventions.conventions(parser)
-
-    def candidates(self) -> Candidates:
-        """The same for every engine of miles."""
-        return conventions.candidates()
-
-    def keepers(self) -> list[Any]:
-        """The same for every engine of miles."""
-        return conventions.keepers()
-
     def aggregate(self, entries: Sequence[LogEntry], rank: Rank) -> Mapping[str, float]:
-        """The same for every engine of miles, once it knows that it is alone."""
+        """Make a log with miles configured for one rank."""
         with cuda_on_cpu.redirected():
             policy.join_grid(logs.ALONE.layout, rank.cache)
             self.join(self.arguments(logs.ALONE))

@@ -1,4 +1,4 @@
-"""A batch as miles' rollout side hands it to a training rank, the same for every engine."""
+"""A batch as miles' rollout side sends it to a training rank, for every engine."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import inspect
 from typing import TYPE_CHECKING, Any
 
 from adapters.miles.importing import module
-from adapters.slime_family import startup
-from adapters.slime_family.adapter import call_supported
+from adapters.slime_family import user_code
+from adapters.slime_family.framework import call_supported, refusals
 from adapters.slime_family.rollouts import sample_fields
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def rollout_field() -> str | None:
-    """What of a sample tells its rollout, in versions that know rollouts."""
+    """The field of a sample object that names its rollout; None in versions without rollouts."""
     known = inspect.signature(module("utils.types").Sample).parameters
     return "rollout_id" if "rollout_id" in known else None
 
@@ -27,10 +27,10 @@ def rollout_field() -> str | None:
 def references(
     args: Any, job: Job, batch: ProbedBatch, *, train_parallel_config: dict[str, int]
 ) -> Any:
-    """What the training ranks are sent, converted and split by miles.
+    """References to the data of training ranks, converted and split by miles.
 
-    ``train_parallel_config`` is what the engine tells the rollout side of its layout: where that is
-    enough, the rollout side deals out micro-batches too.
+    ``train_parallel_config`` is the engine's description of its layout; given all sizes, the
+    rollout side also makes micro-batches.
     """
     conversion = module("ray.rollout.train_data_conversion")
 
@@ -44,7 +44,8 @@ def references(
             custom_reward_post_process_func=None,
         )
 
-    data = convert(args, startup.sent(_samples(batch), job), startup.conversion(job, convert))
+    samples = user_code.samples_to_convert(_samples(batch), job)
+    data = convert(args, samples, user_code.conversion(job, convert))
     return call_supported(
         conversion.split_train_data_by_dp,
         args,
@@ -55,7 +56,7 @@ def references(
 
 
 def slicer(args: Any) -> Slicer:
-    """What miles slices values of a response with."""
+    """miles' function that slices the values of a response."""
     slice_with_cp = module("backends.training_utils.cp_utils").slice_log_prob_with_cp
     return lambda values, total, response, width: slice_with_cp(
         values, total, response, args.qkv_format, width
@@ -63,9 +64,9 @@ def slicer(args: Any) -> Slicer:
 
 
 def decline_in_fetch(actors: ModuleType) -> None:
-    """Have the actors of a module decline a job where they fetch their share and object to it."""
+    """Let the actors of a module decline a job where they fetch their share of the data."""
     fetch = module("backends.training_utils.data").get_rollout_data
-    actors.get_rollout_data = startup.refusals()(fetch)  # type: ignore[attr-defined]
+    actors.get_rollout_data = refusals()(fetch)  # type: ignore[attr-defined]
 
 
 def _samples(batch: ProbedBatch) -> list[Any]:

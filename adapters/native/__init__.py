@@ -1,5 +1,5 @@
-"""Plain PyTorch, exact in every cell: the example to copy for an adapter of one's own.
+"""Plain PyTorch, exact in every check: the example for writing an adapter.
 
-`adapter` is the contract's part; `trainer` is a small training framework with startup options
-(`options`) and logs (`logs`) of its own.
+`adapter` implements the contract; `trainer` is a small training framework with its own startup
+options (`options`) and logs (`logs`).
 """

@@ -19,10 +19,7 @@ from adapters.contract import (
     Rank,
     grids,
 )
-from adapters.contract.objective import (
-    Metric,
-    Objective,
-)
+from adapters.contract.objective import Metric, Objective
 from adapters.contract.probed_batch import ProbedBatch
 from adapters.native import logs, options
 from adapters.native.trainer import SampleTensors, Trainer, linear_losses
@@ -37,18 +34,18 @@ if TYPE_CHECKING:
     from adapters.contract import LogEntry
 
 
-UNWRITTEN = {Objective.GSPO, Objective.SAPO, Objective.CLIP_COV, Objective.KL_COV}
+NOT_IMPLEMENTED = {Objective.GSPO, Objective.SAPO, Objective.CLIP_COV, Objective.KL_COV}
 
 
 class NativeAdapter(Adapter):
-    """Drives the framework below at all depths, in all modes and layouts."""
+    """Drives `Trainer` at all depths, in all modes and layouts."""
 
     name = "native"
     devices = ("cpu", "cuda")
     dtypes = ("float32", "bfloat16")
 
     def layouts(self) -> Sequence[Layout]:
-        """Every dp × cp of powers of two on up to 8 ranks; on the most ranks, of one cut."""
+        """Every dp × cp of powers of two on up to 8 ranks; one number of micro-batches on 8."""
         return [
             Layout(dp=dp, cp=cp, micro_batches=micro_batches, format=storage)
             for dp, cp in grids(largest=8)
@@ -58,32 +55,32 @@ class NativeAdapter(Adapter):
         ]
 
     def load(self, source: Path | None) -> None:
-        """Nothing to import: the framework is this module."""
+        """Do nothing: the framework is imported with the adapter."""
 
     def describe(self) -> Description:
-        """Everything but policy losses of which it would take more to write them than to reduce."""
-        return Description(objectives=frozenset(Objective) - UNWRITTEN, rules=options.RULES)
+        """Describe the framework, which lacks some policy losses."""
+        return Description(objectives=frozenset(Objective) - NOT_IMPLEMENTED, rules=options.RULES)
 
     def trainer(self, job: Job, rank: int) -> Trainer:
         """The framework's trainer for a job."""
         return Trainer(job, rank)
 
     def started(self, job: Job) -> None:
-        """Startup, of which nothing but its validation is left.
+        """Validate a job as the framework's startup does.
 
         Raises:
-            Refused: the options, or the data, would train with a wrong denominator.
+            Refused: the options or the data would give a wrong denominator.
         """
         given = options.merged(job)
         options.validate(given, job)
         options.validate_data(given, job)
 
     def aggregate(self, entries: Sequence[LogEntry], rank: Rank) -> Mapping[str, float]:
-        """Sums over micro-batches, each over its own divisor."""
+        """Sum over micro-batches and divide by each key's divisor."""
         return logs.aggregate(entries)
 
     def observe(self, job: Job, rank: Rank) -> Observation:
-        """Train one step of a batch after another and read the probe's gradient."""
+        """Train the steps of a batch and read the probe's gradient of each."""
         self.started(job)
         batch = ProbedBatch(job.steps, job.objective)
         steps = _steps(batch)
@@ -93,7 +90,7 @@ class NativeAdapter(Adapter):
             device=rank.device,
             dtype=getattr(torch, rank.dtype),
         )
-        FORWARD_PASSES.take()
+        FORWARD_PASSES.drain()
         with rank.framework():
             trainer = self.trainer(job, rank.index)
             if job.depth is not Depth.STEP:
@@ -130,7 +127,7 @@ def _steps(batch: ProbedBatch) -> list[list[SampleTensors]]:
 
 
 def _on_response(prompt: NDArray[Any], values: NDArray[Any]) -> torch.Tensor:
-    """Values of a response, with zeros for its prompt before them."""
+    """The values of a response, preceded by zeros for its prompt."""
     narrow = values.astype(np.float32) if values.dtype == np.float64 else values
     return torch.from_numpy(np.concatenate([np.zeros(len(prompt), narrow.dtype), narrow]))
 
@@ -143,9 +140,9 @@ def _observation(
     logs: Sequence[dict[Metric, float]] = (),
 ) -> Observation:
     return Observation(
-        weights=batch.weights_of_steps([as_array(gradient) for gradient in gradients]),
+        token_weights=batch.weights_of_steps([as_array(gradient) for gradient in gradients]),
         pending_reduction=pending_reduction,
-        forward_passes=batch.forward_passes(FORWARD_PASSES.take()),
+        forward_passes=batch.forward_passes(FORWARD_PASSES.drain()),
         reported={
             metric: tuple(log[metric] for log in logs) for metric in (logs[0] if logs else ())
         },

@@ -1,4 +1,4 @@
-"""Makes one log of what the micro-batches of `native` hand on."""
+"""Combines the log entries of micro-batches of `native`."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 
 def aggregate(entries: Sequence[LogEntry]) -> dict[str, float]:
-    """Sums of values over sums of what divides them.
+    """Sums of values, divided by sums of their divisors.
 
     Raises:
-        ValueError: entries of different keys, or of another order of them.
+        ValueError: the entries differ in their keys or the order of keys.
     """
     first = entries[0]
     for entry in entries:

@@ -1,7 +1,7 @@
-"""What a user can tell `native`, and what it refuses at startup.
+"""The options of `native` and their validation at startup.
 
-Values come from the command line and from a configuration file that is read after it; they are
-validated once both are known.
+Values come from the command line and a configuration file that is read after it; they are
+validated when both are known.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ CONFIGURATIONS = (
     "per_token_with_another_mode",
     "batch_of_partial_groups",
 )
-"""Rules of configurations that may be typed or stand in a file."""
+"""Rules of configurations, on the command line or in a file."""
 
 RULES = dict.fromkeys(
     (
@@ -57,12 +57,12 @@ RULES = dict.fromkeys(
     ),
     "its own validation",
 )
-"""What `native` promises of configurations and logs, by the rule's name."""
+"""The rules of configurations and logs that `native` states, by name."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """Everything said, from wherever, with defaults for the rest."""
+    """The values of all options, with defaults for those that are not set."""
 
     mode: str
     divisor: Any
@@ -71,14 +71,14 @@ class Options:
 
 
 def merged(job: Job) -> Options:
-    """The options of a job: a configuration file has the last word."""
+    """The options of a job; a configuration file overrides the command line."""
     command_line, file = said(job)
     values = {**DEFAULTS, **command_line, **file}
     return Options(**{str(setting): values[setting] for setting in DEFAULTS})
 
 
 def said(job: Job) -> tuple[dict[Setting, Any], dict[Setting, Any]]:
-    """What is said on the command line, and in the file."""
+    """The settings on the command line and those in the file."""
     configuration = job.configuration
     values: dict[Setting, Any] = {}
     if configuration.says_mode:
@@ -94,10 +94,10 @@ def said(job: Job) -> tuple[dict[Setting, Any], dict[Setting, Any]]:
 
 
 def validate(options: Options, job: Job) -> None:
-    """Stop where a denominator would be wrong.
+    """Refuse options that would give a wrong denominator.
 
     Raises:
-        Refused: naming the options that do not go together.
+        Refused: the message names the options.
     """
     _validate_divisor(options)
     if options.per_token and options.mode not in (Mode.SAMPLE_MEAN, Mode.TOKEN_MEAN):
@@ -107,25 +107,25 @@ def validate(options: Options, job: Job) -> None:
 
 
 def validate_data(options: Options, job: Job) -> None:
-    """Stop where what reaches the loss is not what `prompt_mean` needs.
+    """Refuse data that `prompt_mean` cannot use.
 
     Raises:
-        Refused: naming what is missing.
-        Unsupported: nothing of the kind reaches this loss.
+        Refused: the message names the missing data.
+        Unsupported: this framework has no such data.
     """
     missing = {
         FaultInjection.GROUPS_MISSING: "the prompt group of every sample",
         FaultInjection.DENOMINATORS_DROPPED: "the denominators of prompt groups",
     }
-    tampering = job.configuration.tampering
+    fault_injection = job.configuration.fault_injection
     if job.configuration.corrects:
         raise Unsupported("no function of a user's that takes tokens out of the mask")
-    if tampering is None:
+    if fault_injection is None:
         return
-    if tampering not in missing:
-        raise Unsupported(f"{tampering}: groups of any size, and no boundaries")
+    if fault_injection not in missing:
+        raise Unsupported(f"{fault_injection}: groups of any size, and no boundaries")
     if options.mode == Mode.PROMPT_MEAN:
-        raise Refused(f"{options.mode} needs {missing[tampering]}")
+        raise Refused(f"{options.mode} needs {missing[fault_injection]}")
 
 
 def _validate_divisor(options: Options) -> None:

@@ -1,8 +1,8 @@
-"""A small training framework such as an adapter would find already written.
+"""A small training framework, driven by the adapter.
 
 `Trainer` shards samples over data-parallel ranks, cuts a rank's samples into micro-batches, slices
-every sequence over context-parallel ranks, and sums gradients over all of them. Its one rule is to
-take every denominator from the whole step before cutting it.
+every sequence over context-parallel ranks, and sums gradients over all of them. Every denominator
+is computed from the whole step before it is cut.
 """
 
 from __future__ import annotations
@@ -30,26 +30,23 @@ from reference.aggregation import AuxiliaryAggregation, Mode, auxiliary_aggregat
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from adapters.contract import (
-        Job,
-        Layout,
-    )
+    from adapters.contract import Job, Layout
     from reference.aggregation import Aggregation
 
     LossFunction = Callable[[torch.Tensor, "Packed"], torch.Tensor]
 
 
 DUAL_CLIP = 3.0
-"""Bound of a ratio where the advantage is negative."""
+"""Bound on the ratio of tokens with a negative advantage."""
 
 
 @dataclass(frozen=True, eq=False)
 class SampleTensors:
-    """One sample: token ids [prompt + response], and per token what its prediction is worth.
+    """One sample: token ids and per-token values, [prompt + response], and its denominators.
 
-    What stands between ``ids`` and ``group`` is aligned with ``ids`` and 0 on the prompt. The
-    denominators are what the sample's masked sums are divided by to give its share of the step:
-    of the policy loss, of what stands beside it, and of what is counted before rejection.
+    Values are 0 on the prompt. The sample's masked sums are divided by ``denominator`` for the
+    policy loss, by ``auxiliary_denominator`` for auxiliary losses and metrics, and by
+    ``original_denominator`` for metrics of the mask before rejection sampling.
     """
 
     ids: torch.Tensor
@@ -60,20 +57,20 @@ class SampleTensors:
     original_mask: torch.Tensor
     group: int
     denominator: float = float("nan")
-    denominator_beside: float = float("nan")
+    auxiliary_denominator: float = float("nan")
     original_denominator: float = float("nan")
 
     @property
     def tokens(self) -> int:
-        """The number of active ones."""
+        """The number of active tokens."""
         return int(self.mask.sum())
 
 
 @dataclass(frozen=True, eq=False)
 class Packed:
-    """What one context-parallel rank holds of a micro-batch: tensors of one shape.
+    """A context-parallel rank's slice of a micro-batch.
 
-    The shape is [tokens] in thd and [samples, width] in bshd.
+    All tensors have the shape [tokens] in thd and [samples, width] in bshd.
     """
 
     labels: torch.Tensor
@@ -83,26 +80,26 @@ class Packed:
     mask: torch.Tensor
     original_mask: torch.Tensor
     denominators: torch.Tensor
-    denominators_beside: torch.Tensor
+    auxiliary_denominators: torch.Tensor
     original_denominators: torch.Tensor
 
     def to(self, device: torch.device) -> Packed:
-        """The same on a device."""
+        """The slice on a device."""
         return Packed(*(getattr(self, each.name).to(device) for each in fields(self)))
 
     @property
-    def auxiliary_aggregation(self) -> Packed:
-        """The same, as what stands beside the policy loss divides it."""
-        return replace(self, denominators=self.denominators_beside)
+    def auxiliary(self) -> Packed:
+        """The slice with the denominators of auxiliary losses."""
+        return replace(self, denominators=self.auxiliary_denominators)
 
     @property
     def original(self) -> Packed:
-        """The same before rejection."""
+        """The slice with mask and denominators before rejection sampling."""
         return replace(self, mask=self.original_mask, denominators=self.original_denominators)
 
 
 class Trainer:
-    """Trains one step after another on one rank; a method for each thing that can be got wrong."""
+    """Trains steps on one rank; each possible mistake has a method of its own."""
 
     def __init__(self, job: Job, rank: int) -> None:
         self.job = job
@@ -114,7 +111,7 @@ class Trainer:
     def train_step(
         self, probe: torch.Tensor, samples: list[SampleTensors]
     ) -> tuple[torch.Tensor, dict[Metric, float]]:
-        """The gradient [probe] of the step's loss and what is logged of it, alike on all ranks."""
+        """The gradient of the step's loss, [probe], and its metrics, equal on all ranks."""
         gradient, logs = self.accumulate(probe, samples, self.token_losses)
         self.synchronise(gradient)
         return gradient, {metric: self.report(values) for metric, values in logs.items()}
@@ -122,10 +119,10 @@ class Trainer:
     def accumulate(
         self, probe: torch.Tensor, samples: list[SampleTensors], token_losses: LossFunction
     ) -> tuple[torch.Tensor, dict[Metric, torch.Tensor]]:
-        """This rank's share of the gradient, and of what is logged by micro-batch."""
+        """This rank's part of the gradient, and of each metric by micro-batch."""
         probe.grad = torch.zeros_like(probe)
         logs: dict[Metric, list[float]] = {metric: [] for metric in self.logged}
-        mine = self.shard(self.divided_beside(self.divided(samples)))
+        mine = self.shard(self.with_auxiliary_denominators(self.divided(samples)))
         for micro_batch in self.cut(mine):
             packed = pack(micro_batch, self.layout, self.cp_rank)
             FORWARD_PASSES.note(packed.labels[packed.labels != PADDING_ID] - 1)
@@ -139,31 +136,31 @@ class Trainer:
 
     @property
     def logged(self) -> Sequence[Metric]:
-        """What every rank has a share of, were it without a sample."""
+        """The metrics that every rank logs, even without samples."""
         return (Metric.LOSS,) if self.objective in OTHER_LOSSES else tuple(Metric)
 
     def divided(self, samples: list[SampleTensors]) -> list[SampleTensors]:
-        """Samples with the policy loss's denominators, from counts over the whole step."""
+        """Samples with denominators of the policy loss, counted over the whole step."""
         if not self.job.configuration.reduces:
             return with_denominators(samples, denominators(samples, self.aggregation))
         per_token = self.aggregation.mode is Mode.TOKEN_MEAN
         units = sum(sample.tokens for sample in samples) if per_token else len(samples)
         return with_denominators(samples, [REDUCER_DIVISOR * max(units, 1)] * len(samples))
 
-    def divided_beside(self, samples: list[SampleTensors]) -> list[SampleTensors]:
-        """Samples with all other denominators, likewise."""
+    def with_auxiliary_denominators(self, samples: list[SampleTensors]) -> list[SampleTensors]:
+        """Samples with all other denominators, counted over the whole step."""
         aggregation = auxiliary_aggregation(self.aggregation, AuxiliaryAggregation.WITH_TOKEN_MEAN)
         before = [replace(sample, mask=sample.original_mask) for sample in samples]
         pairs = zip(
             denominators(samples, aggregation), denominators(before, aggregation), strict=True
         )
         return [
-            replace(sample, denominator_beside=now, original_denominator=original)
+            replace(sample, auxiliary_denominator=now, original_denominator=original)
             for sample, (now, original) in zip(samples, pairs, strict=True)
         ]
 
     def shard(self, samples: list[SampleTensors]) -> list[SampleTensors]:
-        """A contiguous share of the samples; shares differ in size by one at most."""
+        """This rank's contiguous part of the samples; parts differ in size by at most one."""
         shares = np.array_split(np.arange(len(samples)), self.layout.dp)
         return [samples[i] for i in shares[self.dp_rank]]
 
@@ -179,12 +176,10 @@ class Trainer:
     def loss(
         self, probe: torch.Tensor, packed: Packed, token_losses: LossFunction
     ) -> tuple[torch.Tensor, Mapping[Metric, torch.Tensor]]:
-        """What a micro-batch adds to the loss of the step on this rank, and to its log."""
+        """The part of a micro-batch on this rank in the step's loss and metrics."""
         log_probs = probe[packed.labels]
         if self.objective in OTHER_LOSSES:
-            loss = self.reduce(
-                OTHER_LOSSES[self.objective](log_probs, packed), packed.auxiliary_aggregation
-            )
+            loss = self.reduce(OTHER_LOSSES[self.objective](log_probs, packed), packed.auxiliary)
             return loss, {Metric.LOSS: loss}
         policy_loss = self.reduce(token_losses(log_probs, packed), packed)
         entropy = self.entropy(probe, packed)
@@ -204,38 +199,38 @@ class Trainer:
         return POLICY_LOSSES[self.objective](log_probs, packed)
 
     def entropy(self, probe: torch.Tensor, packed: Packed) -> torch.Tensor:
-        """What a micro-batch adds to the entropy."""
+        """The part of a micro-batch in the entropy."""
         return self.reduce(
-            cycled(ENTROPIES, packed.labels) + probe[packed.labels], packed.auxiliary_aggregation
+            cycled(ENTROPIES, packed.labels) + probe[packed.labels], packed.auxiliary
         )
 
     def divergence(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
-        """What a micro-batch adds to the divergence from the reference policy."""
-        return self.reduce(log_probs - packed.reference_log_probs, packed.auxiliary_aggregation)
+        """The part of a micro-batch in the divergence from the reference policy."""
+        return self.reduce(log_probs - packed.reference_log_probs, packed.auxiliary)
 
     def diagnostics(self, log_probs: torch.Tensor, packed: Packed) -> Mapping[Metric, torch.Tensor]:
-        """What is logged and not trained."""
+        """The metrics that are logged and not trained."""
         log_ratios = log_probs.detach() - packed.old_log_probs
-        gains = torch.sign(packed.advantages)
-        clipped = gains * torch.exp(log_ratios) > gains * (1 + gains * CLIP)
+        signs = torch.sign(packed.advantages)
+        clipped = signs * torch.exp(log_ratios) > signs * (1 + signs * CLIP)
         rejected = packed.original_mask & ~packed.mask
         return {
-            Metric.CLIP_FRACTION: self.reduce(clipped.float(), packed.auxiliary_aggregation),
-            Metric.POLICY_KL: self.reduce(-log_ratios, packed.auxiliary_aggregation),
+            Metric.CLIP_FRACTION: self.reduce(clipped.float(), packed.auxiliary),
+            Metric.POLICY_KL: self.reduce(-log_ratios, packed.auxiliary),
             Metric.REJECTED: self.reduce(rejected.float(), packed.original),
         }
 
     def reduce(self, values: torch.Tensor, packed: Packed) -> torch.Tensor:
-        """The share of a micro-batch on this rank in the mean of some values."""
+        """The part of a micro-batch on this rank in the mean of values."""
         return (torch.where(packed.mask, values, 0) / packed.denominators).sum()
 
     def synchronise(self, gradient: torch.Tensor) -> None:
-        """Add up the gradients of all ranks."""
+        """Sum the gradients of all ranks in place."""
         if self.layout.world_size > 1:
             dist.all_reduce(gradient)
 
     def report(self, shares: torch.Tensor) -> float:
-        """A number of the step, from the shares of this rank's micro-batches."""
+        """A metric of the step, from the parts of this rank's micro-batches."""
         total = shares.sum()
         if self.layout.world_size > 1:
             dist.all_reduce(total)
@@ -250,14 +245,14 @@ def ppo_losses(log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
 
 
 def dual_clip_losses(log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
-    """The same, bounded where the advantage is negative (arXiv:1912.09729)."""
+    """PPO losses, bounded for negative advantages (arXiv:1912.09729)."""
     losses = ppo_losses(log_probs, packed)
     bounded = torch.minimum(losses, -packed.advantages * DUAL_CLIP)
     return torch.where(packed.advantages < 0, bounded, losses)
 
 
 def cispo_losses(log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
-    """Log-probabilities by a clipped ratio that is not differentiated (arXiv:2506.13585)."""
+    """Log-probabilities times a clipped ratio without gradient (arXiv:2506.13585)."""
     ratio = torch.exp(log_probs.detach() - packed.old_log_probs).clamp(1 - CLIP, 1 + CLIP)
     return -packed.advantages * ratio * log_probs
 
@@ -268,12 +263,12 @@ def sft_losses(log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
 
 
 def value_losses(values: torch.Tensor, packed: Packed) -> torch.Tensor:
-    """Squared errors of a critic's values, which the probe stands for."""
+    """Squared errors of a critic's values, which are the probe's entries."""
     return (values - packed.advantages / 2) ** 2
 
 
 def linear_losses(log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
-    """Losses without a policy: what depth `reducer` feeds the reduction with."""
+    """Losses that are linear in the probe, for depth `reducer`."""
     return -packed.advantages * log_probs
 
 
@@ -290,7 +285,7 @@ OTHER_LOSSES: dict[Objective, LossFunction] = {
 
 
 def coefficients(objective: Objective) -> tuple[float, float]:
-    """Of the entropy bonus and of the divergence from the reference policy."""
+    """The coefficients of the entropy bonus and of the divergence."""
     together = objective is Objective.COMBINED
     return (
         ENTROPY_COEFFICIENT if together or objective is Objective.ENTROPY else 0.0,
@@ -299,7 +294,7 @@ def coefficients(objective: Objective) -> tuple[float, float]:
 
 
 def denominators(samples: Sequence[SampleTensors], aggregation: Aggregation) -> list[float]:
-    """What the masked loss sum of each of a step's samples is divided by."""
+    """The denominator of each sample's masked loss sum."""
     tokens = [max(sample.tokens, 1) for sample in samples]
     if aggregation.mode is Mode.SAMPLE_MEAN:
         return [float(len(samples) * count) for count in tokens]
@@ -313,7 +308,7 @@ def denominators(samples: Sequence[SampleTensors], aggregation: Aggregation) -> 
 
 
 def tokens_of_groups(samples: Sequence[SampleTensors]) -> Counter[int]:
-    """Active tokens of each prompt group among some samples."""
+    """Number of active tokens of each prompt group."""
     tokens: Counter[int] = Counter()
     for sample in samples:
         tokens[sample.group] += sample.tokens
@@ -343,15 +338,15 @@ def pack(micro_batch: list[SampleTensors], layout: Layout, cp_rank: int) -> Pack
 
 
 def zigzag(sample: SampleTensors, width: int, cp: int, cp_rank: int) -> tuple[torch.Tensor, ...]:
-    """The two of 2·cp equal chunks that a rank holds, first and last paired for equal work.
+    """A rank's two of 2·cp equal chunks, in the order of `Packed`.
 
-    A position is worth what it predicts, the token after it, which may lie in another chunk: labels
-    are shifted before slicing. In the order of `Packed`.
+    Chunks are paired first with last for equal work. A position has the values of the token that it
+    predicts, which may be in another chunk, so that values are shifted before slicing.
     """
     chunks = 2 * cp
     padded = -(-width // chunks) * chunks
 
-    def take(values: torch.Tensor) -> torch.Tensor:
+    def chunks_of_rank(values: torch.Tensor) -> torch.Tensor:
         shifted = torch.full((padded,), PADDING_ID, dtype=values.dtype)
         shifted[: len(values) - 1] = values[1:]
         parts = shifted.chunk(chunks)
@@ -365,8 +360,8 @@ def zigzag(sample: SampleTensors, width: int, cp: int, cp_rank: int) -> tuple[to
         sample.mask,
         sample.original_mask,
     )
-    per_sample = sample.denominator, sample.denominator_beside, sample.original_denominator
+    per_sample = sample.denominator, sample.auxiliary_denominator, sample.original_denominator
     return (
-        *map(take, per_token),
+        *map(chunks_of_rank, per_token),
         *(torch.full((padded // cp,), denominator) for denominator in per_sample),
     )

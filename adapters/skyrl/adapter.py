@@ -1,10 +1,9 @@
-"""What SkyRL's engines share: everything from rollouts to the chunk that a worker trains on.
+"""The adapter that SkyRL's engines share, from rollouts to the chunk that a worker trains on.
 
-Every rank plays the trainer of its own: it converts the same rollouts, normalises advantages, cuts
-them into mini-batches and data-parallel chunks with SkyRL's code, and hands its chunk to SkyRL's
-worker of the engine. Ours are four things only: a model that carries the probe, a seam where SkyRL
-computes log-probabilities, a dispatch that calls the worker where SkyRL would send to a Ray actor,
-and an optimizer that lets the gradient be read.
+Every rank runs the trainer itself: it converts the same rollouts, normalises advantages, cuts them
+into mini-batches and data-parallel chunks with SkyRL's code, and passes its chunk to SkyRL's
+worker. We supply a model that carries the probe, a seam where SkyRL computes log-probabilities, a
+dispatch that calls the worker instead of a Ray actor, and an optimizer that reads the gradient.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ from adapters.skyrl.configuration import (
     refusals,
     scales_advantages,
 )
-from adapters.skyrl.importing import STOOD_IN, import_skyrl, module, ppo_utils
+from adapters.skyrl.importing import STUBBED, import_skyrl, module, ppo_utils
 from reference.aggregation import AuxiliaryAggregation, Conventions, DenominatorMask
 
 if TYPE_CHECKING:
@@ -58,19 +57,18 @@ CONVENTIONS = Conventions(
     kl=AuxiliaryAggregation.MICRO_BATCH_SAMPLE_MEAN,
     diagnostics=AuxiliaryAggregation.MICRO_BATCH_TOKEN_MEAN,
 )
-"""What SkyRL documents: that advantages are scaled before the loss corrects its mask
+"""The conventions that SkyRL documents. Advantages are scaled before the loss corrects its mask
 (docs/algorithms/custom_algorithms), which leaves all other tokens as they are
-(docs/algorithms/off_policy_correction); that a micro-batch's entropy is a masked token mean and its
-divergence a mean over sequences, that both are averaged over micro-batches and data-parallel ranks
-(where its workers add them to the loss), and over those micro-batches alone that hold samples
-(where its Megatron worker counts them); that what is not a loss is averaged over micro-batches
-likewise (``reduce_metrics``)."""
+(docs/algorithms/off_policy_correction). A micro-batch's entropy is a masked token mean and its
+divergence a mean over sequences; both are averaged over micro-batches and data-parallel ranks
+(where its workers add them to the loss), but only over micro-batches with samples (where its
+Megatron worker counts them). Other metrics are averaged over micro-batches (``reduce_metrics``)."""
 
 PERMITTED = {
     "divisor_of_another_mode": "docs/content/docs/harbor and examples/train_integrations/harbor,"
     " which have users give max_seq_len with every mode",
 }
-"""Rules of other frameworks of which SkyRL states the opposite."""
+"""Rules of other frameworks whose opposite SkyRL states."""
 
 WORKER_UTILS = "backends.skyrl_train.workers.worker_utils"
 
@@ -87,18 +85,18 @@ class SkyRLAdapter(Adapter):
 
     @abstractmethod
     def load_engine(self) -> None:
-        """Import the engine's worker and put the seams where it makes use of logits."""
+        """Import the engine's worker and put the seams where it uses logits."""
 
     @abstractmethod
     def settings(self, job: Job, dtype: str) -> dict[str, object]:
-        """What the engine has in SkyRL's configuration, by path."""
+        """The engine's settings in SkyRL's configuration, by path."""
 
     @abstractmethod
     def worker(self, config: Any, job: Job, probe_size: int, rank: Rank) -> Any:
-        """SkyRL's policy worker on this rank, with the gradients it will read in ``gradients``."""
+        """SkyRL's policy worker on this rank, which collects gradients in ``gradients``."""
 
     def critic(self, config: Any, job: Job, probe_size: int, rank: Rank) -> Any:
-        """Likewise SkyRL's critic worker, of an engine that is described as having the objective.
+        """SkyRL's critic worker on this rank, for engines with the objective `VALUE`.
 
         Raises:
             Unsupported: it cannot train a critic in this layout.
@@ -111,7 +109,7 @@ class SkyRLAdapter(Adapter):
         self.load_engine()
 
     def describe(self) -> Description:
-        """Modes are what the reduction function accepts."""
+        """Describe SkyRL by what its reduction function and configuration accept."""
         alone = {Depth.REDUCER} if scales_advantages() else set()
         return Description(
             modes=modes(),
@@ -122,7 +120,7 @@ class SkyRLAdapter(Adapter):
             places=self._places(),
             rules=_rules(),
             permits=PERMITTED,
-            stubs=tuple(STOOD_IN),
+            stubs=tuple(STUBBED),
             departures=(*departures.NOT_RUN, *departures.SET, *departures.STUBBED),
         )
 
@@ -135,7 +133,7 @@ class SkyRLAdapter(Adapter):
         if job.depth is Depth.REDUCER:
             with rank.framework():
                 gradient = trainer.reduce(config, rollouts)
-            return Observation(weights=batch.split(batch.weights(gradient)))
+            return Observation(token_token_weights=batch.split(batch.weights(gradient)))
         workers = {"policy": self.worker(config, job, batch.probe_size, rank)}
         if job.objective is Objective.VALUE:
             workers["critic"] = self.critic(config, job, batch.probe_size, rank)
@@ -144,7 +142,7 @@ class SkyRLAdapter(Adapter):
             trainer.train(config, dispatch, rollouts)
         probed = workers["critic" if job.objective is Objective.VALUE else "policy"]
         return Observation(
-            weights=batch.weights_of_steps(probed.gradients),
+            token_weights=batch.weights_of_steps(probed.gradients),
             pending_reduction=PendingReduction.REPLICATED
             if job.depth is Depth.STEP
             else PendingReduction.MEAN,
@@ -153,7 +151,7 @@ class SkyRLAdapter(Adapter):
         )
 
     def aggregate(self, entries: Sequence[LogEntry], rank: Rank) -> Mapping[str, float]:
-        """As a worker reduces what its micro-batches return, over them and over one rank."""
+        """Reduce entries over micro-batches and one rank, as a worker does."""
         values: dict[str, list[float]] = defaultdict(list)
         for entry in entries:
             _require_numbers_alone(entry)
@@ -178,14 +176,14 @@ class SkyRLAdapter(Adapter):
             # One commit has it under another name.
             CodeLocation.LOG: getattr(module(WORKER_UTILS), "reduce_metrics", None),
             CodeLocation.ARGUMENTS: module("train.utils.utils").validate_cfg,
-            # Older versions stage the data whole, and a rank takes its share of it.
+            # In older versions a rank takes its part of the whole data.
             CodeLocation.SHARDING: getattr(dispatch, "stage_chunks", dispatch.dispatch_from_staged),
         }
         return {place: code_location(found) for place, found in functions.items() if found}
 
 
 def _rules() -> dict[str, str]:
-    """Those that SkyRL states, each with the function that holds a user to it."""
+    """The rules that SkyRL states, each with the function that enforces it."""
     validate = module("train.utils.utils").validate_cfg
     functions = {
         "default_mode": module("train.config").AlgorithmConfig,
@@ -197,12 +195,12 @@ def _rules() -> dict[str, str]:
 
 
 def _refusals(job: Job) -> AbstractContextManager[None]:
-    """Where only the configuration can be what SkyRL objects to, it declines it late."""
+    """`refusals` for a configuration that is not the default: SkyRL may decline it late."""
     return nullcontext() if job.configuration == DEFAULT_CONFIGURATION else refusals()
 
 
 def _require_numbers_alone(entry: LogEntry) -> None:
-    """Raise `Unsupported` for what SkyRL has no form for: its entries map keys to means."""
+    """Raise `Unsupported` for divisors and separate keys: SkyRL's entries map keys to means."""
     if entry.normalizers is not None or entry.count != 1:
         raise Unsupported("no divisors in log entries: SkyRL's are a number for each key")
     if len(entry.keys) != len(entry.values):
@@ -215,7 +213,7 @@ def _require_same_order(entry: LogEntry, first: LogEntry) -> None:
 
 
 def _strategy() -> Any:
-    """SkyRL's all-reduce over ranks, which is the same for all its engines."""
+    """An object with SkyRL's all-reduce over ranks, the same for all its engines."""
     base = module("backends.skyrl_train.distributed.strategy").DistributedStrategy
     reducer = SimpleNamespace(world_size=1)
     reducer.all_reduce = partial(base.all_reduce, reducer)

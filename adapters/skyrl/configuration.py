@@ -1,4 +1,4 @@
-"""A job as SkyRL's configuration spells it, whatever the engine."""
+"""A job as SkyRL's configuration, for every engine."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     Settings = dict[str, object]
-    """What is said on the command line: values by their path in SkyRL's configuration."""
+    """Values on the command line by their path in SkyRL's configuration."""
 
 LOSS_REDUCTIONS = {
     Mode.SAMPLE_MEAN: "sequence_mean",
@@ -35,22 +35,22 @@ LOSS_REDUCTIONS = {
 }
 
 PACKING = ("remove_microbatch_padding", "use_sample_packing")
-"""What SkyRL's versions call the packing of samples into one row, latest first."""
+"""Names of the option to pack samples into one row, latest version first."""
 
 ALGORITHM = "trainer.algorithm"
 CORRECTION = f"{ALGORITHM}.off_policy_correction"
 
 REJECTING = {"token_mask_is_threshold_low": 0.5, "token_mask_is_threshold_high": 2.0}
-"""Bounds of a token's ratio of old policy to rollout policy, outside of which it is masked."""
+"""Bounds on a token's ratio of old policy to rollout policy, outside which it is masked."""
 
 YAML_NUMBERS = {"inf": ".inf", "nan": ".nan"}
-"""Numbers as SkyRL's command line spells them, whose values are read as YAML."""
+"""Numbers as YAML spells them, by which SkyRL's command line reads values."""
 
 OPTIONAL = {
     Objective.ENTROPY: "use_entropy_loss",
     Objective.KL: "use_kl_loss",
 }
-"""Options of SkyRL's algorithm that switch a term on."""
+"""Options of SkyRL's algorithm that enable a term."""
 
 
 def modes() -> frozenset[Mode]:
@@ -59,13 +59,13 @@ def modes() -> frozenset[Mode]:
 
 
 def default_mode() -> Mode:
-    """The mode of a configuration that says none."""
+    """The mode of the default configuration."""
     default = module("train.config").AlgorithmConfig().loss_reduction
     return next(mode for mode, name in LOSS_REDUCTIONS.items() if name == default)
 
 
 def objectives() -> frozenset[Objective]:
-    """What a policy can be trained on, by the options there are and the losses registered."""
+    """The objectives of a policy, by the existing options and the registered losses."""
     known = _names(module("train.config").AlgorithmConfig)
     terms = {objective for objective, option in OPTIONAL.items() if option in known}
     registered = ppo_utils().PolicyLossRegistry.list_available()
@@ -79,7 +79,7 @@ def objectives() -> frozenset[Objective]:
 
 
 def scales_advantages() -> bool:
-    """Whether SkyRL reduces by scaling advantages before the loss, which a trainer does."""
+    """Whether SkyRL's trainer reduces by scaling advantages before the loss."""
     return hasattr(ppo_utils(), "apply_loss_reduction_to_advantages_minibatch")
 
 
@@ -94,14 +94,14 @@ def has_kl_term(job: Job) -> bool:
 
 
 def knows_rollout_policy(job: Job) -> bool:
-    """Whether anything asks for the log-probabilities that the rollouts were made with."""
+    """Whether the job needs the log-probabilities of the rollout policy."""
     return job.configuration.corrects or job.objective is Objective.REJECTION
 
 
 def configure(job: Job, of_engine: Mapping[str, object]) -> Any:
-    """SkyRL's own configuration for a job, from a command line through its startup validation.
+    """SkyRL's own configuration for a job, parsed and validated by SkyRL.
 
-    ``of_engine`` is said besides.
+    ``of_engine`` are the engine's settings.
 
     Raises:
         Unsupported: this version lacks an option that the job needs.
@@ -115,10 +115,10 @@ def configure(job: Job, of_engine: Mapping[str, object]) -> Any:
 
 @contextmanager
 def refusals(*more: type[Exception]) -> Iterator[None]:
-    """Inside, a SkyRL that objects declines the job.
+    """Turn SkyRL's objections inside the context into a refusal.
 
     Raises:
-        Refused: with SkyRL's words.
+        Refused: with SkyRL's message.
     """
     declined: tuple[type[Exception], ...]
     declined = (AssertionError, ValueError, NotImplementedError, *more)
@@ -141,7 +141,7 @@ def _text(value: object) -> str:
 
 
 def _sizes(job: Job) -> Settings:
-    """Of a batch of rollouts, of the mini-batch that an optimizer step takes, and of the world."""
+    """The sizes of the batch of rollouts, of a mini-batch, and of the world."""
     prompts, per_prompt = prompts_per_step(job.steps), rollouts_per_prompt(job.steps)
     placement = "trainer.placement"
     return {
@@ -189,7 +189,7 @@ def _micro_batches(job: Job) -> Settings:
 
 
 def _algorithm(job: Job) -> Settings:
-    """The loss and its terms."""
+    """The settings of the loss and its terms."""
     if job.configuration.in_file:
         raise Unsupported("no configuration files: SkyRL takes all settings from its command line")
     if job.configuration.per_token:
@@ -222,7 +222,7 @@ def _algorithm(job: Job) -> Settings:
 
 
 def _divisor(job: Job) -> str:
-    """As a user types it; empty if there is none."""
+    """The divisor as typed, empty if there is none."""
     if job.configuration.divisor is not None:
         return YAML_NUMBERS.get(job.configuration.divisor, job.configuration.divisor)
     divisor = job.aggregation.divisor
@@ -259,9 +259,9 @@ def _names(config_class: Any) -> set[str]:
 
 
 def _reduces(loss_reduction: str) -> bool:
-    """Whether SkyRL's reduction knows a mode, found by asking it to reduce one token.
+    """Whether SkyRL's reduction accepts a mode, tested by reducing one token.
 
-    It scales advantages; in versions before 0.2.0, losses.
+    It scales advantages, or losses in versions before 0.2.0.
     """
     utils = ppo_utils()
     reduce = utils.reduce_loss

@@ -1,4 +1,4 @@
-"""SkyRL's FSDP engine: its worker, whose model its strategy wraps in FSDP2, around our policy."""
+"""The adapter of SkyRL's FSDP engine."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ WORKER = "backends.skyrl_train.workers.fsdp.fsdp_worker"
 BASE_WORKER = "backends.skyrl_train.workers.worker"
 
 PRECISIONS = {"float32": "fp32", "bfloat16": "bf16"}
-"""What SkyRL calls them."""
+"""Dtypes by their names in SkyRL."""
 
 
 class SkyRLFsdpAdapter(SkyRLAdapter):
@@ -54,7 +54,7 @@ class SkyRLFsdpAdapter(SkyRLAdapter):
         ]
 
     def load_engine(self) -> None:
-        """The seams are where SkyRL's model wrapper takes log-probabilities and entropies."""
+        """Add the probe where SkyRL's model wrapper computes log-probabilities and entropies."""
         model_wrapper = module(MODEL_WRAPPER)
         model_wrapper.logprobs_from_logits = _probed(model_wrapper.logprobs_from_logits)
         model_wrapper.chunked_entropy_from_logits = _probed_entropy(
@@ -63,7 +63,7 @@ class SkyRLFsdpAdapter(SkyRLAdapter):
         module(WORKER)
 
     def describe(self) -> Description:
-        """The critic is trained by this engine alone."""
+        """Add the critic, which only this engine trains."""
         found = super().describe()
         return replace(
             found,
@@ -73,7 +73,7 @@ class SkyRLFsdpAdapter(SkyRLAdapter):
         )
 
     def settings(self, job: Job, dtype: str) -> dict[str, object]:
-        """No clipping, and an optimizer that leaves the probe at 0."""
+        """Settings without clipping, and with an optimizer that leaves the probe at 0."""
         return {
             "trainer.ref.sequence_parallel_size": job.layout.cp,
             **_settings_of("policy", job, dtype),
@@ -81,24 +81,24 @@ class SkyRLFsdpAdapter(SkyRLAdapter):
         }
 
     def worker(self, config: Any, job: Job, probe_size: int, rank: Rank) -> Any:
-        """SkyRL's policy worker on this rank, kept for all jobs that can share its model."""
-        worker = _kept("policy", _policy_worker, config, job, probe_size, rank)
+        """SkyRL's policy worker on this rank, cached for all jobs that can share its model."""
+        worker = _cached_worker("policy", _policy_worker, config, job, probe_size, rank)
         worker.policy_loss_fn = ppo_utils().PolicyLossRegistry.get(
             config.trainer.algorithm.policy_loss_type
         )
         return worker
 
     def critic(self, config: Any, job: Job, probe_size: int, rank: Rank) -> Any:
-        """SkyRL's critic worker, kept likewise."""
+        """SkyRL's critic worker on this rank, cached in the same way."""
         if job.layout.cp > 1 and job.layout.format == "bshd":
             raise Unsupported("SkyRL's critic splits sequences only where they are packed")
-        worker = _kept("critic", _critic_worker, config, job, probe_size, rank)
+        worker = _cached_worker("critic", _critic_worker, config, job, probe_size, rank)
         worker.critic_loss_fn = ppo_utils().ppo_critic_loss
         return worker
 
 
 def _micro_batch_weight() -> MicroBatchWeight:
-    """Whether a micro-batch is given its weight, which the worker documents, or counts as one."""
+    """By samples in versions whose worker passes each micro-batch its weight."""
     micro_step = module(BASE_WORKER).PolicyWorkerBase._forward_backward_micro
     weighed = "microbatch_weight" in inspect.signature(micro_step).parameters
     return MicroBatchWeight.BY_SAMPLES if weighed else MicroBatchWeight.EQUAL
@@ -117,7 +117,7 @@ def _settings_of(model: str, job: Job, dtype: str) -> dict[str, object]:
     }
 
 
-def _kept(
+def _cached_worker(
     model: str,
     build: Callable[[Any, Job, int], Any],
     config: Any,
@@ -125,7 +125,7 @@ def _kept(
     probe_size: int,
     rank: Rank,
 ) -> Any:
-    """A worker from the rank's cache, or a new one; with the configuration of this job."""
+    """A worker from the rank's cache, made if missing, with the configuration of this job."""
     capacity = probe_capacity(probe_size)
     key = (model, job.layout.cp, job.layout.format, job.depth, capacity)
     if key not in rank.cache:
@@ -135,7 +135,7 @@ def _kept(
             rank.cache[key] = worker
     worker = rank.cache[key]
     worker.cfg = config.trainer
-    worker._micro_batches_accumulated = 0  # of which critics and older versions make a mean
+    worker._micro_batches_accumulated = 0  # critics and older versions divide by it
     worker.gradients.clear()
     return worker
 
@@ -154,7 +154,7 @@ def _critic_worker(config: Any, job: Job, index: int) -> Any:
 
 
 def _joined(worker_class: Any, config: Any, job: Job, index: int) -> Any:
-    """A worker in its process groups, without a model."""
+    """A worker with its process groups, without a model."""
     worker = object.__new__(worker_class)
     worker.cfg, worker.record_memory = config.trainer, False
     worker._world_size, worker._rank = job.layout.world_size, index
@@ -180,7 +180,7 @@ def _strategy(config: Any, section: Any, **more: Any) -> Any:
 
 
 def _prepare(worker: Any, model: Any, job: Job) -> None:
-    """Everything else that a worker's `init_model` makes, around a model of ours."""
+    """Set up our model as a worker's `init_model` does, and read gradients at optimizer steps."""
     if job.depth is Depth.LOSS:
         worker.strategy._fsdp_init_model = lambda model, **_: getattr(model, "model", model)
     with cuda_on_cpu.redirected():
@@ -188,7 +188,7 @@ def _prepare(worker: Any, model: Any, job: Job) -> None:
     worker.model, worker.optimizer, worker.scheduler = prepared
     worker.gradients = []
     worker.optimizer.register_step_pre_hook(
-        lambda optimizer, args, kwargs: worker.gradients.append(_take_gradient(optimizer))
+        lambda optimizer, args, kwargs: worker.gradients.append(_read_gradient(optimizer))
     )
 
 
@@ -204,7 +204,7 @@ def _policy_model(job: Job, capacity: int, device: str) -> Any:
 
 
 def _critic_model(job: Job, capacity: int, device: str) -> Any:
-    """SkyRL's critic on a transformer of ours, with a value head that hands its values on."""
+    """SkyRL's critic on our transformer, with a value head that is the identity."""
     make = module(MODEL_WRAPPER)._get_critic_model
     critic_class = make(
         _Pretrained,
@@ -222,7 +222,7 @@ def _critic_model(job: Job, capacity: int, device: str) -> Any:
 MODELS = {"policy": _policy_model, "critic": _critic_model}
 
 TRANSFORMER = {"hidden_size": 1, "_attn_implementation": "flash_attention_2"}
-"""What SkyRL's critic looks for in the configuration of a transformer."""
+"""The configuration of a transformer that SkyRL's critic reads."""
 
 
 def _packing(model_wrapper: Any, job: Job) -> dict[str, bool]:
@@ -231,10 +231,10 @@ def _packing(model_wrapper: Any, job: Job) -> dict[str, bool]:
     return {name: job.layout.format == "thd"}
 
 
-def _take_gradient(optimizer: torch.optim.Optimizer) -> NDArray[np.float32]:
-    """The probe's whole gradient [capacity], as the optimizer is about to use it.
+def _read_gradient(optimizer: torch.optim.Optimizer) -> NDArray[np.float32]:
+    """Return the probe's whole gradient before an optimizer step, [capacity], and set it to 0.
 
-    The optimizer finds zeros: NaN, even at a learning rate of 0, would spoil the probe for good.
+    NaN would spoil the probe, even at a learning rate of 0.
     """
     [probe] = [one for one in optimizer.param_groups[0]["params"] if one.requires_grad]
     whole = probe.grad.full_tensor() if isinstance(probe.grad, DTensor) else probe.grad
@@ -244,7 +244,7 @@ def _take_gradient(optimizer: torch.optim.Optimizer) -> NDArray[np.float32]:
 
 
 class _ProbeLayer(nn.Module):
-    """Looks the probe up; a module of its own because FSDP shards a model layer by layer."""
+    """Looks up the probe, in a module of its own because FSDP shards layer by layer."""
 
     def __init__(self, capacity: int) -> None:
         super().__init__()
@@ -255,11 +255,11 @@ class _ProbeLayer(nn.Module):
 
 
 class _ProbedPolicy(nn.Module):
-    """A policy over one token, hence with log-probability exactly 0, that carries the probe.
+    """Replaces the Hugging Face model by one with a vocabulary of one token and the probe.
 
-    It stands where SkyRL expects a Hugging Face model. ``offered`` are the probe's entries for what
-    the latest forward pass predicts, in the shape of its input, and ``entropies`` the entropies
-    beside them; the seams add them.
+    Log-probabilities are thus exactly 0. ``offered`` are the probe's entries of the tokens that the
+    latest forward pass predicts, in the shape of its input, and ``entropies`` their entropies; the
+    seams add both.
     """
 
     VOCABULARY = 1
@@ -277,7 +277,7 @@ class _ProbedPolicy(nn.Module):
         attention_mask: torch.Tensor | None = None,
         position_ids: torch.Tensor | None = None,
     ) -> dict[str, torch.Tensor]:
-        # The probe is among the outputs because FSDP2 hooks its backward pass on to those.
+        # The probe is an output because FSDP2 hooks its backward pass to outputs.
         FORWARD_PASSES.note(token_ids)
         offered = self.layer(token_ids + 1)
         _ProbedPolicy.offered = offered
@@ -304,7 +304,7 @@ def _probed_entropy(entropy_from_logits: Any) -> Any:
 
 
 class _Pretrained(nn.Module):
-    """Stands where SkyRL's critic expects a Hugging Face class of pretrained models."""
+    """Replaces the Hugging Face class of pretrained models for SkyRL's critic."""
 
     base_model_prefix = "model"
     _no_split_modules = (_ProbeLayer.__name__,)
@@ -314,11 +314,11 @@ class _Pretrained(nn.Module):
         self.config = config
 
     def post_init(self) -> None:
-        """There is nothing to initialise."""
+        """Do nothing: there is nothing to initialise."""
 
 
 class _ProbedTransformer(nn.Module):
-    """A transformer whose only hidden state is the probe's entry for what comes next."""
+    """A transformer whose hidden state is the probe's entry of the next token."""
 
     def __init__(self, config: Any) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""SkyRL's package, imported from its source on a machine without its GPU packages."""
+"""Imports SkyRL on a machine without its GPU packages."""
 
 from __future__ import annotations
 
@@ -9,28 +9,26 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from adapters.toolkit import cuda_on_cpu
-from adapters.toolkit.imports import import_from, stub
+from adapters.toolkit.imports import import_from, stub_missing
 
 if TYPE_CHECKING:
     from pathlib import Path
     from types import ModuleType
 
 
-STOOD_IN: list[str] = []
-"""What was stood in for in this process."""
+STUBBED: list[str] = []
+"""Packages stubbed in this process."""
 
 
 class PaddingMicroBatches:
-    """Counts the micro-batches that SkyRL makes of padding alone, to give all ranks as many."""
+    """Counts the micro-batches of padding that SkyRL adds to give all ranks the same number."""
 
     def __init__(self) -> None:
         self._made = 0
         self._counts = False
 
     def count(self) -> None:
-        """From now on, those that the only method makes that makes any; older versions have none.
-
-        A process may load several engines, and counts once.
+        """Start counting, once in a process; older versions make no padding micro-batches.
 
         Raises:
             AttributeError: SkyRL makes them in another way.
@@ -50,46 +48,44 @@ class PaddingMicroBatches:
 
         iterator._create_padding_microbatch = counted
 
-    def take(self) -> int:
-        """How many were made since last asked."""
+    def drain(self) -> int:
+        """Return the number made since the last call."""
         made, self._made = self._made, 0
         return made
 
 
 PADDING_MICRO_BATCHES = PaddingMicroBatches()
-"""Of this process, which trains one job at a time."""
+"""The counter of this process, which trains one job at a time."""
 
 
 def import_skyrl(source: Path | None) -> None:
-    """Import what every engine needs, and let the dispatch hand chunks over without a Ray store."""
+    """Import the modules of every engine and replace the dispatch's Ray object store."""
     _mend_dependencies()
     cuda_on_cpu.install()
     import_from("skyrl", [source, source / "skyrl-gym"] if source else [])
-    # Both look for flash_attn and must not take our stand-in for the real one.
+    # Both look for flash_attn and must not find our stub.
     module("backends.skyrl_train.utils.torch_utils")
     importlib.import_module("transformers.modeling_utils")
-    _stand_in_for_flash_attn()
-    module("backends.skyrl_train.distributed.dispatch").ray = SimpleNamespace(put=_itself)
+    _stub_flash_attn()
+    module("backends.skyrl_train.distributed.dispatch").ray = SimpleNamespace(
+        put=lambda chunk: chunk
+    )
     module("train.trainer")
     PADDING_MICRO_BATCHES.count()
 
 
 def module(path: str) -> ModuleType | Any:
-    """A module of SkyRL, by its path below the package."""
+    """Import a module of SkyRL by its path below the package."""
     return importlib.import_module(f"skyrl.{path}")
 
 
 def ppo_utils() -> Any:
-    """Where SkyRL keeps its losses and its reduction."""
+    """Import the module of SkyRL's losses and reduction."""
     return module("backends.skyrl_train.utils.ppo_utils")
 
 
-def _itself(chunk: Any) -> Any:
-    return chunk
-
-
 def _mend_dependencies() -> None:
-    """Names that SkyRL's releases expect of Python 3.12 and of the ray of their time."""
+    """Add names that SkyRL's releases expect of Python 3.12 and an older ray."""
     if sys.version_info < (3, 12):
         import typing_extensions
 
@@ -99,12 +95,12 @@ def _mend_dependencies() -> None:
     placement_group.PlacementGroupSchedulingStrategy = strategies.PlacementGroupSchedulingStrategy
 
 
-def _stand_in_for_flash_attn() -> None:
-    """flash_attn has no CPU build; transformers has the same packing functions in plain torch."""
-    missing = stub(["flash_attn"])
+def _stub_flash_attn() -> None:
+    """Stub flash_attn, which has no CPU build, with the packing functions of transformers."""
+    missing = stub_missing(["flash_attn"])
     if not missing:
         return
-    STOOD_IN.extend(missing)
+    STUBBED.extend(missing)
     packing = importlib.import_module("transformers.modeling_flash_attention_utils")
     bert_padding = importlib.import_module("flash_attn.bert_padding")
     bert_padding.unpad_input = packing._unpad_input

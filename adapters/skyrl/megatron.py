@@ -1,13 +1,13 @@
-"""SkyRL's Megatron engine: its worker and model wrapper, on Megatron-Core around our policy.
+"""The adapter of SkyRL's Megatron engine.
 
-The worker initialises its process groups and its model by its own code, with the settings of data
-parallelism it has by default: the distributed optimizer and averaging in the collective. Our model
-comes in where Megatron-Bridge would build one from a checkpoint.
+The worker initialises its process groups and its model with its own code and its default data
+parallelism: the distributed optimizer and averaging in the collective. Our model replaces the one
+that Megatron-Bridge would build from a checkpoint.
 
-The probe is a second logit beside the only token's, and the entropies are a third: SkyRL unpacks,
-recovers and gathers logits over context-parallel ranks before log-probabilities are computed or
-after, by version, and both go all the way with them. The seams are where one logit becomes one
-log-probability, and one entropy.
+The model has three logits: that of the only token, the probe's entry and the entropy. By version,
+SkyRL unpacks and gathers logits over context-parallel ranks before or after it computes
+log-probabilities, and the probe and entropies go the same way. The seams are the functions that
+turn a logit into a log-probability or an entropy.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from adapters.contract import (
 from adapters.contract.probed_batch import ENTROPIES
 from adapters.skyrl import departures
 from adapters.skyrl.adapter import SkyRLAdapter
-from adapters.skyrl.importing import STOOD_IN, module, ppo_utils
+from adapters.skyrl.importing import STUBBED, module, ppo_utils
 from adapters.skyrl.trainer import probe_capacity
 from adapters.slime_family import policy
 from adapters.toolkit import cuda_on_cpu
-from adapters.toolkit.imports import stand_in_for, stub
+from adapters.toolkit.imports import stub, stub_missing
 from adapters.toolkit.probe import FORWARD_PASSES, cycled
 
 if TYPE_CHECKING:
@@ -52,16 +52,16 @@ if TYPE_CHECKING:
 WORKER = "backends.skyrl_train.workers.megatron.megatron_worker"
 MODEL_WRAPPER = "backends.skyrl_train.workers.megatron.megatron_model_wrapper"
 MODEL_BRIDGES = "skyrl.backends.skyrl_train.workers.megatron.model_bridges"
-"""Nothing but registrations of models with Megatron-Bridge."""
+"""A package that only registers models with Megatron-Bridge."""
 
 CONVERSION = "megatron.bridge.models.conversion.model_bridge"
-"""Where Megatron-Bridge takes registrations."""
+"""The module of Megatron-Bridge that models are registered with."""
 
 LOG_PROB_FUNCTIONS = ("DistributedLogprob", "ChunkedDistributedLogprob")
-"""SkyRL's autograd functions that make a log-probability of each position's logits."""
+"""SkyRL's autograd functions that compute log-probabilities of logits."""
 
 ENTROPY_FUNCTION = "_VocabParallelEntropy"
-"""Its function that makes an entropy of them."""
+"""SkyRL's autograd function that computes entropies of logits."""
 
 
 class SkyRLMegatronAdapter(SkyRLAdapter):
@@ -71,7 +71,7 @@ class SkyRLMegatronAdapter(SkyRLAdapter):
     dependencies = ("megatron-core", "ray", "tensordict", "transformers")
 
     def layouts(self) -> Sequence[Layout]:
-        """Data × context parallelism on up to 8 ranks, packed; padded without; some things once."""
+        """Data × context parallelism on up to 8 ranks; padded rows without the latter."""
         overlapping = (Option.OVERLAP_GRAD_REDUCE,)
         return sorted(
             [
@@ -84,17 +84,17 @@ class SkyRLMegatronAdapter(SkyRLAdapter):
             + [
                 Layout(dp=2, cp=2, tp=2, micro_batches=2, format="thd"),
                 Layout(dp=2, cp=2, micro_batches=2, format="thd", options=overlapping),
-                # The steps of a batch then differ in how many micro-batches they are cut into.
+                # The steps of a batch then differ in their number of micro-batches.
                 Layout(cp=2, micro_batches="tokens", format="thd", options=overlapping),
             ],
             key=lambda layout: layout.world_size,
         )
 
     def load_engine(self) -> None:
-        """The seams are at the autograd functions that SkyRL makes something of logits with."""
-        stand_in_for([MODEL_BRIDGES])
-        STOOD_IN.extend([*stub(["megatron.bridge"]), MODEL_BRIDGES])
-        if "megatron.bridge" in STOOD_IN:  # older versions register models in the worker itself
+        """Add the probe to SkyRL's autograd functions for log-probabilities and entropies."""
+        stub([MODEL_BRIDGES])
+        STUBBED.extend([*stub_missing(["megatron.bridge"]), MODEL_BRIDGES])
+        if "megatron.bridge" in STUBBED:  # older versions register models in the worker itself
             conversion = importlib.import_module(CONVERSION)
             conversion.MegatronModelBridge.register_bridge = conversion.register_bridge
         model_utils = module("backends.skyrl_train.distributed.megatron.model_utils")
@@ -105,7 +105,7 @@ class SkyRLMegatronAdapter(SkyRLAdapter):
         module(WORKER)
 
     def describe(self) -> Description:
-        """Options are what SkyRL's configuration of Megatron's data parallelism can spell."""
+        """Add the options of SkyRL's configuration for Megatron's data parallelism."""
         known = {field.name for field in fields(module("train.config.config").MegatronDDPConfig)}
         found = super().describe()
         model_wrapper = module(MODEL_WRAPPER).MegatronModelWrapper
@@ -113,13 +113,13 @@ class SkyRLMegatronAdapter(SkyRLAdapter):
             found,
             options=frozenset(option for option in policy.OPTIONS if option in known),
             largest_tp=2,
-            # Where Megatron is told what to call around the reduction of gradients.
+            # It sets the functions that Megatron calls around the reduction of gradients.
             places={**found.places, CodeLocation.REDUCTION: code_location(model_wrapper.__init__)},
             departures=(*found.departures, *departures.MEGATRON),
         )
 
     def settings(self, job: Job, dtype: str) -> dict[str, object]:
-        """With Megatron's own parallelism, for a model without attention."""
+        """Settings of Megatron's parallelism, for a model without attention."""
         if job.layout.format == "thd" and _packing_fault() is not None:
             raise Unsupported(
                 f"this SkyRL packs samples with another Megatron-Core than"
@@ -136,12 +136,12 @@ class SkyRLMegatronAdapter(SkyRLAdapter):
         }
 
     def observe(self, job: Job, rank: Rank) -> Observation:
-        """Train where the worker's CUDA device is the CPU if there is no other."""
+        """Train, with the CPU as CUDA device if there is no GPU."""
         with cuda_on_cpu.redirected():
             return super().observe(job, rank)
 
     def worker(self, config: Any, job: Job, probe_size: int, rank: Rank) -> Any:
-        """SkyRL's policy worker, kept as long as its process groups, with a model of its own."""
+        """SkyRL's policy worker, cached as long as its process groups, with a new model."""
         with rank.framework():
             worker = _joined_worker(config, job, rank)
             policy.reduce_one_by_one_over_gloo(rank)
@@ -158,10 +158,7 @@ def _parallelism(section: str, job: Job) -> dict[str, object]:
 
 @cache
 def _packing_fault() -> str | None:
-    """Why SkyRL cannot pack with the Megatron-Core there is, found by packing one token.
-
-    It is one rank's: no process groups are needed.
-    """
+    """Why SkyRL cannot pack with this Megatron-Core, tested by packing one token on one rank."""
     utils = module("backends.skyrl_train.distributed.megatron.megatron_utils")
     parallel_state = utils.mpu
     utils.mpu = SimpleNamespace(
@@ -181,7 +178,7 @@ def _packing_fault() -> str | None:
 
 
 def _joined_worker(config: Any, job: Job, rank: Rank) -> Any:
-    """A worker that has made Megatron's process groups for the layout."""
+    """A worker with Megatron's process groups for the layout."""
     grid = job.layout.tp, job.layout.cp
     if grid not in rank.cache:
         from megatron.core import mpu
@@ -203,7 +200,7 @@ def _joined_worker(config: Any, job: Job, rank: Rank) -> Any:
 
 
 def _init_model(worker: Any, provider: _Provider) -> None:
-    """Run the worker's own `init_model`, with our model and optimizer where it would make its."""
+    """Run the worker's own `init_model` with our model and optimizer."""
     megatron_worker, model_wrapper = module(WORKER), module(MODEL_WRAPPER)
 
     def optimizer(modules: list[Any], config: Any) -> _Optimizer:
@@ -224,7 +221,7 @@ def _init_model(worker: Any, provider: _Provider) -> None:
 
 
 class _Provider:
-    """Makes our policy where Megatron-Bridge would make SkyRL's from a checkpoint."""
+    """Makes our model, in place of Megatron-Bridge's provider."""
 
     def __init__(self, job: Job, capacity: int, rank: Rank) -> None:
         self._layout = job.layout
@@ -235,7 +232,7 @@ class _Provider:
     def provide_distributed_model(
         self, *, ddp_config: Any, wrap_with_ddp: bool, bf16: bool
     ) -> list[Any]:
-        """In data parallelism as SkyRL has it configured, unless the depth ends before that."""
+        """The model in data parallelism as SkyRL configures it; bare below depth `step`."""
         from megatron.core.distributed import DistributedDataParallel
         from megatron.core.transformer.transformer_config import TransformerConfig
 
@@ -256,7 +253,7 @@ class _Provider:
         return [DistributedDataParallel(config, ddp_config, model)]
 
     def policy(self, model: Any) -> policy.Policy:
-        """A model of ours, and how its gradient is had."""
+        """The policy of a model, which reads its gradient."""
         if not self._data_parallel:
             return policy.BarePolicy(model, model.probe)
         sharded = model.ddp_config.use_distributed_optimizer
@@ -264,7 +261,7 @@ class _Provider:
 
 
 class _Optimizer(policy.ReadingOptimizer):
-    """With a learning rate that can be logged."""
+    """A reading optimizer with a learning rate that can be logged."""
 
     param_groups = ({"lr": 0.0},)
 
@@ -275,7 +272,7 @@ def _probed_model(config: Any, capacity: int) -> Any:
     from megatron.core.transformer.module import MegatronModule
 
     class ProbedModel(MegatronModule):  # type: ignore[misc]
-        """Knows one token, hence gives it a probability of 1, and carries the probe."""
+        """A model with a vocabulary of one token, of probability 1, and the probe."""
 
         def __init__(self) -> None:
             super().__init__(config)
@@ -285,10 +282,10 @@ def _probed_model(config: Any, capacity: int) -> Any:
             self.logit = 0.0 if first else policy.IMPOSSIBLE_LOGIT
 
         def set_input_tensor(self, input_tensor: Any) -> None:
-            """Of pipeline parallelism, which there is none of."""
+            """Do nothing: there is no pipeline parallelism."""
 
         def zero_grad_buffer(self) -> None:
-            """As SkyRL asks of `DistributedDataParallel` around a step."""
+            """Zero gradients, as `DistributedDataParallel` does."""
             self.zero_grad()
 
         def forward(
@@ -298,10 +295,10 @@ def _probed_model(config: Any, capacity: int) -> Any:
             attention_mask: torch.Tensor | None = None,
             packed_seq_params: Any = None,
         ) -> torch.Tensor:
-            """The token's logit, and of what is predicted the probe's entries and its entropies.
+            """The logit, the probe's entry and the entropy of each predicted token.
 
-            They are as long as logits: [*input_ids, 3], and in float32, as Megatron's own wrapper
-            of narrower models makes them.
+            The shape is [*input_ids, 3], the dtype float32, as Megatron's own wrapper of narrower
+            models makes it.
             """
             FORWARD_PASSES.note(input_ids)
             offered = self.probe.float()[input_ids + 1]
@@ -313,23 +310,23 @@ def _probed_model(config: Any, capacity: int) -> Any:
 
 
 class _Seam:
-    """An autograd function of SkyRL's for log-probabilities, with the probe added to them."""
+    """SkyRL's autograd function for log-probabilities, with the probe added."""
 
     def __init__(self, function: Any) -> None:
         self._function = function
 
     def apply(self, logits: torch.Tensor, targets: torch.Tensor, *rest: Any) -> torch.Tensor:
-        """Takes every target for the only token."""
+        """Return log-probabilities of the only token plus the probe."""
         log_probs = self._function.apply(logits[..., :1], torch.zeros_like(targets), *rest)
         return log_probs + logits[..., 1]
 
 
 class _EntropySeam:
-    """SkyRL's for entropies, with those of the only token's successors and the probe added."""
+    """SkyRL's autograd function for entropies, with `ENTROPIES` and the probe added."""
 
     def __init__(self, function: Any) -> None:
         self._function = function
 
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
-        """The real function is given the only token's logits."""
+        """Return entropies of the only token plus the other two logits."""
         return self._function.apply(logits[..., :1]) + logits[..., 2] + logits[..., 1]

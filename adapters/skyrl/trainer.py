@@ -1,7 +1,7 @@
-"""SkyRL's trainer on one rank, as each of them plays it for itself.
+"""SkyRL's trainer, run on every rank.
 
-`RayPPOTrainer.train` is one loop. What it does of a batch of rollouts is done here in the same
-order, by the trainer's own methods, from the check of what a generator has returned to the last
+`RayPPOTrainer.train` is one loop without a method for one batch of rollouts. The trainer's own
+methods are called here in the same order, from the check of the generator's output to the last
 optimizer step.
 """
 
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
     from adapters.contract import Job
 
 PROMPT_BOUNDARIES = "policy_prompt_boundaries"
-"""Metadata of SkyRL's training input: where the rows of each prompt begin and end."""
+"""Key of the training input's metadata: where the rows of each prompt begin and end."""
 
 PADDING_MICRO_BATCH_IDS = 100
-"""SkyRL fills the micro-batches that only pad with random token ids below this."""
+"""SkyRL fills padding micro-batches with random token ids below this."""
 
 
 NAMES = {
@@ -47,11 +47,11 @@ NAMES = {
     Metric.KL: "policy_kl",
     Metric.REJECTED: "loss_metrics/token_mask_ratio",
 }
-"""What SkyRL's worker calls what it reports of a mini-batch."""
+"""Names of the metrics that SkyRL's worker reports for a mini-batch."""
 
 
 class Dispatch:
-    """Calls this rank's workers where SkyRL's `WorkerDispatch` sends to the actors of all ranks."""
+    """Calls this rank's workers, in place of SkyRL's `WorkerDispatch` to Ray actors."""
 
     def __init__(self, workers: Mapping[str, Any], rollouts: Rollouts) -> None:
         self._workers = workers
@@ -61,11 +61,11 @@ class Dispatch:
         self._left_out = set() if has_kl_term(rollouts.job) else {Metric.KL}
         self._statuses: list[Mapping[str, float]] = []
         self.forward_passes: list[NDArray[np.int64]] = []
-        """Token ids of each that was of samples."""
+        """Token ids of each forward pass, without padding micro-batches."""
 
     @property
     def reported(self) -> dict[Metric, tuple[float | None, ...]]:
-        """What the policy's worker reported of each mini-batch, and the trainer takes from it."""
+        """The metrics that the policy's worker reported for each mini-batch."""
         known = set().union(*self._statuses)
         return {
             metric: tuple(status.get(name) for status in self._statuses)
@@ -74,11 +74,11 @@ class Dispatch:
         }
 
     def get_lcm_dp_size(self) -> int:
-        """Of the only model there is."""
+        """The data-parallel size of the only model."""
         return self._dp_size
 
     def forward(self, model: str, data: Any) -> Any:
-        """What a model would say of rollouts, in the form that SkyRL's version has for it."""
+        """A model's log-probabilities or values of rollouts, in the form of this version."""
         values = self._rollouts.log_probs_or_values(model, data)
         form = getattr(module("backends.skyrl_train.distributed.dispatch"), "WorkerOutput", None)
         if form is None:
@@ -87,15 +87,15 @@ class Dispatch:
         return form(loss_fn_outputs=[{key: row} for row in values.tolist()])
 
     def forward_from_staged(self, model: str, chunks: list[Any]) -> Any:
-        """The same of the chunks of every data-parallel rank, one after another."""
+        """The results of `forward` for the chunks of all data-parallel ranks, concatenated."""
         answers = [self.forward(model, chunk) for chunk in chunks]
         rows = [row for answer in answers for row in answer.loss_fn_outputs]
         return type(answers[0])(loss_fn_outputs=rows)
 
     def stage_data(self, *staged: Any) -> Any:
-        """The chunks of every data-parallel rank, for each mini-batch, as SkyRL cuts them.
+        """The chunks of every data-parallel rank for each mini-batch, as cut by SkyRL.
 
-        Older versions stage the data alone, whole.
+        Older versions stage the whole data.
         """
         if len(staged) == 1:
             return staged[0]
@@ -103,30 +103,30 @@ class Dispatch:
         return _mesh_dispatch().stage_chunks(self._dp_size, data, boundaries)
 
     def forward_backward_from_staged(self, model: str, *staged: Any) -> Any:
-        """Of this rank's share, which SkyRL's dispatch picks from what was staged."""
+        """Run forward and backward on this rank's chunk, chosen by SkyRL's dispatch."""
         method = "forward_backward" if len(staged) == 1 else "forward_backward_from_staged"
         worker = self._workers[model]
         actor = SimpleNamespace(rank=worker.mesh_rank, handle=_Handle(worker))
-        FORWARD_PASSES.take()
-        PADDING_MICRO_BATCHES.take()
+        FORWARD_PASSES.drain()
+        PADDING_MICRO_BATCHES.drain()
         [status] = _mesh_dispatch().dispatch_from_staged([actor], method, *staged)
-        passes = FORWARD_PASSES.take()
-        # SkyRL puts micro-batches that only pad after all others.
-        self.forward_passes.extend(passes[: len(passes) - PADDING_MICRO_BATCHES.take()])
+        passes = FORWARD_PASSES.drain()
+        # Padding micro-batches come last.
+        self.forward_passes.extend(passes[: len(passes) - PADDING_MICRO_BATCHES.drain()])
         if model == "policy":
             self._statuses.append(getattr(status, "metrics", status))  # older: nothing else
         return status
 
     def optim_step(self, model: str) -> Any:
-        """The worker's."""
+        """Run the worker's optimizer step."""
         return self._workers[model].optim_step()
 
     def empty_cache(self, model: str | None = None) -> None:
-        """The CPU caches nothing."""
+        """Do nothing: the CPU has no cache."""
 
 
 class _Handle:
-    """Stands where SkyRL has the handle of a Ray actor, and calls its method here."""
+    """Replaces the handle of a Ray actor and calls the method in this process."""
 
     def __init__(self, worker: Any) -> None:
         self._worker = worker
@@ -140,12 +140,12 @@ def _mesh_dispatch() -> Any:
 
 
 def probe_capacity(probe_size: int) -> int:
-    """Entries of a probe that many batches can share, with one for any id in padding."""
+    """A size of the probe that many batches can share, with an entry for any id in padding."""
     return 1 << max(probe_size + 1, PADDING_MICRO_BATCH_IDS + 1).bit_length()
 
 
 def train(config: Any, dispatch: Dispatch, rollouts: Rollouts) -> None:
-    """Train on a batch of rollouts, mini-batch after mini-batch."""
+    """Train on a batch of rollouts, mini-batch by mini-batch."""
     trainer = _trainer(config, dispatch)
     trainer.train_critic_and_policy(_training_input(trainer, rollouts))
 
@@ -173,47 +173,47 @@ def reduce(config: Any, rollouts: Rollouts) -> NDArray[np.float32]:
 
 @dataclass(frozen=True, eq=False)
 class Rollouts:
-    """What a user's generator would return for the prompts of a batch, and models say of it.
+    """The output of a user's generator for the prompts of a batch, and of models on it.
 
     Raises:
-        Unsupported: the job tampers with what no generator hands over.
+        Unsupported: the job injects a fault that no generator can cause.
     """
 
     batch: ProbedBatch
     job: Job
 
     def __post_init__(self) -> None:
-        tampering = self.job.configuration.tampering
-        if tampering in BY_CONSTRUCTION:
+        fault_injection = self.job.configuration.fault_injection
+        if fault_injection in BY_CONSTRUCTION:
             raise Unsupported(
-                f"no {tampering} in SkyRL: compute_prompt_boundaries alone says where the samples"
-                " of a prompt begin and end, from an id of every sample, so that boundaries are"
-                " contiguous and leave none out"
+                f"no {fault_injection} in SkyRL: compute_prompt_boundaries alone says where the"
+                " samples of a prompt begin and end, from an id of every sample, so that boundaries"
+                " are contiguous and leave none out"
             )
-        if tampering not in (None, FaultInjection.GROUP_INCOMPLETE):
-            raise Unsupported(f"SkyRL has nothing of which it could be said: {tampering}")
+        if fault_injection not in (None, FaultInjection.GROUP_INCOMPLETE):
+            raise Unsupported(f"SkyRL has nothing of which it could be said: {fault_injection}")
 
     @cached_property
     def uids(self) -> list[str]:
         """The id of each sample's prompt."""
         return [
-            f"step{number}-group{group}"
-            for number, step in enumerate(self.batch.steps)
+            f"step{step_index}-group{group}"
+            for step_index, step in enumerate(self.batch.steps)
             for group in step.groups
         ]
 
     def output(self, prompts: Sequence[str], *, step_wise: bool) -> dict[str, Any]:
-        """As SkyRL's own generator would return it for these prompts, of which it made samples.
+        """The samples of prompts in the form of SkyRL's own generator.
 
-        ``step_wise`` is SkyRL's word for rollouts of several samples.
+        ``step_wise`` is SkyRL's term for rollouts of several samples.
         """
-        incomplete = self.job.configuration.tampering is FaultInjection.GROUP_INCOMPLETE
-        chosen = [number for number, uid in enumerate(self.uids) if uid in prompts][incomplete:]
+        incomplete = self.job.configuration.fault_injection is FaultInjection.GROUP_INCOMPLETE
+        chosen = [i for i, uid in enumerate(self.uids) if uid in prompts][incomplete:]
         batch = self.batch
         columns: dict[str, list[Any]] = {
             "prompt_token_ids": [ids.tolist() for ids in batch.prompts],
             "response_ids": [ids.tolist() for ids in batch.responses],
-            "rewards": [float(number % 2) for number in range(len(self.uids))],
+            "rewards": [float(i % 2) for i in range(len(self.uids))],
             "loss_masks": [mask.astype(int).tolist() for mask in batch.original_masks],
             "stop_reasons": ["stop"] * len(self.uids),
         }
@@ -224,9 +224,7 @@ class Rollouts:
         absent = dict.fromkeys(
             ("rollout_metrics", "rollout_logprobs", "trajectory_ids", "is_last_step")
         )
-        return absent | {
-            name: [values[number] for number in chosen] for name, values in columns.items()
-        }
+        return absent | {name: [values[i] for i in chosen] for name, values in columns.items()}
 
     @property
     def _trajectories(self) -> list[Any]:
@@ -243,7 +241,7 @@ class Rollouts:
         ]
 
     def log_probs_or_values(self, model: str, data: Any) -> torch.Tensor:
-        """What the models compute of rollouts before they are trained on: [rows, width]."""
+        """The models' outputs on rollouts before training: [rows, width]."""
         batch = self.batch
         return self.laid_out(
             {
@@ -255,9 +253,9 @@ class Rollouts:
         )
 
     def laid_out(self, of_samples: list[NDArray[np.float64]], data: Any) -> torch.Tensor:
-        """Values of response tokens where SkyRL has put these: [rows, width].
+        """Values of response tokens in SkyRL's padded layout: [rows, width].
 
-        Rows that SkyRL adds repeat the first one; so do their values, that a leak may show.
+        Rows that SkyRL adds repeat the first one with its values, so that a leak is visible.
         """
         of_token = torch.zeros(self.batch.probe_size)
         ids = torch.from_numpy(np.concatenate(self.batch.responses))
@@ -271,11 +269,11 @@ BY_CONSTRUCTION = (
     FaultInjection.BOUNDARY_OVERLAP,
     FaultInjection.BOUNDARY_SHORT,
 )
-"""What SkyRL cannot come by, whatever the rollouts."""
+"""Faults that no rollouts can cause in SkyRL."""
 
 
 def _trainer(config: Any, dispatch: Dispatch) -> Any:
-    """SkyRL's `RayPPOTrainer` without the services that its constructor starts."""
+    """SkyRL's `RayPPOTrainer`, without the services that its constructor starts."""
     trainer_class = module("train.trainer").RayPPOTrainer
     trainer = object.__new__(trainer_class)
     trainer.cfg = config
@@ -287,10 +285,10 @@ def _trainer(config: Any, dispatch: Dispatch) -> Any:
 
 
 def _training_input(trainer: Any, rollouts: Rollouts) -> Any:
-    """The batch as the trainer makes it of rollouts, with advantages that the probe is read by.
+    """The batch that the trainer makes of rollouts, with the advantages of the probe.
 
     Raises:
-        Refused: SkyRL takes no such rollouts.
+        Refused: SkyRL declines the rollouts.
     """
     with refusals():
         output, uids = _generated(trainer, rollouts)
@@ -311,7 +309,7 @@ def _training_input(trainer: Any, rollouts: Rollouts) -> Any:
 
 
 def _generated(trainer: Any, rollouts: Rollouts) -> tuple[dict[str, Any], list[str]]:
-    """The generator's output after SkyRL's check, and the id of each sample's prompt."""
+    """The generator's output, checked by SkyRL, and the id of each sample's prompt."""
     step_wise = trainer.cfg.generator.step_wise_trajectories
     prompts = trainer._remove_tail_data(list(dict.fromkeys(rollouts.uids)))
 
@@ -320,7 +318,7 @@ def _generated(trainer: Any, rollouts: Rollouts) -> tuple[dict[str, Any], list[s
 
     trainer.generator = SimpleNamespace(generate=generate)
     samples = len(prompts) * rollouts_per_prompt(rollouts.batch.steps)
-    with refusals(RuntimeError):  # of no prompt there is no output
+    with refusals(RuntimeError):  # raised for an output without samples
         output = asyncio.run(trainer.generate({"prompts": [None] * samples}))
     if step_wise:
         return output, [trajectory.instance_id for trajectory in output["trajectory_ids"]]

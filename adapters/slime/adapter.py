@@ -1,4 +1,4 @@
-"""slime, on its only training engine, from its conversion of samples to what its optimizer sees."""
+"""The adapter of slime, from its conversion of samples to the gradient of its optimizer."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from adapters.contract import CodeLocation, Layout, Unsupported
-from adapters.slime_family import objectives, options, rejection, rollouts, startup, stubs
-from adapters.slime_family.adapter import SEAM, MegatronAdapter, call_supported
-from adapters.slime_family.departures import stubbed
-from adapters.slime_family.tracking import LOG, as_dictionaries
+from adapters.contract.description import stubbed
+from adapters.slime_family import command_line, description, rollouts, stubs, user_code
+from adapters.slime_family.adapter import SEAM, MegatronAdapter
+from adapters.slime_family.framework import LOG, as_dictionaries, call_supported, refusals
 from adapters.toolkit import cuda_on_cpu
 from adapters.toolkit.imports import import_from
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from reference.aggregation import Conventions
 
 KERNELS = ("slime.backends.megatron_utils.kernels", "slime.utils.fp8_kernel")
-"""Modules of slime's own that hold nothing but GPU kernels, where its versions keep them."""
+"""Modules of slime, by version, that hold GPU kernels only."""
 
 
 class SlimeAdapter(MegatronAdapter):
@@ -49,14 +49,14 @@ class SlimeAdapter(MegatronAdapter):
     )
 
     def padded_layouts(self) -> Sequence[Layout]:
-        """Few: versions 0.2 alone have the format."""
+        """Two layouts: only versions 0.2 have the format."""
         return [
             Layout(micro_batches=2, format="bshd"),
             Layout(dp=2, cp=2, micro_batches=2, format="bshd"),
         ]
 
     def load(self, source: Path | None) -> None:
-        """Import slime and put the seam behind its log-probabilities."""
+        """Import slime and add the probe to its log-probabilities."""
         stubs.install(["slime_plugins"], list(KERNELS))
         import_from("slime", [source] if source else [])
         self._choose_accelerator()
@@ -66,46 +66,46 @@ class SlimeAdapter(MegatronAdapter):
         LOG.listen(self.module("backends.megatron_utils.model"))
         self.module("backends.megatron_utils.actor")
         for name in ("ray.rollout", "utils.data"):
-            self.module(name).ray = SimpleNamespace(put=_itself, get=_itself)
+            self.module(name).ray = stubs.OBJECT_STORE
         loss, reducers, _ = self.loss_modules()
-        rejection.use(reducers)
+        user_code.CpUtils.module = reducers
         loss.calculate_log_probs_and_entropy = SEAM.around(loss.calculate_log_probs_and_entropy)
 
     def parser(self) -> Any:
-        """slime's options on top of Megatron's."""
-        parser = options.base_parser()
+        """A parser with slime's options on top of Megatron's."""
+        parser = command_line.base_parser()
         self.module("utils.arguments").get_slime_extra_args_provider()(parser)
         return parser
 
     def validated(self, args: Any, layout: Layout) -> None:
-        """slime's own validation, for training alone."""
+        """Run slime's own validation, for training alone."""
         args.train_backend, args.load_debug_rollout_data = "megatron", None
         args.debug_train_only, args.debug_rollout_only = True, False
         self.module("utils.arguments").slime_validate_args(args)
 
     def rollout_field(self) -> str | None:
-        """A field of its own, once its index, first nothing."""
+        """``rollout_id``, in older versions ``index``, in the oldest none."""
         if "rollout_id" in inspect.signature(self.module("utils.types").Sample).parameters:
             return "rollout_id"
         reducer = self.module("backends.megatron_utils.cp_utils").get_sum_of_sample_mean
         return "index" if "sample_denoms" in inspect.signature(reducer).parameters else None
 
     def references(self, args: Any, job: Job, batch: ProbedBatch) -> Any:
-        """From a rollout manager of this rank's own."""
+        """References made by a rollout manager on this rank."""
         manager_actor = self.module("ray.rollout").RolloutManager
         manager = object.__new__(manager_actor.__ray_metadata__.modified_class)
         manager.args = args
         manager.custom_reward_post_process_func = None
         manager.custom_convert_samples_to_train_data_func = None
-        manager.train_parallel_config = options.train_parallel_config(job.layout)
+        manager.train_parallel_config = command_line.train_parallel_config(job.layout)
         convert = self._conversion(manager, job)
-        data: Any = convert(startup.sent(self._samples(batch), job))
+        data: Any = convert(user_code.samples_to_convert(self._samples(batch), job))
         if hasattr(manager, "_split_train_data_by_dp"):
             return call_supported(manager._split_train_data_by_dp, data, dp_size=job.layout.dp)
         return SimpleNamespace(inner=data)  # a training rank of older versions takes its share
 
     def slicer(self, args: Any) -> rollouts.Slicer:
-        """By sample, whatever the format."""
+        """slime's slicing by sample, for every format."""
         slice_with_cp = self.module("backends.megatron_utils.cp_utils").slice_log_prob_with_cp
 
         def held(values: torch.Tensor, total: int, response: int, width: int | None) -> Any:
@@ -122,20 +122,20 @@ class SlimeAdapter(MegatronAdapter):
         return held
 
     def declining_fetch(self, actors: ModuleType, actor: Any) -> None:
-        """A method of its own."""
-        actor._get_rollout_data = startup.refusals()(actor._get_rollout_data)
+        """Wrap the actor's own method."""
+        actor._get_rollout_data = refusals()(actor._get_rollout_data)
 
     def loss_modules(self) -> tuple[Any, Any, Any]:
-        """Where slime has them."""
+        """The modules in slime."""
         loss = self.module("backends.megatron_utils.loss")
         return loss, self.module("backends.megatron_utils.cp_utils"), loss
 
     def conventions(self, parser: Any) -> Conventions:
-        """A prompt group may be cut over ranks."""
-        return objectives.conventions(parser, by_rollout=self.rollout_field() is not None)
+        """slime's conventions; prompt groups may be split over ranks."""
+        return description.conventions(parser, by_rollout=self.rollout_field() is not None)
 
-    def candidates(self) -> objectives.Candidates:
-        """Where to look, newer versions first."""
+    def candidates(self) -> description.Candidates:
+        """Functions that a mistake may be in, newer versions first."""
         loss, _, _ = self.loss_modules()
         manager = self.module("ray.rollout").RolloutManager.__ray_metadata__.modified_class
         return {
@@ -152,7 +152,7 @@ class SlimeAdapter(MegatronAdapter):
         }
 
     def keepers(self) -> list[Any]:
-        """Validation, conversion, reducer and log."""
+        """The functions of validation, conversion, reducer and log."""
         manager = self.module("ray.rollout").RolloutManager.__ray_metadata__.modified_class
         return [
             self.module("utils.arguments").slime_validate_args,
@@ -162,7 +162,7 @@ class SlimeAdapter(MegatronAdapter):
         ]
 
     def aggregate(self, entries: Sequence[LogEntry], rank: Rank) -> Mapping[str, float]:
-        """By slime's function for it, where it is one, which divides by the counts if per token."""
+        """Call slime's function, if it has one; with the option per token it divides by counts."""
         for home in self._log_modules():
             reduce = getattr(home, "reduce_train_step_metrics", None)
             if reduce is not None:
@@ -177,21 +177,21 @@ class SlimeAdapter(MegatronAdapter):
         raise Unsupported("no function that makes a log: the train step makes its own")
 
     def _log_modules(self) -> list[Any]:
-        """Where logs are made, by version; None for a module that this one lacks."""
+        """The modules that make logs, by version; None for missing ones."""
         names = "observability.train_metric_utils", "backends.megatron_utils.cp_utils"
         return [self._module_if_any(name) for name in names]
 
     def _module_if_any(self, name: str) -> Any:
-        """A module of slime's, None where this version has none of that name."""
+        """Import a module of slime; None if this version lacks it."""
         try:
             return self.module(name)
         except ModuleNotFoundError:
             return None
 
     def _conversion(self, manager: Any, job: Job) -> Callable[[list[Any]], Any]:
-        """A manager's conversion of samples, by a custom function if the job has one."""
+        """A manager's conversion of samples, with the job's custom function if any."""
         own = copy(manager)
-        manager.custom_convert_samples_to_train_data_func = startup.conversion(
+        manager.custom_convert_samples_to_train_data_func = user_code.conversion(
             job, lambda args, samples: own._convert_samples_to_train_data(samples)
         )
         convert: Callable[[list[Any]], Any] = manager._convert_samples_to_train_data
@@ -212,15 +212,10 @@ class SlimeAdapter(MegatronAdapter):
         ]
 
     def _choose_accelerator(self) -> None:
-        """Newer versions ask for a device that is at hand: tell them of the CUDA one regardless."""
-        try:
-            accelerator = self.module("utils.accelerator")
-        except ModuleNotFoundError:
+        """Choose CUDA in newer versions, which look for an available device."""
+        accelerator = self._module_if_any("utils.accelerator")
+        if accelerator is None:
             return
         accelerator._register_builtin_backends()
         accelerator._ACCELERATOR = accelerator._REGISTRY["cuda"].factory()
         cuda_on_cpu.number_the_device()
-
-
-def _itself(value: Any) -> Any:
-    return value

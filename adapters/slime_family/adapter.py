@@ -1,20 +1,18 @@
-"""What the adapters of slime and miles share: one lineage, one way through its train step.
+"""The adapter that slime and miles share on Megatron-Core.
 
-Every rank converts the same samples and splits them over data-parallel ranks with the framework's
-code, and calls `train` of the framework's actor, as its trainer does for every batch of rollouts:
-the share of the rank, its micro-batches, old log-probabilities, logs of the rollouts and the
-optimizer steps are the framework's. Below depth `step` the model is not wrapped in data
-parallelism, and at depth `reducer` the loss is what the framework's reducer makes of token losses
-of our own.
+Every rank converts the same samples, splits them over data-parallel ranks and calls `train` of the
+framework's actor, all with the framework's code, as its trainer does for every batch of rollouts.
+The rank's share, micro-batches, old log-probabilities, logs and optimizer steps are the
+framework's. Below depth `step` the model is not wrapped in data parallelism. At depth `reducer` the
+framework's reducer is given token losses of ours.
 """
 
 from __future__ import annotations
 
 import importlib
-import inspect
 from abc import abstractmethod
 from copy import deepcopy
-from functools import cache, cached_property
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -35,17 +33,15 @@ from adapters.contract import (
 from adapters.contract.objective import Objective
 from adapters.contract.probed_batch import ProbedBatch
 from adapters.slime_family import (
+    command_line,
     departures,
-    entry,
-    objectives,
-    options,
+    description,
+    framework,
     policy,
     rollouts,
-    rules,
-    startup,
     stubs,
 )
-from adapters.slime_family.tracking import LOG
+from adapters.slime_family.framework import LOG, call_supported
 from adapters.toolkit import cuda_on_cpu
 from adapters.toolkit.probe import FORWARD_PASSES
 
@@ -68,10 +64,10 @@ class MegatronAdapter(Adapter):
     dtypes = ("float32", "bfloat16")
 
     departures: tuple[Departure, ...] = ()
-    """What is particular to the framework on this engine."""
+    """Departures of this framework only."""
 
     def layouts(self) -> Sequence[Layout]:
-        """Data × context parallelism on up to 8 ranks, packed, and each thing besides once."""
+        """Data × context parallelism on up to 8 ranks, packed; every other option once."""
         return sorted(
             [
                 Layout(dp=dp, cp=cp, micro_batches=micro_batches, format="thd")
@@ -92,7 +88,7 @@ class MegatronAdapter(Adapter):
 
     @abstractmethod
     def padded_layouts(self) -> Sequence[Layout]:
-        """Layouts in bshd that are worth running."""
+        """The layouts in bshd to run."""
 
     @abstractmethod
     def parser(self) -> Any:
@@ -104,55 +100,55 @@ class MegatronAdapter(Adapter):
 
     @abstractmethod
     def rollout_field(self) -> str | None:
-        """What of a sample object tells its rollout; None where rollouts are unknown."""
+        """The field of a sample object that names its rollout; None without rollouts."""
 
     @abstractmethod
     def references(self, args: Any, job: Job, batch: ProbedBatch) -> Any:
-        """What the training ranks are sent, converted and split by the framework."""
+        """References to the data of training ranks, converted and split by the framework."""
 
     @abstractmethod
     def slicer(self, args: Any) -> rollouts.Slicer:
-        """What the framework slices values of a response with."""
+        """The framework's function that slices the values of a response."""
 
     @abstractmethod
     def declining_fetch(self, actors: ModuleType, actor: Any) -> None:
-        """Have an actor of a module `refusals` where it fetches its share and objects to it."""
+        """Let an actor decline a job (`refusals`) where it fetches its share of the data."""
 
     @abstractmethod
     def loss_modules(self) -> tuple[Any, Any, Any]:
-        """Where log-probabilities come from, reducers are made, and one is chosen by mode."""
+        """The modules that compute log-probabilities, make reducers and choose one by mode."""
 
     @abstractmethod
     def conventions(self, parser: Any) -> Conventions:
-        """What the framework documents."""
+        """The conventions that the framework documents."""
 
     @abstractmethod
-    def candidates(self) -> objectives.Candidates:
-        """Functions to look at by what is wrong."""
+    def candidates(self) -> description.Candidates:
+        """Functions of the framework that a mistake may be in, by place."""
 
     @abstractmethod
     def keepers(self) -> Iterable[Any]:
-        """Functions that may keep rules of configurations and logs; None for those it lacks."""
+        """Functions that may keep rules of configurations and logs; None for missing ones."""
 
     def join(self, args: Any) -> None:
-        """Tell the framework of Megatron's process groups, where it keeps its own account."""
+        """Tell the framework of Megatron's process groups, if it keeps a state of its own."""
 
     def module(self, path: str) -> Any:
         """A module of the framework."""
         return importlib.import_module(f"{self.package}.{path}")
 
     def describe(self) -> Description:
-        """Modes and options are what the argument parser offers."""
+        """Describe the framework by what its argument parser offers."""
         parser = self.parser()
         return Description(
-            modes=options.modes(parser),
-            options=options.options(parser),
+            modes=command_line.modes(parser),
+            options=command_line.layout_options(parser),
             largest_tp=2,
-            objectives=objectives.offered(parser, self.loss_modules()[-1]),
+            objectives=description.offered(parser, self.loss_modules()[-1]),
             conventions=self.conventions(parser),
-            places=objectives.places(self.candidates()),
-            rules=rules.stated(parser, self.keepers()),
-            stubs=tuple(stubs.STOOD_IN),
+            places=description.places(self.candidates()),
+            rules=description.stated(parser, self.keepers()),
+            stubs=tuple(stubs.STUBBED),
             departures=(
                 *departures.ABOVE_THE_ACTOR,
                 *departures.AROUND_THE_LOSS,
@@ -167,7 +163,7 @@ class MegatronAdapter(Adapter):
         LOG.start()
         if self.rollout_field() is None:
             rollouts.require_one_sample_per_rollout(batch)
-        with rank.framework(), cuda_on_cpu.redirected(), startup.judged(job):
+        with rank.framework(), cuda_on_cpu.redirected(), framework.refusals_of_configuration(job):
             args = self.arguments(job)
             per_token = args.calculate_per_token_loss
             policy.join_grid(job.layout, rank.cache)
@@ -178,11 +174,11 @@ class MegatronAdapter(Adapter):
             SEAM.probe = trained.probe
             gradients = self.train(args, job, trained, batch)
         return Observation(
-            weights=batch.weights_of_steps(startup.of_steps(gradients, job)),
+            token_weights=batch.weights_of_steps(rollouts.of_steps(gradients, job)),
             pending_reduction=pending_reduction(job.depth, per_token=per_token),
-            counted_tokens=trained.take_counted_tokens(),
+            counted_tokens=trained.drain_counted_tokens(),
             reported=LOG.reported(job),
-            forward_passes=batch.forward_passes(FORWARD_PASSES.take()),
+            forward_passes=batch.forward_passes(FORWARD_PASSES.drain()),
         )
 
     def arguments(self, job: Job) -> Any:
@@ -193,15 +189,15 @@ class MegatronAdapter(Adapter):
             Refused: the framework declines the configuration.
         """
         parser = self._parser
-        with startup.refusals(), startup.settings(job, parser) as settings:
-            parsed = parser.parse_args([*options.job_options(job, parser), *settings])
+        with framework.refusals(), command_line.settings(job, parser) as settings:
+            parsed = parser.parse_args([*command_line.job_options(job, parser), *settings])
             args = deepcopy(parsed)  # defaults are the parser's, and validation changes some
             self.validated(args, job.layout)
         return args
 
     @cached_property
     def _parser(self) -> Any:
-        """Made once in a process, as that takes a tenth of a step."""
+        """The parser, made once in a process, as that takes a tenth of a step."""
         return self.parser()
 
     def train(self, args: Any, job: Job, trained: policy.Policy, batch: ProbedBatch) -> list[Any]:
@@ -215,7 +211,7 @@ class MegatronAdapter(Adapter):
         actors = self.module("backends.megatron_utils.actor")
         actors.compute_advantages_and_returns = rollouts.advantages(job, batch, self.slicer(args))
         optimizer = policy.ReadingOptimizer(trained)
-        actor = entry.actor(
+        actor = framework.actor(
             actors.MegatronTrainRayActor,
             args=args,
             role="critic" if job.objective is Objective.VALUE else "actor",
@@ -224,13 +220,13 @@ class MegatronAdapter(Adapter):
             opt_param_scheduler=policy.scheduler(),
         )
         self.declining_fetch(actors, actor)
-        with startup.refusals():
+        with framework.refusals():
             references = self.references(args, job, batch)
         call_supported(actor.train, 0, references, witness_info=None, attempt=0)
         return optimizer.gradients
 
     def reducing(self, loss_function: Any) -> Any:
-        """The framework's loss function, with its loss replaced by its reducer's alone."""
+        """The framework's loss function, with the loss replaced by its reducer's result."""
 
         def reduce(args: Any, batch: Any, num_microbatches: int, *rest: Any, **named: Any) -> Any:
             _, *others = loss_function(args, batch, num_microbatches, *rest, **named)
@@ -281,7 +277,7 @@ class MegatronAdapter(Adapter):
 
 
 def pending_reduction(depth: Depth, *, per_token: bool) -> PendingReduction:
-    """What is still to come after a depth of a step that Megatron trains, per token or not."""
+    """The reduction that is still to come after a depth of a step in Megatron."""
     if depth is Depth.STEP:
         return PendingReduction.REPLICATED
     if depth is Depth.LOSS:
@@ -290,9 +286,9 @@ def pending_reduction(depth: Depth, *, per_token: bool) -> PendingReduction:
 
 
 def counting_in_tensors(loss_function: Any, original: Any) -> Any:
-    """A loss function whose normaliser is a tensor, as newer versions of Megatron-Core expect.
+    """Make the normaliser of a loss function a tensor, as newer versions of Megatron-Core expect.
 
-    ``original`` is the framework's own, which this one is to be had by again.
+    ``original`` is the framework's own function, kept so that the wrapper can be removed.
     """
 
     def run(*args: Any, **named: Any) -> Any:
@@ -301,17 +297,6 @@ def counting_in_tensors(loss_function: Any, original: Any) -> Any:
 
     run.original = original  # type: ignore[attr-defined]
     return run
-
-
-def call_supported(function: Any, *args: Any, **offered: Any) -> Any:
-    """Call with those of the keyword arguments that this version knows."""
-    known = _parameters(getattr(function, "__func__", function))
-    return function(*args, **{name: value for name, value in offered.items() if name in known})
-
-
-@cache
-def _parameters(function: Any) -> frozenset[str]:
-    return frozenset(inspect.signature(function).parameters)
 
 
 def _lengths(batch: Any) -> dict[str, Any]:

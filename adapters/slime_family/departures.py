@@ -1,32 +1,11 @@
-"""How runs of slime and miles by their adapters differ from a user's, and why nothing hangs on it.
+"""How runs of slime and miles under their adapters differ from a user's, and why it is harmless.
 
-What stands in for missing packages is listed by name elsewhere (`Description.stand_ins`).
+Stubs of missing packages are listed by name in `Description.stubs`.
 """
 
 from __future__ import annotations
 
-from adapters.contract import Departure, DepartureKind
-
-
-def is_set(what: str, why: str) -> Departure:
-    """An option or a value that the adapter gives."""
-    return Departure(kind=DepartureKind.SET, what=what, why=why)
-
-
-def stubbed(what: str, why: str) -> Departure:
-    """Replaced by code of the adapter's."""
-    return Departure(kind=DepartureKind.STUBBED, what=what, why=why)
-
-
-def passed_by(what: str, why: str) -> Departure:
-    """A check or a step of the framework's own that is not executed."""
-    return Departure(kind=DepartureKind.PASSED_BY, what=what, why=why)
-
-
-def not_run(what: str, why: str) -> Departure:
-    """Above the call at which the adapter enters."""
-    return Departure(kind=DepartureKind.NOT_RUN, what=what, why=why)
-
+from adapters.contract.description import is_set, not_run, passed_by, stubbed
 
 ABOVE_THE_ACTOR = (
     not_run(
@@ -46,7 +25,7 @@ ABOVE_THE_ACTOR = (
         "advantages do not come from them",
     ),
 )
-"""What a trainer does before an actor trains."""
+"""Departures before an actor trains."""
 
 AROUND_THE_LOSS = (
     stubbed(
@@ -82,7 +61,7 @@ AROUND_THE_LOSS = (
         "no train step reads them",
     ),
 )
-"""What every engine is given in the place of its own."""
+"""Departures that all engines share."""
 
 MEGATRON = (
     is_set(
@@ -130,4 +109,4 @@ MEGATRON = (
         "gloo has them for tensors on the CPU alone; each bucket is reduced as before",
     ),
 )
-"""What is particular to Megatron-Core."""
+"""Departures on Megatron-Core."""

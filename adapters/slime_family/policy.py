@@ -1,9 +1,8 @@
 """A policy in Megatron-Core, trained by a framework and watched by us.
 
 Megatron's pipeline schedule, `DistributedDataParallel` and `finalize_model_grads` run as they are,
-on the CPU too. Ours are a model that carries the probe, a seam behind the framework's
-log-probabilities where the probe is added, and an optimizer that reads the gradient instead of
-applying it.
+on the CPU too. We supply a model that carries the probe, a seam that adds the probe to the
+framework's log-probabilities, and an optimizer that reads the gradient instead of applying it.
 """
 
 from __future__ import annotations
@@ -30,20 +29,20 @@ if TYPE_CHECKING:
 OPTIONS = frozenset(
     {Option.AVERAGE_IN_COLLECTIVE, Option.DISTRIBUTED_OPTIMIZER, Option.OVERLAP_GRAD_REDUCE}
 )
-"""What Megatron's own data parallelism can be told."""
+"""Options of Megatron's own data parallelism."""
 
 IMPOSSIBLE_LOGIT = -1e4
-"""Of a token that has a probability of exactly 0."""
+"""Logit of a token whose probability is exactly 0."""
 
 ENTROPY_IS_TRAINED = ("entropy_requires_grad", "with_entropy_grad")
-"""How newer versions of miles and of slime say whether entropies have a gradient."""
+"""Arguments by which newer versions of miles and slime ask for a gradient of entropies."""
 
 
 class ProbeSeam:
-    """Adds the probe to log-probabilities, where a framework computes them from logits and tokens.
+    """Adds the probe to the log-probabilities and entropies that a framework computes.
 
-    The policy knows one token and gives it a probability of 1, hence log-probabilities and
-    entropies of 0. To the latter the probe's table is added, and the probe as well.
+    The policy has a vocabulary of one token, hence log-probabilities and entropies of 0. Entropies
+    also get the values of `ENTROPIES`.
     """
 
     VOCABULARY = 1
@@ -89,7 +88,7 @@ def join_grid(layout: Layout, cache: dict[Any, Any]) -> None:
 
 
 class Policy:
-    """The model of a job with the probe, and how its gradient is had at the job's depth."""
+    """The model of a job, and how the probe's gradient is read at the job's depth."""
 
     def __init__(self, model: Any, probe: nn.Parameter) -> None:
         self.model = model
@@ -97,25 +96,25 @@ class Policy:
 
     @property
     def finalize_model_grads(self) -> Callable[..., None]:
-        """What the schedule calls after the last micro-batch, with the tokens counted if it did."""
+        """The function that the schedule calls after the last micro-batch."""
         from megatron.core.distributed import finalize_model_grads
 
         return finalize_model_grads
 
-    def take_counted_tokens(self) -> tuple[float, ...]:
-        """What the framework counted on this rank in each step, where nothing is finalised."""
+    def drain_counted_tokens(self) -> tuple[float, ...]:
+        """Return the tokens counted on this rank in each step, if gradients are not finalised."""
         return ()
 
     def gradient(self) -> NDArray[np.float32]:
-        """The probe's, as an optimizer would find it: [capacity]."""
+        """The probe's gradient, as an optimizer would find it: [capacity]."""
         return as_array(self.probe.main_grad)
 
 
 class ShardedPolicy(Policy):
-    """Under the distributed optimizer: a rank's gradient is final in its shard alone."""
+    """A policy under the distributed optimizer: a rank's gradient is final in its shard alone."""
 
     def gradient(self) -> NDArray[np.float32]:
-        """The probe's, put together from the shards of all ranks."""
+        """The probe's gradient, gathered from the shards of all ranks."""
         from megatron.core import mpu
 
         group = mpu.get_data_parallel_group(with_context_parallel=True)
@@ -128,7 +127,7 @@ class ShardedPolicy(Policy):
 
 
 class BarePolicy(Policy):
-    """Without data parallelism: a rank's gradient stays its own, and nothing is finalised."""
+    """A policy without data parallelism: gradients are not reduced and not finalised."""
 
     def __init__(self, model: Any, probe: nn.Parameter) -> None:
         super().__init__(model, probe)
@@ -136,21 +135,21 @@ class BarePolicy(Policy):
 
     @property
     def finalize_model_grads(self) -> Callable[..., None]:
-        """Takes note of the tokens counted."""
+        """Notes the tokens counted."""
 
         def note(model: Any, num_tokens: Any = None, **kwargs: Any) -> None:
             self._counted.append(0.0 if num_tokens is None else float(num_tokens))
 
         return note
 
-    def take_counted_tokens(self) -> tuple[float, ...]:
-        """What was noted since last asked."""
+    def drain_counted_tokens(self) -> tuple[float, ...]:
+        """Return the tokens noted since the last call."""
         counted = tuple(self._counted)
         self._counted.clear()
         return counted
 
     def gradient(self) -> NDArray[np.float32]:
-        """This rank's own, 0 where no micro-batch of it reached the probe."""
+        """This rank's own gradient, 0 if none of its micro-batches reached the probe."""
         grad = self.probe.grad
         return as_array(torch.zeros_like(self.probe) if grad is None else grad)
 
@@ -167,8 +166,8 @@ def cached_policy(job: Job, probe_size: int, rank: Rank, *, calculate_per_token_
     if key not in rank.cache:
         rank.cache[key] = _build(job, capacity, rank, calculate_per_token_loss)
     policy = rank.cache[key]
-    policy.take_counted_tokens()
-    FORWARD_PASSES.take()
+    policy.drain_counted_tokens()
+    FORWARD_PASSES.drain()
     policy.model.config.no_sync_func = None  # as a framework finds it in a new model
     return policy
 
@@ -203,9 +202,9 @@ def _build(job: Job, capacity: int, rank: Rank, calculate_per_token_loss: bool) 
 
 
 def reduce_one_by_one_over_gloo(rank: Rank) -> None:
-    """Have Megatron reduce its buckets one after another where gloo cannot reduce them at once.
+    """Let Megatron reduce its buckets one by one if gloo is used with a GPU.
 
-    It joins them into one collective, which gloo has for tensors on the CPU alone.
+    Megatron coalesces them into one collective, which gloo has for CPU tensors only.
     """
     if rank.device != "cpu" and "nccl" not in torch.distributed.get_backend_config():
         from megatron.core.distributed import param_and_grad_buffer
@@ -215,10 +214,10 @@ def reduce_one_by_one_over_gloo(rank: Rank) -> None:
 
 @contextmanager
 def one_by_one(group: Any, async_ops: bool = False) -> Iterator[None]:
-    """Stands where Megatron takes torch's manager of joined collectives, and joins none.
+    """Replace torch's manager of coalesced collectives by one that coalesces none.
 
     Raises:
-        Unsupported: nobody would wait for them then.
+        Unsupported: nothing would wait for asynchronous collectives.
     """
     if async_ops:
         raise Unsupported("no overlap of gradient reduction with gloo on CUDA tensors")
@@ -247,9 +246,9 @@ def _probed_model(config: Any, capacity: int, *, critic: bool) -> Any:
     from megatron.core.transformer.module import MegatronModule
 
     class ProbedModel(MegatronModule):  # type: ignore[misc]
-        """Stands where Megatron expects a GPT model, with its vocabulary cut over the tp ranks.
+        """Replaces Megatron's GPT model, with its vocabulary split over the tp ranks.
 
-        A critic's value of a token is the probe's entry, given where the token is predicted.
+        A critic's value of a token is the probe's entry, at the position that predicts the token.
         Outputs are in float32, as Megatron's own wrapper of narrower models makes them.
         """
 
@@ -262,10 +261,10 @@ def _probed_model(config: Any, capacity: int, *, critic: bool) -> Any:
             self.offset = 0.0 if first else IMPOSSIBLE_LOGIT
 
         def set_input_tensor(self, input_tensor: Any) -> None:
-            """Of pipeline parallelism, which there is none of."""
+            """Do nothing: there is no pipeline parallelism."""
 
         def zero_grad_buffer(self) -> None:
-            """As frameworks ask of `DistributedDataParallel` before and after a step."""
+            """Zero gradients, as `DistributedDataParallel` does when a framework asks for it."""
             self.zero_grad()
 
         def forward(self, input_ids: torch.Tensor, **kwargs: Any) -> torch.Tensor:
@@ -280,7 +279,7 @@ def _probed_model(config: Any, capacity: int, *, critic: bool) -> Any:
 
 
 class ReadingOptimizer:
-    """Keeps the probe's gradient as an optimizer would find it, and reports success."""
+    """An optimizer that keeps the probe's gradient and reports success."""
 
     param_groups: tuple[Any, ...] = ()
 
@@ -289,14 +288,14 @@ class ReadingOptimizer:
         self._policy = policy
 
     def scale_loss(self, loss: torch.Tensor) -> torch.Tensor:
-        """In full precision losses are not scaled."""
+        """Return the loss: in full precision it is not scaled."""
         return loss
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
-        """The model's buffers are zeroed by the framework."""
+        """Do nothing: the framework zeroes the model's buffers."""
 
     def step(self) -> tuple[bool, float, int]:
-        """Megatron's answer: success, gradient norm, number of zeros."""
+        """Read the gradient; return success, gradient norm and number of zeros."""
         self.gradients.append(self._policy.gradient())
         return True, 0.0, 0
 

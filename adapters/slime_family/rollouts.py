@@ -1,4 +1,4 @@
-"""A batch of samples as slime's and miles' rollout side makes it."""
+"""A batch of samples as the rollout side of slime and miles makes it."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     Columns = dict[str, Any]
 
     Slicer = Callable[[torch.Tensor, int, int, int | None], torch.Tensor]
-    """From values of a response, the lengths of sample and response and the width of a padded row
-    to what a context-parallel rank holds of the values."""
+    """Slices the values of a response to those that a context-parallel rank holds. It is also given
+    the lengths of sample and response and the width of a padded row."""
 
 
 def sample_fields(batch: ProbedBatch) -> list[tuple[int, dict[str, Any]]]:
-    """Each sample's rollout, and what slime's and miles' sample objects have in common.
+    """The rollout of each sample, and the fields that slime's and miles' sample objects share.
 
     Identifiers are unique over the steps of the batch.
     """
@@ -58,7 +58,7 @@ def sample_fields(batch: ProbedBatch) -> list[tuple[int, dict[str, Any]]]:
 
 
 def require_one_sample_per_rollout(batch: ProbedBatch) -> None:
-    """For frameworks that know no rollouts.
+    """Refuse batches with several samples of a rollout, for frameworks without rollouts.
 
     Raises:
         Unsupported: some rollout has several samples.
@@ -68,10 +68,9 @@ def require_one_sample_per_rollout(batch: ProbedBatch) -> None:
 
 
 def advantages(job: Job, batch: ProbedBatch, slicer: Slicer) -> Callable[[Any, Columns], None]:
-    """What stands where an actor computes advantages from rewards, log-probabilities and values.
+    """A replacement for an actor's function that computes advantages and returns.
 
-    It finds what the actor has computed by then, of the policy that it trains, and leaves that as
-    it is unless an objective takes another old policy.
+    It keeps the actor's old log-probabilities unless the objective needs another old policy.
     """
 
     def compute_advantages_and_returns(args: Any, rollout_data: Columns) -> None:
@@ -86,9 +85,9 @@ def add_columns(
     batch: ProbedBatch,
     slicer: Slicer,
 ) -> None:
-    """Give each sample of a rank's share, in each column, what a rank holds of its response's.
+    """Add columns of per-token values to a rank's share, sliced for context parallelism.
 
-    Samples are known by their first token, whatever became of their order.
+    Samples are recognised by their first token, as their order may have changed.
     """
     of_first_token = {int(ids[0]): i for i, ids in enumerate(batch.prompts)}
     owners = [of_first_token[int(ids[0])] for ids in share["tokens"]]
@@ -102,8 +101,15 @@ def add_columns(
         ]
 
 
+def of_steps(gradients: list[Any], job: Job) -> list[Any]:
+    """Each step's gradient; their sum where a batch size makes several steps of the job's one."""
+    if job.configuration.batch_size is None or len(job.steps) > 1:
+        return gradients
+    return [sum(gradients)]
+
+
 def _columns(job: Job, batch: ProbedBatch) -> dict[str, list[NDArray[np.float64]]]:
-    """By sample, what the loss of an objective takes and the actor does not compute."""
+    """The inputs of an objective's loss that the actor does not compute, by sample."""
     columns = {"advantages": batch.advantages, "returns": batch.returns}
     if batch.objective is Objective.OFF_POLICY:
         columns["log_probs"] = batch.old_log_probs
@@ -115,7 +121,7 @@ def _columns(job: Job, batch: ProbedBatch) -> dict[str, list[NDArray[np.float64]
 
 
 def _rollout_log_probs(batch: ProbedBatch) -> list[dict[str, list[float]]]:
-    """Each sample's, where the objective takes them."""
+    """The rollout policy's log-probabilities of each sample, if the objective needs them."""
     if batch.objective is not Objective.REJECTION:
         return [{}] * len(batch.responses)
     return [{"rollout_log_probs": values.tolist()} for values in batch.rollout_log_probs]

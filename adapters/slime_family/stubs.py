@@ -1,11 +1,12 @@
-"""What Megatron-Core and the frameworks on it import and a training step never enters."""
+"""Stubs of packages that slime and miles import and a training step never enters."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from adapters.toolkit import cuda_on_cpu
-from adapters.toolkit.imports import stand_in_for, stub
+from adapters.toolkit.imports import stub, stub_missing
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,25 +33,28 @@ SERVER_PACKAGES = (
     "wandb",
     "zmq",
 )
-"""Servers, trackers and GPU kernels that frameworks import and a training step never enters."""
+"""Servers, trackers and GPU kernels."""
 
-STOOD_IN: list[str] = []
-"""What `install` stood in for in this process."""
+OBJECT_STORE = SimpleNamespace(put=lambda value: value, get=lambda value: value)
+"""Replaces Ray's object store."""
+
+STUBBED: list[str] = []
+"""What `install` stubbed in this process."""
 
 
 def install(plugins: Sequence[str], kernels: Sequence[str]) -> None:
     """Prepare this process for importing Megatron-Core and a framework that trains with it.
 
-    ``plugins`` are further packages to stand in for if missing; ``kernels`` are modules of the
-    framework itself that hold nothing but GPU kernels, stood in for anyway.
+    ``plugins`` are further packages to stub if missing; ``kernels`` are modules of the framework
+    that hold GPU kernels only and are always stubbed.
     """
     cuda_on_cpu.install()
-    stand_in_for(kernels)
-    STOOD_IN.extend([*stub([*SERVER_PACKAGES, *plugins]), *kernels])
+    stub(kernels)
+    STUBBED.extend([*stub_missing([*SERVER_PACKAGES, *plugins]), *kernels])
 
 
 def drop_server_options(*modules: ModuleType) -> None:
-    """Add none of sglang's own options to a framework's parser: no train step reads them."""
+    """Keep sglang's options out of a framework's parser, as no train step reads them."""
     for module in modules:
         for name in ("RouterArgs", "ServerArgs"):
             options = getattr(module, name, None)

@@ -1,5 +1,4 @@
-"""What every adapter needs: the probe in torch, sources of a framework, imports with stubs.
+"""Helpers for all adapters: the probe in torch, sources of a framework, imports with stubs.
 
-In comes a framework's checkout, commit or wheel; out come imported modules and probed tensors.
 Nothing here knows a framework.
 """

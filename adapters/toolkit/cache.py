@@ -1,4 +1,4 @@
-"""Files that are fetched once and kept between runs."""
+"""A cache of files that are fetched once and kept between runs."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ if TYPE_CHECKING:
 
 
 def made_once(folder: Path, make: Callable[[Path], None]) -> Path:
-    """The folder, made with all that is in it if it is not there, so that none is ever half made.
+    """Create a folder atomically if it is missing, and return it.
 
-    ``make`` is given the path of a folder to create.
+    ``make`` is called with the path of a folder to create.
     """
     if folder.is_dir():
         return folder

@@ -1,4 +1,4 @@
-"""Lets code that says "cuda" run on a machine that has none: its CUDA device is the CPU."""
+"""Lets CUDA code run on a machine without a GPU: its CUDA device is the CPU."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from torch.overrides import TorchFunctionMode
 
 
 def install() -> None:
-    """Map the current CUDA device and CUDA device meshes to the CPU; nothing where CUDA is there.
+    """Map the current CUDA device and CUDA device meshes to the CPU, unless CUDA is available.
 
-    The device's memory is empty, that nobody tries to free some.
-
-    Call it before the framework is imported, as frameworks take these functions by name.
+    All device memory is reported as free, so that frameworks skip clearing their cache. Call it
+    before the framework is imported, as frameworks import these functions by name.
     """
     if torch.cuda.is_available():
         return
@@ -32,18 +31,18 @@ def install() -> None:
 
 
 def number_the_device() -> None:
-    """Let the current CUDA device be a number, for code that insists on one; `redirected` takes it.
+    """Make the current CUDA device an index, for code that requires one, unless CUDA is available.
 
-    Nothing where CUDA is there.
+    `redirected` accepts it as a device.
     """
     if not torch.cuda.is_available():
         torch.cuda.current_device = lambda: 0
 
 
 def redirected() -> AbstractContextManager[object]:
-    """Inside, a tensor asked for on a CUDA device is made on the CPU; nothing where CUDA is there.
+    """Create CUDA tensors on the CPU inside the context, unless CUDA is available.
 
-    It costs every torch call a detour through Python: keep it around what needs it.
+    It slows every torch call down, so wrap only code that needs it.
     """
     return nullcontext() if torch.cuda.is_available() else _CudaToCpu()
 

@@ -1,4 +1,4 @@
-"""Importing a framework from where its source is, on a machine without its GPU packages."""
+"""Imports a framework from its source, on a machine without its GPU packages."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 
 class WrongSourceError(RuntimeError):
-    """A framework was imported from somewhere else than its source."""
+    """A framework was imported from elsewhere than its source."""
 
 
 def import_from(package: str, folders: Iterable[Path]) -> types.ModuleType:
-    """Import a package from the first of ``folders`` that holds it, or as installed if none given.
+    """Import a package from the first of ``folders`` that has it, or as installed without folders.
 
-    The folders precede whatever is installed, for its sister packages too.
+    The folders precede installed packages, also for later imports.
 
     Raises:
         ImportError: the package is in no folder and not installed.
@@ -41,48 +41,45 @@ def import_from(package: str, folders: Iterable[Path]) -> types.ModuleType:
     return module
 
 
-def stub(packages: Sequence[str]) -> list[str]:
-    """Let ``import`` find an empty package in place of each one that is not installed.
-
-    Any name taken from a stand-in is a class without methods, so that annotations, base classes and
-    decorators work and a use does not.
-
-    Returns:
-        The names stood in for.
-    """
+def stub_missing(packages: Sequence[str]) -> list[str]:
+    """Stub each package that is not installed, and return their names."""
     missing = [name for name in packages if importlib.util.find_spec(name) is None]
-    stand_in_for(missing)
+    stub(missing)
     return missing
 
 
-def stand_in_for(packages: Sequence[str]) -> None:
-    """Let ``import`` find an empty package in place of each of these, installed or not."""
-    sys.meta_path.insert(0, _StandInFinder(frozenset(packages)))
+def stub(packages: Sequence[str]) -> None:
+    """Let ``import`` find an empty package in place of each of these, installed or not.
+
+    Any name taken from a stub is a class without methods: annotations, base classes and decorators
+    work, and a use does not.
+    """
+    sys.meta_path.insert(0, _StubFinder(frozenset(packages)))
 
 
-class _StandIn:
-    """Whatever a module is asked for: made with anything, of no use but to decorate a function."""
+class _Stub:
+    """Any attribute of a stub module: accepts any arguments and can only decorate a function."""
 
     def __init__(self, *args: object, **kwargs: object) -> None:
-        """Nothing is kept: there is nothing to do with it."""
+        """Ignore the arguments."""
 
     def __call__(self, decorated: object) -> object:
         if not callable(decorated):
-            raise TypeError(f"{type(self).__name__} is a stand-in and cannot be called")
+            raise TypeError(f"{type(self).__name__} is a stub and cannot be called")
         return decorated
 
 
-class _StandInModule(types.ModuleType):
+class _StubModule(types.ModuleType):
     __path__: ClassVar[list[str]] = []
 
     def __getattr__(self, name: str) -> type:
         if name.startswith("__"):
             raise AttributeError(name)
-        setattr(self, name, type(name, (_StandIn,), {}))
+        setattr(self, name, type(name, (_Stub,), {}))
         return getattr(self, name)
 
 
-class _StandInFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+class _StubFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def __init__(self, packages: frozenset[str]) -> None:
         self._packages = packages
 
@@ -94,7 +91,7 @@ class _StandInFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return None
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
-        return _StandInModule(spec.name)
+        return _StubModule(spec.name)
 
     def exec_module(self, module: types.ModuleType) -> None:
-        """Nothing to run: the module is empty."""
+        """Do nothing: the module is empty."""

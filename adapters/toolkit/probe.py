@@ -1,4 +1,4 @@
-"""The probe in torch: tables as tensors, gradients as arrays, a record of forward passes."""
+"""The probe in torch: tables as tensors, gradients as arrays, and the record of forward passes."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ if TYPE_CHECKING:
 
 
 def cycled(values: NDArray[np.float64], ids: torch.Tensor) -> torch.Tensor:
-    """Each token's entry of such a table: float32, in the shape of ``ids``."""
+    """Look up a cyclic table by token id: float32, in the shape of ``ids``."""
     table = torch.from_numpy(values).to(ids.device, torch.float32)
     return table[ids % len(table)]
 
 
 def as_array(gradient: torch.Tensor) -> NDArray[np.float32]:
-    """A probe's gradient as it is now, of whatever device and dtype."""
+    """Copy a probe's gradient from any device and dtype."""
     return gradient.detach().float().cpu().numpy().copy()
 
 
 class ForwardPasses:
-    """The token ids that a rank's model was given, forward pass by forward pass."""
+    """Records the token ids of each forward pass of a rank's model."""
 
     def __init__(self) -> None:
         self._passes: list[NDArray[np.int64]] = []
 
     def note(self, ids: torch.Tensor) -> None:
-        """Called by the model that an adapter hands to its framework; only training counts."""
+        """Record a forward pass of the adapter's model, if it is for training."""
         if torch.is_grad_enabled():
             self._passes.append(ids.detach().cpu().numpy().reshape(-1))
 
-    def take(self) -> list[NDArray[np.int64]]:
-        """What was noted since last asked."""
+    def drain(self) -> list[NDArray[np.int64]]:
+        """Return the forward passes recorded since the last call."""
         passes = self._passes.copy()
         self._passes.clear()
         return passes
 
 
 FORWARD_PASSES = ForwardPasses()
-"""Of this process, which trains one job at a time."""
+"""The record of this process, which trains one job at a time."""

@@ -1,4 +1,4 @@
-"""Sizes of a job that frameworks are told, and cannot be told differently for every step."""
+"""Sizes of a job that a framework's options set once for all steps."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def prompts_per_step(steps: Sequence[Step]) -> int:
     """The number of prompt groups, the same in all steps.
 
     Raises:
-        Unsupported: it is not the same.
+        Unsupported: they differ.
     """
     return _only((len(np.unique(step.groups)) for step in steps), "prompts in steps")
 
@@ -27,7 +27,7 @@ def rollouts_per_step(steps: Sequence[Step]) -> int:
     """The number of rollouts, the same in all steps.
 
     Raises:
-        Unsupported: it is not the same.
+        Unsupported: they differ.
     """
     return _only((len(np.unique(step.rollouts)) for step in steps), "rollouts in steps")
 
@@ -36,7 +36,7 @@ def rollouts_per_prompt(steps: Sequence[Step]) -> int:
     """The number of rollouts of a prompt, the same for all prompts.
 
     Raises:
-        Unsupported: it is not the same.
+        Unsupported: they differ.
     """
     counts = (
         len(np.unique(step.rollouts[step.groups == group]))
@@ -47,11 +47,11 @@ def rollouts_per_prompt(steps: Sequence[Step]) -> int:
 
 
 def token_budget(steps: Sequence[Step], ranks: int) -> int:
-    """Tokens of one micro-batch on so many data-parallel ranks: about a third of a rank's share.
+    """A token budget of micro-batches: about a third of a data-parallel rank's tokens.
 
-    Ranks then differ in the number of micro-batches, and micro-batches in what they hold. It is a
-    quarter more than the longest sample at least: frameworks need not cut a sample, and align the
-    numbers of micro-batches only where some hold several.
+    Ranks then differ in the number of micro-batches, and micro-batches in size. The budget exceeds
+    the longest sample by at least a quarter: frameworks do not split samples, and align the numbers
+    of micro-batches only if some hold several samples.
     """
     shares = [int((step.prompt_lengths + step.response_lengths).sum()) // ranks for step in steps]
     longest = max(int((step.prompt_lengths + step.response_lengths).max()) for step in steps)

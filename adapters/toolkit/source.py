@@ -1,4 +1,4 @@
-"""Where a framework's code comes from, down to the commit, without touching it."""
+"""Finds the source of a framework's code, down to the commit, without modifying it."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ RELEASE = "pypi:"
 
 
 class SourceError(ConformanceError):
-    """A framework's source cannot be had as asked for."""
+    """A framework's source is not available as requested."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """One framework's code.
+    """The source of a framework's code.
 
-    ``path`` is the folder to import from, None if the interpreter finds the package by itself.
-    ``revision`` is a commit hash; ``version`` that of a distribution, installed or fetched.
+    ``path`` is the folder to import from, None for an installed package. ``revision`` is a commit
+    hash, ``version`` that of a distribution, installed or fetched.
     """
 
     kind: Literal["builtin", "installed", "checkout", "git", "pypi"]
@@ -47,7 +47,7 @@ class Source:
 
 @dataclass(frozen=True, kw_only=True)
 class Commit:
-    """A commit of a repository, and the ref that it was found by."""
+    """A commit of a repository and the ref that names it."""
 
     ref: str
     revision: str
@@ -59,7 +59,7 @@ def find_commit(path: Path, ref: str) -> Commit:
     """The commit that a ref of the repository at ``path`` names; nothing is extracted.
 
     Raises:
-        SourceError: the message names what was looked for and the way out.
+        SourceError: there is no such repository or commit.
     """
     _repository(path)
     revision = _revision(path, ref)
@@ -68,13 +68,11 @@ def find_commit(path: Path, ref: str) -> Commit:
 
 
 def resolve(adapter: Adapter, text: str | None) -> Source:
-    """Find what ``--source`` names: nothing (as installed), a folder, a commit or a release.
-
-    These are ``PATH``, ``PATH@REF`` and ``pypi:VERSION``.
+    """The source named by ``--source``: ``PATH``, ``PATH@REF``, ``pypi:VERSION``, or as installed.
 
     Raises:
-        SourceError: the message names what was looked for and the way out.
-        WheelError: there is no such release, or it cannot be reached.
+        SourceError: there is no such source.
+        WheelError: there is no such release, or it cannot be fetched.
     """
     if text is None:
         return _installed(adapter)
@@ -119,7 +117,7 @@ def _release(adapter: Adapter, version: str) -> Source:
 
 
 def _split(text: str) -> tuple[Path, str | None]:
-    """Separate path and ref at the first ``@`` that leaves an existing path."""
+    """Split a text at the first ``@`` after an existing path."""
     candidates = [(text, None), *_cuts(text)]
     for path, ref in candidates:
         if Path(path).is_dir():
@@ -134,7 +132,7 @@ def _cuts(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _repository(path: Path) -> Path:
-    """Top folder of the work tree, or the git folder itself if it is bare."""
+    """The top folder of the work tree, or the git folder of a bare repository."""
     question = "--is-bare-repository"
     answer = _git(path, "rev-parse", question, check=False)
     if answer is None:
@@ -184,10 +182,10 @@ def _revision(repository: Path, ref: str) -> str:
 
 
 def _extracted(adapter: Adapter, repository: Path, revision: str) -> Path:
-    """The commit's files in the cache, written there once."""
+    """The folder of the commit's files in the cache, extracted once."""
     cache = platformdirs.user_cache_path("rl-loss-conformance") / adapter.name
     folder = cache / revision
-    if folder.is_dir():  # without a question to git
+    if folder.is_dir():  # without calling git
         return folder
     top_level = (_git(repository, "ls-tree", "--name-only", revision) or "").splitlines()
     paths = [name for name in adapter.tree if name in top_level]
@@ -212,7 +210,7 @@ def _extract(repository: Path, revision: str, paths: Sequence[str], folder: Path
 
 
 def _git(repository: Path, *arguments: str, check: bool = True) -> str | None:
-    """What git answers, or None if it refuses and that is not an error."""
+    """The output of git, or None if it fails and ``check`` is False."""
     environment = os.environ | {"GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0"}
     try:
         result = subprocess.run(

@@ -1,4 +1,4 @@
-"""A release of a framework from the package index, beside the one that is installed."""
+"""Fetches a release of a framework from the package index without installing it."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ VERSION = re.compile(r"[0-9][0-9A-Za-z.!+]*")
 
 
 class WheelError(ConformanceError):
-    """A release cannot be had; says what was asked for and the way out."""
+    """A release is not available."""
 
 
 def released(distribution: str, version: str) -> Path:
-    """The folder with a release's files, fetched once; what it depends on is not.
+    """The folder with a release's files, fetched once without its dependencies.
 
     Raises:
-        WheelError: there is no such release, or it cannot be reached.
+        WheelError: there is no such release, or it cannot be fetched.
     """
     if not VERSION.fullmatch(version):
         raise WheelError(f"version {version!r} of {distribution} is none", "give one such as 0.2.0")
@@ -39,11 +39,11 @@ def _unpack(requirement: str, folder: Path) -> None:
         tempfile.TemporaryDirectory() as scratch,
         zipfile.ZipFile(_downloaded(requirement, Path(scratch))) as archive,
     ):
-        archive.extractall(folder)  # drops what would leave the folder
+        archive.extractall(folder)  # drops paths outside the folder
 
 
 def _downloaded(requirement: str, folder: Path) -> Path:
-    """As pip is configured here. A wheel runs no code of its own, unlike a source distribution."""
+    """Download a wheel with pip. Unlike a source distribution, it runs no code of its own."""
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
     quiet = ["--quiet", "--disable-pip-version-check", "--dest", str(folder)]
     result = subprocess.run(

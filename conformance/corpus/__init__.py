@@ -1,5 +1,5 @@
-"""What frameworks are tried on: steps, configurations, logs, and strategies that generate steps.
+"""The cases that frameworks are tested on: steps, configurations, logs, and hypothesis strategies.
 
-In comes a user's case file, if one is given. Out come named cases, each with the mistake that it
-catches and the source of the rule. Nothing here knows how a case is run or judged.
+A user may add a case file. Each case has a name, the mistake that it catches and the source of the
+rule. Nothing here knows how a case is run or judged.
 """

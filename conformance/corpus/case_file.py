@@ -1,6 +1,6 @@
-"""A step of one's own as a case: a JSON file, such as a training run may dump.
+"""Reads a user's own case from a JSON file, such as a training run may dump.
 
-Its JSON Schema is published as ``case.schema.json`` beside this module.
+Its JSON Schema is published as ``case.schema.json`` next to this module.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""The corpus: named steps, each with the mistake it is meant to catch and where that is known from.
+"""The corpus: named steps, each with the mistake it is meant to catch and the source of the rule.
 
-Masks are written out, one digit per response token, so that a case reads as a table, with an ``x``
-for a token that rejection sampling has taken out of the mask;
-``rl-loss-conformance cases`` prints it. Names are in the ids of findings and never change meaning.
+Masks have one digit per response token, with an ``x`` for a token that rejection sampling removed;
+``rl-loss-conformance cases`` prints them. Names are part of the ids of findings and never change
+their meaning.
 
-How a step is cut is no part of a case: layouts cut every case that has a sample for each of their
-micro-batches. Losses and advantages at masked positions are those of the probe, which are never 0.
+A case does not say how its steps are cut: it runs on every layout for which it has a sample per
+micro-batch. Losses and advantages at masked positions are those of the probe, which are never 0.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 DIVISOR = 40.0
-"""L of `constant` unless a case says otherwise: no count in the corpus, so never hit by chance."""
+"""Default L of `constant`, which equals no count in the corpus."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One batch of rollouts: the optimizer steps made of it, and what it is meant to catch."""
+    """One batch of rollouts: its optimizer steps and the mistake that it is meant to catch."""
 
     name: str
     catches: str
@@ -41,138 +41,118 @@ class Case:
     steps: tuple[Step, ...]
     divisor: float = DIVISOR
     layouts: tuple[Layout, ...] = ()
-    """The only layouts it runs on, for a case that is too large for all; any if empty."""
+    """The only layouts that a large case runs on; all if empty."""
 
     def aggregation(self, mode: Mode) -> Aggregation:
-        """The mode, with this case's divisor if it takes one."""
+        """The mode, with the divisor of this case if it needs one."""
         return Aggregation(mode, self.divisor if mode is Mode.CONSTANT else None)
 
     @property
     def fewest_samples(self) -> int:
-        """Samples of the smallest step, of which every micro-batch of every rank needs one."""
+        """Number of samples of the smallest step."""
         return min(step.size for step in self.steps)
 
     def runs_on(self, layout: Layout) -> bool:
-        """Whether it is meant for a layout and has a sample for each of its micro-batches."""
+        """Whether the case is meant for a layout and has a sample for each of its micro-batches."""
         if self.layouts and layout not in self.layouts:
             return False
         return self.fewest_samples >= layout.dp * fewest_micro_batches(layout)
 
 
 def fewest_micro_batches(layout: Layout) -> int:
-    """How many a rank needs at least for the layout to differ from that of one micro-batch."""
+    """The fewest micro-batches of a rank on a layout, 2 if their number is open."""
     return layout.micro_batches if isinstance(layout.micro_batches, int) else 2
 
 
 def _step(
-    masks: Sequence[str], *, group_sizes: Sequence[int], prompts: Sequence[int] = (3, 5, 2, 4)
+    masks: str, *, groups: str = "", group_size: int = 2, prompts: Sequence[int] = (3, 5, 2, 4)
 ) -> Step:
-    """A step of samples in adjacent groups; prompt lengths and group sizes repeat as needed."""
-    groups = [
-        group for group, size in zip(range(len(masks)), cycle(group_sizes)) for _ in range(size)
-    ]
-    return _step_of_groups(masks, groups, prompts)
+    """A step of masks separated by spaces; prompt lengths repeat as needed.
 
-
-def _step_of_groups(
-    masks: Sequence[str], groups: Sequence[int | str], prompts: Sequence[int] = (3, 5, 2, 4)
-) -> Step:
-    """A step with the group of each sample; groups that are digits may be joined to a string."""
+    ``groups`` has a digit for the prompt group of each sample; without it, groups are adjacent.
+    """
+    samples = masks.split()
     return Step.of(
         [
             Sample(
                 prompt_length=prompt,
                 loss_mask=[token == "1" for token in mask],
-                original_mask=[token in "1x" for token in mask] if "x" in "".join(masks) else None,
-                group=int(group),
+                original_mask=[token in "1x" for token in mask] if "x" in masks else None,
+                group=int(groups[i]) if groups else i // group_size,
             )
-            for mask, prompt, group in zip(masks, cycle(prompts), groups)
+            for i, (mask, prompt) in enumerate(zip(samples, cycle(prompts)))
         ]
     )
 
 
 LONGEST_RESPONSE = 8192
-"""At which responses of the production step are truncated; those are not trained on."""
+"""Responses of the production step are truncated at this length and not trained on."""
 
 
 def _production_step() -> Step:
     """64 prompts × 8 samples, log-normal lengths, tool output in every fifth.
 
-    Lengths are the quantiles of their distribution, in an order that mixes long with short: the
-    same in every version of everything, as random numbers would not be.
+    Lengths are the quantiles of their distribution in an order that mixes long with short, so that
+    they do not depend on a random number generator.
     """
     size, stride = 64 * 8, 29
     log_length = NormalDist(math.log(512), 1.2)
     samples = []
-    for number in range(size):
-        quantile = (number * stride % size + 0.5) / size
+    for index in range(size):
+        quantile = (index * stride % size + 0.5) / size
         length = math.ceil(math.exp(log_length.inv_cdf(quantile)))
         mask = np.full(min(length, LONGEST_RESPONSE), length <= LONGEST_RESPONSE)
-        if number % 5 == 0:
+        if index % 5 == 0:
             mask[length // 3 : length // 2] = False
-        group = number // 8
+        group = index // 8
         samples.append(Sample(prompt_length=32 + group * 37 % 481, loss_mask=mask, group=group))
     return Step.of(samples)
 
 
-UNEVEN = ["1", "11", "101", "11111", "11101111", "1111111111111", "0111", "110"]
+UNEVEN = "1 11 101 11111 11101111 1111111111111 0111 110"
 
 CORPUS = (
     Case(
         name="uneven_lengths",
         catches="a mean over samples, groups or tokens put in the place of another",
         source="the table of modes of slime pull request 2090; ScaleRL, arXiv:2510.13786",
-        steps=(_step(UNEVEN, group_sizes=[2]),),
+        steps=(_step(UNEVEN),),
     ),
     Case(
         name="fully_masked_sample",
         catches="a sample without active tokens that counts as one token, or no longer as a sample",
         source="design: a unit without active tokens adds 0 and counts",
-        steps=(
-            _step(["111", "0000", "11", "11111", "1101", "1", "111111", "00111"], group_sizes=[2]),
-        ),
+        steps=(_step("111 0000 11 11111 1101 1 111111 00111"),),
     ),
     Case(
         name="fully_masked_group",
         catches="a group without active tokens that drops out of P, or divides by zero",
         source="review of SkyRL pull request 1718: clamp(min=1)",
-        steps=(_step(["111", "1111", "000", "00", "11011", "1", "11", "111111"], group_sizes=[2]),),
+        steps=(_step("111 1111 000 00 11011 1 11 111111"),),
     ),
     Case(
         name="one_token",
         catches="denominators of ranks and micro-batches that hold no active token at all",
         source="design: no weight depends on the cut",
-        steps=(_step(["000", "00", "0000", "0", "00100", "000", "00", "000000"], group_sizes=[2]),),
+        steps=(_step("000 00 0000 0 00100 000 00 000000"),),
     ),
     Case(
         name="no_active_token",
         catches="NaN from a denominator of 0, or a gradient where there is nothing to learn from",
         source="design: refused, or a gradient of exactly 0",
-        steps=(_step(["00", "000", "0", "00", "0000", "0", "00", "000"], group_sizes=[2]),),
+        steps=(_step("00 000 0 00 0000 0 00 000"),),
     ),
     Case(
         name="long_prompts",
         catches="response offsets lost where whole context-parallel chunks are prompt",
         source="review of miles pull request 1328: chunk offsets",
-        steps=(
-            _step(
-                ["11", "1011", "111", "1", "11110", "111", "11", "1111"],
-                group_sizes=[4],
-                prompts=[41, 29, 53, 37],
-            ),
-        ),
+        steps=(_step("11 1011 111 1 11110 111 11 1111", group_size=4, prompts=[41, 29, 53, 37]),),
     ),
     Case(
         name="short_responses",
         catches="context-parallel ranks that hold no response token of a sample",
         source="miles pull request 1328: CP ranks add up to one rank's value",
-        steps=(
-            _step(
-                ["1", "11", "1", "01", "11", "1", "10", "1"],
-                group_sizes=[2],
-                prompts=[9, 17, 3, 12],
-            ),
-        ),
+        steps=(_step("1 11 1 01 11 1 10 1", prompts=[9, 17, 3, 12]),),
     ),
     Case(
         name="split_groups",
@@ -180,7 +160,8 @@ CORPUS = (
         source="review of miles pull request 1498: groups split over shards",
         steps=(
             _step(
-                ["1" * (1 + 5 * i % 7) + "01" * (i % 3 == 0) for i in range(24)], group_sizes=[8]
+                " ".join("1" * (1 + 5 * i % 7) + "01" * (i % 3 == 0) for i in range(24)),
+                group_size=8,
             ),
         ),
     ),
@@ -188,15 +169,13 @@ CORPUS = (
         name="odd_groups",
         catches="a factor of the group size, which even sizes hide behind those of a layout",
         source="slime pull request 2090: the factor n_samples_per_prompt",
-        steps=(_step(["1" * (1 + 4 * i % 9) for i in range(24)], group_sizes=[3]),),
+        steps=(_step(" ".join("1" * (1 + 4 * i % 9) for i in range(24)), group_size=3),),
     ),
     Case(
         name="unequal_shards",
         catches="a mean over ranks of what is a mean over each rank's own tokens",
         source="slime pull request 2090: reducer and train step's divisor compose",
-        steps=(
-            _step(["1", "1", "11", "1", "1" * 19, "1" * 23, "1" * 17, "1" * 29], group_sizes=[4]),
-        ),
+        steps=(_step(f"1 1 11 1 {19 * '1'} {23 * '1'} {17 * '1'} {29 * '1'}", group_size=4),),
     ),
     Case(
         name="unequal_groups",
@@ -227,47 +206,44 @@ CORPUS = (
         name="two_steps",
         catches="denominators of the whole batch of rollouts, or of the step before",
         source="miles pull request 1350: several training steps per rollout",
-        steps=(
-            _step(UNEVEN, group_sizes=[2]),
-            _step([mask + "11" for mask in reversed(UNEVEN)], group_sizes=[2]),
-        ),
+        steps=(_step(UNEVEN), _step(" ".join(mask + "11" for mask in reversed(UNEVEN.split())))),
     ),
     Case(
         name="worked_example",
         catches="a hard-coded divisor: 1000 for L = 4 makes 0.006 of x = [1, 2, 3] instead of 1.5",
         source="miles pull request 1328: the worked example",
-        steps=(_step(["111"], group_sizes=[1], prompts=[1]),),
+        steps=(_step("111", group_size=1, prompts=[1]),),
         divisor=4.0,
     ),
     Case(
         name="fibonacci_lengths",
         catches="means over ranks or micro-batches of unequal numbers of samples: 6 on 4 ranks",
         source="slime pull request 2090: prompt_mean is one token mean per group",
-        steps=(_step(["1", "11", "111", "11111", "11111111", "1111111111111"], group_sizes=[2]),),
+        steps=(_step("1 11 111 11111 11111111 1111111111111"),),
     ),
     Case(
         name="two_prompts",
         catches="samples striped over 2 ranks, so that each counts half of the groups 0 0 1 1",
         source="review of miles pull request 1498: [0, 0, 1, 1] on two ranks",
-        steps=(_step(["1", "1111", "11", "0111111"], group_sizes=[2]),),
+        steps=(_step("1 1111 11 0111111"),),
     ),
     Case(
         name="one_prompt",
         catches="prompts counted per rank, where ranks outnumber them",
         source="miles pull request 1498: groups that do not share out evenly",
-        steps=(_step(UNEVEN, group_sizes=[8]),),
+        steps=(_step(UNEVEN, group_size=8),),
     ),
     Case(
         name="interleaved_groups",
         catches="prompt groups taken to be adjacent: samples left out, or groups counted twice",
         source="review of SkyRL pull request 1718: boundaries with gaps",
-        steps=(_step_of_groups(UNEVEN, "01230123"),),
+        steps=(_step(UNEVEN, groups="01230123"),),
     ),
     Case(
         name="dropped_rollouts",
         catches="P taken to be N / n_samples_per_prompt, where filtering left groups of 1, 2 and 5",
         source="slime pull request 2090: P = N / G",
-        steps=(_step_of_groups(UNEVEN, "01122222"),),
+        steps=(_step(UNEVEN, groups="01122222"),),
     ),
     Case(
         name="padded_widths",
@@ -275,17 +251,8 @@ CORPUS = (
         source="review of miles pull request 1328: bshd cuts the padded width",
         steps=(
             _step(
-                [
-                    "10",
-                    "110111011100111101111",
-                    "111",
-                    "01",
-                    "1111111011111110111111101111111011",
-                    "1",
-                    "0110111101",
-                    "11111",
-                ],
-                group_sizes=[2],
+                "10 110111011100111101111 111 01 1111111011111110111111101111111011 1"
+                " 0110111101 11111"
             ),
         ),
     ),
@@ -295,17 +262,10 @@ CORPUS = (
         source="miles pull request 1328: CP ranks add up to one rank's value",
         steps=(
             _step(
-                [
-                    "111110001111100011111000111111",
-                    "111110000000000011111111111111",
-                    "111111111111100000000000111111",
-                    "111110000000000000000000111111",
-                    "111111111111100011111111111111",
-                    "011110001111111111111000111110",
-                    "001110001111100011111111111100",
-                    "111111111111111111111000011111",
-                ],
-                group_sizes=[2],
+                "111110001111100011111000111111 111110000000000011111111111111"
+                " 111111111111100000000000111111 111110000000000000000000111111"
+                " 111111111111100011111111111111 011110001111111111111000111110"
+                " 001110001111100011111111111100 111111111111111111111000011111",
                 prompts=[2],
             ),
         ),
@@ -314,13 +274,7 @@ CORPUS = (
         name="empty_cp_ranks",
         catches="denominators of context-parallel ranks that hold no response token of any sample",
         source="design: no weight depends on the cut",
-        steps=(
-            _step(
-                ["1", "11", "1", "01", "1", "10", "1", "11"],
-                group_sizes=[2],
-                prompts=[31, 30],
-            ),
-        ),
+        steps=(_step("1 11 1 01 1 10 1 11", prompts=[31, 30]),),
     ),
     Case(
         name="production_step",
@@ -340,53 +294,38 @@ REJECTION = (
         name="rejected_tokens",
         catches="denominators of the original mask in place of the modified one, or the reverse",
         source="miles pull request 1498: TIS and RS reduce with the modified mask",
-        steps=(
-            _step(
-                ["1x1", "1", "x11x1", "1111", "11x", "x1", "110x11", "1xx0x111"],
-                group_sizes=[2],
-            ),
-        ),
+        steps=(_step("1x1 1 x11x1 1111 11x x1 110x11 1xx0x111"),),
     ),
     Case(
         name="rejected_sample",
         catches="a rejected sample that no longer counts, or that divides by zero",
         source="miles pull request 1498: TIS and RS reduce with the modified mask",
-        steps=(
-            _step(
-                ["111", "xxxx", "11", "11111", "11x1", "x", "111111", "00111"],
-                group_sizes=[2],
-            ),
-        ),
+        steps=(_step("111 xxxx 11 11111 11x1 x 111111 00111"),),
     ),
     Case(
         name="rejected_group",
         catches="a rejected prompt group that drops out of P, or divides by zero",
         source="miles pull request 1498: TIS and RS reduce with the modified mask",
-        steps=(
-            _step(
-                ["111", "1111", "xxx", "xx", "11x11", "1", "x1", "111111"],
-                group_sizes=[2],
-            ),
-        ),
+        steps=(_step("111 1111 xxx xx 11x11 1 x1 111111"),),
     ),
 )
-"""Steps out of which rejection sampling has taken tokens, whole samples and a whole group."""
+"""Steps from which rejection sampling has removed tokens, whole samples and a whole group."""
 
 ORDERS = (
     Case(
         name="shuffled_groups",
         catches="prompt groups dealt out by position, where a shuffle has scattered them",
         source="review of miles pull request 1498: complete groups on a shard",
-        steps=(_step_of_groups(UNEVEN, "31020213"),),
+        steps=(_step(UNEVEN, groups="31020213"),),
     ),
     Case(
         name="longest_last",
         catches="groups torn apart to give every rank as many tokens",
         source="review of miles pull request 1498: complete groups on a shard",
-        steps=(_step(sorted(UNEVEN, key=len), group_sizes=[2]),),
+        steps=(_step(" ".join(sorted(UNEVEN.split(), key=len))),),
     ),
 )
-"""Orders in which samples may come, besides those of the corpus."""
+"""Further orders of samples."""
 
 ALL_CASES = (*CORPUS, *REJECTION, *ORDERS)
-"""What some check or other takes."""
+"""The cases of all checks."""

@@ -1,7 +1,7 @@
-"""Configurations that a framework must refuse at startup, and such as must be the same as another.
+"""Configurations that a framework must refuse at startup, or train like another one.
 
-The rules are those of the reviews of miles' pull requests 1328, 1350 and 1498, of slime's 2090 and
-of SkyRL's 1718: each names a combination that would train with a wrong denominator and say nothing.
+The rules come from the reviews of miles' pull requests 1328, 1350 and 1498, slime's 2090 and
+SkyRL's 1718: each names a combination that would silently train with a wrong denominator.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Demand(StrEnum):
-    """What a framework is to make of a configuration."""
+    """How a framework must handle a configuration."""
 
     REFUSE = "refuse"
     """Stop with an error that names the options."""
@@ -31,7 +31,7 @@ class Demand(StrEnum):
     """Weigh every token as the plain mode does, bit for bit."""
 
     DEFAULT = "default"
-    """The same as the mode that is documented to be the default."""
+    """Weigh every token as the documented default mode does."""
 
     REDUCER = "reducer"
     """Weigh every token as the custom reducer says, whatever the mode, or refuse it by name."""
@@ -39,10 +39,10 @@ class Demand(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class ConfigCase:
-    """A configuration and what is demanded of it.
+    """A configuration and how a framework must handle it.
 
-    ``says`` tells it in words; ``options`` are words of which an error names one at least.
-    ``origin`` is who states the rule first: to others that state none, it is advice.
+    ``says`` describes it; an error must contain at least one of the words in ``options``.
+    ``origin`` is where the rule was stated first; it is advice to frameworks that do not state it.
     """
 
     name: str
@@ -57,11 +57,11 @@ class ConfigCase:
 
     @property
     def rule(self) -> str:
-        """The name of the rule: what holds of the command line need not hold of a file."""
+        """The name of the rule, as rules of the command line and of files differ."""
         return self.name
 
     def applies(self, conventions: Conventions) -> bool:
-        """Whether the rule is about a framework of such conventions."""
+        """Whether the rule concerns a framework with these conventions."""
         if self.configuration.entropy:
             return conventions.entropy is AuxiliaryAggregation.SAMPLE_MEAN
         if self.configuration.kl:
@@ -71,12 +71,12 @@ class ConfigCase:
         return True
 
     def fits(self, layout: Layout) -> bool:
-        """Whether it is seen on a layout; one rank is enough."""
+        """Whether the case runs on a layout; one rank is enough."""
         return layout.world_size == 1 and layout.micro_batches == 2 and not layout.options
 
     @property
     def given(self) -> Case:
-        """The samples that it is tried on."""
+        """The case of the corpus that it trains."""
         return next(case for case in CORPUS if case.name == self.case)
 
 
@@ -99,24 +99,26 @@ def _divisor(name: str, typed: str, says: str) -> ConfigCase:
     )
 
 
-def _tampered(tampering: FaultInjection, says: str, check: Check = Check.ARGUMENTS) -> ConfigCase:
+def _faulty(
+    fault_injection: FaultInjection, says: str, check: Check = Check.ARGUMENTS
+) -> ConfigCase:
     return ConfigCase(
-        name=tampering,
+        name=fault_injection,
         says=f"prompt_mean {says}",
-        configuration=Configuration(tampering=tampering),
+        configuration=Configuration(fault_injection=fault_injection),
         modes=(Mode.PROMPT_MEAN,),
         options=(*GROUP, "boundar"),
         check=check,
     )
 
 
-def in_file(row: ConfigCase, *settings: Setting) -> ConfigCase:
-    """The same, where these settings are in a configuration file read after the command line."""
+def in_file(case: ConfigCase, *settings: Setting) -> ConfigCase:
+    """The case with these settings in a configuration file read after the command line."""
     return replace(
-        row,
-        name=f"{row.name}{IN_FILE}",
-        says=f"{row.says}, by configuration file",
-        configuration=replace(row.configuration, in_file=frozenset(settings)),
+        case,
+        name=f"{case.name}{IN_FILE}",
+        says=f"{case.says}, by configuration file",
+        configuration=replace(case.configuration, in_file=frozenset(settings)),
     )
 
 
@@ -172,7 +174,7 @@ BATCH = ConfigCase(
 
 CONFIG_CASES = (
     *DIVISORS,
-    *(in_file(row, Setting.MODE, Setting.DIVISOR) for row in DIVISORS),
+    *(in_file(case, Setting.MODE, Setting.DIVISOR) for case in DIVISORS),
     DIVISOR_OF_ANOTHER,
     in_file(DIVISOR_OF_ANOTHER, Setting.DIVISOR),
     PER_TOKEN_WITH_ANOTHER,
@@ -184,9 +186,9 @@ CONFIG_CASES = (
     in_file(DIVERGENCE, Setting.KL),
     BATCH,
     in_file(BATCH, Setting.BATCH_SIZE),
-    _tampered(FaultInjection.GROUP_INCOMPLETE, "of an incomplete group"),
-    _tampered(FaultInjection.GROUPS_MISSING, "of samples without a group"),
-    _tampered(
+    _faulty(FaultInjection.GROUP_INCOMPLETE, "of an incomplete group"),
+    _faulty(FaultInjection.GROUPS_MISSING, "of samples without a group"),
+    _faulty(
         FaultInjection.DENOMINATORS_DROPPED, "whose denominators a custom conversion has dropped"
     ),
     ConfigCase(
@@ -225,8 +227,8 @@ CONFIG_CASES = (
         modes=(Mode.PROMPT_MEAN, Mode.TOKEN_MEAN),
         demand=Demand.SAME,
     ),
-    _tampered(FaultInjection.BOUNDARY_GAP, "with a sample between two groups", Check.SHARDING),
-    _tampered(FaultInjection.BOUNDARY_OVERLAP, "with a sample in two groups", Check.SHARDING),
-    _tampered(FaultInjection.BOUNDARY_SHORT, "with a sample after the last group", Check.SHARDING),
+    _faulty(FaultInjection.BOUNDARY_GAP, "with a sample between two groups", Check.SHARDING),
+    _faulty(FaultInjection.BOUNDARY_OVERLAP, "with a sample in two groups", Check.SHARDING),
+    _faulty(FaultInjection.BOUNDARY_SHORT, "with a sample after the last group", Check.SHARDING),
 )
-"""In the order of the rules: what is refused, then what is accepted, then malformed boundaries."""
+"""Configurations to refuse, then to accept, then malformed group boundaries."""

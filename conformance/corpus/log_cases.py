@@ -1,9 +1,9 @@
-"""Logs of micro-batches, well formed and malformed, and whether a framework must refuse them.
+"""Logs of micro-batches, well formed and malformed; frameworks must refuse the latter.
 
-The rules are those of miles' pull request 1498: other keys, or another order of them, would put a
-wrong number under a metric's name. They occur where a user's own function adds metrics to a log,
-and not in each micro-batch the same; keys and values of one entry come from one dictionary, and its
-form from one option, so that nothing else can be malformed.
+By miles' pull request 1498, different keys or another order of them would put a wrong number under
+a metric's name. They occur if a user's own function adds metrics to the log of some micro-batches.
+Nothing else can be malformed: keys and values of an entry come from one dictionary, and its form
+from one option.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from reference.aggregation import Mode
 
 @dataclass(frozen=True, kw_only=True)
 class LogCase:
-    """Entries of the micro-batches of one rank, of which all rows but the well-formed are wrong."""
+    """Entries of the micro-batches of one rank, which is wrong unless it says otherwise."""
 
     name: str
     says: str
@@ -27,7 +27,7 @@ class LogCase:
 
     @property
     def rule(self) -> str:
-        """The name of the rule that the row breaks."""
+        """The name of the rule that the case tests."""
         return f"log_{self.name}"
 
 

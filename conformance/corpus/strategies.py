@@ -1,4 +1,4 @@
-"""hypothesis strategies for steps, layouts and aggregations, for anyone's own property tests.
+"""hypothesis strategies for steps, layouts and aggregations, for property tests.
 
 A step in a framework's own test suite, for example::
 
@@ -8,12 +8,11 @@ A step in a framework's own test suite, for example::
     @given(steps(max_samples=8), aggregations())
     def test_loss(step, aggregation): ...
 
-`steps` makes every step there is; `training_steps` those that come out of a framework's data path,
-for code that takes no others; `batches` and `cases` what a given layout can be given. Samples and
-whole prompt groups without active tokens, and responses of a single token, are frequent in all.
+`steps` generates every possible step, `training_steps` those that a framework's data path makes,
+`batches` and `cases` those that fit a layout. Samples and prompt groups without active tokens and
+responses of a single token are frequent in all.
 
-Examples shrink to few samples of one active token each, in prompt groups of one: what is left of a
-failing example besides is what makes it fail.
+Examples shrink to few samples of one active token each, in prompt groups of one.
 """
 
 from __future__ import annotations
@@ -49,17 +48,16 @@ if TYPE_CHECKING:
     """Prompt length and loss mask of a sample."""
 
 DIVISORS = (DIVISOR, 3.0, 1.0, 64.0, 40_960.0)
-"""Of generated cases of `constant`: whole, as some frameworks take no others."""
+"""Divisors of generated cases of `constant`: integers, as some frameworks require."""
 
 MOST_ROLLOUTS = 8
-"""Of a prompt in `training_steps`."""
+"""Largest number of rollouts of a prompt in `training_steps`."""
 
 LONGEST_PROMPT = 60
-"""Of `training_steps`: long enough for whole context-parallel chunks without a response token.
+"""Longest prompt of `training_steps`: whole context-parallel chunks may have no response token.
 
-hypothesis mixes the numbers from 100 on that a project's source files hold into ranges that they
-fit. Ranges of `training_steps` end before, so that a seed means the same examples whatever has been
-imported.
+hypothesis draws integers of at least 100 from the constants of imported source files. The ranges of
+`training_steps` end below 100, so that a seed gives the same examples whatever is imported.
 """
 
 
@@ -76,9 +74,9 @@ def masks(*, max_response: int = 12) -> SearchStrategy[list[int]]:
 
 @cache
 def turns(*, max_response: int = 12) -> SearchStrategy[list[int]]:
-    """Loss masks as they come of tool use: a trained stretch, one that is not, a trained one.
+    """Loss masks of tool use: a trained stretch, an untrained one, a trained one.
 
-    Each may be empty, so there are responses that are all active or all inactive.
+    Each may be empty, so that responses may be all active or all inactive.
     """
     length = st.integers(0, max(max_response // 3, 1))
     stretches = st.tuples(length, length, length)
@@ -86,12 +84,12 @@ def turns(*, max_response: int = 12) -> SearchStrategy[list[int]]:
 
 
 def scattered_groups(samples: int) -> SearchStrategy[list[int]]:
-    """Prompt groups of any size whose samples lie anywhere in the step."""
+    """Prompt groups of any size, with samples anywhere in the step."""
     return st.lists(st.integers(0, samples - 1), min_size=samples, max_size=samples)
 
 
 def equal_groups(samples: int) -> SearchStrategy[list[int]]:
-    """Prompt groups of one size, the samples of each adjacent."""
+    """Prompt groups of equal size with adjacent samples."""
     sizes = st.sampled_from(_divisors_of(samples))
     return sizes.map(lambda size: [sample // size for sample in range(samples)])
 
@@ -116,7 +114,7 @@ def steps(
     max_prompt: int = 8,
     groups: Grouping = scattered_groups,
 ) -> Step:
-    """Steps of any masks and rollouts, with prompt groups as ``groups`` makes them.
+    """Steps of any masks and rollouts, with prompt groups drawn from ``groups``.
 
     ``groups`` is one of `scattered_groups`, `equal_groups`, `single_groups` and `one_group`, or any
     function from the number of samples to a strategy for the list of their groups.
@@ -146,18 +144,18 @@ def steps(
 def training_steps(draw: DrawFn, *, multiple: int = 1, max_response: int = 12) -> Step:
     """Steps as a framework's data path makes them.
 
-    Every prompt has equally many rollouts, those of a prompt adjacent, and their number is a
-    ``multiple`` of what the step is cut into. In some steps rollouts have up to three samples, as
-    in multi-turn training; prompts may then differ in samples.
+    Every prompt has the same number of adjacent rollouts, and the number of all rollouts is a
+    multiple of ``multiple``. In some steps rollouts have up to three samples, as in multi-turn
+    training; prompts may then differ in samples.
     """
     return draw(draw(_shaped_steps(multiple, max_response)))
 
 
 @st.composite
 def batches(draw: DrawFn, layout: Layout, *, max_response: int = 12) -> tuple[Step, ...]:
-    """One or two `training_steps` of one batch of rollouts, as many as the layout can cut up.
+    """One or two `training_steps` of one batch of rollouts that a layout can cut.
 
-    They have the same numbers of prompts and of rollouts of a prompt.
+    They have the same number of prompts and of rollouts of each prompt.
     """
     whole = layout.micro_batches if isinstance(layout.micro_batches, int) else 1
     step = draw(_shaped_steps(layout.dp * whole, max_response))
@@ -168,7 +166,7 @@ def batches(draw: DrawFn, layout: Layout, *, max_response: int = 12) -> tuple[St
 def cases(
     layout: Layout, *, divisors: Sequence[float] = DIVISORS, max_response: int = 12
 ) -> SearchStrategy[Case]:
-    """Cases like those of the corpus, for a layout; L of `constant` is one of ``divisors``."""
+    """Cases for a layout; L of `constant` is one of ``divisors``."""
     return st.builds(
         Case,
         name=st.just(GENERATED),
@@ -179,7 +177,7 @@ def cases(
 
 
 def layouts(of: Adapter | Sequence[Layout], *, max_ranks: int = 8) -> SearchStrategy[Layout]:
-    """Layouts of an adapter, or of a list, that take at most ``max_ranks`` ranks.
+    """Layouts of an adapter or list that need at most ``max_ranks`` ranks.
 
     Raises:
         InvalidLayoutError: there are none.
@@ -194,7 +192,7 @@ def layouts(of: Adapter | Sequence[Layout], *, max_ranks: int = 8) -> SearchStra
 
 
 def aggregations() -> SearchStrategy[Aggregation]:
-    """All modes, `constant` with divisors from 1 to 100,000, whole and broken."""
+    """All modes, `constant` with integer and other divisors from 1 to 100,000."""
     divisors = st.one_of(st.integers(1, 100_000), st.floats(1, 1e5))
     return st.one_of(
         st.sampled_from([mode for mode in Mode if mode is not Mode.CONSTANT]).map(Aggregation),
@@ -212,15 +210,15 @@ def conventions() -> SearchStrategy[Conventions]:
     )
 
 
-# hypothesis drops a part of an example where it can lower the number of parts by one and leave out
-# what one draw made: hence the tuples of tuples below, each drawn after its length.
+# hypothesis can only drop a part of an example that is a single draw, after lowering the number of
+# parts: hence the tuples of tuples below, each drawn after its length.
 
 
 @st.composite
 def _shaped_steps(draw: DrawFn, multiple: int, max_response: int) -> SearchStrategy[Step]:
-    """Steps of one number of prompts, one of rollouts of each, and one of turns at most.
+    """Steps with a fixed number of prompts, of rollouts of each, and a largest number of turns.
 
-    The product of the first two is a multiple of what the step is cut into.
+    The number of all rollouts is a multiple of ``multiple``.
     """
     most = max(12, 3 * multiple)
     turns_of_rollout = draw(st.sampled_from((1, 1, 3)))
@@ -237,7 +235,7 @@ def _shaped_steps(draw: DrawFn, multiple: int, max_response: int) -> SearchStrat
 def _groups(
     rollouts: int, turns_of_rollout: int, max_response: int
 ) -> SearchStrategy[tuple[list[_Turn], ...]]:
-    """The rollouts of a prompt, each a list of samples; none has an active token now and then."""
+    """The rollouts of a prompt, each a list of samples; sometimes all without active tokens."""
     turn = st.tuples(st.integers(1, LONGEST_PROMPT), turns(max_response=max_response))
     one_turn = turn.map(lambda only: [only])
     several = st.lists(turn, min_size=1, max_size=turns_of_rollout)
@@ -253,15 +251,15 @@ def _of_groups(groups: list[tuple[list[_Turn], ...]]) -> Step:
     rollouts = [(group, rollout) for group, members in enumerate(groups) for rollout in members]
     return Step.of(
         [
-            Sample(prompt_length=prompt, loss_mask=mask, group=group, rollout=number)
-            for number, (group, rollout) in enumerate(rollouts)
-            for prompt, mask in rollout
+            Sample(prompt_length=prompt, loss_mask=mask, group=group, rollout=index)
+            for index, (group, turns_of_rollout) in enumerate(rollouts)
+            for prompt, mask in turns_of_rollout
         ]
     )
 
 
 def _silent(groups: list[int]) -> SearchStrategy[frozenset[int]]:
-    """Which groups are to have no active token: none in most steps."""
+    """The groups without active tokens: none in most steps."""
     none: frozenset[int] = frozenset()
     one = st.sampled_from(groups).map(lambda group: frozenset({group}))
     some = st.frozensets(st.sampled_from(groups))

@@ -1,8 +1,7 @@
 """The known mistakes, each with the weights it would give.
 
-A mistake is a way of counting: other tokens, other units, a part of the step, or the right count
-multiplied or divided by a size that has nothing to do with it. What the mistakes have in common is
-one formula, 1 / (units · tokens of the unit), of which each gets one factor wrong.
+Every weight is 1 / (units · tokens of the unit), and a mistake gets one factor wrong: it counts
+other tokens, other units or a part of the step, or multiplies or divides by an unrelated size.
 """
 
 from __future__ import annotations
@@ -25,12 +24,7 @@ from conformance.diagnosis.miscounts import (
 )
 from conformance.diagnosis.mistake import Mistake
 from conformance.diagnosis.parts import filled_up, parts
-from reference.aggregation import (
-    Aggregation,
-    EmptyUnits,
-    Mode,
-    SampleUnit,
-)
+from reference.aggregation import Aggregation, EmptyUnits, Mode, SampleUnit
 from reference.weights import token_weights
 
 if TYPE_CHECKING:
@@ -40,17 +34,17 @@ if TYPE_CHECKING:
 
 
 def mistakes(context: StepContext) -> Iterator[Mistake]:
-    """Every one that is possible here, those that explain most plainly first.
+    """Yield every mistake that is possible in a step, the most plausible ones first.
 
-    A size of the layout comes before another way of counting, and that before a size of the step,
-    which small steps hit by chance. A single active token has one weight alone, which tells a
-    factor from nothing: there, other ways of counting come first.
+    A size of the layout comes before another way of counting, and a size of the step, which small
+    steps hit by chance, comes last. With a single active token, any ratio looks like a factor:
+    there, other ways of counting come first.
     """
     yield from filled_up(context)
     if np.count_nonzero(context.step.mask) == 1:
         yield from other_tokens(context)
         yield from _undivided(context)
-    yield from _layout_factors(context)
+    yield from _factors(context, of_layout=True)
     yield from _undivided(context)
     yield from other_steps(context)
     yield from other_mask(context)
@@ -62,7 +56,7 @@ def mistakes(context: StepContext) -> Iterator[Mistake]:
     yield from other_units(context)
     yield from parts(context)
     yield from rounded_counts(context)
-    yield from _step_factors(context)
+    yield from _factors(context, of_layout=False)
 
 
 def _layout_sizes(context: StepContext) -> dict[str, float]:
@@ -77,7 +71,7 @@ def _layout_sizes(context: StepContext) -> dict[str, float]:
 
 
 def _micro_batches_per_rank(context: StepContext) -> int | None:
-    """How many the ranks have, if they have equally many."""
+    """Micro-batches of each rank, None if the ranks differ."""
     if isinstance(context.layout.micro_batches, int):
         return context.layout.micro_batches
     if context.placement is None:
@@ -99,24 +93,16 @@ def _step_sizes(context: StepContext) -> dict[str, float]:
     return sizes
 
 
-def _layout_factors(context: StepContext) -> Iterator[Mistake]:
-    """A factor that is a size of the layout, and perhaps one of the step as well."""
+def _factors(context: StepContext, *, of_layout: bool) -> Iterator[Mistake]:
+    """Yield factors that are a size of the layout, or of the step alone."""
     layout_sizes = _layout_sizes(context)
-    for value, names in _alike(layout_sizes | _step_sizes(context)).items():
-        if layout_sizes.keys() & set(names):
+    for value, names in _names_of_sizes(layout_sizes | _step_sizes(context)).items():
+        if bool(layout_sizes.keys() & set(names)) is of_layout:
             yield from _factor(context, value, names)
 
 
-def _step_factors(context: StepContext) -> Iterator[Mistake]:
-    """A factor that is a size of the step and none of the layout."""
-    layout_sizes = _layout_sizes(context)
-    for value, names in _alike(layout_sizes | _step_sizes(context)).items():
-        if not layout_sizes.keys() & set(names):
-            yield from _factor(context, value, names)
-
-
-def _alike(sizes: dict[str, float]) -> dict[float, list[str]]:
-    """The names of each size: which of them was meant, no weight can tell."""
+def _names_of_sizes(sizes: dict[str, float]) -> dict[float, list[str]]:
+    """All names of each size, as weights cannot tell which of them was meant."""
     names: dict[float, list[str]] = defaultdict(list)
     for name, size in sizes.items():
         if size != 1:
@@ -135,17 +121,17 @@ def _factor(context: StepContext, value: float, names: list[str]) -> Iterator[Mi
 
 
 def _undivided(context: StepContext) -> Iterator[Mistake]:
-    """Every token weighs 1, or what averaging over ranks or micro-batches makes of 1."""
+    """Yield weights of 1, or of 1 averaged over ranks or micro-batches."""
     ones = (context.expected > 0).astype(np.float64)
     words = "token losses are added up and not divided"
     yield Mistake(name="not_divided", words=words, weights=ones)
-    for value, names in _alike(_layout_sizes(context)).items():
+    for value, names in _names_of_sizes(_layout_sizes(context)).items():
         averaged = f"{words}, but for an average over {' or '.join(names)} = {value:g}"
         yield Mistake(name="not_divided", words=averaged, weights=ones / value)
 
 
 def _other_modes(context: StepContext) -> Iterator[Mistake]:
-    """The weights of a mode that was not asked for."""
+    """Yield the weights of the modes that were not asked for."""
     for mode in Mode:
         if mode not in (context.mode, Mode.CONSTANT):
             weights = token_weights(context.step, Aggregation(mode), context.conventions)
@@ -162,7 +148,7 @@ def _other_modes(context: StepContext) -> Iterator[Mistake]:
 
 
 def _other_conventions(context: StepContext) -> Iterator[Mistake]:
-    """What the framework declares not to do."""
+    """Yield the weights under conventions that the framework does not declare."""
     declared = context.conventions
     for unit, empty in product(SampleUnit, EmptyUnits):
         other = replace(declared, sample_unit=unit, empty_units=empty)

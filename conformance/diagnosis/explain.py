@@ -1,9 +1,9 @@
 """Names the mistake that explains a wrong result.
 
-Each known mistake predicts the weights it would give. The first whose prediction lies within the
-bound of every active token is the diagnosis; others that explain as much are named with it. Weights
-that none predicts are said to be unexplained, with the pattern of their ratios to the expected
-ones. A reported loss is one number instead of many: the same mistakes predict it.
+Each known mistake predicts weights. The first whose prediction is within the bound of every active
+token is the diagnosis; others that fit as well are named with it. Weights that no mistake predicts
+are unexplained, and the diagnosis describes their ratios to the expected ones. The same mistakes
+predict logged numbers.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from conformance.diagnosis.mistake import Mistake
-    from conformance.diagnosis.step_context import StepContext
+    from conformance.diagnosis.step_context import LossTerm, StepContext
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Evidence:
-    """Weights [response tokens of the step] as observed, and the bound they were held against."""
+    """Observed weights of a step, [tokens], and the bound on their relative error."""
 
     context: StepContext
     observed: NDArray[np.float64]
     tolerance: float
     elsewhere: bool = False
-    """Whether other ranks observed weights, where this one may have observed none."""
+    """Whether other ranks observed weights, even if this one observed none."""
 
     @property
     def expected(self) -> NDArray[np.float64]:
@@ -47,48 +47,46 @@ class Evidence:
 
     @cached_property
     def active(self) -> NDArray[np.bool_]:
-        """Tokens whose weight is to differ from 0."""
+        """Tokens whose expected weight is not 0."""
         return np.not_equal(self.expected, 0)
 
     @cached_property
     def ratios(self) -> NDArray[np.float64]:
-        """Observed over expected, on the active tokens."""
+        """Observed / expected weights of the active tokens."""
         return self.observed[self.active] / self.expected[self.active]
 
     @cached_property
     def common_ratio(self) -> float | None:
-        """The one ratio of all active tokens, if there is one and it is not 0."""
+        """The ratio that all active tokens share, None if they differ or it is 0."""
         middle = float(np.median(self.ratios))
         same = np.abs(self.ratios - middle) <= 2 * self.tolerance * abs(middle)
         return middle if middle and same.all() else None
 
     def matches(self, predicted: NDArray[np.float64]) -> bool:
-        """Whether a prediction explains every active token."""
+        """Whether a prediction fits every active token."""
         observed, predicted = self.observed[self.active], predicted[self.active]
         return bool((np.abs(observed - predicted) <= self.tolerance * np.abs(predicted)).all())
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ReportedEvidence:
-    """A policy loss as reported, the token losses [tokens] it is of, and its relative bound."""
+    """One term of a logged number as reported, and the bound on its relative error."""
 
-    context: StepContext
-    losses: NDArray[np.float64]
-    expected: float
+    term: LossTerm
     reported: float
     tolerance: float
     others: float = 0.0
-    """Magnitude of the other terms that were taken off the number, whose roundings are in it."""
+    """Magnitude of the terms that were subtracted, which adds to the bound."""
 
     def matches(self, predicted: NDArray[np.float64]) -> bool:
-        """Whether weights explain the number, within the bound of such a sum."""
-        terms = predicted * self.losses
-        bound = self.tolerance * (float(np.abs(terms).sum()) + self.others)
-        return abs(math.fsum(terms) - self.reported) <= bound
+        """Whether predicted weights give the number within the bound."""
+        products = predicted * self.term.factors
+        bound = self.tolerance * (float(np.abs(products).sum()) + self.others)
+        return abs(math.fsum(products) - self.reported) <= bound
 
 
 def diagnose(evidence: Evidence) -> Diagnosis:
-    """Name the mistake that explains weights, or say that none is known."""
+    """Name the mistake that explains weights; ``unexplained`` if none does."""
     for fault in (_not_finite, _inactive_tokens):
         diagnosis = fault(evidence)
         if diagnosis is not None:
@@ -97,9 +95,10 @@ def diagnose(evidence: Evidence) -> Diagnosis:
 
 
 def diagnose_reported(evidence: ReportedEvidence) -> Diagnosis:
-    """Name the mistake that explains a reported loss, or say that none is known."""
-    words = f"{evidence.reported:.7g} is reported instead of {evidence.expected:.7g}"
-    numbers = {"reported": evidence.reported, "expected": evidence.expected}
+    """Name the mistake that explains a logged number; ``unexplained`` if none does."""
+    term, context = evidence.term, evidence.term.context
+    words = f"{evidence.reported:.7g} is reported instead of {term.expected:.7g}"
+    numbers = {"reported": evidence.reported, "expected": term.expected}
     if not math.isfinite(evidence.reported):
         return Diagnosis(name="not_finite", explanation=f"{evidence.reported} is reported")
     explanations = [
@@ -108,7 +107,7 @@ def diagnose_reported(evidence: ReportedEvidence) -> Diagnosis:
             explanation=f"{words}: {mistake.words}",
             numbers=numbers | mistake.sizes,
         )
-        for mistake in (*mistakes(evidence.context), *missing_tokens.shares(evidence.context))
+        for mistake in (*mistakes(context), *missing_tokens.shares(context))
         if evidence.matches(mistake.weights)
     ]
     name = "unexplained" if evidence.reported else "nothing_reported"
@@ -116,7 +115,7 @@ def diagnose_reported(evidence: ReportedEvidence) -> Diagnosis:
 
 
 def likeliest(of_terms: Iterable[tuple[str, Diagnosis]]) -> Diagnosis:
-    """Of what may be wrong in one term or another: a known mistake before an inferred count."""
+    """The most plausible diagnosis among terms: a known mistake before an inferred count."""
 
     def doubt(of_term: tuple[str, Diagnosis]) -> int:
         name = of_term[1].name
@@ -128,18 +127,18 @@ def likeliest(of_terms: Iterable[tuple[str, Diagnosis]]) -> Diagnosis:
 
 
 def left_out(term: str) -> Diagnosis:
-    """Of several terms that are to be added up, one is missing and the others are right."""
+    """The diagnosis of a sum that lacks one term and is right otherwise."""
     return Diagnosis(name="term_left_out", explanation=f"the term {term} is left out of the loss")
 
 
 def without_gradient(term: str) -> Diagnosis:
-    """A term may be computed and logged, and yet be cut off from the parameters."""
+    """The diagnosis of a term that has no gradient."""
     words = f"the {term} term reaches no gradient: no token's weight has a share of it"
     return Diagnosis(name="term_without_gradient", explanation=words)
 
 
 def _first(explanations: list[Diagnosis]) -> Diagnosis:
-    """The first, with the names of the others."""
+    """The first explanation, with the names of the others."""
     first, *others = explanations
     also = list(dict.fromkeys(other.name for other in others if other.name != first.name))
     if not also:
@@ -150,7 +149,7 @@ def _first(explanations: list[Diagnosis]) -> Diagnosis:
 
 
 def _explanations(evidence: Evidence) -> Iterator[Diagnosis]:
-    """Every known mistake that predicts the weights."""
+    """Yield every known mistake that predicts the weights."""
     yield from missing_tokens.diagnoses(
         evidence.context, evidence.observed, evidence.matches, elsewhere=evidence.elsewhere
     )
@@ -195,7 +194,7 @@ def _inactive_tokens(evidence: Evidence) -> Diagnosis | None:
 
 
 def _denominators(evidence: Evidence) -> tuple[str, dict[str, float]]:
-    """What the token that is most off was divided by, and what it should have been."""
+    """Observed and expected denominator of the token that is most wrong, in words and numbers."""
     worst = int(np.abs(evidence.ratios - 1).argmax())
     expected = float(1 / evidence.expected[evidence.active][worst])
     if evidence.ratios[worst] == 0:
@@ -206,9 +205,9 @@ def _denominators(evidence: Evidence) -> tuple[str, dict[str, float]]:
 
 
 def _inferred(evidence: Evidence) -> Diagnosis | None:
-    """What must have been counted for all weights to be off by one factor.
+    """The count that would explain a common ratio of all weights, if any.
 
-    For `constant` that is another L; elsewhere another whole number of tokens, or of units.
+    For `constant` it is another L, otherwise another integer number of tokens or units.
     """
     context, ratio = evidence.context, evidence.common_ratio
     if ratio is None:
@@ -247,7 +246,7 @@ def _unexplained(evidence: Evidence) -> Diagnosis:
 
 
 def _pattern(evidence: Evidence) -> str:
-    """Over what the ratios are constant."""
+    """The largest parts of the step within which the ratio is constant."""
     if evidence.common_ratio:
         return "the same for all tokens"
     for name, part in _parts(evidence.context):
@@ -261,7 +260,7 @@ def _pattern(evidence: Evidence) -> str:
 
 
 def _parts(context: StepContext) -> Iterator[tuple[str, NDArray[np.int64]]]:
-    """What tokens may share a ratio for, the coarsest first."""
+    """Yield ways to divide the step into parts, the coarsest first: [tokens] each."""
     placement = context.placement
     if placement is not None:
         yield "rank", placement.dp_rank

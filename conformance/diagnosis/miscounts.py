@@ -8,10 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from conformance.diagnosis.mistake import Mistake
-from reference.aggregation import (
-    DenominatorMask,
-    Mode,
-)
+from reference.aggregation import DenominatorMask, Mode
 from reference.weights import counted_tokens, token_weights, unit_of_sample
 
 if TYPE_CHECKING:
@@ -24,18 +21,18 @@ if TYPE_CHECKING:
 
 
 COARSE_DTYPES = {"bfloat16": (8, 3.4e38), "float16": (11, 65504.0)}
-"""Significant bits, above 2 to whose power there are no odd numbers, and the largest number."""
+"""Number of significant bits and largest finite number of each dtype."""
 
 
 def counted_mask(context: StepContext) -> NDArray[np.bool_]:
-    """The mask of which denominators are: [tokens]."""
+    """The mask that denominators count: [tokens]."""
     original = context.step.original_mask
     modified = context.conventions.denominator_mask is DenominatorMask.MODIFIED
     return context.step.mask if modified or original is None else original
 
 
 def other_mask(context: StepContext) -> Iterator[Mistake]:
-    """The mask that the framework declares not to count, where rejection has made two of one."""
+    """Counts the tokens of the mask that the framework documents it does not use."""
     declared = context.conventions
     for mask in DenominatorMask:
         if mask is not declared.denominator_mask and context.step.original_mask is not None:
@@ -48,7 +45,7 @@ def other_mask(context: StepContext) -> Iterator[Mistake]:
 
 
 def other_tokens(context: StepContext) -> Iterator[Mistake]:
-    """The mode with other tokens counted for its samples."""
+    """Counts other tokens than the active ones."""
     step = context.step
     if context.mode is Mode.CONSTANT:
         return
@@ -71,7 +68,7 @@ def other_tokens(context: StepContext) -> Iterator[Mistake]:
 
 
 def _paddings(context: StepContext) -> Iterator[tuple[str, str, NDArray[np.int64]]]:
-    """What samples count if padding does, up to the longest in the step or the micro-batch."""
+    """Yield each sample's tokens with padding to the longest of the step or micro-batch."""
     step = context.step
     for what, lengths in (
         ("response", step.response_lengths),
@@ -87,7 +84,7 @@ def _paddings(context: StepContext) -> Iterator[tuple[str, str, NDArray[np.int64
 
 
 def off_by_the_same(context: StepContext) -> Iterator[Mistake]:
-    """Each sample counts one or two tokens more or less than it has, as for an end of sequence."""
+    """Counts one or two tokens too many or too few in each sample, such as an end of sequence."""
     if context.mode is Mode.CONSTANT:
         return
     tokens = context.counted
@@ -103,7 +100,7 @@ def off_by_the_same(context: StepContext) -> Iterator[Mistake]:
 
 
 def other_units(context: StepContext) -> Iterator[Mistake]:
-    """Something else counted in the place of samples or prompts."""
+    """Counts something else instead of samples or prompts."""
     step = context.step
     if context.mode is Mode.TOKEN_MEAN:
         return
@@ -123,7 +120,7 @@ def other_units(context: StepContext) -> Iterator[Mistake]:
 
 
 def other_prompts(context: StepContext) -> Iterator[Mistake]:
-    """Prompts told from each other, or counted, by a rule that not every step follows."""
+    """Recognises or counts prompts by a rule that not every step follows."""
     step = context.step
     if context.mode is not Mode.PROMPT_MEAN:
         return
@@ -144,12 +141,12 @@ def other_prompts(context: StepContext) -> Iterator[Mistake]:
 
 
 def of_samples(context: StepContext, of_tokens: NDArray[np.int64]) -> NDArray[np.int64]:
-    """What all tokens of a sample have in common, by sample: [N]."""
+    """A per-token value that is constant within samples, by sample: [N]."""
     return of_tokens[context.step.offsets[:-1]]
 
 
 def other_steps(context: StepContext) -> Iterator[Mistake]:
-    """Denominators of the whole batch of rollouts, or of the step before."""
+    """Counts over the whole batch of rollouts, or over the previous step."""
     for name, words, others in (
         ("counted_over_batch", "of all steps of the batch together", context.steps),
         (
@@ -175,7 +172,7 @@ def _units(context: StepContext, step: Step) -> int:
 
 
 def rounded_counts(context: StepContext) -> Iterator[Mistake]:
-    """Counts that a dtype cannot hold, and whole numbers divided as such."""
+    """Counts in a dtype that cannot hold them, or divides integers."""
     if context.mode is Mode.CONSTANT:
         return
     tokens = context.unit_tokens
@@ -200,7 +197,7 @@ def rounded_counts(context: StepContext) -> Iterator[Mistake]:
 
 
 def _added_in_float32(context: StepContext) -> NDArray[np.float64]:
-    """Tokens of the unit of each sample, sample by sample: [N]."""
+    """Tokens of the unit of each sample, added up in float32: [N]."""
     tokens = context.counted.astype(np.float32)
     totals = [
         float(np.cumsum(tokens[context.unit == unit], dtype=np.float32)[-1])
@@ -210,7 +207,7 @@ def _added_in_float32(context: StepContext) -> NDArray[np.float64]:
 
 
 def _rounded(counts: NDArray[np.float64], bits: int, largest: float) -> NDArray[np.float64]:
-    """To nearest, ties to even, with so many significant bits, up to the largest number."""
+    """Counts rounded to a number of significant bits; infinite above the largest number."""
     mantissas, exponents = np.frexp(counts)
     rounded: NDArray[np.float64] = np.ldexp(np.round(mantissas * 2**bits), exponents - bits)
     return np.where(rounded > largest, np.inf, rounded)

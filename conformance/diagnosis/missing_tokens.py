@@ -1,4 +1,4 @@
-"""Tokens that weigh nothing or twice what they should, while all others are right."""
+"""Diagnoses tokens with no weight or twice their weight, while all others are right."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 def diagnoses(
     context: StepContext, observed: NDArray[np.float64], matches: Matches, *, elsewhere: bool
 ) -> Iterator[Diagnosis]:
-    """What was lost, if something was and ``matches`` says that the rest is right.
+    """Yield diagnoses of lost or repeated tokens, if ``matches`` accepts all other weights.
 
-    ``elsewhere`` says whether other ranks have weights where this one has none at all.
+    ``elsewhere`` says whether other ranks have weights even if this one has none.
     """
     active = context.expected > 0
     gone = active & np.equal(observed, 0)
@@ -53,7 +53,7 @@ def _without_gradient(tokens: int) -> Diagnosis:
 
 
 def shares(context: StepContext) -> Iterator[Mistake]:
-    """The weights that are left where only some ranks or micro-batches are heard of."""
+    """Yield the weights that are left if only some ranks or micro-batches contribute."""
     for name, words, kept in _shares(context):
         yield Mistake(name=name, words=words, weights=np.where(kept, context.expected, 0))
     placement = context.placement
@@ -70,7 +70,7 @@ def shares(context: StepContext) -> Iterator[Mistake]:
 
 
 def _shares(context: StepContext) -> Iterator[tuple[str, str, NDArray[np.bool_]]]:
-    """The tokens of one rank, along each axis of the layout and of both."""
+    """Yield the tokens of each single rank, along each axis of the layout and both."""
     placement, layout = context.placement, context.layout
     if placement is None:
         return
@@ -90,7 +90,7 @@ def _shares(context: StepContext) -> Iterator[tuple[str, str, NDArray[np.bool_]]
 
 
 def _causes(context: StepContext, gone: NDArray[np.bool_]) -> Iterator[tuple[str, str]]:
-    """What the tokens that were lost have in common, and the others have not."""
+    """Yield properties that all lost tokens have and no others."""
     active, placement = context.expected > 0, context.placement
     if context.untrained[gone].all():
         yield "samples_lost", "no rank ever held them in training"
@@ -117,7 +117,7 @@ def _causes(context: StepContext, gone: NDArray[np.bool_]) -> Iterator[tuple[str
 def _are_last(
     gone: NDArray[np.bool_], active: NDArray[np.bool_], placement: TokenPlacement
 ) -> bool:
-    """Whether after the first micro-batch that a rank has lost it has none that is left."""
+    """Whether each rank lost all micro-batches after the first one that it lost."""
     return all(
         gone[active & (placement.dp_rank == rank) & (placement.micro_batch >= first)].all()
         for rank in np.unique(placement.dp_rank[gone])
@@ -128,7 +128,7 @@ def _are_last(
 def _is_made_of(
     gone: NDArray[np.bool_], active: NDArray[np.bool_], part: NDArray[np.int64]
 ) -> bool:
-    """Whether it is all active tokens of some parts, and not of all."""
+    """Whether tokens are all active tokens of some parts, but not of all parts."""
     lost = np.unique(part[gone])
     whole = np.array_equal(gone, active & np.isin(part, lost))
     return whole and len(lost) < len(np.unique(part))
@@ -137,7 +137,7 @@ def _is_made_of(
 def _repeated(
     context: StepContext, twice: NDArray[np.bool_], matches: Matches
 ) -> Iterator[Diagnosis]:
-    """Some samples came twice, as those do that fill a batch up, and may be counted twice too."""
+    """Yield the diagnosis of samples repeated to fill up a batch, perhaps counted twice as well."""
     doubled = np.where(twice, 2.0, 1.0) * context.expected
     samples = len(np.unique(context.sample[twice]))
     size = context.step.size

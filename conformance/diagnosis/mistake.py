@@ -1,4 +1,4 @@
-"""What a known mistake is."""
+"""The data type of known mistakes."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Mistake:
-    """A known one: its name, what it is in words, its weights [tokens].
+    """A known mistake: its name, an explanation, and the weights it gives, [tokens].
 
-    ``sizes`` are those that a factor may be, of a mistake that is a factor.
+    ``sizes`` are the sizes that the factor may be, for a mistake that is a factor.
     """
 
     name: str

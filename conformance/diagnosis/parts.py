@@ -1,4 +1,4 @@
-"""Mistakes of counting or averaging over a part of the step: a rank, a micro-batch, a slice."""
+"""Mistakes of counting or averaging per rank, micro-batch or context-parallel slice."""
 
 from __future__ import annotations
 
@@ -10,10 +10,7 @@ import numpy as np
 from conformance.diagnosis.miscounts import counted_mask
 from conformance.diagnosis.mistake import Mistake
 from conformance.diagnosis.step_context import StepContext, by_samples, units_held
-from reference.aggregation import (
-    MicroBatchWeight,
-    Mode,
-)
+from reference.aggregation import MicroBatchWeight, Mode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def filled_up(context: StepContext) -> Iterator[Mistake]:
-    """What only fills ranks or micro-batches up, counted in a mean over micro-batches."""
+    """Counts padding micro-batches or padding rows in a mean over micro-batches."""
     placement = context.placement
     if placement is None or not context.per_micro_batch:
         return
@@ -45,7 +42,7 @@ def filled_up(context: StepContext) -> Iterator[Mistake]:
 def _dummy_rows(
     context: StepContext, placement: TokenPlacement
 ) -> Iterator[tuple[str, str, NDArray[np.float64]]]:
-    """What rows without active tokens make of the weights, as multiples of the right ones."""
+    """Yield the factors by which rows without active tokens change the weights: [tokens]."""
     name = "dummy_rows_averaged"
     rows = units_held(context.sample, placement.micro_batch_number)
     averages_samples = context.mode is Mode.SAMPLE_MEAN
@@ -66,7 +63,7 @@ def _dummy_rows(
 
 
 def parts(context: StepContext) -> Iterator[Mistake]:
-    """Denominators of what one rank, micro-batch or context-parallel slice holds of the step."""
+    """Counts within one rank, micro-batch or context-parallel slice instead of the step."""
     if context.placement is None:
         return
     for part in _cut_into(context.placement, context.layout):
@@ -76,20 +73,20 @@ def parts(context: StepContext) -> Iterator[Mistake]:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Part:
-    """One way of seeing a step in parts."""
+    """One way to divide a step into parts."""
 
     name: str
     label: NDArray[np.int64]
-    """Of the part that holds a token: [tokens]."""
+    """Index of the part that holds each token: [tokens]."""
 
     whole: NDArray[np.int64]
-    """Of the part, with the rest of its sequences that other ranks hold: [tokens]."""
+    """Index of the part joined with the slices of its sequences on other ranks: [tokens]."""
 
     count: NDArray[np.int64]
-    """How many parts their means are averaged over: [tokens]."""
+    """Number of parts that means are averaged over: [tokens]."""
 
     slices: int = 1
-    """How many of them are of the same sequences."""
+    """Number of parts that share their sequences."""
 
     @property
     def words(self) -> str:
@@ -129,7 +126,7 @@ def _cut_into(placement: TokenPlacement, layout: Layout) -> Iterator[_Part]:
 
 
 def _of_parts(context: StepContext, part: _Part) -> Iterator[Mistake]:
-    """Both counts taken per part and the parts averaged; or one of the two alone."""
+    """Counts tokens and units per part and averages over parts, or only one of them."""
     unit = context.unit[context.sample]
     units = units_held(unit, part.whole)
     words = f"counted per {part.words} and averaged over {int(part.count.max())}"
@@ -155,7 +152,7 @@ def _of_parts(context: StepContext, part: _Part) -> Iterator[Mistake]:
 def _of_tokens_held(
     context: StepContext, part: _Part, tokens: NDArray[np.float64]
 ) -> Iterator[Mistake]:
-    """Tokens counted per part and units in the whole step: the parts' means added, or averaged."""
+    """Counts tokens per part and units in the step; the parts' means are added or averaged."""
     yield Mistake(
         name=f"tokens_counted_per_{part.name}",
         words=f"tokens are counted per {part.words}",
@@ -181,7 +178,7 @@ def _means_by_samples(context: StepContext, tokens: NDArray[np.float64]) -> Mist
 def _tokens_held(
     unit: NDArray[np.int64], label: NDArray[np.int64], mask: NDArray[np.bool_]
 ) -> NDArray[np.float64]:
-    """Tokens of a token's unit that its part holds, of those in a mask: [tokens]."""
+    """Number of masked tokens of each token's unit that its part holds: [tokens]."""
     place = unit * (int(label.max()) + 1) + label
     tokens: NDArray[np.float64] = np.bincount(place, weights=mask)[place]
     return tokens

@@ -1,4 +1,4 @@
-"""How a framework really cut a step, as its ranks saw it."""
+"""How a framework cut a step, as its ranks observed it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TokenPlacement:
-    """Where each response token of a step was: int64 [tokens].
+    """The ranks and micro-batch that held each response token of a step: int64 [tokens].
 
     ``micro_batch`` counts from 0 on every data-parallel rank.
     """
@@ -29,14 +29,14 @@ class TokenPlacement:
 
     @cached_property
     def micro_batch_number(self) -> NDArray[np.int64]:
-        """Micro-batches numbered through over all data-parallel ranks: [tokens]."""
+        """Index of each token's micro-batch over all data-parallel ranks: [tokens]."""
         pairs = self.dp_rank * (int(self.micro_batch.max()) + 1) + self.micro_batch
         numbers: NDArray[np.int64] = np.unique(pairs, return_inverse=True)[1]
         return numbers
 
     @cached_property
     def micro_batches(self) -> NDArray[np.int64]:
-        """How many micro-batches the data-parallel rank of a token has: [tokens]."""
+        """Number of micro-batches of each token's data-parallel rank: [tokens]."""
         most = np.zeros(int(self.dp_rank.max()) + 1, np.int64)
         np.maximum.at(most, self.dp_rank, self.micro_batch + 1)
         micro_batches: NDArray[np.int64] = most[self.dp_rank]
@@ -46,10 +46,10 @@ class TokenPlacement:
 def forward_pass_of_token(
     observations: Sequence[Observation], step_index: int, layout: Layout
 ) -> NDArray[np.int32] | None:
-    """In which forward pass each rank held each token of a step, -1 where in none: [ranks, tokens].
+    """Index of the forward pass in which each rank held each token, or -1: [ranks, tokens].
 
-    Tensor-parallel ranks hold the same tokens: the first speaks for them. None where the adapter
-    does not tell.
+    Of tensor-parallel ranks, which hold the same tokens, only the first is included. None if the
+    adapter does not report forward passes.
     """
     telling = [
         rank.forward_passes[step_index]
@@ -60,10 +60,10 @@ def forward_pass_of_token(
 
 
 def token_placement(passes: NDArray[np.int32], layout: Layout) -> TokenPlacement:
-    """The cut of a step whose tokens ranks held in these forward passes: [ranks, tokens].
+    """The placement of a step's tokens, given the forward passes of each rank: [ranks, tokens].
 
-    The context-parallel ranks of a sequence go through the same passes, of which some have no
-    token for one of them: they are numbered over all of them.
+    Micro-batches are numbered over all context-parallel ranks of a sequence, as one of them may
+    hold no token of some forward pass.
     """
     holder = np.argmax(passes >= 0, axis=0)
     dp_rank, cp_rank = np.divmod(holder, layout.cp)

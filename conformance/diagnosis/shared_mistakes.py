@@ -1,13 +1,12 @@
-"""Names the mistakes of a loss of which several terms are wrong.
+"""Diagnoses a loss with several wrong terms.
 
-What stands beside the policy loss often goes one way through a framework: entropy and divergence
-are then off alike, and the policy loss is right or has a mistake of its own. Or the policy loss is
-right, and each of them counts what fills up, or leaves out what other ranks hold, for itself.
+Auxiliary losses often share one path through a framework: entropy and divergence then have the same
+mistake, and the policy loss is right or has another one. Or the policy loss is right, and each
+auxiliary loss counts padding or leaves out other ranks in its own way.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING
 
@@ -22,60 +21,50 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from conformance.diagnosis.step_context import StepContext
+    from conformance.diagnosis.step_context import LossTerm
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Summand:
-    """One term: what it is called, how it is reduced, and what of each token: [tokens]."""
-
-    name: str
-    context: StepContext
-    factors: NDArray[np.float64]
-
-
-def diagnose_joint(
-    policy: Summand, others: Sequence[Summand], matches: Callable[[NDArray[np.float64]], bool]
+def diagnose_shared_mistake(
+    policy: LossTerm, others: Sequence[LossTerm], matches: Callable[[NDArray[np.float64]], bool]
 ) -> Diagnosis | None:
-    """The mistake of all ``others``, or one of each, if that explains the sum.
+    """The mistake that all ``others`` share, or one mistake of each, if it explains the sum.
 
-    Where they share one, the policy loss may have one of its own. ``matches`` says whether the sum
-    is explained by what all summands would add up to: [tokens].
+    If they share one, the policy loss may have another. ``matches`` says whether the predicted sum
+    of all terms, [tokens], explains the observation.
     """
     for own_words, own in _alternatives(policy):
         for name, words, shared in _shared(others):
             if matches(own + shared):
-                explanation = f"{' and '.join(other.name for other in others)}: {words}"
+                explanation = f"{' and '.join(other.metric for other in others)}: {words}"
                 if own_words:
-                    explanation += f"; {policy.name}: {own_words}"
+                    explanation += f"; {policy.metric}: {own_words}"
                 return Diagnosis(name=name, explanation=explanation)
-    own = policy.factors * policy.context.expected
     for name, words, apart in _apart(others):
-        if matches(own + apart):
+        if matches(policy.products + apart):
             return Diagnosis(name=name, explanation=words)
     return None
 
 
-def _alternatives(summand: Summand) -> Iterator[tuple[str, NDArray[np.float64]]]:
-    """What a term would be if it were right, and by each known mistake."""
-    yield "", summand.factors * summand.context.expected
-    for mistake in mistakes(summand.context):
-        yield mistake.words, summand.factors * mistake.weights
+def _alternatives(term: LossTerm) -> Iterator[tuple[str, NDArray[np.float64]]]:
+    """Yield the products of a term if it is right, and with each known mistake."""
+    yield "", term.products
+    for mistake in mistakes(term.context):
+        yield mistake.words, term.factors * mistake.weights
 
 
-def _apart(others: Sequence[Summand]) -> Iterator[tuple[str, str, NDArray[np.float64]]]:
-    """What the others would add up to where each has a mistake of its own in what it averages."""
+def _apart(others: Sequence[LossTerm]) -> Iterator[tuple[str, str, NDArray[np.float64]]]:
+    """Yield the sum of the others for each combination of mistakes in what they average."""
     own = [[*filled_up(other.context), *shares(other.context)] for other in others]
     for mistaken in product(*own):
         pairs = [*zip(others, mistaken, strict=True)]
         name = "_and_".join(dict.fromkeys(mistake.name for mistake in mistaken))
-        words = "; ".join(f"{other.name}: {mistake.words}" for other, mistake in pairs)
+        words = "; ".join(f"{other.metric}: {mistake.words}" for other, mistake in pairs)
         total = sum(other.factors * mistake.weights for other, mistake in pairs)
         yield name, words, total  # type: ignore[misc]
 
 
-def _shared(others: Sequence[Summand]) -> Iterator[tuple[str, str, NDArray[np.float64]]]:
-    """What the others would add up to by each mistake that all of them may have."""
+def _shared(others: Sequence[LossTerm]) -> Iterator[tuple[str, str, NDArray[np.float64]]]:
+    """Yield the sum of the others for each mistake that all of them may share."""
     known = [{(m.name, m.words): m for m in mistakes(other.context)} for other in others]
     for key in known[0]:
         if all(key in of_other for of_other in known):

@@ -1,4 +1,4 @@
-"""One optimizer step with all that its weights depend on, and the weights expected of it."""
+"""One optimizer step with everything that its weights depend on, and its expected weights."""
 
 from __future__ import annotations
 
@@ -26,14 +26,15 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from adapters.contract import Layout
+    from adapters.contract.objective import Metric
     from reference.step import Step
 
 
 class ExpectedNumber(NamedTuple):
-    """A number of the reference's, and in words all that it may depend on besides the case.
+    """A number that the reference expects, named by everything it may depend on besides the case.
 
-    Within a run, all of one name and case must be equal: mode, layout and micro-batches appear in
-    the name where the number may depend on them.
+    Within a run, all numbers of one name and case must be equal: the name contains mode, layout and
+    micro-batches if the number may depend on them.
     """
 
     name: str
@@ -42,7 +43,7 @@ class ExpectedNumber(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StepContext:
-    """One optimizer step of a batch, how it was to be reduced and how it was cut."""
+    """One optimizer step of a batch, its aggregation and how it was cut."""
 
     steps: tuple[Step, ...]
     step_index: int
@@ -50,14 +51,14 @@ class StepContext:
     conventions: Conventions
     layout: Layout
     forward_pass_of_token: NDArray[np.int32] | None
-    """In which forward pass each rank held each token, if that is known: [ranks, tokens]."""
+    """Index of the forward pass in which each rank held each token, if known: [ranks, tokens]."""
 
     per_micro_batch: bool = False
-    """Whether the aggregation is that of each micro-batch, of which a mean is taken."""
+    """Whether the aggregation is applied to each micro-batch, and their mean is taken."""
 
     @cached_property
     def untrained(self) -> NDArray[np.bool_]:
-        """Tokens that no rank held, as far as is known: [tokens]."""
+        """Tokens that no rank is known to have held: [tokens]."""
         if self.forward_pass_of_token is None:
             return np.zeros(len(self.step.mask), np.bool_)
         untrained: NDArray[np.bool_] = np.less(self.forward_pass_of_token.max(axis=0), 0)
@@ -65,19 +66,19 @@ class StepContext:
 
     @cached_property
     def placement(self) -> TokenPlacement | None:
-        """How the step was cut; None where that is not known of every token."""
+        """How the step was cut; None unless it is known for every token."""
         if self.forward_pass_of_token is None or self.untrained.any():
             return None
         return token_placement(self.forward_pass_of_token, self.layout)
 
     @property
     def step(self) -> Step:
-        """The one that is looked at."""
+        """The step that is judged."""
         return self.steps[self.step_index]
 
     @property
     def mode(self) -> Mode:
-        """Of the aggregation."""
+        """The mode of the aggregation."""
         return self.aggregation.mode
 
     @cached_property
@@ -88,7 +89,7 @@ class StepContext:
         return token_weights(self.step, self.aggregation, self.conventions)
 
     def of_term(self, how: AuxiliaryAggregation | None) -> StepContext:
-        """The same step, with the policy's aggregation replaced by that of a term beside it."""
+        """The context of an auxiliary term; the same context if ``how`` is None."""
         if how is None:
             return self
         aggregation = auxiliary_aggregation(self.aggregation, how)
@@ -96,13 +97,13 @@ class StepContext:
 
     @property
     def fingerprint(self) -> ExpectedNumber:
-        """One number for all expected weights, under the name of what they may depend on."""
+        """A checksum of all expected weights, named by everything they may depend on."""
         ordinals = np.arange(1, len(self.expected) + 1)
         return ExpectedNumber(f"weights of {self.scope}", math.fsum(self.expected * ordinals))
 
     @property
     def scope(self) -> str:
-        """All that the expected weights may depend on, besides the case."""
+        """Everything that the expected weights may depend on, besides the case."""
         divisor = "" if self.aggregation.divisor is None else f":{self.aggregation.divisor:g}"
         weight = self.conventions.micro_batch_weight
         where = f" of {weight} micro-batches on {self.layout}" if self.per_micro_batch else ""
@@ -110,32 +111,32 @@ class StepContext:
 
     @cached_property
     def sample(self) -> NDArray[np.int64]:
-        """Number of the sample that each response token belongs to: [tokens]."""
+        """Index of the sample that each response token belongs to: [tokens]."""
         return np.repeat(np.arange(self.step.size), self.step.response_lengths)
 
     @cached_property
     def unit(self) -> NDArray[np.int64]:
-        """Number of the unit that each sample belongs to, as in the reference: [N]."""
+        """Index of the unit that each sample belongs to: [N]."""
         return unit_of_sample(self.step, self.mode, self.conventions)
 
     @property
     def counted(self) -> NDArray[np.int64]:
-        """Tokens of each sample that denominators count: [N]."""
+        """Number of tokens of each sample that denominators count: [N]."""
         return counted_tokens(self.step, self.conventions)
 
     @property
     def units(self) -> int:
-        """How many there are, or count."""
+        """Number of units, without the empty ones if they do not count."""
         tokens = np.bincount(self.unit, weights=self.counted)
         counted = self.conventions.empty_units is EmptyUnits.COUNTED
         return len(tokens) if counted else max(int((tokens > 0).sum()), 1)
 
     @cached_property
     def micro_batch_means(self) -> NDArray[np.float64]:
-        """Weights in a mean over ranks and micro-batches of each one's own mean: [tokens].
+        """Weights in the mean over ranks and micro-batches of each micro-batch's mean: [tokens].
 
-        That is one over its tokens, or over its samples where the mode is `sample_mean`. What has
-        no active token adds 0 and counts; what only pads does not.
+        The latter goes over samples if the mode is `sample_mean`, else over tokens. Micro-batches
+        without active tokens add 0 and count; padding micro-batches do not count.
         """
         if self.placement is None:
             raise UnknownCutError(
@@ -156,9 +157,9 @@ class StepContext:
         tokens: NDArray[np.float64] | None = None,
         units: NDArray[np.float64] | float | None = None,
     ) -> NDArray[np.float64]:
-        """1 / (units · tokens) for active tokens: [tokens].
+        """1 / (units · tokens of the unit) for active tokens, else 0: [tokens].
 
-        ``tokens`` [N or tokens] replaces the tokens of a unit, and ``units`` their number.
+        ``tokens`` [N or tokens] replaces the tokens of each unit, ``units`` the number of units.
         """
         counted = self.unit_tokens if tokens is None else tokens
         per_token = counted[self.sample] if len(counted) == self.step.size else counted
@@ -169,24 +170,49 @@ class StepContext:
 
     @cached_property
     def unit_tokens(self) -> NDArray[np.float64]:
-        """Tokens of the unit of each sample, or L: [N]."""
+        """Number of tokens of each sample's unit, or L: [N]."""
         return self.tokens_if(self.counted)
 
     def tokens_if(self, of_samples: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Tokens of the unit of each sample, if samples had so many; or L: [N]."""
+        """Number of tokens of each sample's unit given the tokens of samples, or L: [N]."""
         if self.aggregation.divisor is not None:
             return np.full(self.step.size, self.aggregation.divisor)
         tokens = np.bincount(self.unit, weights=of_samples)
         return tokens[self.unit].astype(np.float64)
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LossTerm:
+    """One term of a step's loss or of a logged number: the sum of weight · factor over tokens."""
+
+    metric: Metric
+    context: StepContext
+    factors: NDArray[np.float64]
+    """What the weight of each token is multiplied by: [tokens]."""
+
+    @cached_property
+    def products(self) -> NDArray[np.float64]:
+        """The reference's weight · factor of each token: [tokens]."""
+        return self.factors * self.context.expected
+
+    @cached_property
+    def expected(self) -> float:
+        """The term as the reference has it."""
+        return math.fsum(self.products)
+
+    @property
+    def magnitude(self) -> float:
+        """Sum of |weight · factor|, which rounding errors of the term are relative to."""
+        return float(np.abs(self.products).sum())
+
+
 def by_samples(context: StepContext, placement: TokenPlacement) -> NDArray[np.float64]:
-    """What a token's micro-batch is divided by where it weighs its share of samples: [tokens]."""
+    """Divisor of each token's micro-batch if micro-batches weigh by samples: [tokens]."""
     of_rank = units_held(context.sample, placement.dp_rank) * context.layout.dp
     return of_rank / units_held(context.sample, placement.micro_batch_number)
 
 
 def units_held(unit: NDArray[np.int64], label: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Number of units of which a token's part holds something: [tokens]."""
-    forward_pass_of_token = np.unique(np.stack([label, unit]), axis=1)[0]
-    return np.bincount(forward_pass_of_token).astype(np.float64)[label]
+    """Number of units that have tokens in each token's part: [tokens]."""
+    part_of_pair = np.unique(np.stack([label, unit]), axis=1)[0]
+    return np.bincount(part_of_pair).astype(np.float64)[label]

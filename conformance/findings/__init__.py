@@ -1,7 +1,6 @@
-"""The vocabulary: verdicts, findings, reports and the words in which they are told.
+"""The data types of verdicts, findings and reports.
 
-Nothing of the project comes in but the adapters' contract; every other room takes its data types
-from here. `report` is the document and its schema, `badness` says how wrong a finding is,
-`sanitize` cleans text from outside, `errors` lists what can go wrong in the
-order of a run, `harness` notices where the reference contradicts itself.
+It imports nothing of the project but the adapters' contract and the reference. `report` is the
+document and its schema, `badness` orders findings, `sanitize` cleans text from outside, `errors`
+lists the exceptions in the order of a run, `harness` checks that the reference is consistent.
 """

@@ -1,9 +1,9 @@
-"""How wrong a finding is: the factor that it is off by, which is what all orders go by.
+"""How wrong a finding is: the factor that it is off by, by which findings are sorted.
 
-A relative error is at most 1 where something is too small, and has no bound where it is too large:
-it is what is held against a bound, and no measure of how bad something is. That is the factor r by
-which something is too large or too small, and r is as bad as 1 / r. A report has 1 / r, the
-*agreement*, which is finite where something is lost or has the wrong sign: there it is 0.
+A relative error is at most 1 if something is too small and unbounded if it is too large: it is
+compared with a bound and does not measure how bad something is. The factor r does, and r is as bad
+as 1 / r. A report contains the smaller of both, the *agreement*, which is 0 if a weight is lost or
+has the wrong sign.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ LEGEND = (
 
 
 def growth(old: Finding, new: Finding) -> float:
-    """How much less of the agreement there is in the end; 0 where rounding may have taken it.
+    """The loss of agreement from the old finding to the new; 0 if it may be rounding.
 
-    It is also 0 where one of the two has no error. Where the same bits are asked for, the bound is
-    0 and says nothing of rounding: there it is that of float32.
+    It is also 0 if one of the two has no error. A bound of 0, for checks that ask for equal bits,
+    is replaced by that of float32.
     """
     if old.error is None or new.error is None:
         return 0.0
@@ -40,19 +40,19 @@ def growth(old: Finding, new: Finding) -> float:
 
 
 def _comparable(old: Finding, new: Finding) -> tuple[float, float]:
-    """Agreements; by the errors where older reports have none, or where both are 0."""
+    """Both agreements, derived from the errors if older reports lack them or both are 0."""
     if old.agreement is None or new.agreement is None or old.agreement == new.agreement == 0:
         return _of_error(old), _of_error(new)
     return old.agreement, new.agreement
 
 
 def _of_error(finding: Finding) -> float:
-    """The least agreement there can be where something is too large by an error."""
+    """The agreement if a relative error is an excess."""
     return 1 / (1 + (finding.error or 0.0))
 
 
 def badness(finding: Finding) -> tuple[bool, bool, float, float]:
-    """To sort by: what crashed, what is not finite, the factor it is off by, the relative error."""
+    """A sort key: crashed, not finite, the factor it is off by, the relative error."""
     measured = bool(finding.tolerance)
     not_finite = finding.error is None and measured
     agreement = _of_error(finding) if finding.agreement is None else finding.agreement
@@ -61,7 +61,7 @@ def badness(finding: Finding) -> tuple[bool, bool, float, float]:
 
 
 def off_by(finding: Finding) -> str:
-    """How wrong it is, in words; empty where nothing was measured."""
+    """A phrase for how wrong a finding is; empty if nothing was measured."""
     if finding.error is None:
         return ""
     if finding.agreement is None:
@@ -72,7 +72,7 @@ def off_by(finding: Finding) -> str:
 
 
 def factor_text(factor: float) -> str:
-    """Three digits, those of what it is more than 1 by where that is less than 1."""
+    """A factor with three significant digits, counted after the 1 if it is less than 2."""
     more = factor - 1
     digits = 3 if more >= 1 or not more else 3 - math.floor(math.log10(more))
     rounded = float(f"{factor:.{digits}g}")
@@ -80,13 +80,13 @@ def factor_text(factor: float) -> str:
 
 
 def legend(findings: Iterable[Finding]) -> Iterator[str]:
-    """What the words mean, if they are said of any of the findings."""
+    """Yield the legend if any of the findings has an agreement."""
     if any(finding.agreement is not None for finding in findings):
         yield LEGEND
 
 
 def explain(finding: Finding) -> str:
-    """What is wrong, in one line."""
+    """One line on what is wrong."""
     if finding.diagnosis is not None:
         off = f"{words}: " if (words := off_by(finding)) else ""
         message = f" ({last_line(finding.message)})" if finding.message else ""

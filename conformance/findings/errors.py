@@ -1,19 +1,20 @@
-"""Every error that a run or a command ends with, by the step that raises it.
+"""The errors that end a run or a command, by the step that raises them.
 
-`ConformanceError` is the base of all that a user can do something about: pytest and the command
-line show its message, which ends with the way out, and exit as for a wrong command line.
+`ConformanceError` is the base of all errors that a user can solve: pytest and the command line show
+its message, which ends with a hint, and exit as for a wrong command line.
 
 1. Options are read: `AdapterError`, `InvalidEngineError`, `InvalidSettingsError`,
    `InvalidHardwareError`, `adapters.contract.InvalidLayoutError`,
    `reference.aggregation.InvalidAggregationError`.
-2. The framework's code is found: `adapters.source.SourceError`, `adapters.wheel.WheelError`.
+2. The framework's code is found: `adapters.toolkit.source.SourceError`,
+   `adapters.toolkit.wheel.WheelError`.
 3. Files that options name are read: `InvalidCaseFileError`, with `reference.step.InvalidStepError`
    as its cause; `InvalidExpectationsError`; `ReportFileError` for a baseline.
 4. The report's file is opened: `ReportPathError`.
 5. Ranks are started: `LaunchError`, `TemporaryFolderError`; `StartError`, perhaps for an
-   `adapters.imports.WrongSourceError` in a rank.
+   `adapters.toolkit.imports.WrongSourceError` in a rank.
 6. Findings are made: `InconsistentExpectationError` and `UnknownCutError`, each a
-   `HarnessFaultError`, which is no user's mistake and stops the run.
+   `HarnessFaultError`, which stops the run and is not the user's mistake.
 7. The report is written: `ReportPathError`.
 
 Commands that read reports raise `ReportFileError`, `NothingToCompareError` and `PagePathError`; the
@@ -26,7 +27,7 @@ from reference.errors import ConformanceError as ConformanceError
 
 
 class AdapterError(ConformanceError):
-    """An adapter cannot be had: unknown, or hidden by another distribution."""
+    """An adapter is unknown, or hidden by another distribution."""
 
 
 class InvalidEngineError(ConformanceError):
@@ -38,7 +39,7 @@ class InvalidSettingsError(ConformanceError):
 
 
 class InvalidHardwareError(ConformanceError):
-    """The device, backend or precision does not exist, not here, or not for so many ranks."""
+    """The device, backend or precision is missing, here or for this number of ranks."""
 
 
 class InvalidCaseFileError(ConformanceError):
@@ -46,7 +47,7 @@ class InvalidCaseFileError(ConformanceError):
 
 
 class InvalidExpectationsError(ConformanceError):
-    """A file of known faults cannot be held against a run."""
+    """A file of known faults cannot be compared with a run."""
 
 
 class ReportFileError(ConformanceError):
@@ -58,11 +59,11 @@ class ReportPathError(ConformanceError):
 
 
 class LaunchError(ConformanceError):
-    """torchrun was told something that ranks cannot be run under."""
+    """Ranks cannot run with the options that torchrun was given."""
 
 
 class TemporaryFolderError(ConformanceError):
-    """The folder for temporary files cannot hold the sockets that processes talk through."""
+    """The folder for temporary files cannot hold the sockets of processes."""
 
 
 class StartError(ConformanceError):
@@ -90,7 +91,7 @@ class UnknownCaseError(ConformanceError):
 
 
 class HarnessFaultError(RuntimeError):
-    """The harness contradicts itself, so that no verdict of the run can be relied on."""
+    """The harness contradicts itself, so that no verdict of the run is reliable."""
 
 
 class InconsistentExpectationError(HarnessFaultError):
@@ -98,4 +99,4 @@ class InconsistentExpectationError(HarnessFaultError):
 
 
 class UnknownCutError(HarnessFaultError):
-    """A reference depends on how a step was cut, and the adapter does not tell how it was."""
+    """The reference depends on how a step was cut, which the adapter does not report."""

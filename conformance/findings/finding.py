@@ -1,4 +1,4 @@
-"""One finding: a verdict with its numbers, its diagnosis and the framework's own words."""
+"""One finding: a verdict with its numbers, its diagnosis and the framework's message."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Model(BaseModel):
-    """Frozen, and of known fields alone."""
+    """A frozen model that forbids unknown fields."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 
@@ -28,14 +28,14 @@ class Diagnosis(Model):
     explanation: str
     numbers: dict[str, float] = {}
     also: list[str] = []
-    """Names of other mistakes that explain as much."""
+    """Names of other mistakes that explain it as well."""
 
 
 class Run(NamedTuple):
-    """Neighbouring tokens of a sample that have one weight and were in one place.
+    """Adjacent tokens of a sample with equal weight, ranks and micro-batch.
 
-    The weight is that of a token, or the gradient of one where several terms are looked at; None
-    where it was not finite. Places are None where it is not known how the step was cut.
+    The weight is the gradient of a token if the loss has several terms, and None if not finite.
+    Ranks and micro-batch are None if the cut of the step is unknown.
     """
 
     tokens: int
@@ -47,7 +47,7 @@ class Run(NamedTuple):
 
 
 class PicturedSample(Model):
-    """A sample's response of so many ``tokens``; ``runs`` may end short of them."""
+    """The response of a sample; ``runs`` may cover only the first of its ``tokens``."""
 
     sample: int
     group: int
@@ -56,7 +56,7 @@ class PicturedSample(Model):
 
 
 class Picture(Model):
-    """Expected and observed weights of one step of a job, of the samples that are most off."""
+    """Expected and observed weights of one step, for the samples with the largest errors."""
 
     step: int
     samples_of_step: int
@@ -64,22 +64,20 @@ class Picture(Model):
 
 
 class Logged(Model):
-    """A number that a framework logs, beside the reference's; None where it was not finite."""
+    """A number that a framework logs and the expected one; None if it is not finite."""
 
     expected: float
     reported: Annotated[float | None, Field(allow_inf_nan=False)] = None
 
 
 class Finding(Model):
-    """Verdict on one check of one mode, case and layout, which its ``id`` names.
+    """The verdict on one check, mode, case and layout, which its ``id`` names.
 
-    ``error`` is the largest
-    relative error of a token weight, or of a logged number, ``tolerance`` the bound it was held
-    against; ``agreement`` the smaller of observed and expected divided by the larger, where that is
-    least, 0 where a weight is lost or has the wrong sign (of a mismatch); ``place`` is where in the
-    framework's code the mistake must have been made, as ``file:line (function)``, where the mistake
-    determines it. ``message`` holds the framework's own words where it declined or failed. Of wrong
-    weights there is a ``picture``, of a wrong number what was ``logged``.
+    ``error`` is the largest relative error of a token weight or logged number and ``tolerance`` its
+    bound. A mismatch has an ``agreement`` (`conformance.findings.badness`) and, if the mistake
+    determines it, the ``place`` in the framework's code as ``file:line (function)``. ``message`` is
+    the framework's own if it declined or crashed. Wrong weights have a ``picture``, a wrong metric
+    has what was ``logged``.
     """
 
     id: str
@@ -109,12 +107,12 @@ class Finding(Model):
 
     @property
     def check(self) -> Check:
-        """What was looked at."""
+        """The check."""
         return self.identity.check
 
     @property
     def subject(self) -> str | None:
-        """Which of a check's several things."""
+        """The subject of a check with several subjects."""
         return self.identity.subject
 
     @property
@@ -129,5 +127,5 @@ class Finding(Model):
 
     @property
     def layout(self) -> Layout:
-        """The layout that it ran on."""
+        """The layout."""
         return self.identity.layout

@@ -1,4 +1,4 @@
-"""The id of a finding: what was looked at, on which case, mode and layout."""
+"""The id of a finding: its check, mode, case and layout."""
 
 from __future__ import annotations
 
@@ -14,15 +14,12 @@ GENERATED = "generated"
 
 
 def slug(check: Check, subject: str | None) -> str:
-    """How an id begins."""
+    """The first part of an id: the check, with its subject if it has several."""
     return f"{check}.{subject}" if subject else str(check)
 
 
 class FindingId(NamedTuple):
-    """What a finding is of, written as ``check[.subject]/mode/case/layout``.
-
-    ``subject`` says which of a check's several things was looked at.
-    """
+    """The parts of a finding's id, which is written as ``check[.subject]/mode/case/layout``."""
 
     check: Check
     subject: str | None
@@ -40,7 +37,7 @@ class FindingId(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> FindingId:
-        """Read what `str` gives.
+        """Read an id as written by `str`.
 
         Raises:
             ValueError: the text is of another form.

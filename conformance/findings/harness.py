@@ -1,7 +1,7 @@
-"""Whether the reference contradicts itself, which is no verdict on a framework and stops the run.
+"""Checks that the reference does not contradict itself; otherwise the run stops.
 
-Numbers of the reference that may not depend on how a step was run are compared over all findings of
-a run: where two differ, at least one of them is wrong, and so may be any verdict.
+Expected numbers that cannot depend on how a step was run are compared over all findings of a run.
+If two differ, at least one is wrong, and no verdict is reliable.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 
 @dataclass
 class Consistency:
-    """The expected numbers of a run, by case and name, each with the finding that had it first."""
+    """The expected numbers of a run, by case and name, each with the first finding that has it."""
 
     _known: dict[tuple[str, str], tuple[float, str]] = field(default_factory=dict)
 
     def require(self, case: str, finding: str, numbers: Iterable[tuple[str, float]]) -> None:
-        """Hold a finding's expected numbers against those of the findings before it.
+        """Compare the expected numbers of a finding with those of the findings before it.
 
         Raises:
-            InconsistentExpectationError: one of them was another number before.
+            InconsistentExpectationError: one of them differs.
         """
         for name, value in numbers:
             before, first = self._known.setdefault((case, name), (value, finding))

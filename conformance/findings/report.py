@@ -1,7 +1,7 @@
-"""The report: everything one run found, as one JSON document.
+"""The report: all findings of one run in one JSON document.
 
-`Report.model_json_schema` is published as ``report.schema.json`` beside this module. What is
-compared between runs holds no time stamps and no names of machines, and has one order.
+Its JSON Schema is published as ``report.schema.json`` next to this module. A report contains no
+time stamps or host names and has a fixed order, so that reports can be compared.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ FIELD_ORDER = (
     "summary",
     "findings",
 )
-"""Of a report's file: what it is about first, what there is most of last."""
+"""The order of the fields in a report's file."""
 
 
 class Provenance(Model):
-    """Where the framework's code came from: `adapters.toolkit.source.Source` without its folder."""
+    """The source of the framework's code: `adapters.toolkit.source.Source` without its path."""
 
     kind: Literal["builtin", "installed", "checkout", "git", "pypi"]
     revision: str | None
@@ -53,14 +53,14 @@ class Provenance(Model):
 
 
 class Environment(Model):
-    """What a result may depend on besides the framework."""
+    """The software and hardware that a result may depend on."""
 
     python: str
     torch: str
     backend: str
     device: str
     dtype: str = "float32"
-    """Of parameters and their gradients; losses are in float32."""
+    """Dtype of parameters and their gradients; losses are in float32."""
 
     platform: str
     dependencies: dict[str, str]
@@ -68,27 +68,27 @@ class Environment(Model):
 
     @property
     def hardware(self) -> str:
-        """What ranks computed on, in a word; of precision only what is not ordinary."""
+        """The device and backend of the ranks, with the dtype if it is not float32."""
         narrow = [] if self.dtype == "float32" else [self.dtype]
         return "/".join([self.device, self.backend, *narrow])
 
 
 class Request(Model):
-    """What of a run's options its findings follow from, and cannot be read off them."""
+    """Options of a run that determine its findings and do not appear in them."""
 
     divisor: float | None = None
-    """L of `constant` where it replaced that of the cases."""
+    """L of `constant`, if it replaced that of the cases."""
 
     examples: int = 0
     seed: str = "0"
-    """How many steps were generated for each mode and layout, and what they follow from."""
+    """The seed of the steps that were generated for each mode and layout."""
 
     case: str | None = None
-    """The name of the only case, where it was given as a file."""
+    """The name of the only case, if it was given as a file."""
 
 
 class Selection(Model):
-    """How much of the suite was asked for."""
+    """The number of findings that were selected and deselected."""
 
     selected: int
     deselected: int
@@ -114,7 +114,7 @@ class Summary(Model):
 
 
 class Header(Model):
-    """What is known before the first finding."""
+    """The fields that are known before the first finding."""
 
     adapter: str
     engine: str
@@ -126,7 +126,7 @@ class Header(Model):
 
 
 class Report(Header):
-    """One run. ``complete`` is False when it was stopped before its last finding."""
+    """One run. ``complete`` is False if it was stopped before its last finding."""
 
     schema_: Literal["rl-loss-conformance/report/4"] = Field(default=SCHEMA, alias="schema")
     complete: bool
@@ -150,7 +150,7 @@ class Report(Header):
 
     @classmethod
     def assemble(cls, header: Header, findings: Iterable[Finding], selection: Selection) -> Report:
-        """Put the parts together, findings in the order of their ids."""
+        """Make a report with findings in the order of their ids."""
         ordered = sorted(findings, key=lambda finding: finding.id)
         return cls(
             **dict(header),
@@ -161,9 +161,9 @@ class Report(Header):
         )
 
     def to_json(self) -> str:
-        """The document: a line for each field and each finding, so that git compares them.
+        """The document, with a line for each field and finding so that git can compare them.
 
-        What a finding says nothing of is left out.
+        Default values of findings are left out.
         """
         fields = self.model_dump(mode="json", by_alias=True, exclude={"findings"})
         texts = {name: json.dumps(value, ensure_ascii=False) for name, value in fields.items()}
@@ -180,7 +180,7 @@ def _in_order(counts: Counter[Verdict]) -> dict[Verdict, int]:
 
 
 def json_schema(model: type[BaseModel], name: str) -> str:
-    """The JSON Schema of a document, to be published under the name in its field ``schema``."""
+    """The JSON Schema of a document, named after its field ``schema``."""
     dialect = "https://json-schema.org/draft/2020-12/schema"
     document = {"$schema": dialect, "$id": f"urn:{name.replace('/', ':')}"}
     return json.dumps(document | model.model_json_schema(), indent=1) + "\n"

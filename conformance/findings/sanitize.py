@@ -1,4 +1,4 @@
-"""Words of a framework, as a report holds them: every text from outside comes in through here."""
+"""Cleans every text from outside before it enters a report."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from traceback import FrameSummary, TracebackException
 
 _UNREADABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
-"""What steers a terminal, ends a C string or, as half a pair of UTF-16, is no character at all."""
+"""Control characters and lone surrogates."""
 
 _OURS = tuple(
     f"{Path(__file__).parents[2] / package}{os.sep}" for package in ("adapters", "conformance")
@@ -20,10 +20,10 @@ _OURS = tuple(
 _LINE_OF_OURS = re.compile(r'(File "(?:adapters|conformance)/[^"]+"), line \d+,')
 
 
-def words(text: str, source: Path | None) -> str:
-    """A framework's text, with files named from where they are imported and all of it readable.
+def sanitize(text: str, source: Path | None) -> str:
+    """A framework's text with paths relative to import folders and control characters escaped.
 
-    A report tells nothing of the folders of a machine, and reads the same on every one.
+    A report must not depend on the folders of a machine.
     """
     folders = [*sys.path, str(source or "")]
     for folder in sorted(filter(None, folders), key=len, reverse=True):
@@ -34,11 +34,11 @@ def words(text: str, source: Path | None) -> str:
 def sanitized_traceback(error: BaseException, source: Path | None) -> str:
     """The traceback of an exception, without our frames above the framework's.
 
-    Our frames below them stay, without line numbers: a report must not change with every edit here.
+    Our frames below them stay, without line numbers, so that reports do not change with our edits.
     """
     described = TracebackException.from_exception(error)
     described.stack[:] = list(dropwhile(_is_ours, described.stack)) or described.stack
-    return _LINE_OF_OURS.sub(r"\1,", words("".join(described.format()), source))
+    return _LINE_OF_OURS.sub(r"\1,", sanitize("".join(described.format()), source))
 
 
 def _is_ours(frame: FrameSummary) -> bool:
@@ -46,13 +46,13 @@ def _is_ours(frame: FrameSummary) -> bool:
 
 
 def last_line(text: str | None) -> str:
-    """What a traceback, or any words, end with."""
+    """The last line of a traceback or other text."""
     lines = [line.strip() for line in (text or "").splitlines() if line.strip()]
     return printable(lines[-1]) if lines else ""
 
 
 def printable(text: str) -> str:
-    """Words of a framework without what would steer a terminal."""
+    """A text with unprintable characters replaced."""
     if text.isprintable():
         return text
     return "".join(sign if sign.isprintable() else "\N{REPLACEMENT CHARACTER}" for sign in text)

@@ -1,4 +1,4 @@
-"""What is looked at, and what comes of it."""
+"""Verdicts and checks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class Verdict(StrEnum):
-    """What became of one finding."""
+    """The result of one finding."""
 
     CONFORMS = "conforms"
     MISMATCH = "mismatch"
@@ -14,38 +14,38 @@ class Verdict(StrEnum):
     UNSUPPORTED = "unsupported"
     CRASHED = "crashed"
     ADVICE = "advice"
-    """Nothing that the framework promises is broken, and a user had better know."""
+    """The framework keeps its promises, but a user should know this."""
 
 
 WRONG = (Verdict.MISMATCH, Verdict.CRASHED)
 
 JUDGED = (Verdict.CONFORMS, Verdict.REFUSED, *WRONG)
-"""Verdicts that say whether the framework keeps a promise: what totals of what is wrong are of."""
+"""Verdicts on whether the framework keeps a promise; totals count these only."""
 
 
 class Check(StrEnum):
-    """A property that is looked at."""
+    """A property of a framework that is checked."""
 
     WEIGHTS = "weights"
-    """What every token weighs in the gradient."""
+    """The weight of every token in the gradient."""
 
     METRIC = "metric"
-    """What the framework logs of the step: its losses, their terms, its diagnostics."""
+    """The metrics that the framework logs: losses, their terms and diagnostics."""
 
     REJECTION = "rejection"
-    """The policy loss's weights, and a log, where rejection sampling shrinks the mask."""
+    """Weights and a metric after rejection sampling."""
 
     AUXILIARY = "auxiliary"
-    """Weights of the terms beside the policy loss, and of policy losses other than PPO's."""
+    """Weights of auxiliary losses and of policy losses other than PPO's."""
 
     OTHER_LOSSES = "other_losses"
-    """Weights of losses that are trained in the place of a policy loss."""
+    """Weights of losses that replace the policy loss."""
 
     SHARDING = "sharding"
-    """Which rank trained on what."""
+    """The tokens that each rank trains on."""
 
     ARGUMENTS = "arguments"
-    """What startup validation refuses, and what it accepts as the same."""
+    """The configurations that startup validation refuses or accepts."""
 
     LOGGING = "logging"
-    """What is refused of what micro-batches hand on to be logged."""
+    """The malformed logs of micro-batches that are refused."""

@@ -1,5 +1,5 @@
-"""Holds observations against the reference.
+"""Compares observations with the reference.
 
-In come what the ranks observed of one job and the adapter's description; out comes a judgement: the
-verdict, its error and bound, and the diagnosis of a mismatch. One module for each kind of check.
+The input is the observations of one job's ranks and the adapter's description; the output is a
+judgement: verdict, error, bound, and the diagnosis of a mismatch. Each kind of check has a module.
 """

@@ -1,8 +1,8 @@
-"""Judges the gradient of several terms, each reduced in its own way."""
+"""Judges the gradient of a loss with several terms, each with its own aggregation."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,7 +10,8 @@ import numpy as np
 from adapters.contract.objective import Metric
 from adapters.contract.probed_batch import ProbedBatch
 from conformance.diagnosis.explain import Evidence, diagnose, likeliest, without_gradient
-from conformance.diagnosis.shared_mistakes import Summand, diagnose_joint
+from conformance.diagnosis.shared_mistakes import diagnose_shared_mistake
+from conformance.diagnosis.step_context import LossTerm, StepContext
 from conformance.findings.agreement import agreement
 from conformance.findings.verdict import Verdict
 from conformance.judging import loss_terms
@@ -24,39 +25,24 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from adapters.contract import Description, Job, Observation
-    from conformance.diagnosis.step_context import StepContext
     from conformance.findings.finding import Diagnosis
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Part:
-    """One term of the gradient: what a token's weight is multiplied by, and how it is reduced."""
-
-    metric: Metric
-    context: StepContext
-    dloss_dlogprob: NDArray[np.float64]
-
-    @property
-    def gradient(self) -> NDArray[np.float64]:
-        """The reference's: [tokens]."""
-        return self.dloss_dlogprob * self.context.expected
 
 
 def judge_combined(
     job: Job, observations: Sequence[Observation], description: Description
 ) -> Judgement:
-    """Hold the sum of the terms' gradients against the reference's, token by token.
+    """Judge the sum of the terms' gradients, token by token.
 
-    The error of a token is relative to the sum of its terms' absolute values, as they may cancel.
+    The error of a token is relative to the sum of its terms' absolute values, as terms may cancel.
     """
     tolerance = weight_bound(description.dtype, terms=len(loss_terms.COMBINED))
     worst = Judgement(verdict=Verdict.CONFORMS, error=0.0, tolerance=tolerance)
     batch = ProbedBatch(job.steps, job.objective)
     for step_index, dloss_dlogprob in enumerate(batch.split(batch.dloss_dlogprob)):
-        parts = _parts(step_context(job, step_index, observations, description), dloss_dlogprob)
-        expected = np.sum([part.gradient for part in parts], axis=0)
-        magnitude = np.sum([np.abs(part.gradient) for part in parts], axis=0)
-        fingerprints = (part.context.fingerprint for part in parts)
+        terms = _terms(step_context(job, step_index, observations, description), dloss_dlogprob)
+        expected = np.sum([term.products for term in terms], axis=0)
+        magnitude = np.sum([np.abs(term.products) for term in terms], axis=0)
+        fingerprints = (term.context.fingerprint for term in terms)
         worst = replace(worst, expected=(*worst.expected, *fingerprints))
         for weights in combined(observations, step_index, job, description.conventions):
             off = weights * dloss_dlogprob - expected
@@ -69,24 +55,24 @@ def judge_combined(
                 error=error,
                 tolerance=tolerance,
                 agreement=agreement(weights * dloss_dlogprob, expected, magnitude),
-                diagnosis=_diagnosis(off, magnitude, parts, tolerance),
-                picture=picture(parts[0].context, weights * dloss_dlogprob, expected),
+                diagnosis=_diagnosis(off, magnitude, terms, tolerance),
+                picture=picture(terms[0].context, weights * dloss_dlogprob, expected),
                 expected=worst.expected,
             )
     return worst
 
 
-def _parts(context: StepContext, dloss_dlogprob: NDArray[np.float64]) -> list[Part]:
-    conventions = context.conventions
+def _terms(context: StepContext, dloss_dlogprob: NDArray[np.float64]) -> list[LossTerm]:
+    """The terms of the gradient: factors are derivatives by each token's probe."""
     return [
-        Part(
-            metric=term.metric,
-            context=context.of_term(loss_terms.reducer_of_term(term.metric, conventions)),
-            dloss_dlogprob=dloss_dlogprob
-            if term.metric is Metric.POLICY_LOSS
-            else np.full_like(dloss_dlogprob, term.coefficient),
+        LossTerm(
+            metric=metric,
+            context=context.of_term(loss_terms.reducer_of_term(metric, context.conventions)),
+            factors=dloss_dlogprob
+            if metric is Metric.POLICY_LOSS
+            else np.full_like(dloss_dlogprob, coefficient),
         )
-        for term in loss_terms.COMBINED
+        for metric, coefficient in loss_terms.COMBINED.items()
     ]
 
 
@@ -101,36 +87,32 @@ def _error(off: NDArray[np.float64], magnitude: NDArray[np.float64]) -> float | 
 def _diagnosis(
     off: NDArray[np.float64],
     magnitude: NDArray[np.float64],
-    parts: Sequence[Part],
+    terms: Sequence[LossTerm],
     tolerance: float,
 ) -> Diagnosis:
-    """The mistake in one term, where the others are right; that of the first term that has one."""
-    for part in parts:
-        if (np.abs(off + part.gradient) <= tolerance * magnitude).all():
-            return without_gradient(part.metric)
-    alone = likeliest((part.metric, _of_part(off, magnitude, part, tolerance)) for part in parts)
+    """The mistake in one term if the others are right, or in several."""
+    for term in terms:
+        if (np.abs(off + term.products) <= tolerance * magnitude).all():
+            return without_gradient(term.metric)
+    alone = likeliest((term.metric, _of_term(off, magnitude, term, tolerance)) for term in terms)
     if alone.name != "unexplained":
         return alone
-    policy, *others = (
-        Summand(name=part.metric, context=part.context, factors=part.dloss_dlogprob)
-        for part in parts
-    )
-    observed = off + np.sum([part.gradient for part in parts], axis=0)
+    observed = off + np.sum([term.products for term in terms], axis=0)
 
     def matches(predicted: NDArray[np.float64]) -> bool:
         return bool((np.abs(observed - predicted) <= tolerance * magnitude).all())
 
-    return diagnose_joint(policy, others, matches) or alone
+    return diagnose_shared_mistake(terms[0], terms[1:], matches) or alone
 
 
-def _of_part(
-    off: NDArray[np.float64], magnitude: NDArray[np.float64], part: Part, tolerance: float
+def _of_term(
+    off: NDArray[np.float64], magnitude: NDArray[np.float64], term: LossTerm, tolerance: float
 ) -> Diagnosis:
-    """What explains all that is off by one term's weights, within what all terms round."""
-    gradient = np.abs(part.gradient)
+    """The diagnosis if one term alone is wrong; the bound is that of all terms."""
+    gradient = np.abs(term.products)
     active = gradient > 0
     amplified = float((magnitude[active] / gradient[active]).max(initial=1.0))
-    observed = part.context.expected + off / part.dloss_dlogprob
+    observed = term.context.expected + off / term.factors
     return diagnose(
-        Evidence(context=part.context, observed=observed, tolerance=tolerance * amplified)
+        Evidence(context=term.context, observed=observed, tolerance=tolerance * amplified)
     )

@@ -1,4 +1,4 @@
-"""Tells which terms of the loss depend, as the framework documents, on how a step is cut."""
+"""Advises on terms that depend on how a step is cut, as the framework documents."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ OF_THE_STEP = {
     AuxiliaryAggregation.MICRO_BATCH_TOKEN_MEAN: AuxiliaryAggregation.TOKEN_MEAN,
     AuxiliaryAggregation.MICRO_BATCH_SAMPLE_MEAN: AuxiliaryAggregation.SAMPLE_MEAN,
 }
-"""The aggregation of the whole step that each mean over micro-batches stands for."""
+"""The aggregation of the whole step that each mean over micro-batches approximates."""
 
 
 def judge_cut_dependence(
     job: Job, observations: Sequence[Observation], description: Description
 ) -> Judgement | None:
-    """Advice, with the figures of this cut, on a term that is averaged over micro-batches.
+    """Advice on a term that is averaged over micro-batches, with the figures of this cut.
 
-    None where the framework documents an aggregation of the whole step, which depends on no cut. A
-    mean over samples is the same however they are cut, as long as all parts weigh what they hold.
+    None if the framework documents an aggregation of the whole step. A mean over samples conforms
+    if micro-batches weigh by their samples.
     """
     how = loss_terms.reducer(job.objective, description.conventions)
     if how not in OF_THE_STEP:
@@ -49,8 +49,6 @@ def judge_cut_dependence(
     )
     return Judgement(
         verdict=Verdict.ADVICE,
-        error=None,
-        tolerance=0.0,
         diagnosis=Diagnosis(
             name="depends_on_cut",
             explanation=explanation,

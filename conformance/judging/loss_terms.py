@@ -1,12 +1,11 @@
-"""What an objective adds up: its terms, each a quantity of every token and the way it is reduced.
+"""The terms of an objective: the quantity of every token and its aggregation.
 
-The reference's part for everything beside the policy loss: a term's weights are those of its own
-aggregation, a logged number is the sum of weight · quantity.
+A term's weights are those of its own aggregation; a logged number is the sum of weight · quantity.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -33,31 +32,23 @@ if TYPE_CHECKING:
     Quantity = Callable[[ProbedBatch], NDArray[np.float64]]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Term:
-    """A coefficient and what is logged of the quantity that it multiplies."""
-
-    metric: Metric
-    coefficient: float = 1.0
-
-
-POLICY_LOSS = (Term(metric=Metric.POLICY_LOSS),)
-COMBINED = (
-    *POLICY_LOSS,
-    Term(metric=Metric.ENTROPY, coefficient=-ENTROPY_COEFFICIENT),
-    Term(metric=Metric.KL, coefficient=KL_COEFFICIENT),
-)
+COMBINED = {
+    Metric.POLICY_LOSS: 1.0,
+    Metric.ENTROPY: -ENTROPY_COEFFICIENT,
+    Metric.KL: KL_COEFFICIENT,
+}
+"""The coefficient of each term of `Objective.COMBINED`."""
 
 
-def terms(metric: Metric, objective: Objective) -> tuple[Term, ...]:
-    """What a logged number is the sum of."""
+def coefficients(metric: Metric, objective: Objective) -> dict[Metric, float]:
+    """The coefficient of each term that a logged number is the sum of."""
     if metric is not Metric.LOSS:
-        return (Term(metric=metric),)
-    return COMBINED if objective is Objective.COMBINED else POLICY_LOSS
+        return {metric: 1.0}
+    return COMBINED if objective is Objective.COMBINED else {Metric.POLICY_LOSS: 1.0}
 
 
 def reducer(objective: Objective, conventions: Conventions) -> AuxiliaryAggregation | None:
-    """How the only term of an objective is reduced; None if by the mode."""
+    """The aggregation of an objective's only term; None if it is that of the policy loss."""
     return {
         Objective.ENTROPY: conventions.entropy,
         Objective.KL: conventions.kl,
@@ -67,7 +58,7 @@ def reducer(objective: Objective, conventions: Conventions) -> AuxiliaryAggregat
 
 
 def reducer_of_term(metric: Metric, conventions: Conventions) -> AuxiliaryAggregation | None:
-    """How a term of the loss is reduced, or anything logged; None if by the mode."""
+    """The aggregation of a term or logged metric; None if it is that of the policy loss."""
     if metric is Metric.POLICY_LOSS:
         return None
     of_term = {Metric.ENTROPY: conventions.entropy, Metric.KL: conventions.kl}
@@ -75,12 +66,12 @@ def reducer_of_term(metric: Metric, conventions: Conventions) -> AuxiliaryAggreg
 
 
 def without_rejection(step: Step) -> Step:
-    """A step out of which no tokens were taken."""
-    return replace(step, mask=step.before, original_mask=None)
+    """The step before rejection sampling."""
+    return replace(step, mask=step.mask_before_rejection, original_mask=None)
 
 
 def quantities(metric: Metric, batch: ProbedBatch) -> NDArray[np.float64]:
-    """What a number is reduced from, of every token of a batch: flat."""
+    """The quantity that a metric is reduced from, for every token of a batch: flat."""
     return _QUANTITIES[metric](batch)
 
 
@@ -101,8 +92,8 @@ def _clipped(batch: ProbedBatch) -> NDArray[np.float64]:
 
 
 def _rejected(batch: ProbedBatch) -> NDArray[np.float64]:
-    before, after = np.concatenate(batch.original_masks), np.concatenate(batch.masks)
-    return (before & ~after).astype(np.float64)
+    original, modified = np.concatenate(batch.original_masks), np.concatenate(batch.masks)
+    return (original & ~modified).astype(np.float64)
 
 
 def _table(values: NDArray[np.float64]) -> Quantity:

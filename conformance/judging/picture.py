@@ -1,4 +1,4 @@
-"""What is kept of wrong weights, to be drawn: expected and observed, in runs of equal tokens."""
+"""Makes the picture of wrong weights: expected and observed, in runs of equal tokens."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ if TYPE_CHECKING:
     from conformance.diagnosis.step_context import StepContext
 
 MOST_SAMPLES = 48
-"""Of a step: a screen has no room for more."""
+"""Largest number of samples of a picture, as much as a screen shows."""
 
 MOST_RUNS = 24
-"""Of a sample: likewise."""
+"""Largest number of runs of a sample."""
 
 BITS, DIGITS = 20, 6
-"""Significant ones: coarser than what float32 rounds, so that tokens of one weight make one run.
-Error and diagnosis of a finding are of the weights as they were."""
+"""Significant bits and digits: coarser than float32, so that tokens of one weight make one run.
+Error and diagnosis of a finding use the unrounded weights."""
 
 
 def picture(
     context: StepContext, observed: NDArray[np.float64], expected: NDArray[np.float64]
 ) -> Picture:
-    """Weights [tokens] of the step that is looked at: the samples most off, in their order."""
+    """The picture of a step's weights, [tokens]: the samples with the largest errors, in order."""
     step, responses = context.step, list(context.step.responses)
     off = np.nan_to_num(np.abs(observed - expected), nan=np.inf, posinf=np.inf)
     of_sample = np.array([off[tokens].max(initial=0.0) for tokens in responses])
@@ -53,7 +53,7 @@ def picture(
 def _columns(
     context: StepContext, observed: NDArray[np.float64], expected: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """What a `Run` says of every token; NaN where it says nothing: [tokens, 5]."""
+    """The values of `Run` for every token, NaN if unknown: [tokens, 5]."""
     placement = context.placement
     unknown = np.full(len(expected), np.nan)
     places = (
@@ -66,7 +66,7 @@ def _columns(
 
 
 def _runs(columns: NDArray[np.float64]) -> list[Run]:
-    """The first runs of tokens that are alike in all columns."""
+    """The first runs of tokens that are equal in all columns."""
     alike = np.nan_to_num(_rounded(columns), nan=-1.0)
     differs = (alike[1:] != alike[:-1]).any(axis=1)
     borders = [0, *(np.flatnonzero(differs) + 1).tolist(), len(columns)][: MOST_RUNS + 1]
@@ -87,12 +87,12 @@ def _run(tokens: int, columns: list[float]) -> Run:
 
 
 def _rounded(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """To `BITS`."""
+    """Values rounded to `BITS` significant bits."""
     mantissas, exponents = np.frexp(values)
     rounded: NDArray[np.float64] = np.ldexp(np.round(np.ldexp(mantissas, BITS)), exponents - BITS)
     return rounded
 
 
 def _shortened(weight: float) -> float | None:
-    """As few decimals as show it, 0 without a sign; None where not finite."""
+    """A weight rounded to `DIGITS`, 0 without a sign; None if not finite."""
     return None if math.isnan(weight) else float(f"{weight:.{DIGITS}g}") + 0.0

@@ -1,4 +1,4 @@
-"""Judges which rank trained on what."""
+"""Judges which rank trained on which tokens."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 def judge_sharding(
     job: Job, observations: Sequence[Observation], description: Description
 ) -> Judgement | None:
-    """Whether every active token was trained on, in the step that it belongs to.
+    """Judge whether every active token was trained on in its own step.
 
-    Where a framework documents that its `prompt_mean` needs a prompt's samples on one data-parallel
-    rank, they must be there. None where the adapter does not tell who held what.
+    If a framework documents that its `prompt_mean` needs all samples of a prompt on one
+    data-parallel rank, that is judged too. None if the adapter does not report forward passes.
     """
     whole = description.conventions.whole_groups and job.aggregation.mode is Mode.PROMPT_MEAN
     for step_index, step in enumerate(job.steps):
@@ -38,7 +38,7 @@ def judge_sharding(
         if fault is None and whole:
             fault = _scattered(step, passes, job.layout)
         if fault is not None:
-            return Judgement(verdict=Verdict.MISMATCH, error=None, tolerance=0.0, diagnosis=fault)
+            return Judgement(verdict=Verdict.MISMATCH, diagnosis=fault)
     return Judgement(verdict=Verdict.CONFORMS, error=0.0, tolerance=0.0)
 
 

@@ -1,4 +1,4 @@
-"""Judges what a framework makes of a configuration: whether it refuses it, or what it then does."""
+"""Judges how a framework handles a configuration: whether it refuses it, or what it trains."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from adapters.contract.probed_batch import ProbedBatch
 from conformance.corpus.configurations import ConfigCase, Demand
 from conformance.diagnosis.explain import Evidence, diagnose
 from conformance.findings.agreement import agreement
-from conformance.findings.finding import Diagnosis
 from conformance.findings.sanitize import last_line
 from conformance.findings.verdict import Verdict
 from conformance.judging.weights import (
@@ -21,6 +20,7 @@ from conformance.judging.weights import (
     combined,
     judge_weights,
     largest_error,
+    mismatch,
     step_context,
 )
 from reference.aggregation import Aggregation, AuxiliaryAggregation, Mode
@@ -39,23 +39,23 @@ if TYPE_CHECKING:
 TERM_KL = ("KL", KL_COEFFICIENT)
 
 KEPT = (Verdict.CONFORMS, Verdict.REFUSED)
-"""Verdicts that keep a rule, whoever states it."""
+"""Verdicts under which a rule is kept."""
 
 
 def by_own_rules(
-    judgement: Judgement, row: ConfigCase | LogCase, description: Description
+    judgement: Judgement, case: ConfigCase | LogCase, description: Description
 ) -> Judgement:
-    """A verdict against a framework only where it states the rule itself; else advice.
+    """The judgement, turned into advice if the framework does not state the rule itself.
 
-    The rule's own framework, or the place where this one states it, is added to the words.
+    The explanation names the place where it states the rule, or the framework that does.
     """
     if judgement.verdict in KEPT:
         return judgement
-    stated = description.rules.get(row.rule)
+    stated = description.rules.get(case.rule)
     if stated is not None:
         return _with_words(judgement, f"; the rule is stated in {stated}")
     advice = replace(judgement, verdict=Verdict.ADVICE)
-    return _with_words(advice, f"; the rule is {row.origin}'s, and this framework states none")
+    return _with_words(advice, f"; the rule is {case.origin}'s, and this framework states none")
 
 
 def _with_words(judgement: Judgement, words: str) -> Judgement:
@@ -65,76 +65,76 @@ def _with_words(judgement: Judgement, words: str) -> Judgement:
     return replace(judgement, diagnosis=diagnosis)
 
 
-def judge_crash(row: ConfigCase, message: str) -> Judgement:
-    """A configuration that the framework neither refuses nor can be trained with."""
-    words = f"{row.says} passes startup validation, and the run fails later: {last_line(message)}"
-    return replace(_mismatch("fails_later", words), message=message)
+def judge_crash(case: ConfigCase, message: str) -> Judgement:
+    """Judge a configuration that the framework accepts at startup and then crashes with."""
+    words = f"{case.says} passes startup validation, and the run fails later: {last_line(message)}"
+    return replace(mismatch("fails_later", words), message=message)
 
 
-def judge_refusal(row: ConfigCase, message: str) -> Judgement:
-    """Hold an error of the framework's own against what is demanded."""
-    if row.demand not in (Demand.REFUSE, Demand.REDUCER):
-        refused = _mismatch("refused_what_it_supports", f"{row.says}, and it is refused")
+def judge_refusal(case: ConfigCase, message: str) -> Judgement:
+    """Judge an error by which the framework refused a configuration."""
+    if case.demand not in (Demand.REFUSE, Demand.REDUCER):
+        refused = mismatch("refused_what_it_supports", f"{case.says}, and it is refused")
         return replace(refused, message=message)
-    if any(option in message.lower() for option in row.options):
-        return Judgement(verdict=Verdict.REFUSED, error=None, tolerance=0.0, message=message)
-    words = f"{row.says} is refused by an error that names none of {', '.join(row.options)}"
-    return replace(_mismatch("refused_without_naming", words), message=message)
+    if any(option in message.lower() for option in case.options):
+        return Judgement(verdict=Verdict.REFUSED, message=message)
+    words = f"{case.says} is refused by an error that names none of {', '.join(case.options)}"
+    return replace(mismatch("refused_without_naming", words), message=message)
 
 
 def judge_acceptance(
-    row: ConfigCase,
+    case: ConfigCase,
     job: Job,
     observations: Sequence[Observation],
     description: Description,
     plain: Sequence[Observation],
 ) -> Judgement:
-    """Hold what the framework then trained against what is demanded.
+    """Judge what the framework trained with a configuration that it accepted.
 
-    ``plain`` is what it did with the ordinary configuration that the row is compared with.
+    ``plain`` are the observations of the default configuration that it is compared with.
     """
-    if row.demand is Demand.REFUSE:
-        return _accepted(row, job, observations, description)
-    if row.demand in (Demand.SAME, Demand.DEFAULT):
-        return _same(row, observations, plain)
-    return _reduced(row, job, observations, description)
+    if case.demand is Demand.REFUSE:
+        return _accepted(case, job, observations, description)
+    if case.demand in (Demand.SAME, Demand.DEFAULT):
+        return _same(case, observations, plain)
+    return _reduced(case, job, observations, description)
 
 
-def compared_with(row: ConfigCase, job: Job, description: Description) -> Job:
-    """The job of ordinary configuration that a row is to be the same as."""
-    mode = description.default_mode if row.demand is Demand.DEFAULT else job.aggregation.mode
+def compared_with(case: ConfigCase, job: Job, description: Description) -> Job:
+    """The job with the default configuration that a case must be equal to."""
+    mode = description.default_mode if case.demand is Demand.DEFAULT else job.aggregation.mode
     divisor = job.aggregation.divisor if mode is Mode.CONSTANT else None
     return replace(job, aggregation=Aggregation(mode, divisor), configuration=DEFAULT_CONFIGURATION)
 
 
 def _accepted(
-    row: ConfigCase, job: Job, observations: Sequence[Observation], description: Description
+    case: ConfigCase, job: Job, observations: Sequence[Observation], description: Description
 ) -> Judgement:
-    """What is trained then, in the words of the diagnosis if it can be named.
+    """The mismatch of a configuration that should be refused, with a diagnosis of its weights.
 
-    Where the configuration makes other steps of the job's, the reference says nothing of them.
+    Weights are not diagnosed if the configuration changes the job's steps.
     """
-    if row.configuration.batch_size is not None or row.configuration.tampering is not None:
-        return _mismatch("accepted", f"{row.says} is accepted and trained on")
-    if row.configuration.entropy or row.configuration.kl:
-        words = f"{row.says} is accepted; then {_term_words(row, job, observations, description)}"
-        return _mismatch("accepted", words)
+    if case.configuration.batch_size is not None or case.configuration.fault_injection is not None:
+        return mismatch("accepted", f"{case.says} is accepted and trained on")
+    if case.configuration.entropy or case.configuration.kl:
+        words = f"{case.says} is accepted; then {_term_words(case, job, observations, description)}"
+        return mismatch("accepted", words)
     judged = judge_weights(job, observations, description)
     if judged.diagnosis is None:
-        words = f"{row.says} is accepted; then weights are those of {job.aggregation.mode}"
-        return _mismatch("accepted", words)
-    words = f"{row.says} is accepted; then {judged.diagnosis.explanation}"
-    return replace(_mismatch("accepted", words, judged.error), agreement=judged.agreement)
+        words = f"{case.says} is accepted; then weights are those of {job.aggregation.mode}"
+        return mismatch("accepted", words)
+    words = f"{case.says} is accepted; then {judged.diagnosis.explanation}"
+    return replace(mismatch("accepted", words, judged.error), agreement=judged.agreement)
 
 
 def _term_words(
-    row: ConfigCase, job: Job, observations: Sequence[Observation], description: Description
+    case: ConfigCase, job: Job, observations: Sequence[Observation], description: Description
 ) -> str:
-    """How the term that a configuration adds to the policy loss is seen to be aggregated.
+    """Describes the observed aggregation of the term that a configuration adds to the loss.
 
-    Its weights are what is left of the gradient once the policy loss's share is taken off.
+    Its weights are the gradient less that of the policy loss.
     """
-    name, coefficient = ("entropy", -ENTROPY_COEFFICIENT) if row.configuration.entropy else TERM_KL
+    name, coefficient = ("entropy", -ENTROPY_COEFFICIENT) if case.configuration.entropy else TERM_KL
     policy = step_context(job, 0, observations, description)
     dloss_dlogprob = ProbedBatch(job.steps, job.objective).dloss_dlogprob
     observed = combined(observations, 0, job, description.conventions)[0]
@@ -155,25 +155,25 @@ def _term_words(
 
 
 def _same(
-    row: ConfigCase, observations: Sequence[Observation], plain: Sequence[Observation]
+    case: ConfigCase, observations: Sequence[Observation], plain: Sequence[Observation]
 ) -> Judgement:
     pairs = [
         (mine, other)
         for ours, theirs in zip(observations, plain, strict=True)
-        for mine, other in zip(ours.weights, theirs.weights, strict=True)
+        for mine, other in zip(ours.token_weights, theirs.token_weights, strict=True)
     ]
     if all(np.array_equal(mine, other) for mine, other in pairs):
         return Judgement(verdict=Verdict.CONFORMS, error=0.0, tolerance=0.0)
     mine, other = (np.concatenate(weights) for weights in zip(*pairs, strict=True))
     error = largest_error(mine, np.abs(other))
-    wrong = _mismatch("not_the_same", f"{row.says}, and some weights differ", error)
+    wrong = mismatch("not_the_same", f"{case.says}, and some weights differ", error)
     return replace(wrong, agreement=agreement(mine, other))
 
 
 def _reduced(
-    row: ConfigCase, job: Job, observations: Sequence[Observation], description: Description
+    case: ConfigCase, job: Job, observations: Sequence[Observation], description: Description
 ) -> Judgement:
-    """The custom reducer's sums, over what the train step divides by: its tokens or its samples."""
+    """Judge a custom reducer: its sums, divided by the step's tokens or samples."""
     tolerance = weight_bound(description.dtype)
     worst = 0.0
     for step_index, step in enumerate(job.steps):
@@ -182,39 +182,31 @@ def _reduced(
             error = largest_error(observed, expected)
             if error is None or error > tolerance:
                 mode = judge_weights(job, observations, description)
-                wrong = _not_reduced(row, mode, observed, expected)
+                wrong = _not_reduced(case, mode, observed, expected)
                 return replace(wrong, error=error, agreement=agreement(observed, expected))
             worst = max(worst, error)
     return Judgement(verdict=Verdict.CONFORMS, error=worst, tolerance=tolerance)
 
 
 def _not_reduced(
-    row: ConfigCase, mode: Judgement, observed: NDArray[np.float64], expected: NDArray[np.float64]
+    case: ConfigCase,
+    mode: Judgement,
+    observed: NDArray[np.float64],
+    expected: NDArray[np.float64],
 ) -> Judgement:
-    """A custom reducer that is not used, or whose result is then divided by another number.
+    """The mismatch of a custom reducer that is ignored or whose result is rescaled.
 
-    ``mode`` is the judgement of the weights against those of the mode, as if there were no reducer.
+    ``mode`` is the judgement of the weights against those of the mode, without a reducer.
     """
     if mode.verdict is Verdict.CONFORMS:
-        return _mismatch("reducer_ignored", f"{row.says}, and it is not used")
+        return mismatch("reducer_ignored", f"{case.says}, and it is not used")
     ratios = observed[expected > 0] / expected[expected > 0]
     if np.isfinite(ratios).all() and np.ptp(ratios) <= weight_bound("float32") * ratios.max():
-        words = f"{row.says}, and every weight is {ratios[0]:.6g} times what it makes it"
-        return _mismatch("reducer_rescaled", words)
-    return _mismatch("reducer_ignored", f"{row.says}, and weights are not what it makes them")
+        words = f"{case.says}, and every weight is {ratios[0]:.6g} times what it makes it"
+        return mismatch("reducer_rescaled", words)
+    return mismatch("reducer_ignored", f"{case.says}, and weights are not what it makes them")
 
 
 def _reducer_weights(step: Step, mode: Mode) -> NDArray[np.float64]:
     units = step.active_tokens.sum() if mode is Mode.TOKEN_MEAN else step.size
     return step.mask / (REDUCER_DIVISOR * float(units))
-
-
-def _mismatch(
-    name: str, explanation: str, error: float | None = None, tolerance: float = 0.0
-) -> Judgement:
-    return Judgement(
-        verdict=Verdict.MISMATCH,
-        error=error,
-        tolerance=tolerance,
-        diagnosis=Diagnosis(name=name, explanation=explanation),
-    )

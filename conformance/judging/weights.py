@@ -1,4 +1,4 @@
-"""Compares what a framework did with the reference, within derived bounds."""
+"""Judges observed token weights within derived bounds."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from conformance.diagnosis.explain import Evidence, diagnose
 from conformance.diagnosis.placement import forward_pass_of_token
 from conformance.diagnosis.step_context import ExpectedNumber, StepContext
 from conformance.findings.agreement import agreement
+from conformance.findings.finding import Diagnosis
 from conformance.findings.verdict import Verdict
 from conformance.judging import loss_terms
 from conformance.judging.picture import picture
@@ -25,38 +26,43 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from adapters.contract import Description, Job, Observation
-    from conformance.findings.finding import Diagnosis, Logged, Picture
+    from conformance.findings.finding import Logged, Picture
     from reference.aggregation import Conventions
     from reference.step import Step
 
 
 @dataclass(frozen=True, kw_only=True)
 class Judgement:
-    """Verdict on observed weights, with the largest relative error found."""
+    """A verdict, with the largest relative error found and its bound."""
 
     verdict: Verdict
-    error: float | None
-    tolerance: float
+    error: float | None = None
+    tolerance: float = 0.0
     agreement: float | None = None
-    """Of a mismatch, `conformance.findings.agreement.agreement`."""
+    """`conformance.findings.agreement.agreement`, for a mismatch."""
 
     diagnosis: Diagnosis | None = None
     message: str | None = None
-    """The framework's own words, where it declined."""
+    """The framework's own message, if it declined."""
 
     picture: Picture | None = None
     logged: Logged | None = None
     expected: tuple[ExpectedNumber, ...] = ()
-    """What `conformance.findings.harness` compares over the findings of a run."""
+    """Numbers that `conformance.findings.harness` compares over the findings of a run."""
+
+
+def mismatch(name: str, explanation: str, error: float | None = None) -> Judgement:
+    """A mismatch with a diagnosis."""
+    diagnosis = Diagnosis(name=name, explanation=explanation)
+    return Judgement(verdict=Verdict.MISMATCH, error=error, diagnosis=diagnosis)
 
 
 def judge_weights(
     job: Job, observations: Sequence[Observation], description: Description
 ) -> Judgement:
-    """Hold the weights that the ranks saw against the reference, for every step of the job.
+    """Judge the weights of the objective's only term that the ranks observed in every step.
 
-    They are those of the objective's only term. An active token's weight may be off by the bound of
-    its dtype; an inactive one's must be 0.
+    The error of an active token is relative and bounded; an inactive token must weigh exactly 0.
     """
     tolerance = weight_bound(description.dtype, _summands(job))
     worst = Judgement(verdict=Verdict.CONFORMS, error=0.0, tolerance=tolerance)
@@ -88,7 +94,7 @@ def judge_weights(
 
 
 def _summands(job: Job) -> int:
-    """Weights that a token's is the sum of: where ratios are of whole sequences, the sample's."""
+    """Number of weights that a token's is the sum of, if ratios are those of whole sequences."""
     if job.objective is not Objective.GSPO:
         return 0
     return max(int(step.active_tokens.max()) for step in job.steps)
@@ -97,7 +103,7 @@ def _summands(job: Job) -> int:
 def step_context(
     job: Job, step_index: int, observations: Sequence[Observation], description: Description
 ) -> StepContext:
-    """One step of a job as it was cut, and how its objective's only term was to be reduced."""
+    """The context of one step of a job, with the aggregation of the objective's only term."""
     context = StepContext(
         steps=job.steps,
         step_index=step_index,
@@ -110,10 +116,10 @@ def step_context(
 
 
 def largest_error(observed: NDArray[np.float64], expected: NDArray[np.float64]) -> float | None:
-    """Largest relative error of an active token's weight; None if a weight is not finite.
+    """Largest relative error of a token's weight; None if a weight is not finite.
 
-    A weight on an inactive token has no relative error of its own: it is given as a multiple of the
-    largest weight in the step, or as it is where no token has any, and at least as 1.
+    The error of an inactive token is its weight relative to the step's largest expected weight, or
+    its weight if no token is active, but at least 1.
     """
     if not np.isfinite(observed).all():
         return None
@@ -126,7 +132,7 @@ def largest_error(observed: NDArray[np.float64], expected: NDArray[np.float64]) 
 
 
 def worse(worst: Judgement, error: float) -> Judgement:
-    """A judgement with the larger of its error and another one."""
+    """The judgement with an error if that is larger than its own."""
     if worst.error is not None and error <= worst.error:
         return worst
     return replace(worst, error=error)
@@ -135,30 +141,24 @@ def worse(worst: Judgement, error: float) -> Judgement:
 def combined(
     observations: Sequence[Observation], step_index: int, job: Job, conventions: Conventions
 ) -> list[NDArray[np.float64]]:
-    """Final weights as every rank has them after what the train step would still do.
+    """The final weights of every rank, after the reductions that the train step has yet to do.
 
-    Those of ranks that have none come last: where others have some, these tell what went wrong.
-
-    Tensor-parallel ranks each hold the gradient of all tokens: what is combined is combined over
-    the others.
+    Ranks without any weight come last, as the others tell more of a mistake. Tensor-parallel ranks
+    each hold the gradient of all tokens, so that reductions go over the other ranks.
     """
-    pending_reduction, tp, step = (
-        observations[0].pending_reduction,
-        job.layout.tp,
-        job.steps[step_index],
-    )
+    pending_reduction, tp = observations[0].pending_reduction, job.layout.tp
     if pending_reduction is PendingReduction.REPLICATED:
-        replicas = [observation.weights[step_index] for observation in observations]
+        replicas = [observation.token_weights[step_index] for observation in observations]
         return sorted(replicas, key=lambda weights: not weights.any())
     return [
         _total(ranks, step_index)
-        / _divisor(pending_reduction, ranks, step_index, step, conventions)
+        / _divisor(pending_reduction, ranks, step_index, job.steps[step_index], conventions)
         for ranks in (observations[tp_rank::tp] for tp_rank in range(tp))
     ]
 
 
 def _total(ranks: Sequence[Observation], step_index: int) -> NDArray[np.float64]:
-    total: NDArray[np.float64] = np.sum([rank.weights[step_index] for rank in ranks], axis=0)
+    total: NDArray[np.float64] = np.sum([rank.token_weights[step_index] for rank in ranks], axis=0)
     return total
 
 

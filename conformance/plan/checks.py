@@ -1,7 +1,7 @@
 """What is looked at: the checks, each with what a framework is made to train and what is read off.
 
-A subject is one line of the contract. It has an objective, which says what the ranks train, and the
-cases that it takes to tell right from wrong; subjects of one objective share a run.
+A check is one line of the contract. It has an objective, which says what the ranks train, and the
+cases that it takes to tell right from wrong; checks of one objective share a run.
 """
 
 from __future__ import annotations
@@ -160,19 +160,19 @@ VALIDATION_MISTAKES = frozenset({"accepted", "fails_later", "refused_without_nam
 """Mistakes that only the validation of a configuration can have."""
 
 
-def place(subject: CheckSpec, mode: Mode, diagnosis: Diagnosis) -> CodeLocation | None:
+def place(spec: CheckSpec, mode: Mode, diagnosis: Diagnosis) -> CodeLocation | None:
     """Where in a framework a mistake must have been made; None if it may be in several places.
 
     A factor may be anywhere between the loss and the optimizer, and a number that is logged wrongly
     anywhere between the micro-batch and the log.
     """
-    if subject.check is Check.SHARDING:
+    if spec.check is Check.SHARDING:
         return CodeLocation.SHARDING
-    if subject.check is Check.ARGUMENTS:
+    if spec.check is Check.ARGUMENTS:
         return CodeLocation.ARGUMENTS if diagnosis.name in VALIDATION_MISTAKES else None
-    if diagnosis.name == "reduced_before_the_last_micro_batch" and subject.metric is None:
+    if diagnosis.name == "reduced_before_the_last_micro_batch" and spec.metric is None:
         return CodeLocation.REDUCTION
-    if mode is not Mode.TOKEN_MEAN or subject.metric is not None:
+    if mode is not Mode.TOKEN_MEAN or spec.metric is not None:
         return None
     if diagnosis.name == "not_divided":
         return CodeLocation.TOKEN_DIVISION

@@ -133,19 +133,22 @@ class Plan:
         """On the first layout that each configuration can be seen on, if there is one."""
         if self.depth is not Depth.STEP:
             return []
-        pairs = [(row, [one for one in self.layouts if row.fits(one)]) for row in CONFIG_CASES]
+        pairs = [
+            (config_case, [layout for layout in self.layouts if config_case.fits(layout)])
+            for config_case in CONFIG_CASES
+        ]
         return [
             StartupCell(
-                aggregation=row.given.aggregation(mode),
-                case=row.given,
+                aggregation=config_case.given.aggregation(mode),
+                case=config_case.given,
                 layout=fitting[0],
                 depth=self.depth,
-                spec=CheckSpec(check=row.check, name=row.name),
-                config_case=row,
+                spec=CheckSpec(check=config_case.check, name=config_case.name),
+                config_case=config_case,
             )
-            for row, fitting in pairs
+            for config_case, fitting in pairs
             if fitting
-            for mode in row.modes
+            for mode in config_case.modes
             if mode in self.aggregations
         ]
 

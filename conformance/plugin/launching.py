@@ -45,8 +45,8 @@ def connect_workers(config: pytest.Config) -> None:
         return
     from conformance.ranks.torchrun import RemoteWorkers
 
-    config.stash[REMOTE_WORKERS] = crew = RemoteWorkers(launch)
-    config.pluginmanager.register(_Dismissal(crew), "conformance-dismissal")
+    config.stash[REMOTE_WORKERS] = workers = RemoteWorkers(launch)
+    config.pluginmanager.register(_Dismissal(workers), "conformance-dismissal")
     if config.getoption("dist", default="no") != "no":
         raise pytest.UsageError(
             "pytest-xdist shares findings out among processes, and torchrun started one for each"
@@ -77,10 +77,10 @@ def rank_budget(config: pytest.Config) -> RankBudget:
 
 
 class _Dismissal:
-    """Hooks that let the crew of torchrun's other processes go when the run is over."""
+    """Hooks that dismiss the other processes of torchrun when the run is over."""
 
-    def __init__(self, crew: RemoteWorkers) -> None:
-        self._crew = crew
+    def __init__(self, workers: RemoteWorkers) -> None:
+        self._workers = workers
         self._session: pytest.Session | None = None
 
     def pytest_sessionstart(self, session: pytest.Session) -> None:
@@ -90,7 +90,7 @@ class _Dismissal:
     def pytest_unconfigure(self) -> None:
         """Without a session the command line was at fault."""
         status = self._session.exitstatus if self._session else pytest.ExitCode.USAGE_ERROR
-        self._crew.dismiss(0 if status in SOUND else status)
+        self._workers.dismiss(0 if status in SOUND else status)
 
 
 def _launch(config: pytest.Config) -> Launch | None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch.distributed as dist
 
 from adapters.contract import Rank, Unsupported
-from conformance.findings.sanitize import words
+from conformance.findings.sanitize import sanitize
 from conformance.ranks import preload
 from conformance.ranks.log_process import LogOutcome
 from conformance.ranks.processes import die_with_parent
@@ -49,11 +49,11 @@ def _outcome(
     try:
         log = adapter.aggregate(entries, rank)
     except Unsupported as reason:
-        return LogOutcome(kind="unsupported", log={}, message=words(str(reason), source))
+        return LogOutcome(kind="unsupported", log={}, message=sanitize(str(reason), source))
     except Exception as error:
-        message = words(f"{type(error).__name__}: {error}", source)
+        message = sanitize(f"{type(error).__name__}: {error}", source)
         return LogOutcome(kind="raised", log={}, message=message)
-    named = {words(key, source): float(value) for key, value in log.items()}
+    named = {sanitize(key, source): float(value) for key, value in log.items()}
     return LogOutcome(kind="logged", log=named)
 
 

@@ -208,7 +208,7 @@ class RankPool:
     def _start(self) -> None:
         if self._ranks:
             return
-        self._ranks = self._launcher.start([self._post(index) for index in range(self._size)])
+        self._ranks = self._launcher.start([self._spec(index) for index in range(self._size)])
         self._world = None
         self._pids.clear()
         for answer in self._gather(self._connections, START_LIMIT):
@@ -219,7 +219,7 @@ class RankPool:
             self._description = answer.reply.description
             self._pids.append(answer.reply.pid)
 
-    def _post(self, index: int) -> WorkerSpec:
+    def _spec(self, index: int) -> WorkerSpec:
         return WorkerSpec(
             index=index, adapter=self.adapter, source=self.source, hardware=self._hardware
         )

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from conformance.findings.errors import TemporaryFolderError
-from conformance.findings.sanitize import words
+from conformance.findings.sanitize import sanitize
 from conformance.ranks import preload
 from conformance.ranks.messages import Rendezvous, SharedFile
 
@@ -92,8 +92,8 @@ class Running:
 class Launcher(Protocol):
     """Starts ranks and says where they meet."""
 
-    def start(self, posts: Sequence[WorkerSpec]) -> list[Running]:
-        """A process for each post, in their order."""
+    def start(self, specs: Sequence[WorkerSpec]) -> list[Running]:
+        """A process for each worker, in their order."""
 
     def rendezvous(self) -> Rendezvous:
         """A place where no world has met yet."""
@@ -114,48 +114,48 @@ class LocalLauncher:
         """Where the ranks' output is, and where they meet; removed in the end."""
         return Path(self._folder.name)
 
-    def start(self, posts: Sequence[WorkerSpec]) -> list[Running]:
-        """A process for each post, in their order."""
-        share_cores = len(posts) > (os.cpu_count() or 1)
+    def start(self, specs: Sequence[WorkerSpec]) -> list[Running]:
+        """A process for each worker, in their order."""
+        share_cores = len(specs) > (os.cpu_count() or 1)
         slots = [
             HostSlot(
-                index=post.index,
-                log=self.folder / f"rank-{post.index}.log",
+                index=spec.index,
+                log=self.folder / f"rank-{spec.index}.log",
                 share_cores=share_cores,
                 interface="lo",
             )
-            for post in posts
+            for spec in specs
         ]
-        return [running(post, slot) for post, slot in zip(posts, slots, strict=True)]
+        return [running(spec, slot) for spec, slot in zip(specs, slots, strict=True)]
 
     def rendezvous(self) -> Rendezvous:
         """A file."""
         return SharedFile(self.folder / f"world-{next(self._meetings)}")
 
     def close(self) -> None:
-        """Remove logs and meeting places."""
+        """Remove logs and rendezvous files."""
         self._folder.cleanup()
 
 
 class LocalProcess:
     """A process of this machine's fork server, which serves a connection."""
 
-    def __init__(self, post: WorkerSpec, slot: HostSlot, connection: Connection) -> None:
-        context = start_server(post)
+    def __init__(self, spec: WorkerSpec, slot: HostSlot, connection: Connection) -> None:
+        context = start_server(spec)
         from conformance.ranks.worker import serve  # torch, while the server imports it too
 
-        self._post = post
+        self._spec = spec
         self._log = slot.log
         self._log.write_bytes(b"")  # of the rank before; and this one may die before it opens it
-        self._process = context.Process(target=serve, args=(connection, post, slot), daemon=True)
+        self._process = context.Process(target=serve, args=(connection, spec, slot), daemon=True)
         self._process.start()
         connection.close()
 
     def death(self) -> str:
         """How it ended and its last words."""
         self._process.join(SECONDS_TO_DIE)
-        who, code = f"rank {self._post.index}", self._process.exitcode
-        return last_words(who, code, self._log.read_bytes(), self._post.source)
+        who, code = f"rank {self._spec.index}", self._process.exitcode
+        return last_words(who, code, self._log.read_bytes(), self._spec.source)
 
     def kill(self) -> None:
         """Put an end to it, and to the processes that it started."""
@@ -179,7 +179,7 @@ def last_words(who: str, code: int | None, output: bytes, source: Path | None) -
     )
     text = RACED_SIZES.sub("other sizes", output[-LOG_TAIL:].decode(errors="backslashreplace"))
     last_lines = "\n".join(text.strip().splitlines()[-LOG_LINES:])
-    return words(f"{who} {how}\n{last_lines}".strip(), source)
+    return sanitize(f"{who} {how}\n{last_lines}".strip(), source)
 
 
 def require_room_for_sockets() -> None:
@@ -205,15 +205,15 @@ def die_with_parent(sign: signal.Signals) -> None:
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, sign)
 
 
-def running(post: WorkerSpec, slot: HostSlot) -> Running:
+def running(spec: WorkerSpec, slot: HostSlot) -> Running:
     """A rank of this machine, connected to this process."""
-    ours, theirs = start_server(post).Pipe()
-    return Running(LocalProcess(post, slot, theirs), ours)
+    ours, theirs = start_server(spec).Pipe()
+    return Running(LocalProcess(spec, slot, theirs), ours)
 
 
-def start_server(post: WorkerSpec) -> ForkServerContext:
-    """Have a fork server that loads what a post needs; the first of a process is its only one."""
-    preload.announce(post.adapter, post.source, post.hardware)
+def start_server(spec: WorkerSpec) -> ForkServerContext:
+    """Have a fork server that loads what a worker needs; the first of a process is its only one."""
+    preload.announce(spec.adapter, spec.source, spec.hardware)
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([preload.__name__])
     forkserver.ensure_running()

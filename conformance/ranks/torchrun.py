@@ -149,11 +149,11 @@ class RemoteWorkers:
         arrivals = (self._listener.accept() for _ in range(1, launch.world_size))
         self._orders = {connection.recv(): connection for connection in arrivals}
 
-    def start(self, post: WorkerSpec) -> Running:
-        """The rank of a post, connected to this process."""
-        orders = self._orders[post.index]
-        orders.send(post)
-        return Running(_RemoteProcess(post.index, orders), self._listener.accept())
+    def start(self, spec: WorkerSpec) -> Running:
+        """The rank that a spec describes, connected to this process."""
+        orders = self._orders[spec.index]
+        orders.send(spec)
+        return Running(_RemoteProcess(spec.index, orders), self._listener.accept())
 
     def dismiss(self, status: int) -> None:
         """Have all leave with this exit status."""
@@ -195,16 +195,16 @@ class _RemoteProcess:
 class TorchrunLauncher:
     """A rank for each process that torchrun started, the first of them in our care."""
 
-    def __init__(self, launch: Launch, crew: RemoteWorkers) -> None:
+    def __init__(self, launch: Launch, workers: RemoteWorkers) -> None:
         self._launch = launch
-        self._crew = crew
+        self._workers = workers
         self._folder = tempfile.TemporaryDirectory(prefix="rl-loss-conformance-")
         self._meetings = count()
 
-    def start(self, posts: Sequence[WorkerSpec]) -> list[Running]:
+    def start(self, specs: Sequence[WorkerSpec]) -> list[Running]:
         """The others first: they load the framework while we do."""
-        others = [self._crew.start(post) for post in posts[1:]]
-        return [running(posts[0], self._launch.slot(Path(self._folder.name))), *others]
+        others = [self._workers.start(spec) for spec in specs[1:]]
+        return [running(specs[0], self._launch.slot(Path(self._folder.name))), *others]
 
     def rendezvous(self) -> Rendezvous:
         """A part of torchrun's store, which all machines reach."""

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from adapters.contract import Job, Rank, Refused, Unsupported
-from conformance.findings.sanitize import sanitized_traceback, words
+from conformance.findings.sanitize import sanitize, sanitized_traceback
 from conformance.ranks import preload
 from conformance.ranks.hardware import Backend, Device, Hardware, gpus
 from conformance.ranks.messages import Declined, Observed, Raised, Ready, Reply, World
@@ -40,21 +40,21 @@ LOCAL_RANK = "LOCAL_RANK"
 """Environment variable that torchrun sets, and that frameworks take for the number of a GPU."""
 
 
-def serve(connection: Connection, post: WorkerSpec, slot: HostSlot) -> None:
+def serve(connection: Connection, spec: WorkerSpec, slot: HostSlot) -> None:
     """Load the framework, then answer every (world, job) until the connection closes."""
     _settle(slot)
     try:
         rank = Rank(
-            index=post.index,
+            index=spec.index,
             world_size=0,
-            device=_device(post.hardware, slot),
-            dtype=post.hardware.dtype,
+            device=_device(spec.hardware, slot),
+            dtype=spec.hardware.dtype,
         )
-        description = preload.load_once(post.adapter, post.source)
-        description = replace(description, dtype=post.hardware.dtype)
+        description = preload.load_once(spec.adapter, spec.source)
+        description = replace(description, dtype=spec.hardware.dtype)
         connection.send(Ready(description, os.getpid()))
     except BaseException as error:
-        connection.send(Raised(sanitized_traceback(error, post.source)))
+        connection.send(Raised(sanitized_traceback(error, spec.source)))
         return
     current: World | None = None
     while True:
@@ -65,11 +65,11 @@ def serve(connection: Connection, post: WorkerSpec, slot: HostSlot) -> None:
         reply: Reply
         try:
             if world != current:
-                rank = _enter(world, rank, post.hardware.backend)
+                rank = _enter(world, rank, spec.hardware.backend)
                 current = world
-            reply = _answer(post, job, rank)
+            reply = _answer(spec, job, rank)
         except BaseException as error:
-            reply = Raised(sanitized_traceback(error, post.source))
+            reply = Raised(sanitized_traceback(error, spec.source))
         _forget_output()
         connection.send(reply)
 
@@ -81,15 +81,15 @@ def _forget_output() -> None:
         os.ftruncate(1, 0)
 
 
-def _answer(post: WorkerSpec, job: Job, rank: Rank) -> Reply:
-    rank.take_framework_seconds()
+def _answer(spec: WorkerSpec, job: Job, rank: Rank) -> Reply:
+    rank.drain_framework_seconds()
     try:
-        observation = post.adapter.observe(job, rank)
+        observation = spec.adapter.observe(job, rank)
     except Unsupported as reason:
-        return Declined("unsupported", words(str(reason), post.source))
+        return Declined("unsupported", sanitize(str(reason), spec.source))
     except Refused as reason:
-        return Declined("refused", words(str(reason), post.source))
-    return Observed(observation, rank.take_framework_seconds())
+        return Declined("refused", sanitize(str(reason), spec.source))
+    return Observed(observation, rank.drain_framework_seconds())
 
 
 def _enter(world: World, old: Rank, backend: Backend) -> Rank:

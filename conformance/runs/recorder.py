@@ -81,7 +81,7 @@ class Recorder:
         return self._journal.interrupted
 
     def record(self, finding_message: FindingMessage) -> Finding:
-        """Takes in a finding, perhaps from another process, and returns it.
+        """Takes in a finding message, perhaps from another process, and returns it.
 
         Raises:
             HarnessFaultError: no verdict of the run can be relied on.

@@ -1,4 +1,4 @@
-"""Imports come from the source and nowhere else; stand-ins are empty."""
+"""Imports come from the source and nowhere else; stubs are empty."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from adapters.toolkit.imports import WrongSourceError, import_from, stub
+from adapters.toolkit.imports import WrongSourceError, import_from, stub_missing
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -48,8 +48,8 @@ def test_missing_package_is_an_import_error(tmp_path: Path) -> None:
         import_from("toy_c", [tmp_path])
 
 
-def test_stand_in_can_be_imported_and_subclassed_but_not_used() -> None:
-    assert stub(["toy_d", "json"]) == ["toy_d"]
+def test_stub_can_be_imported_and_subclassed_but_not_used() -> None:
+    assert stub_missing(["toy_d", "json"]) == ["toy_d"]
     module = importlib.import_module("toy_d.deep.inside")
 
     class Derived(module.Base):

@@ -22,8 +22,9 @@ from adapters.contract import (
 )
 from adapters.contract.objective import Metric, Objective
 from adapters.contract.probed_batch import ENTROPIES, ProbedBatch
-from adapters.slime_family import objectives, options, policy, rollouts, startup, tracking
-from adapters.slime_family.adapter import call_supported, pending_reduction
+from adapters.slime_family import command_line, description, policy, rollouts
+from adapters.slime_family.adapter import pending_reduction
+from adapters.slime_family.framework import Log, call_supported
 from conformance.corpus.cases import CORPUS, REJECTION, Case
 from reference.aggregation import AuxiliaryAggregation, DenominatorMask, Mode
 
@@ -40,7 +41,7 @@ def job(case: str, mode: Mode = Mode.TOKEN_MEAN, **layout: object) -> Job:
 
 
 def parser(*flags: str) -> argparse.ArgumentParser:
-    known = options.base_parser()
+    known = command_line.base_parser()
     for name in (
         "rollout-batch-size",
         "n-samples-per-prompt",
@@ -58,8 +59,8 @@ def parser(*flags: str) -> argparse.ArgumentParser:
 
 def parsed(a_job: Job, *flags: str) -> dict[str, object]:
     known = parser(*flags)
-    with startup.settings(a_job, known) as settings:
-        return vars(known.parse_args([*options.job_options(a_job, known), *settings]))
+    with command_line.settings(a_job, known) as settings:
+        return vars(known.parse_args([*command_line.job_options(a_job, known), *settings]))
 
 
 def test_sizes_are_spelt_out_in_rollouts() -> None:
@@ -94,7 +95,7 @@ def test_budget_of_all_ranks_of_a_slice_holds_the_longest_sample(
     dp, cp = grid
     longest = max((step.prompt_lengths + step.response_lengths).max() for step in case.steps)
     layout = Layout(dp=dp, cp=cp, micro_batches="tokens", format="thd")
-    [_, budget] = options._micro_batch_options(
+    [_, budget] = command_line._micro_batch_options(
         replace(job("uneven_lengths"), steps=case.steps, layout=layout)
     )
 
@@ -113,7 +114,7 @@ def test_layouts_that_cannot_be_spelt_are_unsupported(
     layout: dict[str, object], message: str
 ) -> None:
     with pytest.raises(Unsupported, match=message):
-        options.job_options(job("unequal_groups", **layout), parser())
+        command_line.job_options(job("unequal_groups", **layout), parser())
 
 
 def test_format_is_said_where_there_is_a_choice() -> None:
@@ -125,8 +126,10 @@ def test_options_of_layouts_are_switched_on_and_offered_where_known() -> None:
 
     assert args["overlap_grad_reduce"] is True
     assert args["use_distributed_optimizer"] is False
-    assert options.options(parser()) == policy.OPTIONS
-    assert options.options(parser("--balance-data")) == policy.OPTIONS | {Option.BALANCE_DATA}
+    assert command_line.layout_options(parser()) == policy.OPTIONS
+    assert command_line.layout_options(parser("--balance-data")) == policy.OPTIONS | {
+        Option.BALANCE_DATA
+    }
 
 
 @pytest.mark.parametrize(
@@ -140,7 +143,7 @@ def test_options_of_layouts_are_switched_on_and_offered_where_known() -> None:
 def test_modes_are_what_the_options_offer_and_parse_as_spelt(
     flags: list[str], modes: set[Mode]
 ) -> None:
-    assert options.modes(parser(*flags)) == modes
+    assert command_line.modes(parser(*flags)) == modes
     for mode in modes:
         args = parsed(job("uneven_lengths", mode), *flags)
         if "--loss-aggregation" in flags:
@@ -220,13 +223,13 @@ def test_objectives_are_what_options_and_losses_offer() -> None:
     )
     always = {Objective.POLICY, Objective.OFF_POLICY}
 
-    assert objectives.offered(bare, reading) == always
-    assert objectives.offered(more, reading) == always | {
+    assert description.offered(bare, reading) == always
+    assert description.offered(more, reading) == always | {
         Objective.ENTROPY,
         Objective.CISPO,
         Objective.DUAL_CLIP,
     }
-    assert objectives.offered(more, ignoring) == always | {
+    assert description.offered(more, ignoring) == always | {
         Objective.ENTROPY,
         Objective.CISPO,
         Objective.VALUE,
@@ -234,8 +237,8 @@ def test_objectives_are_what_options_and_losses_offer() -> None:
 
 
 def test_what_stands_beside_the_policy_loss_is_sampled_where_modes_are_offered() -> None:
-    older = objectives.conventions(parser(), by_rollout=True)
-    newer = objectives.conventions(parser("--loss-aggregation"), by_rollout=False)
+    older = description.conventions(parser(), by_rollout=True)
+    newer = description.conventions(parser("--loss-aggregation"), by_rollout=False)
 
     assert older.entropy is AuxiliaryAggregation.WITH_TOKEN_MEAN
     assert older.denominator_mask is DenominatorMask.ORIGINAL
@@ -250,14 +253,14 @@ def test_place_is_the_first_function_there_is() -> None:
     }
 
     line = rollouts.sample_fields.__code__.co_firstlineno
-    assert objectives.places(candidates) == {
+    assert description.places(candidates) == {
         CodeLocation.LOG: f"adapters/slime_family/rollouts.py:{line} (sample_fields)"
     }
 
 
 def test_numbers_are_taken_from_the_logs_of_training_steps() -> None:
     tracker = SimpleNamespace(tracking=SimpleNamespace())
-    log = tracking.Log()
+    log = Log()
     log.listen(tracker)  # type: ignore[arg-type]
     for loss in (1.0, 2.0):
         tracker.tracking.log(None, {"rollout/rewards": 9.0}, step_key="rollout/step")

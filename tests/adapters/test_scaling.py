@@ -19,8 +19,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 BY_THE_ADVANTAGES = {
-    "contract.probed_batch.ProbedBatch.weights": "gradient[ids].astype(np.float64) / self.dloss_dlogprob",
-    "contract.probed_batch.ProbedBatch.returns": "gains / 2",
+    "contract.probed_batch.ProbedBatch.weights": (
+        "gradient[ids].astype(np.float64) / self.dloss_dlogprob"
+    ),
+    "contract.probed_batch.ProbedBatch.returns": "advantages / 2",
     "slime_family.adapter.MegatronAdapter.token_losses": (
         "-torch.cat(batch['advantages']) * torch.cat(log_probs['log_probs'])"
     ),
@@ -30,22 +32,22 @@ BY_THE_ADVANTAGES = {
 }
 """All that happens to losses and gradients: signed powers of two in, and out again.
 
-`dloss_dlogprob` is what the objective makes of the advantages, and returns half of them, or all where a
-framework documents half of a critic's squared error. The product with 0 adds no gradient.
+`dloss_dlogprob` is what the objective makes of the advantages; returns are half of them, or all
+where a framework documents half of a critic's squared error. The product with 0 adds no gradient.
 """
 
 ELSEWHERE = {
     "contract.layout.Layout.world_size": "ranks to start",
     "contract.layout.grids": "ranks to start",
-    "slime_family.options._batch_options": "sizes that the framework is told",
-    "slime_family.options._micro_batch_options": "sizes that the framework is told",
-    "slime_family.options._micro_batch_size": "sizes that the framework is told",
-    "slime_family.rejection.reject": "a mask, as a user's function changes it",
+    "slime_family.command_line._batch_options": "sizes that the framework is told",
+    "slime_family.command_line._micro_batch_options": "sizes that the framework is told",
+    "slime_family.command_line._micro_batch_size": "sizes that the framework is told",
+    "slime_family.user_code.reject": "a mask, as a user's function changes it",
     "slime_family.rollouts._rollout_log_probs": "a list of nothing",
     "slime_family.rollouts.add_columns": "a list of nothing",
-    "slime_family.startup._count": "what a tampered group is said to hold",
-    "slime_family.startup.reducer": "a user's reducer, which divides by what it is documented to",
-    "slime_family.startup.sent": "a list of rewards",
+    "slime_family.user_code._count": "the token count of a group with an injected fault",
+    "slime_family.user_code.reducer": "a user's reducer, which divides by what it is documented to",
+    "slime_family.user_code.samples_to_convert": "a list of rewards",
     "skyrl.configuration._micro_batches": "sizes that the framework is told",
     "skyrl.configuration._mini_batch_size": "sizes that the framework is told",
     "skyrl.configuration._sizes": "sizes that the framework is told",

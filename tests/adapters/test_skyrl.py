@@ -300,7 +300,7 @@ def active(weights: np.ndarray, step: Step) -> list[float]:
 
 @pytest.mark.parametrize("objective", [*POLICY_LOSSES, Objective.KL, Objective.VALUE])
 def test_losses_and_terms_of_sample_means_conform(fsdp: RankPool, objective: Objective) -> None:
-    [weights] = observed(fsdp, job(objective)).weights
+    [weights] = observed(fsdp, job(objective)).token_weights
 
     expected = token_weights(MASKED.steps[0], SAMPLE_MEAN)
     np.testing.assert_allclose(weights, expected, rtol=3e-7)
@@ -313,7 +313,7 @@ def test_rejected_tokens_weigh_nothing_and_are_counted(
 ) -> None:
     aggregation = Aggregation(mode)
     what = job(Objective.REJECTION, case="rejected_tokens", aggregation=aggregation)
-    [weights] = observed(request.getfixturevalue(engine), what).weights
+    [weights] = observed(request.getfixturevalue(engine), what).token_weights
 
     conventions = Conventions(denominator_mask=DenominatorMask.ORIGINAL)
     expected = token_weights(what.steps[0], aggregation, conventions)
@@ -326,7 +326,7 @@ def test_entropy_is_a_token_mean_of_each_micro_batch(
 ) -> None:
     """Ten and thirteen active tokens in one of two micro-batches each, of 23 in the step."""
     what = job(Objective.ENTROPY, layout=Layout(micro_batches=2))
-    [weights] = observed(request.getfixturevalue(engine), what).weights
+    [weights] = observed(request.getfixturevalue(engine), what).token_weights
 
     assert active(weights, what.steps[0]) == [20.0] * 3 + [26.0] * 4
 
@@ -335,7 +335,7 @@ def test_kl_of_megatron_counts_rows_that_fill_micro_batches_up(megatron: RankPoo
     """Micro-batches of one, one and two samples on a rank: each sample 1 of 6 in place of 4."""
     layout = Layout(dp=2, micro_batches="tokens", format="thd")
     what = job(Objective.KL, layout=layout)
-    [weights] = observed(megatron, what).weights
+    [weights] = observed(megatron, what).token_weights
 
     of_first_rank = active(weights, what.steps[0])[:3]
     assert of_first_rank == [2 * 6 * tokens for tokens in (3, 2, 5)]
@@ -396,7 +396,7 @@ def test_megatron_logs_the_entropy_of_a_context_parallel_rank_in_the_final_loss(
 
     losses = [one.reported[Metric.LOSS][0] for one in outcome.observations]
     rest = {one.reported[metric] for one in outcome.observations for metric in [Metric.ENTROPY]}
-    assert len(rest) == 1, "logged beside it, the entropy is that of all ranks"
+    assert len(rest) == 1, "logged next to it, the entropy is that of all ranks"
     assert abs(losses[0] - losses[1]) > 0.4  # type: ignore[operator]
 
 
@@ -430,9 +430,9 @@ def test_default_is_token_mean(fsdp: RankPool) -> None:
     aggregation = Aggregation(Mode.TOKEN_MEAN)
     default = job(aggregation=aggregation, configuration=Configuration(says_mode=False))
     assert fsdp.description.default_mode is Mode.TOKEN_MEAN
-    said = observed(fsdp, job(aggregation=aggregation)).weights[0]
+    said = observed(fsdp, job(aggregation=aggregation)).token_weights[0]
 
-    assert observed(fsdp, default).weights[0].tobytes() == said.tobytes()
+    assert observed(fsdp, default).token_weights[0].tobytes() == said.tobytes()
 
 
 @pytest.mark.parametrize(
@@ -450,7 +450,7 @@ def test_default_is_token_mean(fsdp: RankPool) -> None:
         (Configuration(batch_size=3), Mode.PROMPT_MEAN, "unsupported", "prompts"),
         *(
             (
-                Configuration(tampering=one),
+                Configuration(fault_injection=one),
                 Mode.PROMPT_MEAN,
                 "unsupported",
                 "compute_prompt_boundaries",
@@ -458,7 +458,7 @@ def test_default_is_token_mean(fsdp: RankPool) -> None:
             for one in BY_CONSTRUCTION
         ),
         (
-            Configuration(tampering=FaultInjection.GROUP_INCOMPLETE),
+            Configuration(fault_injection=FaultInjection.GROUP_INCOMPLETE),
             Mode.PROMPT_MEAN,
             "refused",
             "Mismatch between prompts (8) and responses (7)",
@@ -480,7 +480,7 @@ def test_divisor_reaches_the_loss_as_typed(fsdp: RankPool) -> None:
     what = job(aggregation=aggregation, configuration=configuration)
 
     expected = -token_weights(MASKED.steps[0], aggregation)
-    np.testing.assert_allclose(observed(fsdp, what).weights[0], expected, rtol=3e-7)
+    np.testing.assert_allclose(observed(fsdp, what).token_weights[0], expected, rtol=3e-7)
 
 
 @pytest.mark.parametrize(("typed", "finite"), [("inf", True), ("nan", False)])
@@ -490,7 +490,7 @@ def test_divisors_are_numbers_where_they_are_typed_as_such(
     """SkyRL divides by infinity, or by NaN, and not by words."""
     aggregation = MASKED.aggregation(Mode.CONSTANT)
     what = job(aggregation=aggregation, configuration=Configuration(divisor=typed))
-    [weights] = observed(fsdp, what).weights
+    [weights] = observed(fsdp, what).token_weights
 
     of_active = weights[MASKED.steps[0].mask]
     assert (of_active == 0).all() if finite else np.isnan(of_active).all()

@@ -57,7 +57,7 @@ def words(outcome: object) -> str:
 def weights(outcome: object) -> np.ndarray[Any, Any]:
     """Of what was accepted."""
     assert isinstance(outcome, Ran), outcome
-    return outcome.observations[0].weights[0]
+    return outcome.observations[0].token_weights[0]
 
 
 def expected(mode: str, divisor: float | None = None) -> np.ndarray[Any, Any]:
@@ -120,27 +120,27 @@ REFUSED = {
         "--global-batch-size is no multiple",
     ),
     "no groups": (
-        job("prompt_mean", tampering=FaultInjection.GROUPS_MISSING),
+        job("prompt_mean", fault_injection=FaultInjection.GROUPS_MISSING),
         "needs whole groups",
     ),
     "incomplete group": (
-        job("prompt_mean", tampering=FaultInjection.GROUP_INCOMPLETE),
+        job("prompt_mean", fault_injection=FaultInjection.GROUP_INCOMPLETE),
         "needs whole groups of --n-samples-per-prompt: [1, 1, 2, 2, 2]",
     ),
     "no denominators": (
-        job("prompt_mean", tampering=FaultInjection.DENOMINATORS_DROPPED),
+        job("prompt_mean", fault_injection=FaultInjection.DENOMINATORS_DROPPED),
         "needs prompt_mask_sums of custom train data",
     ),
     "gap": (
-        job("prompt_mean", tampering=FaultInjection.BOUNDARY_GAP),
+        job("prompt_mean", fault_injection=FaultInjection.BOUNDARY_GAP),
         "[1, 0, 7, 7, 20, 20, 5, 5]",
     ),
     "overlap": (
-        job("prompt_mean", tampering=FaultInjection.BOUNDARY_OVERLAP),
+        job("prompt_mean", fault_injection=FaultInjection.BOUNDARY_OVERLAP),
         "[5, 5, 7, 7, 20, 20, 5, 5]",
     ),
     "short": (
-        job("prompt_mean", tampering=FaultInjection.BOUNDARY_SHORT),
+        job("prompt_mean", fault_injection=FaultInjection.BOUNDARY_SHORT),
         "[3, 3, 7, 7, 20, 20, 3]",
     ),
 }
@@ -170,7 +170,7 @@ ACCEPTED = {
     "divisor in the file": (job("constant", in_file=in_file(Setting.DIVISOR)), "constant"),
     "custom correction": (job("constant", corrects=True), "constant"),
     "groups that nobody asks for": (
-        job("sample_mean", tampering=FaultInjection.GROUPS_MISSING),
+        job("sample_mean", fault_injection=FaultInjection.GROUPS_MISSING),
         "sample_mean",
     ),
 }
@@ -266,7 +266,7 @@ def test_other_engine_of_miles_is_configured_alike(tmp_path: Path) -> None:
     jobs = [
         job("constant", layout=layout, divisor="abc"),
         job("constant", layout=layout, divisor="true", in_file=in_file(Setting.DIVISOR)),
-        job("prompt_mean", layout=layout, tampering=FaultInjection.DENOMINATORS_DROPPED),
+        job("prompt_mean", layout=layout, fault_injection=FaultInjection.DENOMINATORS_DROPPED),
         job("prompt_mean", layout=layout, reduces=True),
     ]
     typed, in_a_file, dropped, reduced = observe("miles", toy(tmp_path, "miles"), jobs, "fsdp")
@@ -335,8 +335,8 @@ REFUSED_BY_ALL = [
     job("sample_mean", divisor="40"),
     job("prompt_mean", per_token=True),
     job("prompt_mean", batch_size=3),
-    job("prompt_mean", tampering=FaultInjection.GROUPS_MISSING),
-    job("prompt_mean", tampering=FaultInjection.DENOMINATORS_DROPPED),
+    job("prompt_mean", fault_injection=FaultInjection.GROUPS_MISSING),
+    job("prompt_mean", fault_injection=FaultInjection.DENOMINATORS_DROPPED),
 ]
 
 REFUSED_BY_MILES = [
@@ -348,10 +348,10 @@ REFUSED_BY_MILES = [
     job("prompt_mean", batch_size=3, in_file=in_file(Setting.BATCH_SIZE)),
     job("prompt_mean", corrects=True),
     job("token_mean", corrects=True),
-    job("prompt_mean", tampering=FaultInjection.GROUP_INCOMPLETE),
-    job("prompt_mean", tampering=FaultInjection.BOUNDARY_GAP),
-    job("prompt_mean", tampering=FaultInjection.BOUNDARY_OVERLAP),
-    job("prompt_mean", tampering=FaultInjection.BOUNDARY_SHORT),
+    job("prompt_mean", fault_injection=FaultInjection.GROUP_INCOMPLETE),
+    job("prompt_mean", fault_injection=FaultInjection.BOUNDARY_GAP),
+    job("prompt_mean", fault_injection=FaultInjection.BOUNDARY_OVERLAP),
+    job("prompt_mean", fault_injection=FaultInjection.BOUNDARY_SHORT),
 ]
 """By pull request 1498, and not by slime's 2090."""
 

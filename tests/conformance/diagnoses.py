@@ -1,4 +1,4 @@
-"""Whole diagnoses of the catalogue's mutants, and all known mistakes of a few situations.
+"""Whole diagnoses of the catalogue's mutants, and all known mistakes of a few contexts.
 
 They are kept in ``diagnoses.json`` and ``mistakes.json`` to be compared with.
 ``python -m tests.conformance.diagnoses`` writes both anew: what changed in them is to be read
@@ -45,7 +45,7 @@ EVERYDAY = ("fully_masked_sample", "unequal_groups", "two_steps")
 RUN = [
     mutant
     for mutant in MUTANTS
-    if is_seen(mutant) and mutant.subject.check in (Check.WEIGHTS, Check.REJECTION)
+    if is_seen(mutant) and mutant.spec.check in (Check.WEIGHTS, Check.REJECTION)
 ]
 
 
@@ -102,7 +102,7 @@ def text(by_mutant: dict[str, dict[str, Any]]) -> str:
     return "{\n" + ",\n".join(mutants) + "\n}\n"
 
 
-SITUATIONS = {
+CONTEXTS = {
     "two_steps": Given(
         steps=(CASES["worked_example"].steps[0], STEP),
         layout=Layout(dp=2, cp=2, micro_batches=2),
@@ -146,7 +146,7 @@ def _denominators(weights: NDArray[np.float64]) -> list[float]:
 if __name__ == "__main__":
     of_mutants = text({mutant.__name__: diagnoses(mutant) for mutant in RUN})
     DIAGNOSES.write_text(of_mutants, encoding="utf-8")
-    of_situations = {name: known_mistakes(given) for name, given in SITUATIONS.items()}
+    of_contexts = {name: known_mistakes(given) for name, given in CONTEXTS.items()}
     MISTAKES.write_text(
         "{\n"
         + ",\n".join(
@@ -156,7 +156,7 @@ if __name__ == "__main__":
                 for mode, known in of_modes.items()
             )
             + "\n}"
-            for name, of_modes in of_situations.items()
+            for name, of_modes in of_contexts.items()
         )
         + "\n}\n",
         encoding="utf-8",

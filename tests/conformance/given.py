@@ -91,13 +91,13 @@ class Given:
 
     @property
     def context(self) -> StepContext:
-        return self._situation(len(self.steps) - 1)
+        return self._context(len(self.steps) - 1)
 
     @property
     def weights(self) -> NDArray[np.float64]:
         return self.context.expected
 
-    def _situation(self, step_index: int) -> StepContext:
+    def _context(self, step_index: int) -> StepContext:
         return StepContext(
             steps=self.steps,
             step_index=step_index,
@@ -108,7 +108,7 @@ class Given:
         )
 
     def judged(self, *of_ranks: NDArray[np.float64]) -> Judgement:
-        before = [self._situation(step_index).expected for step_index in range(len(self.steps) - 1)]
+        before = [self._context(step_index).expected for step_index in range(len(self.steps) - 1)]
         seen = (
             [()] * len(of_ranks)
             if self.forward_pass_of_token is None
@@ -123,7 +123,7 @@ class Given:
         )
         observations = [
             Observation(
-                weights=(*before, weights),
+                token_weights=(*before, weights),
                 pending_reduction=PendingReduction.REPLICATED,
                 forward_passes=tuple(forward_pass_of_token) * len(self.steps),
             )

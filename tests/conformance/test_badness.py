@@ -46,7 +46,7 @@ def weighed(factor: float) -> Judgement:
     weights = token_weights(STEP, JOB.aggregation) * factor
     return judge_weights(
         JOB,
-        [Observation(weights=(weights,), pending_reduction=PendingReduction.REPLICATED)],
+        [Observation(token_weights=(weights,), pending_reduction=PendingReduction.REPLICATED)],
         Description(),
     )
 
@@ -59,7 +59,7 @@ def logged(factor: float) -> Judgement:
 
 
 def _logged(value: float) -> Judgement:
-    observation = Observation(weights=(), reported={Metric.POLICY_LOSS: (value,)})
+    observation = Observation(token_weights=(), reported={Metric.POLICY_LOSS: (value,)})
     judgement = judge_logged(JOB, [observation], Description())
     assert judgement is not None
     return judgement

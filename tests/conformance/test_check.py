@@ -48,16 +48,16 @@ def test_uneven_cut_may_be_declined_in_words_in_every_mode(mode: Mode) -> None:
 
 
 def test_what_a_framework_allows_in_its_own_documents_is_no_finding_against_it() -> None:
-    row = next(row for row in CONFIG_CASES if row.name == "divisor_of_another_mode")
+    case = next(case for case in CONFIG_CASES if case.name == "divisor_of_another_mode")
     cell = StartupCell(
-        aggregation=row.given.aggregation(Mode.TOKEN_MEAN),
-        case=row.given,
+        aggregation=case.given.aggregation(Mode.TOKEN_MEAN),
+        case=case.given,
         layout=Layout(micro_batches=2),
         depth=Depth.STEP,
-        spec=CheckSpec(check=row.check, name=row.name),
-        config_case=row,
+        spec=CheckSpec(check=case.check, name=case.name),
+        config_case=case,
     )
-    allowing = Description(permits={row.rule: "its scripts"})
+    allowing = Description(permits={case.rule: "its scripts"})
     jobs = SharedJobs(Declining(WORDS, allowing))  # type: ignore[arg-type]
     finding = make(cell, jobs).finding
 

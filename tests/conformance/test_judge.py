@@ -70,7 +70,9 @@ class Judge:
         )
         observations = [
             Observation(
-                weights=(w,), pending_reduction=pending_reduction, counted_tokens=(counted_tokens,)
+                token_weights=(w,),
+                pending_reduction=pending_reduction,
+                counted_tokens=(counted_tokens,),
             )
             for w in of_ranks
         ]
@@ -163,13 +165,13 @@ def test_sizes_that_are_alike_are_named_together() -> None:
 def test_group_size_is_the_rollouts_of_a_prompt_and_named_beside_a_layout_of_that_size() -> None:
     judge = Judge(Mode.PROMPT_MEAN, step=CASES["unequal_groups"].steps[0])
     alone = judge(judge.weights / 2).diagnosis
-    auxiliary_aggregation = replace(judge, layout=Layout(dp=2))(judge.weights / 2).diagnosis
+    in_data_parallel = replace(judge, layout=Layout(dp=2))(judge.weights / 2).diagnosis
 
     assert alone is not None
     assert alone.name == "rollouts_counted_as_prompts"
     assert "divided_by_group_size" in alone.also
-    assert auxiliary_aggregation is not None
-    assert auxiliary_aggregation.name == "divided_by_dp_or_group_size"
+    assert in_data_parallel is not None
+    assert in_data_parallel.name == "divided_by_dp_or_group_size"
 
 
 def test_group_size_is_told_from_sizes_of_the_layout() -> None:

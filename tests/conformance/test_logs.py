@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from adapters.contract import Adapter
 
-ROWS = {row.name: row for row in LOG_CASES}
+BY_NAME = {log_case.name: log_case for log_case in LOG_CASES}
 LOGGED = LogOutcome(kind="logged", log={"loss": 1.5, "kl": 3.0})
 RAISED = LogOutcome(kind="raised", log={}, message="ValueError: keys differ")
 
@@ -34,29 +34,30 @@ def test_native_logs_what_is_well_formed_and_raises_at_the_rest() -> None:
         for without in (False, True)
     )
     verdicts = {
-        name: judge_log(row, outcomes[name], optimized[name]).verdict for name, row in ROWS.items()
+        name: judge_log(log_case, outcomes[name], optimized[name]).verdict
+        for name, log_case in BY_NAME.items()
     }
 
     assert outcomes["well_formed"].log == {"loss": 4 / 6, "kl": 1.0}
     assert outcomes["well_formed_normalizers"].log == {"loss": 4 / 6, "kl": 0.6}
     assert verdicts == {
-        name: Verdict.CONFORMS if row.is_well_formed else Verdict.REFUSED
-        for name, row in ROWS.items()
+        name: Verdict.CONFORMS if log_case.is_well_formed else Verdict.REFUSED
+        for name, log_case in BY_NAME.items()
     }
 
 
-@pytest.mark.parametrize("row", LOG_CASES, ids=lambda row: row.name)
-def test_well_formed_entries_are_logged_and_others_raise(row: LogCase) -> None:
-    outcome = RAISED if row.is_well_formed else LOGGED
-    wrong = judge_log(row, outcome, outcome)
+@pytest.mark.parametrize("log_case", LOG_CASES, ids=lambda log_case: log_case.name)
+def test_well_formed_entries_are_logged_and_others_raise(log_case: LogCase) -> None:
+    outcome = RAISED if log_case.is_well_formed else LOGGED
+    wrong = judge_log(log_case, outcome, outcome)
 
     assert wrong.verdict is Verdict.MISMATCH
     assert wrong.diagnosis is not None
-    assert row.says in wrong.diagnosis.explanation
+    assert log_case.says in wrong.diagnosis.explanation
 
 
 def test_what_is_logged_all_the_same_is_told() -> None:
-    diagnosis = judge_log(ROWS["key_order"], LOGGED, LOGGED).diagnosis
+    diagnosis = judge_log(BY_NAME["key_order"], LOGGED, LOGGED).diagnosis
 
     assert diagnosis is not None
     assert diagnosis.name == "accepted"
@@ -64,7 +65,7 @@ def test_what_is_logged_all_the_same_is_told() -> None:
 
 
 def test_what_an_assert_alone_refuses_is_told_once() -> None:
-    diagnosis = judge_log(ROWS["key_order"], RAISED, LOGGED).diagnosis
+    diagnosis = judge_log(BY_NAME["key_order"], RAISED, LOGGED).diagnosis
 
     assert diagnosis is not None
     assert diagnosis.name == "refused_by_an_assert"
@@ -93,7 +94,7 @@ def test_process_that_dies_is_a_crash_of_every_row(adapter: Adapter, words: str)
     outcomes = log_process.outcomes(adapter, None, LOG_ENTRIES, optimized=False)
     print(f"{words}: {time.monotonic() - start:.1f} s")
 
-    assert set(outcomes) == set(ROWS)
+    assert set(outcomes) == set(BY_NAME)
     assert {outcome.kind for outcome in outcomes.values()} == {"crashed"}
     assert re.fullmatch(f"(?s)the process that makes logs {words}", outcomes["key_order"].message)
 

@@ -19,16 +19,16 @@ from reference.aggregation import (
     SampleUnit,
 )
 from reference.step import Sample, Step
-from tests.conformance.diagnoses import MISTAKES, SITUATIONS, known_mistakes
+from tests.conformance.diagnoses import CONTEXTS, MISTAKES, known_mistakes
 from tests.conformance.given import BY_SAMPLE, STEP, UNEVEN, Given, passes
 
 KEPT = json.loads(MISTAKES.read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize("name", SITUATIONS)
+@pytest.mark.parametrize("name", CONTEXTS)
 def test_mistakes_predict_what_they_did_before(name: str) -> None:
     """`python -m tests.conformance.diagnoses` renews the file, for a change that is meant."""
-    assert json.loads(json.dumps(known_mistakes(SITUATIONS[name]))) == KEPT[name]
+    assert json.loads(json.dumps(known_mistakes(CONTEXTS[name]))) == KEPT[name]
 
 
 def denominators(given: Given, name: str) -> list[list[float]]:

@@ -262,7 +262,7 @@ def test_a_thousand_findings_with_pictures_take_less_than_a_megabyte() -> None:
 
 
 def test_what_is_said_of_every_finding_is_said_once() -> None:
-    words = "a message that is long enough to be worth keeping once"
+    words = "a message that is long enough to be kept once"
     report = report_of([finding_of(f"c{n}", message=words) for n in range(9)])
 
     assert render([report]).count(words) == 1

@@ -157,7 +157,7 @@ def weigh() -> Iterator[Weigh]:
                 Job(steps=(step,), aggregation=aggregation, layout=layout, depth=Depth.STEP)
             )
             assert isinstance(outcome, Ran), outcome
-            first, *others = [observation.weights[0] for observation in outcome.observations]
+            first, *others = [observation.token_weights[0] for observation in outcome.observations]
             assert all((other == first).all() for other in others)
             return first
 

@@ -67,7 +67,9 @@ class Judge:
         )
         passes = [(held,) for held in self.passes] or [()] * len(of_ranks)
         observations = [
-            Observation(weights=(), reported={Metric.POLICY_LOSS: reported}, forward_passes=held)
+            Observation(
+                token_weights=(), reported={Metric.POLICY_LOSS: reported}, forward_passes=held
+            )
             for reported, held in zip(of_ranks, passes, strict=True)
         ]
         return judge_logged(job, observations, Description())
@@ -267,13 +269,14 @@ def test_small_share_of_a_term_may_be_off_by_the_rounding_of_the_whole_sum() -> 
     weights = token_weights(STEP, aggregation)
     batch = ProbedBatch(job.steps, job.objective)
     policy, entropy, kl = (
-        term.coefficient * weights * quantities(term.metric, batch) for term in COMBINED
+        coefficient * weights * quantities(metric, batch)
+        for metric, coefficient in COMBINED.items()
     )
     magnitude = np.abs(policy).sum() + np.abs(kl).sum()
     off = 0.9 * reported_bound(8, "float32", TERM_OPERATIONS) * magnitude
     reported = policy.sum() + entropy[0] + kl.sum() + off
     observations = [
-        Observation(weights=(), reported={Metric.LOSS: (reported,)}, forward_passes=(held,))
+        Observation(token_weights=(), reported={Metric.LOSS: (reported,)}, forward_passes=(held,))
         for held in passes
     ]
 

@@ -32,7 +32,7 @@ def judged(
     """By the forward pass in which each rank held the four tokens, -1 where in none."""
     job = Job(steps=(STEP,), aggregation=Aggregation(mode), layout=layout, depth=Depth.STEP)
     observations = [
-        Observation(weights=(), forward_passes=(np.array(held, np.int32),)) for held in passes
+        Observation(token_weights=(), forward_passes=(np.array(held, np.int32),)) for held in passes
     ]
     return judge_sharding(job, observations, Description(conventions=conventions))
 
@@ -89,7 +89,7 @@ def test_ranks_that_tell_nothing_are_not_judged() -> None:
         depth=Depth.STEP,
     )
 
-    assert judge_sharding(job, [Observation(weights=())], Description()) is None
+    assert judge_sharding(job, [Observation(token_weights=())], Description()) is None
 
 
 @pytest.mark.parametrize("mode", Mode)
@@ -99,5 +99,5 @@ def test_every_mode_loses_tokens_alike(mode: Mode) -> None:
     held = (np.array([-1, 0, 0, 0], np.int32),)
 
     assert diagnosis(
-        judge_sharding(job, [Observation(weights=(), forward_passes=held)], Description())
+        judge_sharding(job, [Observation(token_weights=(), forward_passes=held)], Description())
     ) == ("tokens_not_held", {"lost": 1, "tokens": 3})

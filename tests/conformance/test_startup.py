@@ -35,26 +35,28 @@ from reference.aggregation import (
 )
 from reference.weights import token_weights
 
-BY_NAME = {row.name: row for row in CONFIG_CASES}
+BY_NAME = {config_case.name: config_case for config_case in CONFIG_CASES}
 ZERO = BY_NAME["divisor_zero"]
 LEGACY = BY_NAME["legacy_flag"]
 REDUCER = BY_NAME["custom_reducer"]
 
 
-def job_of(row: ConfigCase, mode: Mode) -> Job:
+def job_of(config_case: ConfigCase, mode: Mode) -> Job:
     return Job(
-        steps=row.given.steps,
-        aggregation=row.given.aggregation(mode),
+        steps=config_case.given.steps,
+        aggregation=config_case.given.aggregation(mode),
         layout=Layout(),
         depth=Depth.STEP,
-        configuration=row.configuration,
+        configuration=config_case.configuration,
     )
 
 
 def observed(job: Job, aggregation: Aggregation, factor: float = 1.0) -> list[Observation]:
     """Weights of some aggregation, times a factor."""
     return [
-        Observation(weights=tuple(factor * token_weights(step, aggregation) for step in job.steps))
+        Observation(
+            token_weights=tuple(factor * token_weights(step, aggregation) for step in job.steps)
+        )
     ]
 
 
@@ -66,13 +68,13 @@ def name_of(judgement: Judgement) -> str:
 
 def test_rows_have_names_and_cases_of_their_own() -> None:
     assert len(BY_NAME) == len(CONFIG_CASES)
-    assert {row.case for row in CONFIG_CASES} <= {case.name for case in CORPUS}
+    assert {config_case.case for config_case in CONFIG_CASES} <= {case.name for case in CORPUS}
 
 
-@pytest.mark.parametrize("row", CONFIG_CASES, ids=lambda row: row.name)
-def test_what_must_be_refused_has_words_to_be_told_by(row: ConfigCase) -> None:
-    assert bool(row.options) == (row.demand.value in ("refuse", "reducer"))
-    assert row.modes
+@pytest.mark.parametrize("config_case", CONFIG_CASES, ids=lambda config_case: config_case.name)
+def test_what_must_be_refused_has_words_to_be_told_by(config_case: ConfigCase) -> None:
+    assert bool(config_case.options) == (config_case.demand.value in ("refuse", "reducer"))
+    assert config_case.modes
 
 
 def test_refusal_that_names_the_option_is_right() -> None:
@@ -111,7 +113,7 @@ def test_what_is_accepted_is_told_with_what_is_then_trained() -> None:
 def test_legacy_flag_is_compared_bit_for_bit() -> None:
     job = job_of(LEGACY, Mode.TOKEN_MEAN)
     plain = observed(job, job.aggregation)
-    last_bit = [replace(plain[0], weights=(np.nextafter(plain[0].weights[0], 1),))]
+    last_bit = [replace(plain[0], token_weights=(np.nextafter(plain[0].token_weights[0], 1),))]
     same = judge_acceptance(LEGACY, job, plain, Description(), plain)
     off = judge_acceptance(LEGACY, job, last_bit, Description(), plain)
 
@@ -120,13 +122,15 @@ def test_legacy_flag_is_compared_bit_for_bit() -> None:
 
 
 def test_default_is_compared_with_what_is_documented_to_be_it() -> None:
-    row = BY_NAME["default_mode"]
-    job = job_of(row, Mode.SAMPLE_MEAN)
-    other = compared_with(row, job, Description(default_mode=Mode.TOKEN_MEAN))
+    config_case = BY_NAME["default_mode"]
+    job = job_of(config_case, Mode.SAMPLE_MEAN)
+    other = compared_with(config_case, job, Description(default_mode=Mode.TOKEN_MEAN))
 
     assert other.aggregation == Aggregation(Mode.TOKEN_MEAN)
     assert other.configuration.says_mode
-    assert compared_with(row, job, Description()).aggregation == Aggregation(Mode.SAMPLE_MEAN)
+    assert compared_with(config_case, job, Description()).aggregation == Aggregation(
+        Mode.SAMPLE_MEAN
+    )
 
 
 @pytest.mark.parametrize("mode", Mode)
@@ -134,7 +138,7 @@ def test_custom_reducer_divides_by_its_own_and_by_what_the_step_does(mode: Mode)
     job = job_of(REDUCER, mode)
     [step] = job.steps
     units = step.active_tokens.sum() if mode is Mode.TOKEN_MEAN else step.size
-    weights = [Observation(weights=(step.mask / (64.0 * units),))]
+    weights = [Observation(token_weights=(step.mask / (64.0 * units),))]
     right = judge_acceptance(REDUCER, job, weights, Description(), ())
     ignored = judge_acceptance(REDUCER, job, observed(job, job.aggregation), Description(), ())
 
@@ -147,7 +151,7 @@ def test_custom_reducer_that_is_used_and_rescaled_is_not_called_ignored() -> Non
     job = job_of(REDUCER, Mode.TOKEN_MEAN)
     [step] = job.steps
     rescaled = judge_acceptance(
-        REDUCER, job, [Observation(weights=(step.mask / 64.0,))], Description(), ()
+        REDUCER, job, [Observation(token_weights=(step.mask / 64.0,))], Description(), ()
     )
 
     assert name_of(rescaled) == "reducer_rescaled"
@@ -199,12 +203,12 @@ def test_rule_is_held_against_who_states_it_and_is_advice_to_others() -> None:
 
 
 def test_rule_of_the_command_line_need_not_hold_for_a_file() -> None:
-    row = BY_NAME["divisor_zero_in_file"]
-    crash = judge_crash(row, "Traceback\nTypeError: unsupported operand")
-    of_both = Description(rules={**STATED.rules, row.name: "the same validation"})
+    config_case = BY_NAME["divisor_zero_in_file"]
+    crash = judge_crash(config_case, "Traceback\nTypeError: unsupported operand")
+    of_both = Description(rules={**STATED.rules, config_case.name: "the same validation"})
 
-    assert by_own_rules(crash, row, STATED).verdict is Verdict.ADVICE
-    assert by_own_rules(crash, row, of_both).verdict is Verdict.MISMATCH
+    assert by_own_rules(crash, config_case, STATED).verdict is Verdict.ADVICE
+    assert by_own_rules(crash, config_case, of_both).verdict is Verdict.MISMATCH
     assert name_of(crash) == "fails_later"
     assert crash.diagnosis is not None
     assert crash.diagnosis.explanation.endswith("fails later: TypeError: unsupported operand")
@@ -226,7 +230,7 @@ def with_entropy(how: AuxiliaryAggregation) -> str:
     dloss_dlogprob = ProbedBatch(job.steps).dloss_dlogprob
     term = token_weights(step, auxiliary_aggregation(job.aggregation, how))
     gradient = dloss_dlogprob * token_weights(step, job.aggregation) - ENTROPY_COEFFICIENT * term
-    seen = [Observation(weights=(gradient / dloss_dlogprob,))]
+    seen = [Observation(token_weights=(gradient / dloss_dlogprob,))]
     diagnosis = judge_acceptance(ENTROPY, job, seen, Description(), ()).diagnosis
     assert diagnosis is not None
     return diagnosis.explanation
@@ -240,9 +244,11 @@ def test_words_on_a_term_come_from_what_was_observed() -> None:
 
 
 def test_steps_that_a_configuration_makes_itself_are_compared_with_nothing() -> None:
-    row = BY_NAME["batch_of_partial_groups"]
-    job = job_of(row, Mode.PROMPT_MEAN)
-    judgement = judge_acceptance(row, job, observed(job, job.aggregation, 2.0), Description(), ())
+    config_case = BY_NAME["batch_of_partial_groups"]
+    job = job_of(config_case, Mode.PROMPT_MEAN)
+    judgement = judge_acceptance(
+        config_case, job, observed(job, job.aggregation, 2.0), Description(), ()
+    )
 
     assert judgement.diagnosis is not None
     assert judgement.diagnosis.explanation.endswith("is accepted and trained on")

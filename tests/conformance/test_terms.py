@@ -68,10 +68,10 @@ def test_terms_are_reduced_by_their_own_convention() -> None:
 
 
 def test_logged_loss_has_all_terms_with_their_coefficients() -> None:
-    found = {t.metric: t.coefficient for t in loss_terms.terms(Metric.LOSS, Objective.COMBINED)}
+    found = loss_terms.coefficients(Metric.LOSS, Objective.COMBINED)
 
     assert found == {Metric.POLICY_LOSS: 1, Metric.ENTROPY: -0.5, Metric.KL: 0.25}
-    assert loss_terms.terms(Metric.LOSS, Objective.POLICY) == loss_terms.POLICY_LOSS
+    assert loss_terms.coefficients(Metric.LOSS, Objective.POLICY) == {Metric.POLICY_LOSS: 1.0}
 
 
 def test_before_rejection_the_original_mask_is_the_mask() -> None:

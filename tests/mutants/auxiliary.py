@@ -1,4 +1,4 @@
-"""The policy loss is right, and what is trained beside it or in its place is not."""
+"""The policy loss is right, and auxiliary losses or what is trained in its place are not."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class PlainPathUnscaled(Mutant):
 class WrongEntropy(Mutant):
     """Only the gradient of the entropy is wrong."""
 
-    subject = check_spec("auxiliary.entropy")
+    spec = check_spec("auxiliary.entropy")
     cases = TELLING
 
     def entropy(self, probe: torch.Tensor, packed: Packed) -> torch.Tensor:
@@ -83,14 +83,14 @@ class EntropyOfPadding(WrongEntropy):
     diagnosis = "inactive_tokens_weigh"
 
     def wrong(self, right: torch.Tensor, of_tokens: torch.Tensor, packed: Packed) -> torch.Tensor:
-        return (of_tokens / packed.denominators_beside).sum()
+        return (of_tokens / packed.auxiliary_denominators).sum()
 
 
 class DivergenceByMode(Mutant):
     """The divergence takes the policy loss's reducer instead of the default one."""
 
     diagnosis = "weights_of_prompt_mean"
-    subject = check_spec("auxiliary.kl")
+    spec = check_spec("auxiliary.kl")
     modes = (Mode.PROMPT_MEAN,)
     cases = TELLING
 
@@ -103,7 +103,7 @@ class DivergenceOnEveryMicroBatch(Mutant):
     """The divergence is divided by the micro-batches, where the entropy is trained with it."""
 
     diagnosis = "divided_by_micro_batches"
-    subject = check_spec("auxiliary.combined")
+    spec = check_spec("auxiliary.combined")
     layouts = (UNITED,)
     cases = TELLING
 
@@ -118,7 +118,7 @@ class EntropyLeftOutTogether(Mutant):
     """With a divergence to be trained, the entropy bonus is left out of the gradient."""
 
     diagnosis = "term_without_gradient"
-    subject = check_spec("auxiliary.combined")
+    spec = check_spec("auxiliary.combined")
     cases = TELLING
 
     def entropy(self, probe: torch.Tensor, packed: Packed) -> torch.Tensor:
@@ -130,7 +130,7 @@ class CispoPerSample(Mutant):
     """A policy loss of its own brings its own reducer, a mean over samples."""
 
     diagnosis = "weights_of_sample_mean"
-    subject = check_spec("auxiliary.cispo")
+    spec = check_spec("auxiliary.cispo")
     modes = (Mode.PROMPT_MEAN, Mode.TOKEN_MEAN)
     cases = ONE
 
@@ -146,13 +146,13 @@ class OtherDefault(Mutant):
     cases = ONE
     by: ClassVar[Mode]
 
-    def divided_beside(self, samples: list[SampleTensors]) -> list[SampleTensors]:
-        right = super().divided_beside(samples)
-        if self.objective is not self.subject.objective:
+    def with_auxiliary_denominators(self, samples: list[SampleTensors]) -> list[SampleTensors]:
+        right = super().with_auxiliary_denominators(samples)
+        if self.objective is not self.spec.objective:
             return right
         wrong = denominators(samples, Aggregation(self.by))
         return [
-            replace(sample, denominator_beside=denominator)
+            replace(sample, auxiliary_denominator=denominator)
             for sample, denominator in zip(right, wrong, strict=True)
         ]
 
@@ -161,7 +161,7 @@ class LikelihoodPerSample(OtherDefault):
     """SFT keeps the mean over samples where the per-token path is on (review of miles 1498)."""
 
     diagnosis = "weights_of_sample_mean"
-    subject = check_spec("other_losses.sft")
+    spec = check_spec("other_losses.sft")
     modes = (Mode.TOKEN_MEAN,)
     by = Mode.SAMPLE_MEAN
 
@@ -170,7 +170,7 @@ class ValuesPerToken(OtherDefault):
     """A critic is trained per token where the per-token path is off."""
 
     diagnosis = "weights_of_token_mean"
-    subject = check_spec("other_losses.value")
+    spec = check_spec("other_losses.value")
     modes = (Mode.SAMPLE_MEAN, Mode.CONSTANT)
     by = Mode.TOKEN_MEAN
 

@@ -104,7 +104,7 @@ class OriginalMaskCounted(Counting):
 
     diagnosis = "original_mask_counted"
     modes = MEANS
-    subject = check_spec("rejection")
+    spec = check_spec("rejection")
     cases = REJECTION
 
     def counted(self, samples: list[SampleTensors]) -> list[float]:
@@ -117,7 +117,7 @@ class ModifiedMaskCounted(Mutant):
 
     diagnosis = "modified_mask_counted"
     modes = MEANS
-    subject = check_spec("rejection")
+    spec = check_spec("rejection")
     cases = REJECTION
     conventions = Conventions(denominator_mask=DenominatorMask.ORIGINAL)
 
@@ -234,7 +234,7 @@ class TokensCountedAsUnits(Counting):
 
 
 class NothingDivided(Counting):
-    """Losses are added up; the normaliser is returned beside them and nobody uses it."""
+    """Losses are added up; the normaliser is returned with them and nobody uses it."""
 
     diagnosis = "not_divided"
 

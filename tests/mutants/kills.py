@@ -70,18 +70,18 @@ def trials(mutant: type[Mutant], pool: RankPool) -> Iterator[Trial]:
     if issubclass(mutant, LogMutant):
         return _log_trials(mutant)
     if one_process.is_seen(mutant):
-        return trials_by(mutant.subject, mutant, OneProcess(), mutant.cases, Depth.LOSS)
-    return trials_by(mutant.subject, mutant, pool, mutant.cases)
+        return trials_by(mutant.spec, mutant, OneProcess(), mutant.cases, Depth.LOSS)
+    return trials_by(mutant.spec, mutant, pool, mutant.cases)
 
 
 def trials_by(
-    subject: CheckSpec,
+    spec: CheckSpec,
     mutant: type[Mutant],
     pool: RankPool | OneProcess,
     cases: Sequence[Case],
     depth: Depth = Depth.STEP,
 ) -> Iterator[Trial]:
-    """Every case in the mutant's modes and on its layouts, as a subject sees it."""
+    """Every case in the mutant's modes and on its layouts, as a check sees it."""
     description = replace(pool.description, conventions=mutant.conventions)
     for layout in mutant.layouts:
         for case in cases:
@@ -93,12 +93,12 @@ def trials_by(
                     aggregation=case.aggregation(mode),
                     layout=layout,
                     depth=depth,
-                    objective=subject.objective,
+                    objective=spec.objective,
                     mutant=mutant,
                 )
                 outcome = pool.run(job)
                 assert isinstance(outcome, Ran), outcome
-                judgement = judge(subject)(job, outcome.observations, description)
+                judgement = judge(spec)(job, outcome.observations, description)
                 assert judgement is not None
                 yield Trial(case=case.name, mode=mode, layout=layout, judgement=judgement)
 
@@ -106,32 +106,32 @@ def trials_by(
 def _startup_trials(mutant: type[StartupMutant], pool: RankPool) -> Iterator[Trial]:
     """Every configuration, in every mode that it is about."""
     [layout] = mutant.layouts
-    for row in mutant.rows:
-        if not row.fits(layout) or not row.applies(mutant.conventions):
+    for config_case in mutant.config_cases:
+        if not config_case.fits(layout) or not config_case.applies(mutant.conventions):
             continue
-        for mode in row.modes:
+        for mode in config_case.modes:
             job = MutantJob(
-                steps=row.given.steps,
-                aggregation=row.given.aggregation(mode),
+                steps=config_case.given.steps,
+                aggregation=config_case.given.aggregation(mode),
                 layout=layout,
                 depth=Depth.STEP,
-                configuration=row.configuration,
+                configuration=config_case.configuration,
                 mutant=mutant,
             )
-            judgement = judge_startup(row, job, pool)
+            judgement = judge_startup(config_case, job, pool)
             if isinstance(judgement, Judgement):
-                yield Trial(case=row.name, mode=mode, layout=layout, judgement=judgement)
+                yield Trial(case=config_case.name, mode=mode, layout=layout, judgement=judgement)
 
 
 def _log_trials(mutant: type[LogMutant]) -> Iterator[Trial]:
-    """Every row, with asserts and without."""
+    """Every log, with asserts and without."""
     plain, optimized = (
         outcomes(LogMutantAdapter(mutant), None, LOG_ENTRIES, optimized=without_asserts)
         for without_asserts in (False, True)
     )
-    for row in LOG_CASES:
-        judgement = judge_log(row, plain[row.name], optimized[row.name])
-        yield Trial(case=row.name, mode=row.mode, layout=Layout(), judgement=judgement)
+    for log_case in LOG_CASES:
+        judgement = judge_log(log_case, plain[log_case.name], optimized[log_case.name])
+        yield Trial(case=log_case.name, mode=log_case.mode, layout=Layout(), judgement=judgement)
 
 
 class LogMutantAdapter(NativeAdapter):

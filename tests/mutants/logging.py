@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class LogMutant(Mutant):
     """It trains right, and is seen by entries of micro-batches."""
 
-    subject = CheckSpec(check=Check.LOGGING)
+    spec = CheckSpec(check=Check.LOGGING)
     layouts = (Layout(),)
     cases = ()
 

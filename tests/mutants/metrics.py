@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class Misreporting(Mutant):
     """Its weights conform."""
 
-    subject = check_spec("metric")
+    spec = check_spec("metric")
 
 
 class SlicesCountedTwice(Misreporting):
@@ -126,7 +126,7 @@ class Diagnosing(Mutant):
 
     def diagnostics(self, log_probs: torch.Tensor, packed: Packed) -> Mapping[Metric, torch.Tensor]:
         right = super().diagnostics(log_probs, packed)
-        metric = self.subject.metric
+        metric = self.spec.metric
         assert metric is not None
         return {**right, metric: self.wrong(right[metric], packed)}
 
@@ -139,7 +139,7 @@ class DriftOfEverySlice(Diagnosing):
     """Every context-parallel rank logs the whole drift from the old policy, and all are added."""
 
     diagnosis = "multiplied_by_cp"
-    subject = check_spec("metric.policy_kl")
+    spec = check_spec("metric.policy_kl")
     layouts = (UNITED,)
 
     def wrong(self, right: torch.Tensor, packed: Packed) -> torch.Tensor:
@@ -150,12 +150,12 @@ class ClipFractionByMode(Mutant):
     """The clip fraction follows the policy loss's reducer, so that modes cannot be compared."""
 
     diagnosis = "weights_of_prompt_mean"
-    subject = check_spec("metric.clip_fraction")
+    spec = check_spec("metric.clip_fraction")
     modes = (Mode.PROMPT_MEAN,)
     cases = TELLING
 
     def diagnostics(self, log_probs: torch.Tensor, packed: Packed) -> Mapping[Metric, torch.Tensor]:
-        by_mode = replace(packed, denominators_beside=packed.denominators)
+        by_mode = replace(packed, auxiliary_denominators=packed.denominators)
         return super().diagnostics(log_probs, by_mode)
 
 
@@ -163,21 +163,19 @@ class RejectedCountedAfterwards(Diagnosing):
     """How many tokens were rejected is averaged over those that were not: it is always 0."""
 
     diagnosis = "nothing_reported"
-    subject = check_spec("rejection.metric")
+    spec = check_spec("rejection.metric")
     layouts = (ALONE,)
     cases = REJECTION
 
     def wrong(self, right: torch.Tensor, packed: Packed) -> torch.Tensor:
-        return self.reduce(
-            (packed.original_mask & ~packed.mask).float(), packed.auxiliary_aggregation
-        )
+        return self.reduce((packed.original_mask & ~packed.mask).float(), packed.auxiliary)
 
 
 class LossWithoutEntropy(Mutant):
     """What is logged as the loss lacks the entropy bonus that is trained."""
 
     diagnosis = "term_left_out"
-    subject = check_spec("metric.loss")
+    spec = check_spec("metric.loss")
     cases = TELLING
 
     def loss(

@@ -35,12 +35,12 @@ EVERYDAY = tuple(case for case in CORPUS if not case.layouts)
 class Mutant(Trainer):
     """A trainer with a mistake, which its docstring tells as a colleague would.
 
-    ``diagnosis`` is the name that the mistake is to be given, ``subject`` what it is seen by,
+    ``diagnosis`` is the name that the mistake is to be given, ``spec`` what it is seen by,
     ``modes``, ``layouts`` and ``cases`` where it is looked for, ``conventions`` what is declared.
     """
 
     diagnosis: ClassVar[str]
-    subject: ClassVar[CheckSpec] = check_spec("weights")
+    spec: ClassVar[CheckSpec] = check_spec("weights")
     modes: ClassVar[Sequence[Mode]] = EVERY
     layouts: ClassVar[Sequence[Layout]] = (UNITED, UNEVEN)
     cases: ClassVar[Sequence[Case]] = EVERYDAY

@@ -23,8 +23,8 @@ CHECKS = (Check.WEIGHTS, Check.REJECTION, Check.AUXILIARY)
 def is_seen(mutant: type[Mutant]) -> bool:
     """Whether a mutant's mistake is in the gradient before the ranks are added up."""
     return (
-        mutant.subject.metric is None
-        and mutant.subject.check in CHECKS
+        mutant.spec.metric is None
+        and mutant.spec.check in CHECKS
         and mutant.synchronise is Mutant.synchronise
         and mutant.train_step is Mutant.train_step
     )

@@ -12,7 +12,7 @@ class GroupsStriped(Mutant):
     """Samples are dealt out by number, where prompt groups are documented to stay on one rank."""
 
     diagnosis = "group_on_several_ranks"
-    subject = check_spec("sharding")
+    spec = check_spec("sharding")
     modes = (Mode.PROMPT_MEAN,)
     layouts = (UNITED, WIDE)
     cases = (*SHARDED, *ORDERS)

@@ -19,18 +19,18 @@ if TYPE_CHECKING:
     from adapters.native.options import Options
 
 
-def rows(*names: str) -> tuple[ConfigCase, ...]:
+def config_cases(*names: str) -> tuple[ConfigCase, ...]:
     """Those of the table whose names begin so."""
-    return tuple(row for row in CONFIG_CASES if row.name.startswith(names))
+    return tuple(case for case in CONFIG_CASES if case.name.startswith(names))
 
 
 class StartupMutant(Mutant):
     """It trains right what it should train, and is seen by configurations."""
 
-    subject = CheckSpec(check=Check.ARGUMENTS)
+    spec = CheckSpec(check=Check.ARGUMENTS)
     layouts = (Layout(micro_batches=2, format="thd"),)
     cases = ()
-    rows: ClassVar[tuple[ConfigCase, ...]] = CONFIG_CASES
+    config_cases: ClassVar[tuple[ConfigCase, ...]] = CONFIG_CASES
 
     @classmethod
     def started(cls, job: Job) -> None:
@@ -47,7 +47,7 @@ class DivisorOnlyCompared(StartupMutant):
     """`divisor <= 0` is refused, which NaN is not, nor infinity."""
 
     diagnosis = "accepted"
-    rows = rows("divisor_nan", "divisor_infinite", "divisor_zero")
+    config_cases = config_cases("divisor_nan", "divisor_infinite", "divisor_zero")
 
     @classmethod
     def validate(cls, options: Options, job: Job) -> None:
@@ -70,7 +70,7 @@ class DivisorIgnoredElsewhere(StartupMutant):
     """A divisor is read by `constant`, and goes unnoticed with every other mode."""
 
     diagnosis = "accepted"
-    rows = rows("divisor_of_another_mode")
+    config_cases = config_cases("divisor_of_another_mode")
 
     @classmethod
     def validate(cls, options: Options, job: Job) -> None:
@@ -95,7 +95,7 @@ class GroupsNotAskedFor(StartupMutant):
     """Samples without a prompt group are put into one."""
 
     diagnosis = "accepted"
-    rows = rows("groups_missing", "denominators_dropped")
+    config_cases = config_cases("groups_missing", "denominators_dropped")
 
     @classmethod
     def started(cls, job: Job) -> None:
@@ -106,7 +106,7 @@ class LegacyFlagForgotten(StartupMutant):
     """Since there are modes, the flag that stood for `token_mean` means nothing."""
 
     diagnosis = "not_the_same"
-    rows = rows("legacy_flag")
+    config_cases = config_cases("legacy_flag")
 
     def divided(self, samples: list[SampleTensors]) -> list[SampleTensors]:
         if self.job.configuration.says_mode:
@@ -119,7 +119,7 @@ class CustomReducerAfterMode(StartupMutant):
     """The mode is reduced by its own reducer, and the custom one is for the default alone."""
 
     diagnosis = "reducer_ignored"
-    rows = rows("custom_reducer")
+    config_cases = config_cases("custom_reducer")
 
     def divided(self, samples: list[SampleTensors]) -> list[SampleTensors]:
         if self.aggregation.mode is Mode.SAMPLE_MEAN:

@@ -32,7 +32,7 @@ def row(mutant: type[Mutant], trials: Sequence[Trial]) -> str:
     cells = [
         mutant.__name__,
         inspect.cleandoc(mutant.__doc__ or "").replace("\n", " "),
-        mutant.subject.slug,
+        mutant.spec.slug,
         ", ".join(mutant.modes),
         ", ".join(map(str, mutant.layouts)),
         _killers(trials),

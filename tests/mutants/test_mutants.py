@@ -73,7 +73,7 @@ def test_no_case_lets_every_mutant_live(case: Case) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [mutant.__name__ for mutant in MUTANTS if mutant.subject.slug == "metric"]
+    "name", [mutant.__name__ for mutant in MUTANTS if mutant.spec.slug == "metric"]
 )
 def test_what_is_only_misreported_weighs_right(name: str, pool: RankPool) -> None:
     """The gradient's check cannot see it: the reported loss's alone does."""
@@ -101,10 +101,10 @@ SEEN_BY_ONE_CHECK = {
 
 @pytest.mark.parametrize("check", Check)
 def test_every_check_alone_kills_something(check: Check, pool: RankPool) -> None:
-    """No subject of another check sees the mistake; the table says that its own does."""
+    """No other check sees the mistake; the table says that its own does."""
     mutant = SEEN_BY_ONE_CHECK[check]
 
-    assert mutant.subject.check is check
+    assert mutant.spec.check is check
     for other in (one for one in SEEN_ON_NATIVE if one.check is not check):
         assert not killers([*trials_by(other, mutant, pool, other.cases[:1])]), other.slug
 

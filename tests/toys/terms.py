@@ -1,6 +1,6 @@
 """What the toys' losses are made of, and how that is chosen on the command line.
 
-A checkout of a toy holds a copy of this module in its package, beside `lineage`.
+A checkout of a toy holds a copy of this module in its package, next to `lineage`.
 """
 
 from __future__ import annotations

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from adapters.contract import Layout
-from conformance.diagnosis.shared_mistakes import Summand, diagnose_joint
+from adapters.contract.objective import Metric
+from conformance.diagnosis.shared_mistakes import diagnose_shared_mistake
+from conformance.diagnosis.step_context import LossTerm
 from reference.aggregation import AuxiliaryAggregation, Mode
 from tests.conformance.given import Given, passes
 
@@ -19,22 +21,22 @@ SCATTERED = passes(
 """Two ranks of two context-parallel ranks, each of which holds whole samples: the first with the
 third, and the second; the fourth, and the last."""
 
-SITUATION = Given(
+CONTEXT = Given(
     mode=Mode.TOKEN_MEAN,
     layout=Layout(dp=2, cp=2, micro_batches=2),
     forward_pass_of_token=SCATTERED,
 ).context
-POLICY = Summand(name="policy_loss", context=SITUATION, factors=np.linspace(1, 2, 14))
+POLICY = LossTerm(metric=Metric.POLICY_LOSS, context=CONTEXT, factors=np.linspace(1, 2, 14))
 ENTROPY, KL = (
-    Summand(name=name, context=SITUATION.of_term(how), factors=np.linspace(*ends, 14))
-    for name, how, ends in (
-        ("entropy", AuxiliaryAggregation.MICRO_BATCH_TOKEN_MEAN, (3, 5)),
-        ("kl", AuxiliaryAggregation.MICRO_BATCH_SAMPLE_MEAN, (7, 4)),
+    LossTerm(metric=metric, context=CONTEXT.of_term(how), factors=np.linspace(*ends, 14))
+    for metric, how, ends in (
+        (Metric.ENTROPY, AuxiliaryAggregation.MICRO_BATCH_TOKEN_MEAN, (3, 5)),
+        (Metric.KL, AuxiliaryAggregation.MICRO_BATCH_SAMPLE_MEAN, (7, 4)),
     )
 )
 
 
-def weighed(term: Summand, kept: np.ndarray | float) -> np.ndarray:
+def weighed(term: LossTerm, kept: np.ndarray | float) -> np.ndarray:
     return term.factors * term.context.expected * kept
 
 
@@ -43,7 +45,9 @@ def test_terms_that_each_have_a_mistake_of_their_own_are_named_together() -> Non
     of_one_rank = np.repeat([1.0, 0.0, 1.0, 1.0, 0.0], [3, 1, 2, 5, 3])
     halved = np.repeat([1.0, 0.5, 1.0, 1.0, 1.0], [3, 1, 2, 5, 3])
     total = weighed(POLICY, 1) + weighed(ENTROPY, of_one_rank) + weighed(KL, halved)
-    diagnosis = diagnose_joint(POLICY, [ENTROPY, KL], lambda sum_: np.allclose(sum_, total))
+    diagnosis = diagnose_shared_mistake(
+        POLICY, [ENTROPY, KL], lambda sum_: np.allclose(sum_, total)
+    )
 
     assert diagnosis is not None
     assert diagnosis.name == "not_reduced_over_cp_and_dummy_rows_averaged"
@@ -57,4 +61,7 @@ def test_terms_that_each_have_a_mistake_of_their_own_are_named_together() -> Non
 def test_terms_that_no_mistake_explains_have_none(factor: float) -> None:
     total = factor * (weighed(POLICY, 1) + weighed(ENTROPY, 1) + weighed(KL, 1))
 
-    assert diagnose_joint(POLICY, [ENTROPY, KL], lambda sum_: np.allclose(sum_, total)) is None
+    assert (
+        diagnose_shared_mistake(POLICY, [ENTROPY, KL], lambda sum_: np.allclose(sum_, total))
+        is None
+    )

@@ -35,18 +35,18 @@ JOB = Job(
 )
 BATCH = ProbedBatch(JOB.steps, JOB.objective)
 POLICY = token_weights(STEP, JOB.aggregation)
-BESIDE = token_weights(STEP, Aggregation(Mode.SAMPLE_MEAN))
+AUXILIARY = token_weights(STEP, Aggregation(Mode.SAMPLE_MEAN))
 
 
 def judged(policy: float = 1.0, entropy: float = 1.0, kl: float = 1.0) -> Judgement:
     """With each term's weights multiplied by a factor."""
     gradient = (
         policy * BATCH.dloss_dlogprob * POLICY
-        - entropy * ENTROPY_COEFFICIENT * BESIDE
-        + kl * KL_COEFFICIENT * BESIDE
+        - entropy * ENTROPY_COEFFICIENT * AUXILIARY
+        + kl * KL_COEFFICIENT * AUXILIARY
     )
     return judge_combined(
-        JOB, [Observation(weights=(gradient / BATCH.dloss_dlogprob,))], Description()
+        JOB, [Observation(token_weights=(gradient / BATCH.dloss_dlogprob,))], Description()
     )
 
 
@@ -67,8 +67,8 @@ def test_sum_of_terms_conforms() -> None:
 
 def test_error_is_relative_to_the_absolute_values_of_the_terms() -> None:
     judgement = judged(kl=1 + 1e-3)
-    own = KL_COEFFICIENT * BESIDE
-    all_terms = np.abs(BATCH.dloss_dlogprob) * POLICY + ENTROPY_COEFFICIENT * BESIDE + own
+    own = KL_COEFFICIENT * AUXILIARY
+    all_terms = np.abs(BATCH.dloss_dlogprob) * POLICY + ENTROPY_COEFFICIENT * AUXILIARY + own
     active = STEP.mask
 
     assert judgement.error == pytest.approx(1e-3 * (own[active] / all_terms[active]).max())
@@ -99,15 +99,15 @@ def test_what_is_not_finite_has_no_error() -> None:
 
 def logged(policy: float = 1.0, entropy: float = 1.0, kl: float = 1.0) -> Judgement | None:
     """A loss in which each term has a factor."""
-    gains = np.concatenate(BATCH.gains)
+    advantages = np.concatenate(BATCH.raw_advantages)
     entropies = np.array([0.5, 2.0, 1.0, 0.25])[np.concatenate(BATCH.responses) % 4]
     divergences = np.concatenate([-values for values in BATCH.reference_log_probs])
     loss = (
-        -policy * (POLICY * gains).sum()
-        - entropy * ENTROPY_COEFFICIENT * (BESIDE * entropies).sum()
-        + kl * KL_COEFFICIENT * (BESIDE * divergences).sum()
+        -policy * (POLICY * advantages).sum()
+        - entropy * ENTROPY_COEFFICIENT * (AUXILIARY * entropies).sum()
+        + kl * KL_COEFFICIENT * (AUXILIARY * divergences).sum()
     )
-    observation = Observation(weights=(), reported={Metric.LOSS: (float(loss),)})
+    observation = Observation(token_weights=(), reported={Metric.LOSS: (float(loss),)})
     return judge_logged(JOB, [observation], Description(), metric=Metric.LOSS)
 
 
@@ -132,12 +132,14 @@ def test_wrong_term_of_a_logged_loss_is_said_to_be_off() -> None:
 
 def test_mistake_that_terms_share_is_named_with_the_policy_losss_own() -> None:
     per_token = token_weights(STEP, Aggregation(Mode.TOKEN_MEAN))
-    auxiliary_aggregation = (KL_COEFFICIENT - ENTROPY_COEFFICIENT) * per_token
-    shared = BATCH.dloss_dlogprob * POLICY + auxiliary_aggregation
-    both = BATCH.dloss_dlogprob * BESIDE + auxiliary_aggregation
+    auxiliary = (KL_COEFFICIENT - ENTROPY_COEFFICIENT) * per_token
+    shared = BATCH.dloss_dlogprob * POLICY + auxiliary
+    both = BATCH.dloss_dlogprob * AUXILIARY + auxiliary
     found = [
         explained(
-            judge_combined(JOB, [Observation(weights=(g / BATCH.dloss_dlogprob,))], Description())
+            judge_combined(
+                JOB, [Observation(token_weights=(g / BATCH.dloss_dlogprob,))], Description()
+            )
         )
         for g in (shared, both)
     ]
@@ -155,7 +157,7 @@ def test_mistakes_of_one_name_are_told_apart(averaged: float) -> None:
     job = replace(JOB, layout=Layout(dp=2))
     dloss_dlogprob = BATCH.dloss_dlogprob - ENTROPY_COEFFICIENT + KL_COEFFICIENT
     gradient = averaged * dloss_dlogprob * STEP.mask
-    observation = Observation(weights=(gradient / BATCH.dloss_dlogprob,))
+    observation = Observation(token_weights=(gradient / BATCH.dloss_dlogprob,))
 
     judgement = judge_combined(job, [observation] * 2, Description())
     assert explained(judgement)[0] == "not_divided"

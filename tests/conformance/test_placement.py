@@ -52,7 +52,9 @@ def test_token_that_two_ranks_held_is_the_first_one_s() -> None:
 
 def observations(*ranks: list[int] | None) -> list[Observation]:
     return [
-        Observation(weights=(), forward_passes=(np.array([9, 9]), np.array(rank)) if rank else ())
+        Observation(
+            token_weights=(), forward_passes=(np.array([9, 9]), np.array(rank)) if rank else ()
+        )
         for rank in ranks
     ]
 

@@ -29,7 +29,7 @@ JOB = Job(
     objective=Objective.ENTROPY,
 )
 OBSERVATIONS = [
-    Observation(weights=(), forward_passes=(forward_pass_of_token,))
+    Observation(token_weights=(), forward_passes=(forward_pass_of_token,))
     for forward_pass_of_token in BY_SAMPLE
 ]
 """Micro-batches of 3 and 0 active tokens on one rank, of 4 and 3 on the other."""
@@ -72,7 +72,9 @@ def test_cut_that_makes_no_difference_is_no_advice() -> None:
     even = Step.of([Sample(prompt_length=1, loss_mask=[1], group=0)] * 4)
     forward_pass_of_token = np.array([[0, 1, -1, -1], [-1, -1, 0, 1]], np.int32)
     job = replace(JOB, steps=(even,))
-    seen = [Observation(weights=(), forward_passes=(passes,)) for passes in forward_pass_of_token]
+    seen = [
+        Observation(token_weights=(), forward_passes=(passes,)) for passes in forward_pass_of_token
+    ]
     judgement = judge_cut_dependence(job, seen, Description(conventions=by_samples))
 
     assert judgement is not None

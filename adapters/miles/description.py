@@ -1,19 +1,19 @@
-"""What miles says of itself, the same for every engine."""
+"""The description of miles that its engines share."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from adapters.contract import CodeLocation
+from adapters.contract.description import is_set
 from adapters.miles import rollouts
 from adapters.miles.importing import module
-from adapters.slime_family import objectives
-from adapters.slime_family.departures import is_set
+from adapters.slime_family import description
 
 if TYPE_CHECKING:
     import argparse
 
-    from adapters.slime_family.objectives import Candidates
+    from adapters.slime_family.description import Candidates
     from reference.aggregation import Conventions
 
 OBSERVED_ENTROPY = is_set(
@@ -23,9 +23,9 @@ OBSERVED_ENTROPY = is_set(
 
 
 def conventions(parser: argparse.ArgumentParser) -> Conventions:
-    """Groups are whole on a rank where the rollout side deals out prompt groups."""
+    """The conventions of miles; groups are whole on a rank if the rollout side deals them out."""
     conversion = module("ray.rollout.train_data_conversion")
-    return objectives.conventions(
+    return description.conventions(
         parser,
         by_rollout=rollouts.rollout_field() is not None,
         whole_groups=hasattr(conversion, "_prompt_group_partitions"),
@@ -33,12 +33,12 @@ def conventions(parser: argparse.ArgumentParser) -> Conventions:
 
 
 def losses() -> Any:
-    """The module of the loss functions."""
+    """Return the module of the loss functions."""
     return module("backends.training_utils.loss_hub.losses")
 
 
 def candidates() -> Candidates:
-    """Where to look, newer versions first."""
+    """Functions that a mistake may be in, newer versions first."""
     utils = "backends.training_utils"
     conversion = module("ray.rollout.train_data_conversion")
     arguments = module("utils.arguments")
@@ -58,7 +58,7 @@ def candidates() -> Candidates:
 
 
 def keepers() -> list[Any]:
-    """Functions that may keep rules of configurations and logs; None for those it lacks."""
+    """Functions that may keep rules of configurations and logs; None for missing ones."""
     arguments = module("utils.arguments")
     conversion = module("ray.rollout.train_data_conversion")
     return [

@@ -73,7 +73,7 @@ def test_place_is_named_where_the_mistake_determines_it(
 
 
 def test_accepted_configurations_are_looked_for_in_validation() -> None:
-    row = CheckSpec(check=Check.ARGUMENTS, name="divisor_zero")
+    spec = CheckSpec(check=Check.ARGUMENTS, name="divisor_zero")
     accepted = Diagnosis(name="accepted", explanation="")
 
-    assert place(row, Mode.CONSTANT, accepted) is CodeLocation.ARGUMENTS
+    assert place(spec, Mode.CONSTANT, accepted) is CodeLocation.ARGUMENTS

@@ -1,4 +1,4 @@
-"""How what stands beside the policy loss is reduced."""
+"""How auxiliary losses and diagnostics are aggregated."""
 
 from __future__ import annotations
 

@@ -1,0 +1,322 @@
+"""A job on the command line of slime and miles, and in a configuration file read after it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from adapters.contract import Option, Unsupported
+from adapters.contract.configuration import Setting
+from adapters.contract.objective import ENTROPY_COEFFICIENT, KL_COEFFICIENT, Objective
+from adapters.slime_family import user_code
+from adapters.toolkit.sizes import rollouts_per_prompt, rollouts_per_step, token_budget
+from reference.aggregation import Mode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from adapters.contract import Job, Layout
+
+MODE = "--loss-aggregation"
+DIVISOR = "--loss-aggregation-divisor"
+OLDER_DIVISOR = "--pg-loss-divisor"
+PER_TOKEN = "--calculate-per-token-loss"
+CONFIG_FILE = "--custom-config-path"
+REDUCER = "--custom-pg-loss-reducer-function-path"
+CONVERSION = "--custom-convert-samples-to-train-data-path"
+CORRECTION = "--custom-tis-function-path"
+
+OBSERVE_ENTROPY = "--observe-training-entropy"
+"""Newer versions of miles compute no entropy unless it is trained or asked for."""
+
+CRITIC_ALONE = "--num-critic-only-steps=1"
+"""Older versions have a critic wait for its actor's log-probabilities from then on."""
+
+LAYOUT_OPTIONS = {
+    Option.ALLGATHER_CP: "--allgather-cp",
+    Option.AVERAGE_IN_COLLECTIVE: "--ddp-average-in-collective",
+    Option.BALANCE_DATA: "--balance-data",
+    Option.DISTRIBUTED_OPTIMIZER: "--use-distributed-optimizer",
+    Option.OVERLAP_GRAD_REDUCE: "--overlap-grad-reduce",
+}
+
+_ENTROPY = (f"--entropy-coef={ENTROPY_COEFFICIENT}",)
+_KL = (
+    "--use-kl-loss",
+    f"--kl-loss-coef={KL_COEFFICIENT}",
+    "--kl-loss-type=k1",
+    f"--ref-load={os.curdir}",  # has to be there and is never loaded
+)
+
+OBJECTIVES: Mapping[Objective, tuple[str, ...]] = {
+    Objective.REJECTION: ("--use-tis", f"{CORRECTION}={user_code.path(user_code.reject)}"),
+    Objective.ENTROPY: _ENTROPY,
+    Objective.KL: _KL,
+    Objective.COMBINED: (*_ENTROPY, *_KL),
+    Objective.DUAL_CLIP: ("--eps-clip-c=3.0",),
+    Objective.GSPO: ("--advantage-estimator=gspo",),
+    Objective.CISPO: ("--advantage-estimator=cispo",),
+    Objective.SFT: ("--loss-type=sft_loss",),
+}
+"""Options that choose an objective. The policy loss needs none; the actor chooses a critic's."""
+
+YAML_NUMBERS = {"nan": ".nan", "inf": ".inf", "-inf": "-.inf"}
+"""Numbers that YAML spells otherwise than Python."""
+
+MODEL_SIZES = {
+    "ffn_hidden_size": 32,
+    "hidden_size": 8,
+    "kv_channels": 4,
+    "kv_lora_rank": None,
+    "num_attention_heads": 2,
+    "num_experts": None,
+    "num_layers": 1,
+    "num_query_groups": 2,
+    "q_lora_rank": None,
+    "qk_pos_emb_head_dim": None,
+    "v_head_dim": None,
+    "vocab_size": 64,
+}
+"""Sizes of a small model, by which frameworks weigh samples when they balance ranks."""
+
+
+@dataclass(frozen=True)
+class CliFlag:
+    """One option, with its setting if it may stand in a configuration file; flags are true."""
+
+    option: str
+    text: str = "true"
+    setting: Setting | None = None
+    flag: bool = False
+
+    @property
+    def on_command_line(self) -> str:
+        """The option as typed."""
+        return self.option if self.flag else f"{self.option}={self.text}"
+
+    @property
+    def in_file(self) -> str:
+        """The option as a line of YAML, which gives the value a type of its own."""
+        key = self.option.removeprefix("--").replace("-", "_")
+        return f"{key}: {YAML_NUMBERS.get(self.text, self.text)}\n"
+
+
+def offers(parser: argparse.ArgumentParser, option: str) -> bool:
+    """Whether a parser knows an option, with the value it is given if it has a choice of them."""
+    flag, given, value = option.partition("=")
+    action = parser._option_string_actions.get(flag)
+    if action is None:
+        return False
+    return not given or action.choices is None or value in action.choices
+
+
+def base_parser() -> argparse.ArgumentParser:
+    """A parser with the options of Megatron that frameworks build on, and its defaults.
+
+    `megatron.training`, where they are defined, is not in the megatron-core distribution.
+    """
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, conflict_handler="resolve", exit_on_error=False
+    )
+    for flag in (
+        "align-grad-reduce",
+        "align-param-gather",
+        "calculate-per-token-loss",
+        "ddp-average-in-collective",
+        "manual-gc",
+        "overlap-grad-reduce",
+        "overlap-param-gather",
+        "use-distributed-optimizer",
+    ):
+        parser.add_argument(f"--{flag}", action="store_true")
+    for name in ("tensor", "pipeline", "context"):
+        model = "" if name == "context" else "model-"
+        parser.add_argument(f"--{name}-{model}parallel-size", type=int, default=1)
+    parser.add_argument("--seq-length", type=int, default=64)
+    parser.add_argument("--decoder-seq-length", type=int)
+    parser.set_defaults(
+        bf16=False,
+        check_for_nan_in_loss_and_grad=True,
+        fp16=False,
+        record_memory_history=False,
+        use_pytorch_profiler=False,
+        **MODEL_SIZES,
+    )
+    return parser
+
+
+def job_options(job: Job, parser: argparse.ArgumentParser) -> list[str]:
+    """The options of a job apart from its settings (`settings`).
+
+    Raises:
+        Unsupported: steps or prompts of different sizes, micro-batches of another kind, or a format
+            or option that this version lacks.
+    """
+    observe = [OBSERVE_ENTROPY] if offers(parser, OBSERVE_ENTROPY) else []
+    alone = job.objective is Objective.VALUE and offers(parser, CRITIC_ALONE)
+    return [
+        *_batch_options(job),
+        *_micro_batch_options(job),
+        *_layout_options(job.layout, parser),
+        *observe,
+        *([CRITIC_ALONE] if alone else []),
+        *OBJECTIVES.get(job.objective, ()),
+    ]
+
+
+@contextmanager
+def settings(job: Job, parser: argparse.ArgumentParser) -> Iterator[list[str]]:
+    """The options that a job's settings are typed as, with a configuration file if it has one.
+
+    The file is there as long as the context is open.
+
+    Raises:
+        Unsupported: this version lacks an option that is needed.
+    """
+    flags = [*_flags(job, parser)]
+    in_file = job.configuration.in_file
+    for flag in flags:
+        _require(parser, flag.option)
+    lines = [flag.in_file for flag in flags if flag.setting in in_file]
+    typed = [flag.on_command_line for flag in flags if flag.setting not in in_file]
+    if not lines:
+        yield typed
+        return
+    _require(parser, CONFIG_FILE)
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+        file.writelines(lines)
+        file.flush()
+        yield [*typed, f"{CONFIG_FILE}={file.name}"]
+
+
+def layout_options(parser: argparse.ArgumentParser) -> frozenset[Option]:
+    """The options of layouts that a framework offers."""
+    return frozenset(option for option, flag in LAYOUT_OPTIONS.items() if offers(parser, flag))
+
+
+def train_parallel_config(layout: Layout) -> dict[str, int]:
+    """The layout as slime's and miles' trainers describe it to the rollout side."""
+    return {
+        "dp_size": layout.dp,
+        "cp_size": layout.cp,
+        "vpp_size": 1,
+        "microbatch_group_size_per_vp_stage": 1,
+    }
+
+
+def modes(parser: argparse.ArgumentParser) -> frozenset[Mode]:
+    """The modes that a framework's options offer."""
+    if offers(parser, MODE):
+        return frozenset(Mode)
+    before = {Mode.SAMPLE_MEAN, Mode.TOKEN_MEAN}
+    return frozenset(before | {Mode.CONSTANT} if offers(parser, OLDER_DIVISOR) else before)
+
+
+def _batch_options(job: Job) -> list[str]:
+    rollouts, per_prompt = rollouts_per_step(job.steps), rollouts_per_prompt(job.steps)
+    return [
+        f"--rollout-batch-size={rollouts * len(job.steps) // per_prompt}",
+        f"--n-samples-per-prompt={per_prompt}",
+        "--num-rollout=1",
+    ]
+
+
+def _layout_options(layout: Layout, parser: argparse.ArgumentParser) -> list[str]:
+    options = [
+        f"--context-parallel-size={layout.cp}",
+        *([f"--tensor-model-parallel-size={layout.tp}"] if layout.tp > 1 else []),
+        *(LAYOUT_OPTIONS[option] for option in layout.options),
+    ]
+    if offers(parser, "--qkv-format"):
+        return [*options, f"--qkv-format={layout.format}"]
+    if layout.format != "thd":
+        raise Unsupported(f"no format {layout.format}")
+    return options
+
+
+def _micro_batch_options(job: Job) -> list[str]:
+    layout = job.layout
+    if isinstance(layout.micro_batches, int):
+        return [f"--micro-batch-size={_micro_batch_size(job, layout.micro_batches)}"]
+    if layout.micro_batches == "tokens":
+        # A micro-batch may hold the budgets of all ranks that have a slice of it.
+        budget = -(-token_budget(job.steps, layout.dp) // layout.cp)
+        return ["--use-dynamic-batch-size", f"--max-tokens-per-gpu={budget}"]
+    raise Unsupported(f"no micro-batches by {layout.micro_batches}")
+
+
+def _micro_batch_size(job: Job, micro_batches: int) -> int:
+    """The size that cuts every step into this many micro-batches on every rank."""
+    wanted = job.layout.dp * micro_batches
+    for size in range(1, max(step.size for step in job.steps) + 1):
+        if all(-(-step.size // size) == wanted for step in job.steps):
+            return size
+    raise Unsupported(f"no size of micro-batches that makes {wanted} of the samples of every step")
+
+
+def _flags(job: Job, parser: argparse.ArgumentParser) -> Iterator[CliFlag]:
+    """Yield every setting of a job and the options that its configuration needs."""
+    configuration = job.configuration
+    size = configuration.batch_size or rollouts_per_step(job.steps)
+    yield CliFlag("--global-batch-size", str(size), Setting.BATCH_SIZE)
+    yield from _mode(job, parser)
+    if configuration.per_token:
+        yield CliFlag(PER_TOKEN, setting=Setting.PER_TOKEN, flag=True)
+    if configuration.entropy:
+        yield CliFlag("--entropy-coef", str(ENTROPY_COEFFICIENT), Setting.ENTROPY)
+    if configuration.kl:
+        yield CliFlag("--use-kl-loss", setting=Setting.KL, flag=True)
+        yield CliFlag("--kl-loss-coef", str(KL_COEFFICIENT), Setting.KL)
+        yield CliFlag("--ref-load", tempfile.gettempdir())  # a folder that exists, never read
+    if configuration.corrects:
+        yield CliFlag("--use-tis", flag=True)
+        yield CliFlag(CORRECTION, user_code.path(user_code.correct))
+    if configuration.reduces:
+        yield CliFlag(REDUCER, user_code.path(user_code.reducer))
+    if configuration.fault_injection in user_code.FAULTS:
+        yield CliFlag(CONVERSION, user_code.path(user_code.conversion))
+
+
+def _mode(job: Job, parser: argparse.ArgumentParser) -> Iterator[CliFlag]:
+    """Yield the mode and the divisor, by the options for the four modes or by older ones."""
+    mode = job.aggregation.mode
+    divisor = _divisor(job)
+    if not offers(parser, MODE):
+        yield from _older_mode(job, parser)
+        return
+    if job.configuration.says_mode:
+        yield CliFlag(MODE, str(mode), Setting.MODE)
+    if divisor:
+        yield CliFlag(DIVISOR, divisor, Setting.DIVISOR)
+
+
+def _older_mode(job: Job, parser: argparse.ArgumentParser) -> Iterator[CliFlag]:
+    """Yield them for older versions: the flag is `token_mean`, a divisor `constant`."""
+    mode = job.aggregation.mode
+    divisor = _divisor(job)
+    if mode is Mode.PROMPT_MEAN or (mode is Mode.CONSTANT and not offers(parser, OLDER_DIVISOR)):
+        raise Unsupported(f"no mode {mode}")
+    if divisor:
+        _require(parser, OLDER_DIVISOR)
+    if bool(divisor) != (mode is Mode.CONSTANT) and mode is not Mode.TOKEN_MEAN:
+        raise Unsupported(f"no option {MODE}: a divisor alone makes a mode constant")
+    if mode is Mode.TOKEN_MEAN and job.configuration.says_mode:
+        yield CliFlag(PER_TOKEN, setting=Setting.MODE, flag=True)
+    if divisor:
+        yield CliFlag(OLDER_DIVISOR, divisor, Setting.DIVISOR)
+
+
+def _divisor(job: Job) -> str:
+    """The divisor as typed, empty if none is given."""
+    typed = job.configuration.divisor
+    own = job.aggregation.divisor
+    return typed if typed is not None else "" if own is None else str(own)
+
+
+def _require(parser: argparse.ArgumentParser, option: str) -> None:
+    if not offers(parser, option):
+        raise Unsupported(f"no option {option}")

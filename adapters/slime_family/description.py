@@ -1,0 +1,181 @@
+"""The objectives, conventions and rules that a version of slime or miles offers or states.
+
+A rule of configurations or logs is stated where the version's own code keeps it, recognised by the
+identifiers in that code, or where an option is documented to do just that.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from adapters.contract import code_location
+from adapters.contract.objective import Objective
+from adapters.slime_family.command_line import (
+    DIVISOR,
+    MODE,
+    OBJECTIVES,
+    OLDER_DIVISOR,
+    PER_TOKEN,
+    REDUCER,
+    offers,
+)
+from reference.aggregation import AuxiliaryAggregation, Conventions, DenominatorMask, SampleUnit
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    from adapters.contract import CodeLocation
+
+    Candidates = Mapping[CodeLocation, tuple[tuple[Any, str], ...]]
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A regular expression that matches the code of versions that state some rules."""
+
+    rules: tuple[str, ...]
+    code: str
+
+
+POSITIVE = ("divisor_zero", "divisor_negative", "divisor_nan")
+FINITE = ("divisor_infinite", "divisor_bool", "divisor_text")
+CONFLICTS = ("divisor_of_another_mode", "per_token_with_another_mode")
+TERMS = ("entropy_per_sample", "divergence_per_sample")
+BOUNDARIES = ("boundary_gap", "boundary_overlap", "boundary_short")
+
+IN_FILE = tuple(
+    f"{rule}_in_file"
+    for rule in (
+        "divisor_missing",
+        *POSITIVE,
+        *FINITE,
+        *CONFLICTS,
+        *TERMS,
+        "batch_of_partial_groups",
+    )
+)
+
+TRACES = (
+    Trace(POSITIVE, r"(loss_aggregation|pg_loss)_divisor"),
+    Trace(("divisor_missing", *CONFLICTS), r"\bloss_aggregation_divisor"),
+    Trace(FINITE, r"isfinite\(divisor\)"),
+    Trace(TERMS, r"args\.entropy_coef != 0"),
+    Trace(("batch_of_partial_groups",), r"global_batch_size % args\.n_samples_per_prompt"),
+    Trace(("correction_across_the_step",), r"custom_tis_path is not None"),
+    Trace(("mode_in_file", *IN_FILE), r"\"loss_aggregation\" in data"),
+    Trace(("groups_missing",), r"group_index is None|None in prompt_group_indices"),
+    Trace(("group_incomplete",), r"partial_groups"),
+    Trace(("denominators_dropped",), r"prompt_mask_sums is None"),
+    Trace(BOUNDARIES, r"isclose\(float\(prompt_mask_sums"),
+    Trace(("log_well_formed",), r"losses_reduced"),
+    Trace(("log_well_formed_normalizers",), r"\"normalizers\" in log_dict"),
+    Trace(("log_different_keys", "log_key_order"), r"\[\"keys\"\] != keys"),
+)
+"""Looked for in the functions that an adapter names."""
+
+HELP = {
+    "default_mode": (MODE, PER_TOKEN),
+    "legacy_flag": (PER_TOKEN,),
+    "custom_reducer": (REDUCER,),
+}
+"""Rules by the options whose documentation states them."""
+
+TYPED = {"divisor_bool": float, "divisor_text": float}
+"""Rules that the type of the divisor's option states."""
+
+
+def stated(parser: argparse.ArgumentParser, functions: Iterable[Any]) -> dict[str, str]:
+    """Each rule that a version states, with the place where it does.
+
+    ``functions`` are those that may keep rules, in the order of their calls; None for each that the
+    version lacks.
+    """
+    found = dict(_documented(parser))
+    for function in functions:
+        for rule in _kept_by(function) if function is not None else ():
+            found.setdefault(rule, code_location(function))
+    return found
+
+
+def _kept_by(function: Any) -> Iterator[str]:
+    code = inspect.getsource(function)
+    for trace in TRACES:
+        if re.search(trace.code, code):
+            yield from trace.rules
+
+
+def _documented(parser: argparse.ArgumentParser) -> Iterator[tuple[str, str]]:
+    for rule, options in HELP.items():
+        for option in _known(parser, options):
+            yield rule, f"the documentation of {option}"
+    for divisor in _known(parser, (DIVISOR, OLDER_DIVISOR)):
+        for rule, typed in TYPED.items():
+            if parser._option_string_actions[divisor].type is typed:
+                yield rule, f"the type of {divisor}"
+
+
+def _known(parser: argparse.ArgumentParser, options: tuple[str, ...]) -> list[str]:
+    """The first of some options that a version has, if any."""
+    return [option for option in options if offers(parser, option)][:1]
+
+
+def offered(parser: argparse.ArgumentParser, losses: Any) -> frozenset[Objective]:
+    """The objectives that a framework's options and the module of its losses offer.
+
+    Dual clipping is offered only if the policy loss reads its option.
+    """
+    chosen = {
+        objective
+        for objective, options in OBJECTIVES.items()
+        if all(offers(parser, option) for option in options)
+    }
+    if not _reads(losses.policy_loss_function, "eps_clip_c"):
+        chosen.discard(Objective.DUAL_CLIP)
+    critic = {Objective.VALUE} if hasattr(losses, "value_loss_function") else set()
+    return frozenset(chosen | critic | {Objective.POLICY, Objective.OFF_POLICY})
+
+
+def conventions(
+    parser: argparse.ArgumentParser, *, by_rollout: bool, whole_groups: bool = False
+) -> Conventions:
+    """The conventions that slime and miles document.
+
+    Versions that count the tokens of rollouts before a step is cut keep these denominators when
+    tokens are rejected; others count the tokens that are left. Versions with an option for the four
+    modes document that it is the policy loss's alone: all else is a mean over samples.
+    """
+    auxiliary = (
+        AuxiliaryAggregation.SAMPLE_MEAN
+        if offers(parser, MODE)
+        else AuxiliaryAggregation.WITH_TOKEN_MEAN
+    )
+    return Conventions(
+        sample_unit=SampleUnit.ROLLOUT if by_rollout else SampleUnit.SAMPLE,
+        denominator_mask=DenominatorMask.ORIGINAL if by_rollout else DenominatorMask.MODIFIED,
+        entropy=auxiliary,
+        kl=auxiliary,
+        diagnostics=auxiliary,
+        whole_groups=whole_groups,
+    )
+
+
+def places(candidates: Candidates) -> dict[CodeLocation, str]:
+    """The first candidate that this version has for each place."""
+    found = {place: _first(functions) for place, functions in candidates.items()}
+    return {
+        place: code_location(function) for place, function in found.items() if function is not None
+    }
+
+
+def _first(functions: tuple[tuple[Any, str], ...]) -> Callable[..., Any] | None:
+    return next((found for home, name in functions if (found := getattr(home, name, None))), None)
+
+
+def _reads(function: Callable[..., Any], argument: str) -> bool:
+    """Whether a function mentions an option, as an attribute or as text."""
+    code = function.__code__
+    return argument in code.co_names or argument in code.co_consts

@@ -1,0 +1,173 @@
+"""Calls into slime's and miles' own code: actors, what they decline, what they log.
+
+Actors are entered at `train`, as their trainers do. They are made without their `init`, which
+starts CUDA and loads checkpoints, and are given a model, an optimizer and bookkeeping in its place.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import sys
+from contextlib import contextmanager, nullcontext
+from functools import cache
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from adapters.contract import Depth, Refused, Unsupported
+from adapters.contract.configuration import DEFAULT_CONFIGURATION
+from adapters.contract.objective import Metric
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
+    from types import ModuleType
+
+    from adapters.contract import Job, LogEntry
+
+TRACKERS = ("logging_utils", "tracking", "tracking_utils")
+"""Names of the tracker in the modules that log, by version."""
+
+KEYS = {
+    "train/loss": Metric.LOSS,
+    "train/value_loss": Metric.LOSS,
+    "train/pg_loss": Metric.POLICY_LOSS,
+    "train/pg_clipfrac": Metric.CLIP_FRACTION,
+    "train/ppo_kl": Metric.POLICY_KL,
+    "train/entropy_loss": Metric.ENTROPY,
+    "train/kl_loss": Metric.KL,
+    "train/rejected": Metric.REJECTED,
+}
+"""Metrics by the names they are logged under; the last is that of `user_code.reject`."""
+
+
+def call_supported(function: Any, *args: Any, **offered: Any) -> Any:
+    """Call a function with those of the keyword arguments that this version knows."""
+    known = _parameters(getattr(function, "__func__", function))
+    return function(*args, **{name: value for name, value in offered.items() if name in known})
+
+
+@cache
+def _parameters(function: Any) -> frozenset[str]:
+    return frozenset(inspect.signature(function).parameters)
+
+
+@contextmanager
+def refusals() -> Iterator[None]:
+    """Turn the framework's objections inside the context into a refusal.
+
+    Raises:
+        Refused: with the framework's message.
+    """
+    try:
+        yield
+    except (argparse.ArgumentError, AssertionError, ValueError, NotImplementedError) as error:
+        raise Refused(f"{type(error).__name__}: {error}") from error
+    except SystemExit as error:
+        reason = (
+            error.__context__ if isinstance(error.__context__, argparse.ArgumentError) else error
+        )
+        raise Refused(f"{type(reason).__name__}: {reason}") from error
+
+
+def refusals_of_configuration(job: Job) -> AbstractContextManager[None]:
+    """`refusals` for a configuration that is not the default: a framework may decline it late."""
+    return nullcontext() if job.configuration == DEFAULT_CONFIGURATION else refusals()
+
+
+def actor(actor_class: type, *, args: Any, **trained: Any) -> Any:
+    """An actor that waits for a batch of rollouts; ``trained`` are its further attributes."""
+    made = object.__new__(actor_class)
+    actors = sys.modules[actor_class.__module__]
+    timer = actors.Timer()  # the only one of a process, perhaps running since a job that failed
+    timer.reset()
+    timer.start_time.clear()
+    timer.start("train_wait")
+    if hasattr(actors, "TrainProfiler"):
+        made.prof = actors.TrainProfiler(args)
+    vars(made).update(
+        trained,
+        args=args,
+        weights_backuper=_Backups(),
+        weights={"actor": {}},  # of older versions, with what copies them
+        update_gpu_params_dict=lambda weights: None,
+        update_cpu_params_dict=lambda weights: None,
+        weight_updater=SimpleNamespace(pop_metrics=dict),
+        rollout_data_postprocess=None,
+        with_ref=False,
+        with_opd_teacher=False,
+        _active_model_tag="actor",
+        _flops_args=None,
+        _ft_test_action_executor=None,
+        _heartbeat=SimpleNamespace(bump=lambda: None),
+    )
+    return made
+
+
+class _Backups:
+    """Replaces the copies of weights on the CPU, which never change."""
+
+    backup_tags = ("actor",)
+
+    def backup(self, tag: str) -> None:
+        """Do nothing."""
+
+    def restore(self, tag: str) -> None:
+        """Do nothing."""
+
+
+def as_dictionaries(entries: Sequence[LogEntry], *, with_normalizers: bool) -> list[dict[str, Any]]:
+    """Entries as slime's and miles' micro-batches hand them on.
+
+    Raises:
+        Unsupported: an entry has normalizers, of which this version knows nothing.
+    """
+    if not with_normalizers and any(entry.normalizers is not None for entry in entries):
+        raise Unsupported("no normalizers of their own for values that are logged")
+    return [_as_dictionary(entry) for entry in entries]
+
+
+def _as_dictionary(entry: LogEntry) -> dict[str, Any]:
+    """The values of an entry, preceded by their count unless it has normalizers."""
+    if entry.normalizers is None:
+        return {"keys": [*entry.keys], "values": torch.tensor([entry.count, *entry.values])}
+    return {
+        "keys": [*entry.keys],
+        "values": torch.tensor(entry.values),
+        "normalizers": torch.tensor(entry.normalizers),
+    }
+
+
+class Log:
+    """Collects the numbers that are logged on this rank, in place of the trackers."""
+
+    def __init__(self) -> None:
+        self._steps: list[dict[Metric, float]] = []
+
+    def listen(self, module: ModuleType) -> None:
+        """Replace the tracker of a module."""
+        for name in TRACKERS:
+            if hasattr(module, name):
+                getattr(module, name).log = self._collect
+
+    def start(self) -> None:
+        """Forget the numbers of a job that may have ended early."""
+        self._steps.clear()
+
+    def reported(self, job: Job) -> dict[Metric, tuple[float | None, ...]]:
+        """The metrics of each step of a job; empty on a rank that logs none."""
+        if job.depth is not Depth.STEP:
+            return {}
+        metrics = {metric for step in self._steps for metric in step}
+        return {metric: tuple(step.get(metric) for step in self._steps) for metric in metrics}
+
+    def _collect(self, args: Any, metrics: Mapping[str, Any], **options: Any) -> None:
+        """Keep the numbers of a training step; others are of rollouts."""
+        known = {KEYS[key]: float(value) for key, value in metrics.items() if key in KEYS}
+        if known:
+            self._steps.append(known)
+
+
+LOG = Log()

@@ -1,0 +1,187 @@
+"""Code that a user may plug into slime and miles: custom functions, and faulty rollouts.
+
+The frameworks find custom functions by name. They give a function for truncated importance sampling
+the log-probabilities that a context-parallel rank holds and the masks of whole samples, and take
+back both kinds.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from adapters.contract import Unsupported
+from adapters.contract.configuration import REDUCER_DIVISOR, FaultInjection
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from types import ModuleType
+
+    from adapters.contract import Job
+
+    Columns = dict[str, Any]
+    Conversion = Callable[[Any, Sequence[Any]], Columns]
+
+LARGEST_RATIO = math.exp(2)
+"""Largest ratio of policy to rollout policy at which `reject` keeps a token."""
+
+MASK_SUMS, GROUP_INDICES = "prompt_mask_sums", "prompt_group_indices"
+"""Columns of train data: the token count of a sample's prompt group, and the group's index."""
+
+
+class CpUtils:
+    """The framework's own functions for context parallelism, which custom functions call."""
+
+    module: ModuleType
+
+
+def path(function: Callable[..., Any]) -> str:
+    """The import path that a user gives for a custom function."""
+    return f"{function.__module__}.{function.__name__}"
+
+
+def reject(
+    args: Any,
+    *,
+    pg_loss: torch.Tensor,
+    train_log_probs: list[torch.Tensor],
+    rollout_log_probs: list[torch.Tensor],
+    loss_masks: list[torch.Tensor],
+    total_lengths: list[int],
+    response_lengths: list[int],
+    max_seq_lens: list[int] | None = None,
+    **others: Any,
+) -> tuple[torch.Tensor, list[torch.Tensor], dict[str, torch.Tensor]]:
+    """Return the losses, the masks without rejected tokens, and a metric of 1 for those tokens."""
+    masks, rejected = [], []
+    per_sample = zip(
+        train_log_probs,
+        rollout_log_probs,
+        loss_masks,
+        total_lengths,
+        response_lengths,
+        max_seq_lens or [None] * len(loss_masks),
+        strict=True,
+    )
+    for train, rollout, mask, total, response, width in per_sample:
+        padding = () if width is None else (args.qkv_format, width)
+        with torch.no_grad():
+            whole = CpUtils.module.all_gather_with_cp(train - rollout, total, response, *padding)
+        keep = (whole.exp() <= LARGEST_RATIO).to(mask.dtype)
+        masks.append(mask * keep)
+        taken = (mask * (1 - keep)).to(pg_loss.dtype)
+        rejected.append(CpUtils.module.slice_log_prob_with_cp(taken, total, response, *padding))
+    return pg_loss, masks, {"rejected": torch.cat(rejected)}
+
+
+def correct(
+    *, pg_loss: torch.Tensor, loss_masks: list[torch.Tensor], **others: Any
+) -> tuple[torch.Tensor, list[torch.Tensor], dict[str, torch.Tensor]]:
+    """Return the losses and masks as they are: importance sampling that corrects nothing."""
+    return pg_loss, loss_masks, {}
+
+
+def reducer(
+    total_lengths: list[int],
+    response_lengths: list[int],
+    loss_masks: list[torch.Tensor],
+    calculate_per_token_loss: bool,
+) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Return a custom reducer: the masked sum, by the framework, over `REDUCER_DIVISOR`."""
+    masked_sum = CpUtils.module.get_sum_of_sample_mean(
+        total_lengths, response_lengths, loss_masks, calculate_per_token_loss=True
+    )
+    return lambda losses: masked_sum(losses) / REDUCER_DIVISOR
+
+
+def samples_to_convert(samples: list[Any], job: Job) -> list[Any]:
+    """Return the sample objects as a job's rollout side sends them to be converted."""
+    configuration = job.configuration
+    if configuration.corrects:
+        for sample in samples:
+            if getattr(sample, "rollout_log_probs", None) is None:
+                sample.rollout_log_probs = [0.0] * sample.response_length
+    if configuration.fault_injection is FaultInjection.GROUPS_MISSING:
+        for sample in samples:
+            sample.group_index = None
+    if configuration.fault_injection is FaultInjection.GROUP_INCOMPLETE:
+        _take_from_first_group(samples)
+    return samples
+
+
+def conversion(job: Job, own: Conversion) -> Conversion | None:
+    """Return a job's custom conversion of samples, if any: the framework's ``own`` with a fault."""
+    inject = FAULTS.get(job.configuration.fault_injection)
+    if inject is None:
+        return None
+
+    def convert(args: Any, samples: Sequence[Any]) -> Columns:
+        columns = own(args, samples)
+        if MASK_SUMS not in columns:
+            raise Unsupported(f"no {MASK_SUMS} in train data")
+        inject(columns, [sample.group_index for sample in samples])
+        return columns
+
+    return convert
+
+
+def _take_from_first_group(samples: list[Any]) -> None:
+    """Move the last sample of the first group to a prompt group of its own.
+
+    The numbers of samples and of rollouts stay the same.
+    """
+    groups = [sample.group_index for sample in samples]
+    members = [sample for sample in samples if sample.group_index == groups[0]]
+    if len(members) < 2:
+        raise Unsupported("no group of one sample that lacks one")
+    members[-1].group_index = max(groups) + 1
+
+
+def _drop_denominators(columns: Columns, groups: list[int]) -> None:
+    for name in (MASK_SUMS, GROUP_INDICES):
+        columns.pop(name, None)
+
+
+def _leave_a_gap(columns: Columns, groups: list[int]) -> None:
+    """Let the last sample of the first group belong to no group."""
+    stray = max(i for i, group in enumerate(groups) if group == groups[0])
+    _count(columns, groups, group=groups[0], sample=stray, sign=-1)
+    columns[MASK_SUMS][stray] = 0
+    if GROUP_INDICES in columns:
+        columns[GROUP_INDICES][stray] = None
+
+
+def _overlap(columns: Columns, groups: list[int]) -> None:
+    """Count the first sample of another group in the first group too."""
+    others = [i for i, group in enumerate(groups) if group != groups[0]]
+    if not others:
+        raise Unsupported("no two groups in a group alone")
+    _count(columns, groups, group=groups[0], sample=others[0], sign=1)
+
+
+def _end_short(columns: Columns, groups: list[int]) -> None:
+    """Let the last group end before the last sample, which has no entry in the columns."""
+    _count(columns, groups, group=groups[-1], sample=len(groups) - 1, sign=-1)
+    for name in (MASK_SUMS, GROUP_INDICES):
+        if name in columns:
+            del columns[name][-1]
+
+
+def _count(columns: Columns, groups: list[int], *, group: int, sample: int, sign: int) -> None:
+    """Add the tokens of a sample to the count of a group (sign 1) or take them off it (-1)."""
+    tokens = sign * sum(columns["loss_masks"][sample])
+    columns[MASK_SUMS] = [
+        total + tokens if other == group else total
+        for total, other in zip(columns[MASK_SUMS], groups, strict=True)
+    ]
+
+
+FAULTS: dict[FaultInjection | None, Callable[[Columns, list[int]], None]] = {
+    FaultInjection.DENOMINATORS_DROPPED: _drop_denominators,
+    FaultInjection.BOUNDARY_GAP: _leave_a_gap,
+    FaultInjection.BOUNDARY_OVERLAP: _overlap,
+    FaultInjection.BOUNDARY_SHORT: _end_short,
+}
+"""Faults that a custom conversion injects into the framework's columns, in place."""
