@@ -43,7 +43,7 @@ from adapters.miles import description, logs, rollouts
 from adapters.miles.importing import import_miles, module
 from adapters.slime_family import command_line, departures, framework, stubs
 from adapters.slime_family.adapter import SEAM
-from adapters.slime_family.description import Candidates, offered, places, stated
+from adapters.slime_family.description import offered, places, stated
 from adapters.slime_family.framework import LOG, call_supported
 from adapters.slime_family.policy import ProbeSeam
 from adapters.slime_family.rollouts import advantages, of_steps, require_one_sample_per_rollout
@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from adapters.contract import LogEntry
+    from adapters.slime_family.description import Candidates
 
 ENGINE_OPTIONS = ("--train-backend=fsdp", "--debug-train-only", "--lr=0", "--clip-grad=inf")
 """Options for training alone that leave the probe at 0 and its gradient unchanged."""
