@@ -154,8 +154,7 @@ class SkyRLAdapter(Adapter):
         """Reduce entries over micro-batches and one rank, as a worker does."""
         values: dict[str, list[float]] = defaultdict(list)
         for entry in entries:
-            _require_numbers_alone(entry)
-            _require_same_order(entry, entries[0])
+            _require_dictionary(entry, entries[0])
             for key, value in zip(entry.keys, entry.values, strict=True):
                 values[key].append(value)
         utils, strategy = module(WORKER_UTILS), _strategy()
@@ -199,15 +198,12 @@ def _refusals(job: Job) -> AbstractContextManager[None]:
     return nullcontext() if job.configuration == DEFAULT_CONFIGURATION else refusals()
 
 
-def _require_numbers_alone(entry: LogEntry) -> None:
-    """Raise `Unsupported` for divisors and separate keys: SkyRL's entries map keys to means."""
+def _require_dictionary(entry: LogEntry, first: LogEntry) -> None:
+    """Raise `Unsupported` unless an entry is a dictionary of numbers, as SkyRL's are."""
     if entry.normalizers is not None or entry.count != 1:
         raise Unsupported("no divisors in log entries: SkyRL's are a number for each key")
     if len(entry.keys) != len(entry.values):
         raise Unsupported("no log entries of keys and values apart: SkyRL's are dictionaries")
-
-
-def _require_same_order(entry: LogEntry, first: LogEntry) -> None:
     if entry.keys != first.keys and set(entry.keys) == set(first.keys):
         raise Unsupported("no order of keys in log entries: SkyRL's are dictionaries")
 

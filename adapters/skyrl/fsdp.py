@@ -24,7 +24,7 @@ from adapters.toolkit.probe import FORWARD_PASSES, as_array, cycled
 from reference.aggregation import MicroBatchWeight
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -82,7 +82,7 @@ class SkyRLFsdpAdapter(SkyRLAdapter):
 
     def worker(self, config: Any, job: Job, probe_size: int, rank: Rank) -> Any:
         """SkyRL's policy worker on this rank, cached for all jobs that can share its model."""
-        worker = _cached_worker("policy", _policy_worker, config, job, probe_size, rank)
+        worker = _cached_worker("policy", config, job, probe_size, rank)
         worker.policy_loss_fn = ppo_utils().PolicyLossRegistry.get(
             config.trainer.algorithm.policy_loss_type
         )
@@ -92,7 +92,7 @@ class SkyRLFsdpAdapter(SkyRLAdapter):
         """SkyRL's critic worker on this rank, cached in the same way."""
         if job.layout.cp > 1 and job.layout.format == "bshd":
             raise Unsupported("SkyRL's critic splits sequences only where they are packed")
-        worker = _cached_worker("critic", _critic_worker, config, job, probe_size, rank)
+        worker = _cached_worker("critic", config, job, probe_size, rank)
         worker.critic_loss_fn = ppo_utils().ppo_critic_loss
         return worker
 
@@ -117,20 +117,13 @@ def _settings_of(model: str, job: Job, dtype: str) -> dict[str, object]:
     }
 
 
-def _cached_worker(
-    model: str,
-    build: Callable[[Any, Job, int], Any],
-    config: Any,
-    job: Job,
-    probe_size: int,
-    rank: Rank,
-) -> Any:
+def _cached_worker(model: str, config: Any, job: Job, probe_size: int, rank: Rank) -> Any:
     """A worker from the rank's cache, made if missing, with the configuration of this job."""
     capacity = probe_capacity(probe_size)
     key = (model, job.layout.cp, job.layout.format, job.depth, capacity)
     if key not in rank.cache:
         with rank.framework():
-            worker = build(config, job, rank.index)
+            worker = _worker(model, config, job, rank.index)
             _prepare(worker, MODELS[model](job, capacity, rank.device), job)
             rank.cache[key] = worker
     worker = rank.cache[key]
@@ -140,22 +133,10 @@ def _cached_worker(
     return worker
 
 
-def _policy_worker(config: Any, job: Job, index: int) -> Any:
-    policy = config.trainer.policy
-    worker = _joined(module(WORKER).FSDPPolicyWorkerBase, config, job, index)
-    worker.strategy = _strategy(config, policy, model_config=policy.model)
-    return worker
-
-
-def _critic_worker(config: Any, job: Job, index: int) -> Any:
-    worker = _joined(module(WORKER).FSDPCriticWorkerBase, config, job, index)
-    worker.strategy = _strategy(config, config.trainer.critic)
-    return worker
-
-
-def _joined(worker_class: Any, config: Any, job: Job, index: int) -> Any:
-    """A worker with its process groups, without a model."""
-    worker = object.__new__(worker_class)
+def _worker(model: str, config: Any, job: Job, index: int) -> Any:
+    """A worker with its process groups and strategy, without a model."""
+    fsdp_worker, section = module(WORKER), getattr(config.trainer, model)
+    worker = object.__new__(getattr(fsdp_worker, f"FSDP{model.capitalize()}WorkerBase"))
     worker.cfg, worker.record_memory = config.trainer, False
     worker._world_size, worker._rank = job.layout.world_size, index
     worker.sequence_parallel_size = job.layout.cp
@@ -163,20 +144,16 @@ def _joined(worker_class: Any, config: Any, job: Job, index: int) -> Any:
     if job.layout.cp > 1:
         ulysses = module("backends.skyrl_train.distributed.ulysses")
         ulysses.set_ulysses_sequence_parallel_group(worker.device_mesh["sp"].get_group())
-    return worker
-
-
-def _strategy(config: Any, section: Any, **more: Any) -> Any:
-    strategy = module(WORKER).FSDPStrategy(
+    worker.strategy = fsdp_worker.FSDPStrategy(
         fsdp_config=section.fsdp_config,
         optimizer_config=section.optimizer_config,
         fsdp_strategy=config.trainer.strategy,
         seed=config.trainer.seed,
         num_training_steps=1,
-        **more,
+        **({"model_config": section.model} if model == "policy" else {}),
     )
-    strategy.setup_distributed()
-    return strategy
+    worker.strategy.setup_distributed()
+    return worker
 
 
 def _prepare(worker: Any, model: Any, job: Job) -> None:

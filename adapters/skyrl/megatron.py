@@ -234,18 +234,9 @@ class _Provider:
     ) -> list[Any]:
         """The model in data parallelism as SkyRL configures it; bare below depth `step`."""
         from megatron.core.distributed import DistributedDataParallel
-        from megatron.core.transformer.transformer_config import TransformerConfig
 
-        config = TransformerConfig(
-            num_layers=1,
-            hidden_size=8,
-            num_attention_heads=2,
-            tensor_model_parallel_size=self._layout.tp,
-            sequence_parallel=self._layout.tp > 1,
-            context_parallel_size=self._layout.cp,
-            pipeline_dtype=self._dtype,
-            params_dtype=self._dtype,
-            bf16=bf16,
+        config = policy.transformer_config(
+            self._layout, self._dtype, sequence_parallel=self._layout.tp > 1
         )
         model = _probed_model(config, self._capacity).to(self._device, self._dtype)
         if not self._data_parallel:

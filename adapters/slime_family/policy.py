@@ -172,22 +172,28 @@ def cached_policy(job: Job, probe_size: int, rank: Rank, *, calculate_per_token_
     return policy
 
 
-def _build(job: Job, capacity: int, rank: Rank, calculate_per_token_loss: bool) -> Policy:
+def transformer_config(layout: Layout, dtype: torch.dtype, **options: Any) -> Any:
+    """Megatron's configuration of a small model."""
     from megatron.core.transformer.transformer_config import TransformerConfig
 
-    dtype = getattr(torch, rank.dtype)
-    config = TransformerConfig(
+    return TransformerConfig(
         num_layers=1,
         hidden_size=8,
         num_attention_heads=2,
-        # Depth `reducer` ends before any scaling, and only per token does the schedule do none.
-        calculate_per_token_loss=calculate_per_token_loss or job.depth is Depth.REDUCER,
-        tensor_model_parallel_size=job.layout.tp,
-        context_parallel_size=job.layout.cp,
+        tensor_model_parallel_size=layout.tp,
+        context_parallel_size=layout.cp,
         pipeline_dtype=dtype,
         params_dtype=dtype,
         bf16=dtype is torch.bfloat16,
+        **options,
     )
+
+
+def _build(job: Job, capacity: int, rank: Rank, calculate_per_token_loss: bool) -> Policy:
+    dtype = getattr(torch, rank.dtype)
+    # Depth `reducer` ends before any scaling, and only per token does the schedule do none.
+    per_token = calculate_per_token_loss or job.depth is Depth.REDUCER
+    config = transformer_config(job.layout, dtype, calculate_per_token_loss=per_token)
     bare = _probed_model(config, capacity, critic=job.objective is Objective.VALUE)
     bare.to(rank.device, dtype)
     if job.depth is not Depth.STEP:

@@ -17,7 +17,7 @@ from adapters.toolkit.wheel import released
 from reference.errors import ConformanceError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from adapters.contract import Adapter
 
@@ -118,17 +118,10 @@ def _release(adapter: Adapter, version: str) -> Source:
 
 def _split(text: str) -> tuple[Path, str | None]:
     """Split a text at the first ``@`` after an existing path."""
-    candidates = [(text, None), *_cuts(text)]
-    for path, ref in candidates:
-        if Path(path).is_dir():
-            return Path(path).resolve(), ref
+    for end in [len(text), *(i for i, character in enumerate(text) if character == "@")]:
+        if Path(text[:end]).is_dir():
+            return Path(text[:end]).resolve(), text[end + 1 :] if end < len(text) else None
     raise SourceError(f"source {text!r}: there is no such folder", "give PATH or PATH@REF")
-
-
-def _cuts(text: str) -> Iterator[tuple[str, str]]:
-    for position, character in enumerate(text):
-        if character == "@":
-            yield text[:position], text[position + 1 :]
 
 
 def _repository(path: Path) -> Path:

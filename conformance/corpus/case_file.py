@@ -8,10 +8,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from conformance.corpus.cases import ALL_CASES, DIVISOR, Case
 from conformance.findings.errors import InvalidCaseFileError
+from conformance.findings.finding import Model
 from conformance.findings.finding_id import GENERATED
 from conformance.findings.report import json_schema
 from reference.step import InvalidStepError, Sample, Step
@@ -24,17 +25,13 @@ SCHEMA: Literal["rl-loss-conformance/case/1"] = "rl-loss-conformance/case/1"
 Bit = Annotated[int, Field(ge=0, le=1)]
 
 
-class _Model(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
-
-
-class GivenSample(_Model):
+class GivenSample(Model):
     """One sequence of a step.
 
     ``loss_mask`` has a 1 for each response token that is trained on and a 0 for each other one;
-    without it, all of ``response_length`` are. ``original_mask`` is that of before rejection
-    sampling took tokens out. ``group`` is any name of the prompt, ``rollout`` of the trajectory;
-    they matter in being equal or different. Without a rollout, a sample is one of its own.
+    without it, all of ``response_length`` are. ``original_mask`` is the mask before rejection
+    sampling. ``group`` is any name of the prompt, ``rollout`` of the trajectory; names are only
+    compared for equality. Without a rollout, each sample is one.
     """
 
     prompt_length: Annotated[int, Field(ge=1)]
@@ -60,13 +57,13 @@ class GivenSample(_Model):
         return self.loss_mask or [1] * (self.response_length or 0)
 
 
-class GivenStep(_Model):
+class GivenStep(Model):
     """The samples of one optimizer step, in their order."""
 
     samples: Annotated[list[GivenSample], Field(min_length=1)]
 
 
-class CaseFile(_Model):
+class CaseFile(Model):
     """A batch of rollouts: its optimizer steps, and L of `constant`."""
 
     schema_: Literal["rl-loss-conformance/case/1"] = Field(alias="schema")

@@ -90,7 +90,7 @@ def scattered_groups(samples: int) -> SearchStrategy[list[int]]:
 
 def equal_groups(samples: int) -> SearchStrategy[list[int]]:
     """Prompt groups of equal size with adjacent samples."""
-    sizes = st.sampled_from(_divisors_of(samples))
+    sizes = st.sampled_from([size for size in range(1, samples + 1) if samples % size == 0])
     return sizes.map(lambda size: [sample // size for sample in range(samples)])
 
 
@@ -264,7 +264,3 @@ def _silent(groups: list[int]) -> SearchStrategy[frozenset[int]]:
     one = st.sampled_from(groups).map(lambda group: frozenset({group}))
     some = st.frozensets(st.sampled_from(groups))
     return st.one_of(st.just(none), st.just(none), one, some)
-
-
-def _divisors_of(number: int) -> list[int]:
-    return [size for size in range(1, number + 1) if number % size == 0]

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from conformance.diagnosis.step_context import StepContext
-    from reference.step import Step
 
 
 COARSE_DTYPES = {"bfloat16": (8, 3.4e38), "float16": (11, 65504.0)}
@@ -157,7 +156,10 @@ def other_steps(context: StepContext) -> Iterator[Mistake]:
     ):
         if len(context.steps) == 1 or not others:
             continue
-        units = sum(_units(context, step) for step in others)
+        units = sum(
+            int(unit_of_sample(step, context.mode, context.conventions).max()) + 1
+            for step in others
+        )
         tokens = None
         if context.mode is Mode.TOKEN_MEAN:
             units = 1
@@ -165,10 +167,6 @@ def other_steps(context: StepContext) -> Iterator[Mistake]:
             tokens = np.full(context.step.size, float(counted))
         weights = context.weights(tokens, units)
         yield Mistake(name=name, words=f"what is counted is that {words}", weights=weights)
-
-
-def _units(context: StepContext, step: Step) -> int:
-    return int(unit_of_sample(step, context.mode, context.conventions).max()) + 1
 
 
 def rounded_counts(context: StepContext) -> Iterator[Mistake]:

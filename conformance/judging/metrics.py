@@ -22,7 +22,7 @@ from reference.aggregation import MicroBatchWeight
 from reference.rounding import TERM_OPERATIONS, reported_bound
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
@@ -41,7 +41,7 @@ def judge_logged(
     """
     worst: Judgement | None = None
     for step_index in range(len(job.steps)):
-        reported = [*_reported(observations, step_index, metric)]
+        reported = _reported(observations, step_index, metric)
         if not reported:
             continue
         terms = _terms(job, step_index, observations, description, metric)
@@ -149,12 +149,8 @@ def _tolerance(job: Job, step_index: int, description: Description) -> float:
     return reported_bound(tokens, description.dtype, operations)
 
 
-def _reported(
-    observations: Sequence[Observation], step_index: int, metric: Metric
-) -> Iterator[float]:
-    """Yield the value of each rank that logs the metric."""
-    for observation in observations:
-        of_steps = observation.reported.get(metric, ())
-        reported = of_steps[step_index] if of_steps else None
-        if reported is not None:
-            yield reported
+def _reported(observations: Sequence[Observation], step_index: int, metric: Metric) -> list[float]:
+    """The values of the ranks that log the metric."""
+    of_ranks = [observation.reported.get(metric) for observation in observations]
+    values = [of_steps[step_index] for of_steps in of_ranks if of_steps]
+    return [value for value in values if value is not None]

@@ -146,36 +146,29 @@ def combined(
     Ranks without any weight come last, as the others tell more of a mistake. Tensor-parallel ranks
     each hold the gradient of all tokens, so that reductions go over the other ranks.
     """
-    pending_reduction, tp = observations[0].pending_reduction, job.layout.tp
-    if pending_reduction is PendingReduction.REPLICATED:
+    tp, step = job.layout.tp, job.steps[step_index]
+    if observations[0].pending_reduction is PendingReduction.REPLICATED:
         replicas = [observation.token_weights[step_index] for observation in observations]
         return sorted(replicas, key=lambda weights: not weights.any())
     return [
-        _total(ranks, step_index)
-        / _divisor(pending_reduction, ranks, step_index, job.steps[step_index], conventions)
+        np.sum([rank.token_weights[step_index] for rank in ranks], axis=0)
+        / _divisor(ranks, step_index, step, conventions)
         for ranks in (observations[tp_rank::tp] for tp_rank in range(tp))
     ]
 
 
-def _total(ranks: Sequence[Observation], step_index: int) -> NDArray[np.float64]:
-    total: NDArray[np.float64] = np.sum([rank.token_weights[step_index] for rank in ranks], axis=0)
-    return total
-
-
 def _divisor(
-    pending_reduction: PendingReduction,
-    ranks: Sequence[Observation],
-    step_index: int,
-    step: Step,
-    conventions: Conventions,
+    ranks: Sequence[Observation], step_index: int, step: Step, conventions: Conventions
 ) -> float:
-    if pending_reduction is PendingReduction.MEAN:
-        return len(ranks)
-    if pending_reduction is PendingReduction.SUM_PER_COUNTED_TOKEN:
-        return max(sum(rank.counted_tokens[step_index] for rank in ranks), 1)
-    if pending_reduction is PendingReduction.SUM_PER_TOKEN:
-        return max(int(step.active_tokens.sum()), 1)
-    if pending_reduction is PendingReduction.SUM_PER_SAMPLE:
-        by_rollout = conventions.sample_unit is SampleUnit.ROLLOUT
-        return len(np.unique(step.rollouts)) if by_rollout else step.size
+    """The divisor of the ranks' sum of weights in the pending reduction."""
+    match ranks[0].pending_reduction:
+        case PendingReduction.MEAN:
+            return len(ranks)
+        case PendingReduction.SUM_PER_COUNTED_TOKEN:
+            return max(sum(rank.counted_tokens[step_index] for rank in ranks), 1)
+        case PendingReduction.SUM_PER_TOKEN:
+            return max(int(step.active_tokens.sum()), 1)
+        case PendingReduction.SUM_PER_SAMPLE:
+            by_rollout = conventions.sample_unit is SampleUnit.ROLLOUT
+            return len(np.unique(step.rollouts)) if by_rollout else step.size
     return 1
