@@ -1,0 +1,110 @@
+"""A job runs once for all the checks that share it, in whatever order and process they are made."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from itertools import combinations
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from adapters.contract import Depth, Description, Layout
+from adapters.native.adapter import NativeAdapter
+from conformance.findings.verdict import Check, Verdict
+from conformance.plan.covering import pairwise
+from conformance.plan.matrix import MatrixCell
+from conformance.plan.plan import Plan
+from conformance.plugin.scheduling import JobScheduling
+from conformance.ranks.pool import Crashed
+from conformance.runs.check import make
+from conformance.runs.jobs import SharedJobs
+from reference.aggregation import Mode
+
+if TYPE_CHECKING:
+    from adapters.contract import Job
+    from conformance.plan.matrix import AnyMatrixCell
+
+LAYOUTS = (Layout(dp=2), Layout(dp=2, cp=2, micro_batches=2))
+
+
+def cells(*checks: Check) -> list[AnyMatrixCell]:
+    return Plan(
+        aggregations=dict.fromkeys(Mode),
+        checks=frozenset(checks or Check),
+        depth=Depth.STEP,
+        layouts=LAYOUTS,
+    ).cells()
+
+
+@dataclass
+class CountingRanks:
+    """Stands for ranks that crash on every job, and counts the jobs."""
+
+    jobs: list[Job] = field(default_factory=list)
+    description: Description = field(default_factory=NativeAdapter().describe)
+
+    def run(self, job: Job) -> Crashed:
+        self.jobs.append(job)
+        return Crashed(f"crash {len(self.jobs)}")
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_job_runs_once_in_any_order_of_its_checks(seed: int) -> None:
+    chosen = cells(Check.WEIGHTS, Check.METRIC, Check.SHARDING)
+    random.Random(seed).shuffle(chosen)
+    ranks = CountingRanks()
+    jobs = SharedJobs(ranks, chosen)  # type: ignore[arg-type]
+
+    messages: dict[str, set[str]] = {}
+    for cell in chosen:
+        finding = make(cell, jobs).finding
+        assert finding.verdict is Verdict.CRASHED
+        messages.setdefault(cell.job_id, set()).add(str(finding.message))
+
+    assert len(ranks.jobs) == len(messages) < len(chosen)
+    assert all(len(of_job) == 1 for of_job in messages.values())
+
+
+def test_an_outcome_is_not_kept_longer_than_it_is_asked_for() -> None:
+    [cell, *_] = cells(Check.WEIGHTS)
+    ranks = CountingRanks()
+    jobs = SharedJobs(ranks, [cell])  # type: ignore[arg-type]
+
+    assert isinstance(cell, MatrixCell)
+    assert jobs.outcome(cell) != jobs.outcome(cell)
+
+
+def test_cells_of_one_job_id_have_equal_jobs_and_others_have_not() -> None:
+    jobs: dict[str, Job] = {}
+    for cell in cells():
+        if isinstance(cell, MatrixCell):
+            assert jobs.setdefault(cell.job_id, cell.job) == cell.job
+
+    ordinary = [job for name, job in jobs.items() if not name.startswith("arguments")]
+    assert all(one != other for one, other in combinations(ordinary[:200], 2))
+
+
+def test_a_worker_of_pytest_xdist_gets_all_findings_of_a_job() -> None:
+    chosen = cells()
+    config = SimpleNamespace(getvalue=lambda _: ["popen"])
+    scheduling = JobScheduling(config, None, chosen)  # type: ignore[arg-type]
+    suite = "conformance/suite/test_conformance.py::test_finding"
+    scopes = {cell.id: scheduling._split_scope(f"{suite}[{cell.id}]") for cell in chosen}
+
+    assert scopes == {cell.id: cell.job_id for cell in chosen}
+    assert scheduling._split_scope("tests/test_one.py::test_two[a]") == "tests/test_one.py"
+
+
+def test_few_layouts_have_every_pair_of_properties_that_all_layouts_have() -> None:
+    every = NativeAdapter().layouts()
+    few = pairwise(every)
+
+    def pairs(layouts: list[Layout]) -> set[frozenset[tuple[str, object]]]:
+        return {
+            frozenset(pair) for layout in layouts for pair in combinations(vars(layout).items(), 2)
+        }
+
+    assert set(few) < set(every)
+    assert pairs(few) == pairs([*every])
