@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -46,18 +47,5 @@ def _pass_objects_through() -> None:
         if hasattr(holder, "ray"):
             holder.ray = stubs.OBJECT_STORE
         if hasattr(holder, "object_store"):
-            store = SimpleNamespace(put=lambda value, value_spec: value, get=_Fetched)
+            store = SimpleNamespace(put=lambda value, value_spec: value, get=nullcontext)
             holder.object_store.get_instance = lambda store=store: store
-
-
-class _Fetched:
-    """A context manager for an object, as the object store returns."""
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-    def __enter__(self) -> Any:
-        return self.value
-
-    def __exit__(self, *exception: object) -> None:
-        """Do nothing."""
