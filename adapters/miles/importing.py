@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -47,5 +46,18 @@ def _pass_objects_through() -> None:
         if hasattr(holder, "ray"):
             holder.ray = stubs.OBJECT_STORE
         if hasattr(holder, "object_store"):
-            store = SimpleNamespace(put=lambda value, value_spec: value, get=nullcontext)
+            store = SimpleNamespace(put=lambda value, value_spec: value, get=_Fetched)
             holder.object_store.get_instance = lambda store=store: store
+
+
+class _Fetched:
+    """An object as the object store returns it: it has a ``value`` and is a context manager."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __enter__(self) -> Any:
+        return self.value
+
+    def __exit__(self, *exception: object) -> None:
+        """Do nothing."""
