@@ -51,7 +51,7 @@ def _pass_objects_through() -> None:
 
 
 class _Fetched:
-    """A context manager for an object, as the object store returns."""
+    """An object as the object store returns it: it has a ``value`` and is a context manager."""
 
     def __init__(self, value: Any) -> None:
         self.value = value

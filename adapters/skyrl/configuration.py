@@ -109,7 +109,8 @@ def configure(job: Job, of_engine: Mapping[str, object]) -> Any:
     """
     settings = {**_sizes(job), **_micro_batches(job), **_algorithm(job), **_critic(job)}
     config = _configuration({**settings, **of_engine})
-    _require_no_derived_divisor(job, config)
+    if job.configuration.divisor == "" and config.trainer.algorithm.max_seq_len is not None:
+        raise Unsupported("a missing max_seq_len is derived from the lengths that are generated")
     return config
 
 
@@ -129,15 +130,11 @@ def refusals(*more: type[Exception]) -> Iterator[None]:
 
 
 def _configuration(settings: Mapping[str, object]) -> Any:
-    typed = [f"{path}={_text(value)}" for path, value in settings.items()]
+    typed = [f"{path}={'null' if value is None else value}" for path, value in settings.items()]
     with refusals(TypeError):
         config = module("train.config").SkyRLTrainConfig.from_cli_overrides(typed)
         module("train.utils.utils").validate_cfg(config)
     return config
-
-
-def _text(value: object) -> str:
-    return "null" if value is None else str(value)
 
 
 def _sizes(job: Job) -> Settings:
@@ -231,11 +228,6 @@ def _divisor(job: Job) -> str:
     if not float(divisor).is_integer():
         raise Unsupported(f"max_seq_len is an integer, the divisor {divisor!r} is none")
     return str(int(divisor))
-
-
-def _require_no_derived_divisor(job: Job, config: Any) -> None:
-    if job.configuration.divisor == "" and config.trainer.algorithm.max_seq_len is not None:
-        raise Unsupported("a missing max_seq_len is derived from the lengths that are generated")
 
 
 def _critic(job: Job) -> Settings:

@@ -90,7 +90,9 @@ def actor(actor_class: type, *, args: Any, **trained: Any) -> Any:
     vars(made).update(
         trained,
         args=args,
-        weights_backuper=_Backups(),
+        weights_backuper=SimpleNamespace(
+            backup_tags=("actor",), backup=lambda tag: None, restore=lambda tag: None
+        ),
         weights={"actor": {}},  # of older versions, with what copies them
         update_gpu_params_dict=lambda weights: None,
         update_cpu_params_dict=lambda weights: None,
@@ -104,18 +106,6 @@ def actor(actor_class: type, *, args: Any, **trained: Any) -> Any:
         _heartbeat=SimpleNamespace(bump=lambda: None),
     )
     return made
-
-
-class _Backups:
-    """Replaces the copies of weights on the CPU, which never change."""
-
-    backup_tags = ("actor",)
-
-    def backup(self, tag: str) -> None:
-        """Do nothing."""
-
-    def restore(self, tag: str) -> None:
-        """Do nothing."""
 
 
 def as_dictionaries(entries: Sequence[LogEntry], *, with_normalizers: bool) -> list[dict[str, Any]]:

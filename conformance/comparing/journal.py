@@ -124,7 +124,7 @@ def _refusals_said(path: Path) -> Iterator[None]:
 
 
 def _try(path: Path) -> None:
-    """Write to a file of as long a name beside the report, as will be done in the end."""
+    """Write to a file of as long a name next to the report, as will be done in the end."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.") as file:
         file.write(b"\n")
@@ -153,7 +153,7 @@ def _open(path: Path) -> tuple[FileIO, Path | None]:
 
 
 def _free_name(path: Path) -> Path:
-    """Where the journal of a killed run is kept, beside its report."""
+    """Where the journal of a killed run is kept, next to its report."""
     names = (path.with_name(f"{path.name}.killed-{number}{JOURNAL}") for number in count(1))
     return next(name for name in names if not name.exists())
 

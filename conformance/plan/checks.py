@@ -71,7 +71,7 @@ class CheckSpec:
     def is_seen_on(self, layout: Layout) -> bool:
         """Whether a layout can tell right from wrong here.
 
-        What stands beside the policy loss goes wrong where micro-batches are averaged: on layouts
+        Auxiliary losses go wrong where micro-batches are averaged: on layouts
         that have one, only the policy loss is looked at.
         """
         return self.objective is Objective.POLICY or layout.micro_batches != 1
