@@ -75,4 +75,4 @@ class PaddingKept(PaddingCollides):
 
     def load(self, source: Path | None) -> None:
         super().load(source)
-        PADDING_MICRO_BATCHES.take = lambda: 0  # type: ignore[method-assign]
+        PADDING_MICRO_BATCHES.drain = lambda: 0  # type: ignore[method-assign]

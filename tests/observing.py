@@ -12,7 +12,6 @@ from typing import Any
 
 from adapters.contract import Job, LogEntry
 from adapters.toolkit.source import resolve
-from conformance.corpus.log_cases import LogCase
 from conformance.ranks.log_process import CHILD
 from conformance.ranks.messages import Declined
 from conformance.ranks.pool import Crashed, Ran, RankPool
@@ -41,19 +40,17 @@ def aggregate(
 ) -> list[Any]:
     """What an adapter makes of each log, or its words, by a Python started with ``options``."""
     created = registry.create(adapter, "megatron")
-    log_cases = [
-        LogCase(name=str(number), says="", entries=tuple(log)) for number, log in enumerate(logs)
-    ]
+    cases = {str(number): tuple(log) for number, log in enumerate(logs)}
     process = subprocess.run(
         [sys.executable, *options, "-m", CHILD],
-        input=pickle.dumps((created, resolve(created, source).path, log_cases)),
+        input=pickle.dumps((created, resolve(created, source).path, cases)),
         cwd=ROOT,
         stdout=subprocess.PIPE,
         check=True,
         timeout=300,
     )
     outcomes = pickle.loads(process.stdout)
-    return [outcomes[case.name].message or outcomes[case.name].log for case in log_cases]
+    return [outcome.message or outcome.log for outcome in outcomes.values()]
 
 
 def _observe(adapter: str, source: str, engine: str, jobs: list[Job]) -> list[Outcome]:

@@ -133,7 +133,7 @@ class SkyRLAdapter(Adapter):
         if job.depth is Depth.REDUCER:
             with rank.framework():
                 gradient = trainer.reduce(config, rollouts)
-            return Observation(token_token_weights=batch.split(batch.weights(gradient)))
+            return Observation(token_weights=batch.split(batch.weights(gradient)))
         workers = {"policy": self.worker(config, job, batch.probe_size, rank)}
         if job.objective is Objective.VALUE:
             workers["critic"] = self.critic(config, job, batch.probe_size, rank)

@@ -6,6 +6,7 @@ import os
 import re
 import tempfile
 from concurrent.futures import ProcessPoolExecutor
+from functools import cache
 from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -58,6 +59,11 @@ pytestmark = pytest.mark.skyrl
 PLAIN = "weights/ or (metric/ and not rejection)"
 """The policy loss alone: its weights and its log."""
 
+TELLING = ("uneven_lengths", "fully_masked_sample", "short_responses", "split_groups", "two_steps")
+"""Cases that tell the modes apart; all of them are run by the first command of the README."""
+
+OF_TELLING = f"({' or '.join(f'/{case}/' for case in TELLING)})"
+
 OUTSIDE_ITS_CONTRACT = {"interleaved_groups": "refused", "dropped_rollouts": "unsupported"}
 """SkyRL takes the samples of a prompt to be adjacent, and as many rollouts for every prompt."""
 
@@ -101,10 +107,10 @@ def test_forcing_dp_size_to_one_halves_every_weight_and_is_named(tmp_path: Path)
 def test_depths_below_the_step_conform(tmp_path: Path, depth: str) -> None:
     layouts = ["dp1-cp1-mb2-bshd", "dp2-cp2-mbtokens-thd"]
     chosen = [f"--layout={layout}" for layout in layouts]
-    result = command.run_loaded(tmp_path, "skyrl", f"--depth={depth}", *chosen)
+    result = command.run_loaded(tmp_path, "skyrl", f"--depth={depth}", "-k", OF_TELLING, *chosen)
 
     findings = result.report.findings
-    assert len(findings) == cases_on(layouts) * len(Mode)
+    assert len(findings) == len(TELLING) * len(layouts) * len(Mode)
     assert unexpected(findings) == [], result.output
     assert {finding.depth for finding in findings} == {depth}
 
@@ -112,11 +118,12 @@ def test_depths_below_the_step_conform(tmp_path: Path, depth: str) -> None:
 def test_megatron_engine_conforms_under_context_and_tensor_parallelism(tmp_path: Path) -> None:
     layouts = ["dp2-cp1-mb2-bshd", "dp2-cp2-mb2-thd", "dp1-cp2-mbtokens-thd", "dp1-cp1-tp2-mb2-thd"]
     chosen = [f"--layout={layout}" for layout in layouts]
-    result = command.run_loaded(tmp_path, "skyrl", "--engine=megatron", "-k", PLAIN, *chosen)
+    selected = ("-k", f"({PLAIN}) and {OF_TELLING}")
+    result = command.run_loaded(tmp_path, "skyrl", "--engine=megatron", *selected, *chosen)
 
     findings = result.report.findings
     assert result.report.engine == "megatron"
-    assert len(findings) == cases_on(layouts) * len(Mode) * 2
+    assert len(findings) == len(TELLING) * len(layouts) * len(Mode) * 2
     assert unexpected(findings) == [], result.output
 
 
@@ -145,6 +152,7 @@ def test_gradients_that_are_not_joined_into_one_collective_are_the_same(tmp_path
     assert overlapping.message.startswith("no overlap of gradient reduction with gloo")
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("engine", ["fsdp", "megatron"])
 def test_findings_under_torchrun_are_the_pool_s(tmp_path: Path, engine: str) -> None:
     chosen = (f"--engine={engine}", "--layout=dp2-cp1-mb2-thd", "--checks=weights,metric")
@@ -157,12 +165,13 @@ def test_findings_under_torchrun_are_the_pool_s(tmp_path: Path, engine: str) -> 
 
 
 def test_megatron_engine_conforms_at_depth_loss(tmp_path: Path) -> None:
-    arguments = ("--engine=megatron", "--depth=loss", "--layout=dp2-cp2-mb2-thd")
+    arguments = ("--engine=megatron", "--depth=loss", "--layout=dp2-cp2-mb2-thd", "-k", OF_TELLING)
     result = command.run_loaded(tmp_path, "skyrl", *arguments)
 
     assert unexpected(result.report.findings) == []
 
 
+@pytest.mark.processes
 def test_workers_find_the_same_byte_for_byte(tmp_path: Path) -> None:
     layouts = ("--layout=dp2-cp1-mbtokens-thd", "--layout=dp2-cp2-mb2-bshd")
     selection = (*layouts, "-k", f"({PLAIN}) and two_steps")
@@ -548,10 +557,15 @@ def test_rollouts_are_answered_where_skyrl_put_their_tokens() -> None:
     assert answers.tolist() == [expected, expected]
 
 
-def in_a_process(function: object, *arguments: object) -> object:
-    """What a function returns in a process of its own, as SkyRL stays where it was imported."""
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as executor:
-        return executor.submit(function, *arguments).result()  # type: ignore[arg-type]
+@cache
+def process_of(engine: str) -> ProcessPoolExecutor:
+    """A process for functions that load an engine, as SkyRL stays where it was imported."""
+    return ProcessPoolExecutor(1, mp_context=get_context("spawn"))
+
+
+def in_a_process(function: object, *arguments: object, engine: str = "fsdp") -> object:
+    """What a function returns in the process of an engine."""
+    return process_of(engine).submit(function, *arguments).result()  # type: ignore[arg-type]
 
 
 def aggregated(entries: list[LogEntry]) -> dict[str, float] | str:
@@ -602,7 +616,7 @@ ADAPTERS = pytest.mark.parametrize("adapter", [SkyRLFsdpAdapter(), SkyRLMegatron
 
 @ADAPTERS
 def test_places_and_rules_are_functions_of_skyrl(adapter: SkyRLAdapter) -> None:
-    found = in_a_process(described, adapter)
+    found = in_a_process(described, adapter, engine=adapter.engine)
     assert isinstance(found, Description)
 
     assert all(
@@ -615,7 +629,7 @@ def test_places_and_rules_are_functions_of_skyrl(adapter: SkyRLAdapter) -> None:
 
 @ADAPTERS
 def test_departures_are_of_every_kind(adapter: SkyRLAdapter) -> None:
-    found = in_a_process(described, adapter)
+    found = in_a_process(described, adapter, engine=adapter.engine)
     assert isinstance(found, Description)
 
     assert {one.kind for one in found.departures} >= {

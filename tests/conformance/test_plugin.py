@@ -67,7 +67,7 @@ def test_every_finding_is_a_test_that_pytest_options_apply_to(tmp_path: Path) ->
         selected=1, deselected=cases_on("dp1-cp1-mb1-bshd", "dp2-cp1-mb1-bshd") * len(Mode) - 1
     )
     [case] = ET.parse(tmp_path / "junit.xml").iter("testcase")
-    assert case.attrib.name == f"test_finding[{name}]"
+    assert case.attrib["name"] == f"test_finding[{name}]"
 
 
 def test_mismatch_fails_names_the_denominator_and_stops_at_x(tmp_path: Path) -> None:
