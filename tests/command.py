@@ -16,7 +16,9 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing import forkserver
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -68,52 +70,73 @@ class Result:
 
 
 def run(folder: Path, adapter: str, *arguments: str) -> Result:
-    """Run ``pytest --adapter=ADAPTER …`` to its end, in a forked process, with forked ranks.
-
-    With pytest-xdist it is started anew, as execnet's workers do not survive in a forked one.
-    """
-    if "-n" in arguments:
-        return finish(start(folder, f"--adapter={adapter}", *arguments), folder, adapter)
-    return _forked(_run_with_shared_ranks, folder, adapter, *arguments)
+    """Run ``pytest --adapter=ADAPTER …`` to its end, in a forked process, with forked ranks."""
+    return _run(fork, folder, adapter, *arguments)
 
 
 def run_loaded(folder: Path, adapter: str, *arguments: str) -> Result:
     """Run ``pytest --adapter=ADAPTER …`` to its end, in a forked process with its own server."""
-    if "-n" in arguments:
-        return finish(start(folder, f"--adapter={adapter}", *arguments), folder, adapter)
-    return _forked(_run_pytest, folder, adapter, *arguments)
+    return _run(fork_alone, folder, adapter, *arguments)
 
 
-def _forked(target: Callable[..., None], folder: Path, adapter: str, *arguments: str) -> Result:
-    install_broken_adapters(folder / "site")
+def fork(function: Callable[..., None], *arguments: object) -> int:
+    """Call a function in a process forked from a warm one, as its ranks will be; its exit status.
+
+    Raises:
+        TimeoutError: it does not end.
+    """
+    return fork_alone(_with_shared_ranks, _server().address, function, *arguments)
+
+
+def fork_alone(function: Callable[..., None], *arguments: object) -> int:
+    """Call a function in a process forked from a warm one; its exit status.
+
+    Raises:
+        TimeoutError: it does not end.
+    """
+    process = _server().context.Process(target=function, args=arguments)
+    process.start()
+    process.join(TIME_LIMIT)
+    if process.exitcode is None:
+        process.kill()
+        raise TimeoutError(f"{function.__name__}{arguments} does not end")
+    return process.exitcode
+
+
+class _Server(NamedTuple):
+    """The fork server of this process."""
+
+    context: ForkServerContext
+    address: str
+
+
+def _server() -> _Server:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.warm"])
     forkserver.ensure_running()
-    with tempfile.NamedTemporaryFile() as output:
-        told = [f"--adapter={adapter}", *arguments]
-        server = forkserver._forkserver._forkserver_address
-        process = context.Process(
-            target=target, args=(folder, told, _environment(folder), output.name, server)
-        )
-        process.start()
-        process.join(TIME_LIMIT)
-        if process.exitcode is None:
-            process.kill()
-            raise TimeoutError(f"pytest {told} did not end: {output.read().decode()}")
-        return _result(process.exitcode, output.read().decode(errors="replace"), folder, adapter)
+    return _Server(context, forkserver._forkserver._forkserver_address)
 
 
-def _run_with_shared_ranks(
-    folder: Path, arguments: list[str], environment: dict[str, str], output: str, server: str
-) -> None:
-    """Run pytest; what would start a fork server for ranks finds that of the tests running."""
+def _with_shared_ranks(server: str, function: Callable[..., None], *arguments: object) -> None:
+    """Call a function; what would start a fork server in it finds that of the tests running."""
     forkserver._forkserver._forkserver_address = server
     forkserver._forkserver.ensure_running = forkserver.ensure_running = lambda: None
-    _run_pytest(folder, arguments, environment, output, server)
+    function(*arguments)
 
 
-def _run_pytest(
-    folder: Path, arguments: list[str], environment: dict[str, str], output: str, _: str
+def _run(fork: Callable[..., int], folder: Path, adapter: str, *arguments: str) -> Result:
+    """Run pytest; execnet's workers do not survive in a forked process."""
+    chosen = (f"--adapter={adapter}", *arguments)
+    if "-n" in arguments:
+        return finish(start(folder, *chosen), folder, adapter)
+    install_broken_adapters(folder / "site")
+    with tempfile.NamedTemporaryFile() as output:
+        status = fork(_pytest, folder, chosen, _environment(folder), output.name)
+        return _result(status, output.read().decode(errors="replace"), folder, adapter)
+
+
+def _pytest(
+    folder: Path, arguments: Sequence[str], environment: dict[str, str], output: str
 ) -> None:
     """Run pytest as if this process had just been started for it."""
     with Path(output).open("wb") as file:

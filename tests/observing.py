@@ -13,25 +13,15 @@ from typing import Any
 from adapters.contract import Job, LogEntry
 from adapters.toolkit.source import resolve
 from conformance.ranks.log_process import CHILD
-from conformance.ranks.messages import Declined
-from conformance.ranks.pool import Crashed, Ran, RankPool
+from conformance.ranks.pool import RankPool
 from conformance.runs import registry
-from tests.command import ROOT
-
-Outcome = Ran | Declined | Crashed
+from tests import command
 
 
 def observe(adapter: str, source: str, jobs: Sequence[Job], engine: str = "megatron") -> list[Any]:
     """What comes of each job on a source, in one pool of ranks."""
     with tempfile.NamedTemporaryFile() as outcomes:
-        subprocess.run(
-            [sys.executable, "-m", __name__, outcomes.name],
-            input=pickle.dumps((adapter, source, engine, list(jobs))),
-            cwd=ROOT,
-            stdout=subprocess.DEVNULL,
-            check=True,
-            timeout=300,
-        )
+        assert command.fork(_observe, outcomes.name, adapter, source, engine, list(jobs)) == 0
         return list(pickle.load(outcomes))
 
 
@@ -44,7 +34,7 @@ def aggregate(
     process = subprocess.run(
         [sys.executable, *options, "-m", CHILD],
         input=pickle.dumps((created, resolve(created, source).path, cases)),
-        cwd=ROOT,
+        cwd=command.ROOT,
         stdout=subprocess.PIPE,
         check=True,
         timeout=300,
@@ -53,13 +43,8 @@ def aggregate(
     return [outcome.message or outcome.log for outcome in outcomes.values()]
 
 
-def _observe(adapter: str, source: str, engine: str, jobs: list[Job]) -> list[Outcome]:
+def _observe(outcomes: str, adapter: str, source: str, engine: str, jobs: list[Job]) -> None:
     created = registry.create(adapter, engine)
     size = max(job.layout.world_size for job in jobs)
     with RankPool(created, resolve(created, source).path, size) as pool:
-        return [pool.run(job) for job in jobs]
-
-
-if __name__ == "__main__":
-    found = _observe(*pickle.load(sys.stdin.buffer))
-    Path(sys.argv[1]).write_bytes(pickle.dumps(found))
+        Path(outcomes).write_bytes(pickle.dumps([pool.run(job) for job in jobs]))

@@ -22,6 +22,7 @@ from conformance.plan.matrix import GeneratedCell
 from conformance.ranks.pool import RankPool
 from conformance.runs import registry
 from conformance.runs.generated import check_generated
+from conformance.runs.jobs import SharedJobs
 from reference.aggregation import Mode
 
 EXAMPLES = 10
@@ -92,7 +93,7 @@ def rounds(pool: RankPool, ranks: int) -> Iterator[int]:
                     examples=EXAMPLES,
                     seed=f"soak-{number}",
                 )
-                finding, _ = check_generated(cell, pool)
+                finding, *_ = check_generated(cell, SharedJobs(pool))
                 assert finding.verdict is not Verdict.CRASHED, finding.message
         yield len(layouts) * len(Mode)
 

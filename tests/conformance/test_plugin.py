@@ -173,6 +173,7 @@ def test_framework_that_cannot_be_imported_ends_the_run(tmp_path: Path) -> None:
     assert "No module named 'flash_attn'" in result.output
 
 
+@pytest.mark.processes
 def test_workers_find_the_same_byte_for_byte_and_so_does_another_run(tmp_path: Path) -> None:
     first = command.run(tmp_path, "twolayouts").findings
     second = command.run(tmp_path, "twolayouts").findings

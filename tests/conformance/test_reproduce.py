@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from adapters.contract import Layout
 from conformance.comparing.report_file import load
 from conformance.findings.finding import Finding
 from conformance.findings.report import Header, Provenance, Request
@@ -36,20 +35,7 @@ IDS = (
 
 
 def named(finding_id: str, **fields: object) -> Finding:
-    slug, mode, case, layout = finding_id.split("/")
-    check, _, subject = slug.partition(".")
-    return Finding.model_validate(
-        finding("a").model_dump()
-        | {
-            "id": finding_id,
-            "check": check,
-            "subject": subject or None,
-            "mode": mode,
-            "case": case,
-            "layout": Layout.parse(layout),
-        }
-        | fields
-    )
+    return Finding.model_validate(finding("a").model_dump() | {"id": finding_id} | fields)
 
 
 def arguments(header: Header, found: Finding) -> list[str]:
