@@ -1,7 +1,12 @@
 """Profiles of hypothesis, without deadlines, and markers of tests that run only when asked for."""
 
+import os
+
 import pytest
 from hypothesis import settings
+
+# Before torch is imported: workers with several threads each keep one another from the cores.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 pytest_plugins = ["pytester"]
 

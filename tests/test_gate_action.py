@@ -16,6 +16,8 @@ import yaml
 
 from tests import command
 
+pytestmark = pytest.mark.processes
+
 ACTION = command.ROOT / ".github" / "actions" / "gate" / "action.yml"
 
 DOCUMENT: dict[str, Any] = yaml.safe_load(ACTION.read_text())

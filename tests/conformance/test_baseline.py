@@ -169,7 +169,7 @@ def test_every_kind_of_finding_is_found_again_in_its_own_report(tmp_path: Path) 
     assert any(one.case == GENERATED for one in same.report.findings)
 
 
-@pytest.mark.parametrize("options", [(), ("-n", "2")])
+@pytest.mark.parametrize("options", [(), pytest.param(("-n", "2"), marks=pytest.mark.processes)])
 def test_a_run_that_compares_little_is_refused_before_any_rank_starts(
     tmp_path: Path, options: Sequence[str]
 ) -> None:

@@ -25,6 +25,7 @@ def adapters(*arguments: str) -> dict[str, str]:
     return {re.sub(", default", "", block.splitlines()[0]): block for block in blocks}
 
 
+@pytest.mark.processes
 def test_adapters_shows_what_can_be_checked_here_and_what_is_missing() -> None:
     blocks = adapters()
 

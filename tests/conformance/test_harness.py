@@ -75,7 +75,11 @@ CLIP_FRACTION = (
 )
 
 
-@pytest.mark.parametrize("workers", [(), ("-n", "2", "--dist=loadfile")], ids=["alone", "xdist"])
+@pytest.mark.parametrize(
+    "workers",
+    [(), pytest.param(("-n", "2", "--dist=loadfile"), marks=pytest.mark.processes)],
+    ids=["alone", "xdist"],
+)
 def test_cut_that_depends_on_the_mode_stops_the_run(tmp_path: Path, workers: tuple[str]) -> None:
     result = command.run(tmp_path, "misreportingcuts", *CLIP_FRACTION, *workers)
 

@@ -54,6 +54,7 @@ def history(repository: Path, *arguments: str) -> int:
     return cli.main(["history", "--adapter=slime", f"--source={repository}", *arguments])
 
 
+@pytest.mark.processes
 def test_weights_and_logged_losses_are_told_apart_by_commit(
     repository: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -84,6 +85,7 @@ def test_weights_and_logged_losses_are_told_apart_by_commit(
     assert reports[f"slime-{after}.json"]["source"]["revision"].startswith(after)
 
 
+@pytest.mark.processes
 def test_markdown_is_one_table(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert history(repository, *QUICK, "--format=markdown", "mended") == 0
 

@@ -42,6 +42,7 @@ def test_serves_worlds_of_every_size_in_any_order_from_the_same_processes() -> N
     assert not any(is_alive(pid) for pid in before)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("adapter", "message"),
     [
@@ -108,6 +109,7 @@ def test_frames_of_ours_are_not_numbered() -> None:
     assert message.count(", line ") == 1, "that of this test"
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("adapter", "message"),
     [

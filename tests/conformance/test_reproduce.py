@@ -48,9 +48,7 @@ def arguments(header: Header, found: Finding) -> list[str]:
 def test_command_collects_one_finding(tmp_path: Path, finding_id: str) -> None:
     head = OF_NATIVE.model_copy(update={"request": Request(divisor=64.0, examples=3, seed="7")})
     options = arguments(head, named(finding_id))
-    result = command.finish(
-        command.start(tmp_path, *options, "--collect-only", "-q"), tmp_path, "native"
-    )
+    result = command.run(tmp_path, "native", *options, "--collect-only", "-q")
 
     assert re.findall(r"test_finding\[(.*)\]", result.output) == [finding_id]
 
