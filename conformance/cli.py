@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from conformance.comparing.groups import FindingFilter
     from conformance.runs.registry import Entry
 
+    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+
 WORSE = 1
 
 USAGE_ERROR = 2
@@ -55,56 +57,8 @@ def _print(lines: Iterator[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="rl-loss-conformance")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    adapters = commands.add_parser(
-        "adapters", help="what can be checked here: frameworks found, their modes and engines"
-    )
-    adapters.add_argument(
-        "--source",
-        action="append",
-        default=[],
-        type=_named_source,
-        metavar="NAME=PATH[@REF]",
-        help="where the framework of an adapter is (repeatable)",
-    )
-    adapters.set_defaults(lines=_adapters)
-    cases = commands.add_parser(
-        "cases", help="the corpus as a table: what each case catches and where that is known from"
-    )
-    cases.add_argument("names", nargs="*", metavar="NAME", help="show these, sample by sample")
-    cases.set_defaults(lines=_cases)
-    _add_history(commands)
-    show = commands.add_parser(
-        "show", help="a report in short: verdicts by check and mode, what is wrong by mistake"
-    )
-    show.add_argument("report", type=Path, metavar="REPORT")
-    _add_filter(show, Check, Mode, Verdict)
-    _add_format(show, "text", "markdown", "json")
-    show.set_defaults(lines=_show)
-    diff = commands.add_parser(
-        "diff",
-        help="what changed between two reports; exit status 0 nothing is worse, 1 something is, 2"
-        " they could not be compared",
-    )
-    diff.add_argument("old", type=Path, metavar="OLD")
-    diff.add_argument("new", type=Path, metavar="NEW")
-    _add_filter(diff, Check, Mode)
-    diff.add_argument(
-        "--all", action="store_true", help="of text: every finding, not one of each group"
-    )
-    _add_format(diff, "text", "markdown", "json")
-    diff.set_defaults(lines=_diff, verdict=frozenset())
-    html = commands.add_parser(
-        "html", help="reports as one web page that needs nothing else: matrix, timelines, pictures"
-    )
-    html.add_argument(
-        "reports",
-        nargs="+",
-        type=Path,
-        metavar="REPORT",
-        help="several of one framework are a timeline, in this order",
-    )
-    html.add_argument("-o", "--output", required=True, type=Path, metavar="FILE")
-    html.set_defaults(lines=_html)
+    for add in (_add_adapters, _add_cases, _add_history, _add_show, _add_diff, _add_html):
+        add(commands)
     expect = commands.add_parser(
         "expect", help="a file for --expect with all that a report says is wrong, to be completed"
     )
@@ -113,7 +67,30 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_history(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def _add_adapters(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "adapters", help="what can be checked here: frameworks found, their modes and engines"
+    )
+    parser.add_argument(
+        "--source",
+        action="append",
+        default=[],
+        type=_named_source,
+        metavar="NAME=PATH[@REF]",
+        help="where the framework of an adapter is (repeatable)",
+    )
+    parser.set_defaults(lines=_adapters)
+
+
+def _add_cases(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "cases", help="the corpus as a table: what each case catches and where that is known from"
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help="show these, sample by sample")
+    parser.set_defaults(lines=_cases)
+
+
+def _add_history(commands: Commands) -> None:
     parser = commands.add_parser(
         "history", help="run commits of a framework one by one: verdicts by commit and mode"
     )
@@ -138,6 +115,42 @@ def _add_history(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "refs", nargs="+", metavar="REF", help="commits, tags, branches, pull-request refs"
     )
     parser.set_defaults(lines=_history)
+
+
+def _add_show(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "show", help="a report in short: verdicts by check and mode, what is wrong by mistake"
+    )
+    parser.add_argument("report", type=Path, metavar="REPORT")
+    _add_filter(parser, Check, Mode, Verdict)
+    _add_format(parser, "text", "markdown", "json")
+    parser.set_defaults(lines=_show)
+
+
+def _add_diff(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "diff",
+        help="what changed between two reports; exit status 0 nothing is worse, 1 something is, 2"
+        " they could not be compared",
+    )
+    parser.add_argument("old", type=Path, metavar="OLD")
+    parser.add_argument("new", type=Path, metavar="NEW")
+    _add_filter(parser, Check, Mode)
+    parser.add_argument(
+        "--all", action="store_true", help="of text: every finding, not one of each group"
+    )
+    _add_format(parser, "text", "markdown", "json")
+    parser.set_defaults(lines=_diff, verdict=frozenset())
+
+
+def _add_html(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "html", help="reports as one web page that needs nothing else: matrix, timelines, pictures"
+    )
+    words = "several of one framework are a timeline, in this order"
+    parser.add_argument("reports", nargs="+", type=Path, metavar="REPORT", help=words)
+    parser.add_argument("-o", "--output", required=True, type=Path, metavar="FILE")
+    parser.set_defaults(lines=_html)
 
 
 def _add_filter(parser: argparse.ArgumentParser, *fields: type[StrEnum]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -11,6 +11,8 @@ from conformance.findings.errors import ConformanceError
 from conformance.plugin import launching
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from conformance.runs.settings import Settings
 
 DEFAULT_ADAPTER = "native"
@@ -18,83 +20,77 @@ DEFAULT_ADAPTER = "native"
 SETTINGS: pytest.StashKey[Settings] = pytest.StashKey()
 
 
+OPTIONS: Mapping[str, Mapping[str, Any]] = {
+    "--adapter": {"metavar": "NAME", "help": "framework to check; runs only its suite"},
+    "--source": {
+        "metavar": "PATH[@REF]|pypi:VERSION",
+        "help": "its code: a checkout, any commit, or a release (as installed)",
+    },
+    "--engine": {"metavar": "NAME", "help": "training engine, where it has several"},
+    "--modes": {"metavar": "MODE,…", "help": "modes to run, such as token_mean,constant:64"},
+    "--checks": {"metavar": "CHECK,…", "help": "what to look at, such as weights,metric (all)"},
+    "--depth": {"default": "step", "metavar": "DEPTH", "help": "reducer, loss or step (default)"},
+    "--layout": {
+        "action": "append",
+        "default": [],
+        "metavar": "LAYOUT",
+        "help": "run this layout only, such as dp2-cp2-mb2-thd (repeatable)",
+    },
+    "--max-ranks": {
+        "type": int,
+        "metavar": "N",
+        "help": "leave out larger layouts (8; under torchrun, as many as it started)",
+    },
+    "--device": {"default": "cpu", "metavar": "DEVICE", "help": "cpu (default) or cuda"},
+    "--backend": {
+        "metavar": "BACKEND",
+        "help": "gloo or nccl (nccl on cuda with a GPU for every rank, else gloo)",
+    },
+    "--dtype": {
+        "default": "float32",
+        "metavar": "DTYPE",
+        "help": "of parameters and their gradients: float32 (default) or bfloat16",
+    },
+    "--time-limit": {
+        "type": float,
+        "default": 120.0,
+        "metavar": "S",
+        "help": "seconds per finding (120)",
+    },
+    "--examples": {
+        "type": int,
+        "default": 0,
+        "metavar": "N",
+        "help": "also generate N steps for each mode and layout, and shrink what fails (0)",
+    },
+    "--case-file": {
+        "type": Path,
+        "metavar": "FILE",
+        "help": "run a step of your own, given as JSON, and nothing else",
+    },
+    "--baseline": {
+        "type": Path,
+        "metavar": "REPORT",
+        "help": "an earlier report: fail only on what is worse than there, or wrong and not in it",
+    },
+    "--expect": {
+        "type": Path,
+        "metavar": "FILE",
+        "help": "known faults: fail on all that is wrong in another way, or no longer",
+    },
+    "--report": {
+        "type": Path,
+        "metavar": "FILE",
+        "help": "where the report goes (reports/latest/ADAPTER.json)",
+    },
+}
+"""Names, and what `argparse` is told of each."""
+
+
 def declare(group: pytest.OptionGroup) -> None:
     """Declare the options."""
-    group.addoption("--adapter", metavar="NAME", help="framework to check; runs only its suite")
-    group.addoption(
-        "--source",
-        metavar="PATH[@REF]|pypi:VERSION",
-        help="its code: a checkout, any commit, or a release (as installed)",
-    )
-    group.addoption("--engine", metavar="NAME", help="training engine, where it has several")
-    group.addoption(
-        "--modes", metavar="MODE,…", help="modes to run, such as token_mean,constant:64"
-    )
-    group.addoption(
-        "--checks", metavar="CHECK,…", help="what to look at, such as weights,metric (all)"
-    )
-    group.addoption(
-        "--depth", default="step", metavar="DEPTH", help="reducer, loss or step (default)"
-    )
-    group.addoption(
-        "--layout",
-        action="append",
-        default=[],
-        metavar="LAYOUT",
-        help="run this layout only, such as dp2-cp2-mb2-thd (repeatable)",
-    )
-    group.addoption(
-        "--max-ranks",
-        type=int,
-        metavar="N",
-        help="leave out larger layouts (8; under torchrun, as many as it started)",
-    )
-    group.addoption("--device", default="cpu", metavar="DEVICE", help="cpu (default) or cuda")
-    group.addoption(
-        "--backend",
-        metavar="BACKEND",
-        help="gloo or nccl (nccl on cuda with a GPU for every rank, else gloo)",
-    )
-    group.addoption(
-        "--dtype",
-        default="float32",
-        metavar="DTYPE",
-        help="of parameters and their gradients: float32 (default) or bfloat16",
-    )
-    group.addoption(
-        "--time-limit", type=float, default=120.0, metavar="S", help="seconds per finding (120)"
-    )
-    group.addoption(
-        "--examples",
-        type=int,
-        default=0,
-        metavar="N",
-        help="also generate N steps for each mode and layout, and shrink what fails (0)",
-    )
-    group.addoption(
-        "--case-file",
-        type=Path,
-        metavar="FILE",
-        help="run a step of your own, given as JSON, and nothing else",
-    )
-    group.addoption(
-        "--baseline",
-        type=Path,
-        metavar="REPORT",
-        help="an earlier report: fail only on what is worse than there, or wrong and not in it",
-    )
-    group.addoption(
-        "--expect",
-        type=Path,
-        metavar="FILE",
-        help="known faults: fail on all that is wrong in another way, or no longer",
-    )
-    group.addoption(
-        "--report",
-        type=Path,
-        metavar="FILE",
-        help="where the report goes (reports/latest/ADAPTER.json)",
-    )
+    for name, told in OPTIONS.items():
+        group.addoption(name, **told)
 
 
 def settings_of(config: pytest.Config) -> Settings:
