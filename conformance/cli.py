@@ -193,13 +193,8 @@ def _adapters(options: argparse.Namespace) -> Iterator[str]:
         default = ", default" if entry.is_default else ""
         yield f"{entry.adapter.name} (engine {entry.adapter.engine}{default})"
         for name, value in _properties(entry):
-            yield textwrap.fill(
-                value,
-                width=100,
-                initial_indent=f"  {name:<14}",
-                subsequent_indent=" " * 16,
-                break_on_hyphens=False,
-            )
+            lines = textwrap.wrap(value, width=84, break_on_hyphens=False)
+            yield textwrap.indent("\n".join(lines), " " * 16).replace(" " * 16, f"  {name:<14}", 1)
         yield ""
 
 

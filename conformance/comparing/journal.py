@@ -71,17 +71,20 @@ class Journal:
         report = None
         if self._header is not None:
             report = Report.assemble(self._header, self._findings, selection)
-            try:
-                write(report, self.path)
-            except OSError as error:
-                raise ReportPathError(
-                    f"the report cannot be written to {self.path}: {error.strerror}",
-                    f"make room; {_journal_path(self.path).name} has what was found, and"
-                    " rl-loss-conformance show reads it",
-                ) from error
+            self._write_report(report)
         _journal_path(self.path).unlink(missing_ok=True)
         self._file.close()
         return report
+
+    def _write_report(self, report: Report) -> None:
+        try:
+            write(report, self.path)
+        except OSError as error:
+            raise ReportPathError(
+                f"the report cannot be written to {self.path}: {error.strerror}",
+                f"make room; {_journal_path(self.path).name} has what was found, and"
+                " rl-loss-conformance show reads it",
+            ) from error
 
     def close(self) -> None:
         """Leave nothing where nothing was begun; what was begun stays."""

@@ -94,36 +94,30 @@ class Plan:
     def _cells_of_cases(self) -> list[MatrixCell]:
         """Those that share a run next to each other."""
         return [
-            MatrixCell(
-                aggregation=aggregation or case.aggregation(mode),
-                case=case,
-                layout=layout,
-                depth=self.depth,
-                spec=spec,
-            )
+            self._cell(mode, case, layout, spec)
             for layout in self.layouts
             for case in (ALL_CASES if self.case is None else (self.case,))
             if case.runs_on(layout)
-            for mode, aggregation in self.aggregations.items()
+            for mode in self.aggregations
             for spec in CHECK_SPECS
             if spec.takes(case) and mode in spec.modes
             if spec.is_seen_at(self.depth) and spec.is_seen_on(layout)
         ]
+
+    def _cell(self, mode: Mode, case: Case, layout: Layout, spec: CheckSpec) -> MatrixCell:
+        aggregation = self.aggregations[mode] or case.aggregation(mode)
+        return MatrixCell(
+            aggregation=aggregation, case=case, layout=layout, depth=self.depth, spec=spec
+        )
 
     def _cut_cells(self) -> list[MatrixCell]:
         """In the first mode, on the first layout of several micro-batches, if there is one."""
         cut = [layout for layout in self.layouts if layout.micro_batches != 1]
         if self.depth is not Depth.STEP or not cut:
             return []
-        mode, aggregation = next(iter(self.aggregations.items()))
+        mode = next(iter(self.aggregations))
         return [
-            MatrixCell(
-                aggregation=aggregation or case.aggregation(mode),
-                case=case,
-                layout=cut[0],
-                depth=self.depth,
-                spec=spec,
-            )
+            self._cell(mode, case, cut[0], spec)
             for spec in CUT_DEPENDENCE
             for case in spec.cases
             if case.runs_on(cut[0])
@@ -158,8 +152,6 @@ class Plan:
         return [LogCell(log_case=case) for case in LOG_CASES if case.mode in self.aggregations]
 
     def _generated_cells(self) -> list[GeneratedCell]:
-        if not self.examples:
-            return []
         return [
             GeneratedCell(
                 mode=mode,
@@ -170,5 +162,6 @@ class Plan:
                 seed=self.seed,
             )
             for layout in self.layouts
+            if self.examples
             for mode, aggregation in self.aggregations.items()
         ]

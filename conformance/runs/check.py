@@ -119,19 +119,23 @@ def _declined(cell: MatrixCell, outcome: Declined) -> Finding:
 
 def _check_startup(cell: StartupCell, pool: RankPool) -> Finding:
     case, description = cell.config_case, pool.description
-    permitted = description.permits.get(case.rule)
+    allowed = _why_allowed(case, description)
+    if allowed is not None:
+        return _finding(cell, verdict=Verdict.UNSUPPORTED, message=allowed)
+    judged = judge_startup(case, cell.job, pool)
+    if isinstance(judged, Declined):
+        return _finding(cell, verdict=Verdict.UNSUPPORTED, message=judged.message)
+    if isinstance(judged, Crashed):
+        judged = judge_crash(case, judged.message)
+    return _judged(cell, by_own_rules(judged, case, description), description)
+
+
+def _why_allowed(case: ConfigCase, description: Description) -> str | None:
+    """Why a configuration breaks no rule of this framework; None if it breaks one."""
     if not case.applies(description.conventions):
-        words = f"by its conventions nothing is wrong with {case.says}"
-    elif permitted is not None:
-        words = f"{case.says}: allowed by {permitted}"
-    else:
-        judged = judge_startup(case, cell.job, pool)
-        if isinstance(judged, Crashed):
-            judged = judge_crash(case, judged.message)
-        if isinstance(judged, Judgement):
-            return _judged(cell, by_own_rules(judged, case, description), description)
-        words = judged.message
-    return _finding(cell, verdict=Verdict.UNSUPPORTED, message=words)
+        return f"by its conventions nothing is wrong with {case.says}"
+    permitted = description.permits.get(case.rule)
+    return None if permitted is None else f"{case.says}: allowed by {permitted}"
 
 
 def judge_startup(case: ConfigCase, job: Job, pool: RankPool) -> Judgement | Crashed | Declined:
