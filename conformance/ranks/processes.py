@@ -36,13 +36,13 @@ LONGEST_TEMPORARY_FOLDER = 107 - len("/pymp-12345678/listener-12345678")
 """Bytes of its name: those of a socket of Unix, less what multiprocessing adds."""
 
 LOG_LINES = 5
-"""Of a dead process's output that a finding quotes."""
+"""Lines of a dead process's output that a finding quotes."""
 
 LOG_TAIL = 20_000
+"""Bytes at the end of a dead process's output in which its last lines are looked for."""
 
 RACED_SIZES = re.compile(r"\d+ vs \d+(?=\. Received data size)")
 """Bytes in gloo's words on a collective mismatch: which of two collectives meet is a race."""
-"""Bytes of it in which they are looked for."""
 
 
 @dataclass(frozen=True, kw_only=True)
