@@ -48,7 +48,8 @@ def main() -> None:
 def run(adapter: str, *arguments: str) -> Timing:
     """Run the suite on the policy loss's weights and read its last lines."""
     with tempfile.TemporaryDirectory() as folder:
-        result = command.run(Path(folder), adapter, "--checks=weights", *arguments)
+        chosen = (f"--adapter={adapter}", "--checks=weights", *arguments)
+        result = command.finish(command.start(Path(folder), *chosen), Path(folder), adapter)
         findings = len(result.report.findings)
     found = re.search(r"([\d.]+) s to start, ([\d.]+) s to run, of which ([\d.]+) s", result.output)
     assert found, result.output
