@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
+import multiprocessing.util  # noqa: F401 - cleans up at exit, after what is registered later
 import signal
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -16,17 +18,24 @@ if TYPE_CHECKING:
 def end_on_sigterm() -> None:
     """As on Ctrl-C: the ranks end and the report is written."""
     signal.signal(signal.SIGTERM, _end)
+    # To stop a process that is ending anyway would leave its temporary folders.
+    atexit.register(_ignore)
 
 
 @contextmanager
 def too_late() -> Iterator[None]:
     """A run that writes its report has come to its end: to stop it would lose what it found."""
-    former = {sign: signal.signal(sign, signal.SIG_IGN) for sign in (signal.SIGINT, signal.SIGTERM)}
+    former = _ignore()
     try:
         yield
     finally:
         for sign, handler in former.items():
             signal.signal(sign, handler)
+
+
+def _ignore() -> dict[signal.Signals, Any]:
+    """Ignore what ends a run; returns the handlers before."""
+    return {sign: signal.signal(sign, signal.SIG_IGN) for sign in (signal.SIGINT, signal.SIGTERM)}
 
 
 def _end(number: int, frame: FrameType | None) -> None:
