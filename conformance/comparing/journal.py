@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 class Journal:
     """Collects the findings of one run for the report at ``path``, which no other run may write.
 
-    ``interrupted`` is where the journal of an earlier run that was killed is kept, if there is one.
+    ``kept`` is where the journal of an earlier run that was killed is kept, if there is one.
 
     Raises:
         ReportPathError: nothing can be written there, or another run is about to.
@@ -45,7 +45,7 @@ class Journal:
         with _refusals_said(path):
             self.path = destination(path)
             _try(self.path)
-            self._file, self.interrupted = _open(self.path)
+            self._file, self.kept = _open(self.path)
 
     @property
     def begun(self) -> bool:

@@ -72,9 +72,7 @@ class Controller:
         from conformance.plugin.scheduling import JobScheduling
 
         spread = ("load", "loadfile") if config.getoption("adapter") else ("loadfile",)
-        if config.getoption("dist") not in spread:
-            return None
-        return JobScheduling(config, log, settings_of(config).plan.cells())
+        return JobScheduling(config, log) if config.getoption("dist") in spread else None
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """Without pytest-xdist: count what is about to run."""
@@ -82,7 +80,7 @@ class Controller:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, ids: Sequence[str]) -> None:
-        """With pytest-xdist, whose workers all collect the same: likewise."""
+        """With pytest-xdist: count what is about to run; all workers collect the same."""
         self._select(ids)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -115,9 +113,10 @@ class Controller:
         """Show what was found, where it was written and what it cost."""
         if self._problem is not None:
             terminalreporter.line(f"ERROR: {self._problem}", red=True)
-        if self._recorder is not None and self._recorder.interrupted is not None:
-            kept = self._recorder.interrupted
-            terminalreporter.line(f"an earlier run was killed; what it had found is kept: {kept}")
+        if self._recorder is not None and self._recorder.kept is not None:
+            terminalreporter.line(
+                f"an earlier run was killed; what it had found is kept: {self._recorder.kept}"
+            )
         if self._report is None or self._recorder is None:
             return
         from conformance.views.diff_formats import gate_lines

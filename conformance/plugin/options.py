@@ -13,6 +13,7 @@ from conformance.plugin import launching
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from conformance.ranks.hardware import RankBudget
     from conformance.runs.settings import Settings
 
 DEFAULT_ADAPTER = "native"
@@ -110,7 +111,7 @@ def settings_of(config: pytest.Config) -> Settings:
 def _read_options(config: pytest.Config) -> Settings:
     from conformance.runs.settings import Settings
 
-    option = config.getoption
+    option, budget = config.getoption, launching.rank_budget(config)
     adapter = option("adapter") or DEFAULT_ADAPTER
     latest = config.invocation_params.dir / "reports" / "latest" / f"{adapter}.json"
     return Settings.of(
@@ -120,8 +121,8 @@ def _read_options(config: pytest.Config) -> Settings:
         modes=option("modes"),
         checks=option("checks"),
         depth=option("depth"),
-        layouts=option("layout") if option("adapter") else _few_layouts(),
-        rank_budget=launching.rank_budget(config),
+        layouts=option("layout") or ([] if option("adapter") else _few_layouts(budget)),
+        rank_budget=budget,
         device=option("device"),
         backend=option("backend"),
         dtype=option("dtype"),
@@ -135,12 +136,13 @@ def _read_options(config: pytest.Config) -> Settings:
     )
 
 
-def _few_layouts() -> list[str]:
-    """Layouts for the suite among other tests, where no adapter is named: a covering few."""
+def _few_layouts(budget: RankBudget) -> list[str]:
+    """Layouts that cover all pairs, for the suite among other tests, where no adapter is named."""
     from conformance.plan.covering import pairwise
     from conformance.runs.registry import create
 
-    return [str(layout) for layout in pairwise(create(DEFAULT_ADAPTER).layouts())]
+    layouts = create(DEFAULT_ADAPTER).layouts()
+    return [str(one) for one in pairwise(one for one in layouts if one.world_size <= budget.ranks)]
 
 
 def _given_path(config: pytest.Config, name: str) -> Path | None:

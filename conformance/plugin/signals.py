@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import multiprocessing.util  # noqa: F401 - cleans up at exit, after what is registered later
 import signal
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -17,8 +16,10 @@ if TYPE_CHECKING:
 
 def end_on_sigterm() -> None:
     """As on Ctrl-C: the ranks end and the report is written."""
+    import multiprocessing.util  # noqa: F401 - it cleans up at exit, after what is registered later
+
     signal.signal(signal.SIGTERM, _end)
-    # To stop a process that is ending anyway would leave its temporary folders.
+    # Stopping a process that is ending anyway would leave its temporary folders.
     atexit.register(_ignore)
 
 

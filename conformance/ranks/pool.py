@@ -32,7 +32,7 @@ GRACE = 3.0
 """Seconds for the other ranks to answer once one failed: most wait in vain then."""
 
 GRACE_TO_DECLINE = 10.0
-"""Likewise once one declined: most decline too, as soon as they get a core to do it on."""
+"""Seconds once one declined: most others decline too, as soon as they get a core."""
 
 WORDS_OF_A_WAITING_RANK = ("Timed out waiting", "Connection closed by peer", "Connection reset")
 """What gloo says in a rank whose partner in a collective failed or never came."""

@@ -41,7 +41,7 @@ class _Crashed(BaseException):
 
 
 class _Fault(BaseException):
-    """The harness itself failed, which is no example's fault: likewise."""
+    """The harness itself failed, which is no example's fault; it ends the search too."""
 
     def __init__(self, error: Exception) -> None:
         self.error = error

@@ -76,9 +76,9 @@ class Recorder:
         self._journal = Journal(self.settings.report)
 
     @property
-    def interrupted(self) -> Path | None:
+    def kept(self) -> Path | None:
         """Where the findings of an earlier run are kept that was killed, if there was one."""
-        return self._journal.interrupted
+        return self._journal.kept
 
     def record(self, finding_message: FindingMessage) -> Finding:
         """Takes in a finding message, perhaps from another process, and returns it.

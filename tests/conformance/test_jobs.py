@@ -16,6 +16,7 @@ from conformance.findings.verdict import Check, Verdict
 from conformance.plan.covering import pairwise
 from conformance.plan.matrix import MatrixCell
 from conformance.plan.plan import Plan
+from conformance.plugin.options import SETTINGS, settings_of
 from conformance.plugin.scheduling import JobScheduling
 from conformance.ranks.pool import Crashed
 from conformance.runs.check import make
@@ -88,13 +89,37 @@ def test_cells_of_one_job_id_have_equal_jobs_and_others_have_not() -> None:
 
 def test_a_worker_of_pytest_xdist_gets_all_findings_of_a_job() -> None:
     chosen = cells()
-    config = SimpleNamespace(getvalue=lambda _: ["popen"])
-    scheduling = JobScheduling(config, None, chosen)  # type: ignore[arg-type]
+    settings = SimpleNamespace(plan=SimpleNamespace(cells=lambda: chosen))
+    config = SimpleNamespace(getvalue=lambda _: ["popen"], stash={SETTINGS: settings})
+    scheduling = JobScheduling(config, None)
     suite = "conformance/suite/test_conformance.py::test_finding"
     scopes = {cell.id: scheduling._split_scope(f"{suite}[{cell.id}]") for cell in chosen}
 
     assert scopes == {cell.id: cell.job_id for cell in chosen}
+
+
+def test_without_the_suite_pytest_xdist_asks_for_no_settings() -> None:
+    config = SimpleNamespace(getvalue=lambda _: ["popen"])
+    scheduling = JobScheduling(config, None)
+
     assert scheduling._split_scope("tests/test_one.py::test_two[a]") == "tests/test_one.py"
+
+
+@pytest.mark.parametrize(
+    ("given", "layouts"),
+    [
+        (["--layout=dp1-cp1-mb1-thd"], ["dp1-cp1-mb1-thd"]),
+        (["--max-ranks=1"], ["dp1-cp1-mb1-thd", "dp1-cp1-mb2-thd", "dp1-cp1-mbuneven-thd"]),
+    ],
+)
+def test_suite_without_an_adapter_keeps_to_the_layouts_and_ranks_asked_for(
+    pytester: pytest.Pytester, given: list[str], layouts: list[str]
+) -> None:
+    settings = settings_of(pytester.parseconfig(*given))
+
+    found = [str(layout) for layout in settings.plan.layouts]
+    assert set(layouts) <= set(found)
+    assert all(layout.world_size == 1 for layout in settings.plan.layouts)
 
 
 def test_few_layouts_have_every_pair_of_properties_that_all_layouts_have() -> None:

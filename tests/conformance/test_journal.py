@@ -94,11 +94,11 @@ def test_journal_of_a_killed_run_is_kept_and_read_up_to_the_finding_in_flight(
     again.begin(HEADER)
     again.finish(Selection(selected=1, deselected=0))
 
-    assert again.interrupted == tmp_path / "report.json.killed-1.journal"
-    report = load(again.interrupted)
+    assert again.kept == tmp_path / "report.json.killed-1.journal"
+    report = load(again.kept)
     assert not report.complete
     assert [f.case for f in report.findings] == (["a"] if torn > 1 else ["a", "b"])
-    assert sorted(tmp_path.iterdir()) == [path, again.interrupted]
+    assert sorted(tmp_path.iterdir()) == [path, again.kept]
 
 
 def test_journals_of_several_killed_runs_are_all_kept(tmp_path: Path) -> None:
