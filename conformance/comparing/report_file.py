@@ -1,4 +1,4 @@
-"""Reports as files: written in one move, read with care, those of an older schema included."""
+"""Reports as files: written in one move, and read, those of an older schema included."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ def load(path: Path) -> Report:
     Raises:
         ReportFileError: it cannot be read, is no whole report, or contradicts itself.
     """
+    content = _read(path)
+    if path.suffix == JOURNAL:
+        return _of_journal(content.split(b"\n"), path)
     try:
-        text = _decompressed(path.read_bytes()).decode("utf-8")
-        document = None if path.suffix == JOURNAL else json.loads(text)
-    except (OSError, EOFError, zlib.error) as error:
-        words = getattr(error, "strerror", None) or error
-        raise ReportFileError(f"{path} cannot be read: {words}", "give a report") from error
+        text = content.decode("utf-8")
+        document = json.loads(text)
     except UnicodeDecodeError as error:
         raise ReportFileError(f"{path} is no report: it is no text", "give a report") from error
     except json.JSONDecodeError as error:
@@ -63,8 +63,6 @@ def load(path: Path) -> Report:
             " edited",
             WAY_OUT,
         ) from error
-    if path.suffix == JOURNAL:
-        return _of_journal(text.splitlines(), path)
     migrated = _migrated(document, path)
     try:
         return Report.model_validate(migrated)
@@ -72,7 +70,17 @@ def load(path: Path) -> Report:
         raise ReportFileError(_complaint(path, text, migrated, error), WAY_OUT) from error
 
 
-def _of_journal(lines: Sequence[str], path: Path) -> Report:
+def _read(path: Path) -> bytes:
+    """The content of a file, decompressed."""
+    try:
+        content = path.read_bytes()
+        return gzip.decompress(content) if content.startswith(b"\x1f\x8b") else content
+    except (OSError, EOFError, zlib.error) as error:
+        words = getattr(error, "strerror", None) or error
+        raise ReportFileError(f"{path} cannot be read: {words}", "give a report") from error
+
+
+def _of_journal(lines: Sequence[bytes], path: Path) -> Report:
     """The incomplete report of a journal, up to its last whole line."""
     try:
         header = Header.model_validate_json(lines[0])
@@ -83,10 +91,6 @@ def _of_journal(lines: Sequence[str], path: Path) -> Report:
         for line in lines[1:]:
             findings.append(Finding.model_validate_json(line))  # noqa: PERF401 - keeps the others
     return Report.assemble(header, findings, Selection(selected=len(findings) + 1, deselected=0))
-
-
-def _decompressed(content: bytes) -> bytes:
-    return gzip.decompress(content) if content.startswith(b"\x1f\x8b") else content
 
 
 def write(report: Report, path: Path) -> None:

@@ -125,9 +125,25 @@ def test_journal_of_a_run_killed_before_its_first_finding_is_an_empty_report(
     assert report.findings == []
 
 
-def test_journal_of_another_version_is_refused(tmp_path: Path) -> None:
+def test_journal_torn_within_a_character_is_read_and_line_separators_in_words_end_no_line(
+    tmp_path: Path,
+) -> None:
+    journal = Journal(tmp_path / "report.json")
+    journal.begin(HEADER)
+    for case in ("a", "b"):
+        journal.add(finding(case, Verdict.CRASHED).model_copy(update={"message": "one\u2028two é"}))
+    path = tmp_path / "report.json.journal"
+    content = path.read_bytes()
+    path.write_bytes(content[: content.rindex("é".encode()) + 1])
+
+    [found] = load(path).findings
+    assert found.message == "one\u2028two é"
+
+
+@pytest.mark.parametrize("content", ["", '{"adapter": "toy"}\n'])
+def test_journal_without_a_header_of_this_version_is_refused(tmp_path: Path, content: str) -> None:
     journal = tmp_path / "report.json.journal"
-    journal.write_text('{"adapter": "toy"}\n')
+    journal.write_text(content)
 
     with pytest.raises(ReportFileError, match=r"report\.json\.journal is no journal of this ver"):
         load(journal)
