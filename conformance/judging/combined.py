@@ -16,7 +16,7 @@ from conformance.findings.agreement import agreement
 from conformance.findings.verdict import Verdict
 from conformance.judging import loss_terms
 from conformance.judging.picture import picture
-from conformance.judging.weights import Judgement, combined, step_context, worse
+from conformance.judging.weights import Judgement, final_weights, step_context, worse
 from reference.rounding import weight_bound
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def judge_combined(
         magnitude = np.sum([np.abs(term.products) for term in terms], axis=0)
         fingerprints = (term.context.fingerprint for term in terms)
         worst = replace(worst, expected=(*worst.expected, *fingerprints))
-        for weights in combined(observations, step_index, job, description.conventions):
+        for weights in final_weights(observations, step_index, job, description.conventions):
             off = weights * dloss_dlogprob - expected
             error = _error(off, magnitude)
             if error is not None and error <= tolerance:

@@ -17,7 +17,7 @@ from conformance.findings.sanitize import last_line
 from conformance.findings.verdict import Verdict
 from conformance.judging.weights import (
     Judgement,
-    combined,
+    final_weights,
     judge_weights,
     largest_error,
     mismatch,
@@ -137,7 +137,7 @@ def _term_words(
     name, coefficient = ("entropy", -ENTROPY_COEFFICIENT) if case.configuration.entropy else TERM_KL
     policy = step_context(job, 0, observations, description)
     dloss_dlogprob = ProbedBatch(job.steps, job.objective).dloss_dlogprob
-    observed = combined(observations, 0, job, description.conventions)[0]
+    observed = final_weights(observations, 0, job, description.conventions)[0]
     left = (observed - policy.expected) * dloss_dlogprob / coefficient
     context = policy.of_term(AuxiliaryAggregation.SAMPLE_MEAN)
     active = context.expected > 0
@@ -178,7 +178,7 @@ def _reduced(
     worst = 0.0
     for step_index, step in enumerate(job.steps):
         expected = _reducer_weights(step, job.aggregation.mode)
-        for observed in combined(observations, step_index, job, description.conventions):
+        for observed in final_weights(observations, step_index, job, description.conventions):
             error = largest_error(observed, expected)
             if error is None or error > tolerance:
                 mode = judge_weights(job, observations, description)

@@ -69,7 +69,7 @@ def judge_weights(
     for step_index in range(len(job.steps)):
         context = step_context(job, step_index, observations, description)
         worst = replace(worst, expected=(*worst.expected, context.fingerprint))
-        replicas = combined(observations, step_index, job, description.conventions)
+        replicas = final_weights(observations, step_index, job, description.conventions)
         for observed in replicas:
             error = largest_error(observed, context.expected)
             if error is not None and error <= tolerance:
@@ -138,7 +138,7 @@ def worse(worst: Judgement, error: float) -> Judgement:
     return replace(worst, error=error)
 
 
-def combined(
+def final_weights(
     observations: Sequence[Observation], step_index: int, job: Job, conventions: Conventions
 ) -> list[NDArray[np.float64]]:
     """The final weights of every rank, after the reductions that the train step has yet to do.

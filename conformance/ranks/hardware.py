@@ -15,14 +15,15 @@ _Choice = TypeVar("_Choice", bound=StrEnum)
 
 
 MAX_RANKS = 8
-"""Of layouts that are run where a user says nothing."""
+"""Largest number of ranks of a layout, unless the user allows more."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankBudget:
-    """At most ``ranks``, and ``here`` of them on this machine, and what says so.
+    """The largest number of ranks of a run, and how many of them this machine may hold.
 
-    ``way_out`` holds ``{needed}`` where the number of ranks goes that somebody wants.
+    ``rule`` is the option or setting that says so. ``way_out`` is how to change it, with
+    ``{needed}`` in the place of the number of ranks.
     """
 
     ranks: int
@@ -32,7 +33,7 @@ class RankBudget:
 
     @classmethod
     def of(cls, max_ranks: int) -> RankBudget:
-        """As many on this machine as a user allows."""
+        """The budget of a run whose ranks are all on this machine."""
         return cls(
             ranks=max_ranks,
             here=max_ranks,
@@ -41,26 +42,26 @@ class RankBudget:
         )
 
     def way_out_for(self, ranks: int) -> str:
-        """What to do for so many ranks."""
+        """How to get this number of ranks."""
         return self.way_out.format(needed=ranks)
 
 
 class Device(StrEnum):
-    """Where the tensors of a rank are."""
+    """The device that holds the tensors of a rank."""
 
     CPU = "cpu"
     CUDA = "cuda"
 
 
 class Backend(StrEnum):
-    """What carries them from rank to rank."""
+    """The communication backend of torch.distributed."""
 
     GLOO = "gloo"
     NCCL = "nccl"
 
 
 class Dtype(StrEnum):
-    """What the parameters of a model are in; losses are in float32 in any case."""
+    """The dtype of a model's parameters; losses are always in float32."""
 
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"

@@ -66,5 +66,5 @@ def _outcomes(
 
 
 def _crash_of_all(names: Sequence[str], message: str) -> Mapping[str, LogOutcome]:
-    """A process that died on one case leaves nothing known of any."""
+    """A crash of every case, as a process that died on one leaves no outcome of the others."""
     return dict.fromkeys(names, LogOutcome(kind="crashed", log={}, message=message))
