@@ -51,7 +51,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(controller, "conformance-controller")
     if config.getoption("adapter") is None:
         return
-    signals.end_on_sigterm()
+    config.pluginmanager.register(signals.EndingSignals())
     launching.connect_workers(config)
     settings_of(config)
     if controller is not None:

@@ -14,13 +14,35 @@ if TYPE_CHECKING:
     from types import FrameType
 
 
-def end_on_sigterm() -> None:
-    """As on Ctrl-C: the ranks end and the report is written."""
-    import multiprocessing.util  # noqa: F401 - it cleans up at exit, after what is registered later
+class EndingSignals:
+    """Has SIGTERM end a run as Ctrl-C does: the ranks end and the report is written.
 
-    signal.signal(signal.SIGTERM, _end)
-    # Stopping a process that is ending anyway would leave its temporary folders.
-    atexit.register(_ignore)
+    Python drops what a handler raises during a weak reference's callback, as on an import. So it is
+    raised again before the next test.
+    """
+
+    def __init__(self) -> None:
+        import multiprocessing.util  # noqa: F401 - cleans up at exit, after what registers later
+
+        self._ending: BaseException | None = None
+        signal.signal(signal.SIGTERM, self._end)
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # and is not ignored
+            signal.signal(signal.SIGINT, self._end)
+        # Stopping a process that is ending anyway would leave its temporary folders.
+        atexit.register(_ignore)
+
+    def _end(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT:
+            self._ending = KeyboardInterrupt()
+        else:
+            message = f"stopped by {signal.Signals(number).name}"
+            self._ending = pytest.exit.Exception(message, returncode=128 + number)
+        raise self._ending
+
+    def pytest_runtest_logstart(self) -> None:
+        """Raise what was dropped."""
+        if self._ending is not None:
+            raise self._ending
 
 
 @contextmanager
@@ -37,7 +59,3 @@ def too_late() -> Iterator[None]:
 def _ignore() -> dict[signal.Signals, Any]:
     """Ignore what ends a run; returns the handlers before."""
     return {sign: signal.signal(sign, signal.SIG_IGN) for sign in (signal.SIGINT, signal.SIGTERM)}
-
-
-def _end(number: int, frame: FrameType | None) -> None:
-    pytest.exit(f"stopped by {signal.Signals(number).name}", returncode=128 + number)

@@ -36,6 +36,20 @@ def stay(*_):
 COLLECTING = STAY + "def pytest_collection_modifyitems(): stay()\n"
 WRITING = STAY + "os.fsync = stay\n"
 
+SIGNALLED_IN_A_CALLBACK = """
+import os, signal, time, weakref
+
+def stop(_):
+    os.kill(os.getpid(), signal.{sign})
+    time.sleep(1)
+
+def pytest_collection_modifyitems():
+    referent = set()
+    reference = weakref.ref(referent, stop)
+    del referent
+"""
+"""A `conftest.py` that has a signal come where Python drops exceptions."""
+
 FEW = ("--checks=weights", "--modes=token_mean")
 
 
@@ -159,3 +173,18 @@ def stopped(
     left = {path.name for path in Path(os.environ["TMPDIR"]).iterdir()}
     assert left <= {f"pytest-of-{getpass.getuser()}"}, "pytest-xdist has pytest make that"
     return result
+
+
+@pytest.mark.parametrize(
+    ("sign", "status"),
+    [("SIGINT", pytest.ExitCode.INTERRUPTED), ("SIGTERM", 128 + signal.SIGTERM)],
+)
+def test_a_signal_whose_exception_python_drops_still_ends_the_run(
+    tmp_path: Path, sign: str, status: int
+) -> None:
+    (tmp_path / "conftest.py").write_text(SIGNALLED_IN_A_CALLBACK.format(sign=sign))
+    process = command.start(tmp_path, "--adapter=twolayouts", *FEW)
+    result = command.finish(process, tmp_path, "twolayouts")
+
+    assert result.status == status, result.output
+    assert not result.report_path.exists()
