@@ -1,8 +1,8 @@
 """Runs pytest as a user does, in its own process and folder, with broken adapters installed.
 
 A cold start takes five seconds of a core, so `run` forks pytest and its ranks from a process that
-has torch and Megatron loaded. `run_loaded` is for frameworks that take long to load: it forks ranks
-from a process that has loaded them. `start` starts pytest anew, for tests about processes.
+has torch, Megatron and what else frameworks import loaded. `start` starts pytest anew, for tests
+about processes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
@@ -70,13 +69,17 @@ class Result:
 
 
 def run(folder: Path, adapter: str, *arguments: str) -> Result:
-    """Run ``pytest --adapter=ADAPTER …`` to its end, in a forked process, with forked ranks."""
-    return _run(fork, folder, adapter, *arguments)
+    """Run ``pytest --adapter=ADAPTER …`` to its end, in a forked process, with forked ranks.
 
-
-def run_loaded(folder: Path, adapter: str, *arguments: str) -> Result:
-    """Run ``pytest --adapter=ADAPTER …`` to its end, in a forked process with its own server."""
-    return _run(fork_alone, folder, adapter, *arguments)
+    With pytest-xdist it is started anew, as execnet's workers do not survive in a forked process.
+    """
+    chosen = (f"--adapter={adapter}", *arguments)
+    if "-n" in arguments:
+        return finish(start(folder, *chosen), folder, adapter)
+    install_broken_adapters(folder / "site")
+    with tempfile.NamedTemporaryFile() as output:
+        status = fork(_pytest, folder, chosen, _environment(folder), output.name)
+        return _result(status, output.read().decode(errors="replace"), folder, adapter)
 
 
 def fork(function: Callable[..., None], *arguments: object) -> int:
@@ -85,16 +88,9 @@ def fork(function: Callable[..., None], *arguments: object) -> int:
     Raises:
         TimeoutError: it does not end.
     """
-    return fork_alone(_with_shared_ranks, _server().address, function, *arguments)
-
-
-def fork_alone(function: Callable[..., None], *arguments: object) -> int:
-    """Call a function in a process forked from a warm one; its exit status.
-
-    Raises:
-        TimeoutError: it does not end.
-    """
-    process = _server().context.Process(target=function, args=arguments)
+    context = warm_context()
+    server = forkserver._forkserver._forkserver_address
+    process = context.Process(target=_with_shared_ranks, args=(server, function, *arguments))
     process.start()
     process.join(TIME_LIMIT)
     if process.exitcode is None:
@@ -103,18 +99,12 @@ def fork_alone(function: Callable[..., None], *arguments: object) -> int:
     return process.exitcode
 
 
-class _Server(NamedTuple):
-    """The fork server of this process."""
-
-    context: ForkServerContext
-    address: str
-
-
-def _server() -> _Server:
+def warm_context() -> ForkServerContext:
+    """Starts processes that have torch and what frameworks import in memory."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.warm"])
     forkserver.ensure_running()
-    return _Server(context, forkserver._forkserver._forkserver_address)
+    return context
 
 
 def _with_shared_ranks(server: str, function: Callable[..., None], *arguments: object) -> None:
@@ -122,17 +112,6 @@ def _with_shared_ranks(server: str, function: Callable[..., None], *arguments: o
     forkserver._forkserver._forkserver_address = server
     forkserver._forkserver.ensure_running = forkserver.ensure_running = lambda: None
     function(*arguments)
-
-
-def _run(fork: Callable[..., int], folder: Path, adapter: str, *arguments: str) -> Result:
-    """Run pytest; execnet's workers do not survive in a forked process."""
-    chosen = (f"--adapter={adapter}", *arguments)
-    if "-n" in arguments:
-        return finish(start(folder, *chosen), folder, adapter)
-    install_broken_adapters(folder / "site")
-    with tempfile.NamedTemporaryFile() as output:
-        status = fork(_pytest, folder, chosen, _environment(folder), output.name)
-        return _result(status, output.read().decode(errors="replace"), folder, adapter)
 
 
 def _pytest(

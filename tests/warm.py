@@ -23,10 +23,19 @@ for name in (
 ):
     import_module(name)
 
-with suppress(ImportError):  # the extra `megatron` is not installed
-    import_module("megatron.core.distributed")
-    import_module("megatron.core.optimizer")
-    import_module("ray")
+for name in (  # what frameworks import; of those that are not installed none can be run
+    "accelerate",
+    "datasets",
+    "megatron.core.distributed",
+    "megatron.core.optimizer",
+    "peft",
+    "ray",
+    "tensordict",
+    "transformers.modeling_flash_attention_utils",
+    "transformers.modeling_utils",
+):
+    with suppress(ImportError):
+        import_module(name)
 
 for plugin in entry_points(group="pytest11"):
     plugin.load()

@@ -44,9 +44,7 @@ def run(
 ) -> Report:
     repository = Path(os.environ[command.SOURCES]) / adapter
     selected = ("-k", f"({subjects}) and ({cases})")
-    result = command.run_loaded(
-        tmp_path, adapter, f"--source={repository}@{ref}", *arguments, *selected
-    )
+    result = command.run(tmp_path, adapter, f"--source={repository}@{ref}", *arguments, *selected)
     assert result.report.complete, result.output
     return result.report
 

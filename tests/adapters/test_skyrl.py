@@ -7,7 +7,6 @@ import re
 import tempfile
 from concurrent.futures import ProcessPoolExecutor
 from functools import cache
-from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -84,7 +83,7 @@ def cases_on(layouts: list[str]) -> int:
 
 def test_forcing_dp_size_to_one_halves_every_weight_and_is_named(tmp_path: Path) -> None:
     cases = ("-k", f"({PLAIN}) and (short_responses or odd_groups)")
-    result = command.run_loaded(tmp_path, "dpsizeone", "--layout=dp2-cp1-mb1-bshd", *cases)
+    result = command.run(tmp_path, "dpsizeone", "--layout=dp2-cp1-mb1-bshd", *cases)
 
     findings = [one for one in result.report.findings if one.check == "weights"]
     others = [one for one in result.report.findings if one not in findings]
@@ -107,7 +106,7 @@ def test_forcing_dp_size_to_one_halves_every_weight_and_is_named(tmp_path: Path)
 def test_depths_below_the_step_conform(tmp_path: Path, depth: str) -> None:
     layouts = ["dp1-cp1-mb2-bshd", "dp2-cp2-mbtokens-thd"]
     chosen = [f"--layout={layout}" for layout in layouts]
-    result = command.run_loaded(tmp_path, "skyrl", f"--depth={depth}", "-k", OF_TELLING, *chosen)
+    result = command.run(tmp_path, "skyrl", f"--depth={depth}", "-k", OF_TELLING, *chosen)
 
     findings = result.report.findings
     assert len(findings) == len(TELLING) * len(layouts) * len(Mode)
@@ -119,7 +118,7 @@ def test_megatron_engine_conforms_under_context_and_tensor_parallelism(tmp_path:
     layouts = ["dp2-cp1-mb2-bshd", "dp2-cp2-mb2-thd", "dp1-cp2-mbtokens-thd", "dp1-cp1-tp2-mb2-thd"]
     chosen = [f"--layout={layout}" for layout in layouts]
     selected = ("-k", f"({PLAIN}) and {OF_TELLING}")
-    result = command.run_loaded(tmp_path, "skyrl", "--engine=megatron", *selected, *chosen)
+    result = command.run(tmp_path, "skyrl", "--engine=megatron", *selected, *chosen)
 
     findings = result.report.findings
     assert result.report.engine == "megatron"
@@ -130,7 +129,7 @@ def test_megatron_engine_conforms_under_context_and_tensor_parallelism(tmp_path:
 @pytest.mark.parametrize("engine", ["fsdp", "megatron"])
 def test_parameters_in_bfloat16_conform_within_their_bound(tmp_path: Path, engine: str) -> None:
     chosen = (f"--engine={engine}", "--dtype=bfloat16", "--layout=dp2-cp1-mb2-thd")
-    result = command.run_loaded(tmp_path, "skyrl", *chosen, "--checks=weights", "-k", "dp2")
+    result = command.run(tmp_path, "skyrl", *chosen, "--checks=weights", "-k", "dp2")
     findings = result.report.findings
 
     assert len(findings) == cases_on(["dp2-cp1-mb2-thd"]) * len(Mode)
@@ -142,8 +141,8 @@ def test_parameters_in_bfloat16_conform_within_their_bound(tmp_path: Path, engin
 def test_gradients_that_are_not_joined_into_one_collective_are_the_same(tmp_path: Path) -> None:
     layouts = ("--layout=dp2-cp2-mb2-thd", "--layout=dp2-cp2-mb2-thd+overlap_grad_reduce")
     chosen = ("--checks=weights", "--modes=token_mean", "-k", "uneven_lengths", *layouts)
-    joined = command.run_loaded(tmp_path / "joined", "skyrl", "--engine=megatron", *chosen)
-    result = command.run_loaded(tmp_path / "one_by_one", "onebyone", *chosen)
+    joined = command.run(tmp_path / "joined", "skyrl", "--engine=megatron", *chosen)
+    result = command.run(tmp_path / "one_by_one", "onebyone", *chosen)
     together, overlapping = result.report.findings
 
     assert together == joined.report.findings[0]
@@ -157,7 +156,7 @@ def test_gradients_that_are_not_joined_into_one_collective_are_the_same(tmp_path
 def test_findings_under_torchrun_are_the_pool_s(tmp_path: Path, engine: str) -> None:
     chosen = (f"--engine={engine}", "--layout=dp2-cp1-mb2-thd", "--checks=weights,metric")
     chosen = (*chosen, "-k", "one_token")
-    pool = command.run_loaded(tmp_path / "pool", "skyrl", *chosen)
+    pool = command.run(tmp_path / "pool", "skyrl", *chosen)
     two = command.torchrun(tmp_path / "two", "skyrl", *chosen, options=("--nproc-per-node=2",))
 
     assert two.status == pool.status
@@ -166,7 +165,7 @@ def test_findings_under_torchrun_are_the_pool_s(tmp_path: Path, engine: str) -> 
 
 def test_megatron_engine_conforms_at_depth_loss(tmp_path: Path) -> None:
     arguments = ("--engine=megatron", "--depth=loss", "--layout=dp2-cp2-mb2-thd", "-k", OF_TELLING)
-    result = command.run_loaded(tmp_path, "skyrl", *arguments)
+    result = command.run(tmp_path, "skyrl", *arguments)
 
     assert unexpected(result.report.findings) == []
 
@@ -178,15 +177,15 @@ def test_workers_find_the_same_byte_for_byte(tmp_path: Path) -> None:
     folders = tmp_path / "alone", tmp_path / "shared"
     for folder in folders:
         folder.mkdir()
-    alone = command.run_loaded(folders[0], "skyrl", *selection)
-    shared = command.run_loaded(folders[1], "skyrl", *selection, "-n", "2")
+    alone = command.run(folders[0], "skyrl", *selection)
+    shared = command.run(folders[1], "skyrl", *selection, "-n", "2")
 
     assert len(alone.report.findings) == 2 * len(Mode) * 2
     assert alone.findings == shared.findings
 
 
 def test_report_says_what_ran(tmp_path: Path) -> None:
-    result = command.run_loaded(tmp_path, "skyrl", "--layout=dp1-cp1-mb1-bshd", "-k", "one_token")
+    result = command.run(tmp_path, "skyrl", "--layout=dp1-cp1-mb1-bshd", "-k", "one_token")
 
     report = result.report
     assert report.source == Provenance(
@@ -214,9 +213,7 @@ def test_other_versions_run_from_a_repository(
 ) -> None:
     repository = Path(os.environ[command.SOURCES]) / "SkyRL"
     layouts = ["--layout=dp1-cp1-mb1-thd", "--layout=dp4-cp1-mb2-bshd"]
-    result = command.run_loaded(
-        tmp_path, "skyrl", f"--source={repository}@{ref}", "-k", PLAIN, *layouts
-    )
+    result = command.run(tmp_path, "skyrl", f"--source={repository}@{ref}", "-k", PLAIN, *layouts)
 
     modes = result.report.summary.modes
     assert {mode for mode in modes if set(modes[mode]) == {"unsupported"}} == unsupported
@@ -236,7 +233,7 @@ def test_megatron_engine_of_the_version_before_multiplies_by_cp(tmp_path: Path) 
     layouts = ["--layout=dp2-cp1-mb2-thd", "--layout=dp1-cp2-mb1-thd"]
     chosen = ("--modes=token_mean", "-k", "weights/ and odd_groups", *layouts)
     arguments = (source, "--engine=megatron", *chosen)
-    findings = command.run_loaded(tmp_path, "skyrl", *arguments).report.findings
+    findings = command.run(tmp_path, "skyrl", *arguments).report.findings
 
     verdicts = {finding.layout.cp: finding.verdict for finding in findings}
     assert verdicts == {1: "conforms", 2: "mismatch"}
@@ -368,8 +365,8 @@ COLLIDING = ("--layout=dp2-cp2-mbtokens-thd", "--checks=metric", "-k", "clip and
 def test_micro_batches_that_only_pad_change_nothing_whatever_tokens_they_hold(
     tmp_path: Path,
 ) -> None:
-    plain = command.run_loaded(tmp_path / "plain", "skyrl", "--engine=megatron", *COLLIDING)
-    colliding = command.run_loaded(tmp_path / "colliding", "paddingcollides", *COLLIDING)
+    plain = command.run(tmp_path / "plain", "skyrl", "--engine=megatron", *COLLIDING)
+    colliding = command.run(tmp_path / "colliding", "paddingcollides", *COLLIDING)
 
     assert {finding.verdict for finding in plain.report.findings} == {"conforms"}
     assert colliding.findings == plain.findings
@@ -378,7 +375,7 @@ def test_micro_batches_that_only_pad_change_nothing_whatever_tokens_they_hold(
 def test_run_is_stopped_where_micro_batches_that_only_pad_are_taken_for_others(
     tmp_path: Path,
 ) -> None:
-    result = command.run_loaded(tmp_path, "paddingkept", *COLLIDING)
+    result = command.run(tmp_path, "paddingkept", *COLLIDING)
 
     assert result.status == pytest.ExitCode.INTERNAL_ERROR
     assert "fault of the harness: clip_fraction in clip_fraction of off_policy" in result.output
@@ -427,7 +424,7 @@ def test_megatron_reports_no_divergence_that_it_does_not_compute(megatron: RankP
 
 def test_a_weight_taken_from_micro_batches_multiplies_the_terms_alone(tmp_path: Path) -> None:
     chosen = ("--layout=dp2-cp1-mb2-bshd", "--modes=sample_mean", "-k", MASKED.name)
-    report = command.run_loaded(tmp_path, "microbatchesunweighted", *chosen).report
+    report = command.run(tmp_path, "microbatchesunweighted", *chosen).report
 
     findings = {finding.id.partition("/")[0]: finding for finding in report.findings}
     assert findings["weights"].verdict == "conforms"
@@ -560,7 +557,14 @@ def test_rollouts_are_answered_where_skyrl_put_their_tokens() -> None:
 @cache
 def process_of(engine: str) -> ProcessPoolExecutor:
     """A process for functions that load an engine, as SkyRL stays where it was imported."""
-    return ProcessPoolExecutor(1, mp_context=get_context("spawn"))
+    return ProcessPoolExecutor(1, mp_context=command.warm_context())
+
+
+@pytest.fixture(scope="module", autouse=True)
+def end_of_processes() -> Iterator[None]:
+    yield
+    for engine in ("fsdp", "megatron"):
+        process_of(engine).shutdown()
 
 
 def in_a_process(function: object, *arguments: object, engine: str = "fsdp") -> object:

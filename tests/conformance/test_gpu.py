@@ -65,9 +65,9 @@ def test_findings_are_those_of_the_cpu(
 ) -> None:
     chosen = (*engine.options, f"--layout={layout}", "--checks=weights,metric")
     chosen = (*chosen, "-k", "uneven_lengths or one_token")
-    on_cpu = command.run_loaded(tmp_path / "cpu", engine.adapter, *chosen)
+    on_cpu = command.run(tmp_path / "cpu", engine.adapter, *chosen)
     cuda = ("--device=cuda", f"--backend={backend}")
-    on_gpu = command.run_loaded(tmp_path / "gpu", engine.adapter, *chosen, *cuda)
+    on_gpu = command.run(tmp_path / "gpu", engine.adapter, *chosen, *cuda)
 
     environment = on_gpu.report.environment
     assert (environment.device, environment.backend) == ("cuda", backend)
@@ -78,7 +78,7 @@ def test_findings_are_those_of_the_cpu(
 @pytest.mark.parametrize("engine", ENGINES, ids=str)
 def test_bfloat16_conforms_within_its_bound(tmp_path: Path, engine: Engine) -> None:
     chosen = (*engine.options, "--device=cuda", "--dtype=bfloat16", "--layout=dp1-cp1-mb2-thd")
-    result = command.run_loaded(
+    result = command.run(
         tmp_path, engine.adapter, *chosen, "--checks=weights", "-k", "uneven_lengths"
     )
 
