@@ -80,11 +80,11 @@ class Adapter(ABC):
     engine: ClassVar[str] = "torch"
     """The value of ``--engine=``."""
 
-    devices: ClassVar[tuple[str, ...]] = ("cpu",)
-    """The kinds of `Rank.device` that it supports."""
+    devices: ClassVar[tuple[str, ...]] = ()
+    """The kinds of `Rank.device` that it supports, such as ``cpu`` and ``cuda``."""
 
-    dtypes: ClassVar[tuple[str, ...]] = ("float32",)
-    """The values of `Rank.dtype` that it supports."""
+    dtypes: ClassVar[tuple[str, ...]] = ()
+    """The values of `Rank.dtype` that it supports, such as ``float32`` and ``bfloat16``."""
 
     dependencies: ClassVar[tuple[str, ...]] = ()
     """Distributions whose versions may change a result, for the report."""

@@ -7,14 +7,34 @@ from enum import StrEnum
 
 
 class Setting(StrEnum):
-    """A setting on the command line or in a configuration file that is read after it."""
+    """A setting in which the configuration of a run may differ from what its job implies."""
 
     MODE = "mode"
+    """The mode, which may also be left to the default."""
+
     DIVISOR = "divisor"
+    """The divisor of `constant`, as typed."""
+
     PER_TOKEN = "per_token"
+    """The older flag for `token_mean`."""
+
     ENTROPY = "entropy"
+    """An entropy bonus besides the policy loss."""
+
     KL = "kl"
+    """A divergence from a reference policy besides the policy loss."""
+
     BATCH_SIZE = "batch_size"
+    """The number of samples of an optimizer step."""
+
+    CORRECTION = "correction"
+    """A custom function for truncated importance sampling."""
+
+    REDUCER = "reducer"
+    """A custom reducer of the policy loss."""
+
+    CONFIG_FILE = "config_file"
+    """A configuration file that is read after the command line."""
 
 
 class FaultInjection(StrEnum):
@@ -62,6 +82,23 @@ class Configuration:
     batch_size: int | None = None
     in_file: frozenset[Setting] = frozenset()
     fault_injection: FaultInjection | None = None
+
+    @property
+    def settings(self) -> frozenset[Setting | FaultInjection]:
+        """What it sets otherwise than the job implies."""
+        chosen: dict[Setting | FaultInjection, bool] = {
+            Setting.MODE: not self.says_mode,
+            Setting.DIVISOR: self.divisor is not None,
+            Setting.PER_TOKEN: self.per_token,
+            Setting.ENTROPY: self.entropy,
+            Setting.KL: self.kl,
+            Setting.BATCH_SIZE: self.batch_size is not None,
+            Setting.CORRECTION: self.corrects,
+            Setting.REDUCER: self.reduces,
+            Setting.CONFIG_FILE: bool(self.in_file),
+        }
+        faults = () if self.fault_injection is None else (self.fault_injection,)
+        return frozenset([*(setting for setting, is_set in chosen.items() if is_set), *faults])
 
 
 DEFAULT_CONFIGURATION = Configuration()

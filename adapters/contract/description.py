@@ -8,14 +8,15 @@ from enum import StrEnum
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from adapters.contract.job import Depth
-from adapters.contract.objective import Objective
 from reference.aggregation import DEFAULT_CONVENTIONS, Conventions, Mode
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from adapters.contract.configuration import FaultInjection, Setting
+    from adapters.contract.job import Depth
     from adapters.contract.layout import Option
+    from adapters.contract.objective import Metric, Objective
 
 
 class CodeLocation(StrEnum):
@@ -70,18 +71,34 @@ is_set, stubbed, passed_by, not_run = (partial(Departure, kind) for kind in Depa
 
 @dataclass(frozen=True, kw_only=True)
 class Description:
-    """The features of a loaded framework, as found by inspecting it."""
+    """The features of a loaded framework, as found by inspecting it.
 
-    modes: frozenset[Mode] = frozenset(Mode)
-    default_mode: Mode = Mode.SAMPLE_MEAN
-    """The mode that is trained if a user chooses none."""
+    The first eight are its capabilities. What is not among them is not run, and listed as
+    unsupported; what is among them and is not delivered counts as wrong.
+    """
 
-    depths: frozenset[Depth] = frozenset(Depth)
+    modes: frozenset[Mode] = frozenset()
+    depths: frozenset[Depth] = frozenset()
+    objectives: frozenset[Objective] = frozenset()
+    metrics: frozenset[Metric] = frozenset()
+    """The metrics that this version logs where a job has their terms."""
+
     options: frozenset[Option] = frozenset()
+    """The options of layouts."""
+
     largest_tp: int = 1
     """The largest supported number of tensor-parallel ranks."""
 
-    objectives: frozenset[Objective] = frozenset({Objective.POLICY})
+    configurations: Mapping[Setting | FaultInjection, tuple[str, ...]] = field(default_factory=dict)
+    """What `Job.configuration` may set, each with the words by which the framework names it: an
+    error that refuses a value must contain one of them."""
+
+    records_forward_passes: bool = False
+    """Whether an observation has `forward_passes`."""
+
+    default_mode: Mode = Mode.SAMPLE_MEAN
+    """The mode that is trained if a user chooses none."""
+
     conventions: Conventions = DEFAULT_CONVENTIONS
     dtype: str = "float32"
     """Dtype of the parameters; `Rank.dtype` replaces it."""

@@ -44,7 +44,7 @@ from adapters.miles.importing import import_miles, module
 from adapters.slime_family import command_line, departures, framework, stubs
 from adapters.slime_family.adapter import SEAM
 from adapters.slime_family.description import offered, places, stated
-from adapters.slime_family.framework import LOG, call_supported
+from adapters.slime_family.framework import KEYS, LOG, call_supported
 from adapters.slime_family.policy import ProbeSeam
 from adapters.slime_family.rollouts import advantages, of_steps, require_one_sample_per_rollout
 from adapters.toolkit import cuda_on_cpu
@@ -138,6 +138,9 @@ class MilesFsdpAdapter(Adapter):
         return Description(
             modes=command_line.modes(parser),
             depths=frozenset({Depth.LOSS, Depth.STEP}),
+            metrics=frozenset(KEYS.values()),
+            configurations=command_line.configurations(parser),
+            records_forward_passes=True,
             options=command_line.layout_options(parser) & {Option.BALANCE_DATA},
             objectives=offered(parser, description.losses()) - {Objective.VALUE},
             # The other engine counts rollouts, and their tokens before a step is cut.

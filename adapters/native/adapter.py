@@ -24,6 +24,7 @@ from adapters.contract.probed_batch import ProbedBatch
 from adapters.native import logs, options
 from adapters.native.trainer import SampleTensors, Trainer, linear_losses
 from adapters.toolkit.probe import FORWARD_PASSES, as_array
+from reference.aggregation import Mode
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -59,7 +60,15 @@ class NativeAdapter(Adapter):
 
     def describe(self) -> Description:
         """Describe the framework, which lacks some policy losses."""
-        return Description(objectives=frozenset(Objective) - NOT_IMPLEMENTED, rules=options.RULES)
+        return Description(
+            modes=frozenset(Mode),
+            depths=frozenset(Depth),
+            objectives=frozenset(Objective) - NOT_IMPLEMENTED,
+            metrics=frozenset(Metric),
+            configurations=options.NAMES,
+            records_forward_passes=True,
+            rules=options.RULES,
+        )
 
     def trainer(self, job: Job, rank: int) -> Trainer:
         """The framework's trainer for a job."""

@@ -41,6 +41,18 @@ CONFIGURATIONS = (
 )
 """Rules of configurations, on the command line or in a file."""
 
+NAMES: dict[Setting | FaultInjection, tuple[str, ...]] = {
+    Setting.MODE: (),
+    Setting.DIVISOR: ("divisor",),
+    Setting.PER_TOKEN: ("per-token",),
+    Setting.BATCH_SIZE: ("batch",),
+    Setting.REDUCER: (),
+    Setting.CONFIG_FILE: (),
+    FaultInjection.GROUPS_MISSING: ("group",),
+    FaultInjection.DENOMINATORS_DROPPED: ("denominators",),
+}
+"""What configurations may set, and how errors name it."""
+
 RULES = dict.fromkeys(
     (
         *CONFIGURATIONS,

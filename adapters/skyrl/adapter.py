@@ -31,7 +31,7 @@ from adapters.contract import (
     Unsupported,
     code_location,
 )
-from adapters.contract.configuration import DEFAULT_CONFIGURATION
+from adapters.contract.configuration import DEFAULT_CONFIGURATION, FaultInjection, Setting
 from adapters.contract.objective import Objective
 from adapters.contract.probed_batch import ProbedBatch
 from adapters.skyrl import departures, trainer
@@ -63,6 +63,20 @@ CONVENTIONS = Conventions(
 divergence a mean over sequences; both are averaged over micro-batches and data-parallel ranks
 (where its workers add them to the loss), but only over micro-batches with samples (where its
 Megatron worker counts them). Other metrics are averaged over micro-batches (``reduce_metrics``)."""
+
+GROUPS = ("group", "prompt", "n_samples_per_prompt")
+
+CONFIGURATIONS: dict[Setting | FaultInjection, tuple[str, ...]] = {
+    Setting.MODE: ("loss_reduction",),
+    Setting.DIVISOR: ("max_seq_len",),
+    Setting.ENTROPY: ("entropy",),
+    Setting.KL: ("kl",),
+    Setting.BATCH_SIZE: ("batch", *GROUPS),
+    Setting.CORRECTION: ("tis", "correction"),
+    FaultInjection.GROUP_INCOMPLETE: GROUPS,
+}
+"""What SkyRL's configuration and its users' generators may set, by its own names. Boundaries of
+groups are none of it: `compute_prompt_boundaries` alone says where a prompt begins and ends."""
 
 PERMITTED = {
     "divisor_of_another_mode": "docs/content/docs/harbor and examples/train_integrations/harbor,"
@@ -116,6 +130,9 @@ class SkyRLAdapter(Adapter):
             default_mode=default_mode(),
             depths=frozenset({Depth.LOSS, Depth.STEP} | alone),
             objectives=objectives(),
+            metrics=frozenset(trainer.NAMES),
+            configurations=CONFIGURATIONS,
+            records_forward_passes=True,
             conventions=CONVENTIONS,
             places=self._places(),
             rules=_rules(),

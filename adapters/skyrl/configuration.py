@@ -187,14 +187,6 @@ def _micro_batches(job: Job) -> Settings:
 
 def _algorithm(job: Job) -> Settings:
     """The settings of the loss and its terms."""
-    if job.configuration.in_file:
-        raise Unsupported("no configuration files: SkyRL takes all settings from its command line")
-    if job.configuration.per_token:
-        raise Unsupported("no flag for losses per token: loss_reduction alone says the mode")
-    if job.configuration.reduces:
-        raise Unsupported(
-            "no custom reducer: a custom policy loss sums, loss_reduction scales advantages before"
-        )
     settings: Settings = {
         f"{ALGORITHM}.use_kl_loss": has_kl_term(job),
         f"{ALGORITHM}.use_entropy_loss": has_entropy_term(job),

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from adapters.contract import Unsupported
 from adapters.contract.configuration import FaultInjection
 from adapters.contract.objective import Metric, Objective
 from adapters.contract.probed_batch import PADDING_ID, ProbedBatch
@@ -173,25 +172,10 @@ def reduce(config: Any, rollouts: Rollouts) -> NDArray[np.float32]:
 
 @dataclass(frozen=True, eq=False)
 class Rollouts:
-    """The output of a user's generator for the prompts of a batch, and of models on it.
-
-    Raises:
-        Unsupported: the job injects a fault that no generator can cause.
-    """
+    """The output of a user's generator for the prompts of a batch, and of models on it."""
 
     batch: ProbedBatch
     job: Job
-
-    def __post_init__(self) -> None:
-        fault_injection = self.job.configuration.fault_injection
-        if fault_injection in BY_CONSTRUCTION:
-            raise Unsupported(
-                f"no {fault_injection} in SkyRL: compute_prompt_boundaries alone says where the"
-                " samples of a prompt begin and end, from an id of every sample, so that boundaries"
-                " are contiguous and leave none out"
-            )
-        if fault_injection not in (None, FaultInjection.GROUP_INCOMPLETE):
-            raise Unsupported(f"SkyRL has nothing of which it could be said: {fault_injection}")
 
     @cached_property
     def uids(self) -> list[str]:
@@ -261,15 +245,6 @@ class Rollouts:
         ids = torch.from_numpy(np.concatenate(self.batch.responses))
         of_token[ids] = torch.from_numpy(np.concatenate(of_samples)).float()
         return of_token[data["sequences"][:, -data.metadata["response_length"] :]]
-
-
-BY_CONSTRUCTION = (
-    FaultInjection.GROUPS_MISSING,
-    FaultInjection.BOUNDARY_GAP,
-    FaultInjection.BOUNDARY_OVERLAP,
-    FaultInjection.BOUNDARY_SHORT,
-)
-"""Faults that no rollouts can cause in SkyRL."""
 
 
 def _trainer(config: Any, dispatch: Dispatch) -> Any:

@@ -41,7 +41,7 @@ from adapters.slime_family import (
     rollouts,
     stubs,
 )
-from adapters.slime_family.framework import LOG, call_supported
+from adapters.slime_family.framework import KEYS, LOG, call_supported
 from adapters.toolkit import cuda_on_cpu
 from adapters.toolkit.probe import FORWARD_PASSES
 
@@ -142,6 +142,10 @@ class MegatronAdapter(Adapter):
         parser = self.parser()
         return Description(
             modes=command_line.modes(parser),
+            depths=frozenset(Depth),
+            metrics=frozenset(KEYS.values()),
+            configurations=command_line.configurations(parser),
+            records_forward_passes=True,
             options=command_line.layout_options(parser),
             largest_tp=2,
             objectives=description.offered(parser, self.loss_modules()[-1]),

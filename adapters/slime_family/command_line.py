@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from adapters.contract import Option, Unsupported
-from adapters.contract.configuration import Setting
+from adapters.contract.configuration import FaultInjection, Setting
 from adapters.contract.objective import ENTROPY_COEFFICIENT, KL_COEFFICIENT, Objective
 from adapters.slime_family import user_code
 from adapters.toolkit.sizes import rollouts_per_prompt, rollouts_per_step, token_budget
@@ -29,6 +29,23 @@ CONFIG_FILE = "--custom-config-path"
 REDUCER = "--custom-pg-loss-reducer-function-path"
 CONVERSION = "--custom-convert-samples-to-train-data-path"
 CORRECTION = "--custom-tis-function-path"
+BATCH_SIZE = "--global-batch-size"
+
+GROUPS = ("group", "prompt", "n_samples_per_prompt", "boundar")
+
+NAMES: dict[Setting | FaultInjection, tuple[str, ...]] = {
+    Setting.MODE: ("aggregation",),
+    Setting.DIVISOR: ("divisor",),
+    Setting.PER_TOKEN: ("per-token", "per_token", "aggregation"),
+    Setting.ENTROPY: ("entropy",),
+    Setting.KL: ("kl",),
+    Setting.BATCH_SIZE: ("batch", *GROUPS),
+    Setting.CORRECTION: ("tis", "correction"),
+    Setting.REDUCER: ("reducer",),
+    Setting.CONFIG_FILE: (),
+    **dict.fromkeys(FaultInjection, GROUPS),
+}
+"""The words by which errors name what a configuration sets."""
 
 OBSERVE_ENTROPY = "--observe-training-entropy"
 """Newer versions of miles compute no entropy unless it is trained or asked for."""
@@ -208,6 +225,25 @@ def train_parallel_config(layout: Layout) -> dict[str, int]:
     }
 
 
+def configurations(
+    parser: argparse.ArgumentParser,
+) -> dict[Setting | FaultInjection, tuple[str, ...]]:
+    """What configurations may set, with the words by which slime and miles name it."""
+    options = {
+        Setting.DIVISOR: (DIVISOR, OLDER_DIVISOR),
+        Setting.PER_TOKEN: (PER_TOKEN,),
+        Setting.CORRECTION: (CORRECTION,),
+        Setting.REDUCER: (REDUCER,),
+        Setting.CONFIG_FILE: (CONFIG_FILE,),
+        **dict.fromkeys(user_code.FAULTS, (CONVERSION,)),
+    }
+    return {
+        setting: words
+        for setting, words in NAMES.items()
+        if any(offers(parser, option) for option in options.get(setting, (BATCH_SIZE,)))
+    }
+
+
 def modes(parser: argparse.ArgumentParser) -> frozenset[Mode]:
     """The modes that a framework's options offer."""
     if offers(parser, MODE):
@@ -262,7 +298,7 @@ def _flags(job: Job, parser: argparse.ArgumentParser) -> Iterator[CliFlag]:
     """Yield every setting of a job and the options that its configuration needs."""
     configuration = job.configuration
     size = configuration.batch_size or rollouts_per_step(job.steps)
-    yield CliFlag("--global-batch-size", str(size), Setting.BATCH_SIZE)
+    yield CliFlag(BATCH_SIZE, str(size), Setting.BATCH_SIZE)
     yield from _mode(job, parser)
     if configuration.per_token:
         yield CliFlag(PER_TOKEN, setting=Setting.PER_TOKEN, flag=True)

@@ -28,7 +28,7 @@ from conformance.findings.badness import growth
 from conformance.findings.errors import NothingToCompareError
 from conformance.findings.finding_id import GENERATED
 from conformance.findings.sanitize import last_line
-from conformance.findings.verdict import Check, Verdict
+from conformance.findings.verdict import WRONG, Check, Verdict
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:
@@ -315,7 +315,7 @@ def _kind(old: Finding, new: Finding) -> Kind:
         return Kind.WORSE if _rank(new) > _rank(old) else Kind.BETTER
     if old.verdict is not new.verdict:
         return Kind.CHANGED
-    if old.verdict not in (Verdict.MISMATCH, Verdict.CRASHED):
+    if old.verdict not in WRONG:
         return Kind.SAME
     grown = growth(old, new)
     if grown:
@@ -334,6 +334,7 @@ def _rank(finding: Finding) -> int:
         Verdict.REFUSED: 1,
         Verdict.UNSUPPORTED: 1,
         Verdict.MISMATCH: 2,
+        Verdict.DECLINED: 2,
         Verdict.CRASHED: 3,
     }[finding.verdict]
 

@@ -42,15 +42,15 @@ Words = Annotated[str, Field(min_length=1)]
 class Expectation(BaseModel):
     """One fault that is known.
 
-    Of a mismatch one of the names in ``diagnosis`` must explain the weights; of a crash the last
-    line of its message must hold the words in ``message``, so that another crash, or a time-out,
-    does not pass for it.
+    Of a mismatch one of the names in ``diagnosis`` must explain the weights; of a crash, or of a
+    step that is declined, the last line of its message must hold the words in ``message``, so that
+    another crash, or a time-out, does not pass for it.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     findings: Annotated[tuple[Words, ...], Field(min_length=1)]
-    verdict: Literal[Verdict.MISMATCH, Verdict.CRASHED]
+    verdict: Literal[Verdict.MISMATCH, Verdict.DECLINED, Verdict.CRASHED]
     diagnosis: Words | Annotated[tuple[Words, ...], Field(min_length=1)] | None = None
     message: Words | None = None
     reason: Words
@@ -59,7 +59,7 @@ class Expectation(BaseModel):
     @model_validator(mode="after")
     def _says_how(self) -> Self:
         needed, other = ("diagnosis", "message")
-        if self.verdict is Verdict.CRASHED:
+        if self.verdict is not Verdict.MISMATCH:
             needed, other = other, needed
         if getattr(self, needed) is None or getattr(self, other) is not None:
             raise ValueError(f"of a {self.verdict} finding give the {needed} and no {other}")
@@ -82,7 +82,7 @@ class Expectation(BaseModel):
         if self.diagnoses and not set(found) & set(self.diagnoses):
             return f"the diagnosis is {' or '.join(found)}, not {' or '.join(self.diagnoses)}"
         if self.message is not None and self.message not in last_line(finding.message):
-            return f"it crashes without the words {self.message!r}"
+            return f"it is {finding.verdict} without the words {self.message!r}"
         return None
 
 

@@ -10,14 +10,25 @@ class Verdict(StrEnum):
 
     CONFORMS = "conforms"
     MISMATCH = "mismatch"
+    """Numbers are wrong."""
+
     REFUSED = "refused"
+    """The framework declined where the contract demands or allows it."""
+
     UNSUPPORTED = "unsupported"
+    """The framework has no such mode, layout or metric, by its adapter's declaration."""
+
+    DECLINED = "declined"
+    """The framework declined an ordinary step in clear words."""
+
     CRASHED = "crashed"
+    """A rank raised, hung or died."""
+
     ADVICE = "advice"
     """The framework keeps its promises, but a user should know this."""
 
 
-WRONG = (Verdict.MISMATCH, Verdict.CRASHED)
+WRONG = (Verdict.MISMATCH, Verdict.DECLINED, Verdict.CRASHED)
 
 JUDGED = (Verdict.CONFORMS, Verdict.REFUSED, *WRONG)
 """Verdicts on whether the framework keeps a promise; totals count these only."""

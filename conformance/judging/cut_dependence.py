@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from adapters.contract import Description, Job, Observation
+    from adapters.contract.objective import Objective
+    from reference.aggregation import Conventions
 
 OF_THE_STEP = {
     AuxiliaryAggregation.MICRO_BATCH_TOKEN_MEAN: AuxiliaryAggregation.TOKEN_MEAN,
@@ -23,19 +25,28 @@ OF_THE_STEP = {
 """The aggregation of the whole step that each mean over micro-batches approximates."""
 
 
+def depends_on_cuts(objective: Objective, conventions: Conventions) -> bool:
+    """Whether a framework documents that an objective's term is averaged over micro-batches."""
+    return _aggregation(objective, conventions) in OF_THE_STEP
+
+
+def _aggregation(objective: Objective, conventions: Conventions) -> AuxiliaryAggregation:
+    aggregation = loss_terms.reducer(objective, conventions)
+    assert aggregation is not None, "the objective has an auxiliary term"
+    return aggregation
+
+
 def judge_cut_dependence(
     job: Job, observations: Sequence[Observation], description: Description
-) -> Judgement | None:
+) -> Judgement:
     """Advice on a term that is averaged over micro-batches, with the figures of this cut.
 
-    None if the framework documents an aggregation of the whole step. A mean over samples conforms
-    if micro-batches weigh by their samples.
+    A mean over samples conforms if micro-batches weigh by their samples. The term must be one that
+    `depends_on_cuts`.
     """
-    how = loss_terms.reducer(job.objective, description.conventions)
-    if how not in OF_THE_STEP:
-        return None
+    of_the_step = OF_THE_STEP[_aggregation(job.objective, description.conventions)]
     placement = step_context(job, 0, observations, description)
-    whole = placement.of_term(OF_THE_STEP[how])
+    whole = placement.of_term(of_the_step)
     active = whole.expected > 0
     ratios = placement.expected[active] / whole.expected[active]
     low, high = float(ratios.min()), float(ratios.max())
@@ -45,7 +56,7 @@ def judge_cut_dependence(
     explanation = (
         f"the {job.objective} term is documented to be averaged over micro-batches and workers, so"
         f" that it depends on how a step is cut: here a token weighs {low:.4g} to {high:.4g} times"
-        f" what a {OF_THE_STEP[how]} of the whole step gives it"
+        f" what a {of_the_step} of the whole step gives it"
     )
     return Judgement(
         verdict=Verdict.ADVICE,

@@ -17,7 +17,7 @@ from conformance.findings.agreement import agreement
 from conformance.findings.finding import Diagnosis, Logged
 from conformance.findings.verdict import Verdict
 from conformance.judging import loss_terms
-from conformance.judging.weights import Judgement, step_context, worse
+from conformance.judging.weights import Judgement, mismatch, step_context, worse
 from reference.aggregation import MicroBatchWeight
 from reference.rounding import TERM_OPERATIONS, reported_bound
 
@@ -34,8 +34,8 @@ def judge_logged(
     observations: Sequence[Observation],
     description: Description,
     metric: Metric = Metric.POLICY_LOSS,
-) -> Judgement | None:
-    """Judge the metric that each rank logs; None if no rank logs it.
+) -> Judgement:
+    """Judge the metric that each rank logs; it is wrong if no rank logs it.
 
     Error and bound are relative to the sum of |weight · quantity|, as terms may cancel.
     """
@@ -43,7 +43,8 @@ def judge_logged(
     for step_index in range(len(job.steps)):
         reported = _reported(observations, step_index, metric)
         if not reported:
-            continue
+            words = f"no rank logs {metric} of step {step_index}, and this version is known to"
+            return mismatch("not_logged", words)
         terms = _terms(job, step_index, observations, description, metric)
         tolerance = _tolerance(job, step_index, description)
         expected = (*(worst.expected if worst else ()), *_expected_numbers(job, metric, terms))
@@ -55,6 +56,7 @@ def judge_logged(
             worst = judgement if worst is None else worse(worst, judgement.error)
         assert worst is not None
         worst = replace(worst, expected=expected)
+    assert worst is not None
     return worst
 
 

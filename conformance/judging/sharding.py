@@ -9,7 +9,7 @@ import numpy as np
 from conformance.diagnosis.placement import forward_pass_of_token
 from conformance.findings.finding import Diagnosis
 from conformance.findings.verdict import Verdict
-from conformance.judging.weights import Judgement
+from conformance.judging.weights import Judgement, mismatch
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:
@@ -23,17 +23,18 @@ if TYPE_CHECKING:
 
 def judge_sharding(
     job: Job, observations: Sequence[Observation], description: Description
-) -> Judgement | None:
+) -> Judgement:
     """Judge whether every active token was trained on in its own step.
 
     If a framework documents that its `prompt_mean` needs all samples of a prompt on one
-    data-parallel rank, that is judged too. None if the adapter does not report forward passes.
+    data-parallel rank, that is judged too.
     """
     whole = description.conventions.whole_groups and job.aggregation.mode is Mode.PROMPT_MEAN
     for step_index, step in enumerate(job.steps):
         passes = forward_pass_of_token(observations, step_index, job.layout)
         if passes is None:
-            return None
+            words = f"the adapter is at fault: it recorded no forward passes of step {step_index}"
+            return mismatch("forward_passes_not_recorded", words)
         fault = _untrained(step, passes)
         if fault is None and whole:
             fault = _scattered(step, passes, job.layout)

@@ -10,7 +10,7 @@ import numpy as np
 from adapters.contract.configuration import DEFAULT_CONFIGURATION, REDUCER_DIVISOR
 from adapters.contract.objective import ENTROPY_COEFFICIENT, KL_COEFFICIENT
 from adapters.contract.probed_batch import ProbedBatch
-from conformance.corpus.configurations import ConfigCase, Demand
+from conformance.corpus.configurations import TRIALS, ConfigCase, Demand
 from conformance.diagnosis.explain import Evidence, diagnose
 from conformance.findings.agreement import agreement
 from conformance.findings.sanitize import last_line
@@ -27,19 +27,20 @@ from reference.aggregation import Aggregation, AuxiliaryAggregation, Mode
 from reference.rounding import weight_bound
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from numpy.typing import NDArray
 
-    from adapters.contract import Description, Job, Observation
+    from adapters.contract import Description, Job, Layout, Observation
+    from adapters.contract.configuration import Setting
     from conformance.corpus.log_cases import LogCase
     from reference.step import Step
 
 
 TERM_KL = ("KL", KL_COEFFICIENT)
 
-KEPT = (Verdict.CONFORMS, Verdict.REFUSED)
-"""Verdicts under which a rule is kept."""
+NOT_BROKEN = frozenset(Verdict) - {Verdict.MISMATCH}
+"""Verdicts under which no rule is broken; an ordinary step that fails breaks none of these."""
 
 
 def by_own_rules(
@@ -49,7 +50,7 @@ def by_own_rules(
 
     The explanation names the place where it states the rule, or the framework that does.
     """
-    if judgement.verdict in KEPT:
+    if judgement.verdict in NOT_BROKEN:
         return judgement
     stated = description.rules.get(case.rule)
     if stated is not None:
@@ -65,20 +66,58 @@ def _with_words(judgement: Judgement, words: str) -> Judgement:
     return replace(judgement, diagnosis=diagnosis)
 
 
+def judge_ignored(ignored: Collection[Setting], message: str | None = None) -> Judgement:
+    """The mismatch of an adapter that does not pass on settings that it declares."""
+    names = ", ".join(sorted(ignored))
+    words = (
+        f"the adapter is at fault: it declares that a configuration may set {names}, and whatever is"
+        " set, tokens weigh the same"
+    )
+    return replace(mismatch("configuration_ignored", words), message=message)
+
+
+def ignored_settings(
+    description: Description, layout: Layout, run: Callable[[Job], object]
+) -> frozenset[Setting]:
+    """The declared settings that change nothing where they must.
+
+    ``run`` returns the observations of a job that ran, and anything else of one that did not.
+    """
+    return frozenset(
+        setting
+        for setting, trial in TRIALS.items()
+        if setting in description.configurations
+        and (modes := [mode for mode in trial.modes if mode in description.modes])
+        and all(_is_ignored(trial.job(mode, layout), run) for mode in modes)
+    )
+
+
+def _is_ignored(job: Job, run: Callable[[Job], object]) -> bool:
+    """Whether a job's weights are those of the default configuration, bit for bit."""
+    configured, default = run(job), run(replace(job, configuration=DEFAULT_CONFIGURATION))
+    return (
+        isinstance(configured, tuple)
+        and isinstance(default, tuple)
+        and all(np.array_equal(*pair) for pair in _paired_weights(configured, default))
+    )
+
+
 def judge_crash(case: ConfigCase, message: str) -> Judgement:
     """Judge a configuration that the framework accepts at startup and then crashes with."""
     words = f"{case.says} passes startup validation, and the run fails later: {last_line(message)}"
     return replace(mismatch("fails_later", words), message=message)
 
 
-def judge_refusal(case: ConfigCase, message: str) -> Judgement:
+def judge_refusal(case: ConfigCase, message: str, description: Description) -> Judgement:
     """Judge an error by which the framework refused a configuration."""
     if case.demand not in (Demand.REFUSE, Demand.REDUCER):
         refused = mismatch("refused_what_it_supports", f"{case.says}, and it is refused")
         return replace(refused, message=message)
-    if any(option in message.lower() for option in case.options):
+    by_setting = (description.configurations[one] for one in case.configuration.settings)
+    names = sorted({name for names in by_setting for name in names})
+    if any(name in message.lower() for name in names):
         return Judgement(verdict=Verdict.REFUSED, message=message)
-    words = f"{case.says} is refused by an error that names none of {', '.join(case.options)}"
+    words = f"{case.says} is refused by an error that names none of {', '.join(names)}"
     return replace(mismatch("refused_without_naming", words), message=message)
 
 
@@ -157,17 +196,24 @@ def _term_words(
 def _same(
     case: ConfigCase, observations: Sequence[Observation], plain: Sequence[Observation]
 ) -> Judgement:
-    pairs = [
-        (mine, other)
-        for ours, theirs in zip(observations, plain, strict=True)
-        for mine, other in zip(ours.token_weights, theirs.token_weights, strict=True)
-    ]
+    pairs = _paired_weights(observations, plain)
     if all(np.array_equal(mine, other) for mine, other in pairs):
         return Judgement(verdict=Verdict.CONFORMS, error=0.0, tolerance=0.0)
     mine, other = (np.concatenate(weights) for weights in zip(*pairs, strict=True))
     error = largest_error(mine, np.abs(other))
     wrong = mismatch("not_the_same", f"{case.says}, and some weights differ", error)
     return replace(wrong, agreement=agreement(mine, other))
+
+
+def _paired_weights(
+    observations: Sequence[Observation], others: Sequence[Observation]
+) -> list[tuple[NDArray[np.float64], NDArray[np.float64]]]:
+    """The weights of each rank and step in two jobs."""
+    return [
+        (mine, other)
+        for ours, theirs in zip(observations, others, strict=True)
+        for mine, other in zip(ours.token_weights, theirs.token_weights, strict=True)
+    ]
 
 
 def _reduced(

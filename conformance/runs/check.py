@@ -9,21 +9,22 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from adapters.contract import CodeLocation
 from adapters.contract.configuration import DEFAULT_CONFIGURATION
 from adapters.contract.objective import Objective
-from conformance.corpus.configurations import ConfigCase, Demand
+from conformance.corpus.configurations import TRIALS, ConfigCase, Demand
 from conformance.corpus.log_cases import LOG_ENTRIES
-from conformance.findings.finding import Diagnosis, Finding
-from conformance.findings.sanitize import last_line
+from conformance.findings.finding import Finding
 from conformance.findings.verdict import Check, Verdict
 from conformance.judging.combined import judge_combined
-from conformance.judging.cut_dependence import judge_cut_dependence
+from conformance.judging.cut_dependence import depends_on_cuts, judge_cut_dependence
 from conformance.judging.logs import judge_log
 from conformance.judging.metrics import judge_logged
 from conformance.judging.sharding import judge_sharding
 from conformance.judging.startup import (
+    NOT_BROKEN,
     by_own_rules,
     compared_with,
     judge_acceptance,
     judge_crash,
+    judge_ignored,
     judge_refusal,
 )
 from conformance.judging.weights import Judgement, judge_weights
@@ -38,13 +39,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from adapters.contract import Description, Job, Observation
+    from adapters.contract.configuration import Setting
     from conformance.diagnosis.step_context import ExpectedNumber
     from conformance.plan.checks import CheckSpec
     from conformance.plan.matrix import AnyMatrixCell
     from conformance.ranks.pool import RankPool
     from conformance.runs.jobs import SharedJobs
 
-    Judge = Callable[[Job, Sequence[Observation], Description], Judgement | None]
+    Judge = Callable[[Job, Sequence[Observation], Description], Judgement]
 
 
 class Made(NamedTuple):
@@ -70,7 +72,7 @@ def make(cell: AnyMatrixCell, jobs: SharedJobs) -> Made:
         case MatrixCell() if (missing := _missing(cell, jobs.pool.description)) is not None:
             return Made(_finding(cell, verdict=Verdict.UNSUPPORTED, message=missing))
         case StartupCell():
-            return Made(_check_startup(cell, jobs.pool))
+            return Made(_check_startup(cell, jobs))
         case _:
             return _check_job(cell, jobs)
 
@@ -93,41 +95,37 @@ def _check_job(cell: MatrixCell, jobs: SharedJobs) -> Made:
     if isinstance(outcome, Declined):
         return Made(_declined(cell, outcome))
     judgement = judge(cell.spec)(cell.job, outcome.observations, description)
-    if judgement is None:
-        words = f"nothing is known of {cell.spec.metric or cell.spec.slug} here"
-        return Made(_finding(cell, verdict=Verdict.UNSUPPORTED, message=words))
     finding = _judged(cell, judgement, description)
     return Made(finding, outcome.framework_seconds, judgement.expected)
 
 
 def _declined(cell: MatrixCell, outcome: Declined) -> Finding:
-    """A refusal where the contract allows one; elsewhere it is a mismatch."""
-    if outcome.verdict == "unsupported":
-        return _finding(cell, verdict=Verdict.UNSUPPORTED, message=outcome.message)
-    if may_decline(cell):
-        return _finding(cell, verdict=Verdict.REFUSED, message=outcome.message)
-    return _finding(
-        cell,
-        verdict=Verdict.MISMATCH,
-        message=outcome.message,
-        diagnosis=Diagnosis(
-            name="refused_what_it_supports",
-            explanation="the framework has this mode and layout and declines an ordinary step",
-        ),
-    )
+    """A refusal where the contract allows one."""
+    allowed = outcome.verdict == "refused" and may_decline(cell)
+    verdict = Verdict.REFUSED if allowed else DECLINED[outcome.verdict]
+    return _finding(cell, verdict=verdict, message=outcome.message)
 
 
-def _check_startup(cell: StartupCell, pool: RankPool) -> Finding:
-    case, description = cell.config_case, pool.description
+def _check_startup(cell: StartupCell, jobs: SharedJobs) -> Finding:
+    case, description = cell.config_case, jobs.pool.description
     allowed = _why_allowed(case, description)
     if allowed is not None:
         return _finding(cell, verdict=Verdict.UNSUPPORTED, message=allowed)
-    judged = judge_startup(case, cell.job, pool)
+    judged = judge_startup(case, cell.job, jobs.pool)
     if isinstance(judged, Declined):
         return _finding(cell, verdict=Verdict.UNSUPPORTED, message=judged.message)
     if isinstance(judged, Crashed):
         judged = judge_crash(case, judged.message)
-    return _judged(cell, by_own_rules(judged, case, description), description)
+    judged = by_own_rules(judged, case, description)
+    if judged.verdict not in NOT_BROKEN and (ignored := _ignored(cell, jobs)):
+        judged = judge_ignored(ignored, judged.message)
+    return _judged(cell, judged, description)
+
+
+def _ignored(cell: StartupCell, jobs: SharedJobs) -> frozenset[Setting]:
+    """The settings that the adapter ignores, if the cell's configuration may be ignored as well."""
+    ignored, settings = jobs.ignored_settings(cell.layout), cell.config_case.configuration.settings
+    return ignored if settings & ignored or settings - TRIALS.keys() else frozenset()
 
 
 def _why_allowed(case: ConfigCase, description: Description) -> str | None:
@@ -141,29 +139,40 @@ def _why_allowed(case: ConfigCase, description: Description) -> str | None:
 def judge_startup(case: ConfigCase, job: Job, pool: RankPool) -> Judgement | Crashed | Declined:
     """Whether a framework refuses what it must, and trains what it must be the same as.
 
-    A crash, or a lack of what the configuration needs, is handed back as it is.
+    A crash, or a lack of what the configuration needs, is handed back as it is. If the default
+    configuration does not run either, its own crash or refusal is the verdict.
     """
     outcome = pool.run(job)
     if isinstance(outcome, Crashed):
         return _beyond_the_ordinary(outcome, job, pool)
     if isinstance(outcome, Declined):
-        return judge_refusal(case, outcome.message) if outcome.verdict == "refused" else outcome
+        if outcome.verdict == "refused":
+            return judge_refusal(case, outcome.message, pool.description)
+        return outcome
     plain: Sequence[Observation] = ()
     if case.demand in (Demand.SAME, Demand.DEFAULT):
         compared = pool.run(compared_with(case, job, pool.description))
         if not isinstance(compared, Ran):
-            return compared
+            return _ordinary(compared)
         plain = compared.observations
     return judge_acceptance(case, job, outcome.observations, pool.description, plain)
 
 
-def _beyond_the_ordinary(crash: Crashed, job: Job, pool: RankPool) -> Crashed | Declined:
-    """A crash, unless the ordinary configuration crashes too, which other checks report."""
+def _beyond_the_ordinary(crash: Crashed, job: Job, pool: RankPool) -> Crashed | Judgement:
+    """A crash, or that of the default configuration if it crashes too."""
     ordinary = pool.run(replace(job, configuration=DEFAULT_CONFIGURATION))
-    if not isinstance(ordinary, Crashed):
-        return crash
-    words = f"the ordinary configuration crashes too: {last_line(ordinary.message)}"
-    return Declined("unsupported", words)
+    return _ordinary(ordinary) if isinstance(ordinary, Crashed) else crash
+
+
+def _ordinary(outcome: Crashed | Declined) -> Judgement:
+    """The judgement of a default configuration that does not run."""
+    if isinstance(outcome, Crashed):
+        return Judgement(verdict=Verdict.CRASHED, message=outcome.message)
+    return Judgement(verdict=DECLINED[outcome.verdict], message=outcome.message)
+
+
+DECLINED = {"unsupported": Verdict.UNSUPPORTED, "refused": Verdict.DECLINED}
+"""Outcomes of an ordinary step that a framework need not decline."""
 
 
 UNJUDGED = {"unsupported": Verdict.UNSUPPORTED, "crashed": Verdict.CRASHED}
@@ -200,7 +209,18 @@ def _missing(cell: MatrixCell, description: Description) -> str | None:
         return f"no objective {cell.spec.objective}"
     if cell.layout.tp > description.largest_tp:
         return f"no {cell.layout.tp} tensor-parallel ranks"
-    lacking = [option for option in cell.layout.options if option not in description.options]
+    if cell.spec.metric is not None and cell.spec.metric not in description.metrics:
+        return f"no metric {cell.spec.metric}"
+    if cell.spec.check is Check.SHARDING and not description.records_forward_passes:
+        return "no record of forward passes"
+    if cell.spec.compares_cuts and not depends_on_cuts(
+        cell.spec.objective, description.conventions
+    ):
+        return f"by its conventions the {cell.spec.objective} term does not depend on micro-batches"
+    lacking = sorted(
+        {*cell.layout.options} - description.options
+        | cell.job.configuration.settings - description.configurations.keys()
+    )
     return f"no option {', '.join(lacking)}" if lacking else None
 
 

@@ -16,7 +16,7 @@ import hypothesis
 from hypothesis.errors import Flaky
 
 from conformance.corpus.strategies import DIVISORS, cases
-from conformance.findings.verdict import Verdict
+from conformance.findings.verdict import WRONG, Verdict
 from conformance.runs.check import Made, make
 from reference.aggregation import Mode
 
@@ -118,7 +118,7 @@ class _Examples:
         if finding.verdict is Verdict.CRASHED:
             self.wrong = finding, case
             raise _Crashed
-        if finding.verdict is Verdict.MISMATCH and self._counts(finding):
+        if finding.verdict in WRONG and self._counts(finding):
             self.wrong = finding, case
             raise _Wrong
         if self.wrong is None:
@@ -187,7 +187,7 @@ def _sample_source(step: Step, i: int, response: slice) -> Iterator[str]:
 
 
 def _kind(finding: Finding) -> tuple[bool, bool]:
-    """Tells weights that are wrong, weights that are not finite, and a refusal apart."""
+    """Tells weights that are wrong, weights that are not finite, and a step declined apart."""
     return finding.error is None, finding.message is None
 
 

@@ -6,11 +6,14 @@ from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from conformance.judging.startup import ignored_settings
 from conformance.ranks.pool import Ran
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from adapters.contract import Job, Layout, Observation
+    from adapters.contract.configuration import Setting
     from conformance.plan.matrix import AnyMatrixCell, MatrixCell
     from conformance.ranks.messages import Declined
     from conformance.ranks.pool import Crashed, RankPool
@@ -23,6 +26,17 @@ class SharedJobs:
         self.pool = pool
         self._waiting = Counter(cell.job_id for cell in selected)
         self._outcomes: dict[str, Ran | Declined | Crashed] = {}
+        self._ignored: frozenset[Setting] | None = None
+
+    def ignored_settings(self, layout: Layout) -> frozenset[Setting]:
+        """The settings that the adapter declares and does not pass on, found out on a layout."""
+        if self._ignored is None:
+            self._ignored = ignored_settings(self.pool.description, layout, self._observations)
+        return self._ignored
+
+    def _observations(self, job: Job) -> tuple[Observation, ...] | None:
+        outcome = self.pool.run(job)
+        return outcome.observations if isinstance(outcome, Ran) else None
 
     def outcome(self, cell: MatrixCell) -> Ran | Declined | Crashed:
         """Runs the cell's job unless another cell has; the first one is charged its seconds.

@@ -42,6 +42,7 @@ STYLES = {
     Verdict.MISMATCH: "bold red",
     Verdict.REFUSED: "cyan",
     Verdict.UNSUPPORTED: "dim",
+    Verdict.DECLINED: "bold magenta",
     Verdict.CRASHED: "bold magenta",
     Verdict.ADVICE: "yellow",
 }

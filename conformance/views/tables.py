@@ -27,6 +27,7 @@ SYMBOLS = {
     Verdict.MISMATCH: "MISMATCH",
     Verdict.REFUSED: "refused",
     Verdict.UNSUPPORTED: "unsupported",
+    Verdict.DECLINED: "DECLINED",
     Verdict.CRASHED: "CRASHED",
     Verdict.ADVICE: "advice",
 }
