@@ -14,6 +14,8 @@ import torch
 import torch.distributed as dist
 
 from adapters.contract import Description, Layout, Refused, Unsupported
+from adapters.contract.configuration import DEFAULT_CONFIGURATION
+from adapters.contract.objective import Metric
 from adapters.native.adapter import NativeAdapter
 from adapters.native.trainer import SampleTensors, Trainer, with_denominators
 from reference.aggregation import AuxiliaryAggregation, Conventions, Mode
@@ -177,7 +179,7 @@ class WithoutPromptMean(TwoLayouts):
     """Says itself that it lacks a mode, and refuses steps without active tokens."""
 
     def describe(self) -> Description:
-        return Description(modes=frozenset(Mode) - {Mode.PROMPT_MEAN})
+        return replace(super().describe(), modes=frozenset(Mode) - {Mode.PROMPT_MEAN})
 
     def observe(self, job: Job, rank: Rank) -> Observation:
         assert job.aggregation.mode is not Mode.PROMPT_MEAN
@@ -247,3 +249,42 @@ class Chattering(TwoLayouts):
 
     def load(self, source: Path | None) -> None:
         print("loading weights: 100 %", flush=True)
+
+
+class IgnoringConfigurations(TwoLayouts):
+    """Declares what configurations may set, and runs the default one."""
+
+    def observe(self, job: Job, rank: Rank) -> Observation:
+        return super().observe(replace(job, configuration=DEFAULT_CONFIGURATION), rank)
+
+
+class DeclaringNoConfiguration(IgnoringConfigurations):
+    """Says that nothing can be set."""
+
+    def describe(self) -> Description:
+        return replace(super().describe(), configurations={})
+
+
+class RenamingAMetric(TwoLayouts):
+    """Logs its policy loss under another name."""
+
+    def observe(self, job: Job, rank: Rank) -> Observation:
+        observed = super().observe(job, rank)
+        logged = {m: v for m, v in observed.reported.items() if m is not Metric.POLICY_LOSS}
+        return replace(observed, reported=logged)
+
+
+class LoggingTheFirstStep(TwoLayouts):
+    """Logs its policy loss of the first step alone."""
+
+    def observe(self, job: Job, rank: Rank) -> Observation:
+        observed = super().observe(job, rank)
+        logged = {m: (v[0], *[None] * len(v[1:])) for m, v in observed.reported.items()}
+        return replace(observed, reported=logged)
+
+
+class RecordingNothing(TwoLayouts):
+    """Declares that it records forward passes, and records none."""
+
+    def observe(self, job: Job, rank: Rank) -> Observation:
+        return replace(super().observe(job, rank), forward_passes=())

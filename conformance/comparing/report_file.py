@@ -8,6 +8,7 @@ import json
 import os
 import tempfile
 import zlib
+from collections import Counter
 from contextlib import contextmanager, suppress
 from operator import itemgetter
 from pathlib import Path
@@ -145,16 +146,40 @@ def _from_3(document: Document) -> Document:
     ]
     return {
         **document,
-        "schema": SCHEMA,
+        "schema": "rl-loss-conformance/report/4",
         "environment": environment,
         "findings": sorted(findings, key=itemgetter("id")),
     }
+
+
+DECLINED_A_CONFIGURATION = ("arguments.", "logging.", "sharding.")
+"""How the ids of findings begin that are no ordinary steps."""
+
+
+def _from_4(document: Document) -> Document:
+    """An ordinary step that was declined was a mismatch."""
+    findings = [_declined(finding) for finding in document["findings"]]
+    modes = {mode: Counter(counts) for mode, counts in document["summary"]["modes"].items()}
+    for finding in findings:
+        if finding["verdict"] == "declined":
+            modes[finding["id"].split("/")[1]].update(mismatch=-1, declined=1)
+    summary = {"verdicts": +sum(modes.values(), Counter()), "modes": {m: +modes[m] for m in modes}}
+    return {**document, "schema": SCHEMA, "findings": findings, "summary": summary}
+
+
+def _declined(finding: Document) -> Document:
+    """The finding, with the verdict of an ordinary step that was declined if it is one."""
+    name = (finding.get("diagnosis") or {}).get("name")
+    if name != "refused_what_it_supports" or finding["id"].startswith(DECLINED_A_CONFIGURATION):
+        return finding
+    return {**finding, "verdict": "declined", "diagnosis": None}
 
 
 MIGRATIONS: dict[str, Callable[[Document], Document]] = {
     "rl-loss-conformance/report/1": _from_1,
     "rl-loss-conformance/report/2": _from_2,
     "rl-loss-conformance/report/3": _from_3,
+    "rl-loss-conformance/report/4": _from_4,
 }
 """From each older schema to the next."""
 

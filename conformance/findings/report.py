@@ -22,7 +22,7 @@ from reference.aggregation import Conventions, Mode
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-SCHEMA: Literal["rl-loss-conformance/report/4"] = "rl-loss-conformance/report/4"
+SCHEMA: Literal["rl-loss-conformance/report/5"] = "rl-loss-conformance/report/5"
 
 
 FIELD_ORDER = (
@@ -128,7 +128,7 @@ class Header(Model):
 class Report(Header):
     """One run. ``complete`` is False if it was stopped before its last finding."""
 
-    schema_: Literal["rl-loss-conformance/report/4"] = Field(default=SCHEMA, alias="schema")
+    schema_: Literal["rl-loss-conformance/report/5"] = Field(default=SCHEMA, alias="schema")
     complete: bool
     selection: Selection
     findings: list[Finding]

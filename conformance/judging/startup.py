@@ -70,8 +70,8 @@ def judge_ignored(ignored: Collection[Setting], message: str | None = None) -> J
     """The mismatch of an adapter that does not pass on settings that it declares."""
     names = ", ".join(sorted(ignored))
     words = (
-        f"the adapter is at fault: it declares that a configuration may set {names}, and whatever is"
-        " set, tokens weigh the same"
+        f"the adapter is at fault: it declares that a configuration may set {names}, and tokens"
+        " weigh the same whatever is set"
     )
     return replace(mismatch("configuration_ignored", words), message=message)
 

@@ -287,7 +287,7 @@ def test_older_signatures_have_fewer_modes_and_conform(
             assert finding.verdict == ("conforms" if one_each else several_samples_of_a_rollout)
 
 
-def test_toy_that_declines_refuses_what_it_supports(tmp_path: Path) -> None:
+def test_toy_that_declines_an_ordinary_step_is_wrong(tmp_path: Path) -> None:
     edits = (
         Edit("utils/arguments.py", "    lineage.validate(args)", REFUSAL),
         Edit("lineage.py", "choices=MODES", "choices=MODES[:3]"),
@@ -295,8 +295,7 @@ def test_toy_that_declines_refuses_what_it_supports(tmp_path: Path) -> None:
     source = checkout(tmp_path / "slime", "slime", *edits)
     found = find(tmp_path, "slime", source, ["dp1-cp1-mb1-thd"], "uneven_lengths")
 
-    assert verdicts(found) == {"mismatch"}
-    assert {f.diagnosis.name for f in found} == {"refused_what_it_supports"}
+    assert verdicts(found) == {"declined"}
     messages = {f.mode: f.message for f in found}
     assert "argument --loss-aggregation: invalid choice: 'constant'" in messages.pop("constant")
     assert set(messages.values()) == {"ValueError: not on a Sunday"}

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
 from adapters.contract import Depth, Description, Job, Layout
+from adapters.native.adapter import NativeAdapter
 from conformance.corpus.cases import CORPUS
 from conformance.corpus.configurations import CONFIG_CASES
 from conformance.findings.verdict import Verdict
@@ -23,7 +24,7 @@ class Declining:
     """Stands where ranks are that decline whatever they are given."""
 
     message: str
-    description: Description = field(default_factory=Description)
+    description: Description = field(default_factory=NativeAdapter().describe)
 
     def run(self, job: Job) -> Declined:
         """The same whatever the job."""
@@ -57,7 +58,7 @@ def test_what_a_framework_allows_in_its_own_documents_is_no_finding_against_it()
         spec=CheckSpec(check=case.check, name=case.name),
         config_case=case,
     )
-    allowing = Description(permits={case.rule: "its scripts"})
+    allowing = replace(NativeAdapter().describe(), permits={case.rule: "its scripts"})
     jobs = SharedJobs(Declining(WORDS, allowing))  # type: ignore[arg-type]
     finding = make(cell, jobs).finding
 
@@ -66,4 +67,4 @@ def test_what_a_framework_allows_in_its_own_documents_is_no_finding_against_it()
 
 
 def test_ordinary_step_may_not_be_declined() -> None:
-    assert verdict("two_steps", Layout(dp=2), WORDS) is Verdict.MISMATCH
+    assert verdict("two_steps", Layout(dp=2), WORDS) is Verdict.DECLINED

@@ -10,7 +10,7 @@ import pytest
 from adapters.contract import Depth, Description, Job, Layout, Observation
 from adapters.contract.objective import Objective
 from conformance.findings.verdict import Verdict
-from conformance.judging.cut_dependence import judge_cut_dependence
+from conformance.judging.cut_dependence import depends_on_cuts, judge_cut_dependence
 from reference.aggregation import (
     Aggregation,
     AuxiliaryAggregation,
@@ -82,4 +82,4 @@ def test_cut_that_makes_no_difference_is_no_advice() -> None:
 
 
 def test_aggregation_of_the_whole_step_depends_on_no_cut() -> None:
-    assert judge_cut_dependence(JOB, OBSERVATIONS, Description()) is None
+    assert not depends_on_cuts(JOB.objective, Description().conventions)

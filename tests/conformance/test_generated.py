@@ -110,7 +110,7 @@ def test_refused_example_is_shrunk_and_keeps_the_frameworks_words(tmp_path: Path
 
     [finding] = result.report.findings
     [step] = pasted(finding).steps
-    assert finding.diagnosis.name == "refused_what_it_supports"
+    assert finding.verdict == "declined"
     assert finding.message.endswith("\nValueError: 5 tokens cannot be halved")
     assert step.active_tokens.sum() == 5
     assert "(ValueError: 5 tokens cannot be halved)" in result.output

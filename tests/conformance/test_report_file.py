@@ -10,6 +10,7 @@ import pytest
 
 from conformance.comparing.report_file import load, write
 from conformance.findings.errors import ReportFileError
+from conformance.findings.finding import Diagnosis, Finding
 from conformance.findings.report import SCHEMA, Report, Selection
 from reference.aggregation import AuxiliaryAggregation
 from tests.conformance.test_journal import HEADER, finding
@@ -138,6 +139,23 @@ def test_a_report_of_the_first_schema_is_read(tmp_path: Path) -> None:
 
     assert load(path) == REPORT
     assert load(path).schema_ == SCHEMA
+
+
+def test_a_step_declined_was_a_mismatch_in_schema_4(tmp_path: Path) -> None:
+    """Unlike a configuration, of which it still is one."""
+    refused = Diagnosis(name="refused_what_it_supports", explanation="and it is refused")
+    findings = [
+        Finding(id=f"{check}/token_mean/a/dp1-cp1-mb1-bshd", verdict="mismatch", diagnosis=refused)
+        for check in ("arguments.legacy_flag", "weights")
+    ]
+    selection = Selection(selected=2, deselected=0)
+    document = json.loads(Report.assemble(HEADER, findings, selection).to_json())
+    path = tmp_path / "older.json"
+    path.write_text(json.dumps(document | {"schema": "rl-loss-conformance/report/4"}))
+    read = load(path)
+
+    assert [finding.verdict for finding in read.findings] == ["mismatch", "declined"]
+    assert read.summary.verdicts == {"mismatch": 1, "declined": 1}
 
 
 def test_reports_of_schema_2_are_read_with_the_conventions_they_stood_for(tmp_path: Path) -> None:

@@ -117,9 +117,14 @@ def test_error_is_relative_to_the_losses_without_their_signs_and_the_largest_is_
     assert beyond.logged.reported == EXPECTED + 1.1 * bound * MAGNITUDE
 
 
-def test_ranks_that_report_nothing_are_not_judged() -> None:
-    assert Judge()(None, None) is None
-    assert Judge().of_steps((), ()) is None
+def name_of(judgement: Judgement) -> str:
+    assert judgement.diagnosis is not None
+    return judgement.diagnosis.name
+
+
+def test_one_rank_that_reports_is_enough() -> None:
+    assert name_of(Judge()(None, None)) == "not_logged"
+    assert name_of(Judge().of_steps((), ())) == "not_logged"
     judgement = Judge()(None, EXPECTED)
     assert judgement is not None
     assert judgement.verdict is Verdict.CONFORMS

@@ -81,7 +81,7 @@ def test_active_token_on_no_rank_is_named_and_an_inactive_one_may_be() -> None:
     assert inactive.verdict is Verdict.CONFORMS
 
 
-def test_ranks_that_tell_nothing_are_not_judged() -> None:
+def test_ranks_that_record_nothing_are_their_adapter_s_fault() -> None:
     job = Job(
         steps=(STEP,),
         aggregation=Aggregation(Mode.PROMPT_MEAN),
@@ -89,7 +89,9 @@ def test_ranks_that_tell_nothing_are_not_judged() -> None:
         depth=Depth.STEP,
     )
 
-    assert judge_sharding(job, [Observation(token_weights=())], Description()) is None
+    name, _ = diagnosis(judge_sharding(job, [Observation(token_weights=())], Description()))
+
+    assert name == "forward_passes_not_recorded"
 
 
 @pytest.mark.parametrize("mode", Mode)

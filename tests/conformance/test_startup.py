@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from adapters.contract import Depth, Description, Job, Layout, Observation
-from adapters.contract.configuration import DEFAULT_CONFIGURATION
+from adapters.contract.configuration import DEFAULT_CONFIGURATION, Setting
 from adapters.contract.objective import ENTROPY_COEFFICIENT
 from adapters.contract.probed_batch import ProbedBatch
 from conformance.corpus.cases import CORPUS
@@ -22,7 +22,6 @@ from conformance.judging.startup import (
     judge_refusal,
 )
 from conformance.judging.weights import Judgement
-from conformance.ranks.messages import Declined
 from conformance.ranks.pool import Crashed, Ran
 from conformance.runs.check import judge_startup
 from reference.aggregation import (
@@ -39,6 +38,14 @@ BY_NAME = {config_case.name: config_case for config_case in CONFIG_CASES}
 ZERO = BY_NAME["divisor_zero"]
 LEGACY = BY_NAME["legacy_flag"]
 REDUCER = BY_NAME["custom_reducer"]
+
+NAMING = Description(
+    configurations={
+        Setting.DIVISOR: ("divisor",),
+        Setting.PER_TOKEN: ("per-token",),
+        Setting.REDUCER: ("reducer",),
+    }
+)
 
 
 def job_of(config_case: ConfigCase, mode: Mode) -> Job:
@@ -72,28 +79,40 @@ def test_rows_have_names_and_cases_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("config_case", CONFIG_CASES, ids=lambda config_case: config_case.name)
-def test_what_must_be_refused_has_words_to_be_told_by(config_case: ConfigCase) -> None:
-    assert bool(config_case.options) == (config_case.demand.value in ("refuse", "reducer"))
+def test_every_configuration_sets_something_in_some_mode(config_case: ConfigCase) -> None:
+    assert config_case.configuration.settings
     assert config_case.modes
 
 
 def test_refusal_that_names_the_option_is_right() -> None:
     message = "ValueError: --loss-aggregation-DIVISOR must be positive"
-    judgement = judge_refusal(ZERO, message)
+    judgement = judge_refusal(ZERO, message, NAMING)
 
     assert judgement.verdict is Verdict.REFUSED
     assert judgement.message == message
 
 
+def test_names_of_options_are_the_framework_s() -> None:
+    """The same words name nothing where the framework calls the option otherwise."""
+    message = "ValueError: divisor must be positive"
+    other = Description(configurations={Setting.DIVISOR: ("max_seq_len",)})
+    judgement = judge_refusal(ZERO, message, other)
+
+    assert name_of(judgement) == "refused_without_naming"
+    assert judgement.diagnosis.explanation.endswith("names none of max_seq_len")
+
+
 def test_refusal_that_names_nothing_is_not() -> None:
-    assert name_of(judge_refusal(ZERO, "AssertionError: ")) == "refused_without_naming"
+    assert name_of(judge_refusal(ZERO, "AssertionError: ", NAMING)) == "refused_without_naming"
 
 
 def test_what_must_be_accepted_may_not_be_refused() -> None:
     message = "ValueError: per-token flag"
 
-    assert name_of(judge_refusal(LEGACY, message)) == "refused_what_it_supports"
-    assert judge_refusal(LEGACY, message).message == message
+    judgement = judge_refusal(LEGACY, message, NAMING)
+
+    assert name_of(judgement) == "refused_what_it_supports"
+    assert judgement.message == message
 
 
 def test_what_is_accepted_is_told_with_what_is_then_trained() -> None:
@@ -162,8 +181,8 @@ def test_custom_reducer_that_is_used_and_rescaled_is_not_called_ignored() -> Non
 def test_custom_reducer_may_be_refused_by_name() -> None:
     message = "ValueError: --custom-pg-loss-reducer-function-path and a divisor exclude each other"
 
-    assert judge_refusal(REDUCER, message).verdict is Verdict.REFUSED
-    assert name_of(judge_refusal(REDUCER, "AssertionError: ")) == "refused_without_naming"
+    assert judge_refusal(REDUCER, message, NAMING).verdict is Verdict.REFUSED
+    assert name_of(judge_refusal(REDUCER, "AssertionError: ", NAMING)) == "refused_without_naming"
 
 
 @pytest.mark.parametrize(
@@ -215,7 +234,7 @@ def test_rule_of_the_command_line_need_not_hold_for_a_file() -> None:
 
 
 def test_what_keeps_a_rule_is_no_advice_whoever_states_it() -> None:
-    refusal = judge_refusal(ZERO, "ValueError: divisor")
+    refusal = judge_refusal(ZERO, "ValueError: divisor", NAMING)
 
     assert by_own_rules(refusal, ZERO, Description()) == refusal
 
@@ -274,10 +293,11 @@ class Outcomes:
         return Ran(tuple(observed(job, job.aggregation)), 0.0)
 
 
-def test_what_crashes_in_the_ordinary_configuration_is_handed_back() -> None:
-    outcome = judge_startup(LEGACY, job_of(LEGACY, Mode.TOKEN_MEAN), Outcomes())  # type: ignore[arg-type]
+def test_what_crashes_in_the_ordinary_configuration_is_a_crash_and_breaks_no_rule() -> None:
+    judgement = judge_startup(LEGACY, job_of(LEGACY, Mode.TOKEN_MEAN), Outcomes())  # type: ignore[arg-type]
 
-    assert outcome == Crashed("no kernel image")
+    assert judgement == Judgement(verdict=Verdict.CRASHED, message="no kernel image")
+    assert by_own_rules(judgement, LEGACY, Description()) == judgement
 
 
 class Crashing:
@@ -300,9 +320,7 @@ def test_crash_is_held_against_a_configuration_that_alone_has_it() -> None:
     )
 
     assert own == Crashed("Traceback\nTypeError: no number")
-    assert common == Declined(
-        "unsupported", "the ordinary configuration crashes too: TypeError: no number"
-    )
+    assert common == Judgement(verdict=Verdict.CRASHED, message=own.message)
 
 
 def test_nothing_ordinary_is_run_where_nothing_is_compared() -> None:
