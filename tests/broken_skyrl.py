@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from adapters.engines import megatron_core
 from adapters.skyrl.adapter import WORKER_UTILS
 from adapters.skyrl.fsdp import SkyRLFsdpAdapter
 from adapters.skyrl.importing import PADDING_MICRO_BATCHES, module
 from adapters.skyrl.megatron import SkyRLMegatronAdapter
-from adapters.slime_family import policy
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -48,7 +48,7 @@ class OneByOne(SkyRLMegatronAdapter):
     def observe(self, job: Job, rank: Rank) -> Observation:
         from megatron.core.distributed import param_and_grad_buffer
 
-        param_and_grad_buffer._coalescing_manager = policy.one_by_one
+        param_and_grad_buffer._coalescing_manager = megatron_core.one_by_one
         return super().observe(job, rank)
 
 

@@ -114,6 +114,12 @@ class Adapter(ABC):
             Refused: its startup validation declined the configuration.
         """
 
+    def leave_world(self) -> None:  # noqa: B027 - most frameworks keep nothing
+        """Forget what the framework keeps of a `torch.distributed` world that is about to end.
+
+        For frameworks that keep process-wide state, such as process groups of their own.
+        """
+
     def aggregate(self, entries: Sequence[LogEntry], rank: Rank) -> Mapping[str, float]:
         """Let the framework make one log of the entries of a rank's micro-batches, on one rank.
 

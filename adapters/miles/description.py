@@ -13,7 +13,7 @@ from adapters.slime_family import description
 if TYPE_CHECKING:
     import argparse
 
-    from adapters.slime_family.description import Candidates
+    from adapters.toolkit.versions import Candidates
     from reference.aggregation import Conventions
 
 OBSERVED_ENTROPY = is_set(

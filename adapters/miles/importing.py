@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from adapters.slime_family import stubs
-from adapters.slime_family.adapter import SEAM
 from adapters.slime_family.framework import LOG
 from adapters.slime_family.user_code import CpUtils
 from adapters.toolkit.imports import import_from
@@ -22,11 +22,20 @@ def module(path: str) -> Any:
     return importlib.import_module(f"miles.{path}")
 
 
+def engine(name: str) -> Any:
+    """Import a module of the FSDP engine, which some versions keep in ``experimental``."""
+    stable = importlib.util.find_spec("miles.backends.fsdp_utils")
+    place = "backends" if stable else "backends.experimental"
+    return module(f"{place}.fsdp_utils.{name}")
+
+
 def import_miles(source: Path | None, kernels: Sequence[str]) -> None:
     """Import the modules that miles' engines share and add the probe to its log-probabilities.
 
     ``kernels`` are modules of miles that hold GPU kernels only.
     """
+    from adapters.slime_family.model import seam_around
+
     stubs.install(["miles_plugins"], kernels)
     import_from("miles", [source] if source else [])
     stubs.drop_server_options(module("utils.arguments"), module("backends.sglang_utils.arguments"))
@@ -34,7 +43,7 @@ def import_miles(source: Path | None, kernels: Sequence[str]) -> None:
     LOG.listen(module("backends.training_utils.log_utils"))
     CpUtils.module = module("backends.training_utils.cp_utils")
     processors = module("backends.training_utils.loss_hub.logit_processors")
-    processors.calculate_log_probs_and_entropy = SEAM.around(
+    processors.calculate_log_probs_and_entropy = seam_around(
         processors.calculate_log_probs_and_entropy
     )
 

@@ -9,9 +9,8 @@ from adapters.contract import Layout, grids
 from adapters.contract.description import stubbed
 from adapters.miles import description, logs, rollouts
 from adapters.miles.importing import import_miles
-from adapters.slime_family import command_line, policy, stubs
+from adapters.slime_family import command_line, stubs
 from adapters.slime_family.adapter import MegatronAdapter
-from adapters.toolkit import cuda_on_cpu
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -98,8 +97,11 @@ class MilesMegatronAdapter(MegatronAdapter):
 
     def aggregate(self, entries: Sequence[LogEntry], rank: Rank) -> Mapping[str, float]:
         """Make a log with miles configured for one rank."""
+        from adapters.engines import megatron_core
+        from adapters.toolkit import cuda_on_cpu
+
         with cuda_on_cpu.redirected():
-            policy.join_grid(logs.ALONE.layout, rank.cache)
+            megatron_core.join_grid(logs.ALONE.layout, rank)
             self.join(self.arguments(logs.ALONE))
             return logs.aggregate(entries)
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING
+from itertools import islice
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -24,13 +25,16 @@ from adapters.contract.objective import (
     Objective,
 )
 from adapters.contract.probed_batch import ENTROPIES, PADDING_ID
-from adapters.toolkit.probe import FORWARD_PASSES, cycled
+from adapters.toolkit.probe import ForwardPasses, cycled
 from reference.aggregation import AuxiliaryAggregation, Mode, auxiliary_aggregation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from numpy.typing import NDArray
+
     from adapters.contract import Job, Layout
+    from adapters.contract.probed_batch import ProbedBatch
     from reference.aggregation import Aggregation
 
     LossFunction = Callable[[torch.Tensor, "Packed"], torch.Tensor]
@@ -107,6 +111,7 @@ class Trainer:
         self.aggregation = job.aggregation
         self.layout = job.layout
         self.dp_rank, self.cp_rank = divmod(rank, job.layout.cp)
+        self.passes = ForwardPasses()
 
     def train_step(
         self, probe: torch.Tensor, samples: list[SampleTensors]
@@ -125,7 +130,7 @@ class Trainer:
         mine = self.shard(self.with_auxiliary_denominators(self.divided(samples)))
         for micro_batch in self.cut(mine):
             packed = pack(micro_batch, self.layout, self.cp_rank)
-            FORWARD_PASSES.note(packed.labels[packed.labels != PADDING_ID] - 1)
+            self.passes.note(packed.labels[packed.labels != PADDING_ID] - 1)
             loss, log = self.loss(probe.float(), packed.to(probe.device), token_losses)
             loss.backward()
             for metric, value in log.items():
@@ -235,6 +240,36 @@ class Trainer:
         if self.layout.world_size > 1:
             dist.all_reduce(total)
         return float(total)
+
+
+def samples_of_steps(batch: ProbedBatch) -> list[list[SampleTensors]]:
+    """The samples of each step."""
+    groups = np.concatenate([step.groups for step in batch.steps])
+    per_token = zip(
+        batch.advantages,
+        batch.old_log_probs,
+        batch.reference_log_probs,
+        batch.masks,
+        batch.original_masks,
+        strict=True,
+    )
+    samples = (
+        SampleTensors(
+            torch.from_numpy(np.concatenate([prompt, response])),
+            *(_on_response(prompt, values) for values in of_response),
+            group=int(group),
+        )
+        for group, prompt, response, of_response in zip(
+            groups, batch.prompts, batch.responses, per_token, strict=True
+        )
+    )
+    return [list(islice(samples, step.size)) for step in batch.steps]
+
+
+def _on_response(prompt: NDArray[Any], values: NDArray[Any]) -> torch.Tensor:
+    """The values of a response, preceded by zeros for its prompt."""
+    narrow = values.astype(np.float32) if values.dtype == np.float64 else values
+    return torch.from_numpy(np.concatenate([np.zeros(len(prompt), narrow.dtype), narrow]))
 
 
 def ppo_losses(log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:

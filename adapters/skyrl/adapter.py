@@ -11,12 +11,9 @@ from __future__ import annotations
 import inspect
 from abc import abstractmethod
 from collections import defaultdict
-from contextlib import nullcontext
 from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
-
-import torch.distributed as dist
 
 from adapters.contract import (
     Adapter,
@@ -31,7 +28,7 @@ from adapters.contract import (
     Unsupported,
     code_location,
 )
-from adapters.contract.configuration import DEFAULT_CONFIGURATION, FaultInjection, Setting
+from adapters.contract.configuration import FaultInjection, Setting
 from adapters.contract.objective import Objective
 from adapters.contract.probed_batch import ProbedBatch
 from adapters.skyrl import departures, trainer
@@ -40,15 +37,15 @@ from adapters.skyrl.configuration import (
     default_mode,
     modes,
     objectives,
-    refusals,
     scales_advantages,
 )
 from adapters.skyrl.importing import STUBBED, import_skyrl, module, ppo_utils
+from adapters.toolkit.refusals import refusals_of_configuration
+from adapters.toolkit.versions import places
 from reference.aggregation import AuxiliaryAggregation, Conventions, DenominatorMask
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from contextlib import AbstractContextManager
     from pathlib import Path
 
 CONVENTIONS = Conventions(
@@ -155,11 +152,11 @@ class SkyRLAdapter(Adapter):
         if job.objective is Objective.VALUE:
             workers["critic"] = self.critic(config, job, batch.probe_size, rank)
         dispatch = trainer.Dispatch(workers, rollouts)
-        with rank.framework(), _refusals(job):
+        with rank.framework(), refusals_of_configuration(job):
             trainer.train(config, dispatch, rollouts)
         probed = workers["critic" if job.objective is Objective.VALUE else "policy"]
         return Observation(
-            token_weights=batch.weights_of_steps(probed.gradients),
+            token_weights=batch.weights_of_steps(probed.gradients.drain()),
             pending_reduction=PendingReduction.REPLICATED
             if job.depth is Depth.STEP
             else PendingReduction.MEAN,
@@ -169,6 +166,8 @@ class SkyRLAdapter(Adapter):
 
     def aggregate(self, entries: Sequence[LogEntry], rank: Rank) -> Mapping[str, float]:
         """Reduce entries over micro-batches and one rank, as a worker does."""
+        import torch.distributed as dist
+
         values: dict[str, list[float]] = defaultdict(list)
         for entry in entries:
             _require_dictionary(entry, entries[0])
@@ -185,17 +184,20 @@ class SkyRLAdapter(Adapter):
     def _places(self) -> dict[CodeLocation, str]:
         reduction = "apply_loss_reduction_to_advantages_minibatch"
         dispatch = module("backends.skyrl_train.distributed.dispatch").MeshDispatch
-        functions = {
-            CodeLocation.TOKEN_COUNT: getattr(
-                ppo_utils(), reduction if scales_advantages() else "reduce_loss"
-            ),
-            # One commit has it under another name.
-            CodeLocation.LOG: getattr(module(WORKER_UTILS), "reduce_metrics", None),
-            CodeLocation.ARGUMENTS: module("train.utils.utils").validate_cfg,
-            # In older versions a rank takes its part of the whole data.
-            CodeLocation.SHARDING: getattr(dispatch, "stage_chunks", dispatch.dispatch_from_staged),
-        }
-        return {place: code_location(found) for place, found in functions.items() if found}
+        reducer = reduction if scales_advantages() else "reduce_loss"
+        return places(
+            {
+                CodeLocation.TOKEN_COUNT: ((ppo_utils(), reducer),),
+                # One commit has it under another name.
+                CodeLocation.LOG: ((module(WORKER_UTILS), "reduce_metrics"),),
+                CodeLocation.ARGUMENTS: ((module("train.utils.utils"), "validate_cfg"),),
+                # In older versions a rank takes its part of the whole data.
+                CodeLocation.SHARDING: (
+                    (dispatch, "stage_chunks"),
+                    (dispatch, "dispatch_from_staged"),
+                ),
+            }
+        )
 
 
 def _rules() -> dict[str, str]:
@@ -208,11 +210,6 @@ def _rules() -> dict[str, str]:
     if "max_seq_len" in inspect.getsource(validate):  # older versions derive it from lengths
         functions["divisor_missing"] = validate
     return {rule: code_location(function) for rule, function in functions.items()}
-
-
-def _refusals(job: Job) -> AbstractContextManager[None]:
-    """`refusals` for a configuration that is not the default: SkyRL may decline it late."""
-    return nullcontext() if job.configuration == DEFAULT_CONFIGURATION else refusals()
 
 
 def _require_dictionary(entry: LogEntry, first: LogEntry) -> None:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from contextlib import contextmanager
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-import torch
-
-from adapters.contract import Job, Refused, Unsupported
+from adapters.contract import Job, Unsupported
 from adapters.contract.objective import (
     CLIP,
     ENTROPY_COEFFICIENT,
@@ -18,11 +15,13 @@ from adapters.contract.objective import (
     Objective,
 )
 from adapters.skyrl.importing import module, ppo_utils
+from adapters.toolkit.refusals import refusals
 from adapters.toolkit.sizes import prompts_per_step, rollouts_per_prompt, token_budget
+from adapters.toolkit.spelling import yaml
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     Settings = dict[str, object]
     """Values on the command line by their path in SkyRL's configuration."""
@@ -42,9 +41,6 @@ CORRECTION = f"{ALGORITHM}.off_policy_correction"
 
 REJECTING = {"token_mask_is_threshold_low": 0.5, "token_mask_is_threshold_high": 2.0}
 """Bounds on a token's ratio of old policy to rollout policy, outside which it is masked."""
-
-YAML_NUMBERS = {"inf": ".inf", "nan": ".nan"}
-"""Numbers as YAML spells them, by which SkyRL's command line reads values."""
 
 OPTIONAL = {
     Objective.ENTROPY: "use_entropy_loss",
@@ -112,21 +108,6 @@ def configure(job: Job, of_engine: Mapping[str, object]) -> Any:
     if job.configuration.divisor == "" and config.trainer.algorithm.max_seq_len is not None:
         raise Unsupported("a missing max_seq_len is derived from the lengths that are generated")
     return config
-
-
-@contextmanager
-def refusals(*more: type[Exception]) -> Iterator[None]:
-    """Turn SkyRL's objections inside the context into a refusal.
-
-    Raises:
-        Refused: with SkyRL's message.
-    """
-    declined: tuple[type[Exception], ...]
-    declined = (AssertionError, ValueError, NotImplementedError, *more)
-    try:
-        yield
-    except declined as error:
-        raise Refused(f"{type(error).__name__}: {error}") from error
 
 
 def _configuration(settings: Mapping[str, object]) -> Any:
@@ -213,7 +194,7 @@ def _algorithm(job: Job) -> Settings:
 def _divisor(job: Job) -> str:
     """The divisor as typed, empty if there is none."""
     if job.configuration.divisor is not None:
-        return YAML_NUMBERS.get(job.configuration.divisor, job.configuration.divisor)
+        return yaml(job.configuration.divisor)  # by which SkyRL's command line reads values
     divisor = job.aggregation.divisor
     if divisor is None:
         return ""
@@ -247,6 +228,8 @@ def _reduces(loss_reduction: str) -> bool:
 
     It scales advantages, or losses in versions before 0.2.0.
     """
+    import torch
+
     utils = ppo_utils()
     reduce = utils.reduce_loss
     if scales_advantages():

@@ -8,7 +8,6 @@ import typing
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from adapters.toolkit import cuda_on_cpu
 from adapters.toolkit.imports import import_from, stub_missing
 
 if TYPE_CHECKING:
@@ -60,6 +59,8 @@ PADDING_MICRO_BATCHES = PaddingMicroBatches()
 
 def import_skyrl(source: Path | None) -> None:
     """Import the modules of every engine and replace the dispatch's Ray object store."""
+    from adapters.toolkit import cuda_on_cpu
+
     _mend_dependencies()
     cuda_on_cpu.install()
     import_from("skyrl", [source, source / "skyrl-gym"] if source else [])

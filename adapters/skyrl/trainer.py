@@ -14,19 +14,19 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from adapters.contract.configuration import FaultInjection
 from adapters.contract.objective import Metric, Objective
 from adapters.contract.probed_batch import PADDING_ID, ProbedBatch
-from adapters.skyrl.configuration import has_kl_term, knows_rollout_policy, refusals
+from adapters.skyrl.configuration import has_kl_term, knows_rollout_policy
 from adapters.skyrl.importing import PADDING_MICRO_BATCHES, module, ppo_utils
-from adapters.toolkit.probe import FORWARD_PASSES
+from adapters.toolkit.refusals import refusals
 from adapters.toolkit.sizes import rollouts_per_prompt
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    import torch
     from numpy.typing import NDArray
 
     from adapters.contract import Job
@@ -106,10 +106,10 @@ class Dispatch:
         method = "forward_backward" if len(staged) == 1 else "forward_backward_from_staged"
         worker = self._workers[model]
         actor = SimpleNamespace(rank=worker.mesh_rank, handle=_Handle(worker))
-        FORWARD_PASSES.drain()
+        worker.passes.drain()
         PADDING_MICRO_BATCHES.drain()
         [status] = _mesh_dispatch().dispatch_from_staged([actor], method, *staged)
-        passes = FORWARD_PASSES.drain()
+        passes = worker.passes.drain()
         # Padding micro-batches come last.
         self.forward_passes.extend(passes[: len(passes) - PADDING_MICRO_BATCHES.drain()])
         if model == "policy":
@@ -138,9 +138,11 @@ def _mesh_dispatch() -> Any:
     return module("backends.skyrl_train.distributed.dispatch").MeshDispatch
 
 
-def probe_capacity(probe_size: int) -> int:
-    """A size of the probe that many batches can share, with an entry for any id in padding."""
-    return 1 << max(probe_size + 1, PADDING_MICRO_BATCH_IDS + 1).bit_length()
+def capacity(probe_size: int) -> int:
+    """A size of the probe with an entry for any id in padding."""
+    from adapters.toolkit.probe import probe_capacity
+
+    return probe_capacity(max(probe_size, PADDING_MICRO_BATCH_IDS) + 1)
 
 
 def train(config: Any, dispatch: Dispatch, rollouts: Rollouts) -> None:
@@ -154,6 +156,8 @@ def reduce(config: Any, rollouts: Rollouts) -> NDArray[np.float32]:
 
     SkyRL scales the advantages and then sums.
     """
+    import torch
+
     batch = rollouts.batch
     trainer = _trainer(config, Dispatch({}, rollouts))
     data = _training_input(trainer, rollouts)
@@ -241,6 +245,8 @@ class Rollouts:
 
         Rows that SkyRL adds repeat the first one with its values, so that a leak is visible.
         """
+        import torch
+
         of_token = torch.zeros(self.batch.probe_size)
         ids = torch.from_numpy(np.concatenate(self.batch.responses))
         of_token[ids] = torch.from_numpy(np.concatenate(of_samples)).float()

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 from adapters.contract import CodeLocation, Layout, Unsupported
 from adapters.contract.description import stubbed
 from adapters.slime_family import command_line, description, rollouts, stubs, user_code
-from adapters.slime_family.adapter import SEAM, MegatronAdapter
-from adapters.slime_family.framework import LOG, as_dictionaries, call_supported, refusals
-from adapters.toolkit import cuda_on_cpu
+from adapters.slime_family.adapter import MegatronAdapter
+from adapters.slime_family.framework import LOG, as_dictionaries
 from adapters.toolkit.imports import import_from
+from adapters.toolkit.refusals import refusals
+from adapters.toolkit.versions import Candidates, call_supported
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -57,6 +58,8 @@ class SlimeAdapter(MegatronAdapter):
 
     def load(self, source: Path | None) -> None:
         """Import slime and add the probe to its log-probabilities."""
+        from adapters.slime_family.model import seam_around
+
         stubs.install(["slime_plugins"], list(KERNELS))
         import_from("slime", [source] if source else [])
         self._choose_accelerator()
@@ -69,7 +72,7 @@ class SlimeAdapter(MegatronAdapter):
             self.module(name).ray = stubs.OBJECT_STORE
         loss, reducers, _ = self.loss_modules()
         user_code.CpUtils.module = reducers
-        loss.calculate_log_probs_and_entropy = SEAM.around(loss.calculate_log_probs_and_entropy)
+        loss.calculate_log_probs_and_entropy = seam_around(loss.calculate_log_probs_and_entropy)
 
     def parser(self) -> Any:
         """A parser with slime's options on top of Megatron's."""
@@ -134,7 +137,7 @@ class SlimeAdapter(MegatronAdapter):
         """slime's conventions; prompt groups may be split over ranks."""
         return description.conventions(parser, by_rollout=self.rollout_field() is not None)
 
-    def candidates(self) -> description.Candidates:
+    def candidates(self) -> Candidates:
         """Functions that a mistake may be in, newer versions first."""
         loss, _, _ = self.loss_modules()
         manager = self.module("ray.rollout").RolloutManager.__ray_metadata__.modified_class
@@ -213,6 +216,8 @@ class SlimeAdapter(MegatronAdapter):
 
     def _choose_accelerator(self) -> None:
         """Choose CUDA in newer versions, which look for an available device."""
+        from adapters.toolkit import cuda_on_cpu
+
         accelerator = self._module_if_any("utils.accelerator")
         if accelerator is None:
             return

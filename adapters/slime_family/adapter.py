@@ -15,8 +15,6 @@ from copy import deepcopy
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from adapters.contract import (
     Adapter,
     Departure,
@@ -37,21 +35,21 @@ from adapters.slime_family import (
     departures,
     description,
     framework,
-    policy,
     rollouts,
     stubs,
 )
-from adapters.slime_family.framework import KEYS, LOG, call_supported
-from adapters.toolkit import cuda_on_cpu
-from adapters.toolkit.probe import FORWARD_PASSES
+from adapters.slime_family.framework import KEYS, LOG
+from adapters.toolkit.refusals import refusals, refusals_of_configuration
+from adapters.toolkit.versions import Candidates, call_supported, places
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from types import ModuleType
 
-    from reference.aggregation import Conventions
+    import torch
 
-SEAM = policy.ProbeSeam()
+    from adapters.engines.megatron_core import Policy
+    from reference.aggregation import Conventions
 
 
 class MegatronAdapter(Adapter):
@@ -123,7 +121,7 @@ class MegatronAdapter(Adapter):
         """The conventions that the framework documents."""
 
     @abstractmethod
-    def candidates(self) -> description.Candidates:
+    def candidates(self) -> Candidates:
         """Functions of the framework that a mistake may be in, by place."""
 
     @abstractmethod
@@ -136,6 +134,12 @@ class MegatronAdapter(Adapter):
     def module(self, path: str) -> Any:
         """A module of the framework."""
         return importlib.import_module(f"{self.package}.{path}")
+
+    def leave_world(self) -> None:
+        """Forget Megatron's process groups."""
+        from adapters.engines import megatron_core
+
+        megatron_core.leave_grid()
 
     def describe(self) -> Description:
         """Describe the framework by what its argument parser offers."""
@@ -150,7 +154,7 @@ class MegatronAdapter(Adapter):
             largest_tp=2,
             objectives=description.offered(parser, self.loss_modules()[-1]),
             conventions=self.conventions(parser),
-            places=description.places(self.candidates()),
+            places=places(self.candidates()),
             rules=description.stated(parser, self.keepers()),
             stubs=tuple(stubs.STUBBED),
             departures=(
@@ -163,26 +167,27 @@ class MegatronAdapter(Adapter):
 
     def observe(self, job: Job, rank: Rank) -> Observation:
         """Train all steps of the batch as the optimizer steps of one rollout."""
+        from adapters.engines import megatron_core
+        from adapters.slime_family import model
+        from adapters.toolkit import cuda_on_cpu
+
         batch = ProbedBatch(job.steps, job.objective)
         LOG.start()
         if self.rollout_field() is None:
             rollouts.require_one_sample_per_rollout(batch)
-        with rank.framework(), cuda_on_cpu.redirected(), framework.refusals_of_configuration(job):
+        with rank.framework(), cuda_on_cpu.redirected(), refusals_of_configuration(job):
             args = self.arguments(job)
             per_token = args.calculate_per_token_loss
-            policy.join_grid(job.layout, rank.cache)
+            megatron_core.join_grid(job.layout, rank)
             self.join(args)
-            trained = policy.cached_policy(
-                job, batch.probe_size, rank, calculate_per_token_loss=per_token
-            )
-            SEAM.probe = trained.probe
+            trained = model.cached_policy(job, batch.probe_size, rank, per_token=per_token)
             gradients = self.train(args, job, trained, batch)
         return Observation(
             token_weights=batch.weights_of_steps(rollouts.of_steps(gradients, job)),
             pending_reduction=pending_reduction(job.depth, per_token=per_token),
             counted_tokens=trained.drain_counted_tokens(),
             reported=LOG.reported(job),
-            forward_passes=batch.forward_passes(FORWARD_PASSES.drain()),
+            forward_passes=batch.forward_passes(trained.passes.drain()),
         )
 
     def arguments(self, job: Job) -> Any:
@@ -193,7 +198,7 @@ class MegatronAdapter(Adapter):
             Refused: the framework declines the configuration.
         """
         parser = self._parser
-        with framework.refusals(), command_line.settings(job, parser) as settings:
+        with refusals(), command_line.settings(job, parser) as settings:
             parsed = parser.parse_args([*command_line.job_options(job, parser), *settings])
             args = deepcopy(parsed)  # defaults are the parser's, and validation changes some
             self.validated(args, job.layout)
@@ -204,8 +209,10 @@ class MegatronAdapter(Adapter):
         """The parser, made once in a process, as that takes a tenth of a step."""
         return self.parser()
 
-    def train(self, args: Any, job: Job, trained: policy.Policy, batch: ProbedBatch) -> list[Any]:
+    def train(self, args: Any, job: Job, trained: Policy, batch: ProbedBatch) -> list[Any]:
         """The probe's gradient at every optimizer step of the batch."""
+        from adapters.engines import megatron_core
+
         training = self.module("backends.megatron_utils.model")
         training.get_args = lambda: args
         training.finalize_model_grads = trained.finalize_model_grads
@@ -214,20 +221,20 @@ class MegatronAdapter(Adapter):
         training.loss_function = counting_in_tensors(run, original=whole)
         actors = self.module("backends.megatron_utils.actor")
         actors.compute_advantages_and_returns = rollouts.advantages(job, batch, self.slicer(args))
-        optimizer = policy.ReadingOptimizer(trained)
+        optimizer = megatron_core.ReadingOptimizer(trained)
         actor = framework.actor(
             actors.MegatronTrainRayActor,
             args=args,
             role="critic" if job.objective is Objective.VALUE else "actor",
             model=[trained.model],
             optimizer=optimizer,
-            opt_param_scheduler=policy.scheduler(),
+            opt_param_scheduler=megatron_core.scheduler(),
         )
         self.declining_fetch(actors, actor)
-        with framework.refusals():
+        with refusals():
             references = self.references(args, job, batch)
         call_supported(actor.train, 0, references, witness_info=None, attempt=0)
-        return optimizer.gradients
+        return optimizer.drain()
 
     def reducing(self, loss_function: Any) -> Any:
         """The framework's loss function, with the loss replaced by its reducer's result."""
@@ -241,6 +248,8 @@ class MegatronAdapter(Adapter):
 
     def token_losses(self, args: Any, batch: Any, logits: torch.Tensor) -> torch.Tensor:
         """-advantage · log-probability of the tokens of this rank and micro-batch."""
+        import torch
+
         log_probs = call_supported(
             self.loss_modules()[0].get_log_probs_and_entropy,
             logits,
@@ -294,6 +303,7 @@ def counting_in_tensors(loss_function: Any, original: Any) -> Any:
 
     ``original`` is the framework's own function, kept so that the wrapper can be removed.
     """
+    import torch
 
     def run(*args: Any, **named: Any) -> Any:
         loss, count, log = loss_function(*args, **named)

@@ -14,6 +14,7 @@ from adapters.contract.configuration import FaultInjection, Setting
 from adapters.contract.objective import ENTROPY_COEFFICIENT, KL_COEFFICIENT, Objective
 from adapters.slime_family import user_code
 from adapters.toolkit.sizes import rollouts_per_prompt, rollouts_per_step, token_budget
+from adapters.toolkit.spelling import yaml
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:
@@ -81,9 +82,6 @@ OBJECTIVES: Mapping[Objective, tuple[str, ...]] = {
 }
 """Options that choose an objective. The policy loss needs none; the actor chooses a critic's."""
 
-YAML_NUMBERS = {"nan": ".nan", "inf": ".inf", "-inf": "-.inf"}
-"""Numbers that YAML spells otherwise than Python."""
-
 MODEL_SIZES = {
     "ffn_hidden_size": 32,
     "hidden_size": 8,
@@ -119,7 +117,7 @@ class CliFlag:
     def in_file(self) -> str:
         """The option as a line of YAML, which gives the value a type of its own."""
         key = self.option.removeprefix("--").replace("-", "_")
-        return f"{key}: {YAML_NUMBERS.get(self.text, self.text)}\n"
+        return f"{key}: {yaml(self.text)}\n"
 
 
 def offers(parser: argparse.ArgumentParser, option: str) -> bool:

@@ -26,11 +26,7 @@ from reference.aggregation import AuxiliaryAggregation, Conventions, Denominator
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-
-    from adapters.contract import CodeLocation
-
-    Candidates = Mapping[CodeLocation, tuple[tuple[Any, str], ...]]
+    from collections.abc import Callable, Iterable, Iterator
 
 
 @dataclass(frozen=True)
@@ -161,18 +157,6 @@ def conventions(
         diagnostics=auxiliary,
         whole_groups=whole_groups,
     )
-
-
-def places(candidates: Candidates) -> dict[CodeLocation, str]:
-    """The first candidate that this version has for each place."""
-    found = {place: _first(functions) for place, functions in candidates.items()}
-    return {
-        place: code_location(function) for place, function in found.items() if function is not None
-    }
-
-
-def _first(functions: tuple[tuple[Any, str], ...]) -> Callable[..., Any] | None:
-    return next((found for home, name in functions if (found := getattr(home, name, None))), None)
 
 
 def _reads(function: Callable[..., Any], argument: str) -> bool:

@@ -1,4 +1,4 @@
-"""Calls into slime's and miles' own code: actors, what they decline, what they log.
+"""Calls into slime's and miles' own code: actors and what they log.
 
 Actors are entered at `train`, as their trainers do. They are made without their `init`, which
 starts CUDA and loads checkpoints, and are given a model, an optimizer and bookkeeping in its place.
@@ -6,23 +6,15 @@ starts CUDA and loads checkpoints, and are given a model, an optimizer and bookk
 
 from __future__ import annotations
 
-import argparse
-import inspect
 import sys
-from contextlib import contextmanager, nullcontext
-from functools import cache
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-import torch
-
-from adapters.contract import Depth, Refused, Unsupported
-from adapters.contract.configuration import DEFAULT_CONFIGURATION
+from adapters.contract import Depth, Unsupported
 from adapters.contract.objective import Metric
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-    from contextlib import AbstractContextManager
+    from collections.abc import Mapping, Sequence
     from types import ModuleType
 
     from adapters.contract import Job, LogEntry
@@ -41,40 +33,6 @@ KEYS = {
     "train/rejected": Metric.REJECTED,
 }
 """Metrics by the names they are logged under; the last is that of `user_code.reject`."""
-
-
-def call_supported(function: Any, *args: Any, **offered: Any) -> Any:
-    """Call a function with those of the keyword arguments that this version knows."""
-    known = _parameters(getattr(function, "__func__", function))
-    return function(*args, **{name: value for name, value in offered.items() if name in known})
-
-
-@cache
-def _parameters(function: Any) -> frozenset[str]:
-    return frozenset(inspect.signature(function).parameters)
-
-
-@contextmanager
-def refusals() -> Iterator[None]:
-    """Turn the framework's objections inside the context into a refusal.
-
-    Raises:
-        Refused: with the framework's message.
-    """
-    try:
-        yield
-    except (argparse.ArgumentError, AssertionError, ValueError, NotImplementedError) as error:
-        raise Refused(f"{type(error).__name__}: {error}") from error
-    except SystemExit as error:
-        reason = (
-            error.__context__ if isinstance(error.__context__, argparse.ArgumentError) else error
-        )
-        raise Refused(f"{type(reason).__name__}: {reason}") from error
-
-
-def refusals_of_configuration(job: Job) -> AbstractContextManager[None]:
-    """`refusals` for a configuration that is not the default: a framework may decline it late."""
-    return nullcontext() if job.configuration == DEFAULT_CONFIGURATION else refusals()
 
 
 def actor(actor_class: type, *, args: Any, **trained: Any) -> Any:
@@ -121,6 +79,8 @@ def as_dictionaries(entries: Sequence[LogEntry], *, with_normalizers: bool) -> l
 
 def _as_dictionary(entry: LogEntry) -> dict[str, Any]:
     """The values of an entry, preceded by their count unless it has normalizers."""
+    import torch
+
     if entry.normalizers is None:
         return {"keys": [*entry.keys], "values": torch.tensor([entry.count, *entry.values])}
     return {

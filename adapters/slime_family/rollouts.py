@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from adapters.contract import Unsupported
 from adapters.contract.objective import Objective
@@ -13,6 +12,7 @@ from adapters.contract.objective import Objective
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    import torch
     from numpy.typing import NDArray
 
     from adapters.contract import Job
@@ -89,6 +89,8 @@ def add_columns(
 
     Samples are recognised by their first token, as their order may have changed.
     """
+    import torch
+
     of_first_token = {int(ids[0]): i for i, ids in enumerate(batch.prompts)}
     owners = [of_first_token[int(ids[0])] for ids in share["tokens"]]
     widths = share.get("max_seq_lens") or [None] * len(owners)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
-from adapters.toolkit import cuda_on_cpu
 from adapters.toolkit.imports import stub, stub_missing
 
 if TYPE_CHECKING:
@@ -48,6 +47,8 @@ def install(plugins: Sequence[str], kernels: Sequence[str]) -> None:
     ``plugins`` are further packages to stub if missing; ``kernels`` are modules of the framework
     that hold GPU kernels only and are always stubbed.
     """
+    from adapters.toolkit import cuda_on_cpu
+
     cuda_on_cpu.install()
     stub(kernels)
     STUBBED.extend([*stub_missing([*SERVER_PACKAGES, *plugins]), *kernels])

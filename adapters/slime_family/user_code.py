@@ -10,14 +10,14 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from adapters.contract import Unsupported
 from adapters.contract.configuration import REDUCER_DIVISOR, FaultInjection
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from types import ModuleType
+
+    import torch
 
     from adapters.contract import Job
 
@@ -55,6 +55,8 @@ def reject(
     **others: Any,
 ) -> tuple[torch.Tensor, list[torch.Tensor], dict[str, torch.Tensor]]:
     """Return the losses, the masks without rejected tokens, and a metric of 1 for those tokens."""
+    import torch
+
     masks, rejected = [], []
     per_sample = zip(
         train_log_probs,

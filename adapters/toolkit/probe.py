@@ -1,12 +1,18 @@
-"""The probe in torch: tables as tensors, gradients as arrays, and the record of forward passes."""
+"""The probe in torch: seams that add it, models that carry it, readers of its gradient."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from adapters.contract.probed_batch import ENTROPIES
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import numpy as np
     from numpy.typing import NDArray
 
@@ -18,8 +24,14 @@ def cycled(values: NDArray[np.float64], ids: torch.Tensor) -> torch.Tensor:
 
 
 def as_array(gradient: torch.Tensor) -> NDArray[np.float32]:
-    """Copy a probe's gradient from any device and dtype."""
-    return gradient.detach().float().cpu().numpy().copy()
+    """Copy a probe's gradient from any device, dtype and sharding: [capacity]."""
+    whole = gradient.full_tensor() if isinstance(gradient, DTensor) else gradient
+    return whole.detach().float().cpu().numpy().copy()
+
+
+def probe_capacity(size: int) -> int:
+    """A size of the probe that batches of about ``size`` token ids can share: a power of two."""
+    return 1 << size.bit_length()
 
 
 class ForwardPasses:
@@ -40,5 +52,93 @@ class ForwardPasses:
         return passes
 
 
-FORWARD_PASSES = ForwardPasses()
-"""The record of this process, which trains one job at a time."""
+class GradientReader:
+    """Keeps the probe's gradient at every step of an optimizer, whose only parameter it is.
+
+    The gradient is then set to 0, as NaN would spoil the probe even at a learning rate of 0.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._gradients: list[NDArray[np.float32]] = []
+        optimizer.register_step_pre_hook(self._read)
+
+    def drain(self) -> list[NDArray[np.float32]]:
+        """Return the gradients since the last call, each [capacity]."""
+        gradients = self._gradients.copy()
+        self._gradients.clear()
+        return gradients
+
+    def _read(self, optimizer: torch.optim.Optimizer, *arguments: object) -> None:
+        [probe] = [one for one in optimizer.param_groups[0]["params"] if one.requires_grad]
+        self._gradients.append(as_array(probe.grad))
+        probe.grad.zero_()
+
+
+class ProbeSeam:
+    """Adds the probe to log-probabilities and entropies that a framework computes of logits.
+
+    The policy has a vocabulary of one token, hence log-probabilities and entropies of 0. Entropies
+    also get the values of `ENTROPIES`. A model tells the seam the probe, [capacity], and the ids
+    that its latest forward pass predicts.
+    """
+
+    VOCABULARY = 1
+
+    def __init__(self) -> None:
+        self.probe: torch.Tensor | None = None
+        self.predicted: torch.Tensor | None = None
+
+    def log_probs(self, tokens: torch.Tensor) -> torch.Tensor:
+        """What to add to the log-probabilities of tokens, in their shape."""
+        assert self.probe is not None
+        return self.probe.float()[tokens]
+
+    def entropies(self, tokens: torch.Tensor, *, trained: bool) -> torch.Tensor:
+        """What to add to the entropies at the positions that predict tokens, in their shape."""
+        probe = self.log_probs(tokens)
+        return cycled(ENTROPIES, tokens) + (probe if trained else probe.detach())
+
+
+class ProbeLayer(nn.Module):
+    """Holds the probe, in a module of its own because FSDP shards layer by layer."""
+
+    def __init__(self, capacity: int) -> None:
+        super().__init__()
+        self.probe = nn.Parameter(torch.zeros(capacity))
+
+    def forward(self) -> torch.Tensor:
+        """The whole probe; a copy, as FSDP frees the parameter itself after the layer."""
+        return self.probe.clone()
+
+
+class ProbedModel(nn.Module):
+    """Replaces a Hugging Face model: its head makes outputs of token ids and the whole probe."""
+
+    _no_split_modules = (ProbeLayer.__name__,)
+
+    def __init__(self, capacity: int, passes: ForwardPasses, head: Callable[..., Any]) -> None:
+        super().__init__()
+        self.layer = ProbeLayer(capacity)
+        self._passes, self._head = passes, head
+
+    def forward(self, input_ids: torch.Tensor, *arguments: Any, **named: Any) -> Any:
+        """The outputs of a forward pass of any number of rows, which is recorded."""
+        self._passes.note(input_ids)
+        return self._head(input_ids, self.layer())
+
+
+CERTAIN_LOGIT = 64.0
+"""The logit of padding in `logits_head`: next to it, no other changes the softmax's denominator."""
+
+
+def logits_head(input_ids: torch.Tensor, probe: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Logits whose log-softmax is the probe's entry of the next token, less `CERTAIN_LOGIT`.
+
+    For trainers that compute log-probabilities of logits themselves. The derivative of a
+    log-probability by the probe is exactly 1 in float32, as the padding has all the probability.
+    The vocabulary is the probe's capacity: [*input_ids, capacity]. Old log-probabilities must be
+    lowered by the same constant. FSDP2 hooks its backward pass to tensors in dictionaries.
+    """
+    predicted = nn.functional.one_hot((input_ids + 1) % len(probe), len(probe))
+    certain = CERTAIN_LOGIT * nn.functional.one_hot(torch.zeros_like(input_ids), len(probe))
+    return {"logits": predicted * probe + certain}

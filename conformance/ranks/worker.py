@@ -65,7 +65,7 @@ def serve(connection: Connection, spec: WorkerSpec, slot: HostSlot) -> None:
         reply: Reply
         try:
             if world != current:
-                rank = _enter(world, rank, spec.hardware.backend)
+                rank = _enter(world, rank, spec)
                 current = world
             reply = _answer(spec, job, rank)
         except BaseException as error:
@@ -92,14 +92,15 @@ def _answer(spec: WorkerSpec, job: Job, rank: Rank) -> Reply:
     return Observed(observation, rank.drain_framework_seconds())
 
 
-def _enter(world: World, old: Rank, backend: Backend) -> Rank:
+def _enter(world: World, old: Rank, spec: WorkerSpec) -> Rank:
     """Leave the world this process is in, if any, and join another."""
     old.cache.clear()
     if dist.is_initialized():
+        spec.adapter.leave_world()
         dist.destroy_process_group()
     os.environ.update(RANK=str(old.index), WORLD_SIZE=str(world.size))
     dist.init_process_group(
-        BACKENDS[backend],
+        BACKENDS[spec.hardware.backend],
         store=world.rendezvous.store(world.size),
         rank=old.index,
         world_size=world.size,

@@ -22,9 +22,11 @@ from adapters.contract import (
 )
 from adapters.contract.objective import Metric, Objective
 from adapters.contract.probed_batch import ENTROPIES, ProbedBatch
-from adapters.slime_family import command_line, description, policy, rollouts
+from adapters.engines import megatron_core
+from adapters.slime_family import command_line, description, model, rollouts
 from adapters.slime_family.adapter import pending_reduction
-from adapters.slime_family.framework import Log, call_supported
+from adapters.slime_family.framework import Log
+from adapters.toolkit.versions import call_supported, places
 from conformance.corpus.cases import CORPUS, REJECTION, Case
 from reference.aggregation import AuxiliaryAggregation, DenominatorMask, Mode
 
@@ -126,8 +128,8 @@ def test_options_of_layouts_are_switched_on_and_offered_where_known() -> None:
 
     assert args["overlap_grad_reduce"] is True
     assert args["use_distributed_optimizer"] is False
-    assert command_line.layout_options(parser()) == policy.OPTIONS
-    assert command_line.layout_options(parser("--balance-data")) == policy.OPTIONS | {
+    assert command_line.layout_options(parser()) == megatron_core.OPTIONS
+    assert command_line.layout_options(parser("--balance-data")) == megatron_core.OPTIONS | {
         Option.BALANCE_DATA
     }
 
@@ -253,7 +255,7 @@ def test_place_is_the_first_function_there_is() -> None:
     }
 
     line = rollouts.sample_fields.__code__.co_firstlineno
-    assert description.places(candidates) == {
+    assert places(candidates) == {
         CodeLocation.LOG: f"adapters/slime_family/rollouts.py:{line} (sample_fields)"
     }
 
@@ -276,8 +278,7 @@ def test_several_samples_of_a_rollout_are_unsupported_where_rollouts_are_unknown
 
 
 def test_seam_adds_the_probe_to_the_log_probabilities_of_the_tokens() -> None:
-    seam = policy.ProbeSeam()
-    seam.probe = torch.arange(5.0, requires_grad=True)
+    model.SEAM.probe = torch.arange(5.0, requires_grad=True)
     seen = []
 
     def calculate(
@@ -286,7 +287,7 @@ def test_seam_adds_the_probe_to_the_log_probabilities_of_the_tokens() -> None:
         seen.extend(tokens.tolist())
         return torch.zeros(len(tokens), 1), torch.zeros(len(tokens))
 
-    calculated = seam.around(calculate)
+    calculated = model.seam_around(calculate)
     log_probs, entropy = calculated(torch.zeros(3, 1), torch.tensor([4, 0, 2]))
     for name in ("entropy_requires_grad", "with_entropy_grad"):
         _, observed = calculated(torch.zeros(1, 1), torch.tensor([1]), **{name: False})

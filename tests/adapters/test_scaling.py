@@ -26,7 +26,8 @@ BY_THE_ADVANTAGES = {
     "slime_family.adapter.MegatronAdapter.token_losses": (
         "-torch.cat(batch['advantages']) * torch.cat(log_probs['log_probs'])"
     ),
-    "slime_family.policy._probed_model.ProbedModel.forward": "0.0 * self.probe.sum()",
+    "slime_family.model._logits": "0.0 * probe.sum()",
+    "toolkit.probe.logits_head": "predicted * probe",
     "skyrl.trainer.reduce": "-advantages * probe",
     "skyrl.trainer._training_input": "2 * returns",
 }

@@ -1,0 +1,33 @@
+"""FSDP2 as frameworks wrap models in it."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from torch.distributed import device_mesh, fsdp
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from adapters.contract import Rank
+
+
+@contextmanager
+def full_precision() -> Iterator[None]:
+    """Ignore mixed-precision policies inside the context.
+
+    In bfloat16, which some frameworks hard-code, the probe's gradient has two digits.
+    """
+    mixed_precision = fsdp.MixedPrecisionPolicy
+    fsdp.MixedPrecisionPolicy = lambda **dtypes: mixed_precision()
+    try:
+        yield
+    finally:
+        fsdp.MixedPrecisionPolicy = mixed_precision
+
+
+def mesh_of_one(rank: Rank) -> Any:
+    """A mesh of this rank alone, for depths that end before gradients are reduced."""
+    shape = (rank.world_size, 1)
+    return device_mesh.init_device_mesh("cuda", shape, mesh_dim_names=("ranks", "one"))["one"]

@@ -1,0 +1,171 @@
+"""SkyRL's FSDP workers with models that carry the probe."""
+
+from __future__ import annotations
+
+import inspect
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from adapters.contract import Depth, Job, Rank
+from adapters.skyrl.configuration import PACKING
+from adapters.skyrl.importing import module
+from adapters.skyrl.trainer import capacity
+from adapters.toolkit import cuda_on_cpu
+from adapters.toolkit.probe import (
+    ForwardPasses,
+    GradientReader,
+    ProbedModel,
+    ProbeLayer,
+    ProbeSeam,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+MODEL_WRAPPER = "backends.skyrl_train.workers.model_wrapper"
+WORKER = "backends.skyrl_train.workers.fsdp.fsdp_worker"
+
+SEAM = ProbeSeam()
+"""The seam of this process, which trains one job at a time."""
+
+
+def add_seams() -> None:
+    """Add the probe where SkyRL's model wrapper computes log-probabilities and entropies."""
+    wrapper = module(MODEL_WRAPPER)
+    wrapper.logprobs_from_logits = _probed(wrapper.logprobs_from_logits)
+    wrapper.chunked_entropy_from_logits = _probed_entropy(wrapper.chunked_entropy_from_logits)
+    module(WORKER)
+
+
+def cached_worker(model: str, config: Any, job: Job, probe_size: int, rank: Rank) -> Any:
+    """A worker from the rank's cache, made if missing, with the configuration of this job."""
+    size = capacity(probe_size)
+    key = (model, job.layout.cp, job.layout.format, job.depth, size)
+    if key not in rank.cache:
+        with rank.framework():
+            worker = _worker(model, config, job, rank.index)
+            worker.passes = ForwardPasses()
+            _prepare(worker, MODELS[model](job, size, worker.passes, rank.device), job)
+            rank.cache[key] = worker
+    worker = rank.cache[key]
+    worker.cfg = config.trainer
+    worker._micro_batches_accumulated = 0  # critics and older versions divide by it
+    worker.gradients.drain()
+    return worker
+
+
+def _worker(model: str, config: Any, job: Job, index: int) -> Any:
+    """A worker with its process groups and strategy, without a model."""
+    fsdp_worker, section = module(WORKER), getattr(config.trainer, model)
+    worker = object.__new__(getattr(fsdp_worker, f"FSDP{model.capitalize()}WorkerBase"))
+    worker.cfg, worker.record_memory = config.trainer, False
+    worker._world_size, worker._rank = job.layout.world_size, index
+    worker.sequence_parallel_size = job.layout.cp
+    worker.init_worker_process_group()
+    if job.layout.cp > 1:
+        ulysses = module("backends.skyrl_train.distributed.ulysses")
+        ulysses.set_ulysses_sequence_parallel_group(worker.device_mesh["sp"].get_group())
+    worker.strategy = fsdp_worker.FSDPStrategy(
+        fsdp_config=section.fsdp_config,
+        optimizer_config=section.optimizer_config,
+        fsdp_strategy=config.trainer.strategy,
+        seed=config.trainer.seed,
+        num_training_steps=1,
+        **({"model_config": section.model} if model == "policy" else {}),
+    )
+    worker.strategy.setup_distributed()
+    return worker
+
+
+def _prepare(worker: Any, model: Any, job: Job) -> None:
+    """Set up our model as a worker's `init_model` does, and read gradients at optimizer steps."""
+    if job.depth is Depth.LOSS:
+        worker.strategy._fsdp_init_model = lambda model, **_: getattr(model, "model", model)
+    with cuda_on_cpu.redirected():
+        prepared = worker.strategy.prepare((model, None, None))
+    worker.model, worker.optimizer, worker.scheduler = prepared
+    worker.gradients = GradientReader(worker.optimizer)
+
+
+def _policy_model(job: Job, size: int, passes: ForwardPasses, device: str) -> Any:
+    """Our policy in SkyRL's wrapper."""
+    wrapper = module(WORKER).HFModelWrapper
+    return wrapper(
+        ProbedModel(size, passes, _logits).to(device),
+        use_flash_attention_2=job.layout.format == "thd",
+        sequence_parallel_size=job.layout.cp,
+        **_packing(wrapper, job),
+    )
+
+
+def _critic_model(job: Job, size: int, passes: ForwardPasses, device: str) -> Any:
+    """SkyRL's critic on our transformer, with a value head that is the identity."""
+    make = module(MODEL_WRAPPER)._get_critic_model
+    critic_class = make(
+        _Pretrained,
+        lambda config: ProbedModel(size, passes, _hidden_states),
+        sequence_parallel_size=job.layout.cp,
+        **_packing(make, job),
+    )
+    critic = critic_class(TRANSFORMER).to(device)
+    head = getattr(critic, critic.value_head_prefix)
+    nn.init.ones_(head.weight)
+    head.requires_grad_(False)
+    return critic
+
+
+MODELS = {"policy": _policy_model, "critic": _critic_model}
+
+TRANSFORMER = SimpleNamespace(hidden_size=1, _attn_implementation="flash_attention_2")
+"""The configuration of a transformer that SkyRL's critic reads."""
+
+
+def _packing(model_wrapper: Any, job: Job) -> dict[str, bool]:
+    known = inspect.signature(model_wrapper).parameters
+    name = next(name for name in PACKING if name in known)
+    return {name: job.layout.format == "thd"}
+
+
+def _logits(input_ids: torch.Tensor, probe: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The only token's logits; FSDP2 hooks its backward pass to all outputs, the probe too."""
+    SEAM.probe, SEAM.predicted = probe, input_ids + 1
+    return {"logits": probe.new_zeros(*input_ids.shape, SEAM.VOCABULARY), "probe": probe}
+
+
+def _hidden_states(input_ids: torch.Tensor, probe: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The probe's entries of the next tokens."""
+    return {"last_hidden_state": probe[input_ids + 1].unsqueeze(-1)}
+
+
+def _probed(log_probs_from_logits: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    def with_probe(logits: torch.Tensor, labels: torch.Tensor, **options: Any) -> torch.Tensor:
+        real = log_probs_from_logits(logits, labels % SEAM.VOCABULARY, **options)
+        return real + SEAM.log_probs(labels)
+
+    return with_probe
+
+
+def _probed_entropy(entropy_from_logits: Callable[..., torch.Tensor]) -> Callable[..., Any]:
+    def with_probe(logits: torch.Tensor, *, requires_grad: bool, **options: Any) -> torch.Tensor:
+        real = entropy_from_logits(logits, requires_grad=requires_grad, **options)
+        assert SEAM.predicted is not None
+        return real + SEAM.entropies(SEAM.predicted, trained=requires_grad)
+
+    return with_probe
+
+
+class _Pretrained(nn.Module):
+    """Replaces the Hugging Face class of pretrained models for SkyRL's critic."""
+
+    base_model_prefix = "model"
+    _no_split_modules = (ProbeLayer.__name__,)
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self.config = config
+
+    def post_init(self) -> None:
+        """Do nothing: there is nothing to initialise."""

@@ -1,0 +1,133 @@
+"""SkyRL's Megatron worker with a model that carries the probe.
+
+The model has three logits: that of the only token, the probe's entry and the entropy. By version,
+SkyRL unpacks and gathers logits over context-parallel ranks before or after it computes
+log-probabilities, and the probe and entropies go the same way. The seams are the functions that
+turn a logit into a log-probability or an entropy.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from adapters.contract.probed_batch import ENTROPIES
+from adapters.engines import megatron_core
+from adapters.skyrl.importing import module, ppo_utils
+from adapters.skyrl.trainer import capacity
+from adapters.toolkit.probe import cycled
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from adapters.contract import Job, Rank
+
+WORKER = "backends.skyrl_train.workers.megatron.megatron_worker"
+MODEL_WRAPPER = "backends.skyrl_train.workers.megatron.megatron_model_wrapper"
+
+LOG_PROB_FUNCTIONS = ("DistributedLogprob", "ChunkedDistributedLogprob")
+"""SkyRL's autograd functions that compute log-probabilities of logits."""
+
+ENTROPY_FUNCTION = "_VocabParallelEntropy"
+"""SkyRL's autograd function that computes entropies of logits."""
+
+
+def add_seams() -> None:
+    """Add the probe to SkyRL's autograd functions for log-probabilities and entropies."""
+    model_utils = module("backends.skyrl_train.distributed.megatron.model_utils")
+    for name in LOG_PROB_FUNCTIONS:
+        setattr(model_utils, name, _Seam(getattr(model_utils, name)))
+    entropy = _EntropySeam(getattr(model_utils, ENTROPY_FUNCTION))
+    setattr(model_utils, ENTROPY_FUNCTION, entropy)
+    module(WORKER)
+
+
+def joined_worker(config: Any, job: Job, probe_size: int, rank: Rank) -> Any:
+    """A worker with Megatron's process groups, kept as long as they are, and a new model."""
+    if megatron_core.enter_grid(job.layout, rank):
+        worker = object.__new__(module(WORKER).MegatronPolicyWorkerBase)
+        worker.cfg = config.trainer
+        worker._world_size = job.layout.world_size
+        worker._rank = worker._local_rank = rank.index
+        worker._is_lora, worker.adapter_store = False, None
+        worker.init_worker_process_group()
+        rank.cache[WORKER] = worker
+    worker = rank.cache[WORKER]
+    worker.cfg = config.trainer
+    worker._micro_batches_accumulated = 0  # which older versions count
+    _init_model(worker, _Provider(job, capacity(probe_size), rank))
+    return worker
+
+
+def _init_model(worker: Any, provider: _Provider) -> None:
+    """Run the worker's own `init_model` with our model and optimizer."""
+    megatron_worker = module(WORKER)
+
+    def optimizer(modules: list[Any], config: Any) -> megatron_core.ReadingOptimizer:
+        trained = provider.policy
+        module(MODEL_WRAPPER).finalize_model_grads = trained.finalize_model_grads
+        return megatron_core.ReadingOptimizer(trained)
+
+    megatron_worker.get_megatron_optimizer = optimizer
+    megatron_worker.get_megatron_optimizer_param_scheduler = lambda **_: megatron_core.scheduler()
+    worker.init_configs = lambda *args, **kwargs: None
+    worker.provider = provider
+    worker.is_vlm = worker.enable_router_replay = False
+    worker.policy_loss_fn = ppo_utils().PolicyLossRegistry.get(
+        worker.cfg.algorithm.policy_loss_type
+    )
+    worker.init_model(model_path=os.curdir)
+    worker.gradients, worker.passes = worker.optimizer, provider.policy.passes
+
+
+class _Provider:
+    """Makes our model, in place of Megatron-Bridge's provider."""
+
+    policy: megatron_core.Policy
+
+    def __init__(self, job: Job, size: int, rank: Rank) -> None:
+        self._job, self._size, self._rank = job, size, rank
+
+    def provide_distributed_model(
+        self, *, ddp_config: Any, wrap_with_ddp: bool, bf16: bool
+    ) -> list[Any]:
+        """The model in data parallelism as SkyRL configures it; bare below depth `step`."""
+        layout, dtype = self._job.layout, getattr(torch, self._rank.dtype)
+        config = megatron_core.transformer_config(layout, dtype, sequence_parallel=layout.tp > 1)
+        bare = megatron_core.probed_model(config, self._size, self._rank, _three_logits)
+        self.policy = megatron_core.policy_of(bare, self._rank, self._job.depth, ddp_config)
+        return [self.policy.model]
+
+
+def _three_logits(
+    input_ids: torch.Tensor, probe: torch.Tensor, logit: torch.Tensor
+) -> torch.Tensor:
+    """The logit, the probe's entry and the entropy of each predicted token: [*input_ids, 3]."""
+    offered = probe[input_ids + 1]
+    logits = (logit + megatron_core.vocabulary_offset()).expand_as(offered)
+    return torch.stack([logits, offered, cycled(ENTROPIES, input_ids + 1)], dim=-1)
+
+
+class _Seam:
+    """SkyRL's autograd function for log-probabilities, with the probe added."""
+
+    def __init__(self, function: Any) -> None:
+        self._apply: Callable[..., torch.Tensor] = function.apply
+
+    def apply(self, logits: torch.Tensor, targets: torch.Tensor, *rest: Any) -> torch.Tensor:
+        """Return log-probabilities of the only token plus the probe."""
+        log_probs = self._apply(logits[..., :1], torch.zeros_like(targets), *rest)
+        return log_probs + logits[..., 1]
+
+
+class _EntropySeam:
+    """SkyRL's autograd function for entropies, with `ENTROPIES` and the probe added."""
+
+    def __init__(self, function: Any) -> None:
+        self._apply: Callable[..., torch.Tensor] = function.apply
+
+    def apply(self, logits: torch.Tensor) -> torch.Tensor:
+        """Return entropies of the only token plus the other two logits."""
+        return self._apply(logits[..., :1]) + logits[..., 2] + logits[..., 1]

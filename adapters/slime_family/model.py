@@ -1,0 +1,83 @@
+"""The models and the seam by which slime and miles train the probe on Megatron-Core."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from adapters.contract import Depth, Job, Option, Rank
+from adapters.contract.objective import Objective
+from adapters.engines import megatron_core
+from adapters.toolkit.probe import ProbeSeam, probe_capacity
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+ENTROPY_IS_TRAINED = ("entropy_requires_grad", "with_entropy_grad")
+"""Arguments by which newer versions of miles and slime ask for a gradient of entropies."""
+
+SEAM = ProbeSeam()
+"""The seam of this process, which trains one job at a time."""
+
+
+def seam_around(calculate: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the probe to ``calculate_log_probs_and_entropy(logits, tokens, …)``."""
+
+    def with_probe(logits: torch.Tensor, tokens: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        log_probs, entropy = calculate(logits, tokens % SEAM.VOCABULARY, *args, **kwargs)
+        if entropy is not None:
+            trained = all(kwargs.get(name, True) for name in ENTROPY_IS_TRAINED)
+            entropy = entropy + SEAM.entropies(tokens, trained=trained).view_as(entropy)
+        return log_probs + SEAM.log_probs(tokens).view_as(log_probs), entropy
+
+    return with_probe
+
+
+def cached_policy(job: Job, probe_size: int, rank: Rank, *, per_token: bool) -> Any:
+    """The policy for a job, kept as long as the rank's process groups.
+
+    Raises:
+        Unsupported: Megatron refuses to train so.
+    """
+    capacity, critic = probe_capacity(probe_size), job.objective is Objective.VALUE
+    key = (job.depth, job.layout.options, per_token, capacity, critic)
+    if key not in rank.cache:
+        rank.cache[key] = _policy(job, capacity, rank, per_token=per_token)
+    policy = rank.cache[key]
+    policy.drain_counted_tokens()
+    policy.passes.drain()
+    policy.model.config.no_sync_func = None  # as a framework finds it in a new model
+    SEAM.probe = policy.probe
+    return policy
+
+
+def _policy(job: Job, capacity: int, rank: Rank, *, per_token: bool) -> megatron_core.Policy:
+    from megatron.core.distributed import DistributedDataParallelConfig
+
+    config = megatron_core.transformer_config(
+        job.layout,
+        getattr(torch, rank.dtype),
+        # Depth `reducer` ends before any scaling, and only per token does the schedule do none.
+        calculate_per_token_loss=per_token or job.depth is Depth.REDUCER,
+    )
+    head = _values if job.objective is Objective.VALUE else _logits
+    ddp_config = DistributedDataParallelConfig(
+        grad_reduce_in_fp32=True,
+        overlap_grad_reduce=Option.OVERLAP_GRAD_REDUCE in job.layout.options,
+        average_in_collective=Option.AVERAGE_IN_COLLECTIVE in job.layout.options,
+        use_distributed_optimizer=Option.DISTRIBUTED_OPTIMIZER in job.layout.options,
+    )
+    bare = megatron_core.probed_model(config, capacity, rank, head)
+    return megatron_core.policy_of(bare, rank, job.depth, ddp_config)
+
+
+def _logits(input_ids: torch.Tensor, probe: torch.Tensor, logit: torch.Tensor) -> torch.Tensor:
+    """The only token's logits, by which a loss without tokens on this rank reaches the probe."""
+    logits = logit + megatron_core.vocabulary_offset() + 0.0 * probe.sum()
+    return logits.expand(*input_ids.shape, SEAM.VOCABULARY)
+
+
+def _values(input_ids: torch.Tensor, probe: torch.Tensor, logit: torch.Tensor) -> torch.Tensor:
+    """A critic's values: the probe's entries of the tokens that are predicted."""
+    return logit + probe[(input_ids + 1) % len(probe)].unsqueeze(-1)
