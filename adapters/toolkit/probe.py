@@ -139,6 +139,7 @@ def logits_head(input_ids: torch.Tensor, probe: torch.Tensor) -> dict[str, torch
     The vocabulary is the probe's capacity: [*input_ids, capacity]. Old log-probabilities must be
     lowered by the same constant. FSDP2 hooks its backward pass to tensors in dictionaries.
     """
-    predicted = nn.functional.one_hot((input_ids + 1) % len(probe), len(probe))
-    certain = CERTAIN_LOGIT * nn.functional.one_hot(torch.zeros_like(input_ids), len(probe))
-    return {"logits": predicted * probe + certain}
+    predicted = ((input_ids + 1) % len(probe)).unsqueeze(-1)
+    logits = torch.zeros(*input_ids.shape, len(probe), device=probe.device)
+    logits[..., 0] = CERTAIN_LOGIT
+    return {"logits": logits.scatter(-1, predicted, probe.float()[predicted])}

@@ -27,7 +27,6 @@ BY_THE_ADVANTAGES = {
         "-torch.cat(batch['advantages']) * torch.cat(log_probs['log_probs'])"
     ),
     "slime_family.model._logits": "0.0 * probe.sum()",
-    "toolkit.probe.logits_head": "predicted * probe",
     "skyrl.trainer.reduce": "-advantages * probe",
     "skyrl.trainer._training_input": "2 * returns",
 }

@@ -31,13 +31,12 @@ from adapters.contract.configuration import (
     DEFAULT_CONFIGURATION,
     Configuration,
     FaultInjection,
-    Setting,
 )
 from adapters.contract.objective import POLICY_LOSSES, Metric, Objective
 from adapters.contract.probed_batch import ProbedBatch
 from adapters.skyrl.fsdp import SkyRLFsdpAdapter
 from adapters.skyrl.megatron import SkyRLMegatronAdapter
-from adapters.skyrl.trainer import BY_CONSTRUCTION, Rollouts
+from adapters.skyrl.trainer import Rollouts
 from conformance.corpus.cases import CORPUS, REJECTION
 from conformance.findings.report import Provenance
 from conformance.ranks.messages import Declined
@@ -443,24 +442,7 @@ def test_default_is_token_mean(fsdp: RankPool) -> None:
     ("configuration", "mode", "verdict", "words"),
     [
         (Configuration(divisor=""), Mode.CONSTANT, "refused", "max_seq_len"),
-        (Configuration(per_token=True), Mode.TOKEN_MEAN, "unsupported", "flag"),
-        (Configuration(reduces=True), Mode.TOKEN_MEAN, "unsupported", "custom reducer"),
-        (
-            Configuration(divisor="0", in_file=frozenset({Setting.DIVISOR})),
-            Mode.CONSTANT,
-            "unsupported",
-            "files",
-        ),
         (Configuration(batch_size=3), Mode.PROMPT_MEAN, "unsupported", "prompts"),
-        *(
-            (
-                Configuration(fault_injection=one),
-                Mode.PROMPT_MEAN,
-                "unsupported",
-                "compute_prompt_boundaries",
-            )
-            for one in BY_CONSTRUCTION
-        ),
         (
             Configuration(fault_injection=FaultInjection.GROUP_INCOMPLETE),
             Mode.PROMPT_MEAN,

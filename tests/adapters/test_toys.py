@@ -337,7 +337,8 @@ LACKING = {"gspo", "sapo", "clip_cov", "kl_cov"}
 """Policy losses that the toys have not."""
 
 INDEPENDENT_OF_CUTS = {
-    f"nothing is known of auxiliary.{term}_of_cuts here" for term in ("entropy", "kl")
+    f"by its conventions the {term} term does not depend on micro-batches"
+    for term in ("entropy", "kl")
 }
 """Said of terms that are documented to be aggregated over the whole step."""
 
