@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 from torch.distributed import device_mesh, fsdp
 
@@ -19,12 +20,9 @@ def full_precision() -> Iterator[None]:
 
     In bfloat16, which some frameworks hard-code, the probe's gradient has two digits.
     """
-    mixed_precision = fsdp.MixedPrecisionPolicy
-    fsdp.MixedPrecisionPolicy = lambda **dtypes: mixed_precision()
-    try:
+    default = fsdp.MixedPrecisionPolicy()
+    with mock.patch.object(fsdp, "MixedPrecisionPolicy", return_value=default):
         yield
-    finally:
-        fsdp.MixedPrecisionPolicy = mixed_precision
 
 
 def mesh_of_one(rank: Rank) -> Any:

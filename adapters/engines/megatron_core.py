@@ -80,7 +80,8 @@ class Policy:
         """The function that the schedule calls after the last micro-batch."""
         from megatron.core.distributed import finalize_model_grads
 
-        return finalize_model_grads
+        finalize: Callable[..., None] = finalize_model_grads
+        return finalize
 
     def drain_counted_tokens(self) -> tuple[float, ...]:
         """Return the tokens counted on this rank in each step, if gradients are not finalised."""
@@ -88,7 +89,7 @@ class Policy:
 
     def gradient(self) -> NDArray[np.float32]:
         """The probe's gradient, as an optimizer would find it: [capacity]."""
-        return as_array(self.probe.main_grad)
+        return as_array(self.probe.main_grad)  # type: ignore[attr-defined]
 
 
 class ShardedPolicy(Policy):

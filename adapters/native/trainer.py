@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -256,8 +257,8 @@ def samples_of_steps(batch: ProbedBatch) -> list[list[SampleTensors]]:
     samples = (
         SampleTensors(
             torch.from_numpy(np.concatenate([prompt, response])),
-            *(_on_response(prompt, values) for values in of_response),
-            group=int(group),
+            *map(partial(_on_response, prompt), of_response),  # type: ignore[arg-type]
+            group=int(group),  # type: ignore[misc]
         )
         for group, prompt, response, of_response in zip(
             groups, batch.prompts, batch.responses, per_token, strict=True

@@ -12,7 +12,6 @@ from adapters.toolkit.imports import import_from, stub_missing
 
 if TYPE_CHECKING:
     from pathlib import Path
-    from types import ModuleType
 
 
 STUBBED: list[str] = []
@@ -75,7 +74,7 @@ def import_skyrl(source: Path | None) -> None:
     PADDING_MICRO_BATCHES.count()
 
 
-def module(path: str) -> ModuleType | Any:
+def module(path: str) -> Any:
     """Import a module of SkyRL by its path below the package."""
     return importlib.import_module(f"skyrl.{path}")
 
@@ -90,8 +89,8 @@ def _mend_dependencies() -> None:
     if sys.version_info < (3, 12):
         import typing_extensions
 
-        typing.TypedDict = typing_extensions.TypedDict  # type: ignore[assignment]
-    placement_group = importlib.import_module("ray.util.placement_group")
+        typing.TypedDict = typing_extensions.TypedDict
+    placement_group: Any = importlib.import_module("ray.util.placement_group")
     strategies = importlib.import_module("ray.util.scheduling_strategies")
     placement_group.PlacementGroupSchedulingStrategy = strategies.PlacementGroupSchedulingStrategy
 
@@ -103,6 +102,6 @@ def _stub_flash_attn() -> None:
         return
     STUBBED.extend(missing)
     packing = importlib.import_module("transformers.modeling_flash_attention_utils")
-    bert_padding = importlib.import_module("flash_attn.bert_padding")
+    bert_padding: Any = importlib.import_module("flash_attn.bert_padding")
     bert_padding.unpad_input = packing._unpad_input
     bert_padding.pad_input = packing._pad_input

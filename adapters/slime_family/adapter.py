@@ -13,7 +13,7 @@ import importlib
 from abc import abstractmethod
 from copy import deepcopy
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from adapters.contract import (
     Adapter,
@@ -55,13 +55,13 @@ if TYPE_CHECKING:
 class MegatronAdapter(Adapter):
     """Drives a framework of the slime lineage on Megatron-Core."""
 
-    package: str
+    package: ClassVar[str]
     engine = "megatron"
     dependencies = ("megatron-core", "ray", "transformers")
     devices = ("cpu", "cuda")
     dtypes = ("float32", "bfloat16")
 
-    departures: tuple[Departure, ...] = ()
+    departures: ClassVar[tuple[Departure, ...]] = ()
     """Departures of this framework only."""
 
     def layouts(self) -> Sequence[Layout]:

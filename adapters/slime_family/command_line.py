@@ -227,7 +227,7 @@ def configurations(
     parser: argparse.ArgumentParser,
 ) -> dict[Setting | FaultInjection, tuple[str, ...]]:
     """What configurations may set, with the words by which slime and miles name it."""
-    options = {
+    options: dict[Setting | FaultInjection | None, tuple[str, ...]] = {
         Setting.DIVISOR: (DIVISOR, OLDER_DIVISOR),
         Setting.PER_TOKEN: (PER_TOKEN,),
         Setting.CORRECTION: (CORRECTION,),

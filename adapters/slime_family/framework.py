@@ -37,7 +37,7 @@ KEYS = {
 
 def actor(actor_class: type, *, args: Any, **trained: Any) -> Any:
     """An actor that waits for a batch of rollouts; ``trained`` are its further attributes."""
-    made = object.__new__(actor_class)
+    made: Any = object.__new__(actor_class)
     actors = sys.modules[actor_class.__module__]
     timer = actors.Timer()  # the only one of a process, perhaps running since a job that failed
     timer.reset()

@@ -8,6 +8,7 @@ back both kinds.
 from __future__ import annotations
 
 import math
+from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 from adapters.contract import Unsupported
@@ -64,7 +65,7 @@ def reject(
         loss_masks,
         total_lengths,
         response_lengths,
-        max_seq_lens or [None] * len(loss_masks),
+        max_seq_lens or repeat(None, len(loss_masks)),
         strict=True,
     )
     for train, rollout, mask, total, response, width in per_sample:

@@ -19,8 +19,8 @@ def install() -> None:
     if torch.cuda.is_available():
         return
     torch.cuda.current_device = lambda: torch.device("cpu")  # type: ignore[assignment,return-value]
-    torch.cuda.synchronize = lambda device=None: None  # type: ignore[assignment]
-    torch.cuda.mem_get_info = lambda device=None: (1, 1)  # type: ignore[assignment]
+    torch.cuda.synchronize = lambda device=None: None
+    torch.cuda.mem_get_info = lambda device=None: (1, 1)
     real_init_device_mesh = device_mesh.init_device_mesh
 
     def init_device_mesh(device_type: str, *args: Any, **kwargs: Any) -> device_mesh.DeviceMesh:

@@ -8,7 +8,7 @@ import importlib.machinery
 import importlib.util
 import sys
 import types
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -70,13 +70,14 @@ class _Stub:
 
 
 class _StubModule(types.ModuleType):
-    __path__: ClassVar[list[str]] = []
+    __path__: list[str] = []  # noqa: RUF012 - as modules have it
 
     def __getattr__(self, name: str) -> type:
         if name.startswith("__"):
             raise AttributeError(name)
-        setattr(self, name, type(name, (_Stub,), {}))
-        return getattr(self, name)
+        stub = type(name, (_Stub,), {})
+        setattr(self, name, stub)
+        return stub
 
 
 class _StubFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):

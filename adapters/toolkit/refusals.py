@@ -28,11 +28,13 @@ def refusals(*more: type[Exception]) -> Iterator[None]:
     """
     try:
         yield
-    except (*OBJECTIONS, *more) as error:
-        raise _refused(error) from error
     except SystemExit as error:
         objection = error.__context__
         raise _refused(objection if isinstance(objection, ArgumentError) else error) from error
+    except Exception as error:
+        if not isinstance(error, (*OBJECTIONS, *more)):
+            raise
+        raise _refused(error) from error
 
 
 def refusals_of_configuration(job: Job) -> AbstractContextManager[None]:

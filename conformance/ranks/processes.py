@@ -142,12 +142,10 @@ class LocalProcess:
 
     def __init__(self, spec: WorkerSpec, slot: HostSlot, connection: Connection) -> None:
         context = start_server(spec)
-        from conformance.ranks.worker import serve  # torch, while the server imports it too
-
         self._spec = spec
         self._log = slot.log
         self._log.write_bytes(b"")  # of the rank before; and this one may die before it opens it
-        self._process = context.Process(target=serve, args=(connection, spec, slot), daemon=True)
+        self._process = context.Process(target=_serve, args=(connection, spec, slot), daemon=True)
         self._process.start()
         connection.close()
 
@@ -168,6 +166,13 @@ class LocalProcess:
         """Wait for that end."""
         self._process.join()
         self._process.close()
+
+
+def _serve(connection: Connection, spec: WorkerSpec, slot: HostSlot) -> None:
+    """Be a rank; torch is imported in its process alone."""
+    from conformance.ranks.worker import serve
+
+    serve(connection, spec, slot)
 
 
 def last_words(who: str, code: int | None, output: bytes, source: Path | None) -> str:
