@@ -62,6 +62,7 @@ TORCHRUN = commands("torchrun ")
 WITH_SOURCE = commands("pytest .*--source=PATH")
 RELEASES = commands("pytest .*skyrl-0.2.0.json")
 MINE = commands("pytest --adapter=mine ")
+BY_PLACE = commands(".*my_package.conformance:")
 HISTORY = commands("rl-loss-conformance history ")
 ON_REPORTS = commands("rl-loss-conformance (show|diff|html|expect) ")
 IN_TEST_CLI = [
@@ -82,7 +83,7 @@ def test_first_block_is_two_commands_that_ci_takes_from_here() -> None:
 
 
 def test_every_other_command_is_run_once() -> None:
-    here = [*NATIVE, *TORCHRUN, *WITH_SOURCE, *RELEASES, *MINE, *HISTORY, *ON_REPORTS]
+    here = [*NATIVE, *TORCHRUN, *WITH_SOURCE, *RELEASES, *MINE, *BY_PLACE, *HISTORY, *ON_REPORTS]
     by_ci = [line for line in COMMANDS if f"\ntimed {line}\n" in CI]
 
     assert sorted([*here, *IN_TEST_CLI, *by_ci]) == sorted(COMMANDS)
@@ -170,14 +171,53 @@ def checkout(repository: Path, tree: Sequence[str], folder: Path) -> Path:
     return folder
 
 
-def test_first_adapter_conforms_and_its_mistake_is_named_as_shown(tmp_path: Path) -> None:
-    [code], [shown] = blocks("python"), blocks("text", "MISMATCH [^\n]*/dp1-cp1-mb1-bshd")
+def test_adapter_in_a_package_conforms_and_its_mistake_is_named_as_shown(tmp_path: Path) -> None:
+    [code] = blocks("python", '"""Conformance of my framework')
+    [shown] = blocks("text", "MISMATCH [^\n]*/dp1-cp1-mb1-bshd")
     broken = code.replace("mask.sum().clamp(min=1)", "len(mask)")
 
     right, wrong = run_mine(tmp_path / "right", code), run_mine(tmp_path / "wrong", broken)
 
     assert right.status == 0, right.output
     assert shown in wrong.output
+
+
+TINYRL = (command.ROOT / "tests" / "tinyrl" / "tinyrl.py").read_text()
+
+FSDP_LEFT = TINYRL.replace("(loss * self.world_size).backward()", "loss.backward()")
+
+COUNTED_PER_RANK = TINYRL.replace(
+    "        dist.all_reduce(total)\n        return total.cl", "        return total.cl"
+)
+
+
+@pytest.mark.parametrize(
+    ("trainer", "begins"),
+    [
+        (TINYRL, None),
+        (FSDP_LEFT, "MISMATCH [^\n]*/odd_groups/"),
+        (COUNTED_PER_RANK, "MISMATCH [^\n]*per rank"),
+    ],
+    ids=["right", "average over ranks left", "counted per rank"],
+)
+def test_complete_adapter_conforms_and_mistakes_of_its_trainer_are_named_as_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trainer: str, begins: str | None
+) -> None:
+    [code] = blocks("python", '"""Conformance of tinyrl')
+    place = BY_PLACE[1].partition("--adapter=")[2]
+    module = place.partition(":")[0].replace(".", "/")
+    for name, text in {f"{module}.py": code, "tinyrl.py": trainer}.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    layouts = ("--layout=dp2-cp1-mb1-thd", "--layout=dp2-cp1-mb2-thd")
+    result = command.run(
+        tmp_path, place, *layouts, "--checks=weights,metric", "-k", "odd or uneven"
+    )
+
+    assert result.status == int(begins is not None), result.output
+    if begins is not None:
+        [shown] = blocks("text", begins)
+        assert shown in result.output
 
 
 def run_mine(folder: Path, code: str) -> command.Result:
