@@ -173,10 +173,10 @@ class RaisingInOneMicroBatch(TwoLayouts):
 
 
 class _RaisingInSecond(Trainer):
-    passes = 0
+    losses = 0
 
     def loss(self, *arguments: object) -> object:  # type: ignore[override]
-        self.passes += 1
-        if self.passes == 2 and self.dp_rank == self.layout.dp - 1 and self.layout.dp > 1:
+        self.losses += 1
+        if self.losses == 2 and self.dp_rank == self.layout.dp - 1 and self.layout.dp > 1:
             raise FloatingPointError("loss is not finite")
         return super().loss(*arguments)  # type: ignore[arg-type]

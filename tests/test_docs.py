@@ -272,11 +272,17 @@ def test_every_page_can_be_reached_from_the_readme() -> None:
 def test_layers_shown_are_those_of_the_import_contract() -> None:
     project = tomllib.loads((command.ROOT / "pyproject.toml").read_text())
     contracts = project["tool"]["importlinter"]["contracts"]
-    [layers] = [contract["layers"] for contract in contracts if contract["type"] == "layers"]
+    rooms, adapters = (
+        "".join(f"{layer.replace(f'{package}.', '')}\n" for layer in contract["layers"])
+        for package, contract in zip(
+            ("conformance", "adapters"),
+            [contract for contract in contracts if contract["type"] == "layers"],
+            strict=True,
+        )
+    )
 
-    assert blocks("text", "plugin ") == [
-        "".join(f"{layer.replace('conformance.', '')}\n" for layer in layers)
-    ]
+    assert blocks("text", "plugin ") == [rooms]
+    assert blocks("text", "native ") == [adapters]
 
 
 def test_readme_is_short() -> None:

@@ -89,7 +89,8 @@ class NativeAdapter(Adapter):
         """Train the steps of a batch and read the probe's gradient of each."""
         import torch
 
-        from adapters.native.trainer import linear_losses, samples_of_steps
+        from adapters.native.samples import samples_of_steps
+        from adapters.native.trainer import linear_losses
 
         self.started(job)
         batch = ProbedBatch(job.steps, job.objective)

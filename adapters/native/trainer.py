@@ -9,9 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass, fields, replace
-from functools import partial
-from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -32,10 +30,8 @@ from reference.aggregation import AuxiliaryAggregation, Mode, auxiliary_aggregat
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from numpy.typing import NDArray
-
     from adapters.contract import Job, Layout
-    from adapters.contract.probed_batch import ProbedBatch
+    from adapters.native.samples import SampleTensors
     from reference.aggregation import Aggregation
 
     LossFunction = Callable[[torch.Tensor, "Packed"], torch.Tensor]
@@ -43,32 +39,6 @@ if TYPE_CHECKING:
 
 DUAL_CLIP = 3.0
 """Bound on the ratio of tokens with a negative advantage."""
-
-
-@dataclass(frozen=True, eq=False)
-class SampleTensors:
-    """One sample: token ids and per-token values, [prompt + response], and its denominators.
-
-    Values are 0 on the prompt. The sample's masked sums are divided by ``denominator`` for the
-    policy loss, by ``auxiliary_denominator`` for auxiliary losses and metrics, and by
-    ``original_denominator`` for metrics of the mask before rejection sampling.
-    """
-
-    ids: torch.Tensor
-    advantages: torch.Tensor
-    old_log_probs: torch.Tensor
-    reference_log_probs: torch.Tensor
-    mask: torch.Tensor
-    original_mask: torch.Tensor
-    group: int
-    denominator: float = float("nan")
-    auxiliary_denominator: float = float("nan")
-    original_denominator: float = float("nan")
-
-    @property
-    def tokens(self) -> int:
-        """The number of active tokens."""
-        return int(self.mask.sum())
 
 
 @dataclass(frozen=True, eq=False)
@@ -241,36 +211,6 @@ class Trainer:
         if self.layout.world_size > 1:
             dist.all_reduce(total)
         return float(total)
-
-
-def samples_of_steps(batch: ProbedBatch) -> list[list[SampleTensors]]:
-    """The samples of each step."""
-    groups = np.concatenate([step.groups for step in batch.steps])
-    per_token = zip(
-        batch.advantages,
-        batch.old_log_probs,
-        batch.reference_log_probs,
-        batch.masks,
-        batch.original_masks,
-        strict=True,
-    )
-    samples = (
-        SampleTensors(
-            torch.from_numpy(np.concatenate([prompt, response])),
-            *map(partial(_on_response, prompt), of_response),  # type: ignore[arg-type]
-            group=int(group),  # type: ignore[misc]
-        )
-        for group, prompt, response, of_response in zip(
-            groups, batch.prompts, batch.responses, per_token, strict=True
-        )
-    )
-    return [list(islice(samples, step.size)) for step in batch.steps]
-
-
-def _on_response(prompt: NDArray[Any], values: NDArray[Any]) -> torch.Tensor:
-    """The values of a response, preceded by zeros for its prompt."""
-    narrow = values.astype(np.float32) if values.dtype == np.float64 else values
-    return torch.from_numpy(np.concatenate([np.zeros(len(prompt), narrow.dtype), narrow]))
 
 
 def ppo_losses(log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:

@@ -92,4 +92,7 @@ def explain(finding: Finding) -> str:
         message = f" ({last_line(finding.message)})" if finding.message else ""
         place = f"; look at {finding.place}" if finding.place else ""
         return f"{off}{finding.diagnosis.explanation} [{finding.diagnosis.name}]{message}{place}"
-    return last_line(finding.message)
+    words = last_line(finding.message)
+    return (
+        f"an ordinary step is declined: {words}" if finding.verdict is Verdict.DECLINED else words
+    )

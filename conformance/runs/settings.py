@@ -105,6 +105,11 @@ class Settings:
 
 
 def _require_drivable(option: str, chosen: str, adapter: Adapter, known: Sequence[str]) -> None:
+    if not known:
+        raise InvalidSettingsError(
+            f"the adapter of {adapter.name} declares no {option}s",
+            f"give its class a tuple of them, such as {option}s = ({chosen!r},)",
+        )
     if chosen not in known:
         raise InvalidSettingsError(
             f"--{option}={chosen}: the adapter of {adapter.name} drives its {adapter.engine} engine"

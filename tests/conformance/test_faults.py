@@ -95,6 +95,7 @@ def test_a_garbled_framework_makes_no_garbled_report(tmp_path: Path) -> None:
     assert report.complete
     assert {f.verdict for f in report.findings} == {*Verdict} - {
         Verdict.UNSUPPORTED,
+        Verdict.DECLINED,
         Verdict.ADVICE,
     }
     for text in (result.output, junit, "\n".join(texts)):

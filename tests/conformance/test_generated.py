@@ -113,7 +113,7 @@ def test_refused_example_is_shrunk_and_keeps_the_frameworks_words(tmp_path: Path
     assert finding.verdict == "declined"
     assert finding.message.endswith("\nValueError: 5 tokens cannot be halved")
     assert step.active_tokens.sum() == 5
-    assert "(ValueError: 5 tokens cannot be halved)" in result.output
+    assert "an ordinary step is declined: ValueError: 5 tokens cannot be halved" in result.output
 
 
 def test_shrinking_does_not_end_at_another_mistake(tmp_path: Path) -> None:

@@ -111,10 +111,10 @@ def test_refusing_to_split_prompt_groups_is_right_for_prompt_mean_only(tmp_path:
     )
 
     assert {f.mode: f.verdict for f in result.report.findings} == {
-        "sample_mean": "mismatch",
+        "sample_mean": "declined",
         "prompt_mean": "refused",
-        "token_mean": "mismatch",
-        "constant": "mismatch",
+        "token_mean": "declined",
+        "constant": "declined",
     }
 
 
@@ -129,11 +129,11 @@ def test_refusing_prompt_groups_whose_members_are_not_adjacent_is_right(tmp_path
     }
 
 
-def test_refusal_of_an_ordinary_step_is_a_mismatch_in_the_frameworks_words(tmp_path: Path) -> None:
+def test_an_ordinary_step_that_is_declined_is_wrong_in_the_frameworks_words(tmp_path: Path) -> None:
     result = command.run(tmp_path, "declining", "--modes=constant", *ONE_CASE)
 
     assert result.status == 1
-    assert {f.verdict for f in result.report.findings} == {"mismatch"}
+    assert {f.verdict for f in result.report.findings} == {"declined"}
     assert {f.message for f in result.report.findings} == {"ValueError: constant is out of fashion"}
 
 
