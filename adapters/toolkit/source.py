@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import os
 import subprocess
 import tarfile
@@ -96,7 +97,9 @@ def _installed(adapter: Adapter) -> Source:
         f"give --source=PATH of a checkout, or PATH@REF of any git repository of {adapter.name}"
     )
     if adapter.distribution is None:
-        raise SourceError(f"{adapter.name} is on no package registry", way_out)
+        if not _is_importable(adapter.package):
+            raise SourceError(f"{adapter.name} is on no package registry", way_out)
+        return Source(kind="installed", version=_version(adapter.package))
     try:
         version = importlib.metadata.version(adapter.distribution)
     except importlib.metadata.PackageNotFoundError:
@@ -105,6 +108,18 @@ def _installed(adapter: Adapter) -> Source:
             f"pip install 'rl-loss-conformance[{adapter.name}]', or {way_out}",
         ) from None
     return Source(kind="installed", version=version)
+
+
+def _is_importable(package: str) -> bool:
+    """Whether Python finds a package; a folder without ``__init__.py`` may be any folder."""
+    spec = importlib.util.find_spec(package)
+    return spec is not None and spec.origin is not None
+
+
+def _version(package: str) -> str | None:
+    """The version of the distribution that installed a package; None if none has."""
+    distributions = importlib.metadata.packages_distributions().get(package)
+    return importlib.metadata.version(distributions[0]) if distributions else None
 
 
 def _release(adapter: Adapter, version: str) -> Source:

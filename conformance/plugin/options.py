@@ -22,7 +22,10 @@ SETTINGS: pytest.StashKey[Settings] = pytest.StashKey()
 
 
 OPTIONS: Mapping[str, Mapping[str, Any]] = {
-    "--adapter": {"metavar": "NAME", "help": "framework to check; runs only its suite"},
+    "--adapter": {
+        "metavar": "NAME|MODULE:CLASS",
+        "help": "framework to check; runs only its suite",
+    },
     "--source": {
         "metavar": "PATH[@REF]|pypi:VERSION",
         "help": "its code: a checkout, any commit, or a release (as installed)",
@@ -109,11 +112,12 @@ def settings_of(config: pytest.Config) -> Settings:
 
 
 def _read_options(config: pytest.Config) -> Settings:
+    from conformance.runs.registry import short_name
     from conformance.runs.settings import Settings
 
     option, budget = config.getoption, launching.rank_budget(config)
     adapter = option("adapter") or DEFAULT_ADAPTER
-    latest = config.invocation_params.dir / "reports" / "latest" / f"{adapter}.json"
+    latest = config.invocation_params.dir / "reports" / "latest" / f"{short_name(adapter)}.json"
     return Settings.of(
         adapter=adapter,
         source=option("source"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import os
 import pickle
+import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -20,8 +21,9 @@ _loaded: dict[tuple[type[Adapter], Path | None], Description] = {}
 
 
 def announce(adapter: Adapter, source: Path | None, hardware: Hardware) -> None:
-    """Tell a fork server that starts from this process what to load."""
-    os.environ[VARIABLE] = base64.b64encode(pickle.dumps((adapter, source, hardware))).decode()
+    """Tell a fork server that starts from this process what to load, and where to find it."""
+    loading = pickle.dumps((adapter, source, hardware))
+    os.environ[VARIABLE] = base64.b64encode(pickle.dumps((sys.path, loading))).decode()
 
 
 def load_once(adapter: Adapter, source: Path | None) -> Description:
@@ -47,7 +49,9 @@ def _load_announced() -> None:
     import conformance.ranks.worker  # noqa: F401 - torch, for every rank
     from conformance.ranks.hardware import Device
 
-    adapter, source, hardware = pickle.loads(base64.b64decode(os.environ[VARIABLE]))
+    folders, loading = pickle.loads(base64.b64decode(os.environ[VARIABLE]))
+    sys.path += [folder for folder in folders if folder not in sys.path]
+    adapter, source, hardware = pickle.loads(loading)
     # A framework may touch CUDA when imported, and no process forked after that can use it.
     if hardware.device is Device.CPU:
         hide_gpus()

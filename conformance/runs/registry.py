@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import multiprocessing
 import os
+import sys
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
@@ -56,29 +57,70 @@ def create(name: str, engine: str | None = None) -> Adapter:
 def adapter_classes(name: str) -> dict[str, type[Adapter]]:
     """The adapter classes of that name by engine, the default engine first.
 
-    An entry point names one class, or a tuple of them.
+    An entry point, or a name of the form ``module:Class``, names one class or a tuple of them.
 
     Raises:
         AdapterError: there is none of that name, or it cannot be imported.
     """
-    entry = known().get(name)
-    if entry is None:
-        raise AdapterError(
-            f"adapter {name!r} is unknown",
-            f"installed are {', '.join(known()) or 'none'}."
-            f" Others are found through the entry point group {GROUP}",
-        )
+    entry = _class_in_module(name) if is_class(name) else _installed(name)
     try:
         loaded = entry.load()
     except (ImportError, AttributeError) as error:
         raise AdapterError(
-            f"adapter {name!r} ({entry.value}) cannot be imported: {error}",
-            "reinstall the distribution that declares it",
+            f"adapter {name!r} ({entry.value}) cannot be imported: {error}", _way_out(name)
         ) from error
     classes = loaded if isinstance(loaded, tuple) else (loaded,)
     if not all(isinstance(one, type) and issubclass(one, Adapter) for one in classes):
         raise AdapterError(f"adapter {name!r} ({entry.value}) is no adapters.contract.Adapter")
     return {one.engine: one for one in classes}
+
+
+def is_class(name: str) -> bool:
+    """Whether a name is a class, as ``module:Class``, and not that of an entry point."""
+    return ":" in name
+
+
+def short_name(name: str) -> str:
+    """The name of an adapter for files: its own if it is given as ``module:Class``.
+
+    Raises:
+        AdapterError: there is none of that name, or it cannot be imported.
+    """
+    return next(iter(adapter_classes(name).values())).name if is_class(name) else name
+
+
+def _class_in_module(name: str) -> EntryPoint:
+    """A class that no distribution declares; the current folder is searched for its module, last.
+
+    Raises:
+        AdapterError: the name is not of the form ``module:Class``.
+    """
+    module, _, attribute = name.partition(":")
+    if not all(part.isidentifier() for part in (*module.split("."), *attribute.split("."))):
+        raise AdapterError(
+            f"adapter {name!r} is not of the form module:Class",
+            "write my_package.my_module:MyAdapter",
+        )
+    if (folder := str(Path.cwd())) not in sys.path:
+        sys.path.append(folder)
+    return EntryPoint(name=name, value=name, group=GROUP)
+
+
+def _installed(name: str) -> EntryPoint:
+    entry = known().get(name)
+    if entry is None:
+        raise AdapterError(
+            f"adapter {name!r} is unknown",
+            f"installed are {', '.join(known()) or 'none'}."
+            f" Others are found through the entry point group {GROUP}, or as module:Class",
+        )
+    return entry
+
+
+def _way_out(name: str) -> str:
+    if is_class(name):
+        return "name a module in the current folder or an installed one, and a class in it"
+    return "reinstall the distribution that declares it"
 
 
 def _require_our_packages() -> None:

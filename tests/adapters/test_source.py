@@ -187,3 +187,23 @@ def snapshot(folder: Path) -> dict[Path, tuple[int, bytes]]:
         for path in folder.rglob("*")
         if path.is_file()
     }
+
+
+def test_importable_package_of_no_distribution_needs_no_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / VERSION).parent.mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(SourceError, match="toy is on no package registry; give --source=PATH"):
+        resolve(ToyAdapter(), None)
+    (tmp_path / VERSION).touch()
+    source = resolve(ToyAdapter(), None)
+
+    assert (source.kind, source.path, source.version) == ("installed", None, None)
+
+
+def test_importable_package_has_the_version_of_what_installed_it() -> None:
+    class OfPytest(ToyAdapter):
+        package = "_pytest"
+
+    assert resolve(OfPytest(), None).version == pytest.__version__
