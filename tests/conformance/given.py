@@ -70,6 +70,11 @@ SLICED = passes(
 )
 """The same on two context-parallel ranks each."""
 
+SCATTERED = passes(
+    [(slice(3), 0), (slice(4, 6), 0), (slice(3, 4), 1)], [(slice(6, 11), 0), (slice(11, 14), 1)]
+)
+"""Two ranks: the first sample with the third, and the second; the fourth, and the last."""
+
 UNEVEN = passes([(slice(3), 0), (slice(3, 4), 1), (slice(4, 6), 2)], [(slice(6, 14), 0)])
 """Two ranks of three micro-batches and of one."""
 

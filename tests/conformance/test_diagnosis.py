@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from adapters.contract import Layout
+from conformance.diagnosis.explain import likeliest
 from conformance.findings.finding import Diagnosis
 from reference.aggregation import Conventions, DenominatorMask, EmptyUnits, Mode
 from reference.rounding import weight_bound
@@ -241,3 +242,24 @@ def test_weights_of_inactive_tokens_are_counted() -> None:
         explanation="2 tokens that the mask excludes have a weight",
         numbers={"tokens": 2, "largest": 0.5},
     )
+
+
+@pytest.mark.parametrize(
+    ("likelier", "other"),
+    [
+        ("divided_by_dp", "other_divisor"),
+        ("divided_by_dp", "tokens_miscounted"),
+        ("other_divisor", "nothing_reported"),
+        ("samples_miscounted", "unexplained"),
+    ],
+)
+def test_known_mistake_is_likelier_than_an_inferred_count_and_that_than_none(
+    likelier: str, other: str
+) -> None:
+    of_terms = [
+        ("policy_loss", Diagnosis(name=other, explanation="whatever")),
+        ("entropy", Diagnosis(name=likelier, explanation="this")),
+    ]
+    expected = Diagnosis(name=likelier, explanation="entropy: this")
+
+    assert likeliest(of_terms) == likeliest(reversed(of_terms)) == expected

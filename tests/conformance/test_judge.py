@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 
 from adapters.contract import Depth, Description, Job, Layout, Observation, PendingReduction
+from adapters.contract.objective import Objective
 from conformance.corpus.cases import CORPUS
 from conformance.findings.verdict import Verdict
 from conformance.judging.weights import Judgement, judge_weights
 from reference.aggregation import (
     DEFAULT_CONVENTIONS,
     Aggregation,
+    AuxiliaryAggregation,
     Conventions,
     Mode,
     SampleUnit,
@@ -21,6 +23,7 @@ from reference.aggregation import (
 from reference.rounding import weight_bound
 from reference.step import Sample, Step
 from reference.weights import token_weights
+from tests.conformance.given import BY_SAMPLE, Given
 
 STEP = Step.of(
     [
@@ -151,6 +154,27 @@ def test_another_count_is_named_before_a_factor_that_happens_to_be_the_same() ->
     assert diagnosis.name == "empty_samples_counted"
     _, others = diagnosis.explanation.split("; or it is ")
     assert {"weights_of_sample_mean", "divided_by_prompts_or_samples"} < set(others.split(", "))
+
+
+@pytest.mark.parametrize(
+    ("masks", "dp", "name"),
+    [
+        ([[1], [0], [0], [0], [0]], 5, "empty_samples_counted"),
+        ([[1, 1], [0], [0]], 2, "divided_by_dp"),
+    ],
+)
+def test_size_of_the_layout_is_named_after_another_count_only_for_a_single_active_token(
+    masks: list[list[int]], dp: int, name: str
+) -> None:
+    """Clamped counts make 5 tokens of 1, and 4 of 2."""
+    samples = [Sample(prompt_length=1, loss_mask=mask, group=i) for i, mask in enumerate(masks)]
+    judge = Judge(Mode.TOKEN_MEAN, step=Step.of(samples), layout=Layout(dp=dp))
+    diagnosis = judge(judge.weights / dp).diagnosis
+
+    assert diagnosis is not None
+    assert diagnosis.name == name
+    found = {each.split("_or_")[0] for each in (diagnosis.name, *diagnosis.also)}
+    assert {"empty_samples_counted", "divided_by_dp"} <= found
 
 
 def test_sizes_that_are_alike_are_named_together() -> None:
@@ -410,4 +434,57 @@ def test_sums_are_divided_by_rollouts_where_these_are_declared_to_be_the_samples
     )
     assert (
         judge(means, pending_reduction=PendingReduction.SUM_PER_SAMPLE).verdict is Verdict.MISMATCH
+    )
+
+
+def test_agreement_is_that_of_the_token_that_is_most_wrong() -> None:
+    judge = Judge()
+    by_sample = np.repeat([1.0, 1.0, 4.0, 1.0, 0.5], STEP.response_lengths)
+
+    assert judge(judge.weights * by_sample).agreement == 0.25
+
+
+def test_ratios_of_sequences_add_a_rounding_for_each_token_of_the_longest() -> None:
+    """The longest of both steps has 5 active tokens."""
+    short = Step.of([Sample(prompt_length=1, loss_mask=[1, 1], group=0)])
+    aggregation = Aggregation(Mode.TOKEN_MEAN)
+    job = Job(
+        steps=(STEP, short),
+        aggregation=aggregation,
+        layout=ONE_RANK,
+        depth=Depth.STEP,
+        objective=Objective.GSPO,
+    )
+    weights = tuple(token_weights(step, aggregation) for step in job.steps)
+    judgement = judge_weights(job, [Observation(token_weights=weights)], Description())
+
+    assert judgement.verdict is Verdict.CONFORMS
+    assert judgement.tolerance == weight_bound("float32", summands=5)
+
+
+@pytest.mark.parametrize("factor", [1, 2])
+def test_expected_weights_of_each_step_have_a_checksum_whatever_the_verdict(factor: int) -> None:
+    """The active tokens are the first, second and fourth of a step, and the second of another."""
+    steps = [[[1, 1, 0], [1]], [[0, 1]]]
+    given = Given(
+        steps=tuple(
+            Step.of([Sample(prompt_length=1, loss_mask=mask, group=0) for mask in masks])
+            for masks in steps
+        )
+    )
+
+    assert given.judged(factor * given.weights).expected == (
+        ("weights of step 0, token_mean", pytest.approx((1 + 2 + 4) / 3)),
+        ("weights of step 1, token_mean", 2.0),
+    )
+
+
+def test_checksum_is_named_by_all_that_weights_depend_on() -> None:
+    constant = Given(mode=Mode.CONSTANT).context
+    cut = Given(layout=Layout(dp=2, micro_batches=2), forward_pass_of_token=BY_SAMPLE).context
+    averaged = cut.of_term(AuxiliaryAggregation.MICRO_BATCH_TOKEN_MEAN)
+
+    assert constant.fingerprint.name == "weights of step 0, constant:40"
+    assert averaged.fingerprint.name == (
+        "weights of step 0, token_mean of equal micro-batches on dp2-cp1-mb2-bshd"
     )

@@ -11,7 +11,7 @@ from adapters.contract import Layout, Option
 from conformance.findings.verdict import Verdict
 from reference.aggregation import Mode
 from reference.step import Sample, Step
-from tests.conformance.given import BY_SAMPLE, SLICED, UNEVEN, Given
+from tests.conformance.given import BY_SAMPLE, SCATTERED, SLICED, UNEVEN, Given
 
 SAMPLES = np.repeat(np.arange(5), [3, 1, 2, 5, 3])
 
@@ -51,6 +51,10 @@ def test_rank_without_weights_beside_one_that_has_them_all_is_no_term_without_gr
     diagnosis = given.diagnosis(np.zeros(2), given.weights)
 
     assert diagnosis.name == "not_reduced_over_cp"
+    assert diagnosis.explanation == (
+        "1 active tokens of 1 samples weigh nothing, no others are active: those of other"
+        " context-parallel ranks were not added; or it is not_reduced_over_ranks"
+    )
 
 
 def test_slices_that_are_not_added_are_named() -> None:
@@ -84,6 +88,7 @@ def test_where_nothing_is_left_no_others_are_said_to_be_right() -> None:
     assert diagnosis.explanation.startswith(
         "the term reaches no gradient: all 1 active tokens weigh nothing"
     )
+    assert diagnosis.numbers == {"tokens": 1}
 
 
 def test_micro_batch_that_is_lost_is_named() -> None:
@@ -102,10 +107,20 @@ OVERLAPPING = replace(
 )
 
 
-def test_last_micro_batch_that_an_overlapping_reduction_misses_is_named() -> None:
-    diagnosis = OVERLAPPING.diagnosis(without(OVERLAPPING, SAMPLES == 4))
+@pytest.mark.parametrize("forward_pass_of_token", [BY_SAMPLE, SCATTERED])
+def test_last_micro_batch_that_an_overlapping_reduction_misses_is_named(
+    forward_pass_of_token: np.ndarray,
+) -> None:
+    """The last micro-batch of the other rank has no active token, or one that was reduced."""
+    given = replace(OVERLAPPING, forward_pass_of_token=forward_pass_of_token)
+    diagnosis = given.diagnosis(without(given, SAMPLES == 4))
 
     assert diagnosis.name == "reduced_before_the_last_micro_batch"
+    assert diagnosis.explanation == (
+        "3 active tokens of 1 samples weigh nothing, all others are right: those of the last"
+        " micro-batches of ranks, as if the overlapping reduction of gradients had begun before"
+        " them; or it is micro_batches_lost, samples_lost"
+    )
     assert diagnosis.also == ["micro_batches_lost", "samples_lost"]
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from adapters.contract import Layout
 from conformance.diagnosis.catalogue import mistakes
+from conformance.findings.errors import UnknownCutError
 from reference.aggregation import (
     AuxiliaryAggregation,
     Conventions,
@@ -20,7 +21,7 @@ from reference.aggregation import (
 )
 from reference.step import Sample, Step
 from tests.conformance.diagnoses import CONTEXTS, MISTAKES, known_mistakes
-from tests.conformance.given import BY_SAMPLE, STEP, UNEVEN, Given, passes
+from tests.conformance.given import BY_SAMPLE, SCATTERED, STEP, UNEVEN, Given, passes
 
 KEPT = json.loads(MISTAKES.read_text(encoding="utf-8"))
 
@@ -214,10 +215,8 @@ TOKENS, SAMPLES = (
 )
 EQUAL, BY_ROWS = MicroBatchWeight.EQUAL, MicroBatchWeight.BY_SAMPLES
 
-SCATTERED = passes(
-    [(slice(3), 0), (slice(4, 6), 0), (slice(3, 4), 1)], [(slice(6, 11), 0), (slice(11, 14), 1)]
-)
-"""Two ranks: the first sample with the third, and the second; the fourth, and the last."""
+EMPTY_ON_ITS_OWN = passes([(slice(4), 0), (slice(6, 14), 1)], [(slice(4, 6), 0)])
+"""Two ranks: all samples but the third in two micro-batches; the third, which is empty, in one."""
 
 
 @pytest.mark.parametrize(
@@ -252,6 +251,8 @@ def test_means_over_micro_batches_worked_by_hand(
         # The second rank has one micro-batch where the first has three.
         (UNEVEN, TOKENS, EQUAL, "padding_micro_batches_averaged", [(12, 6, 42, 42)]),
         (SCATTERED, SAMPLES, EQUAL, "padding_micro_batches_averaged", []),
+        # The rank with one micro-batch has no active token.
+        (EMPTY_ON_ITS_OWN, TOKENS, EQUAL, "padding_micro_batches_averaged", []),
         # The second sample is alone where the first two rows are two.
         (SCATTERED, SAMPLES, EQUAL, "dummy_rows_averaged", [(16, 8, 16, 12), (16, 4, 16, 24)]),
         (SCATTERED, TOKENS, EQUAL, "dummy_rows_averaged", []),
@@ -279,6 +280,33 @@ def test_what_fills_up_is_counted_in_a_mean_over_micro_batches(
 
     denominators = [(1 / weights[weights != 0]).tolist() for weights in found]
     assert denominators == [pytest.approx(of_samples(*each)) for each in expected]
+
+
+def test_rows_that_fill_up_are_put_into_words() -> None:
+    context = replace(TOKEN, forward_pass_of_token=SCATTERED).context.of_term(SAMPLES)
+    words = [each.words for each in mistakes(context) if each.name == "dummy_rows_averaged"]
+
+    assert words == [
+        "rows that fill a micro-batch up to the rank's largest count as 0 in its mean",
+        "rows that fill a rank's last micro-batch, up to 3 of the rank, count in means",
+    ]
+
+
+def test_single_rank_with_one_micro_batch_has_no_parts_to_count_in() -> None:
+    whole = np.zeros((1, len(STEP.mask)), np.int32)
+    names = {mistake.name for mistake in mistakes(Given(forward_pass_of_token=whole).context)}
+
+    assert not [name for name in names if "_per_rank" in name or "_per_micro_batch" in name]
+
+
+def test_mean_over_micro_batches_needs_to_know_them() -> None:
+    with pytest.raises(UnknownCutError) as unknown:
+        _ = Given().context.of_term(TOKENS).expected
+
+    assert str(unknown.value) == (
+        "token_mean of micro-batches is declared, and not in which forward pass every token was;"
+        " have the adapter tell its forward passes"
+    )
 
 
 def test_runs_of_a_group_that_is_not_adjacent_are_counted_each() -> None:

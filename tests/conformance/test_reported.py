@@ -259,6 +259,15 @@ def test_what_nothing_explains_is_unexplained() -> None:
     )
 
 
+def test_zero_that_no_mistake_predicts_is_called_nothing() -> None:
+    assert said(Judge()(0.0)) == (
+        "nothing_reported",
+        "0 is reported instead of 0.25",
+        {"reported": 0.0, "expected": 0.25},
+        [],
+    )
+
+
 def test_small_share_of_a_term_may_be_off_by_the_rounding_of_the_whole_sum() -> None:
     """Of the entropies only the first token's is in the loss, which rounds like all its terms."""
     first = np.arange(10) == 0

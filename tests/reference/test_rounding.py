@@ -78,11 +78,19 @@ def test_bounds_are_those_of_higham() -> None:
     assert gamma(64, 2.0**-8) == 1 / 3
     assert weight_bound("float32") == 16 * u / (1 - 16 * u)
     assert reported_bound(100, "float32") == 116 * u / (1 - 116 * u)
+    assert reported_bound(100, "float32", operations=3) == 122 * u / (1 - 122 * u)
     assert weight_bound("float32", summands=5, terms=3) == 24 * u / (1 - 24 * u)
     assert weight_bound("bfloat16") == weight_bound("float32") + 6 / 250
     assert weight_bound("bfloat16", terms=3) == weight_bound("float32", terms=3) + 9 / 247
     assert weight_bound("bfloat16", summands=1000) < weight_bound("bfloat16") + 1e-4
     assert reported_bound(100, "bfloat16") == reported_bound(100, "float32")
+
+
+def test_losses_of_float64_parameters_are_in_float64_too() -> None:
+    u = 2.0**-53
+
+    assert weight_bound("float64") == 16 * u / (1 - 16 * u)
+    assert reported_bound(100, "float64") == 116 * u / (1 - 116 * u)
 
 
 def test_too_many_roundings_are_refused_with_a_way_out() -> None:
