@@ -9,7 +9,7 @@ import torch
 
 from adapters.engines import megatron_core
 from adapters.skyrl.adapter import WORKER_UTILS
-from adapters.skyrl.fsdp import SkyRLFsdpAdapter
+from adapters.skyrl.fsdp import BASE_WORKER, SkyRLFsdpAdapter
 from adapters.skyrl.importing import PADDING_MICRO_BATCHES, module
 from adapters.skyrl.megatron import SkyRLMegatronAdapter
 
@@ -76,3 +76,18 @@ class PaddingKept(PaddingCollides):
     def load(self, source: Path | None) -> None:
         super().load(source)
         PADDING_MICRO_BATCHES.drain = lambda: 0  # type: ignore[method-assign]
+
+
+class MetricRenamed(SkyRLFsdpAdapter):
+    """Its worker reports the policy loss under another name."""
+
+    def load(self, source: Path | None) -> None:
+        super().load(source)
+        utils = module(BASE_WORKER)
+        real = utils.reduce_metrics
+
+        def renamed(metrics: dict[str, list[float]], **options: Any) -> dict[str, float]:
+            others = {("pg_loss" if k == "policy_loss" else k): v for k, v in metrics.items()}
+            return real(others, **options)
+
+        utils.reduce_metrics = renamed

@@ -265,5 +265,5 @@ class ReadingOptimizer:
 
 
 def scheduler() -> Any:
-    """A learning-rate schedule without a learning rate."""
-    return SimpleNamespace(step=lambda increment: None)
+    """A learning-rate schedule whose rate is 0."""
+    return SimpleNamespace(step=lambda increment: None, get_lr=lambda group: 0.0)

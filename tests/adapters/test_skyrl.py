@@ -181,6 +181,14 @@ def test_workers_find_the_same_byte_for_byte(tmp_path: Path) -> None:
     assert alone.findings == shared.findings
 
 
+def test_a_metric_that_is_renamed_turns_the_run_red(tmp_path: Path) -> None:
+    chosen = ("--layout=dp1-cp1-mb1-bshd", "--checks=metric", "-k", "one_token")
+    result = command.run(tmp_path, "metricrenamed", *chosen)
+
+    assert result.status == 1
+    assert {f.diagnosis.name for f in result.report.findings} == {"not_logged"}
+
+
 def test_report_says_what_ran(tmp_path: Path) -> None:
     result = command.run(tmp_path, "skyrl", "--layout=dp1-cp1-mb1-bshd", "-k", "one_token")
 

@@ -287,6 +287,15 @@ def test_older_signatures_have_fewer_modes_and_conform(
             assert finding.verdict == ("conforms" if one_each else several_samples_of_a_rollout)
 
 
+@pytest.mark.parametrize("toy", ["slime", "miles"])
+def test_a_metric_that_is_renamed_turns_the_run_red(tmp_path: Path, toy: str) -> None:
+    source = checkout(tmp_path / toy, toy, Edit("terms.py", '"pg_loss": loss,', '"policy": loss,'))
+    found = find(tmp_path, toy, source, ["dp1-cp1-mb1-thd"], "uneven_lengths")
+
+    assert verdicts(of_check(found, "weights")) == {"conforms"}
+    assert {f.diagnosis.name for f in of_check(found, "metric")} == {"not_logged"}
+
+
 def test_toy_that_declines_an_ordinary_step_is_wrong(tmp_path: Path) -> None:
     edits = (
         Edit("utils/arguments.py", "    lineage.validate(args)", REFUSAL),
