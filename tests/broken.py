@@ -280,7 +280,7 @@ class LoggingTheFirstStep(TwoLayouts):
 
     def observe(self, job: Job, rank: Rank) -> Observation:
         observed = super().observe(job, rank)
-        logged = {m: (v[0], *[None] * len(v[1:])) for m, v in observed.reported.items()}
+        logged = {metric: values[:1] for metric, values in observed.reported.items()}
         return replace(observed, reported=logged)
 
 

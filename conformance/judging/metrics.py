@@ -153,6 +153,6 @@ def _tolerance(job: Job, step_index: int, description: Description) -> float:
 
 def _reported(observations: Sequence[Observation], step_index: int, metric: Metric) -> list[float]:
     """The values of the ranks that log the metric."""
-    of_ranks = [observation.reported.get(metric) for observation in observations]
-    values = [of_steps[step_index] for of_steps in of_ranks if of_steps]
+    of_ranks = [observation.reported.get(metric, ()) for observation in observations]
+    values = [of_steps[step_index] for of_steps in of_ranks if step_index < len(of_steps)]
     return [value for value in values if value is not None]
