@@ -31,6 +31,8 @@ WORSE = 1
 
 USAGE_ERROR = 2
 
+OR_OF_THE_FRAMEWORK = ", which may be the framework's own mistake"
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and returns the exit status, 2 if the command cannot be carried out."""
@@ -57,7 +59,15 @@ def _print(lines: Iterator[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="rl-loss-conformance")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for add in (_add_adapters, _add_cases, _add_history, _add_show, _add_diff, _add_html):
+    for add in (
+        _add_adapters,
+        _add_check_adapter,
+        _add_cases,
+        _add_history,
+        _add_show,
+        _add_diff,
+        _add_html,
+    ):
         add(commands)
     expect = commands.add_parser(
         "expect", help="a file for --expect with all that a report says is wrong, to be completed"
@@ -80,6 +90,18 @@ def _add_adapters(commands: Commands) -> None:
         help="where the framework of an adapter is (repeatable)",
     )
     parser.set_defaults(lines=_adapters)
+
+
+def _add_check_adapter(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "check-adapter",
+        help="what an adapter that is being written gets wrong; exit status 0 nothing that can be"
+        " seen, 1 something, 2 it cannot be loaded",
+    )
+    parser.add_argument("name", metavar="NAME|MODULE:CLASS", help="it, installed or not")
+    parser.add_argument("--engine", metavar="NAME", help="training engine, where it has several")
+    parser.add_argument("--source", metavar="PATH[@REF]|pypi:VERSION", help="the framework's code")
+    parser.set_defaults(lines=_check_adapter)
 
 
 def _add_cases(commands: Commands) -> None:
@@ -225,6 +247,38 @@ def _properties(entry: Entry) -> Iterator[tuple[str, str]]:
 
 def _list(names: Iterable[str]) -> str:
     return ", ".join(names) or "none"
+
+
+def _check_adapter(options: argparse.Namespace) -> Generator[str, None, int]:
+    from conformance.checker.check import AdapterCheck
+
+    check = AdapterCheck(options.name, options.engine, options.source)
+    wrong = False
+    for complaint in check.complaints():
+        wrong = True
+        yield f"{complaint.name}{'' if complaint.of_adapter else OR_OF_THE_FRAMEWORK}"
+        yield f"  in {complaint.where}"
+        yield from _wrapped(complaint.words)
+        yield ""
+    for line in check.summary():
+        yield from _wrapped(line, indent="")
+    return WORSE if wrong else 0
+
+
+def _wrapped(text: str, indent: str = "  ") -> list[str]:
+    lines = text.splitlines()
+    return [
+        part
+        for line in lines
+        for part in textwrap.wrap(
+            line,
+            width=100,
+            initial_indent=indent,
+            subsequent_indent=indent,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+    ]
 
 
 def _cases(options: argparse.Namespace) -> Iterator[str]:

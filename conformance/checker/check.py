@@ -1,0 +1,117 @@
+"""The check of one adapter: its class, its probe, then everything that it declares."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from adapters.contract import Depth
+from adapters.toolkit.source import resolve
+from conformance.checker import coverage
+from conformance.checker.complaint import NOT_DELIVERED, Complaint, of_finding
+from conformance.checker.probing import first_complaint
+from conformance.findings.errors import HarnessFaultError
+from conformance.judging.startup import judge_ignored
+from conformance.plan.matrix import StartupCell
+from conformance.ranks import processes
+from conformance.ranks.hardware import ON_CPU
+from conformance.ranks.pool import RankPool
+from conformance.runs.check import make
+from conformance.runs.jobs import SharedJobs
+from conformance.runs.registry import create
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from adapters.contract import Adapter, Description, Layout
+    from conformance.plan.matrix import MatrixCell
+
+
+class AdapterCheck:
+    """Makes the complaints about one adapter, and keeps what else is to be told.
+
+    ``conforming`` counts findings without a complaint, ``never_shown`` lists declared capabilities
+    that no finding shows.
+
+    Raises:
+        ConformanceError: there is no such adapter, engine or source.
+    """
+
+    def __init__(self, name: str, engine: str | None = None, source: str | None = None) -> None:
+        processes.require_room_for_sockets()
+        self.adapter: Adapter = create(name, engine)
+        self.description: Description | None = None
+        self.conforming = 0
+        self.never_shown: list[str] = []
+        self._source = resolve(self.adapter, source)
+
+    def complaints(self) -> Iterator[Complaint]:
+        """What is wrong. Nothing is judged before the probe is right.
+
+        Raises:
+            StartError: the framework cannot be loaded.
+        """
+        complaint = _incomplete_class(self.adapter)
+        if complaint is not None:
+            yield complaint
+            return
+        layouts = coverage.small_layouts(self.adapter.layouts())
+        size = max(layout.world_size for layout in layouts)
+        with RankPool(self.adapter, self._source.path, size) as pool:
+            self.description = pool.description
+            complaint = first_complaint(pool, layouts)
+            if complaint is None:
+                yield from self._of_findings(pool, layouts)
+            else:
+                yield complaint
+
+    def summary(self) -> Iterator[str]:
+        """What is to be told besides the complaints, once all have been made."""
+        if self.conforming:
+            yield f"{self.conforming} findings show nothing wrong."
+        if self.never_shown:
+            yield f"Declared, and nothing that was run shows it: {', '.join(self.never_shown)}."
+        if self.description is not None:
+            yield "Not declared, and so never run:"
+            yield from (f"  {line}" for line in coverage.not_declared(self.description))
+
+    def _of_findings(self, pool: RankPool, layouts: Sequence[Layout]) -> Iterator[Complaint]:
+        cells, self.never_shown = coverage.chosen_cells(pool.description, layouts)
+        shared = SharedJobs(pool, cells)
+        for cell in cells:
+            complaint = _judged(cell, shared)
+            if complaint is None:
+                self.conforming += 1
+            elif isinstance(cell, StartupCell) and complaint.name == NOT_DELIVERED:
+                # A setting may be declared and not have every value.
+                self.never_shown.append(complaint.where)
+            else:
+                yield complaint
+        yield from _ignored(shared, coverage.configurable(layouts))
+
+
+def _ignored(shared: SharedJobs, layouts: Sequence[Layout]) -> Iterator[Complaint]:
+    """The complaint about declared settings that change nothing."""
+    if Depth.STEP not in shared.pool.description.depths or not layouts:
+        return
+    if ignored := shared.ignored_settings(layouts[0]):
+        diagnosis = judge_ignored(ignored).diagnosis
+        assert diagnosis is not None
+        yield Complaint(name=diagnosis.name, where=str(layouts[0]), words=diagnosis.explanation)
+
+
+def _incomplete_class(adapter: Adapter) -> Complaint | None:
+    """What is missing before ranks can start."""
+    lacking = [] if ON_CPU.device in adapter.devices else [f'devices = ("{ON_CPU.device}",)']
+    lacking += [] if ON_CPU.dtype in adapter.dtypes else [f'dtypes = ("{ON_CPU.dtype}",)']
+    lacking += [] if adapter.layouts() else ["a layout in layouts()"]
+    if not lacking:
+        return None
+    words = f"nothing can be run before the class has {' and '.join(lacking)}"
+    return Complaint(name="nothing_to_run", where=type(adapter).__name__, words=words)
+
+
+def _judged(cell: MatrixCell, shared: SharedJobs) -> Complaint | None:
+    try:
+        return of_finding(make(cell, shared).finding)
+    except HarnessFaultError as fault:
+        return Complaint(name="contradiction", where=cell.id, words=str(fault))

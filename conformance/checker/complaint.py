@@ -1,0 +1,90 @@
+"""What an author is told: one mistake of an adapter, read from an outcome or a finding."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from conformance.findings.badness import explain
+from conformance.findings.sanitize import last_line
+from conformance.findings.verdict import WRONG, Verdict
+from conformance.ranks.messages import Declined
+
+if TYPE_CHECKING:
+    from conformance.findings.finding import Finding
+    from conformance.ranks.pool import Crashed
+
+LINES_OF_A_CRASH = 6
+"""How many of the last lines of a crash are quoted."""
+
+NOT_DELIVERED = "declared_and_not_delivered"
+
+FAULTS_OF_THE_ADAPTER = {
+    "not_logged": NOT_DELIVERED,
+    "forward_passes_not_recorded": "forward_passes_not_recorded",
+    "configuration_ignored": "configuration_ignored",
+}
+"""Mistakes in findings that only the adapter can have made, and the complaint of each."""
+
+HINTS = {
+    "optimizer steps were made of": "every job must start with an empty GradientReader and read"
+    " the gradient once in each optimizer step: drain it in every job, also after one that failed",
+    "out of bounds": "the probe needs ProbedBatch.probe_size entries, and padding an id in it",
+}
+"""What to look at where a crash contains certain words."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Complaint:
+    """One thing that is wrong.
+
+    ``where`` is the job or the finding that shows it. ``of_adapter`` is False if the mistake may as
+    well be the framework's.
+    """
+
+    name: str
+    where: str
+    words: str
+    of_adapter: bool = True
+
+
+def of_outcome(outcome: Declined | Crashed, where: str) -> Complaint:
+    """The complaint about a job of declared capabilities that did not run."""
+    if not isinstance(outcome, Declined):
+        return Complaint(name="crashed", where=where, words=_crash(outcome.message))
+    if outcome.verdict == "unsupported":
+        words = "describe() declares all that this job needs, and observe() raised Unsupported:"
+        return Complaint(name=NOT_DELIVERED, where=where, words=f"{words} {outcome.message}")
+    words = f"an ordinary step is refused: {outcome.message}"
+    return Complaint(name="refused", where=where, words=words)
+
+
+def of_finding(finding: Finding) -> Complaint | None:
+    """The complaint about a finding of a declared capability; None if nothing is wrong."""
+    message = finding.message or ""
+    if finding.verdict is Verdict.UNSUPPORTED:
+        return of_outcome(Declined("unsupported", message), finding.id)
+    if finding.verdict is Verdict.DECLINED:
+        return of_outcome(Declined("refused", message), finding.id)
+    if finding.verdict not in WRONG:
+        return None
+    if finding.verdict is Verdict.CRASHED:
+        return Complaint(name="crashed", where=finding.id, words=_crash(message))
+    return _of_mismatch(finding)
+
+
+def _of_mismatch(finding: Finding) -> Complaint:
+    name = finding.diagnosis.name if finding.diagnosis else "unexplained"
+    return Complaint(
+        name=FAULTS_OF_THE_ADAPTER.get(name, name),
+        where=finding.id,
+        words=explain(finding),
+        of_adapter=name in FAULTS_OF_THE_ADAPTER,
+    )
+
+
+def _crash(message: str) -> str:
+    """The last lines of a crash, with a hint if it is a known one."""
+    hints = [hint for words, hint in HINTS.items() if words in message]
+    lines = [line.rstrip() for line in message.splitlines() if line.strip()]
+    return "\n".join([*hints, *lines[-LINES_OF_A_CRASH:]]) or last_line(message)

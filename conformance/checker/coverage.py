@@ -1,0 +1,130 @@
+"""Chooses a few matrix cells that together show every capability that an adapter declares."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from adapters.contract import Depth, Layout, Option
+from adapters.contract.configuration import FaultInjection, Setting
+from adapters.contract.objective import Metric, Objective
+from conformance.corpus.configurations import CONFIG_CASES
+from conformance.findings.verdict import Check
+from conformance.plan.covering import pairwise
+from conformance.plan.matrix import MatrixCell, StartupCell
+from conformance.plan.plan import Plan
+from conformance.plan.refusals import may_decline
+from reference.aggregation import Mode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from adapters.contract import Description
+
+FEW_RANKS = 2
+"""Layouts take no more ranks where the adapter has such layouts."""
+
+CAPABILITIES = {
+    "modes": ("mode", [*Mode]),
+    "depths": ("depth", [Depth.STEP, Depth.LOSS, Depth.REDUCER]),
+    "objectives": ("objective", [*Objective]),
+    "metrics": ("metric", [*Metric]),
+    "options": ("option", [*Option]),
+    "configurations": ("configuration", [*Setting, *FaultInjection]),
+}
+"""For each field of a description: what one of its members is called, and all that it may have."""
+
+
+def small_layouts(layouts: Sequence[Layout]) -> list[Layout]:
+    """Layouts with all pairs of properties on few ranks, the plainest first.
+
+    Besides, the smallest with each option, and one on which configurations can be tried.
+    """
+    by_size = sorted(layouts, key=lambda one: (one.world_size, one.options, one.micro_batches != 1))
+    few = max(FEW_RANKS, by_size[0].world_size)
+    some = pairwise(layout for layout in layouts if layout.world_size <= few)
+    chosen = [*dict.fromkeys([by_size[0], *configurable(layouts)[:1], *some])]
+    for layout in by_size:
+        shown = {option for one in chosen for option in one.options}
+        if not shown.issuperset(layout.options) or layout.tp > max(one.tp for one in chosen):
+            chosen.append(layout)
+    return chosen
+
+
+def configurable(layouts: Sequence[Layout]) -> list[Layout]:
+    """Layouts on which configurations can be tried."""
+    return [layout for layout in layouts if CONFIG_CASES[0].fits(layout)]
+
+
+def depths(description: Description) -> list[Depth]:
+    """The declared depths, the deepest first."""
+    return [depth for depth in CAPABILITIES["depths"][1] if depth in description.depths]
+
+
+def declared(description: Description) -> set[str]:
+    """Every declared capability, in words."""
+    return {
+        f"{word} {one}"
+        for field, (word, _) in CAPABILITIES.items()
+        for one in getattr(description, field)
+    }
+
+
+def not_declared(description: Description) -> list[str]:
+    """The capabilities that are not declared, a line for each kind."""
+    lacking = {
+        field: ", ".join(one for one in known if one not in getattr(description, field))
+        for field, (_, known) in CAPABILITIES.items()
+    }
+    passes = [] if description.records_forward_passes else ["records_forward_passes"]
+    return [f"{field}: {names}" for field, names in lacking.items() if names] + passes
+
+
+def chosen_cells(
+    description: Description, layouts: Sequence[Layout]
+) -> tuple[list[MatrixCell], list[str]]:
+    """Cells that show each declared capability and layout once, and what none of them shows."""
+    left = declared(description) | {str(layout) for layout in layouts}
+    allowed = frozenset(left)
+    chosen = []
+    for cell in sorted(_cells(description, layouts), key=may_decline):
+        shown = _shown(cell)
+        if shown <= allowed and shown & left:
+            chosen.append(cell)
+            left -= shown
+    return chosen, sorted(left)
+
+
+def _cells(description: Description, layouts: Sequence[Layout]) -> Iterator[MatrixCell]:
+    """All cells of declared modes: on all layouts at the greatest depth, on one at the others."""
+    modes = [mode for mode in Mode if mode in description.modes]
+    fitting = [layout for layout in layouts if layout.tp <= description.largest_tp]
+    for number, depth in enumerate(depths(description)):
+        plan = Plan(
+            aggregations=dict.fromkeys(modes),
+            checks=frozenset(Check),
+            depth=depth,
+            layouts=tuple(fitting[:1] if number else fitting),
+        )
+        cells = (cell for cell in plan.cells() if isinstance(cell, MatrixCell))
+        yield from (cell for cell in cells if _tells(cell, description))
+
+
+def _tells(cell: MatrixCell, description: Description) -> bool:
+    """Whether a cell is about what an adapter declares, and not about a convention."""
+    if isinstance(cell, StartupCell):
+        case = cell.config_case
+        return case.applies(description.conventions) and case.rule not in description.permits
+    return not cell.spec.compares_cuts
+
+
+def _shown(cell: MatrixCell) -> set[str]:
+    """The capabilities that a cell needs, and its layout."""
+    shown = {
+        str(cell.layout),
+        f"mode {cell.aggregation.mode}",
+        f"depth {cell.depth}",
+        f"objective {cell.spec.objective}",
+        *(f"option {option}" for option in cell.layout.options),
+        *(f"configuration {one}" for one in cell.job.configuration.settings),
+    }
+    return shown | ({f"metric {cell.spec.metric}"} if cell.spec.metric else set())

@@ -1,0 +1,158 @@
+"""Looks at the probe of an adapter in a few jobs, and ends with the first thing that is wrong."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from adapters.contract import Depth
+from adapters.contract.objective import Objective
+from conformance.checker import coverage, explanations, jobs
+from conformance.checker.complaint import Complaint, of_outcome
+from conformance.diagnosis.placement import forward_pass_of_token
+from conformance.ranks.pool import Ran
+from reference.aggregation import Mode
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from adapters.contract import Description, Job, Layout, Observation
+    from conformance.checker.explanations import Cause
+    from conformance.checker.jobs import StepWeights
+    from conformance.ranks.pool import RankPool
+
+
+MAY_BE_OF_THE_FRAMEWORK = {"factor", "unexplained", "not_finite"}
+"""Causes that a mistake of the framework shows as well."""
+
+
+class _Wrong(Exception):  # noqa: N818 - it carries a complaint, and no error
+    """Something is wrong, and what comes after would not tell more."""
+
+    def __init__(self, complaint: Complaint) -> None:
+        self.complaint = complaint
+
+
+def first_complaint(pool: RankPool, layouts: Sequence[Layout]) -> Complaint | None:
+    """The first thing that is wrong with the probe; None if all is as it should be.
+
+    Raises:
+        StartError: the framework cannot be imported.
+    """
+    try:
+        _require_capabilities(pool.description)
+        Probing(pool, layouts).require_all()
+    except _Wrong as wrong:
+        return wrong.complaint
+    return None
+
+
+def _require_capabilities(description: Description) -> None:
+    """See to it that a job can be made of what is declared."""
+    lacking = [name for name in ("modes", "depths") if not getattr(description, name)]
+    lacking += [] if Objective.POLICY in description.objectives else ["objectives policy"]
+    if lacking:
+        words = (
+            f"describe() declares no {' and no '.join(lacking)}; what is not declared is not run"
+        )
+        raise _Wrong(Complaint(name="nothing_to_run", where="describe()", words=words))
+
+
+@dataclass(frozen=True)
+class Probing:
+    """Jobs whose samples all weigh the same in every mode, on some layouts of an adapter."""
+
+    pool: RankPool
+    layouts: Sequence[Layout]
+
+    def require_all(self) -> None:
+        """See to it that the probe is right, the most basic first.
+
+        Raises:
+            _Wrong: it is not.
+        """
+        modes = [self._right_mode(depth) for depth in coverage.depths(self.pool.description)]
+        self._require_repetition(modes[0])
+        self._require_steps(modes[0])
+        for layout in self._plain_layouts:
+            self._require_padding(modes[0], layout)
+
+    @cached_property
+    def _depth(self) -> Depth:
+        return coverage.depths(self.pool.description)[0]
+
+    @cached_property
+    def _plain_layouts(self) -> list[Layout]:
+        """Layouts on which a rank holds whole samples."""
+        return [one for one in self.layouts if one.cp == one.tp == 1 and not one.options]
+
+    def _right_mode(self, depth: Depth) -> Mode:
+        """The first mode in which weights are right; a framework may be wrong in some."""
+        wrong: list[_Wrong] = []
+        for mode in (mode for mode in Mode if mode in self.pool.description.modes):
+            try:
+                self._require_weights(jobs.job(self.layouts[0], depth, mode, jobs.EQUAL))
+            except _Wrong as found:
+                wrong.append(found)
+            else:
+                return mode
+        raise wrong[0]
+
+    def _require_repetition(self, mode: Mode) -> None:
+        job = jobs.job(self.layouts[0], self._depth, mode, jobs.EQUAL)
+        [first], [second] = self._weights(job), self._weights(job)
+        _require(job, explanations.explain_repetition(first, second))
+
+    def _require_steps(self, mode: Mode) -> None:
+        """Two steps are right, and all their tokens are in forward passes."""
+        job = jobs.job(self.layouts[0], self._depth, mode, jobs.EQUAL, jobs.EQUAL)
+        observations = self._require_weights(job)
+        if self._records_passes:
+            for index, step in enumerate(job.steps):
+                passes = forward_pass_of_token(observations, index, job.layout)
+                _require(job, explanations.explain_forward_passes(step, passes))
+
+    def _require_padding(self, mode: Mode, layout: Layout) -> None:
+        """Padding has no weight, and no id of a token."""
+        job = jobs.job(layout, self._depth, mode, jobs.PADDED)
+        observations = self._observations(job)
+        [weights] = jobs.weights_of_steps(job, observations, self.pool.description)
+        _require(job, explanations.explain_padding(weights))
+        passes = forward_pass_of_token(observations, 0, layout)
+        if self._records_passes and passes is not None:
+            _require(job, explanations.explain_strays(weights.step, passes))
+
+    @property
+    def _records_passes(self) -> bool:
+        return self.pool.description.records_forward_passes and self._depth is Depth.STEP
+
+    def _require_weights(self, job: Job) -> Sequence[Observation]:
+        """The observations of a job whose weights are right."""
+        observations = self._observations(job)
+        steps = jobs.weights_of_steps(job, observations, self.pool.description)
+        for number, weights in enumerate(steps, 1):
+            where = f", step {number} of {len(steps)}" if len(steps) > 1 else ""
+            _require(job, explanations.explain_weights(weights), where)
+        return observations
+
+    def _weights(self, job: Job) -> list[StepWeights]:
+        return jobs.weights_of_steps(job, self._observations(job), self.pool.description)
+
+    def _observations(self, job: Job) -> Sequence[Observation]:
+        """What the ranks observed, in arrays of the right shapes."""
+        outcome = self.pool.run(job)
+        if not isinstance(outcome, Ran):
+            raise _Wrong(of_outcome(outcome, jobs.in_words(job)))
+        for observation in outcome.observations:
+            _require(job, explanations.explain_shapes(job, observation))
+        return outcome.observations
+
+
+def _require(job: Job, cause: Cause | None, step: str = "") -> None:
+    if cause is not None:
+        where = f"{jobs.in_words(job)}{step}"
+        of_adapter = cause.name not in MAY_BE_OF_THE_FRAMEWORK
+        raise _Wrong(
+            Complaint(name=cause.name, where=where, words=cause.words, of_adapter=of_adapter)
+        )

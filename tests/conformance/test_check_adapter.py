@@ -1,0 +1,205 @@
+"""``check-adapter`` names what is wrong with an adapter, and nothing that is right."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from conformance import cli
+from tests import command
+from tests.minimal import broken
+from tests.minimal.right import MinimalAdapter
+
+
+def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
+    """The exit status and what is printed, on one line."""
+    status = cli.main(["check-adapter", *arguments])
+    return status, " ".join(capsys.readouterr().out.split())
+
+
+def test_right_adapter_has_no_complaint(capsys: pytest.CaptureFixture[str]) -> None:
+    status, text = printed(capsys, "tests.minimal.right:MinimalAdapter")
+
+    assert status == 0
+    assert text.startswith(
+        "6 findings show nothing wrong. Not declared, and so never run:"
+        " modes: prompt_mean, constant depths: loss, reducer objectives: off_policy, "
+    )
+
+
+COMPLAINTS = {
+    broken.ReturningGradients: (
+        "gradients_returned",
+        "holds the gradients of the probe and not the weights: divide them by"
+        " ProbedBatch.dloss_dlogprob",
+    ),
+    broken.NegatingWeights: ("wrong_sign", "every weight has the wrong sign"),
+    broken.NotZeroingTheGradient: (
+        "gradient_not_zeroed",
+        "the second of two equal jobs gives the sum of both",
+    ),
+    broken.MovingTheProbe: (
+        "state_left_behind",
+        "has its optimizer step changed the probe? It must be 0 again, so give a learning rate of",
+    ),
+    broken.RecordingNoForwardPasses: (
+        "forward_passes_not_recorded",
+        "describe() declares records_forward_passes, and 80 of 80 tokens are in none",
+    ),
+    broken.RecordingNoPrompts: (
+        "prompts_not_recorded",
+        "the first token of every response is in no forward pass",
+    ),
+    broken.PaddingWithTheIdOfAToken: (
+        "padding_has_the_id_of_a_token",
+        "1 of 93 tokens are in a forward pass without the rest of their sample: token 15 of sample"
+        " 7. Is padding given the id of a token?",
+    ),
+    broken.RunningIntoTheNextSample: (
+        "padding_reaches_the_probe",
+        "69 of 93 tokens have another weight than the rest of their sample",
+    ),
+    broken.TakingOldLogProbsOfZero: (
+        "ratio_not_one",
+        "the ratio of the new to the old policy is 1.604e-28 and not exactly 1, so that tokens with"
+        " negative advantages are clipped: new log-probabilities are the old ones -64.",
+    ),
+    broken.TrainingAPlainSoftmax: (
+        "derivative_not_one",
+        "the derivative of a log-probability by the probe is 0.9921875 = 1 - 1/128 and not 1: the"
+        " model's logits are those of a plain softmax over 128 tokens. Use"
+        " adapters.toolkit.probe.logits_head",
+    ),
+    broken.TrainingAPlainSoftmaxOffPolicy: (
+        "ratio_not_one",
+        "new log-probabilities are the old ones -4.86 (a plain softmax over 128 tokens gives 1/128",
+    ),
+    broken.TakingTheProbeForLogits: (
+        "depends_on_the_whole_probe",
+        "the log-probability of every token depends on the whole probe",
+    ),
+    broken.AddingTheProbeOfTheInput: (
+        "probe_of_another_token",
+        "each token has the weight of the token after it",
+    ),
+    broken.DetachingTheProbe: ("no_gradient", "the gradient of the probe is 0 for every token"),
+    broken.DeclaringAModeItLacks: (
+        "declared_and_not_delivered",
+        "describe() declares all that this job needs, and observe() raised Unsupported: no prompt",
+    ),
+    broken.DeclaringAMetricItDoesNotLog: (
+        "declared_and_not_delivered",
+        "no rank logs policy_loss of step 0",
+    ),
+    broken.IgnoringTheConfiguration: (
+        "configuration_ignored",
+        "it declares that a configuration may set mode, and tokens weigh the same whatever is set",
+    ),
+    broken.RefusingTwoRanks: (
+        "refused",
+        "an ordinary step is refused: batch size 8 is not divisible by 3",
+    ),
+    broken.ReturningOneArray: (
+        "wrong_shape",
+        "an entry for each response token: [80, 80] entries, and it has the shapes [(160,)]",
+    ),
+    broken.NotDrainingTheReader: (
+        "crashed",
+        "every job must start with an empty GradientReader",
+    ),
+    broken.DeclaringNoObjective: ("nothing_to_run", "declares no objectives policy"),
+    broken.DeclaringNoDevice: (
+        "nothing_to_run",
+        'before the class has devices = ("cpu",) and a layout in layouts()',
+    ),
+}
+"""The name of the complaint about each broken adapter, and words of it."""
+
+
+@pytest.mark.parametrize("adapter", COMPLAINTS, ids=lambda adapter: adapter.__name__)
+def test_broken_adapter_is_told_what_is_wrong(
+    capsys: pytest.CaptureFixture[str], adapter: type[MinimalAdapter]
+) -> None:
+    name, words = COMPLAINTS[adapter]
+    status, text = printed(capsys, f"{broken.__name__}:{adapter.__name__}")
+
+    assert status == cli.WORSE
+    assert text.startswith(f"{name} in ")
+    assert words in text
+    assert "may be the framework's own mistake" not in text
+
+
+def test_every_broken_adapter_is_looked_at() -> None:
+    classes = [one for one in vars(broken).values() if isinstance(one, type)]
+
+    assert {
+        one
+        for one in classes
+        if issubclass(one, MinimalAdapter) and one.__module__ == broken.__name__
+    } == {*COMPLAINTS}
+
+
+def test_mistake_of_the_framework_is_said_to_be_perhaps_that(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    status, text = printed(capsys, "tests.minimal.mistaken:DrivingAMistake")
+
+    assert status == cli.WORSE
+    assert re.search("which may be the framework's own mistake in weights/sample_mean/", text)
+    assert "findings show nothing wrong" in text
+
+
+def test_factor_of_all_modes_may_be_the_framework_s_mistake(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    status, text = printed(capsys, "tests.broken:OneTokenShort")
+
+    assert status == cli.WORSE
+    assert text.startswith("factor, which may be the framework's own mistake in sample_mean, depth")
+    assert "every weight is 1.015873 times as large as it should be" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["nobody"], "adapter 'nobody' is unknown; installed are .* or as module:Class"),
+        (["native", "--engine=jax"], "engine 'jax' is none of native's; choose torch"),
+        (["native", "--source=."], "native has no source of its own"),
+        (
+            ["tests.minimal.nowhere:Adapter"],
+            "cannot be imported: No module named 'tests.minimal.no",
+        ),
+        (["tests.minimal.right:Nobody"], "has no attribute 'Nobody'; name a module in the current"),
+        (["tests.minimal.right:Trainer"], "is no adapters.contract.Adapter"),
+        (["tests/minimal/right.py:Trainer"], "is not of the form module:Class; write my_package"),
+        (["tests.broken:Unloadable"], "cannot be loaded: rank 0 raised"),
+    ],
+)
+def test_what_cannot_be_checked_is_a_usage_error(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
+) -> None:
+    assert cli.main(["check-adapter", *arguments]) == cli.USAGE_ERROR
+    assert re.search(words, capsys.readouterr().err)
+
+
+ADAPTER = """
+from tests.minimal.right import MinimalAdapter
+
+class MyAdapter(MinimalAdapter):
+    name = "mine"
+"""
+
+
+def test_class_in_the_current_folder_needs_no_entry_point(tmp_path: Path) -> None:
+    (tmp_path / "my_adapter.py").write_text(ADAPTER)
+    name, few = (
+        "my_adapter:MyAdapter",
+        ("--checks=weights", "--modes=token_mean", "-k", "two_steps"),
+    )
+    for workers in ([], ["-n", "1"]):
+        result = command.run(tmp_path, name, *few, *workers)
+
+        assert result.status == 0, result.output
+        assert f"report: {tmp_path}/reports/latest/mine.json" in result.output

@@ -1,0 +1,218 @@
+"""Adapters with one defect each, named after it; `MinimalAdapter` is what they would be without."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from adapters.contract import Description, Job, Layout, Observation, Rank, Refused, Unsupported
+from adapters.contract.objective import Metric
+from adapters.contract.probed_batch import ProbedBatch
+from adapters.toolkit.probe import GradientReader, as_array, probe_capacity
+from reference.aggregation import Mode
+from tests.minimal.right import MinimalAdapter
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+
+class ReturningGradients(MinimalAdapter):
+    """It returns the gradients of the probe and not the token weights."""
+
+    def token_weights(
+        self, batch: ProbedBatch, gradients: Sequence[NDArray[np.float32]]
+    ) -> tuple[NDArray[np.float64], ...]:
+        ids = np.concatenate(batch.responses)
+        return tuple(batch.split(each[ids].astype(float))[i] for i, each in enumerate(gradients))
+
+
+class NegatingWeights(MinimalAdapter):
+    """It divides by the advantages and not by the derivative of the loss."""
+
+    def token_weights(
+        self, batch: ProbedBatch, gradients: Sequence[NDArray[np.float32]]
+    ) -> tuple[NDArray[np.float64], ...]:
+        return tuple(-weights for weights in batch.weights_of_steps(gradients))
+
+
+class _AddingUp(GradientReader):
+    def _read(self, optimizer: torch.optim.Optimizer, *arguments: object) -> None:
+        [probe] = optimizer.param_groups[0]["params"]
+        self._gradients.append(as_array(probe.grad))
+
+
+class NotZeroingTheGradient(MinimalAdapter):
+    """Its model is kept from job to job with the gradient that it has."""
+
+    def reader(self, optimizer: torch.optim.Optimizer) -> GradientReader:
+        return _AddingUp(optimizer)
+
+
+class MovingTheProbe(NotZeroingTheGradient):
+    """Its optimizer has a learning rate, and a gradient when it steps."""
+
+    learning_rate = 1.0
+
+    def observe(self, job: Job, rank: Rank) -> Observation:
+        seen = super().observe(job, rank)
+        for _, trainer, _ in rank.cache.values():
+            trainer.optimizer.zero_grad(set_to_none=False)
+        return seen
+
+
+class RecordingNoForwardPasses(MinimalAdapter):
+    """It declares a record of forward passes and returns none."""
+
+    def observe(self, job: Job, rank: Rank) -> Observation:
+        return replace(super().observe(job, rank), forward_passes=())
+
+
+class RecordingNoPrompts(MinimalAdapter):
+    """It takes the forward pass of a token itself, where none of the token before it counts."""
+
+    def observe(self, job: Job, rank: Rank) -> Observation:
+        seen = super().observe(job, rank)
+        for step, passes in zip(job.steps, seen.forward_passes, strict=True):
+            passes[step.offsets[:-1]] = -1
+        return seen
+
+
+class PaddingWithTheIdOfAToken(MinimalAdapter):
+    """Its padding has the id of the last token but one."""
+
+    def padding(self, batch: ProbedBatch) -> int:
+        return batch.probe_size - 2
+
+
+class RunningIntoTheNextSample(MinimalAdapter):
+    """Its padding is what comes next in the batch, and is trained on."""
+
+    def rows(self, batch: ProbedBatch, start: int, end: int) -> Any:
+        rows = super().rows(batch, start, end)
+        width = rows["ids"].shape[1]
+        ids = (rows["ids"][:, :1] + torch.arange(width)).clamp(max=batch.probe_size - 1)
+        further = (ids != rows["ids"])[:, 1:]
+        values = {name: rows[name] + further for name in ("advantages", "mask")}
+        old = rows["old_log_probs"] + further * self.old_log_prob(batch)
+        return rows | values | {"ids": ids, "old_log_probs": old}
+
+
+class TakingOldLogProbsOfZero(MinimalAdapter):
+    """Its old log-probabilities are not those of `logits_head`."""
+
+    def old_log_prob(self, batch: ProbedBatch) -> float:
+        return 0.0
+
+
+class TrainingAPlainSoftmax(MinimalAdapter):
+    """The tokens besides the predicted one have a share of the probability."""
+
+    def head(self, ids: torch.Tensor, probe: torch.Tensor) -> dict[str, torch.Tensor]:
+        predicted = ((ids + 1) % len(probe)).unsqueeze(-1)
+        logits = torch.zeros(*ids.shape, len(probe))
+        return {"logits": logits.scatter(-1, predicted, probe[predicted])}
+
+    def old_log_prob(self, batch: ProbedBatch) -> float:
+        return -math.log(probe_capacity(batch.probe_size))
+
+
+class TrainingAPlainSoftmaxOffPolicy(TrainingAPlainSoftmax):
+    """Besides, old log-probabilities are 0."""
+
+    def old_log_prob(self, batch: ProbedBatch) -> float:
+        return 0.0
+
+
+class TakingTheProbeForLogits(TrainingAPlainSoftmax):
+    """The logits of all tokens are the probe."""
+
+    def head(self, ids: torch.Tensor, probe: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"logits": probe.expand(*ids.shape, -1)}
+
+
+class AddingTheProbeOfTheInput(MinimalAdapter):
+    """The log-probability of a token has the probe's entry of the token before it."""
+
+    def head(self, ids: torch.Tensor, probe: torch.Tensor) -> dict[str, Any]:
+        return super().head(ids, torch.cat([probe[:1], probe[:-1]]))
+
+
+class DetachingTheProbe(MinimalAdapter):
+    """The loss does not depend on the probe."""
+
+    def head(self, ids: torch.Tensor, probe: torch.Tensor) -> dict[str, Any]:
+        return super().head(ids, probe.detach() + 0 * probe)
+
+
+class DeclaringAModeItLacks(MinimalAdapter):
+    """It raises Unsupported in a mode that it declares."""
+
+    def describe(self) -> Description:
+        return replace(super().describe(), modes=super().describe().modes | {Mode.PROMPT_MEAN})
+
+    def observe(self, job: Job, rank: Rank) -> Observation:
+        if job.aggregation.mode is Mode.PROMPT_MEAN:
+            raise Unsupported("no prompt_mean")
+        return super().observe(job, rank)
+
+
+class DeclaringAMetricItDoesNotLog(MinimalAdapter):
+    """Nothing is logged."""
+
+    def observe(self, job: Job, rank: Rank) -> Observation:
+        return replace(super().observe(job, rank), reported={Metric.POLICY_LOSS: (None,) * 2})
+
+
+class IgnoringTheConfiguration(MinimalAdapter):
+    """It declares that the mode may be left to the default, and always sets it."""
+
+    def mode(self, job: Job) -> Mode:
+        return job.aggregation.mode
+
+
+class RefusingTwoRanks(MinimalAdapter):
+    """It refuses an ordinary step."""
+
+    def observe(self, job: Job, rank: Rank) -> Observation:
+        if rank.world_size > 1:
+            raise Refused("batch size 8 is not divisible by 3")
+        return super().observe(job, rank)
+
+
+class ReturningOneArray(MinimalAdapter):
+    """The weights of all steps are in one array."""
+
+    def observe(self, job: Job, rank: Rank) -> Observation:
+        seen = super().observe(job, rank)
+        return replace(seen, token_weights=(np.concatenate(seen.token_weights),))
+
+
+class NotDrainingTheReader(MinimalAdapter):
+    """The gradients of earlier jobs are still there."""
+
+    def reader(self, optimizer: torch.optim.Optimizer) -> GradientReader:
+        reader = GradientReader(optimizer)
+        reader.drain = lambda: list(reader._gradients)  # type: ignore[method-assign]
+        return reader
+
+
+class DeclaringNoObjective(MinimalAdapter):
+    """It does not say that it has the policy loss."""
+
+    def describe(self) -> Description:
+        return replace(super().describe(), objectives=frozenset())
+
+
+class DeclaringNoDevice(MinimalAdapter):
+    """It does not say where it runs."""
+
+    devices = ()
+
+    def layouts(self) -> Sequence[Layout]:
+        return []
