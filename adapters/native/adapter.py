@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from adapters.contract import (
     Adapter,
@@ -24,10 +25,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    import torch
-
     from adapters.contract import LogEntry
     from adapters.native.trainer import Trainer
+    from reference.aggregation import Aggregation
 
 
 NOT_IMPLEMENTED = {Objective.GSPO, Objective.SAPO, Objective.CLIP_COV, Objective.KL_COV}
@@ -81,6 +81,10 @@ class NativeAdapter(Adapter):
         options.validate(given, job)
         options.validate_data(given, job)
 
+    def aggregation(self, job: Job) -> Aggregation:
+        """The mode and divisor that a job's options choose."""
+        return options.merged(job).aggregation
+
     def aggregate(self, entries: Sequence[LogEntry], rank: Rank) -> Mapping[str, float]:
         """Sum over micro-batches and divide by each key's divisor."""
         return logs.aggregate(entries)
@@ -93,6 +97,7 @@ class NativeAdapter(Adapter):
         from adapters.native.trainer import linear_losses
 
         self.started(job)
+        job = replace(job, aggregation=self.aggregation(job))
         batch = ProbedBatch(job.steps, job.objective)
         steps = samples_of_steps(batch)
         dtype = getattr(torch, rank.dtype)
@@ -103,15 +108,17 @@ class NativeAdapter(Adapter):
                 losses = linear_losses if job.depth is Depth.REDUCER else trainer.token_losses
                 shares = [trainer.accumulate(probe, samples, losses)[0] for samples in steps]
                 return _observation(batch, trainer, shares, pending_reduction=PendingReduction.SUM)
-            trained = [trainer.train_step(probe, samples) for samples in steps]
-        gradients, logs = zip(*trained, strict=True)
-        return _observation(batch, trainer, gradients, logs=logs)
+            size = job.configuration.batch_size or max(map(len, steps))
+            parts = [[s[i : i + size] for i in range(0, len(s), size)] for s in steps]
+            trained = [[trainer.train_step(probe, one) for one in step] for step in parts]
+        gradients = [sum(gradient for gradient, _ in step) for step in trained]
+        return _observation(batch, trainer, gradients, logs=[step[-1][1] for step in trained])
 
 
 def _observation(
     batch: ProbedBatch,
     trainer: Trainer,
-    gradients: Sequence[torch.Tensor],
+    gradients: Sequence[Any],
     *,
     pending_reduction: PendingReduction = PendingReduction.REPLICATED,
     logs: Sequence[dict[Metric, float]] = (),

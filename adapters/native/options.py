@@ -14,7 +14,7 @@ import numpy as np
 
 from adapters.contract import Refused, Unsupported
 from adapters.contract.configuration import FaultInjection, Setting
-from reference.aggregation import Mode
+from reference.aggregation import Aggregation, Mode
 
 if TYPE_CHECKING:
     from adapters.contract import Job
@@ -80,6 +80,12 @@ class Options:
     divisor: Any
     per_token: bool
     batch_size: int | None
+
+    @property
+    def aggregation(self) -> Aggregation:
+        """The mode and divisor, once they are validated."""
+        mode = Mode.TOKEN_MEAN if self.per_token else Mode(self.mode)
+        return Aggregation(mode, None if self.divisor is None else float(self.divisor))
 
 
 def merged(job: Job) -> Options:

@@ -11,7 +11,7 @@ from adapters.native.samples import SampleTensors
 from adapters.native.trainer import Trainer, with_denominators
 from conformance.corpus.cases import CORPUS, Case
 from conformance.plan.checks import CheckSpec, check_spec
-from reference.aggregation import DEFAULT_CONVENTIONS, Conventions, Mode
+from reference.aggregation import DEFAULT_CONVENTIONS, Aggregation, Conventions, Mode
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -69,6 +69,10 @@ class MutantAdapter(NativeAdapter):
         """As the job's mutant has it."""
         assert isinstance(job, MutantJob)
         job.mutant.started(job)
+
+    def aggregation(self, job: Job) -> Aggregation:
+        """The job's, whatever a mutant lets pass."""
+        return job.aggregation
 
     def trainer(self, job: Job, rank: int) -> Trainer:
         """The job's own."""
