@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 import subprocess
+import sys
 import tomllib
 from collections.abc import Sequence
 from dataclasses import fields
@@ -62,6 +63,7 @@ TORCHRUN = commands("torchrun ")
 WITH_SOURCE = commands("pytest .*--source=PATH")
 RELEASES = commands("pytest .*skyrl-0.2.0.json")
 MINE = commands("pytest --adapter=mine ")
+IN_FOLDER = commands("(rl-loss-conformance check-adapter|pytest --adapter)[ =]my_package")
 HISTORY = commands("rl-loss-conformance history ")
 ON_REPORTS = commands("rl-loss-conformance (show|diff|html|expect) ")
 IN_TEST_CLI = [
@@ -82,7 +84,7 @@ def test_first_block_is_two_commands_that_ci_takes_from_here() -> None:
 
 
 def test_every_other_command_is_run_once() -> None:
-    here = [*NATIVE, *TORCHRUN, *WITH_SOURCE, *RELEASES, *MINE, *HISTORY, *ON_REPORTS]
+    here = [*NATIVE, *TORCHRUN, *WITH_SOURCE, *RELEASES, *MINE, *IN_FOLDER, *HISTORY, *ON_REPORTS]
     by_ci = [line for line in COMMANDS if f"\ntimed {line}\n" in CI]
 
     assert sorted([*here, *IN_TEST_CLI, *by_ci]) == sorted(COMMANDS)
@@ -195,6 +197,24 @@ def run_mine(folder: Path, code: str) -> command.Result:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     return command.finish(command.start(folder, *shlex.split(line)[1:]), folder, "mine")
+
+
+@pytest.mark.parametrize("line", IN_FOLDER)
+def test_commands_on_an_adapter_that_is_not_installed(tmp_path: Path, line: str) -> None:
+    [code] = blocks("python")
+    (tmp_path / "my_package").mkdir()
+    (tmp_path / "my_package" / "conformance.py").write_text(code)
+    program, *arguments = shlex.split(line)
+    if program == "pytest":
+        result = command.run(tmp_path, arguments[0].partition("=")[2], *arguments[1:])
+        status, output = result.status, result.output
+    else:
+        run = [sys.executable, "-m", "conformance.cli", *arguments]
+        environment = os.environ | {"PYTHONPATH": str(command.ROOT)}
+        done = subprocess.run(run, cwd=tmp_path, env=environment, capture_output=True, text=True)
+        status, output = done.returncode, done.stdout + done.stderr
+
+    assert status == 0, output
 
 
 LINKING = [*command.ROOT.glob("*.md")] + [
