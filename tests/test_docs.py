@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 import subprocess
+import sys
 import tomllib
 from collections.abc import Sequence
 from dataclasses import fields
@@ -191,6 +192,17 @@ COUNTED_PER_RANK = TINYRL.replace(
 )
 
 
+def write_tinyrl(folder: Path, trainer: str = TINYRL) -> str:
+    """Write the complete adapter and its trainer to a folder; the adapter's place."""
+    [code] = blocks("python", '"""Conformance of tinyrl')
+    place = BY_PLACE[1].partition("--adapter=")[2]
+    module = place.partition(":")[0].replace(".", "/")
+    for name, text in {f"{module}.py": code, "tinyrl.py": trainer}.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return place
+
+
 @pytest.mark.parametrize(
     ("trainer", "begins"),
     [
@@ -201,14 +213,9 @@ COUNTED_PER_RANK = TINYRL.replace(
     ids=["right", "average over ranks left", "counted per rank"],
 )
 def test_complete_adapter_conforms_and_mistakes_of_its_trainer_are_named_as_shown(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trainer: str, begins: str | None
+    tmp_path: Path, trainer: str, begins: str | None
 ) -> None:
-    [code] = blocks("python", '"""Conformance of tinyrl')
-    place = BY_PLACE[1].partition("--adapter=")[2]
-    module = place.partition(":")[0].replace(".", "/")
-    for name, text in {f"{module}.py": code, "tinyrl.py": trainer}.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
+    place = write_tinyrl(tmp_path, trainer)
     layouts = ("--layout=dp2-cp1-mb1-thd", "--layout=dp2-cp1-mb2-thd")
     result = command.run(
         tmp_path, place, *layouts, "--checks=weights,metric", "-k", "odd or uneven"
@@ -235,6 +242,22 @@ def run_mine(folder: Path, code: str) -> command.Result:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     return command.finish(command.start(folder, *shlex.split(line)[1:]), folder, "mine")
+
+
+@pytest.mark.parametrize("line", BY_PLACE)
+def test_commands_on_an_adapter_that_is_not_installed(tmp_path: Path, line: str) -> None:
+    write_tinyrl(tmp_path)
+    program, *arguments = shlex.split(line)
+    if program == "pytest":
+        result = command.run(tmp_path, arguments[0].partition("=")[2], *arguments[1:])
+        status, output = result.status, result.output
+    else:
+        run = [sys.executable, "-m", "conformance.cli", *arguments]
+        environment = os.environ | {"PYTHONPATH": str(command.ROOT)}
+        done = subprocess.run(run, cwd=tmp_path, env=environment, capture_output=True, text=True)
+        status, output = done.returncode, done.stdout + done.stderr
+
+    assert status == 0, output
 
 
 LINKING = [*command.ROOT.glob("*.md")] + [

@@ -83,7 +83,8 @@ class AdapterCheck:
                 self.conforming += 1
             elif isinstance(cell, StartupCell) and complaint.name == NOT_DELIVERED:
                 # A setting may be declared and not have every value.
-                self.never_shown.append(complaint.where)
+                settings = cell.config_case.configuration.settings
+                self.never_shown += [f"configuration {one}" for one in sorted(settings)]
             else:
                 yield complaint
         yield from _ignored(shared, coverage.configurable(layouts))
