@@ -16,8 +16,7 @@ from adapters.contract.objective import (
 )
 from adapters.skyrl.importing import module, ppo_utils
 from adapters.toolkit.refusals import refusals
-from adapters.toolkit.sizes import prompts_per_step, rollouts_per_prompt, token_budget
-from adapters.toolkit.spelling import yaml
+from adapters.toolkit.settings import prompts_per_step, rollouts_per_prompt, token_budget, yaml
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:

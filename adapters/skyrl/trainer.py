@@ -21,7 +21,7 @@ from adapters.contract.probed_batch import PADDING_ID, ProbedBatch
 from adapters.skyrl.configuration import has_kl_term, knows_rollout_policy
 from adapters.skyrl.importing import PADDING_MICRO_BATCHES, module, ppo_utils
 from adapters.toolkit.refusals import refusals
-from adapters.toolkit.sizes import rollouts_per_prompt
+from adapters.toolkit.settings import rollouts_per_prompt
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -13,8 +13,7 @@ from adapters.contract import Option, Unsupported
 from adapters.contract.configuration import FaultInjection, Setting
 from adapters.contract.objective import ENTROPY_COEFFICIENT, KL_COEFFICIENT, Objective
 from adapters.slime_family import user_code
-from adapters.toolkit.sizes import rollouts_per_prompt, rollouts_per_step, token_budget
-from adapters.toolkit.spelling import yaml
+from adapters.toolkit.settings import rollouts_per_prompt, rollouts_per_step, token_budget, yaml
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:

@@ -54,7 +54,7 @@ ELSEWHERE = {
     "skyrl.importing.import_skyrl": "a path",
     "skyrl.trainer.Rollouts.output": "a list of reasons to stop",
     "skyrl.trainer._generated": "prompts to be asked for",
-    "toolkit.sizes.token_budget": "sizes that the framework is told",
+    "toolkit.settings.token_budget": "sizes that the framework is told",
     "toolkit.source._checkout": "a path",
     "toolkit.source._extracted": "a path",
     "toolkit.cache.made_once": "a path",

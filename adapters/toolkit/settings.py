@@ -1,4 +1,4 @@
-"""Sizes of a job that a framework's options set once for all steps."""
+"""Sizes of a job that a framework's options set once for all steps, and how numbers are spelled."""
 
 from __future__ import annotations
 
@@ -63,3 +63,12 @@ def _only(counts: Iterable[int], what: str) -> int:
     if len(different) > 1:
         raise Unsupported(f"no different numbers of {what}: {different}")
     return different[0]
+
+
+YAML_NUMBERS = {"nan": ".nan", "inf": ".inf", "-inf": "-.inf"}
+"""Numbers that YAML spells otherwise than Python."""
+
+
+def yaml(text: str) -> str:
+    """A number, or any other text, as YAML spells it."""
+    return YAML_NUMBERS.get(text, text)
