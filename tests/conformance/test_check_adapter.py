@@ -151,6 +151,13 @@ def test_mistake_of_the_framework_is_said_to_be_perhaps_that(
     assert "findings show nothing wrong" in text
 
 
+def test_layouts_of_other_versions_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    status, text = printed(capsys, "tests.minimal.mistaken:ListingALayoutOfOtherVersions")
+
+    assert status == 0
+    assert "Declared, and nothing that could be run shows it: layout dp1-cp1-mb1-thd." in text
+
+
 def test_factor_of_all_modes_may_be_the_framework_s_mistake(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
