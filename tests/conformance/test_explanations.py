@@ -73,6 +73,7 @@ NOISE = 1 + np.random.default_rng(0).random(len(RIGHT.expected))
         (lambda w: w * (1 - 1 / 4096), "derivative_not_one", "= 1 - 1/4096"),
         (lambda w: -w, "wrong_sign", "wrong sign"),
         (lambda w: w * RIGHT.dloss_dlogprob / 4, "gradients_returned", "not the weights"),
+        (lambda w: w * RISES * RIGHT.dloss_dlogprob, "gradients_returned", "not the weights"),
         (lambda w: neighbours(1), "probe_of_another_token", "of the token after it"),
         (lambda w: neighbours(-1), "probe_of_another_token", "of the token before it"),
         (lambda w: w * RISES / 2, "ratio_not_one", "is 0.5 and not exactly 1, so that tokens with"),
