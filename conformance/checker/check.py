@@ -55,16 +55,20 @@ class AdapterCheck:
             yield complaint
             return
         layouts = coverage.small_layouts(self.adapter.layouts())
-        size = max(layout.world_size for layout in layouts)
-        with RankPool(self.adapter, self._source.path, size) as pool:
+        with self._ranks(layouts) as pool:
             self.description = pool.description
             usable = supported(pool, layouts)
-            self.never_shown = [f"layout {one}" for one in layouts if one not in usable]
+        self.never_shown = [f"layout {one}" for one in layouts if one not in usable]
+        with self._ranks(usable) as pool:  # new ones, in which nothing of a job is left
             complaint = first_complaint(pool, usable)
             if complaint is None:
                 yield from self._of_findings(pool, usable)
             else:
                 yield complaint
+
+    def _ranks(self, layouts: Sequence[Layout]) -> RankPool:
+        size = max(layout.world_size for layout in layouts)
+        return RankPool(self.adapter, self._source.path, size)
 
     def summary(self) -> Iterator[str]:
         """What is to be told besides the complaints, once all have been made."""

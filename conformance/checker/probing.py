@@ -96,11 +96,13 @@ class Probing:
         Raises:
             _Wrong: it is not.
         """
-        modes = [self._right_mode(depth) for depth in coverage.depths(self.pool.description)]
-        self._require_repetition(modes[0])
-        self._require_steps(modes[0])
+        mode = self._right_mode(self._depth)
+        self._require_repetition(mode)
+        self._require_steps(mode)
         for layout in self._plain_layouts:
-            self._require_padding(modes[0], layout)
+            self._require_padding(mode, layout)
+        for depth in coverage.depths(self.pool.description)[1:]:
+            self._right_mode(depth)
 
     @cached_property
     def _depth(self) -> Depth:

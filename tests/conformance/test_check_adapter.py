@@ -40,9 +40,17 @@ COMPLAINTS = {
         "gradient_not_zeroed",
         "the second of two equal jobs gives the sum of both",
     ),
+    broken.NotZeroingTheGradientOnOneRank: (
+        "gradient_not_zeroed",
+        "the gradient of the probe is not set to 0 after it was read",
+    ),
     broken.MovingTheProbe: (
         "state_left_behind",
         "has its optimizer step changed the probe? It must be 0 again, so give a learning rate of",
+    ),
+    broken.MovingTheProbeOnOneRank: (
+        "state_left_behind",
+        "so something of the first is left",
     ),
     broken.RecordingNoForwardPasses: (
         "forward_passes_not_recorded",
