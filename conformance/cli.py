@@ -265,20 +265,13 @@ def _check_adapter(options: argparse.Namespace) -> Generator[str, None, int]:
     return WORSE if wrong else 0
 
 
-def _wrapped(text: str, indent: str = "  ") -> list[str]:
-    lines = text.splitlines()
-    return [
-        part
-        for line in lines
-        for part in textwrap.wrap(
-            line,
-            width=100,
-            initial_indent=indent,
-            subsequent_indent=indent,
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
-    ]
+def _wrapped(text: str, indent: str = "  ") -> Iterator[str]:
+    """Yields the lines of a text, each wrapped in lines that are indented as it is."""
+    for line in text.splitlines():
+        words = line.lstrip()
+        inner = indent + line[: len(line) - len(words)]
+        lines = textwrap.wrap(words, 98, break_long_words=False, break_on_hyphens=False)
+        yield from (f"{inner}{each}" for each in lines)
 
 
 def _cases(options: argparse.Namespace) -> Iterator[str]:

@@ -252,7 +252,7 @@ def test_commands_on_an_adapter_that_is_not_installed(tmp_path: Path, line: str)
         result = command.run(tmp_path, arguments[0].partition("=")[2], *arguments[1:])
         status, output = result.status, result.output
     else:
-        run = [sys.executable, "-m", "conformance.cli", *arguments]
+        run = [sys.executable, "-P", "-m", "conformance.cli", *arguments]  # without the folder
         environment = os.environ | {"PYTHONPATH": str(command.ROOT)}
         done = subprocess.run(run, cwd=tmp_path, env=environment, capture_output=True, text=True)
         status, output = done.returncode, done.stdout + done.stderr

@@ -8,7 +8,7 @@ from adapters.contract import Depth
 from adapters.toolkit.source import resolve
 from conformance.checker import coverage
 from conformance.checker.complaint import NOT_DELIVERED, Complaint, of_finding
-from conformance.checker.probing import first_complaint
+from conformance.checker.probing import first_complaint, supported
 from conformance.findings.errors import HarnessFaultError
 from conformance.judging.startup import judge_ignored
 from conformance.plan.matrix import StartupCell
@@ -55,27 +55,35 @@ class AdapterCheck:
             yield complaint
             return
         layouts = coverage.small_layouts(self.adapter.layouts())
-        size = max(layout.world_size for layout in layouts)
-        with RankPool(self.adapter, self._source.path, size) as pool:
+        with self._ranks(layouts) as pool:
             self.description = pool.description
-            complaint = first_complaint(pool, layouts)
+            usable = supported(pool, layouts)
+        self.never_shown = [f"layout {one}" for one in layouts if one not in usable]
+        with self._ranks(usable) as pool:  # new ones, in which nothing of a job is left
+            complaint = first_complaint(pool, usable)
             if complaint is None:
-                yield from self._of_findings(pool, layouts)
+                yield from self._of_findings(pool, usable)
             else:
                 yield complaint
+
+    def _ranks(self, layouts: Sequence[Layout]) -> RankPool:
+        size = max(layout.world_size for layout in layouts)
+        return RankPool(self.adapter, self._source.path, size)
 
     def summary(self) -> Iterator[str]:
         """What is to be told besides the complaints, once all have been made."""
         if self.conforming:
             yield f"{self.conforming} findings show nothing wrong."
         if self.never_shown:
-            yield f"Declared, and nothing that was run shows it: {', '.join(self.never_shown)}."
+            names = ", ".join(sorted({*self.never_shown}))
+            yield f"Declared, and nothing that could be run shows it: {names}."
         if self.description is not None:
             yield "Not declared, and so never run:"
             yield from (f"  {line}" for line in coverage.not_declared(self.description))
 
     def _of_findings(self, pool: RankPool, layouts: Sequence[Layout]) -> Iterator[Complaint]:
-        cells, self.never_shown = coverage.chosen_cells(pool.description, layouts)
+        cells, left = coverage.chosen_cells(pool.description, layouts)
+        self.never_shown += left
         shared = SharedJobs(pool, cells)
         for cell in cells:
             complaint = _judged(cell, shared)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from conformance.findings.badness import explain
 from conformance.findings.sanitize import last_line
 from conformance.findings.verdict import WRONG, Verdict
 from conformance.ranks.messages import Declined
+from conformance.ranks.pool import Crashed
 
 if TYPE_CHECKING:
     from conformance.findings.finding import Finding
-    from conformance.ranks.pool import Crashed
 
 LINES_OF_A_CRASH = 6
 """How many of the last lines of a crash are quoted."""
@@ -64,13 +64,13 @@ def of_finding(finding: Finding) -> Complaint | None:
     message = finding.message or ""
     if finding.verdict is Verdict.UNSUPPORTED:
         return of_outcome(Declined("unsupported", message), finding.id)
-    if finding.verdict is Verdict.DECLINED:
-        return of_outcome(Declined("refused", message), finding.id)
     if finding.verdict not in WRONG:
         return None
-    if finding.verdict is Verdict.CRASHED:
-        return Complaint(name="crashed", where=finding.id, words=_crash(message))
-    return _of_mismatch(finding)
+    if finding.verdict is Verdict.MISMATCH:
+        return _of_mismatch(finding)
+    declined = finding.verdict is Verdict.DECLINED
+    outcome = Declined("refused", message) if declined else Crashed(message)
+    return replace(of_outcome(outcome, finding.id), of_adapter=False)
 
 
 def _of_mismatch(finding: Finding) -> Complaint:

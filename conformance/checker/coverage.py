@@ -55,6 +55,11 @@ def configurable(layouts: Sequence[Layout]) -> list[Layout]:
     return [layout for layout in layouts if CONFIG_CASES[0].fits(layout)]
 
 
+def is_declared(layout: Layout, description: Description) -> bool:
+    """Whether a layout needs nothing that is not declared."""
+    return layout.tp <= description.largest_tp and {*layout.options} <= description.options
+
+
 def depths(description: Description) -> list[Depth]:
     """The declared depths, the deepest first."""
     return [depth for depth in CAPABILITIES["depths"][1] if depth in description.depths]
@@ -97,13 +102,12 @@ def chosen_cells(
 def _cells(description: Description, layouts: Sequence[Layout]) -> Iterator[MatrixCell]:
     """All cells of declared modes: on all layouts at the greatest depth, on one at the others."""
     modes = [mode for mode in Mode if mode in description.modes]
-    fitting = [layout for layout in layouts if layout.tp <= description.largest_tp]
     for number, depth in enumerate(depths(description)):
         plan = Plan(
             aggregations=dict.fromkeys(modes),
             checks=frozenset(Check),
             depth=depth,
-            layouts=tuple(fitting[:1] if number else fitting),
+            layouts=tuple(layouts[:1] if number else layouts),
         )
         cells = (cell for cell in plan.cells() if isinstance(cell, MatrixCell))
         yield from (cell for cell in cells if _tells(cell, description))

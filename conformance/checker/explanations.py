@@ -7,7 +7,7 @@ of another token and one of a clipped ratio can be told apart.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -64,8 +64,16 @@ def explain_weights(weights: StepWeights) -> Cause | None:
     """The first cause that explains all weights of a step; None if they are right."""
     if weights.are_right:
         return None
+    divided = replace(weights, observed=weights.observed / weights.dloss_dlogprob)
+    if (cause := _first(weights)) is None and _first(divided) is not None:
+        return Cause("gradients_returned")  # and something else, which comes to light after it
+    return cause or _unexplained(weights)
+
+
+def _first(weights: StepWeights) -> Cause | None:
+    """The first explanation that holds."""
     found = (cause for explain in EXPLANATIONS if (cause := explain(weights)))
-    return next(found, None) or _unexplained(weights)
+    return next(found, None)
 
 
 def factor(observed: Array, expected: Array) -> float | None:

@@ -11,6 +11,7 @@ from adapters.contract.objective import Objective
 from conformance.checker import coverage, explanations, jobs
 from conformance.checker.complaint import Complaint, of_outcome
 from conformance.diagnosis.placement import forward_pass_of_token
+from conformance.ranks.messages import Declined
 from conformance.ranks.pool import Ran
 from reference.aggregation import Mode
 
@@ -32,6 +33,29 @@ class _Wrong(Exception):  # noqa: N818 - it carries a complaint, and no error
 
     def __init__(self, complaint: Complaint) -> None:
         self.complaint = complaint
+
+
+def supported(pool: RankPool, layouts: Sequence[Layout]) -> list[Layout]:
+    """The layouts that the framework has: adapters may list those of all its versions.
+
+    If it has none, the first is kept, so that the reason is found.
+
+    Raises:
+        StartError: the framework cannot be imported.
+    """
+    known = [one for one in layouts if coverage.is_declared(one, pool.description)]
+    return [one for one in known if _has(pool, one)] or [*layouts[:1]]
+
+
+def _has(pool: RankPool, layout: Layout) -> bool:
+    """Whether a step runs in any mode, or fails otherwise than for want of support."""
+    depths = coverage.depths(pool.description)[:1]
+    tried = [jobs.job(layout, depth, mode, jobs.EQUAL) for depth in depths for mode in Mode]
+    outcomes = (pool.run(job) for job in tried if job.aggregation.mode in pool.description.modes)
+    return any(
+        not isinstance(outcome, Declined) or outcome.verdict != "unsupported"
+        for outcome in outcomes
+    )
 
 
 def first_complaint(pool: RankPool, layouts: Sequence[Layout]) -> Complaint | None:
@@ -72,11 +96,13 @@ class Probing:
         Raises:
             _Wrong: it is not.
         """
-        modes = [self._right_mode(depth) for depth in coverage.depths(self.pool.description)]
-        self._require_repetition(modes[0])
-        self._require_steps(modes[0])
+        mode = self._right_mode(self._depth)
+        self._require_repetition(mode)
+        self._require_steps(mode)
         for layout in self._plain_layouts:
-            self._require_padding(modes[0], layout)
+            self._require_padding(mode, layout)
+        for depth in coverage.depths(self.pool.description)[1:]:
+            self._right_mode(depth)
 
     @cached_property
     def _depth(self) -> Depth:

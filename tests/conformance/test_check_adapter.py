@@ -40,9 +40,17 @@ COMPLAINTS = {
         "gradient_not_zeroed",
         "the second of two equal jobs gives the sum of both",
     ),
+    broken.NotZeroingTheGradientOnOneRank: (
+        "gradient_not_zeroed",
+        "the gradient of the probe is not set to 0 after it was read",
+    ),
     broken.MovingTheProbe: (
         "state_left_behind",
         "has its optimizer step changed the probe? It must be 0 again, so give a learning rate of",
+    ),
+    broken.MovingTheProbeOnOneRank: (
+        "state_left_behind",
+        "so something of the first is left",
     ),
     broken.RecordingNoForwardPasses: (
         "forward_passes_not_recorded",
@@ -151,6 +159,13 @@ def test_mistake_of_the_framework_is_said_to_be_perhaps_that(
     assert "findings show nothing wrong" in text
 
 
+def test_layouts_of_other_versions_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    status, text = printed(capsys, "tests.minimal.mistaken:ListingALayoutOfOtherVersions")
+
+    assert status == 0
+    assert "Declared, and nothing that could be run shows it: layout dp1-cp1-mb1-thd." in text
+
+
 def test_factor_of_all_modes_may_be_the_framework_s_mistake(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -174,7 +189,7 @@ def test_factor_of_all_modes_may_be_the_framework_s_mistake(
         (["tests.minimal.right:Nobody"], "has no attribute 'Nobody'; name a module in the current"),
         (["tests.minimal.right:Trainer"], "is no adapters.contract.Adapter"),
         (["tests/minimal/right.py:Trainer"], "is not of the form module:Class; write my_package"),
-        (["tests.broken:Unloadable"], "cannot be loaded: rank 0 raised"),
+        (["tests.broken:Unloadable"], "cannot be loaded: rank [01] raised"),
     ],
 )
 def test_what_cannot_be_checked_is_a_usage_error(

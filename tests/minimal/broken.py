@@ -54,6 +54,13 @@ class NotZeroingTheGradient(MinimalAdapter):
         return _AddingUp(optimizer)
 
 
+class NotZeroingTheGradientOnOneRank(NotZeroingTheGradient):
+    """All of its layouts are of one world, so that the model is never made anew."""
+
+    def layouts(self) -> Sequence[Layout]:
+        return super().layouts()[:2]
+
+
 class MovingTheProbe(NotZeroingTheGradient):
     """Its optimizer has a learning rate, and a gradient when it steps."""
 
@@ -64,6 +71,13 @@ class MovingTheProbe(NotZeroingTheGradient):
         for _, trainer, _ in rank.cache.values():
             trainer.optimizer.zero_grad(set_to_none=False)
         return seen
+
+
+class MovingTheProbeOnOneRank(MovingTheProbe):
+    """All of its layouts are of one world, so that the model is never made anew."""
+
+    def layouts(self) -> Sequence[Layout]:
+        return super().layouts()[:2]
 
 
 class RecordingNoForwardPasses(MinimalAdapter):

@@ -1,11 +1,17 @@
-"""A right adapter for a trainer with a mistake."""
+"""Right adapters for trainers with a mistake, and for versions that lack what others have."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 
+from adapters.contract import Job, Layout, Observation, Rank, Unsupported
 from reference.aggregation import Mode
 from tests.minimal.right import MinimalAdapter, Trainer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 class TrainerThatCountsASample(Trainer):
@@ -20,3 +26,15 @@ class DrivingAMistake(MinimalAdapter):
     """It finds the mistake."""
 
     trainer = TrainerThatCountsASample
+
+
+class ListingALayoutOfOtherVersions(MinimalAdapter):
+    """This version has no packed rows."""
+
+    def layouts(self) -> Sequence[Layout]:
+        return [Layout(format="thd"), *super().layouts()]
+
+    def observe(self, job: Job, rank: Rank) -> Observation:
+        if job.layout.format == "thd":
+            raise Unsupported("no format thd")
+        return super().observe(job, rank)
