@@ -32,6 +32,9 @@ SOURCES = "RL_LOSS_CONFORMANCE_SOURCES"
 
 TIME_LIMIT = 600
 
+WITHOUT = ("-p", "no:cacheprovider", "-p", "no:logging")
+"""Plugins that runs do without; that for logging visits each logger of torch in every test."""
+
 LOADED_BEFORE = "ignore::pytest.PytestAssertRewriteWarning"
 """Of plugins that are in a forked process from the beginning."""
 
@@ -127,7 +130,7 @@ def _pytest(
     os.environ.update(environment)
     tempfile.tempdir = None  # the environment names another
     sys.path.insert(0, str(folder / "site"))
-    sys.exit(pytest.main(["-p", "no:cacheprovider", "-W", LOADED_BEFORE, *arguments]))
+    sys.exit(pytest.main([*WITHOUT, "-W", LOADED_BEFORE, *arguments]))
 
 
 def start(
