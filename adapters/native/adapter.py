@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from adapters.contract import (
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     import torch
 
     from adapters.contract import LogEntry
-    from adapters.native.trainer import Trainer
+    from adapters.native.trainer import SampleTensors, Trainer
 
 
 NOT_IMPLEMENTED = {Objective.GSPO, Objective.SAPO, Objective.CLIP_COV, Objective.KL_COV}
@@ -92,6 +93,8 @@ class NativeAdapter(Adapter):
         from adapters.native.trainer import linear_losses, samples_of_steps
 
         self.started(job)
+        given = options.merged(job)
+        job = replace(job, aggregation=options.aggregation(given, job))
         batch = ProbedBatch(job.steps, job.objective)
         steps = samples_of_steps(batch)
         dtype = getattr(torch, rank.dtype)
@@ -102,9 +105,19 @@ class NativeAdapter(Adapter):
                 losses = linear_losses if job.depth is Depth.REDUCER else trainer.token_losses
                 shares = [trainer.accumulate(probe, samples, losses)[0] for samples in steps]
                 return _observation(batch, trainer, shares, pending_reduction=PendingReduction.SUM)
-            trained = [trainer.train_step(probe, samples) for samples in steps]
+            trained = [_trained(trainer, probe, samples, given.batch_size) for samples in steps]
         gradients, logs = zip(*trained, strict=True)
         return _observation(batch, trainer, gradients, logs=logs)
+
+
+def _trained(
+    trainer: Trainer, probe: torch.Tensor, samples: list[SampleTensors], batch_size: int | None
+) -> tuple[torch.Tensor, dict[Metric, float]]:
+    """The gradient of a step and its last metrics; a batch size cuts it into several steps."""
+    size = batch_size or len(samples)
+    batches = [samples[start : start + size] for start in range(0, len(samples), size)]
+    gradients, logs = zip(*(trainer.train_step(probe, batch) for batch in batches), strict=True)
+    return sum(gradients[1:], gradients[0]), logs[-1]
 
 
 def _observation(

@@ -14,7 +14,7 @@ import numpy as np
 
 from adapters.contract import Refused, Unsupported
 from adapters.contract.configuration import FaultInjection, Setting
-from reference.aggregation import Mode
+from reference.aggregation import Aggregation, InvalidAggregationError, Mode
 
 if TYPE_CHECKING:
     from adapters.contract import Job
@@ -87,6 +87,15 @@ def merged(job: Job) -> Options:
     command_line, file = said(job)
     values = {**DEFAULTS, **command_line, **file}
     return Options(**{str(setting): values[setting] for setting in DEFAULTS})
+
+
+def aggregation(options: Options, job: Job) -> Aggregation:
+    """The aggregation that the options ask for; the job's if they are invalid and not refused."""
+    mode = Mode.TOKEN_MEAN if options.per_token else Mode(options.mode)
+    try:
+        return Aggregation(mode, float(options.divisor) if mode is Mode.CONSTANT else None)
+    except (InvalidAggregationError, TypeError, ValueError):
+        return job.aggregation
 
 
 def said(job: Job) -> tuple[dict[Setting, Any], dict[Setting, Any]]:
