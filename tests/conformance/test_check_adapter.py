@@ -29,6 +29,13 @@ def test_right_adapter_has_no_complaint(capsys: pytest.CaptureFixture[str]) -> N
     )
 
 
+def test_native_delivers_all_that_it_declares(capsys: pytest.CaptureFixture[str]) -> None:
+    status, text = printed(capsys, "native")
+
+    assert status == 0
+    assert "nothing that could be run shows it" not in text
+
+
 COMPLAINTS = {
     broken.ReturningGradients: (
         "gradients_returned",
