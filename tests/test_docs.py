@@ -241,7 +241,7 @@ def run_mine(folder: Path, code: str) -> command.Result:
         path = folder / "site" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    return command.finish(command.start(folder, *shlex.split(line)[1:]), folder, "mine")
+    return command.run(folder, "mine", *shlex.split(line)[2:])
 
 
 @pytest.mark.parametrize("line", BY_PLACE)

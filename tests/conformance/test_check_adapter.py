@@ -214,14 +214,15 @@ class MyAdapter(MinimalAdapter):
 """
 
 
-def test_class_in_the_current_folder_needs_no_entry_point(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "workers", [(), pytest.param(("-n", "1"), marks=pytest.mark.processes)], ids=["alone", "xdist"]
+)
+def test_class_in_the_current_folder_needs_no_entry_point(
+    tmp_path: Path, workers: tuple[str, ...]
+) -> None:
     (tmp_path / "my_adapter.py").write_text(ADAPTER)
-    name, few = (
-        "my_adapter:MyAdapter",
-        ("--checks=weights", "--modes=token_mean", "-k", "two_steps"),
-    )
-    for workers in ([], ["-n", "1"]):
-        result = command.run(tmp_path, name, *few, *workers)
+    few = ("--checks=weights", "--modes=token_mean", "-k", "two_steps")
+    result = command.run(tmp_path, "my_adapter:MyAdapter", *few, *workers)
 
-        assert result.status == 0, result.output
-        assert f"report: {tmp_path}/reports/latest/mine.json" in result.output
+    assert result.status == 0, result.output
+    assert f"report: {tmp_path}/reports/latest/mine.json" in result.output

@@ -160,7 +160,7 @@ def test_divisor_is_the_one_asked_for_or_one_of_many(tmp_path: Path) -> None:
 
 @pytest.mark.processes
 def test_workers_find_the_same_byte_for_byte(tmp_path: Path) -> None:
-    arguments = ("groupsofthree", "--examples=25", "-k", "generated")
+    arguments = ("groupsofthree", "--examples=10", "-k", "generated")
     alone = command.run(tmp_path / "alone", *arguments)
     shared = command.run(tmp_path / "shared", *arguments, "-n", "2")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 
 import numpy as np
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -128,6 +129,7 @@ class StepMachine(RuleBasedStateMachine):
 
 
 TestPool = PoolMachine.TestCase
+TestPool.pytestmark = [pytest.mark.processes]
 TestPool.settings = settings(max_examples=4, stateful_step_count=6, deadline=None)
 
 TestStep = StepMachine.TestCase
