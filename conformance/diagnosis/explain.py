@@ -51,9 +51,14 @@ class Evidence:
         return np.not_equal(self.expected, 0)
 
     @cached_property
+    def of_active(self) -> NDArray[np.float64]:
+        """The observed weights of the active tokens."""
+        return self.observed[self.active]
+
+    @cached_property
     def ratios(self) -> NDArray[np.float64]:
         """Observed / expected weights of the active tokens."""
-        return self.observed[self.active] / self.expected[self.active]
+        return self.of_active / self.expected[self.active]
 
     @cached_property
     def common_ratio(self) -> float | None:
@@ -64,8 +69,9 @@ class Evidence:
 
     def matches(self, predicted: NDArray[np.float64]) -> bool:
         """Whether a prediction fits every active token."""
-        observed, predicted = self.observed[self.active], predicted[self.active]
-        return bool((np.abs(observed - predicted) <= self.tolerance * np.abs(predicted)).all())
+        of_active = predicted[self.active]
+        off = np.abs(self.of_active - of_active)
+        return bool((off <= self.tolerance * np.abs(of_active)).all())
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
