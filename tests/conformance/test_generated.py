@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 NAMES = {"Case": Case, "Step": Step, "Sample": Sample}
 
-GENERATED = ("--examples=60", "-k", "generated")
+GENERATED = ("--examples=40", "-k", "generated")
 
 ONE_CELL = (*GENERATED, "--modes=token_mean", "--layout=dp2-cp1-mb1-bshd")
 
@@ -94,7 +94,7 @@ def test_rare_defect_is_found_and_shrunk(tmp_path: Path, adapter: str, most_samp
         assert step.size <= most_samples
         assert step.prompt_lengths.max() == step.response_lengths.max() == 1
         assert finding.message in result.output
-        assert " of 60, shrunk" in finding.message
+        assert " of 40, shrunk" in finding.message
 
 
 def test_what_is_shrunk_has_the_defect(tmp_path: Path) -> None:
