@@ -85,7 +85,7 @@ class Configuration:
 
     @property
     def settings(self) -> frozenset[Setting | FaultInjection]:
-        """What it sets otherwise than the job implies."""
+        """The settings in which it differs from what the job implies."""
         chosen: dict[Setting | FaultInjection, bool] = {
             Setting.MODE: not self.says_mode,
             Setting.DIVISOR: self.divisor is not None,

@@ -36,9 +36,9 @@ GRID = "grid"
 
 
 def enter_grid(layout: Layout, rank: Rank) -> bool:
-    """Leave Megatron's process groups unless they are those of a layout; whether they were left.
+    """Leave Megatron's process groups unless they fit a layout; returns whether they did not.
 
-    What the rank's cache holds is of the groups before, and is dropped with them.
+    The rank's cache depends on the groups and is cleared with them.
     """
     grid = layout.tp, layout.cp
     if rank.cache.get(GRID) == grid:
@@ -198,7 +198,7 @@ def one_by_one(group: Any, async_ops: bool = False) -> Iterator[None]:
 
 
 def vocabulary_offset() -> float:
-    """What makes the only token impossible on other tensor-parallel ranks than the first."""
+    """The number to add to logits, so that the first tensor-parallel rank alone has the token."""
     from megatron.core import mpu
 
     return 0.0 if mpu.get_tensor_model_parallel_rank() == 0 else IMPOSSIBLE_LOGIT

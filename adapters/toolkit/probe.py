@@ -53,7 +53,7 @@ class ForwardPasses:
 
 
 class GradientReader:
-    """Keeps the probe's gradient at every step of an optimizer, whose only parameter it is.
+    """Keeps the probe's gradient at every step of an optimizer that trains nothing else.
 
     The gradient is then set to 0, as NaN would spoil the probe even at a learning rate of 0.
     """
