@@ -51,14 +51,14 @@ class Evidence:
         return np.not_equal(self.expected, 0)
 
     @cached_property
-    def of_active(self) -> NDArray[np.float64]:
+    def observed_of_active(self) -> NDArray[np.float64]:
         """The observed weights of the active tokens."""
         return self.observed[self.active]
 
     @cached_property
     def ratios(self) -> NDArray[np.float64]:
         """Observed / expected weights of the active tokens."""
-        return self.of_active / self.expected[self.active]
+        return self.observed_of_active / self.expected[self.active]
 
     @cached_property
     def common_ratio(self) -> float | None:
@@ -69,9 +69,9 @@ class Evidence:
 
     def matches(self, predicted: NDArray[np.float64]) -> bool:
         """Whether a prediction fits every active token."""
-        of_active = predicted[self.active]
-        off = np.abs(self.of_active - of_active)
-        return bool((off <= self.tolerance * np.abs(of_active)).all())
+        wanted = predicted[self.active]
+        off = np.abs(self.observed_of_active - wanted)
+        return bool((off <= self.tolerance * np.abs(wanted)).all())
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from conformance.corpus.log_cases import LogCase
     from reference.step import Step
 
+    Run = Callable[[Job], Sequence[Observation] | None]
+
 
 TERM_KL = ("KL", KL_COEFFICIENT)
 
@@ -76,12 +78,10 @@ def judge_ignored(ignored: Collection[Setting], message: str | None = None) -> J
     return replace(mismatch("configuration_ignored", words), message=message)
 
 
-def ignored_settings(
-    description: Description, layout: Layout, run: Callable[[Job], object]
-) -> frozenset[Setting]:
+def ignored_settings(description: Description, layout: Layout, run: Run) -> frozenset[Setting]:
     """The declared settings that change nothing where they must.
 
-    ``run`` returns the observations of a job that ran, and anything else of one that did not.
+    ``run`` returns the observations of a job, or None if it did not run.
     """
     return frozenset(
         setting
@@ -92,12 +92,12 @@ def ignored_settings(
     )
 
 
-def _is_ignored(job: Job, run: Callable[[Job], object]) -> bool:
+def _is_ignored(job: Job, run: Run) -> bool:
     """Whether a job's weights are those of the default configuration, bit for bit."""
     configured, default = run(job), run(replace(job, configuration=DEFAULT_CONFIGURATION))
     return (
-        isinstance(configured, tuple)
-        and isinstance(default, tuple)
+        configured is not None
+        and default is not None
         and all(np.array_equal(*pair) for pair in _paired_weights(configured, default))
     )
 
