@@ -31,6 +31,9 @@ SUITE = Path(__file__).parents[1] / "suite"
 
 FINDING_MESSAGE: pytest.StashKey[FindingMessage] = pytest.StashKey()
 
+UPCOMING: pytest.StashKey[AnyMatrixCell | None] = pytest.StashKey()
+"""The cell of the test that this process runs after the one that it hangs on."""
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Declare what a user may type."""
@@ -114,10 +117,12 @@ def find(
     shared_jobs: SharedJobs, headers: Iterator[str], request: pytest.FixtureRequest
 ) -> Callable[[AnyMatrixCell], Finding]:
     """Makes the finding of a cell and keeps it for the report."""
-    from conformance.runs.check import make
+    from conformance.runs.check import job_cell, make
     from conformance.runs.recorder import fault_message, message
 
     def find(cell: AnyMatrixCell) -> Finding:
+        upcoming = request.node.stash.get(UPCOMING, None)
+        shared_jobs.expect(job_cell(upcoming, shared_jobs.description))
         try:
             made = make(cell, shared_jobs)
         except HarnessFaultError as fault:
@@ -127,6 +132,12 @@ def find(
         return made.finding
 
     return find
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Note what comes next, with pytest-xdist too, so that the ranks need not wait for it."""
+    item.stash[UPCOMING] = None if nextitem is None else _cell(nextitem)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -142,8 +153,12 @@ def pytest_runtest_makereport(
 
 def _selected_cells(session: pytest.Session) -> list[AnyMatrixCell]:
     """The cells of all tests of this session that make a finding."""
-    parameters = (getattr(item, "callspec", None) for item in session.items)
-    return [one.params["cell"] for one in parameters if one and "cell" in one.params]
+    return [cell for item in session.items if (cell := _cell(item)) is not None]
+
+
+def _cell(item: pytest.Item) -> AnyMatrixCell | None:
+    callspec = getattr(item, "callspec", None)
+    return None if callspec is None else callspec.params.get("cell")
 
 
 def _is_worker(config: pytest.Config) -> bool:

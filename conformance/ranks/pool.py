@@ -81,6 +81,15 @@ class _Answer:
     reply: Reply | Ready | _Failure
 
 
+@dataclass(frozen=True)
+class _Begun:
+    """A job that ranks were told to run; ``dead`` are those that could not be told."""
+
+    connections: list[Connection]
+    deadline: float
+    dead: list[_Answer]
+
+
 class RankPool:
     """Processes that run jobs through one adapter and source.
 
@@ -104,6 +113,7 @@ class RankPool:
         self._hardware = hardware
         self._launcher = launcher or LocalLauncher()
         self._world: object = None
+        self._begun: _Begun | None = None
         self._ranks: list[Running] = []
         self._pids: list[int] = []
         self._description: Description | None = None
@@ -143,8 +153,29 @@ class RankPool:
             StartError: the framework cannot be imported.
         """
         self._start()
+        self.begin(job)
+        return self.outcome()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether ranks stand ready; after a crash they do not until the next job."""
+        return bool(self._ranks)
+
+    def begin(self, job: Job) -> None:
+        """Have ranks that stand ready run a job; its `outcome` is taken before another begins."""
+        assert self._ranks
+        assert self._begun is None
         size = job.layout.world_size
-        outcome = _outcome(self._ask((self._enter(size), job), self._connections[:size]))
+        connections = self._connections[:size]
+        dead = self._send((self._enter(size), job), connections)
+        self._begun = _Begun(connections, time.monotonic() + self._time_limit, dead)
+
+    def outcome(self) -> Ran | Declined | Crashed:
+        """What came of the job that was begun, waiting for it if need be."""
+        assert self._begun is not None
+        begun, self._begun = self._begun, None
+        answers = begun.dead or self._gather(begun.connections, begun.deadline, self._time_limit)
+        outcome = _outcome(answers)
         if isinstance(outcome, Crashed):
             self._stop()
         elif not isinstance(outcome, Ran):
@@ -158,17 +189,19 @@ class RankPool:
             )
         return self._world
 
-    def _ask(self, message: object, connections: list[Connection]) -> list[_Answer]:
+    def _send(self, message: object, connections: list[Connection]) -> list[_Answer]:
+        """Tell every rank, up to the first that is found dead."""
         for rank, connection in enumerate(connections):
             try:
                 connection.send(message)
             except OSError:
                 return [_Answer(rank, self._death(rank))]
-        return self._gather(connections, self._time_limit)
+        return []
 
-    def _gather(self, connections: list[Connection], limit: float) -> list[_Answer]:
-        """What came of each rank, in any order."""
-        deadline = time.monotonic() + limit
+    def _gather(
+        self, connections: list[Connection], deadline: float, limit: float
+    ) -> list[_Answer]:
+        """What came of each rank, in any order; silent ones are said to have had ``limit``."""
         pending = {connection: rank for rank, connection in enumerate(connections)}
         answers: list[_Answer] = []
         while pending:
@@ -211,7 +244,8 @@ class RankPool:
         self._ranks = self._launcher.start([self._spec(index) for index in range(self._size)])
         self._world = None
         self._pids.clear()
-        for answer in self._gather(self._connections, START_LIMIT):
+        deadline = time.monotonic() + START_LIMIT
+        for answer in self._gather(self._connections, deadline, START_LIMIT):
             if isinstance(answer.reply, _Failure):
                 self._stop()
                 raise StartError(f"{self.adapter.name} cannot be loaded: {answer.reply.message}")
@@ -231,6 +265,7 @@ class RankPool:
         for rank in self._ranks:
             rank.process.reap()
         self._ranks.clear()
+        self._begun = None
 
 
 def _silence(ranks: list[int], limit: float) -> _Failure:

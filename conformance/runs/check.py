@@ -69,12 +69,19 @@ def make(cell: AnyMatrixCell, jobs: SharedJobs) -> Made:
             return check_generated(cell, jobs)
         case LogCell():
             return Made(_check_log(cell, jobs.pool))
-        case MatrixCell() if (missing := _missing(cell, jobs.pool.description)) is not None:
+        case MatrixCell() if (missing := _missing(cell, jobs.description)) is not None:
             return Made(_finding(cell, verdict=Verdict.UNSUPPORTED, message=missing))
         case StartupCell():
             return Made(_check_startup(cell, jobs))
         case _:
             return _check_job(cell, jobs)
+
+
+def job_cell(cell: AnyMatrixCell | None, description: Description) -> MatrixCell | None:
+    """The cell if it is judged by the outcome of its job alone, which may then run beforehand."""
+    if type(cell) is MatrixCell and _missing(cell, description) is None:
+        return cell
+    return None
 
 
 def judge(spec: CheckSpec) -> Judge:
@@ -89,7 +96,7 @@ def judge(spec: CheckSpec) -> Judge:
 
 
 def _check_job(cell: MatrixCell, jobs: SharedJobs) -> Made:
-    description, outcome = jobs.pool.description, jobs.outcome(cell)
+    description, outcome = jobs.description, jobs.outcome(cell)
     if isinstance(outcome, Crashed):
         return Made(_finding(cell, verdict=Verdict.CRASHED, message=outcome.message))
     if isinstance(outcome, Declined):
@@ -107,11 +114,11 @@ def _declined(cell: MatrixCell, outcome: Declined) -> Finding:
 
 
 def _check_startup(cell: StartupCell, jobs: SharedJobs) -> Finding:
-    case, description = cell.config_case, jobs.pool.description
+    case, description = cell.config_case, jobs.description
     allowed = _why_allowed(case, description)
     if allowed is not None:
         return _finding(cell, verdict=Verdict.UNSUPPORTED, message=allowed)
-    judged = judge_startup(case, cell.job, jobs.pool)
+    judged = judge_startup(case, cell.job, jobs)
     if isinstance(judged, Declined):
         return _finding(cell, verdict=Verdict.UNSUPPORTED, message=judged.message)
     if isinstance(judged, Crashed):
@@ -136,31 +143,31 @@ def _why_allowed(case: ConfigCase, description: Description) -> str | None:
     return None if permitted is None else f"{case.says}: allowed by {permitted}"
 
 
-def judge_startup(case: ConfigCase, job: Job, pool: RankPool) -> Judgement | Crashed | Declined:
+def judge_startup(case: ConfigCase, job: Job, jobs: SharedJobs) -> Judgement | Crashed | Declined:
     """Whether a framework refuses what it must, and trains what it must be the same as.
 
     A crash, or a lack of what the configuration needs, is handed back as it is. If the default
     configuration does not run either, its own crash or refusal is the verdict.
     """
-    outcome = pool.run(job)
+    outcome = jobs.run(job)
     if isinstance(outcome, Crashed):
-        return _beyond_the_ordinary(outcome, job, pool)
+        return _beyond_the_ordinary(outcome, job, jobs)
     if isinstance(outcome, Declined):
         if outcome.verdict == "refused":
-            return judge_refusal(case, outcome.message, pool.description)
+            return judge_refusal(case, outcome.message, jobs.description)
         return outcome
     plain: Sequence[Observation] = ()
     if case.demand in (Demand.SAME, Demand.DEFAULT):
-        compared = pool.run(compared_with(case, job, pool.description))
+        compared = jobs.run(compared_with(case, job, jobs.description))
         if not isinstance(compared, Ran):
             return _ordinary(compared)
         plain = compared.observations
-    return judge_acceptance(case, job, outcome.observations, pool.description, plain)
+    return judge_acceptance(case, job, outcome.observations, jobs.description, plain)
 
 
-def _beyond_the_ordinary(crash: Crashed, job: Job, pool: RankPool) -> Crashed | Judgement:
+def _beyond_the_ordinary(crash: Crashed, job: Job, jobs: SharedJobs) -> Crashed | Judgement:
     """A crash, or that of the default configuration if it crashes too."""
-    ordinary = pool.run(replace(job, configuration=DEFAULT_CONFIGURATION))
+    ordinary = jobs.run(replace(job, configuration=DEFAULT_CONFIGURATION))
     return _ordinary(ordinary) if isinstance(ordinary, Crashed) else crash
 
 

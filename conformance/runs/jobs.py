@@ -1,4 +1,7 @@
-"""Runs each job once, whatever the order of the checks that share it."""
+"""Runs each job once, whatever the order of the checks that share it.
+
+While one finding is judged, the ranks are busy with the job of the next.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from conformance.ranks.pool import Ran
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from adapters.contract import Job, Layout, Observation
+    from adapters.contract import Description, Job, Layout, Observation
     from adapters.contract.configuration import Setting
     from conformance.plan.matrix import AnyMatrixCell, MatrixCell
     from conformance.ranks.messages import Declined
@@ -27,15 +30,36 @@ class SharedJobs:
         self._waiting = Counter(cell.job_id for cell in selected)
         self._outcomes: dict[str, Ran | Declined | Crashed] = {}
         self._ignored: frozenset[Setting] | None = None
+        self._upcoming: MatrixCell | None = None
+        self._running: str | None = None
+
+    @property
+    def description(self) -> Description:
+        """What the framework turned out to be."""
+        return self.pool.description
+
+    def expect(self, upcoming: MatrixCell | None) -> None:
+        """Name the cell whose outcome is asked for after the next one, so that it can be begun."""
+        self._upcoming = upcoming
+
+    def run(self, job: Job) -> Ran | Declined | Crashed:
+        """Runs a job that no cell shares.
+
+        Raises:
+            StartError: the framework cannot be imported.
+        """
+        if self._running is not None:
+            self._outcomes[self._running], self._running = self.pool.outcome(), None
+        return self.pool.run(job)
 
     def ignored_settings(self, layout: Layout) -> frozenset[Setting]:
         """The settings that the adapter declares and does not pass on, found out on a layout."""
         if self._ignored is None:
-            self._ignored = ignored_settings(self.pool.description, layout, self._observations)
+            self._ignored = ignored_settings(self.description, layout, self._observations)
         return self._ignored
 
     def _observations(self, job: Job) -> tuple[Observation, ...] | None:
-        outcome = self.pool.run(job)
+        outcome = self.run(job)
         return outcome.observations if isinstance(outcome, Ran) else None
 
     def outcome(self, cell: MatrixCell) -> Ran | Declined | Crashed:
@@ -44,11 +68,25 @@ class SharedJobs:
         Raises:
             StartError: the framework cannot be imported.
         """
-        outcome = self._outcomes.pop(cell.job_id, None) or self.pool.run(cell.job)
+        outcome = self._outcomes.pop(cell.job_id, None) or self._finish(cell)
         self._waiting[cell.job_id] -= 1
         if self._waiting[cell.job_id] > 0:
             self._outcomes[cell.job_id] = _charged(outcome)
+        self._begin_upcoming()
         return outcome
+
+    def _finish(self, cell: MatrixCell) -> Ran | Declined | Crashed:
+        if self._running != cell.job_id:
+            return self.run(cell.job)
+        self._running = None
+        return self.pool.outcome()
+
+    def _begin_upcoming(self) -> None:
+        cell, self._upcoming = self._upcoming, None
+        idle = self._running is None and self.pool.is_running
+        if cell is not None and idle and cell.job_id not in self._outcomes:
+            self.pool.begin(cell.job)
+            self._running = cell.job_id
 
 
 def _charged(outcome: Ran | Declined | Crashed) -> Ran | Declined | Crashed:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
@@ -19,7 +19,7 @@ from conformance.plan.plan import Plan
 from conformance.plugin.options import SETTINGS, settings_of
 from conformance.plugin.scheduling import JobScheduling
 from conformance.ranks.pool import Crashed
-from conformance.runs.check import make
+from conformance.runs.check import job_cell, make
 from conformance.runs.jobs import SharedJobs
 from reference.aggregation import Mode
 
@@ -41,31 +41,97 @@ def cells(*checks: Check) -> list[AnyMatrixCell]:
 
 @dataclass
 class CountingRanks:
-    """Stands for ranks that crash on every job, and counts the jobs."""
+    """Stands for ranks that crash on every job, are soon up again, and count the jobs."""
 
     jobs: list[Job] = field(default_factory=list)
     description: Description = field(default_factory=NativeAdapter().describe)
+    is_running: bool = True
+    busy: bool = False
 
     def run(self, job: Job) -> Crashed:
+        self.begin(job)
+        return self.outcome()
+
+    def begin(self, job: Job) -> None:
+        assert not self.busy
         self.jobs.append(job)
+        self.busy = True
+
+    def outcome(self) -> Crashed:
+        assert self.busy
+        self.busy = False
         return Crashed(f"crash {len(self.jobs)}")
 
 
+@pytest.mark.parametrize("is_running", [True, False])
 @pytest.mark.parametrize("seed", range(3))
-def test_a_job_runs_once_in_any_order_of_its_checks(seed: int) -> None:
+def test_a_job_runs_once_in_any_order_of_its_checks(seed: int, is_running: bool) -> None:
     chosen = cells(Check.WEIGHTS, Check.METRIC, Check.SHARDING)
     random.Random(seed).shuffle(chosen)
-    ranks = CountingRanks()
+    ranks = CountingRanks(is_running=is_running)
     jobs = SharedJobs(ranks, chosen)  # type: ignore[arg-type]
 
     messages: dict[str, set[str]] = {}
-    for cell in chosen:
+    for cell, upcoming in zip(chosen, [*chosen[1:], None], strict=True):
+        jobs.expect(job_cell(upcoming, ranks.description))
         finding = make(cell, jobs).finding
         assert finding.verdict is Verdict.CRASHED
         messages.setdefault(cell.job_id, set()).add(str(finding.message))
 
     assert len(ranks.jobs) == len(messages) < len(chosen)
     assert all(len(of_job) == 1 for of_job in messages.values())
+
+
+def three_cells() -> tuple[list[MatrixCell], CountingRanks, SharedJobs]:
+    chosen = [cell for cell in cells(Check.WEIGHTS)[:3] if isinstance(cell, MatrixCell)]
+    ranks = CountingRanks()
+    return chosen, ranks, SharedJobs(ranks, chosen)  # type: ignore[arg-type]
+
+
+def test_the_expected_cells_job_has_begun_when_an_outcome_is_handed_out() -> None:
+    (first, second, _), ranks, jobs = three_cells()
+
+    jobs.expect(second)
+    jobs.outcome(first)
+
+    assert ranks.jobs == [first.job, second.job]
+    assert jobs.outcome(second) == Crashed("crash 2")
+
+
+def test_a_job_that_was_begun_keeps_its_outcome_while_others_run() -> None:
+    (first, second, third), ranks, jobs = three_cells()
+
+    jobs.expect(second)
+    jobs.outcome(first)
+    assert jobs.run(third.job) == Crashed("crash 3")
+
+    assert jobs.outcome(second) == Crashed("crash 2")
+    assert len(ranks.jobs) == 3
+
+
+def test_a_cell_that_was_expected_and_never_asked_for_costs_one_job() -> None:
+    (first, second, third), ranks, jobs = three_cells()
+
+    jobs.expect(second)
+    jobs.outcome(first)
+    jobs.expect(None)
+
+    assert jobs.outcome(third) == Crashed("crash 3")
+    assert len(ranks.jobs) == 3
+
+
+def test_only_cells_that_one_job_decides_are_run_beforehand() -> None:
+    description = replace(NativeAdapter().describe(), modes=frozenset({Mode.TOKEN_MEAN}))
+    ranks = CountingRanks(description=description)
+    jobs = SharedJobs(ranks)  # type: ignore[arg-type]
+
+    for cell in cells():
+        ahead = job_cell(cell, description)
+        if type(cell) is MatrixCell:
+            supported = make(cell, jobs).finding.verdict is not Verdict.UNSUPPORTED
+            assert ahead is (cell if supported else None)
+        else:
+            assert ahead is None
 
 
 def test_an_outcome_is_not_kept_longer_than_it_is_asked_for() -> None:
