@@ -83,8 +83,9 @@ class SharedJobs:
 
     def _begin_upcoming(self) -> None:
         cell, self._upcoming = self._upcoming, None
-        idle = self._running is None and self.pool.is_running
-        if cell is not None and idle and cell.job_id not in self._outcomes:
+        if cell is None or self._running is not None or cell.job_id in self._outcomes:
+            return
+        if self.pool.is_running:
             self.pool.begin(cell.job)
             self._running = cell.job_id
 
