@@ -67,9 +67,9 @@ def sample(reports: Sequence[tuple[Path, Report]], size: int, seed: int = 0) -> 
 def _kinds(report: Report) -> list[list[Finding]]:
     """The wrong findings of a report by mistake, and by check and subject."""
     kinds: dict[tuple[str, str], list[Finding]] = defaultdict(list)
-    for fault in finding_groups(report.findings):
-        for finding in fault.findings:
-            kinds[fault.name, finding.identity.slug].append(finding)
+    for group in finding_groups(report):
+        for finding in group.findings:
+            kinds[group.cause.name, finding.identity.slug].append(finding)
     return list(kinds.values())
 
 
@@ -97,7 +97,7 @@ def difference(committed: Finding, found: Sequence[Finding]) -> str:
     """In words; empty if the one finding there is has the bytes of the committed one."""
     if len(found) != 1:
         return f"{len(found)} findings instead of one"
-    [again] = found
+    again = found[0].model_copy(update={"clues": committed.clues})  # its place in a list
     if again.model_dump_json() == committed.model_dump_json():
         return ""
     before, after = committed.model_dump(mode="json"), again.model_dump(mode="json")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from conformance.comparing.assembly import assembled
 from conformance.findings.finding import Diagnosis
-from conformance.findings.report import Report, Selection
+from conformance.findings.report import Selection
 from conformance.findings.verdict import Verdict
 from tests.conformance.test_journal import HEADER, finding
 from tests.reproduction import difference, sample
@@ -22,7 +23,7 @@ FINDINGS = [
     *(mismatch(case, "common") for case in "bcdefgh"),
     mismatch("i", "rare"),
 ]
-REPORT = Report.assemble(HEADER, FINDINGS, Selection(selected=9, deselected=0))
+REPORT = assembled(HEADER, FINDINGS, [], Selection(selected=9, deselected=0))
 SAMPLED = [(Path("toy/v1.json"), REPORT)]
 
 

@@ -24,10 +24,9 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from conformance.comparing.groups import finding_groups
 from conformance.findings.errors import InvalidExpectationsError
 from conformance.findings.sanitize import last_line
-from conformance.findings.verdict import Verdict
+from conformance.findings.verdict import WRONG, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -136,19 +135,29 @@ def draft(report: Report) -> Iterator[str]:
 
     Without these it cannot be loaded: a fault is known once somebody can say why it is there.
     """
-    for fault in finding_groups(report.findings):
+    groups: dict[str, list[str]] = {}
+    for finding in report.findings:
+        if finding.verdict in WRONG:
+            groups.setdefault(_fault(finding), []).append(finding.id)
+    for fault, ids in groups.items():
         yield "[[expect]]"
         yield "findings = ["
-        yield from (f"    {_quoted(finding.id)}," for finding in fault.findings)
+        yield from (f"    {_quoted(one)}," for one in ids)
         yield "]"
-        yield f"verdict = {_quoted(fault.example.verdict)}"
-        if fault.example.diagnosis is not None:
-            yield f"diagnosis = {_quoted(fault.name)}"
-        else:
-            yield f"message = {_quoted(last_line(fault.example.message))}"
+        yield fault
         yield 'reason = ""'
         yield 'link = ""'
         yield ""
+
+
+def _fault(finding: Finding) -> str:
+    """What the entry of a finding says is wrong with it."""
+    what = (
+        f"message = {_quoted(last_line(finding.message))}"
+        if finding.diagnosis is None
+        else f"diagnosis = {_quoted(finding.diagnosis.name)}"
+    )
+    return f"verdict = {_quoted(finding.verdict)}\n{what}"
 
 
 def _quoted(text: str) -> str:

@@ -1,21 +1,19 @@
-"""The wrong findings of a report in groups, one for each mistake behind them."""
+"""The findings of a report behind each of its causes, and choices among findings."""
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING
 
-from conformance.findings.badness import badness, explain
+from conformance.findings.cause import Severity
 from conformance.findings.report import Summary
-from conformance.findings.sanitize import last_line
-from conformance.findings.verdict import WRONG
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable
 
+    from conformance.findings.cause import Cause
     from conformance.findings.finding import Finding
     from conformance.findings.report import Report
     from conformance.findings.verdict import Check, Verdict
@@ -46,26 +44,21 @@ class FindingFilter:
 
 @dataclass(frozen=True, kw_only=True)
 class FindingGroup:
-    """Findings that are wrong by one mistake; ``name`` is its diagnosis, or ``crashed``."""
+    """Findings that one cause explains, the smallest reproduction first."""
 
-    name: str
+    cause: Cause
     findings: tuple[Finding, ...]
 
-    @cached_property
-    def example(self) -> Finding:
-        """The finding that is most off; of several such, the first."""
-        return max(self.findings, key=badness)
-
     @property
-    def words(self) -> str:
-        """What is wrong with the example, without the name of the mistake."""
-        found = self.example.diagnosis
-        return found.explanation if found else explain(self.example)
+    def example(self) -> Finding:
+        """The smallest reproduction."""
+        return self.findings[0]
 
     @property
     def where(self) -> dict[str, int]:
         """How many findings there are of each check, or subject of one, in their order."""
-        return dict(Counter(finding.identity.slug for finding in self.findings))
+        slugs = sorted(finding.identity.slug for finding in self.findings)
+        return dict(Counter(slugs))
 
     @property
     def modes(self) -> list[Mode]:
@@ -78,17 +71,17 @@ class FindingGroup:
         return len({finding.layout for finding in self.findings})
 
 
-def finding_groups(findings: Sequence[Finding]) -> list[FindingGroup]:
-    """Returns all that is wrong, the worst first: crashes, what is not finite, what is most off."""
-    grouped: dict[str, list[Finding]] = defaultdict(list)
-    for finding in findings:
-        if finding.verdict in WRONG:
-            grouped[_name(finding)].append(finding)
-    found = [FindingGroup(name=name, findings=tuple(grouped[name])) for name in sorted(grouped)]
-    return sorted(found, key=lambda group: (badness(group.example), len(group.findings)))[::-1]
+def finding_groups(report: Report, findings: Iterable[Finding] | None = None) -> list[FindingGroup]:
+    """Returns the causes of what is wrong, the worst first, each with its findings.
 
-
-def _name(finding: Finding) -> str:
-    if finding.diagnosis is not None:
-        return finding.diagnosis.name
-    return f"{finding.verdict}: {last_line(finding.message)}"
+    Without ``findings``, those of the report; a finding with several causes is in several groups.
+    """
+    chosen = {
+        finding.id: finding for finding in (report.findings if findings is None else findings)
+    }
+    groups = (
+        FindingGroup(cause=cause, findings=tuple(chosen[i] for i in cause.findings if i in chosen))
+        for cause in report.causes
+        if cause.severity is not Severity.ADVICE
+    )
+    return [group for group in groups if group.findings]

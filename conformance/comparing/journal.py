@@ -15,18 +15,19 @@ from contextlib import contextmanager, suppress
 from itertools import count
 from typing import TYPE_CHECKING
 
+from conformance.comparing.assembly import assembled
 from conformance.comparing.report_file import JOURNAL, write
 from conformance.comparing.writable import require_regular, require_regular_itself
 from conformance.findings.errors import ReportPathError
-from conformance.findings.report import Report
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from io import FileIO
     from pathlib import Path
 
+    from conformance.findings.cause import Clues
     from conformance.findings.finding import Finding
-    from conformance.findings.report import Header, Selection
+    from conformance.findings.report import Header, Report, Selection
 
 
 class Journal:
@@ -41,6 +42,7 @@ class Journal:
     def __init__(self, path: Path) -> None:
         self._header: Header | None = None
         self._findings: list[Finding] = []
+        self._clues: dict[str, tuple[int, Clues]] = {}
         self._is_whole = True
         with _refusals_said(path):
             self.path = destination(path)
@@ -57,8 +59,14 @@ class Journal:
         self._header = header
         self._write(header.model_dump_json())
 
-    def add(self, finding: Finding) -> None:
-        """Record one finding."""
+    def add(self, finding: Finding, clues: Clues | None = None) -> None:
+        """Record one finding and what it says about the known mistakes, which many have alike."""
+        if clues is not None:
+            line = clues.model_dump_json()
+            if line not in self._clues:
+                self._clues[line] = len(self._clues), clues
+                self._write(line)
+            finding = finding.model_copy(update={"clues": self._clues[line][0]})
         self._findings.append(finding)
         self._write(finding.model_dump_json())
 
@@ -70,7 +78,8 @@ class Journal:
         """
         report = None
         if self._header is not None:
-            report = Report.assemble(self._header, self._findings, selection)
+            clues = [clues for _, clues in self._clues.values()]
+            report = assembled(self._header, self._findings, clues, selection)
             self._write_report(report)
         _journal_path(self.path).unlink(missing_ok=True)
         self._file.close()

@@ -16,6 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
+from conformance.causes.find import causes
+from conformance.comparing.assembly import assembled
+from conformance.findings.cause import Clues
 from conformance.findings.errors import ReportFileError
 from conformance.findings.finding import Finding
 from conformance.findings.report import SCHEMA, Header, Report, Selection
@@ -66,9 +69,12 @@ def load(path: Path) -> Report:
         ) from error
     migrated = _migrated(document, path)
     try:
-        return Report.model_validate(migrated)
+        report = Report.model_validate(migrated)
     except ValidationError as error:
         raise ReportFileError(_complaint(path, text, migrated, error), WAY_OUT) from error
+    if document["schema"] == SCHEMA:
+        return report
+    return report.model_copy(update={"causes": causes(report.findings, [])})
 
 
 def _read(path: Path) -> bytes:
@@ -87,11 +93,15 @@ def _of_journal(lines: Sequence[bytes], path: Path) -> Report:
         header = Header.model_validate_json(lines[0])
     except ValidationError as error:
         raise ReportFileError(f"{path} is no journal of this version", WAY_OUT) from error
-    findings = []
+    findings: list[Finding] = []
+    clues: list[Clues] = []
     with suppress(ValidationError):  # the finding in flight
         for line in lines[1:]:
-            findings.append(Finding.model_validate_json(line))  # noqa: PERF401 - keeps the others
-    return Report.assemble(header, findings, Selection(selected=len(findings) + 1, deselected=0))
+            if line.startswith(b'{"terms":'):
+                clues.append(Clues.model_validate_json(line))
+            else:
+                findings.append(Finding.model_validate_json(line))
+    return assembled(header, findings, clues, Selection(selected=len(findings) + 1, deselected=0))
 
 
 def write(report: Report, path: Path) -> None:
@@ -164,7 +174,17 @@ def _from_4(document: Document) -> Document:
         if finding["verdict"] == "declined":
             modes[finding["id"].split("/")[1]].update(mismatch=-1, declined=1)
     summary = {"verdicts": +sum(modes.values(), Counter()), "modes": {m: +modes[m] for m in modes}}
-    return {**document, "schema": SCHEMA, "findings": findings, "summary": summary}
+    return {
+        **document,
+        "schema": "rl-loss-conformance/report/5",
+        "findings": findings,
+        "summary": summary,
+    }
+
+
+def _from_5(document: Document) -> Document:
+    """Reports said nothing of causes."""
+    return {**document, "schema": SCHEMA, "causes": [], "clues": []}
 
 
 def _declined(finding: Document) -> Document:
@@ -180,6 +200,7 @@ MIGRATIONS: dict[str, Callable[[Document], Document]] = {
     "rl-loss-conformance/report/2": _from_2,
     "rl-loss-conformance/report/3": _from_3,
     "rl-loss-conformance/report/4": _from_4,
+    "rl-loss-conformance/report/5": _from_5,
 }
 """From each older schema to the next."""
 

@@ -187,11 +187,13 @@ def rounded_counts(context: StepContext) -> Iterator[Mistake]:
     )
     members = np.bincount(context.unit)[context.unit]
     for what, count in (("samples", members), ("dp", np.full_like(members, context.layout.dp))):
-        yield Mistake(
-            name="integer_division",
-            words=f"tokens per {what} are cut to a whole number before they are multiplied again",
-            weights=context.weights(count * (tokens // count)),
-        )
+        cut = count * (tokens // count)
+        words = f"tokens per {what} are cut to a whole number before they are multiplied again"
+        yield Mistake(name="integer_division", words=words, weights=context.weights(cut))
+        if not cut.all():
+            words = f"{words}, and are 1 at least"
+            weights = context.weights(np.maximum(cut, 1))
+            yield Mistake(name="integer_division", words=words, weights=weights)
 
 
 def _added_in_float32(context: StepContext) -> NDArray[np.float64]:

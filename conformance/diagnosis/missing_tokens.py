@@ -36,7 +36,7 @@ def diagnoses(
         return
     if gone.any() and matches(np.where(gone, 0, context.expected)):
         others = "no others are active" if gone[active].all() else "all others are right"
-        for name, words in _causes(context, gone):
+        for name, words in kinds_of_loss(context, gone):
             yield _diagnosis(context, gone, name, f"weigh nothing, {others}: {words}")
     lowest = (observed[active] / context.expected[active]).min(initial=1.0)
     twice = active & (observed > 1.5 * lowest * context.expected)
@@ -89,7 +89,7 @@ def _shares(context: StepContext) -> Iterator[tuple[str, str, NDArray[np.bool_]]
                 yield name, f"those of {whose} were not added", part == rank
 
 
-def _causes(context: StepContext, gone: NDArray[np.bool_]) -> Iterator[tuple[str, str]]:
+def kinds_of_loss(context: StepContext, gone: NDArray[np.bool_]) -> Iterator[tuple[str, str]]:
     """Yield properties that all lost tokens have and no others."""
     active, placement = context.expected > 0, context.placement
     if context.untrained[gone].all():

@@ -21,3 +21,9 @@ class Mistake:
     words: str
     weights: NDArray[np.float64]
     sizes: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def names(self) -> list[str]:
+        """Its name for each size that it may be, as steps cannot always tell them apart."""
+        verb = self.name.partition("_by_")[0]
+        return [f"{verb}_by_{size}" for size in self.sizes] or [self.name]

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from adapters.contract import Layout
-    from adapters.contract.objective import Metric
+    from adapters.contract.objective import Metric, Objective
     from reference.step import Step
 
 
@@ -185,7 +185,9 @@ class StepContext:
 class LossTerm:
     """One term of a step's loss or of a logged number: the sum of weight · factor over tokens."""
 
-    metric: Metric
+    metric: Metric | Objective
+    """Its name: an objective that replaces the policy loss has that of its own."""
+
     context: StepContext
     factors: NDArray[np.float64]
     """What the weight of each token is multiplied by: [tokens]."""

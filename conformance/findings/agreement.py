@@ -1,4 +1,4 @@
-"""The agreement of observed with expected numbers, which says how wrong a finding is."""
+"""How far observed numbers agree with expected ones."""
 
 from __future__ import annotations
 
@@ -49,3 +49,18 @@ def _smaller(
         ratio = np.where(expected == 0, 1.0, observed / expected)
     scaled: NDArray[np.float64] = magnitude * np.minimum(ratio, 1.0)
     return np.where(ratio < 0, cancelled, scaled)
+
+
+def direction(
+    observed: NDArray[np.float64], expected: NDArray[np.float64]
+) -> tuple[float | None, float | None]:
+    """Returns the scale and the cosine of an observed gradient to the expected one.
+
+    The scale is that of least squares: the factor on the learning rate. Both arguments are of shape
+    [tokens]; None where a norm is 0 or not finite.
+    """
+    if not np.isfinite(observed).all() or not expected.any():
+        return None, None
+    product, norm = float(observed @ expected), float(np.linalg.norm(observed))
+    length = float(np.linalg.norm(expected))
+    return product / length**2, product / (norm * length) if norm else None

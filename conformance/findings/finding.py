@@ -76,8 +76,10 @@ class Finding(Model):
     ``error`` is the largest relative error of a token weight or logged number and ``tolerance`` its
     bound. A mismatch has an ``agreement`` (`conformance.findings.badness`) and, if the mistake
     determines it, the ``place`` in the framework's code as ``file:line (function)``. ``message`` is
-    the framework's own if it declined or crashed. Wrong weights have a ``picture``, a wrong metric
-    has what was ``logged``.
+    the framework's own if it declined or crashed. Wrong weights have a ``picture``, and the least
+    squares ``scale`` and the ``cosine`` of the observed gradient to the right one; a wrong metric
+    has what was ``logged``. ``clues`` is the place of what it says about the known mistakes in the
+    report's list.
     """
 
     id: str
@@ -86,11 +88,14 @@ class Finding(Model):
     error: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     tolerance: Annotated[float, Field(ge=0)] | None = None
     agreement: Annotated[float, Field(ge=0, le=1)] | None = None
+    scale: float | None = None
+    cosine: float | None = None
     diagnosis: Diagnosis | None = None
     place: str | None = None
     message: str | None = None
     picture: Picture | None = None
     logged: Logged | None = None
+    clues: Annotated[int, Field(ge=0)] | None = None
 
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:

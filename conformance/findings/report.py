@@ -15,14 +15,15 @@ from typing import TYPE_CHECKING, Literal, Self
 from pydantic import BaseModel, Field, model_validator
 
 from adapters.contract import Departure
+from conformance.findings.cause import Cause, Clues
 from conformance.findings.finding import Finding, Model
 from conformance.findings.verdict import Verdict
 from reference.aggregation import Conventions, Mode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
-SCHEMA: Literal["rl-loss-conformance/report/5"] = "rl-loss-conformance/report/5"
+SCHEMA: Literal["rl-loss-conformance/report/6"] = "rl-loss-conformance/report/6"
 
 
 FIELD_ORDER = (
@@ -37,6 +38,8 @@ FIELD_ORDER = (
     "request",
     "selection",
     "summary",
+    "causes",
+    "clues",
     "findings",
 )
 """The order of the fields in a report's file."""
@@ -128,11 +131,17 @@ class Header(Model):
 class Report(Header):
     """One run. ``complete`` is False if it was stopped before its last finding."""
 
-    schema_: Literal["rl-loss-conformance/report/5"] = Field(default=SCHEMA, alias="schema")
+    schema_: Literal["rl-loss-conformance/report/6"] = Field(default=SCHEMA, alias="schema")
     complete: bool
     selection: Selection
     findings: list[Finding]
     summary: Summary
+    causes: list[Cause]
+    """Of all that is wrong, the worst first."""
+
+    clues: list[Clues]
+    """What findings say about the known mistakes, each once; those that no finding has are left
+    out, and all of them where nothing is wrong."""
 
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:
@@ -149,7 +158,14 @@ class Report(Header):
         return self
 
     @classmethod
-    def assemble(cls, header: Header, findings: Iterable[Finding], selection: Selection) -> Report:
+    def assemble(
+        cls,
+        header: Header,
+        findings: Iterable[Finding],
+        selection: Selection,
+        causes: Sequence[Cause] = (),
+        clues: Sequence[Clues] = (),
+    ) -> Report:
         """Make a report with findings in the order of their ids."""
         ordered = sorted(findings, key=lambda finding: finding.id)
         return cls(
@@ -158,21 +174,32 @@ class Report(Header):
             selection=selection,
             findings=ordered,
             summary=Summary.of(ordered),
+            causes=[*causes],
+            clues=[*clues],
         )
 
     def to_json(self) -> str:
-        """The document, with a line for each field and finding so that git can compare them.
+        """The document, with a line for each field, cause and finding so that git can compare them.
 
-        Default values of findings are left out.
+        Default values of causes, clues and findings are left out.
         """
-        fields = self.model_dump(mode="json", by_alias=True, exclude={"findings"})
+        lists: dict[str, Sequence[BaseModel]] = {
+            "causes": self.causes,
+            "clues": self.clues,
+            "findings": self.findings,
+        }
+        fields = self.model_dump(mode="json", by_alias=True, exclude={*lists})
         texts = {name: json.dumps(value, ensure_ascii=False) for name, value in fields.items()}
-        findings = [
-            json.dumps(finding.model_dump(mode="json", exclude_defaults=True), ensure_ascii=False)
-            for finding in self.findings
-        ]
-        texts["findings"] = "[\n  " + ",\n  ".join(findings) + "\n ]" if findings else "[]"
+        texts |= {name: _lines(models) for name, models in lists.items()}
         return "{\n " + ",\n ".join(f'"{name}": {texts[name]}' for name in FIELD_ORDER) + "\n}\n"
+
+
+def _lines(models: Iterable[BaseModel]) -> str:
+    lines = [
+        json.dumps(model.model_dump(mode="json", exclude_defaults=True), ensure_ascii=False)
+        for model in models
+    ]
+    return "[\n  " + ",\n  ".join(lines) + "\n ]" if lines else "[]"
 
 
 def _in_order(counts: Counter[Verdict]) -> dict[Verdict, int]:

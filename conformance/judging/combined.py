@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from adapters.contract.objective import Metric
 from adapters.contract.probed_batch import ProbedBatch
+from conformance.causes.consistent import Showing
 from conformance.diagnosis.explain import Evidence, diagnose, likeliest, without_gradient
 from conformance.diagnosis.shared_mistakes import diagnose_shared_mistake
 from conformance.diagnosis.step_context import LossTerm, StepContext
-from conformance.findings.agreement import agreement
+from conformance.findings.agreement import agreement, direction
 from conformance.findings.verdict import Verdict
 from conformance.judging import loss_terms
 from conformance.judging.picture import picture
-from conformance.judging.weights import Judgement, final_weights, step_context, worse
+from conformance.judging.weights import (
+    Judgement,
+    final_weights,
+    judge_showings,
+    step_context,
+)
 from reference.rounding import weight_bound
 
 if TYPE_CHECKING:
@@ -36,30 +41,37 @@ def judge_combined(
     The error of a token is relative to the sum of its terms' absolute values, as terms may cancel.
     """
     tolerance = weight_bound(description.dtype, terms=len(loss_terms.COMBINED))
-    worst = Judgement(verdict=Verdict.CONFORMS, error=0.0, tolerance=tolerance)
     batch = ProbedBatch(job.steps, job.objective)
+    showings: list[Showing] = []
     for step_index, dloss_dlogprob in enumerate(batch.split(batch.dloss_dlogprob)):
         terms = _terms(step_context(job, step_index, observations, description), dloss_dlogprob)
-        expected = np.sum([term.products for term in terms], axis=0)
-        magnitude = np.sum([np.abs(term.products) for term in terms], axis=0)
-        fingerprints = (term.context.fingerprint for term in terms)
-        worst = replace(worst, expected=(*worst.expected, *fingerprints))
-        for weights in final_weights(observations, step_index, job, description.conventions):
-            off = weights * dloss_dlogprob - expected
-            error = _error(off, magnitude)
-            if error is not None and error <= tolerance:
-                worst = worse(worst, error)
-                continue
-            return Judgement(
-                verdict=Verdict.MISMATCH,
-                error=error,
-                tolerance=tolerance,
-                agreement=agreement(weights * dloss_dlogprob, expected, magnitude),
-                diagnosis=_diagnosis(off, magnitude, terms, tolerance),
-                picture=picture(terms[0].context, weights * dloss_dlogprob, expected),
-                expected=worst.expected,
-            )
-    return worst
+        showings += (
+            Showing(terms=terms, observed=weights * dloss_dlogprob, tolerance=tolerance)
+            for weights in final_weights(observations, step_index, job, description.conventions)
+        )
+    return judge_showings(showings, _error, _wrong)
+
+
+def _error(showing: Showing) -> float | None:
+    off = np.abs(showing.observed - showing.expected)
+    if not np.isfinite(off).all():
+        return None
+    active = showing.magnitude > 0
+    leaked = 1.0 if off[~active].any() else 0.0
+    return float(max((off[active] / showing.magnitude[active]).max(initial=0.0), leaked))
+
+
+def _wrong(showing: Showing) -> Judgement:
+    off, magnitude = showing.observed - showing.expected, showing.magnitude
+    scale, cosine = direction(showing.observed, showing.expected)
+    return Judgement(
+        verdict=Verdict.MISMATCH,
+        scale=scale,
+        cosine=cosine,
+        agreement=agreement(showing.observed, showing.expected, magnitude),
+        diagnosis=_diagnosis(off, magnitude, showing.terms, showing.tolerance),
+        picture=picture(showing.context, showing.observed, showing.expected),
+    )
 
 
 def _terms(context: StepContext, dloss_dlogprob: NDArray[np.float64]) -> list[LossTerm]:
@@ -74,14 +86,6 @@ def _terms(context: StepContext, dloss_dlogprob: NDArray[np.float64]) -> list[Lo
         )
         for metric, coefficient in loss_terms.COMBINED.items()
     ]
-
-
-def _error(off: NDArray[np.float64], magnitude: NDArray[np.float64]) -> float | None:
-    if not np.isfinite(off).all():
-        return None
-    active = magnitude > 0
-    leaked = 1.0 if off[~active].any() else 0.0
-    return float(max((np.abs(off[active]) / magnitude[active]).max(initial=0.0), leaked))
 
 
 def _diagnosis(

@@ -47,6 +47,17 @@ def coefficients(metric: Metric, objective: Objective) -> dict[Metric, float]:
     return COMBINED if objective is Objective.COMBINED else {Metric.POLICY_LOSS: 1.0}
 
 
+def trained_term(objective: Objective) -> Metric | Objective:
+    """The name of an objective's only term; that of all policy losses is the same."""
+    others: dict[Objective, Metric | Objective] = {
+        Objective.ENTROPY: Metric.ENTROPY,
+        Objective.KL: Metric.KL,
+        Objective.SFT: Objective.SFT,
+        Objective.VALUE: Objective.VALUE,
+    }
+    return others.get(objective, Metric.POLICY_LOSS)
+
+
 def reducer(objective: Objective, conventions: Conventions) -> AuxiliaryAggregation | None:
     """The aggregation of an objective's only term; None if it is that of the policy loss."""
     return {

@@ -10,6 +10,7 @@ import numpy as np
 
 from adapters.contract.objective import Metric, Objective
 from adapters.contract.probed_batch import ProbedBatch
+from conformance.causes.consistent import Showing
 from conformance.diagnosis.explain import ReportedEvidence, diagnose_reported, left_out, likeliest
 from conformance.diagnosis.shared_mistakes import diagnose_shared_mistake
 from conformance.diagnosis.step_context import ExpectedNumber, LossTerm
@@ -17,7 +18,7 @@ from conformance.findings.agreement import agreement
 from conformance.findings.finding import Diagnosis, Logged
 from conformance.findings.verdict import Verdict
 from conformance.judging import loss_terms
-from conformance.judging.weights import Judgement, mismatch, step_context, worse
+from conformance.judging.weights import Judgement, judge_showings, mismatch, step_context
 from reference.aggregation import MicroBatchWeight
 from reference.rounding import TERM_OPERATIONS, reported_bound
 
@@ -39,7 +40,7 @@ def judge_logged(
 
     Error and bound are relative to the sum of |weight · quantity|, as terms may cancel.
     """
-    worst: Judgement | None = None
+    showings: list[Showing] = []
     for step_index in range(len(job.steps)):
         reported = _reported(observations, step_index, metric)
         if not reported:
@@ -47,17 +48,32 @@ def judge_logged(
             return mismatch("not_logged", words)
         terms = _terms(job, step_index, observations, description, metric)
         tolerance = _tolerance(job, step_index, description)
-        expected = (*(worst.expected if worst else ()), *_expected_numbers(job, metric, terms))
-        for value in reported:
-            judgement = replace(_judge(value, terms, tolerance), expected=expected)
-            if judgement.verdict is Verdict.MISMATCH:
-                return judgement
-            assert judgement.error is not None
-            worst = judgement if worst is None else worse(worst, judgement.error)
-        assert worst is not None
-        worst = replace(worst, expected=expected)
-    assert worst is not None
-    return worst
+        showings += (
+            Showing(
+                terms=terms, observed=np.array([value]), tolerance=tolerance, is_per_token=False
+            )
+            for value in reported
+        )
+    expected = (number for one in showings for number in _expected_numbers(job, metric, one.terms))
+    return replace(
+        judge_showings(showings, _error, _wrong), expected=tuple(dict.fromkeys(expected))
+    )
+
+
+def _error(showing: Showing) -> float | None:
+    [error] = np.abs(showing.observed - showing.expected) / (showing.magnitude or 1.0)
+    return float(error) if np.isfinite(error) else None
+
+
+def _wrong(showing: Showing) -> Judgement:
+    reported = float(showing.observed[0])
+    expected = math.fsum(term.expected for term in showing.terms)
+    return Judgement(
+        verdict=Verdict.MISMATCH,
+        agreement=agreement(showing.observed, showing.expected, showing.magnitude),
+        diagnosis=_diagnosis(reported, expected, showing.terms, showing.tolerance),
+        logged=Logged(expected=expected, reported=reported if math.isfinite(reported) else None),
+    )
 
 
 def _expected_numbers(job: Job, metric: Metric, terms: Sequence[LossTerm]) -> list[ExpectedNumber]:
@@ -68,22 +84,6 @@ def _expected_numbers(job: Job, metric: Metric, terms: Sequence[LossTerm]) -> li
         )
         for term in terms
     ]
-
-
-def _judge(reported: float, terms: Sequence[LossTerm], tolerance: float) -> Judgement:
-    expected = math.fsum(term.expected for term in terms)
-    magnitude = math.fsum(term.magnitude for term in terms)
-    error = abs(reported - expected) / (magnitude or 1.0)
-    if math.isfinite(error) and error <= tolerance:
-        return Judgement(verdict=Verdict.CONFORMS, error=error, tolerance=tolerance)
-    return Judgement(
-        verdict=Verdict.MISMATCH,
-        error=error if math.isfinite(error) else None,
-        tolerance=tolerance,
-        agreement=agreement(*map(np.atleast_1d, (reported, expected, magnitude))),
-        diagnosis=_diagnosis(reported, expected, terms, tolerance),
-        logged=Logged(expected=expected, reported=reported if math.isfinite(reported) else None),
-    )
 
 
 def _diagnosis(

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from adapters.contract import PendingReduction
 from adapters.contract.objective import Objective
+from conformance.causes.clues import clues
+from conformance.causes.consistent import Showing
 from conformance.diagnosis.explain import Evidence, diagnose
 from conformance.diagnosis.placement import forward_pass_of_token
-from conformance.diagnosis.step_context import ExpectedNumber, StepContext
-from conformance.findings.agreement import agreement
+from conformance.diagnosis.step_context import ExpectedNumber, LossTerm, StepContext
+from conformance.findings.agreement import agreement, direction
 from conformance.findings.finding import Diagnosis
 from conformance.findings.verdict import Verdict
 from conformance.judging import loss_terms
@@ -21,11 +24,12 @@ from reference.aggregation import SampleUnit
 from reference.rounding import weight_bound
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
     from adapters.contract import Description, Job, Observation
+    from conformance.findings.cause import Clues
     from conformance.findings.finding import Logged, Picture
     from reference.aggregation import Conventions
     from reference.step import Step
@@ -41,12 +45,19 @@ class Judgement:
     agreement: float | None = None
     """`conformance.findings.agreement.agreement`, for a mismatch."""
 
+    scale: float | None = None
+    cosine: float | None = None
+    """`conformance.findings.agreement.direction`, for a wrong gradient."""
+
     diagnosis: Diagnosis | None = None
     message: str | None = None
     """The framework's own message, if it declined."""
 
     picture: Picture | None = None
     logged: Logged | None = None
+    clues: Clues | None = None
+    """What the observations say about the known mistakes."""
+
     expected: tuple[ExpectedNumber, ...] = ()
     """Numbers that `conformance.findings.harness` compares over the findings of a run."""
 
@@ -65,32 +76,68 @@ def judge_weights(
     The error of an active token is relative and bounded; an inactive token must weigh exactly 0.
     """
     tolerance = weight_bound(description.dtype, _summands(job))
-    worst = Judgement(verdict=Verdict.CONFORMS, error=0.0, tolerance=tolerance)
+    showings: list[Showing] = []
     for step_index in range(len(job.steps)):
         context = step_context(job, step_index, observations, description)
-        worst = replace(worst, expected=(*worst.expected, context.fingerprint))
-        replicas = final_weights(observations, step_index, job, description.conventions)
-        for observed in replicas:
-            error = largest_error(observed, context.expected)
-            if error is not None and error <= tolerance:
-                worst = worse(worst, error)
-                continue
-            evidence = Evidence(
-                context=context,
-                observed=observed,
-                tolerance=tolerance,
-                elsewhere=bool(replicas[0].any()),
-            )
-            return Judgement(
-                verdict=Verdict.MISMATCH,
-                error=error,
-                tolerance=tolerance,
-                agreement=agreement(observed, context.expected),
-                diagnosis=diagnose(evidence),
-                picture=picture(context, observed, context.expected),
-                expected=worst.expected,
-            )
-    return worst
+        term = LossTerm(
+            metric=loss_terms.trained_term(job.objective),
+            context=context,
+            factors=np.ones_like(context.expected),
+        )
+        showings += (
+            Showing(terms=[term], observed=observed, tolerance=tolerance)
+            for observed in final_weights(observations, step_index, job, description.conventions)
+        )
+    return judge_showings(showings, _error, partial(_wrong, showings))
+
+
+def _error(showing: Showing) -> float | None:
+    return largest_error(showing.observed, showing.context.expected)
+
+
+def _wrong(showings: Sequence[Showing], wrong: Showing) -> Judgement:
+    context, observed = wrong.context, wrong.observed
+    evidence = Evidence(
+        context=context,
+        observed=observed,
+        tolerance=wrong.tolerance,
+        elsewhere=any(one.context is context and one.observed.any() for one in showings),
+    )
+    scale, cosine = direction(observed, context.expected)
+    return Judgement(
+        verdict=Verdict.MISMATCH,
+        agreement=agreement(observed, context.expected),
+        scale=scale,
+        cosine=cosine,
+        diagnosis=diagnose(evidence),
+        picture=picture(context, observed, context.expected),
+    )
+
+
+def judge_showings(
+    showings: Sequence[Showing],
+    error_of: Callable[[Showing], float | None],
+    wrong: Callable[[Showing], Judgement],
+) -> Judgement:
+    """Judge what each rank showed of each step: the first that is wrong, or the largest error.
+
+    ``error_of`` returns an error that is relative as the tolerance is, None if something is not
+    finite; ``wrong`` returns the mismatch, without its error.
+    """
+    worst = Judgement(verdict=Verdict.CONFORMS)
+    for one in showings:
+        error = error_of(one)
+        if error is None or not error <= one.tolerance:
+            worst = replace(wrong(one), error=error, tolerance=one.tolerance)
+            break
+        if worst.error is None or error > worst.error:
+            worst = replace(worst, error=error, tolerance=one.tolerance)
+    expected = (term.context.fingerprint for one in showings for term in one.terms)
+    return replace(
+        worst,
+        expected=tuple(dict.fromkeys(expected)),
+        clues=clues(showings, worst.diagnosis),
+    )
 
 
 def _summands(job: Job) -> int:
@@ -129,13 +176,6 @@ def largest_error(observed: NDArray[np.float64], expected: NDArray[np.float64]) 
     if leaked:
         leaked = max(leaked / expected.max(initial=0.0), 1.0) if active.any() else max(leaked, 1.0)
     return float(max(off_active.max(initial=0.0), leaked))
-
-
-def worse(worst: Judgement, error: float) -> Judgement:
-    """The judgement with an error if that is larger than its own."""
-    if worst.error is not None and error <= worst.error:
-        return worst
-    return replace(worst, error=error)
 
 
 def final_weights(

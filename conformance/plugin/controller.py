@@ -148,7 +148,7 @@ class Controller:
         objections = [] if self._objection is None else [self._objection]
         lines = [*gate_lines(gate, report), *objections]
         github.add_summary(report, lines, Path(os.environ[GITHUB_SUMMARY]))
-        for line in github.error_commands([*gate.failing(report)], objections):
+        for line in github.error_commands(report, [*gate.failing(report)], objections):
             terminalreporter.line(line)
 
     def _record(self, finding_message: FindingMessage) -> Finding | None:

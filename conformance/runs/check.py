@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from adapters.contract import CodeLocation
 from adapters.contract.configuration import DEFAULT_CONFIGURATION
 from adapters.contract.objective import Objective
+from conformance.causes.clues import clues_of_failure
 from conformance.corpus.configurations import TRIALS, ConfigCase, Demand
 from conformance.corpus.log_cases import LOG_ENTRIES
 from conformance.findings.finding import Finding
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from adapters.contract import Description, Job, Observation
     from adapters.contract.configuration import Setting
     from conformance.diagnosis.step_context import ExpectedNumber
+    from conformance.findings.cause import Clues
     from conformance.plan.checks import CheckSpec
     from conformance.plan.matrix import AnyMatrixCell
     from conformance.ranks.pool import RankPool
@@ -58,6 +60,9 @@ class Made(NamedTuple):
 
     expected: tuple[ExpectedNumber, ...] = ()
     """Numbers of the reference, compared with those of the run's other findings."""
+
+    clues: Clues | None = None
+    """What it says about the known mistakes."""
 
 
 def make(cell: AnyMatrixCell, jobs: SharedJobs) -> Made:
@@ -98,12 +103,13 @@ def judge(spec: CheckSpec) -> Judge:
 def _check_job(cell: MatrixCell, jobs: SharedJobs) -> Made:
     description, outcome = jobs.description, jobs.outcome(cell)
     if isinstance(outcome, Crashed):
-        return Made(_finding(cell, verdict=Verdict.CRASHED, message=outcome.message))
+        crashed = _finding(cell, verdict=Verdict.CRASHED, message=outcome.message)
+        return Made(crashed, clues=clues_of_failure(cell.job))
     if isinstance(outcome, Declined):
-        return Made(_declined(cell, outcome))
+        return Made(_declined(cell, outcome), clues=clues_of_failure(cell.job))
     judgement = judge(cell.spec)(cell.job, outcome.observations, description)
     finding = _judged(cell, judgement, description)
-    return Made(finding, outcome.framework_seconds, judgement.expected)
+    return Made(finding, outcome.framework_seconds, judgement.expected, judgement.clues)
 
 
 def _declined(cell: MatrixCell, outcome: Declined) -> Finding:
@@ -238,6 +244,8 @@ def _judged(cell: MatrixCell, judgement: Judgement, description: Description) ->
         error=judgement.error,
         tolerance=judgement.tolerance,
         agreement=judgement.agreement,
+        scale=judgement.scale,
+        cosine=judgement.cosine,
         diagnosis=judgement.diagnosis,
         place=_place(cell, judgement, description),
         message=judgement.message,

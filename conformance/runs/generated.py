@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
 
     from conformance.corpus.cases import Case
+    from conformance.findings.cause import Clues
     from conformance.findings.finding import Finding
     from conformance.plan.matrix import GeneratedCell
     from conformance.runs.jobs import SharedJobs
@@ -58,7 +59,7 @@ def check_generated(cell: GeneratedCell, jobs: SharedJobs) -> Made:
         examples.always_wrong = False
     except _Fault as fault:
         raise fault.error from None
-    return Made(examples.finding(), examples.seconds)
+    return Made(examples.finding(), examples.seconds, clues=examples.clues)
 
 
 def _search(cell: GeneratedCell, run: Callable[[Case], None]) -> None:
@@ -96,6 +97,9 @@ class _Examples:
     right: list[Finding] = field(default_factory=list)
     """Those before the first wrong one."""
 
+    clues: Clues | None = None
+    """What the latest wrong one says about the known mistakes."""
+
     wrong: tuple[Finding, Case] | None = None
     """The latest one that is wrong, which is the smallest in the end."""
 
@@ -113,13 +117,13 @@ class _Examples:
             _Fault: the harness did.
         """
         with _faults_end_the_search():
-            finding, seconds, _ = make(self.cell.of(case), self.jobs)
+            finding, seconds, _, clues = make(self.cell.of(case), self.jobs)
         self.seconds += seconds
         if finding.verdict is Verdict.CRASHED:
-            self.wrong = finding, case
+            self.wrong, self.clues = (finding, case), clues
             raise _Crashed
         if finding.verdict in WRONG and self._counts(finding):
-            self.wrong = finding, case
+            self.wrong, self.clues = (finding, case), clues
             raise _Wrong
         if self.wrong is None:
             self.right.append(finding)

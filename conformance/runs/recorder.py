@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypedDict
 
 from conformance.comparing.journal import Journal
+from conformance.findings.cause import Clues
 from conformance.findings.errors import HarnessFaultError
 from conformance.findings.finding import Finding
 from conformance.findings.harness import Consistency
@@ -32,6 +33,9 @@ class FindingMessage(TypedDict):
     expected: list[tuple[str, float]]
     """Numbers of the reference by name, compared over all findings of a run."""
 
+    clues: str
+    """What it says about the known mistakes; empty if nothing."""
+
     fault: str
     """What is wrong with the harness; empty where nothing is."""
 
@@ -43,6 +47,7 @@ def message(made: Made, header: str) -> FindingMessage:
         finding=made.finding.model_dump_json(),
         framework_seconds=made.framework_seconds,
         expected=[(name, value) for name, value in made.expected],
+        clues="" if made.clues is None else made.clues.model_dump_json(exclude_defaults=True),
         fault="",
     )
 
@@ -54,6 +59,7 @@ def fault_message(fault: HarnessFaultError, header: str) -> FindingMessage:
         finding="",
         framework_seconds=0.0,
         expected=[],
+        clues="",
         fault=f"{type(fault).__name__}: {fault}",
     )
 
@@ -92,7 +98,8 @@ class Recorder:
             raise HarnessFaultError(finding_message["fault"])
         finding = Finding.model_validate_json(finding_message["finding"])
         self._consistency.require(finding.case, finding.id, finding_message["expected"])
-        self._journal.add(finding)
+        clues = finding_message["clues"]
+        self._journal.add(finding, Clues.model_validate_json(clues) if clues else None)
         self.framework_seconds += finding_message["framework_seconds"]
         return finding
 

@@ -30,14 +30,16 @@ def add_summary(report: Report, more: Sequence[str], path: Path) -> None:
         file.write(page.encode()[:MOST_BYTES].decode(errors="ignore").encode())
 
 
-def error_commands(failing: Sequence[Finding], objections: Sequence[str] = ()) -> Iterator[str]:
-    """Yields runner commands that annotate the run and each mistake, the worst first."""
+def error_commands(
+    report: Report, failing: Sequence[Finding], objections: Sequence[str] = ()
+) -> Iterator[str]:
+    """Yields runner commands that annotate the run and each cause, the worst first."""
     for words in objections:
         yield f"::error::{_data(words)}"
-    found = finding_groups(failing)
+    found = finding_groups(report, failing)
     for group in found[:MOST_ANNOTATIONS]:
-        title = f"{group.name} ({len(group.findings)})"
-        words = f"{group.example.id}: {group.words}"
+        title = f"{group.cause.name} ({len(group.findings)})"
+        words = f"{group.example.id}: {group.cause.statement}"
         yield f"::error title={_property(title)}::{_data(words)}"
 
 

@@ -12,10 +12,11 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from conformance.causes.impact import impact_words
 from conformance.comparing.groups import finding_groups
-from conformance.findings.badness import explain, legend, off_by
+from conformance.findings.badness import explain
 from conformance.findings.sanitize import last_line
-from conformance.findings.verdict import WRONG, Check, Verdict
+from conformance.findings.verdict import Check, Verdict
 from conformance.runs.reproduce import command
 from conformance.views.tables import (
     SYMBOLS,
@@ -66,11 +67,11 @@ def summary_lines(report: Report) -> Iterator[str]:
             )
             yield from text_table(matrix_rows(check, verdict_matrix(findings, "layout", layouts)))
             yield ""
-    wrong = [finding for finding in report.findings if finding.verdict in WRONG]
-    for finding in wrong:
-        yield f"{SYMBOLS[finding.verdict]} {finding.id}: {explain(finding)}"
+    for group in finding_groups(report):
+        yield _heading(group)
+        yield from (f"  {line}" for line in _details(report, group))
+        yield ""
     yield from _advice(report.findings)
-    yield from legend(wrong)
     yield from _reasons_not_run(report.findings)
     yield _totals(report)
 
@@ -135,12 +136,12 @@ def _parts(report: Report) -> Iterator[RenderableType]:
     """Yields verdicts by check and mode, then every mistake, the worst first."""
     yield Text(title(report), style="bold")
     yield _coloured_matrix(report)
-    for group in finding_groups(report.findings):
+    for group in finding_groups(report):
         yield from _coloured_group(report, group)
         yield ""
     for line in _advice(report.findings):
         yield Text(line, style=STYLES[Verdict.ADVICE])
-    for line in (*legend(report.findings), *_reasons_not_run(report.findings)):
+    for line in _reasons_not_run(report.findings):
         yield Text(line, style="dim")
     yield Text(_totals(report), style="bold")
 
@@ -167,10 +168,7 @@ def _coloured_counts(verdicts: Mapping[Verdict, int]) -> Text:
 
 
 def _coloured_group(report: Report, group: FindingGroup) -> Iterator[RenderableType]:
-    verdict = group.example.verdict
-    yield Text.assemble(
-        (SYMBOLS[verdict], STYLES[verdict]), f" {len(group.findings)} × ", (group.name, "bold")
-    )
+    yield Text(_heading(group), style=STYLES[group.example.verdict])
     *details, again = _details(report, group)
     for line in details:
         yield Padding(Text(line, overflow="fold"), (0, 0, 0, 2))
@@ -178,15 +176,20 @@ def _coloured_group(report: Report, group: FindingGroup) -> Iterator[RenderableT
 
 
 def _details(report: Report, group: FindingGroup) -> Iterator[str]:
-    """Yields what is wrong and where, with an example; the last line is its command."""
-    example = group.example
-    off = off_by(example)
-    yield f"{off} at most: {group.words}" if off else group.words
+    """Yields what a cause does and where, with its smallest example; the last is its command."""
+    said = impact_words(group.cause.impact)
+    yield f"{group.cause.severity}{f': {said}' if said else ''}"
     yield f"in {_where(group)}"
-    if example.place:
-        yield f"look at {example.place}"
-    yield f"for example {example.id}"
-    yield command(report, example)
+    if group.cause.place:
+        yield f"look at {group.cause.place}"
+    yield f"for example {group.example.id}: {explain(group.example)}"
+    yield command(report, group.example)
+
+
+def _heading(group: FindingGroup) -> str:
+    """Returns one line on a cause: how many findings it explains, and what it is."""
+    symbol, count = SYMBOLS[group.example.verdict], len(group.findings)
+    return f"{symbol} {count} × {group.cause.statement} [{group.cause.name}]"
 
 
 def _where(group: FindingGroup) -> str:
@@ -203,19 +206,16 @@ def as_markdown(report: Report) -> Iterator[str]:
     yield ""
     header, *rows = matrix_rows("check", _matrix(report), empty=NO_FINDINGS)
     yield from markdown_table(header, rows)
-    for group in finding_groups(report.findings):
+    for group in finding_groups(report):
         yield ""
         yield from _folded(report, group)
-    for line in (*_advice(report.findings), *legend(report.findings)):
+    for line in _advice(report.findings):
         yield from ("", escape_markdown(line))
 
 
 def _folded(report: Report, group: FindingGroup) -> Iterator[str]:
-    heading = (
-        f"{SYMBOLS[group.example.verdict]} {len(group.findings)} × {group.name}: {group.words}"
-    )
     *details, again = _details(report, group)
-    yield f"<details><summary>{escape_markdown(heading)}</summary>"
+    yield f"<details><summary>{escape_markdown(_heading(group))}</summary>"
     yield ""
     for line in details:
         yield f"- {escape_markdown(line)}"
@@ -227,11 +227,13 @@ def as_json(report: Report) -> Iterator[str]:
     yield json.dumps(
         {
             "report": report.model_dump(
-                mode="json", by_alias=True, exclude={"findings", "summary", "selection"}
+                mode="json",
+                by_alias=True,
+                exclude={"findings", "summary", "selection", "causes", "clues"},
             ),
             "summary": report.summary.model_dump(mode="json"),
             "matrix": _matrix(report),
-            "faults": [_document(report, group) for group in finding_groups(report.findings)],
+            "causes": [_document(report, group) for group in finding_groups(report)],
             "advice": [*_advice(report.findings)],
         },
         indent=1,
@@ -241,13 +243,9 @@ def as_json(report: Report) -> Iterator[str]:
 
 def _document(report: Report, group: FindingGroup) -> dict[str, object]:
     return {
-        "name": group.name,
-        "words": group.words,
-        "error": group.example.error,
-        "agreement": group.example.agreement,
+        **group.cause.model_dump(mode="json", exclude={"findings"}),
         "checks": group.where,
         "modes": group.modes,
-        "place": group.example.place,
         "example": group.example.id,
         "command": command(report, group.example),
         "findings": [finding.id for finding in group.findings],

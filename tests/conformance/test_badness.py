@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from adapters.contract import Depth, Description, Job, Layout, Observation, PendingReduction
 from adapters.contract.objective import Metric
+from conformance.causes.find import causes
 from conformance.comparing.diff import Kind, compare
 from conformance.comparing.gate import Comparing, Outcome
-from conformance.comparing.groups import finding_groups
 from conformance.findings.agreement import agreement
 from conformance.findings.badness import badness, factor_text, off_by
 from conformance.findings.report import Report, Request, Selection
@@ -114,7 +114,7 @@ def test_the_worst_comes_first_be_it_too_small_or_too_large() -> None:
     ]
     odd = mismatch("nan", "not_finite").model_copy(update={"error": None})
 
-    assert [group.name for group in finding_groups([*findings, odd])] == [
+    assert [cause.name for cause in causes([*findings, odd], [])] == [
         "not_finite",
         "lost",
         "thousandth",

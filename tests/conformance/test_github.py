@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from conformance.comparing.assembly import assembled
 from conformance.findings.report import Report, Selection
 from conformance.findings.verdict import Verdict
 from conformance.views import github, tables
@@ -19,22 +20,23 @@ if TYPE_CHECKING:
 
 
 def report(*findings: object) -> Report:
-    return Report.assemble(HEADER, findings, Selection(selected=len(findings), deselected=0))  # type: ignore[arg-type]
+    return assembled(HEADER, findings, [], Selection(selected=len(findings), deselected=0))  # type: ignore[arg-type]
 
 
 def test_each_mistake_is_one_annotation_and_there_are_ten_at_most() -> None:
     found = [mismatch(f"c{i}", f"mistake_{i % 30}") for i in range(60)]
 
-    lines = [*github.error_commands(found)]
+    lines = [*github.error_commands(report(*found), found)]
 
     assert len(lines) == github.MOST_ANNOTATIONS
     assert lines[0].startswith("::error title=mistake_")
     assert lines[0].split("::")[1].endswith(" (2)")
-    assert not list(github.error_commands([]))
+    assert not list(github.error_commands(report(*found), []))
 
 
 def test_words_of_a_framework_stay_inside_of_their_command() -> None:
-    [line] = github.error_commands([crash("a", "50%\x1b[31m::set-output name=x::y, z:")])
+    found = crash("a", "50%\x1b[31m::set-output name=x::y, z:")
+    [line] = github.error_commands(report(found), [found])
 
     assert "\n" not in line
     assert "\x1b" not in line
@@ -77,7 +79,7 @@ def test_run_on_github_tells_what_failed_and_elsewhere_says_nothing(
     result = command.run(tmp_path, "onetokenshort", *chosen)
 
     assert "::error" not in elsewhere.output
-    assert "\n::error title=tokens_miscounted (1)::weights/token_mean/uneven" in result.output
+    assert "\n::error title=tokens_miscounted (2)::weights/token_mean/uneven" in result.output
     assert "| weights | 2 MISMATCH |" in page.read_text()
     assert "pytest --adapter=native --engine=torch" in page.read_text()
 

@@ -80,7 +80,8 @@ def test_mismatch_fails_names_the_denominator_and_stops_at_x(tmp_path: Path) -> 
     assert finding.error == pytest.approx(1 / 34, rel=1e-5)
     assert finding.diagnosis.name == "tokens_miscounted"
     assert not result.report.complete
-    assert "MISMATCH weights/token_mean/uneven_lengths/dp1-cp1-mb1-bshd" in result.output
+    assert "MISMATCH 1 × another number of tokens is counted" in result.output
+    assert "for example weights/token_mean/uneven_lengths/dp1-cp1-mb1-bshd" in result.output
 
 
 def test_unsupported_is_skipped_counted_and_shown(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 import conformance
 from adapters.contract import Layout
+from conformance.comparing.assembly import assembled
 from conformance.comparing.report_file import load
 from conformance.findings.badness import explain
 from conformance.findings.report import FIELD_ORDER, Report, Selection, Summary, json_schema
@@ -21,6 +22,7 @@ from conformance.runs import registry
 from conformance.views.report_formats import summary_lines
 from reference.aggregation import Mode
 from reference.rounding import weight_bound
+from tests.conformance.test_expectations import mismatch
 from tests.conformance.test_journal import HEADER, finding
 
 SCHEMA = Path(conformance.__file__).parent / "findings" / "report.schema.json"
@@ -62,7 +64,7 @@ def test_there_are_committed_reports_and_none_is_left_uncompressed() -> None:
 def test_published_schema_is_up_to_date() -> None:
     """Renew it with `python -m conformance.findings.report`."""
     assert SCHEMA.read_text() == json_schema(Report, SCHEMA_NAME)
-    assert json.loads(SCHEMA.read_text())["$id"] == "urn:rl-loss-conformance:report:5"
+    assert json.loads(SCHEMA.read_text())["$id"] == "urn:rl-loss-conformance:report:6"
     jsonschema.Draft202012Validator.check_schema(json.loads(SCHEMA.read_text()))
 
 
@@ -146,12 +148,13 @@ def test_summary_counts_by_verdict_and_mode() -> None:
     assert summary.modes == {Mode.TOKEN_MEAN: {Verdict.CONFORMS: 2, Verdict.CRASHED: 1}}
 
 
-def test_terminal_summary_shows_verdicts_by_mode_and_layout_and_a_line_for_what_is_wrong() -> None:
-    findings = [finding("a"), finding("b", Verdict.MISMATCH)]
-    report = Report.assemble(HEADER, findings, Selection(selected=3, deselected=0))
+def test_terminal_summary_shows_verdicts_by_mode_and_layout_and_every_cause_once() -> None:
+    findings = [finding("a"), mismatch("b", "not_divided")]
+    report = assembled(HEADER, findings, [], Selection(selected=3, deselected=0))
     text = "\n".join(summary_lines(report))
 
     assert "dp1-cp1-mb1-bshd  1 ok, 1 MISMATCH" in text
-    assert "MISMATCH weights/token_mean/b/dp1-cp1-mb1-bshd" in text
+    assert "MISMATCH 1 × token losses are added up and not divided [not_divided]" in text
+    assert "for example weights/token_mean/b/dp1-cp1-mb1-bshd" in text
     assert "1 conforms, 1 mismatch" in text
     assert "stopped before the end" in text

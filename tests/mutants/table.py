@@ -5,9 +5,14 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING
 
+from conformance.causes.find import causes
+from conformance.findings.cause import Clues
+from conformance.findings.finding import Finding
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from conformance.findings.cause import Cause
     from tests.mutants.kills import Trial
     from tests.mutants.mutant import Mutant
 
@@ -17,10 +22,11 @@ HEAD = """\
 Wrong reducers on purpose: `native` with one plausible human mistake each, run by real ranks and
 judged like a framework. A row is tested whenever the tests run; `python -m tests.mutants` writes
 this page anew. *Named* says in how many of the findings the mistake is named, first or among others
-that explain the same weights, and in how many it is the first.
+that explain the same weights, and in how many it is the first; *causes* are those of all findings
+together, right ones included.
 
-| mutant | mistake | check | modes | layouts | killed by | diagnosis | named |
-|---|---|---|---|---|---|---|---|
+| mutant | mistake | check | modes | layouts | killed by | diagnosis | named | causes |
+|---|---|---|---|---|---|---|---|---|
 """
 
 
@@ -38,8 +44,27 @@ def row(mutant: type[Mutant], trials: Sequence[Trial]) -> str:
         _killers(trials),
         f"`{mutant.diagnosis}`",
         f"{named} of {len(kills)}, first {first}",
+        "; ".join(", ".join([f"`{one.name}`", *one.condition]) for one in found(mutant, trials)),
     ]
     return f"| {' | '.join(cells)} |"
+
+
+def found(mutant: type[Mutant], trials: Sequence[Trial]) -> list[Cause]:
+    """The causes of all findings together."""
+    findings = [
+        Finding(
+            id=mutant.spec.finding_id(trial.mode, trial.case, trial.layout),
+            verdict=trial.judgement.verdict,
+            error=trial.judgement.error,
+            tolerance=trial.judgement.tolerance,
+            diagnosis=trial.judgement.diagnosis,
+            message=trial.judgement.message,
+            clues=None if trial.judgement.clues is None else number,
+        )
+        for number, trial in enumerate(trials)
+    ]
+    known = [trial.judgement.clues or Clues(terms=[]) for trial in trials]
+    return causes(findings, known)
 
 
 def killers(trials: Sequence[Trial]) -> set[str]:

@@ -1,0 +1,95 @@
+"""What all ranks and steps of one job say about the known mistakes."""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import TYPE_CHECKING
+
+from adapters.contract.objective import Metric
+from conformance.causes.conditions import of_context, of_step
+from conformance.causes.consistent import consistent
+from conformance.findings.cause import Clues
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from adapters.contract import Job
+    from conformance.causes.consistent import Consistent, Showing
+    from conformance.findings.finding import Diagnosis
+
+INFERRED = frozenset(
+    {
+        "not_finite",
+        "inactive_tokens_weigh",
+        "samples_lost",
+        "samples_repeated",
+        "micro_batches_lost",
+        "tokens_lost",
+        "reduced_before_the_last_micro_batch",
+        "other_divisor",
+        "samples_miscounted",
+        "prompts_miscounted",
+        "tokens_miscounted",
+    }
+)
+"""Mistakes that are read off the weights, which no catalogue can predict."""
+
+
+def clues(showings: Sequence[Showing], diagnosis: Diagnosis | None) -> Clues:
+    """What a job says, given what each rank showed of each step and the diagnosis of the first.
+
+    Of several that are wrong the first is explained, and the others rule out explanations.
+    """
+    held = [consistent(one) for one in _distinct(showings)]
+    wrong = [one for one in held if not one.is_right]
+    right = [one for one in held if one.is_right]
+    excluded = {name for one in right for name in one.visible}
+    facts = [of_context(one.showing.context) for one in (wrong[:1] or right)]
+    explanations: list[list[list[str]]] = []
+    if wrong:
+        first, *others = wrong
+        told = [one for one in others if one.explanations]
+        ruled_out = excluded.union(*(one.visible - one.explaining for one in told))
+        explanations = [*_without(first.explanations, ruled_out), *_inferred(first, diagnosis)]
+        excluded |= first.visible - {
+            name for parts in explanations for part in parts for name in part
+        }
+    return Clues(
+        terms=held[0].terms,
+        explanations=explanations,
+        excluded=sorted(excluded),
+        conditions=[*dict.fromkeys(chain.from_iterable(facts))],
+    )
+
+
+def clues_of_failure(job: Job) -> Clues:
+    """What is known of a job that was not trained."""
+    facts = chain.from_iterable(map(of_step, job.steps))
+    return Clues(terms=[str(Metric.POLICY_LOSS)], conditions=[*dict.fromkeys(facts)])
+
+
+def _distinct(showings: Sequence[Showing]) -> Iterator[Showing]:
+    """Yield what ranks showed once where they showed the same."""
+    seen = set()
+    for one in showings:
+        key = one.context.step_index, one.observed.tobytes()
+        if key not in seen:
+            seen.add(key)
+            yield one
+
+
+def _without(
+    explanations: Sequence[Sequence[frozenset[str]]], ruled_out: set[str]
+) -> Iterator[list[list[str]]]:
+    for parts in explanations:
+        left = [sorted(part - ruled_out) for part in parts]
+        if all(left):
+            yield left
+
+
+def _inferred(wrong: Consistent, diagnosis: Diagnosis | None) -> Iterator[list[list[str]]]:
+    """Yield the mistakes of a single term that were read off what was observed."""
+    if diagnosis is not None and len(wrong.terms) == 1:
+        names = [name for name in (diagnosis.name, *diagnosis.also) if name in INFERRED]
+        if names:
+            yield [[f"{wrong.terms[0]}/{name}" for name in names]]

@@ -1,0 +1,235 @@
+"""Holds every known mistake against what one step showed.
+
+Each term of a loss or of a logged number is right or has a known mistake. Every choice of one for
+each term predicts what is observed; the choices within the bound explain it, and a mistake that
+would show alone and is in none of them is excluded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from conformance.diagnosis.catalogue import mistakes
+from conformance.diagnosis.missing_tokens import kinds_of_loss, shares
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from conformance.diagnosis.step_context import LossTerm, StepContext
+
+RIGHT = ""
+"""The name of what is right, among those of mistakes."""
+
+NONE: frozenset[str] = frozenset()
+
+WITHOUT_GRADIENT, LEFT_OUT = "term_without_gradient", "term_left_out"
+"""The mistake of a term that adds nothing to the gradient, or to a logged number."""
+
+FACTORS = ("multiplied_by_", "divided_by_")
+"""How the names of mistakes begin that another mistake may come on top of."""
+
+FEW = 16
+"""Numbers by which choices are sorted out before all numbers are looked at."""
+
+DIGITS = 10
+"""Decimals, relative to the largest number, of predictions that are the same."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Showing:
+    """What one rank showed of one step: the sum of terms for each token, or over all tokens.
+
+    ``observed`` is [tokens] or, of a sum over all tokens, [1]; ``tolerance`` is relative to the sum
+    of the terms' magnitudes.
+    """
+
+    terms: Sequence[LossTerm]
+    observed: NDArray[np.float64]
+    tolerance: float
+    is_per_token: bool = True
+
+    @property
+    def context(self) -> StepContext:
+        """The context of the first term."""
+        return self.terms[0].context
+
+    @cached_property
+    def expected(self) -> NDArray[np.float64]:
+        """What is right: [numbers]."""
+        return self.reduced(np.sum([term.products for term in self.terms], axis=0))
+
+    @cached_property
+    def magnitude(self) -> NDArray[np.float64]:
+        """The sum of the terms' |weight · factor|, which rounding errors are relative to."""
+        return self.reduced(np.sum([np.abs(term.products) for term in self.terms], axis=0))
+
+    def reduced(self, products: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The numbers that weight · factor of tokens give: [..., tokens] to [..., numbers]."""
+        if self.is_per_token:
+            return products
+        totals: NDArray[np.float64] = products.sum(axis=-1, keepdims=True)
+        return totals
+
+
+class Alternative(NamedTuple):
+    """Mistakes of a term that give the same numbers; the name of what is right is empty."""
+
+    names: frozenset[str]
+    numbers: NDArray[np.float64]
+    magnitude: NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Consistent:
+    """What is consistent with what a rank showed of a step.
+
+    Mistakes are named with their terms, such as ``kl/multiplied_by_cp``.
+    """
+
+    showing: Showing
+    is_right: bool
+    explanations: list[list[frozenset[str]]]
+    """Choices of mistakes that occur together; of each, names that cannot be told apart."""
+
+    visible: frozenset[str]
+    """Mistakes that alone would give something else than what is right."""
+
+    @property
+    def terms(self) -> list[str]:
+        """The names of the terms."""
+        return [str(term.metric) for term in self.showing.terms]
+
+    @property
+    def explaining(self) -> frozenset[str]:
+        """All mistakes that some explanation has a part in."""
+        return NONE.union(*(part for parts in self.explanations for part in parts))
+
+
+def consistent(showing: Showing) -> Consistent:
+    """Hold all known mistakes against what was observed of a step."""
+    of_terms = [_alternatives(term, showing) for term in showing.terms]
+    explanations = [*_explanations(of_terms, showing)]
+    is_right = [] in explanations
+    if not explanations and len(of_terms) == 1:
+        explanations = [*_with_a_factor(of_terms[0], showing), *_with_losses(of_terms[0], showing)]
+    return Consistent(
+        showing=showing,
+        is_right=is_right,
+        explanations=[] if is_right else explanations,
+        visible=NONE.union(*map(_visible, of_terms)),
+    )
+
+
+def _alternatives(term: LossTerm, showing: Showing) -> list[Alternative]:
+    """The right term, then what each known mistake makes of it."""
+    nothing = WITHOUT_GRADIENT if showing.is_per_token else LEFT_OUT
+    known = [
+        (RIGHT, term.context.expected),
+        *_predictions(term),
+        (nothing, np.zeros_like(term.context.expected)),
+    ]
+    products = term.factors * np.stack([weights for _, weights in known])
+    numbers, magnitude = showing.reduced(products), showing.reduced(np.abs(products))
+    scale = float(magnitude[0].max(initial=0.0)) or 1.0
+    places: dict[bytes, list[int]] = {}
+    for place, row in enumerate(np.round(numbers / scale, DIGITS) + 0.0):
+        places.setdefault(row.tobytes(), []).append(place)
+    return [
+        Alternative(
+            frozenset(_named(term, known[place][0]) for place in same),
+            numbers[same[0]],
+            magnitude[same[0]],
+        )
+        for same in places.values()
+    ]
+
+
+def _named(term: LossTerm, mistake: str) -> str:
+    return f"{term.metric}/{mistake}" if mistake else RIGHT
+
+
+def _predictions(term: LossTerm) -> Iterator[tuple[str, NDArray[np.float64]]]:
+    """Every known mistake of a term by its name, with its weights: [tokens]."""
+    for mistake in (*mistakes(term.context), *shares(term.context)):
+        for name in mistake.names:
+            yield name, mistake.weights
+
+
+def _visible(alternatives: Sequence[Alternative]) -> frozenset[str]:
+    """Names of mistakes in no variant of which a term is right."""
+    right, *wrong = alternatives
+    return NONE.union(*(one.names for one in wrong)) - right.names
+
+
+def _explanations(
+    of_terms: Sequence[Sequence[Alternative]], showing: Showing
+) -> Iterator[list[frozenset[str]]]:
+    """Yield the choices of an alternative for each term that give what was observed."""
+    some = np.unique(np.linspace(0, len(showing.observed) - 1, FEW).astype(int))
+    numbers = _sums([np.stack([one.numbers[some] for one in of_term]) for of_term in of_terms])
+    magnitude = _sums([np.stack([one.magnitude[some] for one in of_term]) for of_term in of_terms])
+    likely = _matches(numbers, magnitude, showing.observed[some], showing.tolerance)
+    for places in np.argwhere(likely):
+        chosen = [of_term[place] for of_term, place in zip(of_terms, places, strict=True)]
+        total, size = sum(one.numbers for one in chosen), sum(one.magnitude for one in chosen)
+        if _matches(total, size, showing.observed, showing.tolerance):
+            yield [one.names for one in chosen if RIGHT not in one.names]
+
+
+def _sums(of_terms: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
+    """The sums of one row of each array: [rows of the first, rows of the second, ..., numbers]."""
+    total = of_terms[0]
+    for rows in of_terms[1:]:
+        total = total[..., np.newaxis, :] + rows
+    return total
+
+
+def _matches(
+    predicted: NDArray[np.float64],
+    magnitude: NDArray[np.float64],
+    observed: NDArray[np.float64],
+    tolerance: float,
+) -> NDArray[np.bool_]:
+    close = np.abs(observed - predicted) <= tolerance * magnitude
+    return np.asarray(close.all(axis=-1))
+
+
+def _with_a_factor(
+    alternatives: Sequence[Alternative], showing: Showing
+) -> Iterator[list[frozenset[str]]]:
+    """Yield pairs of a factor and another mistake that together give what was observed."""
+    right, *wrong = alternatives
+    for factor, other in product(wrong, wrong):
+        names = frozenset(name for name in factor.names if _is_factor(name))
+        if not names:
+            continue
+        ratio = factor.magnitude.sum() / right.magnitude.sum()
+        numbers, magnitude = ratio * other.numbers, ratio * other.magnitude
+        if _matches(numbers, magnitude, showing.observed, showing.tolerance):
+            yield [names, other.names]
+
+
+def _with_losses(
+    alternatives: Sequence[Alternative], showing: Showing
+) -> Iterator[list[frozenset[str]]]:
+    """Yield mistakes that give what was observed, but for tokens that are lost besides."""
+    [term] = showing.terms
+    gone = (term.context.expected > 0) & np.equal(showing.observed, 0)
+    if not showing.is_per_token or not gone.any():
+        return
+    lost = frozenset(_named(term, name) for name, _ in kinds_of_loss(term.context, gone))
+    for one in alternatives[1:]:
+        kept = np.where(gone, 0, one.numbers)
+        if kept.any() and _matches(kept, np.abs(kept), showing.observed, showing.tolerance):
+            yield [one.names, lost]
+
+
+def _is_factor(name: str) -> bool:
+    return name.partition("/")[2].startswith(FACTORS)

@@ -1,0 +1,84 @@
+"""The fewest pairs of a mistake and a condition that explain all that is wrong.
+
+A pair may not say that something is wrong that is right. Of those that do not, the one that
+explains most is chosen again and again; ties go to the simpler condition, then to the mistake that
+is more common.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+from conformance.causes.statements import commonness
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from conformance.causes.table import Explanation, Pair, Part, Table
+
+LARGEST = 3
+"""Number of mistakes in an explanation: one for each term of the largest loss."""
+
+
+def cover(table: Table) -> list[Pair]:
+    """The chosen pairs, in the order in which they were chosen."""
+    pairs = [
+        pair for mistake in sorted(table.claims, key=commonness) for pair in table.pairs(mistake)
+    ]
+    explainable = [explanations for explanations in table.explanations.values() if explanations]
+    chosen: list[Pair] = []
+    left = explainable
+    while left and (best := _best(pairs, left, chosen)) is not None:
+        chosen.append(best)
+        left = [one for one in left if explanation(one, chosen) is None]
+    return _without_needless(
+        chosen, [one for one in explainable if explanation(one, chosen) is not None]
+    )
+
+
+def explanation(explanations: Iterable[Explanation], chosen: Sequence[Pair]) -> Explanation | None:
+    """The first explanation all parts of which the chosen pairs give."""
+    given = (one for one in explanations if all(part.is_given_by(chosen) for part in one))
+    return next(given, None)
+
+
+def _best(
+    pairs: Sequence[Pair], left: Iterable[Iterable[Explanation]], chosen: Sequence[Pair]
+) -> Pair | None:
+    """The pair that completes the explanations of most findings, or else is a part of most."""
+    missing = [
+        [part for part in explanation if not part.is_given_by(chosen)]
+        for explanations in left
+        for explanation in explanations
+    ]
+    for size in range(1, LARGEST + 1):
+        best = _most_frequent(
+            pairs, (part for parts in missing if len(parts) <= size for part in parts)
+        )
+        if best is not None:
+            return best
+    return None
+
+
+def _most_frequent(pairs: Sequence[Pair], parts: Iterable[Part]) -> Pair | None:
+    """The pair that gives most parts."""
+    gains: dict[str, int] = defaultdict(int)
+    for part in parts:
+        for mistake in part.names:
+            gains[mistake] |= part.bit
+
+    def gain(pair: Pair) -> tuple[int, int]:
+        return (pair.holds & gains.get(pair.mistake, 0)).bit_count(), -len(pair.condition)
+
+    best = max(pairs, key=gain, default=None)
+    return best if best is not None and gain(best)[0] else None
+
+
+def _without_needless(chosen: list[Pair], covered: Sequence[Sequence[Explanation]]) -> list[Pair]:
+    """The pairs without those that the others make up for, the last chosen looked at first."""
+    for pair in reversed(chosen):
+        others = [one for one in chosen if one is not pair]
+        if all(explanation(one, others) is not None for one in covered):
+            chosen = others
+    return chosen

@@ -1,0 +1,117 @@
+"""The causes of all that is wrong in a report."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+from conformance.causes.cover import cover, explanation
+from conformance.causes.impact import impact
+from conformance.causes.statements import STATEMENTS
+from conformance.causes.table import Table
+from conformance.findings.badness import badness
+from conformance.findings.cause import Cause, Severity
+from conformance.findings.sanitize import last_line
+from conformance.findings.verdict import WRONG, Check, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from conformance.causes.table import Pair
+    from conformance.findings.cause import Clues
+    from conformance.findings.finding import Finding
+
+UNEXPLAINED = "unexplained"
+
+FRAME = re.compile(r'File "(?!adapters/|torch/)([^"]+)", line (\d+), in (\S+)')
+"""A line of a traceback in the framework's code."""
+
+NUMBER = re.compile(r"\d+")
+
+
+def causes(findings: Sequence[Finding], clues: Sequence[Clues]) -> list[Cause]:
+    """The causes of a report's findings, the worst first."""
+    known = [(finding, clues[finding.clues]) for finding in findings if finding.clues is not None]
+    table = Table(known)
+    by_name = {finding.id: finding for finding in findings}
+    found = [*_explained(table, by_name)]
+    claimed = {name for cause in found for name in cause.findings}
+    left = [finding for finding in findings if finding.id not in claimed]
+
+    def harm(cause: Cause) -> tuple[int, tuple[bool, bool, float, float], int]:
+        worst = max(badness(by_name[name]) for name in cause.findings)
+        return -[*Severity].index(cause.severity), worst, len(cause.findings)
+
+    return sorted([*found, *_alike(left, table)], key=harm, reverse=True)
+
+
+def _explained(table: Table, findings: Mapping[str, Finding]) -> Iterator[Cause]:
+    """Yield the causes of the findings that known mistakes explain."""
+    pairs = cover(table)
+    claims: dict[Pair, list[Finding]] = {pair: [] for pair in pairs}
+    for name, explanations in table.explanations.items():
+        for part in explanation(explanations, pairs) or ():
+            claims[next(p for p in pairs if part.is_given_by([p]))].append(findings[name])
+    for pair, claimed in claims.items():
+        yield _cause(pair.mistake, STATEMENTS[pair.mistake], pair.condition, claimed)
+
+
+def _alike(findings: Iterable[Finding], table: Table) -> Iterator[Cause]:
+    """Yield a cause for all findings that failed in the same way."""
+    groups: dict[tuple[str, str], list[Finding]] = defaultdict(list)
+    for finding in findings:
+        if finding.verdict in (*WRONG, Verdict.ADVICE):
+            groups[_kind(finding)].append(finding)
+    for (name, statement), group in groups.items():
+        claims = sum(table.bits.get(finding.id, 0) for finding in group)
+        condition = table.described(claims) if claims else ()
+        yield _cause(name, statement, condition, group)
+
+
+def _kind(finding: Finding) -> tuple[str, str]:
+    """How a finding failed: a name and words that do not depend on its numbers."""
+    diagnosis = finding.diagnosis
+    if finding.verdict is Verdict.CRASHED:
+        frames = FRAME.findall(finding.message or "")
+        where = "{} in {}".format(*frames[-1][::2]) if frames else "a rank"
+        return "crashed", f"{where}: {NUMBER.sub('#', last_line(finding.message))}"
+    if diagnosis is None:
+        return "declined", NUMBER.sub("#", last_line(finding.message))
+    if finding.check in (Check.ARGUMENTS, Check.LOGGING, Check.SHARDING):
+        return diagnosis.name, f"{finding.check}: {diagnosis.name.replace('_', ' ')}"
+    if diagnosis.name == UNEXPLAINED:
+        pattern = diagnosis.explanation.partition("; ")[0].rpartition(", ")[2]
+        return UNEXPLAINED, f"{STATEMENTS[UNEXPLAINED]}: {pattern}"
+    return diagnosis.name, STATEMENTS.get(diagnosis.name, diagnosis.name.replace("_", " "))
+
+
+def _cause(
+    name: str, statement: str, condition: Sequence[str], findings: Sequence[Finding]
+) -> Cause:
+    smallest_first = sorted(findings, key=_size)
+    places = {finding.place for finding in findings}
+    return Cause(
+        name=name,
+        condition=[*condition],
+        severity=min(map(_severity, findings), key=[*Severity].index),
+        statement=", ".join([statement, *condition]),
+        impact=impact(findings),
+        place=places.pop() if len(places) == 1 else None,
+        findings=[finding.id for finding in smallest_first],
+    )
+
+
+def _size(finding: Finding) -> tuple[int, int, str]:
+    """A sort key: fewest ranks first, then the shortest layout and id."""
+    return finding.layout.world_size, len(str(finding.layout)), finding.id
+
+
+def _severity(finding: Finding) -> Severity:
+    if finding.verdict is Verdict.ADVICE:
+        return Severity.ADVICE
+    if finding.check in (Check.ARGUMENTS, Check.LOGGING):
+        return Severity.ACCEPTED
+    if finding.verdict is not Verdict.MISMATCH:
+        return Severity.NOT_TRAINED
+    return Severity.GRADIENT if finding.logged is None else Severity.LOGGED

@@ -1,0 +1,102 @@
+"""Each known mistake in words, the more common ones first."""
+
+from __future__ import annotations
+
+SIZES = {
+    "cp": "cp, the number of context-parallel ranks",
+    "dp": "dp, the number of data-parallel ranks",
+    "dp_cp": "dp · cp, the number of data- and context-parallel ranks",
+    "micro_batches": "the number of a rank's micro-batches",
+    "group_size": "the number of samples of a prompt",
+    "samples": "the number of samples",
+    "prompts": "the number of prompts",
+    "divisor": "the constant divisor",
+}
+
+PARTS = {
+    "rank": "data-parallel rank",
+    "micro_batch": "micro-batch",
+    "micro_batch_or_padding": "micro-batch, those of padding included",
+    "cp_slice": "context-parallel slice",
+    "cp_slice_of_a_micro_batch": "context-parallel slice of a micro-batch",
+}
+
+STATEMENTS = {
+    **{f"multiplied_by_{size}": f"multiplied once too often by {SIZES[size]}" for size in SIZES},
+    **{f"divided_by_{size}": f"divided once too often by {SIZES[size]}" for size in SIZES},
+    "not_divided": "token losses are added up and not divided",
+    "empty_samples_counted": "a sample without active tokens is counted as one token",
+    "original_mask_counted": "denominators count the mask before rejection sampling",
+    "modified_mask_counted": "denominators count the mask after rejection sampling",
+    "weights_of_sample_mean": "reduced by sample_mean",
+    "weights_of_prompt_mean": "reduced by prompt_mean",
+    "weights_of_token_mean": "reduced by token_mean",
+    "weights_of_token_mean_counting_empty_samples": (
+        "reduced by token_mean, with a sample without active tokens counted as one token"
+    ),
+    "padding_micro_batches_averaged": "micro-batches of padding count as 0 in a mean",
+    "dummy_rows_averaged": "rows of padding count as 0 in a mean",
+    **{
+        f"denominators_per_{part}": f"denominators are counted in each {words}, and means averaged"
+        for part, words in PARTS.items()
+    },
+    "denominators_per_micro_batch_by_samples": (
+        "denominators are counted in each micro-batch, and means weighted by samples"
+    ),
+    **{
+        f"tokens_counted_per_{part}": f"tokens are counted in each {words}, and units in the step"
+        for part, words in PARTS.items()
+    },
+    **{
+        f"units_counted_per_{part}": f"prompts are counted in each {words}, and tokens in the step"
+        for part, words in PARTS.items()
+    },
+    "not_reduced_over_dp": "the share of one data-parallel rank stands for all",
+    "not_reduced_over_cp": "the share of one context-parallel rank stands for all",
+    "not_reduced_over_ranks": "the share of one rank stands for all",
+    "reduced_before_the_last_micro_batch": (
+        "gradients are reduced before the last micro-batch has added its own"
+    ),
+    "micro_batches_lost": "whole micro-batches are lost",
+    "samples_lost": "samples are lost",
+    "tokens_lost": "tokens are lost",
+    "samples_repeated": "samples are repeated to fill up a batch, and weigh twice as much",
+    "term_without_gradient": "the term has no gradient",
+    "term_left_out": "the term is left out",
+    "counted_over_batch": "what is counted is that of all steps of a batch together",
+    "counted_of_the_step_before": "what is counted is that of the step before",
+    "masked_tokens_counted": "masked tokens are counted",
+    "prompt_tokens_counted": "tokens of prompts are counted",
+    "padding_counted": "padding up to the longest response or sequence is counted",
+    "tokens_per_sample_miscounted": "a token or two of every sample are not counted, or too many",
+    "runs_counted_as_prompts": "runs of adjacent samples are taken for prompts",
+    "prompts_by_group_size": "prompts are taken to be samples divided by the size of a group",
+    "sample_units_counted": "samples are the units, and empty ones count",
+    "sample_units_excluded": "samples are the units, and empty ones do not count",
+    "rollout_units_counted": "rollouts are the units, and empty ones count",
+    "rollout_units_excluded": "rollouts are the units, and empty ones do not count",
+    **{
+        f"{what}_counted_as_{units}": f"{what} are counted in the place of {units}"
+        for units in ("samples", "prompts")
+        for what in ("samples", "rollouts", "prompts", "tokens")
+    },
+    "counted_in_bfloat16": "tokens are counted in bfloat16",
+    "counted_in_float16": "tokens are counted in float16",
+    "counted_in_float32": "tokens are added up in float32",
+    "integer_division": "tokens per sample or rank are cut to a whole number",
+    "other_divisor": "the constant divisor is another one",
+    "samples_miscounted": "another number of samples is counted",
+    "prompts_miscounted": "another number of prompts is counted",
+    "tokens_miscounted": "another number of tokens is counted",
+    "inactive_tokens_weigh": "tokens that the mask excludes have a weight",
+    "not_finite": "numbers are NaN or infinite",
+    "unexplained": "no known mistake explains it",
+}
+"""What each mistake does, as the end of a sentence; the more common ones come first."""
+
+_ORDER = {name: place for place, name in enumerate(STATEMENTS)}
+
+
+def commonness(mistake: str) -> int:
+    """A sort key, the most common mistakes first."""
+    return _ORDER[mistake]

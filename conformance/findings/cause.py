@@ -1,0 +1,89 @@
+"""What findings say about the known mistakes, and the causes that explain them."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import NamedTuple
+
+from pydantic import BaseModel, ConfigDict
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Clues(_Frozen):
+    """What one finding says about the known mistakes.
+
+    A mistake is named with the term that has it, such as ``kl/multiplied_by_cp``.
+    """
+
+    terms: list[str]
+    """The terms that the finding depends on."""
+
+    explanations: list[list[list[str]]] = []
+    """What would give what was observed, if that is wrong: each explanation is a list of mistakes
+    that occur together, and each of them a list of names that cannot be told apart here."""
+
+    excluded: list[str] = []
+    """Mistakes that would show here and do not."""
+
+    conditions: list[str] = []
+    """Plain facts of the step and its cut, such as ``where a sample has no active token``."""
+
+    def about(self, mistakes: frozenset[str]) -> Clues:
+        """The same without the mistakes that are not among these."""
+        excluded = [name for name in self.excluded if name.partition("/")[2] in mistakes]
+        return self.model_copy(update={"excluded": excluded})
+
+
+class Severity(StrEnum):
+    """What a cause does, the worst first."""
+
+    GRADIENT = "wrong gradient"
+    LOGGED = "wrong logged number"
+    NOT_TRAINED = "ordinary step declined or crashed"
+    ACCEPTED = "bad input accepted"
+    ADVICE = "advice"
+
+
+class Range(NamedTuple):
+    """The smallest and the largest value over a cause's findings."""
+
+    lowest: float
+    highest: float
+
+
+class Impact(_Frozen):
+    """What a cause does to training, over its findings; None where nothing was measured."""
+
+    scale: Range | None = None
+    """The factor on the learning rate: the least-squares scale of observed over right gradient."""
+
+    cosine: Range | None = None
+    """The cosine of the angle between observed and right gradient."""
+
+    reported: Range | None = None
+    """Logged over right numbers."""
+
+
+class Cause(_Frozen):
+    """A mistake and the condition under which it shows, which explain ``findings``."""
+
+    name: str
+    """The mistake of the catalogue, or how the framework failed."""
+
+    condition: list[str]
+    """Facts that all hold where it shows; none if it always does."""
+
+    always: bool = True
+    """Whether it shows wherever the condition holds."""
+
+    severity: Severity
+    statement: str
+    impact: Impact = Impact()
+    place: str | None = None
+    """Where in the framework's code, if that is known: ``file:line (function)``."""
+
+    findings: list[str]
+    """Ids of the findings that it explains, the smallest reproduction first."""
