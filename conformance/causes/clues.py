@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from adapters.contract.objective import Metric
 from conformance.causes.conditions import of_context, of_step
 from conformance.causes.consistent import consistent
+from conformance.diagnosis.explain import Evidence, read_off
 from conformance.findings.cause import Clues
 
 if TYPE_CHECKING:
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
 
     from adapters.contract import Job
     from conformance.causes.consistent import Consistent, Showing
-    from conformance.findings.finding import Diagnosis
 
 INFERRED = frozenset(
     {
@@ -35,8 +35,8 @@ INFERRED = frozenset(
 """Mistakes that are read off the weights, which no catalogue can predict."""
 
 
-def clues(showings: Sequence[Showing], diagnosis: Diagnosis | None) -> Clues:
-    """What a job says, given what each rank showed of each step and the diagnosis of the first.
+def clues(showings: Sequence[Showing]) -> Clues:
+    """What a job says, given what each rank showed of each step.
 
     Of several that are wrong the first is explained, and the others rule out explanations.
     """
@@ -50,7 +50,7 @@ def clues(showings: Sequence[Showing], diagnosis: Diagnosis | None) -> Clues:
         first, *others = wrong
         told = [one for one in others if one.explanations]
         ruled_out = excluded.union(*(one.visible - one.explaining for one in told))
-        explanations = [*_without(first.explanations, ruled_out), *_inferred(first, diagnosis)]
+        explanations = [*_without(first.explanations, ruled_out), *_inferred(first)]
         excluded |= first.visible - {
             name for parts in explanations for part in parts for name in part
         }
@@ -87,9 +87,13 @@ def _without(
             yield left
 
 
-def _inferred(wrong: Consistent, diagnosis: Diagnosis | None) -> Iterator[list[list[str]]]:
-    """Yield the mistakes of a single term that were read off what was observed."""
-    if diagnosis is not None and len(wrong.terms) == 1:
-        names = [name for name in (diagnosis.name, *diagnosis.also) if name in INFERRED]
+def _inferred(wrong: Consistent) -> Iterator[list[list[str]]]:
+    """Yield the mistakes of a single gradient term that its weights show of themselves."""
+    showing = wrong.showing
+    if showing.is_per_token and len(showing.terms) == 1:
+        evidence = Evidence(
+            context=showing.context, observed=showing.observed, tolerance=showing.tolerance
+        )
+        names = [name for name in read_off(evidence) if name in INFERRED]
         if names:
             yield [[f"{wrong.terms[0]}/{name}" for name in names]]

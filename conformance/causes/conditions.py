@@ -28,6 +28,17 @@ METRIC_CHECKS = ("metric", "rejection.metric")
 """Slugs of checks of logged numbers, or how they begin."""
 
 
+NEGATIVE = ("except in ", "without ", "where dp = 1", "where cp = 1", "where tp = 1")
+"""How facts begin that say what is not the case: they are chosen last."""
+
+
+def plainness(fact: str) -> tuple[bool, int, str]:
+    """A sort key, the plainest facts first: modes and terms, checks, layouts, then steps."""
+    kinds = ("in ", "of ", "where dp ", "where cp ", "where tp ", "with ", "where ", "")
+    kind = next(place for place, start in enumerate(kinds) if fact.startswith(start))
+    return fact.startswith(NEGATIVE), kind, fact
+
+
 def of_finding(finding: Finding, term: str) -> Iterator[str]:
     """Yield what a finding's id and one of its terms say."""
     for mode in Mode:

@@ -29,8 +29,10 @@ RIGHT = ""
 
 NONE: frozenset[str] = frozenset()
 
-WITHOUT_GRADIENT, LEFT_OUT = "term_without_gradient", "term_left_out"
-"""The mistake of a term that adds nothing to the gradient, or to a logged number."""
+WITHOUT_GRADIENT = "term_without_gradient"
+LEFT_OUT = "term_left_out"
+NOTHING_REPORTED = "nothing_reported"
+"""The mistake of a term that adds nothing to the gradient, to a logged number, or is all of it."""
 
 FACTORS = ("multiplied_by_", "divided_by_")
 """How the names of mistakes begin that another mistake may come on top of."""
@@ -99,7 +101,8 @@ class Consistent:
     """Choices of mistakes that occur together; of each, names that cannot be told apart."""
 
     visible: frozenset[str]
-    """Mistakes that alone would give something else than what is right."""
+    """Mistakes that alone would give something else than what is right, and, if what was observed
+    is right within its bound, than that."""
 
     @property
     def terms(self) -> list[str]:
@@ -123,13 +126,15 @@ def consistent(showing: Showing) -> Consistent:
         showing=showing,
         is_right=is_right,
         explanations=[] if is_right else explanations,
-        visible=NONE.union(*map(_visible, of_terms)),
+        visible=_visible(of_terms, showing, showing.observed if is_right else showing.expected),
     )
 
 
 def _alternatives(term: LossTerm, showing: Showing) -> list[Alternative]:
     """The right term, then what each known mistake makes of it."""
-    nothing = WITHOUT_GRADIENT if showing.is_per_token else LEFT_OUT
+    nothing = WITHOUT_GRADIENT
+    if not showing.is_per_token:
+        nothing = NOTHING_REPORTED if len(showing.terms) == 1 else LEFT_OUT
     known = [
         (RIGHT, term.context.expected),
         *_predictions(term),
@@ -162,10 +167,20 @@ def _predictions(term: LossTerm) -> Iterator[tuple[str, NDArray[np.float64]]]:
             yield name, mistake.weights
 
 
-def _visible(alternatives: Sequence[Alternative]) -> frozenset[str]:
-    """Names of mistakes in no variant of which a term is right."""
-    right, *wrong = alternatives
-    return NONE.union(*(one.names for one in wrong)) - right.names
+def _visible(
+    of_terms: Sequence[Sequence[Alternative]], showing: Showing, numbers: NDArray[np.float64]
+) -> frozenset[str]:
+    """Names of mistakes that alone, in each of their variants, would give other numbers."""
+    visible: set[str] = set()
+    hidden = {RIGHT}
+    for right, *wrong in of_terms:
+        for one in wrong:
+            total = showing.expected - right.numbers + one.numbers
+            size = showing.magnitude - right.magnitude + one.magnitude
+            same = _matches(total, size, numbers, showing.tolerance)
+            (hidden if same else visible).update(one.names)
+        hidden |= right.names
+    return frozenset(visible - hidden)
 
 
 def _explanations(

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
+from conformance.causes.clues import INFERRED
 from conformance.causes.statements import commonness
 
 if TYPE_CHECKING:
@@ -23,18 +24,31 @@ LARGEST = 3
 
 def cover(table: Table) -> list[Pair]:
     """The chosen pairs, in the order in which they were chosen."""
-    pairs = [
-        pair for mistake in sorted(table.claims, key=commonness) for pair in table.pairs(mistake)
-    ]
     explainable = [explanations for explanations in table.explanations.values() if explanations]
     chosen: list[Pair] = []
     left = explainable
-    while left and (best := _best(pairs, left, chosen)) is not None:
-        chosen.append(best)
-        left = [one for one in left if explanation(one, chosen) is None]
+    for pairs in _by_certainty(table):
+        while left and (best := _best(pairs, left, chosen)) is not None:
+            chosen.append(best)
+            left = [one for one in left if explanation(one, chosen) is None]
     return _without_needless(
         chosen, [one for one in explainable if explanation(one, chosen) is not None]
     )
+
+
+def _by_certainty(table: Table) -> tuple[list[Pair], list[Pair]]:
+    """All pairs: those whose mistakes are predicted, which findings can contradict, then others."""
+    ordered = sorted(table.claims, key=commonness)
+    predicted, inferred = (
+        [
+            pair
+            for mistake in ordered
+            if (mistake in INFERRED) is is_inferred
+            for pair in table.pairs(mistake)
+        ]
+        for is_inferred in (False, True)
+    )
+    return predicted, inferred
 
 
 def explanation(explanations: Iterable[Explanation], chosen: Sequence[Pair]) -> Explanation | None:

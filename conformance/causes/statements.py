@@ -63,6 +63,7 @@ STATEMENTS = {
     "samples_repeated": "samples are repeated to fill up a batch, and weigh twice as much",
     "term_without_gradient": "the term has no gradient",
     "term_left_out": "the term is left out",
+    "nothing_reported": "0 is logged",
     "counted_over_batch": "what is counted is that of all steps of a batch together",
     "counted_of_the_step_before": "what is counted is that of the step before",
     "masked_tokens_counted": "masked tokens are counted",
@@ -76,8 +77,7 @@ STATEMENTS = {
     "rollout_units_counted": "rollouts are the units, and empty ones count",
     "rollout_units_excluded": "rollouts are the units, and empty ones do not count",
     **{
-        f"{what}_counted_as_{units}": f"{what} are counted in the place of {units}"
-        for units in ("samples", "prompts")
+        f"{what}_counted_as_units": f"{what} are counted in the place of the mode's units"
         for what in ("samples", "rollouts", "prompts", "tokens")
     },
     "counted_in_bfloat16": "tokens are counted in bfloat16",

@@ -8,7 +8,7 @@ from itertools import chain, combinations
 from typing import TYPE_CHECKING, NamedTuple
 
 from conformance.causes.clues import INFERRED
-from conformance.causes.conditions import of_finding
+from conformance.causes.conditions import of_finding, plainness
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -59,6 +59,7 @@ class Table:
         self._everywhere = 0
         for finding, clues in findings:
             self._add(finding, clues)
+        self._plain_first = sorted(self._facts, key=plainness)
 
     def _add(self, finding: Finding, clues: Clues) -> None:
         of_terms = {}
@@ -100,7 +101,7 @@ class Table:
         if not excluded:
             yield (), self._everywhere
             return
-        facts = [(fact, bits) for fact, bits in self._facts.items() if bits & claims]
+        facts = [(fact, bits) for fact in self._plain_first if (bits := self._facts[fact]) & claims]
         for fact, bits in facts:
             if not bits & excluded:
                 yield (fact,), bits
@@ -111,7 +112,11 @@ class Table:
 
     def described(self, claims: int) -> tuple[str, ...]:
         """The condition that holds for all claims and for the fewest others."""
-        facts = [(fact, bits) for fact, bits in self._facts.items() if bits & claims == claims]
+        facts = [
+            (fact, bits)
+            for fact in self._plain_first
+            if (bits := self._facts[fact]) & claims == claims
+        ]
         conditions: list[tuple[tuple[str, ...], int]] = [
             ((), self._everywhere),
             *(((fact,), bits) for fact, bits in facts),

@@ -100,6 +100,17 @@ def diagnose(evidence: Evidence) -> Diagnosis:
     return _first([*_explanations(evidence)] or [_inferred(evidence) or _unexplained(evidence)])
 
 
+def read_off(evidence: Evidence) -> list[str]:
+    """Names of the mistakes that weights show of themselves, and which nothing predicts."""
+    for fault in (_not_finite, _inactive_tokens):
+        diagnosis = fault(evidence)
+        if diagnosis is not None:
+            return [diagnosis.name]
+    lost = _missing(evidence)
+    counted = _inferred(evidence)
+    return [one.name for one in (*lost, *([counted] if counted is not None else []))]
+
+
 def diagnose_reported(evidence: ReportedEvidence) -> Diagnosis:
     """Name the mistake that explains a logged number; ``unexplained`` if none does."""
     term, context = evidence.term, evidence.term.context
@@ -156,12 +167,16 @@ def _first(explanations: list[Diagnosis]) -> Diagnosis:
 
 def _explanations(evidence: Evidence) -> Iterator[Diagnosis]:
     """Yield every known mistake that predicts the weights."""
-    yield from missing_tokens.diagnoses(
-        evidence.context, evidence.observed, evidence.matches, elsewhere=evidence.elsewhere
-    )
+    yield from _missing(evidence)
     for mistake in mistakes(evidence.context):
         if evidence.matches(mistake.weights):
             yield _named(evidence, mistake)
+
+
+def _missing(evidence: Evidence) -> Iterator[Diagnosis]:
+    return missing_tokens.diagnoses(
+        evidence.context, evidence.observed, evidence.matches, elsewhere=evidence.elsewhere
+    )
 
 
 def _named(evidence: Evidence, mistake: Mistake) -> Diagnosis:

@@ -21,9 +21,11 @@ class Mistake:
     words: str
     weights: NDArray[np.float64]
     sizes: dict[str, float] = field(default_factory=dict)
+    cause: str = ""
+    """Its name as a cause, if one mistake has another name in each mode."""
 
     @property
     def names(self) -> list[str]:
-        """Its name for each size that it may be, as steps cannot always tell them apart."""
+        """Its name as a cause, for each size that it may be: one step may not tell them apart."""
         verb = self.name.partition("_by_")[0]
-        return [f"{verb}_by_{size}" for size in self.sizes] or [self.name]
+        return [f"{verb}_by_{size}" for size in self.sizes] or [self.cause or self.name]

@@ -136,7 +136,7 @@ def judge_showings(
     return replace(
         worst,
         expected=tuple(dict.fromkeys(expected)),
-        clues=clues(showings, worst.diagnosis),
+        clues=clues(showings),
     )
 
 

@@ -1,4 +1,4 @@
-"""Pages about the committed reports: README.md's table, reports/findings.md and reports/README.md.
+"""Pages about the committed reports: README.md's table, reports/causes.md and reports/README.md.
 
 ``python -m conformance.views.overview`` writes them from the reports alone.
 """
@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass, fields
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from conformance.causes.impact import impact_words
 from conformance.comparing.report_file import load
-from conformance.findings.sanitize import last_line
-from conformance.findings.verdict import JUDGED, WRONG, Check, Verdict
+from conformance.findings.cause import Severity
+from conformance.findings.verdict import JUDGED, WRONG, Check
 from conformance.views.tables import escape_markdown, markdown_table
 from reference.aggregation import Conventions, Mode
 
@@ -21,25 +23,24 @@ if TYPE_CHECKING:
     from enum import StrEnum
 
     from adapters.contract import Departure
-    from conformance.findings.finding import Finding
+    from conformance.findings.cause import Cause
     from conformance.findings.report import Report
 
 REPORTS = Path("reports")
 README = Path("README.md")
-FINDINGS = REPORTS / "findings.md"
+CAUSES = REPORTS / "causes.md"
 INDEX = REPORTS / "README.md"
 
 BEGIN = "<!-- what reports/ say; written by `python -m conformance.views.overview` -->\n"
 END = "<!-- end of what reports/ say -->\n"
 
 HEAD = """\
-# Findings
+# Causes
 
-What the reports in this folder say is wrong, a line for each mistake of a framework's engine and
-check, with the versions that have it and one finding as an example. Written by
-`python -m conformance.views.overview`. A *crash* has no diagnosis: its last line is quoted. \
-Where the
-mistake determines a place in the framework's code, it stands behind the words.
+The mistakes behind all that the reports in this folder say is wrong: a line for each cause of a
+framework's engine, with what it does, its smallest reproduction, and the versions that have it with
+the number of findings that it explains. Where the mistake determines a place in the framework's
+code, it stands behind the words. Written by `python -m conformance.views.overview`.
 How each kind was held against the framework's own source and documents is in
 [`audit.md`](audit.md).
 """
@@ -62,8 +63,8 @@ the engine where it is not the adapter's default; its `source` has the exact rev
 `reports/latest/`, which git ignores. This page is written by
 `python -m conformance.views.overview`.
 
-[`findings.md`](findings.md) has every mistake by name; [`history.md`](history.md) is a table of
-fixes, each run before and after; [`mutants.md`](mutants.md) and [`mutation.md`](mutation.md) are
+[`causes.md`](causes.md) has the causes of all that is wrong; [`history.md`](history.md) is a table
+of fixes, each run before and after; [`mutants.md`](mutants.md) and [`mutation.md`](mutation.md) are
 about this project's own tests.
 
 `rl-loss-conformance show REPORT` shows one of them, `rl-loss-conformance diff OLD NEW` what changed
@@ -180,44 +181,34 @@ def _wrong_of_seen(report: Report, field: str, values: Iterable[StrEnum]) -> Ite
             yield f"ok ({seen[value]})" if seen[value] else "–"
 
 
-def mistakes(found: Sequence[Version], noun: str, verdicts: Sequence[Verdict]) -> Iterator[str]:
-    """Yields a line for each ``noun``, a mistake or a piece of advice, with these verdicts."""
-    groups: dict[tuple[str, str, Check, str], list[tuple[str, Finding]]] = defaultdict(list)
+def causes(found: Sequence[Version], advice: bool) -> Iterator[str]:
+    """Yields a line for each cause, the worst of each framework first; ``advice`` or all others."""
+    groups: dict[tuple[str, str, str], list[tuple[str, Cause]]] = defaultdict(list)
     for one in found:
-        for finding in one.report.findings:
-            if finding.verdict in verdicts:
-                mistake = (one.report.adapter, one.report.engine, finding.check, _name(finding))
-                groups[mistake].append((one.name, finding))
-    header = ["framework", "engine", "check", "modes", noun, "for example", "versions"]
-    yield from markdown_table(header, (_mistake(*key, groups[key]) for key in sorted(groups)))
+        for cause in one.report.causes:
+            if (cause.severity is Severity.ADVICE) is advice:
+                groups[one.report.adapter, one.report.engine, cause.statement].append(
+                    (one.name, cause)
+                )
+    rows = sorted((_cause(*key, groups[key]) for key in groups), key=itemgetter(0, 1, 2))
+    header = ["framework", "engine", "what", "cause", "impact", "for example", "versions"]
+    yield from markdown_table(header, rows)
 
 
-def _name(finding: Finding) -> str:
-    return finding.diagnosis.name if finding.diagnosis else f"crash: {last_line(finding.message)}"
-
-
-def _mistake(
-    adapter: str, engine: str, check: Check, name: str, found: Sequence[tuple[str, Finding]]
+def _cause(
+    adapter: str, engine: str, statement: str, found: Sequence[tuple[str, Cause]]
 ) -> list[str]:
-    subjects = list(dict.fromkeys(finding.subject for _, finding in found if finding.subject))
-    modes = [mode for mode in Mode if any(finding.mode is mode for _, finding in found)]
-    counts = Counter(version for version, _ in found)
-    example = min((finding for _, finding in found), key=lambda one: (len(_words(one)), one.id))
-    place = f"; look at `{example.place}`" if example.place else ""
-    cells = [
+    _, largest = max(found, key=lambda one: len(one[1].findings))
+    place = f"; look at `{largest.place}`" if largest.place else ""
+    return [
         adapter,
         engine,
-        f"{check}{f': {_list(subjects)}' if subjects else ''}",
-        _list(modes),
-        f"`{name}`",
-        f"`{example.id}`: {_words(example)}{place}",
-        _list(f"{version} ({count})" for version, count in counts.items()),
+        largest.severity,
+        f"{escape_markdown(statement)}{place}",
+        impact_words(largest.impact),
+        f"`{largest.findings[0]}`",
+        _list(f"{version} ({len(cause.findings)})" for version, cause in found),
     ]
-    return [cell.replace("|", "\\|") for cell in cells]
-
-
-def _words(finding: Finding) -> str:
-    return finding.diagnosis.explanation if finding.diagnosis else last_line(finding.message)
 
 
 def _list(names: Iterable[str]) -> str:
@@ -262,10 +253,10 @@ def pages(found: Sequence[Version], readme: str) -> dict[Path, str]:
     before, rest = readme.split(BEGIN)
     _, after = rest.split(END)
     checks, by_mode = wrong_of_seen(found, "check", Check), wrong_of_seen(found, "mode", Mode)
-    wrong, advice = mistakes(found, "mistake", WRONG), mistakes(found, "advice", [Verdict.ADVICE])
+    wrong, advice = causes(found, advice=False), causes(found, advice=True)
     return {
         README: f"{before}{BEGIN}{_lines(checks)}{END}{after}",
-        FINDINGS: f"{HEAD}\n{_lines(wrong)}{ADVICE_HEAD}\n{_lines(advice)}",
+        CAUSES: f"{HEAD}\n{_lines(wrong)}{ADVICE_HEAD}\n{_lines(advice)}",
         INDEX: f"{INDEX_HEAD}\n{_lines(by_mode)}"
         f"{CONVENTIONS_HEAD}\n{_lines(conventions(found))}"
         f"{DEPARTURES_HEAD}\n{_lines(departures(found))}"

@@ -105,7 +105,7 @@ class DivergenceOnEveryMicroBatch(Mutant):
 
     diagnosis = "divided_by_micro_batches"
     spec = check_spec("auxiliary.combined")
-    layouts = (UNITED,)
+    layouts = (UNITED, WIDE)
     cases = TELLING
 
     def divergence(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:

@@ -1,0 +1,152 @@
+"""What one step showed is held against every known mistake, alone and with another."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from adapters.contract import Description, Layout, Observation
+from adapters.contract.objective import Metric, Objective
+from adapters.contract.probed_batch import ProbedBatch
+from conformance.findings.cause import Clues
+from conformance.findings.verdict import Verdict
+from conformance.judging.loss_terms import quantities
+from conformance.judging.metrics import judge_logged
+from reference.aggregation import Aggregation, Mode
+from reference.step import Sample, Step
+from tests.conformance import test_combined as combined
+from tests.conformance.given import BY_SAMPLE, SLICED, Given
+
+EMPTY = Sample(prompt_length=1, loss_mask=[0], group=1)
+CP_4 = Given(layout=Layout(cp=4))
+BY_TOKENS = Given(mode=Mode.SAMPLE_MEAN)
+
+
+def clues(given: Given, *of_ranks: np.ndarray) -> Clues:
+    found = given.judged(*of_ranks).clues
+    assert found is not None
+    return found
+
+
+def explanations(given: Given, *of_ranks: np.ndarray) -> list[list[set[str]]]:
+    """Without the term, which is the same everywhere."""
+    return [
+        [{name.removeprefix("policy_loss/") for name in part} for part in parts]
+        for parts in clues(given, *of_ranks).explanations
+    ]
+
+
+def test_every_name_of_a_factor_is_kept() -> None:
+    given = Given(layout=Layout(dp=2, cp=2))
+    [[names], *_] = explanations(given, given.weights * 2)
+
+    assert {"multiplied_by_dp", "multiplied_by_cp"} <= names
+
+
+def test_what_is_right_excludes_what_would_show_and_nothing_else() -> None:
+    found = clues(CP_4, CP_4.weights)
+
+    assert found.explanations == []
+    assert "policy_loss/multiplied_by_cp" in found.excluded
+    assert "policy_loss/multiplied_by_dp" not in found.excluded
+
+
+def test_what_is_within_the_bound_of_what_was_observed_is_not_excluded() -> None:
+    """One token too many among ten thousand: a logged mean over them is right within its bound."""
+    step = Step.of([Sample(prompt_length=1, loss_mask=[1] * 9999, group=0), EMPTY])
+    job = replace(combined.JOB, steps=(step,), aggregation=Aggregation(Mode.TOKEN_MEAN))
+    job = replace(job, objective=Objective.POLICY)
+    losses = quantities(Metric.POLICY_LOSS, ProbedBatch(job.steps, job.objective))
+    logged = float((losses * step.mask).sum() / 10_000)
+    observation = Observation(token_weights=(), reported={Metric.POLICY_LOSS: (logged,)})
+    judged = judge_logged(job, [observation], Description())
+
+    assert judged.verdict is Verdict.CONFORMS
+    assert judged.clues is not None
+    assert "policy_loss/empty_samples_counted" not in judged.clues.excluded
+
+
+def test_wrong_weights_exclude_the_mistakes_that_do_not_explain_them() -> None:
+    found = clues(CP_4, CP_4.weights * 4)
+
+    assert "policy_loss/divided_by_cp" in found.excluded
+    assert "policy_loss/multiplied_by_cp" not in found.excluded
+
+
+def test_a_factor_may_be_there_twice() -> None:
+    assert [{"multiplied_by_cp"}, {"multiplied_by_cp"}] in explanations(CP_4, CP_4.weights * 16)
+
+
+def test_a_factor_may_come_on_top_of_a_wrong_count() -> None:
+    """The step has 10 active tokens, and one of its 5 samples has none."""
+    [[factor, count]] = explanations(CP_4, CP_4.weights * 4 * 10 / 11)
+
+    assert "multiplied_by_cp" in factor
+    assert "empty_samples_counted" in count
+
+
+def test_tokens_may_be_lost_on_top_of_a_mistake() -> None:
+    given = Given(layout=Layout(dp=2), forward_pass_of_token=BY_SAMPLE)
+    observed = np.where(np.arange(14) >= 11, 0, given.weights * 2)
+
+    assert any(
+        "multiplied_by_dp" in first and "micro_batches_lost" in second
+        for first, second in explanations(given, observed)
+    )
+
+
+def test_every_rank_and_step_rules_out_explanations() -> None:
+    """Twice too much on each of two ranks and slices, but for one rank that is right."""
+    given = Given(layout=Layout(dp=2, cp=2), forward_pass_of_token=SLICED)
+    weights = given.weights
+
+    alone = explanations(given, weights * 2)
+    with_a_right_one = explanations(given, weights * 2, weights, weights, weights)
+
+    assert any("multiplied_by_dp" in part for parts in alone for part in parts)
+    assert not any("multiplied_by_dp" in part for parts in with_a_right_one for part in parts)
+
+
+def test_terms_have_mistakes_of_their_own() -> None:
+    judged = combined.judged(policy=4.0, entropy=0.0)
+    assert judged.verdict is Verdict.MISMATCH
+    assert judged.clues is not None
+
+    assert judged.clues.terms == ["policy_loss", "entropy", "kl"]
+    assert [
+        any("policy_loss/multiplied_by_samples" in part for part in parts)
+        and any("entropy/term_without_gradient" in part for part in parts)
+        for parts in judged.clues.explanations
+    ].count(True) == 1
+
+
+def test_conditions_are_facts_of_the_step_and_its_cut() -> None:
+    cut = Given(layout=Layout(dp=2), forward_pass_of_token=BY_SAMPLE)
+    found = clues(cut, cut.weights)
+
+    assert "where a sample has no active token" in found.conditions
+    assert "where a rollout has several samples" in found.conditions
+    assert "where data-parallel ranks differ in active tokens" in found.conditions
+    assert "where tokens are rejected" not in found.conditions
+
+
+@pytest.mark.parametrize(("scale", "cosine"), [(2.0, 1.0), (0.5, 1.0)])
+def test_a_factor_scales_the_learning_rate_and_turns_nothing(scale: float, cosine: float) -> None:
+    judged = CP_4.judged(CP_4.weights * scale)
+
+    assert judged.scale == pytest.approx(scale)
+    assert judged.cosine == pytest.approx(cosine)
+
+
+def test_losing_half_of_equal_weights_halves_the_rate_and_turns_by_45_degrees() -> None:
+    """Ten equal weights w, five of them lost: o · e = 5 w², |e|² = 10 w², |o| |e| = √50 w²."""
+    given = Given()
+    active = np.flatnonzero(given.weights)
+    observed = given.weights.copy()
+    observed[active[5:]] = 0
+    judged = given.judged(observed)
+
+    assert judged.scale == pytest.approx(1 / 2)
+    assert judged.cosine == pytest.approx(5 / np.sqrt(50))

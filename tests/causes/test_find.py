@@ -1,0 +1,278 @@
+"""The causes of a report are the fewest mistakes that explain it and contradict nothing right."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from conformance.causes.conditions import of_finding
+from conformance.causes.find import causes
+from conformance.comparing.assembly import assembled
+from conformance.findings.cause import Clues, Range, Severity
+from conformance.findings.finding import Diagnosis, Finding, Logged
+from conformance.findings.report import Selection
+from conformance.findings.verdict import Verdict
+from tests.conformance.test_journal import HEADER
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from conformance.findings.cause import Cause
+
+CP, MICRO = "policy_loss/multiplied_by_cp", "policy_loss/multiplied_by_micro_batches"
+EMPTY = "policy_loss/empty_samples_counted"
+UNEXPLAINED = Diagnosis(
+    name="unexplained", explanation="weights are 2 to 3 times the expected ones, one ratio per rank"
+)
+
+Said = tuple[Finding, Clues]
+
+
+def right(identity: str, *excluded: str, facts: Sequence[str] = ()) -> Said:
+    finding = Finding(id=identity, verdict=Verdict.CONFORMS, error=0.0, tolerance=0.0)
+    return finding, Clues(terms=["policy_loss"], excluded=[*excluded], conditions=[*facts])
+
+
+def wrong(
+    identity: str, *alternatives: str, excluded: Sequence[str] = (), facts: Sequence[str] = ()
+) -> Said:
+    """A finding that any of the alternatives explains."""
+    return explained(identity, [*alternatives], excluded=excluded, facts=facts)
+
+
+def explained(
+    identity: str,
+    *parts: list[str],
+    terms: Sequence[str] = ("policy_loss",),
+    excluded: Sequence[str] = (),
+    facts: Sequence[str] = (),
+) -> Said:
+    finding = Finding(id=identity, verdict=Verdict.MISMATCH, error=1.0, diagnosis=UNEXPLAINED)
+    return finding, Clues(
+        terms=[*terms],
+        explanations=[[*parts]] if all(parts) else [],
+        excluded=[*excluded],
+        conditions=[*facts],
+    )
+
+
+def found(*said: Said) -> list[Cause]:
+    findings = [finding.model_copy(update={"clues": n}) for n, (finding, _) in enumerate(said)]
+    return causes(findings, [clues for _, clues in said])
+
+
+def named(*said: Said) -> list[tuple[str, tuple[str, ...], int]]:
+    return [(one.name, tuple(one.condition), len(one.findings)) for one in found(*said)]
+
+
+def test_one_mistake_that_explains_everything_needs_no_condition() -> None:
+    assert named(
+        wrong("weights/token_mean/a/dp1-cp2-mb1-thd", CP),
+        wrong("weights/sample_mean/a/dp1-cp4-mb1-thd", CP, MICRO),
+        right("weights/token_mean/a/dp2-cp1-mb1-thd", MICRO),
+    ) == [("multiplied_by_cp", (), 2)]
+
+
+def test_a_right_finding_tells_two_mistakes_apart_that_one_finding_does_not() -> None:
+    ambiguous = wrong("weights/token_mean/a/dp1-cp2-mb2-thd", CP, MICRO)
+
+    assert named(ambiguous, right("weights/token_mean/a/dp1-cp2-mb1-thd", CP)) == [
+        ("multiplied_by_micro_batches", (), 1)
+    ]
+    assert named(ambiguous, right("weights/token_mean/a/dp1-cp1-mb2-thd", MICRO)) == [
+        ("multiplied_by_cp", (), 1)
+    ]
+
+
+def test_a_right_finding_limits_a_mistake_to_a_condition() -> None:
+    assert named(
+        wrong("weights/token_mean/a/dp1-cp2-mb1-thd", CP),
+        wrong("weights/token_mean/b/dp1-cp2-mb1-thd", CP),
+        right("weights/sample_mean/a/dp1-cp2-mb1-thd", CP),
+    ) == [("multiplied_by_cp", ("in token_mean",), 2)]
+
+
+def test_a_condition_has_two_facts_where_one_would_contradict_what_is_right() -> None:
+    [(name, condition, count)] = named(
+        wrong("weights/token_mean/a/dp1-cp2-mb1-thd", EMPTY, facts=["where a"]),
+        right("weights/token_mean/b/dp1-cp2-mb1-thd", EMPTY),
+        right("weights/sample_mean/a/dp1-cp2-mb1-thd", EMPTY, facts=["where a"]),
+    )
+
+    assert (name, count) == ("empty_samples_counted", 1)
+    assert condition == ("in token_mean", "where a")
+
+
+def test_another_wrong_finding_that_excludes_a_mistake_contradicts_it_too() -> None:
+    both = named(
+        wrong("weights/token_mean/a/dp1-cp2-mb1-thd", CP),
+        wrong("weights/sample_mean/a/dp1-cp2-mb1-thd", EMPTY, excluded=[CP]),
+    )
+
+    assert sorted(both) == [
+        ("empty_samples_counted", (), 1),
+        ("multiplied_by_cp", ("in token_mean",), 1),
+    ]
+
+
+def test_two_causes_that_only_together_explain_are_both_named() -> None:
+    together = explained(
+        "auxiliary.combined/token_mean/a/dp1-cp2-mb1-thd",
+        ["kl/multiplied_by_cp"],
+        ["entropy/term_without_gradient"],
+        terms=("policy_loss", "entropy", "kl"),
+    )
+
+    assert sorted(named(together)) == [
+        ("multiplied_by_cp", (), 1),
+        ("term_without_gradient", (), 1),
+    ]
+
+
+def test_what_nothing_explains_is_one_cause_for_each_pattern() -> None:
+    [cause] = found(
+        explained("weights/token_mean/a/dp1-cp2-mb1-thd", []),
+        explained("weights/token_mean/b/dp1-cp2-mb1-thd", []),
+    )
+
+    assert cause.name == "unexplained"
+    assert "one ratio per rank" in cause.statement
+    assert cause.condition == []
+
+
+def crashed(identity: str, line: int, words: str) -> Said:
+    frames = f'File "fw/loss.py", line {line}, in step\nFile "adapters/x.py", in run\n{words}'
+    finding = Finding(id=identity, verdict=Verdict.CRASHED, message=f"rank 0 raised\n{frames}")
+    return finding, Clues(terms=["policy_loss"])
+
+
+def test_crashes_are_one_cause_for_each_place_and_kind_of_error() -> None:
+    statements = [
+        cause.statement
+        for cause in found(
+            crashed("weights/token_mean/a/dp1-cp2-mb1-thd", 7, "IndexError: 3 of 2"),
+            crashed("weights/token_mean/b/dp1-cp2-mb1-thd", 7, "IndexError: 12 of 11"),
+            crashed("weights/token_mean/c/dp1-cp2-mb1-thd", 7, "ValueError: 3"),
+        )
+    ]
+
+    assert sorted(statement.split(", ")[0] for statement in statements) == [
+        "fw/loss.py in step: IndexError: # of #",
+        "fw/loss.py in step: ValueError: #",
+    ]
+
+
+def test_the_smallest_reproduction_comes_first() -> None:
+    [cause] = found(
+        wrong("weights/token_mean/a/dp4-cp2-mb1-thd", CP),
+        wrong("weights/token_mean/b/dp1-cp2-mb1-thd", CP),
+        wrong("weights/token_mean/c/dp1-cp2-mb1-thd+balance_data", CP),
+    )
+
+    assert [name.split("/")[2] for name in cause.findings] == ["b", "c", "a"]
+
+
+def test_causes_come_by_what_they_do_and_say_how_much() -> None:
+    logged, clues = wrong("metric.kl/token_mean/a/dp1-cp2-mb1-thd", EMPTY)
+    logged = logged.model_copy(update={"logged": Logged(expected=2.0, reported=3.0)})
+    gradient, more = wrong("weights/token_mean/a/dp1-cp2-mb1-thd", CP)
+    gradient = gradient.model_copy(update={"scale": 2.0, "cosine": 1.0})
+    advice = Finding(
+        id="logging/token_mean/a/dp1-cp1-mb1-thd",
+        verdict=Verdict.ADVICE,
+        diagnosis=Diagnosis(name="accepted", explanation=""),
+    )
+    all_three = found((logged, clues), (gradient, more), (advice, Clues(terms=[])))
+
+    assert [cause.severity for cause in all_three] == [
+        Severity.GRADIENT,
+        Severity.LOGGED,
+        Severity.ADVICE,
+    ]
+    assert all_three[0].impact.scale == Range(2.0, 2.0)
+    assert all_three[1].impact.reported == Range(1.5, 1.5)
+
+
+MISTAKES = [CP, MICRO, EMPTY, "policy_loss/not_divided"]
+FACTS = ["where a", "where b", "where c"]
+LAYOUTS = ["dp1-cp2-mb1-thd", "dp2-cp1-mb2-bshd", "dp1-cp1-mbtokens-thd"]
+
+
+@st.composite
+def tables(draw: st.DrawFn) -> list[Said]:
+    said = []
+    for place in range(draw(st.integers(1, 12))):
+        mode = draw(st.sampled_from(["token_mean", "sample_mean"]))
+        identity = f"weights/{mode}/c{place}/{draw(st.sampled_from(LAYOUTS))}"
+        facts = draw(st.lists(st.sampled_from(FACTS), unique=True))
+        excluded = draw(st.lists(st.sampled_from(MISTAKES), unique=True))
+        explaining = draw(st.lists(st.sampled_from(MISTAKES), unique=True))
+        explaining = [name for name in explaining if name not in excluded]
+        if draw(st.booleans()):
+            said.append(right(identity, *excluded, facts=facts))
+        else:
+            said.append(wrong(identity, *explaining, excluded=excluded, facts=facts))
+    return said
+
+
+@given(tables(), st.randoms())
+def test_no_cause_contradicts_a_finding_and_the_order_of_findings_is_nothing(
+    said: list[Said], chance: random.Random
+) -> None:
+    of_all = found(*said)
+
+    for cause in of_all:
+        mistake = f"policy_loss/{cause.name}"
+        for finding, clues in said:
+            facts = {*clues.conditions, *of_finding(finding, "policy_loss")}
+            if mistake in clues.excluded:
+                assert cause.name == "unexplained" or not facts.issuperset(cause.condition)
+            if finding.id in cause.findings and cause.name != "unexplained":
+                assert mistake in clues.explanations[0][0]
+    claimed = {name for cause in of_all for name in cause.findings}
+    assert claimed == {finding.id for finding, _ in said if finding.verdict is Verdict.MISMATCH}
+    chance.shuffle(said)
+    report = assembled(
+        HEADER,
+        [finding.model_copy(update={"clues": n}) for n, (finding, _) in enumerate(said)],
+        [clues for _, clues in said],
+        Selection(selected=len(said), deselected=0),
+    )
+    again = assembled(HEADER, report.findings[::-1], report.clues, report.selection)
+    assert again.to_json() == report.to_json()
+
+
+def test_a_report_of_what_is_right_keeps_no_clues() -> None:
+    finding, clues = right("weights/token_mean/a/dp1-cp2-mb1-thd", CP)
+    finding = finding.model_copy(update={"clues": 0})
+    report = assembled(HEADER, [finding], [clues], Selection(selected=1, deselected=0))
+
+    assert report.clues == []
+    assert report.causes == []
+    assert report.findings[0].clues is None
+
+
+def test_clues_are_kept_once_and_only_on_what_is_suspected() -> None:
+    said = [
+        wrong("weights/token_mean/a/dp1-cp2-mb1-thd", CP),
+        right("weights/token_mean/b/dp1-cp1-mb1-thd", MICRO),
+        right("weights/token_mean/c/dp1-cp1-mb1-thd", EMPTY),
+    ]
+    findings = [finding.model_copy(update={"clues": n}) for n, (finding, _) in enumerate(said)]
+    report = assembled(
+        HEADER, findings, [clues for _, clues in said], Selection(selected=3, deselected=0)
+    )
+
+    assert [finding.clues for finding in report.findings] == [0, 1, 1]
+    assert report.clues[1].excluded == []
+
+
+@pytest.mark.parametrize("verdict", [Verdict.REFUSED, Verdict.UNSUPPORTED])
+def test_what_is_not_wrong_has_no_cause(verdict: Verdict) -> None:
+    finding = Finding(id="weights/token_mean/a/dp1-cp2-mb1-thd", verdict=verdict, message="no")
+
+    assert causes([finding], []) == []
