@@ -5,6 +5,8 @@ from __future__ import annotations
 from itertools import chain
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from adapters.contract.objective import Metric
 from conformance.causes.conditions import of_context, of_step
 from conformance.causes.consistent import consistent
@@ -88,12 +90,17 @@ def _without(
 
 
 def _inferred(wrong: Consistent) -> Iterator[list[list[str]]]:
-    """Yield the mistakes of a single gradient term that its weights show of themselves."""
-    showing = wrong.showing
-    if showing.is_per_token and len(showing.terms) == 1:
-        evidence = Evidence(
-            context=showing.context, observed=showing.observed, tolerance=showing.tolerance
+    """Yield the mistakes that a single term's numbers show of themselves."""
+    names = [name for name in _read_off(wrong.showing) if name in INFERRED]
+    if names and len(wrong.terms) == 1:
+        yield [[f"{wrong.terms[0]}/{name}" for name in names]]
+
+
+def _read_off(showing: Showing) -> list[str]:
+    if showing.is_per_token:
+        return read_off(
+            Evidence(
+                context=showing.context, observed=showing.observed, tolerance=showing.tolerance
+            )
         )
-        names = [name for name in read_off(evidence) if name in INFERRED]
-        if names:
-            yield [[f"{wrong.terms[0]}/{name}" for name in names]]
+    return [] if np.isfinite(showing.observed).all() else ["not_finite"]

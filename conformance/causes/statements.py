@@ -70,6 +70,7 @@ STATEMENTS = {
     "prompt_tokens_counted": "tokens of prompts are counted",
     "padding_counted": "padding up to the longest response or sequence is counted",
     "tokens_per_sample_miscounted": "a token or two of every sample are not counted, or too many",
+    "count_off_by_one": "one token or unit too many or too few is counted",
     "runs_counted_as_prompts": "runs of adjacent samples are taken for prompts",
     "prompts_by_group_size": "prompts are taken to be samples divided by the size of a group",
     "sample_units_counted": "samples are the units, and empty ones count",

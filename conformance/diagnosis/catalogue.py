@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from conformance.diagnosis.miscounts import (
+    off_by_one,
     off_by_the_same,
     other_mask,
     other_prompts,
@@ -50,6 +51,7 @@ def mistakes(context: StepContext) -> Iterator[Mistake]:
     yield from other_mask(context)
     yield from other_tokens(context)
     yield from off_by_the_same(context)
+    yield from off_by_one(context)
     yield from other_prompts(context)
     yield from _other_modes(context)
     yield from _other_conventions(context)

@@ -98,6 +98,24 @@ def off_by_the_same(context: StepContext) -> Iterator[Mistake]:
         )
 
 
+def off_by_one(context: StepContext) -> Iterator[Mistake]:
+    """Counts one token of the step, or one unit, too many or too few."""
+    of_tokens = context.mode is Mode.TOKEN_MEAN
+    count = float(context.counted.sum()) if of_tokens else float(context.units)
+    for difference, sign in ((-1, "less"), (1, "more")):
+        counted = max(count + difference, 1.0)
+        if of_tokens:
+            weights = context.weights(np.full(context.step.size, counted))
+        else:
+            weights = context.weights(units=counted)
+        what = "token" if of_tokens else "unit"
+        yield Mistake(
+            name="count_off_by_one",
+            words=f"one {what} {sign} is counted than there is: {counted:g}",
+            weights=weights,
+        )
+
+
 def other_units(context: StepContext) -> Iterator[Mistake]:
     """Counts something else instead of samples or prompts."""
     step = context.step

@@ -15,7 +15,7 @@ from conformance.plugin.nodes import finding_id
 from conformance.plugin.options import settings_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Generator, Sequence
 
     from xdist.remote import Producer
 
@@ -109,7 +109,20 @@ class Controller:
             if self._objection is not None and session.exitstatus == pytest.ExitCode.OK:
                 session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
-    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_terminal_summary(
+        self, terminalreporter: pytest.TerminalReporter
+    ) -> Generator[None, None, None]:
+        """Show the causes of what is wrong in the place of every wrong finding."""
+        failed = terminalreporter.stats.get("failed", [])
+        if self._report is not None and self._config.option.tbstyle == "auto":
+            others = [report for report in failed if not _is_finding(report)]
+            terminalreporter.stats["failed"] = others
+        yield
+        terminalreporter.stats["failed"] = failed
+        self._show(terminalreporter)
+
+    def _show(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Show what was found, where it was written and what it cost."""
         if self._problem is not None:
             terminalreporter.line(f"ERROR: {self._problem}", red=True)
@@ -120,10 +133,10 @@ class Controller:
         if self._report is None or self._recorder is None:
             return
         from conformance.views.diff_formats import gate_lines
-        from conformance.views.report_formats import summary_lines
+        from conformance.views.report_formats import as_text
 
         terminalreporter.section("conformance")
-        for line in summary_lines(self._report):
+        for line in as_text(self._report):
             terminalreporter.line(line)
         gate = self._recorder.settings.gate
         for line in gate_lines(gate, self._report):
@@ -174,6 +187,12 @@ class Controller:
                 raise pytest.UsageError(refusal)
             self.recorder().selected = len(findings)
             self._progress = progress_line(self._config, len(findings), ATTRIBUTE)
+
+
+def _is_finding(report: pytest.TestReport) -> bool:
+    """Whether a test made a finding, which the report has."""
+    message: FindingMessage | None = getattr(report, ATTRIBUTE, None)
+    return message is not None and bool(message["finding"])
 
 
 def _require_summary() -> None:

@@ -10,6 +10,7 @@ from itertools import accumulate, chain, groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
+from conformance.comparing.cause_changes import cause_changes
 from conformance.comparing.diff import Kind
 from conformance.findings.badness import explain, legend
 from conformance.findings.sanitize import printable
@@ -124,7 +125,8 @@ def as_json(difference: Difference) -> Iterator[str]:
     ``same_source``, the commit or version of both reports, or null; ``counts`` of findings by
     kind; ``settings`` that differ (section, name, old, new); ``parts`` of the suite that only one
     report covers (kind, check, dimension, value, findings); ``changes`` outside of these parts,
-    each with its kind and the old and the new finding, which may be null.
+    each with its kind and the old and the new finding, which may be null; ``causes`` of what is
+    wrong in either report (fate, statement, findings).
     """
     document = {
         "schema": SCHEMA,
@@ -138,6 +140,10 @@ def as_json(difference: Difference) -> Iterator[str]:
             {"kind": kind, **part._asdict(), "findings": count}
             for kind in (Kind.ONLY_OLD, Kind.ONLY_NEW)
             for part, count in difference.parts(kind).items()
+        ],
+        "causes": [
+            {"fate": one.fate, "statement": one.statement, "findings": one.findings}
+            for one in cause_changes(difference.old, difference.new)
         ],
         "changes": [
             {"kind": change.kind, "old": _document(change.old), "new": _document(change.new)}
@@ -153,6 +159,7 @@ def _text(difference: Difference, limits: OutputLimits) -> Iterator[str]:
         yield f"{name}  {_title(report)}"
     yield from _same_source(difference)
     yield ""
+    yield from _causes(difference)
     yield f"{difference.compared} findings compared"
     for words, count, wrong in _counts(difference):
         yield f"{count:>6} {words}{f', {wrong} of them wrong' if wrong else ''}"
@@ -170,6 +177,15 @@ def _text(difference: Difference, limits: OutputLimits) -> Iterator[str]:
         yield f"{heading}:"
         yield from (f"  {line}" for line in found[: limits.groups])
         yield from _more(found[limits.groups :])
+
+
+def _causes(difference: Difference) -> Iterator[str]:
+    """Yields a line for each cause of what is wrong in either report, those that are new first."""
+    changes = cause_changes(difference.old, difference.new)
+    for change in changes:
+        yield f"cause, {change.fate}: {change.statement} ({change.findings} findings)"
+    if changes:
+        yield ""
 
 
 def _same_source(difference: Difference) -> Iterator[str]:
@@ -300,6 +316,8 @@ def _head(difference: Difference) -> Iterator[str]:
         yield f"**{name}** {_quoted(_cut(_title(report), FOLDED.words))}  "
     yield from _same_source(difference)
     yield ""
+    for line in _causes(difference):
+        yield f"- {_quoted(_cut(line.strip(), FOLDED.words))}" if line else ""
     header = [f"{difference.compared} compared", "findings", "of them wrong"]
     counts = ([words, str(count), str(wrong or "")] for words, count, wrong in _counts(difference))
     yield from markdown_table(header, counts)
@@ -330,7 +348,9 @@ def _left_out(blocks: int) -> str:
 
 
 def _header(report: Report) -> dict[str, Any]:
-    return report.model_dump(mode="json", by_alias=True, exclude={"findings", "summary"})
+    return report.model_dump(
+        mode="json", by_alias=True, exclude={"findings", "summary", "causes", "clues"}
+    )
 
 
 def _document(finding: Finding | None) -> dict[str, Any] | None:

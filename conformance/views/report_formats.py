@@ -23,7 +23,6 @@ from conformance.views.tables import (
     escape_markdown,
     markdown_table,
     matrix_rows,
-    text_table,
     verdict_matrix,
     verdict_words,
 )
@@ -53,27 +52,6 @@ PIPED_WIDTH = 120
 
 NO_FINDINGS = "–"
 """Content of a cell that counts no findings."""
-
-
-def summary_lines(report: Report) -> Iterator[str]:
-    """Yields the summary at the end of a run: verdicts by mode and layout, then what is wrong."""
-    yield title(report)
-    yield ""
-    for check in Check:
-        findings = [finding for finding in report.findings if finding.check is check]
-        if findings:
-            layouts = sorted(
-                {f.layout for f in findings}, key=lambda one: (one.world_size, str(one))
-            )
-            yield from text_table(matrix_rows(check, verdict_matrix(findings, "layout", layouts)))
-            yield ""
-    for group in finding_groups(report):
-        yield _heading(group)
-        yield from (f"  {line}" for line in _details(report, group))
-        yield ""
-    yield from _advice(report.findings)
-    yield from _reasons_not_run(report.findings)
-    yield _totals(report)
 
 
 def title(report: Report) -> str:

@@ -74,14 +74,31 @@ def test_mismatch_fails_names_the_denominator_and_stops_at_x(tmp_path: Path) -> 
     result = command.run(tmp_path, "onetokenshort", "--modes=token_mean", "-x", *ONE_CASE)
 
     assert result.status == 1
-    assert "34 tokens are counted instead of 35 [tokens_miscounted]" in result.output
+    output = " ".join(result.output.split())
+    assert "one token less is counted than there is: 34 [count_off_by_one]" in output
     [finding] = result.report.findings
     assert finding.verdict == "mismatch"
     assert finding.error == pytest.approx(1 / 34, rel=1e-5)
-    assert finding.diagnosis.name == "tokens_miscounted"
+    assert finding.diagnosis.name == "count_off_by_one"
     assert not result.report.complete
     assert "MISMATCH 1 × another number of tokens is counted" in result.output
     assert "for example weights/token_mean/uneven_lengths/dp1-cp1-mb1-bshd" in result.output
+
+
+def test_a_failed_run_names_each_cause_once_and_each_finding_where_tb_asks_for_it(
+    tmp_path: Path,
+) -> None:
+    short = command.run(tmp_path, "onetokenshort", "--modes=token_mean")
+    long = command.run(tmp_path, "onetokenshort", "--modes=token_mean", "--tb=short")
+
+    wrong = [finding for finding in short.report.findings if finding.verdict == "mismatch"]
+    assert len(wrong) > 20
+    names = [cause.name for cause in short.report.causes]
+    assert names == ["not_finite", "count_off_by_one"]
+    assert short.output.count(" × ") == 2
+    assert sum(f"example {finding.id}:" in short.output for finding in wrong) == 2
+    assert all(finding.id in long.output for finding in wrong)
+    assert f"{len(wrong)} failed" in short.output
 
 
 def test_unsupported_is_skipped_counted_and_shown(tmp_path: Path) -> None:

@@ -165,7 +165,7 @@ class EmptySamplesLeftOut(Counting):
 class SamplesCountedAsPrompts(Counting):
     """The sum over prompts is divided by the number of samples (slime pull request 2090)."""
 
-    diagnosis = "samples_counted_as_prompts"
+    diagnosis = "samples_counted_as_"
     modes = (Mode.PROMPT_MEAN,)
     layouts = (ALONE, WIDE)
 
@@ -205,7 +205,7 @@ class PromptsByGroupSize(Counting):
 class PromptsCountedAsSamples(Counting):
     """The sum over samples is divided by the number of prompts."""
 
-    diagnosis = "prompts_counted_as_samples"
+    diagnosis = "prompts_counted_as_"
     modes = (Mode.SAMPLE_MEAN, Mode.CONSTANT)
     layouts = (ALONE, WIDE)
 
