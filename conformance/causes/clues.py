@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from adapters.contract.objective import Metric
-from conformance.causes.conditions import of_context, of_step
 from conformance.causes.consistent import consistent
+from conformance.causes.statements import INFERRED
+from conformance.causes.step_conditions import of_context, of_step
 from conformance.diagnosis.explain import Evidence, read_off
 from conformance.findings.cause import Clues
 
@@ -18,23 +19,6 @@ if TYPE_CHECKING:
 
     from adapters.contract import Job
     from conformance.causes.consistent import Consistent, Showing
-
-INFERRED = frozenset(
-    {
-        "not_finite",
-        "inactive_tokens_weigh",
-        "samples_lost",
-        "samples_repeated",
-        "micro_batches_lost",
-        "tokens_lost",
-        "reduced_before_the_last_micro_batch",
-        "other_divisor",
-        "samples_miscounted",
-        "prompts_miscounted",
-        "tokens_miscounted",
-    }
-)
-"""Mistakes that are read off the weights, which no catalogue can predict."""
 
 
 def clues(showings: Sequence[Showing]) -> Clues:

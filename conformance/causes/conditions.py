@@ -1,13 +1,11 @@
-"""Plain facts that a mistake may depend on: of mode, check, layout, step and cut.
+"""Plain facts of a finding that a mistake may depend on: its mode, term, check and layout.
 
-Each is a phrase that a cause's statement can end with.
+Each is a phrase that a cause's statement can end with. `step_conditions` has those of the step.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
-
-import numpy as np
 
 from adapters.contract import Option
 from adapters.contract.objective import Metric
@@ -16,13 +14,8 @@ from reference.aggregation import Mode
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from numpy.typing import NDArray
-
     from adapters.contract import Layout
-    from conformance.diagnosis.placement import TokenPlacement
-    from conformance.diagnosis.step_context import StepContext
     from conformance.findings.finding import Finding
-    from reference.step import Step
 
 METRIC_CHECKS = ("metric", "rejection.metric")
 """Slugs of checks of logged numbers, or how they begin."""
@@ -64,60 +57,3 @@ def _of_layout(layout: Layout) -> Iterator[str]:
     yield "with packed rows" if layout.format == "thd" else "with padded rows"
     for option in Option:
         yield f"with {option}" if option in layout.options else f"without {option}"
-
-
-def of_context(context: StepContext) -> Iterator[str]:
-    """Yield what is true of a step and of how it was cut."""
-    yield from of_step(context.step)
-    if len(context.steps) > 1:
-        yield "where a batch has several optimizer steps"
-    if context.step_index:
-        yield "after the first optimizer step of a batch"
-    if context.placement is not None:
-        yield from _of_cut(context, context.placement)
-
-
-def of_step(step: Step) -> Iterator[str]:
-    """Yield what is true of a step, however it was cut."""
-    active = step.active_tokens
-    _, sizes = np.unique(step.groups, return_counts=True)
-    facts = {
-        "where a sample has no active token": (active == 0).any(),
-        "where no token is active": not active.any(),
-        "where a sample has masked tokens": (active < step.response_lengths).any(),
-        "where samples differ in length": len(set(active)) > 1,
-        "where prompt groups differ in size": len(set(sizes)) > 1,
-        "where a prompt group has several samples": (sizes > 1).any(),
-        "where there are several prompt groups": len(sizes) > 1,
-        "where a rollout has several samples": len(set(step.rollouts)) < step.size,
-        "where tokens are rejected": step.original_mask is not None,
-    }
-    yield from (fact for fact, holds in facts.items() if holds)
-
-
-def _of_cut(context: StepContext, placement: TokenPlacement) -> Iterator[str]:
-    mask, group = context.step.mask, context.step.groups[context.sample]
-    facts = {
-        "where data-parallel ranks differ in active tokens": _differ(mask, placement.dp_rank),
-        "where micro-batches differ in active tokens": _differ(mask, placement.micro_batch_number),
-        "where data-parallel ranks differ in micro-batches": _several(placement.micro_batches),
-        "where a prompt group is on several data-parallel ranks": _split(group, placement.dp_rank),
-        "where a prompt group is in several micro-batches": _split(
-            group, placement.micro_batch_number
-        ),
-    }
-    yield from (fact for fact, holds in facts.items() if holds)
-
-
-def _several(values: NDArray[np.int64]) -> bool:
-    return len(np.unique(values)) > 1
-
-
-def _differ(mask: NDArray[np.bool_], part: NDArray[np.int64]) -> bool:
-    """Whether parts hold different numbers of active tokens."""
-    return _several(np.bincount(part, weights=mask).astype(np.int64))
-
-
-def _split(whole: NDArray[np.int64], part: NDArray[np.int64]) -> bool:
-    """Whether something whole has tokens in several parts."""
-    return len(np.unique(np.stack([whole, part]), axis=1)[0]) > len(np.unique(whole))

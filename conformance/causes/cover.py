@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from conformance.causes.clues import INFERRED
-from conformance.causes.statements import commonness
+from conformance.causes.statements import INFERRED, commonness
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

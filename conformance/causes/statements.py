@@ -95,6 +95,24 @@ STATEMENTS = {
 }
 """What each mistake does, as the end of a sentence; the more common ones come first."""
 
+INFERRED = frozenset(
+    {
+        "not_finite",
+        "inactive_tokens_weigh",
+        "samples_lost",
+        "samples_repeated",
+        "micro_batches_lost",
+        "tokens_lost",
+        "reduced_before_the_last_micro_batch",
+        "other_divisor",
+        "samples_miscounted",
+        "prompts_miscounted",
+        "tokens_miscounted",
+    }
+)
+"""Mistakes that are read off the weights, which no catalogue can predict."""
+
+
 _ORDER = {name: place for place, name in enumerate(STATEMENTS)}
 
 

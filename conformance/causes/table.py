@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from itertools import chain, combinations
 from typing import TYPE_CHECKING, NamedTuple
 
-from conformance.causes.clues import INFERRED
 from conformance.causes.conditions import of_finding, plainness
+from conformance.causes.statements import INFERRED
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

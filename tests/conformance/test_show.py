@@ -195,3 +195,13 @@ def test_diff_tells_by_its_exit_status_whether_something_is_worse(
     assert json.loads(capsys.readouterr().out)["counts"]["same"] == 6
     assert cli.main(["diff", str(small), str(REPORT)]) == cli.USAGE_ERROR
     assert "have nothing in common" in capsys.readouterr().err
+
+
+def test_a_report_is_shown_without_numpy() -> None:
+    """Which takes longer to import than a report to read."""
+    code = (
+        "import sys; from conformance import cli;"
+        f" cli.main(['show', {os.fspath(REPORT)!r}]);"
+        " sys.exit('numpy' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
