@@ -11,6 +11,17 @@ A TOML file with an entry for each fault::
 
 ``findings`` are ids, or patterns in which ``*`` stands for any characters. They are held to as
 strictly as to right ones: what is listed and no longer wrong, or wrong in another way, fails.
+
+An entry for a cause stands for all findings that its mistake explains, whatever their ids::
+
+    [[cause]]
+    name = "padding_micro_batches_averaged"
+    condition = ["in logged numbers"]
+    reason = "micro-batches of padding count as 0 in means that are logged"
+    link = "https://github.com/owner/framework/issues/2"
+
+A run fails if it has another cause, or if a finding shows that this one is gone. Without
+``condition``, any will do.
 """
 
 from __future__ import annotations
@@ -24,14 +35,17 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from conformance.comparing.groups import finding_groups
 from conformance.findings.errors import InvalidExpectationsError
 from conformance.findings.sanitize import last_line
-from conformance.findings.verdict import WRONG, Verdict
+from conformance.findings.verdict import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
+    from conformance.comparing.groups import FindingGroup
+    from conformance.findings.cause import Cause, Clues
     from conformance.findings.finding import Finding
     from conformance.findings.report import Report
 
@@ -85,10 +99,27 @@ class Expectation(BaseModel):
         return None
 
 
+class ExpectedCause(BaseModel):
+    """One cause that is known."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: Words
+    condition: tuple[Words, ...] | None = None
+    reason: Words
+    link: Annotated[str, Field(pattern=r"^https?://\S+$")]
+
+    def is_of(self, cause: Cause) -> bool:
+        """Whether a cause is the one that is expected."""
+        any_condition = self.condition is None or [*self.condition] == cause.condition
+        return self.name == cause.name and any_condition
+
+
 class _File(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    expect: tuple[Expectation, ...]
+    expect: tuple[Expectation, ...] = ()
+    cause: tuple[ExpectedCause, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -97,6 +128,23 @@ class Expectations:
 
     path: Path
     entries: tuple[Expectation, ...]
+    causes: tuple[ExpectedCause, ...] = ()
+
+    @property
+    def mistakes(self) -> frozenset[str]:
+        """The names of the mistakes that are expected somewhere."""
+        return frozenset(cause.name for cause in self.causes)
+
+    def explaining(self, finding: Finding, clues: Clues | None) -> ExpectedCause | None:
+        """An expected cause that explains a mismatch, alone or with others; None if none does."""
+        if finding.verdict is not Verdict.MISMATCH:
+            return None
+        alone = [] if finding.diagnosis is None else [[[f"/{finding.diagnosis.name}"]]]
+        for parts in clues.explanations if clues and clues.explanations else alone:
+            named = [{name.partition("/")[2] for name in part} & self.mistakes for part in parts]
+            if all(named):
+                return next(cause for cause in self.causes if cause.name in named[0])
+        return None
 
     def of(self, finding_id: str) -> Expectation | None:
         """The entry that lists a finding, if one does."""
@@ -131,33 +179,30 @@ class Expectations:
 
 
 def draft(report: Report) -> Iterator[str]:
-    """A file that lists all that a report says is wrong, line by line, but for reasons and links.
+    """A file of all that is wrong in a report: an entry for each cause, but for reasons and links.
 
     Without these it cannot be loaded: a fault is known once somebody can say why it is there.
     """
-    groups: dict[str, list[str]] = {}
-    for finding in report.findings:
-        if finding.verdict in WRONG:
-            groups.setdefault(_fault(finding), []).append(finding.id)
-    for fault, ids in groups.items():
-        yield "[[expect]]"
-        yield "findings = ["
-        yield from (f"    {_quoted(one)}," for one in ids)
-        yield "]"
-        yield fault
+    for group in finding_groups(report):
+        if group.example.diagnosis is None:
+            yield from _failures(group)
+        else:
+            yield "[[cause]]"
+            yield f"name = {_quoted(group.cause.name)}"
+            yield f"condition = {json.dumps(group.cause.condition, ensure_ascii=False)}"
         yield 'reason = ""'
         yield 'link = ""'
         yield ""
 
 
-def _fault(finding: Finding) -> str:
-    """What the entry of a finding says is wrong with it."""
-    what = (
-        f"message = {_quoted(last_line(finding.message))}"
-        if finding.diagnosis is None
-        else f"diagnosis = {_quoted(finding.diagnosis.name)}"
-    )
-    return f"verdict = {_quoted(finding.verdict)}\n{what}"
+def _failures(group: FindingGroup) -> Iterator[str]:
+    """Yield the beginning of an entry for steps that crashed or were declined."""
+    yield "[[expect]]"
+    yield "findings = ["
+    yield from (f"    {_quoted(finding.id)}," for finding in group.findings)
+    yield "]"
+    yield f"verdict = {_quoted(group.example.verdict)}"
+    yield f"message = {_quoted(last_line(group.example.message))}"
 
 
 def _quoted(text: str) -> str:
@@ -178,7 +223,8 @@ def load(path: Path) -> Expectations:
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise InvalidExpectationsError(f"{path} is no TOML: {error}", "mend it") from error
     try:
-        return Expectations(path, _File.model_validate(document).expect)
+        file = _File.model_validate(document)
+        return Expectations(path, file.expect, file.cause)
     except ValidationError as error:
         problem = error.errors()[0]
         place = ".".join(map(str, problem["loc"]))

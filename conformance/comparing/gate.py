@@ -19,6 +19,7 @@ from conformance.comparing.diff import (
     parts_of,
 )
 from conformance.findings.badness import explain
+from conformance.findings.cause import Severity
 from conformance.findings.verdict import WRONG, Verdict
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
     from conformance.comparing.diff import Difference, Key
     from conformance.comparing.expectations import Expectations
+    from conformance.findings.cause import Clues
     from conformance.findings.finding import Finding
     from conformance.findings.report import Report, Request
     from conformance.plan.matrix import AnyMatrixCell
@@ -59,7 +61,7 @@ class Gate(ABC):
     """Rules on findings, each by itself."""
 
     @abstractmethod
-    def decision(self, finding: Finding) -> GateDecision:
+    def decision(self, finding: Finding, clues: Clues | None = None) -> GateDecision:
         """What one finding does to the run."""
 
     def lines(self, report: Report) -> Iterator[str]:
@@ -84,17 +86,22 @@ class Gate(ABC):
             " declaration; choose modes, layouts and checks of which it has some"
         )
 
+    @property
+    def watched(self) -> frozenset[str]:
+        """Names of mistakes of which it has to be known where they do not show."""
+        return frozenset()
+
     def failing(self, report: Report) -> Iterator[Finding]:
         """The findings of a report that fail."""
         for finding in report.findings:
-            if self.decision(finding).outcome is Outcome.FAILS:
+            if self.decision(finding, report.clues_of(finding)).outcome is Outcome.FAILS:
                 yield finding
 
 
 class Strict(Gate):
     """All that is wrong fails."""
 
-    def decision(self, finding: Finding) -> GateDecision:
+    def decision(self, finding: Finding, clues: Clues | None = None) -> GateDecision:
         """By the verdict alone."""
         if finding.verdict in WRONG:
             return GateDecision(Outcome.FAILS, f"{finding.verdict}: {explain(finding)}")
@@ -109,10 +116,13 @@ class Expecting(Gate):
 
     expectations: Expectations
 
-    def decision(self, finding: Finding) -> GateDecision:
+    def decision(self, finding: Finding, clues: Clues | None = None) -> GateDecision:
         """By the entry that lists the finding, if one does."""
         entry = self.expectations.of(finding.id)
         if entry is None:
+            cause = self.expectations.explaining(finding, clues)
+            if cause is not None:
+                return GateDecision(Outcome.KNOWN, f"{cause.reason} ({cause.link})")
             return Strict().decision(finding)
         objection = entry.objection(finding)
         if objection is None:
@@ -128,13 +138,38 @@ class Expecting(Gate):
         """How many findings were as listed, by reason, and what the file gets wrong."""
         known: Counter[str] = Counter()
         for finding in report.findings:
-            decision = self.decision(finding)
+            decision = self.decision(finding, report.clues_of(finding))
             if decision.outcome is Outcome.KNOWN:
                 known[decision.words] += 1
             elif decision.outcome is Outcome.FAILS and self.expectations.of(finding.id):
                 yield f"{finding.id}: {decision.words}"
         for words, count in known.most_common():
             yield f"known ({count}): {words}"
+
+    @property
+    def watched(self) -> frozenset[str]:
+        """Those of the expected causes."""
+        return self.expectations.mistakes
+
+    def objection(self, report: Report) -> str | None:
+        """A cause that is not expected though its findings are alike, or one that is gone."""
+        path = self.expectations.path
+        for cause in report.causes:
+            wanted = any(one.is_of(cause) for one in self.expectations.causes)
+            entered = all(self.expectations.of(name) for name in cause.findings)
+            if cause.severity is not Severity.ADVICE and not wanted and not entered:
+                return f"{path} does not list this cause: {cause.statement} [{cause.name}]"
+        for expected in self.expectations.causes:
+            is_there = any(expected.is_of(cause) for cause in report.causes)
+            if not is_there and _is_excluded(expected.name, report):
+                return f"{path} lists {expected.name} ({expected.reason}): fixed; remove it"
+        return super().objection(report)
+
+
+def _is_excluded(mistake: str, report: Report) -> bool:
+    """Whether some finding would show a mistake and does not."""
+    names = (name for clues in report.clues for name in clues.excluded)
+    return any(name.partition("/")[2] == mistake for name in names)
 
 
 @dataclass(frozen=True)
@@ -169,7 +204,7 @@ class Comparing(Gate):
             " same --depth, --layout, --modes and --checks, or choose what it has"
         )
 
-    def decision(self, finding: Finding) -> GateDecision:
+    def decision(self, finding: Finding, clues: Clues | None = None) -> GateDecision:
         """By the baseline's finding of the same."""
         before, name = self._findings.get(key(self.request, finding)), self.path.name
         alone = Strict().decision(finding)

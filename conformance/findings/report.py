@@ -157,6 +157,10 @@ class Report(Header):
             )
         return self
 
+    def clues_of(self, finding: Finding) -> Clues | None:
+        """What one of its findings says about the known mistakes."""
+        return None if finding.clues is None else self.clues[finding.clues]
+
     @classmethod
     def assemble(
         cls,

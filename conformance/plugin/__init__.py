@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
 
     from conformance.comparing.gate import Gate
-    from conformance.findings.finding import Finding
     from conformance.findings.report import Header
     from conformance.plan.matrix import AnyMatrixCell
+    from conformance.runs.check import Made
     from conformance.runs.jobs import SharedJobs
     from conformance.runs.recorder import FindingMessage
 
@@ -115,12 +115,12 @@ def gate(request: pytest.FixtureRequest) -> Gate:
 @pytest.fixture
 def find(
     shared_jobs: SharedJobs, headers: Iterator[str], request: pytest.FixtureRequest
-) -> Callable[[AnyMatrixCell], Finding]:
+) -> Callable[[AnyMatrixCell], Made]:
     """Makes the finding of a cell and keeps it for the report."""
     from conformance.runs.check import job_cell, make
     from conformance.runs.recorder import fault_message, message
 
-    def find(cell: AnyMatrixCell) -> Finding:
+    def find(cell: AnyMatrixCell) -> Made:
         upcoming = request.node.stash.get(UPCOMING, None)
         shared_jobs.expect(job_cell(upcoming, shared_jobs.description))
         try:
@@ -129,7 +129,7 @@ def find(
             request.node.stash[FINDING_MESSAGE] = fault_message(fault, next(headers))
             raise
         request.node.stash[FINDING_MESSAGE] = message(made, next(headers))
-        return made.finding
+        return made
 
     return find
 

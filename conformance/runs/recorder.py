@@ -111,5 +111,6 @@ class Recorder:
         """Writes the report of all that was recorded; None if nothing was."""
         deselected = len(self.settings.plan.cells()) - self.selected
         return self._journal.finish(
-            Selection(selected=self.selected, deselected=max(deselected, 0))
+            Selection(selected=self.selected, deselected=max(deselected, 0)),
+            self.settings.gate.watched,
         )

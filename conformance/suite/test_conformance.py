@@ -14,19 +14,19 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from conformance.comparing.gate import Gate
-    from conformance.findings.finding import Finding
     from conformance.findings.report import Header
     from conformance.plan.matrix import AnyMatrixCell
+    from conformance.runs.check import Made
 
 
 def test_finding(
     cell: AnyMatrixCell,
-    find: Callable[[AnyMatrixCell], Finding],
+    find: Callable[[AnyMatrixCell], Made],
     gate: Gate,
     report_header: Header,
 ) -> None:
-    finding = find(cell)
-    decision = gate.decision(finding)
+    finding, *_, clues = find(cell)
+    decision = gate.decision(finding, clues)
     if decision.outcome is Outcome.SKIPPED:
         pytest.skip(decision.words)
     if decision.outcome is Outcome.KNOWN:

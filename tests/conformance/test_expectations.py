@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from conformance.comparing.assembly import assembled
 from conformance.comparing.expectations import draft, load
-from conformance.comparing.gate import Expecting, Outcome, Strict
+from conformance.comparing.gate import Expecting, GateDecision, Outcome, Strict
 from conformance.findings.errors import InvalidExpectationsError
 from conformance.findings.finding import Diagnosis
 from conformance.findings.report import Report, Selection
 from conformance.findings.verdict import Verdict
 from tests import command
+from tests.causes.test_find import CP, MICRO, Said, right, wrong
 from tests.conformance.test_journal import HEADER, finding
 
 if TYPE_CHECKING:
@@ -223,7 +225,7 @@ def test_a_run_with_known_faults_passes_and_an_unlisted_or_mended_one_fails(
 def test_draft_lists_all_that_is_wrong_and_is_complete_once_it_says_why(tmp_path: Path) -> None:
     hostile = crash("c", 'ValueError: "quoted" \\ back\x1b[31m')
     found = [mismatch("a", "x"), mismatch("b", "y"), hostile, finding("d"), mismatch("e", "x")]
-    report = Report.assemble(HEADER, found, Selection(selected=5, deselected=0))
+    report = assembled(HEADER, found, [], Selection(selected=5, deselected=0))
     text = "\n".join(draft(report))
     path = tmp_path / "known.toml"
     path.write_text(text)
@@ -238,7 +240,9 @@ def test_draft_lists_all_that_is_wrong_and_is_complete_once_it_says_why(tmp_path
     )
     complete = Expecting(load(path))
     outcomes = [complete.decision(one).outcome for one in report.findings]
-    assert len(complete.expectations.entries) == 3
+    assert len(complete.expectations.entries) == 1
+    assert [cause.name for cause in complete.expectations.causes] == ["x", "y"]
+    assert complete.objection(report) is None
     assert outcomes == [*[Outcome.KNOWN] * 3, Outcome.PASSES, Outcome.KNOWN]
 
 
@@ -265,3 +269,77 @@ def test_a_pattern_without_a_finding_stops_the_run_before_any_rank_starts(tmp_pa
     assert result.status == pytest.ExitCode.USAGE_ERROR
     assert "'weights/*/typo/*' matches no finding of this adapter and engine" in result.output
     assert not result.report_path.exists()
+
+
+CAUSE = {
+    "name": "multiplied_by_cp",
+    "reason": "the gradient is averaged and added up",
+    "link": "https://example.org/issues/2",
+}
+CP_WRONG = wrong("weights/token_mean/a/dp1-cp2-mb1-thd", CP)
+CP_RIGHT = right("weights/token_mean/b/dp1-cp4-mb1-thd", CP)
+
+
+def expecting(folder: Path, **entry: object) -> Expecting:
+    path = folder / "known.toml"
+    path.write_text(toml(CAUSE | entry).replace("[[expect]]", "[[cause]]"))
+    return Expecting(load(path))
+
+
+def report_of(gate: Expecting, *said: Said) -> Report:
+    findings = [finding.model_copy(update={"clues": n}) for n, (finding, _) in enumerate(said)]
+    selection = Selection(selected=len(said), deselected=0)
+    return assembled(HEADER, findings, [clues for _, clues in said], selection, gate.watched)
+
+
+def test_an_expected_cause_stands_for_all_findings_that_it_explains(tmp_path: Path) -> None:
+    gate = expecting(tmp_path)
+    report = report_of(gate, CP_WRONG)
+
+    assert gate.decision(*CP_WRONG) == GateDecision(
+        Outcome.KNOWN, f"{CAUSE['reason']} ({CAUSE['link']})"
+    )
+    assert gate.objection(report) is None
+    assert [*gate.failing(report)] == []
+
+
+def test_another_cause_fails_be_it_alike_in_every_single_finding(tmp_path: Path) -> None:
+    gate = expecting(tmp_path)
+    ambiguous = wrong("weights/token_mean/a/dp1-cp2-mb2-thd", CP, MICRO)
+    other = wrong("weights/token_mean/c/dp1-cp1-mb2-thd", MICRO)
+
+    assert gate.decision(*other).outcome is Outcome.FAILS
+    assert gate.decision(*ambiguous).outcome is Outcome.KNOWN
+    objection = gate.objection(report_of(gate, ambiguous, CP_RIGHT))
+    assert objection is not None
+    assert "does not list this cause: multiplied once too often by the number of a" in objection
+
+
+def test_a_cause_that_is_gone_or_has_another_condition_fails(tmp_path: Path) -> None:
+    gate = expecting(tmp_path)
+    mended = gate.objection(report_of(gate, CP_RIGHT))
+    unseen = gate.objection(report_of(gate, right("weights/token_mean/a/dp1-cp1-mb1-thd")))
+
+    assert mended is not None
+    assert mended.endswith("fixed; remove it")
+    assert unseen is None
+    conditional = expecting(tmp_path, condition=["in sample_mean"])
+    other = conditional.objection(report_of(conditional, CP_WRONG))
+    assert other is not None
+    assert "does not list this cause" in other
+
+
+def test_a_run_with_an_expected_cause_passes(tmp_path: Path) -> None:
+    path = tmp_path / "known.toml"
+    path.write_text(toml(CAUSE | {"name": "count_off_by_one"}).replace("[[expect]]", "[[cause]]"))
+    chosen = ("--modes=token_mean", "--expect=known.toml", "-k", "uneven or odd_groups")
+
+    known = command.run(tmp_path, "onetokenshort", *chosen)
+    mended = command.run(tmp_path, "twolayouts", *chosen)
+
+    assert known.status == 0, known.output
+    assert "known (" in known.output
+    assert mended.status == 1
+    assert "count_off_by_one (the gradient is averaged and added up): fixed; remove it" in " ".join(
+        mended.output.split()
+    )
