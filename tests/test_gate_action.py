@@ -78,7 +78,7 @@ def test_a_head_that_is_worse_fails_and_leaves_reports_page_and_summary(tmp_path
     assert base.returncode == 0, base.stdout
     assert (tmp_path / "output").read_text() == f"reports={reports}\n"
     assert gate.returncode == 1
-    assert "::error title=tokens_miscounted (1)::" in gate.stdout
+    assert "::error title=count_off_by_one (1)::" in gate.stdout
     assert len(RED) == 2
     assert all(shown in gate.stdout for shown in RED)
     assert after.returncode == 0, after.stdout

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import product
+from itertools import chain, product
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -36,6 +36,9 @@ NOTHING_REPORTED = "nothing_reported"
 
 FACTORS = ("multiplied_by_", "divided_by_")
 """How the names of mistakes begin that another mistake may come on top of."""
+
+MANY = 4096
+"""Tokens of a step of which all are looked at."""
 
 FEW = 16
 """Numbers by which choices are sorted out before all numbers are looked at."""
@@ -117,84 +120,121 @@ class Consistent:
 
 def consistent(showing: Showing) -> Consistent:
     """Hold all known mistakes against what was observed of a step."""
-    of_terms = [_alternatives(term, showing) for term in showing.terms]
-    explanations = [*_explanations(of_terms, showing)]
+    look = _Look(showing)
+    of_terms = [_alternatives(term, look) for term in showing.terms]
+    explanations = [*_explanations(of_terms, look)]
     is_right = [] in explanations
     if not explanations and len(of_terms) == 1:
-        explanations = [*_with_a_factor(of_terms[0], showing), *_with_losses(of_terms[0], showing)]
+        explanations = [*_with_a_factor(of_terms[0], look), *_with_losses(of_terms[0], look)]
     return Consistent(
         showing=showing,
         is_right=is_right,
         explanations=[] if is_right else explanations,
-        visible=_visible(of_terms, showing, showing.observed if is_right else showing.expected),
+        visible=_visible(of_terms, look, look.observed if is_right else look.expected),
     )
 
 
-def _alternatives(term: LossTerm, showing: Showing) -> list[Alternative]:
+class _Look:
+    """The numbers of a showing that are looked at: the total, or those of telling tokens."""
+
+    def __init__(self, showing: Showing) -> None:
+        self.showing = showing
+        self.tolerance = showing.tolerance
+        self.tokens = _telling(showing)
+        self.observed = showing.observed[self.tokens] if showing.is_per_token else showing.observed
+        right = [self.numbers(one, one.context.expected) for one in showing.terms]
+        self.expected = np.sum([numbers for numbers, _ in right], axis=0)
+        self.magnitude = np.sum([magnitude for _, magnitude in right], axis=0)
+
+    def numbers(
+        self, term: LossTerm, weights: NDArray[np.float64]
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """The numbers that a term's weights, [tokens], give, and their magnitudes."""
+        products = term.factors[self.tokens] * weights[self.tokens]
+        if self.showing.is_per_token:
+            return products, np.abs(products)
+        return products.sum(keepdims=True), np.abs(products).sum(keepdims=True)
+
+
+def _telling(showing: Showing) -> NDArray[np.int64] | slice:
+    """Tokens whose numbers stand for all: of a large step, the extreme ones of each part.
+
+    No known mistake tells apart the tokens of a sample that have the same place in the cut.
+    """
+    step, placement = showing.context.step, showing.context.placement
+    if not showing.is_per_token or len(step.mask) <= MANY:
+        return slice(None)
+    part = 2 * showing.context.sample + step.mask
+    if placement is not None:
+        for place in (placement.dp_rank, placement.cp_rank, placement.micro_batch):
+            part = part * (place.max() + 1) + place
+    order = np.lexsort((showing.observed / showing.terms[0].factors, part))
+    ends = np.flatnonzero(np.diff(part[order], prepend=-1, append=-1))
+    extremes: NDArray[np.int64] = np.unique(order[[*ends[:-1], *(ends[1:] - 1)]])
+    return extremes
+
+
+def _alternatives(term: LossTerm, look: _Look) -> list[Alternative]:
     """The right term, then what each known mistake makes of it."""
-    nothing = WITHOUT_GRADIENT
-    if not showing.is_per_token:
-        nothing = NOTHING_REPORTED if len(showing.terms) == 1 else LEFT_OUT
-    known = [
-        (RIGHT, term.context.expected),
-        *_predictions(term),
-        (nothing, np.zeros_like(term.context.expected)),
-    ]
-    products = term.factors * np.stack([weights for _, weights in known])
-    numbers, magnitude = showing.reduced(products), showing.reduced(np.abs(products))
-    scale = float(magnitude[0].max(initial=0.0)) or 1.0
-    places: dict[bytes, list[int]] = {}
-    for place, row in enumerate(np.round(numbers / scale, DIGITS) + 0.0):
-        places.setdefault(row.tobytes(), []).append(place)
-    return [
-        Alternative(
-            frozenset(_named(term, known[place][0]) for place in same),
-            numbers[same[0]],
-            magnitude[same[0]],
-        )
-        for same in places.values()
-    ]
+    right = Alternative(frozenset({RIGHT}), *look.numbers(term, term.context.expected))
+    scale = float(right.magnitude.max(initial=0.0)) or 1.0
+    found: dict[bytes, Alternative] = {_key(right.numbers / scale): right}
+    for name, weights in _predictions(term, look.showing):
+        numbers, magnitude = look.numbers(term, weights)
+        key = _key(numbers / scale)
+        same = found.get(key) or Alternative(NONE, numbers, magnitude)
+        found[key] = same._replace(names=same.names | {_named(term, name)})
+    return [*found.values()]
+
+
+def _key(numbers: NDArray[np.float64]) -> bytes:
+    """Equal for numbers that are the same but for rounding."""
+    return (np.round(numbers, DIGITS) + 0.0).tobytes()
 
 
 def _named(term: LossTerm, mistake: str) -> str:
-    return f"{term.metric}/{mistake}" if mistake else RIGHT
+    return f"{term.metric}/{mistake}"
 
 
-def _predictions(term: LossTerm) -> Iterator[tuple[str, NDArray[np.float64]]]:
+def _predictions(term: LossTerm, showing: Showing) -> Iterator[tuple[str, NDArray[np.float64]]]:
     """Every known mistake of a term by its name, with its weights: [tokens]."""
-    for mistake in (*mistakes(term.context), *shares(term.context)):
+    for mistake in chain(mistakes(term.context), shares(term.context)):
         for name in mistake.names:
             yield name, mistake.weights
+    nothing = WITHOUT_GRADIENT
+    if not showing.is_per_token:
+        nothing = NOTHING_REPORTED if len(showing.terms) == 1 else LEFT_OUT
+    yield nothing, np.zeros_like(term.context.expected)
 
 
 def _visible(
-    of_terms: Sequence[Sequence[Alternative]], showing: Showing, numbers: NDArray[np.float64]
+    of_terms: Sequence[Sequence[Alternative]], look: _Look, numbers: NDArray[np.float64]
 ) -> frozenset[str]:
     """Names of mistakes that alone, in each of their variants, would give other numbers."""
     visible: set[str] = set()
     hidden = {RIGHT}
     for right, *wrong in of_terms:
         for one in wrong:
-            total = showing.expected - right.numbers + one.numbers
-            size = showing.magnitude - right.magnitude + one.magnitude
-            same = _matches(total, size, numbers, showing.tolerance)
+            total = look.expected - right.numbers + one.numbers
+            size = look.magnitude - right.magnitude + one.magnitude
+            same = _matches(total, size, numbers, look.tolerance)
             (hidden if same else visible).update(one.names)
         hidden |= right.names
     return frozenset(visible - hidden)
 
 
 def _explanations(
-    of_terms: Sequence[Sequence[Alternative]], showing: Showing
+    of_terms: Sequence[Sequence[Alternative]], look: _Look
 ) -> Iterator[list[frozenset[str]]]:
     """Yield the choices of an alternative for each term that give what was observed."""
-    some = np.unique(np.linspace(0, len(showing.observed) - 1, FEW).astype(int))
+    some = np.unique(np.linspace(0, len(look.observed) - 1, FEW).astype(int))
     numbers = _sums([np.stack([one.numbers[some] for one in of_term]) for of_term in of_terms])
     magnitude = _sums([np.stack([one.magnitude[some] for one in of_term]) for of_term in of_terms])
-    likely = _matches(numbers, magnitude, showing.observed[some], showing.tolerance)
+    likely = _matches(numbers, magnitude, look.observed[some], look.tolerance)
     for places in np.argwhere(likely):
         chosen = [of_term[place] for of_term, place in zip(of_terms, places, strict=True)]
         total, size = sum(one.numbers for one in chosen), sum(one.magnitude for one in chosen)
-        if _matches(total, size, showing.observed, showing.tolerance):
+        if _matches(total, size, look.observed, look.tolerance):
             yield [one.names for one in chosen if RIGHT not in one.names]
 
 
@@ -217,7 +257,7 @@ def _matches(
 
 
 def _with_a_factor(
-    alternatives: Sequence[Alternative], showing: Showing
+    alternatives: Sequence[Alternative], look: _Look
 ) -> Iterator[list[frozenset[str]]]:
     """Yield pairs of a factor and another mistake that together give what was observed."""
     right, *wrong = alternatives
@@ -227,22 +267,22 @@ def _with_a_factor(
             continue
         ratio = factor.magnitude.sum() / right.magnitude.sum()
         numbers, magnitude = ratio * other.numbers, ratio * other.magnitude
-        if _matches(numbers, magnitude, showing.observed, showing.tolerance):
+        if _matches(numbers, magnitude, look.observed, look.tolerance):
             yield [names, other.names]
 
 
 def _with_losses(
-    alternatives: Sequence[Alternative], showing: Showing
+    alternatives: Sequence[Alternative], look: _Look
 ) -> Iterator[list[frozenset[str]]]:
     """Yield mistakes that give what was observed, but for tokens that are lost besides."""
-    [term] = showing.terms
-    gone = (term.context.expected > 0) & np.equal(showing.observed, 0)
-    if not showing.is_per_token or not gone.any():
+    [term] = look.showing.terms
+    gone = (term.context.expected > 0) & np.equal(look.showing.observed, 0)
+    if not look.showing.is_per_token or not gone.any():
         return
     lost = frozenset(_named(term, name) for name, _ in kinds_of_loss(term.context, gone))
     for one in alternatives[1:]:
-        kept = np.where(gone, 0, one.numbers)
-        if kept.any() and _matches(kept, np.abs(kept), showing.observed, showing.tolerance):
+        kept = np.where(gone[look.tokens], 0, one.numbers)
+        if kept.any() and _matches(kept, np.abs(kept), look.observed, look.tolerance):
             yield [one.names, lost]
 
 

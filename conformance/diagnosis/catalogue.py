@@ -51,13 +51,13 @@ def mistakes(context: StepContext) -> Iterator[Mistake]:
     yield from other_mask(context)
     yield from other_tokens(context)
     yield from off_by_the_same(context)
-    yield from off_by_one(context)
     yield from other_prompts(context)
     yield from _other_modes(context)
     yield from _other_conventions(context)
     yield from other_units(context)
     yield from parts(context)
     yield from rounded_counts(context)
+    yield from off_by_one(context)
     yield from _factors(context, of_layout=False)
 
 

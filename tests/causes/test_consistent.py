@@ -150,3 +150,28 @@ def test_losing_half_of_equal_weights_halves_the_rate_and_turns_by_45_degrees() 
 
     assert judged.scale == pytest.approx(1 / 2)
     assert judged.cosine == pytest.approx(5 / np.sqrt(50))
+
+
+def test_large_steps_say_what_small_ones_do() -> None:
+    """Five thousand tokens in two samples, four thousand of them active, on two slices."""
+    step = Step.of(
+        [
+            Sample(prompt_length=1, loss_mask=[1] * 3000 + [0] * 1000, group=0),
+            Sample(prompt_length=1, loss_mask=[1] * 1000, group=1),
+        ]
+    )
+    passes = np.where(np.arange(5000) % 2 == np.arange(2)[:, None], 0, -1).astype(np.int32)
+    given = Given(
+        mode=Mode.SAMPLE_MEAN, steps=(step,), layout=Layout(cp=2), forward_pass_of_token=passes
+    )
+    lost = given.weights.copy()
+    lost[1] = 0
+
+    assert any("multiplied_by_cp" in part for [part] in explanations(given, given.weights * 2))
+    assert any(
+        all("multiplied_by_cp" in part for part in parts)
+        for parts in explanations(given, given.weights * 4)
+    )
+    assert any("tokens_lost" in part for [part] in explanations(given, lost))
+    assert not any("not_reduced_over_cp" in part for [part] in explanations(given, lost))
+    assert "policy_loss/multiplied_by_cp" in clues(given, given.weights).excluded

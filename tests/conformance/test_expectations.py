@@ -202,7 +202,7 @@ def test_a_run_with_known_faults_passes_and_an_unlisted_or_mended_one_fails(
 ) -> None:
     wrong = ENTRY | {
         "findings": ["weights/token_mean/uneven_lengths/*"],
-        "diagnosis": ["tokens_miscounted", "integer_division"],
+        "diagnosis": ["count_off_by_one", "integer_division"],
     }
     (tmp_path / "known.toml").write_text(toml(wrong))
     chosen = ("--checks=weights", "--modes=token_mean", "--expect=known.toml", "-rx")

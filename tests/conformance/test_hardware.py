@@ -123,6 +123,6 @@ def test_a_mistake_in_narrow_parameters_is_named_and_can_be_made_again(tmp_path:
     [finding] = result.report.findings
 
     assert finding.verdict == "mismatch"
-    assert finding.diagnosis.name == "tokens_miscounted"
+    assert finding.diagnosis.name == "count_off_by_one"
     assert finding.diagnosis.numbers == {"counted": 31, "expected": 32}
     assert "--engine=torch --dtype=bfloat16 --layout=" in result.output
