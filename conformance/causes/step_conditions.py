@@ -73,4 +73,5 @@ def _differ(mask: NDArray[np.bool_], part: NDArray[np.int64]) -> bool:
 
 def _split(whole: NDArray[np.int64], part: NDArray[np.int64]) -> bool:
     """Whether something whole has tokens in several parts."""
-    return len(np.unique(np.stack([whole, part]), axis=1)[0]) > len(np.unique(whole))
+    pairs = whole * (part.max() + 1) + part
+    return len(np.unique(pairs)) > len(np.unique(whole))

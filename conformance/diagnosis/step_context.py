@@ -216,5 +216,6 @@ def by_samples(context: StepContext, placement: TokenPlacement) -> NDArray[np.fl
 
 def units_held(unit: NDArray[np.int64], label: NDArray[np.int64]) -> NDArray[np.float64]:
     """Number of units that have tokens in each token's part: [tokens]."""
-    part_of_pair = np.unique(np.stack([label, unit]), axis=1)[0]
+    units = int(unit.max()) + 1
+    part_of_pair = np.unique(label * units + unit) // units
     return np.bincount(part_of_pair).astype(np.float64)[label]
