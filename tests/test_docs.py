@@ -19,12 +19,12 @@ from conformance import cli
 from conformance.comparing.expectations import load as load_expectations
 from conformance.comparing.gate import Expecting, Outcome
 from conformance.comparing.report_file import load
-from conformance.findings.badness import explain
 from conformance.findings.finding import Finding
 from conformance.findings.verdict import Check
 from conformance.plugin import options
 from conformance.runs import registry
 from conformance.views import overview
+from conformance.views.report_formats import as_text
 from reference.aggregation import AuxiliaryAggregation, Conventions
 from tests import command
 
@@ -174,7 +174,7 @@ def checkout(repository: Path, tree: Sequence[str], folder: Path) -> Path:
 
 def test_adapter_in_a_package_conforms_and_its_mistake_is_named_as_shown(tmp_path: Path) -> None:
     [code] = blocks("python", '"""Conformance of my framework')
-    [shown] = blocks("text", "MISMATCH [^\n]*/dp1-cp1-mb1-bshd")
+    [shown] = blocks("text", "MISMATCH [^\n]*masked_tokens_counted")
     broken = code.replace("mask.sum().clamp(min=1)", "len(mask)")
 
     right, wrong = run_mine(tmp_path / "right", code), run_mine(tmp_path / "wrong", broken)
@@ -207,8 +207,8 @@ def write_tinyrl(folder: Path, trainer: str = TINYRL) -> str:
     ("trainer", "begins"),
     [
         (TINYRL, None),
-        (FSDP_LEFT, "MISMATCH [^\n]*/odd_groups/"),
-        (COUNTED_PER_RANK, "MISMATCH [^\n]*per rank"),
+        (FSDP_LEFT, "MISMATCH [^\n]*divided_by_dp"),
+        (COUNTED_PER_RANK, "MISMATCH [^\n]*counted_per_rank"),
     ],
     ids=["right", "average over ranks left", "counted per rank"],
 )
@@ -336,7 +336,13 @@ def test_finding_shown_is_of_a_committed_report_and_printed_as_shown() -> None:
     committed = [load(path) for path in (command.ROOT / "reports" / "miles").glob("*.json.gz")]
 
     assert any(finding in report.findings for report in committed)
-    assert f"\nMISMATCH {finding.id}: {explain(finding)}\n" in README
+
+
+def test_cause_shown_is_of_a_committed_report_and_printed_as_shown() -> None:
+    [shown] = blocks("text", "MISMATCH [^\n]*not_divided")
+    report = load(command.ROOT / "reports" / "miles" / "main-31f1ca9-fsdp.json.gz")
+
+    assert shown in "\n".join(as_text(report))
 
 
 def test_checks_conventions_and_options_are_documented() -> None:

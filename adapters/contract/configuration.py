@@ -102,6 +102,5 @@ class Configuration:
 
 
 DEFAULT_CONFIGURATION = Configuration()
-
+# The divisor of the custom reducer.
 REDUCER_DIVISOR = 64.0
-"""The divisor of the custom reducer."""

@@ -70,11 +70,10 @@ POLICY_LOSSES = (
 """Policy losses other than PPO's; with ratios of 1 all have its gradient."""
 
 ENTROPY_COEFFICIENT = 0.5
+# Coefficients of auxiliary losses: powers of two, so that nothing is rounded.
 KL_COEFFICIENT = 0.25
-"""Coefficients of auxiliary losses: powers of two, so that nothing is rounded."""
-
+# Ratios are clipped to 1 ± this value.
 CLIP = 0.2
-"""Ratios are clipped to 1 ± this value."""
 
 
 class Metric(StrEnum):

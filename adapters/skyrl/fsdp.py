@@ -17,9 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 BASE_WORKER = "backends.skyrl_train.workers.worker"
-
+# Dtypes by their names in SkyRL.
 PRECISIONS = {"float32": "fp32", "bfloat16": "bf16"}
-"""Dtypes by their names in SkyRL."""
 
 
 class SkyRLFsdpAdapter(SkyRLAdapter):

@@ -27,9 +27,8 @@ if TYPE_CHECKING:
 
 MODEL_WRAPPER = "backends.skyrl_train.workers.model_wrapper"
 WORKER = "backends.skyrl_train.workers.fsdp.fsdp_worker"
-
+# The seam of this process, which trains one job at a time.
 SEAM = ProbeSeam()
-"""The seam of this process, which trains one job at a time."""
 
 
 def add_seams() -> None:
@@ -118,9 +117,8 @@ def _critic_model(job: Job, size: int, passes: ForwardPasses, device: str) -> An
 
 
 MODELS = {"policy": _policy_model, "critic": _critic_model}
-
+# The configuration of a transformer that SkyRL's critic reads.
 TRANSFORMER = SimpleNamespace(hidden_size=1, _attn_implementation="flash_attention_2")
-"""The configuration of a transformer that SkyRL's critic reads."""
 
 
 def _packing(model_wrapper: Any, job: Job) -> dict[str, bool]:

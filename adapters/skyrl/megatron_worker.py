@@ -26,12 +26,10 @@ if TYPE_CHECKING:
 
 WORKER = "backends.skyrl_train.workers.megatron.megatron_worker"
 MODEL_WRAPPER = "backends.skyrl_train.workers.megatron.megatron_model_wrapper"
-
+# SkyRL's autograd functions that compute log-probabilities of logits.
 LOG_PROB_FUNCTIONS = ("DistributedLogprob", "ChunkedDistributedLogprob")
-"""SkyRL's autograd functions that compute log-probabilities of logits."""
-
+# SkyRL's autograd function that computes entropies of logits.
 ENTROPY_FUNCTION = "_VocabParallelEntropy"
-"""SkyRL's autograd function that computes entropies of logits."""
 
 
 def add_seams() -> None:

@@ -31,11 +31,10 @@ if TYPE_CHECKING:
 
     from adapters.contract import Job
 
+# Key of the training input's metadata: where the rows of each prompt begin and end.
 PROMPT_BOUNDARIES = "policy_prompt_boundaries"
-"""Key of the training input's metadata: where the rows of each prompt begin and end."""
-
+# SkyRL fills padding micro-batches with random token ids below this.
 PADDING_MICRO_BATCH_IDS = 100
-"""SkyRL fills padding micro-batches with random token ids below this."""
 
 
 NAMES = {

@@ -47,11 +47,10 @@ NAMES: dict[Setting | FaultInjection, tuple[str, ...]] = {
 }
 """The words by which errors name what a configuration sets."""
 
+# Newer versions of miles compute no entropy unless it is trained or asked for.
 OBSERVE_ENTROPY = "--observe-training-entropy"
-"""Newer versions of miles compute no entropy unless it is trained or asked for."""
-
+# Older versions have a critic wait for its actor's log-probabilities from then on.
 CRITIC_ALONE = "--num-critic-only-steps=1"
-"""Older versions have a critic wait for its actor's log-probabilities from then on."""
 
 LAYOUT_OPTIONS = {
     Option.ALLGATHER_CP: "--allgather-cp",

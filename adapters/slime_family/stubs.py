@@ -34,11 +34,10 @@ SERVER_PACKAGES = (
 )
 """Servers, trackers and GPU kernels."""
 
+# Replaces Ray's object store.
 OBJECT_STORE = SimpleNamespace(put=lambda value: value, get=lambda value: value)
-"""Replaces Ray's object store."""
-
+# What `install` stubbed in this process.
 STUBBED: list[str] = []
-"""What `install` stubbed in this process."""
 
 
 def install(plugins: Sequence[str], kernels: Sequence[str]) -> None:

@@ -102,9 +102,10 @@ def _cause(
     )
 
 
-def _size(finding: Finding) -> tuple[int, int, str]:
-    """A sort key: fewest ranks first, then the shortest layout and id."""
-    return finding.layout.world_size, len(str(finding.layout)), finding.id
+def _size(finding: Finding) -> tuple[int, int, int, str]:
+    """A sort key: fewest ranks first, then the plainest check, the shortest layout, and the id."""
+    layout, check = finding.layout, [*Check].index(finding.check)
+    return layout.world_size, check, len(str(layout)), finding.id
 
 
 def _severity(finding: Finding) -> Severity:
