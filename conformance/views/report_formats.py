@@ -15,6 +15,7 @@ from rich.text import Text
 from conformance.causes.impact import impact_words
 from conformance.comparing.groups import finding_groups
 from conformance.findings.badness import explain
+from conformance.findings.finding_id import GENERATED
 from conformance.findings.sanitize import last_line
 from conformance.findings.verdict import Check, Verdict
 from conformance.runs.reproduce import command
@@ -161,6 +162,8 @@ def _details(report: Report, group: FindingGroup) -> Iterator[str]:
     if group.cause.place:
         yield f"look at {group.cause.place}"
     yield f"for example {group.example.id}: {explain(group.example)}"
+    if group.example.case == GENERATED and group.example.message:
+        yield from group.example.message.splitlines()
     yield command(report, group.example)
 
 

@@ -119,7 +119,7 @@ def test_given_step_is_run_and_nothing_else_and_can_be_run_again(tmp_path: Path)
     written(tmp_path, GIVEN)
     chosen = ("--case-file=case.json", "--layout=dp2-cp1-mb2-thd", "--layout=dp1-cp1-mb1-bshd")
     result = command.run(tmp_path, "native", *chosen)
-    wrong = command.run(tmp_path, "onetokenshort", *chosen, "--modes=token_mean")
+    wrong = command.run(tmp_path, "onetokenshort", *chosen, "--modes=token_mean", "--tb=short")
 
     assert result.status == 0, result.output
     ids = {finding.id for finding in result.report.findings}

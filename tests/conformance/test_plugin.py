@@ -75,13 +75,13 @@ def test_mismatch_fails_names_the_denominator_and_stops_at_x(tmp_path: Path) -> 
 
     assert result.status == 1
     output = " ".join(result.output.split())
-    assert "one token less is counted than there is: 34 [count_off_by_one]" in output
+    assert "one token less is counted than there is: 34: a token is divided by 34" in output
     [finding] = result.report.findings
     assert finding.verdict == "mismatch"
     assert finding.error == pytest.approx(1 / 34, rel=1e-5)
     assert finding.diagnosis.name == "count_off_by_one"
     assert not result.report.complete
-    assert "MISMATCH 1 × another number of tokens is counted" in result.output
+    assert "MISMATCH 1 × one token or unit too many or too few is counted" in result.output
     assert "for example weights/token_mean/uneven_lengths/dp1-cp1-mb1-bshd" in result.output
 
 

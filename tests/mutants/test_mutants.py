@@ -131,7 +131,7 @@ def test_native_itself_is_killed_by_nothing(pool: RankPool) -> None:
 
 def _rows() -> list[str]:
     lines = TABLE.read_text().splitlines()
-    return lines[lines.index("|---|---|---|---|---|---|---|---|") + 1 :]
+    return lines[lines.index("|---|---|---|---|---|---|---|---|---|") + 1 :]
 
 
 def _kills(killed_by: str, case: str) -> bool:
