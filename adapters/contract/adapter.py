@@ -13,9 +13,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from adapters.contract.description import Description
-    from adapters.contract.job import Job
+    from adapters.contract.job import Job, LogEntry, Observation
     from adapters.contract.layout import Layout
-    from adapters.contract.observation import LogEntry, Observation
 
 
 class Unsupported(Exception):  # noqa: N818 - a verdict, not an error
@@ -65,29 +64,14 @@ class Adapter(ABC):
     A framework with several engines has an adapter class for each, all of one ``name``.
     """
 
-    name: ClassVar[str]
-    """The value of ``--adapter=``."""
-
-    package: ClassVar[str | None] = None
-    """The framework's top-level import package; None if the adapter is its own framework."""
-
-    distribution: ClassVar[str | None] = None
-    """The distribution on PyPI that installs the real framework, if any."""
-
-    tree: ClassVar[tuple[str, ...]] = ()
-    """Folders of its repository that are extracted from a commit; all if empty."""
-
-    engine: ClassVar[str] = "torch"
-    """The value of ``--engine=``."""
-
-    devices: ClassVar[tuple[str, ...]] = ()
-    """The kinds of `Rank.device` that it supports, such as ``cpu`` and ``cuda``."""
-
-    dtypes: ClassVar[tuple[str, ...]] = ()
-    """The values of `Rank.dtype` that it supports, such as ``float32`` and ``bfloat16``."""
-
-    dependencies: ClassVar[tuple[str, ...]] = ()
-    """Distributions whose versions may change a result, for the report."""
+    name: ClassVar[str]  # the value of ``--adapter=``
+    engine: ClassVar[str] = "torch"  # the value of ``--engine=``
+    package: ClassVar[str | None] = None  # import package; None if it is its own framework
+    distribution: ClassVar[str | None] = None  # the distribution on PyPI that installs it, if any
+    tree: ClassVar[tuple[str, ...]] = ()  # folders to extract from its repository; all if empty
+    devices: ClassVar[tuple[str, ...]] = ()  # kinds of `Rank.device`, such as ``cpu`` and ``cuda``
+    dtypes: ClassVar[tuple[str, ...]] = ()  # values of `Rank.dtype`, such as ``float32``
+    dependencies: ClassVar[tuple[str, ...]] = ()  # distributions whose versions may change a result
 
     @abstractmethod
     def layouts(self) -> Sequence[Layout]:

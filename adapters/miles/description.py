@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from adapters.contract import CodeLocation
-from adapters.contract.description import is_set
+from adapters.contract.description import parse_departures
 from adapters.miles import rollouts
 from adapters.miles.importing import module
 from adapters.slime_family import description
@@ -16,9 +16,11 @@ if TYPE_CHECKING:
     from adapters.toolkit.versions import Candidates
     from reference.aggregation import Conventions
 
-OBSERVED_ENTROPY = is_set(
-    "--observe-training-entropy, where there is the option",
-    "newer versions log no entropy without it; it has no gradient unless it is trained",
+OBSERVED_ENTROPY = parse_departures(
+    """
+    set: --observe-training-entropy, where there is the option
+        newer versions log no entropy without it; it has no gradient unless it is trained
+    """
 )
 
 

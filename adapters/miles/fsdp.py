@@ -31,7 +31,7 @@ from adapters.contract import (
     Refused,
     Unsupported,
 )
-from adapters.contract.description import is_set, stubbed
+from adapters.contract.description import parse_departures
 from adapters.contract.objective import Objective
 from adapters.contract.probed_batch import ProbedBatch
 from adapters.miles import description, logs, rollouts
@@ -57,35 +57,31 @@ ENGINE_OPTIONS = ("--train-backend=fsdp", "--debug-train-only", "--lr=0", "--cli
 CI_OPTIONS = ("--ci-test", "--ci-disable-logprobs-checker")
 """Options for versions that start this engine only in tests, which expect positive entropies."""
 
-CI_TEST = is_set(
-    " ".join(CI_OPTIONS),
-    "without it this version stops a user with an error that calls the engine not maintained; in a"
-    " train step it only adds checks, of gradient norms that were saved and of log-probabilities",
+CI_TEST = parse_departures(
+    """
+    set: --ci-test --ci-disable-logprobs-checker
+        without it this version stops a user with an error that calls the engine not maintained; in
+        a train step it only adds checks, of gradient norms that were saved and of log-probabilities
+    """
 )
 
 DEPARTURES = (
-    *departures.ABOVE_THE_ACTOR,
-    *departures.AROUND_THE_LOSS,
-    description.OBSERVED_ENTROPY,
-    is_set(
-        "--debug-train-only",
-        "no inference servers are started; the train step does not ask for it",
-    ),
-    is_set(
-        "--lr=0 --clip-grad=inf",
-        "the probe stays 0 and its gradient as it is; it is read before the optimizer's step",
-    ),
-    stubbed(
-        "the gradient that the optimizer steps with: zeros, once it is read",
-        "not a number at a learning rate of 0 would spoil the probe for the next step",
-    ),
-    stubbed(
-        "FSDP2's mixed precision and the precision policy: parameters and gradients in float32",
-        "bfloat16 leaves two digits of a weight; --dtype=bfloat16 leaves them as miles has them",
-    ),
-    stubbed(
-        "device meshes below depth step: of one rank each",
-        "that depth ends before gradients are reduced",
+    *departures.ALL_ENGINES,
+    *description.OBSERVED_ENTROPY,
+    *parse_departures(
+        """
+        set: --debug-train-only
+            no inference servers are started; the train step does not ask for it
+        set: --lr=0 --clip-grad=inf
+            the probe stays 0 and its gradient as it is; it is read before the optimizer's step
+        stubbed: the gradient that the optimizer steps with: zeros, once it is read
+            not a number at a learning rate of 0 would spoil the probe for the next step
+        stubbed: FSDP2's mixed precision and the precision policy: parameters and gradients in
+        float32
+            bfloat16 leaves two digits of a weight; --dtype=bfloat16 leaves them as miles has them
+        stubbed: device meshes below depth step: of one rank each
+            that depth ends before gradients are reduced
+        """
     ),
 )
 """The departures of this engine in all versions."""
@@ -142,7 +138,7 @@ class MilesFsdpAdapter(Adapter):
             places=places(_candidates()),
             rules=stated(parser, description.keepers()),
             stubs=tuple(stubs.STUBBED),
-            departures=(*([CI_TEST] if _is_for_tests() else []), *DEPARTURES),
+            departures=(*(CI_TEST if _is_for_tests() else ()), *DEPARTURES),
         )
 
     def observe(self, job: Job, rank: Rank) -> Observation:

@@ -6,7 +6,7 @@ import inspect
 from typing import TYPE_CHECKING, Any
 
 from adapters.contract import Layout, grids
-from adapters.contract.description import stubbed
+from adapters.contract.description import parse_departures
 from adapters.miles import description, logs, rollouts
 from adapters.miles.importing import import_miles
 from adapters.slime_family import command_line, stubs
@@ -38,14 +38,14 @@ class MilesMegatronAdapter(MegatronAdapter):
     conventions = staticmethod(description.conventions)
 
     departures = (
-        description.OBSERVED_ENTROPY,
-        stubbed(
-            "the phases of sglang's debug dumper: off, as they are by default",
-            "its settings are read by a class of sglang's; it would only write files",
-        ),
-        stubbed(
-            "get_data_parallel_group_gloo: the data-parallel group itself",
-            "with gloo there is one kind of group, and with NCCL it adds up the same",
+        *description.OBSERVED_ENTROPY,
+        *parse_departures(
+            """
+            stubbed: the phases of sglang's debug dumper: off, as they are by default
+                its settings are read by a class of sglang's; it would only write files
+            stubbed: get_data_parallel_group_gloo: the data-parallel group itself
+                with gloo there is one kind of group, and with NCCL it adds up the same
+            """
         ),
     )
 

@@ -135,7 +135,7 @@ class SkyRLAdapter(Adapter):
             rules=_rules(),
             permits=PERMITTED,
             stubs=tuple(STUBBED),
-            departures=(*departures.NOT_RUN, *departures.SET, *departures.STUBBED),
+            departures=departures.ALL_ENGINES,
         )
 
     def observe(self, job: Job, rank: Rank) -> Observation:

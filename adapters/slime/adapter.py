@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from adapters.contract import CodeLocation, Layout, Unsupported
-from adapters.contract.description import stubbed
+from adapters.contract.description import parse_departures
 from adapters.slime_family import command_line, description, rollouts, stubs, user_code
 from adapters.slime_family.adapter import MegatronAdapter
 from adapters.slime_family.framework import LOG, as_dictionaries
@@ -38,15 +38,13 @@ class SlimeAdapter(MegatronAdapter):
     package = "slime"
     tree = ("slime",)
 
-    departures = (
-        stubbed(
-            "the accelerator: CUDA without a look at the machine, where slime chooses one",
-            "it names devices and communication backends, and tensors are on the CPU if it is none",
-        ),
-        stubbed(
-            "the rollout manager: made without its init, which starts servers",
-            "its conversion of samples and its split over ranks are its own",
-        ),
+    departures = parse_departures(
+        """
+        stubbed: the accelerator: CUDA without a look at the machine, where slime chooses one
+            it names devices and communication backends, and tensors are on the CPU if it is none
+        stubbed: the rollout manager: made without its init, which starts servers
+            its conversion of samples and its split over ranks are its own
+        """
     )
 
     def padded_layouts(self) -> Sequence[Layout]:

@@ -158,8 +158,7 @@ class MegatronAdapter(Adapter):
             rules=description.stated(parser, self.keepers()),
             stubs=tuple(stubs.STUBBED),
             departures=(
-                *departures.ABOVE_THE_ACTOR,
-                *departures.AROUND_THE_LOSS,
+                *departures.ALL_ENGINES,
                 *departures.MEGATRON,
                 *self.departures,
             ),
