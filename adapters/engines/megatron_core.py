@@ -15,7 +15,7 @@ from torch import nn
 
 from adapters.contract import Depth, Layout, Option, Rank, Unsupported
 from adapters.toolkit import cuda_on_cpu
-from adapters.toolkit.probe import ForwardPasses, as_array
+from adapters.toolkit.probe import ForwardPasses, Recorder, as_array
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -68,24 +68,20 @@ def leave_grid() -> None:
 
 
 class Policy:
-    """A model in data parallelism, whose gradients are reduced and final."""
+    """A model in data parallelism, whose gradients are reduced and final.
+
+    The schedule calls ``finalize_model_grads`` after the last micro-batch. If gradients are not
+    finalised, ``counted_tokens`` records the tokens counted on this rank in each step.
+    """
 
     def __init__(self, model: Any, bare: Any) -> None:
+        from megatron.core.distributed import finalize_model_grads
+
         self.model = model
         self.probe: nn.Parameter = bare.probe
         self.passes: ForwardPasses = bare.passes
-
-    @property
-    def finalize_model_grads(self) -> Callable[..., None]:
-        """The function that the schedule calls after the last micro-batch."""
-        from megatron.core.distributed import finalize_model_grads
-
-        finalize: Callable[..., None] = finalize_model_grads
-        return finalize
-
-    def drain_counted_tokens(self) -> tuple[float, ...]:
-        """Return the tokens counted on this rank in each step, if gradients are not finalised."""
-        return ()
+        self.counted_tokens = Recorder[float]()
+        self.finalize_model_grads: Callable[..., None] = finalize_model_grads
 
     def gradient(self) -> NDArray[np.float32]:
         """The probe's gradient, as an optimizer would find it: [capacity]."""
@@ -113,22 +109,10 @@ class BarePolicy(Policy):
 
     def __init__(self, bare: Any) -> None:
         super().__init__(bare, bare)
-        self._counted: list[float] = []
+        self.finalize_model_grads = self._count_tokens
 
-    @property
-    def finalize_model_grads(self) -> Callable[..., None]:
-        """Notes the tokens counted."""
-
-        def note(model: Any, num_tokens: Any = None, **kwargs: Any) -> None:
-            self._counted.append(0.0 if num_tokens is None else float(num_tokens))
-
-        return note
-
-    def drain_counted_tokens(self) -> tuple[float, ...]:
-        """Return the tokens noted since the last call."""
-        counted = tuple(self._counted)
-        self._counted.clear()
-        return counted
+    def _count_tokens(self, model: Any, num_tokens: Any = None, **kwargs: Any) -> None:
+        self.counted_tokens.append(0.0 if num_tokens is None else float(num_tokens))
 
     def gradient(self) -> NDArray[np.float32]:
         """This rank's own gradient, 0 if none of its micro-batches reached the probe."""
@@ -236,20 +220,14 @@ def probed_model(config: Any, capacity: int, rank: Rank, head: Callable[..., Any
     return ProbedModel().to(rank.device, getattr(torch, rank.dtype))
 
 
-class ReadingOptimizer:
-    """An optimizer that keeps the probe's gradient and reports success."""
+class ReadingOptimizer(Recorder["NDArray[np.float32]"]):
+    """An optimizer that records the probe's gradient, [capacity], and reports success."""
 
     param_groups: tuple[Any, ...] = ({"lr": 0.0},)
 
     def __init__(self, policy: Policy) -> None:
-        self._gradients: list[NDArray[np.float32]] = []
+        super().__init__()
         self._policy = policy
-
-    def drain(self) -> list[NDArray[np.float32]]:
-        """Return the gradients since the last call, each [capacity]."""
-        gradients = self._gradients.copy()
-        self._gradients.clear()
-        return gradients
 
     def scale_loss(self, loss: torch.Tensor) -> torch.Tensor:
         """Return the loss: in full precision it is not scaled."""
@@ -260,7 +238,7 @@ class ReadingOptimizer:
 
     def step(self) -> tuple[bool, float, int]:
         """Read the gradient; return success, gradient norm and number of zeros."""
-        self._gradients.append(self._policy.gradient())
+        self.append(self._policy.gradient())
         return True, 0.0, 0
 
 

@@ -5,27 +5,21 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from adapters.contract import (
-    Adapter,
-    Depth,
-    Description,
-    Job,
-    Layout,
-    Observation,
-    PendingReduction,
-    Rank,
-    grids,
-)
+import numpy as np
+
+from adapters.contract.adapter import Adapter, Rank
+from adapters.contract.description import Description
+from adapters.contract.job import Depth, Job, LogEntry, Observation, PendingReduction
+from adapters.contract.layout import Layout, grids
 from adapters.contract.objective import Metric, Objective
 from adapters.contract.probed_batch import ProbedBatch
-from adapters.native import logs, options
+from adapters.native import options
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from adapters.contract import LogEntry
     from adapters.native.trainer import Trainer
     from reference.aggregation import Aggregation
 
@@ -87,7 +81,7 @@ class NativeAdapter(Adapter):
 
     def aggregate(self, entries: Sequence[LogEntry], rank: Rank) -> Mapping[str, float]:
         """Sum over micro-batches and divide by each key's divisor."""
-        return logs.aggregate(entries)
+        return aggregate(entries)
 
     def observe(self, job: Job, rank: Rank) -> Observation:
         """Train the steps of a batch and read the probe's gradient of each."""
@@ -115,6 +109,21 @@ class NativeAdapter(Adapter):
         return _observation(batch, trainer, gradients, logs=[step[-1][1] for step in trained])
 
 
+def aggregate(entries: Sequence[LogEntry]) -> dict[str, float]:
+    """Sums of the values of micro-batches, divided by sums of their divisors.
+
+    Raises:
+        ValueError: the entries differ in their keys or the order of keys.
+    """
+    keys = entries[0].keys
+    for entry in entries:
+        if entry.keys != keys:
+            raise ValueError(f"keys {entry.keys} after {keys}; log the same in the same order")
+    values = np.sum([entry.values for entry in entries], axis=0)
+    divisors = [entry.normalizers or (entry.count,) * len(keys) for entry in entries]
+    return dict(zip(keys, (values / np.sum(divisors, axis=0)).tolist(), strict=True))
+
+
 def _observation(
     batch: ProbedBatch,
     trainer: Trainer,
@@ -129,7 +138,5 @@ def _observation(
         token_weights=batch.weights_of_steps([as_array(gradient) for gradient in gradients]),
         pending_reduction=pending_reduction,
         forward_passes=batch.forward_passes(trainer.passes.drain()),
-        reported={
-            metric: tuple(log[metric] for log in logs) for metric in (logs[0] if logs else ())
-        },
+        reported={metric: tuple(log[metric] for log in logs) for metric in logs[0]} if logs else {},
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +10,8 @@ import numpy as np
 import torch
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numpy.typing import NDArray
 
     from adapters.contract.probed_batch import ProbedBatch
@@ -45,22 +46,16 @@ class SampleTensors:
 def samples_of_steps(batch: ProbedBatch) -> list[list[SampleTensors]]:
     """The samples of each step."""
     groups = np.concatenate([step.groups for step in batch.steps])
-    per_token = zip(
-        batch.advantages,
-        batch.old_log_probs,
-        batch.reference_log_probs,
-        batch.masks,
-        batch.original_masks,
-        strict=True,
-    )
+    of_batch = batch.advantages, batch.old_log_probs, batch.reference_log_probs
+    of_samples: Iterator[Any] = zip(*of_batch, batch.masks, batch.original_masks, strict=True)
     samples = (
         SampleTensors(
             torch.from_numpy(np.concatenate([prompt, response])),
-            *map(partial(_on_response, prompt), of_response),  # type: ignore[arg-type]
+            *(_on_response(prompt, values) for values in per_token),  # type: ignore[arg-type]
             group=int(group),  # type: ignore[misc]
         )
-        for group, prompt, response, of_response in zip(
-            groups, batch.prompts, batch.responses, per_token, strict=True
+        for group, prompt, response, per_token in zip(
+            groups, batch.prompts, batch.responses, of_samples, strict=True
         )
     )
     return [list(islice(samples, step.size)) for step in batch.steps]

@@ -7,7 +7,7 @@ is computed from the whole step before it is cut.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING
 
@@ -16,13 +16,7 @@ import torch
 import torch.distributed as dist
 
 from adapters.contract.configuration import REDUCER_DIVISOR
-from adapters.contract.objective import (
-    CLIP,
-    ENTROPY_COEFFICIENT,
-    KL_COEFFICIENT,
-    Metric,
-    Objective,
-)
+from adapters.contract.objective import CLIP, ENTROPY_COEFFICIENT, KL_COEFFICIENT, Metric, Objective
 from adapters.contract.probed_batch import ENTROPIES, PADDING_ID
 from adapters.toolkit.probe import ForwardPasses, cycled
 from reference.aggregation import AuxiliaryAggregation, Mode, auxiliary_aggregation
@@ -172,13 +166,12 @@ class Trainer:
 
     def token_losses(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
         """The policy loss of each token."""
-        return POLICY_LOSSES[self.objective](log_probs, packed)
+        return POLICY_LOSSES.get(self.objective, ppo_losses)(log_probs, packed)
 
     def entropy(self, probe: torch.Tensor, packed: Packed) -> torch.Tensor:
         """The part of a micro-batch in the entropy."""
-        return self.reduce(
-            cycled(ENTROPIES, packed.labels) + probe[packed.labels], packed.auxiliary
-        )
+        entropies = cycled(ENTROPIES, packed.labels) + probe[packed.labels]
+        return self.reduce(entropies, packed.auxiliary)
 
     def divergence(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
         """The part of a micro-batch in the divergence from the reference policy."""
@@ -248,11 +241,11 @@ def linear_losses(log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
     return -packed.advantages * log_probs
 
 
-POLICY_LOSSES: defaultdict[Objective, LossFunction] = defaultdict(
-    lambda: ppo_losses,
-    {Objective.DUAL_CLIP: dual_clip_losses, Objective.CISPO: cispo_losses},
-)
-
+POLICY_LOSSES: dict[Objective, LossFunction] = {
+    Objective.DUAL_CLIP: dual_clip_losses,
+    Objective.CISPO: cispo_losses,
+}
+"""Losses of the objectives that have another than PPO's."""
 
 OTHER_LOSSES: dict[Objective, LossFunction] = {
     Objective.SFT: sft_losses,
@@ -271,9 +264,8 @@ def coefficients(objective: Objective) -> tuple[float, float]:
 
 def denominators(samples: Sequence[SampleTensors], aggregation: Aggregation) -> list[float]:
     """The denominator of each sample's masked loss sum."""
-    tokens = [max(sample.tokens, 1) for sample in samples]
     if aggregation.mode is Mode.SAMPLE_MEAN:
-        return [float(len(samples) * count) for count in tokens]
+        return [float(len(samples) * max(sample.tokens, 1)) for sample in samples]
     if aggregation.mode is Mode.PROMPT_MEAN:
         of_group = tokens_of_groups(samples)
         return [float(len(of_group) * max(of_group[sample.group], 1)) for sample in samples]
@@ -328,16 +320,9 @@ def zigzag(sample: SampleTensors, width: int, cp: int, cp_rank: int) -> tuple[to
         parts = shifted.chunk(chunks)
         return torch.cat([parts[cp_rank], parts[chunks - 1 - cp_rank]])
 
-    per_token = (
-        sample.ids,
-        sample.advantages,
-        sample.old_log_probs,
-        sample.reference_log_probs,
-        sample.mask,
-        sample.original_mask,
-    )
+    per_token = sample.ids, sample.advantages, sample.old_log_probs, sample.reference_log_probs
     per_sample = sample.denominator, sample.auxiliary_denominator, sample.original_denominator
     return (
-        *map(chunks_of_rank, per_token),
+        *map(chunks_of_rank, (*per_token, sample.mask, sample.original_mask)),
         *(torch.full((padded // cp,), denominator) for denominator in per_sample),
     )

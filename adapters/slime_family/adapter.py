@@ -184,7 +184,7 @@ class MegatronAdapter(Adapter):
         return Observation(
             token_weights=batch.weights_of_steps(rollouts.of_steps(gradients, job)),
             pending_reduction=pending_reduction(job.depth, per_token=per_token),
-            counted_tokens=trained.drain_counted_tokens(),
+            counted_tokens=tuple(trained.counted_tokens.drain()),
             reported=LOG.reported(job),
             forward_passes=batch.forward_passes(trained.passes.drain()),
         )

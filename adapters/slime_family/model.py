@@ -45,7 +45,7 @@ def cached_policy(job: Job, probe_size: int, rank: Rank, *, per_token: bool) -> 
     if key not in rank.cache:
         rank.cache[key] = _policy(job, capacity, rank, per_token=per_token)
     policy = rank.cache[key]
-    policy.drain_counted_tokens()
+    policy.counted_tokens.drain()
     policy.passes.drain()
     policy.model.config.no_sync_func = None  # as a framework finds it in a new model
     SEAM.probe = policy.probe
