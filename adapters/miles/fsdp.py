@@ -17,21 +17,10 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from adapters.contract import (
-    Adapter,
-    CodeLocation,
-    Depth,
-    Description,
-    Job,
-    Layout,
-    Observation,
-    Option,
-    PendingReduction,
-    Rank,
-    Refused,
-    Unsupported,
-)
-from adapters.contract.description import parse_departures
+from adapters.contract.adapter import Adapter, Rank, Refused, Unsupported
+from adapters.contract.description import CodeLocation, Description, parse_departures
+from adapters.contract.job import Depth, Job, Observation, PendingReduction
+from adapters.contract.layout import Layout, Option
 from adapters.contract.objective import Objective
 from adapters.contract.probed_batch import ProbedBatch
 from adapters.miles import description, logs, rollouts

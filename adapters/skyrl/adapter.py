@@ -15,20 +15,10 @@ from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from adapters.contract import (
-    Adapter,
-    CodeLocation,
-    Depth,
-    Description,
-    Job,
-    LogEntry,
-    Observation,
-    PendingReduction,
-    Rank,
-    Unsupported,
-    code_location,
-)
+from adapters.contract.adapter import Adapter, Rank, Unsupported
 from adapters.contract.configuration import FaultInjection, Setting
+from adapters.contract.description import CodeLocation, Description, code_location
+from adapters.contract.job import Depth, Job, LogEntry, Observation, PendingReduction
 from adapters.contract.objective import Objective
 from adapters.contract.probed_batch import ProbedBatch
 from adapters.skyrl import departures, trainer
@@ -77,7 +67,7 @@ groups are none of it: `compute_prompt_boundaries` alone says where a prompt beg
 
 PERMITTED = {
     "divisor_of_another_mode": "docs/content/docs/harbor and examples/train_integrations/harbor,"
-    " which have users give max_seq_len with every mode",
+    " which have users give max_seq_len with every mode"
 }
 """Rules of other frameworks whose opposite SkyRL states."""
 

@@ -41,10 +41,7 @@ CORRECTION = f"{ALGORITHM}.off_policy_correction"
 REJECTING = {"token_mask_is_threshold_low": 0.5, "token_mask_is_threshold_high": 2.0}
 """Bounds on a token's ratio of old policy to rollout policy, outside which it is masked."""
 
-OPTIONAL = {
-    Objective.ENTROPY: "use_entropy_loss",
-    Objective.KL: "use_kl_loss",
-}
+OPTIONAL = {Objective.ENTROPY: "use_entropy_loss", Objective.KL: "use_kl_loss"}
 """Options of SkyRL's algorithm that enable a term."""
 
 

@@ -14,13 +14,7 @@ from adapters.skyrl.configuration import PACKING
 from adapters.skyrl.importing import module
 from adapters.skyrl.trainer import capacity
 from adapters.toolkit import cuda_on_cpu
-from adapters.toolkit.probe import (
-    ForwardPasses,
-    GradientReader,
-    ProbedModel,
-    ProbeLayer,
-    ProbeSeam,
-)
+from adapters.toolkit.probe import ForwardPasses, GradientReader, ProbedModel, ProbeLayer, ProbeSeam
 
 if TYPE_CHECKING:
     from collections.abc import Callable

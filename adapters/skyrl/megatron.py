@@ -14,18 +14,9 @@ from importlib.metadata import version
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from adapters.contract import (
-    CodeLocation,
-    Description,
-    Job,
-    Layout,
-    Observation,
-    Option,
-    Rank,
-    Unsupported,
-    code_location,
-    grids,
-)
+from adapters.contract.adapter import Rank, Unsupported
+from adapters.contract.description import CodeLocation, Description, code_location
+from adapters.contract.layout import Layout, Option, grids
 from adapters.skyrl import departures
 from adapters.skyrl.adapter import SkyRLAdapter
 from adapters.skyrl.importing import STUBBED, module
@@ -33,6 +24,8 @@ from adapters.toolkit.imports import stub, stub_missing
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from adapters.contract import Job, Observation
 
 MODEL_BRIDGES = "skyrl.backends.skyrl_train.workers.megatron.model_bridges"
 """A package that only registers models with Megatron-Bridge."""

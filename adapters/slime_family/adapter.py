@@ -15,29 +15,13 @@ from copy import deepcopy
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from adapters.contract import (
-    Adapter,
-    Departure,
-    Depth,
-    Description,
-    Job,
-    Layout,
-    Observation,
-    Option,
-    PendingReduction,
-    Rank,
-    grids,
-)
+from adapters.contract.adapter import Adapter, Rank
+from adapters.contract.description import Departure, Description
+from adapters.contract.job import Depth, Job, Observation, PendingReduction
+from adapters.contract.layout import Layout, Option, grids
 from adapters.contract.objective import Objective
 from adapters.contract.probed_batch import ProbedBatch
-from adapters.slime_family import (
-    command_line,
-    departures,
-    description,
-    framework,
-    rollouts,
-    stubs,
-)
+from adapters.slime_family import command_line, departures, description, framework, rollouts, stubs
 from adapters.slime_family.framework import KEYS, LOG
 from adapters.toolkit.refusals import refusals, refusals_of_configuration
 from adapters.toolkit.versions import Candidates, call_supported, places
@@ -157,11 +141,7 @@ class MegatronAdapter(Adapter):
             places=places(self.candidates()),
             rules=description.stated(parser, self.keepers()),
             stubs=tuple(stubs.STUBBED),
-            departures=(
-                *departures.ALL_ENGINES,
-                *departures.MEGATRON,
-                *self.departures,
-            ),
+            departures=(*departures.ALL_ENGINES, *departures.MEGATRON, *self.departures),
         )
 
     def observe(self, job: Job, rank: Rank) -> Observation:
