@@ -79,11 +79,7 @@ class Adapter(ABC):
 
     @abstractmethod
     def load(self, source: Path | None) -> None:
-        """Import the framework in this process, from ``source`` if given, else as installed.
-
-        Raises:
-            ImportError: the framework or something it needs is missing.
-        """
+        """Import the framework in this process, from ``source`` if given; raises `ImportError`."""
 
     @abstractmethod
     def describe(self) -> Description:
@@ -93,22 +89,17 @@ class Adapter(ABC):
     def observe(self, job: Job, rank: Rank) -> Observation:
         """Run the job on this rank, and at the same time on all ranks of the layout.
 
-        Raises:
-            Unsupported: the framework has no such mode, depth or layout.
-            Refused: its startup validation declined the configuration.
+        Raises `Unsupported` if the framework has no such mode, depth or layout, and `Refused` if
+        its startup validation declined the configuration.
         """
 
     def leave_world(self) -> None:  # noqa: B027 - most frameworks keep nothing
-        """Forget what the framework keeps of a `torch.distributed` world that is about to end.
-
-        For frameworks that keep process-wide state, such as process groups of their own.
-        """
+        """Forget process groups and the like that the framework keeps of a world about to end."""
 
     def aggregate(self, entries: Sequence[LogEntry], rank: Rank) -> Mapping[str, float]:
         """Let the framework make one log of the entries of a rank's micro-batches, on one rank.
 
-        Raises:
-            Unsupported: the framework has no such entries, or makes logs in another way.
-            Exception: whatever the framework raises.
+        Raises `Unsupported` if it has no such entries or makes logs in another way; any other
+        exception is the framework's.
         """
         raise Unsupported(f"the adapter of {self.name} makes no logs")

@@ -101,10 +101,7 @@ class Description:
 
 
 def code_location(function: Any) -> str:
-    """The place where a function or class is defined, as ``package/module.py:LINE (name)``.
-
-    Decorators that keep ``__wrapped__`` are unwrapped.
-    """
+    """Where an unwrapped function or class is defined, as ``package/module.py:LINE (name)``."""
     original = inspect.unwrap(function)
     line = inspect.getsourcelines(original)[1]
     return f"{original.__module__.replace('.', '/')}.py:{line} ({original.__qualname__})"

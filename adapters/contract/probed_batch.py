@@ -99,10 +99,7 @@ class ProbedBatch:
 
     @cached_property
     def raw_advantages(self) -> list[NDArray[np.float64]]:
-        """An advantage for each response token, never 0: a framework must mask by the mask alone.
-
-        For `GSPO`, all tokens of a sample have the same.
-        """
+        """An advantage for each token, never 0: a framework must mask by the mask alone."""
         if self.objective is Objective.GSPO:
             of_sample = ADVANTAGES[np.arange(len(self.responses)) % len(ADVANTAGES)]
             return [
@@ -131,18 +128,12 @@ class ProbedBatch:
 
     @cached_property
     def returns(self) -> list[NDArray[np.float64]]:
-        """Returns for a critic whose values are 0: half of `raw_advantages`.
-
-        The squared error then has the gradient of the policy loss.
-        """
+        """Returns for a critic of values 0: its squared error has the policy loss's gradient."""
         return [advantages / 2 for advantages in self.raw_advantages]
 
     @cached_property
     def dloss_dlogprob(self) -> NDArray[np.float64]:
-        """Derivative of each token's loss by its log-probability, with the coefficient: flat.
-
-        If the objective has several terms, it is that of the policy loss.
-        """
+        """Derivative of each token's policy or only loss by its log-probability: flat."""
         raw_advantages = np.concatenate(self.raw_advantages)
         alone = {
             Objective.ENTROPY: -ENTROPY_COEFFICIENT,
@@ -166,11 +157,7 @@ class ProbedBatch:
     def weights_of_steps(
         self, gradients: Sequence[NDArray[np.float32]]
     ) -> tuple[NDArray[np.float64], ...]:
-        """Each step's weights, from the probe's gradients at one optimizer step after another.
-
-        Raises:
-            RuntimeError: the framework made a different number of optimizer steps.
-        """
+        """Each step's weights; raises `RuntimeError` unless there is a gradient for each step."""
         if len(gradients) != len(self.steps):
             raise RuntimeError(f"{len(gradients)} optimizer steps were made of {len(self.steps)}")
         return tuple(

@@ -16,10 +16,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def full_precision() -> Iterator[None]:
-    """Ignore mixed-precision policies inside the context.
-
-    In bfloat16, which some frameworks hard-code, the probe's gradient has two digits.
-    """
+    """Ignore mixed-precision policies, some hard-coded, as bfloat16 leaves two digits."""
     default = fsdp.MixedPrecisionPolicy()
     with mock.patch.object(fsdp, "MixedPrecisionPolicy", return_value=default):
         yield

@@ -36,10 +36,7 @@ GRID = "grid"
 
 
 def enter_grid(layout: Layout, rank: Rank) -> bool:
-    """Leave Megatron's process groups unless they fit a layout; returns whether they did not.
-
-    The rank's cache depends on the groups and is cleared with them.
-    """
+    """Leave process groups of other sizes and what depends on them; returns whether it did."""
     grid = layout.tp, layout.cp
     if rank.cache.get(GRID) == grid:
         return False
@@ -123,8 +120,7 @@ class BarePolicy(Policy):
 def policy_of(bare: Any, rank: Rank, depth: Depth, ddp_config: Any) -> Policy:
     """A probed model at a depth: in data parallelism as configured, or bare below depth `step`.
 
-    Raises:
-        Unsupported: Megatron refuses to average in the collective.
+    Raises `Unsupported` if Megatron refuses to average in the collective.
     """
     if depth is not Depth.STEP:
         return BarePolicy(bare)
@@ -159,10 +155,7 @@ def transformer_config(layout: Layout, dtype: torch.dtype, **options: Any) -> An
 
 
 def reduce_one_by_one_over_gloo(rank: Rank) -> None:
-    """Let Megatron reduce its buckets one by one if gloo is used with a GPU.
-
-    Megatron coalesces them into one collective, which gloo has for CPU tensors only.
-    """
+    """Reduce Megatron's buckets one by one: gloo coalesces collectives of CPU tensors only."""
     if rank.device != "cpu" and "nccl" not in torch.distributed.get_backend_config():
         from megatron.core.distributed import param_and_grad_buffer
 
@@ -171,11 +164,7 @@ def reduce_one_by_one_over_gloo(rank: Rank) -> None:
 
 @contextmanager
 def one_by_one(group: Any, async_ops: bool = False) -> Iterator[None]:
-    """Replace torch's manager of coalesced collectives by one that coalesces none.
-
-    Raises:
-        Unsupported: nothing would wait for asynchronous collectives.
-    """
+    """Coalesce no collectives; raises `Unsupported` for asynchronous ones, which nobody awaits."""
     if async_ops:
         raise Unsupported("no overlap of gradient reduction with gloo on CUDA tensors")
     yield

@@ -190,12 +190,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _arguments(job: Job) -> Any:
-    """miles' own arguments for a job, parsed and validated by it.
-
-    Raises:
-        Unsupported: this version lacks what the layout needs.
-        Refused: miles declines the configuration.
-    """
+    """miles' own arguments for a job, validated; `Unsupported` if it lacks what a layout needs."""
     gpus = f"--actor-num-gpus-per-node={job.layout.world_size}"
     parser = _parser()
     with _refusals(job.layout), command_line.settings(job, parser) as settings:

@@ -66,11 +66,7 @@ class NativeAdapter(Adapter):
         return Trainer(job, rank)
 
     def started(self, job: Job) -> None:
-        """Validate a job as the framework's startup does.
-
-        Raises:
-            Refused: the options or the data would give a wrong denominator.
-        """
+        """Raise `Refused` if the options or the data would give a wrong denominator."""
         given = options.merged(job)
         options.validate(given, job)
         options.validate_data(given, job)
@@ -110,11 +106,7 @@ class NativeAdapter(Adapter):
 
 
 def aggregate(entries: Sequence[LogEntry]) -> dict[str, float]:
-    """Sums of the values of micro-batches, divided by sums of their divisors.
-
-    Raises:
-        ValueError: the entries differ in their keys or the order of keys.
-    """
+    """Sums of values over sums of their divisors; `ValueError` if keys or their order differ."""
     keys = entries[0].keys
     for entry in entries:
         if entry.keys != keys:

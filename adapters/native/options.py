@@ -99,11 +99,7 @@ def merged(job: Job) -> Options:
 
 
 def validate(options: Options, job: Job) -> None:
-    """Refuse options that would give a wrong denominator.
-
-    Raises:
-        Refused: the message names the options.
-    """
+    """Raise `Refused` for options that would give a wrong denominator, and name them."""
     _validate_divisor(options)
     if options.per_token and options.mode not in (Mode.SAMPLE_MEAN, Mode.TOKEN_MEAN):
         raise Refused(f"the per-token flag renormalises aggregation {options.mode}; drop either")
@@ -112,12 +108,7 @@ def validate(options: Options, job: Job) -> None:
 
 
 def validate_data(options: Options, job: Job) -> None:
-    """Refuse data that `prompt_mean` cannot use.
-
-    Raises:
-        Refused: the message names the missing data.
-        Unsupported: this framework has no such data.
-    """
+    """Raise `Refused` for data that `prompt_mean` cannot use, `Unsupported` for unknown data."""
     fault_injection = job.configuration.fault_injection
     if job.configuration.corrects:
         raise Unsupported("no function of a user's that takes tokens out of the mask")

@@ -97,11 +97,7 @@ class SkyRLAdapter(Adapter):
         """SkyRL's policy worker on this rank, which collects gradients in ``gradients``."""
 
     def critic(self, config: Any, job: Job, probe_size: int, rank: Rank) -> Any:
-        """SkyRL's critic worker on this rank, for engines with the objective `VALUE`.
-
-        Raises:
-            Unsupported: it cannot train a critic in this layout.
-        """
+        """SkyRL's critic worker on this rank, for engines with the objective `VALUE`."""
         raise NotImplementedError
 
     def load(self, source: Path | None) -> None:

@@ -91,13 +91,9 @@ def knows_rollout_policy(job: Job) -> bool:
 
 
 def configure(job: Job, of_engine: Mapping[str, object]) -> Any:
-    """SkyRL's own configuration for a job, parsed and validated by SkyRL.
+    """SkyRL's own configuration for a job and its engine's settings, parsed and validated by SkyRL.
 
-    ``of_engine`` are the engine's settings.
-
-    Raises:
-        Unsupported: this version lacks an option that the job needs.
-        Refused: SkyRL declines the configuration.
+    Raises `Unsupported` if this version lacks an option, and `Refused` if SkyRL declines.
     """
     settings = {**_sizes(job), **_micro_batches(job), **_algorithm(job), **_critic(job)}
     config = _configuration({**settings, **of_engine})
@@ -220,10 +216,7 @@ def _names(config_class: Any) -> set[str]:
 
 
 def _reduces(loss_reduction: str) -> bool:
-    """Whether SkyRL's reduction accepts a mode, tested by reducing one token.
-
-    It scales advantages, or losses in versions before 0.2.0.
-    """
+    """Whether SkyRL reduces one token's advantage, or before 0.2.0 its loss, in this mode."""
     import torch
 
     utils = ppo_utils()

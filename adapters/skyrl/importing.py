@@ -26,11 +26,7 @@ class PaddingMicroBatches:
         self._counts = False
 
     def count(self) -> None:
-        """Start counting, once in a process; older versions make no padding micro-batches.
-
-        Raises:
-            AttributeError: SkyRL makes them in another way.
-        """
+        """Start counting, once in a process; older versions make no padding micro-batches."""
         if self._counts:
             return
         self._counts = True

@@ -92,10 +92,7 @@ class Dispatch:
         return type(answers[0])(loss_fn_outputs=rows)
 
     def stage_data(self, *staged: Any) -> Any:
-        """The chunks of every data-parallel rank for each mini-batch, as cut by SkyRL.
-
-        Older versions stage the whole data.
-        """
+        """The chunks of all ranks for each mini-batch, cut by SkyRL; older ones stage all data."""
         if len(staged) == 1:
             return staged[0]
         _, data, boundaries = staged
@@ -152,10 +149,7 @@ def train(config: Any, dispatch: Dispatch, rollouts: Rollouts) -> None:
 
 
 def reduce(config: Any, rollouts: Rollouts) -> NDArray[np.float32]:
-    """The probe's gradient of the reduced token losses, which are -advantage · probe.
-
-    SkyRL scales the advantages and then sums.
-    """
+    """The probe's gradient of the sum of scaled token losses, which are -advantage · probe."""
     import torch
 
     batch = rollouts.batch
@@ -191,10 +185,7 @@ class Rollouts:
         ]
 
     def output(self, prompts: Sequence[str], *, step_wise: bool) -> dict[str, Any]:
-        """The samples of prompts in the form of SkyRL's own generator.
-
-        ``step_wise`` is SkyRL's term for rollouts of several samples.
-        """
+        """The samples of prompts; SkyRL calls rollouts of several samples step-wise."""
         incomplete = self.job.configuration.fault_injection is FaultInjection.GROUP_INCOMPLETE
         chosen = [i for i, uid in enumerate(self.uids) if uid in prompts][incomplete:]
         batch = self.batch
@@ -266,11 +257,7 @@ def _trainer(config: Any, dispatch: Dispatch) -> Any:
 
 
 def _training_input(trainer: Any, rollouts: Rollouts) -> Any:
-    """The batch that the trainer makes of rollouts, with the advantages of the probe.
-
-    Raises:
-        Refused: SkyRL declines the rollouts.
-    """
+    """The trainer's batch of rollouts with our advantages; `Refused` if SkyRL declines it."""
     with refusals():
         output, uids = _generated(trainer, rollouts)
         processed = trainer.postprocess_generator_output(output, uids)

@@ -172,9 +172,7 @@ class MegatronAdapter(Adapter):
     def arguments(self, job: Job) -> Any:
         """The framework's own arguments for a job, parsed and validated by it.
 
-        Raises:
-            Unsupported: this version lacks an option that the job needs.
-            Refused: the framework declines the configuration.
+        Raises `Unsupported` if this version lacks an option, and `Refused` if it declines the job.
         """
         parser = self._parser
         with refusals(), command_line.settings(job, parser) as settings:
@@ -280,7 +278,7 @@ def pending_reduction(depth: Depth, *, per_token: bool) -> PendingReduction:
 def counting_in_tensors(loss_function: Any, original: Any) -> Any:
     """Make the normaliser of a loss function a tensor, as newer versions of Megatron-Core expect.
 
-    ``original`` is the framework's own function, kept so that the wrapper can be removed.
+    ``original``, the framework's own function, is kept so that the wrapper can be removed.
     """
     import torch
 

@@ -47,11 +47,20 @@ NAMES: dict[Setting | FaultInjection, tuple[str, ...]] = {
 }
 """The words by which errors name what a configuration sets."""
 
-OBSERVE_ENTROPY = "--observe-training-entropy"
-"""Newer versions of miles compute no entropy unless it is trained or asked for."""
+NEEDED: dict[Setting | FaultInjection | None, tuple[str, ...]] = {
+    Setting.DIVISOR: (DIVISOR, OLDER_DIVISOR),
+    Setting.PER_TOKEN: (PER_TOKEN,),
+    Setting.CORRECTION: (CORRECTION,),
+    Setting.REDUCER: (REDUCER,),
+    Setting.CONFIG_FILE: (CONFIG_FILE,),
+    **dict.fromkeys(user_code.FAULTS, (CONVERSION,)),
+}
+"""The options, any of which a setting needs; all versions have those of the others."""
 
+OBSERVE_ENTROPY = "--observe-training-entropy"
 CRITIC_ALONE = "--num-critic-only-steps=1"
-"""Older versions have a critic wait for its actor's log-probabilities from then on."""
+"""Newer versions of miles compute no entropy unless it is trained or asked for. In older ones a
+critic waits for its actor's log-probabilities after that many steps."""
 
 LAYOUT_OPTIONS = {
     Option.ALLGATHER_CP: "--allgather-cp",
@@ -81,42 +90,25 @@ OBJECTIVES: Mapping[Objective, tuple[str, ...]] = {
 }
 """Options that choose an objective. The policy loss needs none; the actor chooses a critic's."""
 
-MODEL_SIZES = {
-    "ffn_hidden_size": 32,
-    "hidden_size": 8,
-    "kv_channels": 4,
-    "kv_lora_rank": None,
-    "num_attention_heads": 2,
-    "num_experts": None,
-    "num_layers": 1,
-    "num_query_groups": 2,
-    "q_lora_rank": None,
-    "qk_pos_emb_head_dim": None,
-    "v_head_dim": None,
-    "vocab_size": 64,
-}
-"""Sizes of a small model, by which frameworks weigh samples when they balance ranks."""
-
 
 @dataclass(frozen=True)
 class CliFlag:
-    """One option, with its setting if it may stand in a configuration file; flags are true."""
+    """One option, a flag if it has no text, with its setting if it may be in a file."""
 
     option: str
-    text: str = "true"
+    text: str | None = None
     setting: Setting | None = None
-    flag: bool = False
 
     @property
     def on_command_line(self) -> str:
         """The option as typed."""
-        return self.option if self.flag else f"{self.option}={self.text}"
+        return self.option if self.text is None else f"{self.option}={self.text}"
 
     @property
     def in_file(self) -> str:
         """The option as a line of YAML, which gives the value a type of its own."""
         key = self.option.removeprefix("--").replace("-", "_")
-        return f"{key}: {yaml(self.text)}\n"
+        return f"{key}: {yaml(self.text or 'true')}\n"
 
 
 def offers(parser: argparse.ArgumentParser, option: str) -> bool:
@@ -129,10 +121,7 @@ def offers(parser: argparse.ArgumentParser, option: str) -> bool:
 
 
 def base_parser() -> argparse.ArgumentParser:
-    """A parser with the options of Megatron that frameworks build on, and its defaults.
-
-    `megatron.training`, where they are defined, is not in the megatron-core distribution.
-    """
+    """A parser with options and defaults of `megatron.training`, which is in no distribution."""
     parser = argparse.ArgumentParser(
         allow_abbrev=False, conflict_handler="resolve", exit_on_error=False
     )
@@ -158,7 +147,19 @@ def base_parser() -> argparse.ArgumentParser:
         fp16=False,
         record_memory_history=False,
         use_pytorch_profiler=False,
-        **MODEL_SIZES,
+        # Sizes of a small model, by which frameworks weigh samples when they balance ranks.
+        ffn_hidden_size=32,
+        hidden_size=8,
+        kv_channels=4,
+        kv_lora_rank=None,
+        num_attention_heads=2,
+        num_experts=None,
+        num_layers=1,
+        num_query_groups=2,
+        q_lora_rank=None,
+        qk_pos_emb_head_dim=None,
+        v_head_dim=None,
+        vocab_size=64,
     )
     return parser
 
@@ -166,18 +167,17 @@ def base_parser() -> argparse.ArgumentParser:
 def job_options(job: Job, parser: argparse.ArgumentParser) -> list[str]:
     """The options of a job apart from its settings (`settings`).
 
-    Raises:
-        Unsupported: steps or prompts of different sizes, micro-batches of another kind, or a format
-            or option that this version lacks.
+    Raises `Unsupported` for steps or prompts of different sizes, micro-batches of another kind, or
+    a format or option that this version lacks.
     """
-    observe = [OBSERVE_ENTROPY] if offers(parser, OBSERVE_ENTROPY) else []
-    alone = job.objective is Objective.VALUE and offers(parser, CRITIC_ALONE)
+    wanted = (
+        (OBSERVE_ENTROPY, CRITIC_ALONE) if job.objective is Objective.VALUE else (OBSERVE_ENTROPY,)
+    )
     return [
         *_batch_options(job),
         *_micro_batch_options(job),
         *_layout_options(job.layout, parser),
-        *observe,
-        *([CRITIC_ALONE] if alone else []),
+        *(option for option in wanted if offers(parser, option)),
         *OBJECTIVES.get(job.objective, ()),
     ]
 
@@ -186,10 +186,7 @@ def job_options(job: Job, parser: argparse.ArgumentParser) -> list[str]:
 def settings(job: Job, parser: argparse.ArgumentParser) -> Iterator[list[str]]:
     """The options that a job's settings are typed as, with a configuration file if it has one.
 
-    The file is there as long as the context is open.
-
-    Raises:
-        Unsupported: this version lacks an option that is needed.
+    The file is there as long as the context is open. Raises `Unsupported` for missing options.
     """
     flags = [*_flags(job, parser)]
     in_file = job.configuration.in_file
@@ -226,18 +223,10 @@ def configurations(
     parser: argparse.ArgumentParser,
 ) -> dict[Setting | FaultInjection, tuple[str, ...]]:
     """What configurations may set, with the words by which slime and miles name it."""
-    options: dict[Setting | FaultInjection | None, tuple[str, ...]] = {
-        Setting.DIVISOR: (DIVISOR, OLDER_DIVISOR),
-        Setting.PER_TOKEN: (PER_TOKEN,),
-        Setting.CORRECTION: (CORRECTION,),
-        Setting.REDUCER: (REDUCER,),
-        Setting.CONFIG_FILE: (CONFIG_FILE,),
-        **dict.fromkeys(user_code.FAULTS, (CONVERSION,)),
-    }
     return {
         setting: words
         for setting, words in NAMES.items()
-        if any(offers(parser, option) for option in options.get(setting, (BATCH_SIZE,)))
+        if any(offers(parser, option) for option in NEEDED.get(setting, (BATCH_SIZE,)))
     }
 
 
@@ -245,8 +234,10 @@ def modes(parser: argparse.ArgumentParser) -> frozenset[Mode]:
     """The modes that a framework's options offer."""
     if offers(parser, MODE):
         return frozenset(Mode)
-    before = {Mode.SAMPLE_MEAN, Mode.TOKEN_MEAN}
-    return frozenset(before | {Mode.CONSTANT} if offers(parser, OLDER_DIVISOR) else before)
+    missing = (
+        {Mode.PROMPT_MEAN} if offers(parser, OLDER_DIVISOR) else {Mode.PROMPT_MEAN, Mode.CONSTANT}
+    )
+    return frozenset(Mode) - missing
 
 
 def _batch_options(job: Job) -> list[str]:
@@ -259,11 +250,9 @@ def _batch_options(job: Job) -> list[str]:
 
 
 def _layout_options(layout: Layout, parser: argparse.ArgumentParser) -> list[str]:
-    options = [
-        f"--context-parallel-size={layout.cp}",
-        *([f"--tensor-model-parallel-size={layout.tp}"] if layout.tp > 1 else []),
-        *(LAYOUT_OPTIONS[option] for option in layout.options),
-    ]
+    options = [f"--context-parallel-size={layout.cp}"]
+    options += [f"--tensor-model-parallel-size={layout.tp}"] if layout.tp > 1 else []
+    options += [LAYOUT_OPTIONS[option] for option in layout.options]
     if offers(parser, "--qkv-format"):
         return [*options, f"--qkv-format={layout.format}"]
     if layout.format != "thd":
@@ -296,17 +285,17 @@ def _flags(job: Job, parser: argparse.ArgumentParser) -> Iterator[CliFlag]:
     configuration = job.configuration
     size = configuration.batch_size or rollouts_per_step(job.steps)
     yield CliFlag(BATCH_SIZE, str(size), Setting.BATCH_SIZE)
-    yield from _mode(job, parser)
+    yield from _mode(job) if offers(parser, MODE) else _older_mode(job, parser)
     if configuration.per_token:
-        yield CliFlag(PER_TOKEN, setting=Setting.PER_TOKEN, flag=True)
+        yield CliFlag(PER_TOKEN, setting=Setting.PER_TOKEN)
     if configuration.entropy:
         yield CliFlag("--entropy-coef", str(ENTROPY_COEFFICIENT), Setting.ENTROPY)
     if configuration.kl:
-        yield CliFlag("--use-kl-loss", setting=Setting.KL, flag=True)
+        yield CliFlag("--use-kl-loss", setting=Setting.KL)
         yield CliFlag("--kl-loss-coef", str(KL_COEFFICIENT), Setting.KL)
         yield CliFlag("--ref-load", tempfile.gettempdir())  # a folder that exists, never read
     if configuration.corrects:
-        yield CliFlag("--use-tis", flag=True)
+        yield CliFlag("--use-tis")
         yield CliFlag(CORRECTION, user_code.path(user_code.correct))
     if configuration.reduces:
         yield CliFlag(REDUCER, user_code.path(user_code.reducer))
@@ -314,16 +303,11 @@ def _flags(job: Job, parser: argparse.ArgumentParser) -> Iterator[CliFlag]:
         yield CliFlag(CONVERSION, user_code.path(user_code.conversion))
 
 
-def _mode(job: Job, parser: argparse.ArgumentParser) -> Iterator[CliFlag]:
-    """Yield the mode and the divisor, by the options for the four modes or by older ones."""
-    mode = job.aggregation.mode
-    divisor = _divisor(job)
-    if not offers(parser, MODE):
-        yield from _older_mode(job, parser)
-        return
+def _mode(job: Job) -> Iterator[CliFlag]:
+    """Yield the mode and the divisor by the options for the four modes."""
     if job.configuration.says_mode:
-        yield CliFlag(MODE, str(mode), Setting.MODE)
-    if divisor:
+        yield CliFlag(MODE, str(job.aggregation.mode), Setting.MODE)
+    if divisor := _divisor(job):
         yield CliFlag(DIVISOR, divisor, Setting.DIVISOR)
 
 
@@ -338,16 +322,16 @@ def _older_mode(job: Job, parser: argparse.ArgumentParser) -> Iterator[CliFlag]:
     if bool(divisor) != (mode is Mode.CONSTANT) and mode is not Mode.TOKEN_MEAN:
         raise Unsupported(f"no option {MODE}: a divisor alone makes a mode constant")
     if mode is Mode.TOKEN_MEAN and job.configuration.says_mode:
-        yield CliFlag(PER_TOKEN, setting=Setting.MODE, flag=True)
+        yield CliFlag(PER_TOKEN, setting=Setting.MODE)
     if divisor:
         yield CliFlag(OLDER_DIVISOR, divisor, Setting.DIVISOR)
 
 
 def _divisor(job: Job) -> str:
     """The divisor as typed, empty if none is given."""
-    typed = job.configuration.divisor
-    own = job.aggregation.divisor
-    return typed if typed is not None else "" if own is None else str(own)
+    if job.configuration.divisor is not None:
+        return job.configuration.divisor
+    return str(job.aggregation.divisor or "")
 
 
 def _require(parser: argparse.ArgumentParser, option: str) -> None:

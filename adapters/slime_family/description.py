@@ -87,8 +87,7 @@ TYPED = {"divisor_bool": float, "divisor_text": float}
 def stated(parser: argparse.ArgumentParser, functions: Iterable[Any]) -> dict[str, str]:
     """Each rule that a version states, with the place where it does.
 
-    ``functions`` are those that may keep rules, in the order of their calls; None for each that the
-    version lacks.
+    ``functions`` may keep rules, in the order of their calls; None for each that is lacking.
     """
     found = dict(_documented(parser))
     for function in functions:
@@ -120,10 +119,7 @@ def _known(parser: argparse.ArgumentParser, options: tuple[str, ...]) -> list[st
 
 
 def offered(parser: argparse.ArgumentParser, losses: Any) -> frozenset[Objective]:
-    """The objectives that a framework's options and the module of its losses offer.
-
-    Dual clipping is offered only if the policy loss reads its option.
-    """
+    """The objectives that options and losses offer; the policy loss must read dual clipping's."""
     chosen = {
         objective
         for objective, options in OBJECTIVES.items()

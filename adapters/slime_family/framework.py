@@ -67,11 +67,7 @@ def actor(actor_class: type, *, args: Any, **trained: Any) -> Any:
 
 
 def as_dictionaries(entries: Sequence[LogEntry], *, with_normalizers: bool) -> list[dict[str, Any]]:
-    """Entries as slime's and miles' micro-batches hand them on.
-
-    Raises:
-        Unsupported: an entry has normalizers, of which this version knows nothing.
-    """
+    """Entries as micro-batches hand them on; `Unsupported` if they need unknown normalizers."""
     if not with_normalizers and any(entry.normalizers is not None for entry in entries):
         raise Unsupported("no normalizers of their own for values that are logged")
     return [_as_dictionary(entry) for entry in entries]

@@ -35,11 +35,7 @@ def seam_around(calculate: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def cached_policy(job: Job, probe_size: int, rank: Rank, *, per_token: bool) -> Any:
-    """The policy for a job, kept as long as the rank's process groups.
-
-    Raises:
-        Unsupported: Megatron refuses to train so.
-    """
+    """The policy for a job, kept while process groups are; `Unsupported` if Megatron refuses it."""
     capacity, critic = probe_capacity(probe_size), job.objective is Objective.VALUE
     key = (job.depth, job.layout.options, per_token, capacity, critic)
     if key not in rank.cache:

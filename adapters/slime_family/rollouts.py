@@ -26,10 +26,7 @@ if TYPE_CHECKING:
 
 
 def sample_fields(batch: ProbedBatch) -> list[tuple[int, dict[str, Any]]]:
-    """The rollout of each sample, and the fields that slime's and miles' sample objects share.
-
-    Identifiers are unique over the steps of the batch.
-    """
+    """Each sample's rollout and shared fields; identifiers are unique over the steps."""
     owners = [(n, i) for n, step in enumerate(batch.steps) for i in range(step.size)]
     groups = _numbered((n, batch.steps[n].groups[i]) for n, i in owners)
     rollouts = _numbered((n, batch.steps[n].rollouts[i]) for n, i in owners)
@@ -58,11 +55,7 @@ def sample_fields(batch: ProbedBatch) -> list[tuple[int, dict[str, Any]]]:
 
 
 def require_one_sample_per_rollout(batch: ProbedBatch) -> None:
-    """Refuse batches with several samples of a rollout, for frameworks without rollouts.
-
-    Raises:
-        Unsupported: some rollout has several samples.
-    """
+    """Raise `Unsupported` if some rollout has several samples."""
     if any(len(np.unique(step.rollouts)) < step.size for step in batch.steps):
         raise Unsupported("no several samples of one rollout")
 

@@ -44,8 +44,7 @@ STUBBED: list[str] = []
 def install(plugins: Sequence[str], kernels: Sequence[str]) -> None:
     """Prepare this process for importing Megatron-Core and a framework that trains with it.
 
-    ``plugins`` are further packages to stub if missing; ``kernels`` are modules of the framework
-    that hold GPU kernels only and are always stubbed.
+    ``plugins`` are stubbed if missing, ``kernels``, modules of GPU kernels only, always.
     """
     from adapters.toolkit import cuda_on_cpu
 

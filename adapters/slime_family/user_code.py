@@ -131,10 +131,7 @@ def conversion(job: Job, own: Conversion) -> Conversion | None:
 
 
 def _take_from_first_group(samples: list[Any]) -> None:
-    """Move the last sample of the first group to a prompt group of its own.
-
-    The numbers of samples and of rollouts stay the same.
-    """
+    """Move the first group's last sample to a new group: numbers of samples stay the same."""
     groups = [sample.group_index for sample in samples]
     members = [sample for sample in samples if sample.group_index == groups[0]]
     if len(members) < 2:

@@ -31,19 +31,13 @@ def install() -> None:
 
 
 def number_the_device() -> None:
-    """Make the current CUDA device an index, for code that requires one, unless CUDA is available.
-
-    `redirected` accepts it as a device.
-    """
+    """Make the current CUDA device an index, as some code requires, unless CUDA is available."""
     if not torch.cuda.is_available():
         torch.cuda.current_device = lambda: 0
 
 
 def redirected() -> AbstractContextManager[object]:
-    """Create CUDA tensors on the CPU inside the context, unless CUDA is available.
-
-    It slows every torch call down, so wrap only code that needs it.
-    """
+    """Create CUDA tensors on the CPU, unless CUDA is available; it slows every torch call down."""
     return nullcontext() if torch.cuda.is_available() else _CudaToCpu()
 
 

@@ -21,11 +21,7 @@ OBJECTIONS = (ArgumentError, AssertionError, ValueError, NotImplementedError)
 
 @contextmanager
 def refusals(*more: type[Exception]) -> Iterator[None]:
-    """Turn a framework's objections inside the context, and exceptions of ``more`` types, into one.
-
-    Raises:
-        Refused: with the framework's message.
-    """
+    """Turn objections of a framework, and exceptions of ``more`` types, into `Refused`."""
     try:
         yield
     except SystemExit as error:

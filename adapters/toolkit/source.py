@@ -66,11 +66,7 @@ class Commit:
 
 
 def find_commit(path: Path, ref: str) -> Commit:
-    """The commit that a ref of the repository at ``path`` names; nothing is extracted.
-
-    Raises:
-        SourceError: there is no such repository or commit.
-    """
+    """The commit that a ref of a repository names; `SourceError` if there is none."""
     _require_repository(path)
     revision = _revision(path, ref)
     date, _, subject = _git(path, "show", "-s", "--format=%cs %s", revision).partition(" ")
@@ -80,9 +76,7 @@ def find_commit(path: Path, ref: str) -> Commit:
 def resolve(adapter: Adapter, text: str | None) -> Source:
     """The source named by ``--source``: ``PATH``, ``PATH@REF``, ``pypi:VERSION``, or as installed.
 
-    Raises:
-        SourceError: there is no such source.
-        WheelError: there is no such release, or it cannot be fetched.
+    Raises `SourceError` or `WheelError` if there is no such source or release.
     """
     if text is None:
         return _installed(adapter)
@@ -102,11 +96,7 @@ def resolve(adapter: Adapter, text: str | None) -> Source:
 
 
 def released(distribution: str, version: str) -> Path:
-    """The folder with a release's files, fetched once without its dependencies.
-
-    Raises:
-        WheelError: there is no such release, or it cannot be fetched.
-    """
+    """The folder with a release's files, fetched once without dependencies; else `WheelError`."""
     if not VERSION.fullmatch(version):
         raise WheelError(f"version {version!r} of {distribution} is none", "give one such as 0.2.0")
     cache = platformdirs.user_cache_path("rl-loss-conformance") / distribution
