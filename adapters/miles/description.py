@@ -1,20 +1,33 @@
-"""The description of miles that its engines share."""
+"""The description of miles and its logs of micro-batches, which its engines share."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from adapters.contract import CodeLocation
+from adapters.contract import CodeLocation, Depth, Job, Layout
 from adapters.contract.description import parse_departures
 from adapters.miles import rollouts
 from adapters.miles.importing import module
 from adapters.slime_family import description
+from adapters.slime_family.framework import as_dictionaries
+from reference.aggregation import Aggregation, Mode
+from reference.step import Sample, Step
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Mapping, Sequence
 
+    from adapters.contract import LogEntry
     from adapters.toolkit.versions import Candidates
     from reference.aggregation import Conventions
+
+ALONE = Job(
+    steps=(Step.of([Sample(prompt_length=1, loss_mask=[1], group=0)]),),
+    aggregation=Aggregation(Mode.SAMPLE_MEAN),
+    layout=Layout(format="thd"),
+    depth=Depth.STEP,
+)
+"""The job that miles is configured for to make a log."""
 
 OBSERVED_ENTROPY = parse_departures(
     """
@@ -71,3 +84,11 @@ def keepers() -> list[Any]:
         getattr(losses(), "get_pg_loss_reducer", None),
         module("backends.training_utils.log_utils").aggregate_train_losses,
     ]
+
+
+def aggregate(entries: Sequence[LogEntry]) -> Mapping[str, float]:
+    """Make a log with miles' own function."""
+    make = module("backends.training_utils.log_utils").aggregate_train_losses
+    knows_normalizers = "normalizers" in make.__code__.co_consts
+    log: Mapping[str, float] = make(as_dictionaries(entries, with_normalizers=knows_normalizers))
+    return log

@@ -23,7 +23,7 @@ from adapters.contract.job import Depth, Job, Observation, PendingReduction
 from adapters.contract.layout import Layout, Option
 from adapters.contract.objective import Objective
 from adapters.contract.probed_batch import ProbedBatch
-from adapters.miles import description, logs, rollouts
+from adapters.miles import description, rollouts
 from adapters.miles.importing import engine, import_miles, module
 from adapters.slime_family import command_line, departures, framework, stubs
 from adapters.slime_family.description import offered, stated
@@ -150,11 +150,10 @@ class MilesFsdpAdapter(Adapter):
             actors.compute_advantages_and_returns = advantages(job, batch, rollouts.slicer(args))
             rollouts.decline_in_fetch(actors)
             call_supported(_actor(args, trained).train, 0, references, witness_info=None, attempt=0)
+        whole = job.depth is Depth.STEP
         return Observation(
             token_weights=batch.weights_of_steps(of_steps(trained.gradients.drain(), job)),
-            pending_reduction=PendingReduction.REPLICATED
-            if job.depth is Depth.STEP
-            else PendingReduction.MEAN,
+            pending_reduction=PendingReduction.REPLICATED if whole else PendingReduction.MEAN,
             reported=LOG.reported(job),
             forward_passes=batch.forward_passes(trained.passes.drain()),
         )
@@ -164,8 +163,8 @@ class MilesFsdpAdapter(Adapter):
         from adapters.toolkit import cuda_on_cpu
 
         with cuda_on_cpu.redirected():
-            _join(_arguments(logs.ALONE), rank)
-            return logs.aggregate(entries)
+            _join(_arguments(description.ALONE), rank)
+            return description.aggregate(entries)
 
 
 def _candidates() -> Candidates:

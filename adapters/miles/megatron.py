@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from adapters.contract import Layout, grids
 from adapters.contract.description import parse_departures
-from adapters.miles import description, logs, rollouts
+from adapters.miles import description, rollouts
 from adapters.miles.importing import import_miles
 from adapters.slime_family import command_line, stubs
 from adapters.slime_family.adapter import MegatronAdapter
@@ -101,9 +101,9 @@ class MilesMegatronAdapter(MegatronAdapter):
         from adapters.toolkit import cuda_on_cpu
 
         with cuda_on_cpu.redirected():
-            megatron_core.join_grid(logs.ALONE.layout, rank)
-            self.join(self.arguments(logs.ALONE))
-            return logs.aggregate(entries)
+            megatron_core.join_grid(description.ALONE.layout, rank)
+            self.join(self.arguments(description.ALONE))
+            return description.aggregate(entries)
 
     def join(self, args: Any) -> None:
         """Tell miles of Megatron's process groups, as its actor does."""

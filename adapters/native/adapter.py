@@ -83,8 +83,7 @@ class NativeAdapter(Adapter):
         """Train the steps of a batch and read the probe's gradient of each."""
         import torch
 
-        from adapters.native.samples import samples_of_steps
-        from adapters.native.trainer import linear_losses
+        from adapters.native.trainer import linear_losses, samples_of_steps
 
         self.started(job)
         job = replace(job, aggregation=self.aggregation(job))

@@ -21,14 +21,7 @@ from adapters.contract.description import CodeLocation, Description, code_locati
 from adapters.contract.job import Depth, Job, LogEntry, Observation, PendingReduction
 from adapters.contract.objective import Objective
 from adapters.contract.probed_batch import ProbedBatch
-from adapters.skyrl import departures, trainer
-from adapters.skyrl.configuration import (
-    configure,
-    default_mode,
-    modes,
-    objectives,
-    scales_advantages,
-)
+from adapters.skyrl import configuration, departures, trainer
 from adapters.skyrl.importing import STUBBED, import_skyrl, module, ppo_utils
 from adapters.toolkit.refusals import refusals_of_configuration
 from adapters.toolkit.versions import places
@@ -107,12 +100,12 @@ class SkyRLAdapter(Adapter):
 
     def describe(self) -> Description:
         """Describe SkyRL by what its reduction function and configuration accept."""
-        alone = {Depth.REDUCER} if scales_advantages() else set()
+        known = Depth if configuration.scales_advantages() else (Depth.LOSS, Depth.STEP)
         return Description(
-            modes=modes(),
-            default_mode=default_mode(),
-            depths=frozenset({Depth.LOSS, Depth.STEP} | alone),
-            objectives=objectives(),
+            modes=configuration.modes(),
+            default_mode=configuration.default_mode(),
+            depths=frozenset(known),
+            objectives=configuration.objectives(),
             metrics=frozenset(trainer.NAMES),
             configurations=CONFIGURATIONS,
             records_forward_passes=True,
@@ -129,24 +122,23 @@ class SkyRLAdapter(Adapter):
         batch = ProbedBatch(job.steps, job.objective)
         rollouts = trainer.Rollouts(batch, job)
         with rank.framework():
-            config = configure(job, self.settings(job, rank.dtype))
+            config = configuration.configure(job, self.settings(job, rank.dtype))
         if job.depth is Depth.REDUCER:
             with rank.framework():
                 gradient = trainer.reduce(config, rollouts)
             return Observation(token_weights=batch.split(batch.weights(gradient)))
         workers = {"policy": self.worker(config, job, batch.probe_size, rank)}
-        if job.objective is Objective.VALUE:
+        trained = "critic" if job.objective is Objective.VALUE else "policy"
+        if trained == "critic":
             workers["critic"] = self.critic(config, job, batch.probe_size, rank)
         dispatch = trainer.Dispatch(workers, rollouts)
         with rank.framework(), refusals_of_configuration(job):
             trainer.train(config, dispatch, rollouts)
-        probed = workers["critic" if job.objective is Objective.VALUE else "policy"]
+        whole = job.depth is Depth.STEP
         return Observation(
-            token_weights=batch.weights_of_steps(probed.gradients.drain()),
-            pending_reduction=PendingReduction.REPLICATED
-            if job.depth is Depth.STEP
-            else PendingReduction.MEAN,
-            reported=dispatch.reported if job.depth is Depth.STEP else {},
+            token_weights=batch.weights_of_steps(workers[trained].gradients.drain()),
+            pending_reduction=PendingReduction.REPLICATED if whole else PendingReduction.MEAN,
+            reported=dispatch.reported if whole else {},
             forward_passes=batch.forward_passes(dispatch.forward_passes),
         )
 
@@ -159,7 +151,9 @@ class SkyRLAdapter(Adapter):
             _require_dictionary(entry, entries[0])
             for key, value in zip(entry.keys, entry.values, strict=True):
                 values[key].append(value)
-        utils, strategy = module(WORKER_UTILS), _strategy()
+        utils, strategy = module(WORKER_UTILS), SimpleNamespace(world_size=1)
+        base = module("backends.skyrl_train.distributed.strategy").DistributedStrategy
+        strategy.all_reduce = partial(base.all_reduce, strategy)  # the same for all its engines
         with rank.framework():
             reduced = utils.reduce_metrics(values, sum_loss_metrics=True)
             logged: Mapping[str, float] = utils.all_reduce_metrics(
@@ -168,9 +162,8 @@ class SkyRLAdapter(Adapter):
         return logged
 
     def _places(self) -> dict[CodeLocation, str]:
-        reduction = "apply_loss_reduction_to_advantages_minibatch"
         dispatch = module("backends.skyrl_train.distributed.dispatch").MeshDispatch
-        reducer = reduction if scales_advantages() else "reduce_loss"
+        reducer = configuration.SCALING if configuration.scales_advantages() else "reduce_loss"
         return places(
             {
                 CodeLocation.TOKEN_COUNT: ((ppo_utils(), reducer),),
@@ -206,11 +199,3 @@ def _require_dictionary(entry: LogEntry, first: LogEntry) -> None:
         raise Unsupported("no log entries of keys and values apart: SkyRL's are dictionaries")
     if entry.keys != first.keys and set(entry.keys) == set(first.keys):
         raise Unsupported("no order of keys in log entries: SkyRL's are dictionaries")
-
-
-def _strategy() -> Any:
-    """An object with SkyRL's all-reduce over ranks, the same for all its engines."""
-    base = module("backends.skyrl_train.distributed.strategy").DistributedStrategy
-    reducer = SimpleNamespace(world_size=1)
-    reducer.all_reduce = partial(base.all_reduce, reducer)
-    return reducer

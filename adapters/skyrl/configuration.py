@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +16,7 @@ from adapters.contract.objective import (
 from adapters.skyrl.importing import module, ppo_utils
 from adapters.toolkit.refusals import refusals
 from adapters.toolkit.settings import prompts_per_step, rollouts_per_prompt, token_budget, yaml
+from adapters.toolkit.versions import call_supported
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:
@@ -35,6 +35,9 @@ LOSS_REDUCTIONS = {
 PACKING = ("remove_microbatch_padding", "use_sample_packing")
 """Names of the option to pack samples into one row, latest version first."""
 
+SCALING = "apply_loss_reduction_to_advantages_minibatch"
+"""SkyRL's function that reduces by scaling advantages."""
+
 ALGORITHM = "trainer.algorithm"
 CORRECTION = f"{ALGORITHM}.off_policy_correction"
 
@@ -43,6 +46,8 @@ REJECTING = {"token_mask_is_threshold_low": 0.5, "token_mask_is_threshold_high":
 
 OPTIONAL = {Objective.ENTROPY: "use_entropy_loss", Objective.KL: "use_kl_loss"}
 """Options of SkyRL's algorithm that enable a term."""
+
+WITH_ENTROPY = (Objective.ENTROPY, Objective.COMBINED)
 
 
 def modes() -> frozenset[Mode]:
@@ -65,19 +70,15 @@ def objectives() -> frozenset[Objective]:
     found = {Objective.POLICY, Objective.OFF_POLICY, *terms, *losses}
     if terms == set(OPTIONAL):
         found.add(Objective.COMBINED)
-    if _can_reject():
+    correction = getattr(module("train.config.config"), "OffPolicyCorrectionConfig", None)
+    if correction is not None and set(REJECTING) <= _names(correction):
         found.add(Objective.REJECTION)
     return frozenset(found)
 
 
 def scales_advantages() -> bool:
     """Whether SkyRL's trainer reduces by scaling advantages before the loss."""
-    return hasattr(ppo_utils(), "apply_loss_reduction_to_advantages_minibatch")
-
-
-def has_entropy_term(job: Job) -> bool:
-    """Whether the entropy is in the loss."""
-    return job.configuration.entropy or job.objective in (Objective.ENTROPY, Objective.COMBINED)
+    return hasattr(ppo_utils(), SCALING)
 
 
 def has_kl_term(job: Job) -> bool:
@@ -95,31 +96,30 @@ def configure(job: Job, of_engine: Mapping[str, object]) -> Any:
 
     Raises `Unsupported` if this version lacks an option, and `Refused` if SkyRL declines.
     """
-    settings = {**_sizes(job), **_micro_batches(job), **_algorithm(job), **_critic(job)}
-    config = _configuration({**settings, **of_engine})
-    if job.configuration.divisor == "" and config.trainer.algorithm.max_seq_len is not None:
-        raise Unsupported("a missing max_seq_len is derived from the lengths that are generated")
-    return config
-
-
-def _configuration(settings: Mapping[str, object]) -> Any:
+    settings = {
+        **_sizes(job),
+        **_micro_batches(job),
+        **_algorithm(job),
+        **_critic(job),
+        **of_engine,
+    }
     typed = [f"{path}={'null' if value is None else value}" for path, value in settings.items()]
     with refusals(TypeError):
         config = module("train.config").SkyRLTrainConfig.from_cli_overrides(typed)
         module("train.utils.utils").validate_cfg(config)
+    if job.configuration.divisor == "" and config.trainer.algorithm.max_seq_len is not None:
+        raise Unsupported("a missing max_seq_len is derived from the lengths that are generated")
     return config
 
 
 def _sizes(job: Job) -> Settings:
     """The sizes of the batch of rollouts, of a mini-batch, and of the world."""
     prompts, per_prompt = prompts_per_step(job.steps), rollouts_per_prompt(job.steps)
-    placement = "trainer.placement"
+    gpus = [f"trainer.placement.{model}_num_gpus_per_node" for model in ("policy", "ref", "critic")]
     return {
         "trainer.logger": "console",
-        f"{placement}.colocate_all": False,
-        f"{placement}.policy_num_gpus_per_node": job.layout.world_size,
-        f"{placement}.ref_num_gpus_per_node": job.layout.world_size,
-        f"{placement}.critic_num_gpus_per_node": job.layout.world_size,
+        "trainer.placement.colocate_all": False,
+        **dict.fromkeys(gpus, job.layout.world_size),
         "trainer.train_batch_size": prompts * len(job.steps),
         "trainer.policy_mini_batch_size": _mini_batch_size(job, prompts, per_prompt),
         "generator.n_samples_per_prompt": per_prompt,
@@ -160,9 +160,10 @@ def _micro_batches(job: Job) -> Settings:
 
 def _algorithm(job: Job) -> Settings:
     """The settings of the loss and its terms."""
+    has_entropy_term = job.configuration.entropy or job.objective in WITH_ENTROPY
     settings: Settings = {
         f"{ALGORITHM}.use_kl_loss": has_kl_term(job),
-        f"{ALGORITHM}.use_entropy_loss": has_entropy_term(job),
+        f"{ALGORITHM}.use_entropy_loss": has_entropy_term,
         f"{ALGORITHM}.kl_estimator_type": "k1",
         f"{ALGORITHM}.kl_loss_coef": KL_COEFFICIENT,
         f"{ALGORITHM}.entropy_loss_coef": ENTROPY_COEFFICIENT,
@@ -206,11 +207,6 @@ def _critic(job: Job) -> Settings:
     }
 
 
-def _can_reject() -> bool:
-    correction = getattr(module("train.config.config"), "OffPolicyCorrectionConfig", None)
-    return correction is not None and set(REJECTING) <= _names(correction)
-
-
 def _names(config_class: Any) -> set[str]:
     return {field.name for field in fields(config_class)}
 
@@ -219,23 +215,18 @@ def _reduces(loss_reduction: str) -> bool:
     """Whether SkyRL reduces one token's advantage, or before 0.2.0 its loss, in this mode."""
     import torch
 
-    utils = ppo_utils()
-    reduce = utils.reduce_loss
-    if scales_advantages():
-        reduce = utils.apply_loss_reduction_to_advantages_minibatch
     token = torch.ones(1, 1)
-    arguments = {
-        "advantages": token,
-        "loss": token,
-        "loss_mask": token,
-        "loss_reduction": loss_reduction,
-        "micro_batch_size": 1,
-        "max_seq_len": 1,
-        "prompt_boundaries": [(0, 1)],
-    }
-    known = inspect.signature(reduce).parameters
     try:
-        reduce(**{name: value for name, value in arguments.items() if name in known})
+        call_supported(
+            getattr(ppo_utils(), SCALING if scales_advantages() else "reduce_loss"),
+            advantages=token,
+            loss=token,
+            loss_mask=token,
+            loss_reduction=loss_reduction,
+            micro_batch_size=1,
+            max_seq_len=1,
+            prompt_boundaries=[(0, 1)],
+        )
     except ValueError:
         return False
     return True

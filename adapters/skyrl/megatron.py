@@ -95,14 +95,19 @@ class SkyRLMegatronAdapter(SkyRLAdapter):
                 f"this SkyRL packs samples with another Megatron-Core than"
                 f" {version('megatron-core')}: {_packing_fault()}"
             )
-        megatron = "trainer.policy.megatron_config"
         return {
             "trainer.strategy": "megatron",
             "trainer.bf16": dtype == "bfloat16",
             "trainer.flash_attn": False,
-            **_parallelism(megatron, job),
-            **_parallelism("trainer.ref.megatron_config", job),
-            **{f"{megatron}.ddp_config.{option}": True for option in job.layout.options},
+            **{
+                f"trainer.{model}.megatron_config.{kind}_parallel_size": size
+                for model in ("policy", "ref")
+                for kind, size in (("tensor_model", job.layout.tp), ("context", job.layout.cp))
+            },
+            **{
+                f"trainer.policy.megatron_config.ddp_config.{option}": True
+                for option in job.layout.options
+            },
         }
 
     def observe(self, job: Job, rank: Rank) -> Observation:
@@ -124,13 +129,6 @@ class SkyRLMegatronAdapter(SkyRLAdapter):
         from adapters.engines import megatron_core
 
         megatron_core.leave_grid()
-
-
-def _parallelism(section: str, job: Job) -> dict[str, object]:
-    return {
-        f"{section}.tensor_model_parallel_size": job.layout.tp,
-        f"{section}.context_parallel_size": job.layout.cp,
-    }
 
 
 @cache

@@ -37,7 +37,6 @@ PROMPT_BOUNDARIES = "policy_prompt_boundaries"
 PADDING_MICRO_BATCH_IDS = 100
 """SkyRL fills padding micro-batches with random token ids below this."""
 
-
 NAMES = {
     Metric.POLICY_LOSS: "policy_loss",
     Metric.LOSS: "final_loss",
@@ -102,7 +101,8 @@ class Dispatch:
         """Run forward and backward on this rank's chunk, chosen by SkyRL's dispatch."""
         method = "forward_backward" if len(staged) == 1 else "forward_backward_from_staged"
         worker = self._workers[model]
-        actor = SimpleNamespace(rank=worker.mesh_rank, handle=_Handle(worker))
+        handle = SimpleNamespace(**{method: SimpleNamespace(remote=getattr(worker, method))})
+        actor = SimpleNamespace(rank=worker.mesh_rank, handle=handle)
         worker.passes.drain()
         PADDING_MICRO_BATCHES.drain()
         [status] = _mesh_dispatch().dispatch_from_staged([actor], method, *staged)
@@ -119,16 +119,6 @@ class Dispatch:
 
     def empty_cache(self, model: str | None = None) -> None:
         """Do nothing: the CPU has no cache."""
-
-
-class _Handle:
-    """Replaces the handle of a Ray actor and calls the method in this process."""
-
-    def __init__(self, worker: Any) -> None:
-        self._worker = worker
-
-    def __getattr__(self, name: str) -> Any:
-        return SimpleNamespace(remote=getattr(self._worker, name))
 
 
 def _mesh_dispatch() -> Any:
@@ -199,37 +189,31 @@ class Rollouts:
         if knows_rollout_policy(self.job):
             columns["rollout_logprobs"] = [list(values) for values in batch.rollout_log_probs]
         if step_wise:
-            columns |= {"trajectory_ids": self._trajectories, "is_last_step": self._is_last_step}
-        absent = dict.fromkeys(
-            ("rollout_metrics", "rollout_logprobs", "trajectory_ids", "is_last_step")
-        )
-        return absent | {name: [values[i] for i in chosen] for name, values in columns.items()}
+            columns |= self._step_wise()
+        absent = ("rollout_metrics", "rollout_logprobs", "trajectory_ids", "is_last_step")
+        return dict.fromkeys(absent) | {
+            name: [values[i] for i in chosen] for name, values in columns.items()
+        }
 
-    @property
-    def _trajectories(self) -> list[Any]:
+    def _step_wise(self) -> dict[str, list[Any]]:
+        """The rollout of each sample, and whether it is its last."""
         trajectory = module("train.generators.base").TrajectoryID
-        rollouts = [rollout for step in self.batch.steps for rollout in step.rollouts.tolist()]
-        return [trajectory(*named) for named in zip(self.uids, rollouts, strict=True)]
-
-    @property
-    def _is_last_step(self) -> list[bool]:
-        return [
-            bool(last)
-            for step in self.batch.steps
-            for last in np.diff(step.rollouts, append=step.rollouts[-1] + 1) != 0
-        ]
+        rollouts = [step.rollouts for step in self.batch.steps]
+        last = [np.diff(of_step, append=of_step[-1] + 1) != 0 for of_step in rollouts]
+        named = zip(self.uids, np.concatenate(rollouts).tolist(), strict=True)
+        return {
+            "trajectory_ids": [trajectory(*names) for names in named],
+            "is_last_step": np.concatenate(last).tolist(),
+        }
 
     def log_probs_or_values(self, model: str, data: Any) -> torch.Tensor:
         """The models' outputs on rollouts before training: [rows, width]."""
-        batch = self.batch
-        return self.laid_out(
-            {
-                "policy": batch.old_log_probs,
-                "ref": batch.reference_log_probs,
-                "critic": [np.zeros(len(ids)) for ids in batch.responses],
-            }[model],
-            data,
-        )
+        outputs = {
+            "policy": self.batch.old_log_probs,
+            "ref": self.batch.reference_log_probs,
+            "critic": [np.zeros(len(ids)) for ids in self.batch.responses],
+        }
+        return self.laid_out(outputs[model], data)
 
     def laid_out(self, of_samples: list[NDArray[np.float64]], data: Any) -> torch.Tensor:
         """Values of response tokens in SkyRL's padded layout: [rows, width].
@@ -246,8 +230,7 @@ class Rollouts:
 
 def _trainer(config: Any, dispatch: Dispatch) -> Any:
     """SkyRL's `RayPPOTrainer`, without the services that its constructor starts."""
-    trainer_class = module("train.trainer").RayPPOTrainer
-    trainer = object.__new__(trainer_class)
+    trainer = object.__new__(module("train.trainer").RayPPOTrainer)
     trainer.cfg = config
     trainer.tokenizer = SimpleNamespace(pad_token_id=PADDING_ID)
     trainer.dispatch = dispatch

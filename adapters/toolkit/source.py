@@ -85,7 +85,12 @@ def resolve(adapter: Adapter, text: str | None) -> Source:
             f"{adapter.name} has no source of its own and got {text!r}", "leave --source out"
         )
     if text.startswith(RELEASE):
-        return _release(adapter, text.removeprefix(RELEASE))
+        if adapter.distribution is None:
+            raise SourceError(
+                f"{adapter.name} is on no package registry", "give --source=PATH of a checkout"
+            )
+        version = text.removeprefix(RELEASE)
+        return Source(kind="pypi", path=released(adapter.distribution, version), version=version)
     path, ref = _split(text)
     _require_repository(path)
     if ref is None:
@@ -111,9 +116,12 @@ def _installed(adapter: Adapter) -> Source:
         f"give --source=PATH of a checkout, or PATH@REF of any git repository of {adapter.name}"
     )
     if adapter.distribution is None:
-        if not _is_importable(adapter.package):
+        spec = importlib.util.find_spec(adapter.package)
+        if spec is None or spec.origin is None:  # any folder is a package without ``__init__.py``
             raise SourceError(f"{adapter.name} is on no package registry", way_out)
-        return Source(kind="installed", version=_version(adapter.package))
+        installed = importlib.metadata.packages_distributions().get(adapter.package)
+        version = importlib.metadata.version(installed[0]) if installed else None
+        return Source(kind="installed", version=version)
     try:
         version = importlib.metadata.version(adapter.distribution)
     except importlib.metadata.PackageNotFoundError:
@@ -122,26 +130,6 @@ def _installed(adapter: Adapter) -> Source:
             f"pip install 'rl-loss-conformance[{adapter.name}]', or {way_out}",
         ) from None
     return Source(kind="installed", version=version)
-
-
-def _is_importable(package: str) -> bool:
-    """Whether Python finds a package; a folder without ``__init__.py`` may be any folder."""
-    spec = importlib.util.find_spec(package)
-    return spec is not None and spec.origin is not None
-
-
-def _version(package: str) -> str | None:
-    """The version of the distribution that installed a package; None if none has."""
-    distributions = importlib.metadata.packages_distributions().get(package)
-    return importlib.metadata.version(distributions[0]) if distributions else None
-
-
-def _release(adapter: Adapter, version: str) -> Source:
-    if adapter.distribution is None:
-        raise SourceError(
-            f"{adapter.name} is on no package registry", "give --source=PATH of a checkout"
-        )
-    return Source(kind="pypi", path=released(adapter.distribution, version), version=version)
 
 
 def _unpack(requirement: str, folder: Path) -> None:
