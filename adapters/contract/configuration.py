@@ -75,5 +75,4 @@ class Configuration:
 
 DEFAULT_CONFIGURATION = Configuration()
 
-REDUCER_DIVISOR = 64.0
-"""The divisor of the custom reducer."""
+REDUCER_DIVISOR = 64.0  # the divisor of the custom reducer

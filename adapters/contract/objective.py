@@ -47,11 +47,9 @@ POLICY_LOSSES = (
 """Policy losses other than PPO's; with ratios of 1 all have its gradient."""
 
 ENTROPY_COEFFICIENT = 0.5
-KL_COEFFICIENT = 0.25
-"""Coefficients of auxiliary losses: powers of two, so that nothing is rounded."""
+KL_COEFFICIENT = 0.25  # coefficients of auxiliary losses: powers of two, so that nothing is rounded
 
-CLIP = 0.2
-"""Ratios are clipped to 1 ± this value."""
+CLIP = 0.2  # ratios are clipped to 1 ± this value
 
 
 class Metric(StrEnum):

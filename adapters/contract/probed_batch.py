@@ -34,23 +34,18 @@ _Number = TypeVar("_Number", bound=np.generic)
 
 PADDING_ID = 0
 
-
 ADVANTAGES = np.array([1.0, -0.5, 2.0, -1.0, 0.5, -2.0, -4.0])
 """Advantages, cycled over the tokens of a batch: every sample has several signs and sizes."""
-
 
 LOG_RATIOS = np.array([0.0, 0.5, -0.5, 0.0, 0.25])
 """Log-ratios of new to old policy for `OFF_POLICY`, cycled over tokens: with advantages of either
 sign, some tokens are clipped."""
 
-
 ENTROPIES = np.array([0.5, 2.0, 1.0, 0.25])
-
 
 DIVERGENCES = np.array([1.0, 0.25, 0.5, 2.0, 4.0, 0.125])
 """Divergences from the reference policy, cycled over tokens like the entropies. None is 0, so that
 metrics must be masked by the mask alone."""
-
 
 REJECTED_LOG_PROB = -4.0
 """Log-probability of the rollout policy for a token to reject, for others 0: its ratio is e^4."""

@@ -28,11 +28,9 @@ OPTIONS = frozenset(
 )
 """Options of Megatron's own data parallelism."""
 
-IMPOSSIBLE_LOGIT = -1e4
-"""Logit of a token whose probability is exactly 0."""
+IMPOSSIBLE_LOGIT = -1e4  # logit of a token whose probability is exactly 0
 
-GRID = "grid"
-"""Key of a rank's cache: the sizes of Megatron's process groups."""
+GRID = "grid"  # key of a rank's cache: the sizes of Megatron's process groups
 
 
 def enter_grid(layout: Layout, rank: Rank) -> bool:

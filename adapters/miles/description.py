@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from adapters.contract import LogEntry
-    from adapters.toolkit.versions import Candidates
+    from adapters.toolkit.calls import Candidates
     from reference.aggregation import Conventions
 
 ALONE = Job(
@@ -90,5 +90,4 @@ def aggregate(entries: Sequence[LogEntry]) -> Mapping[str, float]:
     """Make a log with miles' own function."""
     make = module("backends.training_utils.log_utils").aggregate_train_losses
     knows_normalizers = "normalizers" in make.__code__.co_consts
-    log: Mapping[str, float] = make(as_dictionaries(entries, with_normalizers=knows_normalizers))
-    return log
+    return make(as_dictionaries(entries, with_normalizers=knows_normalizers))

@@ -25,12 +25,16 @@ from adapters.contract.objective import Objective
 from adapters.contract.probed_batch import ProbedBatch
 from adapters.miles import description, rollouts
 from adapters.miles.importing import engine, import_miles, module
-from adapters.slime_family import command_line, departures, framework, stubs
+from adapters.slime_family import command_line, departures, framework
 from adapters.slime_family.description import offered, stated
 from adapters.slime_family.framework import KEYS, LOG
 from adapters.slime_family.rollouts import advantages, of_steps, require_one_sample_per_rollout
-from adapters.toolkit.refusals import refusals, refusals_of_configuration
-from adapters.toolkit.versions import Candidates, call_supported, places
+from adapters.toolkit.calls import (
+    call_supported,
+    places,
+    refusals,
+    refusals_of_configuration,
+)
 from reference.aggregation import DenominatorMask, SampleUnit
 
 if TYPE_CHECKING:
@@ -109,7 +113,7 @@ class MilesFsdpAdapter(Adapter):
 
     def describe(self) -> Description:
         """Describe the engine by what the argument parser offers."""
-        parser = _parser()
+        parser, actors = _parser(), engine("actor")
         return Description(
             modes=command_line.modes(parser),
             depths=frozenset({Depth.LOSS, Depth.STEP}),
@@ -124,9 +128,16 @@ class MilesFsdpAdapter(Adapter):
                 sample_unit=SampleUnit.SAMPLE,
                 denominator_mask=DenominatorMask.MODIFIED,
             ),
-            places=places(_candidates()),
+            places=places(
+                {
+                    **description.candidates(),
+                    # The engine counts a step's tokens itself, if at all.
+                    CodeLocation.TOKEN_COUNT: ((actors, "_global_token_counts_by_step"),),
+                    CodeLocation.TOKEN_DIVISION: ((actors.FSDPTrainRayActor, "_train_step"),),
+                }
+            ),
             rules=stated(parser, description.keepers()),
-            stubs=tuple(stubs.STUBBED),
+            stubs=tuple(framework.STUBBED),
             departures=(*(CI_TEST if _is_for_tests() else ()), *DEPARTURES),
         )
 
@@ -165,16 +176,6 @@ class MilesFsdpAdapter(Adapter):
         with cuda_on_cpu.redirected():
             _join(_arguments(description.ALONE), rank)
             return description.aggregate(entries)
-
-
-def _candidates() -> Candidates:
-    """Functions that a mistake may be in; the engine counts a step's tokens itself, if at all."""
-    actors = engine("actor")
-    return {
-        **description.candidates(),
-        CodeLocation.TOKEN_COUNT: ((actors, "_global_token_counts_by_step"),),
-        CodeLocation.TOKEN_DIVISION: ((actors.FSDPTrainRayActor, "_train_step"),),
-    }
 
 
 def _is_for_tests() -> bool:

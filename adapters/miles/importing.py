@@ -7,7 +7,7 @@ import importlib.util
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from adapters.slime_family import stubs
+from adapters.slime_family import framework
 from adapters.slime_family.framework import LOG
 from adapters.slime_family.user_code import CpUtils
 from adapters.toolkit.imports import import_from
@@ -36,9 +36,11 @@ def import_miles(source: Path | None, kernels: Sequence[str]) -> None:
     """
     from adapters.slime_family.model import seam_around
 
-    stubs.install(["miles_plugins"], kernels)
+    framework.install(["miles_plugins"], kernels)
     import_from("miles", [source] if source else [])
-    stubs.drop_server_options(module("utils.arguments"), module("backends.sglang_utils.arguments"))
+    framework.drop_server_options(
+        module("utils.arguments"), module("backends.sglang_utils.arguments")
+    )
     _pass_objects_through()
     LOG.listen(module("backends.training_utils.log_utils"))
     CpUtils.module = module("backends.training_utils.cp_utils")
@@ -53,7 +55,7 @@ def _pass_objects_through() -> None:
     for name in ("ray.rollout.train_data_conversion", "utils.data"):
         holder = module(name)
         if hasattr(holder, "ray"):
-            holder.ray = stubs.OBJECT_STORE
+            holder.ray = framework.OBJECT_STORE
         if hasattr(holder, "object_store"):
             store = SimpleNamespace(put=lambda value, value_spec: value, get=_Fetched)
             holder.object_store.get_instance = lambda store=store: store

@@ -9,7 +9,7 @@ from adapters.contract import Layout, grids
 from adapters.contract.description import parse_departures
 from adapters.miles import description, rollouts
 from adapters.miles.importing import import_miles
-from adapters.slime_family import command_line, stubs
+from adapters.slime_family import command_line, framework
 from adapters.slime_family.adapter import MegatronAdapter
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class MilesMegatronAdapter(MegatronAdapter):
         import_miles(source, list(KERNELS))
         # sglang's debug dumper, which is off, reads its settings with a class of sglang.
         self.module("utils.dumper_utils")._get_phase_override_configs = lambda *_: {"enable": False}
-        self.module("backends.megatron_utils.actor").ray = stubs.OBJECT_STORE
+        self.module("backends.megatron_utils.actor").ray = framework.OBJECT_STORE
 
     def parser(self) -> Any:
         """A parser with miles' options on top of Megatron's."""

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 from adapters.miles.importing import module
 from adapters.slime_family import user_code
 from adapters.slime_family.rollouts import sample_fields
-from adapters.toolkit.refusals import refusals
-from adapters.toolkit.versions import call_supported
+from adapters.toolkit.calls import call_supported, refusals
 
 if TYPE_CHECKING:
     from types import ModuleType

@@ -34,8 +34,7 @@ if TYPE_CHECKING:
     LossFunction = Callable[[torch.Tensor, "Packed"], torch.Tensor]
 
 
-DUAL_CLIP = 3.0
-"""Bound on the ratio of tokens with a negative advantage."""
+DUAL_CLIP = 3.0  # bound on the ratio of tokens with a negative advantage
 
 
 @dataclass(frozen=True, eq=False)
@@ -183,7 +182,7 @@ class Trainer:
         policy_loss = self.reduce(token_losses(log_probs, packed), packed)
         entropy = self.entropy(probe, packed)
         kl = self.divergence(log_probs, packed)
-        entropy_coefficient, kl_coefficient = coefficients(self.objective)
+        entropy_coefficient, kl_coefficient = COEFFICIENTS.get(self.objective, (0.0, 0.0))
         loss = policy_loss - entropy_coefficient * entropy + kl_coefficient * kl
         return loss, {
             Metric.POLICY_LOSS: policy_loss,
@@ -281,14 +280,12 @@ OTHER_LOSSES: dict[Objective, LossFunction] = {
     Objective.VALUE: value_losses,
 }
 
-
-def coefficients(objective: Objective) -> tuple[float, float]:
-    """The coefficients of the entropy bonus and of the divergence."""
-    together = objective is Objective.COMBINED
-    return (
-        ENTROPY_COEFFICIENT if together or objective is Objective.ENTROPY else 0.0,
-        KL_COEFFICIENT if together or objective is Objective.KL else 0.0,
-    )
+COEFFICIENTS = {
+    Objective.ENTROPY: (ENTROPY_COEFFICIENT, 0.0),
+    Objective.KL: (0.0, KL_COEFFICIENT),
+    Objective.COMBINED: (ENTROPY_COEFFICIENT, KL_COEFFICIENT),
+}
+"""Coefficients of the entropy bonus and of the divergence, where they are not 0."""
 
 
 def denominators(samples: Sequence[SampleTensors], aggregation: Aggregation) -> list[float]:

@@ -23,8 +23,7 @@ from adapters.contract.objective import Objective
 from adapters.contract.probed_batch import ProbedBatch
 from adapters.skyrl import configuration, departures, trainer
 from adapters.skyrl.importing import STUBBED, import_skyrl, module, ppo_utils
-from adapters.toolkit.refusals import refusals_of_configuration
-from adapters.toolkit.versions import places
+from adapters.toolkit.calls import places, refusals_of_configuration
 from reference.aggregation import AuxiliaryAggregation, Conventions, DenominatorMask
 
 if TYPE_CHECKING:
@@ -156,10 +155,9 @@ class SkyRLAdapter(Adapter):
         strategy.all_reduce = partial(base.all_reduce, strategy)  # the same for all its engines
         with rank.framework():
             reduced = utils.reduce_metrics(values, sum_loss_metrics=True)
-            logged: Mapping[str, float] = utils.all_reduce_metrics(
+            return utils.all_reduce_metrics(
                 reduced, strategy, group=dist.group.WORLD, sum_loss_metrics=True
             )
-        return logged
 
     def _places(self) -> dict[CodeLocation, str]:
         dispatch = module("backends.skyrl_train.distributed.dispatch").MeshDispatch

@@ -14,9 +14,8 @@ from adapters.contract.objective import (
     Objective,
 )
 from adapters.skyrl.importing import module, ppo_utils
-from adapters.toolkit.refusals import refusals
+from adapters.toolkit.calls import call_supported, refusals
 from adapters.toolkit.settings import prompts_per_step, rollouts_per_prompt, token_budget, yaml
-from adapters.toolkit.versions import call_supported
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from adapters.contract import Description, Job, Layout, Rank, Unsupported
 from adapters.contract.objective import Objective
@@ -13,13 +13,9 @@ from adapters.skyrl.adapter import SkyRLAdapter
 from adapters.skyrl.importing import module, ppo_utils
 from reference.aggregation import MicroBatchWeight
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
 BASE_WORKER = "backends.skyrl_train.workers.worker"
 
-PRECISIONS = {"float32": "fp32", "bfloat16": "bf16"}
-"""Dtypes by their names in SkyRL."""
+PRECISIONS = {"float32": "fp32", "bfloat16": "bf16"}  # dtypes by their names in SkyRL
 
 
 class SkyRLFsdpAdapter(SkyRLAdapter):
@@ -28,7 +24,7 @@ class SkyRLFsdpAdapter(SkyRLAdapter):
     engine = "fsdp"
     dependencies = ("ray", "tensordict", "transformers")
 
-    def layouts(self) -> Sequence[Layout]:
+    def layouts(self) -> list[Layout]:
         """Data parallelism on up to 4 ranks, Ulysses of 2, padded (bshd) or packed (thd) rows."""
         grids = [(1, 1), (2, 1), (1, 2), (4, 1), (2, 2)]
         return [

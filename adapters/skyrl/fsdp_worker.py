@@ -13,8 +13,8 @@ from adapters.skyrl.configuration import PACKING
 from adapters.skyrl.importing import module
 from adapters.skyrl.trainer import capacity
 from adapters.toolkit import cuda_on_cpu
+from adapters.toolkit.calls import call_supported
 from adapters.toolkit.probe import ForwardPasses, GradientReader, ProbedModel, ProbeLayer, ProbeSeam
-from adapters.toolkit.versions import call_supported
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 MODEL_WRAPPER = "backends.skyrl_train.workers.model_wrapper"
 WORKER = "backends.skyrl_train.workers.fsdp.fsdp_worker"
 
-SEAM = ProbeSeam()
-"""The seam of this process, which trains one job at a time."""
+SEAM = ProbeSeam()  # the seam of this process, which trains one job at a time
 
 
 def add_seams() -> None:

@@ -20,7 +20,7 @@ from adapters.contract.objective import Metric, Objective
 from adapters.contract.probed_batch import PADDING_ID, ProbedBatch
 from adapters.skyrl.configuration import has_kl_term, knows_rollout_policy
 from adapters.skyrl.importing import PADDING_MICRO_BATCHES, module, ppo_utils
-from adapters.toolkit.refusals import refusals
+from adapters.toolkit.calls import refusals
 from adapters.toolkit.settings import rollouts_per_prompt
 
 if TYPE_CHECKING:
@@ -34,8 +34,7 @@ if TYPE_CHECKING:
 PROMPT_BOUNDARIES = "policy_prompt_boundaries"
 """Key of the training input's metadata: where the rows of each prompt begin and end."""
 
-PADDING_MICRO_BATCH_IDS = 100
-"""SkyRL fills padding micro-batches with random token ids below this."""
+PADDING_MICRO_BATCH_IDS = 100  # skyRL fills padding micro-batches with random token ids below this
 
 NAMES = {
     Metric.POLICY_LOSS: "policy_loss",

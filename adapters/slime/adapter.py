@@ -9,19 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 from adapters.contract import CodeLocation, Layout, Unsupported
 from adapters.contract.description import parse_departures
-from adapters.slime_family import command_line, description, rollouts, stubs, user_code
+from adapters.slime_family import command_line, description, framework, rollouts, user_code
 from adapters.slime_family.adapter import MegatronAdapter
 from adapters.slime_family.framework import LOG, as_dictionaries
+from adapters.toolkit.calls import Candidates, call_supported, refusals
 from adapters.toolkit.imports import import_from
-from adapters.toolkit.refusals import refusals
-from adapters.toolkit.versions import Candidates, call_supported
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
     from types import ModuleType
-
-    import torch
 
     from adapters.contract import Job, LogEntry, Rank
     from adapters.contract.probed_batch import ProbedBatch
@@ -58,16 +55,16 @@ class SlimeAdapter(MegatronAdapter):
         """Import slime and add the probe to its log-probabilities."""
         from adapters.slime_family.model import seam_around
 
-        stubs.install(["slime_plugins"], list(KERNELS))
+        framework.install(["slime_plugins"], list(KERNELS))
         import_from("slime", [source] if source else [])
         self._choose_accelerator()
-        stubs.drop_server_options(
+        framework.drop_server_options(
             self.module("utils.arguments"), self.module("backends.sglang_utils.arguments")
         )
         LOG.listen(self.module("backends.megatron_utils.model"))
         self.module("backends.megatron_utils.actor")
         for name in ("ray.rollout", "utils.data"):
-            self.module(name).ray = stubs.OBJECT_STORE
+            self.module(name).ray = framework.OBJECT_STORE
         loss, reducers, _ = self.loss_modules()
         user_code.CpUtils.module = reducers
         loss.calculate_log_probs_and_entropy = seam_around(loss.calculate_log_probs_and_entropy)
@@ -93,8 +90,7 @@ class SlimeAdapter(MegatronAdapter):
 
     def references(self, args: Any, job: Job, batch: ProbedBatch) -> Any:
         """References made by a rollout manager on this rank."""
-        manager_actor = self.module("ray.rollout").RolloutManager
-        manager = object.__new__(manager_actor.__ray_metadata__.modified_class)
+        manager = object.__new__(self._manager_class)
         manager.args = args
         manager.custom_reward_post_process_func = None
         manager.custom_convert_samples_to_train_data_func = None
@@ -108,19 +104,16 @@ class SlimeAdapter(MegatronAdapter):
     def slicer(self, args: Any) -> rollouts.Slicer:
         """slime's slicing by sample, for every format."""
         slice_with_cp = self.module("backends.megatron_utils.cp_utils").slice_log_prob_with_cp
-
-        def held(values: torch.Tensor, total: int, response: int, width: int | None) -> Any:
-            return call_supported(
-                slice_with_cp,
-                values,
-                total,
-                response,
-                qkv_format=getattr(args, "qkv_format", "thd"),
-                max_token_len=width,
-                max_seq_len=width,
-            )
-
-        return held
+        form = getattr(args, "qkv_format", "thd")
+        return lambda values, total, response, width: call_supported(
+            slice_with_cp,
+            values,
+            total,
+            response,
+            qkv_format=form,
+            max_token_len=width,
+            max_seq_len=width,
+        )
 
     def declining_fetch(self, actors: ModuleType, actor: Any) -> None:
         """Wrap the actor's own method."""
@@ -138,7 +131,6 @@ class SlimeAdapter(MegatronAdapter):
     def candidates(self) -> Candidates:
         """Functions that a mistake may be in, newer versions first."""
         loss, _, _ = self.loss_modules()
-        manager = self.module("ray.rollout").RolloutManager.__ray_metadata__.modified_class
         return {
             CodeLocation.TOKEN_COUNT: ((loss, "loss_function"),),
             CodeLocation.LOG: (
@@ -147,40 +139,43 @@ class SlimeAdapter(MegatronAdapter):
             ),
             CodeLocation.ARGUMENTS: ((self.module("utils.arguments"), "slime_validate_args"),),
             CodeLocation.SHARDING: (
-                (manager, "_split_train_data_by_dp"),
+                (self._manager_class, "_split_train_data_by_dp"),
                 (self.module("utils.data"), "process_rollout_data"),
             ),
         }
 
     def keepers(self) -> list[Any]:
         """The functions of validation, conversion, reducer and log."""
-        manager = self.module("ray.rollout").RolloutManager.__ray_metadata__.modified_class
         return [
             self.module("utils.arguments").slime_validate_args,
-            manager._convert_samples_to_train_data,
+            self._manager_class._convert_samples_to_train_data,
             getattr(self.loss_modules()[0], "get_pg_loss_reducer", None),
-            *(getattr(home, "reduce_train_step_metrics", None) for home in self._log_modules()),
+            *(home.reduce_train_step_metrics for home in self._log_modules()),
         ]
 
     def aggregate(self, entries: Sequence[LogEntry], rank: Rank) -> Mapping[str, float]:
         """Call slime's function, if it has one; with the option per token it divides by counts."""
-        for home in self._log_modules():
-            reduce = getattr(home, "reduce_train_step_metrics", None)
-            if reduce is not None:
-                log: Mapping[str, float] = reduce(
-                    as_dictionaries(entries, with_normalizers=False),
-                    calculate_per_token_loss=True,
-                    step_global_batch_size=1,
-                    cp_size=1,
-                    dp_with_cp_group=None,
-                )
-                return log
-        raise Unsupported("no function that makes a log: the train step makes its own")
+        homes = self._log_modules()
+        if not homes:
+            raise Unsupported("no function that makes a log: the train step makes its own")
+        return homes[0].reduce_train_step_metrics(
+            as_dictionaries(entries, with_normalizers=False),
+            calculate_per_token_loss=True,
+            step_global_batch_size=1,
+            cp_size=1,
+            dp_with_cp_group=None,
+        )
 
     def _log_modules(self) -> list[Any]:
-        """The modules that make logs, by version; None for missing ones."""
+        """The modules with the function that makes logs, newer versions first."""
         names = "observability.train_metric_utils", "backends.megatron_utils.cp_utils"
-        return [self._module_if_any(name) for name in names]
+        modules = [self._module_if_any(name) for name in names]
+        return [home for home in modules if hasattr(home, "reduce_train_step_metrics")]
+
+    @property
+    def _manager_class(self) -> Any:
+        """The class of rollout managers, out of Ray's wrapper."""
+        return self.module("ray.rollout").RolloutManager.__ray_metadata__.modified_class
 
     def _module_if_any(self, name: str) -> Any:
         """Import a module of slime; None if this version lacks it."""
@@ -195,8 +190,7 @@ class SlimeAdapter(MegatronAdapter):
         manager.custom_convert_samples_to_train_data_func = user_code.conversion(
             job, lambda args, samples: own._convert_samples_to_train_data(samples)
         )
-        convert: Callable[[list[Any]], Any] = manager._convert_samples_to_train_data
-        return convert
+        return manager._convert_samples_to_train_data
 
     def _samples(self, batch: ProbedBatch) -> list[Any]:
         """The batch as slime's sample objects."""

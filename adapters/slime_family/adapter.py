@@ -21,10 +21,15 @@ from adapters.contract.job import Depth, Job, Observation, PendingReduction
 from adapters.contract.layout import Layout, Option, grids
 from adapters.contract.objective import Objective
 from adapters.contract.probed_batch import ProbedBatch
-from adapters.slime_family import command_line, departures, description, framework, rollouts, stubs
+from adapters.slime_family import command_line, departures, description, framework, rollouts
 from adapters.slime_family.framework import KEYS, LOG
-from adapters.toolkit.refusals import refusals, refusals_of_configuration
-from adapters.toolkit.versions import Candidates, call_supported, places
+from adapters.toolkit.calls import (
+    Candidates,
+    call_supported,
+    places,
+    refusals,
+    refusals_of_configuration,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -45,8 +50,7 @@ class MegatronAdapter(Adapter):
     devices = ("cpu", "cuda")
     dtypes = ("float32", "bfloat16")
 
-    departures: ClassVar[tuple[Departure, ...]] = ()
-    """Departures of this framework only."""
+    departures: ClassVar[tuple[Departure, ...]] = ()  # departures of this framework only
 
     def layouts(self) -> Sequence[Layout]:
         """Data × context parallelism on up to 8 ranks, packed; every other option once."""
@@ -140,7 +144,7 @@ class MegatronAdapter(Adapter):
             conventions=self.conventions(parser),
             places=places(self.candidates()),
             rules=description.stated(parser, self.keepers()),
-            stubs=tuple(stubs.STUBBED),
+            stubs=tuple(framework.STUBBED),
             departures=(*departures.ALL_ENGINES, *departures.MEGATRON, *self.departures),
         )
 

@@ -1,4 +1,4 @@
-"""Calls into slime's and miles' own code: actors and what they log.
+"""Imports and calls of slime's and miles' own code: stubs, actors and what they log.
 
 Actors are entered at `train`, as their trainers do. They are made without their `init`, which
 starts CUDA and loads checkpoints, and are given a model, an optimizer and bookkeeping in its place.
@@ -12,12 +12,41 @@ from typing import TYPE_CHECKING, Any
 
 from adapters.contract import Depth, Unsupported
 from adapters.contract.objective import Metric
+from adapters.toolkit.imports import stub, stub_missing
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from types import ModuleType
 
     from adapters.contract import Job, LogEntry
+
+SERVER_PACKAGES = (
+    "aiohttp",
+    "blake3",
+    "fastapi",
+    "megatron.training",
+    "mooncake",
+    "openai",
+    "polars",
+    "pylatexenc",
+    "qwen_vl_utils",
+    "ring_flash_attn",
+    "sglang",
+    "sglang_router",
+    "starlette",
+    "structlog",
+    "tensorboard",
+    "torch_memory_saver",
+    "uvicorn",
+    "wandb",
+    "zmq",
+)
+"""Servers, trackers and GPU kernels."""
+
+OBJECT_STORE = SimpleNamespace(put=lambda value: value, get=lambda value: value)
+"""Replaces Ray's object store."""
+
+STUBBED: list[str] = []  # what `install` stubbed in this process
 
 TRACKERS = ("logging_utils", "tracking", "tracking_utils")
 """Names of the tracker in the modules that log, by version."""
@@ -33,6 +62,27 @@ KEYS = {
     "train/rejected": Metric.REJECTED,
 }
 """Metrics by the names they are logged under; the last is that of `user_code.reject`."""
+
+
+def install(plugins: Sequence[str], kernels: Sequence[str]) -> None:
+    """Prepare this process for importing Megatron-Core and a framework that trains with it.
+
+    ``plugins`` are stubbed if missing, ``kernels``, modules of GPU kernels only, always.
+    """
+    from adapters.toolkit import cuda_on_cpu
+
+    cuda_on_cpu.install()
+    stub(kernels)
+    STUBBED.extend([*stub_missing([*SERVER_PACKAGES, *plugins]), *kernels])
+
+
+def drop_server_options(*modules: ModuleType) -> None:
+    """Keep sglang's options out of a framework's parser, as no train step reads them."""
+    for module in modules:
+        for name in ("RouterArgs", "ServerArgs"):
+            options = getattr(module, name, None)
+            if options is not None:
+                options.add_cli_args = staticmethod(lambda *args, **kwargs: None)
 
 
 def actor(actor_class: type, *, args: Any, **trained: Any) -> Any:

@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 ENTROPY_IS_TRAINED = ("entropy_requires_grad", "with_entropy_grad")
 """Arguments by which newer versions of miles and slime ask for a gradient of entropies."""
 
-SEAM = ProbeSeam()
-"""The seam of this process, which trains one job at a time."""
+SEAM = ProbeSeam()  # the seam of this process, which trains one job at a time
 
 
 def seam_around(calculate: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,12 +1,15 @@
-"""Tells the objections of a framework's startup validation from crashes."""
+"""Calls of functions that differ between versions, and objections of a framework's validation."""
 
 from __future__ import annotations
 
+import inspect
 from argparse import ArgumentError
+from collections.abc import Mapping
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
-from adapters.contract import Refused
+from adapters.contract import CodeLocation, Refused, code_location
 from adapters.contract.configuration import DEFAULT_CONFIGURATION
 
 if TYPE_CHECKING:
@@ -14,6 +17,9 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from adapters.contract import Job
+
+Candidates = Mapping[CodeLocation, tuple[tuple[Any, str], ...]]
+"""For each place, modules or classes with the name that a function has in them."""
 
 OBJECTIONS = (ArgumentError, AssertionError, ValueError, NotImplementedError)
 """What validation raises; argparse also exits, in the context of an error of its own."""
@@ -40,3 +46,23 @@ def refusals_of_configuration(job: Job) -> AbstractContextManager[None]:
 
 def _refused(error: BaseException) -> Refused:
     return Refused(f"{type(error).__name__}: {error}")
+
+
+def call_supported(function: Any, *args: Any, **offered: Any) -> Any:
+    """Call a function with those of the keyword arguments that this version knows."""
+    known = _parameters(getattr(function, "__func__", function))
+    return function(*args, **{name: value for name, value in offered.items() if name in known})
+
+
+def places(candidates: Candidates) -> dict[CodeLocation, str]:
+    """The first candidate that this version has for each place."""
+    found = {
+        place: [getattr(home, name) for home, name in functions if hasattr(home, name)]
+        for place, functions in candidates.items()
+    }
+    return {place: code_location(functions[0]) for place, functions in found.items() if functions}
+
+
+@cache
+def _parameters(function: Any) -> frozenset[str]:
+    return frozenset(inspect.signature(function).parameters)
