@@ -28,9 +28,7 @@ if TYPE_CHECKING:
 
     from reference.step import Step
 
-
 _Number = TypeVar("_Number", bound=np.generic)
-
 
 PADDING_ID = 0
 
@@ -79,11 +77,7 @@ class ProbedBatch:
     @cached_property
     def original_masks(self) -> list[NDArray[np.bool_]]:
         """Loss mask of each sample before rejection sampling, which a framework is given."""
-        return [
-            step.mask_before_rejection[response]
-            for step in self.steps
-            for response in step.responses
-        ]
+        return [step.mask_before_rejection[ids] for step in self.steps for ids in step.responses]
 
     @cached_property
     def advantages(self) -> list[NDArray[np.float64]]:
@@ -97,10 +91,8 @@ class ProbedBatch:
         """An advantage for each token, never 0: a framework must mask by the mask alone."""
         if self.objective is Objective.GSPO:
             of_sample = ADVANTAGES[np.arange(len(self.responses)) % len(ADVANTAGES)]
-            return [
-                np.full(len(ids), advantage)
-                for ids, advantage in zip(self.responses, of_sample, strict=True)
-            ]
+            pairs = zip(self.responses, of_sample, strict=True)
+            return [np.full(len(ids), advantage) for ids, advantage in pairs]
         return [ADVANTAGES[ids % len(ADVANTAGES)] for ids in self.responses]
 
     @cached_property
@@ -155,10 +147,7 @@ class ProbedBatch:
         """Each step's weights; raises `RuntimeError` unless there is a gradient for each step."""
         if len(gradients) != len(self.steps):
             raise RuntimeError(f"{len(gradients)} optimizer steps were made of {len(self.steps)}")
-        return tuple(
-            self.split(self.weights(gradient))[step_index]
-            for step_index, gradient in enumerate(gradients)
-        )
+        return tuple(self.split(self.weights(one))[index] for index, one in enumerate(gradients))
 
     def forward_passes(self, passes: Sequence[NDArray[np.int64]]) -> tuple[NDArray[np.int32], ...]:
         """For each step, the index of the forward pass in which a rank held each token, or -1.
@@ -182,7 +171,7 @@ class ProbedBatch:
         prompt_lengths = np.concatenate([step.prompt_lengths for step in self.steps])
         lengths = prompt_lengths + np.concatenate([step.response_lengths for step in self.steps])
         starts = 1 + np.concatenate([[0], np.cumsum(lengths)[:-1]])
+        of_samples = zip(starts, lengths, prompt_lengths, strict=True)
         return [
-            (np.arange(start, start + length), int(prompt_length))
-            for start, length, prompt_length in zip(starts, lengths, prompt_lengths, strict=True)
+            (np.arange(start, start + length), int(prompt)) for start, length, prompt in of_samples
         ]

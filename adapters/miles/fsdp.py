@@ -29,12 +29,7 @@ from adapters.slime_family import command_line, departures, framework
 from adapters.slime_family.description import offered, stated
 from adapters.slime_family.framework import KEYS, LOG
 from adapters.slime_family.rollouts import advantages, of_steps, require_one_sample_per_rollout
-from adapters.toolkit.calls import (
-    call_supported,
-    places,
-    refusals,
-    refusals_of_configuration,
-)
+from adapters.toolkit.calls import call_supported, places, refusals, refusals_of_configuration
 from reference.aggregation import DenominatorMask, SampleUnit
 
 if TYPE_CHECKING:

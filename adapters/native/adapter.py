@@ -83,7 +83,8 @@ class NativeAdapter(Adapter):
         """Train the steps of a batch and read the probe's gradient of each."""
         import torch
 
-        from adapters.native.trainer import linear_losses, samples_of_steps
+        from adapters.native.trainer import samples_of_steps
+        from adapters.toolkit.probe import as_array
 
         self.started(job)
         job = replace(job, aggregation=self.aggregation(job))
@@ -93,15 +94,28 @@ class NativeAdapter(Adapter):
         probe = torch.zeros(batch.probe_size, requires_grad=True, device=rank.device, dtype=dtype)
         with rank.framework():
             trainer = self.trainer(job, rank.index)
-            if job.depth is not Depth.STEP:
-                losses = linear_losses if job.depth is Depth.REDUCER else trainer.token_losses
-                shares = [trainer.accumulate(probe, samples, losses)[0] for samples in steps]
-                return _observation(batch, trainer, shares, pending_reduction=PendingReduction.SUM)
-            size = job.configuration.batch_size or max(map(len, steps))
-            parts = [[s[i : i + size] for i in range(0, len(s), size)] for s in steps]
-            trained = [[trainer.train_step(probe, one) for one in step] for step in parts]
-        gradients = [sum(gradient for gradient, _ in step) for step in trained]
-        return _observation(batch, trainer, gradients, logs=[step[-1][1] for step in trained])
+            trained = [_train(trainer, probe, samples) for samples in steps]
+        whole = job.depth is Depth.STEP
+        return Observation(
+            token_weights=batch.weights_of_steps([as_array(gradient) for gradient, _ in trained]),
+            pending_reduction=PendingReduction.REPLICATED if whole else PendingReduction.SUM,
+            forward_passes=batch.forward_passes(trainer.passes.drain()),
+            reported={metric: tuple(log[metric] for _, log in trained) for metric in trained[0][1]},
+        )
+
+
+def _train(trainer: Trainer, probe: Any, samples: list[Any]) -> tuple[Any, dict[Metric, float]]:
+    """The gradient of a step and its last log, in parts of a batch size if the job has one."""
+    from adapters.native.trainer import linear_losses
+
+    job = trainer.job
+    if job.depth is not Depth.STEP:
+        losses = linear_losses if job.depth is Depth.REDUCER else trainer.token_losses
+        return trainer.accumulate(probe, samples, losses)[0], {}
+    size = job.configuration.batch_size or len(samples)
+    parts = [samples[i : i + size] for i in range(0, len(samples), size)]
+    trained = [trainer.train_step(probe, part) for part in parts]
+    return sum(gradient for gradient, _ in trained), trained[-1][1]
 
 
 def aggregate(entries: Sequence[LogEntry]) -> dict[str, float]:
@@ -113,21 +127,3 @@ def aggregate(entries: Sequence[LogEntry]) -> dict[str, float]:
     values = np.sum([entry.values for entry in entries], axis=0)
     divisors = [entry.normalizers or (entry.count,) * len(keys) for entry in entries]
     return dict(zip(keys, (values / np.sum(divisors, axis=0)).tolist(), strict=True))
-
-
-def _observation(
-    batch: ProbedBatch,
-    trainer: Trainer,
-    gradients: Sequence[Any],
-    *,
-    pending_reduction: PendingReduction = PendingReduction.REPLICATED,
-    logs: Sequence[dict[Metric, float]] = (),
-) -> Observation:
-    from adapters.toolkit.probe import as_array
-
-    return Observation(
-        token_weights=batch.weights_of_steps([as_array(gradient) for gradient in gradients]),
-        pending_reduction=pending_reduction,
-        forward_passes=batch.forward_passes(trainer.passes.drain()),
-        reported={metric: tuple(log[metric] for log in logs) for metric in logs[0]} if logs else {},
-    )

@@ -13,6 +13,7 @@ from functools import cache
 from importlib.metadata import version
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 from adapters.contract.adapter import Rank, Unsupported
 from adapters.contract.description import CodeLocation, Description, code_location
@@ -137,18 +138,15 @@ def _packing_fault() -> str | None:
     import torch
 
     utils = module("backends.skyrl_train.distributed.megatron.megatron_utils")
-    parallel_state = utils.mpu
-    utils.mpu = SimpleNamespace(
+    alone = SimpleNamespace(
         get_tensor_model_parallel_world_size=lambda: 1,
         get_context_parallel_world_size=lambda: 1,
         get_context_parallel_rank=lambda: 0,
     )
+    token, mask = torch.zeros(1, 1, dtype=torch.long), torch.ones(1, 1, dtype=torch.bool)
     try:
-        utils.preprocess_packed_seqs(
-            torch.zeros(1, 1, dtype=torch.long), torch.ones(1, 1, dtype=torch.bool)
-        )
+        with mock.patch.object(utils, "mpu", alone):
+            utils.preprocess_packed_seqs(token, mask)
     except TypeError as error:
         return str(error)
-    finally:
-        utils.mpu = parallel_state
     return None

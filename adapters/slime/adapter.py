@@ -16,7 +16,7 @@ from adapters.toolkit.calls import Candidates, call_supported, refusals
 from adapters.toolkit.imports import import_from
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
     from types import ModuleType
 
@@ -95,8 +95,12 @@ class SlimeAdapter(MegatronAdapter):
         manager.custom_reward_post_process_func = None
         manager.custom_convert_samples_to_train_data_func = None
         manager.train_parallel_config = command_line.train_parallel_config(job.layout)
-        convert = self._conversion(manager, job)
-        data: Any = convert(user_code.samples_to_convert(self._samples(batch), job))
+        own = copy(manager)
+        manager.custom_convert_samples_to_train_data_func = user_code.conversion(
+            job, lambda args, samples: own._convert_samples_to_train_data(samples)
+        )
+        samples = user_code.samples_to_convert(self._samples(batch), job)
+        data = manager._convert_samples_to_train_data(samples)
         if hasattr(manager, "_split_train_data_by_dp"):
             return call_supported(manager._split_train_data_by_dp, data, dp_size=job.layout.dp)
         return SimpleNamespace(inner=data)  # a training rank of older versions takes its share
@@ -183,14 +187,6 @@ class SlimeAdapter(MegatronAdapter):
             return self.module(name)
         except ModuleNotFoundError:
             return None
-
-    def _conversion(self, manager: Any, job: Job) -> Callable[[list[Any]], Any]:
-        """A manager's conversion of samples, with the job's custom function if any."""
-        own = copy(manager)
-        manager.custom_convert_samples_to_train_data_func = user_code.conversion(
-            job, lambda args, samples: own._convert_samples_to_train_data(samples)
-        )
-        return manager._convert_samples_to_train_data
 
     def _samples(self, batch: ProbedBatch) -> list[Any]:
         """The batch as slime's sample objects."""

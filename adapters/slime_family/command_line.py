@@ -141,26 +141,19 @@ def base_parser() -> argparse.ArgumentParser:
         parser.add_argument(f"--{name}-{model}parallel-size", type=int, default=1)
     parser.add_argument("--seq-length", type=int, default=64)
     parser.add_argument("--decoder-seq-length", type=int)
-    parser.set_defaults(
-        bf16=False,
-        check_for_nan_in_loss_and_grad=True,
-        fp16=False,
-        record_memory_history=False,
-        use_pytorch_profiler=False,
-        # Sizes of a small model, by which frameworks weigh samples when they balance ranks.
-        ffn_hidden_size=32,
-        hidden_size=8,
-        kv_channels=4,
-        kv_lora_rank=None,
-        num_attention_heads=2,
-        num_experts=None,
-        num_layers=1,
-        num_query_groups=2,
-        q_lora_rank=None,
-        qk_pos_emb_head_dim=None,
-        v_head_dim=None,
-        vocab_size=64,
+    switched_off = ("bf16", "fp16", "record_memory_history", "use_pytorch_profiler")
+    parser.set_defaults(**dict.fromkeys(switched_off, False), check_for_nan_in_loss_and_grad=True)
+    # Sizes of a small model, by which frameworks weigh samples when they balance ranks.
+    parser.set_defaults(ffn_hidden_size=32, hidden_size=8, kv_channels=4, vocab_size=64)
+    parser.set_defaults(num_attention_heads=2, num_layers=1, num_query_groups=2)
+    of_other_models = (
+        "kv_lora_rank",
+        "num_experts",
+        "q_lora_rank",
+        "qk_pos_emb_head_dim",
+        "v_head_dim",
     )
+    parser.set_defaults(**dict.fromkeys(of_other_models))
     return parser
 
 

@@ -117,23 +117,24 @@ def actor(actor_class: type, *, args: Any, **trained: Any) -> Any:
 
 
 def as_dictionaries(entries: Sequence[LogEntry], *, with_normalizers: bool) -> list[dict[str, Any]]:
-    """Entries as micro-batches hand them on; `Unsupported` if they need unknown normalizers."""
-    if not with_normalizers and any(entry.normalizers is not None for entry in entries):
-        raise Unsupported("no normalizers of their own for values that are logged")
-    return [_as_dictionary(entry) for entry in entries]
+    """Entries as micro-batches hand them on: counts precede values if there are no normalizers.
 
-
-def _as_dictionary(entry: LogEntry) -> dict[str, Any]:
-    """The values of an entry, preceded by their count unless it has normalizers."""
+    Raises `Unsupported` for normalizers in versions without them.
+    """
     import torch
 
-    if entry.normalizers is None:
-        return {"keys": [*entry.keys], "values": torch.tensor([entry.count, *entry.values])}
-    return {
-        "keys": [*entry.keys],
-        "values": torch.tensor(entry.values),
-        "normalizers": torch.tensor(entry.normalizers),
-    }
+    if not with_normalizers and any(entry.normalizers is not None for entry in entries):
+        raise Unsupported("no normalizers of their own for values that are logged")
+    return [
+        {"keys": [*entry.keys], "values": torch.tensor([entry.count, *entry.values])}
+        if entry.normalizers is None
+        else {
+            "keys": [*entry.keys],
+            "values": torch.tensor(entry.values),
+            "normalizers": torch.tensor(entry.normalizers),
+        }
+        for entry in entries
+    ]
 
 
 class Log:

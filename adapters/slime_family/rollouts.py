@@ -30,6 +30,7 @@ def sample_fields(batch: ProbedBatch) -> list[tuple[int, dict[str, Any]]]:
     owners = [(n, i) for n, step in enumerate(batch.steps) for i in range(step.size)]
     groups = _numbered((n, batch.steps[n].groups[i]) for n, i in owners)
     rollouts = _numbered((n, batch.steps[n].rollouts[i]) for n, i in owners)
+    columns = batch.prompts, batch.responses, batch.original_masks, _rollout_log_probs(batch)
     return [
         (
             rollout,
@@ -43,13 +44,7 @@ def sample_fields(batch: ProbedBatch) -> list[tuple[int, dict[str, Any]]]:
             },
         )
         for group, rollout, prompt, response, mask, of_rollout_policy in zip(
-            groups,
-            rollouts,
-            batch.prompts,
-            batch.responses,
-            batch.original_masks,
-            _rollout_log_probs(batch),
-            strict=True,
+            groups, rollouts, *columns, strict=True
         )
     ]
 

@@ -59,15 +59,8 @@ def reject(
     import torch
 
     masks, rejected = [], []
-    per_sample = zip(
-        train_log_probs,
-        rollout_log_probs,
-        loss_masks,
-        total_lengths,
-        response_lengths,
-        max_seq_lens or repeat(None, len(loss_masks)),
-        strict=True,
-    )
+    lengths = total_lengths, response_lengths, max_seq_lens or repeat(None, len(loss_masks))
+    per_sample = zip(train_log_probs, rollout_log_probs, loss_masks, *lengths, strict=True)
     for train, rollout, mask, total, response, width in per_sample:
         padding = () if width is None else (args.qkv_format, width)
         with torch.no_grad():

@@ -53,10 +53,6 @@ def _only(counts: Iterable[int], what: str) -> int:
     return different[0]
 
 
-YAML_NUMBERS = {"nan": ".nan", "inf": ".inf", "-inf": "-.inf"}
-"""Numbers that YAML spells otherwise than Python."""
-
-
 def yaml(text: str) -> str:
     """A number, or any other text, as YAML spells it."""
-    return YAML_NUMBERS.get(text, text)
+    return {"nan": ".nan", "inf": ".inf", "-inf": "-.inf"}.get(text, text)
