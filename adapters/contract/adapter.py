@@ -59,10 +59,7 @@ class Rank:
 
 
 class Adapter(ABC):
-    """Drives one framework with one of its training engines. Instances are pickled to the ranks.
-
-    A framework with several engines has an adapter class for each, all of one ``name``.
-    """
+    """Drives one framework, called ``name``, with one of its engines; pickled to the ranks."""
 
     name: ClassVar[str]  # the value of ``--adapter=``
     engine: ClassVar[str] = "torch"  # the value of ``--engine=``

@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from adapters.contract.configuration import DEFAULT_CONFIGURATION, Configuration
-from adapters.contract.objective import Objective
+from adapters.contract.objective import Metric, Objective
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from adapters.contract.layout import Layout
-    from adapters.contract.objective import Metric
     from reference.aggregation import Aggregation
     from reference.step import Step
 
@@ -54,10 +53,7 @@ class PendingReduction(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class LogEntry:
-    """The log entry of one micro-batch: sums by name, and their divisors.
-
-    ``count`` divides all values, unless ``normalizers`` has a divisor for each.
-    """
+    """Sums of one micro-batch by name, over ``count`` or over one of ``normalizers`` each."""
 
     keys: tuple[str, ...]
     values: tuple[float, ...]

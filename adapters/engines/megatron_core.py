@@ -116,10 +116,7 @@ class BarePolicy(Policy):
 
 
 def policy_of(bare: Any, rank: Rank, depth: Depth, ddp_config: Any) -> Policy:
-    """A probed model at a depth: in data parallelism as configured, or bare below depth `step`.
-
-    Raises `Unsupported` if Megatron refuses to average in the collective.
-    """
+    """A probed model, bare below depth `step`; raises `Unsupported` if Megatron refuses."""
     if depth is not Depth.STEP:
         return BarePolicy(bare)
     from megatron.core.distributed import DistributedDataParallel

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from adapters.contract import CodeLocation, Depth, Job, Layout
+from adapters.contract import CodeLocation, Depth, Job, Layout, LogEntry
 from adapters.contract.description import parse_departures
 from adapters.miles import rollouts
 from adapters.miles.importing import module
 from adapters.slime_family import description
 from adapters.slime_family.framework import as_dictionaries
-from reference.aggregation import Aggregation, Mode
+from reference.aggregation import Aggregation, Conventions, Mode
 from reference.step import Sample, Step
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Mapping, Sequence
 
-    from adapters.contract import LogEntry
     from adapters.toolkit.calls import Candidates
-    from reference.aggregation import Conventions
 
 ALONE = Job(
     steps=(Step.of([Sample(prompt_length=1, loss_mask=[1], group=0)]),),

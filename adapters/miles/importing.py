@@ -30,10 +30,7 @@ def engine(name: str) -> Any:
 
 
 def import_miles(source: Path | None, kernels: Sequence[str]) -> None:
-    """Import the modules that miles' engines share and add the probe to its log-probabilities.
-
-    ``kernels`` are modules of miles that hold GPU kernels only.
-    """
+    """Import what all engines need, with stubs for ``kernels``, and add the probe."""
     from adapters.slime_family.model import seam_around
 
     framework.install(["miles_plugins"], kernels)

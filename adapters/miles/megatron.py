@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, Any
 
-from adapters.contract import Layout, grids
+from adapters.contract import Job, Layout, LogEntry, Rank, grids
 from adapters.contract.description import parse_departures
 from adapters.miles import description, rollouts
 from adapters.miles.importing import import_miles
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import ModuleType
 
-    from adapters.contract import Job, LogEntry, Rank
     from adapters.contract.probed_batch import ProbedBatch
 
 KERNELS = ("miles.backends.megatron_utils.kernels", "miles.utils.fp8_kernel")
@@ -63,12 +62,6 @@ class MilesMegatronAdapter(MegatronAdapter):
         # sglang's debug dumper, which is off, reads its settings with a class of sglang.
         self.module("utils.dumper_utils")._get_phase_override_configs = lambda *_: {"enable": False}
         self.module("backends.megatron_utils.actor").ray = framework.OBJECT_STORE
-
-    def parser(self) -> Any:
-        """A parser with miles' options on top of Megatron's."""
-        parser = command_line.base_parser()
-        self.module("utils.arguments").get_miles_extra_args_provider()(parser)
-        return parser
 
     def validated(self, args: Any, layout: Layout) -> None:
         """Run miles' own validation, for training alone."""

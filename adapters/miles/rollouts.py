@@ -27,11 +27,7 @@ def rollout_field() -> str | None:
 def references(
     args: Any, job: Job, batch: ProbedBatch, *, train_parallel_config: dict[str, int]
 ) -> Any:
-    """References to the data of training ranks, converted and split by miles.
-
-    ``train_parallel_config`` is the engine's description of its layout; given all sizes, the
-    rollout side also makes micro-batches.
-    """
+    """References to the data of ranks; given all sizes, miles also makes micro-batches."""
     conversion = module("ray.rollout.train_data_conversion")
 
     def convert(args: Any, samples: Any, custom: Any = None) -> Any:

@@ -14,14 +14,13 @@ from adapters.contract.layout import Layout, grids
 from adapters.contract.objective import Metric, Objective
 from adapters.contract.probed_batch import ProbedBatch
 from adapters.native import options
-from reference.aggregation import Mode
+from reference.aggregation import Aggregation, Mode
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from adapters.native.trainer import Trainer
-    from reference.aggregation import Aggregation
 
 
 NOT_IMPLEMENTED = {Objective.GSPO, Objective.SAPO, Objective.CLIP_COV, Objective.KL_COV}

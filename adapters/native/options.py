@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from adapters.contract import Refused, Unsupported
+from adapters.contract import Job, Refused, Unsupported
 from adapters.contract.configuration import FaultInjection, Setting
 from reference.aggregation import Aggregation, Mode
-
-if TYPE_CHECKING:
-    from adapters.contract import Job
 
 CONFIGURATIONS = (
     "divisor_missing",

@@ -18,9 +18,9 @@ import torch.distributed as dist
 
 from adapters.contract.configuration import REDUCER_DIVISOR
 from adapters.contract.objective import CLIP, ENTROPY_COEFFICIENT, KL_COEFFICIENT, Metric, Objective
-from adapters.contract.probed_batch import ENTROPIES, PADDING_ID
+from adapters.contract.probed_batch import ENTROPIES, PADDING_ID, ProbedBatch
 from adapters.toolkit.probe import ForwardPasses, cycled
-from reference.aggregation import AuxiliaryAggregation, Mode, auxiliary_aggregation
+from reference.aggregation import Aggregation, AuxiliaryAggregation, Mode, auxiliary_aggregation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from adapters.contract import Job, Layout
-    from adapters.contract.probed_batch import ProbedBatch
-    from reference.aggregation import Aggregation
 
     LossFunction = Callable[[torch.Tensor, "Packed"], torch.Tensor]
 
@@ -65,10 +63,7 @@ class SampleTensors:
 
 @dataclass(frozen=True, eq=False)
 class Packed:
-    """A context-parallel rank's slice of a micro-batch.
-
-    All tensors have the shape [tokens] in thd and [samples, width] in bshd.
-    """
+    """A context-parallel rank's slice: [tokens] in thd, [samples, width] in bshd."""
 
     labels: torch.Tensor
     advantages: torch.Tensor

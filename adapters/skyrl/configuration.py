@@ -91,10 +91,7 @@ def knows_rollout_policy(job: Job) -> bool:
 
 
 def configure(job: Job, of_engine: Mapping[str, object]) -> Any:
-    """SkyRL's own configuration for a job and its engine's settings, parsed and validated by SkyRL.
-
-    Raises `Unsupported` if this version lacks an option, and `Refused` if SkyRL declines.
-    """
+    """SkyRL's configuration for a job, as validated; raises `Unsupported` or `Refused`."""
     settings = {
         **_sizes(job),
         **_micro_batches(job),

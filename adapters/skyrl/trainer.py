@@ -215,10 +215,7 @@ class Rollouts:
         return self.laid_out(outputs[model], data)
 
     def laid_out(self, of_samples: list[NDArray[np.float64]], data: Any) -> torch.Tensor:
-        """Values of response tokens in SkyRL's padded layout: [rows, width].
-
-        Rows that SkyRL adds repeat the first one with its values, so that a leak is visible.
-        """
+        """Response values, [rows, width]; rows that SkyRL adds repeat the first, to show leaks."""
         import torch
 
         of_token = torch.zeros(self.batch.probe_size)

@@ -7,7 +7,7 @@ from copy import copy
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from adapters.contract import CodeLocation, Layout, Unsupported
+from adapters.contract import CodeLocation, Job, Layout, LogEntry, Rank, Unsupported
 from adapters.contract.description import parse_departures
 from adapters.slime_family import command_line, description, framework, rollouts, user_code
 from adapters.slime_family.adapter import MegatronAdapter
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import ModuleType
 
-    from adapters.contract import Job, LogEntry, Rank
     from adapters.contract.probed_batch import ProbedBatch
     from reference.aggregation import Conventions
 
@@ -68,12 +67,6 @@ class SlimeAdapter(MegatronAdapter):
         loss, reducers, _ = self.loss_modules()
         user_code.CpUtils.module = reducers
         loss.calculate_log_probs_and_entropy = seam_around(loss.calculate_log_probs_and_entropy)
-
-    def parser(self) -> Any:
-        """A parser with slime's options on top of Megatron's."""
-        parser = command_line.base_parser()
-        self.module("utils.arguments").get_slime_extra_args_provider()(parser)
-        return parser
 
     def validated(self, args: Any, layout: Layout) -> None:
         """Run slime's own validation, for training alone."""

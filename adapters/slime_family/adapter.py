@@ -77,10 +77,6 @@ class MegatronAdapter(Adapter):
         """The layouts in bshd to run."""
 
     @abstractmethod
-    def parser(self) -> Any:
-        """The framework's argument parser on top of Megatron's options."""
-
-    @abstractmethod
     def validated(self, args: Any, layout: Layout) -> None:
         """Pass arguments through the framework's own startup validation."""
 
@@ -118,6 +114,13 @@ class MegatronAdapter(Adapter):
 
     def join(self, args: Any) -> None:
         """Tell the framework of Megatron's process groups, if it keeps a state of its own."""
+
+    def parser(self) -> Any:
+        """The framework's argument parser on top of Megatron's options."""
+        parser = command_line.base_parser()
+        arguments = self.module("utils.arguments")
+        getattr(arguments, f"get_{self.package}_extra_args_provider")()(parser)
+        return parser
 
     def module(self, path: str) -> Any:
         """A module of the framework."""
@@ -174,10 +177,7 @@ class MegatronAdapter(Adapter):
         )
 
     def arguments(self, job: Job) -> Any:
-        """The framework's own arguments for a job, parsed and validated by it.
-
-        Raises `Unsupported` if this version lacks an option, and `Refused` if it declines the job.
-        """
+        """The arguments for a job, as validated; raises `Unsupported` or `Refused`."""
         parser = self._parser
         with refusals(), command_line.settings(job, parser) as settings:
             parsed = parser.parse_args([*command_line.job_options(job, parser), *settings])
@@ -280,10 +280,7 @@ def pending_reduction(depth: Depth, *, per_token: bool) -> PendingReduction:
 
 
 def counting_in_tensors(loss_function: Any, original: Any) -> Any:
-    """Make the normaliser of a loss function a tensor, as newer versions of Megatron-Core expect.
-
-    ``original``, the framework's own function, is kept so that the wrapper can be removed.
-    """
+    """Make the loss's normaliser a tensor, as newer Megatron-Core expects; keep ``original``."""
     import torch
 
     def run(*args: Any, **named: Any) -> Any:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from adapters.contract import Option, Unsupported
+from adapters.contract import Job, Layout, Option, Unsupported
 from adapters.contract.configuration import FaultInjection, Setting
 from adapters.contract.objective import ENTROPY_COEFFICIENT, KL_COEFFICIENT, Objective
 from adapters.slime_family import user_code
@@ -18,8 +18,6 @@ from reference.aggregation import Mode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-
-    from adapters.contract import Job, Layout
 
 MODE = "--loss-aggregation"
 DIVISOR = "--loss-aggregation-divisor"
@@ -158,11 +156,7 @@ def base_parser() -> argparse.ArgumentParser:
 
 
 def job_options(job: Job, parser: argparse.ArgumentParser) -> list[str]:
-    """The options of a job apart from its settings (`settings`).
-
-    Raises `Unsupported` for steps or prompts of different sizes, micro-batches of another kind, or
-    a format or option that this version lacks.
-    """
+    """The options of a job without its settings; raises `Unsupported` for what cannot be said."""
     wanted = (
         (OBSERVE_ENTROPY, CRITIC_ALONE) if job.objective is Objective.VALUE else (OBSERVE_ENTROPY,)
     )
@@ -177,10 +171,7 @@ def job_options(job: Job, parser: argparse.ArgumentParser) -> list[str]:
 
 @contextmanager
 def settings(job: Job, parser: argparse.ArgumentParser) -> Iterator[list[str]]:
-    """The options that a job's settings are typed as, with a configuration file if it has one.
-
-    The file is there as long as the context is open. Raises `Unsupported` for missing options.
-    """
+    """Yield the options of a job's settings, with a file while the context is open if needed."""
     flags = [*_flags(job, parser)]
     in_file = job.configuration.in_file
     for flag in flags:

@@ -10,7 +10,7 @@ import sys
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from adapters.contract import Depth, Unsupported
+from adapters.contract import Depth, Job, LogEntry, Unsupported
 from adapters.contract.objective import Metric
 from adapters.toolkit.imports import stub, stub_missing
 
@@ -18,30 +18,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from types import ModuleType
 
-    from adapters.contract import Job, LogEntry
-
-SERVER_PACKAGES = (
-    "aiohttp",
-    "blake3",
-    "fastapi",
-    "megatron.training",
-    "mooncake",
-    "openai",
-    "polars",
-    "pylatexenc",
-    "qwen_vl_utils",
-    "ring_flash_attn",
-    "sglang",
-    "sglang_router",
-    "starlette",
-    "structlog",
-    "tensorboard",
-    "torch_memory_saver",
-    "uvicorn",
-    "wandb",
-    "zmq",
-)
-"""Servers, trackers and GPU kernels."""
+SERVERS = ("aiohttp", "fastapi", "openai", "sglang", "sglang_router", "starlette", "uvicorn", "zmq")
+TRACKING = ("structlog", "tensorboard", "wandb")
+KERNELS = ("megatron.training", "ring_flash_attn", "torch_memory_saver")
+DATA = ("blake3", "mooncake", "polars", "pylatexenc", "qwen_vl_utils")
+PACKAGES = sorted((*SERVERS, *TRACKING, *KERNELS, *DATA))  # that no training step enters
 
 OBJECT_STORE = SimpleNamespace(put=lambda value: value, get=lambda value: value)
 """Replaces Ray's object store."""
@@ -65,15 +46,12 @@ KEYS = {
 
 
 def install(plugins: Sequence[str], kernels: Sequence[str]) -> None:
-    """Prepare this process for importing Megatron-Core and a framework that trains with it.
-
-    ``plugins`` are stubbed if missing, ``kernels``, modules of GPU kernels only, always.
-    """
+    """Prepare this process: stub ``plugins`` if missing, and ``kernels``, of a GPU, always."""
     from adapters.toolkit import cuda_on_cpu
 
     cuda_on_cpu.install()
     stub(kernels)
-    STUBBED.extend([*stub_missing([*SERVER_PACKAGES, *plugins]), *kernels])
+    STUBBED.extend([*stub_missing([*PACKAGES, *plugins]), *kernels])
 
 
 def drop_server_options(*modules: ModuleType) -> None:
@@ -117,10 +95,7 @@ def actor(actor_class: type, *, args: Any, **trained: Any) -> Any:
 
 
 def as_dictionaries(entries: Sequence[LogEntry], *, with_normalizers: bool) -> list[dict[str, Any]]:
-    """Entries as micro-batches hand them on: counts precede values if there are no normalizers.
-
-    Raises `Unsupported` for normalizers in versions without them.
-    """
+    """Entries as micro-batches hand them on; raises `Unsupported` for unknown normalizers."""
     import torch
 
     if not with_normalizers and any(entry.normalizers is not None for entry in entries):

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from adapters.contract import Unsupported
+from adapters.contract import Job, Unsupported
 from adapters.contract.objective import Objective
 
 if TYPE_CHECKING:
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
-    from adapters.contract import Job
     from adapters.contract.probed_batch import ProbedBatch
 
     Columns = dict[str, Any]
@@ -73,10 +72,7 @@ def add_columns(
     batch: ProbedBatch,
     slicer: Slicer,
 ) -> None:
-    """Add columns of per-token values to a rank's share, sliced for context parallelism.
-
-    Samples are recognised by their first token, as their order may have changed.
-    """
+    """Add sliced columns of token values to a rank's share, whose samples may be reordered."""
     import torch
 
     of_first_token = {int(ids[0]): i for i, ids in enumerate(batch.prompts)}

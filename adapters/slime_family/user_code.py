@@ -11,7 +11,7 @@ import math
 from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
-from adapters.contract import Unsupported
+from adapters.contract import Job, Unsupported
 from adapters.contract.configuration import REDUCER_DIVISOR, FaultInjection
 
 if TYPE_CHECKING:
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     import torch
-
-    from adapters.contract import Job
 
     Columns = dict[str, Any]
     Conversion = Callable[[Any, Sequence[Any]], Columns]

@@ -9,14 +9,12 @@ from contextlib import contextmanager, nullcontext
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from adapters.contract import CodeLocation, Refused, code_location
+from adapters.contract import CodeLocation, Job, Refused, code_location
 from adapters.contract.configuration import DEFAULT_CONFIGURATION
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from contextlib import AbstractContextManager
-
-    from adapters.contract import Job
 
 Candidates = Mapping[CodeLocation, tuple[tuple[Any, str], ...]]
 """For each place, modules or classes with the name that a function has in them."""
