@@ -74,5 +74,4 @@ class Configuration:
 
 
 DEFAULT_CONFIGURATION = Configuration()
-
 REDUCER_DIVISOR = 64.0  # the divisor of the custom reducer

@@ -48,7 +48,6 @@ POLICY_LOSSES = (
 
 ENTROPY_COEFFICIENT = 0.5
 KL_COEFFICIENT = 0.25  # coefficients of auxiliary losses: powers of two, so that nothing is rounded
-
 CLIP = 0.2  # ratios are clipped to 1 ± this value
 
 

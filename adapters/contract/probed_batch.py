@@ -29,11 +29,9 @@ if TYPE_CHECKING:
     from reference.step import Step
 
 _Number = TypeVar("_Number", bound=np.generic)
-
 PADDING_ID = 0
-
+# Advantages, cycled over the tokens of a batch: every sample has several signs and sizes.
 ADVANTAGES = np.array([1.0, -0.5, 2.0, -1.0, 0.5, -2.0, -4.0])
-"""Advantages, cycled over the tokens of a batch: every sample has several signs and sizes."""
 
 LOG_RATIOS = np.array([0.0, 0.5, -0.5, 0.0, 0.25])
 """Log-ratios of new to old policy for `OFF_POLICY`, cycled over tokens: with advantages of either

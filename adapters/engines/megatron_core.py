@@ -29,7 +29,6 @@ OPTIONS = frozenset(
 """Options of Megatron's own data parallelism."""
 
 IMPOSSIBLE_LOGIT = -1e4  # logit of a token whose probability is exactly 0
-
 GRID = "grid"  # key of a rank's cache: the sizes of Megatron's process groups
 
 

@@ -39,11 +39,10 @@ if TYPE_CHECKING:
     from adapters.contract import LogEntry
     from adapters.miles.fsdp_model import Policy
 
+# Options for training alone that leave the probe at 0 and its gradient unchanged.
 ENGINE_OPTIONS = ("--train-backend=fsdp", "--debug-train-only", "--lr=0", "--clip-grad=inf")
-"""Options for training alone that leave the probe at 0 and its gradient unchanged."""
-
+# Options for versions that start this engine only in tests, which expect positive entropies.
 CI_OPTIONS = ("--ci-test", "--ci-disable-logprobs-checker")
-"""Options for versions that start this engine only in tests, which expect positive entropies."""
 
 CI_TEST = parse_departures(
     """

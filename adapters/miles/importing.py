@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +39,13 @@ def import_miles(source: Path | None, kernels: Sequence[str]) -> None:
     framework.drop_server_options(
         module("utils.arguments"), module("backends.sglang_utils.arguments")
     )
-    _pass_objects_through()
+    for name in ("ray.rollout.train_data_conversion", "utils.data"):
+        holder = module(name)
+        if hasattr(holder, "ray"):
+            holder.ray = framework.OBJECT_STORE
+        if hasattr(holder, "object_store"):
+            store = SimpleNamespace(put=lambda value, value_spec: value, get=_Fetched)
+            holder.object_store.get_instance = lambda store=store: store
     LOG.listen(module("backends.training_utils.log_utils"))
     CpUtils.module = module("backends.training_utils.cp_utils")
     processors = module("backends.training_utils.loss_hub.logit_processors")
@@ -47,25 +54,9 @@ def import_miles(source: Path | None, kernels: Sequence[str]) -> None:
     )
 
 
-def _pass_objects_through() -> None:
-    """Replace miles' object store, so that training gets the converted objects directly."""
-    for name in ("ray.rollout.train_data_conversion", "utils.data"):
-        holder = module(name)
-        if hasattr(holder, "ray"):
-            holder.ray = framework.OBJECT_STORE
-        if hasattr(holder, "object_store"):
-            store = SimpleNamespace(put=lambda value, value_spec: value, get=_Fetched)
-            holder.object_store.get_instance = lambda store=store: store
-
-
-class _Fetched:
+class _Fetched(nullcontext[Any]):
     """An object as the object store returns it: it has a ``value`` and is a context manager."""
 
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-    def __enter__(self) -> Any:
-        return self.value
-
-    def __exit__(self, *exception: object) -> None:
-        """Do nothing."""
+    @property
+    def value(self) -> Any:
+        return self.enter_result

@@ -48,13 +48,11 @@ class MilesMegatronAdapter(MegatronAdapter):
         ),
     )
 
-    def padded_layouts(self) -> Sequence[Layout]:
-        """Every grid, with micro-batches of a fixed number of samples."""
-        return [
-            Layout(dp=dp, cp=cp, micro_batches=micro_batches, format="bshd")
-            for dp, cp in grids(largest=8)
-            for micro_batches in (1, 2)
-        ]
+    padded_layouts = tuple(
+        Layout(dp=dp, cp=cp, micro_batches=micro_batches, format="bshd")
+        for dp, cp in grids(largest=8)
+        for micro_batches in (1, 2)
+    )
 
     def load(self, source: Path | None) -> None:
         """Import miles and add the probe to its log-probabilities."""

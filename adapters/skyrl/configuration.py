@@ -31,21 +31,16 @@ LOSS_REDUCTIONS = {
     Mode.CONSTANT: "seq_mean_token_sum_norm",
 }
 
+# Names of the option to pack samples into one row, latest version first.
 PACKING = ("remove_microbatch_padding", "use_sample_packing")
-"""Names of the option to pack samples into one row, latest version first."""
-
+# SkyRL's function that reduces by scaling advantages.
 SCALING = "apply_loss_reduction_to_advantages_minibatch"
-"""SkyRL's function that reduces by scaling advantages."""
-
 ALGORITHM = "trainer.algorithm"
 CORRECTION = f"{ALGORITHM}.off_policy_correction"
-
+# Bounds on a token's ratio of old policy to rollout policy, outside which it is masked.
 REJECTING = {"token_mask_is_threshold_low": 0.5, "token_mask_is_threshold_high": 2.0}
-"""Bounds on a token's ratio of old policy to rollout policy, outside which it is masked."""
-
+# Options of SkyRL's algorithm that enable a term.
 OPTIONAL = {Objective.ENTROPY: "use_entropy_loss", Objective.KL: "use_kl_loss"}
-"""Options of SkyRL's algorithm that enable a term."""
-
 WITH_ENTROPY = (Objective.ENTROPY, Objective.COMBINED)
 
 

@@ -14,7 +14,6 @@ from adapters.skyrl.importing import module, ppo_utils
 from reference.aggregation import MicroBatchWeight
 
 BASE_WORKER = "backends.skyrl_train.workers.worker"
-
 PRECISIONS = {"float32": "fp32", "bfloat16": "bf16"}  # dtypes by their names in SkyRL
 
 

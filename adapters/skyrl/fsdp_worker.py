@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 MODEL_WRAPPER = "backends.skyrl_train.workers.model_wrapper"
 WORKER = "backends.skyrl_train.workers.fsdp.fsdp_worker"
-
 SEAM = ProbeSeam()  # the seam of this process, which trains one job at a time
 
 
@@ -112,9 +111,8 @@ def _critic_model(job: Job, size: int, passes: ForwardPasses, device: str) -> An
 
 
 MODELS = {"policy": _policy_model, "critic": _critic_model}
-
+# The configuration of a transformer that SkyRL's critic reads.
 TRANSFORMER = SimpleNamespace(hidden_size=1, _attn_implementation="flash_attention_2")
-"""The configuration of a transformer that SkyRL's critic reads."""
 
 
 def _logits(input_ids: torch.Tensor, probe: torch.Tensor) -> dict[str, torch.Tensor]:

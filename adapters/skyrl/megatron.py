@@ -28,11 +28,10 @@ if TYPE_CHECKING:
 
     from adapters.contract import Job, Observation
 
+# A package that only registers models with Megatron-Bridge.
 MODEL_BRIDGES = "skyrl.backends.skyrl_train.workers.megatron.model_bridges"
-"""A package that only registers models with Megatron-Bridge."""
-
+# The module of Megatron-Bridge that models are registered with.
 CONVERSION = "megatron.bridge.models.conversion.model_bridge"
-"""The module of Megatron-Bridge that models are registered with."""
 
 
 class SkyRLMegatronAdapter(SkyRLAdapter):

@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
     from adapters.contract import Job
 
+DISPATCH = "backends.skyrl_train.distributed.dispatch"
+# Key of the training input's metadata: where the rows of each prompt begin and end.
 PROMPT_BOUNDARIES = "policy_prompt_boundaries"
-"""Key of the training input's metadata: where the rows of each prompt begin and end."""
-
 PADDING_MICRO_BATCH_IDS = 100  # skyRL fills padding micro-batches with random token ids below this
 
 NAMES = {
@@ -77,7 +77,7 @@ class Dispatch:
     def forward(self, model: str, data: Any) -> Any:
         """A model's log-probabilities or values of rollouts, in the form of this version."""
         values = self._rollouts.log_probs_or_values(model, data)
-        form = getattr(module("backends.skyrl_train.distributed.dispatch"), "WorkerOutput", None)
+        form = getattr(module(DISPATCH), "WorkerOutput", None)
         if form is None:
             return {"output": values}
         key = "values" if model == "critic" else "logprobs"
@@ -94,7 +94,7 @@ class Dispatch:
         if len(staged) == 1:
             return staged[0]
         _, data, boundaries = staged
-        return _mesh_dispatch().stage_chunks(self._dp_size, data, boundaries)
+        return module(DISPATCH).MeshDispatch.stage_chunks(self._dp_size, data, boundaries)
 
     def forward_backward_from_staged(self, model: str, *staged: Any) -> Any:
         """Run forward and backward on this rank's chunk, chosen by SkyRL's dispatch."""
@@ -104,7 +104,7 @@ class Dispatch:
         actor = SimpleNamespace(rank=worker.mesh_rank, handle=handle)
         worker.passes.drain()
         PADDING_MICRO_BATCHES.drain()
-        [status] = _mesh_dispatch().dispatch_from_staged([actor], method, *staged)
+        [status] = module(DISPATCH).MeshDispatch.dispatch_from_staged([actor], method, *staged)
         passes = worker.passes.drain()
         # Padding micro-batches come last.
         self.forward_passes.extend(passes[: len(passes) - PADDING_MICRO_BATCHES.drain()])
@@ -118,10 +118,6 @@ class Dispatch:
 
     def empty_cache(self, model: str | None = None) -> None:
         """Do nothing: the CPU has no cache."""
-
-
-def _mesh_dispatch() -> Any:
-    return module("backends.skyrl_train.distributed.dispatch").MeshDispatch
 
 
 def capacity(probe_size: int) -> int:

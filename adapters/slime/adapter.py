@@ -43,12 +43,11 @@ class SlimeAdapter(MegatronAdapter):
         """
     )
 
-    def padded_layouts(self) -> Sequence[Layout]:
-        """Two layouts: only versions 0.2 have the format."""
-        return [
-            Layout(micro_batches=2, format="bshd"),
-            Layout(dp=2, cp=2, micro_batches=2, format="bshd"),
-        ]
+    # Only versions 0.2 have the format.
+    padded_layouts = (
+        Layout(micro_batches=2, format="bshd"),
+        Layout(dp=2, cp=2, micro_batches=2, format="bshd"),
+    )
 
     def load(self, source: Path | None) -> None:
         """Import slime and add the probe to its log-probabilities."""
@@ -92,8 +91,8 @@ class SlimeAdapter(MegatronAdapter):
         manager.custom_convert_samples_to_train_data_func = user_code.conversion(
             job, lambda args, samples: own._convert_samples_to_train_data(samples)
         )
-        samples = user_code.samples_to_convert(self._samples(batch), job)
-        data = manager._convert_samples_to_train_data(samples)
+        samples = rollouts.samples(batch, self.module("utils.types").Sample, self.rollout_field())
+        data = manager._convert_samples_to_train_data(user_code.samples_to_convert(samples, job))
         if hasattr(manager, "_split_train_data_by_dp"):
             return call_supported(manager._split_train_data_by_dp, data, dp_size=job.layout.dp)
         return SimpleNamespace(inner=data)  # a training rank of older versions takes its share
@@ -180,20 +179,6 @@ class SlimeAdapter(MegatronAdapter):
             return self.module(name)
         except ModuleNotFoundError:
             return None
-
-    def _samples(self, batch: ProbedBatch) -> list[Any]:
-        """The batch as slime's sample objects."""
-        sample_class = self.module("utils.types").Sample
-        field = self.rollout_field() or "index"
-        return [
-            call_supported(
-                sample_class,
-                status=sample_class.Status.COMPLETED,
-                **{"index": index, field: rollout},
-                **common,
-            )
-            for index, (rollout, common) in enumerate(rollouts.sample_fields(batch))
-        ]
 
     def _choose_accelerator(self) -> None:
         """Choose CUDA in newer versions, which look for an available device."""

@@ -50,6 +50,7 @@ class MegatronAdapter(Adapter):
     devices = ("cpu", "cuda")
     dtypes = ("float32", "bfloat16")
 
+    padded_layouts: ClassVar[Sequence[Layout]]  # those in bshd to run
     departures: ClassVar[tuple[Departure, ...]] = ()  # departures of this framework only
 
     def layouts(self) -> Sequence[Layout]:
@@ -67,14 +68,10 @@ class MegatronAdapter(Adapter):
             + [
                 Layout(dp=2, micro_batches="tokens", format="thd", options=(Option.BALANCE_DATA,)),
                 Layout(dp=2, cp=2, tp=2, micro_batches=2, format="thd"),
-                *self.padded_layouts(),
+                *self.padded_layouts,
             ],
             key=lambda layout: layout.world_size,
         )
-
-    @abstractmethod
-    def padded_layouts(self) -> Sequence[Layout]:
-        """The layouts in bshd to run."""
 
     @abstractmethod
     def validated(self, args: Any, layout: Layout) -> None:

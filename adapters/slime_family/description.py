@@ -35,9 +35,8 @@ FINITE = ("divisor_infinite", "divisor_bool", "divisor_text")
 CONFLICTS = ("divisor_of_another_mode", "per_token_with_another_mode")
 TERMS = ("entropy_per_sample", "divergence_per_sample")
 BOUNDARIES = ("boundary_gap", "boundary_overlap", "boundary_short")
-
+# Rules of settings that may also stand in a configuration file.
 IN_FILE = ("divisor_missing", *POSITIVE, *FINITE, *CONFLICTS, *TERMS, "batch_of_partial_groups")
-"""Rules of settings that may also stand in a configuration file."""
 
 TRACES = (
     Trace(POSITIVE, r"(loss_aggregation|pg_loss)_divisor"),

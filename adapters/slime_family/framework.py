@@ -23,14 +23,11 @@ TRACKING = ("structlog", "tensorboard", "wandb")
 KERNELS = ("megatron.training", "ring_flash_attn", "torch_memory_saver")
 DATA = ("blake3", "mooncake", "polars", "pylatexenc", "qwen_vl_utils")
 PACKAGES = sorted((*SERVERS, *TRACKING, *KERNELS, *DATA))  # that no training step enters
-
-OBJECT_STORE = SimpleNamespace(put=lambda value: value, get=lambda value: value)
-"""Replaces Ray's object store."""
-
 STUBBED: list[str] = []  # what `install` stubbed in this process
-
+# Replaces Ray's object store.
+OBJECT_STORE = SimpleNamespace(put=lambda value: value, get=lambda value: value)
+# Names of the tracker in the modules that log, by version.
 TRACKERS = ("logging_utils", "tracking", "tracking_utils")
-"""Names of the tracker in the modules that log, by version."""
 
 KEYS = {
     "train/loss": Metric.LOSS,

@@ -14,9 +14,8 @@ from adapters.toolkit.probe import ProbeSeam, probe_capacity
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+# Arguments by which newer versions of miles and slime ask for a gradient of entropies.
 ENTROPY_IS_TRAINED = ("entropy_requires_grad", "with_entropy_grad")
-"""Arguments by which newer versions of miles and slime ask for a gradient of entropies."""
-
 SEAM = ProbeSeam()  # the seam of this process, which trains one job at a time
 
 

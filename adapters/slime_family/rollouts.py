@@ -8,6 +8,7 @@ import numpy as np
 
 from adapters.contract import Job, Unsupported
 from adapters.contract.objective import Objective
+from adapters.toolkit.calls import call_supported
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -45,6 +46,19 @@ def sample_fields(batch: ProbedBatch) -> list[tuple[int, dict[str, Any]]]:
         for group, rollout, prompt, response, mask, of_rollout_policy in zip(
             groups, rollouts, *columns, strict=True
         )
+    ]
+
+
+def samples(batch: ProbedBatch, sample_class: Any, rollout_field: str | None) -> list[Any]:
+    """The batch as a framework's sample objects, with the field that names their rollout."""
+    return [
+        call_supported(
+            sample_class,
+            status=sample_class.Status.COMPLETED,
+            **{"index": index, rollout_field or "index": rollout},
+            **common,
+        )
+        for index, (rollout, common) in enumerate(sample_fields(batch))
     ]
 
 

@@ -23,11 +23,10 @@ if TYPE_CHECKING:
     Columns = dict[str, Any]
     Conversion = Callable[[Any, Sequence[Any]], Columns]
 
+# Largest ratio of policy to rollout policy at which `reject` keeps a token.
 LARGEST_RATIO = math.exp(2)
-"""Largest ratio of policy to rollout policy at which `reject` keeps a token."""
-
+# Columns of train data: the token count of a sample's prompt group, and the group's index.
 MASK_SUMS, GROUP_INDICES = "prompt_mask_sums", "prompt_group_indices"
-"""Columns of train data: the token count of a sample's prompt group, and the group's index."""
 
 
 class CpUtils:

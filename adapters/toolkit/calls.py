@@ -16,11 +16,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from contextlib import AbstractContextManager
 
+# For each place, modules or classes with the name that a function has in them.
 Candidates = Mapping[CodeLocation, tuple[tuple[Any, str], ...]]
-"""For each place, modules or classes with the name that a function has in them."""
-
+# What validation raises; argparse also exits, in the context of an error of its own.
 OBJECTIONS = (ArgumentError, AssertionError, ValueError, NotImplementedError)
-"""What validation raises; argparse also exits, in the context of an error of its own."""
 
 
 @contextmanager
