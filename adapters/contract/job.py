@@ -46,14 +46,14 @@ class PendingReduction(StrEnum):
     REPLICATED = "replicated"  # none: every rank holds the final gradient
     SUM = "sum"
     MEAN = "mean"
-    SUM_PER_COUNTED_TOKEN = "sum_per_counted_token"  # by all tokens that the framework counted
+    SUM_PER_COUNTED_TOKEN = "sum_per_counted_token"  # sum, divided by the counted tokens
     SUM_PER_TOKEN = "sum_per_token"  # sum, divided by the active tokens of the step
-    SUM_PER_SAMPLE = "sum_per_sample"  # by its samples, in the unit of the conventions
+    SUM_PER_SAMPLE = "sum_per_sample"  # by its samples, as conventions count them
 
 
 @dataclass(frozen=True, kw_only=True)
 class LogEntry:
-    """Sums of one micro-batch by name, over ``count`` or over one of ``normalizers`` each."""
+    """Sums of a micro-batch by name: ``count`` divides all, ``normalizers`` each its own."""
 
     keys: tuple[str, ...]
     values: tuple[float, ...]

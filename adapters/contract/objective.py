@@ -46,8 +46,9 @@ POLICY_LOSSES = (
 )
 """Policy losses other than PPO's; with ratios of 1 all have its gradient."""
 
+# Coefficients of auxiliary losses: powers of two, so that nothing is rounded.
 ENTROPY_COEFFICIENT = 0.5
-KL_COEFFICIENT = 0.25  # coefficients of auxiliary losses: powers of two, so that nothing is rounded
+KL_COEFFICIENT = 0.25
 CLIP = 0.2  # ratios are clipped to 1 ± this value
 
 

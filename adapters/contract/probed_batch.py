@@ -118,7 +118,7 @@ class ProbedBatch:
 
     @cached_property
     def dloss_dlogprob(self) -> NDArray[np.float64]:
-        """Derivative of each token's policy or only loss by its log-probability: flat."""
+        """Flat derivatives of token losses, of the policy loss if several, by log-probability."""
         raw_advantages = np.concatenate(self.raw_advantages)
         alone = {
             Objective.ENTROPY: -ENTROPY_COEFFICIENT,

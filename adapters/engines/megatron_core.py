@@ -203,13 +203,13 @@ def probed_model(config: Any, capacity: int, rank: Rank, head: Callable[..., Any
     return ProbedModel().to(rank.device, getattr(torch, rank.dtype))
 
 
-class ReadingOptimizer(Recorder["NDArray[np.float32]"]):
-    """An optimizer that records the probe's gradient, [capacity], and reports success."""
+class ReadingOptimizer:
+    """An optimizer that records the probe's gradients, each [capacity], and reports success."""
 
     param_groups: tuple[Any, ...] = ({"lr": 0.0},)
 
     def __init__(self, policy: Policy) -> None:
-        super().__init__()
+        self.gradients = Recorder["NDArray[np.float32]"]()
         self._policy = policy
 
     def scale_loss(self, loss: torch.Tensor) -> torch.Tensor:
@@ -221,7 +221,7 @@ class ReadingOptimizer(Recorder["NDArray[np.float32]"]):
 
     def step(self) -> tuple[bool, float, int]:
         """Read the gradient; return success, gradient norm and number of zeros."""
-        self.append(self._policy.gradient())
+        self.gradients.append(self._policy.gradient())
         return True, 0.0, 0
 
 

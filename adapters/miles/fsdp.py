@@ -73,9 +73,6 @@ DEPARTURES = (
 )
 """The departures of this engine in all versions."""
 
-FULL_PRECISION = SimpleNamespace(autocast_dtype=None)
-"""The precision policy that newer versions need in a forward pass."""
-
 
 class MilesFsdpAdapter(Adapter):
     """Drives radixark/miles on FSDP2."""
@@ -100,7 +97,7 @@ class MilesFsdpAdapter(Adapter):
 
     def load(self, source: Path | None) -> None:
         """Import miles and add the probe to its log-probabilities."""
-        import_miles(source, [])
+        import_miles(source, megatron=False)
         importlib.import_module("megatron.core.fusions.fused_cross_entropy")  # the loss needs it
         # It reads options of servers, which are left out.
         module("utils.arguments").sglang_validate_args = lambda args: None
@@ -225,7 +222,7 @@ def _actor(args: Any, trained: Policy) -> Any:
         role="actor",
         ref_model=None,
         fsdp_cpu_offload=args.fsdp_cpu_offload,
-        precision_policy=FULL_PRECISION,
+        precision_policy=SimpleNamespace(autocast_dtype=None),  # newer versions need one
         model=trained.model,
         optimizer=trained.optimizer,
         lr_scheduler=engine("lr_scheduler").get_lr_scheduler(args, trained.optimizer),

@@ -14,7 +14,6 @@ from adapters.slime_family.user_code import CpUtils
 from adapters.toolkit.imports import import_from
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
 
 
@@ -30,15 +29,13 @@ def engine(name: str) -> Any:
     return module(f"{place}.fsdp_utils.{name}")
 
 
-def import_miles(source: Path | None, kernels: Sequence[str]) -> None:
-    """Import what all engines need, with stubs for ``kernels``, and add the probe."""
+def import_miles(source: Path | None, *, megatron: bool) -> None:
+    """Import what all engines need and add the probe to log-probabilities."""
     from adapters.slime_family.model import seam_around
 
-    framework.install(["miles_plugins"], kernels)
+    framework.install("miles", megatron=megatron)
     import_from("miles", [source] if source else [])
-    framework.drop_server_options(
-        module("utils.arguments"), module("backends.sglang_utils.arguments")
-    )
+    framework.drop_server_options("miles")
     for name in ("ray.rollout.train_data_conversion", "utils.data"):
         holder = module(name)
         if hasattr(holder, "ray"):

@@ -19,9 +19,6 @@ if TYPE_CHECKING:
 
     from adapters.contract.probed_batch import ProbedBatch
 
-KERNELS = ("miles.backends.megatron_utils.kernels", "miles.utils.fp8_kernel")
-"""Modules of miles that hold GPU kernels only."""
-
 
 class MilesMegatronAdapter(MegatronAdapter):
     """Drives radixark/miles on Megatron-Core."""
@@ -56,7 +53,7 @@ class MilesMegatronAdapter(MegatronAdapter):
 
     def load(self, source: Path | None) -> None:
         """Import miles and add the probe to its log-probabilities."""
-        import_miles(source, list(KERNELS))
+        import_miles(source, megatron=True)
         # sglang's debug dumper, which is off, reads its settings with a class of sglang.
         self.module("utils.dumper_utils")._get_phase_override_configs = lambda *_: {"enable": False}
         self.module("backends.megatron_utils.actor").ray = framework.OBJECT_STORE
@@ -79,12 +76,9 @@ class MilesMegatronAdapter(MegatronAdapter):
 
     def loss_modules(self) -> tuple[Any, Any, Any]:
         """The modules in miles."""
-        utils = "backends.training_utils"
-        return (
-            self.module(f"{utils}.loss_hub.logit_processors"),
-            self.module(f"{utils}.cp_utils"),
-            self.module(f"{utils}.loss_hub.losses"),
-        )
+        paths = "loss_hub.logit_processors", "cp_utils", "loss_hub.losses"
+        processors, cp, losses = (self.module(f"backends.training_utils.{path}") for path in paths)
+        return processors, cp, losses
 
     def aggregate(self, entries: Sequence[LogEntry], rank: Rank) -> Mapping[str, float]:
         """Make a log with miles configured for one rank."""

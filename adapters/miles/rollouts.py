@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from adapters.miles.importing import module
@@ -30,19 +31,19 @@ def references(
     """References to the data of ranks; given all sizes, miles also makes micro-batches."""
     conversion = module("ray.rollout.train_data_conversion")
 
-    def convert(args: Any, sent: Any, custom: Any = None) -> Any:
-        return call_supported(
-            conversion.convert_samples_to_train_data,
-            args,
-            sent,
-            metadata={},
-            custom_convert_samples_to_train_data_func=custom,
-            custom_reward_post_process_func=None,
-        )
-
+    convert = partial(
+        call_supported,
+        conversion.convert_samples_to_train_data,
+        metadata={},
+        custom_convert_samples_to_train_data_func=None,
+        custom_reward_post_process_func=None,
+    )
     sent = samples(batch, module("utils.types").Sample, rollout_field())
-    custom = user_code.conversion(job, convert)
-    data = convert(args, user_code.samples_to_convert(sent, job), custom)
+    data = convert(
+        args,
+        user_code.samples_to_convert(sent, job),
+        custom_convert_samples_to_train_data_func=user_code.conversion(job, convert),
+    )
     return call_supported(
         conversion.split_train_data_by_dp,
         args,

@@ -318,16 +318,15 @@ def samples_of_steps(batch: ProbedBatch) -> list[list[SampleTensors]]:
     """The samples of each step."""
     groups = np.concatenate([step.groups for step in batch.steps])
     of_batch = batch.advantages, batch.old_log_probs, batch.reference_log_probs
-    of_samples: Iterator[Any] = zip(*of_batch, batch.masks, batch.original_masks, strict=True)
+    of_tokens: Iterator[Any] = zip(*of_batch, batch.masks, batch.original_masks, strict=True)
+    rows = zip(groups, batch.prompts, batch.responses, of_tokens, strict=True)
     samples = (
         SampleTensors(
             torch.from_numpy(np.concatenate([prompt, response])),
             *(_on_response(prompt, values) for values in per_token),  # type: ignore[arg-type]
             group=int(group),  # type: ignore[misc]
         )
-        for group, prompt, response, per_token in zip(
-            groups, batch.prompts, batch.responses, of_samples, strict=True
-        )
+        for group, prompt, response, per_token in rows
     )
     return [list(islice(samples, step.size)) for step in batch.steps]
 

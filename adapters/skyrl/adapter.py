@@ -161,6 +161,7 @@ class SkyRLAdapter(Adapter):
 
     def _places(self) -> dict[CodeLocation, str]:
         dispatch = module("backends.skyrl_train.distributed.dispatch").MeshDispatch
+        staging = (dispatch, "stage_chunks"), (dispatch, "dispatch_from_staged")
         reducer = configuration.SCALING if configuration.scales_advantages() else "reduce_loss"
         return places(
             {
@@ -169,10 +170,7 @@ class SkyRLAdapter(Adapter):
                 CodeLocation.LOG: ((module(WORKER_UTILS), "reduce_metrics"),),
                 CodeLocation.ARGUMENTS: ((module("train.utils.utils"), "validate_cfg"),),
                 # In older versions a rank takes its part of the whole data.
-                CodeLocation.SHARDING: (
-                    (dispatch, "stage_chunks"),
-                    (dispatch, "dispatch_from_staged"),
-                ),
+                CodeLocation.SHARDING: staging,
             }
         )
 

@@ -41,7 +41,6 @@ CORRECTION = f"{ALGORITHM}.off_policy_correction"
 REJECTING = {"token_mask_is_threshold_low": 0.5, "token_mask_is_threshold_high": 2.0}
 # Options of SkyRL's algorithm that enable a term.
 OPTIONAL = {Objective.ENTROPY: "use_entropy_loss", Objective.KL: "use_kl_loss"}
-WITH_ENTROPY = (Objective.ENTROPY, Objective.COMBINED)
 
 
 def modes() -> frozenset[Mode]:
@@ -80,20 +79,9 @@ def has_kl_term(job: Job) -> bool:
     return job.configuration.kl or job.objective in (Objective.KL, Objective.COMBINED)
 
 
-def knows_rollout_policy(job: Job) -> bool:
-    """Whether the job needs the log-probabilities of the rollout policy."""
-    return job.configuration.corrects or job.objective is Objective.REJECTION
-
-
 def configure(job: Job, of_engine: Mapping[str, object]) -> Any:
     """SkyRL's configuration for a job, as validated; raises `Unsupported` or `Refused`."""
-    settings = {
-        **_sizes(job),
-        **_micro_batches(job),
-        **_algorithm(job),
-        **_critic(job),
-        **of_engine,
-    }
+    settings = _sizes(job) | _micro_batches(job) | _algorithm(job) | _critic(job) | {**of_engine}
     typed = [f"{path}={'null' if value is None else value}" for path, value in settings.items()]
     with refusals(TypeError):
         config = module("train.config").SkyRLTrainConfig.from_cli_overrides(typed)
@@ -121,9 +109,7 @@ def _sizes(job: Job) -> Settings:
 
 
 def _mini_batch_size(job: Job, prompts: int, per_prompt: int) -> int:
-    samples = job.configuration.batch_size
-    if samples is None:
-        return prompts
+    samples = job.configuration.batch_size or prompts * per_prompt
     if samples % per_prompt:
         raise Unsupported(
             f"policy_mini_batch_size counts prompts of {per_prompt} samples: {samples} samples are"
@@ -151,10 +137,10 @@ def _micro_batches(job: Job) -> Settings:
 
 def _algorithm(job: Job) -> Settings:
     """The settings of the loss and its terms."""
-    has_entropy_term = job.configuration.entropy or job.objective in WITH_ENTROPY
+    of_entropy = Objective.ENTROPY, Objective.COMBINED
     settings: Settings = {
         f"{ALGORITHM}.use_kl_loss": has_kl_term(job),
-        f"{ALGORITHM}.use_entropy_loss": has_entropy_term,
+        f"{ALGORITHM}.use_entropy_loss": job.configuration.entropy or job.objective in of_entropy,
         f"{ALGORITHM}.kl_estimator_type": "k1",
         f"{ALGORITHM}.kl_loss_coef": KL_COEFFICIENT,
         f"{ALGORITHM}.entropy_loss_coef": ENTROPY_COEFFICIENT,

@@ -25,10 +25,9 @@ class SkyRLFsdpAdapter(SkyRLAdapter):
 
     def layouts(self) -> list[Layout]:
         """Data parallelism on up to 4 ranks, Ulysses of 2, padded (bshd) or packed (thd) rows."""
-        grids = [(1, 1), (2, 1), (1, 2), (4, 1), (2, 2)]
         return [
             Layout(dp=dp, cp=cp, micro_batches=micro_batches, format=storage)
-            for dp, cp in grids
+            for dp, cp in ((1, 1), (2, 1), (1, 2), (4, 1), (2, 2))
             for micro_batches in (1, 2, "tokens")
             for storage in ("bshd", "thd")
         ]

@@ -103,7 +103,8 @@ def _critic_model(job: Job, size: int, passes: ForwardPasses, device: str) -> An
         sequence_parallel_size=job.layout.cp,
         **dict.fromkeys(PACKING, job.layout.format == "thd"),
     )
-    critic = critic_class(TRANSFORMER).to(device)
+    transformer = SimpleNamespace(hidden_size=1, _attn_implementation="flash_attention_2")
+    critic = critic_class(transformer).to(device)
     head = getattr(critic, critic.value_head_prefix)
     nn.init.ones_(head.weight)
     head.requires_grad_(False)
@@ -111,8 +112,6 @@ def _critic_model(job: Job, size: int, passes: ForwardPasses, device: str) -> An
 
 
 MODELS = {"policy": _policy_model, "critic": _critic_model}
-# The configuration of a transformer that SkyRL's critic reads.
-TRANSFORMER = SimpleNamespace(hidden_size=1, _attn_implementation="flash_attention_2")
 
 
 def _logits(input_ids: torch.Tensor, probe: torch.Tensor) -> dict[str, torch.Tensor]:

@@ -44,9 +44,8 @@ def import_skyrl(source: Path | None) -> None:
     module("backends.skyrl_train.utils.torch_utils")
     importlib.import_module("transformers.modeling_utils")
     _stub_flash_attn()
-    module("backends.skyrl_train.distributed.dispatch").ray = SimpleNamespace(
-        put=lambda chunk: chunk
-    )
+    object_store = SimpleNamespace(put=lambda chunk: chunk)
+    module("backends.skyrl_train.distributed.dispatch").ray = object_store
     module("train.trainer")
     _count_padding_micro_batches()
 

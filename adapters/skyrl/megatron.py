@@ -24,14 +24,10 @@ from adapters.skyrl.importing import STUBBED, module
 from adapters.toolkit.imports import stub, stub_missing
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from adapters.contract import Job, Observation
 
 # A package that only registers models with Megatron-Bridge.
 MODEL_BRIDGES = "skyrl.backends.skyrl_train.workers.megatron.model_bridges"
-# The module of Megatron-Bridge that models are registered with.
-CONVERSION = "megatron.bridge.models.conversion.model_bridge"
 
 
 class SkyRLMegatronAdapter(SkyRLAdapter):
@@ -40,7 +36,7 @@ class SkyRLMegatronAdapter(SkyRLAdapter):
     engine = "megatron"
     dependencies = ("megatron-core", "ray", "tensordict", "transformers")
 
-    def layouts(self) -> Sequence[Layout]:
+    def layouts(self) -> list[Layout]:
         """Data × context parallelism on up to 8 ranks; padded rows without the latter."""
         overlapping = (Option.OVERLAP_GRAD_REDUCE,)
         return sorted(
@@ -67,7 +63,7 @@ class SkyRLMegatronAdapter(SkyRLAdapter):
         stub([MODEL_BRIDGES])
         STUBBED.extend([*stub_missing(["megatron.bridge"]), MODEL_BRIDGES])
         if "megatron.bridge" in STUBBED:  # older versions register models in the worker itself
-            conversion = importlib.import_module(CONVERSION)
+            conversion = importlib.import_module("megatron.bridge.models.conversion.model_bridge")
             conversion.MegatronModelBridge.register_bridge = conversion.register_bridge
         add_seams()
 

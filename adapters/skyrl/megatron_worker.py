@@ -58,9 +58,8 @@ def _init_model(worker: Any, provider: _Provider) -> None:
     megatron_worker = module(WORKER)
 
     def optimizer(modules: list[Any], config: Any) -> megatron_core.ReadingOptimizer:
-        trained = provider.policy
-        module(MODEL_WRAPPER).finalize_model_grads = trained.finalize_model_grads
-        return megatron_core.ReadingOptimizer(trained)
+        module(MODEL_WRAPPER).finalize_model_grads = provider.policy.finalize_model_grads
+        return megatron_core.ReadingOptimizer(provider.policy)
 
     megatron_worker.get_megatron_optimizer = optimizer
     megatron_worker.get_megatron_optimizer_param_scheduler = lambda **_: megatron_core.scheduler()
@@ -71,7 +70,7 @@ def _init_model(worker: Any, provider: _Provider) -> None:
         worker.cfg.algorithm.policy_loss_type
     )
     worker.init_model(model_path=os.curdir)
-    worker.gradients, worker.passes = worker.optimizer, provider.policy.passes
+    worker.gradients, worker.passes = worker.optimizer.gradients, provider.policy.passes
 
 
 class _Provider:

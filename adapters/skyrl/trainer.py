@@ -18,7 +18,7 @@ import numpy as np
 from adapters.contract.configuration import FaultInjection
 from adapters.contract.objective import Metric, Objective
 from adapters.contract.probed_batch import PADDING_ID, ProbedBatch
-from adapters.skyrl.configuration import has_kl_term, knows_rollout_policy
+from adapters.skyrl.configuration import has_kl_term
 from adapters.skyrl.importing import PADDING_MICRO_BATCHES, module, ppo_utils
 from adapters.toolkit.calls import refusals
 from adapters.toolkit.settings import rollouts_per_prompt
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 DISPATCH = "backends.skyrl_train.distributed.dispatch"
 # Key of the training input's metadata: where the rows of each prompt begin and end.
 PROMPT_BOUNDARIES = "policy_prompt_boundaries"
-PADDING_MICRO_BATCH_IDS = 100  # skyRL fills padding micro-batches with random token ids below this
+PADDING_MICRO_BATCH_IDS = 100  # SkyRL fills padding micro-batches with random token ids below this
 
 NAMES = {
     Metric.POLICY_LOSS: "policy_loss",
@@ -181,7 +181,7 @@ class Rollouts:
             "loss_masks": [mask.astype(int).tolist() for mask in batch.original_masks],
             "stop_reasons": ["stop"] * len(self.uids),
         }
-        if knows_rollout_policy(self.job):
+        if self.job.configuration.corrects or batch.objective is Objective.REJECTION:
             columns["rollout_logprobs"] = [list(values) for values in batch.rollout_log_probs]
         if step_wise:
             columns |= self._step_wise()

@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from adapters.contract.probed_batch import ProbedBatch
     from reference.aggregation import Conventions
 
-KERNELS = ("slime.backends.megatron_utils.kernels", "slime.utils.fp8_kernel")
-"""Modules of slime, by version, that hold GPU kernels only."""
-
 
 class SlimeAdapter(MegatronAdapter):
     """Drives THUDM/slime."""
@@ -53,12 +50,10 @@ class SlimeAdapter(MegatronAdapter):
         """Import slime and add the probe to its log-probabilities."""
         from adapters.slime_family.model import seam_around
 
-        framework.install(["slime_plugins"], list(KERNELS))
+        framework.install("slime", megatron=True)
         import_from("slime", [source] if source else [])
         self._choose_accelerator()
-        framework.drop_server_options(
-            self.module("utils.arguments"), self.module("backends.sglang_utils.arguments")
-        )
+        framework.drop_server_options("slime")
         LOG.listen(self.module("backends.megatron_utils.model"))
         self.module("backends.megatron_utils.actor")
         for name in ("ray.rollout", "utils.data"):

@@ -212,7 +212,7 @@ class MegatronAdapter(Adapter):
         with refusals():
             references = self.references(args, job, batch)
         call_supported(actor.train, 0, references, witness_info=None, attempt=0)
-        return optimizer.drain()
+        return optimizer.gradients.drain()
 
     def reducing(self, loss_function: Any) -> Any:
         """The framework's loss function, with the loss replaced by its reducer's result."""

@@ -123,16 +123,10 @@ def base_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         allow_abbrev=False, conflict_handler="resolve", exit_on_error=False
     )
-    for flag in (
-        "align-grad-reduce",
-        "align-param-gather",
-        "calculate-per-token-loss",
-        "ddp-average-in-collective",
-        "manual-gc",
-        "overlap-grad-reduce",
-        "overlap-param-gather",
-        "use-distributed-optimizer",
-    ):
+    switches = ["align-grad-reduce", "align-param-gather", "calculate-per-token-loss", "manual-gc"]
+    switches += ["ddp-average-in-collective", "use-distributed-optimizer"]
+    switches += ["overlap-grad-reduce", "overlap-param-gather"]
+    for flag in switches:
         parser.add_argument(f"--{flag}", action="store_true")
     for name in ("tensor", "pipeline", "context"):
         model = "" if name == "context" else "model-"
@@ -156,22 +150,24 @@ def base_parser() -> argparse.ArgumentParser:
 
 
 def job_options(job: Job, parser: argparse.ArgumentParser) -> list[str]:
-    """The options of a job without its settings; raises `Unsupported` for what cannot be said."""
-    wanted = (
-        (OBSERVE_ENTROPY, CRITIC_ALONE) if job.objective is Objective.VALUE else (OBSERVE_ENTROPY,)
-    )
+    """The options of a job apart from its settings (`settings`).
+
+    Raises `Unsupported` for steps or prompts of different sizes, micro-batches of another kind, or
+    a format that this version lacks.
+    """
+    critic = [CRITIC_ALONE] if job.objective is Objective.VALUE else []
     return [
         *_batch_options(job),
         *_micro_batch_options(job),
         *_layout_options(job.layout, parser),
-        *(option for option in wanted if offers(parser, option)),
+        *(option for option in (OBSERVE_ENTROPY, *critic) if offers(parser, option)),
         *OBJECTIVES.get(job.objective, ()),
     ]
 
 
 @contextmanager
 def settings(job: Job, parser: argparse.ArgumentParser) -> Iterator[list[str]]:
-    """Yield the options of a job's settings, with a file while the context is open if needed."""
+    """Yield the options of a job's settings, and keep their file while the context is open."""
     flags = [*_flags(job, parser)]
     in_file = job.configuration.in_file
     for flag in flags:

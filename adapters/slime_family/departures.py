@@ -1,7 +1,4 @@
-"""How runs of slime and miles under their adapters differ from a user's, and why it is harmless.
-
-Stubs of missing packages are listed by name in `Description.stubs`.
-"""
+"""How runs of slime and miles differ from a user's, besides `Description.stubs`, and why."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ def _known(parser: argparse.ArgumentParser, options: tuple[str, ...]) -> list[st
 
 
 def offered(parser: argparse.ArgumentParser, losses: Any) -> frozenset[Objective]:
-    """The objectives that options and losses offer; the policy loss must read dual clipping's."""
+    """The objectives that a version's options offer and its loss functions read."""
     chosen = {
         objective
         for objective, options in command_line.OBJECTIVES.items()

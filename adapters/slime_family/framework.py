@@ -6,6 +6,7 @@ starts CUDA and loads checkpoints, and are given a model, an optimizer and bookk
 
 from __future__ import annotations
 
+import importlib
 import sys
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -20,9 +21,9 @@ if TYPE_CHECKING:
 
 SERVERS = ("aiohttp", "fastapi", "openai", "sglang", "sglang_router", "starlette", "uvicorn", "zmq")
 TRACKING = ("structlog", "tensorboard", "wandb")
-KERNELS = ("megatron.training", "ring_flash_attn", "torch_memory_saver")
+GPU_CODE = ("megatron.training", "ring_flash_attn", "torch_memory_saver")
 DATA = ("blake3", "mooncake", "polars", "pylatexenc", "qwen_vl_utils")
-PACKAGES = sorted((*SERVERS, *TRACKING, *KERNELS, *DATA))  # that no training step enters
+PACKAGES = sorted((*SERVERS, *TRACKING, *GPU_CODE, *DATA))  # that no training step enters
 STUBBED: list[str] = []  # what `install` stubbed in this process
 # Replaces Ray's object store.
 OBJECT_STORE = SimpleNamespace(put=lambda value: value, get=lambda value: value)
@@ -42,20 +43,22 @@ KEYS = {
 """Metrics by the names they are logged under; the last is that of `user_code.reject`."""
 
 
-def install(plugins: Sequence[str], kernels: Sequence[str]) -> None:
-    """Prepare this process: stub ``plugins`` if missing, and ``kernels``, of a GPU, always."""
+def install(package: str, *, megatron: bool) -> None:
+    """Prepare this process for importing a framework, with or without its Megatron engine."""
     from adapters.toolkit import cuda_on_cpu
 
     cuda_on_cpu.install()
-    stub(kernels)
-    STUBBED.extend([*stub_missing([*PACKAGES, *plugins]), *kernels])
+    kernels = [f"{package}.backends.megatron_utils.kernels", f"{package}.utils.fp8_kernel"]
+    stubbed = kernels if megatron else []  # modules, by version, that hold GPU kernels only
+    stub(stubbed)
+    STUBBED.extend([*stub_missing([*PACKAGES, f"{package}_plugins"]), *stubbed])
 
 
-def drop_server_options(*modules: ModuleType) -> None:
+def drop_server_options(package: str) -> None:
     """Keep sglang's options out of a framework's parser, as no train step reads them."""
-    for module in modules:
-        for name in ("RouterArgs", "ServerArgs"):
-            options = getattr(module, name, None)
+    for path in ("utils.arguments", "backends.sglang_utils.arguments"):
+        module = importlib.import_module(f"{package}.{path}")
+        for options in (getattr(module, name, None) for name in ("RouterArgs", "ServerArgs")):
             if options is not None:
                 options.add_cli_args = staticmethod(lambda *args, **kwargs: None)
 
@@ -97,16 +100,14 @@ def as_dictionaries(entries: Sequence[LogEntry], *, with_normalizers: bool) -> l
 
     if not with_normalizers and any(entry.normalizers is not None for entry in entries):
         raise Unsupported("no normalizers of their own for values that are logged")
-    return [
-        {"keys": [*entry.keys], "values": torch.tensor([entry.count, *entry.values])}
-        if entry.normalizers is None
-        else {
-            "keys": [*entry.keys],
-            "values": torch.tensor(entry.values),
-            "normalizers": torch.tensor(entry.normalizers),
-        }
-        for entry in entries
-    ]
+
+    def as_dictionary(entry: LogEntry) -> dict[str, Any]:
+        if entry.normalizers is None:
+            return {"keys": [*entry.keys], "values": torch.tensor([entry.count, *entry.values])}
+        tensors = {"values": entry.values, "normalizers": entry.normalizers}
+        return {"keys": [*entry.keys]} | {name: torch.tensor(of) for name, of in tensors.items()}
+
+    return [as_dictionary(entry) for entry in entries]
 
 
 class Log:

@@ -31,6 +31,7 @@ def sample_fields(batch: ProbedBatch) -> list[tuple[int, dict[str, Any]]]:
     groups = _numbered((n, batch.steps[n].groups[i]) for n, i in owners)
     rollouts = _numbered((n, batch.steps[n].rollouts[i]) for n, i in owners)
     columns = batch.prompts, batch.responses, batch.original_masks, _rollout_log_probs(batch)
+    rows = zip(groups, rollouts, *columns, strict=True)
     return [
         (
             rollout,
@@ -43,9 +44,7 @@ def sample_fields(batch: ProbedBatch) -> list[tuple[int, dict[str, Any]]]:
                 **of_rollout_policy,
             },
         )
-        for group, rollout, prompt, response, mask, of_rollout_policy in zip(
-            groups, rollouts, *columns, strict=True
-        )
+        for group, rollout, prompt, response, mask, of_rollout_policy in rows
     ]
 
 

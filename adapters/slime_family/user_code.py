@@ -92,12 +92,10 @@ def reducer(
 def samples_to_convert(samples: list[Any], job: Job) -> list[Any]:
     """Return the sample objects as a job's rollout side sends them to be converted."""
     configuration = job.configuration
-    if configuration.corrects:
-        for sample in samples:
-            if getattr(sample, "rollout_log_probs", None) is None:
-                sample.rollout_log_probs = [0.0] * sample.response_length
-    if configuration.fault_injection is FaultInjection.GROUPS_MISSING:
-        for sample in samples:
+    for sample in samples:
+        if configuration.corrects and getattr(sample, "rollout_log_probs", None) is None:
+            sample.rollout_log_probs = [0.0] * sample.response_length
+        if configuration.fault_injection is FaultInjection.GROUPS_MISSING:
             sample.group_index = None
     if configuration.fault_injection is FaultInjection.GROUP_INCOMPLETE:
         _take_from_first_group(samples)
@@ -121,7 +119,7 @@ def conversion(job: Job, own: Conversion) -> Conversion | None:
 
 
 def _take_from_first_group(samples: list[Any]) -> None:
-    """Move the first group's last sample to a new group: numbers of samples stay the same."""
+    """Move the last sample of the first group to a group of its own."""
     groups = [sample.group_index for sample in samples]
     members = [sample for sample in samples if sample.group_index == groups[0]]
     if len(members) < 2:

@@ -74,7 +74,10 @@ def find_commit(path: Path, ref: str) -> Commit:
 
 
 def resolve(adapter: Adapter, text: str | None) -> Source:
-    """The source named by a text, or as installed; raises `SourceError` or `WheelError`."""
+    """The source named by ``--source``: ``PATH``, ``PATH@REF``, ``pypi:VERSION``, or as installed.
+
+    Raises `SourceError` or `WheelError` if there is no such source or release.
+    """
     if text is None:
         return _installed(adapter)
     if adapter.package is None:
