@@ -13,9 +13,8 @@ from adapters.contract.description import (
     Description,
     code_location,
 )
-from adapters.contract.job import Depth, Job
+from adapters.contract.job import Depth, Job, LogEntry, Observation, PendingReduction
 from adapters.contract.layout import InvalidLayoutError, Layout, Option, grids
-from adapters.contract.observation import LogEntry, Observation, PendingReduction
 
 __all__ = [
     "Adapter",

@@ -13,9 +13,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from adapters.contract.description import Description
-    from adapters.contract.job import Job
+    from adapters.contract.job import Job, LogEntry, Observation
     from adapters.contract.layout import Layout
-    from adapters.contract.observation import LogEntry, Observation
 
 
 class Unsupported(Exception):  # noqa: N818 - a verdict, not an error
@@ -60,34 +59,16 @@ class Rank:
 
 
 class Adapter(ABC):
-    """Drives one framework with one of its training engines. Instances are pickled to the ranks.
+    """Drives one framework, called ``name``, with one of its engines; pickled to the ranks."""
 
-    A framework with several engines has an adapter class for each, all of one ``name``.
-    """
-
-    name: ClassVar[str]
-    """The value of ``--adapter=``."""
-
-    package: ClassVar[str | None] = None
-    """The framework's top-level import package; None if the adapter is its own framework."""
-
-    distribution: ClassVar[str | None] = None
-    """The distribution on PyPI that installs the real framework, if any."""
-
-    tree: ClassVar[tuple[str, ...]] = ()
-    """Folders of its repository that are extracted from a commit; all if empty."""
-
-    engine: ClassVar[str] = "torch"
-    """The value of ``--engine=``."""
-
-    devices: ClassVar[tuple[str, ...]] = ()
-    """The kinds of `Rank.device` that it supports, such as ``cpu`` and ``cuda``."""
-
-    dtypes: ClassVar[tuple[str, ...]] = ()
-    """The values of `Rank.dtype` that it supports, such as ``float32`` and ``bfloat16``."""
-
-    dependencies: ClassVar[tuple[str, ...]] = ()
-    """Distributions whose versions may change a result, for the report."""
+    name: ClassVar[str]  # the value of ``--adapter=``
+    engine: ClassVar[str] = "torch"  # the value of ``--engine=``
+    package: ClassVar[str | None] = None  # import package; None if it is its own framework
+    distribution: ClassVar[str | None] = None  # the distribution on PyPI that installs it, if any
+    tree: ClassVar[tuple[str, ...]] = ()  # folders to extract from its repository; all if empty
+    devices: ClassVar[tuple[str, ...]] = ()  # kinds of `Rank.device`, such as ``cpu`` and ``cuda``
+    dtypes: ClassVar[tuple[str, ...]] = ()  # values of `Rank.dtype`, such as ``float32``
+    dependencies: ClassVar[tuple[str, ...]] = ()  # distributions whose versions may change a result
 
     @abstractmethod
     def layouts(self) -> Sequence[Layout]:
@@ -95,11 +76,7 @@ class Adapter(ABC):
 
     @abstractmethod
     def load(self, source: Path | None) -> None:
-        """Import the framework in this process, from ``source`` if given, else as installed.
-
-        Raises:
-            ImportError: the framework or something it needs is missing.
-        """
+        """Import the framework in this process, from ``source`` if given; raises `ImportError`."""
 
     @abstractmethod
     def describe(self) -> Description:
@@ -109,22 +86,17 @@ class Adapter(ABC):
     def observe(self, job: Job, rank: Rank) -> Observation:
         """Run the job on this rank, and at the same time on all ranks of the layout.
 
-        Raises:
-            Unsupported: the framework has no such mode, depth or layout.
-            Refused: its startup validation declined the configuration.
+        Raises `Unsupported` if the framework has no such mode, depth or layout, and `Refused` if
+        its startup validation declined the configuration.
         """
 
     def leave_world(self) -> None:  # noqa: B027 - most frameworks keep nothing
-        """Forget what the framework keeps of a `torch.distributed` world that is about to end.
-
-        For frameworks that keep process-wide state, such as process groups of their own.
-        """
+        """Forget process groups and the like that the framework keeps of a world about to end."""
 
     def aggregate(self, entries: Sequence[LogEntry], rank: Rank) -> Mapping[str, float]:
         """Let the framework make one log of the entries of a rank's micro-batches, on one rank.
 
-        Raises:
-            Unsupported: the framework has no such entries, or makes logs in another way.
-            Exception: whatever the framework raises.
+        Raises `Unsupported` if it has no such entries or makes logs in another way; any other
+        exception is the framework's.
         """
         raise Unsupported(f"the adapter of {self.name} makes no logs")

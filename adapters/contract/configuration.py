@@ -9,54 +9,26 @@ from enum import StrEnum
 class Setting(StrEnum):
     """A setting in which the configuration of a run may differ from what its job implies."""
 
-    MODE = "mode"
-    """The mode, which may also be left to the default."""
-
-    DIVISOR = "divisor"
-    """The divisor of `constant`, as typed."""
-
-    PER_TOKEN = "per_token"
-    """The older flag for `token_mean`."""
-
-    ENTROPY = "entropy"
-    """An entropy bonus besides the policy loss."""
-
-    KL = "kl"
-    """A divergence from a reference policy besides the policy loss."""
-
-    BATCH_SIZE = "batch_size"
-    """The number of samples of an optimizer step."""
-
-    CORRECTION = "correction"
-    """A custom function for truncated importance sampling."""
-
-    REDUCER = "reducer"
-    """A custom reducer of the policy loss."""
-
-    CONFIG_FILE = "config_file"
-    """A configuration file that is read after the command line."""
+    MODE = "mode"  # which may also be left to the default
+    DIVISOR = "divisor"  # of `constant`, as typed
+    PER_TOKEN = "per_token"  # the older flag for `token_mean`
+    ENTROPY = "entropy"  # an entropy bonus besides the policy loss
+    KL = "kl"  # a divergence from a reference policy besides the policy loss
+    BATCH_SIZE = "batch_size"  # the number of samples of an optimizer step
+    CORRECTION = "correction"  # a custom function for truncated importance sampling
+    REDUCER = "reducer"  # a custom reducer of the policy loss
+    CONFIG_FILE = "config_file"  # a configuration file that is read after the command line
 
 
 class FaultInjection(StrEnum):
     """A fault in the samples or train data that reach the loss."""
 
-    GROUPS_MISSING = "groups_missing"
-    """Samples have no prompt group."""
-
-    GROUP_INCOMPLETE = "group_incomplete"
-    """The first prompt group lacks a sample."""
-
-    DENOMINATORS_DROPPED = "denominators_dropped"
-    """A custom conversion of samples leaves out the denominators of `prompt_mean`."""
-
-    BOUNDARY_GAP = "boundary_gap"
-    """A sample between two prompt groups belongs to none."""
-
-    BOUNDARY_OVERLAP = "boundary_overlap"
-    """A sample belongs to two adjacent prompt groups."""
-
-    BOUNDARY_SHORT = "boundary_short"
-    """The last prompt group ends before the last sample."""
+    GROUPS_MISSING = "groups_missing"  # samples have no prompt group
+    GROUP_INCOMPLETE = "group_incomplete"  # the first prompt group lacks a sample
+    DENOMINATORS_DROPPED = "denominators_dropped"  # a custom conversion leaves out `prompt_mean`'s
+    BOUNDARY_GAP = "boundary_gap"  # a sample between two prompt groups belongs to none
+    BOUNDARY_OVERLAP = "boundary_overlap"  # a sample belongs to two adjacent prompt groups
+    BOUNDARY_SHORT = "boundary_short"  # the last prompt group ends before the last sample
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,5 +74,4 @@ class Configuration:
 
 
 DEFAULT_CONFIGURATION = Configuration()
-# The divisor of the custom reducer.
-REDUCER_DIVISOR = 64.0
+REDUCER_DIVISOR = 64.0  # the divisor of the custom reducer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
@@ -20,41 +21,23 @@ if TYPE_CHECKING:
 
 
 class CodeLocation(StrEnum):
-    """A place in a framework that a mistake determines; most mistakes determine none."""
+    """A function that a mistake determines; most mistakes determine none."""
 
-    TOKEN_COUNT = "token_count"
-    """The function that counts the tokens for `token_mean`."""
-
-    TOKEN_DIVISION = "token_division"
-    """The function that divides by the token count."""
-
-    LOG = "log"
-    """The function that combines the log entries of micro-batches."""
-
-    ARGUMENTS = "arguments"
-    """The startup validation of configurations."""
-
-    SHARDING = "sharding"
-    """The function that deals samples to data-parallel ranks."""
-
-    REDUCTION = "reduction"
-    """The function that makes gradients be reduced after the last micro-batch only."""
+    TOKEN_COUNT = "token_count"  # counts the tokens for `token_mean`
+    TOKEN_DIVISION = "token_division"  # divides by the token count
+    LOG = "log"  # combines the log entries of micro-batches
+    ARGUMENTS = "arguments"  # validates configurations at startup
+    SHARDING = "sharding"  # deals samples to data-parallel ranks
+    REDUCTION = "reduction"  # makes gradients be reduced after the last micro-batch only
 
 
 class DepartureKind(StrEnum):
     """The ways in which a run under an adapter can differ from a user's."""
 
-    SET = "set"
-    """An option or a value that the adapter sets."""
-
-    STUBBED = "stubbed"
-    """Code that is replaced by the adapter's."""
-
-    PASSED_BY = "passed_by"
-    """A check or a step of the framework's own that is not executed."""
-
-    NOT_RUN = "not_run"
-    """Code above the call at which the adapter enters."""
+    SET = "set"  # an option or a value that the adapter sets
+    STUBBED = "stubbed"  # code that is replaced by the adapter's
+    PASSED_BY = "passed_by"  # a check or a step of the framework's own that is not executed
+    NOT_RUN = "not_run"  # code above the call at which the adapter enters
 
 
 @dataclass(frozen=True)
@@ -68,6 +51,19 @@ class Departure:
 
 is_set, stubbed, passed_by, not_run = (partial(Departure, kind) for kind in DepartureKind)
 
+_KINDS = "|".join(DepartureKind)
+_ENTRY = re.compile(
+    rf"^({_KINDS}): (.+?)\n    (.+?)(?=\n(?:{_KINDS}): |\Z)", re.DOTALL | re.MULTILINE
+)
+
+
+def parse_departures(table: str) -> tuple[Departure, ...]:
+    """Read a table of departures: lines of ``kind: what``, each with its reason indented below."""
+    return tuple(
+        Departure(DepartureKind(kind), " ".join(what.split()), " ".join(why.split()))
+        for kind, what, why in _ENTRY.findall(inspect.cleandoc(table))
+    )
+
 
 @dataclass(frozen=True, kw_only=True)
 class Description:
@@ -80,51 +76,32 @@ class Description:
     modes: frozenset[Mode] = frozenset()
     depths: frozenset[Depth] = frozenset()
     objectives: frozenset[Objective] = frozenset()
+    # The metrics that this version logs where a job has their terms.
     metrics: frozenset[Metric] = frozenset()
-    """The metrics that this version logs where a job has their terms."""
-
-    options: frozenset[Option] = frozenset()
-    """The options of layouts."""
-
-    largest_tp: int = 1
-    """The largest supported number of tensor-parallel ranks."""
-
+    options: frozenset[Option] = frozenset()  # of layouts
+    largest_tp: int = 1  # the largest supported number of tensor-parallel ranks
+    # What `Job.configuration` may set, each with the words by which the framework names it: an
+    # error that refuses a value must contain one of them.
     configurations: Mapping[Setting | FaultInjection, tuple[str, ...]] = field(default_factory=dict)
-    """What `Job.configuration` may set, each with the words by which the framework names it: an
-    error that refuses a value must contain one of them."""
+    records_forward_passes: bool = False  # whether an observation has `forward_passes`
 
-    records_forward_passes: bool = False
-    """Whether an observation has `forward_passes`."""
-
-    default_mode: Mode = Mode.SAMPLE_MEAN
-    """The mode that is trained if a user chooses none."""
-
+    default_mode: Mode = Mode.SAMPLE_MEAN  # the mode that is trained if a user chooses none
     conventions: Conventions = DEFAULT_CONVENTIONS
-    dtype: str = "float32"
-    """Dtype of the parameters; `Rank.dtype` replaces it."""
-
+    dtype: str = "float32"  # of the parameters; `Rank.dtype` replaces it
+    # The function of the framework at each place, as `code_location` writes it.
     places: Mapping[CodeLocation, str] = field(default_factory=dict)
-    """The function of the framework at each place, as `code_location` writes it."""
-
+    # Rules of configurations and logs, by name, that this version states, each with the place: a
+    # document, a help text, its validation or its tests. Breaking any other rule is no mistake.
     rules: Mapping[str, str] = field(default_factory=dict)
-    """Rules of configurations and logs, by name, that this version states, each with the place: a
-    document, a help text, its validation or its tests. Breaking any other rule is no mistake."""
-
+    # Rules, by name, of which this version states the opposite, each with the place.
     permits: Mapping[str, str] = field(default_factory=dict)
-    """Rules, by name, of which this version states the opposite, each with the place."""
-
+    # Packages that the framework imports, the loss never uses, and this run replaced by stubs.
     stubs: tuple[str, ...] = ()
-    """Packages that the framework imports, the loss never uses, and this run replaced by stubs."""
-
-    departures: tuple[Departure, ...] = ()
-    """All differences from a user's run, except the stubs."""
+    departures: tuple[Departure, ...] = ()  # all from a user's run, except the stubs
 
 
 def code_location(function: Any) -> str:
-    """The place where a function or class is defined, as ``package/module.py:LINE (name)``.
-
-    Decorators that keep ``__wrapped__`` are unwrapped.
-    """
+    """Where an unwrapped function or class is defined, as ``package/module.py:LINE (name)``."""
     original = inspect.unwrap(function)
     line = inspect.getsourcelines(original)[1]
     return f"{original.__module__.replace('.', '/')}.py:{line} ({original.__qualname__})"

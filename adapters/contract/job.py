@@ -1,15 +1,20 @@
-"""Jobs that ranks run, and the depth at which they enter a framework."""
+"""What ranks are given, a job, and what they return, an observation of a framework."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from adapters.contract.configuration import DEFAULT_CONFIGURATION, Configuration
-from adapters.contract.objective import Objective
+from adapters.contract.objective import Metric, Objective
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import numpy as np
+    from numpy.typing import NDArray
+
     from adapters.contract.layout import Layout
     from reference.aggregation import Aggregation
     from reference.step import Step
@@ -18,14 +23,9 @@ if TYPE_CHECKING:
 class Depth(StrEnum):
     """How much of the framework's own code a job runs."""
 
-    REDUCER = "reducer"
-    """The reduction function alone, with token losses as input."""
-
-    LOSS = "loss"
-    """The whole loss function with its scaling."""
-
-    STEP = "step"
-    """The whole train step up to the gradient that the optimizer gets."""
+    REDUCER = "reducer"  # the reduction function alone, with token losses as input
+    LOSS = "loss"  # the whole loss function with its scaling
+    STEP = "step"  # the whole train step up to the gradient that the optimizer gets
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,3 +38,44 @@ class Job:
     depth: Depth
     objective: Objective = Objective.POLICY
     configuration: Configuration = DEFAULT_CONFIGURATION
+
+
+class PendingReduction(StrEnum):
+    """The reduction that the rest of a train step would apply to the ranks' gradients."""
+
+    REPLICATED = "replicated"  # none: every rank holds the final gradient
+    SUM = "sum"
+    MEAN = "mean"
+    SUM_PER_COUNTED_TOKEN = "sum_per_counted_token"  # sum, divided by the counted tokens
+    SUM_PER_TOKEN = "sum_per_token"  # sum, divided by the active tokens of the step
+    SUM_PER_SAMPLE = "sum_per_sample"  # by its samples, as conventions count them
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogEntry:
+    """Sums of a micro-batch by name: ``count`` divides all, ``normalizers`` each its own."""
+
+    keys: tuple[str, ...]
+    values: tuple[float, ...]
+    count: float = 1.0
+    normalizers: tuple[float, ...] | None = None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Observation:
+    """The observation of one rank, with an entry for each step of the job.
+
+    ``token_weights`` has the weight of every response token, float64 and flat like ``Step.mask``.
+    ``counted_tokens`` are those that the framework counted here, for `SUM_PER_COUNTED_TOKEN`.
+    ``forward_passes`` has the index of the forward pass in which this rank held each response
+    token, or -1: how the framework cut the step. It is empty if the adapter does not report it.
+    ``reported`` are the metrics that the framework logs on this rank, after its own reduction over
+    micro-batches and ranks; None if this rank logs none. Unknown metrics are absent; empty below
+    depth `step`.
+    """
+
+    token_weights: tuple[NDArray[np.float64], ...]
+    pending_reduction: PendingReduction = PendingReduction.REPLICATED
+    counted_tokens: tuple[float, ...] = ()
+    forward_passes: tuple[NDArray[np.int32], ...] = ()
+    reported: Mapping[Metric, tuple[float | None, ...]] = field(default_factory=dict)

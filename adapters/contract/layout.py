@@ -13,20 +13,11 @@ from reference.errors import ConformanceError
 class Option(StrEnum):
     """A setting that changes how a step is run and must not change its result."""
 
-    ALLGATHER_CP = "allgather_cp"
-    """Context-parallel ranks hold one part of the packed row each and gather the others."""
-
-    AVERAGE_IN_COLLECTIVE = "average_in_collective"
-    """Gradients are averaged by the all-reduce instead of being scaled before it."""
-
-    BALANCE_DATA = "balance_data"
-    """Samples are distributed over data-parallel ranks by length."""
-
-    DISTRIBUTED_OPTIMIZER = "distributed_optimizer"
-    """Gradients are reduce-scattered: a rank has those of its shard only."""
-
-    OVERLAP_GRAD_REDUCE = "overlap_grad_reduce"
-    """Gradients are reduced bucket by bucket during the backward pass."""
+    ALLGATHER_CP = "allgather_cp"  # ranks hold one part of the packed row and gather the others
+    AVERAGE_IN_COLLECTIVE = "average_in_collective"  # gradients, by the all-reduce itself
+    BALANCE_DATA = "balance_data"  # samples are distributed over data-parallel ranks by length
+    DISTRIBUTED_OPTIMIZER = "distributed_optimizer"  # a rank has the gradients of its shard only
+    OVERLAP_GRAD_REDUCE = "overlap_grad_reduce"  # bucket by bucket, during the backward pass
 
 
 class InvalidLayoutError(ConformanceError):

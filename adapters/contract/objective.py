@@ -13,50 +13,27 @@ from enum import StrEnum
 class Objective(StrEnum):
     """The loss that is trained."""
 
+    # The clipped policy-gradient loss (PPO, arXiv:1707.06347) where the ratio is exactly 1.
     POLICY = "policy"
-    """The clipped policy-gradient loss (PPO, arXiv:1707.06347) where the ratio is exactly 1."""
-
+    # PPO's loss with other ratios: some tokens are clipped. Only metrics are judged, as clipped
+    # tokens have no gradient.
     OFF_POLICY = "off_policy"
-    """The clipped policy-gradient loss with other ratios: some tokens are clipped. Only metrics are
-    judged, as clipped tokens have no gradient."""
-
+    # The policy loss with rejection sampling, which removes tokens from the mask and leaves the
+    # losses of the others as they are.
     REJECTION = "rejection"
-    """The policy loss with rejection sampling, which removes tokens from the mask and leaves the
-    losses of the others as they are."""
-
-    ENTROPY = "entropy"
-    """The entropy bonus alone: all advantages are 0."""
-
+    ENTROPY = "entropy"  # the entropy bonus alone: all advantages are 0
+    # The divergence from a reference policy alone: all advantages are 0. The estimator is k1, whose
+    # derivative by a log-probability is 1.
     KL = "kl"
-    """The divergence from a reference policy alone: all advantages are 0. The estimator is k1,
-    whose derivative by a log-probability is 1."""
-
-    COMBINED = "combined"
-    """The sum of policy loss, entropy bonus and divergence."""
-
-    DUAL_CLIP = "dual_clip"
-    """The dual-clip policy loss (arXiv:1912.09729)."""
-
-    GSPO = "gspo"
-    """Ratios of whole sequences (arXiv:2507.18071)."""
-
-    CISPO = "cispo"
-    """Clipped importance weights on the log-probability (arXiv:2506.13585)."""
-
-    SAPO = "sapo"
-    """Soft gates instead of clipping (arXiv:2511.20347)."""
-
-    CLIP_COV = "clip_cov"
-    """Tokens of large covariance are clipped (arXiv:2505.22617)."""
-
-    KL_COV = "kl_cov"
-    """Tokens of large covariance are penalised (arXiv:2505.22617)."""
-
-    SFT = "sft"
-    """Negative log-likelihood."""
-
-    VALUE = "value"
-    """Clipped squared error of a critic."""
+    COMBINED = "combined"  # the sum of policy loss, entropy bonus and divergence
+    DUAL_CLIP = "dual_clip"  # the dual-clip policy loss (arXiv:1912.09729)
+    GSPO = "gspo"  # ratios of whole sequences (arXiv:2507.18071)
+    CISPO = "cispo"  # clipped importance weights on the log-probability (arXiv:2506.13585)
+    SAPO = "sapo"  # soft gates instead of clipping (arXiv:2511.20347)
+    CLIP_COV = "clip_cov"  # tokens of large covariance are clipped (arXiv:2505.22617)
+    KL_COV = "kl_cov"  # tokens of large covariance are penalised (arXiv:2505.22617)
+    SFT = "sft"  # negative log-likelihood
+    VALUE = "value"  # clipped squared error of a critic
 
 
 POLICY_LOSSES = (
@@ -69,31 +46,19 @@ POLICY_LOSSES = (
 )
 """Policy losses other than PPO's; with ratios of 1 all have its gradient."""
 
-ENTROPY_COEFFICIENT = 0.5
 # Coefficients of auxiliary losses: powers of two, so that nothing is rounded.
+ENTROPY_COEFFICIENT = 0.5
 KL_COEFFICIENT = 0.25
-# Ratios are clipped to 1 ± this value.
-CLIP = 0.2
+CLIP = 0.2  # ratios are clipped to 1 ± this value
 
 
 class Metric(StrEnum):
     """A logged number: the reduction of a quantity of every token."""
 
     POLICY_LOSS = "policy_loss"
-
-    LOSS = "loss"
-    """The sum of all terms with their coefficients."""
-
-    CLIP_FRACTION = "clip_fraction"
-    """The quantity is 1 for a token whose ratio is clipped, else 0."""
-
-    POLICY_KL = "policy_kl"
-    """Old log-probability minus new."""
-
+    LOSS = "loss"  # the sum of all terms with their coefficients
+    CLIP_FRACTION = "clip_fraction"  # 1 for a token whose ratio is clipped, else 0
+    POLICY_KL = "policy_kl"  # old log-probability minus new
     ENTROPY = "entropy"
-
-    KL = "kl"
-    """Log-probability minus the reference policy's."""
-
-    REJECTED = "rejected"
-    """The quantity is 1 for a token that rejection sampling removes from the mask, else 0."""
+    KL = "kl"  # log-probability minus the reference policy's
+    REJECTED = "rejected"  # 1 for a token that rejection sampling removes from the mask, else 0

@@ -28,29 +28,20 @@ if TYPE_CHECKING:
 
     from reference.step import Step
 
-
 _Number = TypeVar("_Number", bound=np.generic)
-
-
 PADDING_ID = 0
-
-
+# Advantages, cycled over the tokens of a batch: every sample has several signs and sizes.
 ADVANTAGES = np.array([1.0, -0.5, 2.0, -1.0, 0.5, -2.0, -4.0])
-"""Advantages, cycled over the tokens of a batch: every sample has several signs and sizes."""
-
 
 LOG_RATIOS = np.array([0.0, 0.5, -0.5, 0.0, 0.25])
 """Log-ratios of new to old policy for `OFF_POLICY`, cycled over tokens: with advantages of either
 sign, some tokens are clipped."""
 
-
 ENTROPIES = np.array([0.5, 2.0, 1.0, 0.25])
-
 
 DIVERGENCES = np.array([1.0, 0.25, 0.5, 2.0, 4.0, 0.125])
 """Divergences from the reference policy, cycled over tokens like the entropies. None is 0, so that
 metrics must be masked by the mask alone."""
-
 
 REJECTED_LOG_PROB = -4.0
 """Log-probability of the rollout policy for a token to reject, for others 0: its ratio is e^4."""
@@ -84,11 +75,7 @@ class ProbedBatch:
     @cached_property
     def original_masks(self) -> list[NDArray[np.bool_]]:
         """Loss mask of each sample before rejection sampling, which a framework is given."""
-        return [
-            step.mask_before_rejection[response]
-            for step in self.steps
-            for response in step.responses
-        ]
+        return [step.mask_before_rejection[ids] for step in self.steps for ids in step.responses]
 
     @cached_property
     def advantages(self) -> list[NDArray[np.float64]]:
@@ -99,16 +86,11 @@ class ProbedBatch:
 
     @cached_property
     def raw_advantages(self) -> list[NDArray[np.float64]]:
-        """An advantage for each response token, never 0: a framework must mask by the mask alone.
-
-        For `GSPO`, all tokens of a sample have the same.
-        """
+        """An advantage for each token, never 0: a framework must mask by the mask alone."""
         if self.objective is Objective.GSPO:
             of_sample = ADVANTAGES[np.arange(len(self.responses)) % len(ADVANTAGES)]
-            return [
-                np.full(len(ids), advantage)
-                for ids, advantage in zip(self.responses, of_sample, strict=True)
-            ]
+            pairs = zip(self.responses, of_sample, strict=True)
+            return [np.full(len(ids), advantage) for ids, advantage in pairs]
         return [ADVANTAGES[ids % len(ADVANTAGES)] for ids in self.responses]
 
     @cached_property
@@ -131,18 +113,12 @@ class ProbedBatch:
 
     @cached_property
     def returns(self) -> list[NDArray[np.float64]]:
-        """Returns for a critic whose values are 0: half of `raw_advantages`.
-
-        The squared error then has the gradient of the policy loss.
-        """
+        """Returns for a critic of values 0: its squared error has the policy loss's gradient."""
         return [advantages / 2 for advantages in self.raw_advantages]
 
     @cached_property
     def dloss_dlogprob(self) -> NDArray[np.float64]:
-        """Derivative of each token's loss by its log-probability, with the coefficient: flat.
-
-        If the objective has several terms, it is that of the policy loss.
-        """
+        """Flat derivatives of token losses, of the policy loss if several, by log-probability."""
         raw_advantages = np.concatenate(self.raw_advantages)
         alone = {
             Objective.ENTROPY: -ENTROPY_COEFFICIENT,
@@ -166,17 +142,10 @@ class ProbedBatch:
     def weights_of_steps(
         self, gradients: Sequence[NDArray[np.float32]]
     ) -> tuple[NDArray[np.float64], ...]:
-        """Each step's weights, from the probe's gradients at one optimizer step after another.
-
-        Raises:
-            RuntimeError: the framework made a different number of optimizer steps.
-        """
+        """Each step's weights; raises `RuntimeError` unless there is a gradient for each step."""
         if len(gradients) != len(self.steps):
             raise RuntimeError(f"{len(gradients)} optimizer steps were made of {len(self.steps)}")
-        return tuple(
-            self.split(self.weights(gradient))[step_index]
-            for step_index, gradient in enumerate(gradients)
-        )
+        return tuple(self.split(self.weights(one))[index] for index, one in enumerate(gradients))
 
     def forward_passes(self, passes: Sequence[NDArray[np.int64]]) -> tuple[NDArray[np.int32], ...]:
         """For each step, the index of the forward pass in which a rank held each token, or -1.
@@ -200,7 +169,7 @@ class ProbedBatch:
         prompt_lengths = np.concatenate([step.prompt_lengths for step in self.steps])
         lengths = prompt_lengths + np.concatenate([step.response_lengths for step in self.steps])
         starts = 1 + np.concatenate([[0], np.cumsum(lengths)[:-1]])
+        of_samples = zip(starts, lengths, prompt_lengths, strict=True)
         return [
-            (np.arange(start, start + length), int(prompt_length))
-            for start, length, prompt_length in zip(starts, lengths, prompt_lengths, strict=True)
+            (np.arange(start, start + length), int(prompt)) for start, length, prompt in of_samples
         ]

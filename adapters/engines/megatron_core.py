@@ -15,7 +15,7 @@ from torch import nn
 
 from adapters.contract import Depth, Layout, Option, Rank, Unsupported
 from adapters.toolkit import cuda_on_cpu
-from adapters.toolkit.probe import ForwardPasses, as_array
+from adapters.toolkit.probe import ForwardPasses, Recorder, as_array
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -28,17 +28,12 @@ OPTIONS = frozenset(
 )
 """Options of Megatron's own data parallelism."""
 
-# Logit of a token whose probability is exactly 0.
-IMPOSSIBLE_LOGIT = -1e4
-# Key of a rank's cache: the sizes of Megatron's process groups.
-GRID = "grid"
+IMPOSSIBLE_LOGIT = -1e4  # logit of a token whose probability is exactly 0
+GRID = "grid"  # key of a rank's cache: the sizes of Megatron's process groups
 
 
 def enter_grid(layout: Layout, rank: Rank) -> bool:
-    """Leave Megatron's process groups unless they fit a layout; returns whether they did not.
-
-    The rank's cache depends on the groups and is cleared with them.
-    """
+    """Leave process groups of other sizes and what depends on them; returns whether it did."""
     grid = layout.tp, layout.cp
     if rank.cache.get(GRID) == grid:
         return False
@@ -67,24 +62,20 @@ def leave_grid() -> None:
 
 
 class Policy:
-    """A model in data parallelism, whose gradients are reduced and final."""
+    """A model in data parallelism, whose gradients are reduced and final.
+
+    The schedule calls ``finalize_model_grads`` after the last micro-batch. If gradients are not
+    finalised, ``counted_tokens`` records the tokens counted on this rank in each step.
+    """
 
     def __init__(self, model: Any, bare: Any) -> None:
+        from megatron.core.distributed import finalize_model_grads
+
         self.model = model
         self.probe: nn.Parameter = bare.probe
         self.passes: ForwardPasses = bare.passes
-
-    @property
-    def finalize_model_grads(self) -> Callable[..., None]:
-        """The function that the schedule calls after the last micro-batch."""
-        from megatron.core.distributed import finalize_model_grads
-
-        finalize: Callable[..., None] = finalize_model_grads
-        return finalize
-
-    def drain_counted_tokens(self) -> tuple[float, ...]:
-        """Return the tokens counted on this rank in each step, if gradients are not finalised."""
-        return ()
+        self.counted_tokens = Recorder[float]()
+        self.finalize_model_grads: Callable[..., None] = finalize_model_grads
 
     def gradient(self) -> NDArray[np.float32]:
         """The probe's gradient, as an optimizer would find it: [capacity]."""
@@ -112,22 +103,10 @@ class BarePolicy(Policy):
 
     def __init__(self, bare: Any) -> None:
         super().__init__(bare, bare)
-        self._counted: list[float] = []
+        self.finalize_model_grads = self._count_tokens
 
-    @property
-    def finalize_model_grads(self) -> Callable[..., None]:
-        """Notes the tokens counted."""
-
-        def note(model: Any, num_tokens: Any = None, **kwargs: Any) -> None:
-            self._counted.append(0.0 if num_tokens is None else float(num_tokens))
-
-        return note
-
-    def drain_counted_tokens(self) -> tuple[float, ...]:
-        """Return the tokens noted since the last call."""
-        counted = tuple(self._counted)
-        self._counted.clear()
-        return counted
+    def _count_tokens(self, model: Any, num_tokens: Any = None, **kwargs: Any) -> None:
+        self.counted_tokens.append(0.0 if num_tokens is None else float(num_tokens))
 
     def gradient(self) -> NDArray[np.float32]:
         """This rank's own gradient, 0 if none of its micro-batches reached the probe."""
@@ -136,11 +115,7 @@ class BarePolicy(Policy):
 
 
 def policy_of(bare: Any, rank: Rank, depth: Depth, ddp_config: Any) -> Policy:
-    """A probed model at a depth: in data parallelism as configured, or bare below depth `step`.
-
-    Raises:
-        Unsupported: Megatron refuses to average in the collective.
-    """
+    """A probed model, bare below depth `step`; raises `Unsupported` if Megatron refuses."""
     if depth is not Depth.STEP:
         return BarePolicy(bare)
     from megatron.core.distributed import DistributedDataParallel
@@ -174,10 +149,7 @@ def transformer_config(layout: Layout, dtype: torch.dtype, **options: Any) -> An
 
 
 def reduce_one_by_one_over_gloo(rank: Rank) -> None:
-    """Let Megatron reduce its buckets one by one if gloo is used with a GPU.
-
-    Megatron coalesces them into one collective, which gloo has for CPU tensors only.
-    """
+    """Reduce Megatron's buckets one by one: gloo coalesces collectives of CPU tensors only."""
     if rank.device != "cpu" and "nccl" not in torch.distributed.get_backend_config():
         from megatron.core.distributed import param_and_grad_buffer
 
@@ -186,11 +158,7 @@ def reduce_one_by_one_over_gloo(rank: Rank) -> None:
 
 @contextmanager
 def one_by_one(group: Any, async_ops: bool = False) -> Iterator[None]:
-    """Replace torch's manager of coalesced collectives by one that coalesces none.
-
-    Raises:
-        Unsupported: nothing would wait for asynchronous collectives.
-    """
+    """Coalesce no collectives; raises `Unsupported` for asynchronous ones, which nobody awaits."""
     if async_ops:
         raise Unsupported("no overlap of gradient reduction with gloo on CUDA tensors")
     yield
@@ -236,19 +204,13 @@ def probed_model(config: Any, capacity: int, rank: Rank, head: Callable[..., Any
 
 
 class ReadingOptimizer:
-    """An optimizer that keeps the probe's gradient and reports success."""
+    """An optimizer that records the probe's gradients, each [capacity], and reports success."""
 
     param_groups: tuple[Any, ...] = ({"lr": 0.0},)
 
     def __init__(self, policy: Policy) -> None:
-        self._gradients: list[NDArray[np.float32]] = []
+        self.gradients = Recorder["NDArray[np.float32]"]()
         self._policy = policy
-
-    def drain(self) -> list[NDArray[np.float32]]:
-        """Return the gradients since the last call, each [capacity]."""
-        gradients = self._gradients.copy()
-        self._gradients.clear()
-        return gradients
 
     def scale_loss(self, loss: torch.Tensor) -> torch.Tensor:
         """Return the loss: in full precision it is not scaled."""
@@ -259,7 +221,7 @@ class ReadingOptimizer:
 
     def step(self) -> tuple[bool, float, int]:
         """Read the gradient; return success, gradient norm and number of zeros."""
-        self._gradients.append(self._policy.gradient())
+        self.gradients.append(self._policy.gradient())
         return True, 0.0, 0
 
 

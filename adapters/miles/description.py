@@ -1,24 +1,37 @@
-"""The description of miles that its engines share."""
+"""The description of miles and its logs of micro-batches, which its engines share."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from adapters.contract import CodeLocation
-from adapters.contract.description import is_set
+from adapters.contract import CodeLocation, Depth, Job, Layout, LogEntry
+from adapters.contract.description import parse_departures
 from adapters.miles import rollouts
 from adapters.miles.importing import module
 from adapters.slime_family import description
+from adapters.slime_family.framework import as_dictionaries
+from reference.aggregation import Aggregation, Conventions, Mode
+from reference.step import Sample, Step
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Mapping, Sequence
 
-    from adapters.toolkit.versions import Candidates
-    from reference.aggregation import Conventions
+    from adapters.toolkit.calls import Candidates
 
-OBSERVED_ENTROPY = is_set(
-    "--observe-training-entropy, where there is the option",
-    "newer versions log no entropy without it; it has no gradient unless it is trained",
+ALONE = Job(
+    steps=(Step.of([Sample(prompt_length=1, loss_mask=[1], group=0)]),),
+    aggregation=Aggregation(Mode.SAMPLE_MEAN),
+    layout=Layout(format="thd"),
+    depth=Depth.STEP,
+)
+"""The job that miles is configured for to make a log."""
+
+OBSERVED_ENTROPY = parse_departures(
+    """
+    set: --observe-training-entropy, where there is the option
+        newer versions log no entropy without it; it has no gradient unless it is trained
+    """
 )
 
 
@@ -69,3 +82,10 @@ def keepers() -> list[Any]:
         getattr(losses(), "get_pg_loss_reducer", None),
         module("backends.training_utils.log_utils").aggregate_train_losses,
     ]
+
+
+def aggregate(entries: Sequence[LogEntry]) -> Mapping[str, float]:
+    """Make a log with miles' own function."""
+    make = module("backends.training_utils.log_utils").aggregate_train_losses
+    knows_normalizers = "normalizers" in make.__code__.co_consts
+    return make(as_dictionaries(entries, with_normalizers=knows_normalizers))

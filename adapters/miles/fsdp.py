@@ -17,31 +17,19 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from adapters.contract import (
-    Adapter,
-    CodeLocation,
-    Depth,
-    Description,
-    Job,
-    Layout,
-    Observation,
-    Option,
-    PendingReduction,
-    Rank,
-    Refused,
-    Unsupported,
-)
-from adapters.contract.description import is_set, stubbed
+from adapters.contract.adapter import Adapter, Rank, Refused, Unsupported
+from adapters.contract.description import CodeLocation, Description, parse_departures
+from adapters.contract.job import Depth, Job, Observation, PendingReduction
+from adapters.contract.layout import Layout, Option
 from adapters.contract.objective import Objective
 from adapters.contract.probed_batch import ProbedBatch
-from adapters.miles import description, logs, rollouts
+from adapters.miles import description, rollouts
 from adapters.miles.importing import engine, import_miles, module
-from adapters.slime_family import command_line, departures, framework, stubs
+from adapters.slime_family import command_line, departures, framework
 from adapters.slime_family.description import offered, stated
 from adapters.slime_family.framework import KEYS, LOG
 from adapters.slime_family.rollouts import advantages, of_steps, require_one_sample_per_rollout
-from adapters.toolkit.refusals import refusals, refusals_of_configuration
-from adapters.toolkit.versions import Candidates, call_supported, places
+from adapters.toolkit.calls import call_supported, places, refusals, refusals_of_configuration
 from reference.aggregation import DenominatorMask, SampleUnit
 
 if TYPE_CHECKING:
@@ -56,41 +44,34 @@ ENGINE_OPTIONS = ("--train-backend=fsdp", "--debug-train-only", "--lr=0", "--cli
 # Options for versions that start this engine only in tests, which expect positive entropies.
 CI_OPTIONS = ("--ci-test", "--ci-disable-logprobs-checker")
 
-CI_TEST = is_set(
-    " ".join(CI_OPTIONS),
-    "without it this version stops a user with an error that calls the engine not maintained; in a"
-    " train step it only adds checks, of gradient norms that were saved and of log-probabilities",
+CI_TEST = parse_departures(
+    """
+    set: --ci-test --ci-disable-logprobs-checker
+        without it this version stops a user with an error that calls the engine not maintained; in
+        a train step it only adds checks, of gradient norms that were saved and of log-probabilities
+    """
 )
 
 DEPARTURES = (
-    *departures.ABOVE_THE_ACTOR,
-    *departures.AROUND_THE_LOSS,
-    description.OBSERVED_ENTROPY,
-    is_set(
-        "--debug-train-only",
-        "no inference servers are started; the train step does not ask for it",
-    ),
-    is_set(
-        "--lr=0 --clip-grad=inf",
-        "the probe stays 0 and its gradient as it is; it is read before the optimizer's step",
-    ),
-    stubbed(
-        "the gradient that the optimizer steps with: zeros, once it is read",
-        "not a number at a learning rate of 0 would spoil the probe for the next step",
-    ),
-    stubbed(
-        "FSDP2's mixed precision and the precision policy: parameters and gradients in float32",
-        "bfloat16 leaves two digits of a weight; --dtype=bfloat16 leaves them as miles has them",
-    ),
-    stubbed(
-        "device meshes below depth step: of one rank each",
-        "that depth ends before gradients are reduced",
+    *departures.ALL_ENGINES,
+    *description.OBSERVED_ENTROPY,
+    *parse_departures(
+        """
+        set: --debug-train-only
+            no inference servers are started; the train step does not ask for it
+        set: --lr=0 --clip-grad=inf
+            the probe stays 0 and its gradient as it is; it is read before the optimizer's step
+        stubbed: the gradient that the optimizer steps with: zeros, once it is read
+            not a number at a learning rate of 0 would spoil the probe for the next step
+        stubbed: FSDP2's mixed precision and the precision policy: parameters and gradients in
+        float32
+            bfloat16 leaves two digits of a weight; --dtype=bfloat16 leaves them as miles has them
+        stubbed: device meshes below depth step: of one rank each
+            that depth ends before gradients are reduced
+        """
     ),
 )
 """The departures of this engine in all versions."""
-
-FULL_PRECISION = SimpleNamespace(autocast_dtype=None)
-"""The precision policy that newer versions need in a forward pass."""
 
 
 class MilesFsdpAdapter(Adapter):
@@ -116,14 +97,14 @@ class MilesFsdpAdapter(Adapter):
 
     def load(self, source: Path | None) -> None:
         """Import miles and add the probe to its log-probabilities."""
-        import_miles(source, [])
+        import_miles(source, megatron=False)
         importlib.import_module("megatron.core.fusions.fused_cross_entropy")  # the loss needs it
         # It reads options of servers, which are left out.
         module("utils.arguments").sglang_validate_args = lambda args: None
 
     def describe(self) -> Description:
         """Describe the engine by what the argument parser offers."""
-        parser = _parser()
+        parser, actors = _parser(), engine("actor")
         return Description(
             modes=command_line.modes(parser),
             depths=frozenset({Depth.LOSS, Depth.STEP}),
@@ -138,10 +119,17 @@ class MilesFsdpAdapter(Adapter):
                 sample_unit=SampleUnit.SAMPLE,
                 denominator_mask=DenominatorMask.MODIFIED,
             ),
-            places=places(_candidates()),
+            places=places(
+                {
+                    **description.candidates(),
+                    # The engine counts a step's tokens itself, if at all.
+                    CodeLocation.TOKEN_COUNT: ((actors, "_global_token_counts_by_step"),),
+                    CodeLocation.TOKEN_DIVISION: ((actors.FSDPTrainRayActor, "_train_step"),),
+                }
+            ),
             rules=stated(parser, description.keepers()),
-            stubs=tuple(stubs.STUBBED),
-            departures=(*([CI_TEST] if _is_for_tests() else []), *DEPARTURES),
+            stubs=tuple(framework.STUBBED),
+            departures=(*(CI_TEST if _is_for_tests() else ()), *DEPARTURES),
         )
 
     def observe(self, job: Job, rank: Rank) -> Observation:
@@ -164,11 +152,10 @@ class MilesFsdpAdapter(Adapter):
             actors.compute_advantages_and_returns = advantages(job, batch, rollouts.slicer(args))
             rollouts.decline_in_fetch(actors)
             call_supported(_actor(args, trained).train, 0, references, witness_info=None, attempt=0)
+        whole = job.depth is Depth.STEP
         return Observation(
             token_weights=batch.weights_of_steps(of_steps(trained.gradients.drain(), job)),
-            pending_reduction=PendingReduction.REPLICATED
-            if job.depth is Depth.STEP
-            else PendingReduction.MEAN,
+            pending_reduction=PendingReduction.REPLICATED if whole else PendingReduction.MEAN,
             reported=LOG.reported(job),
             forward_passes=batch.forward_passes(trained.passes.drain()),
         )
@@ -178,18 +165,8 @@ class MilesFsdpAdapter(Adapter):
         from adapters.toolkit import cuda_on_cpu
 
         with cuda_on_cpu.redirected():
-            _join(_arguments(logs.ALONE), rank)
-            return logs.aggregate(entries)
-
-
-def _candidates() -> Candidates:
-    """Functions that a mistake may be in; the engine counts a step's tokens itself, if at all."""
-    actors = engine("actor")
-    return {
-        **description.candidates(),
-        CodeLocation.TOKEN_COUNT: ((actors, "_global_token_counts_by_step"),),
-        CodeLocation.TOKEN_DIVISION: ((actors.FSDPTrainRayActor, "_train_step"),),
-    }
+            _join(_arguments(description.ALONE), rank)
+            return description.aggregate(entries)
 
 
 def _is_for_tests() -> bool:
@@ -204,12 +181,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _arguments(job: Job) -> Any:
-    """miles' own arguments for a job, parsed and validated by it.
-
-    Raises:
-        Unsupported: this version lacks what the layout needs.
-        Refused: miles declines the configuration.
-    """
+    """miles' own arguments for a job, validated; `Unsupported` if it lacks what a layout needs."""
     gpus = f"--actor-num-gpus-per-node={job.layout.world_size}"
     parser = _parser()
     with _refusals(job.layout), command_line.settings(job, parser) as settings:
@@ -250,7 +222,7 @@ def _actor(args: Any, trained: Policy) -> Any:
         role="actor",
         ref_model=None,
         fsdp_cpu_offload=args.fsdp_cpu_offload,
-        precision_policy=FULL_PRECISION,
+        precision_policy=SimpleNamespace(autocast_dtype=None),  # newer versions need one
         model=trained.model,
         optimizer=trained.optimizer,
         lr_scheduler=engine("lr_scheduler").get_lr_scheduler(args, trained.optimizer),

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from typing import Any, NamedTuple
+from unittest import mock
 
 import torch
+from torch.distributed import device_mesh, fsdp
 
 from adapters.contract import Depth, Job, Rank
-from adapters.engines import fsdp2
 from adapters.miles.importing import engine
 from adapters.slime_family.model import SEAM
 from adapters.toolkit.probe import ForwardPasses, GradientReader, ProbedModel, probe_capacity
@@ -27,8 +28,10 @@ class Policy:
     def __init__(self, capacity: int, mesh: Any, args: Any, rank: Rank) -> None:
         self.passes = ForwardPasses()
         bare = ProbedModel(capacity, self.passes, _head).to(rank.device)
-        # Some versions hard-code bfloat16.
-        with nullcontext() if rank.dtype == "bfloat16" else fsdp2.full_precision():
+        # Some versions hard-code bfloat16, which leaves the gradient two digits.
+        default = fsdp.MixedPrecisionPolicy()
+        full_precision = mock.patch.object(fsdp, "MixedPrecisionPolicy", return_value=default)
+        with nullcontext() if rank.dtype == "bfloat16" else full_precision:
             self.model = engine("actor").apply_fsdp2(bare, mesh=mesh, args=args)
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(), lr=args.lr, weight_decay=args.weight_decay
@@ -41,16 +44,18 @@ def cached_policy(args: Any, job: Job, probe_size: int, rank: Rank) -> Policy:
     capacity = probe_capacity(probe_size)
     key = (job.depth, capacity)
     if key not in rank.cache:
-        mesh = _mesh(rank) if job.depth is Depth.STEP else fsdp2.mesh_of_one(rank)
-        rank.cache[key] = Policy(capacity, mesh, args, rank)
+        rank.cache[key] = Policy(capacity, _mesh(rank, job.depth), args, rank)
     policy: Policy = rank.cache[key]
     policy.gradients.drain()
     policy.passes.drain()
     return policy
 
 
-def _mesh(rank: Rank) -> Any:
-    """The mesh of the ranks that miles shards over."""
+def _mesh(rank: Rank, depth: Depth) -> Any:
+    """The mesh that miles shards over, or of one rank below the depth that reduces gradients."""
+    if depth is not Depth.STEP:
+        shape = (rank.world_size, 1)
+        return device_mesh.init_device_mesh("cuda", shape, mesh_dim_names=("ranks", "one"))["one"]
     state = rank.cache["parallel_state"]
     return state.get_mesh("fsdp") if hasattr(state, "get_mesh") else state.dp_mesh
 

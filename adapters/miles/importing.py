@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from adapters.slime_family import stubs
+from adapters.slime_family import framework
 from adapters.slime_family.framework import LOG
 from adapters.slime_family.user_code import CpUtils
 from adapters.toolkit.imports import import_from
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
 
 
@@ -29,17 +29,20 @@ def engine(name: str) -> Any:
     return module(f"{place}.fsdp_utils.{name}")
 
 
-def import_miles(source: Path | None, kernels: Sequence[str]) -> None:
-    """Import the modules that miles' engines share and add the probe to its log-probabilities.
-
-    ``kernels`` are modules of miles that hold GPU kernels only.
-    """
+def import_miles(source: Path | None, *, megatron: bool) -> None:
+    """Import what all engines need and add the probe to log-probabilities."""
     from adapters.slime_family.model import seam_around
 
-    stubs.install(["miles_plugins"], kernels)
+    framework.install("miles", megatron=megatron)
     import_from("miles", [source] if source else [])
-    stubs.drop_server_options(module("utils.arguments"), module("backends.sglang_utils.arguments"))
-    _pass_objects_through()
+    framework.drop_server_options("miles")
+    for name in ("ray.rollout.train_data_conversion", "utils.data"):
+        holder = module(name)
+        if hasattr(holder, "ray"):
+            holder.ray = framework.OBJECT_STORE
+        if hasattr(holder, "object_store"):
+            store = SimpleNamespace(put=lambda value, value_spec: value, get=_Fetched)
+            holder.object_store.get_instance = lambda store=store: store
     LOG.listen(module("backends.training_utils.log_utils"))
     CpUtils.module = module("backends.training_utils.cp_utils")
     processors = module("backends.training_utils.loss_hub.logit_processors")
@@ -48,25 +51,9 @@ def import_miles(source: Path | None, kernels: Sequence[str]) -> None:
     )
 
 
-def _pass_objects_through() -> None:
-    """Replace miles' object store, so that training gets the converted objects directly."""
-    for name in ("ray.rollout.train_data_conversion", "utils.data"):
-        holder = module(name)
-        if hasattr(holder, "ray"):
-            holder.ray = stubs.OBJECT_STORE
-        if hasattr(holder, "object_store"):
-            store = SimpleNamespace(put=lambda value, value_spec: value, get=_Fetched)
-            holder.object_store.get_instance = lambda store=store: store
-
-
-class _Fetched:
+class _Fetched(nullcontext[Any]):
     """An object as the object store returns it: it has a ``value`` and is a context manager."""
 
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-    def __enter__(self) -> Any:
-        return self.value
-
-    def __exit__(self, *exception: object) -> None:
-        """Do nothing."""
+    @property
+    def value(self) -> Any:
+        return self.enter_result

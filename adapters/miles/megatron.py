@@ -5,11 +5,11 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, Any
 
-from adapters.contract import Layout, grids
-from adapters.contract.description import stubbed
-from adapters.miles import description, logs, rollouts
+from adapters.contract import Job, Layout, LogEntry, Rank, grids
+from adapters.contract.description import parse_departures
+from adapters.miles import description, rollouts
 from adapters.miles.importing import import_miles
-from adapters.slime_family import command_line, stubs
+from adapters.slime_family import command_line, framework
 from adapters.slime_family.adapter import MegatronAdapter
 
 if TYPE_CHECKING:
@@ -17,11 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import ModuleType
 
-    from adapters.contract import Job, LogEntry, Rank
     from adapters.contract.probed_batch import ProbedBatch
-
-KERNELS = ("miles.backends.megatron_utils.kernels", "miles.utils.fp8_kernel")
-"""Modules of miles that hold GPU kernels only."""
 
 
 class MilesMegatronAdapter(MegatronAdapter):
@@ -38,37 +34,29 @@ class MilesMegatronAdapter(MegatronAdapter):
     conventions = staticmethod(description.conventions)
 
     departures = (
-        description.OBSERVED_ENTROPY,
-        stubbed(
-            "the phases of sglang's debug dumper: off, as they are by default",
-            "its settings are read by a class of sglang's; it would only write files",
-        ),
-        stubbed(
-            "get_data_parallel_group_gloo: the data-parallel group itself",
-            "with gloo there is one kind of group, and with NCCL it adds up the same",
+        *description.OBSERVED_ENTROPY,
+        *parse_departures(
+            """
+            stubbed: the phases of sglang's debug dumper: off, as they are by default
+                its settings are read by a class of sglang's; it would only write files
+            stubbed: get_data_parallel_group_gloo: the data-parallel group itself
+                with gloo there is one kind of group, and with NCCL it adds up the same
+            """
         ),
     )
 
-    def padded_layouts(self) -> Sequence[Layout]:
-        """Every grid, with micro-batches of a fixed number of samples."""
-        return [
-            Layout(dp=dp, cp=cp, micro_batches=micro_batches, format="bshd")
-            for dp, cp in grids(largest=8)
-            for micro_batches in (1, 2)
-        ]
+    padded_layouts = tuple(
+        Layout(dp=dp, cp=cp, micro_batches=micro_batches, format="bshd")
+        for dp, cp in grids(largest=8)
+        for micro_batches in (1, 2)
+    )
 
     def load(self, source: Path | None) -> None:
         """Import miles and add the probe to its log-probabilities."""
-        import_miles(source, list(KERNELS))
+        import_miles(source, megatron=True)
         # sglang's debug dumper, which is off, reads its settings with a class of sglang.
         self.module("utils.dumper_utils")._get_phase_override_configs = lambda *_: {"enable": False}
-        self.module("backends.megatron_utils.actor").ray = stubs.OBJECT_STORE
-
-    def parser(self) -> Any:
-        """A parser with miles' options on top of Megatron's."""
-        parser = command_line.base_parser()
-        self.module("utils.arguments").get_miles_extra_args_provider()(parser)
-        return parser
+        self.module("backends.megatron_utils.actor").ray = framework.OBJECT_STORE
 
     def validated(self, args: Any, layout: Layout) -> None:
         """Run miles' own validation, for training alone."""
@@ -88,12 +76,9 @@ class MilesMegatronAdapter(MegatronAdapter):
 
     def loss_modules(self) -> tuple[Any, Any, Any]:
         """The modules in miles."""
-        utils = "backends.training_utils"
-        return (
-            self.module(f"{utils}.loss_hub.logit_processors"),
-            self.module(f"{utils}.cp_utils"),
-            self.module(f"{utils}.loss_hub.losses"),
-        )
+        paths = "loss_hub.logit_processors", "cp_utils", "loss_hub.losses"
+        processors, cp, losses = (self.module(f"backends.training_utils.{path}") for path in paths)
+        return processors, cp, losses
 
     def aggregate(self, entries: Sequence[LogEntry], rank: Rank) -> Mapping[str, float]:
         """Make a log with miles configured for one rank."""
@@ -101,9 +86,9 @@ class MilesMegatronAdapter(MegatronAdapter):
         from adapters.toolkit import cuda_on_cpu
 
         with cuda_on_cpu.redirected():
-            megatron_core.join_grid(logs.ALONE.layout, rank)
-            self.join(self.arguments(logs.ALONE))
-            return logs.aggregate(entries)
+            megatron_core.join_grid(description.ALONE.layout, rank)
+            self.join(self.arguments(description.ALONE))
+            return description.aggregate(entries)
 
     def join(self, args: Any) -> None:
         """Tell miles of Megatron's process groups, as its actor does."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import inspect
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from adapters.miles.importing import module
 from adapters.slime_family import user_code
-from adapters.slime_family.rollouts import sample_fields
-from adapters.toolkit.refusals import refusals
-from adapters.toolkit.versions import call_supported
+from adapters.slime_family.rollouts import samples
+from adapters.toolkit.calls import call_supported, refusals
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -28,25 +28,22 @@ def rollout_field() -> str | None:
 def references(
     args: Any, job: Job, batch: ProbedBatch, *, train_parallel_config: dict[str, int]
 ) -> Any:
-    """References to the data of training ranks, converted and split by miles.
-
-    ``train_parallel_config`` is the engine's description of its layout; given all sizes, the
-    rollout side also makes micro-batches.
-    """
+    """References to the data of ranks; given all sizes, miles also makes micro-batches."""
     conversion = module("ray.rollout.train_data_conversion")
 
-    def convert(args: Any, samples: Any, custom: Any = None) -> Any:
-        return call_supported(
-            conversion.convert_samples_to_train_data,
-            args,
-            samples,
-            metadata={},
-            custom_convert_samples_to_train_data_func=custom,
-            custom_reward_post_process_func=None,
-        )
-
-    samples = user_code.samples_to_convert(_samples(batch), job)
-    data = convert(args, samples, user_code.conversion(job, convert))
+    convert = partial(
+        call_supported,
+        conversion.convert_samples_to_train_data,
+        metadata={},
+        custom_convert_samples_to_train_data_func=None,
+        custom_reward_post_process_func=None,
+    )
+    sent = samples(batch, module("utils.types").Sample, rollout_field())
+    data = convert(
+        args,
+        user_code.samples_to_convert(sent, job),
+        custom_convert_samples_to_train_data_func=user_code.conversion(job, convert),
+    )
     return call_supported(
         conversion.split_train_data_by_dp,
         args,
@@ -68,18 +65,3 @@ def decline_in_fetch(actors: ModuleType) -> None:
     """Let the actors of a module decline a job where they fetch their share of the data."""
     fetch = module("backends.training_utils.data").get_rollout_data
     actors.get_rollout_data = refusals()(fetch)  # type: ignore[attr-defined]
-
-
-def _samples(batch: ProbedBatch) -> list[Any]:
-    """The batch as miles' sample objects."""
-    sample_class = module("utils.types").Sample
-    field = rollout_field()
-    return [
-        sample_class(
-            index=index,
-            status=sample_class.Status.COMPLETED,
-            **({field: rollout} if field else {}),
-            **common,
-        )
-        for index, (rollout, common) in enumerate(sample_fields(batch))
-    ]

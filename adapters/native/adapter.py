@@ -5,29 +5,22 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from adapters.contract import (
-    Adapter,
-    Depth,
-    Description,
-    Job,
-    Layout,
-    Observation,
-    PendingReduction,
-    Rank,
-    grids,
-)
+import numpy as np
+
+from adapters.contract.adapter import Adapter, Rank
+from adapters.contract.description import Description
+from adapters.contract.job import Depth, Job, LogEntry, Observation, PendingReduction
+from adapters.contract.layout import Layout, grids
 from adapters.contract.objective import Metric, Objective
 from adapters.contract.probed_batch import ProbedBatch
-from adapters.native import logs, options
-from reference.aggregation import Mode
+from adapters.native import options
+from reference.aggregation import Aggregation, Mode
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from adapters.contract import LogEntry
     from adapters.native.trainer import Trainer
-    from reference.aggregation import Aggregation
 
 
 NOT_IMPLEMENTED = {Objective.GSPO, Objective.SAPO, Objective.CLIP_COV, Objective.KL_COV}
@@ -72,11 +65,7 @@ class NativeAdapter(Adapter):
         return Trainer(job, rank)
 
     def started(self, job: Job) -> None:
-        """Validate a job as the framework's startup does.
-
-        Raises:
-            Refused: the options or the data would give a wrong denominator.
-        """
+        """Raise `Refused` if the options or the data would give a wrong denominator."""
         given = options.merged(job)
         options.validate(given, job)
         options.validate_data(given, job)
@@ -87,14 +76,14 @@ class NativeAdapter(Adapter):
 
     def aggregate(self, entries: Sequence[LogEntry], rank: Rank) -> Mapping[str, float]:
         """Sum over micro-batches and divide by each key's divisor."""
-        return logs.aggregate(entries)
+        return aggregate(entries)
 
     def observe(self, job: Job, rank: Rank) -> Observation:
         """Train the steps of a batch and read the probe's gradient of each."""
         import torch
 
-        from adapters.native.samples import samples_of_steps
-        from adapters.native.trainer import linear_losses
+        from adapters.native.trainer import samples_of_steps
+        from adapters.toolkit.probe import as_array
 
         self.started(job)
         job = replace(job, aggregation=self.aggregation(job))
@@ -104,32 +93,36 @@ class NativeAdapter(Adapter):
         probe = torch.zeros(batch.probe_size, requires_grad=True, device=rank.device, dtype=dtype)
         with rank.framework():
             trainer = self.trainer(job, rank.index)
-            if job.depth is not Depth.STEP:
-                losses = linear_losses if job.depth is Depth.REDUCER else trainer.token_losses
-                shares = [trainer.accumulate(probe, samples, losses)[0] for samples in steps]
-                return _observation(batch, trainer, shares, pending_reduction=PendingReduction.SUM)
-            size = job.configuration.batch_size or max(map(len, steps))
-            parts = [[s[i : i + size] for i in range(0, len(s), size)] for s in steps]
-            trained = [[trainer.train_step(probe, one) for one in step] for step in parts]
-        gradients = [sum(gradient for gradient, _ in step) for step in trained]
-        return _observation(batch, trainer, gradients, logs=[step[-1][1] for step in trained])
+            trained = [_train(trainer, probe, samples) for samples in steps]
+        whole = job.depth is Depth.STEP
+        return Observation(
+            token_weights=batch.weights_of_steps([as_array(gradient) for gradient, _ in trained]),
+            pending_reduction=PendingReduction.REPLICATED if whole else PendingReduction.SUM,
+            forward_passes=batch.forward_passes(trainer.passes.drain()),
+            reported={metric: tuple(log[metric] for _, log in trained) for metric in trained[0][1]},
+        )
 
 
-def _observation(
-    batch: ProbedBatch,
-    trainer: Trainer,
-    gradients: Sequence[Any],
-    *,
-    pending_reduction: PendingReduction = PendingReduction.REPLICATED,
-    logs: Sequence[dict[Metric, float]] = (),
-) -> Observation:
-    from adapters.toolkit.probe import as_array
+def _train(trainer: Trainer, probe: Any, samples: list[Any]) -> tuple[Any, dict[Metric, float]]:
+    """The gradient of a step and its last log, in parts of a batch size if the job has one."""
+    from adapters.native.trainer import linear_losses
 
-    return Observation(
-        token_weights=batch.weights_of_steps([as_array(gradient) for gradient in gradients]),
-        pending_reduction=pending_reduction,
-        forward_passes=batch.forward_passes(trainer.passes.drain()),
-        reported={
-            metric: tuple(log[metric] for log in logs) for metric in (logs[0] if logs else ())
-        },
-    )
+    job = trainer.job
+    if job.depth is not Depth.STEP:
+        losses = linear_losses if job.depth is Depth.REDUCER else trainer.token_losses
+        return trainer.accumulate(probe, samples, losses)[0], {}
+    size = job.configuration.batch_size or len(samples)
+    parts = [samples[i : i + size] for i in range(0, len(samples), size)]
+    trained = [trainer.train_step(probe, part) for part in parts]
+    return sum(gradient for gradient, _ in trained), trained[-1][1]
+
+
+def aggregate(entries: Sequence[LogEntry]) -> dict[str, float]:
+    """Sums of values over sums of their divisors; `ValueError` if keys or their order differ."""
+    keys = entries[0].keys
+    for entry in entries:
+        if entry.keys != keys:
+            raise ValueError(f"keys {entry.keys} after {keys}; log the same in the same order")
+    values = np.sum([entry.values for entry in entries], axis=0)
+    divisors = [entry.normalizers or (entry.count,) * len(keys) for entry in entries]
+    return dict(zip(keys, (values / np.sum(divisors, axis=0)).tolist(), strict=True))

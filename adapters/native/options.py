@@ -1,6 +1,6 @@
 """The options of `native` and their validation at startup.
 
-Values come from the command line and a configuration file that is read after it; they are
+They may stand on the command line or in a configuration file that is read after it, and are
 validated when both are known.
 """
 
@@ -8,24 +8,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from adapters.contract import Refused, Unsupported
+from adapters.contract import Job, Refused, Unsupported
 from adapters.contract.configuration import FaultInjection, Setting
 from reference.aggregation import Aggregation, Mode
-
-if TYPE_CHECKING:
-    from adapters.contract import Job
-
-DEFAULTS: dict[Setting, Any] = {
-    Setting.MODE: Mode.SAMPLE_MEAN.value,
-    Setting.DIVISOR: None,
-    Setting.PER_TOKEN: False,
-    Setting.BATCH_SIZE: None,
-}
-
 
 CONFIGURATIONS = (
     "divisor_missing",
@@ -52,6 +41,12 @@ NAMES: dict[Setting | FaultInjection, tuple[str, ...]] = {
     FaultInjection.DENOMINATORS_DROPPED: ("denominators",),
 }
 """What configurations may set, and how errors name it."""
+
+MISSING: dict[FaultInjection, str] = {
+    FaultInjection.GROUPS_MISSING: "the prompt group of every sample",
+    FaultInjection.DENOMINATORS_DROPPED: "the denominators of prompt groups",
+}
+"""The data that a fault takes from `prompt_mean`."""
 
 RULES = dict.fromkeys(
     (
@@ -89,34 +84,19 @@ class Options:
 
 
 def merged(job: Job) -> Options:
-    """The options of a job; a configuration file overrides the command line."""
-    command_line, file = said(job)
-    values = {**DEFAULTS, **command_line, **file}
-    return Options(**{str(setting): values[setting] for setting in DEFAULTS})
-
-
-def said(job: Job) -> tuple[dict[Setting, Any], dict[Setting, Any]]:
-    """The settings on the command line and those in the file."""
-    configuration = job.configuration
-    values: dict[Setting, Any] = {}
-    if configuration.says_mode:
-        values[Setting.MODE] = job.aggregation.mode.value
-    if configuration.divisor or (configuration.divisor is None and job.aggregation.divisor):
-        values[Setting.DIVISOR] = configuration.divisor or job.aggregation.divisor
-    if configuration.per_token:
-        values[Setting.PER_TOKEN] = True
-    if configuration.batch_size is not None:
-        values[Setting.BATCH_SIZE] = configuration.batch_size
-    in_file = {key: value for key, value in values.items() if key in configuration.in_file}
-    return {key: value for key, value in values.items() if key not in in_file}, in_file
+    """The options of a job from the command line and the file, with defaults for all others."""
+    configuration, aggregation = job.configuration, job.aggregation
+    typed = aggregation.divisor if configuration.divisor is None else configuration.divisor
+    return Options(
+        mode=(aggregation.mode if configuration.says_mode else Mode.SAMPLE_MEAN).value,
+        divisor=typed or None,
+        per_token=configuration.per_token,
+        batch_size=configuration.batch_size,
+    )
 
 
 def validate(options: Options, job: Job) -> None:
-    """Refuse options that would give a wrong denominator.
-
-    Raises:
-        Refused: the message names the options.
-    """
+    """Raise `Refused` for options that would give a wrong denominator, and name them."""
     _validate_divisor(options)
     if options.per_token and options.mode not in (Mode.SAMPLE_MEAN, Mode.TOKEN_MEAN):
         raise Refused(f"the per-token flag renormalises aggregation {options.mode}; drop either")
@@ -125,25 +105,14 @@ def validate(options: Options, job: Job) -> None:
 
 
 def validate_data(options: Options, job: Job) -> None:
-    """Refuse data that `prompt_mean` cannot use.
-
-    Raises:
-        Refused: the message names the missing data.
-        Unsupported: this framework has no such data.
-    """
-    missing = {
-        FaultInjection.GROUPS_MISSING: "the prompt group of every sample",
-        FaultInjection.DENOMINATORS_DROPPED: "the denominators of prompt groups",
-    }
+    """Raise `Refused` for data that `prompt_mean` cannot use, `Unsupported` for unknown data."""
     fault_injection = job.configuration.fault_injection
     if job.configuration.corrects:
         raise Unsupported("no function of a user's that takes tokens out of the mask")
-    if fault_injection is None:
-        return
-    if fault_injection not in missing:
+    if fault_injection not in (None, *MISSING):
         raise Unsupported(f"{fault_injection}: groups of any size, and no boundaries")
-    if options.mode == Mode.PROMPT_MEAN:
-        raise Refused(f"{options.mode} needs {missing[fault_injection]}")
+    if fault_injection is not None and options.mode == Mode.PROMPT_MEAN:
+        raise Refused(f"{options.mode} needs {MISSING[fault_injection]}")
 
 
 def _validate_divisor(options: Options) -> None:

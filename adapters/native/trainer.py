@@ -7,46 +7,63 @@ is computed from the whole step before it is cut.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING
+from itertools import islice
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
 from adapters.contract.configuration import REDUCER_DIVISOR
-from adapters.contract.objective import (
-    CLIP,
-    ENTROPY_COEFFICIENT,
-    KL_COEFFICIENT,
-    Metric,
-    Objective,
-)
-from adapters.contract.probed_batch import ENTROPIES, PADDING_ID
+from adapters.contract.objective import CLIP, ENTROPY_COEFFICIENT, KL_COEFFICIENT, Metric, Objective
+from adapters.contract.probed_batch import ENTROPIES, PADDING_ID, ProbedBatch
 from adapters.toolkit.probe import ForwardPasses, cycled
-from reference.aggregation import AuxiliaryAggregation, Mode, auxiliary_aggregation
+from reference.aggregation import Aggregation, AuxiliaryAggregation, Mode, auxiliary_aggregation
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
 
     from adapters.contract import Job, Layout
-    from adapters.native.samples import SampleTensors
-    from reference.aggregation import Aggregation
 
     LossFunction = Callable[[torch.Tensor, "Packed"], torch.Tensor]
 
 
-DUAL_CLIP = 3.0
-"""Bound on the ratio of tokens with a negative advantage."""
+DUAL_CLIP = 3.0  # bound on the ratio of tokens with a negative advantage
+
+
+@dataclass(frozen=True, eq=False)
+class SampleTensors:
+    """One sample: token ids and per-token values, [prompt + response], and its denominators.
+
+    Values are 0 on the prompt. The sample's masked sums are divided by ``denominator`` for the
+    policy loss, by ``auxiliary_denominator`` for auxiliary losses and metrics, and by
+    ``original_denominator`` for metrics of the mask before rejection sampling.
+    """
+
+    ids: torch.Tensor
+    advantages: torch.Tensor
+    old_log_probs: torch.Tensor
+    reference_log_probs: torch.Tensor
+    mask: torch.Tensor
+    original_mask: torch.Tensor
+    group: int
+    denominator: float = float("nan")
+    auxiliary_denominator: float = float("nan")
+    original_denominator: float = float("nan")
+
+    @property
+    def tokens(self) -> int:
+        """The number of active tokens."""
+        return int(self.mask.sum())
 
 
 @dataclass(frozen=True, eq=False)
 class Packed:
-    """A context-parallel rank's slice of a micro-batch.
-
-    All tensors have the shape [tokens] in thd and [samples, width] in bshd.
-    """
+    """A context-parallel rank's slice: [tokens] in thd, [samples, width] in bshd."""
 
     labels: torch.Tensor
     advantages: torch.Tensor
@@ -160,7 +177,7 @@ class Trainer:
         policy_loss = self.reduce(token_losses(log_probs, packed), packed)
         entropy = self.entropy(probe, packed)
         kl = self.divergence(log_probs, packed)
-        entropy_coefficient, kl_coefficient = coefficients(self.objective)
+        entropy_coefficient, kl_coefficient = COEFFICIENTS.get(self.objective, (0.0, 0.0))
         loss = policy_loss - entropy_coefficient * entropy + kl_coefficient * kl
         return loss, {
             Metric.POLICY_LOSS: policy_loss,
@@ -172,13 +189,12 @@ class Trainer:
 
     def token_losses(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
         """The policy loss of each token."""
-        return POLICY_LOSSES[self.objective](log_probs, packed)
+        return POLICY_LOSSES.get(self.objective, ppo_losses)(log_probs, packed)
 
     def entropy(self, probe: torch.Tensor, packed: Packed) -> torch.Tensor:
         """The part of a micro-batch in the entropy."""
-        return self.reduce(
-            cycled(ENTROPIES, packed.labels) + probe[packed.labels], packed.auxiliary
-        )
+        entropies = cycled(ENTROPIES, packed.labels) + probe[packed.labels]
+        return self.reduce(entropies, packed.auxiliary)
 
     def divergence(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
         """The part of a micro-batch in the divergence from the reference policy."""
@@ -248,32 +264,29 @@ def linear_losses(log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
     return -packed.advantages * log_probs
 
 
-POLICY_LOSSES: defaultdict[Objective, LossFunction] = defaultdict(
-    lambda: ppo_losses,
-    {Objective.DUAL_CLIP: dual_clip_losses, Objective.CISPO: cispo_losses},
-)
-
+POLICY_LOSSES: dict[Objective, LossFunction] = {
+    Objective.DUAL_CLIP: dual_clip_losses,
+    Objective.CISPO: cispo_losses,
+}
+"""Losses of the objectives that have another than PPO's."""
 
 OTHER_LOSSES: dict[Objective, LossFunction] = {
     Objective.SFT: sft_losses,
     Objective.VALUE: value_losses,
 }
 
-
-def coefficients(objective: Objective) -> tuple[float, float]:
-    """The coefficients of the entropy bonus and of the divergence."""
-    together = objective is Objective.COMBINED
-    return (
-        ENTROPY_COEFFICIENT if together or objective is Objective.ENTROPY else 0.0,
-        KL_COEFFICIENT if together or objective is Objective.KL else 0.0,
-    )
+COEFFICIENTS = {
+    Objective.ENTROPY: (ENTROPY_COEFFICIENT, 0.0),
+    Objective.KL: (0.0, KL_COEFFICIENT),
+    Objective.COMBINED: (ENTROPY_COEFFICIENT, KL_COEFFICIENT),
+}
+"""Coefficients of the entropy bonus and of the divergence, where they are not 0."""
 
 
 def denominators(samples: Sequence[SampleTensors], aggregation: Aggregation) -> list[float]:
     """The denominator of each sample's masked loss sum."""
-    tokens = [max(sample.tokens, 1) for sample in samples]
     if aggregation.mode is Mode.SAMPLE_MEAN:
-        return [float(len(samples) * count) for count in tokens]
+        return [float(len(samples) * max(sample.tokens, 1)) for sample in samples]
     if aggregation.mode is Mode.PROMPT_MEAN:
         of_group = tokens_of_groups(samples)
         return [float(len(of_group) * max(of_group[sample.group], 1)) for sample in samples]
@@ -299,6 +312,29 @@ def with_denominators(
         replace(sample, denominator=denominator)
         for sample, denominator in zip(samples, divide_by, strict=True)
     ]
+
+
+def samples_of_steps(batch: ProbedBatch) -> list[list[SampleTensors]]:
+    """The samples of each step."""
+    groups = np.concatenate([step.groups for step in batch.steps])
+    of_batch = batch.advantages, batch.old_log_probs, batch.reference_log_probs
+    of_tokens: Iterator[Any] = zip(*of_batch, batch.masks, batch.original_masks, strict=True)
+    rows = zip(groups, batch.prompts, batch.responses, of_tokens, strict=True)
+    samples = (
+        SampleTensors(
+            torch.from_numpy(np.concatenate([prompt, response])),
+            *(_on_response(prompt, values) for values in per_token),  # type: ignore[arg-type]
+            group=int(group),  # type: ignore[misc]
+        )
+        for group, prompt, response, per_token in rows
+    )
+    return [list(islice(samples, step.size)) for step in batch.steps]
+
+
+def _on_response(prompt: NDArray[Any], values: NDArray[Any]) -> torch.Tensor:
+    """The values of a response, preceded by zeros for its prompt."""
+    narrow = values.astype(np.float32) if values.dtype == np.float64 else values
+    return torch.from_numpy(np.concatenate([np.zeros(len(prompt), narrow.dtype), narrow]))
 
 
 def pack(micro_batch: list[SampleTensors], layout: Layout, cp_rank: int) -> Packed:
@@ -328,16 +364,9 @@ def zigzag(sample: SampleTensors, width: int, cp: int, cp_rank: int) -> tuple[to
         parts = shifted.chunk(chunks)
         return torch.cat([parts[cp_rank], parts[chunks - 1 - cp_rank]])
 
-    per_token = (
-        sample.ids,
-        sample.advantages,
-        sample.old_log_probs,
-        sample.reference_log_probs,
-        sample.mask,
-        sample.original_mask,
-    )
+    per_token = sample.ids, sample.advantages, sample.old_log_probs, sample.reference_log_probs
     per_sample = sample.denominator, sample.auxiliary_denominator, sample.original_denominator
     return (
-        *map(chunks_of_rank, per_token),
+        *map(chunks_of_rank, (*per_token, sample.mask, sample.original_mask)),
         *(torch.full((padded // cp,), denominator) for denominator in per_sample),
     )

@@ -15,33 +15,15 @@ from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from adapters.contract import (
-    Adapter,
-    CodeLocation,
-    Depth,
-    Description,
-    Job,
-    LogEntry,
-    Observation,
-    PendingReduction,
-    Rank,
-    Unsupported,
-    code_location,
-)
+from adapters.contract.adapter import Adapter, Rank, Unsupported
 from adapters.contract.configuration import FaultInjection, Setting
+from adapters.contract.description import CodeLocation, Description, code_location
+from adapters.contract.job import Depth, Job, LogEntry, Observation, PendingReduction
 from adapters.contract.objective import Objective
 from adapters.contract.probed_batch import ProbedBatch
-from adapters.skyrl import departures, trainer
-from adapters.skyrl.configuration import (
-    configure,
-    default_mode,
-    modes,
-    objectives,
-    scales_advantages,
-)
+from adapters.skyrl import configuration, departures, trainer
 from adapters.skyrl.importing import STUBBED, import_skyrl, module, ppo_utils
-from adapters.toolkit.refusals import refusals_of_configuration
-from adapters.toolkit.versions import places
+from adapters.toolkit.calls import places, refusals_of_configuration
 from reference.aggregation import AuxiliaryAggregation, Conventions, DenominatorMask
 
 if TYPE_CHECKING:
@@ -77,7 +59,7 @@ groups are none of it: `compute_prompt_boundaries` alone says where a prompt beg
 
 PERMITTED = {
     "divisor_of_another_mode": "docs/content/docs/harbor and examples/train_integrations/harbor,"
-    " which have users give max_seq_len with every mode",
+    " which have users give max_seq_len with every mode"
 }
 """Rules of other frameworks whose opposite SkyRL states."""
 
@@ -107,11 +89,7 @@ class SkyRLAdapter(Adapter):
         """SkyRL's policy worker on this rank, which collects gradients in ``gradients``."""
 
     def critic(self, config: Any, job: Job, probe_size: int, rank: Rank) -> Any:
-        """SkyRL's critic worker on this rank, for engines with the objective `VALUE`.
-
-        Raises:
-            Unsupported: it cannot train a critic in this layout.
-        """
+        """SkyRL's critic worker on this rank, for engines with the objective `VALUE`."""
         raise NotImplementedError
 
     def load(self, source: Path | None) -> None:
@@ -121,12 +99,12 @@ class SkyRLAdapter(Adapter):
 
     def describe(self) -> Description:
         """Describe SkyRL by what its reduction function and configuration accept."""
-        alone = {Depth.REDUCER} if scales_advantages() else set()
+        known = Depth if configuration.scales_advantages() else (Depth.LOSS, Depth.STEP)
         return Description(
-            modes=modes(),
-            default_mode=default_mode(),
-            depths=frozenset({Depth.LOSS, Depth.STEP} | alone),
-            objectives=objectives(),
+            modes=configuration.modes(),
+            default_mode=configuration.default_mode(),
+            depths=frozenset(known),
+            objectives=configuration.objectives(),
             metrics=frozenset(trainer.NAMES),
             configurations=CONFIGURATIONS,
             records_forward_passes=True,
@@ -135,7 +113,7 @@ class SkyRLAdapter(Adapter):
             rules=_rules(),
             permits=PERMITTED,
             stubs=tuple(STUBBED),
-            departures=(*departures.NOT_RUN, *departures.SET, *departures.STUBBED),
+            departures=departures.ALL_ENGINES,
         )
 
     def observe(self, job: Job, rank: Rank) -> Observation:
@@ -143,24 +121,23 @@ class SkyRLAdapter(Adapter):
         batch = ProbedBatch(job.steps, job.objective)
         rollouts = trainer.Rollouts(batch, job)
         with rank.framework():
-            config = configure(job, self.settings(job, rank.dtype))
+            config = configuration.configure(job, self.settings(job, rank.dtype))
         if job.depth is Depth.REDUCER:
             with rank.framework():
                 gradient = trainer.reduce(config, rollouts)
             return Observation(token_weights=batch.split(batch.weights(gradient)))
         workers = {"policy": self.worker(config, job, batch.probe_size, rank)}
-        if job.objective is Objective.VALUE:
+        trained = "critic" if job.objective is Objective.VALUE else "policy"
+        if trained == "critic":
             workers["critic"] = self.critic(config, job, batch.probe_size, rank)
         dispatch = trainer.Dispatch(workers, rollouts)
         with rank.framework(), refusals_of_configuration(job):
             trainer.train(config, dispatch, rollouts)
-        probed = workers["critic" if job.objective is Objective.VALUE else "policy"]
+        whole = job.depth is Depth.STEP
         return Observation(
-            token_weights=batch.weights_of_steps(probed.gradients.drain()),
-            pending_reduction=PendingReduction.REPLICATED
-            if job.depth is Depth.STEP
-            else PendingReduction.MEAN,
-            reported=dispatch.reported if job.depth is Depth.STEP else {},
+            token_weights=batch.weights_of_steps(workers[trained].gradients.drain()),
+            pending_reduction=PendingReduction.REPLICATED if whole else PendingReduction.MEAN,
+            reported=dispatch.reported if whole else {},
             forward_passes=batch.forward_passes(dispatch.forward_passes),
         )
 
@@ -173,18 +150,19 @@ class SkyRLAdapter(Adapter):
             _require_dictionary(entry, entries[0])
             for key, value in zip(entry.keys, entry.values, strict=True):
                 values[key].append(value)
-        utils, strategy = module(WORKER_UTILS), _strategy()
+        utils, strategy = module(WORKER_UTILS), SimpleNamespace(world_size=1)
+        base = module("backends.skyrl_train.distributed.strategy").DistributedStrategy
+        strategy.all_reduce = partial(base.all_reduce, strategy)  # the same for all its engines
         with rank.framework():
             reduced = utils.reduce_metrics(values, sum_loss_metrics=True)
-            logged: Mapping[str, float] = utils.all_reduce_metrics(
+            return utils.all_reduce_metrics(
                 reduced, strategy, group=dist.group.WORLD, sum_loss_metrics=True
             )
-        return logged
 
     def _places(self) -> dict[CodeLocation, str]:
-        reduction = "apply_loss_reduction_to_advantages_minibatch"
         dispatch = module("backends.skyrl_train.distributed.dispatch").MeshDispatch
-        reducer = reduction if scales_advantages() else "reduce_loss"
+        staging = (dispatch, "stage_chunks"), (dispatch, "dispatch_from_staged")
+        reducer = configuration.SCALING if configuration.scales_advantages() else "reduce_loss"
         return places(
             {
                 CodeLocation.TOKEN_COUNT: ((ppo_utils(), reducer),),
@@ -192,10 +170,7 @@ class SkyRLAdapter(Adapter):
                 CodeLocation.LOG: ((module(WORKER_UTILS), "reduce_metrics"),),
                 CodeLocation.ARGUMENTS: ((module("train.utils.utils"), "validate_cfg"),),
                 # In older versions a rank takes its part of the whole data.
-                CodeLocation.SHARDING: (
-                    (dispatch, "stage_chunks"),
-                    (dispatch, "dispatch_from_staged"),
-                ),
+                CodeLocation.SHARDING: staging,
             }
         )
 
@@ -220,11 +195,3 @@ def _require_dictionary(entry: LogEntry, first: LogEntry) -> None:
         raise Unsupported("no log entries of keys and values apart: SkyRL's are dictionaries")
     if entry.keys != first.keys and set(entry.keys) == set(first.keys):
         raise Unsupported("no order of keys in log entries: SkyRL's are dictionaries")
-
-
-def _strategy() -> Any:
-    """An object with SkyRL's all-reduce over ranks, the same for all its engines."""
-    base = module("backends.skyrl_train.distributed.strategy").DistributedStrategy
-    reducer = SimpleNamespace(world_size=1)
-    reducer.all_reduce = partial(base.all_reduce, reducer)
-    return reducer

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,7 @@ from adapters.contract.objective import (
     Objective,
 )
 from adapters.skyrl.importing import module, ppo_utils
-from adapters.toolkit.refusals import refusals
+from adapters.toolkit.calls import call_supported, refusals
 from adapters.toolkit.settings import prompts_per_step, rollouts_per_prompt, token_budget, yaml
 from reference.aggregation import Mode
 
@@ -34,16 +33,14 @@ LOSS_REDUCTIONS = {
 
 # Names of the option to pack samples into one row, latest version first.
 PACKING = ("remove_microbatch_padding", "use_sample_packing")
+# SkyRL's function that reduces by scaling advantages.
+SCALING = "apply_loss_reduction_to_advantages_minibatch"
 ALGORITHM = "trainer.algorithm"
 CORRECTION = f"{ALGORITHM}.off_policy_correction"
 # Bounds on a token's ratio of old policy to rollout policy, outside which it is masked.
 REJECTING = {"token_mask_is_threshold_low": 0.5, "token_mask_is_threshold_high": 2.0}
-
-OPTIONAL = {
-    Objective.ENTROPY: "use_entropy_loss",
-    Objective.KL: "use_kl_loss",
-}
-"""Options of SkyRL's algorithm that enable a term."""
+# Options of SkyRL's algorithm that enable a term.
+OPTIONAL = {Objective.ENTROPY: "use_entropy_loss", Objective.KL: "use_kl_loss"}
 
 
 def modes() -> frozenset[Mode]:
@@ -66,19 +63,15 @@ def objectives() -> frozenset[Objective]:
     found = {Objective.POLICY, Objective.OFF_POLICY, *terms, *losses}
     if terms == set(OPTIONAL):
         found.add(Objective.COMBINED)
-    if _can_reject():
+    correction = getattr(module("train.config.config"), "OffPolicyCorrectionConfig", None)
+    if correction is not None and set(REJECTING) <= _names(correction):
         found.add(Objective.REJECTION)
     return frozenset(found)
 
 
 def scales_advantages() -> bool:
     """Whether SkyRL's trainer reduces by scaling advantages before the loss."""
-    return hasattr(ppo_utils(), "apply_loss_reduction_to_advantages_minibatch")
-
-
-def has_entropy_term(job: Job) -> bool:
-    """Whether the entropy is in the loss."""
-    return job.configuration.entropy or job.objective in (Objective.ENTROPY, Objective.COMBINED)
+    return hasattr(ppo_utils(), SCALING)
 
 
 def has_kl_term(job: Job) -> bool:
@@ -86,45 +79,26 @@ def has_kl_term(job: Job) -> bool:
     return job.configuration.kl or job.objective in (Objective.KL, Objective.COMBINED)
 
 
-def knows_rollout_policy(job: Job) -> bool:
-    """Whether the job needs the log-probabilities of the rollout policy."""
-    return job.configuration.corrects or job.objective is Objective.REJECTION
-
-
 def configure(job: Job, of_engine: Mapping[str, object]) -> Any:
-    """SkyRL's own configuration for a job, parsed and validated by SkyRL.
-
-    ``of_engine`` are the engine's settings.
-
-    Raises:
-        Unsupported: this version lacks an option that the job needs.
-        Refused: SkyRL declines the configuration.
-    """
-    settings = {**_sizes(job), **_micro_batches(job), **_algorithm(job), **_critic(job)}
-    config = _configuration({**settings, **of_engine})
-    if job.configuration.divisor == "" and config.trainer.algorithm.max_seq_len is not None:
-        raise Unsupported("a missing max_seq_len is derived from the lengths that are generated")
-    return config
-
-
-def _configuration(settings: Mapping[str, object]) -> Any:
+    """SkyRL's configuration for a job, as validated; raises `Unsupported` or `Refused`."""
+    settings = _sizes(job) | _micro_batches(job) | _algorithm(job) | _critic(job) | {**of_engine}
     typed = [f"{path}={'null' if value is None else value}" for path, value in settings.items()]
     with refusals(TypeError):
         config = module("train.config").SkyRLTrainConfig.from_cli_overrides(typed)
         module("train.utils.utils").validate_cfg(config)
+    if job.configuration.divisor == "" and config.trainer.algorithm.max_seq_len is not None:
+        raise Unsupported("a missing max_seq_len is derived from the lengths that are generated")
     return config
 
 
 def _sizes(job: Job) -> Settings:
     """The sizes of the batch of rollouts, of a mini-batch, and of the world."""
     prompts, per_prompt = prompts_per_step(job.steps), rollouts_per_prompt(job.steps)
-    placement = "trainer.placement"
+    gpus = [f"trainer.placement.{model}_num_gpus_per_node" for model in ("policy", "ref", "critic")]
     return {
         "trainer.logger": "console",
-        f"{placement}.colocate_all": False,
-        f"{placement}.policy_num_gpus_per_node": job.layout.world_size,
-        f"{placement}.ref_num_gpus_per_node": job.layout.world_size,
-        f"{placement}.critic_num_gpus_per_node": job.layout.world_size,
+        "trainer.placement.colocate_all": False,
+        **dict.fromkeys(gpus, job.layout.world_size),
         "trainer.train_batch_size": prompts * len(job.steps),
         "trainer.policy_mini_batch_size": _mini_batch_size(job, prompts, per_prompt),
         "generator.n_samples_per_prompt": per_prompt,
@@ -135,9 +109,7 @@ def _sizes(job: Job) -> Settings:
 
 
 def _mini_batch_size(job: Job, prompts: int, per_prompt: int) -> int:
-    samples = job.configuration.batch_size
-    if samples is None:
-        return prompts
+    samples = job.configuration.batch_size or prompts * per_prompt
     if samples % per_prompt:
         raise Unsupported(
             f"policy_mini_batch_size counts prompts of {per_prompt} samples: {samples} samples are"
@@ -165,9 +137,10 @@ def _micro_batches(job: Job) -> Settings:
 
 def _algorithm(job: Job) -> Settings:
     """The settings of the loss and its terms."""
+    of_entropy = Objective.ENTROPY, Objective.COMBINED
     settings: Settings = {
         f"{ALGORITHM}.use_kl_loss": has_kl_term(job),
-        f"{ALGORITHM}.use_entropy_loss": has_entropy_term(job),
+        f"{ALGORITHM}.use_entropy_loss": job.configuration.entropy or job.objective in of_entropy,
         f"{ALGORITHM}.kl_estimator_type": "k1",
         f"{ALGORITHM}.kl_loss_coef": KL_COEFFICIENT,
         f"{ALGORITHM}.entropy_loss_coef": ENTROPY_COEFFICIENT,
@@ -211,39 +184,26 @@ def _critic(job: Job) -> Settings:
     }
 
 
-def _can_reject() -> bool:
-    correction = getattr(module("train.config.config"), "OffPolicyCorrectionConfig", None)
-    return correction is not None and set(REJECTING) <= _names(correction)
-
-
 def _names(config_class: Any) -> set[str]:
     return {field.name for field in fields(config_class)}
 
 
 def _reduces(loss_reduction: str) -> bool:
-    """Whether SkyRL's reduction accepts a mode, tested by reducing one token.
-
-    It scales advantages, or losses in versions before 0.2.0.
-    """
+    """Whether SkyRL reduces one token's advantage, or before 0.2.0 its loss, in this mode."""
     import torch
 
-    utils = ppo_utils()
-    reduce = utils.reduce_loss
-    if scales_advantages():
-        reduce = utils.apply_loss_reduction_to_advantages_minibatch
     token = torch.ones(1, 1)
-    arguments = {
-        "advantages": token,
-        "loss": token,
-        "loss_mask": token,
-        "loss_reduction": loss_reduction,
-        "micro_batch_size": 1,
-        "max_seq_len": 1,
-        "prompt_boundaries": [(0, 1)],
-    }
-    known = inspect.signature(reduce).parameters
     try:
-        reduce(**{name: value for name, value in arguments.items() if name in known})
+        call_supported(
+            getattr(ppo_utils(), SCALING if scales_advantages() else "reduce_loss"),
+            advantages=token,
+            loss=token,
+            loss_mask=token,
+            loss_reduction=loss_reduction,
+            micro_batch_size=1,
+            max_seq_len=1,
+            prompt_boundaries=[(0, 1)],
+        )
     except ValueError:
         return False
     return True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from adapters.contract import Description, Job, Layout, Rank, Unsupported
 from adapters.contract.objective import Objective
@@ -13,12 +13,8 @@ from adapters.skyrl.adapter import SkyRLAdapter
 from adapters.skyrl.importing import module, ppo_utils
 from reference.aggregation import MicroBatchWeight
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
 BASE_WORKER = "backends.skyrl_train.workers.worker"
-# Dtypes by their names in SkyRL.
-PRECISIONS = {"float32": "fp32", "bfloat16": "bf16"}
+PRECISIONS = {"float32": "fp32", "bfloat16": "bf16"}  # dtypes by their names in SkyRL
 
 
 class SkyRLFsdpAdapter(SkyRLAdapter):
@@ -27,12 +23,11 @@ class SkyRLFsdpAdapter(SkyRLAdapter):
     engine = "fsdp"
     dependencies = ("ray", "tensordict", "transformers")
 
-    def layouts(self) -> Sequence[Layout]:
+    def layouts(self) -> list[Layout]:
         """Data parallelism on up to 4 ranks, Ulysses of 2, padded (bshd) or packed (thd) rows."""
-        grids = [(1, 1), (2, 1), (1, 2), (4, 1), (2, 2)]
         return [
             Layout(dp=dp, cp=cp, micro_batches=micro_batches, format=storage)
-            for dp, cp in grids
+            for dp, cp in ((1, 1), (2, 1), (1, 2), (4, 1), (2, 2))
             for micro_batches in (1, 2, "tokens")
             for storage in ("bshd", "thd")
         ]
@@ -46,19 +41,35 @@ class SkyRLFsdpAdapter(SkyRLAdapter):
     def describe(self) -> Description:
         """Add the critic, which only this engine trains."""
         found = super().describe()
+        micro_step = module(BASE_WORKER).PolicyWorkerBase._forward_backward_micro
+        # Newer versions pass each micro-batch its weight.
+        weighed = "microbatch_weight" in inspect.signature(micro_step).parameters
+        weight = MicroBatchWeight.BY_SAMPLES if weighed else MicroBatchWeight.EQUAL
         return replace(
             found,
             objectives=found.objectives | {Objective.VALUE},
             departures=(*found.departures, *departures.FSDP),
-            conventions=replace(found.conventions, micro_batch_weight=_micro_batch_weight()),
+            conventions=replace(found.conventions, micro_batch_weight=weight),
         )
 
     def settings(self, job: Job, dtype: str) -> dict[str, object]:
         """Settings without clipping, and with an optimizer that leaves the probe at 0."""
+        precision = "fsdp_config.mixed_precision"
+        settings: dict[str, object] = {
+            "sequence_parallel_size": job.layout.cp,
+            f"{precision}.param_dtype": PRECISIONS[dtype],
+            f"{precision}.reduce_dtype": "fp32",
+            f"{precision}.buffer_dtype": "fp32",
+            "optimizer_config.lr": 0.0,
+            "optimizer_config.max_grad_norm": 0.0,
+        }
         return {
             "trainer.ref.sequence_parallel_size": job.layout.cp,
-            **_settings_of("policy", job, dtype),
-            **_settings_of("critic", job, dtype),
+            **{
+                f"trainer.{model}.{path}": value
+                for model in ("policy", "critic")
+                for path, value in settings.items()
+            },
         }
 
     def worker(self, config: Any, job: Job, probe_size: int, rank: Rank) -> Any:
@@ -80,23 +91,3 @@ class SkyRLFsdpAdapter(SkyRLAdapter):
         worker = cached_worker("critic", config, job, probe_size, rank)
         worker.critic_loss_fn = ppo_utils().ppo_critic_loss
         return worker
-
-
-def _micro_batch_weight() -> MicroBatchWeight:
-    """By samples in versions whose worker passes each micro-batch its weight."""
-    micro_step = module(BASE_WORKER).PolicyWorkerBase._forward_backward_micro
-    weighed = "microbatch_weight" in inspect.signature(micro_step).parameters
-    return MicroBatchWeight.BY_SAMPLES if weighed else MicroBatchWeight.EQUAL
-
-
-def _settings_of(model: str, job: Job, dtype: str) -> dict[str, object]:
-    section = f"trainer.{model}"
-    precision = f"{section}.fsdp_config.mixed_precision"
-    return {
-        f"{section}.sequence_parallel_size": job.layout.cp,
-        f"{precision}.param_dtype": PRECISIONS[dtype],
-        f"{precision}.reduce_dtype": "fp32",
-        f"{precision}.buffer_dtype": "fp32",
-        f"{section}.optimizer_config.lr": 0.0,
-        f"{section}.optimizer_config.max_grad_norm": 0.0,
-    }

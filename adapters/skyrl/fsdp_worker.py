@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -14,21 +13,15 @@ from adapters.skyrl.configuration import PACKING
 from adapters.skyrl.importing import module
 from adapters.skyrl.trainer import capacity
 from adapters.toolkit import cuda_on_cpu
-from adapters.toolkit.probe import (
-    ForwardPasses,
-    GradientReader,
-    ProbedModel,
-    ProbeLayer,
-    ProbeSeam,
-)
+from adapters.toolkit.calls import call_supported
+from adapters.toolkit.probe import ForwardPasses, GradientReader, ProbedModel, ProbeLayer, ProbeSeam
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 MODEL_WRAPPER = "backends.skyrl_train.workers.model_wrapper"
 WORKER = "backends.skyrl_train.workers.fsdp.fsdp_worker"
-# The seam of this process, which trains one job at a time.
-SEAM = ProbeSeam()
+SEAM = ProbeSeam()  # the seam of this process, which trains one job at a time
 
 
 def add_seams() -> None:
@@ -91,25 +84,27 @@ def _prepare(worker: Any, model: Any, job: Job) -> None:
 
 def _policy_model(job: Job, size: int, passes: ForwardPasses, device: str) -> Any:
     """Our policy in SkyRL's wrapper."""
-    wrapper = module(WORKER).HFModelWrapper
-    return wrapper(
+    packs = job.layout.format == "thd"
+    return call_supported(
+        module(WORKER).HFModelWrapper,
         ProbedModel(size, passes, _logits).to(device),
-        use_flash_attention_2=job.layout.format == "thd",
+        use_flash_attention_2=packs,
         sequence_parallel_size=job.layout.cp,
-        **_packing(wrapper, job),
+        **dict.fromkeys(PACKING, packs),
     )
 
 
 def _critic_model(job: Job, size: int, passes: ForwardPasses, device: str) -> Any:
     """SkyRL's critic on our transformer, with a value head that is the identity."""
-    make = module(MODEL_WRAPPER)._get_critic_model
-    critic_class = make(
+    critic_class = call_supported(
+        module(MODEL_WRAPPER)._get_critic_model,
         _Pretrained,
         lambda config: ProbedModel(size, passes, _hidden_states),
         sequence_parallel_size=job.layout.cp,
-        **_packing(make, job),
+        **dict.fromkeys(PACKING, job.layout.format == "thd"),
     )
-    critic = critic_class(TRANSFORMER).to(device)
+    transformer = SimpleNamespace(hidden_size=1, _attn_implementation="flash_attention_2")
+    critic = critic_class(transformer).to(device)
     head = getattr(critic, critic.value_head_prefix)
     nn.init.ones_(head.weight)
     head.requires_grad_(False)
@@ -117,14 +112,6 @@ def _critic_model(job: Job, size: int, passes: ForwardPasses, device: str) -> An
 
 
 MODELS = {"policy": _policy_model, "critic": _critic_model}
-# The configuration of a transformer that SkyRL's critic reads.
-TRANSFORMER = SimpleNamespace(hidden_size=1, _attn_implementation="flash_attention_2")
-
-
-def _packing(model_wrapper: Any, job: Job) -> dict[str, bool]:
-    known = inspect.signature(model_wrapper).parameters
-    name = next(name for name in PACKING if name in known)
-    return {name: job.layout.format == "thd"}
 
 
 def _logits(input_ids: torch.Tensor, probe: torch.Tensor) -> dict[str, torch.Tensor]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 import typing
+from functools import cache
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -14,41 +15,17 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-STUBBED: list[str] = []
-"""Packages stubbed in this process."""
+STUBBED: list[str] = []  # packages stubbed in this process
 
 
 class PaddingMicroBatches:
     """Counts the micro-batches of padding that SkyRL adds to give all ranks the same number."""
 
-    def __init__(self) -> None:
-        self._made = 0
-        self._counts = False
-
-    def count(self) -> None:
-        """Start counting, once in a process; older versions make no padding micro-batches.
-
-        Raises:
-            AttributeError: SkyRL makes them in another way.
-        """
-        if self._counts:
-            return
-        self._counts = True
-        utils = module("backends.skyrl_train.workers.worker_utils")
-        iterator = getattr(utils, "TokenBasedBatchIterator", None)
-        if iterator is None:
-            return
-        make = iterator._create_padding_microbatch
-
-        def counted(batches: Any) -> Any:
-            self._made += 1
-            return make(batches)
-
-        iterator._create_padding_microbatch = counted
+    made = 0
 
     def drain(self) -> int:
         """Return the number made since the last call."""
-        made, self._made = self._made, 0
+        made, self.made = self.made, 0
         return made
 
 
@@ -67,11 +44,26 @@ def import_skyrl(source: Path | None) -> None:
     module("backends.skyrl_train.utils.torch_utils")
     importlib.import_module("transformers.modeling_utils")
     _stub_flash_attn()
-    module("backends.skyrl_train.distributed.dispatch").ray = SimpleNamespace(
-        put=lambda chunk: chunk
-    )
+    object_store = SimpleNamespace(put=lambda chunk: chunk)
+    module("backends.skyrl_train.distributed.dispatch").ray = object_store
     module("train.trainer")
-    PADDING_MICRO_BATCHES.count()
+    _count_padding_micro_batches()
+
+
+@cache
+def _count_padding_micro_batches() -> None:
+    """Count them in `PADDING_MICRO_BATCHES`; older versions make none."""
+    utils = module("backends.skyrl_train.workers.worker_utils")
+    iterator = getattr(utils, "TokenBasedBatchIterator", None)
+    if iterator is None:
+        return
+    make = iterator._create_padding_microbatch
+
+    def counted(batches: Any) -> Any:
+        PADDING_MICRO_BATCHES.made += 1
+        return make(batches)
+
+    iterator._create_padding_microbatch = counted
 
 
 def module(path: str) -> Any:

@@ -13,31 +13,21 @@ from functools import cache
 from importlib.metadata import version
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
-from adapters.contract import (
-    CodeLocation,
-    Description,
-    Job,
-    Layout,
-    Observation,
-    Option,
-    Rank,
-    Unsupported,
-    code_location,
-    grids,
-)
+from adapters.contract.adapter import Rank, Unsupported
+from adapters.contract.description import CodeLocation, Description, code_location
+from adapters.contract.layout import Layout, Option, grids
 from adapters.skyrl import departures
 from adapters.skyrl.adapter import SkyRLAdapter
 from adapters.skyrl.importing import STUBBED, module
 from adapters.toolkit.imports import stub, stub_missing
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from adapters.contract import Job, Observation
 
 # A package that only registers models with Megatron-Bridge.
 MODEL_BRIDGES = "skyrl.backends.skyrl_train.workers.megatron.model_bridges"
-# The module of Megatron-Bridge that models are registered with.
-CONVERSION = "megatron.bridge.models.conversion.model_bridge"
 
 
 class SkyRLMegatronAdapter(SkyRLAdapter):
@@ -46,7 +36,7 @@ class SkyRLMegatronAdapter(SkyRLAdapter):
     engine = "megatron"
     dependencies = ("megatron-core", "ray", "tensordict", "transformers")
 
-    def layouts(self) -> Sequence[Layout]:
+    def layouts(self) -> list[Layout]:
         """Data × context parallelism on up to 8 ranks; padded rows without the latter."""
         overlapping = (Option.OVERLAP_GRAD_REDUCE,)
         return sorted(
@@ -73,7 +63,7 @@ class SkyRLMegatronAdapter(SkyRLAdapter):
         stub([MODEL_BRIDGES])
         STUBBED.extend([*stub_missing(["megatron.bridge"]), MODEL_BRIDGES])
         if "megatron.bridge" in STUBBED:  # older versions register models in the worker itself
-            conversion = importlib.import_module(CONVERSION)
+            conversion = importlib.import_module("megatron.bridge.models.conversion.model_bridge")
             conversion.MegatronModelBridge.register_bridge = conversion.register_bridge
         add_seams()
 
@@ -101,14 +91,19 @@ class SkyRLMegatronAdapter(SkyRLAdapter):
                 f"this SkyRL packs samples with another Megatron-Core than"
                 f" {version('megatron-core')}: {_packing_fault()}"
             )
-        megatron = "trainer.policy.megatron_config"
         return {
             "trainer.strategy": "megatron",
             "trainer.bf16": dtype == "bfloat16",
             "trainer.flash_attn": False,
-            **_parallelism(megatron, job),
-            **_parallelism("trainer.ref.megatron_config", job),
-            **{f"{megatron}.ddp_config.{option}": True for option in job.layout.options},
+            **{
+                f"trainer.{model}.megatron_config.{kind}_parallel_size": size
+                for model in ("policy", "ref")
+                for kind, size in (("tensor_model", job.layout.tp), ("context", job.layout.cp))
+            },
+            **{
+                f"trainer.policy.megatron_config.ddp_config.{option}": True
+                for option in job.layout.options
+            },
         }
 
     def observe(self, job: Job, rank: Rank) -> Observation:
@@ -132,31 +127,21 @@ class SkyRLMegatronAdapter(SkyRLAdapter):
         megatron_core.leave_grid()
 
 
-def _parallelism(section: str, job: Job) -> dict[str, object]:
-    return {
-        f"{section}.tensor_model_parallel_size": job.layout.tp,
-        f"{section}.context_parallel_size": job.layout.cp,
-    }
-
-
 @cache
 def _packing_fault() -> str | None:
     """Why SkyRL cannot pack with this Megatron-Core, tested by packing one token on one rank."""
     import torch
 
     utils = module("backends.skyrl_train.distributed.megatron.megatron_utils")
-    parallel_state = utils.mpu
-    utils.mpu = SimpleNamespace(
+    alone = SimpleNamespace(
         get_tensor_model_parallel_world_size=lambda: 1,
         get_context_parallel_world_size=lambda: 1,
         get_context_parallel_rank=lambda: 0,
     )
+    token, mask = torch.zeros(1, 1, dtype=torch.long), torch.ones(1, 1, dtype=torch.bool)
     try:
-        utils.preprocess_packed_seqs(
-            torch.zeros(1, 1, dtype=torch.long), torch.ones(1, 1, dtype=torch.bool)
-        )
+        with mock.patch.object(utils, "mpu", alone):
+            utils.preprocess_packed_seqs(token, mask)
     except TypeError as error:
         return str(error)
-    finally:
-        utils.mpu = parallel_state
     return None

@@ -9,6 +9,7 @@ turn a logit into a log-probability or an entropy.
 from __future__ import annotations
 
 import os
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,25 +21,18 @@ from adapters.skyrl.trainer import capacity
 from adapters.toolkit.probe import cycled
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from adapters.contract import Job, Rank
 
 WORKER = "backends.skyrl_train.workers.megatron.megatron_worker"
 MODEL_WRAPPER = "backends.skyrl_train.workers.megatron.megatron_model_wrapper"
-# SkyRL's autograd functions that compute log-probabilities of logits.
-LOG_PROB_FUNCTIONS = ("DistributedLogprob", "ChunkedDistributedLogprob")
-# SkyRL's autograd function that computes entropies of logits.
-ENTROPY_FUNCTION = "_VocabParallelEntropy"
 
 
 def add_seams() -> None:
     """Add the probe to SkyRL's autograd functions for log-probabilities and entropies."""
     model_utils = module("backends.skyrl_train.distributed.megatron.model_utils")
-    for name in LOG_PROB_FUNCTIONS:
-        setattr(model_utils, name, _Seam(getattr(model_utils, name)))
-    entropy = _EntropySeam(getattr(model_utils, ENTROPY_FUNCTION))
-    setattr(model_utils, ENTROPY_FUNCTION, entropy)
+    for name in ("DistributedLogprob", "ChunkedDistributedLogprob"):
+        setattr(model_utils, name, _probed(getattr(model_utils, name)))
+    model_utils._VocabParallelEntropy = _probed_entropy(model_utils._VocabParallelEntropy)
     module(WORKER)
 
 
@@ -64,9 +58,8 @@ def _init_model(worker: Any, provider: _Provider) -> None:
     megatron_worker = module(WORKER)
 
     def optimizer(modules: list[Any], config: Any) -> megatron_core.ReadingOptimizer:
-        trained = provider.policy
-        module(MODEL_WRAPPER).finalize_model_grads = trained.finalize_model_grads
-        return megatron_core.ReadingOptimizer(trained)
+        module(MODEL_WRAPPER).finalize_model_grads = provider.policy.finalize_model_grads
+        return megatron_core.ReadingOptimizer(provider.policy)
 
     megatron_worker.get_megatron_optimizer = optimizer
     megatron_worker.get_megatron_optimizer_param_scheduler = lambda **_: megatron_core.scheduler()
@@ -77,7 +70,7 @@ def _init_model(worker: Any, provider: _Provider) -> None:
         worker.cfg.algorithm.policy_loss_type
     )
     worker.init_model(model_path=os.curdir)
-    worker.gradients, worker.passes = worker.optimizer, provider.policy.passes
+    worker.gradients, worker.passes = worker.optimizer.gradients, provider.policy.passes
 
 
 class _Provider:
@@ -108,24 +101,19 @@ def _three_logits(
     return torch.stack([logits, offered, cycled(ENTROPIES, input_ids + 1)], dim=-1)
 
 
-class _Seam:
-    """SkyRL's autograd function for log-probabilities, with the probe added."""
+def _probed(function: Any) -> Any:
+    """SkyRL's autograd function for log-probabilities of the only token, with the probe added."""
 
-    def __init__(self, function: Any) -> None:
-        self._apply: Callable[..., torch.Tensor] = function.apply
+    def apply(logits: torch.Tensor, targets: torch.Tensor, *rest: Any) -> Any:
+        return function.apply(logits[..., :1], torch.zeros_like(targets), *rest) + logits[..., 1]
 
-    def apply(self, logits: torch.Tensor, targets: torch.Tensor, *rest: Any) -> torch.Tensor:
-        """Return log-probabilities of the only token plus the probe."""
-        log_probs = self._apply(logits[..., :1], torch.zeros_like(targets), *rest)
-        return log_probs + logits[..., 1]
+    return SimpleNamespace(apply=apply)
 
 
-class _EntropySeam:
+def _probed_entropy(function: Any) -> Any:
     """SkyRL's autograd function for entropies, with `ENTROPIES` and the probe added."""
 
-    def __init__(self, function: Any) -> None:
-        self._apply: Callable[..., torch.Tensor] = function.apply
+    def apply(logits: torch.Tensor) -> Any:
+        return function.apply(logits[..., :1]) + logits[..., 2] + logits[..., 1]
 
-    def apply(self, logits: torch.Tensor) -> torch.Tensor:
-        """Return entropies of the only token plus the other two logits."""
-        return self._apply(logits[..., :1]) + logits[..., 2] + logits[..., 1]
+    return SimpleNamespace(apply=apply)

@@ -18,9 +18,9 @@ import numpy as np
 from adapters.contract.configuration import FaultInjection
 from adapters.contract.objective import Metric, Objective
 from adapters.contract.probed_batch import PADDING_ID, ProbedBatch
-from adapters.skyrl.configuration import has_kl_term, knows_rollout_policy
+from adapters.skyrl.configuration import has_kl_term
 from adapters.skyrl.importing import PADDING_MICRO_BATCHES, module, ppo_utils
-from adapters.toolkit.refusals import refusals
+from adapters.toolkit.calls import refusals
 from adapters.toolkit.settings import rollouts_per_prompt
 
 if TYPE_CHECKING:
@@ -31,11 +31,10 @@ if TYPE_CHECKING:
 
     from adapters.contract import Job
 
+DISPATCH = "backends.skyrl_train.distributed.dispatch"
 # Key of the training input's metadata: where the rows of each prompt begin and end.
 PROMPT_BOUNDARIES = "policy_prompt_boundaries"
-# SkyRL fills padding micro-batches with random token ids below this.
-PADDING_MICRO_BATCH_IDS = 100
-
+PADDING_MICRO_BATCH_IDS = 100  # SkyRL fills padding micro-batches with random token ids below this
 
 NAMES = {
     Metric.POLICY_LOSS: "policy_loss",
@@ -78,7 +77,7 @@ class Dispatch:
     def forward(self, model: str, data: Any) -> Any:
         """A model's log-probabilities or values of rollouts, in the form of this version."""
         values = self._rollouts.log_probs_or_values(model, data)
-        form = getattr(module("backends.skyrl_train.distributed.dispatch"), "WorkerOutput", None)
+        form = getattr(module(DISPATCH), "WorkerOutput", None)
         if form is None:
             return {"output": values}
         key = "values" if model == "critic" else "logprobs"
@@ -91,23 +90,21 @@ class Dispatch:
         return type(answers[0])(loss_fn_outputs=rows)
 
     def stage_data(self, *staged: Any) -> Any:
-        """The chunks of every data-parallel rank for each mini-batch, as cut by SkyRL.
-
-        Older versions stage the whole data.
-        """
+        """The chunks of all ranks for each mini-batch, cut by SkyRL; older ones stage all data."""
         if len(staged) == 1:
             return staged[0]
         _, data, boundaries = staged
-        return _mesh_dispatch().stage_chunks(self._dp_size, data, boundaries)
+        return module(DISPATCH).MeshDispatch.stage_chunks(self._dp_size, data, boundaries)
 
     def forward_backward_from_staged(self, model: str, *staged: Any) -> Any:
         """Run forward and backward on this rank's chunk, chosen by SkyRL's dispatch."""
         method = "forward_backward" if len(staged) == 1 else "forward_backward_from_staged"
         worker = self._workers[model]
-        actor = SimpleNamespace(rank=worker.mesh_rank, handle=_Handle(worker))
+        handle = SimpleNamespace(**{method: SimpleNamespace(remote=getattr(worker, method))})
+        actor = SimpleNamespace(rank=worker.mesh_rank, handle=handle)
         worker.passes.drain()
         PADDING_MICRO_BATCHES.drain()
-        [status] = _mesh_dispatch().dispatch_from_staged([actor], method, *staged)
+        [status] = module(DISPATCH).MeshDispatch.dispatch_from_staged([actor], method, *staged)
         passes = worker.passes.drain()
         # Padding micro-batches come last.
         self.forward_passes.extend(passes[: len(passes) - PADDING_MICRO_BATCHES.drain()])
@@ -121,20 +118,6 @@ class Dispatch:
 
     def empty_cache(self, model: str | None = None) -> None:
         """Do nothing: the CPU has no cache."""
-
-
-class _Handle:
-    """Replaces the handle of a Ray actor and calls the method in this process."""
-
-    def __init__(self, worker: Any) -> None:
-        self._worker = worker
-
-    def __getattr__(self, name: str) -> Any:
-        return SimpleNamespace(remote=getattr(self._worker, name))
-
-
-def _mesh_dispatch() -> Any:
-    return module("backends.skyrl_train.distributed.dispatch").MeshDispatch
 
 
 def capacity(probe_size: int) -> int:
@@ -151,10 +134,7 @@ def train(config: Any, dispatch: Dispatch, rollouts: Rollouts) -> None:
 
 
 def reduce(config: Any, rollouts: Rollouts) -> NDArray[np.float32]:
-    """The probe's gradient of the reduced token losses, which are -advantage · probe.
-
-    SkyRL scales the advantages and then sums.
-    """
+    """The probe's gradient of the sum of scaled token losses, which are -advantage · probe."""
     import torch
 
     batch = rollouts.batch
@@ -190,10 +170,7 @@ class Rollouts:
         ]
 
     def output(self, prompts: Sequence[str], *, step_wise: bool) -> dict[str, Any]:
-        """The samples of prompts in the form of SkyRL's own generator.
-
-        ``step_wise`` is SkyRL's term for rollouts of several samples.
-        """
+        """The samples of prompts; SkyRL calls rollouts of several samples step-wise."""
         incomplete = self.job.configuration.fault_injection is FaultInjection.GROUP_INCOMPLETE
         chosen = [i for i, uid in enumerate(self.uids) if uid in prompts][incomplete:]
         batch = self.batch
@@ -204,46 +181,37 @@ class Rollouts:
             "loss_masks": [mask.astype(int).tolist() for mask in batch.original_masks],
             "stop_reasons": ["stop"] * len(self.uids),
         }
-        if knows_rollout_policy(self.job):
+        if self.job.configuration.corrects or batch.objective is Objective.REJECTION:
             columns["rollout_logprobs"] = [list(values) for values in batch.rollout_log_probs]
         if step_wise:
-            columns |= {"trajectory_ids": self._trajectories, "is_last_step": self._is_last_step}
-        absent = dict.fromkeys(
-            ("rollout_metrics", "rollout_logprobs", "trajectory_ids", "is_last_step")
-        )
-        return absent | {name: [values[i] for i in chosen] for name, values in columns.items()}
+            columns |= self._step_wise()
+        absent = ("rollout_metrics", "rollout_logprobs", "trajectory_ids", "is_last_step")
+        return dict.fromkeys(absent) | {
+            name: [values[i] for i in chosen] for name, values in columns.items()
+        }
 
-    @property
-    def _trajectories(self) -> list[Any]:
+    def _step_wise(self) -> dict[str, list[Any]]:
+        """The rollout of each sample, and whether it is its last."""
         trajectory = module("train.generators.base").TrajectoryID
-        rollouts = [rollout for step in self.batch.steps for rollout in step.rollouts.tolist()]
-        return [trajectory(*named) for named in zip(self.uids, rollouts, strict=True)]
-
-    @property
-    def _is_last_step(self) -> list[bool]:
-        return [
-            bool(last)
-            for step in self.batch.steps
-            for last in np.diff(step.rollouts, append=step.rollouts[-1] + 1) != 0
-        ]
+        rollouts = [step.rollouts for step in self.batch.steps]
+        last = [np.diff(of_step, append=of_step[-1] + 1) != 0 for of_step in rollouts]
+        named = zip(self.uids, np.concatenate(rollouts).tolist(), strict=True)
+        return {
+            "trajectory_ids": [trajectory(*names) for names in named],
+            "is_last_step": np.concatenate(last).tolist(),
+        }
 
     def log_probs_or_values(self, model: str, data: Any) -> torch.Tensor:
         """The models' outputs on rollouts before training: [rows, width]."""
-        batch = self.batch
-        return self.laid_out(
-            {
-                "policy": batch.old_log_probs,
-                "ref": batch.reference_log_probs,
-                "critic": [np.zeros(len(ids)) for ids in batch.responses],
-            }[model],
-            data,
-        )
+        outputs = {
+            "policy": self.batch.old_log_probs,
+            "ref": self.batch.reference_log_probs,
+            "critic": [np.zeros(len(ids)) for ids in self.batch.responses],
+        }
+        return self.laid_out(outputs[model], data)
 
     def laid_out(self, of_samples: list[NDArray[np.float64]], data: Any) -> torch.Tensor:
-        """Values of response tokens in SkyRL's padded layout: [rows, width].
-
-        Rows that SkyRL adds repeat the first one with its values, so that a leak is visible.
-        """
+        """Response values, [rows, width]; rows that SkyRL adds repeat the first, to show leaks."""
         import torch
 
         of_token = torch.zeros(self.batch.probe_size)
@@ -254,8 +222,7 @@ class Rollouts:
 
 def _trainer(config: Any, dispatch: Dispatch) -> Any:
     """SkyRL's `RayPPOTrainer`, without the services that its constructor starts."""
-    trainer_class = module("train.trainer").RayPPOTrainer
-    trainer = object.__new__(trainer_class)
+    trainer = object.__new__(module("train.trainer").RayPPOTrainer)
     trainer.cfg = config
     trainer.tokenizer = SimpleNamespace(pad_token_id=PADDING_ID)
     trainer.dispatch = dispatch
@@ -265,11 +232,7 @@ def _trainer(config: Any, dispatch: Dispatch) -> Any:
 
 
 def _training_input(trainer: Any, rollouts: Rollouts) -> Any:
-    """The batch that the trainer makes of rollouts, with the advantages of the probe.
-
-    Raises:
-        Refused: SkyRL declines the rollouts.
-    """
+    """The trainer's batch of rollouts with our advantages; `Refused` if SkyRL declines it."""
     with refusals():
         output, uids = _generated(trainer, rollouts)
         processed = trainer.postprocess_generator_output(output, uids)

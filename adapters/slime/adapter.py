@@ -7,28 +7,21 @@ from copy import copy
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from adapters.contract import CodeLocation, Layout, Unsupported
-from adapters.contract.description import stubbed
-from adapters.slime_family import command_line, description, rollouts, stubs, user_code
+from adapters.contract import CodeLocation, Job, Layout, LogEntry, Rank, Unsupported
+from adapters.contract.description import parse_departures
+from adapters.slime_family import command_line, description, framework, rollouts, user_code
 from adapters.slime_family.adapter import MegatronAdapter
 from adapters.slime_family.framework import LOG, as_dictionaries
+from adapters.toolkit.calls import Candidates, call_supported, refusals
 from adapters.toolkit.imports import import_from
-from adapters.toolkit.refusals import refusals
-from adapters.toolkit.versions import Candidates, call_supported
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
     from types import ModuleType
 
-    import torch
-
-    from adapters.contract import Job, LogEntry, Rank
     from adapters.contract.probed_batch import ProbedBatch
     from reference.aggregation import Conventions
-
-KERNELS = ("slime.backends.megatron_utils.kernels", "slime.utils.fp8_kernel")
-"""Modules of slime, by version, that hold GPU kernels only."""
 
 
 class SlimeAdapter(MegatronAdapter):
@@ -38,47 +31,36 @@ class SlimeAdapter(MegatronAdapter):
     package = "slime"
     tree = ("slime",)
 
-    departures = (
-        stubbed(
-            "the accelerator: CUDA without a look at the machine, where slime chooses one",
-            "it names devices and communication backends, and tensors are on the CPU if it is none",
-        ),
-        stubbed(
-            "the rollout manager: made without its init, which starts servers",
-            "its conversion of samples and its split over ranks are its own",
-        ),
+    departures = parse_departures(
+        """
+        stubbed: the accelerator: CUDA without a look at the machine, where slime chooses one
+            it names devices and communication backends, and tensors are on the CPU if it is none
+        stubbed: the rollout manager: made without its init, which starts servers
+            its conversion of samples and its split over ranks are its own
+        """
     )
 
-    def padded_layouts(self) -> Sequence[Layout]:
-        """Two layouts: only versions 0.2 have the format."""
-        return [
-            Layout(micro_batches=2, format="bshd"),
-            Layout(dp=2, cp=2, micro_batches=2, format="bshd"),
-        ]
+    # Only versions 0.2 have the format.
+    padded_layouts = (
+        Layout(micro_batches=2, format="bshd"),
+        Layout(dp=2, cp=2, micro_batches=2, format="bshd"),
+    )
 
     def load(self, source: Path | None) -> None:
         """Import slime and add the probe to its log-probabilities."""
         from adapters.slime_family.model import seam_around
 
-        stubs.install(["slime_plugins"], list(KERNELS))
+        framework.install("slime", megatron=True)
         import_from("slime", [source] if source else [])
         self._choose_accelerator()
-        stubs.drop_server_options(
-            self.module("utils.arguments"), self.module("backends.sglang_utils.arguments")
-        )
+        framework.drop_server_options("slime")
         LOG.listen(self.module("backends.megatron_utils.model"))
         self.module("backends.megatron_utils.actor")
         for name in ("ray.rollout", "utils.data"):
-            self.module(name).ray = stubs.OBJECT_STORE
+            self.module(name).ray = framework.OBJECT_STORE
         loss, reducers, _ = self.loss_modules()
         user_code.CpUtils.module = reducers
         loss.calculate_log_probs_and_entropy = seam_around(loss.calculate_log_probs_and_entropy)
-
-    def parser(self) -> Any:
-        """A parser with slime's options on top of Megatron's."""
-        parser = command_line.base_parser()
-        self.module("utils.arguments").get_slime_extra_args_provider()(parser)
-        return parser
 
     def validated(self, args: Any, layout: Layout) -> None:
         """Run slime's own validation, for training alone."""
@@ -95,14 +77,17 @@ class SlimeAdapter(MegatronAdapter):
 
     def references(self, args: Any, job: Job, batch: ProbedBatch) -> Any:
         """References made by a rollout manager on this rank."""
-        manager_actor = self.module("ray.rollout").RolloutManager
-        manager = object.__new__(manager_actor.__ray_metadata__.modified_class)
+        manager = object.__new__(self._manager_class)
         manager.args = args
         manager.custom_reward_post_process_func = None
         manager.custom_convert_samples_to_train_data_func = None
         manager.train_parallel_config = command_line.train_parallel_config(job.layout)
-        convert = self._conversion(manager, job)
-        data: Any = convert(user_code.samples_to_convert(self._samples(batch), job))
+        own = copy(manager)
+        manager.custom_convert_samples_to_train_data_func = user_code.conversion(
+            job, lambda args, samples: own._convert_samples_to_train_data(samples)
+        )
+        samples = rollouts.samples(batch, self.module("utils.types").Sample, self.rollout_field())
+        data = manager._convert_samples_to_train_data(user_code.samples_to_convert(samples, job))
         if hasattr(manager, "_split_train_data_by_dp"):
             return call_supported(manager._split_train_data_by_dp, data, dp_size=job.layout.dp)
         return SimpleNamespace(inner=data)  # a training rank of older versions takes its share
@@ -110,19 +95,16 @@ class SlimeAdapter(MegatronAdapter):
     def slicer(self, args: Any) -> rollouts.Slicer:
         """slime's slicing by sample, for every format."""
         slice_with_cp = self.module("backends.megatron_utils.cp_utils").slice_log_prob_with_cp
-
-        def held(values: torch.Tensor, total: int, response: int, width: int | None) -> Any:
-            return call_supported(
-                slice_with_cp,
-                values,
-                total,
-                response,
-                qkv_format=getattr(args, "qkv_format", "thd"),
-                max_token_len=width,
-                max_seq_len=width,
-            )
-
-        return held
+        form = getattr(args, "qkv_format", "thd")
+        return lambda values, total, response, width: call_supported(
+            slice_with_cp,
+            values,
+            total,
+            response,
+            qkv_format=form,
+            max_token_len=width,
+            max_seq_len=width,
+        )
 
     def declining_fetch(self, actors: ModuleType, actor: Any) -> None:
         """Wrap the actor's own method."""
@@ -140,7 +122,6 @@ class SlimeAdapter(MegatronAdapter):
     def candidates(self) -> Candidates:
         """Functions that a mistake may be in, newer versions first."""
         loss, _, _ = self.loss_modules()
-        manager = self.module("ray.rollout").RolloutManager.__ray_metadata__.modified_class
         return {
             CodeLocation.TOKEN_COUNT: ((loss, "loss_function"),),
             CodeLocation.LOG: (
@@ -149,40 +130,43 @@ class SlimeAdapter(MegatronAdapter):
             ),
             CodeLocation.ARGUMENTS: ((self.module("utils.arguments"), "slime_validate_args"),),
             CodeLocation.SHARDING: (
-                (manager, "_split_train_data_by_dp"),
+                (self._manager_class, "_split_train_data_by_dp"),
                 (self.module("utils.data"), "process_rollout_data"),
             ),
         }
 
     def keepers(self) -> list[Any]:
         """The functions of validation, conversion, reducer and log."""
-        manager = self.module("ray.rollout").RolloutManager.__ray_metadata__.modified_class
         return [
             self.module("utils.arguments").slime_validate_args,
-            manager._convert_samples_to_train_data,
+            self._manager_class._convert_samples_to_train_data,
             getattr(self.loss_modules()[0], "get_pg_loss_reducer", None),
-            *(getattr(home, "reduce_train_step_metrics", None) for home in self._log_modules()),
+            *(home.reduce_train_step_metrics for home in self._log_modules()),
         ]
 
     def aggregate(self, entries: Sequence[LogEntry], rank: Rank) -> Mapping[str, float]:
         """Call slime's function, if it has one; with the option per token it divides by counts."""
-        for home in self._log_modules():
-            reduce = getattr(home, "reduce_train_step_metrics", None)
-            if reduce is not None:
-                log: Mapping[str, float] = reduce(
-                    as_dictionaries(entries, with_normalizers=False),
-                    calculate_per_token_loss=True,
-                    step_global_batch_size=1,
-                    cp_size=1,
-                    dp_with_cp_group=None,
-                )
-                return log
-        raise Unsupported("no function that makes a log: the train step makes its own")
+        homes = self._log_modules()
+        if not homes:
+            raise Unsupported("no function that makes a log: the train step makes its own")
+        return homes[0].reduce_train_step_metrics(
+            as_dictionaries(entries, with_normalizers=False),
+            calculate_per_token_loss=True,
+            step_global_batch_size=1,
+            cp_size=1,
+            dp_with_cp_group=None,
+        )
 
     def _log_modules(self) -> list[Any]:
-        """The modules that make logs, by version; None for missing ones."""
+        """The modules with the function that makes logs, newer versions first."""
         names = "observability.train_metric_utils", "backends.megatron_utils.cp_utils"
-        return [self._module_if_any(name) for name in names]
+        modules = [self._module_if_any(name) for name in names]
+        return [home for home in modules if hasattr(home, "reduce_train_step_metrics")]
+
+    @property
+    def _manager_class(self) -> Any:
+        """The class of rollout managers, out of Ray's wrapper."""
+        return self.module("ray.rollout").RolloutManager.__ray_metadata__.modified_class
 
     def _module_if_any(self, name: str) -> Any:
         """Import a module of slime; None if this version lacks it."""
@@ -190,29 +174,6 @@ class SlimeAdapter(MegatronAdapter):
             return self.module(name)
         except ModuleNotFoundError:
             return None
-
-    def _conversion(self, manager: Any, job: Job) -> Callable[[list[Any]], Any]:
-        """A manager's conversion of samples, with the job's custom function if any."""
-        own = copy(manager)
-        manager.custom_convert_samples_to_train_data_func = user_code.conversion(
-            job, lambda args, samples: own._convert_samples_to_train_data(samples)
-        )
-        convert: Callable[[list[Any]], Any] = manager._convert_samples_to_train_data
-        return convert
-
-    def _samples(self, batch: ProbedBatch) -> list[Any]:
-        """The batch as slime's sample objects."""
-        sample_class = self.module("utils.types").Sample
-        field = self.rollout_field() or "index"
-        return [
-            call_supported(
-                sample_class,
-                status=sample_class.Status.COMPLETED,
-                **{"index": index, field: rollout},
-                **common,
-            )
-            for index, (rollout, common) in enumerate(rollouts.sample_fields(batch))
-        ]
 
     def _choose_accelerator(self) -> None:
         """Choose CUDA in newer versions, which look for an available device."""

@@ -15,32 +15,21 @@ from copy import deepcopy
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from adapters.contract import (
-    Adapter,
-    Departure,
-    Depth,
-    Description,
-    Job,
-    Layout,
-    Observation,
-    Option,
-    PendingReduction,
-    Rank,
-    grids,
-)
+from adapters.contract.adapter import Adapter, Rank
+from adapters.contract.description import Departure, Description
+from adapters.contract.job import Depth, Job, Observation, PendingReduction
+from adapters.contract.layout import Layout, Option, grids
 from adapters.contract.objective import Objective
 from adapters.contract.probed_batch import ProbedBatch
-from adapters.slime_family import (
-    command_line,
-    departures,
-    description,
-    framework,
-    rollouts,
-    stubs,
-)
+from adapters.slime_family import command_line, departures, description, framework, rollouts
 from adapters.slime_family.framework import KEYS, LOG
-from adapters.toolkit.refusals import refusals, refusals_of_configuration
-from adapters.toolkit.versions import Candidates, call_supported, places
+from adapters.toolkit.calls import (
+    Candidates,
+    call_supported,
+    places,
+    refusals,
+    refusals_of_configuration,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -61,8 +50,8 @@ class MegatronAdapter(Adapter):
     devices = ("cpu", "cuda")
     dtypes = ("float32", "bfloat16")
 
-    departures: ClassVar[tuple[Departure, ...]] = ()
-    """Departures of this framework only."""
+    padded_layouts: ClassVar[Sequence[Layout]]  # those in bshd to run
+    departures: ClassVar[tuple[Departure, ...]] = ()  # departures of this framework only
 
     def layouts(self) -> Sequence[Layout]:
         """Data × context parallelism on up to 8 ranks, packed; every other option once."""
@@ -79,18 +68,10 @@ class MegatronAdapter(Adapter):
             + [
                 Layout(dp=2, micro_batches="tokens", format="thd", options=(Option.BALANCE_DATA,)),
                 Layout(dp=2, cp=2, tp=2, micro_batches=2, format="thd"),
-                *self.padded_layouts(),
+                *self.padded_layouts,
             ],
             key=lambda layout: layout.world_size,
         )
-
-    @abstractmethod
-    def padded_layouts(self) -> Sequence[Layout]:
-        """The layouts in bshd to run."""
-
-    @abstractmethod
-    def parser(self) -> Any:
-        """The framework's argument parser on top of Megatron's options."""
 
     @abstractmethod
     def validated(self, args: Any, layout: Layout) -> None:
@@ -131,6 +112,13 @@ class MegatronAdapter(Adapter):
     def join(self, args: Any) -> None:
         """Tell the framework of Megatron's process groups, if it keeps a state of its own."""
 
+    def parser(self) -> Any:
+        """The framework's argument parser on top of Megatron's options."""
+        parser = command_line.base_parser()
+        arguments = self.module("utils.arguments")
+        getattr(arguments, f"get_{self.package}_extra_args_provider")()(parser)
+        return parser
+
     def module(self, path: str) -> Any:
         """A module of the framework."""
         return importlib.import_module(f"{self.package}.{path}")
@@ -156,13 +144,8 @@ class MegatronAdapter(Adapter):
             conventions=self.conventions(parser),
             places=places(self.candidates()),
             rules=description.stated(parser, self.keepers()),
-            stubs=tuple(stubs.STUBBED),
-            departures=(
-                *departures.ABOVE_THE_ACTOR,
-                *departures.AROUND_THE_LOSS,
-                *departures.MEGATRON,
-                *self.departures,
-            ),
+            stubs=tuple(framework.STUBBED),
+            departures=(*departures.ALL_ENGINES, *departures.MEGATRON, *self.departures),
         )
 
     def observe(self, job: Job, rank: Rank) -> Observation:
@@ -185,18 +168,13 @@ class MegatronAdapter(Adapter):
         return Observation(
             token_weights=batch.weights_of_steps(rollouts.of_steps(gradients, job)),
             pending_reduction=pending_reduction(job.depth, per_token=per_token),
-            counted_tokens=trained.drain_counted_tokens(),
+            counted_tokens=tuple(trained.counted_tokens.drain()),
             reported=LOG.reported(job),
             forward_passes=batch.forward_passes(trained.passes.drain()),
         )
 
     def arguments(self, job: Job) -> Any:
-        """The framework's own arguments for a job, parsed and validated by it.
-
-        Raises:
-            Unsupported: this version lacks an option that the job needs.
-            Refused: the framework declines the configuration.
-        """
+        """The arguments for a job, as validated; raises `Unsupported` or `Refused`."""
         parser = self._parser
         with refusals(), command_line.settings(job, parser) as settings:
             parsed = parser.parse_args([*command_line.job_options(job, parser), *settings])
@@ -234,7 +212,7 @@ class MegatronAdapter(Adapter):
         with refusals():
             references = self.references(args, job, batch)
         call_supported(actor.train, 0, references, witness_info=None, attempt=0)
-        return optimizer.drain()
+        return optimizer.gradients.drain()
 
     def reducing(self, loss_function: Any) -> Any:
         """The framework's loss function, with the loss replaced by its reducer's result."""
@@ -299,10 +277,7 @@ def pending_reduction(depth: Depth, *, per_token: bool) -> PendingReduction:
 
 
 def counting_in_tensors(loss_function: Any, original: Any) -> Any:
-    """Make the normaliser of a loss function a tensor, as newer versions of Megatron-Core expect.
-
-    ``original`` is the framework's own function, kept so that the wrapper can be removed.
-    """
+    """Make the loss's normaliser a tensor, as newer Megatron-Core expects; keep ``original``."""
     import torch
 
     def run(*args: Any, **named: Any) -> Any:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from adapters.contract import Option, Unsupported
+from adapters.contract import Job, Layout, Option, Unsupported
 from adapters.contract.configuration import FaultInjection, Setting
 from adapters.contract.objective import ENTROPY_COEFFICIENT, KL_COEFFICIENT, Objective
 from adapters.slime_family import user_code
@@ -18,8 +18,6 @@ from reference.aggregation import Mode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-
-    from adapters.contract import Job, Layout
 
 MODE = "--loss-aggregation"
 DIVISOR = "--loss-aggregation-divisor"
@@ -47,10 +45,20 @@ NAMES: dict[Setting | FaultInjection, tuple[str, ...]] = {
 }
 """The words by which errors name what a configuration sets."""
 
-# Newer versions of miles compute no entropy unless it is trained or asked for.
+NEEDED: dict[Setting | FaultInjection | None, tuple[str, ...]] = {
+    Setting.DIVISOR: (DIVISOR, OLDER_DIVISOR),
+    Setting.PER_TOKEN: (PER_TOKEN,),
+    Setting.CORRECTION: (CORRECTION,),
+    Setting.REDUCER: (REDUCER,),
+    Setting.CONFIG_FILE: (CONFIG_FILE,),
+    **dict.fromkeys(user_code.FAULTS, (CONVERSION,)),
+}
+"""The options, any of which a setting needs; all versions have those of the others."""
+
 OBSERVE_ENTROPY = "--observe-training-entropy"
-# Older versions have a critic wait for its actor's log-probabilities from then on.
 CRITIC_ALONE = "--num-critic-only-steps=1"
+"""Newer versions of miles compute no entropy unless it is trained or asked for. In older ones a
+critic waits for its actor's log-probabilities after that many steps."""
 
 LAYOUT_OPTIONS = {
     Option.ALLGATHER_CP: "--allgather-cp",
@@ -80,42 +88,25 @@ OBJECTIVES: Mapping[Objective, tuple[str, ...]] = {
 }
 """Options that choose an objective. The policy loss needs none; the actor chooses a critic's."""
 
-MODEL_SIZES = {
-    "ffn_hidden_size": 32,
-    "hidden_size": 8,
-    "kv_channels": 4,
-    "kv_lora_rank": None,
-    "num_attention_heads": 2,
-    "num_experts": None,
-    "num_layers": 1,
-    "num_query_groups": 2,
-    "q_lora_rank": None,
-    "qk_pos_emb_head_dim": None,
-    "v_head_dim": None,
-    "vocab_size": 64,
-}
-"""Sizes of a small model, by which frameworks weigh samples when they balance ranks."""
-
 
 @dataclass(frozen=True)
 class CliFlag:
-    """One option, with its setting if it may stand in a configuration file; flags are true."""
+    """One option, a flag if it has no text, with its setting if it may be in a file."""
 
     option: str
-    text: str = "true"
+    text: str | None = None
     setting: Setting | None = None
-    flag: bool = False
 
     @property
     def on_command_line(self) -> str:
         """The option as typed."""
-        return self.option if self.flag else f"{self.option}={self.text}"
+        return self.option if self.text is None else f"{self.option}={self.text}"
 
     @property
     def in_file(self) -> str:
         """The option as a line of YAML, which gives the value a type of its own."""
         key = self.option.removeprefix("--").replace("-", "_")
-        return f"{key}: {yaml(self.text)}\n"
+        return f"{key}: {yaml(self.text or 'true')}\n"
 
 
 def offers(parser: argparse.ArgumentParser, option: str) -> bool:
@@ -128,68 +119,55 @@ def offers(parser: argparse.ArgumentParser, option: str) -> bool:
 
 
 def base_parser() -> argparse.ArgumentParser:
-    """A parser with the options of Megatron that frameworks build on, and its defaults.
-
-    `megatron.training`, where they are defined, is not in the megatron-core distribution.
-    """
+    """A parser with options and defaults of `megatron.training`, which is in no distribution."""
     parser = argparse.ArgumentParser(
         allow_abbrev=False, conflict_handler="resolve", exit_on_error=False
     )
-    for flag in (
-        "align-grad-reduce",
-        "align-param-gather",
-        "calculate-per-token-loss",
-        "ddp-average-in-collective",
-        "manual-gc",
-        "overlap-grad-reduce",
-        "overlap-param-gather",
-        "use-distributed-optimizer",
-    ):
+    switches = ["align-grad-reduce", "align-param-gather", "calculate-per-token-loss", "manual-gc"]
+    switches += ["ddp-average-in-collective", "use-distributed-optimizer"]
+    switches += ["overlap-grad-reduce", "overlap-param-gather"]
+    for flag in switches:
         parser.add_argument(f"--{flag}", action="store_true")
     for name in ("tensor", "pipeline", "context"):
         model = "" if name == "context" else "model-"
         parser.add_argument(f"--{name}-{model}parallel-size", type=int, default=1)
     parser.add_argument("--seq-length", type=int, default=64)
     parser.add_argument("--decoder-seq-length", type=int)
-    parser.set_defaults(
-        bf16=False,
-        check_for_nan_in_loss_and_grad=True,
-        fp16=False,
-        record_memory_history=False,
-        use_pytorch_profiler=False,
-        **MODEL_SIZES,
+    switched_off = ("bf16", "fp16", "record_memory_history", "use_pytorch_profiler")
+    parser.set_defaults(**dict.fromkeys(switched_off, False), check_for_nan_in_loss_and_grad=True)
+    # Sizes of a small model, by which frameworks weigh samples when they balance ranks.
+    parser.set_defaults(ffn_hidden_size=32, hidden_size=8, kv_channels=4, vocab_size=64)
+    parser.set_defaults(num_attention_heads=2, num_layers=1, num_query_groups=2)
+    of_other_models = (
+        "kv_lora_rank",
+        "num_experts",
+        "q_lora_rank",
+        "qk_pos_emb_head_dim",
+        "v_head_dim",
     )
+    parser.set_defaults(**dict.fromkeys(of_other_models))
     return parser
 
 
 def job_options(job: Job, parser: argparse.ArgumentParser) -> list[str]:
     """The options of a job apart from its settings (`settings`).
 
-    Raises:
-        Unsupported: steps or prompts of different sizes, micro-batches of another kind, or a format
-            or option that this version lacks.
+    Raises `Unsupported` for steps or prompts of different sizes, micro-batches of another kind, or
+    a format that this version lacks.
     """
-    observe = [OBSERVE_ENTROPY] if offers(parser, OBSERVE_ENTROPY) else []
-    alone = job.objective is Objective.VALUE and offers(parser, CRITIC_ALONE)
+    critic = [CRITIC_ALONE] if job.objective is Objective.VALUE else []
     return [
         *_batch_options(job),
         *_micro_batch_options(job),
         *_layout_options(job.layout, parser),
-        *observe,
-        *([CRITIC_ALONE] if alone else []),
+        *(option for option in (OBSERVE_ENTROPY, *critic) if offers(parser, option)),
         *OBJECTIVES.get(job.objective, ()),
     ]
 
 
 @contextmanager
 def settings(job: Job, parser: argparse.ArgumentParser) -> Iterator[list[str]]:
-    """The options that a job's settings are typed as, with a configuration file if it has one.
-
-    The file is there as long as the context is open.
-
-    Raises:
-        Unsupported: this version lacks an option that is needed.
-    """
+    """Yield the options of a job's settings, and keep their file while the context is open."""
     flags = [*_flags(job, parser)]
     in_file = job.configuration.in_file
     for flag in flags:
@@ -225,18 +203,10 @@ def configurations(
     parser: argparse.ArgumentParser,
 ) -> dict[Setting | FaultInjection, tuple[str, ...]]:
     """What configurations may set, with the words by which slime and miles name it."""
-    options: dict[Setting | FaultInjection | None, tuple[str, ...]] = {
-        Setting.DIVISOR: (DIVISOR, OLDER_DIVISOR),
-        Setting.PER_TOKEN: (PER_TOKEN,),
-        Setting.CORRECTION: (CORRECTION,),
-        Setting.REDUCER: (REDUCER,),
-        Setting.CONFIG_FILE: (CONFIG_FILE,),
-        **dict.fromkeys(user_code.FAULTS, (CONVERSION,)),
-    }
     return {
         setting: words
         for setting, words in NAMES.items()
-        if any(offers(parser, option) for option in options.get(setting, (BATCH_SIZE,)))
+        if any(offers(parser, option) for option in NEEDED.get(setting, (BATCH_SIZE,)))
     }
 
 
@@ -244,8 +214,10 @@ def modes(parser: argparse.ArgumentParser) -> frozenset[Mode]:
     """The modes that a framework's options offer."""
     if offers(parser, MODE):
         return frozenset(Mode)
-    before = {Mode.SAMPLE_MEAN, Mode.TOKEN_MEAN}
-    return frozenset(before | {Mode.CONSTANT} if offers(parser, OLDER_DIVISOR) else before)
+    missing = (
+        {Mode.PROMPT_MEAN} if offers(parser, OLDER_DIVISOR) else {Mode.PROMPT_MEAN, Mode.CONSTANT}
+    )
+    return frozenset(Mode) - missing
 
 
 def _batch_options(job: Job) -> list[str]:
@@ -258,11 +230,9 @@ def _batch_options(job: Job) -> list[str]:
 
 
 def _layout_options(layout: Layout, parser: argparse.ArgumentParser) -> list[str]:
-    options = [
-        f"--context-parallel-size={layout.cp}",
-        *([f"--tensor-model-parallel-size={layout.tp}"] if layout.tp > 1 else []),
-        *(LAYOUT_OPTIONS[option] for option in layout.options),
-    ]
+    options = [f"--context-parallel-size={layout.cp}"]
+    options += [f"--tensor-model-parallel-size={layout.tp}"] if layout.tp > 1 else []
+    options += [LAYOUT_OPTIONS[option] for option in layout.options]
     if offers(parser, "--qkv-format"):
         return [*options, f"--qkv-format={layout.format}"]
     if layout.format != "thd":
@@ -295,17 +265,17 @@ def _flags(job: Job, parser: argparse.ArgumentParser) -> Iterator[CliFlag]:
     configuration = job.configuration
     size = configuration.batch_size or rollouts_per_step(job.steps)
     yield CliFlag(BATCH_SIZE, str(size), Setting.BATCH_SIZE)
-    yield from _mode(job, parser)
+    yield from _mode(job) if offers(parser, MODE) else _older_mode(job, parser)
     if configuration.per_token:
-        yield CliFlag(PER_TOKEN, setting=Setting.PER_TOKEN, flag=True)
+        yield CliFlag(PER_TOKEN, setting=Setting.PER_TOKEN)
     if configuration.entropy:
         yield CliFlag("--entropy-coef", str(ENTROPY_COEFFICIENT), Setting.ENTROPY)
     if configuration.kl:
-        yield CliFlag("--use-kl-loss", setting=Setting.KL, flag=True)
+        yield CliFlag("--use-kl-loss", setting=Setting.KL)
         yield CliFlag("--kl-loss-coef", str(KL_COEFFICIENT), Setting.KL)
         yield CliFlag("--ref-load", tempfile.gettempdir())  # a folder that exists, never read
     if configuration.corrects:
-        yield CliFlag("--use-tis", flag=True)
+        yield CliFlag("--use-tis")
         yield CliFlag(CORRECTION, user_code.path(user_code.correct))
     if configuration.reduces:
         yield CliFlag(REDUCER, user_code.path(user_code.reducer))
@@ -313,16 +283,11 @@ def _flags(job: Job, parser: argparse.ArgumentParser) -> Iterator[CliFlag]:
         yield CliFlag(CONVERSION, user_code.path(user_code.conversion))
 
 
-def _mode(job: Job, parser: argparse.ArgumentParser) -> Iterator[CliFlag]:
-    """Yield the mode and the divisor, by the options for the four modes or by older ones."""
-    mode = job.aggregation.mode
-    divisor = _divisor(job)
-    if not offers(parser, MODE):
-        yield from _older_mode(job, parser)
-        return
+def _mode(job: Job) -> Iterator[CliFlag]:
+    """Yield the mode and the divisor by the options for the four modes."""
     if job.configuration.says_mode:
-        yield CliFlag(MODE, str(mode), Setting.MODE)
-    if divisor:
+        yield CliFlag(MODE, str(job.aggregation.mode), Setting.MODE)
+    if divisor := _divisor(job):
         yield CliFlag(DIVISOR, divisor, Setting.DIVISOR)
 
 
@@ -337,16 +302,16 @@ def _older_mode(job: Job, parser: argparse.ArgumentParser) -> Iterator[CliFlag]:
     if bool(divisor) != (mode is Mode.CONSTANT) and mode is not Mode.TOKEN_MEAN:
         raise Unsupported(f"no option {MODE}: a divisor alone makes a mode constant")
     if mode is Mode.TOKEN_MEAN and job.configuration.says_mode:
-        yield CliFlag(PER_TOKEN, setting=Setting.MODE, flag=True)
+        yield CliFlag(PER_TOKEN, setting=Setting.MODE)
     if divisor:
         yield CliFlag(OLDER_DIVISOR, divisor, Setting.DIVISOR)
 
 
 def _divisor(job: Job) -> str:
     """The divisor as typed, empty if none is given."""
-    typed = job.configuration.divisor
-    own = job.aggregation.divisor
-    return typed if typed is not None else "" if own is None else str(own)
+    if job.configuration.divisor is not None:
+        return job.configuration.divisor
+    return str(job.aggregation.divisor or "")
 
 
 def _require(parser: argparse.ArgumentParser, option: str) -> None:

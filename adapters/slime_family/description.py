@@ -13,20 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from adapters.contract import code_location
 from adapters.contract.objective import Objective
-from adapters.slime_family.command_line import (
-    DIVISOR,
-    MODE,
-    OBJECTIVES,
-    OLDER_DIVISOR,
-    PER_TOKEN,
-    REDUCER,
-    offers,
-)
+from adapters.slime_family import command_line
+from adapters.slime_family.command_line import DIVISOR, MODE, OLDER_DIVISOR, PER_TOKEN, offers
 from reference.aggregation import AuxiliaryAggregation, Conventions, DenominatorMask, SampleUnit
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterable, Iterator
 
 
 @dataclass(frozen=True)
@@ -42,18 +35,8 @@ FINITE = ("divisor_infinite", "divisor_bool", "divisor_text")
 CONFLICTS = ("divisor_of_another_mode", "per_token_with_another_mode")
 TERMS = ("entropy_per_sample", "divergence_per_sample")
 BOUNDARIES = ("boundary_gap", "boundary_overlap", "boundary_short")
-
-IN_FILE = tuple(
-    f"{rule}_in_file"
-    for rule in (
-        "divisor_missing",
-        *POSITIVE,
-        *FINITE,
-        *CONFLICTS,
-        *TERMS,
-        "batch_of_partial_groups",
-    )
-)
+# Rules of settings that may also stand in a configuration file.
+IN_FILE = ("divisor_missing", *POSITIVE, *FINITE, *CONFLICTS, *TERMS, "batch_of_partial_groups")
 
 TRACES = (
     Trace(POSITIVE, r"(loss_aggregation|pg_loss)_divisor"),
@@ -62,7 +45,9 @@ TRACES = (
     Trace(TERMS, r"args\.entropy_coef != 0"),
     Trace(("batch_of_partial_groups",), r"global_batch_size % args\.n_samples_per_prompt"),
     Trace(("correction_across_the_step",), r"custom_tis_path is not None"),
-    Trace(("mode_in_file", *IN_FILE), r"\"loss_aggregation\" in data"),
+    Trace(
+        ("mode_in_file", *(f"{rule}_in_file" for rule in IN_FILE)), r"\"loss_aggregation\" in data"
+    ),
     Trace(("groups_missing",), r"group_index is None|None in prompt_group_indices"),
     Trace(("group_incomplete",), r"partial_groups"),
     Trace(("denominators_dropped",), r"prompt_mask_sums is None"),
@@ -76,7 +61,7 @@ TRACES = (
 HELP = {
     "default_mode": (MODE, PER_TOKEN),
     "legacy_flag": (PER_TOKEN,),
-    "custom_reducer": (REDUCER,),
+    "custom_reducer": (command_line.REDUCER,),
 }
 """Rules by the options whose documentation states them."""
 
@@ -87,21 +72,15 @@ TYPED = {"divisor_bool": float, "divisor_text": float}
 def stated(parser: argparse.ArgumentParser, functions: Iterable[Any]) -> dict[str, str]:
     """Each rule that a version states, with the place where it does.
 
-    ``functions`` are those that may keep rules, in the order of their calls; None for each that the
-    version lacks.
+    ``functions`` may keep rules, in the order of their calls; None for each that is lacking.
     """
     found = dict(_documented(parser))
-    for function in functions:
-        for rule in _kept_by(function) if function is not None else ():
+    for function in filter(None, functions):
+        code = inspect.getsource(function)
+        kept = (rule for trace in TRACES if re.search(trace.code, code) for rule in trace.rules)
+        for rule in kept:
             found.setdefault(rule, code_location(function))
     return found
-
-
-def _kept_by(function: Any) -> Iterator[str]:
-    code = inspect.getsource(function)
-    for trace in TRACES:
-        if re.search(trace.code, code):
-            yield from trace.rules
 
 
 def _documented(parser: argparse.ArgumentParser) -> Iterator[tuple[str, str]]:
@@ -120,16 +99,14 @@ def _known(parser: argparse.ArgumentParser, options: tuple[str, ...]) -> list[st
 
 
 def offered(parser: argparse.ArgumentParser, losses: Any) -> frozenset[Objective]:
-    """The objectives that a framework's options and the module of its losses offer.
-
-    Dual clipping is offered only if the policy loss reads its option.
-    """
+    """The objectives that a version's options offer and its loss functions read."""
     chosen = {
         objective
-        for objective, options in OBJECTIVES.items()
+        for objective, options in command_line.OBJECTIVES.items()
         if all(offers(parser, option) for option in options)
     }
-    if not _reads(losses.policy_loss_function, "eps_clip_c"):
+    code = losses.policy_loss_function.__code__
+    if "eps_clip_c" not in code.co_names + code.co_consts:  # an attribute, or its name as text
         chosen.discard(Objective.DUAL_CLIP)
     critic = {Objective.VALUE} if hasattr(losses, "value_loss_function") else set()
     return frozenset(chosen | critic | {Objective.POLICY, Objective.OFF_POLICY})
@@ -157,9 +134,3 @@ def conventions(
         diagnostics=auxiliary,
         whole_groups=whole_groups,
     )
-
-
-def _reads(function: Callable[..., Any], argument: str) -> bool:
-    """Whether a function mentions an option, as an attribute or as text."""
-    code = function.__code__
-    return argument in code.co_names or argument in code.co_consts

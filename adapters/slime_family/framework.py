@@ -1,4 +1,4 @@
-"""Calls into slime's and miles' own code: actors and what they log.
+"""Imports and calls of slime's and miles' own code: stubs, actors and what they log.
 
 Actors are entered at `train`, as their trainers do. They are made without their `init`, which
 starts CUDA and loads checkpoints, and are given a model, an optimizer and bookkeeping in its place.
@@ -6,21 +6,29 @@ starts CUDA and loads checkpoints, and are given a model, an optimizer and bookk
 
 from __future__ import annotations
 
+import importlib
 import sys
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from adapters.contract import Depth, Unsupported
+from adapters.contract import Depth, Job, LogEntry, Unsupported
 from adapters.contract.objective import Metric
+from adapters.toolkit.imports import stub, stub_missing
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from types import ModuleType
 
-    from adapters.contract import Job, LogEntry
-
+SERVERS = ("aiohttp", "fastapi", "openai", "sglang", "sglang_router", "starlette", "uvicorn", "zmq")
+TRACKING = ("structlog", "tensorboard", "wandb")
+GPU_CODE = ("megatron.training", "ring_flash_attn", "torch_memory_saver")
+DATA = ("blake3", "mooncake", "polars", "pylatexenc", "qwen_vl_utils")
+PACKAGES = sorted((*SERVERS, *TRACKING, *GPU_CODE, *DATA))  # that no training step enters
+STUBBED: list[str] = []  # what `install` stubbed in this process
+# Replaces Ray's object store.
+OBJECT_STORE = SimpleNamespace(put=lambda value: value, get=lambda value: value)
+# Names of the tracker in the modules that log, by version.
 TRACKERS = ("logging_utils", "tracking", "tracking_utils")
-"""Names of the tracker in the modules that log, by version."""
 
 KEYS = {
     "train/loss": Metric.LOSS,
@@ -33,6 +41,26 @@ KEYS = {
     "train/rejected": Metric.REJECTED,
 }
 """Metrics by the names they are logged under; the last is that of `user_code.reject`."""
+
+
+def install(package: str, *, megatron: bool) -> None:
+    """Prepare this process for importing a framework, with or without its Megatron engine."""
+    from adapters.toolkit import cuda_on_cpu
+
+    cuda_on_cpu.install()
+    kernels = [f"{package}.backends.megatron_utils.kernels", f"{package}.utils.fp8_kernel"]
+    stubbed = kernels if megatron else []  # modules, by version, that hold GPU kernels only
+    stub(stubbed)
+    STUBBED.extend([*stub_missing([*PACKAGES, f"{package}_plugins"]), *stubbed])
+
+
+def drop_server_options(package: str) -> None:
+    """Keep sglang's options out of a framework's parser, as no train step reads them."""
+    for path in ("utils.arguments", "backends.sglang_utils.arguments"):
+        module = importlib.import_module(f"{package}.{path}")
+        for options in (getattr(module, name, None) for name in ("RouterArgs", "ServerArgs")):
+            if options is not None:
+                options.add_cli_args = staticmethod(lambda *args, **kwargs: None)
 
 
 def actor(actor_class: type, *, args: Any, **trained: Any) -> Any:
@@ -67,27 +95,19 @@ def actor(actor_class: type, *, args: Any, **trained: Any) -> Any:
 
 
 def as_dictionaries(entries: Sequence[LogEntry], *, with_normalizers: bool) -> list[dict[str, Any]]:
-    """Entries as slime's and miles' micro-batches hand them on.
-
-    Raises:
-        Unsupported: an entry has normalizers, of which this version knows nothing.
-    """
-    if not with_normalizers and any(entry.normalizers is not None for entry in entries):
-        raise Unsupported("no normalizers of their own for values that are logged")
-    return [_as_dictionary(entry) for entry in entries]
-
-
-def _as_dictionary(entry: LogEntry) -> dict[str, Any]:
-    """The values of an entry, preceded by their count unless it has normalizers."""
+    """Entries as micro-batches hand them on; raises `Unsupported` for unknown normalizers."""
     import torch
 
-    if entry.normalizers is None:
-        return {"keys": [*entry.keys], "values": torch.tensor([entry.count, *entry.values])}
-    return {
-        "keys": [*entry.keys],
-        "values": torch.tensor(entry.values),
-        "normalizers": torch.tensor(entry.normalizers),
-    }
+    if not with_normalizers and any(entry.normalizers is not None for entry in entries):
+        raise Unsupported("no normalizers of their own for values that are logged")
+
+    def as_dictionary(entry: LogEntry) -> dict[str, Any]:
+        if entry.normalizers is None:
+            return {"keys": [*entry.keys], "values": torch.tensor([entry.count, *entry.values])}
+        tensors = {"values": entry.values, "normalizers": entry.normalizers}
+        return {"keys": [*entry.keys]} | {name: torch.tensor(of) for name, of in tensors.items()}
+
+    return [as_dictionary(entry) for entry in entries]
 
 
 class Log:

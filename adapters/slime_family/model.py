@@ -16,8 +16,7 @@ if TYPE_CHECKING:
 
 # Arguments by which newer versions of miles and slime ask for a gradient of entropies.
 ENTROPY_IS_TRAINED = ("entropy_requires_grad", "with_entropy_grad")
-# The seam of this process, which trains one job at a time.
-SEAM = ProbeSeam()
+SEAM = ProbeSeam()  # the seam of this process, which trains one job at a time
 
 
 def seam_around(calculate: Callable[..., Any]) -> Callable[..., Any]:
@@ -34,17 +33,13 @@ def seam_around(calculate: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def cached_policy(job: Job, probe_size: int, rank: Rank, *, per_token: bool) -> Any:
-    """The policy for a job, kept as long as the rank's process groups.
-
-    Raises:
-        Unsupported: Megatron refuses to train so.
-    """
+    """The policy for a job, kept while process groups are; `Unsupported` if Megatron refuses it."""
     capacity, critic = probe_capacity(probe_size), job.objective is Objective.VALUE
     key = (job.depth, job.layout.options, per_token, capacity, critic)
     if key not in rank.cache:
         rank.cache[key] = _policy(job, capacity, rank, per_token=per_token)
     policy = rank.cache[key]
-    policy.drain_counted_tokens()
+    policy.counted_tokens.drain()
     policy.passes.drain()
     policy.model.config.no_sync_func = None  # as a framework finds it in a new model
     SEAM.probe = policy.probe

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from adapters.contract import Unsupported
+from adapters.contract import Job, Unsupported
 from adapters.contract.objective import Objective
+from adapters.toolkit.calls import call_supported
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
-    from adapters.contract import Job
     from adapters.contract.probed_batch import ProbedBatch
 
     Columns = dict[str, Any]
@@ -26,13 +26,12 @@ if TYPE_CHECKING:
 
 
 def sample_fields(batch: ProbedBatch) -> list[tuple[int, dict[str, Any]]]:
-    """The rollout of each sample, and the fields that slime's and miles' sample objects share.
-
-    Identifiers are unique over the steps of the batch.
-    """
+    """Each sample's rollout and shared fields; identifiers are unique over the steps."""
     owners = [(n, i) for n, step in enumerate(batch.steps) for i in range(step.size)]
     groups = _numbered((n, batch.steps[n].groups[i]) for n, i in owners)
     rollouts = _numbered((n, batch.steps[n].rollouts[i]) for n, i in owners)
+    columns = batch.prompts, batch.responses, batch.original_masks, _rollout_log_probs(batch)
+    rows = zip(groups, rollouts, *columns, strict=True)
     return [
         (
             rollout,
@@ -45,24 +44,25 @@ def sample_fields(batch: ProbedBatch) -> list[tuple[int, dict[str, Any]]]:
                 **of_rollout_policy,
             },
         )
-        for group, rollout, prompt, response, mask, of_rollout_policy in zip(
-            groups,
-            rollouts,
-            batch.prompts,
-            batch.responses,
-            batch.original_masks,
-            _rollout_log_probs(batch),
-            strict=True,
+        for group, rollout, prompt, response, mask, of_rollout_policy in rows
+    ]
+
+
+def samples(batch: ProbedBatch, sample_class: Any, rollout_field: str | None) -> list[Any]:
+    """The batch as a framework's sample objects, with the field that names their rollout."""
+    return [
+        call_supported(
+            sample_class,
+            status=sample_class.Status.COMPLETED,
+            **{"index": index, rollout_field or "index": rollout},
+            **common,
         )
+        for index, (rollout, common) in enumerate(sample_fields(batch))
     ]
 
 
 def require_one_sample_per_rollout(batch: ProbedBatch) -> None:
-    """Refuse batches with several samples of a rollout, for frameworks without rollouts.
-
-    Raises:
-        Unsupported: some rollout has several samples.
-    """
+    """Raise `Unsupported` if some rollout has several samples."""
     if any(len(np.unique(step.rollouts)) < step.size for step in batch.steps):
         raise Unsupported("no several samples of one rollout")
 
@@ -85,10 +85,7 @@ def add_columns(
     batch: ProbedBatch,
     slicer: Slicer,
 ) -> None:
-    """Add columns of per-token values to a rank's share, sliced for context parallelism.
-
-    Samples are recognised by their first token, as their order may have changed.
-    """
+    """Add sliced columns of token values to a rank's share, whose samples may be reordered."""
     import torch
 
     of_first_token = {int(ids[0]): i for i, ids in enumerate(batch.prompts)}

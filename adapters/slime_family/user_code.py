@@ -11,7 +11,7 @@ import math
 from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
-from adapters.contract import Unsupported
+from adapters.contract import Job, Unsupported
 from adapters.contract.configuration import REDUCER_DIVISOR, FaultInjection
 
 if TYPE_CHECKING:
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     import torch
-
-    from adapters.contract import Job
 
     Columns = dict[str, Any]
     Conversion = Callable[[Any, Sequence[Any]], Columns]
@@ -58,15 +56,8 @@ def reject(
     import torch
 
     masks, rejected = [], []
-    per_sample = zip(
-        train_log_probs,
-        rollout_log_probs,
-        loss_masks,
-        total_lengths,
-        response_lengths,
-        max_seq_lens or repeat(None, len(loss_masks)),
-        strict=True,
-    )
+    lengths = total_lengths, response_lengths, max_seq_lens or repeat(None, len(loss_masks))
+    per_sample = zip(train_log_probs, rollout_log_probs, loss_masks, *lengths, strict=True)
     for train, rollout, mask, total, response, width in per_sample:
         padding = () if width is None else (args.qkv_format, width)
         with torch.no_grad():
@@ -101,12 +92,10 @@ def reducer(
 def samples_to_convert(samples: list[Any], job: Job) -> list[Any]:
     """Return the sample objects as a job's rollout side sends them to be converted."""
     configuration = job.configuration
-    if configuration.corrects:
-        for sample in samples:
-            if getattr(sample, "rollout_log_probs", None) is None:
-                sample.rollout_log_probs = [0.0] * sample.response_length
-    if configuration.fault_injection is FaultInjection.GROUPS_MISSING:
-        for sample in samples:
+    for sample in samples:
+        if configuration.corrects and getattr(sample, "rollout_log_probs", None) is None:
+            sample.rollout_log_probs = [0.0] * sample.response_length
+        if configuration.fault_injection is FaultInjection.GROUPS_MISSING:
             sample.group_index = None
     if configuration.fault_injection is FaultInjection.GROUP_INCOMPLETE:
         _take_from_first_group(samples)
@@ -130,10 +119,7 @@ def conversion(job: Job, own: Conversion) -> Conversion | None:
 
 
 def _take_from_first_group(samples: list[Any]) -> None:
-    """Move the last sample of the first group to a prompt group of its own.
-
-    The numbers of samples and of rollouts stay the same.
-    """
+    """Move the last sample of the first group to a group of its own."""
     groups = [sample.group_index for sample in samples]
     members = [sample for sample in samples if sample.group_index == groups[0]]
     if len(members) < 2:

@@ -31,30 +31,18 @@ def install() -> None:
 
 
 def number_the_device() -> None:
-    """Make the current CUDA device an index, for code that requires one, unless CUDA is available.
-
-    `redirected` accepts it as a device.
-    """
+    """Make the current CUDA device an index, as some code requires, unless CUDA is available."""
     if not torch.cuda.is_available():
         torch.cuda.current_device = lambda: 0
 
 
 def redirected() -> AbstractContextManager[object]:
-    """Create CUDA tensors on the CPU inside the context, unless CUDA is available.
-
-    It slows every torch call down, so wrap only code that needs it.
-    """
+    """Create CUDA tensors on the CPU, unless CUDA is available; it slows every torch call down."""
     return nullcontext() if torch.cuda.is_available() else _CudaToCpu()
 
 
 class _CudaToCpu(TorchFunctionMode):
-    def __torch_function__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
         if func is torch.Tensor.cuda:
             return args[0]

@@ -22,11 +22,8 @@ class WrongSourceError(RuntimeError):
 def import_from(package: str, folders: Iterable[Path]) -> types.ModuleType:
     """Import a package from the first of ``folders`` that has it, or as installed without folders.
 
-    The folders precede installed packages, also for later imports.
-
-    Raises:
-        ImportError: the package is in no folder and not installed.
-        WrongSourceError: this process already imported it from elsewhere.
+    The folders precede installed packages, also for later imports. Raises `ImportError` if none
+    has it, and `WrongSourceError` if this process already imported it from elsewhere.
     """
     roots = [str(folder.resolve()) for folder in folders]
     sys.path[:0] = [root for root in roots if root not in sys.path]

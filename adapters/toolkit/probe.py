@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import nn
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
     import numpy as np
     from numpy.typing import NDArray
+
+_T = TypeVar("_T")
 
 
 def cycled(values: NDArray[np.float64], ids: torch.Tensor) -> torch.Tensor:
@@ -34,39 +36,38 @@ def probe_capacity(size: int) -> int:
     return 1 << size.bit_length()
 
 
-class ForwardPasses:
-    """Records the token ids of each forward pass of a rank's model."""
+class Recorder(list[_T]):
+    """Keeps what is recorded until it is taken."""
 
-    def __init__(self) -> None:
-        self._passes: list[NDArray[np.int64]] = []
+    def drain(self) -> list[_T]:
+        """Return what was recorded since the last call."""
+        recorded = self.copy()
+        self.clear()
+        return recorded
+
+
+class ForwardPasses(Recorder["NDArray[np.int64]"]):
+    """Records the token ids of each forward pass of a rank's model: [tokens]."""
 
     def note(self, ids: torch.Tensor) -> None:
         """Record a forward pass of the adapter's model, if it is for training."""
         if torch.is_grad_enabled():
-            self._passes.append(ids.detach().cpu().numpy().reshape(-1))
-
-    def drain(self) -> list[NDArray[np.int64]]:
-        """Return the forward passes recorded since the last call."""
-        passes = self._passes.copy()
-        self._passes.clear()
-        return passes
+            self.append(ids.detach().cpu().numpy().reshape(-1))
 
 
 class GradientReader:
-    """Keeps the probe's gradient at every step of an optimizer that trains nothing else.
+    """Records the probe's gradient, [capacity], at each step of an optimizer of nothing else.
 
     The gradient is then set to 0, as NaN would spoil the probe even at a learning rate of 0.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self._gradients: list[NDArray[np.float32]] = []
+        self._gradients = Recorder["NDArray[np.float32]"]()
         optimizer.register_step_pre_hook(self._read)
 
     def drain(self) -> list[NDArray[np.float32]]:
-        """Return the gradients since the last call, each [capacity]."""
-        gradients = self._gradients.copy()
-        self._gradients.clear()
-        return gradients
+        """Return the gradients since the last call."""
+        return self._gradients.drain()
 
     def _read(self, optimizer: torch.optim.Optimizer, *arguments: object) -> None:
         [probe] = [one for one in optimizer.param_groups[0]["params"] if one.requires_grad]

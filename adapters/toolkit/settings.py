@@ -15,29 +15,17 @@ if TYPE_CHECKING:
 
 
 def prompts_per_step(steps: Sequence[Step]) -> int:
-    """The number of prompt groups, the same in all steps.
-
-    Raises:
-        Unsupported: they differ.
-    """
+    """The number of prompt groups of every step; `Unsupported` if they differ."""
     return _only((len(np.unique(step.groups)) for step in steps), "prompts in steps")
 
 
 def rollouts_per_step(steps: Sequence[Step]) -> int:
-    """The number of rollouts, the same in all steps.
-
-    Raises:
-        Unsupported: they differ.
-    """
+    """The number of rollouts of every step; `Unsupported` if they differ."""
     return _only((len(np.unique(step.rollouts)) for step in steps), "rollouts in steps")
 
 
 def rollouts_per_prompt(steps: Sequence[Step]) -> int:
-    """The number of rollouts of a prompt, the same for all prompts.
-
-    Raises:
-        Unsupported: they differ.
-    """
+    """The number of rollouts of every prompt; `Unsupported` if they differ."""
     counts = (
         len(np.unique(step.rollouts[step.groups == group]))
         for step in steps
@@ -65,10 +53,6 @@ def _only(counts: Iterable[int], what: str) -> int:
     return different[0]
 
 
-YAML_NUMBERS = {"nan": ".nan", "inf": ".inf", "-inf": "-.inf"}
-"""Numbers that YAML spells otherwise than Python."""
-
-
 def yaml(text: str) -> str:
     """A number, or any other text, as YAML spells it."""
-    return YAML_NUMBERS.get(text, text)
+    return {"nan": ".nan", "inf": ".inf", "-inf": "-.inf"}.get(text, text)

@@ -1,33 +1,42 @@
-"""Finds the source of a framework's code, down to the commit, without modifying it."""
+"""Finds the source of a framework's code, down to the commit or release, without modifying it.
+
+Commits and releases are put into a cache once and kept between runs.
+"""
 
 from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
 import os
+import re
 import subprocess
+import sys
 import tarfile
+import tempfile
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import platformdirs
 
-from adapters.toolkit.cache import made_once
-from adapters.toolkit.wheel import released
 from reference.errors import ConformanceError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable
 
     from adapters.contract import Adapter
 
-
 RELEASE = "pypi:"
+VERSION = re.compile(r"[0-9][0-9A-Za-z.!+]*")
 
 
 class SourceError(ConformanceError):
     """A framework's source is not available as requested."""
+
+
+class WheelError(ConformanceError):
+    """A release is not available."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,23 +66,17 @@ class Commit:
 
 
 def find_commit(path: Path, ref: str) -> Commit:
-    """The commit that a ref of the repository at ``path`` names; nothing is extracted.
-
-    Raises:
-        SourceError: there is no such repository or commit.
-    """
-    _repository(path)
+    """The commit that a ref of a repository names; `SourceError` if there is none."""
+    _require_repository(path)
     revision = _revision(path, ref)
-    date, _, subject = (_git(path, "show", "-s", "--format=%cs %s", revision) or "").partition(" ")
+    date, _, subject = _git(path, "show", "-s", "--format=%cs %s", revision).partition(" ")
     return Commit(ref=ref, revision=revision, date=date, subject=subject)
 
 
 def resolve(adapter: Adapter, text: str | None) -> Source:
     """The source named by ``--source``: ``PATH``, ``PATH@REF``, ``pypi:VERSION``, or as installed.
 
-    Raises:
-        SourceError: there is no such source.
-        WheelError: there is no such release, or it cannot be fetched.
+    Raises `SourceError` or `WheelError` if there is no such source or release.
     """
     if text is None:
         return _installed(adapter)
@@ -82,12 +85,28 @@ def resolve(adapter: Adapter, text: str | None) -> Source:
             f"{adapter.name} has no source of its own and got {text!r}", "leave --source out"
         )
     if text.startswith(RELEASE):
-        return _release(adapter, text.removeprefix(RELEASE))
+        if adapter.distribution is None:
+            raise SourceError(
+                f"{adapter.name} is on no package registry", "give --source=PATH of a checkout"
+            )
+        version = text.removeprefix(RELEASE)
+        return Source(kind="pypi", path=released(adapter.distribution, version), version=version)
     path, ref = _split(text)
-    top = _repository(path)
+    _require_repository(path)
     if ref is None:
-        return _checkout(adapter, path, top)
-    return _at_ref(adapter, path, ref)
+        return _checkout(adapter, path)
+    revision = _revision(path, ref)
+    folder = _extracted(adapter, path, revision)
+    return Source(kind="git", path=folder, revision=revision, ref=ref)
+
+
+def released(distribution: str, version: str) -> Path:
+    """The folder with a release's files, fetched once without dependencies; else `WheelError`."""
+    if not VERSION.fullmatch(version):
+        raise WheelError(f"version {version!r} of {distribution} is none", "give one such as 0.2.0")
+    cache = platformdirs.user_cache_path("rl-loss-conformance") / distribution
+    requirement = f"{distribution}=={version}"
+    return _made_once(cache / f"release-{version}", lambda folder: _unpack(requirement, folder))
 
 
 def _installed(adapter: Adapter) -> Source:
@@ -97,9 +116,12 @@ def _installed(adapter: Adapter) -> Source:
         f"give --source=PATH of a checkout, or PATH@REF of any git repository of {adapter.name}"
     )
     if adapter.distribution is None:
-        if not _is_importable(adapter.package):
+        spec = importlib.util.find_spec(adapter.package)
+        if spec is None or spec.origin is None:  # any folder is a package without ``__init__.py``
             raise SourceError(f"{adapter.name} is on no package registry", way_out)
-        return Source(kind="installed", version=_version(adapter.package))
+        installed = importlib.metadata.packages_distributions().get(adapter.package)
+        version = importlib.metadata.version(installed[0]) if installed else None
+        return Source(kind="installed", version=version)
     try:
         version = importlib.metadata.version(adapter.distribution)
     except importlib.metadata.PackageNotFoundError:
@@ -110,25 +132,24 @@ def _installed(adapter: Adapter) -> Source:
     return Source(kind="installed", version=version)
 
 
-def _is_importable(package: str) -> bool:
-    """Whether Python finds a package; a folder without ``__init__.py`` may be any folder."""
-    spec = importlib.util.find_spec(package)
-    return spec is not None and spec.origin is not None
-
-
-def _version(package: str) -> str | None:
-    """The version of the distribution that installed a package; None if none has."""
-    distributions = importlib.metadata.packages_distributions().get(package)
-    return importlib.metadata.version(distributions[0]) if distributions else None
-
-
-def _release(adapter: Adapter, version: str) -> Source:
-    if adapter.distribution is None:
-        raise SourceError(
-            f"{adapter.name} is on no package registry", "give --source=PATH of a checkout"
+def _unpack(requirement: str, folder: Path) -> None:
+    """Fetch a wheel with pip. Unlike a source distribution, it runs no code of its own."""
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
+    with tempfile.TemporaryDirectory() as scratch:
+        quiet = ["--quiet", "--disable-pip-version-check", "--dest", scratch]
+        result = subprocess.run(
+            [*command, *quiet, "--", requirement], capture_output=True, text=True, check=False
         )
-    path = released(adapter.distribution, version)
-    return Source(kind="pypi", path=path, version=version)
+        if result.returncode:
+            errors = [line for line in result.stderr.splitlines() if line.startswith("ERROR: ")]
+            reason = errors[-1].removeprefix("ERROR: ") if errors else result.stderr.strip()
+            raise WheelError(
+                f"{requirement} cannot be fetched: {reason}",
+                "see to it that the package index has it, or give --source=PATH@REF of a clone",
+            )
+        [wheel] = Path(scratch).glob("*.whl")
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(folder)  # drops paths outside the folder
 
 
 def _split(text: str) -> tuple[Path, str | None]:
@@ -139,99 +160,81 @@ def _split(text: str) -> tuple[Path, str | None]:
     raise SourceError(f"source {text!r}: there is no such folder", "give PATH or PATH@REF")
 
 
-def _repository(path: Path) -> Path:
-    """The top folder of the work tree, or the git folder of a bare repository."""
-    question = "--is-bare-repository"
-    answer = _git(path, "rev-parse", question, check=False)
-    if answer is None:
-        raise SourceError(f"{path} is no git checkout", "clone the framework and give that folder")
-    return path if answer == "true" else Path(_git(path, "rev-parse", "--show-toplevel") or path)
-
-
-def _checkout(adapter: Adapter, path: Path, top: Path) -> Source:
+def _checkout(adapter: Adapter, path: Path) -> Source:
     assert adapter.package is not None
     if not (path / adapter.package).is_dir():
         raise SourceError(
             f"{path} holds no package {adapter.package!r}",
-            f"give the folder that contains it, or {top}@REF for a commit",
+            "give the folder that contains it, or PATH@REF of the repository for a commit",
         )
-    return Source(
-        kind="checkout",
-        path=path,
-        revision=_git(path, "rev-parse", "--verify", "HEAD"),
-        dirty=bool(_git(path, "status", "--porcelain")),
-    )
+    revision = _git(path, "rev-parse", "--verify", "HEAD")
+    dirty = bool(_git(path, "status", "--porcelain"))
+    return Source(kind="checkout", path=path, revision=revision, dirty=dirty)
 
 
-def _at_ref(adapter: Adapter, repository: Path, ref: str) -> Source:
-    revision = _revision(repository, ref)
-    return Source(
-        kind="git", path=_extracted(adapter, repository, revision), revision=revision, ref=ref
-    )
+def _require_repository(path: Path) -> None:
+    way_out = "clone the framework and give that folder"
+    _git(path, "rev-parse", "--git-dir", error=SourceError(f"{path} is no git checkout", way_out))
 
 
 def _revision(repository: Path, ref: str) -> str:
-    revision = _git(
-        repository,
-        "rev-parse",
-        "--verify",
-        "--quiet",
-        "--end-of-options",
-        f"{ref}^{{commit}}",
-        check=False,
+    error = SourceError(
+        f"{repository} has no commit {ref!r}",
+        "name a commit, tag, branch or pull-request ref that was fetched"
+        " (git fetch origin refs/pull/N/head:refs/pull/N/head)",
     )
-    if not revision:
-        raise SourceError(
-            f"{repository} has no commit {ref!r}",
-            "name a commit, tag, branch or pull-request ref that was fetched"
-            " (git fetch origin refs/pull/N/head:refs/pull/N/head)",
-        )
-    return revision
+    question = ("rev-parse", "--verify", "--quiet", "--end-of-options", f"{ref}^{{commit}}")
+    return _git(repository, *question, error=error)
 
 
 def _extracted(adapter: Adapter, repository: Path, revision: str) -> Path:
     """The folder of the commit's files in the cache, extracted once."""
-    cache = platformdirs.user_cache_path("rl-loss-conformance") / adapter.name
-    folder = cache / revision
+    folder = platformdirs.user_cache_path("rl-loss-conformance") / adapter.name / revision
     if folder.is_dir():  # without calling git
         return folder
-    top_level = (_git(repository, "ls-tree", "--name-only", revision) or "").splitlines()
+    top_level = _git(repository, "ls-tree", "--name-only", revision).splitlines()
     paths = [name for name in adapter.tree if name in top_level]
     if adapter.package not in paths and adapter.tree:
         raise SourceError(f"{revision} of {repository} holds no package {adapter.package!r}")
-    return made_once(folder, lambda new: _extract(repository, revision, paths, new))
+
+    def extract(new: Path) -> None:
+        with tempfile.NamedTemporaryFile(suffix=".tar") as file:
+            _git(repository, "archive", f"--output={file.name}", revision, "--", *paths)
+            try:
+                with tarfile.open(file.name) as archive:
+                    archive.extractall(new, filter="data")
+            except tarfile.TarError as error:
+                raise SourceError(f"{revision} of {repository} cannot be read: {error}") from error
+
+    return _made_once(folder, extract)
 
 
-def _extract(repository: Path, revision: str, paths: Sequence[str], folder: Path) -> None:
-    command = ["git", "-C", str(repository), "archive", "--format=tar", revision, "--", *paths]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
-        try:
-            with tarfile.open(fileobj=process.stdout, mode="r|") as archive:
-                archive.extractall(folder, filter="data")
-        except tarfile.TarError as error:
-            reason = process.stderr.read().decode(errors="replace").strip() or str(error)
-            raise SourceError(f"{revision} of {repository} cannot be read: {reason}") from error
-    if process.returncode:
-        raise SourceError(f"git archive of {revision} in {repository} failed")
-
-
-def _git(repository: Path, *arguments: str, check: bool = True) -> str | None:
-    """The output of git, or None if it fails and ``check`` is False."""
+def _git(repository: Path, *arguments: str, error: SourceError | None = None) -> str:
+    """The output of git; if it fails, ``error`` is raised, or one with git's own message."""
     environment = os.environ | {"GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0"}
+    command = ["git", "-C", str(repository), *arguments]
     try:
         result = subprocess.run(
-            ["git", "-C", str(repository), *arguments],
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
+            command, env=environment, capture_output=True, text=True, check=False
         )
     except FileNotFoundError:
         raise SourceError("git is not installed, and a source with a path needs it") from None
     if result.returncode:
-        if check:
-            raise SourceError(f"git in {repository}: {result.stderr.strip()}")
-        return None
+        raise error or SourceError(f"git in {repository}: {result.stderr.strip()}")
     return result.stdout.strip()
+
+
+def _made_once(folder: Path, make: Callable[[Path], None]) -> Path:
+    """Return a folder that ``make`` creates atomically, under the path it is given, if missing."""
+    if folder.is_dir():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+        made = Path(scratch) / "made"
+        make(made)
+        try:
+            made.rename(folder)
+        except OSError:
+            if not folder.is_dir():  # otherwise another run was faster
+                raise
+    return folder

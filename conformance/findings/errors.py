@@ -7,7 +7,7 @@ its message, which ends with a hint, and exit as for a wrong command line.
    `InvalidHardwareError`, `adapters.contract.InvalidLayoutError`,
    `reference.aggregation.InvalidAggregationError`.
 2. The framework's code is found: `adapters.toolkit.source.SourceError`,
-   `adapters.toolkit.wheel.WheelError`.
+   `adapters.toolkit.source.WheelError`.
 3. Files that options name are read: `InvalidCaseFileError`, with `reference.step.InvalidStepError`
    as its cause; `InvalidExpectationsError`; `ReportFileError` for a baseline.
 4. The report's file is opened: `ReportPathError`.

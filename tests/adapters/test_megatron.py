@@ -26,7 +26,7 @@ from adapters.engines import megatron_core
 from adapters.slime_family import command_line, description, model, rollouts
 from adapters.slime_family.adapter import pending_reduction
 from adapters.slime_family.framework import Log
-from adapters.toolkit.versions import call_supported, places
+from adapters.toolkit.calls import call_supported, places
 from conformance.corpus.cases import CORPUS, REJECTION, Case
 from reference.aggregation import AuxiliaryAggregation, DenominatorMask, Mode
 

@@ -7,8 +7,7 @@ import torch
 
 from adapters.contract import Depth, Job, Layout
 from adapters.contract.probed_batch import PADDING_ID
-from adapters.native.samples import SampleTensors
-from adapters.native.trainer import Trainer, pack
+from adapters.native.trainer import SampleTensors, Trainer, pack
 from reference.aggregation import Aggregation, Mode
 
 

@@ -57,8 +57,8 @@ ELSEWHERE = {
     "toolkit.settings.token_budget": "sizes that the framework is told",
     "toolkit.source._checkout": "a path",
     "toolkit.source._extracted": "a path",
-    "toolkit.cache.made_once": "a path",
-    "toolkit.wheel.released": "a path",
+    "toolkit.source._made_once": "a path",
+    "toolkit.source.released": "a path",
 }
 
 SCALING = (ast.Mult, ast.Div, ast.FloorDiv, ast.MatMult, ast.Pow)

@@ -9,8 +9,7 @@ import platformdirs
 import pytest
 
 from adapters.native.adapter import NativeAdapter
-from adapters.toolkit.source import SourceError, resolve
-from adapters.toolkit.wheel import WheelError, released
+from adapters.toolkit.source import SourceError, WheelError, released, resolve
 
 if TYPE_CHECKING:
     from pathlib import Path

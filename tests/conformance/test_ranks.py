@@ -105,7 +105,7 @@ def test_frames_of_ours_are_not_numbered() -> None:
         NativeAdapter().aggregate(entries, Rank(index=0, world_size=1))
 
     message = sanitized_traceback(caught.value, None)
-    assert 'File "adapters/native/logs.py", in aggregate\n' in message
+    assert 'File "adapters/native/adapter.py", in aggregate\n' in message
     assert message.count(", line ") == 1, "that of this test"
 
 

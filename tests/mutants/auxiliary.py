@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 
 from adapters.contract.objective import Objective
-from adapters.native.samples import SampleTensors
-from adapters.native.trainer import denominators, with_denominators
+from adapters.native.trainer import SampleTensors, denominators, with_denominators
 from conformance.plan.checks import ONE, TELLING, check_spec
 from reference.aggregation import Aggregation, Mode
 from tests.mutants.mutant import UNEVEN, UNITED, WIDE, Mutant

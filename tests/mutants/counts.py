@@ -9,8 +9,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from adapters.native.samples import SampleTensors
-from adapters.native.trainer import Packed, denominators, tokens_of_groups, with_denominators
+from adapters.native.trainer import (
+    Packed,
+    SampleTensors,
+    denominators,
+    tokens_of_groups,
+    with_denominators,
+)
 from conformance.corpus.cases import CORPUS, REJECTION, Case
 from conformance.plan.checks import check_spec
 from reference.aggregation import Aggregation, Conventions, DenominatorMask, Mode

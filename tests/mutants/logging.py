@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from adapters.contract import Layout
-from adapters.native.logs import aggregate
+from adapters.native.adapter import aggregate
 from conformance.findings.verdict import Check
 from conformance.plan.checks import CheckSpec
 from tests.mutants.mutant import Mutant

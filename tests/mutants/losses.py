@@ -9,8 +9,7 @@ import torch
 import torch.distributed as dist
 
 from adapters.contract.objective import Metric
-from adapters.native.samples import SampleTensors
-from adapters.native.trainer import Packed
+from adapters.native.trainer import Packed, SampleTensors
 from reference.aggregation import Mode
 from tests.mutants.mutant import SLICED, UNEVEN, UNITED, WIDE, Mutant
 

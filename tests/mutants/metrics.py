@@ -9,8 +9,7 @@ import torch
 import torch.distributed as dist
 
 from adapters.contract.objective import ENTROPY_COEFFICIENT, Metric, Objective
-from adapters.native.samples import SampleTensors
-from adapters.native.trainer import denominators
+from adapters.native.trainer import SampleTensors, denominators
 from conformance.corpus.cases import REJECTION
 from conformance.plan.checks import TELLING, check_spec
 from reference.aggregation import Aggregation, Mode

@@ -6,8 +6,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from adapters.native.samples import SampleTensors
-from adapters.native.trainer import Packed, denominators, pack, tokens_of_groups, with_denominators
+from adapters.native.trainer import (
+    Packed,
+    SampleTensors,
+    denominators,
+    pack,
+    tokens_of_groups,
+    with_denominators,
+)
 from reference.aggregation import Mode
 from tests.mutants.mutant import SLICED, UNEVEN, UNITED, WIDE, Mutant
 

@@ -1,0 +1,65 @@
+"""Calls of functions that differ between versions, and objections of a framework's validation."""
+
+from __future__ import annotations
+
+import inspect
+from argparse import ArgumentError
+from collections.abc import Mapping
+from contextlib import contextmanager, nullcontext
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from adapters.contract import CodeLocation, Job, Refused, code_location
+from adapters.contract.configuration import DEFAULT_CONFIGURATION
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from contextlib import AbstractContextManager
+
+# For each place, modules or classes with the name that a function has in them.
+Candidates = Mapping[CodeLocation, tuple[tuple[Any, str], ...]]
+# What validation raises; argparse also exits, in the context of an error of its own.
+OBJECTIONS = (ArgumentError, AssertionError, ValueError, NotImplementedError)
+
+
+@contextmanager
+def refusals(*more: type[Exception]) -> Iterator[None]:
+    """Turn objections of a framework, and exceptions of ``more`` types, into `Refused`."""
+    try:
+        yield
+    except SystemExit as error:
+        objection = error.__context__
+        raise _refused(objection if isinstance(objection, ArgumentError) else error) from error
+    except Exception as error:
+        if not isinstance(error, (*OBJECTIONS, *more)):
+            raise
+        raise _refused(error) from error
+
+
+def refusals_of_configuration(job: Job) -> AbstractContextManager[None]:
+    """`refusals` for a configuration that is not the default: a framework may decline it late."""
+    return nullcontext() if job.configuration == DEFAULT_CONFIGURATION else refusals()
+
+
+def _refused(error: BaseException) -> Refused:
+    return Refused(f"{type(error).__name__}: {error}")
+
+
+def call_supported(function: Any, *args: Any, **offered: Any) -> Any:
+    """Call a function with those of the keyword arguments that this version knows."""
+    known = _parameters(getattr(function, "__func__", function))
+    return function(*args, **{name: value for name, value in offered.items() if name in known})
+
+
+def places(candidates: Candidates) -> dict[CodeLocation, str]:
+    """The first candidate that this version has for each place."""
+    found = {
+        place: [getattr(home, name) for home, name in functions if hasattr(home, name)]
+        for place, functions in candidates.items()
+    }
+    return {place: code_location(functions[0]) for place, functions in found.items() if functions}
+
+
+@cache
+def _parameters(function: Any) -> frozenset[str]:
+    return frozenset(inspect.signature(function).parameters)
