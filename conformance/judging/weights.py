@@ -59,7 +59,7 @@ class Judgement:
     """What the observations say about the known mistakes."""
 
     expected: tuple[ExpectedNumber, ...] = ()
-    """Numbers that `conformance.findings.harness` compares over the findings of a run."""
+    """Numbers that `conformance.runs.recorder` compares over the findings of a run."""
 
 
 def mismatch(name: str, explanation: str, error: float | None = None) -> Judgement:

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, TypedDict
 
 from conformance.comparing.journal import Journal
 from conformance.findings.cause import Clues
-from conformance.findings.errors import HarnessFaultError
+from conformance.findings.errors import HarnessFaultError, InconsistentExpectationError
 from conformance.findings.finding import Finding
-from conformance.findings.harness import Consistency
 from conformance.findings.report import Header, Selection
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
     from conformance.findings.report import Report
@@ -62,6 +62,32 @@ def fault_message(fault: HarnessFaultError, header: str) -> FindingMessage:
         clues="",
         fault=f"{type(fault).__name__}: {fault}",
     )
+
+
+@dataclass
+class Consistency:
+    """The expected numbers of a run, by case and name, each with the first finding that has it.
+
+    Of numbers that cannot depend on how a step was run, all are equal: if two differ, at least one
+    is wrong, and no verdict is reliable.
+    """
+
+    _known: dict[tuple[str, str], tuple[float, str]] = field(default_factory=dict)
+
+    def require(self, case: str, finding: str, numbers: Iterable[tuple[str, float]]) -> None:
+        """Compare the expected numbers of a finding with those of the findings before it.
+
+        Raises:
+            InconsistentExpectationError: one of them differs.
+        """
+        for name, value in numbers:
+            before, first = self._known.setdefault((case, name), (value, finding))
+            if before != value:
+                raise InconsistentExpectationError(
+                    f"{name} of case {case} is expected to be {before!r} by {first} and {value!r}"
+                    f" by {finding}, which cannot differ: the adapter misreports how steps were"
+                    " cut, or the reference is wrong; no verdict of this run can be relied on"
+                )
 
 
 @dataclass

@@ -8,7 +8,7 @@ import pytest
 
 from adapters.contract import Layout
 from conformance.findings.errors import InconsistentExpectationError, UnknownCutError
-from conformance.findings.harness import Consistency
+from conformance.runs.recorder import Consistency
 from reference.aggregation import AuxiliaryAggregation, Mode
 from tests import command
 from tests.conformance.given import BY_SAMPLE, UNEVEN, Given
