@@ -74,10 +74,7 @@ class Cause(_Frozen):
     """The mistake of the catalogue, or how the framework failed."""
 
     condition: list[str]
-    """Facts that all hold where it shows; none if it always does."""
-
-    always: bool = True
-    """Whether it shows wherever the condition holds."""
+    """Facts that all hold where it shows; none if it may show everywhere."""
 
     severity: Severity
     statement: str
