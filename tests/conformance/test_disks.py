@@ -26,7 +26,7 @@ CHOSEN = (
     "--modes=sample_mean,token_mean",
 )
 FINDINGS = 42
-"""That are CHOSEN; their journal takes three pages of memory, their report two."""
+"""That are CHOSEN; their journal takes eight pages of memory, their report two."""
 
 OF_ONES_OWN = ("unshare", "--mount", "--map-root-user", "sh", "-c")
 """Runs a shell's command that mounts what nobody else sees; even root cannot write to that."""
@@ -67,7 +67,7 @@ def test_a_disk_that_takes_nothing_is_refused_before_any_rank_starts(
 
 
 @mounts
-@pytest.mark.parametrize(("size", "kept"), [("8k", range(20, FINDINGS)), ("12k", [FINDINGS])])
+@pytest.mark.parametrize(("size", "kept"), [("16k", range(12, FINDINGS)), ("32k", [FINDINGS])])
 def test_a_disk_that_fills_up_keeps_what_found_room(
     tmp_path: Path, size: str, kept: range | list[int]
 ) -> None:
@@ -90,7 +90,7 @@ def test_files_that_may_grow_no_larger_are_said(tmp_path: Path) -> None:
     assert "ERROR: the report cannot be written to" in result.output
     assert "File too large; make room" in result.output
     assert not result.report_path.exists()
-    assert len(recovered(tmp_path, "reports/latest/native.json").findings) > 5
+    assert len(recovered(tmp_path, "reports/latest/native.json").findings) > 2
 
 
 def run_after(spoil: str, folder: Path) -> command.Result:
