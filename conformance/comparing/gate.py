@@ -9,6 +9,7 @@ from enum import StrEnum
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from conformance.causes.conditions import of_finding
 from conformance.comparing.diff import (
     Kind,
     by_key,
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from conformance.comparing.diff import Difference, Key
-    from conformance.comparing.expectations import Expectations
+    from conformance.comparing.expectations import Expectations, ExpectedCause
     from conformance.findings.cause import Clues
     from conformance.findings.finding import Finding
     from conformance.findings.report import Report, Request
@@ -161,15 +162,25 @@ class Expecting(Gate):
                 return f"{path} does not list this cause: {cause.statement} [{cause.name}]"
         for expected in self.expectations.causes:
             is_there = any(expected.is_of(cause) for cause in report.causes)
-            if not is_there and _is_excluded(expected.name, report):
+            if not is_there and _is_gone(expected, report):
                 return f"{path} lists {expected.name} ({expected.reason}): fixed; remove it"
         return super().objection(report)
 
 
-def _is_excluded(mistake: str, report: Report) -> bool:
-    """Whether some finding would show a mistake and does not."""
-    names = (name for clues in report.clues for name in clues.excluded)
-    return any(name.partition("/")[2] == mistake for name in names)
+def _is_gone(expected: ExpectedCause, report: Report) -> bool:
+    """Whether some finding that the condition holds for would show the mistake and does not."""
+    excluding = (
+        (finding, clues, term)
+        for finding in report.findings
+        if (clues := report.clues_of(finding)) is not None
+        for term, _, mistake in (name.partition("/") for name in clues.excluded)
+        if mistake == expected.name
+    )
+    condition = set(expected.condition or ())
+    return any(
+        condition <= {*of_finding(finding, term), *clues.conditions}
+        for finding, clues, term in excluding
+    )
 
 
 @dataclass(frozen=True)

@@ -329,6 +329,17 @@ def test_a_cause_that_is_gone_or_has_another_condition_fails(tmp_path: Path) -> 
     assert "does not list this cause" in other
 
 
+def test_a_cause_is_gone_only_where_its_condition_holds(tmp_path: Path) -> None:
+    """A right finding of another mode says nothing of a cause that shows in one mode."""
+    elsewhere = expecting(tmp_path, condition=["in sample_mean"])
+    assert elsewhere.objection(report_of(elsewhere, CP_RIGHT)) is None
+
+    here = expecting(tmp_path, condition=["in token_mean"])
+    objection = here.objection(report_of(here, CP_RIGHT))
+    assert objection is not None
+    assert objection.endswith("fixed; remove it")
+
+
 def test_a_run_with_an_expected_cause_passes(tmp_path: Path) -> None:
     path = tmp_path / "known.toml"
     path.write_text(toml(CAUSE | {"name": "count_off_by_one"}).replace("[[expect]]", "[[cause]]"))
