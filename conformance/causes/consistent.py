@@ -76,11 +76,8 @@ class Showing:
         return self.reduced(np.sum([np.abs(term.products) for term in self.terms], axis=0))
 
     def reduced(self, products: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The numbers that weight · factor of tokens give: [..., tokens] to [..., numbers]."""
-        if self.is_per_token:
-            return products
-        totals: NDArray[np.float64] = products.sum(axis=-1, keepdims=True)
-        return totals
+        """The numbers that weight · factor of all tokens give: [tokens] to [numbers]."""
+        return products if self.is_per_token else products.sum(keepdims=True)
 
 
 class Alternative(NamedTuple):
