@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain, product
+from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -80,10 +80,13 @@ class Showing:
         return products if self.is_per_token else products.sum(keepdims=True)
 
 
-class Alternative(NamedTuple):
-    """Mistakes of a term that give the same numbers; the name of what is right is empty."""
+class Alternatives(NamedTuple):
+    """What a term may be, the right one first: [alternatives, numbers].
 
-    names: frozenset[str]
+    Mistakes that give the same numbers are one alternative; the name of what is right is empty.
+    """
+
+    names: list[frozenset[str]]
     numbers: NDArray[np.float64]
     magnitude: NDArray[np.float64]
 
@@ -139,18 +142,16 @@ class _Look:
         self.tolerance = showing.tolerance
         self.tokens = _telling(showing)
         self.observed = showing.observed[self.tokens] if showing.is_per_token else showing.observed
-        right = [self.numbers(one, one.context.expected) for one in showing.terms]
-        self.expected = np.sum([numbers for numbers, _ in right], axis=0)
-        self.magnitude = np.sum([magnitude for _, magnitude in right], axis=0)
+        self.expected, self.magnitude = showing.expected, showing.magnitude
+        if showing.is_per_token:
+            self.expected, self.magnitude = self.expected[self.tokens], self.magnitude[self.tokens]
 
     def numbers(
         self, term: LossTerm, weights: NDArray[np.float64]
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """The numbers that a term's weights, [tokens], give, and their magnitudes."""
         products = term.factors[self.tokens] * weights[self.tokens]
-        if self.showing.is_per_token:
-            return products, np.abs(products)
-        return products.sum(keepdims=True), np.abs(products).sum(keepdims=True)
+        return self.showing.reduced(products), self.showing.reduced(np.abs(products))
 
 
 def _telling(showing: Showing) -> NDArray[np.int64] | slice:
@@ -171,68 +172,66 @@ def _telling(showing: Showing) -> NDArray[np.int64] | slice:
     return extremes
 
 
-def _alternatives(term: LossTerm, look: _Look) -> list[Alternative]:
+def _alternatives(term: LossTerm, look: _Look) -> Alternatives:
     """The right term, then what each known mistake makes of it."""
-    right = Alternative(frozenset({RIGHT}), *look.numbers(term, term.context.expected))
-    scale = float(right.magnitude.max(initial=0.0)) or 1.0
-    found: dict[bytes, Alternative] = {_key(right.numbers / scale): right}
-    for name, weights in _predictions(term, look.showing):
-        numbers, magnitude = look.numbers(term, weights)
-        key = _key(numbers / scale)
-        same = found.get(key) or Alternative(NONE, numbers, magnitude)
-        found[key] = same._replace(names=same.names | {_named(term, name)})
-    return [*found.values()]
+    known = [*_known(term, look.showing)]
+    numbers, magnitudes = zip(*(look.numbers(term, weights) for _, weights in known), strict=True)
+    scale = float(magnitudes[0].max(initial=0.0)) or 1.0
+    same: dict[bytes, list[int]] = {}
+    for place, rounded in enumerate(np.round(np.stack(numbers) / scale, DIGITS) + 0.0):
+        same.setdefault(rounded.tobytes(), []).append(place)
+    first = [places[0] for places in same.values()]
+    return Alternatives(
+        [frozenset(chain(*(known[place][0] for place in places))) for places in same.values()],
+        np.stack([numbers[place] for place in first]),
+        np.stack([magnitudes[place] for place in first]),
+    )
 
 
-def _key(numbers: NDArray[np.float64]) -> bytes:
-    """Equal for numbers that are the same but for rounding."""
-    return (np.round(numbers, DIGITS) + 0.0).tobytes()
+def _known(term: LossTerm, showing: Showing) -> Iterator[tuple[list[str], NDArray[np.float64]]]:
+    """Yield names and weights, [tokens], of what is right and of every known mistake."""
+    yield [RIGHT], term.context.expected
+    for mistake in chain(mistakes(term.context), shares(term.context)):
+        yield [_named(term, name) for name in mistake.names], mistake.weights
+    nothing = WITHOUT_GRADIENT
+    if not showing.is_per_token:
+        nothing = NOTHING_REPORTED if len(showing.terms) == 1 else LEFT_OUT
+    yield [_named(term, nothing)], np.zeros_like(term.context.expected)
 
 
 def _named(term: LossTerm, mistake: str) -> str:
     return f"{term.metric}/{mistake}"
 
 
-def _predictions(term: LossTerm, showing: Showing) -> Iterator[tuple[str, NDArray[np.float64]]]:
-    """Every known mistake of a term by its name, with its weights: [tokens]."""
-    for mistake in chain(mistakes(term.context), shares(term.context)):
-        for name in mistake.names:
-            yield name, mistake.weights
-    nothing = WITHOUT_GRADIENT
-    if not showing.is_per_token:
-        nothing = NOTHING_REPORTED if len(showing.terms) == 1 else LEFT_OUT
-    yield nothing, np.zeros_like(term.context.expected)
-
-
 def _visible(
-    of_terms: Sequence[Sequence[Alternative]], look: _Look, numbers: NDArray[np.float64]
+    of_terms: Sequence[Alternatives], look: _Look, numbers: NDArray[np.float64]
 ) -> frozenset[str]:
     """Names of mistakes that alone, in each of their variants, would give other numbers."""
     visible: set[str] = set()
     hidden = {RIGHT}
-    for right, *wrong in of_terms:
-        for one in wrong:
-            total = look.expected - right.numbers + one.numbers
-            size = look.magnitude - right.magnitude + one.magnitude
-            same = _matches(total, size, numbers, look.tolerance)
-            (hidden if same else visible).update(one.names)
-        hidden |= right.names
+    for one in of_terms:
+        totals = look.expected - one.numbers[0] + one.numbers
+        sizes = look.magnitude - one.magnitude[0] + one.magnitude
+        same = _matches(totals, sizes, numbers, look.tolerance)
+        same[0] = True
+        for names, is_same in zip(one.names, same, strict=True):
+            (hidden if is_same else visible).update(names)
     return frozenset(visible - hidden)
 
 
-def _explanations(
-    of_terms: Sequence[Sequence[Alternative]], look: _Look
-) -> Iterator[list[frozenset[str]]]:
+def _explanations(of_terms: Sequence[Alternatives], look: _Look) -> Iterator[list[frozenset[str]]]:
     """Yield the choices of an alternative for each term that give what was observed."""
     some = np.unique(np.linspace(0, len(look.observed) - 1, FEW).astype(int))
-    numbers = _sums([np.stack([one.numbers[some] for one in of_term]) for of_term in of_terms])
-    magnitude = _sums([np.stack([one.magnitude[some] for one in of_term]) for of_term in of_terms])
+    numbers = _sums([one.numbers[:, some] for one in of_terms])
+    magnitude = _sums([one.magnitude[:, some] for one in of_terms])
     likely = _matches(numbers, magnitude, look.observed[some], look.tolerance)
     for places in np.argwhere(likely):
-        chosen = [of_term[place] for of_term, place in zip(of_terms, places, strict=True)]
-        total, size = sum(one.numbers for one in chosen), sum(one.magnitude for one in chosen)
+        chosen = [*zip(of_terms, places, strict=True)]
+        total = sum(one.numbers[place] for one, place in chosen)
+        size = sum(one.magnitude[place] for one, place in chosen)
         if _matches(total, size, look.observed, look.tolerance):
-            yield [one.names for one in chosen if RIGHT not in one.names]
+            names = [one.names[place] for one, place in chosen]
+            yield [part for part in names if RIGHT not in part]
 
 
 def _sums(of_terms: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
@@ -253,34 +252,27 @@ def _matches(
     return np.asarray(close.all(axis=-1))
 
 
-def _with_a_factor(
-    alternatives: Sequence[Alternative], look: _Look
-) -> Iterator[list[frozenset[str]]]:
+def _with_a_factor(one: Alternatives, look: _Look) -> Iterator[list[frozenset[str]]]:
     """Yield pairs of a factor and another mistake that together give what was observed."""
-    right, *wrong = alternatives
-    for factor, other in product(wrong, wrong):
-        names = frozenset(name for name in factor.names if _is_factor(name))
+    ratios = one.magnitude.sum(axis=1) / (one.magnitude[0].sum() or 1.0)
+    for factor, ratio in zip(one.names[1:], ratios[1:], strict=True):
+        names = frozenset(filter(_is_factor, factor))
         if not names:
             continue
-        ratio = factor.magnitude.sum() / right.magnitude.sum()
-        numbers, magnitude = ratio * other.numbers, ratio * other.magnitude
-        if _matches(numbers, magnitude, look.observed, look.tolerance):
-            yield [names, other.names]
+        both = _matches(ratio * one.numbers, ratio * one.magnitude, look.observed, look.tolerance)
+        yield from ([names, one.names[place]] for place in np.flatnonzero(both) if place)
 
 
-def _with_losses(
-    alternatives: Sequence[Alternative], look: _Look
-) -> Iterator[list[frozenset[str]]]:
+def _with_losses(one: Alternatives, look: _Look) -> Iterator[list[frozenset[str]]]:
     """Yield mistakes that give what was observed, but for tokens that are lost besides."""
     [term] = look.showing.terms
     gone = (term.context.expected > 0) & np.equal(look.showing.observed, 0)
     if not look.showing.is_per_token or not gone.any():
         return
     lost = frozenset(_named(term, name) for name, _ in kinds_of_loss(term.context, gone))
-    for one in alternatives[1:]:
-        kept = np.where(gone[look.tokens], 0, one.numbers)
-        if kept.any() and _matches(kept, np.abs(kept), look.observed, look.tolerance):
-            yield [one.names, lost]
+    kept = np.where(gone[look.tokens], 0, one.numbers)
+    both = _matches(kept, np.abs(kept), look.observed, look.tolerance) & kept.any(axis=1)
+    yield from ([one.names[place], lost] for place in np.flatnonzero(both) if place)
 
 
 def _is_factor(name: str) -> bool:

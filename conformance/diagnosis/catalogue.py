@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import replace
+from functools import lru_cache
 from itertools import product
 from typing import TYPE_CHECKING
 
@@ -29,13 +30,27 @@ from reference.aggregation import Aggregation, EmptyUnits, Mode, SampleUnit
 from reference.weights import token_weights
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from conformance.diagnosis.step_context import StepContext
 
 
-def mistakes(context: StepContext) -> Iterator[Mistake]:
-    """Yield every mistake that is possible in a step, the most plausible ones first.
+SMALL = 4096
+"""Tokens of the largest step whose mistakes are kept for other checks."""
+
+
+def mistakes(context: StepContext) -> Iterable[Mistake]:
+    """Every mistake that is possible in a step, the most plausible ones first."""
+    return _kept(context) if len(context.step.mask) <= SMALL else _mistakes(context)
+
+
+@lru_cache(maxsize=512)
+def _kept(context: StepContext) -> list[Mistake]:
+    return [*_mistakes(context)]
+
+
+def _mistakes(context: StepContext) -> Iterator[Mistake]:
+    """Yield every mistake that is possible in a step.
 
     A size of the layout comes before another way of counting, and a size of the step, which small
     steps hit by chance, comes last. With a single active token, any ratio looks like a factor:

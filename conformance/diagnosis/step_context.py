@@ -43,7 +43,10 @@ class ExpectedNumber(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StepContext:
-    """One optimizer step of a batch, its aggregation and how it was cut."""
+    """One optimizer step of a batch, its aggregation and how it was cut.
+
+    Contexts are equal if they are of the same steps and nothing tells them apart.
+    """
 
     steps: tuple[Step, ...]
     step_index: int
@@ -55,6 +58,25 @@ class StepContext:
 
     per_micro_batch: bool = False
     """Whether the aggregation is applied to each micro-batch, and their mean is taken."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, StepContext) and self._identity == other._identity
+
+    def __hash__(self) -> int:
+        return hash(self._identity)
+
+    @cached_property
+    def _identity(self) -> tuple[object, ...]:
+        held = self.forward_pass_of_token
+        return (
+            self.steps,
+            self.step_index,
+            self.aggregation,
+            self.conventions,
+            self.layout,
+            None if held is None else (held.shape, held.tobytes()),
+            self.per_micro_batch,
+        )
 
     @cached_property
     def untrained(self) -> NDArray[np.bool_]:

@@ -132,10 +132,10 @@ def judge_showings(
             break
         if worst.error is None or error > worst.error:
             worst = replace(worst, error=error, tolerance=one.tolerance)
-    expected = (term.context.fingerprint for one in showings for term in one.terms)
+    contexts = dict.fromkeys(term.context for one in showings for term in one.terms)
     return replace(
         worst,
-        expected=tuple(dict.fromkeys(expected)),
+        expected=tuple(context.fingerprint for context in contexts),
         clues=clues(showings),
     )
 
