@@ -79,6 +79,12 @@ def has_kl_term(job: Job) -> bool:
     return job.configuration.kl or job.objective in (Objective.KL, Objective.COMBINED)
 
 
+def models(job: Job) -> list[str]:
+    """The models that SkyRL has for a job, by their names in its configuration."""
+    critic = ["critic"] if job.objective is Objective.VALUE else []
+    return ["policy", *critic, *(["ref"] if has_kl_term(job) else [])]
+
+
 def configure(job: Job, of_engine: Mapping[str, object]) -> Any:
     """SkyRL's configuration for a job, as validated; raises `Unsupported` or `Refused`."""
     settings = _sizes(job) | _micro_batches(job) | _algorithm(job) | _critic(job) | {**of_engine}
@@ -94,7 +100,8 @@ def configure(job: Job, of_engine: Mapping[str, object]) -> Any:
 def _sizes(job: Job) -> Settings:
     """The sizes of the batch of rollouts, of a mini-batch, and of the world."""
     prompts, per_prompt = prompts_per_step(job.steps), rollouts_per_prompt(job.steps)
-    gpus = [f"trainer.placement.{model}_num_gpus_per_node" for model in ("policy", "ref", "critic")]
+    gpus = [f"trainer.placement.{model}_num_gpus_per_node" for model in models(job)]
+    uneven = any(step.size != prompts * per_prompt for step in job.steps)
     return {
         "trainer.logger": "console",
         "trainer.placement.colocate_all": False,
@@ -102,9 +109,7 @@ def _sizes(job: Job) -> Settings:
         "trainer.train_batch_size": prompts * len(job.steps),
         "trainer.policy_mini_batch_size": _mini_batch_size(job, prompts, per_prompt),
         "generator.n_samples_per_prompt": per_prompt,
-        "generator.step_wise_trajectories": any(
-            step.size != prompts * per_prompt for step in job.steps
-        ),
+        **({"generator.step_wise_trajectories": True} if uneven else {}),
     }
 
 
@@ -140,13 +145,15 @@ def _algorithm(job: Job) -> Settings:
     of_entropy = Objective.ENTROPY, Objective.COMBINED
     settings: Settings = {
         f"{ALGORITHM}.use_kl_loss": has_kl_term(job),
-        f"{ALGORITHM}.use_entropy_loss": job.configuration.entropy or job.objective in of_entropy,
-        f"{ALGORITHM}.kl_estimator_type": "k1",
-        f"{ALGORITHM}.kl_loss_coef": KL_COEFFICIENT,
-        f"{ALGORITHM}.entropy_loss_coef": ENTROPY_COEFFICIENT,
         f"{ALGORITHM}.eps_clip_low": CLIP,
         f"{ALGORITHM}.eps_clip_high": CLIP,
     }
+    if has_kl_term(job):
+        settings[f"{ALGORITHM}.kl_estimator_type"] = "k1"
+        settings[f"{ALGORITHM}.kl_loss_coef"] = KL_COEFFICIENT
+    if job.configuration.entropy or job.objective in of_entropy:
+        settings[f"{ALGORITHM}.use_entropy_loss"] = True
+        settings[f"{ALGORITHM}.entropy_loss_coef"] = ENTROPY_COEFFICIENT
     if job.configuration.says_mode:
         settings[f"{ALGORITHM}.loss_reduction"] = LOSS_REDUCTIONS[job.aggregation.mode]
     divisor = _divisor(job)

@@ -8,7 +8,7 @@ from typing import Any
 
 from adapters.contract import Description, Job, Layout, Rank, Unsupported
 from adapters.contract.objective import Objective
-from adapters.skyrl import departures
+from adapters.skyrl import configuration, departures
 from adapters.skyrl.adapter import SkyRLAdapter
 from adapters.skyrl.importing import module, ppo_utils
 from reference.aggregation import MicroBatchWeight
@@ -56,20 +56,18 @@ class SkyRLFsdpAdapter(SkyRLAdapter):
         """Settings without clipping, and with an optimizer that leaves the probe at 0."""
         precision = "fsdp_config.mixed_precision"
         settings: dict[str, object] = {
-            "sequence_parallel_size": job.layout.cp,
             f"{precision}.param_dtype": PRECISIONS[dtype],
             f"{precision}.reduce_dtype": "fp32",
             f"{precision}.buffer_dtype": "fp32",
             "optimizer_config.lr": 0.0,
             "optimizer_config.max_grad_norm": 0.0,
         }
-        return {
-            "trainer.ref.sequence_parallel_size": job.layout.cp,
-            **{
-                f"trainer.{model}.{path}": value
-                for model in ("policy", "critic")
-                for path, value in settings.items()
-            },
+        models = configuration.models(job)
+        return {f"trainer.{model}.sequence_parallel_size": job.layout.cp for model in models} | {
+            f"trainer.{model}.{path}": value
+            for model in models
+            if model != "ref"
+            for path, value in settings.items()
         }
 
     def worker(self, config: Any, job: Job, probe_size: int, rank: Rank) -> Any:

@@ -18,7 +18,7 @@ from unittest import mock
 from adapters.contract.adapter import Rank, Unsupported
 from adapters.contract.description import CodeLocation, Description, code_location
 from adapters.contract.layout import Layout, Option, grids
-from adapters.skyrl import departures
+from adapters.skyrl import configuration, departures
 from adapters.skyrl.adapter import SkyRLAdapter
 from adapters.skyrl.importing import STUBBED, module
 from adapters.toolkit.imports import stub, stub_missing
@@ -97,7 +97,7 @@ class SkyRLMegatronAdapter(SkyRLAdapter):
             "trainer.flash_attn": False,
             **{
                 f"trainer.{model}.megatron_config.{kind}_parallel_size": size
-                for model in ("policy", "ref")
+                for model in configuration.models(job)
                 for kind, size in (("tensor_model", job.layout.tp), ("context", job.layout.cp))
             },
             **{
