@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 METRIC_CHECKS = ("metric", "rejection.metric")
 """Slugs of checks of logged numbers, or how they begin."""
 
+OF_LOSSES = ("metric", "metric.loss")
+"""Those of logged losses; other logged numbers are diagnostics, which frameworks reduce apart."""
+
 
 NEGATIVE = ("except in ", "without ", "where dp = 1", "where cp = 1", "where tp = 1")
 """How facts begin that say what is not the case: they are chosen last."""
@@ -41,6 +44,8 @@ def of_finding(finding: Finding, term: str) -> Iterator[str]:
         yield "of auxiliary terms"
     slug = finding.identity.slug
     yield "in logged numbers" if slug.startswith(METRIC_CHECKS) else "in gradients"
+    if slug.startswith(METRIC_CHECKS) and slug not in OF_LOSSES:
+        yield "in logged diagnostics"
     yield f"in {slug}"
     yield from _of_layout(finding.layout)
 

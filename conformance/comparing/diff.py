@@ -27,6 +27,7 @@ from conformance.comparing.report_file import load
 from conformance.findings.badness import growth
 from conformance.findings.errors import NothingToCompareError
 from conformance.findings.finding_id import GENERATED
+from conformance.findings.report import PlanSize
 from conformance.findings.sanitize import last_line
 from conformance.findings.verdict import WRONG, Check, Verdict
 from reference.aggregation import Mode
@@ -264,14 +265,20 @@ def difference(old: Report, new: Report) -> Difference:
         if key in olds and key in news:
             changes.append(compare(olds[key], news[key]))
         elif key in olds:
-            part = missing_part(key, new_parts)
+            part = missing_part(key, new_parts) or _unplanned(key, new)
             kind = Kind.ONLY_OLD if part else Kind.VANISHED
             changes.append(Change(kind=kind, old=olds[key], new=None, part=part))
         else:
-            part = missing_part(key, old_parts)
+            part = missing_part(key, old_parts) or _unplanned(key, old)
             kind = Kind.ONLY_NEW if part else Kind.APPEARED
             changes.append(Change(kind=kind, old=None, new=news[key], part=part))
     return Difference(old=old, new=new, changes=tuple(changes))
+
+
+def _unplanned(key: Key, report: Report) -> Part | None:
+    """What a report that lacks a key has little of by its plan; None if it was to have all."""
+    size = report.request.plan
+    return Part(key.check, "plan", size) if size is PlanSize.QUICK else None
 
 
 def compare(old: Finding, new: Finding) -> Change:

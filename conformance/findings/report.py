@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from enum import StrEnum
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self
@@ -76,8 +77,19 @@ class Environment(Model):
         return "/".join([self.device, self.backend, *narrow])
 
 
+class PlanSize(StrEnum):
+    """How much of what can be looked at a run looks at."""
+
+    QUICK = "quick"
+    """What tells as much as all of it."""
+
+    FULL = "full"
+
+
 class Request(Model):
     """Options of a run that determine its findings and do not appear in them."""
+
+    plan: PlanSize = PlanSize.FULL
 
     divisor: float | None = None
     """L of `constant`, if it replaced that of the cases."""

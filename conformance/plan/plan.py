@@ -10,14 +10,16 @@ from conformance.corpus.cases import ALL_CASES, Case
 from conformance.corpus.configurations import CONFIG_CASES
 from conformance.corpus.log_cases import LOG_CASES
 from conformance.findings.errors import InvalidSettingsError
-from conformance.findings.report import Request
+from conformance.findings.report import PlanSize, Request
 from conformance.findings.verdict import Check
 from conformance.plan.checks import CHECK_SPECS, CUT_DEPENDENCE, CheckSpec
+from conformance.plan.covering import pairwise
 from conformance.plan.matrix import AnyMatrixCell, GeneratedCell, LogCell, MatrixCell, StartupCell
+from conformance.plan.quick import quick_jobs
 from reference.aggregation import Aggregation, Mode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +32,7 @@ class Plan:
     checks: frozenset[Check]
     depth: Depth
     layouts: tuple[Layout, ...]
+    size: PlanSize = PlanSize.FULL
     examples: int = 0
     """How many cases to generate for each mode and layout."""
 
@@ -44,6 +47,7 @@ class Plan:
         """What the report says of these settings."""
         constant = self.aggregations.get(Mode.CONSTANT)
         return Request(
+            plan=self.size,
             divisor=constant.divisor if constant else None,
             examples=self.examples,
             seed=self.seed,
@@ -62,13 +66,14 @@ class Plan:
             aggregations=dict.fromkeys(Mode),
             checks=frozenset(Check),
             layouts=tuple(dict.fromkeys([*layouts, *self.layouts])),
+            size=PlanSize.FULL,
             examples=max(self.examples, 1),
             case=None,
         )
 
     def cells(self) -> list[AnyMatrixCell]:
         """Every finding to be made, those on one layout together, generated cases last."""
-        cells: list[AnyMatrixCell] = [*self._cells_of_cases()]
+        cells: list[AnyMatrixCell] = [*self._chosen(self._cells_of_cases())]
         if self.case is None:
             cells += [
                 *self._cut_cells(),
@@ -77,6 +82,13 @@ class Plan:
                 *self._generated_cells(),
             ]
         return [cell for cell in cells if cell.spec.check in self.checks]
+
+    def _chosen(self, cells: Sequence[MatrixCell]) -> Sequence[MatrixCell]:
+        """Those of the jobs that a plan of this size has."""
+        if self.size is PlanSize.FULL:
+            return cells
+        jobs = quick_jobs(cell for cell in cells if cell.spec.check in self.checks)
+        return [cell for cell in cells if cell.job_id in jobs]
 
     def require_something_to_run(self) -> None:
         """See to it that a given case fits a chosen layout.
@@ -146,6 +158,10 @@ class Plan:
             if mode in self.aggregations
         ]
 
+    @property
+    def _layouts_of_generated(self) -> Sequence[Layout]:
+        return self.layouts if self.size is PlanSize.FULL else pairwise(self.layouts)
+
     def _log_cells(self) -> list[LogCell]:
         if self.depth is not Depth.STEP:
             return []
@@ -161,7 +177,7 @@ class Plan:
                 examples=self.examples,
                 seed=self.seed,
             )
-            for layout in self.layouts
+            for layout in self._layouts_of_generated
             if self.examples
             for mode, aggregation in self.aggregations.items()
         ]

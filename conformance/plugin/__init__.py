@@ -6,6 +6,7 @@ writes the report, `options` reads the command line, `launching` starts ranks, h
 
 from __future__ import annotations
 
+from contextlib import closing
 from itertools import chain, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -73,23 +74,29 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.fixture(scope="session")
 def shared_jobs(request: pytest.FixtureRequest) -> Iterator[SharedJobs]:
     """The jobs of the selected cells, on ranks that are started once."""
+    from conformance.plan.matrix import LogCell
     from conformance.ranks.pool import RankPool
     from conformance.runs.jobs import SharedJobs
 
-    settings = settings_of(request.config)
-    with RankPool(
-        settings.adapter,
-        settings.source.path,
-        settings.plan.ranks,
-        settings.time_limit,
-        settings.hardware,
-        launching.launcher(request.config),
-    ) as pool:
+    settings, cells = settings_of(request.config), _selected_cells(request.session)
+    with (
+        RankPool(
+            settings.adapter,
+            settings.source.path,
+            settings.plan.ranks,
+            settings.time_limit,
+            settings.hardware,
+            launching.launcher(request.config),
+        ) as pool,
+        closing(SharedJobs(pool, cells)) as jobs,
+    ):
+        if any(isinstance(cell, LogCell) for cell in cells) and not _is_worker(request.config):
+            jobs.logs  # noqa: B018 - begins them, while the ranks start
         try:
             pool.description  # noqa: B018 - starts the ranks
         except ConformanceError as error:
             pytest.exit(str(error), returncode=pytest.ExitCode.USAGE_ERROR)
-        yield SharedJobs(pool, _selected_cells(request.session))
+        yield jobs
 
 
 @pytest.fixture(scope="session")

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from conformance.findings.errors import ConformanceError
+from conformance.findings.report import PlanSize
 from conformance.plugin import launching
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from conformance.ranks.hardware import RankBudget
     from conformance.runs.settings import Settings
 
 DEFAULT_ADAPTER = "native"
@@ -39,6 +39,11 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
         "default": [],
         "metavar": "LAYOUT",
         "help": "run this layout only, such as dp2-cp2-mb2-thd (repeatable)",
+    },
+    "--plan": {
+        "metavar": "quick|full",
+        "help": "the fewest findings that tell as much as all, or all (quick; full where a layout,"
+        " a case or a finding is named)",
     },
     "--max-ranks": {
         "type": int,
@@ -125,7 +130,8 @@ def _read_options(config: pytest.Config) -> Settings:
         modes=option("modes"),
         checks=option("checks"),
         depth=option("depth"),
-        layouts=option("layout") or ([] if option("adapter") else _few_layouts(budget)),
+        layouts=option("layout"),
+        plan_size=_plan_size(config),
         rank_budget=budget,
         device=option("device"),
         backend=option("backend"),
@@ -140,13 +146,13 @@ def _read_options(config: pytest.Config) -> Settings:
     )
 
 
-def _few_layouts(budget: RankBudget) -> list[str]:
-    """Layouts that cover all pairs, for the suite among other tests, where no adapter is named."""
-    from conformance.plan.covering import pairwise
-    from conformance.runs.registry import create
-
-    layouts = create(DEFAULT_ADAPTER).layouts()
-    return [str(one) for one in pairwise(one for one in layouts if one.world_size <= budget.ranks)]
+def _plan_size(config: pytest.Config) -> str:
+    """As asked for; without a word, all of what a layout, a case or a test is named of."""
+    option = config.getoption
+    named = any("::" in argument for argument in config.invocation_params.args)
+    if option("layout") or option("case_file") or (option("adapter") and option("keyword")):
+        named = True
+    return str(option("plan") or (PlanSize.FULL if named else PlanSize.QUICK))
 
 
 def _given_path(config: pytest.Config, name: str) -> Path | None:

@@ -1,12 +1,14 @@
-"""Has a framework make logs in a process of its own, with asserts and without."""
+"""Has a framework make logs in a process of its own, with asserts or without."""
 
 from __future__ import annotations
 
 import pickle
 import subprocess
 import sys
+import tempfile
+from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cache
+from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
 from conformance.ranks.processes import last_words
@@ -14,6 +16,7 @@ from conformance.ranks.processes import last_words
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
+    from types import TracebackType
 
     from adapters.contract import Adapter, LogEntry
 
@@ -34,37 +37,62 @@ class LogOutcome:
     message: str = ""
 
 
-def outcomes(
-    adapter: Adapter,
-    source: Path | None,
-    cases: Mapping[str, Sequence[LogEntry]],
-    *,
-    optimized: bool,
-) -> Mapping[str, LogOutcome]:
-    """What a framework makes of the entries of every case, by name, in a process of its own.
+class LogProcess:
+    """Makes what a framework makes of the entries of every case, from its beginning on.
 
-    ``optimized`` runs it under ``python -O``.
+    ``optimized`` runs it under ``python -O``. A framework's import takes seconds, in which others
+    may go on.
     """
-    return _outcomes(pickle.dumps((adapter, source, dict(cases))), source, tuple(cases), optimized)
 
+    def __init__(
+        self,
+        adapter: Adapter,
+        source: Path | None,
+        cases: Mapping[str, Sequence[LogEntry]],
+        *,
+        optimized: bool,
+    ) -> None:
+        self._source, self._names = source, tuple(cases)
+        self._files = ExitStack()
+        self._answer, self._errors = (
+            self._files.enter_context(tempfile.TemporaryFile()) for _ in range(2)
+        )
+        command = [sys.executable, *(["-O"] if optimized else []), "-m", CHILD]
+        with tempfile.TemporaryFile() as request:
+            pickle.dump((adapter, source, dict(cases)), request)
+            request.seek(0)
+            self._child = subprocess.Popen(
+                command, stdin=request, stdout=self._answer, stderr=self._errors
+            )
 
-@cache
-def _outcomes(
-    request: bytes, source: Path | None, names: tuple[str, ...], optimized: bool
-) -> Mapping[str, LogOutcome]:
-    flags = ["-O"] if optimized else []
-    command = [sys.executable, *flags, "-m", CHILD]
-    try:
-        child = subprocess.run(command, input=request, capture_output=True, timeout=LIMIT)
-    except subprocess.TimeoutExpired:
-        return _crash_of_all(names, f"{WHO} gave no answer in {LIMIT:g} s")
-    if child.returncode or not child.stdout:
-        words = last_words(WHO, child.returncode, child.stderr, source)
-        return _crash_of_all(names, words)
-    answer: Mapping[str, LogOutcome] = pickle.loads(child.stdout)
-    return answer
+    def __enter__(self) -> LogProcess:
+        return self
 
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._child.kill()
+        self._child.wait()
+        self._files.close()
 
-def _crash_of_all(names: Sequence[str], message: str) -> Mapping[str, LogOutcome]:
-    """A crash of every case, as a process that died on one leaves no outcome of the others."""
-    return dict.fromkeys(names, LogOutcome(kind="crashed", log={}, message=message))
+    @cached_property
+    def outcomes(self) -> Mapping[str, LogOutcome]:
+        """Those of every case, by name."""
+        try:
+            code = self._child.wait(LIMIT)
+        except subprocess.TimeoutExpired:
+            return self._crash_of_all(f"{WHO} gave no answer in {LIMIT:g} s")
+        self._answer.seek(0)
+        self._errors.seek(0)
+        answered = self._answer.read()
+        if code or not answered:
+            return self._crash_of_all(last_words(WHO, code, self._errors.read(), self._source))
+        outcomes: Mapping[str, LogOutcome] = pickle.loads(answered)
+        return outcomes
+
+    def _crash_of_all(self, message: str) -> Mapping[str, LogOutcome]:
+        """A crash of every case, as a process that died on one leaves no outcome of the others."""
+        return dict.fromkeys(self._names, LogOutcome(kind="crashed", log={}, message=message))

@@ -11,7 +11,6 @@ from adapters.contract.configuration import DEFAULT_CONFIGURATION
 from adapters.contract.objective import Objective
 from conformance.causes.clues import clues_of_failure
 from conformance.corpus.configurations import TRIALS, ConfigCase, Demand
-from conformance.corpus.log_cases import LOG_ENTRIES
 from conformance.findings.finding import Finding
 from conformance.findings.verdict import Check, Verdict
 from conformance.judging.combined import judge_combined
@@ -32,7 +31,6 @@ from conformance.judging.weights import Judgement, judge_weights
 from conformance.plan.checks import place
 from conformance.plan.matrix import GeneratedCell, LogCell, MatrixCell, StartupCell
 from conformance.plan.refusals import may_decline
-from conformance.ranks.log_process import outcomes
 from conformance.ranks.messages import Declined
 from conformance.ranks.pool import Crashed, Ran
 
@@ -45,7 +43,6 @@ if TYPE_CHECKING:
     from conformance.findings.cause import Clues
     from conformance.plan.checks import CheckSpec
     from conformance.plan.matrix import AnyMatrixCell
-    from conformance.ranks.pool import RankPool
     from conformance.runs.jobs import SharedJobs
 
     Judge = Callable[[Job, Sequence[Observation], Description], Judgement]
@@ -73,7 +70,7 @@ def make(cell: AnyMatrixCell, jobs: SharedJobs) -> Made:
 
             return check_generated(cell, jobs)
         case LogCell():
-            return Made(_check_log(cell, jobs.pool))
+            return Made(_check_log(cell, jobs))
         case MatrixCell() if (missing := _missing(cell, jobs.description)) is not None:
             return Made(_finding(cell, verdict=Verdict.UNSUPPORTED, message=missing))
         case StartupCell():
@@ -192,13 +189,10 @@ UNJUDGED = {"unsupported": Verdict.UNSUPPORTED, "crashed": Verdict.CRASHED}
 """Outcomes of a log that leave nothing to judge."""
 
 
-def _check_log(cell: LogCell, pool: RankPool) -> Finding:
+def _check_log(cell: LogCell, jobs: SharedJobs) -> Finding:
     """Whether a framework makes a log of well-formed entries alone, with asserts and without."""
-    case, description = cell.log_case, pool.description
-    outcome, optimized = (
-        outcomes(pool.adapter, pool.source, LOG_ENTRIES, optimized=without_asserts)[case.name]
-        for without_asserts in (False, True)
-    )
+    case, description = cell.log_case, jobs.description
+    outcome, optimized = (process.outcomes[case.name] for process in jobs.logs)
     if outcome.kind in UNJUDGED:
         return _finding(cell, verdict=UNJUDGED[outcome.kind], message=outcome.message)
     judgement = by_own_rules(judge_log(case, outcome, optimized), case, description)

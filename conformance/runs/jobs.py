@@ -6,10 +6,14 @@ While one finding is judged, the ranks are busy with the job of the next.
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import ExitStack
 from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
+from conformance.corpus.log_cases import LOG_ENTRIES
 from conformance.judging.startup import ignored_settings
+from conformance.ranks.log_process import LogProcess
 from conformance.ranks.pool import Ran
 
 if TYPE_CHECKING:
@@ -32,6 +36,20 @@ class SharedJobs:
         self._ignored: frozenset[Setting] | None = None
         self._upcoming: MatrixCell | None = None
         self._running: str | None = None
+        self._resources = ExitStack()
+
+    def close(self) -> None:
+        """Put an end to the processes that make logs."""
+        self._resources.close()
+
+    @cached_property
+    def logs(self) -> tuple[LogProcess, LogProcess]:
+        """What makes logs with asserts, and without, from when it is first asked for."""
+        adapter, source, begin = self.pool.adapter, self.pool.source, self._resources.enter_context
+        return (
+            begin(LogProcess(adapter, source, LOG_ENTRIES, optimized=False)),
+            begin(LogProcess(adapter, source, LOG_ENTRIES, optimized=True)),
+        )
 
     @property
     def description(self) -> Description:

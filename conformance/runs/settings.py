@@ -12,6 +12,7 @@ from conformance.comparing.gate import Comparing, Expecting, Gate, Strict
 from conformance.comparing.report_file import load
 from conformance.corpus import case_file as case_files
 from conformance.findings.errors import InvalidSettingsError
+from conformance.findings.report import PlanSize
 from conformance.findings.verdict import Check
 from conformance.plan.plan import Plan
 from conformance.ranks import processes
@@ -50,6 +51,7 @@ class Settings:
         checks: str | None,
         depth: str,
         layouts: Sequence[str],
+        plan_size: str,
         rank_budget: RankBudget,
         time_limit: float,
         report: Path,
@@ -85,6 +87,7 @@ class Settings:
             checks=_checks(checks),
             depth=_depth(depth),
             layouts=_layouts(chosen, layouts, rank_budget),
+            size=_plan_size(plan_size),
             examples=examples,
             seed=seed,
             case=None if case_file is None else case_files.load(case_file),
@@ -168,6 +171,15 @@ def _checks(text: str | None) -> frozenset[Check]:
         return frozenset(map(Check, names))
     except ValueError as error:
         raise InvalidSettingsError(str(error), f"choose from {', '.join(Check)}") from None
+
+
+def _plan_size(text: str) -> PlanSize:
+    try:
+        return PlanSize(text)
+    except ValueError:
+        raise InvalidSettingsError(
+            f"plan {text!r} is unknown", f"choose {' or '.join(PlanSize)}"
+        ) from None
 
 
 def _depth(text: str) -> Depth:

@@ -13,25 +13,32 @@ from conformance.corpus.log_cases import LOG_CASES, LOG_ENTRIES, LogCase
 from conformance.findings.verdict import Verdict
 from conformance.judging.logs import judge_log
 from conformance.ranks import log_process
-from conformance.ranks.log_process import LogOutcome
+from conformance.ranks.log_process import LogOutcome, LogProcess
 from tests import broken, command
 from tests.broken import Chattering
 from tests.faulty import FailingToLog
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from adapters.contract import Adapter
 
 BY_NAME = {log_case.name: log_case for log_case in LOG_CASES}
+
+
+def outcomes_of(adapter: Adapter, *, optimized: bool) -> Mapping[str, LogOutcome]:
+    with LogProcess(adapter, None, LOG_ENTRIES, optimized=optimized) as process:
+        return process.outcomes
+
+
 LOGGED = LogOutcome(kind="logged", log={"loss": 1.5, "kl": 3.0})
 RAISED = LogOutcome(kind="raised", log={}, message="ValueError: keys differ")
 
 
 def test_native_logs_what_is_well_formed_and_raises_at_the_rest() -> None:
     outcomes, optimized = (
-        log_process.outcomes(NativeAdapter(), None, LOG_ENTRIES, optimized=without)
-        for without in (False, True)
+        outcomes_of(NativeAdapter(), optimized=without) for without in (False, True)
     )
     verdicts = {
         name: judge_log(log_case, outcomes[name], optimized[name]).verdict
@@ -73,10 +80,7 @@ def test_what_an_assert_alone_refuses_is_told_once() -> None:
 
 
 def test_what_a_framework_prints_is_no_answer() -> None:
-    assert (
-        log_process.outcomes(Chattering(), None, LOG_ENTRIES, optimized=False)["well_formed"].kind
-        == "logged"
-    )
+    assert outcomes_of(Chattering(), optimized=False)["well_formed"].kind == "logged"
 
 
 @pytest.mark.parametrize(
@@ -91,7 +95,7 @@ def test_what_a_framework_prints_is_no_answer() -> None:
 )
 def test_process_that_dies_is_a_crash_of_every_row(adapter: Adapter, words: str) -> None:
     start = time.monotonic()
-    outcomes = log_process.outcomes(adapter, None, LOG_ENTRIES, optimized=False)
+    outcomes = outcomes_of(adapter, optimized=False)
     print(f"{words}: {time.monotonic() - start:.1f} s")
 
     assert set(outcomes) == set(BY_NAME)
@@ -101,9 +105,7 @@ def test_process_that_dies_is_a_crash_of_every_row(adapter: Adapter, words: str)
 
 def test_process_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_process, "LIMIT", 3.0)
-    outcomes = log_process.outcomes(
-        FailingToLog(broken.Hanging()), None, LOG_ENTRIES, optimized=False
-    )
+    outcomes = outcomes_of(FailingToLog(broken.Hanging()), optimized=False)
 
     assert {outcome.message for outcome in outcomes.values()} == {
         "the process that makes logs gave no answer in 3 s"

@@ -11,7 +11,7 @@ from conformance.corpus.log_cases import LOG_CASES, LOG_ENTRIES
 from conformance.findings.verdict import Verdict
 from conformance.judging.logs import judge_log
 from conformance.judging.weights import Judgement
-from conformance.ranks.log_process import outcomes
+from conformance.ranks.log_process import LogProcess
 from conformance.ranks.pool import Ran
 from conformance.runs.check import judge, judge_startup
 from tests.mutants import one_process
@@ -125,12 +125,16 @@ def _startup_trials(mutant: type[StartupMutant], pool: RankPool) -> Iterator[Tri
 
 def _log_trials(mutant: type[LogMutant]) -> Iterator[Trial]:
     """Every log, with asserts and without."""
-    plain, optimized = (
-        outcomes(LogMutantAdapter(mutant), None, LOG_ENTRIES, optimized=without_asserts)
-        for without_asserts in (False, True)
-    )
-    for log_case in LOG_CASES:
-        judgement = judge_log(log_case, plain[log_case.name], optimized[log_case.name])
+    adapter = LogMutantAdapter(mutant)
+    with (
+        LogProcess(adapter, None, LOG_ENTRIES, optimized=False) as plain,
+        LogProcess(adapter, None, LOG_ENTRIES, optimized=True) as optimized,
+    ):
+        outcomes = [
+            (case, plain.outcomes[case.name], optimized.outcomes[case.name]) for case in LOG_CASES
+        ]
+    for log_case, *of_case in outcomes:
+        judgement = judge_log(log_case, *of_case)
         yield Trial(case=log_case.name, mode=log_case.mode, layout=Layout(), judgement=judgement)
 
 

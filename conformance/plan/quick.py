@@ -1,0 +1,47 @@
+"""Chooses the jobs that tell as much of a framework as all of them: the quick plan.
+
+A framework's mistake shows under a condition of few plain facts: a mode, a property of the step, a
+property or two of the layout (`conformance.causes.conditions`). So the chosen jobs have, for every
+check, every pair of a mode, a case and the properties of a layout that any job has; and the weights
+are looked at in every case with every pair of properties of a layout. That these jobs still kill
+all mutants, and tell all known mistakes apart, is tested.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from itertools import combinations
+from typing import TYPE_CHECKING
+
+from conformance.findings.verdict import Check
+from conformance.plan.covering import covering, layout_properties
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from collections.abc import Set as AbstractSet
+
+    from conformance.plan.matrix import MatrixCell
+
+Combination = tuple[str, ...]
+"""A check and what is looked at together, such as ``weights, token_mean, cp=2``."""
+
+
+def quick_jobs(cells: Iterable[MatrixCell]) -> dict[str, AbstractSet[Combination]]:
+    """The ids of the jobs to run, each with the combinations that it is the first to show.
+
+    Of jobs that show as much, those on few ranks are chosen.
+    """
+    shown: dict[str, set[Combination]] = defaultdict(set)
+    for cell in sorted(cells, key=lambda cell: cell.layout.world_size):
+        shown[cell.job_id].update(_combinations(cell))
+    return covering(shown)
+
+
+def _combinations(cell: MatrixCell) -> Iterator[Combination]:
+    """Yield what a cell shows together."""
+    of_layout = layout_properties(cell.layout)
+    properties = [cell.aggregation.mode, cell.case.name, *of_layout]
+    yield from ((cell.spec.slug, *pair) for pair in combinations(properties, 2))
+    if cell.spec.check is Check.WEIGHTS:
+        triples = ((cell.case.name, *pair) for pair in combinations(of_layout, 2))
+        yield from ((cell.spec.slug, *triple) for triple in triples)
