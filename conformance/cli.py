@@ -63,6 +63,7 @@ def _parser() -> argparse.ArgumentParser:
         _add_adapters,
         _add_check_adapter,
         _add_cases,
+        _add_plan,
         _add_history,
         _add_show,
         _add_diff,
@@ -110,6 +111,16 @@ def _add_cases(commands: Commands) -> None:
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help="show these, sample by sample")
     parser.set_defaults(lines=_cases)
+
+
+def _add_plan(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "plan", help="what the quick plan of an adapter looks at, and what each job of it is for"
+    )
+    parser.add_argument("--adapter", required=True, metavar="NAME|MODULE:CLASS")
+    parser.add_argument("--engine", metavar="NAME")
+    parser.add_argument("--max-ranks", type=int, default=MAX_RANKS, metavar="N")
+    parser.set_defaults(lines=_plan)
 
 
 def _add_history(commands: Commands) -> None:
@@ -283,6 +294,16 @@ def _cases(options: argparse.Namespace) -> Iterator[str]:
         if number:
             yield ""
         yield from listing.detail(case)
+
+
+def _plan(options: argparse.Namespace) -> Iterator[str]:
+    from conformance.plan.plan import Plan
+    from conformance.runs.registry import create
+    from conformance.views import listing
+
+    layouts = create(options.adapter, options.engine).layouts()
+    fitting = tuple(layout for layout in layouts if layout.world_size <= options.max_ranks)
+    return listing.plan_table(Plan.quick(fitting))
 
 
 def _history(options: argparse.Namespace) -> Iterator[str]:

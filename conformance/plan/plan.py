@@ -19,7 +19,10 @@ from conformance.plan.quick import quick_jobs
 from reference.aggregation import Aggregation, Mode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Set as AbstractSet
+
+    from conformance.plan.quick import Combination
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +44,17 @@ class Plan:
 
     case: Case | None = None
     """A step that a user gave, in the place of the corpus and all else."""
+
+    @classmethod
+    def quick(cls, layouts: tuple[Layout, ...]) -> Plan:
+        """What a run looks at on some layouts where nothing else is asked for."""
+        return cls(
+            aggregations=dict.fromkeys(Mode),
+            checks=frozenset(Check),
+            depth=Depth.STEP,
+            layouts=layouts,
+            size=PlanSize.QUICK,
+        )
 
     @property
     def request(self) -> Request:
@@ -73,7 +87,7 @@ class Plan:
 
     def cells(self) -> list[AnyMatrixCell]:
         """Every finding to be made, those on one layout together, generated cases last."""
-        cells: list[AnyMatrixCell] = [*self._chosen(self._cells_of_cases())]
+        cells: list[AnyMatrixCell] = [*self._chosen()]
         if self.case is None:
             cells += [
                 *self._cut_cells(),
@@ -83,12 +97,17 @@ class Plan:
             ]
         return [cell for cell in cells if cell.spec.check in self.checks]
 
-    def _chosen(self, cells: Sequence[MatrixCell]) -> Sequence[MatrixCell]:
-        """Those of the jobs that a plan of this size has."""
+    def _chosen(self) -> Sequence[MatrixCell]:
+        """The cells of the jobs that a plan of this size has."""
         if self.size is PlanSize.FULL:
-            return cells
-        jobs = quick_jobs(cell for cell in cells if cell.spec.check in self.checks)
-        return [cell for cell in cells if cell.job_id in jobs]
+            return self._cells_of_cases()
+        jobs = self.quick_jobs()
+        return [cell for cell in self._cells_of_cases() if cell.job_id in jobs]
+
+    def quick_jobs(self) -> Mapping[str, AbstractSet[Combination]]:
+        """The jobs of the quick plan, each with what it is the first to show."""
+        cells = self._cells_of_cases()
+        return quick_jobs(cell for cell in cells if cell.spec.check in self.checks)
 
     def require_something_to_run(self) -> None:
         """See to it that a given case fits a chosen layout.

@@ -6,16 +6,15 @@ import pickle
 import subprocess
 import sys
 import tempfile
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from conformance.ranks.processes import last_words
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
     from types import TracebackType
 
     from adapters.contract import Adapter, LogEntry
@@ -53,17 +52,18 @@ class LogProcess:
         optimized: bool,
     ) -> None:
         self._source, self._names = source, tuple(cases)
-        self._files = ExitStack()
-        self._answer, self._errors = (
-            self._files.enter_context(tempfile.TemporaryFile()) for _ in range(2)
+        self._folder = tempfile.TemporaryDirectory(prefix="rl-loss-conformance-")
+        request, self._answer, self._errors = (
+            Path(self._folder.name) / name for name in ("request", "answer", "errors")
         )
+        request.write_bytes(pickle.dumps((adapter, source, dict(cases))))
         command = [sys.executable, *(["-O"] if optimized else []), "-m", CHILD]
-        with tempfile.TemporaryFile() as request:
-            pickle.dump((adapter, source, dict(cases)), request)
-            request.seek(0)
-            self._child = subprocess.Popen(
-                command, stdin=request, stdout=self._answer, stderr=self._errors
-            )
+        with (
+            request.open("rb") as stdin,
+            self._answer.open("wb") as stdout,
+            self._errors.open("wb") as stderr,
+        ):
+            self._child = subprocess.Popen(command, stdin=stdin, stdout=stdout, stderr=stderr)
 
     def __enter__(self) -> LogProcess:
         return self
@@ -76,7 +76,7 @@ class LogProcess:
     ) -> None:
         self._child.kill()
         self._child.wait()
-        self._files.close()
+        self._folder.cleanup()
 
     @cached_property
     def outcomes(self) -> Mapping[str, LogOutcome]:
@@ -85,11 +85,10 @@ class LogProcess:
             code = self._child.wait(LIMIT)
         except subprocess.TimeoutExpired:
             return self._crash_of_all(f"{WHO} gave no answer in {LIMIT:g} s")
-        self._answer.seek(0)
-        self._errors.seek(0)
-        answered = self._answer.read()
+        answered = self._answer.read_bytes()
         if code or not answered:
-            return self._crash_of_all(last_words(WHO, code, self._errors.read(), self._source))
+            errors = self._errors.read_bytes()
+            return self._crash_of_all(last_words(WHO, code, errors, self._source))
         outcomes: Mapping[str, LogOutcome] = pickle.loads(answered)
         return outcomes
 

@@ -1,7 +1,9 @@
-"""The corpus for a terminal: a row for each case, or one case with all of its samples."""
+"""What is looked at, for a terminal: the corpus, one case with all of its samples, or a plan."""
 
 from __future__ import annotations
 
+from collections import defaultdict
+from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -9,20 +11,26 @@ import numpy as np
 
 from conformance.corpus.cases import ALL_CASES
 from conformance.findings.errors import UnknownCaseError
+from conformance.findings.report import PlanSize
 from conformance.views.tables import text_table
 from reference import exact
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator, Sequence
 
     from numpy.typing import NDArray
 
     from conformance.corpus.cases import Case
+    from conformance.plan.plan import Plan
+    from conformance.plan.quick import Combination
     from reference.step import Step
 
 LONGEST_MASK = 40
 """Digits of a mask that fit a row; of a longer mask, the lengths of its stretches are shown."""
+
+MOST_CHECKS = 4
+"""Checks of a job that are named."""
 
 MOST_SAMPLES = 64
 """Samples of a step whose weights are shown; larger denominators say little to a reader."""
@@ -64,6 +72,38 @@ def detail(case: Case) -> Iterator[str]:
             f" prompts, M = {step.active_tokens.sum()} active tokens, L = {case.divisor:g}"
         )
         yield from text_table(_samples(case, step))
+
+
+def plan_table(plan: Plan) -> Iterator[str]:
+    """Yields the jobs of the quick plan, with their checks and what each is there for."""
+    cells, every = plan.cells(), replace(plan, size=PlanSize.FULL).cells()
+    jobs, all_jobs = ({cell.job_id for cell in some} for some in (cells, every))
+    yield (
+        f"{len(cells)} of {len(every)} findings, by {len(jobs)} of {len(all_jobs)} jobs: every pair"
+        " of a mode, a case and the properties of a layout for each check; for the weights, every"
+        " case with every pair of the latter"
+    )
+    yield ""
+    checks: dict[str, list[str]] = defaultdict(list)
+    for cell in cells:
+        checks[cell.job_id].append(cell.spec.slug)
+    shown = plan.quick_jobs()
+    rows = [
+        [job, _enumerated(of_job), _reasons(shown.get(job, ()))] for job, of_job in checks.items()
+    ]
+    yield from text_table([["job", "checks", "the first with"], *rows])
+
+
+def _enumerated(slugs: Sequence[str]) -> str:
+    more = len(slugs) - MOST_CHECKS
+    return ", ".join(slugs[:MOST_CHECKS]) + (f" and {more} more" if more > 0 else "")
+
+
+def _reasons(combinations: Collection[Combination]) -> str:
+    """Returns the first of what a job is the first to show."""
+    first, *others = sorted(combinations) or [()]
+    more = f" and {len(others)} more" if others else ""
+    return (" × ".join(first) + more) if first else "what is looked at once"
 
 
 def _row(case: Case) -> list[str]:
