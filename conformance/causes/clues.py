@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from conformance.causes.consistent import Consistent, Showing
 
 
+ALL_LOST = ("tokens_lost", "samples_lost")
+"""What may be the matter where all numbers are 0, besides what gives 0 wherever it is."""
+
 LARGEST = 2**20
 """Tokens of the largest step that is held against all known mistakes."""
 
@@ -83,6 +86,8 @@ def _without(
 def _inferred(wrong: Consistent) -> Iterator[list[list[str]]]:
     """Yield the mistakes that a single term's numbers show of themselves."""
     names = [name for name in _read_off(wrong.showing) if name in INFERRED]
+    if not wrong.showing.observed.any():
+        names += ALL_LOST
     if names and len(wrong.terms) == 1:
         yield [[f"{wrong.terms[0]}/{name}" for name in names]]
 

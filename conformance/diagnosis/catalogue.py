@@ -128,12 +128,17 @@ def _names_of_sizes(sizes: dict[str, float]) -> dict[float, list[str]]:
 
 
 def _factor(context: StepContext, value: float, names: list[str]) -> Iterator[Mistake]:
+    layout = context.layout
+    # Where one of them is 1, dp · cp is the other, and a cause may be the product elsewhere.
+    product_too = {"dp", "cp"} & {*names} and layout.dp * layout.cp == value
+    may_be = [*names, "dp_cp"] if product_too else names
     for verb, factor in (("divided", 1 / value), ("multiplied", value)):
         yield Mistake(
             name=f"{verb}_by_{'_or_'.join(names)}",
             words=f"{verb} once too often by {' or '.join(names)} = {value:g}",
             weights=context.expected * factor,
             sizes=dict.fromkeys(names, value),
+            causes=[f"{verb}_by_{size}" for size in may_be],
         )
 
 

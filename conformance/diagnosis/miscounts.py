@@ -133,7 +133,7 @@ def other_units(context: StepContext) -> Iterator[Mistake]:
                 name=f"{what}_counted_as_{units}",
                 words=f"{count} {what} are counted in the place of {context.units} {units}",
                 weights=context.weights(units=count),
-                cause=f"{what}_counted_as_units",
+                causes=[f"{what}_counted_as_units"],
             )
 
 

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import numpy as np
     from numpy.typing import NDArray
 
@@ -21,11 +23,10 @@ class Mistake:
     words: str
     weights: NDArray[np.float64]
     sizes: dict[str, float] = field(default_factory=dict)
-    cause: str = ""
-    """Its name as a cause, if one mistake has another name in each mode."""
+    causes: Sequence[str] = ()
+    """What it may be called as a cause, if not by its name: one step may not tell all apart."""
 
     @property
-    def names(self) -> list[str]:
-        """Its name as a cause, for each size that it may be: one step may not tell them apart."""
-        verb = self.name.partition("_by_")[0]
-        return [f"{verb}_by_{size}" for size in self.sizes] or [self.cause or self.name]
+    def names(self) -> Sequence[str]:
+        """What it may be called as a cause."""
+        return self.causes or [self.name]

@@ -88,6 +88,13 @@ class _Part:
     slices: int = 1
     """Number of parts that share their sequences."""
 
+    same: tuple[str, ...] = ()
+    """Names of parts that are different ones on other layouts."""
+
+    def causes(self, what: str) -> list[str]:
+        """The names of a mistake that something is counted in such parts."""
+        return [f"{what}_per_{name}" for name in (self.name, *self.same)]
+
     @property
     def words(self) -> str:
         return self.name.replace("_", " ")
@@ -98,8 +105,15 @@ def _cut_into(placement: TokenPlacement, layout: Layout) -> Iterator[_Part]:
     micro_batch = placement.micro_batch_number
     ranks, slices = layout.dp, layout.cp
     micro_batches = ranks * placement.micro_batches
-    yield _Part(name="rank", label=dp, whole=dp, count=np.full_like(dp, ranks))
-    yield _Part(name="micro_batch", label=micro_batch, whole=micro_batch, count=micro_batches)
+    sliced = () if slices > 1 else ("cp_slice",)
+    yield _Part(name="rank", label=dp, whole=dp, count=np.full_like(dp, ranks), same=sliced)
+    yield _Part(
+        name="micro_batch",
+        label=micro_batch,
+        whole=micro_batch,
+        count=micro_batches,
+        same=tuple(f"{name}_of_a_micro_batch" for name in sliced),
+    )
     most = int(micro_batches.max())
     if (micro_batches < most).any():  # ranks with fewer are given some of padding alone
         yield _Part(
@@ -140,12 +154,14 @@ def _of_parts(context: StepContext, part: _Part) -> Iterator[Mistake]:
         name=f"denominators_per_{part.name}",
         words=f"denominators are {words}",
         weights=context.weights(tokens, units * part.count),
+        causes=part.causes("denominators"),
     )
     if context.mode is Mode.PROMPT_MEAN:
         yield Mistake(
             name=f"units_counted_per_{part.name}",
             words=f"prompts are {words}",
             weights=context.weights(units=units * part.count),
+            causes=part.causes("units_counted"),
         )
 
 
@@ -157,12 +173,14 @@ def _of_tokens_held(
         name=f"tokens_counted_per_{part.name}",
         words=f"tokens are counted per {part.words}",
         weights=context.weights(tokens),
+        causes=part.causes("tokens_counted"),
     )
     for count in {int(part.count.max()), part.slices} - {1}:
         yield Mistake(
             name=f"denominators_per_{part.name}",
             words=f"tokens are counted per {part.words} and means averaged over {count}",
             weights=context.weights(tokens, float(context.units * count)),
+            causes=part.causes("denominators"),
         )
 
 

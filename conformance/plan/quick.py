@@ -1,9 +1,8 @@
 """Chooses the jobs that tell as much of a framework as all of them: the quick plan.
 
-A framework's mistake shows under a condition of few plain facts: a mode, a property of the step, a
-property or two of the layout (`conformance.causes.conditions`). So the chosen jobs have, for every
-check, every pair of a mode, a case and the properties of a layout that any job has; and the weights
-are looked at in every case with every pair of properties of a layout. That these jobs still kill
+The condition under which a mistake shows has at most two facts (`conformance.causes.conditions`): a
+mode, what a case has, a property of the layout. So the chosen jobs have, for every check, every
+pair of a mode, a case and the properties of a layout that any job has. That these jobs still kill
 all mutants, and tell all known mistakes apart, is tested.
 """
 
@@ -13,7 +12,6 @@ from collections import defaultdict
 from itertools import combinations
 from typing import TYPE_CHECKING
 
-from conformance.findings.verdict import Check
 from conformance.plan.covering import covering, layout_properties
 
 if TYPE_CHECKING:
@@ -22,7 +20,7 @@ if TYPE_CHECKING:
 
     from conformance.plan.matrix import MatrixCell
 
-Combination = tuple[str, ...]
+Combination = tuple[str, str, str]
 """A check and what is looked at together, such as ``weights, token_mean, cp=2``."""
 
 
@@ -39,9 +37,5 @@ def quick_jobs(cells: Iterable[MatrixCell]) -> dict[str, AbstractSet[Combination
 
 def _combinations(cell: MatrixCell) -> Iterator[Combination]:
     """Yield what a cell shows together."""
-    of_layout = layout_properties(cell.layout)
-    properties = [cell.aggregation.mode, cell.case.name, *of_layout]
+    properties = [cell.aggregation.mode, cell.case.name, *layout_properties(cell.layout)]
     yield from ((cell.spec.slug, *pair) for pair in combinations(properties, 2))
-    if cell.spec.check is Check.WEIGHTS:
-        triples = ((cell.case.name, *pair) for pair in combinations(of_layout, 2))
-        yield from ((cell.spec.slug, *triple) for triple in triples)

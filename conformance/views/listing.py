@@ -80,8 +80,7 @@ def plan_table(plan: Plan) -> Iterator[str]:
     jobs, all_jobs = ({cell.job_id for cell in some} for some in (cells, every))
     yield (
         f"{len(cells)} of {len(every)} findings, by {len(jobs)} of {len(all_jobs)} jobs: every pair"
-        " of a mode, a case and the properties of a layout for each check; for the weights, every"
-        " case with every pair of the latter"
+        " of a mode, a case and the properties of a layout for each check"
     )
     yield ""
     checks: dict[str, list[str]] = defaultdict(list)
@@ -101,9 +100,10 @@ def _enumerated(slugs: Sequence[str]) -> str:
 
 def _reasons(combinations: Collection[Combination]) -> str:
     """Returns the first of what a job is the first to show."""
-    first, *others = sorted(combinations) or [()]
-    more = f" and {len(others)} more" if others else ""
-    return (" × ".join(first) + more) if first else "what is looked at once"
+    if not combinations:
+        return "what is looked at once"
+    first, *others = sorted(combinations)
+    return " × ".join(first) + (f" and {len(others)} more" if others else "")
 
 
 def _row(case: Case) -> list[str]:

@@ -9,9 +9,9 @@ import torch
 
 from adapters.contract.objective import Objective
 from adapters.native.trainer import SampleTensors, denominators, with_denominators
-from conformance.plan.checks import ONE, TELLING, check_spec
+from conformance.plan.checks import check_spec
 from reference.aggregation import Aggregation, Mode
-from tests.mutants.mutant import UNEVEN, UNITED, WIDE, Mutant
+from tests.mutants.mutant import Mutant
 
 if TYPE_CHECKING:
     from adapters.native.trainer import Packed
@@ -26,7 +26,6 @@ class PlainPathUnscaled(Mutant):
     """Where the policy loss is the only term, a shorter path forgets the average over ranks."""
 
     diagnosis = "divided_by_dp"
-    layouts = (UNEVEN, WIDE)
 
     def reduce(self, values: torch.Tensor, packed: Packed) -> torch.Tensor:
         right = super().reduce(values, packed)
@@ -39,7 +38,6 @@ class WrongEntropy(Mutant):
     """Only the gradient of the entropy is wrong."""
 
     spec = check_spec("auxiliary.entropy")
-    cases = TELLING
 
     def entropy(self, probe: torch.Tensor, packed: Packed) -> torch.Tensor:
         right = super().entropy(probe, packed)
@@ -50,28 +48,28 @@ class WrongEntropy(Mutant):
         raise NotImplementedError
 
 
-class EntropyOfMicroBatches(WrongEntropy):
+class EntropyOfMicroBatches(Mutant):
     """The entropy is the mean of a micro-batch's tokens, and these means are averaged."""
 
     diagnosis = "denominators_per_"
-    layouts = (UNEVEN,)
+    spec = check_spec("auxiliary.entropy")
     modes = (Mode.TOKEN_MEAN,)
 
-    def wrong(self, right: torch.Tensor, of_tokens: torch.Tensor, packed: Packed) -> torch.Tensor:
-        total = torch.where(packed.mask, of_tokens, 0).sum()
-        micro_batches = len(self.cut(self.shard(self.samples)))
-        return total / packed.mask.sum().clamp(min=1) / micro_batches / self.layout.dp
+    def cut(self, samples: list[SampleTensors]) -> list[list[SampleTensors]]:
+        parts = super().cut(samples)
+        return [self.averaged(part, len(parts)) for part in parts]
 
-    def divided(self, samples: list[SampleTensors]) -> list[SampleTensors]:
-        self.samples = samples
-        return super().divided(samples)
+    def averaged(self, part: list[SampleTensors], weight: float) -> list[SampleTensors]:
+        """Samples that are divided by the tokens of their micro-batch, times its weight."""
+        tokens = max(sum(sample.tokens for sample in part), 1)
+        divisor = tokens * weight * self.layout.dp
+        return [replace(sample, auxiliary_denominator=divisor) for sample in part]
 
 
 class EntropyAveragedOverDp(WrongEntropy):
     """The policy loss makes up for the average over data-parallel ranks, the entropy does not."""
 
     diagnosis = "divided_by_dp"
-    layouts = (UNEVEN, WIDE)
 
     def wrong(self, right: torch.Tensor, of_tokens: torch.Tensor, packed: Packed) -> torch.Tensor:
         return right / self.layout.dp
@@ -92,7 +90,6 @@ class DivergenceByMode(Mutant):
     diagnosis = "weights_of_prompt_mean"
     spec = check_spec("auxiliary.kl")
     modes = (Mode.PROMPT_MEAN,)
-    cases = TELLING
 
     def divergence(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
         wrong = self.reduce(log_probs - packed.reference_log_probs, packed)
@@ -104,14 +101,12 @@ class DivergenceOnEveryMicroBatch(Mutant):
 
     diagnosis = "divided_by_micro_batches"
     spec = check_spec("auxiliary.combined")
-    layouts = (UNITED, WIDE)
-    cases = TELLING
 
     def divergence(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
         right = super().divergence(log_probs, packed)
         if self.objective is not Objective.COMBINED:
             return right
-        return trained_only(right, right / int(self.layout.micro_batches))
+        return trained_only(right, right / self.micro_batches)
 
 
 class EntropyLeftOutTogether(Mutant):
@@ -119,7 +114,6 @@ class EntropyLeftOutTogether(Mutant):
 
     diagnosis = "term_without_gradient"
     spec = check_spec("auxiliary.combined")
-    cases = TELLING
 
     def entropy(self, probe: torch.Tensor, packed: Packed) -> torch.Tensor:
         right = super().entropy(probe, packed)
@@ -132,7 +126,6 @@ class CispoPerSample(Mutant):
     diagnosis = "weights_of_sample_mean"
     spec = check_spec("auxiliary.cispo")
     modes = (Mode.PROMPT_MEAN, Mode.TOKEN_MEAN)
-    cases = ONE
 
     def divided(self, samples: list[SampleTensors]) -> list[SampleTensors]:
         if self.objective is not Objective.CISPO:
@@ -143,7 +136,6 @@ class CispoPerSample(Mutant):
 class OtherDefault(Mutant):
     """What stands in the place of the policy loss is divided otherwise than documented."""
 
-    cases = ONE
     by: ClassVar[Mode]
 
     def with_auxiliary_denominators(self, samples: list[SampleTensors]) -> list[SampleTensors]:
@@ -175,16 +167,10 @@ class ValuesPerToken(OtherDefault):
     by = Mode.TOKEN_MEAN
 
 
-class EntropyWeightedBySamples(WrongEntropy):
+class EntropyWeightedBySamples(EntropyOfMicroBatches):
     """The means of micro-batches are averaged by how many samples each has."""
 
     diagnosis = "denominators_per_micro_batch_by_samples"
-    layouts = (UNEVEN,)
-    modes = (Mode.TOKEN_MEAN,)
-    cases = tuple(case for case in TELLING if len(case.steps) == 1)
 
-    def wrong(self, right: torch.Tensor, of_tokens: torch.Tensor, packed: Packed) -> torch.Tensor:
-        total = torch.where(packed.mask, of_tokens, 0).sum()
-        mean = total / packed.mask.sum().clamp(min=1)
-        mine = len(self.shard(list(range(self.job.steps[0].size))))  # type: ignore[arg-type]
-        return mean * len(packed.mask) / mine / self.layout.dp
+    def cut(self, samples: list[SampleTensors]) -> list[list[SampleTensors]]:
+        return [self.averaged(part, len(samples) / len(part)) for part in Mutant.cut(self, samples)]

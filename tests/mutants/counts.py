@@ -16,11 +16,11 @@ from adapters.native.trainer import (
     tokens_of_groups,
     with_denominators,
 )
-from conformance.corpus.cases import CORPUS, REJECTION, Case
+from conformance.corpus.cases import CORPUS, Case
 from conformance.plan.checks import check_spec
 from reference.aggregation import Aggregation, Conventions, DenominatorMask, Mode
 from reference.step import Sample, Step
-from tests.mutants.mutant import ALONE, MEANS, UNITED, WIDE, Counting, Mutant
+from tests.mutants.mutant import MEANS, Counting, Mutant
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -105,7 +105,6 @@ class OriginalMaskCounted(Counting):
     diagnosis = "original_mask_counted"
     modes = MEANS
     spec = check_spec("rejection")
-    cases = REJECTION
 
     def counted(self, samples: list[SampleTensors]) -> list[float]:
         counts = self.job.steps[0].original_tokens.tolist()
@@ -118,7 +117,6 @@ class ModifiedMaskCounted(Mutant):
     diagnosis = "modified_mask_counted"
     modes = MEANS
     spec = check_spec("rejection")
-    cases = REJECTION
     conventions = Conventions(denominator_mask=DenominatorMask.ORIGINAL)
 
 
@@ -172,7 +170,6 @@ class SamplesCountedAsPrompts(Counting):
 
     diagnosis = "samples_counted_as_"
     modes = (Mode.PROMPT_MEAN,)
-    layouts = (ALONE, WIDE)
 
     def counted(self, samples: list[SampleTensors]) -> list[float]:
         tokens = tokens_of_groups(samples)
@@ -184,7 +181,6 @@ class RunsCountedAsPrompts(Counting):
 
     diagnosis = "runs_counted_as_prompts"
     modes = (Mode.PROMPT_MEAN,)
-    layouts = (ALONE, WIDE)
 
     def counted(self, samples: list[SampleTensors]) -> list[float]:
         groups = [sample.group for sample in samples]
@@ -198,7 +194,6 @@ class PromptsByGroupSize(Counting):
 
     diagnosis = "prompts_by_group_size"
     modes = (Mode.PROMPT_MEAN,)
-    layouts = (ALONE, WIDE)
 
     def counted(self, samples: list[SampleTensors]) -> list[float]:
         size = max(Counter(sample.group for sample in samples).values())
@@ -212,7 +207,6 @@ class PromptsCountedAsSamples(Counting):
 
     diagnosis = "prompts_counted_as_"
     modes = (Mode.SAMPLE_MEAN, Mode.CONSTANT)
-    layouts = (ALONE, WIDE)
 
     def counted(self, samples: list[SampleTensors]) -> list[float]:
         prompts = len(tokens_of_groups(samples))
@@ -326,8 +320,7 @@ class Rounded(Counting):
     """Tokens are counted in ``dtype``."""
 
     modes = MEANS
-    layouts = (UNITED,)
-    cases = CORPUS
+    corpus = CORPUS
     dtype: torch.dtype
 
     def counted(self, samples: list[SampleTensors]) -> list[float]:
@@ -361,18 +354,15 @@ class CountedInFloat32(Counting):
 
     diagnosis = "counted_in_float32"
     modes = (Mode.TOKEN_MEAN,)
-    layouts = (ALONE,)
-    cases = (
-        Case(
-            name="2^24 tokens",
-            catches="a counter that stops: no case of the corpus, as no framework is given so much",
-            steps=(
-                Step.of(
-                    [
-                        Sample(prompt_length=1, loss_mask=np.ones(length, np.bool_), group=0)
-                        for length in [2] * 200 + [2**24] + [1] * 64
-                    ]
-                ),
+    case = Case(
+        name="2^24 tokens",
+        catches="a counter that stops: no case of the corpus, as no framework is given so much",
+        steps=(
+            Step.of(
+                [
+                    Sample(prompt_length=1, loss_mask=np.ones(length, np.bool_), group=0)
+                    for length in [2] * 200 + [2**24] + [1] * 64
+                ]
             ),
         ),
     )
@@ -400,7 +390,6 @@ class IntegerDivisionByDp(Counting):
 
     diagnosis = "integer_division"
     modes = (Mode.TOKEN_MEAN,)
-    layouts = (UNITED, WIDE)
 
     def counted(self, samples: list[SampleTensors]) -> list[float]:
         tokens = sum(sample.tokens for sample in samples)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from adapters.native.trainer import Packed
 from reference.aggregation import Mode
-from tests.mutants.mutant import ALONE, MEANS, SLICED, UNEVEN, UNITED, WIDE, Mutant
+from tests.mutants.mutant import MEANS, Mutant
 
 if TYPE_CHECKING:
     import torch
@@ -31,17 +31,11 @@ class Scaled(Mutant):
     def prompts(self) -> int:
         return len(set(self.job.steps[0].groups.tolist()))
 
-    @property
-    def micro_batches(self) -> int:
-        """Of this rank."""
-        return len(self.cut([*range(self.samples // self.layout.dp)]))  # type: ignore[list-item]
-
 
 class AveragedOverDp(Scaled):
     """DDP averages gradients that are already divided by counts of the whole step."""
 
     diagnosis = "divided_by_dp"
-    layouts = (UNEVEN, WIDE)
 
     @property
     def factor(self) -> float:
@@ -52,7 +46,6 @@ class AveragedOverCp(Scaled):
     """Context-parallel ranks are averaged, though each has the sum of its own tokens alone."""
 
     diagnosis = "divided_by_cp"
-    layouts = (SLICED,)
 
     @property
     def factor(self) -> float:
@@ -63,7 +56,6 @@ class AveragedOverDpAndCp(Scaled):
     """DDP averages over the group of data and context parallelism, and nothing makes up for it."""
 
     diagnosis = "divided_by_dp_cp"
-    layouts = (UNITED,)
 
     @property
     def factor(self) -> float:
@@ -74,7 +66,6 @@ class MultipliedByDp(Scaled):
     """The factor that was to undo DDP's average stayed when DDP was told to sum."""
 
     diagnosis = "multiplied_by_dp"
-    layouts = (UNEVEN, WIDE)
 
     @property
     def factor(self) -> float:
@@ -85,7 +76,6 @@ class MultipliedByCp(Scaled):
     """The loss is scaled by cp, which the schedule does already (SkyRL 0.2.0 on Megatron)."""
 
     diagnosis = "multiplied_by_cp"
-    layouts = (SLICED,)
 
     @property
     def factor(self) -> float:
@@ -96,7 +86,6 @@ class MultipliedByDpAndCp(Scaled):
     """An average over all ranks is undone that was never taken."""
 
     diagnosis = "multiplied_by_dp_cp"
-    layouts = (UNITED,)
 
     @property
     def factor(self) -> float:
@@ -107,7 +96,6 @@ class DividedByMicroBatches(Scaled):
     """Gradient accumulation divides by its steps, as where losses are means of micro-batches."""
 
     diagnosis = "divided_by_micro_batches"
-    layouts = (UNITED, UNEVEN)
 
     @property
     def factor(self) -> float:
@@ -118,7 +106,6 @@ class MultipliedByMicroBatches(Scaled):
     """A division by the number of micro-batches is undone that this path does not have."""
 
     diagnosis = "multiplied_by_micro_batches"
-    layouts = (UNITED, UNEVEN)
 
     @property
     def factor(self) -> float:
@@ -129,7 +116,6 @@ class DividedByGroupSize(Scaled):
     """The mean over a prompt's rollouts is taken once too often."""
 
     diagnosis = "divided_by_group_size"
-    layouts = (ALONE, WIDE)
 
     @property
     def factor(self) -> float:
@@ -153,7 +139,6 @@ class SummedOverPrompts(Scaled):
 
     diagnosis = "multiplied_by_prompts"
     modes = (Mode.PROMPT_MEAN,)
-    layouts = (ALONE, WIDE)
 
     @property
     def factor(self) -> float:

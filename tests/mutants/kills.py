@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import TYPE_CHECKING
 
 from adapters.contract import Depth, Layout
@@ -11,12 +12,14 @@ from conformance.corpus.log_cases import LOG_CASES, LOG_ENTRIES
 from conformance.findings.verdict import Verdict
 from conformance.judging.logs import judge_log
 from conformance.judging.weights import Judgement
+from conformance.plan.matrix import MatrixCell
+from conformance.plan.plan import Plan
 from conformance.ranks.log_process import LogProcess
 from conformance.ranks.pool import Ran
 from conformance.runs.check import judge, judge_startup
 from tests.mutants import one_process
 from tests.mutants.logging import LogMutant
-from tests.mutants.mutant import MutantJob
+from tests.mutants.mutant import LARGEST, MutantJob
 from tests.mutants.one_process import OneProcess
 from tests.mutants.startup import StartupMutant
 
@@ -24,7 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from adapters.contract import LogEntry, Rank
-    from conformance.corpus.cases import Case
     from conformance.plan.checks import CheckSpec
     from conformance.ranks.pool import RankPool
     from reference.aggregation import Mode
@@ -45,8 +47,16 @@ class Trial:
         return self.judgement.verdict is Verdict.MISMATCH
 
     def names(self, diagnosis: str) -> bool:
-        """Whether the mistake is among what the finding says it may be."""
-        return any(_is(diagnosis, names) for names in self.named)
+        """Whether the mistake is among what the finding says it may be, by its name or its clues.
+
+        The latter have the names that a mistake has on other layouts, where it is told from more.
+        """
+        clues = self.judgement.clues
+        explanations = clues.explanations if clues else []
+        consistent = [
+            name.partition("/")[2] for parts in explanations for part in parts for name in part
+        ]
+        return any(_is(diagnosis, names) for names in [*self.named, consistent])
 
     def names_first(self, diagnosis: str) -> bool:
         """Whether it is what the finding is named after."""
@@ -69,43 +79,63 @@ def trials(mutant: type[Mutant], pool: RankPool) -> Iterator[Trial]:
         return _startup_trials(mutant, pool)
     if issubclass(mutant, LogMutant):
         return _log_trials(mutant)
+    cells = cells_of(mutant.spec, mutant)
     if one_process.is_seen(mutant):
-        return trials_by(mutant.spec, mutant, OneProcess(), mutant.cases, Depth.LOSS)
-    return trials_by(mutant.spec, mutant, pool, mutant.cases)
+        return trials_on(cells, mutant, OneProcess(), Depth.LOSS)
+    return trials_on(cells, mutant, pool)
 
 
-def trials_by(
-    spec: CheckSpec,
+def cells_of(spec: CheckSpec, mutant: type[Mutant]) -> list[MatrixCell]:
+    """What the quick plan looks at with a check, in the mutant's modes and corpus."""
+    if mutant.case is not None:
+        return [
+            MatrixCell(
+                aggregation=mutant.case.aggregation(mode),
+                case=mutant.case,
+                layout=Layout(format="thd"),  # packed, as padded rows would not fit the memory
+                depth=Depth.STEP,
+                spec=spec,
+            )
+            for mode in mutant.modes
+        ]
+    return [
+        cell
+        for cell in _quick_plan()
+        if cell.spec == spec and cell.aggregation.mode in mutant.modes
+        if cell.case in mutant.corpus
+    ]
+
+
+@cache
+def _quick_plan() -> list[MatrixCell]:
+    layouts = (one for one in NativeAdapter().layouts() if one.world_size <= LARGEST)
+    return [cell for cell in Plan.quick(tuple(layouts)).cells() if type(cell) is MatrixCell]
+
+
+def trials_on(
+    cells: Sequence[MatrixCell],
     mutant: type[Mutant],
     pool: RankPool | OneProcess,
-    cases: Sequence[Case],
     depth: Depth = Depth.STEP,
 ) -> Iterator[Trial]:
-    """Every case in the mutant's modes and on its layouts, as a check sees it."""
+    """What checks make of a mutant on some cells."""
     description = replace(pool.description, conventions=mutant.conventions)
-    for layout in mutant.layouts:
-        for case in cases:
-            if not case.runs_on(layout):
-                continue
-            for mode in mutant.modes:
-                job = MutantJob(
-                    steps=case.steps,
-                    aggregation=case.aggregation(mode),
-                    layout=layout,
-                    depth=depth,
-                    objective=spec.objective,
-                    mutant=mutant,
-                )
-                outcome = pool.run(job)
-                assert isinstance(outcome, Ran), outcome
-                judgement = judge(spec)(job, outcome.observations, description)
-                assert judgement is not None
-                yield Trial(case=case.name, mode=mode, layout=layout, judgement=judgement)
+    for cell in cells:
+        job = MutantJob(**{**vars(cell.job), "depth": depth}, mutant=mutant)
+        outcome = pool.run(job)
+        assert isinstance(outcome, Ran), outcome
+        judgement = judge(cell.spec)(job, outcome.observations, description)
+        yield Trial(
+            case=cell.case.name,
+            mode=cell.aggregation.mode,
+            layout=cell.layout,
+            judgement=judgement,
+        )
 
 
 def _startup_trials(mutant: type[StartupMutant], pool: RankPool) -> Iterator[Trial]:
     """Every configuration, in every mode that it is about."""
-    [layout] = mutant.layouts
+    layout = mutant.layout
     for config_case in mutant.config_cases:
         if not config_case.fits(layout) or not config_case.applies(mutant.conventions):
             continue

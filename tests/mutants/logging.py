@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from adapters.contract import Layout
 from adapters.native.adapter import aggregate
 from conformance.findings.verdict import Check
 from conformance.plan.checks import CheckSpec
@@ -21,8 +20,6 @@ class LogMutant(Mutant):
     """It trains right, and is seen by entries of micro-batches."""
 
     spec = CheckSpec(check=Check.LOGGING)
-    layouts = (Layout(),)
-    cases = ()
 
     @staticmethod
     def aggregate(entries: Sequence[LogEntry]) -> Mapping[str, float]:

@@ -11,16 +11,21 @@ import torch.distributed as dist
 from adapters.contract.objective import Metric
 from adapters.native.trainer import Packed, SampleTensors
 from reference.aggregation import Mode
-from tests.mutants.mutant import SLICED, UNEVEN, UNITED, WIDE, Mutant
+from tests.mutants.mutant import EVERYDAY, Mutant
 
 if TYPE_CHECKING:
     from adapters.native.trainer import LossFunction
+
+
+OF_SEVERAL_SAMPLES = tuple(case for case in EVERYDAY if case.fewest_samples > 1)
+"""Without a step of one sample, which is lost or repeated as a whole."""
 
 
 class TruncatedByZip(Mutant):
     """`zip` over samples and denominators that are one too few: the last sample is gone."""
 
     diagnosis = "samples_lost"
+    corpus = OF_SEVERAL_SAMPLES
 
     def divided(self, samples: list[SampleTensors]) -> list[SampleTensors]:
         return super().divided(samples)[: len(samples) - 1] if len(samples) > 1 else samples
@@ -57,7 +62,6 @@ class NotReducedOverDp(Mutant):
     """Gradients are reduced over slices, and every data-parallel rank keeps its own."""
 
     diagnosis = "not_reduced_over_dp"
-    layouts = (UNITED, WIDE)
 
     def synchronise(self, gradient: torch.Tensor) -> None:
         first = self.dp_rank * self.layout.cp
@@ -68,7 +72,6 @@ class NotReducedOverCp(Mutant):
     """Gradients are reduced over data-parallel ranks, and every slice keeps its own."""
 
     diagnosis = "not_reduced_over_cp"
-    layouts = (UNITED, SLICED)
 
     def synchronise(self, gradient: torch.Tensor) -> None:
         world = self.layout.world_size
@@ -86,7 +89,6 @@ class PredictionsAcrossChunksLost(Mutant):
     """Labels are shifted after slicing: what a chunk's last token predicts lies in another one."""
 
     diagnosis = "tokens_lost"
-    layouts = (UNITED, SLICED)
 
     def token_losses(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
         here = packed.labels
@@ -116,7 +118,7 @@ class FilledUpWithRepeats(Mutant):
     """Samples are repeated until their number suits the ranks, and trained on twice."""
 
     diagnosis = "samples_repeated"
-    layouts = (UNEVEN, WIDE)
+    corpus = OF_SEVERAL_SAMPLES
 
     def divided(self, samples: list[SampleTensors]) -> list[SampleTensors]:
         divided = super().divided(samples)
@@ -127,8 +129,8 @@ class FilledUpAndCounted(Mutant):
     """The same, and the repeated samples are counted as well."""
 
     diagnosis = "samples_repeated"
+    corpus = OF_SEVERAL_SAMPLES
     modes = (Mode.SAMPLE_MEAN, Mode.CONSTANT)
-    layouts = (UNEVEN, WIDE)
 
     def divided(self, samples: list[SampleTensors]) -> list[SampleTensors]:
         return super().divided([*samples, *samples[: 1 + -len(samples) % self.layout.dp]])

@@ -10,10 +10,9 @@ import torch.distributed as dist
 
 from adapters.contract.objective import ENTROPY_COEFFICIENT, Metric, Objective
 from adapters.native.trainer import SampleTensors, denominators
-from conformance.corpus.cases import REJECTION
-from conformance.plan.checks import TELLING, check_spec
+from conformance.plan.checks import check_spec
 from reference.aggregation import Aggregation, Mode
-from tests.mutants.mutant import ALONE, EVERY, SLICED, UNEVEN, UNITED, WIDE, Mutant
+from tests.mutants.mutant import EVERY, Mutant
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -31,7 +30,6 @@ class SlicesCountedTwice(Misreporting):
     """Every context-parallel rank has the whole loss, and all of them are added up."""
 
     diagnosis = "multiplied_by_cp"
-    layouts = (SLICED,)
 
     def report(self, losses: torch.Tensor) -> float:
         return super().report(losses) * self.layout.cp
@@ -41,7 +39,6 @@ class ReportedMeanOverDp(Misreporting):
     """The reported loss is averaged over data-parallel ranks, of which each has a share."""
 
     diagnosis = "divided_by_dp"
-    layouts = (UNEVEN, WIDE)
 
     def report(self, losses: torch.Tensor) -> float:
         return super().report(losses) / self.layout.dp
@@ -51,7 +48,6 @@ class ReportedByOneRank(Misreporting):
     """The first rank reports its own share."""
 
     diagnosis = "not_reduced_over_"
-    layouts = (UNITED, WIDE)
 
     def report(self, losses: torch.Tensor) -> float:
         return float(losses.sum())
@@ -61,7 +57,6 @@ class ReportedOverDpAlone(Misreporting):
     """The reported loss is reduced over the data-parallel group without context parallelism."""
 
     diagnosis = "not_reduced_over_cp"
-    layouts = (UNITED, SLICED)
 
     def report(self, losses: torch.Tensor) -> float:
         loss = losses.sum()
@@ -113,7 +108,6 @@ class NormaliserNotReduced(Misreporting):
 
     diagnosis = "multiplied_by_dp"
     modes = EVERY
-    layouts = (WIDE,)
 
     def report(self, losses: torch.Tensor) -> float:
         return super().report(losses) * self.layout.dp
@@ -121,8 +115,6 @@ class NormaliserNotReduced(Misreporting):
 
 class Diagnosing(Mutant):
     """Only a diagnostic is wrong."""
-
-    cases = TELLING
 
     def diagnostics(self, log_probs: torch.Tensor, packed: Packed) -> Mapping[Metric, torch.Tensor]:
         right = super().diagnostics(log_probs, packed)
@@ -140,7 +132,6 @@ class DriftOfEverySlice(Diagnosing):
 
     diagnosis = "multiplied_by_cp"
     spec = check_spec("metric.policy_kl")
-    layouts = (UNITED,)
 
     def wrong(self, right: torch.Tensor, packed: Packed) -> torch.Tensor:
         return right * self.layout.cp
@@ -152,7 +143,6 @@ class ClipFractionByMode(Mutant):
     diagnosis = "weights_of_prompt_mean"
     spec = check_spec("metric.clip_fraction")
     modes = (Mode.PROMPT_MEAN,)
-    cases = TELLING
 
     def diagnostics(self, log_probs: torch.Tensor, packed: Packed) -> Mapping[Metric, torch.Tensor]:
         by_mode = replace(packed, auxiliary_denominators=packed.denominators)
@@ -164,8 +154,6 @@ class RejectedCountedAfterwards(Diagnosing):
 
     diagnosis = "nothing_reported"
     spec = check_spec("rejection.metric")
-    layouts = (ALONE,)
-    cases = REJECTION
 
     def wrong(self, right: torch.Tensor, packed: Packed) -> torch.Tensor:
         return self.reduce((packed.original_mask & ~packed.mask).float(), packed.auxiliary)
@@ -176,7 +164,6 @@ class LossWithoutEntropy(Mutant):
 
     diagnosis = "term_left_out"
     spec = check_spec("metric.loss")
-    cases = TELLING
 
     def loss(
         self, probe: torch.Tensor, packed: Packed, token_losses: LossFunction

@@ -5,21 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from adapters.contract import Job, Layout
+from adapters.contract import Job
 from adapters.native.adapter import NativeAdapter
 from adapters.native.trainer import SampleTensors, Trainer, with_denominators
-from conformance.corpus.cases import CORPUS, Case
+from conformance.corpus.cases import ALL_CASES, Case
 from conformance.plan.checks import CheckSpec, check_spec
 from reference.aggregation import DEFAULT_CONVENTIONS, Aggregation, Conventions, Mode
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-UNITED = Layout.parse("dp2-cp2-mb2-thd")
-UNEVEN = Layout.parse("dp2-cp1-mbuneven-bshd")
-WIDE = Layout.parse("dp4-cp1-mb2-thd")
-SLICED = Layout.parse("dp1-cp4-mb1-bshd")
-ALONE = Layout.parse("dp1-cp1-mb1-thd")
 
 LARGEST = 4
 """Ranks that they take."""
@@ -28,7 +22,7 @@ EVERY = tuple(Mode)
 MEANS = (Mode.SAMPLE_MEAN, Mode.PROMPT_MEAN, Mode.TOKEN_MEAN)
 
 
-EVERYDAY = tuple(case for case in CORPUS if not case.layouts)
+EVERYDAY = tuple(case for case in ALL_CASES if not case.layouts)
 """Without the cases that are too large for most layouts, and which few mutants need."""
 
 
@@ -36,15 +30,22 @@ class Mutant(Trainer):
     """A trainer with a mistake, which its docstring tells as a colleague would.
 
     ``diagnosis`` is the name that the mistake is to be given, ``spec`` what it is seen by,
-    ``modes``, ``layouts`` and ``cases`` where it is looked for, ``conventions`` what is declared.
+    ``modes`` and ``corpus`` where it is looked for, ``case`` a step of its own if none of the
+    corpus shows it, ``conventions`` what is declared.
     """
 
     diagnosis: ClassVar[str]
     spec: ClassVar[CheckSpec] = check_spec("weights")
     modes: ClassVar[Sequence[Mode]] = EVERY
-    layouts: ClassVar[Sequence[Layout]] = (UNITED, UNEVEN)
-    cases: ClassVar[Sequence[Case]] = EVERYDAY
+    corpus: ClassVar[Sequence[Case]] = EVERYDAY
+    case: ClassVar[Case | None] = None
     conventions: ClassVar[Conventions] = DEFAULT_CONVENTIONS
+
+    @property
+    def micro_batches(self) -> int:
+        """Of this rank."""
+        samples = range(self.job.steps[0].size // self.layout.dp)
+        return len(self.cut([*samples]))  # type: ignore[list-item]
 
     @classmethod
     def started(cls, job: Job) -> None:

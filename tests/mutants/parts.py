@@ -15,7 +15,7 @@ from adapters.native.trainer import (
     with_denominators,
 )
 from reference.aggregation import Mode
-from tests.mutants.mutant import SLICED, UNEVEN, UNITED, WIDE, Mutant
+from tests.mutants.mutant import Mutant
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,7 +31,6 @@ class MeanOfRankMeans(Mutant):
     """Each rank reduces what it has, and DDP averages the ranks."""
 
     diagnosis = "denominators_per_rank"
-    layouts = (UNITED, WIDE)
 
     def shard(self, samples: list[SampleTensors]) -> list[SampleTensors]:
         return means_of(super().shard(samples), self, self.layout.dp)
@@ -41,7 +40,6 @@ class MeanOfMicroBatchMeans(Mutant):
     """Each micro-batch is reduced as if it were the step, and their mean is taken."""
 
     diagnosis = "denominators_per_micro_batch"
-    layouts = (UNITED, UNEVEN)
 
     def cut(self, samples: list[SampleTensors]) -> list[list[SampleTensors]]:
         parts = super().cut(samples)
@@ -53,7 +51,6 @@ class TokensCountedPerSlice(Mutant):
 
     diagnosis = "tokens_counted_per_cp_slice"
     modes = (Mode.SAMPLE_MEAN,)
-    layouts = (UNITED, SLICED)
     averaged_over = 1
 
     def cut(self, samples: list[SampleTensors]) -> list[list[SampleTensors]]:
@@ -86,7 +83,6 @@ class GroupsCountedPerRank(Mutant):
 
     diagnosis = "tokens_counted_per_rank"
     modes = (Mode.PROMPT_MEAN,)
-    layouts = (UNITED, WIDE)
 
     def shard(self, samples: list[SampleTensors]) -> list[SampleTensors]:
         return counted_among(super().shard(samples), len(tokens_of_groups(samples)))
@@ -127,7 +123,6 @@ class PromptsCountedPerRank(Mutant):
 
     diagnosis = "units_counted_per_rank"
     modes = (Mode.PROMPT_MEAN,)
-    layouts = (UNITED, WIDE)
 
     def shard(self, samples: list[SampleTensors]) -> list[SampleTensors]:
         tokens, mine = tokens_of_groups(samples), super().shard(samples)
@@ -142,7 +137,6 @@ class TokensCountedPerRank(Mutant):
 
     diagnosis = "tokens_counted_per_rank"
     modes = (Mode.TOKEN_MEAN,)
-    layouts = (UNITED, WIDE)
 
     def shard(self, samples: list[SampleTensors]) -> list[SampleTensors]:
         return means_of(super().shard(samples), self, 1)
@@ -163,9 +157,8 @@ class MeanOfProcessMeans(Mutant):
 
     diagnosis = "denominators_per_cp_slice_of_a_micro_batch"
     modes = (Mode.TOKEN_MEAN,)
-    layouts = (UNITED, SLICED)
 
     def reduce(self, token_losses: torch.Tensor, packed: Packed) -> torch.Tensor:
         own = packed.mask.sum().clamp(min=1)
-        parts = self.layout.world_size * int(self.layout.micro_batches)
+        parts = self.layout.world_size * self.micro_batches
         return torch.where(packed.mask, token_losses, 0).sum() / (own * parts)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from conformance.corpus.cases import ORDERS
-from conformance.plan.checks import SHARDED, check_spec
+from conformance.plan.checks import check_spec
 from reference.aggregation import Conventions, Mode
-from tests.mutants.mutant import UNITED, WIDE, Mutant
+from tests.mutants.mutant import Mutant
 
 
 class GroupsStriped(Mutant):
@@ -14,6 +13,4 @@ class GroupsStriped(Mutant):
     diagnosis = "group_on_several_ranks"
     spec = check_spec("sharding")
     modes = (Mode.PROMPT_MEAN,)
-    layouts = (UNITED, WIDE)
-    cases = (*SHARDED, *ORDERS)
     conventions = Conventions(whole_groups=True)

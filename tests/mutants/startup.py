@@ -28,8 +28,7 @@ class StartupMutant(Mutant):
     """It trains right what it should train, and is seen by configurations."""
 
     spec = CheckSpec(check=Check.ARGUMENTS)
-    layouts = (Layout(micro_batches=2, format="thd"),)
-    cases = ()
+    layout = Layout(micro_batches=2, format="thd")
     config_cases: ClassVar[tuple[ConfigCase, ...]] = CONFIG_CASES
 
     @classmethod

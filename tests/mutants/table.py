@@ -20,13 +20,13 @@ HEAD = """\
 # Mutants
 
 Wrong reducers on purpose: `native` with one plausible human mistake each, run by real ranks and
-judged like a framework. A row is tested whenever the tests run; `python -m tests.mutants` writes
-this page anew. *Named* says in how many of the findings the mistake is named, first or among others
-that explain the same weights, and in how many it is the first; *causes* are those of all findings
-together, right ones included.
+judged like a framework, on the quick plan of up to 4 ranks. A row is tested whenever the tests run;
+`python -m tests.mutants` writes this page anew. *Named* says in how many of the findings the
+mistake is named, first or among others that explain the same weights, and in how many it is the
+first; *causes* are those of all findings together, right ones included.
 
-| mutant | mistake | check | modes | layouts | killed by | diagnosis | named | causes |
-|---|---|---|---|---|---|---|---|---|
+| mutant | mistake | check | modes | killed by | diagnosis | named | causes |
+|---|---|---|---|---|---|---|---|
 """
 
 
@@ -40,7 +40,6 @@ def row(mutant: type[Mutant], trials: Sequence[Trial]) -> str:
         inspect.cleandoc(mutant.__doc__ or "").replace("\n", " "),
         mutant.spec.slug,
         ", ".join(mutant.modes),
-        ", ".join(map(str, mutant.layouts)),
         _killers(trials),
         f"`{mutant.diagnosis}`",
         f"{named} of {len(kills)}, first {first}",
