@@ -121,6 +121,12 @@ class Finding(Model):
         return self.identity.subject
 
     @property
+    def is_of_bad_input(self) -> bool:
+        """Whether it is of a configuration, a log or group boundaries, which may be malformed."""
+        malformed = self.check is Check.SHARDING and self.subject is not None
+        return malformed or self.check in (Check.ARGUMENTS, Check.LOGGING)
+
+    @property
     def mode(self) -> Mode:
         """The mode that the framework was asked for."""
         return self.identity.mode
