@@ -4,7 +4,7 @@ Findings are compared one by one, by what they are of (`Key`), never by counts. 
 verdicts, from best to worst:
 
 1. ``conforms`` and ``advice``, which breaks no promise; so is ``refused`` where a refusal is what
-   is looked at (`Finding.is_of_bad_input`).
+   is looked at (`Finding.is_rightly_refused`).
 2. ``refused`` and ``unsupported``: nothing is trained, and nobody is deceived. It is worse than to
    conform, and a framework that declines what it used to reduce wrongly has become better.
 3. ``mismatch``: training goes on with wrong weights. Of two, that off by the larger factor is
@@ -326,7 +326,7 @@ def _kind(old: Finding, new: Finding) -> Kind:
 
 
 def _rank(finding: Finding) -> int:
-    if finding.verdict is Verdict.REFUSED and finding.is_of_bad_input:
+    if finding.is_rightly_refused:
         return 0
     return {
         Verdict.CONFORMS: 0,
