@@ -48,16 +48,6 @@ class CauseChange(NamedTuple):
         return " -> ".join(dict.fromkeys(counts))
 
 
-def fates(old: Report, new: Report) -> dict[tuple[str, str], Fate]:
-    """What became of each cause of what is wrong in either report, by the cause's key."""
-    return {
-        cause.key: change.fate
-        for change in _changes(old, new)
-        for cause in (change.old, change.new)
-        if cause is not None
-    }
-
-
 def cause_changes(old: Report, new: Report) -> list[CauseChange]:
     """The causes of what is wrong in either report; of the same kind in the order of the reports.
 
