@@ -152,7 +152,7 @@ def _add_history(commands: Commands) -> None:
 
 def _add_show(commands: Commands) -> None:
     parser = commands.add_parser(
-        "show", help="a report in short: verdicts by check and mode, what is wrong by mistake"
+        "show", help="a report in short: the causes of what is wrong, verdicts by check and mode"
     )
     parser.add_argument("report", type=Path, metavar="REPORT")
     _add_filter(parser, Check, Mode, Verdict)
@@ -178,7 +178,7 @@ def _add_diff(commands: Commands) -> None:
 
 def _add_html(commands: Commands) -> None:
     parser = commands.add_parser(
-        "html", help="reports as one web page that needs nothing else: matrix, timelines, pictures"
+        "html", help="reports as one web page that needs nothing else: causes, matrix, pictures"
     )
     words = "several of one framework are a timeline, in this order"
     parser.add_argument("reports", nargs="+", type=Path, metavar="REPORT", help=words)

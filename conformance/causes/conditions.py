@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from adapters.contract import Layout
     from conformance.findings.finding import Finding
 
+EMPTY_SAMPLE = "where a sample has no active token"
+
 METRIC_CHECKS = ("metric", "rejection.metric")
 """Slugs of checks of logged numbers, or how they begin."""
 

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 
 from conformance.causes.cover import cover, explanation
 from conformance.causes.impact import impact
-from conformance.causes.statements import STATEMENTS
+from conformance.causes.statements import BROKEN_RULES, STATEMENTS
 from conformance.causes.table import Table
 from conformance.findings.badness import badness
 from conformance.findings.cause import Cause, Severity
-from conformance.findings.sanitize import last_line
+from conformance.findings.finding_id import GENERATED
+from conformance.findings.sanitize import wording
 from conformance.findings.verdict import WRONG, Check, Verdict
 
 if TYPE_CHECKING:
@@ -27,8 +28,6 @@ UNEXPLAINED = "unexplained"
 FRAME = re.compile(r'File "(?!adapters/|torch/)([^"]+)", line (\d+), in (\S+)')
 """A line of a traceback in the framework's code."""
 
-NUMBER = re.compile(r"\d+")
-
 
 def causes(findings: Sequence[Finding], clues: Sequence[Clues]) -> list[Cause]:
     """The causes of a report's findings, the worst first."""
@@ -41,7 +40,7 @@ def causes(findings: Sequence[Finding], clues: Sequence[Clues]) -> list[Cause]:
 
     def harm(cause: Cause) -> tuple[int, tuple[bool, bool, float, float], int]:
         worst = max(badness(by_name[name]) for name in cause.findings)
-        return -[*Severity].index(cause.severity), worst, len(cause.findings)
+        return -cause.severity.rank, worst, len(cause.findings)
 
     return sorted([*found, *_alike(left, table)], key=harm, reverse=True)
 
@@ -49,12 +48,12 @@ def causes(findings: Sequence[Finding], clues: Sequence[Clues]) -> list[Cause]:
 def _explained(table: Table, findings: Mapping[str, Finding]) -> Iterator[Cause]:
     """Yield the causes of the findings that known mistakes explain."""
     pairs = cover(table)
-    claims: dict[Pair, list[Finding]] = {pair: [] for pair in pairs}
+    claims: dict[Pair, dict[str, Finding]] = {pair: {} for pair in pairs}
     for name, explanations in table.explanations.items():
         for part in explanation(explanations, pairs) or ():
-            claims[next(p for p in pairs if part.is_given_by([p]))].append(findings[name])
+            claims[next(p for p in pairs if part.is_given_by([p]))][name] = findings[name]
     for pair, claimed in claims.items():
-        yield _cause(pair.mistake, STATEMENTS[pair.mistake], pair.condition, claimed)
+        yield _cause(pair.mistake, STATEMENTS[pair.mistake], pair.condition, [*claimed.values()])
 
 
 def _alike(findings: Iterable[Finding], table: Table) -> Iterator[Cause]:
@@ -75,15 +74,22 @@ def _kind(finding: Finding) -> tuple[str, str]:
     if finding.verdict is Verdict.CRASHED:
         frames = FRAME.findall(finding.message or "")
         where = "{} in {}".format(*frames[-1][::2]) if frames else "a rank"
-        return "crashed", f"{where}: {NUMBER.sub('#', last_line(finding.message))}"
+        return "crashed", f"{where}: {wording(finding.message)}"
     if diagnosis is None:
-        return "declined", NUMBER.sub("#", last_line(finding.message))
-    if finding.check in (Check.ARGUMENTS, Check.LOGGING, Check.SHARDING):
-        return diagnosis.name, f"{finding.check}: {diagnosis.name.replace('_', ' ')}"
+        return "declined", wording(finding.message)
+    if finding.is_of_bad_input:
+        is_advice = finding.verdict is Verdict.ADVICE
+        rule = ", against a rule of another framework" if is_advice else ""
+        return diagnosis.name, f"{finding.check}: {_stated(diagnosis.name, BROKEN_RULES)}{rule}"
     if diagnosis.name == UNEXPLAINED:
         pattern = diagnosis.explanation.partition("; ")[0].rpartition(", ")[2]
         return UNEXPLAINED, f"{STATEMENTS[UNEXPLAINED]}: {pattern}"
-    return diagnosis.name, STATEMENTS.get(diagnosis.name, diagnosis.name.replace("_", " "))
+    return diagnosis.name, _stated(diagnosis.name, STATEMENTS)
+
+
+def _stated(mistake: str, statements: Mapping[str, str]) -> str:
+    """A statement of the table; older reports have names that are in none."""
+    return statements.get(mistake, mistake.replace("_", " "))
 
 
 def _cause(
@@ -94,7 +100,7 @@ def _cause(
     return Cause(
         name=name,
         condition=[*condition],
-        severity=min(map(_severity, findings), key=[*Severity].index),
+        severity=min(map(_severity, findings), key=lambda severity: severity.rank),
         statement=", ".join([statement, *condition]),
         impact=impact(findings),
         place=places.pop() if len(places) == 1 else None,
@@ -102,16 +108,20 @@ def _cause(
     )
 
 
-def _size(finding: Finding) -> tuple[int, int, int, str]:
-    """A sort key: fewest ranks first, then the plainest check, the shortest layout, and the id."""
+def _size(finding: Finding) -> tuple[int, int, int, bool, str]:
+    """A sort key: fewest ranks first, then the plainest check, the shortest layout, and the id.
+
+    A case of the corpus comes before generated ones, which a seed has to be given for.
+    """
     layout, check = finding.layout, [*Check].index(finding.check)
-    return layout.world_size, check, len(str(layout)), finding.id
+    is_generated = finding.case == GENERATED
+    return layout.world_size, check, len(str(layout)), is_generated, finding.id
 
 
 def _severity(finding: Finding) -> Severity:
     if finding.verdict is Verdict.ADVICE:
         return Severity.ADVICE
-    if finding.check in (Check.ARGUMENTS, Check.LOGGING):
+    if finding.is_of_bad_input:
         return Severity.ACCEPTED
     if finding.verdict is not Verdict.MISMATCH:
         return Severity.NOT_TRAINED

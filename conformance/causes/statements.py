@@ -91,9 +91,23 @@ STATEMENTS = {
     "tokens_miscounted": "another number of tokens is counted",
     "inactive_tokens_weigh": "tokens that the mask excludes have a weight",
     "not_finite": "numbers are NaN or infinite",
+    "tokens_not_held": "active tokens are on no rank",
+    "group_on_several_ranks": "a prompt group is on several data-parallel ranks",
+    "depends_on_cut": "a term is documented to depend on how a step is cut",
     "unexplained": "no known mistake explains it",
 }
 """What each mistake does, as the end of a sentence; the more common ones come first."""
+
+BROKEN_RULES = {
+    "accepted": "bad input is accepted",
+    "fails_later": "bad input passes startup validation, and the run fails later",
+    "refused_by_an_assert": "an assert alone refuses bad input, and python -O removes it",
+    "refused_without_naming": "bad input is refused by an error that does not name it",
+    "refused_what_it_supports": "good input is refused",
+    "not_the_same": "two ways to configure the same give different weights",
+}
+
+"""What a framework does against a rule about configurations, logs and group boundaries."""
 
 INFERRED = frozenset(
     {

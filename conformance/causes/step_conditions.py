@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from conformance.causes.conditions import EMPTY_SAMPLE
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -35,7 +37,7 @@ def of_step(step: Step) -> Iterator[str]:
     active = step.active_tokens
     _, sizes = np.unique(step.groups, return_counts=True)
     facts = {
-        "where a sample has no active token": (active == 0).any(),
+        EMPTY_SAMPLE: (active == 0).any(),
         "where no token is active": not active.any(),
         "where a sample has masked tokens": (active < step.response_lengths).any(),
         "where samples differ in length": len(set(active)) > 1,

@@ -59,7 +59,7 @@ def cause_changes(old: Report, new: Report) -> list[CauseChange]:
 def _changes(old: Report, new: Report) -> Iterator[CauseChange]:
     before, after = _wrong(old), _wrong(new)
     for cause in [*after]:
-        same = next((one for one in before if one.statement == cause.statement), None)
+        same = next((one for one in before if one.key == cause.key), None)
         if same is not None:
             before.remove(same)
             after.remove(cause)

@@ -4,7 +4,7 @@ Findings are compared one by one, by what they are of (`Key`), never by counts. 
 verdicts, from best to worst:
 
 1. ``conforms`` and ``advice``, which breaks no promise; so is ``refused`` where a refusal is what
-   is looked at (`_is_right_to_refuse`).
+   is looked at (`Finding.is_rightly_refused`).
 2. ``refused`` and ``unsupported``: nothing is trained, and nobody is deceived. It is worse than to
    conform, and a framework that declines what it used to reduce wrongly has become better.
 3. ``mismatch``: training goes on with wrong weights. Of two, that off by the larger factor is
@@ -333,7 +333,7 @@ def _kind(old: Finding, new: Finding) -> Kind:
 
 
 def _rank(finding: Finding) -> int:
-    if finding.verdict is Verdict.REFUSED and _is_right_to_refuse(finding):
+    if finding.is_rightly_refused:
         return 0
     return {
         Verdict.CONFORMS: 0,
@@ -344,12 +344,6 @@ def _rank(finding: Finding) -> int:
         Verdict.DECLINED: 2,
         Verdict.CRASHED: 3,
     }[finding.verdict]
-
-
-def _is_right_to_refuse(finding: Finding) -> bool:
-    """Whether something malformed on purpose was given: of `sharding`, group boundaries."""
-    malformed = finding.check is Check.SHARDING and finding.subject is not None
-    return malformed or finding.check in (Check.ARGUMENTS, Check.LOGGING)
 
 
 def _likeness(change: Change) -> _Likeness:

@@ -1,22 +1,25 @@
-"""The findings of a report behind each of its causes, and choices among findings."""
+"""The findings behind each cause of one report or several, and choices among findings."""
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from conformance.causes.conditions import EMPTY_SAMPLE
 from conformance.findings.cause import Severity
+from conformance.findings.finding_id import GENERATED, PRODUCTION
 from conformance.findings.report import Summary
+from conformance.findings.verdict import Check
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from conformance.findings.cause import Cause
     from conformance.findings.finding import Finding
     from conformance.findings.report import Report
-    from conformance.findings.verdict import Check, Verdict
+    from conformance.findings.verdict import Verdict
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,16 +52,19 @@ class FindingGroup:
     cause: Cause
     findings: tuple[Finding, ...]
 
+    example: Finding
+    """What shows best in words what the cause does: it need not be small, but an ordinary step."""
+
     @property
-    def example(self) -> Finding:
+    def smallest(self) -> Finding:
         """The smallest reproduction."""
         return self.findings[0]
 
     @property
-    def where(self) -> dict[str, int]:
-        """How many findings there are of each check, or subject of one, in their order."""
-        slugs = sorted(finding.identity.slug for finding in self.findings)
-        return dict(Counter(slugs))
+    def checks(self) -> dict[Check, int]:
+        """How many findings there are of each check."""
+        counts = Counter(finding.check for finding in self.findings)
+        return {check: counts[check] for check in Check if check in counts}
 
     @property
     def modes(self) -> list[Mode]:
@@ -76,12 +82,70 @@ def finding_groups(report: Report, findings: Iterable[Finding] | None = None) ->
 
     Without ``findings``, those of the report; a finding with several causes is in several groups.
     """
-    chosen = {
-        finding.id: finding for finding in (report.findings if findings is None else findings)
-    }
-    groups = (
-        FindingGroup(cause=cause, findings=tuple(chosen[i] for i in cause.findings if i in chosen))
+    groups = _groups(report, report.findings if findings is None else findings)
+    return [group for group in groups if group.cause.severity is not Severity.ADVICE]
+
+
+def advice_groups(report: Report) -> list[FindingGroup]:
+    """Returns each form of advice with its findings."""
+    groups = _groups(report, report.findings)
+    return [group for group in groups if group.cause.severity is Severity.ADVICE]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedCause:
+    """A cause of several versions of a framework: the same mistake under the same condition."""
+
+    groups: dict[int, FindingGroup]
+    """Its findings in each report that has it, by the report's place, the last report first."""
+
+    @property
+    def newest(self) -> FindingGroup:
+        """Its findings in the last report that has it."""
+        return next(iter(self.groups.values()))
+
+    @property
+    def cause(self) -> Cause:
+        """The cause in the last report that has it."""
+        return self.newest.cause
+
+
+def shared_causes(reports: Sequence[Report]) -> list[SharedCause]:
+    """Returns the causes of several versions, each once: those of the last, then those before it.
+
+    Of each version the worst comes first; advice is among them.
+    """
+    groups: dict[tuple[str, str], dict[int, FindingGroup]] = defaultdict(dict)
+    for place, report in reversed([*enumerate(reports)]):
+        for group in _groups(report, report.findings):
+            groups[group.cause.key][place] = group
+    return [SharedCause(groups=found) for found in groups.values()]
+
+
+def _groups(report: Report, findings: Iterable[Finding]) -> list[FindingGroup]:
+    chosen = {finding.id: finding for finding in findings}
+    found = (
+        (cause, tuple(chosen[name] for name in cause.findings if name in chosen))
         for cause in report.causes
-        if cause.severity is not Severity.ADVICE
     )
-    return [group for group in groups if group.findings]
+    return [
+        FindingGroup(cause=cause, findings=of_cause, example=_example(report, of_cause))
+        for cause, of_cause in found
+        if of_cause
+    ]
+
+
+def _example(report: Report, findings: Sequence[Finding]) -> Finding:
+    """Of the plainest check the step of production size, or else the smallest ordinary step."""
+
+    def oddity(finding: Finding) -> tuple[int, bool, bool, bool]:
+        clues = report.clues_of(finding)
+        is_degenerate = clues is not None and EMPTY_SAMPLE in clues.conditions
+        return (
+            [*Check].index(finding.check),
+            finding.case != PRODUCTION,
+            finding.case == GENERATED,
+            is_degenerate,
+        )
+
+    return min(findings, key=oddity)

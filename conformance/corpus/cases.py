@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from adapters.contract import Layout
+from conformance.findings.finding_id import PRODUCTION
 from reference.aggregation import Aggregation, Mode
 from reference.step import Sample, Step
 
@@ -277,7 +278,7 @@ CORPUS = (
         steps=(_step("1 11 1 01 1 10 1 11", prompts=[31, 30]),),
     ),
     Case(
-        name="production_step",
+        name=PRODUCTION,
         catches="counts that go wrong when large: low precision, or one token too many in 400,000",
         source="design: one token too many in a hundred thousand; L of miles pull request 1328",
         steps=(_production_step(),),

@@ -46,6 +46,11 @@ class Severity(StrEnum):
     ACCEPTED = "bad input accepted"
     ADVICE = "advice"
 
+    @property
+    def rank(self) -> int:
+        """A sort key: 0 for the worst."""
+        return [*Severity].index(self)
+
 
 class Range(NamedTuple):
     """The smallest and the largest value over a cause's findings."""
@@ -84,3 +89,11 @@ class Cause(_Frozen):
 
     findings: list[str]
     """Ids of the findings that it explains, the smallest reproduction first."""
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """What tells it from other causes of a framework, in every version: mistake and condition.
+
+        A crash's mistake is its place and words, which the statement has.
+        """
+        return self.name, self.statement

@@ -121,6 +121,17 @@ class Finding(Model):
         return self.identity.subject
 
     @property
+    def is_of_bad_input(self) -> bool:
+        """Whether it is of a configuration, a log or group boundaries, which may be malformed."""
+        malformed = self.check is Check.SHARDING and self.subject is not None
+        return malformed or self.check in (Check.ARGUMENTS, Check.LOGGING)
+
+    @property
+    def is_rightly_refused(self) -> bool:
+        """Whether the framework refused bad input, as the contract demands or allows."""
+        return self.verdict is Verdict.REFUSED and self.is_of_bad_input
+
+    @property
     def mode(self) -> Mode:
         """The mode that the framework was asked for."""
         return self.identity.mode

@@ -12,6 +12,9 @@ from reference.aggregation import Mode
 GENERATED = "generated"
 """Stands for all generated cases where a case of the corpus has its name."""
 
+PRODUCTION = "production_step"
+"""The case of the corpus that is as large as a step in production."""
+
 
 def slug(check: Check, subject: str | None) -> str:
     """The first part of an id: the check, with its subject if it has several."""

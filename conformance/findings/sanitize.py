@@ -12,6 +12,8 @@ from traceback import FrameSummary, TracebackException
 _UNREADABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 """Control characters and lone surrogates."""
 
+_NUMBER = re.compile(r"\d+")
+
 _OURS = tuple(
     f"{Path(__file__).parents[2] / package}{os.sep}" for package in ("adapters", "conformance")
 )
@@ -49,6 +51,11 @@ def last_line(text: str | None) -> str:
     """The last line of a traceback or other text."""
     lines = [line.strip() for line in (text or "").splitlines() if line.strip()]
     return printable(lines[-1]) if lines else ""
+
+
+def wording(text: str | None) -> str:
+    """The last line with # for each number, so that it is the same for all errors of one form."""
+    return _NUMBER.sub("#", last_line(text))
 
 
 def printable(text: str) -> str:

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass, fields
-from operator import itemgetter
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from conformance.causes.impact import impact_words
+from conformance.comparing.groups import finding_groups, shared_causes
 from conformance.comparing.report_file import load
 from conformance.findings.cause import Severity
 from conformance.findings.verdict import JUDGED, WRONG, Check
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
     from enum import StrEnum
 
     from adapters.contract import Departure
-    from conformance.findings.cause import Cause
+    from conformance.comparing.groups import SharedCause
     from conformance.findings.report import Report
 
 REPORTS = Path("reports")
@@ -72,7 +74,8 @@ between two, of one framework or of two.
 
 ## Frameworks side by side
 
-How many findings are wrong, of how many, over all checks; `–` where a framework has no such mode.
+How many findings are wrong, of how many, by mode and by check; `–` where a framework has nothing of
+the kind.
 """
 
 CONVENTIONS_HEAD = """
@@ -151,6 +154,32 @@ def _version_name(path: Path, report: Report) -> str:
     return path.name.removesuffix(".json.gz").removesuffix(f"-{report.engine}")
 
 
+MOST_CAUSES = 3
+"""Causes of a version in README.md's table; all are in `CAUSES`."""
+
+
+def worst_causes(found: Sequence[Version]) -> Iterator[str]:
+    """Yields a line for each report: how many findings are wrong, and the worst causes of that."""
+    rows = (
+        [one.report.adapter, one.report.engine, one.name, *_worst_causes(one.report)]
+        for one in found
+    )
+    yield from markdown_table(["framework", "engine", "version", "wrong", "causes"], rows)
+
+
+def _worst_causes(report: Report) -> Iterator[str]:
+    seen = sum(report.summary.verdicts.get(verdict, 0) for verdict in JUDGED)
+    wrong = sum(report.summary.verdicts.get(verdict, 0) for verdict in WRONG)
+    yield f"**{wrong}** of {seen}" if wrong else f"none of {seen}"
+    groups = finding_groups(report)
+    named = [
+        f"{escape_markdown(group.cause.statement)} ({len(group.findings)})"
+        for group in groups[:MOST_CAUSES]
+    ]
+    more = [f"{len(groups) - MOST_CAUSES} more"] if len(groups) > MOST_CAUSES else []
+    yield "; ".join([*named, *more]) or "–"
+
+
 def wrong_of_seen(
     found: Sequence[Version], field: Literal["check", "mode"], values: Iterable[StrEnum]
 ) -> Iterator[str]:
@@ -181,33 +210,42 @@ def _wrong_of_seen(report: Report, field: str, values: Iterable[StrEnum]) -> Ite
             yield f"ok ({seen[value]})" if seen[value] else "–"
 
 
-def causes(found: Sequence[Version], advice: bool) -> Iterator[str]:
-    """Yields a line for each cause, the worst of each framework first; ``advice`` or all others."""
-    groups: dict[tuple[str, str, str], list[tuple[str, Cause]]] = defaultdict(list)
-    for one in found:
-        for cause in one.report.causes:
-            if (cause.severity is Severity.ADVICE) is advice:
-                groups[one.report.adapter, one.report.engine, cause.statement].append(
-                    (one.name, cause)
-                )
-    rows = sorted((_cause(*key, groups[key]) for key in groups), key=itemgetter(0, 1, 2))
+def wrong_causes(found: Sequence[Version]) -> Iterator[str]:
+    """Yields a line for each cause of what is wrong, the worst of each framework first."""
+    return _causes_of(found, [one for one in Severity if one is not Severity.ADVICE])
+
+
+def advice_causes(found: Sequence[Version]) -> Iterator[str]:
+    """Yields a line for each form of advice."""
+    return _causes_of(found, [Severity.ADVICE])
+
+
+def _causes_of(found: Sequence[Version], severities: Sequence[Severity]) -> Iterator[str]:
     header = ["framework", "engine", "what", "cause", "impact", "for example", "versions"]
+    rows = (
+        _cause(shared, versions)
+        for _, grouped in groupby(found, key=attrgetter("framework"))
+        for versions in [[*grouped]]
+        for severity in severities
+        for shared in shared_causes([one.report for one in versions])
+        if shared.cause.severity is severity
+    )
     yield from markdown_table(header, rows)
 
 
-def _cause(
-    adapter: str, engine: str, statement: str, found: Sequence[tuple[str, Cause]]
-) -> list[str]:
-    _, largest = max(found, key=lambda one: len(one[1].findings))
-    place = f"; look at `{largest.place}`" if largest.place else ""
+def _cause(shared: SharedCause, versions: Sequence[Version]) -> list[str]:
+    """Returns the cells of a cause, as the version says it that has most of its findings."""
+    largest = max(shared.groups.values(), key=lambda group: len(group.findings))
+    place = f"; look at `{largest.cause.place}`" if largest.cause.place else ""
+    counts = [(versions[at].name, len(group.findings)) for at, group in shared.groups.items()]
     return [
-        adapter,
-        engine,
-        largest.severity,
-        f"{escape_markdown(statement)}{place}",
-        impact_words(largest.impact),
-        f"`{largest.findings[0]}`",
-        _list(f"{version} ({len(cause.findings)})" for version, cause in found),
+        versions[0].report.adapter,
+        versions[0].report.engine,
+        shared.cause.severity,
+        f"{escape_markdown(shared.cause.statement)}{place}",
+        impact_words(largest.cause.impact),
+        f"`{largest.smallest.id}`",
+        _list(f"{version} ({count})" for version, count in reversed(counts)),
     ]
 
 
@@ -252,12 +290,12 @@ def pages(found: Sequence[Version], readme: str) -> dict[Path, str]:
     """Returns the text of each page, that of README.md with its table renewed."""
     before, rest = readme.split(BEGIN)
     _, after = rest.split(END)
-    checks, by_mode = wrong_of_seen(found, "check", Check), wrong_of_seen(found, "mode", Mode)
-    wrong, advice = causes(found, advice=False), causes(found, advice=True)
+    by_mode, by_check = wrong_of_seen(found, "mode", Mode), wrong_of_seen(found, "check", Check)
     return {
-        README: f"{before}{BEGIN}{_lines(checks)}{END}{after}",
-        CAUSES: f"{HEAD}\n{_lines(wrong)}{ADVICE_HEAD}\n{_lines(advice)}",
-        INDEX: f"{INDEX_HEAD}\n{_lines(by_mode)}"
+        README: f"{before}{BEGIN}{_lines(worst_causes(found))}{END}{after}",
+        CAUSES: f"{HEAD}\n{_lines(wrong_causes(found))}"
+        f"{ADVICE_HEAD}\n{_lines(advice_causes(found))}",
+        INDEX: f"{INDEX_HEAD}\n{_lines(by_mode)}\n{_lines(by_check)}"
         f"{CONVENTIONS_HEAD}\n{_lines(conventions(found))}"
         f"{DEPARTURES_HEAD}\n{_lines(departures(found))}"
         f"{FILES_HEAD}\n{_lines(files(found))}",

@@ -1,4 +1,4 @@
-"""Reports as one self-contained web page: matrix, timelines, and all findings.
+"""Reports as one self-contained web page: causes, matrix, timelines, and all findings.
 
 The text of a framework is untrusted. The template escapes it, the data are JSON in which no tag can
 begin, the script adds it as text only, and a content security policy with the hashes of our own
@@ -18,15 +18,23 @@ from typing import TYPE_CHECKING
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from conformance.causes.impact import impact_words
+from conformance.comparing.cause_changes import Fate, cause_changes
+from conformance.comparing.groups import shared_causes
 from conformance.comparing.writable import require_regular
+from conformance.findings.badness import explain
+from conformance.findings.cause import Severity
 from conformance.findings.errors import PagePathError
 from conformance.findings.verdict import JUDGED, WRONG, Check, Verdict
+from conformance.runs.reproduce import command
 from conformance.views.page_data import Version, document, name_versions
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
 
+    from conformance.comparing.cause_changes import CauseChange
+    from conformance.comparing.groups import FindingGroup, SharedCause
     from conformance.findings.report import Report
 
 PARTS = Path(__file__).with_name("page_parts")
@@ -75,6 +83,72 @@ def judged_cells(versions: Sequence[Version]) -> list[tuple[Check, Mode]]:
         for check, mode in product(Check, Mode)
         if any(tally(version, [check], [mode]).seen for version in versions)
     ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PageCause:
+    """A cause of a framework, as it is in the last version that has it."""
+
+    group: FindingGroup
+    statement: str
+    """What it is, and what it was under another condition in the version before."""
+
+    fate: Fate
+    counts: dict[str, int]
+    """The number of its findings in each version that has it, by the version's name."""
+
+    query: dict[str, str]
+    """The filter of the page that lists its findings."""
+
+    impact: str
+    example: str
+    """What an ordinary finding shows."""
+
+    link: dict[str, str]
+    """The filter of the page that opens that finding."""
+
+    command: str
+    """Runs the smallest reproduction."""
+
+    @property
+    def is_advice(self) -> bool:
+        """Whether nothing that the framework promises is broken."""
+        return self.group.cause.severity is Severity.ADVICE
+
+
+def page_causes(versions: Sequence[Version]) -> list[PageCause]:
+    """Returns the causes of a framework, each once: those of the last version, the worst first.
+
+    Causes that are gone follow. What became of a cause is told by the last two versions.
+    """
+    reports = [one.report for one in versions]
+    changes = cause_changes(*reports[-2:]) if len(reports) > 1 else []
+    became = {change.new.key: change for change in changes if change.new is not None}
+    were = {change.old.key for change in changes if change.old and change.fate is Fate.CHANGED}
+    return [
+        _page_cause(shared, versions, became.get(shared.cause.key))
+        for shared in shared_causes(reports)
+        if shared.cause.key not in were
+    ]
+
+
+def _page_cause(
+    shared: SharedCause, versions: Sequence[Version], change: CauseChange | None
+) -> PageCause:
+    group, version = shared.newest, versions[next(iter(shared.groups))]
+    query = {"framework": version.framework, "cause": group.cause.statement}
+    address = f"{version.run}/{group.example.id}"
+    return PageCause(
+        group=group,
+        statement=change.statement if change else group.cause.statement,
+        fate=change.fate if change else (Fate.SAME if version is versions[-1] else Fate.GONE),
+        counts={versions[at].name: len(found.findings) for at, found in shared.groups.items()},
+        query=query | ({} if group.example.verdict in WRONG else {"verdict": "any"}),
+        impact=impact_words(group.cause.impact),
+        example=explain(group.example),
+        link={"verdict": "any", "finding": address},
+        command=command(version.report, group.smallest),
+    )
 
 
 def write(reports: Iterable[Report], path: Path) -> None:
@@ -132,6 +206,7 @@ def render(reports: Sequence[Report]) -> str:
         modes=list(Mode),
         tally=tally,
         judged_cells=judged_cells,
+        page_causes=page_causes,
     )
 
 

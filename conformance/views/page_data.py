@@ -14,13 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 from conformance.corpus.cases import ALL_CASES
 from conformance.findings.badness import LEGEND, off_by
-from conformance.findings.verdict import Check, Verdict
+from conformance.findings.cause import Severity
+from conformance.findings.verdict import WRONG, Check, Verdict
 from conformance.runs.reproduce import command
 from conformance.views.tables import verdict_matrix
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Sequence
 
+    from conformance.findings.cause import Cause
     from conformance.findings.finding import Diagnosis, Finding, Picture
     from conformance.findings.report import Provenance, Report
     from reference.aggregation import Mode
@@ -31,6 +33,12 @@ if TYPE_CHECKING:
 DIGITS = 3
 """Significant digits of errors and tolerances."""
 
+FOLDERS = {
+    "CLONE": "the folder of a clone of the framework's repository",
+    "CHECKOUT": "the folder with the framework's code as it was run",
+}
+"""What stands in a command for folders that reports do not name."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Version:
@@ -38,12 +46,24 @@ class Version:
 
     framework: str
     name: str
+    run: int
+    """The place of the report on the page."""
+
     report: Report
 
     @cached_property
     def matrix(self) -> dict[Check, dict[Mode, Counter[Verdict]]]:
         """Counts of verdicts, by check and mode."""
         return verdict_matrix(self.report.findings, "check", Check)
+
+    @cached_property
+    def causes(self) -> dict[str, list[Cause]]:
+        """The causes of each finding that has any, by its id."""
+        causes: dict[str, list[Cause]] = defaultdict(list)
+        for cause in self.report.causes:
+            for name in cause.findings:
+                causes[name].append(cause)
+        return causes
 
     @property
     def stopped(self) -> str:
@@ -57,12 +77,12 @@ def name_versions(reports: Iterable[Report]) -> list[Version]:
     """Gives names to reports; several of one version of a framework are numbered."""
     versions: list[Version] = []
     taken: Counter[tuple[str, str]] = Counter()
-    for report in reports:
+    for run, report in enumerate(reports):
         framework, name = f"{report.adapter} {report.engine}", _version_name(report.source)
         taken[framework, name] += 1
         again = taken[framework, name]
         name = f"{name} ({again})" if again > 1 else name
-        versions.append(Version(framework=framework, name=name, report=report))
+        versions.append(Version(framework=framework, name=name, run=run, report=report))
     return versions
 
 
@@ -75,8 +95,11 @@ def _version_name(source: Provenance) -> str:
 
 
 def document(versions: Sequence[Version]) -> dict[str, Any]:
-    """Returns all data that the script of the page reads."""
-    found = [(run, finding) for run, one in enumerate(versions) for finding in one.report.findings]
+    """Returns all data that the script of the page reads; findings with the worst causes first."""
+    found = sorted(
+        ((one.run, finding) for one in versions for finding in one.report.findings),
+        key=lambda pair: _severity(versions[pair[0]].causes.get(pair[1].id, [])),
+    )
     findings = [finding for _, finding in found]
     runs: Indices = {}
     samples: Indices = {}
@@ -85,6 +108,10 @@ def document(versions: Sequence[Version]) -> dict[str, Any]:
         "framework": _column(versions[run].framework for run, _ in found),
         "version": _column(versions[run].name for run, _ in found),
         "run": _column(run for run, _ in found),
+        "causes": _column(
+            tuple(cause.statement for cause in versions[run].causes.get(finding.id, ()))
+            for run, finding in found
+        ),
         "layout": _column(str(finding.layout) for finding in findings),
         "error": _column(_rounded(finding.error) for finding in findings),
         "tolerance": _column(_rounded(finding.tolerance) for finding in findings),
@@ -106,7 +133,14 @@ def document(versions: Sequence[Version]) -> dict[str, Any]:
         "reports": [_about(one) for one in versions],
         "cases": {case.name: case.catches for case in ALL_CASES if case.name in occurring},
         "legend": LEGEND,
+        "wrong": [*WRONG],
+        "folders": FOLDERS,
     }
+
+
+def _severity(causes: Sequence[Cause]) -> int:
+    """Returns a sort key: findings with the worst causes first, those without any last."""
+    return min((cause.severity.rank for cause in causes), default=len(Severity))
 
 
 def _about(version: Version) -> dict[str, list[tuple[str, str]]]:

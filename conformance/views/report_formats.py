@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
 from rich import box
@@ -13,10 +13,10 @@ from rich.table import Table
 from rich.text import Text
 
 from conformance.causes.impact import impact_words
-from conformance.comparing.groups import finding_groups
+from conformance.comparing.groups import advice_groups, finding_groups
 from conformance.findings.badness import explain
 from conformance.findings.finding_id import GENERATED
-from conformance.findings.sanitize import last_line
+from conformance.findings.sanitize import last_line, wording
 from conformance.findings.verdict import Check, Verdict
 from conformance.runs.reproduce import command
 from conformance.views.tables import (
@@ -68,27 +68,26 @@ def title(report: Report) -> str:
     )
 
 
-def _advice(findings: Sequence[Finding]) -> Iterator[str]:
-    """Yields a line for each piece of advice, with the number of its findings."""
-    pieces = Counter(explain(finding) for finding in findings if finding.verdict is Verdict.ADVICE)
-    for words, count in pieces.items():
-        yield f"advice ({count}): {words}"
+def _advice(report: Report) -> Iterator[str]:
+    """Yields a line for each form of advice, with the number of its findings and an example."""
+    for group in advice_groups(report):
+        words = f"for example {group.example.id}: {explain(group.example)}"
+        yield f"advice ({len(group.findings)}): {group.cause.statement}; {words}"
 
 
 def _reasons_not_run(findings: Sequence[Finding]) -> Iterator[str]:
-    """Yields a line for each reason why something was not run, with the number of its findings.
+    """Yields a line for each verdict with all reasons why something was not run, commonest first.
 
     Refusals that the contract demands are left out.
     """
-    demanded = (Check.ARGUMENTS, Check.LOGGING)
-    reasons = Counter(
-        (finding.verdict, last_line(finding.message))
-        for finding in findings
-        if finding.verdict is Verdict.UNSUPPORTED
-        or (finding.verdict is Verdict.REFUSED and finding.check not in demanded)
-    )
-    for (verdict, reason), count in sorted(reasons.items()):
-        yield f"{verdict} ({count}): {reason}"
+    for verdict in (Verdict.REFUSED, Verdict.UNSUPPORTED):
+        reasons: dict[str, list[str]] = defaultdict(list)
+        for finding in findings:
+            if finding.verdict is verdict and not finding.is_rightly_refused:
+                reasons[wording(finding.message)].append(last_line(finding.message))
+        alike = sorted(reasons.values(), key=len, reverse=True)
+        if alike:
+            yield f"{verdict}: {'; '.join(f'{words[0]} ({len(words)})' for words in alike)}"
 
 
 def _totals(report: Report) -> str:
@@ -112,14 +111,15 @@ def as_text(report: Report) -> Iterator[str]:
 
 
 def _parts(report: Report) -> Iterator[RenderableType]:
-    """Yields verdicts by check and mode, then every mistake, the worst first."""
+    """Yields every cause, the worst first, then advice, and verdicts by check and mode."""
     yield Text(title(report), style="bold")
-    yield _coloured_matrix(report)
+    yield ""
     for group in finding_groups(report):
         yield from _coloured_group(report, group)
         yield ""
-    for line in _advice(report.findings):
+    for line in _advice(report):
         yield Text(line, style=STYLES[Verdict.ADVICE])
+    yield _coloured_matrix(report)
     for line in _reasons_not_run(report.findings):
         yield Text(line, style="dim")
     yield Text(_totals(report), style="bold")
@@ -155,16 +155,14 @@ def _coloured_group(report: Report, group: FindingGroup) -> Iterator[RenderableT
 
 
 def _details(report: Report, group: FindingGroup) -> Iterator[str]:
-    """Yields what a cause does and where, with its smallest example; the last is its command."""
+    """Yields what a cause does and where; the last is the command of its smallest reproduction."""
     said = impact_words(group.cause.impact)
     yield f"{group.cause.severity}{f': {said}' if said else ''}"
     yield f"in {_where(group)}"
-    if group.cause.place:
-        yield f"look at {group.cause.place}"
     yield f"for example {group.example.id}: {explain(group.example)}"
-    if group.example.case == GENERATED and group.example.message:
-        yield from group.example.message.splitlines()
-    yield command(report, group.example)
+    if group.smallest.case == GENERATED and group.smallest.message:
+        yield from group.smallest.message.splitlines()
+    yield command(report, group.smallest)
 
 
 def _heading(group: FindingGroup) -> str:
@@ -174,7 +172,7 @@ def _heading(group: FindingGroup) -> str:
 
 
 def _where(group: FindingGroup) -> str:
-    where = ", ".join(f"{name} ({count})" for name, count in group.where.items())
+    where = ", ".join(f"{name} ({count})" for name, count in group.checks.items())
     layouts = "1 layout" if group.layouts == 1 else f"{group.layouts} layouts"
     return f"{where}; {', '.join(group.modes)}; {layouts}"
 
@@ -185,13 +183,13 @@ def as_markdown(report: Report) -> Iterator[str]:
     yield ""
     yield escape_markdown(_totals(report))
     yield ""
+    for group in finding_groups(report):
+        yield from _folded(report, group)
+        yield ""
+    for line in _advice(report):
+        yield from (escape_markdown(line), "")
     header, *rows = matrix_rows("check", _matrix(report), empty=NO_FINDINGS)
     yield from markdown_table(header, rows)
-    for group in finding_groups(report):
-        yield ""
-        yield from _folded(report, group)
-    for line in _advice(report.findings):
-        yield from ("", escape_markdown(line))
 
 
 def _folded(report: Report, group: FindingGroup) -> Iterator[str]:
@@ -215,7 +213,7 @@ def as_json(report: Report) -> Iterator[str]:
             "summary": report.summary.model_dump(mode="json"),
             "matrix": _matrix(report),
             "causes": [_document(report, group) for group in finding_groups(report)],
-            "advice": [*_advice(report.findings)],
+            "advice": [_document(report, group) for group in advice_groups(report)],
         },
         indent=1,
         ensure_ascii=False,
@@ -225,9 +223,10 @@ def as_json(report: Report) -> Iterator[str]:
 def _document(report: Report, group: FindingGroup) -> dict[str, object]:
     return {
         **group.cause.model_dump(mode="json", exclude={"findings"}),
-        "checks": group.where,
+        "checks": group.checks,
         "modes": group.modes,
         "example": group.example.id,
-        "command": command(report, group.example),
+        "smallest": group.smallest.id,
+        "command": command(report, group.smallest),
         "findings": [finding.id for finding in group.findings],
     }

@@ -133,6 +133,51 @@ def test_two_causes_that_only_together_explain_are_both_named() -> None:
     ]
 
 
+def test_a_mistake_of_several_terms_of_a_finding_claims_it_once() -> None:
+    both_terms = explained(
+        "auxiliary.combined/token_mean/a/dp1-cp2-mb1-thd",
+        ["kl/multiplied_by_cp"],
+        ["entropy/multiplied_by_cp"],
+        terms=("policy_loss", "entropy", "kl"),
+    )
+
+    assert named(both_terms) == [("multiplied_by_cp", (), 1)]
+
+
+def of_input(identity: str, verdict: Verdict) -> Said:
+    diagnosis = Diagnosis(name="accepted", explanation="a NaN divisor is accepted")
+    return Finding(id=identity, verdict=verdict, diagnosis=diagnosis), Clues(terms=[])
+
+
+def test_advice_is_never_one_cause_with_what_breaks_a_rule_of_the_framework() -> None:
+    causes = found(
+        of_input("arguments.divisor_nan/constant/a/dp1-cp1-mb1-thd", Verdict.MISMATCH),
+        of_input("arguments.divisor_zero/constant/a/dp1-cp1-mb1-thd", Verdict.ADVICE),
+        of_input("sharding.boundary_gap/prompt_mean/a/dp1-cp1-mb1-thd", Verdict.MISMATCH),
+    )
+
+    assert {(cause.severity, cause.statement) for cause in causes} == {
+        (Severity.ACCEPTED, "arguments: bad input is accepted"),
+        (Severity.ACCEPTED, "sharding: bad input is accepted"),
+        (
+            Severity.ADVICE,
+            "arguments: bad input is accepted, against a rule of another framework",
+        ),
+    }
+
+
+def test_lost_tokens_come_before_bad_input() -> None:
+    lost = Finding(
+        id="sharding/prompt_mean/a/dp2-cp1-mb1-thd",
+        verdict=Verdict.MISMATCH,
+        diagnosis=Diagnosis(name="tokens_not_held", explanation=""),
+    )
+    bad = of_input("arguments.divisor_nan/constant/a/dp1-cp1-mb1-thd", Verdict.MISMATCH)
+
+    statements = [one.statement for one in found(bad, (lost, Clues(terms=[])))]
+    assert statements[0] == "active tokens are on no rank"
+
+
 def test_what_nothing_explains_is_one_cause_for_each_pattern() -> None:
     [cause] = found(
         explained("weights/token_mean/a/dp1-cp2-mb1-thd", []),

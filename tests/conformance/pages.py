@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from adapters.contract import Layout
+from conformance.comparing.assembly import assembled
 from conformance.findings.finding import Diagnosis, Finding, Logged, Picture, PicturedSample, Run
-from conformance.findings.report import Report, Selection
+from conformance.findings.report import Selection
 from conformance.findings.verdict import Check, Verdict
 from conformance.judging.picture import picture
 from reference.aggregation import Mode
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from numpy.typing import NDArray
+
+    from conformance.findings.report import Report
 
 HOSTILE = (
     "</script><script>alert(1)</script>",
@@ -43,7 +46,7 @@ def report_of(findings: Iterable[Finding], adapter: str = "toy", version: str = 
     found = list(findings)
     source = HEADER.source.model_copy(update={"version": version})
     header = HEADER.model_copy(update={"adapter": adapter, "source": source})
-    return Report.assemble(header, found, Selection(selected=len(found), deselected=0))
+    return assembled(header, found, [], Selection(selected=len(found), deselected=0))
 
 
 def finding_of(

@@ -9,17 +9,22 @@ import re
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 
 from conformance.findings.badness import LEGEND, off_by
 from conformance.findings.errors import PagePathError
+from conformance.findings.finding import Finding
+from conformance.findings.finding_id import slug
 from conformance.findings.report import Provenance, Report, Selection
 from conformance.findings.verdict import Check, Verdict
 from conformance.runs.reproduce import command
-from conformance.views.page import render, write
+from conformance.views.page import PageCause, page_causes, render, write
 from conformance.views.page_data import document, name_versions
 from reference.aggregation import Mode
+from tests.causes.test_changes import report as assembled_of
+from tests.causes.test_find import CP, right, wrong
 from tests.conformance.pages import HOSTILE, finding_of, hostile, many, mistaken, report_of
 from tests.conformance.test_journal import HEADER
 
@@ -82,6 +87,16 @@ def column(data: dict[str, Any], name: str) -> list[Any]:
     return [values[number] for number in data["columns"][name]["numbers"]]
 
 
+def shown(report: Report, data: dict[str, Any]) -> list[Finding]:
+    """The findings of a report in the order of the page's data."""
+    findings = {finding.id: finding for finding in report.findings}
+    names = ("check", "subject", "mode", "case", "layout")
+    return [
+        findings["/".join([slug(Check(check), subject), *rest])]
+        for check, subject, *rest in zip(*(column(data, name) for name in names), strict=True)
+    ]
+
+
 def test_a_cell_counts_what_is_wrong_of_what_was_run_and_links_to_it() -> None:
     page = Page(render([report_of([WRONG, UNSUPPORTED, finding_of("c", verdict=Verdict.CRASHED)])]))
 
@@ -100,6 +115,87 @@ def test_what_is_not_supported_is_said() -> None:
     page = Page(render([report_of([UNSUPPORTED])]))
 
     assert "unsupported" in page.cells_of("none")
+
+
+def of(mistake: str, case: str = "a", **fields: Any) -> Finding:
+    return finding_of(case, error=1.0, diagnosis={"name": mistake, "explanation": "e"}, **fields)
+
+
+def page_causes_of(*reports: Report) -> list[PageCause]:
+    return page_causes(name_versions(reports))
+
+
+def test_causes_stand_before_all_else_and_say_what_is_known_of_them() -> None:
+    report = report_of([of("not_divided", place="loss.py:7 (reduce)", scale=2.0, cosine=1.0)])
+    page = render([report])
+    told = page[: page.index("Frameworks, modes and checks")]
+
+    for words in (
+        "wrong gradient",
+        "token losses are added up and not divided",
+        "as if the learning rate were multiplied by 2",
+        "loss.py:7 (reduce)",
+        "weights/token_mean/a/dp2-cp1-mb2-thd</a>: relative error 1: e [not_divided]",
+        "pytest --adapter=toy",
+        "1 finding</span>",
+    ):
+        assert words in told
+    [cause] = page_causes_of(report)
+    assert cause.command == command(report, report.findings[0])
+    assert f'href="#{urlencode(cause.query | {"version": "1"})}'.replace("&", "&amp;") in told
+
+
+def test_a_cause_of_several_versions_is_shown_once_with_what_became_of_it() -> None:
+    old = report_of([of("not_divided"), of("tokens_lost", "b")])
+    new = report_of(
+        [of("not_divided"), of("not_divided", "c"), of("samples_lost", "b")], version="2"
+    )
+
+    assert [(one.statement, one.fate, one.counts) for one in page_causes_of(old, new)] == [
+        ("token losses are added up and not divided", "the same", {"2": 2, "1": 1}),
+        ("samples are lost", "new", {"2": 1}),
+        ("tokens are lost", "gone", {"1": 1}),
+    ]
+    assert [one.fate for one in page_causes_of(new)] == ["the same"] * 2
+    assert ">new</span>" in render([old, new])
+    assert "2 findings, 2 of 2 versions" in render([old, new])
+
+
+def test_a_cause_under_another_condition_is_one_that_changed() -> None:
+    here, there = "weights/token_mean/a/dp1-cp2-mb1-thd", "weights/sample_mean/a/dp1-cp2-mb1-thd"
+    old = assembled_of(wrong(here, CP), wrong(there, CP))
+    new = assembled_of(wrong(here, CP), right(there, CP))
+
+    [cause] = page_causes_of(old, new)
+    assert cause.fate == "changed"
+    assert cause.statement.startswith("multiplied once too often by cp")
+    assert "in token_mean (it was: multiplied once too often" in cause.statement
+
+
+def test_a_cause_that_was_gone_before_the_last_two_versions_is_gone() -> None:
+    fixed = report_of([RIGHT])
+    causes = page_causes_of(report_of([of("not_divided")]), fixed, fixed)
+
+    assert [(one.fate, one.counts) for one in causes] == [("gone", {"1": 1})]
+
+
+def test_advice_is_folded_apart_from_what_is_wrong() -> None:
+    page = render([report_of([of("depends_on_cut", verdict=Verdict.ADVICE)])])
+
+    assert "none of 0 findings wrong" in page
+    assert "1 form of advice" in page[: page.index("a term is documented to depend")]
+
+
+def test_findings_come_by_what_their_causes_do() -> None:
+    bad_input = finding_of(
+        "a", check=Check.ARGUMENTS, diagnosis={"name": "accepted", "explanation": "e"}
+    )
+    lost = of("tokens_not_held", check=Check.SHARDING)
+    data = data_of(report_of([bad_input, RIGHT, lost]))
+
+    assert column(data, "check") == ["sharding", "arguments", "weights"]
+    assert column(data, "causes")[0] == ["active tokens are on no rank"]
+    assert column(data, "causes")[2] == []
 
 
 def test_matrix_has_the_report_given_last_and_the_timeline_all_in_the_order_given() -> None:
@@ -159,8 +255,8 @@ def test_data_are_what_findings_say() -> None:
 
     assert data["count"] == len(report.findings)
     for name in ("case", "verdict", "place", "message"):
-        assert column(data, name) == [getattr(finding, name) for finding in report.findings]
-    for finding, diagnosis in zip(report.findings, column(data, "diagnosis"), strict=True):
+        assert column(data, name) == [getattr(finding, name) for finding in shown(report, data)]
+    for finding, diagnosis in zip(shown(report, data), column(data, "diagnosis"), strict=True):
         if finding.diagnosis is None:
             assert diagnosis is None
         else:
@@ -172,7 +268,7 @@ def test_data_are_what_findings_say() -> None:
                 said.also,
             ]
     assert [None if p is None else tuple(p) for p in column(data, "logged")] == [
-        f.logged and (f.logged.expected, f.logged.reported) for f in report.findings
+        f.logged and (f.logged.expected, f.logged.reported) for f in shown(report, data)
     ]
 
 
@@ -181,7 +277,7 @@ def test_the_factor_that_a_finding_is_off_by_is_said_with_what_it_means() -> Non
     data = data_of(report)
 
     assert column(data, "off_by") == [
-        None if finding.agreement is None else off_by(finding) for finding in report.findings
+        None if one.agreement is None else off_by(one) for one in shown(report, data)
     ]
     assert "off by a factor of 2" in column(data, "off_by")
     assert data["legend"] == LEGEND
@@ -191,7 +287,7 @@ def test_pictures_can_be_read_off_the_data() -> None:
     report = mistaken()
     data = data_of(report)
 
-    for finding, kept in zip(report.findings, column(data, "picture"), strict=True):
+    for finding, kept in zip(shown(report, data), column(data, "picture"), strict=True):
         if finding.picture is None:
             assert kept is None
             continue
@@ -205,8 +301,9 @@ def test_pictures_can_be_read_off_the_data() -> None:
 
 def test_every_command_is_that_of_reproduce() -> None:
     for report in (mistaken(), hostile()):
-        pairs = column(data_of(report), "command")
-        for finding, (before, after) in zip(report.findings, pairs, strict=True):
+        data = data_of(report)
+        pairs = column(data, "command")
+        for finding, (before, after) in zip(shown(report, data), pairs, strict=True):
             whole = before if after is None else before + finding.id + after
             assert whole == command(report, finding)
 
@@ -221,7 +318,9 @@ def test_numbers_that_json_does_not_have_are_words(value: float) -> None:
 
 
 def test_nothing_hostile_becomes_an_element() -> None:
-    harmless = Page(render([report_of([finding_of(f"c{n}") for n in range(len(HOSTILE))])]))
+    named = [{"name": f"n{n}", "explanation": ""} for n in range(len(HOSTILE))]
+    findings = [finding_of(f"c{n}", place="p", diagnosis=one) for n, one in enumerate(named)]
+    harmless = Page(render([report_of(findings)]))
     page = Page(render([hostile()]))
 
     assert [tag for tag, _ in page.elements] == [tag for tag, _ in harmless.elements]
@@ -263,9 +362,10 @@ def test_a_thousand_findings_with_pictures_take_less_than_a_megabyte() -> None:
 
 def test_what_is_said_of_every_finding_is_said_once() -> None:
     words = "a message that is long enough to be kept once"
-    report = report_of([finding_of(f"c{n}", message=words) for n in range(9)])
+    diagnosis = {"name": "n", "explanation": words}
+    report = report_of([finding_of(f"c{n}", diagnosis=diagnosis) for n in range(9)])
 
-    assert render([report]).count(words) == 1
+    assert render([report]).count(words) == 2, "in the data and in the example of its cause"
 
 
 def test_checks_and_modes_are_counted_apart() -> None:

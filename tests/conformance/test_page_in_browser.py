@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from conformance.causes.statements import STATEMENTS
 from conformance.findings.badness import LEGEND
-from conformance.findings.finding import Picture, PicturedSample, Run
-from conformance.findings.verdict import Verdict
+from conformance.findings.finding import Logged, Picture, PicturedSample, Run
+from conformance.findings.verdict import Check, Verdict
 from conformance.runs.reproduce import command
 from conformance.views.page import render
 from tests.conformance.pages import HOSTILE, finding_of, hostile, many, mistaken, report_of
@@ -149,6 +150,10 @@ def finding(case: str) -> Finding:
     return found
 
 
+def diagnosed(mistake: str, **fields: Any) -> Finding:
+    return finding_of(diagnosis={"name": mistake, "explanation": "e"}, error=1.0, **fields)
+
+
 def link_to(case: str) -> str:
     return f"#verdict=any&finding=0/{finding(case).id}"
 
@@ -157,9 +162,53 @@ def test_what_is_wrong_is_listed_first(browser: Browser) -> None:
     browser.open(MISTAKEN)
     wrong = (Verdict.MISMATCH, Verdict.CRASHED)
 
-    assert browser.shown == [one.id for one in MISTAKEN.findings if one.verdict in wrong]
+    assert sorted(browser.shown) == [one.id for one in MISTAKEN.findings if one.verdict in wrong]
     assert browser.texts("#count") == ["8 wrong findings of 10 in all"]
-    assert browser.texts(".verdict")[5] == "✕ crashed"
+    assert browser.shown[-1] == finding("fallen").id, "which hides no wrong number"
+    assert browser.texts(".verdict")[-1] == "✕ crashed"
+
+
+def test_three_reports_with_six_causes_each_are_on_the_first_screen(browser: Browser) -> None:
+    mistakes = [*STATEMENTS][:4]
+    found = [diagnosed(name, case=f"c{number}") for number, name in enumerate(mistakes)]
+    found += [
+        finding_of("c8", verdict=Verdict.CRASHED, message="Traceback\nOSError: gone"),
+        diagnosed("not_divided", case="c9", check=Check.METRIC, logged=Logged(expected=1.0)),
+        diagnosed("depends_on_cut", case="c10", verdict=Verdict.ADVICE),
+    ]
+    browser.open(*(report_of(found, adapter=name) for name in ("skyrl", "slime", "miles")))
+    bottoms = (
+        "return [...document.querySelectorAll(arguments[0])]"
+        ".map(one => one.getBoundingClientRect().bottom)"
+    )
+    headings = browser.script(bottoms, ".causes h3")
+    causes = browser.script(bottoms, ".causes > ul > li > .cause")
+
+    assert (len(headings), len(causes)) == (3, 3 * 6)
+    assert max(headings + causes) <= 800
+
+
+def test_a_cause_leads_to_its_findings_and_its_example(browser: Browser) -> None:
+    lost = [diagnosed("tokens_lost", case="lost"), diagnosed("tokens_lost", case="other")]
+    browser.open(report_of([*lost, diagnosed("not_divided", case="a")]))
+    browser.click(".cause summary")
+    assert browser.texts(".cause[open] b") == ["tokens are lost"]
+    browser.click(".cause[open] dl a")
+
+    browser.until(lambda: len(browser.shown) == 2)
+    assert browser.shown == [one.id for one in lost]
+    assert browser.driver.find_element(By.NAME, "cause").get_property("value") == "tokens are lost"
+
+    browser.click(".cause[open] p a")
+    browser.until(lambda: len(browser.texts(".detail")) == 1)
+    assert browser.texts("[aria-expanded=true] .id") == [lost[0].id]
+
+
+def test_a_declined_step_is_wrong(browser: Browser) -> None:
+    browser.open(report_of([finding_of("a", verdict=Verdict.DECLINED, message="no")]))
+
+    assert browser.texts("#count") == ["1 wrong findings of 1 in all"]
+    assert browser.texts(".verdict") == ["⊘ declined"]
 
 
 def test_a_view_can_be_linked(browser: Browser) -> None:
@@ -189,12 +238,13 @@ def test_every_field_filters_and_clearing_shows_all_that_is_wrong(browser: Brows
         ("mode", "sample_mean"),
         ("verdict", "refused"),
         ("diagnosis", "unexplained"),
+        ("cause", "multiplied once too often by cp, the number of context-parallel ranks"),
     ]:
         browser.choose(field, value)
         counts.append(len(browser.shown))
         browser.click("[type=reset]")
 
-    assert counts == [1, 8, 2, 2, 1, 2]
+    assert counts == [1, 8, 2, 2, 1, 2, 5]
     assert len(browser.shown) == 9
     assert browser.driver.current_url.endswith("#")
 
@@ -304,10 +354,10 @@ def test_a_logged_number_is_shown_beside_the_expected_one(browser: Browser) -> N
 
 def test_a_finding_says_how_to_run_it_again(browser: Browser) -> None:
     browser.open(MISTAKEN, fragment=link_to("twice"))
-    browser.click(".copy")
+    browser.click(".detail .copy")
 
-    assert browser.texts(".command code") == [command(MISTAKEN, finding("twice"))]
-    browser.until(lambda: browser.texts(".copy")[0].startswith(("Copied", "Selected")))
+    assert browser.texts(".detail .command code") == [command(MISTAKEN, finding("twice"))]
+    browser.until(lambda: browser.texts(".detail .copy")[0].startswith(("Copied", "Selected")))
     assert "toy.loss:reduce" in browser.texts(".detail p code")
 
 
@@ -320,10 +370,10 @@ def test_nothing_that_a_framework_says_acts(browser: Browser) -> None:
     before = browser.script(drawn)
     for number in range(len(HOSTILE)):
         browser.script(f"document.querySelectorAll('.row')[{number}].click()")
-        found = hostile().findings[number]
-        assert browser.content(".row[aria-expanded=true] .id") == found.id
+        name = browser.content(".row[aria-expanded=true] .id")
+        [found] = [one for one in hostile().findings if one.id == name]
         assert browser.content(".detail pre") == found.message
-        assert browser.content(".command code") == command(hostile(), found)
+        assert browser.content(".detail .command code") == command(hostile(), found)
 
     assert browser.script(drawn) == before == 3
     assert browser.script("return window.acted ?? null") is None

@@ -105,7 +105,7 @@ def test_unsupported_is_skipped_counted_and_shown(tmp_path: Path) -> None:
     result = command.run(tmp_path, "declining", "--layout=dp1-cp1-mb1-bshd", *ONE_CASE)
 
     assert result.report.summary.modes["prompt_mean"] == {"unsupported": 1}
-    assert "unsupported (1): no prompt_mean" in result.output
+    assert "unsupported: no prompt_mean (1)" in result.output
     assert "1 skipped" in result.output
 
 

@@ -16,8 +16,11 @@ from conformance import cli
 from conformance.comparing.assembly import assembled
 from conformance.comparing.groups import FindingFilter, finding_groups
 from conformance.comparing.report_file import load, write
+from conformance.findings.cause import Clues
+from conformance.findings.finding import Diagnosis, Finding
 from conformance.findings.report import Selection
 from conformance.findings.verdict import Check, Verdict
+from conformance.views.report_formats import as_text
 from conformance.views.tables import verdict_matrix
 from reference.aggregation import Mode
 from tests import command
@@ -67,6 +70,58 @@ def test_groups_come_the_worst_first_with_the_worst_example(small: Path) -> None
     assert "for example weights/token_mean/b/dp1-cp1-mb1-bshd: off by a factor of 4" in text
     assert "\n  pytest --adapter=toy --engine=torch --layout=dp1-cp1-mb1-bshd -k '[weights" in text
     assert "1 conforms, 3 mismatch, 1 refused, 1 crashed" in text
+
+
+def test_causes_come_first_and_each_form_of_advice_once(tmp_path: Path) -> None:
+    advice = [
+        Finding(
+            id=f"arguments.{name}/constant/a/dp1-cp1-mb1-thd",
+            verdict=Verdict.ADVICE,
+            diagnosis=Diagnosis(name="accepted", explanation=f"{name} is accepted"),
+        )
+        for name in ("divisor_nan", "divisor_zero")
+    ]
+    refused = [
+        finding(case, Verdict.REFUSED).model_copy(update={"message": f"ValueError: no {number}"})
+        for number, case in enumerate("ab")
+    ]
+    report = assembled(
+        HEADER,
+        [*advice, *refused, mismatch("c", "not_divided")],
+        [],
+        Selection(selected=5, deselected=0),
+    )
+    write(report, tmp_path / "report.json")
+    text = shown(tmp_path / "report.json", COLUMNS="1000")
+    document = json.loads(shown(tmp_path / "report.json", "--format=json"))
+
+    assert text.count("arguments: bad input is accepted") == 1
+    assert "divisor_nan is accepted" in text
+    assert "divisor_zero" not in text
+    assert text.index("not divided") < text.index("advice (2)") < text.index("1 MISMATCH")
+    assert "\nrefused: ValueError: no 0 (2)\n" in text
+    assert [one["findings"] for one in document["advice"]] == [[one.id for one in advice]]
+
+
+def test_example_is_an_ordinary_step_and_the_command_runs_the_smallest() -> None:
+    empty = Clues(terms=["policy_loss"], conditions=["where a sample has no active token"])
+    ordinary = Clues(terms=["policy_loss"])
+    cases = ("a_small", "b_ordinary")
+    found = [
+        mismatch(case, "not_divided").model_copy(update={"clues": number})
+        for number, case in enumerate(cases)
+    ]
+    large = mismatch("production_step", "not_divided")
+
+    for findings, example in ((found, "b_ordinary"), ([*found, large], "production_step")):
+        selection = Selection(selected=len(findings), deselected=0)
+        report = assembled(HEADER, findings, [empty, ordinary], selection)
+        [group] = finding_groups(report)
+
+        assert (group.smallest.case, group.example.case) == ("a_small", example)
+        text = "\n".join(as_text(report))
+        assert f"for example {group.example.id}: " in text
+        assert f"-k '[{group.smallest.id}]'" in text
 
 
 def test_what_a_framework_prints_is_shown_as_it_is_and_steers_no_terminal(small: Path) -> None:

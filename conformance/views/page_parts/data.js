@@ -2,13 +2,14 @@
 
 const data = JSON.parse(document.getElementById("data").textContent);
 
-const WRONG = new Set(["mismatch", "crashed"]);
+const WRONG = new Set(data.wrong);
 
 const SIGNS = {
   conforms: "✓",
   mismatch: "≠",
   refused: "⊘",
   unsupported: "–",
+  declined: "⊘",
   crashed: "✕",
   advice: "i",
 };

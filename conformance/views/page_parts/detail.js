@@ -84,20 +84,18 @@ function place(finding) {
   return part("Look at", name && element("p", {}, element("code", {}, name)));
 }
 
-const FOLDERS = {
-  CLONE: "the folder of a clone of the framework's repository",
-  CHECKOUT: "the folder with the framework's code as it was run",
-};
-
 function reproduced(finding) {
   const command = element("code", {}, commandOf(finding));
   const copy = element("button", { type: "button", class: "copy" }, "Copy");
-  copy.addEventListener("click", () => copied(command, copy));
   const box = element("div", { class: "command" }, element("pre", { tabindex: 0 }, command), copy);
-  const folder = /--source=(CLONE|CHECKOUT)\b/.exec(command.textContent)?.[1];
-  const hint = folder && element("p", { class: "hint" }, `${folder} is ${FOLDERS[folder]}.`);
+  const folder = /--source=([A-Z]+)\b/.exec(command.textContent)?.[1];
+  const hint = folder && element("p", { class: "hint" }, `${folder} is ${data.folders[folder]}.`);
   return part("Run it again", box, hint);
 }
+
+document.addEventListener("click", ({ target }) => {
+  if (target.matches(".copy")) copied(target.previousElementSibling, target);
+});
 
 /** To the clipboard, or, where a browser does not let us, selected to be copied by hand. */
 async function copied(source, button) {

@@ -1,7 +1,7 @@
 // The list of findings, what it is filtered by, and the address that links to a view of it.
 
-const FIELDS = ["framework", "version", "check", "mode", "verdict", "diagnosis"];
-const SEARCHED = ["framework", "version", "diagnosis", "place", "message"];
+const FIELDS = ["framework", "version", "check", "mode", "verdict", "diagnosis", "cause"];
+const SEARCHED = ["framework", "version", "causes", "diagnosis", "place", "message"];
 const WRONG_ONLY = "";
 const PER_PAGE = 50;
 
@@ -58,15 +58,17 @@ function setChoice(select, value) {
 
 // Filtering.
 
-function valueOf(field, finding) {
-  if (field === "diagnosis") return diagnosisOf(finding)?.name ?? "";
-  return at(field, finding);
+/** Several, or none, where a finding has several causes or no diagnosis. */
+function valuesOf(field, finding) {
+  if (field === "cause") return at("causes", finding);
+  if (field === "diagnosis") return [diagnosisOf(finding)?.name ?? ""];
+  return [at(field, finding)];
 }
 
 function accepts(field, wanted, finding) {
-  const value = valueOf(field, finding);
-  if (field !== "verdict") return !wanted || value === wanted;
-  return wanted === WRONG_ONLY ? WRONG.has(value) : wanted === "any" || value === wanted;
+  const values = valuesOf(field, finding);
+  if (field !== "verdict") return !wanted || values.includes(wanted);
+  return wanted === WRONG_ONLY ? WRONG.has(values[0]) : wanted === "any" || values[0] === wanted;
 }
 
 /** Which findings have every word of a text in their id or in what is said of them. */
@@ -101,10 +103,8 @@ function filter() {
 function offer(select, field, found) {
   const { value } = select;
   const counts = new Map();
-  for (const finding of found) {
-    const one = valueOf(field, finding);
+  for (const one of found.flatMap((finding) => valuesOf(field, finding)))
     counts.set(one, (counts.get(one) ?? 0) + 1);
-  }
   const choices = field === "verdict" ? verdictChoices(found) : [["", "any"]];
   for (const [one, count] of counts) if (one) choices.push([one, `${one} (${count})`]);
   select.replaceChildren(...choices.map(([one, text]) => element("option", { value: one }, text)));
@@ -251,7 +251,7 @@ addEventListener("hashchange", () => {
 });
 
 addEventListener("beforeprint", () => {
-  for (const box of document.querySelectorAll(".timeline")) box.open = true;
+  for (const box of document.querySelectorAll(".timeline, .cause, .advice")) box.open = true;
 });
 
 if (location.hash) follow();
