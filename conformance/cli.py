@@ -288,7 +288,7 @@ def _cases(options: argparse.Namespace) -> Iterator[str]:
 def _history(options: argparse.Namespace) -> Iterator[str]:
     """Yields the table once all commits have run; progress goes to the error stream."""
     from conformance.runs import history
-    from conformance.views import history_table
+    from conformance.views import tables
 
     selection = history.Selection(
         adapter=options.adapter,
@@ -308,7 +308,7 @@ def _history(options: argparse.Namespace) -> Iterator[str]:
     for number, commit in enumerate(commits, 1):
         print(f"{number} of {len(commits)}: {commit.ref}", file=sys.stderr, flush=True)
         rows += history.run(selection, [commit], options.reports)
-    yield from getattr(history_table, f"as_{options.format}")(rows)
+    yield from getattr(tables, f"history_{options.format}")(rows)
 
 
 def _html(options: argparse.Namespace) -> Iterator[str]:
