@@ -6,6 +6,7 @@ import re
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
+from conformance.causes.conditions import METRIC_CHECKS
 from conformance.causes.cover import cover, explanation
 from conformance.causes.impact import impact
 from conformance.causes.statements import STATEMENTS
@@ -49,12 +50,12 @@ def causes(findings: Sequence[Finding], clues: Sequence[Clues]) -> list[Cause]:
 def _explained(table: Table, findings: Mapping[str, Finding]) -> Iterator[Cause]:
     """Yield the causes of the findings that known mistakes explain."""
     pairs = cover(table)
-    claims: dict[Pair, list[Finding]] = {pair: [] for pair in pairs}
+    claims: dict[Pair, dict[str, Finding]] = {pair: {} for pair in pairs}
     for name, explanations in table.explanations.items():
         for part in explanation(explanations, pairs) or ():
-            claims[next(p for p in pairs if part.is_given_by([p]))].append(findings[name])
+            claims[next(p for p in pairs if part.is_given_by([p]))][name] = findings[name]
     for pair, claimed in claims.items():
-        yield _cause(pair.mistake, STATEMENTS[pair.mistake], pair.condition, claimed)
+        yield _cause(pair.mistake, STATEMENTS[pair.mistake], pair.condition, [*claimed.values()])
 
 
 def _alike(findings: Iterable[Finding], table: Table) -> Iterator[Cause]:
@@ -115,4 +116,5 @@ def _severity(finding: Finding) -> Severity:
         return Severity.ACCEPTED
     if finding.verdict is not Verdict.MISMATCH:
         return Severity.NOT_TRAINED
-    return Severity.GRADIENT if finding.logged is None else Severity.LOGGED
+    is_logged = finding.identity.slug.startswith(METRIC_CHECKS)
+    return Severity.LOGGED if is_logged else Severity.GRADIENT

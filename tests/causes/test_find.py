@@ -133,6 +133,28 @@ def test_two_causes_that_only_together_explain_are_both_named() -> None:
     ]
 
 
+def test_a_finding_of_two_terms_with_one_mistake_counts_once() -> None:
+    together = explained(
+        "auxiliary.combined/token_mean/a/dp1-cp2-mb2-thd",
+        ["kl/multiplied_by_cp"],
+        ["entropy/multiplied_by_cp"],
+        terms=("policy_loss", "entropy", "kl"),
+    )
+
+    assert named(together) == [("multiplied_by_cp", (), 1)]
+
+
+def test_a_number_that_is_not_logged_is_no_wrong_gradient() -> None:
+    missing = Finding(
+        id="metric.kl/token_mean/a/dp1-cp2-mb1-thd",
+        verdict=Verdict.MISMATCH,
+        diagnosis=Diagnosis(name="not_logged", explanation=""),
+    )
+    [cause] = causes([missing], [])
+
+    assert cause.severity is Severity.LOGGED
+
+
 def test_what_nothing_explains_is_one_cause_for_each_pattern() -> None:
     [cause] = found(
         explained("weights/token_mean/a/dp1-cp2-mb1-thd", []),
