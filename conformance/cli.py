@@ -74,6 +74,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     expect.add_argument("report", type=Path, metavar="REPORT")
     expect.set_defaults(lines=_expect)
+    issue = commands.add_parser(
+        "issue", help="a cause of a report as a bug report for the framework's tracker, in Markdown"
+    )
+    issue.add_argument("report", type=Path, metavar="REPORT")
+    words = "its name or the beginning of it, or its place among the causes of the report"
+    issue.add_argument("cause", metavar="CAUSE", help=words)
+    issue.set_defaults(lines=_issue)
     return parser
 
 
@@ -324,6 +331,15 @@ def _expect(options: argparse.Namespace) -> Iterator[str]:
     from conformance.comparing.report_file import load
 
     return draft(load(options.report))
+
+
+def _issue(options: argparse.Namespace) -> Iterator[str]:
+    from conformance.comparing.groups import find_cause
+    from conformance.comparing.report_file import load
+    from conformance.views import issue
+
+    report = load(options.report)
+    yield from issue.as_markdown(report, find_cause(report, options.cause))
 
 
 def _filter(options: argparse.Namespace) -> FindingFilter:
