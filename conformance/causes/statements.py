@@ -91,6 +91,7 @@ STATEMENTS = {
     "tokens_miscounted": "another number of tokens is counted",
     "inactive_tokens_weigh": "tokens that the mask excludes have a weight",
     "not_finite": "numbers are NaN or infinite",
+    "not_logged": "a number is missing that this version is known to log",
     "unexplained": "no known mistake explains it",
 }
 """What each mistake does, as the end of a sentence; the more common ones come first."""

@@ -226,8 +226,9 @@ def _logged(worked: WorkedStep) -> Iterator[str]:
     assert logged is not None
     header = ["term", "tokens", "right denominator", "sum of their values", "adds"]
     known = [term for term in worked.terms if _is_known(term)]
-    yield from _table(header, (row for term in known for row in _addends(term)))
-    yield ""
+    if known:
+        yield "Values are those that the run gives to tokens, times the coefficient of the term."
+        yield from ("", *_table(header, (row for term in known for row in _addends(term))), "")
     for term in worked.terms:
         if term not in known:
             yield f"{_name(term)} {CUT_UNKNOWN}."
