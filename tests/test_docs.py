@@ -65,7 +65,7 @@ RELEASES = commands("pytest .*skyrl-0.2.0.json")
 MINE = commands("pytest --adapter=mine ")
 BY_PLACE = commands(".*my_package.conformance:")
 HISTORY = commands("rl-loss-conformance history ")
-ON_REPORTS = commands("rl-loss-conformance (show|diff|html|expect) ")
+ON_REPORTS = commands("rl-loss-conformance (show|issue|diff|html|expect) ")
 IN_TEST_CLI = [
     "rl-loss-conformance adapters",
     "rl-loss-conformance cases",
@@ -343,6 +343,17 @@ def test_cause_shown_is_of_a_committed_report_and_printed_as_shown() -> None:
     report = load(command.ROOT / "reports" / "miles" / "main-31f1ca9-fsdp.json.gz")
 
     assert shown in "\n".join(as_text(report))
+
+
+def test_denominator_shown_is_that_of_the_bug_report_shown(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    [shown] = blocks("text", "- all samples: ")
+    [line] = commands("rl-loss-conformance issue ")
+    monkeypatch.chdir(command.ROOT)
+
+    assert cli.main(shlex.split(line)[1:]) == 0
+    assert shown in capsys.readouterr().out
 
 
 def test_checks_conventions_and_options_are_documented() -> None:

@@ -236,7 +236,20 @@ def _logged(worked: WorkedStep) -> Iterator[str]:
         rest = logged.expected - math.fsum(term.expected for term in known)
         yield f"That of this run adds {rest:.7g}."
     reported = "NaN or infinity" if logged.reported is None else f"{logged.reported:.7g}"
-    yield f"Together, {logged.expected:.7g} is right, and {reported} is logged."
+    divided = _divided(known, logged.reported) if len(known) == len(worked.terms) == 1 else ""
+    yield f"Together, {logged.expected:.7g} is right, and {reported} is logged{divided}."
+
+
+def _divided(terms: Sequence[LossTerm], reported: float | None) -> str:
+    """Returns by what all values would have to be divided to give what was logged.
+
+    Empty where they have several right denominators.
+    """
+    [term] = terms
+    total = math.fsum(term.factors[term.context.step.mask])
+    if not reported or not total or len([*denominators(term.context)]) > 1:
+        return ""
+    return f", which is {total:.7g} divided by {total / reported:.5g}"
 
 
 def _addends(term: LossTerm) -> Iterator[list[str]]:

@@ -73,6 +73,15 @@ Together, 0.3020833 is right, and 0.6041667 is logged.
 - Severity: wrong logged number.
 - In effect 2 times the right number is logged.""",
     ),
+    "wrong logged number with one denominator": Defect(
+        "loggingranksums",
+        "dp2-cp1-mb1-bshd",
+        "metric/token_mean/fully_masked_group",
+        "multiplied_by_dp",
+        """\
+| `policy_loss` | all samples | 3 + 4 + 0 + 0 + 4 + 1 + 2 + 6 = 20 active tokens | 16.5 | 0.825 |
+Together, 0.825 is right, and 1.65 is logged, which is 16.5 divided by 10.""",
+    ),
     "number that is not logged": Defect(
         "renamingametric",
         "dp2-cp1-mb1-bshd",
