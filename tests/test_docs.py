@@ -320,6 +320,28 @@ def test_table_and_findings_are_those_of_the_committed_reports() -> None:
         assert (command.ROOT / path).read_text() == text
 
 
+@pytest.mark.skipif(
+    not (command.ROOT / overview.ISSUES).exists(), reason="no bug reports are committed"
+)
+def test_bug_reports_are_those_of_the_newest_committed_reports() -> None:
+    found = overview.issues(overview.versions(command.ROOT / "reports"))
+    committed = {path.name: path.read_text() for path in (command.ROOT / overview.ISSUES).glob("*")}
+
+    assert {path.name: text for path, text in found.items()} == committed
+
+
+def test_newest_versions_are_main_branches_and_else_the_last_releases() -> None:
+    found = overview.newest(overview.versions(command.ROOT / "reports"))
+
+    assert {one.framework: one.name.partition("-")[0] for one in found} == {
+        "skyrl fsdp": "v0.3.0",
+        "skyrl megatron": "v0.3.0",
+        "miles fsdp": "main",
+        "miles megatron": "main",
+        "slime megatron": "main",
+    }
+
+
 def test_known_fault_shown_is_one_of_a_committed_report(tmp_path: Path) -> None:
     [shown] = blocks("toml", r"\[\[expect")
     (tmp_path / "known.toml").write_text(shown)

@@ -5,6 +5,7 @@ Every number in it stands in the report, or is one that the reference expects of
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
@@ -43,6 +44,9 @@ if TYPE_CHECKING:
     from conformance.findings.report import Report
 
 PROJECT = "rl-loss-conformance"
+
+FRAME_AND_CODE = re.compile(r'^(  File "[^\n]*\n)(?: {4}[^\n]*\n)+', re.MULTILINE)
+"""A frame of a traceback with the framework's own code, which is left to it."""
 
 MOST_LINES = 40
 """Last lines of a message that are shown."""
@@ -266,7 +270,8 @@ def _how(finding: Finding) -> str:
 def _message(finding: Finding) -> Iterator[str]:
     """Yields the end of what the framework said, if it said something."""
     if finding.message:
-        yield from ("", *preformatted(finding.message.splitlines()[-MOST_LINES:]))
+        without_code = FRAME_AND_CODE.sub(r"\1", finding.message)
+        yield from ("", *preformatted(without_code.splitlines()[-MOST_LINES:]))
 
 
 def _right(issue: Issue) -> Iterator[str]:

@@ -308,9 +308,14 @@ def test_step_of_a_user_is_shown_without_denominators_that_nobody_knows() -> Non
 
 
 def test_crash_names_the_last_line_of_the_frameworks_own_code() -> None:
-    frames = 'File "fw/loss.py", line 7, in step\nFile "adapters/x.py", in run\nKeyError: 3'
+    frames = (
+        "Traceback (most recent call last):\n"
+        '  File "fw/loss.py", line 7, in step\n    loss = terms[3]\n           ~~~~~^^^\n'
+        '  File "adapters/x.py", in run\nKeyError: 3'
+    )
     markdown = text(toy(crash("two_prompts", frames)), "crashed")
 
+    assert '  File "fw/loss.py", line 7, in step\n  File "adapters/x.py", in run\n' in markdown
     assert "## Where\n\n- `fw/loss.py:7 (step)` (1 of 1 findings)" in markdown
 
 
