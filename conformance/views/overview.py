@@ -1,7 +1,7 @@
 """Pages about the committed reports: README.md's table, reports/causes.md and reports/README.md.
 
-``python -m conformance.views.overview`` writes them from the reports alone, and to reports/issues/ a
-bug report for each cause of the newest version of each engine.
+``python -m conformance.views.overview`` writes them from the reports alone, and a bug report in
+reports/issues/ for each cause of the newest version of each engine.
 """
 
 from __future__ import annotations
