@@ -75,6 +75,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     expect.add_argument("report", type=Path, metavar="REPORT")
     expect.set_defaults(lines=_expect)
+    issue = commands.add_parser(
+        "issue", help="a cause of a report as a bug report for the framework's tracker, in Markdown"
+    )
+    issue.add_argument("report", type=Path, metavar="REPORT")
+    words = "its name or the beginning of it, or its place among the causes of the report"
+    issue.add_argument("cause", metavar="CAUSE", help=words)
+    issue.set_defaults(lines=_issue)
     return parser
 
 
@@ -309,7 +316,7 @@ def _plan(options: argparse.Namespace) -> Iterator[str]:
 def _history(options: argparse.Namespace) -> Iterator[str]:
     """Yields the table once all commits have run; progress goes to the error stream."""
     from conformance.runs import history
-    from conformance.views import history_table
+    from conformance.views import tables
 
     selection = history.Selection(
         adapter=options.adapter,
@@ -329,7 +336,7 @@ def _history(options: argparse.Namespace) -> Iterator[str]:
     for number, commit in enumerate(commits, 1):
         print(f"{number} of {len(commits)}: {commit.ref}", file=sys.stderr, flush=True)
         rows += history.run(selection, [commit], options.reports)
-    yield from getattr(history_table, f"as_{options.format}")(rows)
+    yield from getattr(tables, f"history_{options.format}")(rows)
 
 
 def _html(options: argparse.Namespace) -> Iterator[str]:
@@ -345,6 +352,15 @@ def _expect(options: argparse.Namespace) -> Iterator[str]:
     from conformance.comparing.report_file import load
 
     return draft(load(options.report))
+
+
+def _issue(options: argparse.Namespace) -> Iterator[str]:
+    from conformance.comparing.groups import find_cause
+    from conformance.comparing.report_file import load
+    from conformance.views import issue
+
+    report = load(options.report)
+    yield from issue.as_markdown(report, find_cause(report, options.cause))
 
 
 def _filter(options: argparse.Namespace) -> FindingFilter:

@@ -288,3 +288,32 @@ class RecordingNothing(TwoLayouts):
 
     def observe(self, job: Job, rank: Rank) -> Observation:
         return replace(super().observe(job, rank), forward_passes=())
+
+
+class LoggingRankSums(TwoLayouts):
+    """Logs its policy loss added up over data-parallel ranks."""
+
+    def observe(self, job: Job, rank: Rank) -> Observation:
+        observed = super().observe(job, rank)
+        logged = {
+            metric: tuple(job.layout.dp * value for value in values)
+            for metric, values in observed.reported.items()
+        }
+        return replace(observed, reported=logged)
+
+
+class FavouringTheFirstToken(TwoLayouts):
+    """Weighs the first active token of a step 1.25 times, as no known mistake does."""
+
+    def observe(self, job: Job, rank: Rank) -> Observation:
+        observed = super().observe(job, rank)
+        for weights in observed.token_weights:
+            weights[weights.nonzero()[0][:1]] *= 1.25
+        return observed
+
+
+class ValidatingNothing(TwoLayouts):
+    """Accepts every configuration at startup."""
+
+    def started(self, job: Job) -> None:
+        pass

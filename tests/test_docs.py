@@ -65,7 +65,7 @@ RELEASES = commands("pytest .*skyrl-0.2.0.json")
 MINE = commands("pytest --adapter=mine ")
 BY_PLACE = commands(".*my_package.conformance:")
 HISTORY = commands("rl-loss-conformance history ")
-ON_REPORTS = commands("rl-loss-conformance (show|diff|html|expect) ")
+ON_REPORTS = commands("rl-loss-conformance (show|issue|diff|html|expect) ")
 IN_TEST_CLI = [
     "rl-loss-conformance adapters",
     "rl-loss-conformance cases",
@@ -320,6 +320,28 @@ def test_table_and_findings_are_those_of_the_committed_reports() -> None:
         assert (command.ROOT / path).read_text() == text
 
 
+@pytest.mark.skipif(
+    not (command.ROOT / overview.ISSUES).exists(), reason="no bug reports are committed"
+)
+def test_bug_reports_are_those_of_the_newest_committed_reports() -> None:
+    found = overview.issues(overview.versions(command.ROOT / "reports"))
+    committed = {path.name: path.read_text() for path in (command.ROOT / overview.ISSUES).glob("*")}
+
+    assert {path.name: text for path, text in found.items()} == committed
+
+
+def test_newest_versions_are_main_branches_and_else_the_last_releases() -> None:
+    found = overview.newest(overview.versions(command.ROOT / "reports"))
+
+    assert {one.framework: one.name.partition("-")[0] for one in found} == {
+        "skyrl fsdp": "v0.3.0",
+        "skyrl megatron": "v0.3.0",
+        "miles fsdp": "main",
+        "miles megatron": "main",
+        "slime megatron": "main",
+    }
+
+
 def test_known_fault_shown_is_one_of_a_committed_report(tmp_path: Path) -> None:
     [shown] = blocks("toml", r"\[\[expect")
     (tmp_path / "known.toml").write_text(shown)
@@ -343,6 +365,17 @@ def test_cause_shown_is_of_a_committed_report_and_printed_as_shown() -> None:
     report = load(command.ROOT / "reports" / "miles" / "main-31f1ca9-fsdp.json.gz")
 
     assert shown in "\n".join(as_text(report))
+
+
+def test_denominator_shown_is_that_of_the_bug_report_shown(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    [shown] = blocks("text", "- all samples: ")
+    [line] = commands("rl-loss-conformance issue ")
+    monkeypatch.chdir(command.ROOT)
+
+    assert cli.main(shlex.split(line)[1:]) == 0
+    assert shown in capsys.readouterr().out
 
 
 def test_checks_conventions_and_options_are_documented() -> None:

@@ -6,6 +6,7 @@ import re
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
+from conformance.causes.conditions import METRIC_CHECKS
 from conformance.causes.cover import cover, explanation
 from conformance.causes.impact import impact
 from conformance.causes.statements import BROKEN_RULES, STATEMENTS
@@ -125,4 +126,5 @@ def _severity(finding: Finding) -> Severity:
         return Severity.ACCEPTED
     if finding.verdict is not Verdict.MISMATCH:
         return Severity.NOT_TRAINED
-    return Severity.GRADIENT if finding.logged is None else Severity.LOGGED
+    is_logged = finding.identity.slug.startswith(METRIC_CHECKS)
+    return Severity.LOGGED if is_logged else Severity.GRADIENT

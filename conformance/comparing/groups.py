@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from conformance.causes.conditions import EMPTY_SAMPLE
 from conformance.findings.cause import Severity
+from conformance.findings.errors import AmbiguousCauseError, UnknownCauseError
 from conformance.findings.finding_id import GENERATED, PRODUCTION
 from conformance.findings.report import Summary
 from conformance.findings.verdict import Check
@@ -149,3 +150,26 @@ def _example(report: Report, findings: Sequence[Finding]) -> Finding:
         )
 
     return min(findings, key=oddity)
+
+
+def find_cause(report: Report, name: str) -> Cause:
+    """Returns the cause of a name, of the beginning of one, or of a place in the list, from 1.
+
+    Raises:
+        UnknownCauseError: there is none.
+        AmbiguousCauseError: there are several.
+    """
+    numbered = {str(number): cause for number, cause in enumerate(report.causes, 1)}
+    found = [number for number, cause in numbered.items() if name in (number, cause.name)] or [
+        number for number, cause in numbered.items() if cause.name.startswith(name)
+    ]
+    if len(found) == 1:
+        return numbered[found[0]]
+    choices = "; ".join(
+        f"{number}, {numbered[number].name}: {numbered[number].statement}"
+        for number in found or numbered
+    )
+    hint = f"choose {choices}" if choices else "it has none"
+    if found:
+        raise AmbiguousCauseError(f"{len(found)} causes are named {name!r}", hint)
+    raise UnknownCauseError(f"the report has no cause {name!r}", hint)

@@ -17,8 +17,9 @@ its message, which ends with a hint, and exit as for a wrong command line.
    `HarnessFaultError`, which stops the run and is not the user's mistake.
 7. The report is written: `ReportPathError`.
 
-Commands that read reports raise `ReportFileError`, `NothingToCompareError` and `PagePathError`; the
-others add `InvalidHistoryError`, `InvalidSourceError` and `UnknownCaseError`.
+Commands that read reports raise `ReportFileError`, `NothingToCompareError`, `PagePathError`,
+`UnknownCauseError` and `AmbiguousCauseError`; the others add `InvalidHistoryError`,
+`InvalidSourceError` and `UnknownCaseError`.
 """
 
 from __future__ import annotations
@@ -88,6 +89,14 @@ class InvalidSourceError(ConformanceError):
 
 class UnknownCaseError(ConformanceError):
     """The corpus has no case of that name."""
+
+
+class UnknownCauseError(ConformanceError):
+    """A report has no cause of that name."""
+
+
+class AmbiguousCauseError(ConformanceError):
+    """A report has several causes of that name."""
 
 
 class HarnessFaultError(RuntimeError):

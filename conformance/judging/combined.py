@@ -6,12 +6,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from adapters.contract.objective import Metric
 from adapters.contract.probed_batch import ProbedBatch
 from conformance.causes.consistent import Showing
 from conformance.diagnosis.explain import Evidence, diagnose, likeliest, without_gradient
 from conformance.diagnosis.shared_mistakes import diagnose_shared_mistake
-from conformance.diagnosis.step_context import LossTerm, StepContext
 from conformance.findings.agreement import agreement, direction
 from conformance.findings.verdict import Verdict
 from conformance.judging import loss_terms
@@ -30,6 +28,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from adapters.contract import Description, Job, Observation
+    from conformance.diagnosis.step_context import LossTerm
     from conformance.findings.finding import Diagnosis
 
 
@@ -44,7 +43,8 @@ def judge_combined(
     batch = ProbedBatch(job.steps, job.objective)
     showings: list[Showing] = []
     for step_index, dloss_dlogprob in enumerate(batch.split(batch.dloss_dlogprob)):
-        terms = _terms(step_context(job, step_index, observations, description), dloss_dlogprob)
+        context = step_context(job, step_index, observations, description)
+        terms = loss_terms.combined_terms(context, dloss_dlogprob)
         showings += (
             Showing(terms=terms, observed=weights * dloss_dlogprob, tolerance=tolerance)
             for weights in final_weights(observations, step_index, job, description.conventions)
@@ -72,20 +72,6 @@ def _wrong(showing: Showing) -> Judgement:
         diagnosis=_diagnosis(off, magnitude, showing.terms, showing.tolerance),
         picture=picture(showing.context, showing.observed, showing.expected),
     )
-
-
-def _terms(context: StepContext, dloss_dlogprob: NDArray[np.float64]) -> list[LossTerm]:
-    """The terms of the gradient: factors are derivatives by each token's probe."""
-    return [
-        LossTerm(
-            metric=metric,
-            context=context.of_term(loss_terms.reducer_of_term(metric, context.conventions)),
-            factors=dloss_dlogprob
-            if metric is Metric.POLICY_LOSS
-            else np.full_like(dloss_dlogprob, coefficient),
-        )
-        for metric, coefficient in loss_terms.COMBINED.items()
-    ]
 
 
 def _diagnosis(

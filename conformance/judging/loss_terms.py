@@ -17,15 +17,16 @@ from adapters.contract.objective import (
     Metric,
     Objective,
 )
-from adapters.contract.probed_batch import DIVERGENCES, ENTROPIES
-from reference.aggregation import AuxiliaryAggregation
+from adapters.contract.probed_batch import DIVERGENCES, ENTROPIES, ProbedBatch
+from conformance.diagnosis.step_context import LossTerm
+from reference.aggregation import AuxiliaryAggregation, MicroBatchWeight
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from numpy.typing import NDArray
 
-    from adapters.contract.probed_batch import ProbedBatch
+    from conformance.diagnosis.step_context import StepContext
     from reference.aggregation import Conventions
     from reference.step import Step
 
@@ -79,6 +80,38 @@ def reducer_of_term(metric: Metric, conventions: Conventions) -> AuxiliaryAggreg
 def without_rejection(step: Step) -> Step:
     """The step before rejection sampling."""
     return replace(step, mask=step.mask_before_rejection, original_mask=None)
+
+
+def logged_terms(context: StepContext, objective: Objective, metric: Metric) -> list[LossTerm]:
+    """The terms of a logged number, in the context of a step that an objective is trained on."""
+    conventions, batch = context.conventions, ProbedBatch(context.steps, objective)
+    if metric is not Metric.LOSS:
+        plain = replace(conventions, micro_batch_weight=MicroBatchWeight.EQUAL)
+        context = replace(context, conventions=plain)
+    if metric is Metric.REJECTED:
+        context = replace(context, steps=tuple(map(without_rejection, context.steps)))
+    return [
+        LossTerm(
+            metric=term,
+            context=context.of_term(reducer_of_term(term, conventions)),
+            factors=coefficient * batch.split(quantities(term, batch))[context.step_index],
+        )
+        for term, coefficient in coefficients(metric, objective).items()
+    ]
+
+
+def combined_terms(context: StepContext, dloss_dlogprob: NDArray[np.float64]) -> list[LossTerm]:
+    """The terms of the gradient of `COMBINED`: factors are derivatives by each token's probe."""
+    return [
+        LossTerm(
+            metric=metric,
+            context=context.of_term(reducer_of_term(metric, context.conventions)),
+            factors=dloss_dlogprob
+            if metric is Metric.POLICY_LOSS
+            else np.full_like(dloss_dlogprob, coefficient),
+        )
+        for metric, coefficient in COMBINED.items()
+    ]
 
 
 def quantities(metric: Metric, batch: ProbedBatch) -> NDArray[np.float64]:

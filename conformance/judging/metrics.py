@@ -9,17 +9,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from adapters.contract.objective import Metric, Objective
-from adapters.contract.probed_batch import ProbedBatch
 from conformance.causes.consistent import Showing
 from conformance.diagnosis.explain import ReportedEvidence, diagnose_reported, left_out, likeliest
 from conformance.diagnosis.shared_mistakes import diagnose_shared_mistake
-from conformance.diagnosis.step_context import ExpectedNumber, LossTerm
+from conformance.diagnosis.step_context import ExpectedNumber
 from conformance.findings.agreement import agreement
 from conformance.findings.finding import Diagnosis, Logged
 from conformance.findings.verdict import Verdict
 from conformance.judging import loss_terms
 from conformance.judging.weights import Judgement, judge_showings, mismatch, step_context
-from reference.aggregation import MicroBatchWeight
 from reference.rounding import TERM_OPERATIONS, reported_bound
 
 if TYPE_CHECKING:
@@ -28,6 +26,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from adapters.contract import Description, Job, Observation
+    from conformance.diagnosis.step_context import LossTerm
 
 
 def judge_logged(
@@ -46,7 +45,8 @@ def judge_logged(
         if not reported:
             words = f"no rank logs {metric} of step {step_index}, and this version is known to"
             return mismatch("not_logged", words)
-        terms = _terms(job, step_index, observations, description, metric)
+        context = step_context(job, step_index, observations, description)
+        terms = loss_terms.logged_terms(context, job.objective, metric)
         tolerance = _tolerance(job, step_index, description)
         showings += (
             Showing(
@@ -117,31 +117,6 @@ def _of_term(term: LossTerm, off: float, magnitude: float, tolerance: float) -> 
             others=magnitude - term.magnitude,
         )
     )
-
-
-def _terms(
-    job: Job,
-    step_index: int,
-    observations: Sequence[Observation],
-    description: Description,
-    metric: Metric,
-) -> list[LossTerm]:
-    conventions = description.conventions
-    batch = ProbedBatch(job.steps, job.objective)
-    context = step_context(job, step_index, observations, description)
-    if metric is not Metric.LOSS:
-        plain = replace(conventions, micro_batch_weight=MicroBatchWeight.EQUAL)
-        context = replace(context, conventions=plain)
-    if metric is Metric.REJECTED:
-        context = replace(context, steps=tuple(map(loss_terms.without_rejection, job.steps)))
-    return [
-        LossTerm(
-            metric=term,
-            context=context.of_term(loss_terms.reducer_of_term(term, conventions)),
-            factors=coefficient * batch.split(loss_terms.quantities(term, batch))[step_index],
-        )
-        for term, coefficient in loss_terms.coefficients(metric, job.objective).items()
-    ]
 
 
 def _tolerance(job: Job, step_index: int, description: Description) -> float:

@@ -155,13 +155,13 @@ class Controller:
     def _tell_github(
         self, terminalreporter: pytest.TerminalReporter, report: Report, gate: Gate
     ) -> None:
-        from conformance.views import github
+        from conformance.views import report_formats
         from conformance.views.diff_formats import gate_lines
 
         objections = [] if self._objection is None else [self._objection]
         lines = [*gate_lines(gate, report), *objections]
-        github.add_summary(report, lines, Path(os.environ[GITHUB_SUMMARY]))
-        for line in github.error_commands(report, [*gate.failing(report)], objections):
+        report_formats.add_summary(report, lines, Path(os.environ[GITHUB_SUMMARY]))
+        for line in report_formats.error_commands(report, [*gate.failing(report)], objections):
             terminalreporter.line(line)
 
     def _record(self, finding_message: FindingMessage) -> Finding | None:

@@ -1,10 +1,12 @@
 """Pages about the committed reports: README.md's table, reports/causes.md and reports/README.md.
 
-``python -m conformance.views.overview`` writes them from the reports alone.
+``python -m conformance.views.overview`` writes them from the reports alone, and a bug report in
+reports/issues/ for each cause of the newest version of each engine.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from dataclasses import dataclass, fields
 from itertools import groupby
@@ -17,6 +19,7 @@ from conformance.comparing.groups import finding_groups, shared_causes
 from conformance.comparing.report_file import load
 from conformance.findings.cause import Severity
 from conformance.findings.verdict import JUDGED, WRONG, Check
+from conformance.views import issue
 from conformance.views.tables import escape_markdown, markdown_table
 from reference.aggregation import Conventions, Mode
 
@@ -32,6 +35,7 @@ REPORTS = Path("reports")
 README = Path("README.md")
 CAUSES = REPORTS / "causes.md"
 INDEX = REPORTS / "README.md"
+ISSUES = REPORTS / "issues"
 
 BEGIN = "<!-- what reports/ say; written by `python -m conformance.views.overview` -->\n"
 END = "<!-- end of what reports/ say -->\n"
@@ -306,6 +310,39 @@ def _lines(lines: Iterable[str]) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
+def issues(found: Sequence[Version]) -> dict[Path, str]:
+    """Returns a bug report for each cause of what is wrong in the newest versions.
+
+    Of several causes of one name, the second has a 2 behind its name, and so on.
+    """
+    texts: dict[Path, str] = {}
+    for one in newest(found):
+        taken: Counter[str] = Counter()
+        for cause in one.report.causes:
+            if cause.severity is not Severity.ADVICE:
+                taken[cause.name] += 1
+                number = f"-{taken[cause.name]}" if taken[cause.name] > 1 else ""
+                name = f"{one.report.adapter}-{one.report.engine}-{cause.name}{number}.md"
+                texts[ISSUES / name] = _lines(issue.as_markdown(one.report, cause))
+    return texts
+
+
+def newest(found: Sequence[Version]) -> list[Version]:
+    """Returns the newest version of each engine: its main branch, or else its last release."""
+    merged = (one for one in found if not one.name.startswith("pull-"))
+    return [*{one.framework: one for one in sorted(merged, key=_age)}.values()]
+
+
+def _age(version: Version) -> tuple[bool, list[int]]:
+    numbers = [int(number) for number in re.findall(r"\d+", version.name)]
+    return version.name.startswith("main-"), numbers
+
+
 if __name__ == "__main__":
-    for page, text in pages(versions(REPORTS), README.read_text(encoding="utf-8")).items():
+    committed = versions(REPORTS)
+    ISSUES.mkdir(exist_ok=True)
+    for former in ISSUES.glob("*.md"):
+        former.unlink()
+    texts = pages(committed, README.read_text(encoding="utf-8")) | issues(committed)
+    for page, text in texts.items():
         page.write_text(text, encoding="utf-8")

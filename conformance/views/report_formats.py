@@ -1,4 +1,4 @@
-"""A report for its readers: the end of a run, a terminal, Markdown and JSON."""
+"""A report for its readers: the end of a run, a terminal, Markdown, JSON, and a job on GitHub."""
 
 from __future__ import annotations
 
@@ -24,12 +24,14 @@ from conformance.views.tables import (
     escape_markdown,
     markdown_table,
     matrix_rows,
+    preformatted,
     verdict_matrix,
     verdict_words,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from rich.console import RenderableType
 
@@ -53,6 +55,13 @@ PIPED_WIDTH = 120
 
 NO_FINDINGS = "–"
 """Content of a cell that counts no findings."""
+
+
+MOST_BYTES = 1_000_000
+"""Size of a step's summary; GitHub refuses one of more than 1 MiB altogether."""
+
+MOST_ANNOTATIONS = 10
+"""Annotations of one kind in a step; GitHub silently drops others."""
 
 
 def title(report: Report) -> str:
@@ -230,3 +239,33 @@ def _document(report: Report, group: FindingGroup) -> dict[str, object]:
         "command": command(report, group.smallest),
         "findings": [finding.id for finding in group.findings],
     }
+
+
+def add_summary(report: Report, more: Sequence[str], path: Path) -> None:
+    """Appends the report as Markdown, and lines of text, to the summary of the job's step."""
+    text = ["", *preformatted(more)] if more else []
+    page = "\n".join([*as_markdown(report), *text]) + "\n"
+    with path.open("ab") as file:
+        file.write(page.encode()[:MOST_BYTES].decode(errors="ignore").encode())
+
+
+def error_commands(
+    report: Report, failing: Sequence[Finding], objections: Sequence[str] = ()
+) -> Iterator[str]:
+    """Yields runner commands that annotate the run and each cause, the worst first."""
+    for words in objections:
+        yield f"::error::{_data(words)}"
+    found = finding_groups(report, failing)
+    for group in found[:MOST_ANNOTATIONS]:
+        name = f"{group.cause.name} ({len(group.findings)})"
+        words = f"{group.example.id}: {group.cause.statement}"
+        yield f"::error title={_property(name)}::{_data(words)}"
+
+
+def _data(text: str) -> str:
+    """Escapes a command's text as the runner's own toolkit does."""
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _property(text: str) -> str:
+    return _data(text).replace(":", "%3A").replace(",", "%2C")

@@ -76,7 +76,10 @@ def test_wrong_weights_exclude_the_mistakes_that_do_not_explain_them() -> None:
 
 
 def test_a_factor_may_be_there_twice() -> None:
-    assert [{"multiplied_by_cp"}, {"multiplied_by_cp"}] in explanations(CP_4, CP_4.weights * 16)
+    """Where dp is 1, cp may be dp · cp."""
+    factor = {"multiplied_by_cp", "multiplied_by_dp_cp"}
+
+    assert [factor, factor] in explanations(CP_4, CP_4.weights * 16)
 
 
 def test_a_factor_may_come_on_top_of_a_wrong_count() -> None:

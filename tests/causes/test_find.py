@@ -178,6 +178,17 @@ def test_lost_tokens_come_before_bad_input() -> None:
     assert statements[0] == "active tokens are on no rank"
 
 
+def test_a_number_that_is_not_logged_is_no_wrong_gradient() -> None:
+    missing = Finding(
+        id="metric.kl/token_mean/a/dp1-cp2-mb1-thd",
+        verdict=Verdict.MISMATCH,
+        diagnosis=Diagnosis(name="not_logged", explanation=""),
+    )
+    [cause] = causes([missing], [])
+
+    assert cause.severity is Severity.LOGGED
+
+
 def test_what_nothing_explains_is_one_cause_for_each_pattern() -> None:
     [cause] = found(
         explained("weights/token_mean/a/dp1-cp2-mb1-thd", []),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from conformance.comparing.assembly import assembled
 from conformance.findings.report import Report, Selection
 from conformance.findings.verdict import Verdict
-from conformance.views import github, tables
+from conformance.views import report_formats, tables
 from tests import command
 from tests.conformance.test_expectations import crash, mismatch
 from tests.conformance.test_journal import HEADER, finding
@@ -27,17 +27,17 @@ def report(*findings: object) -> Report:
 def test_each_mistake_is_one_annotation_and_there_are_ten_at_most() -> None:
     found = [mismatch(f"c{i}", f"mistake_{i % 30}") for i in range(60)]
 
-    lines = [*github.error_commands(report(*found), found)]
+    lines = [*report_formats.error_commands(report(*found), found)]
 
-    assert len(lines) == github.MOST_ANNOTATIONS
+    assert len(lines) == report_formats.MOST_ANNOTATIONS
     assert lines[0].startswith("::error title=mistake_")
     assert lines[0].split("::")[1].endswith(" (2)")
-    assert not list(github.error_commands(report(*found), []))
+    assert not list(report_formats.error_commands(report(*found), []))
 
 
 def test_words_of_a_framework_stay_inside_of_their_command() -> None:
     found = crash("a", "50%\x1b[31m::set-output name=x::y, z:")
-    [line] = github.error_commands(report(found), [found])
+    [line] = report_formats.error_commands(report(found), [found])
 
     assert "\n" not in line
     assert "\x1b" not in line
@@ -48,13 +48,13 @@ def test_words_of_a_framework_stay_inside_of_their_command() -> None:
 def test_summary_is_appended_and_cut_where_github_would_refuse_it(tmp_path: Path) -> None:
     page = tmp_path / "summary.md"
     page.write_text("before\n")
-    github.add_summary(report(finding("a")), ["  <b>after</b> @team"], page)
+    report_formats.add_summary(report(finding("a")), ["  <b>after</b> @team"], page)
 
     assert page.read_text().startswith("before\n### toy 1, engine torch")
     assert page.read_text().endswith("<pre>\n  &lt;b&gt;after&lt;/b&gt; @\u200bteam\n</pre>\n")
 
-    github.add_summary(report(finding("a")), ["é" * github.MOST_BYTES], page)
-    assert page.stat().st_size <= github.MOST_BYTES + 1000
+    report_formats.add_summary(report(finding("a")), ["é" * report_formats.MOST_BYTES], page)
+    assert page.stat().st_size <= report_formats.MOST_BYTES + 1000
     page.read_text()
 
 
@@ -84,7 +84,7 @@ def test_run_on_github_tells_what_failed_and_elsewhere_says_nothing(
 
 
 def test_digest_of_what_conforms_is_short() -> None:
-    lines = [*github.as_markdown(report(finding("a"), finding("b", Verdict.REFUSED)))]
+    lines = [*report_formats.as_markdown(report(finding("a"), finding("b", Verdict.REFUSED)))]
 
     assert "| weights | 1 ok, 1 refused |" in lines
     assert not any("<details>" in line for line in lines)

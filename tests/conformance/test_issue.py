@@ -1,0 +1,362 @@
+"""A cause as a bug report: complete, true, and with a command that shows the same cause again."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from functools import cache
+from typing import TYPE_CHECKING, NamedTuple
+
+import pytest
+
+from conformance import cli
+from conformance.comparing.assembly import assembled
+from conformance.comparing.groups import find_cause
+from conformance.comparing.report_file import write
+from conformance.findings.errors import AmbiguousCauseError, UnknownCauseError
+from conformance.findings.finding import Diagnosis, Finding, Picture, PicturedSample, Run
+from conformance.findings.report import Report, Request, Selection
+from conformance.findings.verdict import Verdict
+from conformance.views import issue
+from tests import command
+from tests.causes.test_find import CP, MICRO, Said, right, wrong
+from tests.conformance.test_expectations import crash, mismatch
+from tests.conformance.test_journal import HEADER, finding
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+class Defect(NamedTuple):
+    """An adapter with one defect, where it shows, its cause and lines of the bug report."""
+
+    adapter: str
+    layout: str
+    chosen: str
+    cause: str
+    lines: str
+
+
+DEFECTS = {
+    "wrong gradient": Defect(
+        "onetokenshort",
+        "dp1-cp1-mb2-bshd",
+        "weights/token_mean/fully_masked_group or weights/token_mean/uneven_lengths",
+        "count_off_by_one",
+        """\
+# Wrong gradient: one token or unit too many or too few is counted
+- Mode: `token_mean`, the mean over all active tokens of the step.
+- Cut: one rank, 2 micro-batches on each data-parallel rank, padded rows.
+| 2 | 1 | 2 | `000` |
+- all samples: 3 + 4 + 0 + 0 + 4 + 1 + 2 + 6 = 20 active tokens: right 1/20 = 0.05, observed \
+1/19 = 0.0526316 (1.053 times)
+| 4 | 1–2 | 0 | 0 | 1 | 0.05 | 0.0526316 |
+| 4 | 3 | 0 | 0 | 1 | 0 | 0 |
+- Severity: wrong gradient.
+- In effect as if the learning rate were multiplied by 1.029 to 1.053.
+- Single active tokens weigh 1.029 to 1.053 times what they should.
+- Seen in the gradient of the policy loss (2).
+The findings do not determine the place in the code.
+- engine: `torch`""",
+    ),
+    "wrong logged number": Defect(
+        "loggingranksums",
+        "dp2-cp1-mb1-bshd",
+        "metric/sample_mean/two_prompts",
+        "multiplied_by_dp",
+        """\
+# Wrong logged number: multiplied once too often by dp, the number of data-parallel ranks
+- Compared: the logged policy loss.
+| `policy_loss` | sample 1 | 4 active tokens · 4 samples = 16 | 6.5 | 0.40625 |
+Together, 0.3020833 is right, and 0.6041667 is logged.
+- Severity: wrong logged number.
+- In effect 2 times the right number is logged.""",
+    ),
+    "wrong logged number with one denominator": Defect(
+        "loggingranksums",
+        "dp2-cp1-mb1-bshd",
+        "metric/token_mean/fully_masked_group",
+        "multiplied_by_dp",
+        """\
+| `policy_loss` | all samples | 3 + 4 + 0 + 0 + 4 + 1 + 2 + 6 = 20 active tokens | 16.5 | 0.825 |
+Together, 0.825 is right, and 1.65 is logged, which is 16.5 divided by 10.""",
+    ),
+    "number that is not logged": Defect(
+        "renamingametric",
+        "dp2-cp1-mb1-bshd",
+        "metric/sample_mean/two_prompts",
+        "not_logged",
+        """\
+# Wrong logged number: a number is missing that this version is known to log
+- In this step: no rank logs policy&#95;loss of step 0, and this version is known to.
+- Severity: wrong logged number.""",
+    ),
+    "crash": Defect(
+        "raising",
+        "dp2-cp1-mb1-bshd",
+        "weights/prompt_mean/one_token",
+        "crashed",
+        """\
+# Crash: `tests/broken.py in fail: RuntimeError: no kernel image`
+- prompt 2 (samples 4 and 5): 1 + 0 = 1 active token · 4 prompts = 4: right 1/4 = 0.25
+- prompt 3 (samples 6 and 7): 0 + 0 = 0 active tokens: adds 0, and counts
+RuntimeError: no kernel image
+- Severity: ordinary step declined or crashed.""",
+    ),
+    "declined step": Defect(
+        "declining",
+        "dp1-cp1-mb2-bshd",
+        "weights/constant/two_prompts",
+        "declined",
+        """\
+# Ordinary step declined: `ValueError: constant is out of fashion`
+- all samples: L = 40 · 4 samples = 160: right 1/160 = 0.00625
+ValueError: constant is out of fashion""",
+    ),
+    "bad configuration": Defect(
+        "validatingnothing",
+        "dp1-cp1-mb2-bshd",
+        "arguments.divisor_negative/",
+        "fails_later",
+        """\
+# Configuration: constant with a divisor that is negative passes startup validation, and the run \
+fails later: reference.aggregation.InvalidAggregationError: divisor -4.0 is not a positive finite \
+number
+- Severity: bad input accepted.
+- Seen in arguments: divisor negative (1).""",
+    ),
+    "unexplained": Defect(
+        "favouringthefirsttoken",
+        "dp1-cp1-mb2-bshd",
+        "weights/sample_mean/two_prompts",
+        "unexplained",
+        """\
+# Wrong gradient: no known mistake explains it: one ratio per sample
+- sample 0: 1 active token · 4 samples = 4: right 1/4 = 0.25, observed 1/3.2 = 0.3125 (1.25 times)
+- sample 1: 4 active tokens · 4 samples = 16: right 1/16 = 0.0625, observed the same""",
+    ),
+    "gradient of several terms": Defect(
+        "favouringthefirsttoken",
+        "dp1-cp1-mb2-bshd",
+        "auxiliary.combined/token_mean/fully_masked_sample",
+        "unexplained",
+        """\
+`policy_loss`, with a factor of minus each token's advantage:
+`entropy`, with a factor of -0.5:
+- all samples: 3 + 0 + 2 + 5 + 3 + 1 + 6 + 3 = 23 active tokens: right 1/23 = 0.0434783
+- `kl` is reduced by `token_mean`: the loss of an active token is divided by the active tokens of \
+the whole step, however the step is cut over ranks and micro-batches.""",
+    ),
+    "rejected tokens": Defect(
+        "onetokenshort",
+        "dp1-cp1-mb2-bshd",
+        "rejection/token_mean/rejected_group",
+        "count_off_by_one",
+        """\
+| 6 | 3 | 2 | `01` (before rejection sampling `11`) |
+- As the framework documents, a sample or prompt without active tokens adds 0 and still counts; \
+rejected tokens are not counted.""",
+    ),
+    "mean over micro-batches": Defect(
+        "averagingmicrobatches",
+        "dp1-cp1-mb2-bshd",
+        "metric.clip_fraction/token_mean/fully_masked_sample",
+        "sample_units_excluded",
+        """\
+`clip_fraction` is a mean over data-parallel ranks and micro-batches of each micro-batch's mean, \
+as the framework documents; how the step was cut into micro-batches is not in the report.
+- `clip_fraction` is documented to be the mean over data-parallel ranks and micro-batches of each \
+micro-batch's `token_mean`.""",
+    ),
+}
+
+AGAIN = ("wrong gradient", "wrong logged number", "crash", "declined step", "bad configuration")
+
+
+@pytest.fixture(scope="module")
+def report_on(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Report]:
+    """Makes the report on a defect, once."""
+
+    @cache
+    def made(name: str) -> Report:
+        defect = DEFECTS[name]
+        chosen = (f"--layout={defect.layout}", "-k", defect.chosen)
+        return command.run(tmp_path_factory.mktemp("run"), defect.adapter, *chosen).report
+
+    return made
+
+
+def text(report: Report, cause: str) -> str:
+    return "\n".join(issue.as_markdown(report, find_cause(report, cause)))
+
+
+def toy(*findings: Finding, **header: object) -> Report:
+    chosen = Selection(selected=len(findings), deselected=0)
+    return assembled(HEADER.model_copy(update=header), findings, [], chosen)
+
+
+def said_by(*said: Said) -> Report:
+    findings = [one.model_copy(update={"clues": n}) for n, (one, _) in enumerate(said)]
+    chosen = Selection(selected=len(said), deselected=0)
+    return assembled(HEADER, findings, [clues for _, clues in said], chosen)
+
+
+@pytest.mark.parametrize("name", DEFECTS)
+def test_bug_report_is_complete_and_worked_out_by_hand(
+    report_on: Callable[[str], Report], name: str
+) -> None:
+    found = text(report_on(name), DEFECTS[name].cause).splitlines()
+
+    assert [line for line in DEFECTS[name].lines.splitlines() if line not in found] == []
+    assert {"## Impact", "## Where", "## How to see it again", "## Versions"} <= {*found}
+    assert f"The run fails and names the cause `{DEFECTS[name].cause}`." in found
+
+
+def again(folder: Path, adapter: str, markdown: str) -> command.Result:
+    """What comes of the command that a bug report prints."""
+    [line] = re.findall(r"^```sh\n(.*)\n```$", markdown, re.MULTILINE)
+    return command.run(folder, adapter, *shlex.split(line)[2:])
+
+
+@pytest.mark.parametrize("name", AGAIN)
+def test_command_shows_the_same_cause_again(
+    tmp_path: Path, report_on: Callable[[str], Report], name: str
+) -> None:
+    defect = DEFECTS[name]
+    result = again(tmp_path, defect.adapter, text(report_on(name), defect.cause))
+
+    assert [cause.name for cause in result.report.causes] == [defect.cause]
+    assert f"[{defect.cause}]" in result.output
+
+
+@pytest.mark.skyrl
+def test_command_on_skyrl_shows_the_same_cause_again(tmp_path: Path) -> None:
+    chosen = ("--layout=dp1-cp2-mb2-thd", "-k", "metric.loss/token_mean/fully_masked_sample")
+    first = command.run(tmp_path / "first", "skyrl", "--engine=megatron", *chosen)
+    markdown = text(first.report, "not_reduced_over")
+    second = again(tmp_path / "second", "skyrl", markdown)
+
+    assert "# Wrong logged number: the share of one context-parallel rank" in markdown
+    assert second.report.causes == first.report.causes
+
+
+def test_example_is_the_smallest_that_the_cause_alone_explains() -> None:
+    report = said_by(
+        wrong("weights/token_mean/two_prompts/dp1-cp2-mb2-thd", MICRO, CP),
+        wrong("weights/token_mean/uneven_lengths/dp1-cp4-mb2-thd", MICRO),
+        wrong("weights/token_mean/two_prompts/dp1-cp4-mb2-thd", MICRO),
+        right("weights/token_mean/two_prompts/dp1-cp2-mb1-thd", CP),
+    )
+
+    assert "-k '[weights/token_mean/two_prompts/dp1-cp4-mb2-thd]'" in text(
+        report, "multiplied_by_m"
+    )
+
+
+def test_a_step_that_several_mistakes_explain_is_said_to_be_one() -> None:
+    report = said_by(
+        wrong("weights/token_mean/two_prompts/dp1-cp2-mb2-thd", MICRO, CP),
+        right("weights/token_mean/two_prompts/dp1-cp2-mb1-thd", CP),
+    )
+
+    assert (
+        "names the cause `multiplied_by_cp`.\n"
+        "For `multiplied_by_micro_batches`, which explains it as well, speak the other steps"
+    ) in text(report, "multiplied_by_micro_batches")
+
+
+def test_conditions_need_no_knowledge_of_checks() -> None:
+    report = said_by(
+        wrong("metric.loss/token_mean/two_prompts/dp1-cp2-mb2-thd", CP),
+        right("metric.kl/token_mean/two_prompts/dp1-cp2-mb2-thd", CP),
+        right("metric.loss/sample_mean/two_prompts/dp1-cp2-mb2-thd", CP),
+    )
+
+    first = text(report, "1").splitlines()[0]
+    assert "in `token_mean`" in first
+    assert "in the logged sum of policy loss, entropy and KL term" in first
+
+
+def test_advice_is_said_to_be_no_bug() -> None:
+    diagnosis = Diagnosis(name="accepted", explanation="other keys: logged; the rule is another's")
+    advice = Finding(
+        id="logging/sample_mean/different_keys/dp1-cp1-mb1-bshd",
+        verdict=Verdict.ADVICE,
+        diagnosis=diagnosis,
+    )
+    markdown = text(toy(advice), "accepted")
+
+    assert markdown.startswith("# Advice: other keys: logged\n\nThis is not a bug, as nothing that")
+    assert "- other keys: logged; the rule is another's" in markdown
+    assert "The run passes and ends with the advice." in markdown
+    assert "denominator" not in markdown
+
+
+def test_step_of_a_user_is_shown_without_denominators_that_nobody_knows() -> None:
+    samples = [
+        PicturedSample(sample=0, group=0, tokens=2, runs=[Run(2, 0.5, None, None, None, None)])
+    ]
+    picture = Picture(step=0, samples_of_step=2, samples=samples)
+    found = mismatch("two_prompts", "not_finite").model_copy(update={"picture": picture})
+    markdown = text(toy(found, request=Request(case="two_prompts")), "not_finite")
+
+    assert "| 0 | 1–2 | ? | ? | ? | 0.5 | NaN or infinite |" in markdown
+    assert "These are 1 of 2 samples, those with the largest errors." in markdown
+    assert "by hand" not in markdown
+    assert "FILE is the step that the user gave." in markdown
+
+
+def test_crash_names_the_last_line_of_the_frameworks_own_code() -> None:
+    frames = (
+        "Traceback (most recent call last):\n"
+        '  File "fw/loss.py", line 7, in step\n    loss = terms[3]\n           ~~~~~^^^\n'
+        '  File "adapters/x.py", in run\nKeyError: 3'
+    )
+    markdown = text(toy(crash("two_prompts", frames)), "crashed")
+
+    assert '  File "fw/loss.py", line 7, in step\n  File "adapters/x.py", in run\n' in markdown
+    assert "## Where\n\n- `fw/loss.py:7 (step)` (1 of 1 findings)" in markdown
+
+
+def test_what_a_framework_says_has_no_effect_in_a_tracker() -> None:
+    report = toy(crash("two_prompts", "ValueError: `<img src=x>` @someone #7"))
+    markdown = text(report, "crashed")
+
+    assert "<img" not in re.sub(r"`[^`\n]*`", "", markdown)
+    assert "@someone" not in re.sub(r"`[^`\n]*`", "", markdown)
+    assert "# Crash: `a rank: ValueError: <img src=x> @someone ##`" in markdown
+
+
+def test_cause_is_found_by_name_beginning_and_number() -> None:
+    report = toy(mismatch("a", "not_divided"), mismatch("b", "not_finite"), crash("c", "no"))
+    by_number = [find_cause(report, str(number)).name for number in (1, 2, 3)]
+
+    assert sorted(by_number) == ["crashed", "not_divided", "not_finite"]
+    assert find_cause(report, "crash").name == "crashed"
+    assert find_cause(report, "not_divided").name == "not_divided"
+
+
+def test_choices_are_listed_where_a_name_is_that_of_several_causes_or_of_none() -> None:
+    report = toy(crash("a", "KeyError: 1"), crash("b", "ValueError"), mismatch("c", "not_divided"))
+
+    with pytest.raises(AmbiguousCauseError) as several:
+        find_cause(report, "crashed")
+    choices = r"2 causes are named 'crashed'; choose \d, crashed: [^;]*; \d, crashed: [^;]*"
+    assert re.fullmatch(choices, str(several.value))
+    with pytest.raises(UnknownCauseError, match="1, not_divided: token losses are added up"):
+        find_cause(report, "multiplied")
+    with pytest.raises(UnknownCauseError, match="it has none"):
+        find_cause(toy(finding("a")), "1")
+
+
+def test_command_line_prints_a_bug_report_or_the_choices(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "report.json"
+    write(toy(mismatch("two_prompts", "not_divided")), path)
+
+    assert cli.main(["issue", str(path), "not"]) == 0
+    assert capsys.readouterr().out.startswith("# Wrong gradient: token losses are added up")
+    assert cli.main(["issue", str(path), "4"]) == cli.USAGE_ERROR
+    assert "choose 1, not_divided" in capsys.readouterr().err
