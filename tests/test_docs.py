@@ -70,6 +70,7 @@ IN_TEST_CLI = [
     "rl-loss-conformance adapters",
     "rl-loss-conformance cases",
     "rl-loss-conformance cases worked_example",
+    "rl-loss-conformance plan --adapter=skyrl",
 ]
 
 
@@ -78,7 +79,9 @@ def test_first_block_is_two_commands_that_ci_takes_from_here() -> None:
 
     assert FIRST in README
     assert install_and_run.startswith("pip install -c constraints.txt -e ")
-    assert install_and_run.endswith(" && pytest --adapter=skyrl --checks=weights --max-ranks=2")
+    assert install_and_run.endswith(
+        " && pytest --adapter=skyrl --expect=reports/expected/skyrl-fsdp.toml"
+    )
     assert tests == "pytest -n auto --dist=loadfile"
     assert "README.md" in CI
 

@@ -3,7 +3,7 @@
 The condition under which a mistake shows has at most two facts (`conformance.causes.conditions`): a
 mode, what a case has, a property of the layout. So the chosen jobs have, for every check, every
 pair of a mode, a case and the properties of a layout that any job has. That these jobs still kill
-all mutants, and tell all known mistakes apart, is tested.
+all mutants, each as one cause, is tested.
 """
 
 from __future__ import annotations

@@ -138,6 +138,7 @@ class Version:
         }.get(source.kind, "")
         return (
             f"pytest --adapter={report.adapter} --engine={report.engine}{given}"
+            f" --plan={report.request.plan}"
             f" --report=reports/{self.file}"
         )
 

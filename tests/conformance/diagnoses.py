@@ -42,6 +42,8 @@ CASES = {case.name: case for case in (*CORPUS, *REJECTION)}
 EVERYDAY = ("fully_masked_sample", "unequal_groups", "two_steps")
 """An empty sample, groups of several sizes, and a step before."""
 
+LAYOUTS = (Layout.parse("dp2-cp2-mb2-thd"), Layout.parse("dp2-cp1-mbuneven-bshd"))
+
 RUN = [
     mutant
     for mutant in MUTANTS
@@ -67,11 +69,11 @@ def job_of(mutant: type[Mutant], case: str, layout: Layout, mode: Mode) -> Mutan
 def diagnoses(mutant: type[Mutant]) -> dict[str, Any]:
     """What is said of a mutant, by case, layout and mode; None where it conforms."""
     description = replace(Description(), conventions=mutant.conventions)
-    cases = [case.name for case in REJECTION] if mutant.cases == REJECTION else EVERYDAY
+    cases = EVERYDAY if mutant.spec.check is Check.WEIGHTS else [case.name for case in REJECTION]
     return {
         f"{case}/{layout}/{mode}": _words(judge_weights(job, shares(job), description))
         for case in cases
-        for layout in mutant.layouts
+        for layout in LAYOUTS
         if CASES[case].runs_on(layout)
         for mode in mutant.modes
         for job in [job_of(mutant, case, layout, mode)]

@@ -1,0 +1,129 @@
+"""The quick plan has every pair of properties that the full one has, in few jobs."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from adapters.native.adapter import NativeAdapter
+from adapters.skyrl.fsdp import SkyRLFsdpAdapter
+from conformance import cli
+from conformance.comparing.diff import Kind, difference
+from conformance.findings.finding import Finding
+from conformance.findings.report import PlanSize, Report, Request, Selection
+from conformance.findings.verdict import Verdict
+from conformance.plan.covering import covering
+from conformance.plan.matrix import MatrixCell
+from conformance.plan.plan import Plan
+from conformance.plugin.options import settings_of
+from tests.conformance.test_journal import HEADER
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+QUICK = Plan.quick(tuple(NativeAdapter().layouts()))
+FULL = QUICK.extended_to(())
+
+
+def pairs(cells: Iterable[object]) -> set[tuple[object, ...]]:
+    """What is looked at together, written anew."""
+    found: set[tuple[object, ...]] = set()
+    for cell in cells:
+        if type(cell) is not MatrixCell or cell.spec.compares_cuts:
+            continue
+        layout = cell.layout
+        properties = [
+            ("mode", cell.aggregation.mode),
+            ("case", cell.case.name),
+            ("dp", layout.dp),
+            ("cp", layout.cp),
+            ("micro-batches", layout.micro_batches),
+            ("format", layout.format),
+        ]
+        found.update((cell.spec.slug, *pair) for pair in combinations(properties, 2))
+    return found
+
+
+def test_every_check_sees_every_pair_of_properties_that_the_full_plan_has() -> None:
+    assert pairs(QUICK.cells()) == pairs(FULL.cells())
+    assert 10 * len(QUICK.cells()) < len(FULL.cells())
+
+
+def test_checks_of_one_job_are_all_looked_at() -> None:
+    jobs = {cell.job_id for cell in QUICK.cells()}
+
+    assert {cell.id for cell in QUICK.cells()} == {
+        cell.id for cell in FULL.cells() if cell.job_id in jobs and cell.id.find("generated") < 0
+    }
+
+
+@given(
+    st.dictionaries(st.integers(0, 30), st.frozensets(st.integers(0, 20), max_size=6), min_size=1)
+)
+def test_covering_shows_everything_and_each_of_it_something_first(
+    candidates: dict[int, frozenset[int]],
+) -> None:
+    chosen = covering(candidates)
+    everything = frozenset[int]().union(*candidates.values())
+
+    assert sorted(one for new in chosen.values() for one in new) == sorted(everything)
+    assert all(new and new <= candidates[one] for one, new in chosen.items())
+    first = next(iter(chosen), None)
+    assert first is None or len(candidates[first]) == max(map(len, candidates.values()))
+
+
+@pytest.mark.parametrize(
+    ("given_options", "size"),
+    [
+        ([], PlanSize.QUICK),
+        (["--checks=weights", "--modes=token_mean", "--max-ranks=2"], PlanSize.QUICK),
+        (["--layout=dp1-cp1-mb1-thd"], PlanSize.FULL),
+        (["--layout=dp1-cp1-mb1-thd", "--plan=quick"], PlanSize.QUICK),
+        (["-k", "two_steps"], PlanSize.FULL),
+        (["test_conformance.py::test_finding[weights/a/b/c]"], PlanSize.FULL),
+        (["--plan=full"], PlanSize.FULL),
+    ],
+)
+def test_who_names_a_layout_a_case_or_a_finding_gets_all_of_it(
+    pytester: pytest.Pytester, given_options: list[str], size: PlanSize
+) -> None:
+    config = pytester.parseconfig("--adapter=native", *given_options)
+
+    assert settings_of(config).plan.size is size
+
+
+def test_unknown_plan_is_named_with_the_way_out(pytester: pytest.Pytester) -> None:
+    config = pytester.parseconfig("--adapter=native", "--plan=short")
+
+    with pytest.raises(pytest.UsageError, match="plan 'short' is unknown; choose quick or full"):
+        settings_of(config)
+
+
+def test_what_a_quick_run_leaves_out_has_not_vanished() -> None:
+    kept, left_out = (
+        Finding(id=f"weights/token_mean/{case}/dp1-cp1-mb1-thd", verdict=Verdict.CONFORMS)
+        for case in ("a", "b")
+    )
+    other = Finding(id="weights/token_mean/b/dp2-cp1-mb1-thd", verdict=Verdict.CONFORMS)
+    old = Report.assemble(HEADER, [kept, left_out, other], Selection(selected=3, deselected=0))
+
+    def vanished(plan: PlanSize) -> int:
+        header = HEADER.model_copy(update={"request": Request(plan=plan)})
+        new = Report.assemble(header, [kept, other], Selection(selected=2, deselected=0))
+        return len(difference(old, new).of(Kind.VANISHED))
+
+    assert (vanished(PlanSize.FULL), vanished(PlanSize.QUICK)) == (1, 0)
+
+
+def test_command_lists_the_jobs_and_what_each_is_for(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["plan", "--adapter=skyrl"]) == 0
+
+    lines = capsys.readouterr().out.splitlines()
+    plan = Plan.quick(tuple(SkyRLFsdpAdapter().layouts()))
+    assert lines[0].startswith(f"{len(plan.cells())} of ")
+    assert len(lines) == len({cell.job_id for cell in plan.cells()}) + 3
+    assert any(" × format=thd" in line for line in lines)
