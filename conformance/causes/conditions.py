@@ -26,7 +26,14 @@ OF_LOSSES = ("metric", "metric.loss")
 """Those of logged losses; other logged numbers are diagnostics, which frameworks reduce apart."""
 
 
-NEGATIVE = ("except in ", "without ", "where dp = 1", "where cp = 1", "where tp = 1")
+NEGATIVE = (
+    "except in ",
+    "without ",
+    "where dp = 1",
+    "where cp = 1",
+    "where tp = 1",
+    "where no token is rejected",
+)
 """How facts begin that say what is not the case: they are chosen last."""
 
 

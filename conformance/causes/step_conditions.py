@@ -46,6 +46,7 @@ def of_step(step: Step) -> Iterator[str]:
         "where there are several prompt groups": len(sizes) > 1,
         "where a rollout has several samples": len(set(step.rollouts)) < step.size,
         "where tokens are rejected": step.original_mask is not None,
+        "where no token is rejected": step.original_mask is None,
     }
     yield from (fact for fact, holds in facts.items() if holds)
 
