@@ -7,6 +7,7 @@ import sys
 from tests.benchmarks import (
     bench_generated,
     bench_layouts,
+    bench_plan,
     bench_pool,
     bench_reference,
     bench_suite,
@@ -17,6 +18,7 @@ BENCHMARKS = {
     "pool": bench_pool,
     "layouts": bench_layouts,
     "suite": bench_suite,
+    "plan": bench_plan,
     "generated": bench_generated,
 }
 

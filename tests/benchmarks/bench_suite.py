@@ -14,6 +14,8 @@ from pathlib import Path
 from adapters.slime.adapter import SlimeAdapter
 from tests import command
 
+WEIGHTS = ("--checks=weights", "--plan=full")
+
 FOUR_RANKS = [f"--layout={layout}" for layout in SlimeAdapter().layouts() if layout.world_size == 4]
 
 
@@ -34,7 +36,7 @@ class Timing:
 
 def main() -> None:
     """Print the ratios, and SkyRL's time to start against one plain import of it."""
-    skyrl = run("skyrl")
+    skyrl = run("skyrl", *WEIGHTS)
     skyrl.print("SkyRL")
     print(f"  time to start / one plain import of SkyRL: {skyrl.to_start / import_seconds():.2f}")
     for name, ref in (("slime", "refs/pull/2090/head"), ("miles", "refs/pull/1498/head")):
@@ -42,13 +44,14 @@ def main() -> None:
         if sources is None:
             print(f"suite: {name} was not run: {command.SOURCES} names no folder of clones")
             continue
-        run(name, f"--source={sources}/{name}@{ref}", *FOUR_RANKS).print(name, " on 4 ranks")
+        source = f"--source={sources}/{name}@{ref}"
+        run(name, source, *WEIGHTS, *FOUR_RANKS).print(name, " on 4 ranks")
 
 
 def run(adapter: str, *arguments: str) -> Timing:
-    """Run the suite on the policy loss's weights and read its last lines."""
+    """Run the suite and read its last lines."""
     with tempfile.TemporaryDirectory() as folder:
-        chosen = (f"--adapter={adapter}", "--checks=weights", *arguments)
+        chosen = (f"--adapter={adapter}", *arguments)
         result = command.finish(command.start(Path(folder), *chosen), Path(folder), adapter)
         findings = len(result.report.findings)
     found = re.search(r"([\d.]+) s to start, ([\d.]+) s to run, of which ([\d.]+) s", result.output)

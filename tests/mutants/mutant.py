@@ -45,7 +45,7 @@ class Mutant(Trainer):
     def micro_batches(self) -> int:
         """Of this rank."""
         samples = range(self.job.steps[0].size // self.layout.dp)
-        return len(self.cut([*samples]))  # type: ignore[list-item]
+        return len(Trainer.cut(self, [*samples]))  # type: ignore[list-item]
 
     @classmethod
     def started(cls, job: Job) -> None:

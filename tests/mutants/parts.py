@@ -111,11 +111,11 @@ class GroupsCountedPerMicroBatch(Mutant):
     modes = (Mode.PROMPT_MEAN,)
 
     def divided(self, samples: list[SampleTensors]) -> list[SampleTensors]:
-        self.prompts = len(tokens_of_groups(samples))
+        self.prompts_of_step = len(tokens_of_groups(samples))
         return super().divided(samples)
 
     def cut(self, samples: list[SampleTensors]) -> list[list[SampleTensors]]:
-        return [counted_among(part, self.prompts) for part in super().cut(samples)]
+        return [counted_among(part, self.prompts_of_step) for part in super().cut(samples)]
 
 
 class PromptsCountedPerRank(Mutant):
