@@ -107,7 +107,7 @@ class OriginalMaskCounted(Counting):
     spec = check_spec("rejection")
 
     def counted(self, samples: list[SampleTensors]) -> list[float]:
-        counts = self.job.steps[0].original_tokens.tolist()
+        counts = [int(sample.original_mask.sum()) for sample in samples]
         return with_counts(samples, self.aggregation.mode, counts)
 
 
