@@ -114,7 +114,7 @@ def _add_cases(commands: Commands) -> None:
 
 def _add_history(commands: Commands) -> None:
     parser = commands.add_parser(
-        "history", help="run commits of a framework one by one: verdicts by commit and mode"
+        "history", help="run commits of a framework one by one: verdicts and causes by commit"
     )
     parser.add_argument("--adapter", required=True, metavar="NAME")
     parser.add_argument(
@@ -122,6 +122,7 @@ def _add_history(commands: Commands) -> None:
     )
     parser.add_argument("--engine", metavar="NAME")
     parser.add_argument("--modes", metavar="MODE,…")
+    parser.add_argument("--checks", metavar="CHECK,…", help="such as weights,metric (all)")
     parser.add_argument("--depth", default="step", metavar="DEPTH")
     parser.add_argument("--layout", action="append", default=[], metavar="LAYOUT")
     parser.add_argument(
@@ -134,7 +135,10 @@ def _add_history(commands: Commands) -> None:
         "--reports", type=Path, metavar="FOLDER", help="keep the reports of all commits there"
     )
     parser.add_argument(
-        "refs", nargs="+", metavar="REF", help="commits, tags, branches, pull-request refs"
+        "refs",
+        nargs="+",
+        metavar="REF",
+        help="commits, tags, branches, pull-request refs, and ranges such as OLDER..NEWER",
     )
     parser.set_defaults(lines=_history)
 
@@ -295,6 +299,7 @@ def _history(options: argparse.Namespace) -> Iterator[str]:
         repository=options.source.resolve(),
         engine=options.engine,
         modes=options.modes,
+        checks=options.checks,
         depth=options.depth,
         layouts=tuple(options.layout),
         cases=tuple(options.case),
