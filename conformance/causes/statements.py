@@ -95,7 +95,12 @@ STATEMENTS = {
 }
 """What each mistake does, as the end of a sentence; the more common ones come first."""
 
-INFERRED = frozenset(
+MISCOUNTED = frozenset(
+    {"other_divisor", "samples_miscounted", "prompts_miscounted", "tokens_miscounted"}
+)
+"""Mistakes that name a factor of all weights which no known mistake or pair of them explains."""
+
+INFERRED = MISCOUNTED | frozenset(
     {
         "not_finite",
         "inactive_tokens_weigh",
@@ -104,10 +109,6 @@ INFERRED = frozenset(
         "micro_batches_lost",
         "tokens_lost",
         "reduced_before_the_last_micro_batch",
-        "other_divisor",
-        "samples_miscounted",
-        "prompts_miscounted",
-        "tokens_miscounted",
     }
 )
 """Mistakes that are read off the weights, which no catalogue can predict."""
