@@ -88,9 +88,12 @@ def off_by_the_same(context: StepContext) -> Iterator[Mistake]:
     if context.mode is Mode.CONSTANT:
         return
     tokens = context.counted
-    for difference, samples in product((1, -1, 2, -2), ("every sample", "every empty sample too")):
-        is_counted = (tokens > 0) | (samples != "every sample")
-        counts = np.where(is_counted, np.maximum(tokens + difference, 0), 0)
+    trained, every = ("every sample", tokens > 0), ("every sample, empty ones too,", tokens >= 0)
+    for difference, (samples, are_counted) in (
+        *product((1, -1, 2, -2), [trained]),
+        *product((1, 2), [every]),
+    ):
+        counts = np.where(are_counted, np.maximum(tokens + difference, 0), 0)
         counted = np.maximum(context.tokens_if(counts), 1)
         sign = "more" if difference > 0 else "less"
         yield Mistake(
