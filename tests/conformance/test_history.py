@@ -20,6 +20,7 @@ from conformance.views.history_table import as_markdown, as_text
 from tests import command
 from tests.causes.test_changes import OTHER, A, B, report
 from tests.causes.test_find import CP, EMPTY, right, wrong
+from tests.history_page import with_causes
 from tests.toys import Edit, checkout
 
 WITHOUT_CP = Edit("lineage.py", "return loss * grid.cp.size, num_tokens", "return loss, num_tokens")
@@ -201,6 +202,16 @@ def test_page_has_a_command_for_every_row() -> None:
         assert cases
         assert set(cases) <= {case.name for case in CORPUS}
         assert arguments[-1] == fix
+
+
+def test_causes_of_every_command_have_a_column_of_the_page() -> None:
+    commands: list[str] = []
+    page = with_causes(PAGE, lambda line: f"{commands.append(line)} → none")
+
+    assert [line.partition(" history ")[2] for line in commands] == [line for _, line in ROWS]
+    assert page.count("causes, before → after") == 3
+    assert page.count(" | None → none | `rl-loss-conformance history ") == len(ROWS)
+    assert with_causes(page, lambda line: "None → none") == page
 
 
 @pytest.mark.skipif(
