@@ -132,7 +132,7 @@ def _add_plan(commands: Commands) -> None:
 
 def _add_history(commands: Commands) -> None:
     parser = commands.add_parser(
-        "history", help="run commits of a framework one by one: verdicts by commit and mode"
+        "history", help="run commits of a framework one by one: verdicts and causes by commit"
     )
     parser.add_argument("--adapter", required=True, metavar="NAME")
     parser.add_argument(
@@ -140,6 +140,7 @@ def _add_history(commands: Commands) -> None:
     )
     parser.add_argument("--engine", metavar="NAME")
     parser.add_argument("--modes", metavar="MODE,…")
+    parser.add_argument("--checks", metavar="CHECK,…", help="such as weights,metric (all)")
     parser.add_argument("--depth", default="step", metavar="DEPTH")
     parser.add_argument("--layout", action="append", default=[], metavar="LAYOUT")
     parser.add_argument(
@@ -152,7 +153,10 @@ def _add_history(commands: Commands) -> None:
         "--reports", type=Path, metavar="FOLDER", help="keep the reports of all commits there"
     )
     parser.add_argument(
-        "refs", nargs="+", metavar="REF", help="commits, tags, branches, pull-request refs"
+        "refs",
+        nargs="+",
+        metavar="REF",
+        help="commits, tags, branches, pull-request refs, and ranges such as OLDER..NEWER",
     )
     parser.set_defaults(lines=_history)
 
@@ -316,13 +320,14 @@ def _plan(options: argparse.Namespace) -> Iterator[str]:
 def _history(options: argparse.Namespace) -> Iterator[str]:
     """Yields the table once all commits have run; progress goes to the error stream."""
     from conformance.runs import history
-    from conformance.views import tables
+    from conformance.views import history_table
 
     selection = history.Selection(
         adapter=options.adapter,
         repository=options.source.resolve(),
         engine=options.engine,
         modes=options.modes,
+        checks=options.checks,
         depth=options.depth,
         layouts=tuple(options.layout),
         cases=tuple(options.case),
@@ -336,12 +341,12 @@ def _history(options: argparse.Namespace) -> Iterator[str]:
     for number, commit in enumerate(commits, 1):
         print(f"{number} of {len(commits)}: {commit.ref}", file=sys.stderr, flush=True)
         rows += history.run(selection, [commit], options.reports)
-    yield from getattr(tables, f"history_{options.format}")(rows)
+    yield from getattr(history_table, f"as_{options.format}")(rows)
 
 
 def _html(options: argparse.Namespace) -> Iterator[str]:
     from conformance.comparing.report_file import load
-    from conformance.views import page
+    from conformance.views.web import page
 
     page.write(map(load, options.reports), options.output)
     yield f"page: {options.output}"

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 RELEASE = "pypi:"
 VERSION = re.compile(r"[0-9][0-9A-Za-z.!+]*")
 
+SHORT = 10
+"""Digits by which a commit is called that no ref names."""
+
 
 class SourceError(ConformanceError):
     """A framework's source is not available as requested."""
@@ -68,9 +71,24 @@ class Commit:
 def find_commit(path: Path, ref: str) -> Commit:
     """The commit that a ref of a repository names; `SourceError` if there is none."""
     _require_repository(path)
-    revision = _revision(path, ref)
-    date, _, subject = _git(path, "show", "-s", "--format=%cs %s", revision).partition(" ")
-    return Commit(ref=ref, revision=revision, date=date, subject=subject)
+    return _commit(path, ref, _revision(path, ref))
+
+
+def find_commits(path: Path, text: str) -> list[Commit]:
+    """The commit that a ref names, or those of a range such as ``A..B``, the oldest first.
+
+    Raises `SourceError` if there are none.
+    """
+    if ".." not in text:  # which no ref may contain
+        return [find_commit(path, text)]
+    _require_repository(path)
+    way_out = "give a range as git rev-list takes it, such as OLDER..NEWER"
+    error = SourceError(f"{path} has no commits {text!r}", way_out)
+    question = ("rev-list", "--reverse", "--topo-order", "--end-of-options", text, "--")
+    revisions = _git(path, *question, error=error).split()
+    if not revisions:
+        raise error
+    return [_commit(path, revision[:SHORT], revision) for revision in revisions]
 
 
 def resolve(adapter: Adapter, text: str | None) -> Source:
@@ -175,6 +193,11 @@ def _checkout(adapter: Adapter, path: Path) -> Source:
 def _require_repository(path: Path) -> None:
     way_out = "clone the framework and give that folder"
     _git(path, "rev-parse", "--git-dir", error=SourceError(f"{path} is no git checkout", way_out))
+
+
+def _commit(repository: Path, ref: str, revision: str) -> Commit:
+    date, _, subject = _git(repository, "show", "-s", "--format=%cs %s", revision).partition(" ")
+    return Commit(ref=ref, revision=revision, date=date, subject=subject)
 
 
 def _revision(repository: Path, ref: str) -> str:

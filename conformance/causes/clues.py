@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -44,12 +45,10 @@ def clues(showings: Sequence[Showing]) -> Clues:
     explanations: list[list[list[str]]] = []
     if wrong:
         first, *others = wrong
-        told = [one for one in others if one.explanations]
-        ruled_out = excluded.union(*(one.visible - one.explaining for one in told))
-        explanations = [*_without(first.explanations, ruled_out), *_inferred(first)]
-        excluded |= first.visible - {
-            name for parts in explanations for part in parts for name in part
-        }
+        ruled_out = excluded.union(*(one.contradicted for one in others))
+        left = [*_without(first.explanations, ruled_out), *_inferred(first)]
+        explanations = [[sorted(part) for part in parts] for parts in left]
+        excluded |= replace(first, explanations=left).contradicted
     return Clues(
         terms=held[0].terms,
         explanations=explanations,
@@ -76,20 +75,20 @@ def _distinct(showings: Sequence[Showing]) -> Iterator[Showing]:
 
 def _without(
     explanations: Sequence[Sequence[frozenset[str]]], ruled_out: set[str]
-) -> Iterator[list[list[str]]]:
+) -> Iterator[list[frozenset[str]]]:
     for parts in explanations:
-        left = [sorted(part - ruled_out) for part in parts]
+        left = [part - ruled_out for part in parts]
         if all(left):
             yield left
 
 
-def _inferred(wrong: Consistent) -> Iterator[list[list[str]]]:
+def _inferred(wrong: Consistent) -> Iterator[list[frozenset[str]]]:
     """Yield the mistakes that a single term's numbers show of themselves."""
     names = [name for name in _read_off(wrong.showing) if name in INFERRED]
     if not wrong.showing.observed.any():
         names += ALL_LOST
     if names and len(wrong.terms) == 1:
-        yield [[f"{wrong.terms[0]}/{name}" for name in names]]
+        yield [frozenset(f"{wrong.terms[0]}/{name}" for name in names)]
 
 
 def _read_off(showing: Showing) -> list[str]:

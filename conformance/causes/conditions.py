@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from adapters.contract import Option
 from adapters.contract.objective import Metric
+from conformance.findings.verdict import Check
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:
@@ -22,8 +23,14 @@ EMPTY_SAMPLE = "where a sample has no active token"
 METRIC_CHECKS = ("metric", "rejection.metric")
 """Slugs of checks of logged numbers, or how they begin."""
 
-OF_LOSSES = ("metric", "metric.loss")
-"""Those of logged losses; other logged numbers are diagnostics, which frameworks reduce apart."""
+WHOLE_LOSS = f"{Check.METRIC}.{Metric.LOSS}"
+"""Slug of the check of the logged sum of all terms, whose gradient is trained."""
+
+LOGGED_LOSSES = (Check.METRIC, WHOLE_LOSS)
+"""Slugs of the checks of the logged policy loss and of the sum of all terms.
+
+Other logged numbers are diagnostics, which frameworks reduce apart.
+"""
 
 
 NEGATIVE = (
@@ -52,9 +59,14 @@ def of_finding(finding: Finding, term: str) -> Iterator[str]:
     if term != Metric.POLICY_LOSS:
         yield "of auxiliary terms"
     slug = finding.identity.slug
-    yield "in logged numbers" if slug.startswith(METRIC_CHECKS) else "in gradients"
-    if slug.startswith(METRIC_CHECKS) and slug not in OF_LOSSES:
+    is_logged = slug.startswith(METRIC_CHECKS)
+    yield "in logged numbers" if is_logged else "in gradients"
+    if slug in LOGGED_LOSSES:
+        yield "in logged losses"
+    elif is_logged:
         yield "in logged diagnostics"
+    if not is_logged or slug == WHOLE_LOSS:
+        yield "in gradients and the logged loss"
     yield f"in {slug}"
     yield from _of_layout(finding.layout)
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from conformance.causes.statements import MISCOUNTED
 from conformance.diagnosis.catalogue import mistakes
 from conformance.diagnosis.missing_tokens import kinds_of_loss, shares
 
@@ -33,6 +34,9 @@ WITHOUT_GRADIENT = "term_without_gradient"
 LEFT_OUT = "term_left_out"
 NOTHING_REPORTED = "nothing_reported"
 """The mistake of a term that adds nothing to the gradient, to a logged number, or is all of it."""
+
+NOTHING = (WITHOUT_GRADIENT, LEFT_OUT, NOTHING_REPORTED)
+"""Mistakes that hide all others of their term."""
 
 FACTORS = ("multiplied_by_", "divided_by_")
 """How the names of mistakes begin that another mistake may come on top of."""
@@ -117,6 +121,15 @@ class Consistent:
         """All mistakes that some explanation has a part in."""
         return NONE.union(*(part for parts in self.explanations for part in parts))
 
+    @property
+    def contradicted(self) -> frozenset[str]:
+        """Mistakes that are not there; of something wrong that nothing explains, none is known."""
+        if not self.is_right and MISCOUNTED.issuperset(map(_mistake_of, self.explaining)):
+            return NONE
+        hidden = {_term_of(name) for name in self.explaining if _mistake_of(name) in NOTHING}
+        shown = self.visible - self.explaining
+        return frozenset(name for name in shown if _term_of(name) not in hidden)
+
 
 def consistent(showing: Showing) -> Consistent:
     """Hold all known mistakes against what was observed of a step."""
@@ -124,8 +137,11 @@ def consistent(showing: Showing) -> Consistent:
     of_terms = [_alternatives(term, look) for term in showing.terms]
     explanations = [*_explanations(of_terms, look)]
     is_right = [] in explanations
-    if not explanations and len(of_terms) == 1:
-        explanations = [*_with_a_factor(of_terms[0], look), *_with_losses(of_terms[0], look)]
+    if not explanations:
+        explanations = [*_with_a_factor(of_terms, look), *_with_losses(of_terms, look)]
+    elif not is_right and len(of_terms) == 1:  # a small step may fit another mistake by chance
+        on_top = _with_a_factor(of_terms, look)
+        explanations += ([factor, other] for factor, other in on_top if not _has_factor(other))
     return Consistent(
         showing=showing,
         is_right=is_right,
@@ -219,17 +235,20 @@ def _visible(
     return frozenset(visible - hidden)
 
 
-def _explanations(of_terms: Sequence[Alternatives], look: _Look) -> Iterator[list[frozenset[str]]]:
-    """Yield the choices of an alternative for each term that give what was observed."""
-    some = np.unique(np.linspace(0, len(look.observed) - 1, FEW).astype(int))
+def _explanations(
+    of_terms: Sequence[Alternatives], look: _Look, factor: float = 1.0
+) -> Iterator[list[frozenset[str]]]:
+    """Yield the choices of an alternative for each term that give what was observed / factor."""
+    observed = look.observed / factor
+    some = np.unique(np.linspace(0, len(observed) - 1, FEW).astype(int))
     numbers = _sums([one.numbers[:, some] for one in of_terms])
     magnitude = _sums([one.magnitude[:, some] for one in of_terms])
-    likely = _matches(numbers, magnitude, look.observed[some], look.tolerance)
+    likely = _matches(numbers, magnitude, observed[some], look.tolerance)
     for places in np.argwhere(likely):
         chosen = [*zip(of_terms, places, strict=True)]
         total = sum(one.numbers[place] for one, place in chosen)
         size = sum(one.magnitude[place] for one, place in chosen)
-        if _matches(total, size, look.observed, look.tolerance):
+        if _matches(total, size, observed, look.tolerance):
             names = [one.names[place] for one, place in chosen]
             yield [part for part in names if RIGHT not in part]
 
@@ -252,22 +271,25 @@ def _matches(
     return np.asarray(close.all(axis=-1))
 
 
-def _with_a_factor(one: Alternatives, look: _Look) -> Iterator[list[frozenset[str]]]:
-    """Yield pairs of a factor and another mistake that together give what was observed."""
-    ratios = one.magnitude.sum(axis=1) / (one.magnitude[0].sum() or 1.0)
-    for factor, ratio in zip(one.names[1:], ratios[1:], strict=True):
-        names = frozenset(filter(_is_factor, factor))
-        if not names:
-            continue
-        both = _matches(ratio * one.numbers, ratio * one.magnitude, look.observed, look.tolerance)
-        yield from ([names, one.names[place]] for place in np.flatnonzero(both) if place)
+def _with_a_factor(of_terms: Sequence[Alternatives], look: _Look) -> Iterator[list[frozenset[str]]]:
+    """Yield a factor of all terms with the other mistakes that together give what was observed."""
+    first = of_terms[0]
+    ratios = first.magnitude.sum(axis=1) / (first.magnitude[0].sum() or 1.0)
+    for names, ratio in zip(first.names[1:], ratios[1:], strict=True):
+        factors = [_mistake_of(name) for name in names if _is_factor(name)]
+        if factors:
+            on_top = [
+                frozenset(_named(term, factor) for factor in factors) for term in look.showing.terms
+            ]
+            others = filter(None, _explanations(of_terms, look, ratio))
+            yield from ([*on_top, *parts] for parts in others)
 
 
-def _with_losses(one: Alternatives, look: _Look) -> Iterator[list[frozenset[str]]]:
-    """Yield mistakes that give what was observed, but for tokens that are lost besides."""
-    [term] = look.showing.terms
+def _with_losses(of_terms: Sequence[Alternatives], look: _Look) -> Iterator[list[frozenset[str]]]:
+    """Yield mistakes of a single term that give what was observed, but for tokens that are lost."""
+    one, term = of_terms[0], look.showing.terms[0]
     gone = (term.context.expected > 0) & np.equal(look.showing.observed, 0)
-    if not look.showing.is_per_token or not gone.any():
+    if len(of_terms) > 1 or not look.showing.is_per_token or not gone.any():
         return
     lost = frozenset(_named(term, name) for name, _ in kinds_of_loss(term.context, gone))
     kept = np.where(gone[look.tokens], 0, one.numbers)
@@ -276,4 +298,16 @@ def _with_losses(one: Alternatives, look: _Look) -> Iterator[list[frozenset[str]
 
 
 def _is_factor(name: str) -> bool:
-    return name.partition("/")[2].startswith(FACTORS)
+    return _mistake_of(name).startswith(FACTORS)
+
+
+def _has_factor(names: frozenset[str]) -> bool:
+    return any(map(_is_factor, names))
+
+
+def _term_of(name: str) -> str:
+    return name.partition("/")[0]
+
+
+def _mistake_of(name: str) -> str:
+    return name.partition("/")[2]

@@ -1,24 +1,25 @@
 """The fewest pairs of a mistake and a condition that explain all that is wrong.
 
 A pair may not say that something is wrong that is right. Of those that do not, the one that
-explains most is chosen again and again; ties go to the simpler condition, then to the mistake that
-is more common.
+explains most is chosen again and again; ties go to the one that explains most without another, then
+to the simpler condition, then to the mistake that is more common.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from conformance.causes.statements import INFERRED, commonness
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from conformance.causes.table import Explanation, Pair, Part, Table
 
-LARGEST = 3
-"""Number of mistakes in an explanation: one for each term of the largest loss."""
+LARGEST = 6
+"""Number of mistakes in an explanation: a factor and another for each term of the largest loss."""
 
 
 def cover(table: Table) -> list[Pair]:
@@ -60,29 +61,33 @@ def _best(
     pairs: Sequence[Pair], left: Iterable[Iterable[Explanation]], chosen: Sequence[Pair]
 ) -> Pair | None:
     """The pair that completes the explanations of most findings, or else is a part of most."""
-    missing = [
-        [part for part in explanation if not part.is_given_by(chosen)]
-        for explanations in left
-        for explanation in explanations
-    ]
+    possible = [*chain.from_iterable(left)]
+    alone = _gains(one for one in possible if len(one) == 1)
+    missing = [[part for part in one if not part.is_given_by(chosen)] for one in possible]
     for size in range(1, LARGEST + 1):
-        best = _most_frequent(
-            pairs, (part for parts in missing if len(parts) <= size for part in parts)
-        )
+        best = _most_frequent(pairs, _gains(one for one in missing if len(one) <= size), alone)
         if best is not None:
             return best
     return None
 
 
-def _most_frequent(pairs: Sequence[Pair], parts: Iterable[Part]) -> Pair | None:
-    """The pair that gives most parts."""
+def _gains(explanations: Iterable[Iterable[Part]]) -> dict[str, int]:
+    """For each mistake, the terms that it has a part in."""
     gains: dict[str, int] = defaultdict(int)
-    for part in parts:
+    for part in chain.from_iterable(explanations):
         for mistake in part.names:
             gains[mistake] |= part.bit
+    return gains
 
-    def gain(pair: Pair) -> tuple[int, int]:
-        return (pair.holds & gains.get(pair.mistake, 0)).bit_count(), -len(pair.condition)
+
+def _most_frequent(
+    pairs: Sequence[Pair], gains: Mapping[str, int], alone: Mapping[str, int]
+) -> Pair | None:
+    """The pair that gives most parts; of several that do, the one that explains most alone."""
+
+    def gain(pair: Pair) -> tuple[int, int, int]:
+        counts = [(pair.holds & each.get(pair.mistake, 0)).bit_count() for each in (gains, alone)]
+        return counts[0], counts[1], -len(pair.condition)
 
     best = max(pairs, key=gain, default=None)
     return best if best is not None and gain(best)[0] else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -87,13 +88,17 @@ def off_by_the_same(context: StepContext) -> Iterator[Mistake]:
     if context.mode is Mode.CONSTANT:
         return
     tokens = context.counted
-    for difference in (1, -1, 2, -2):
-        counts = np.where(tokens > 0, np.maximum(tokens + difference, 0), 0)
+    trained, every = ("every sample", tokens > 0), ("every sample, empty ones too,", tokens >= 0)
+    for difference, (samples, are_counted) in (
+        *product((1, -1, 2, -2), [trained]),
+        *product((1, 2), [every]),
+    ):
+        counts = np.where(are_counted, np.maximum(tokens + difference, 0), 0)
         counted = np.maximum(context.tokens_if(counts), 1)
         sign = "more" if difference > 0 else "less"
         yield Mistake(
             name="tokens_per_sample_miscounted",
-            words=f"every sample counts {abs(difference)} token {sign} than it has",
+            words=f"{samples} counts {abs(difference)} token {sign} than it has",
             weights=context.weights(counted),
         )
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from adapters.toolkit.source import Commit, find_commit, resolve
+from adapters.toolkit.source import SHORT, Commit, resolve
+from adapters.toolkit.source import find_commits as commits_of
 from conformance.comparing import journal, report_file
 from conformance.corpus.cases import ALL_CASES
 from conformance.findings.errors import InvalidHistoryError, ReportFileError
@@ -33,6 +34,7 @@ class Selection:
     repository: Path
     engine: str | None = None
     modes: str | None = None
+    checks: str | None = None
     depth: str = "step"
     layouts: tuple[str, ...] = ()
     cases: tuple[str, ...] = ()
@@ -46,6 +48,7 @@ class Selection:
             f"--source={self.repository}@{commit.revision}",
             *([] if self.engine is None else [f"--engine={self.engine}"]),
             *([] if self.modes is None else [f"--modes={self.modes}"]),
+            *([] if self.checks is None else [f"--checks={self.checks}"]),
             f"--depth={self.depth}",
             *(f"--layout={layout}" for layout in self.layouts),
             *(["-k", " or ".join(f"/{case}/" for case in self.cases)] if self.cases else []),
@@ -65,13 +68,13 @@ class Row:
 
 
 def find_commits(selection: Selection, refs: Sequence[str]) -> list[Commit]:
-    """The commits that refs name, fit to be run as far as can be known before they are.
+    """The commits of refs and ranges, fit to be run as far as can be known before they are.
 
     Raises:
         ConformanceError: one of them cannot be run.
     """
     adapter = registry.create(selection.adapter, selection.engine)
-    commits = [find_commit(selection.repository, ref) for ref in refs]
+    commits = [commit for ref in refs for commit in commits_of(selection.repository, ref)]
     for commit in commits:
         resolve(adapter, f"{selection.repository}@{commit.revision}")
     known = [case.name for case in ALL_CASES]
@@ -122,7 +125,7 @@ def require_folder(folder: Path, selection: Selection, commits: Iterable[Commit]
 
 
 def _report_path(folder: Path, selection: Selection, commit: Commit) -> Path:
-    return folder / f"{selection.adapter}-{commit.revision[:10]}.json"
+    return folder / f"{selection.adapter}-{commit.revision[:SHORT]}.json"
 
 
 def _row(commit: Commit, arguments: Sequence[str], report: Path, folder: str) -> Row:

@@ -10,12 +10,14 @@ import pytest
 from adapters.contract import Description, Layout, Observation
 from adapters.contract.objective import Metric, Objective
 from adapters.contract.probed_batch import ProbedBatch
+from conformance.corpus.cases import CORPUS
 from conformance.findings.cause import Clues
 from conformance.findings.verdict import Verdict
 from conformance.judging.loss_terms import quantities
 from conformance.judging.metrics import judge_logged
 from reference.aggregation import Aggregation, Mode
 from reference.step import Sample, Step
+from reference.weights import token_weights
 from tests.conformance import test_combined as combined
 from tests.conformance.given import BY_SAMPLE, SLICED, Given
 
@@ -110,6 +112,59 @@ def test_every_rank_and_step_rules_out_explanations() -> None:
 
     assert any("multiplied_by_dp" in part for parts in alone for part in parts)
     assert not any("multiplied_by_dp" in part for parts in with_a_right_one for part in parts)
+
+
+def test_what_fits_a_mistake_by_chance_may_be_another_with_a_factor() -> None:
+    """23 active tokens and an empty sample on two slices, or 6 samples padded to 8: both are 48."""
+    [case] = [case for case in CORPUS if case.name == "fully_masked_sample"]
+    given = Given(steps=case.steps, layout=Layout(cp=2))
+    found = explanations(given, given.weights * 23 / 48)
+
+    assert [{"padding_counted"}] in found
+    assert any(
+        "divided_by_cp" in parts[0] and "empty_samples_counted" in parts[-1] for parts in found
+    )
+    assert "policy_loss/divided_by_cp" not in clues(given, given.weights * 23 / 48).excluded
+
+
+@pytest.mark.parametrize("scale", [1.37, 10 / 17])
+def test_what_no_known_mistake_explains_excludes_none(scale: float) -> None:
+    assert clues(CP_4, CP_4.weights * scale).excluded == []
+
+
+def test_empty_samples_may_count_a_token_more_as_all_others_do() -> None:
+    """Ten active tokens in four of five samples."""
+    for counted in (14, 15):
+        found = explanations(CP_4, CP_4.weights * 10 / counted)
+        assert any("tokens_per_sample_miscounted" in part for [part, *_] in found)
+
+
+def test_a_term_without_gradient_hides_all_its_other_mistakes() -> None:
+    judged = combined.judged(entropy=0.0)
+    assert judged.clues is not None
+
+    assert "policy_loss/not_divided" in judged.clues.excluded
+    assert not any(name.startswith("entropy/") for name in judged.clues.excluded)
+
+
+def test_all_terms_may_have_a_factor_on_top_of_another_mistake() -> None:
+    size = combined.STEP.size
+    of_tokens = token_weights(combined.STEP, Aggregation(Mode.TOKEN_MEAN))
+    ratio = of_tokens / np.where(combined.STEP.mask, combined.POLICY, 1)
+    judged = combined.judged(size * ratio, entropy=size, kl=size)
+    assert judged.clues is not None
+
+    names = [
+        "policy_loss/multiplied_by_samples",
+        "entropy/multiplied_by_samples",
+        "kl/multiplied_by_samples",
+        "policy_loss/weights_of_token_mean",
+    ]
+    assert any(
+        len(parts) == len(names)
+        and all(name in part for name, part in zip(names, parts, strict=True))
+        for parts in judged.clues.explanations
+    )
 
 
 def test_terms_have_mistakes_of_their_own() -> None:

@@ -119,6 +119,25 @@ def test_another_wrong_finding_that_excludes_a_mistake_contradicts_it_too() -> N
     ]
 
 
+@pytest.mark.parametrize(
+    ("fact", "slugs"),
+    [
+        ("in gradients and the logged loss", {"weights", "auxiliary.combined", "metric.loss"}),
+        ("in logged losses", {"metric", "metric.loss"}),
+    ],
+)
+def test_the_logged_loss_goes_with_gradients_and_with_the_logged_policy_loss(
+    fact: str, slugs: set[str]
+) -> None:
+    checks = ("weights", "auxiliary.combined", "metric", "metric.loss", "metric.kl")
+    of_checks = [
+        (wrong if check in slugs else right)(f"{check}/token_mean/a/dp1-cp2-mb1-thd", CP)
+        for check in checks
+    ]
+
+    assert named(*of_checks) == [("multiplied_by_cp", (fact,), len(slugs))]
+
+
 def test_two_causes_that_only_together_explain_are_both_named() -> None:
     together = explained(
         "auxiliary.combined/token_mean/a/dp1-cp2-mb1-thd",

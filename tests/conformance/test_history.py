@@ -11,10 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from adapters.toolkit.source import find_commit
+from adapters.toolkit.source import Commit, find_commit, find_commits
 from conformance import cli
 from conformance.corpus.cases import CORPUS
+from conformance.findings.report import Report
+from conformance.runs.history import Row
+from conformance.views.history_table import as_markdown, as_text
 from tests import command
+from tests.causes.test_changes import OTHER, A, B, report
+from tests.causes.test_find import CP, EMPTY, right, wrong
+from tests.history_page import with_causes
 from tests.toys import Edit, checkout
 
 WITHOUT_CP = Edit("lineage.py", "return loss * grid.cp.size, num_tokens", "return loss, num_tokens")
@@ -76,6 +82,10 @@ def test_weights_and_logged_losses_are_told_apart_by_commit(
     assert mended.startswith(f"{after} mended  1 MISMATCH")
     *_, last = commits.splitlines()
     assert f"{after} mended: 20" in commits
+    assert "\n  divided_by_cp in gradients\n" in commits
+    assert (
+        "  changed: divided_by_cp in logged numbers (it was: divided_by_cp in gradients" in commits
+    )
     assert "A dead end" in commits
     assert "ModuleNotFoundError: No module named 'torchless'" in last
     assert "2 of 3: mended" in output.err
@@ -90,14 +100,72 @@ def test_markdown_is_one_table(repository: Path, capsys: pytest.CaptureFixture[s
     assert history(repository, *QUICK, "--format=markdown", "mended") == 0
 
     header, rule, row = capsys.readouterr().out.splitlines()
-    assert header == "| ref | commit | weights token_mean | metric token_mean |  |"
-    assert rule == "|---|---|---|---|---|"
+    assert header == "| ref | commit | weights token_mean | metric token_mean | causes |  |"
+    assert rule == "|---|---|---|---|---|---|"
     assert "Mend &#124; it | 1 ok | 1 MISMATCH" in row
+
+
+def rows(*reports: Report | None) -> list[Row]:
+    """A commit for each report; one without could not be run."""
+    return [
+        Row(
+            commit=Commit(ref=f"v{n}", revision=f"{n}" * 40, date="2026-01-01", subject="Fix"),
+            report=one,
+            problem=None if one else "it cannot be imported",
+        )
+        for n, one in enumerate(reports)
+    ]
+
+
+HISTORY = rows(
+    report(wrong(A, CP), wrong(OTHER, CP), right(B)),
+    None,
+    report(wrong(A, CP), right(OTHER, CP), wrong(B, EMPTY)),
+    report(wrong(A, CP), right(OTHER, CP), right(B, EMPTY)),
+)
+
+
+def test_causes_of_each_commit_and_what_changed_since_the_one_before() -> None:
+    lines = [*as_text(HISTORY)]
+
+    assert "0000000000 v0  1 MISMATCH (multiplied_by_cp)  1 ok, 1 MISMATCH (multiplied_by_cp)" in (
+        lines
+    )
+    changed = "multiplied_by_cp in token_mean"
+    assert lines[lines.index("") + 1 :] == [
+        "0000000000 v0: 2026-01-01 Fix",
+        "  multiplied_by_cp",
+        "1111111111 v1: 2026-01-01 Fix",
+        "  it cannot be imported",
+        "2222222222 v2: 2026-01-01 Fix",
+        "  new: empty_samples_counted",
+        f"  changed: {changed} (it was: multiplied_by_cp)",
+        "3333333333 v3: 2026-01-01 Fix",
+        "  gone: empty_samples_counted",
+        f"  {changed}",
+    ]
+
+
+def test_markdown_has_a_column_for_causes() -> None:
+    *_, last = as_markdown(HISTORY)
+
+    words = "gone: empty&#95;samples&#95;counted<br>multiplied&#95;by&#95;cp in token&#95;mean"
+    assert last.endswith(f" | {words} |  |")
+
+
+def test_a_range_is_what_git_makes_of_it_from_the_oldest_commit_on(repository: Path) -> None:
+    commits = find_commits(repository, "broken..HEAD")
+
+    assert [commit.subject for commit in commits] == ["Mend | it", "A dead end"]
+    assert [commit.ref for commit in commits] == [commit.revision[:10] for commit in commits]
 
 
 @pytest.mark.parametrize(
     ("arguments", "way_out"),
     [
+        (["--checks=nothing", "HEAD"], "'nothing' is not a valid Check; choose from weights, "),
+        (["HEAD..broken"], "has no commits 'HEAD..broken'; give a range"),
+        (["nowhere..HEAD"], "has no commits 'nowhere..HEAD'; give a range"),
         (["nowhere"], "no commit 'nowhere'; name a commit, tag, branch or pull-request ref"),
         (["--layout=dp3", "HEAD"], "layout 'dp3' is not of the form"),
         (["--engine=fsdp", "HEAD"], "fsdp"),
@@ -134,6 +202,16 @@ def test_page_has_a_command_for_every_row() -> None:
         assert cases
         assert set(cases) <= {case.name for case in CORPUS}
         assert arguments[-1] == fix
+
+
+def test_causes_of_every_command_have_a_column_of_the_page() -> None:
+    commands: list[str] = []
+    page = with_causes(PAGE, lambda line: f"{commands.append(line)} → none")
+
+    assert [line.partition(" history ")[2] for line in commands] == [line for _, line in ROWS]
+    assert page.count("causes, before → after") == 3
+    assert page.count(" | None → none | `rl-loss-conformance history ") == len(ROWS)
+    assert with_causes(page, lambda line: "None → none") == page
 
 
 @pytest.mark.skipif(

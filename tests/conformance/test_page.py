@@ -20,8 +20,8 @@ from conformance.findings.finding_id import slug
 from conformance.findings.report import Provenance, Report, Selection
 from conformance.findings.verdict import Check, Verdict
 from conformance.runs.reproduce import command
-from conformance.views.page import PageCause, page_causes, render, write
-from conformance.views.page_data import document, name_versions
+from conformance.views.web.page import PageCause, page_causes, render, write
+from conformance.views.web.page_data import document, name_versions
 from reference.aggregation import Mode
 from tests.causes.test_changes import report as assembled_of
 from tests.causes.test_find import CP, right, wrong

@@ -13,7 +13,7 @@ from conformance.findings.badness import LEGEND
 from conformance.findings.finding import Logged, Picture, PicturedSample, Run
 from conformance.findings.verdict import Check, Verdict
 from conformance.runs.reproduce import command
-from conformance.views.page import render
+from conformance.views.web.page import render
 from tests.conformance.pages import HOSTILE, finding_of, hostile, many, mistaken, report_of
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from conformance.findings.errors import InvalidHistoryError, PagePathError, Repo
 from conformance.findings.report import Report
 from conformance.findings.report import Selection as Selected
 from conformance.runs.history import Selection, require_folder
-from conformance.views.page import write
+from conformance.views.web.page import write
 from tests import command
 from tests.conformance.test_journal import HEADER, finding
 

@@ -37,11 +37,12 @@ def checkout(folder: Path, name: str, *edits: Edit, layers: tuple[str, ...] = ()
         shutil.copy(TOYS / module, package)
     for edit in edits:
         edit.apply(package)
-    _commit(folder)
+    commit(folder)
     return folder
 
 
-def _commit(folder: Path) -> None:
+def commit(folder: Path) -> None:
+    """Make a folder a repository with one commit."""
     identity = ["-c", "user.name=Toy", "-c", "user.email=toy@example.org"]
     for arguments in (["init"], ["add", "."], ["commit", "-m", "A toy"]):
         subprocess.run(["git", *identity, *arguments], cwd=folder, check=True, capture_output=True)

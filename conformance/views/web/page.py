@@ -27,7 +27,7 @@ from conformance.findings.cause import Severity
 from conformance.findings.errors import PagePathError
 from conformance.findings.verdict import JUDGED, WRONG, Check, Verdict
 from conformance.runs.reproduce import command
-from conformance.views.page_data import Version, document, name_versions
+from conformance.views.web.page_data import Version, document, name_versions
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:

@@ -1,0 +1,138 @@
+"""The runs of a list of commits as a table: verdicts and causes by commit, and what changed."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from typing import TYPE_CHECKING
+
+from adapters.toolkit.source import SHORT
+from conformance.causes.statements import STATEMENTS
+from conformance.comparing.cause_changes import Fate, cause_changes
+from conformance.findings.sanitize import printable
+from conformance.findings.verdict import Check, Verdict
+from conformance.views.tables import escape_markdown, markdown_table, text_table, verdict_words
+from reference.aggregation import Mode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from conformance.comparing.cause_changes import CauseChange
+    from conformance.findings.cause import Cause
+    from conformance.findings.finding import Finding
+    from conformance.findings.report import Report
+    from conformance.runs.history import Row
+
+    Cells = dict[tuple[Check, Mode], str]
+
+SUBJECT_WIDTH = 50
+"""Characters of a commit's subject that a line shows."""
+
+NAME_WIDTH = 100
+"""Characters of the longest name of a cause that is shown with its condition."""
+
+FAILURE_WIDTH = 90
+"""Characters that are shown of how a framework failed."""
+
+
+def as_text(rows: Sequence[Row]) -> Iterator[str]:
+    """Yields a table for each check, with a line for each commit, then the commits' causes."""
+    labels = [_label(row) for row in rows]
+    cells = [_cells(row) for row in rows]
+    for check, modes in _columns(cells).items():
+        yield from text_table(
+            [
+                [check, *modes],
+                *(
+                    [label, *(cell.get((check, mode), "") for mode in modes)]
+                    for label, cell in zip(labels, cells, strict=True)
+                ),
+            ]
+        )
+        yield ""
+    for row, label, changes in zip(rows, labels, _changes(rows), strict=True):
+        yield f"{label}: {row.commit.date} {row.commit.subject[:SUBJECT_WIDTH]}".rstrip()
+        if row.problem is not None:
+            yield f"  {row.problem}"
+        yield from (f"  {printable(_change(change))}" for change in changes)
+
+
+def as_markdown(rows: Sequence[Row]) -> Iterator[str]:
+    """Yields one table, of which the last columns have causes and what could not be run."""
+    cells = [_cells(row) for row in rows]
+    columns = [(check, mode) for check, modes in _columns(cells).items() for mode in modes]
+    header = ["ref", "commit", *(f"{check} {mode}" for check, mode in columns), "causes", ""]
+    lines = [
+        [
+            escape_markdown(row.commit.ref),
+            escape_markdown(
+                f"{row.commit.revision[:SHORT]} {row.commit.date} {row.commit.subject}"
+            ),
+            *(cell.get(column, "") for column in columns),
+            "<br>".join(escape_markdown(_change(change)) for change in changes),
+            escape_markdown(row.problem or ""),
+        ]
+        for row, cell, changes in zip(rows, cells, _changes(rows), strict=True)
+    ]
+    yield from markdown_table(header, lines)
+
+
+def _label(row: Row) -> str:
+    return " ".join(dict.fromkeys([row.commit.revision[:SHORT], row.commit.ref]))
+
+
+def _changes(rows: Sequence[Row]) -> Iterator[list[CauseChange]]:
+    """Yields the causes of each commit, and those that are gone since the last complete run."""
+    last: Report | None = None
+    for row in rows:
+        if row.report is None:
+            yield []
+        elif last is None or not row.report.complete:
+            yield cause_changes(row.report, row.report)
+        else:
+            yield cause_changes(last, row.report)
+        if row.report is not None and row.report.complete:
+            last = row.report
+
+
+def _change(change: CauseChange) -> str:
+    """Returns the name of a cause, after what became of it unless it is the same."""
+    name, *before = [_name(one) for one in (change.new, change.old) if one is not None]
+    if change.fate is Fate.SAME:
+        return name
+    return f"{change.fate}: {name}{f' (it was: {before[0]})' if before else ''}"
+
+
+def _name(cause: Cause) -> str:
+    """Returns the mistake and its condition, or how the framework failed, where they are short."""
+    if cause.name not in STATEMENTS:
+        return f"{cause.name}: {cause.statement[:FAILURE_WIDTH]}"
+    named = " ".join([cause.name, *cause.condition])
+    return named if len(named) <= NAME_WIDTH else cause.name
+
+
+def _columns(cells: Sequence[Cells]) -> dict[Check, list[Mode]]:
+    """Returns the modes of each check that any commit has findings of."""
+    columns = {
+        check: [mode for mode in Mode if any((check, mode) in cell for cell in cells)]
+        for check in Check
+    }
+    return {check: modes for check, modes in columns.items() if modes}
+
+
+def _cells(row: Row) -> Cells:
+    if row.report is None:
+        return {}
+    findings: dict[tuple[Check, Mode], list[Finding]] = defaultdict(list)
+    for finding in row.report.findings:
+        findings[finding.check, finding.mode].append(finding)
+    return {column: _cell(some, row.report.causes) for column, some in findings.items()}
+
+
+def _cell(findings: Sequence[Finding], causes: Sequence[Cause]) -> str:
+    """Returns counts of verdicts, and the names of the causes of mismatches."""
+    words = verdict_words(Counter(finding.verdict for finding in findings))
+    wrong = {finding.id for finding in findings if finding.verdict is Verdict.MISMATCH}
+    if wrong:
+        names = dict.fromkeys(one.name for one in causes if not wrong.isdisjoint(one.findings))
+        words[Verdict.MISMATCH] += f" ({', '.join(names)})"
+    return ", ".join(words.values())

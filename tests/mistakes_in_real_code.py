@@ -1,0 +1,273 @@
+"""Mistakes put into copies of SkyRL's, miles' and slime's real code, and the causes they must give.
+
+``RL_LOSS_CONFORMANCE_SOURCES=FOLDER python -m tests.mistakes_in_real_code [NAME …]`` prints what
+changes in the causes when each mistake is made; FOLDER has clones of miles and slime.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from adapters.toolkit.source import resolve
+from conformance.comparing.cause_changes import cause_changes
+from conformance.runs import registry
+from tests import command
+from tests.toys import Edit, commit
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from conformance.comparing.cause_changes import CauseChange
+    from conformance.findings.report import Report
+
+CASES = (
+    "fully_masked_sample",
+    "odd_groups",
+    "split_groups",
+    "two_steps",
+    "unequal_groups",
+    "unequal_shards",
+    "uneven_lengths",
+)
+"""Empty samples, masked tokens, groups and rollouts of several sizes, steps and shards."""
+
+PADDED = ("dp1-cp1-mb2-bshd", "dp2-cp1-mb1-bshd", "dp2-cp1-mb2-bshd", "dp4-cp1-mb1-bshd")
+
+PACKED = ("dp1-cp1-mb1-thd", "dp1-cp1-mb2-thd", "dp2-cp1-mb1-thd", "dp2-cp1-mb2-thd")
+
+SLICED = ("dp1-cp1-mb2-thd", "dp2-cp1-mb1-thd", "dp1-cp2-mb1-thd", "dp1-cp4-mb2-thd")
+"""Layouts that tell factors and denominators of one kind of part from those of another."""
+
+LOSS = "backends/megatron_utils/loss.py"
+"""A module of slime."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mistake:
+    """A few words of a framework's code that are replaced, and the one cause that must result."""
+
+    name: str
+    framework: str
+    edit: Edit
+    cause: str
+    condition: list[str]
+    engine: str = "megatron"
+    checks: str = "weights,metric,auxiliary"
+    modes: str = "sample_mean,token_mean"
+    layouts: tuple[str, ...] = SLICED
+    left_out: str = "nothing"
+    """Findings that are left out: gspo spreads a gradient over its sample, rollouts have others."""
+
+    @property
+    def arguments(self) -> list[str]:
+        """The options of a run that sees the mistake."""
+        return [
+            f"--engine={self.engine}",
+            f"--checks={self.checks}",
+            f"--modes={self.modes}",
+            *(f"--layout={layout}" for layout in self.layouts),
+            f"-k=({' or '.join(CASES)}) and not ({self.left_out})",
+        ]
+
+
+MISTAKES = (
+    Mistake(
+        name="skyrl_fsdp_mean_of_ranks",
+        framework="skyrl",
+        engine="fsdp",
+        edit=Edit(
+            "backends/skyrl_train/workers/worker.py",
+            "policy_loss * grad_sum_correction_factor + (",
+            "policy_loss + (",
+        ),
+        cause="divided_by_dp",
+        condition=["in gradients and the logged loss", "of the policy_loss term"],
+        modes="sample_mean,token_mean,constant",
+        layouts=PADDED,
+    ),
+    Mistake(
+        name="skyrl_fsdp_empty_samples",
+        framework="skyrl",
+        engine="fsdp",
+        edit=Edit(
+            "backends/skyrl_train/utils/ppo_utils.py",
+            "advantages = advantages / loss_mask.sum().clamp(min=1)",
+            "advantages = advantages / loss_mask.sum(dim=-1).clamp(min=1).sum()",
+        ),
+        cause="empty_samples_counted",
+        condition=["of the policy_loss term"],
+        layouts=PADDED,
+    ),
+    Mistake(
+        name="skyrl_megatron_samples_for_prompts",
+        framework="skyrl",
+        edit=Edit(
+            "backends/skyrl_train/utils/ppo_utils.py",
+            "num_prompts = len(prompt_boundaries)",
+            "num_prompts = batch_size",
+        ),
+        cause="samples_counted_as_units",
+        condition=[],
+        modes="sample_mean,prompt_mean",
+    ),
+    Mistake(
+        name="skyrl_megatron_log_of_one_rank",
+        framework="skyrl",
+        edit=Edit(
+            "backends/skyrl_train/workers/worker_utils.py",
+            'strategy.all_reduce(sum_metrics, op="sum", group=group)',
+            "sum_metrics",
+        ),
+        cause="not_reduced_over_dp",
+        condition=["in logged losses"],
+        modes="token_mean,constant",
+        layouts=PADDED,
+    ),
+    Mistake(
+        name="miles_megatron_micro_batches",
+        framework="miles",
+        edit=Edit(
+            "backends/training_utils/loss.py",
+            "loss * num_microbatches / global_batch_size",
+            "loss / global_batch_size",
+        ),
+        cause="divided_by_micro_batches",
+        condition=["in gradients", "in sample_mean"],
+    ),
+    Mistake(
+        name="miles_fsdp_entropy_without_gradient",
+        framework="miles",
+        engine="fsdp",
+        edit=Edit(
+            "backends/training_utils/loss_hub/losses.py",
+            "entropy_loss = sum_of_sample_mean(entropy)",
+            "entropy_loss = sum_of_sample_mean(entropy.detach())",
+        ),
+        cause="term_without_gradient",
+        condition=["of the entropy term"],
+        layouts=PACKED,
+    ),
+    Mistake(
+        name="miles_megatron_token_more_per_sample",
+        framework="miles",
+        edit=Edit(
+            "backends/training_utils/loss.py",
+            "torch.clamp_min(loss_mask.sum(), 1)",
+            "loss_mask.sum() + 1",
+        ),
+        cause="tokens_per_sample_miscounted",
+        condition=["in token_mean"],
+    ),
+    Mistake(
+        name="miles_fsdp_only_last_micro_batch",
+        framework="miles",
+        engine="fsdp",
+        edit=Edit(
+            "backends/fsdp_utils/actor.py",
+            "loss.backward()",
+            "self.optimizer.zero_grad(), loss.backward()",
+        ),
+        cause="micro_batches_lost",
+        condition=["in gradients"],
+        modes="sample_mean",
+        layouts=("dp1-cp1-mb2-thd", "dp2-cp1-mb2-thd", "dp4-cp1-mb2-thd"),
+    ),
+    Mistake(
+        name="slime_factor_of_slices",
+        framework="slime",
+        edit=Edit(LOSS, "loss = loss * mpu.get_context_parallel_world_size()", "loss = loss * 1"),
+        cause="divided_by_cp",
+        condition=["in gradients", "in token_mean"],
+    ),
+    Mistake(
+        name="slime_masked_tokens",
+        framework="slime",
+        edit=Edit("ray/rollout.py", "[sum(m) for m in loss_masks]", "[len(m) for m in loss_masks]"),
+        cause="masked_tokens_counted",
+        condition=["in sample_mean"],
+    ),
+    Mistake(
+        name="slime_log_of_slices",
+        framework="slime",
+        edit=Edit(
+            "observability/train_metric_utils.py",
+            "cp_factor = 1\n    return",
+            "cp_factor = cp_size\n    return",
+        ),
+        cause="multiplied_by_cp",
+        condition=["in logged numbers", "in sample_mean"],
+    ),
+    Mistake(
+        name="slime_denominators_of_slices",
+        framework="slime",
+        edit=Edit(
+            "backends/megatron_utils/cp_utils.py",
+            "(x_i * chunked_loss_mask).sum() / torch.clamp_min(denom, 1)",
+            "(x_i * chunked_loss_mask).sum() / torch.clamp_min(chunked_loss_mask.sum(), 1)",
+        ),
+        cause="tokens_counted_per_cp_slice",
+        condition=["in sample_mean"],
+        left_out="gspo or unequal_groups",
+    ),
+)
+
+
+def original(mistake: Mistake) -> Path:
+    """The folder that holds the framework's package as it is."""
+    if mistake.framework == "skyrl":
+        spec = importlib.util.find_spec("skyrl")
+        assert spec is not None
+        assert spec.origin is not None
+        return Path(spec.origin).parents[1]
+    adapter = registry.create(mistake.framework, mistake.engine)
+    path = resolve(adapter, f"{os.environ[command.SOURCES]}/{mistake.framework}@main").path
+    assert path is not None
+    return path
+
+
+def copied(mistake: Mistake, folder: Path) -> Path:
+    """A checkout of the framework's package, without the mistake."""
+    shutil.copytree(
+        original(mistake) / mistake.framework,
+        folder / mistake.framework,
+        ignore=shutil.ignore_patterns("__pycache__"),
+    )
+    commit(folder)
+    return folder
+
+
+def changes(mistake: Mistake, folder: Path) -> list[CauseChange]:
+    """What the mistake changes in the causes of a run."""
+    source = copied(mistake, folder / "source")
+    before = report(mistake, source, folder)
+    mistake.edit.apply(source / mistake.framework)
+    after = report(mistake, source, folder)
+    return cause_changes(before, after)
+
+
+def report(mistake: Mistake, source: Path, folder: Path) -> Report:
+    """The report of a framework's code as it is in a folder."""
+    result = command.run(folder, mistake.framework, f"--source={source}", *mistake.arguments)
+    assert result.report.complete, result.output
+    return result.report
+
+
+def main(names: Sequence[str]) -> None:
+    """Print what mistakes change, all of them if none is named."""
+    for mistake in MISTAKES:
+        if mistake.name in (names or [mistake.name]):
+            print(f"{mistake.name}: expected {mistake.cause}", flush=True)
+            with tempfile.TemporaryDirectory(prefix="rl-loss-mistakes-") as folder:
+                for change in changes(mistake, Path(folder)):
+                    print(f"  {change.fate}: {change.statement} ({change.findings})", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
