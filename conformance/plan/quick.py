@@ -2,8 +2,9 @@
 
 The condition under which a mistake shows has at most two facts (`conformance.causes.conditions`): a
 mode, what a case has, a property of the layout. So the chosen jobs have, for every check, every
-pair of a mode, a case and the properties of a layout that any job has. That these jobs still kill
-all mutants, each as one cause, is tested.
+pair of a mode, a case and the properties of a layout that any job has; but a case of production
+size, which takes seconds, need not be in every mode. That these jobs still kill all mutants, each as
+one cause, is tested.
 """
 
 from __future__ import annotations
@@ -37,5 +38,6 @@ def quick_jobs(cells: Iterable[MatrixCell]) -> dict[str, AbstractSet[Combination
 
 def _combinations(cell: MatrixCell) -> Iterator[Combination]:
     """Yield what a cell shows together."""
-    properties = [cell.aggregation.mode, cell.case.name, *layout_properties(cell.layout)]
+    modes = [] if cell.case.layouts else [cell.aggregation.mode]
+    properties = [*modes, cell.case.name, *layout_properties(cell.layout)]
     yield from ((cell.spec.slug, *pair) for pair in combinations(properties, 2))
