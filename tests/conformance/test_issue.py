@@ -230,6 +230,7 @@ def test_command_shows_the_same_cause_again(
     assert f"[{defect.cause}]" in result.output
 
 
+@pytest.mark.processes
 @pytest.mark.skyrl
 def test_command_on_skyrl_shows_the_same_cause_again(tmp_path: Path) -> None:
     chosen = ("--layout=dp1-cp2-mb2-thd", "-k", "metric.loss/token_mean/fully_masked_sample")
@@ -271,6 +272,8 @@ def test_conditions_need_no_knowledge_of_checks() -> None:
         wrong("metric.loss/token_mean/two_prompts/dp1-cp2-mb2-thd", CP),
         right("metric.kl/token_mean/two_prompts/dp1-cp2-mb2-thd", CP),
         right("metric.loss/sample_mean/two_prompts/dp1-cp2-mb2-thd", CP),
+        right("metric/token_mean/two_prompts/dp1-cp2-mb2-thd", CP),
+        right("weights/token_mean/two_prompts/dp1-cp2-mb2-thd", CP),
     )
 
     first = text(report, "1").splitlines()[0]

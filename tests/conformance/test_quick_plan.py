@@ -36,8 +36,9 @@ def pairs(cells: Iterable[object]) -> set[tuple[object, ...]]:
         if type(cell) is not MatrixCell or cell.spec.compares_cuts:
             continue
         layout = cell.layout
-        properties = [
-            ("mode", cell.aggregation.mode),
+        properties: list[tuple[str, object]] = [
+            # A step of production size need not be in every mode.
+            *([] if cell.case.layouts else [("mode", cell.aggregation.mode)]),
             ("case", cell.case.name),
             ("dp", layout.dp),
             ("cp", layout.cp),
