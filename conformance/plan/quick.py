@@ -3,8 +3,8 @@
 The condition under which a mistake shows has at most two facts (`conformance.causes.conditions`): a
 mode, what a case has, a property of the layout. So the chosen jobs have, for every check, every
 pair of a mode, a case and the properties of a layout that any job has; but a case of production
-size, which takes seconds, need not be in every mode. That these jobs still kill all mutants, each as
-one cause, is tested.
+size, which takes seconds, need not be in every mode. That these jobs still kill all mutants, each
+as one cause, is tested.
 """
 
 from __future__ import annotations
