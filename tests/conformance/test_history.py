@@ -84,7 +84,7 @@ def test_weights_and_logged_losses_are_told_apart_by_commit(
     assert f"{after} mended: 20" in commits
     assert "\n  divided_by_cp in gradients\n" in commits
     assert (
-        "  changed: divided_by_cp in logged numbers (it was: divided_by_cp in gradients" in commits
+        "  changed: divided_by_cp in logged losses (it was: divided_by_cp in gradients" in commits
     )
     assert "A dead end" in commits
     assert "ModuleNotFoundError: No module named 'torchless'" in last
