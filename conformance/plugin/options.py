@@ -147,7 +147,7 @@ def _read_options(config: pytest.Config) -> Settings:
 
 
 def _plan_size(config: pytest.Config) -> str:
-    """As asked for; without a word, all of what a layout, a case or a test is named of."""
+    """What ``--plan`` says; without it, everything if a layout, a case or a finding is named."""
     option = config.getoption
     named = any("::" in argument for argument in config.invocation_params.args)
     if option("layout") or option("case_file") or (option("adapter") and option("keyword")):

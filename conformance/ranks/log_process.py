@@ -37,10 +37,9 @@ class LogOutcome:
 
 
 class LogProcess:
-    """Makes what a framework makes of the entries of every case, from its beginning on.
+    """A process in which a framework makes a log of the entries of every case; it starts at once.
 
-    ``optimized`` runs it under ``python -O``. A framework's import takes seconds, in which others
-    may go on.
+    ``optimized`` runs it under ``python -O``. Nobody waits for it until its outcomes are asked for.
     """
 
     def __init__(

@@ -44,7 +44,7 @@ class SharedJobs:
 
     @cached_property
     def logs(self) -> tuple[LogProcess, LogProcess]:
-        """What makes logs with asserts, and without, from when it is first asked for."""
+        """The processes that make logs with asserts and without, started when first asked for."""
         adapter, source, begin = self.pool.adapter, self.pool.source, self._resources.enter_context
         return (
             begin(LogProcess(adapter, source, LOG_ENTRIES, optimized=False)),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from enum import StrEnum
+from typing import TYPE_CHECKING, TypeVar
 
 from adapters.contract import Depth, InvalidLayoutError, Layout
 from adapters.toolkit.source import Source, resolve
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 
     from adapters.contract import Adapter
     from conformance.ranks.hardware import RankBudget
+
+
+Known = TypeVar("Known", bound=StrEnum)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,9 +89,9 @@ class Settings:
         plan = Plan(
             aggregations=_modes(modes),
             checks=_checks(checks),
-            depth=_depth(depth),
+            depth=_one_of(Depth, "depth", depth),
             layouts=_layouts(chosen, layouts, rank_budget),
-            size=_plan_size(plan_size),
+            size=_one_of(PlanSize, "plan", plan_size),
             examples=examples,
             seed=seed,
             case=None if case_file is None else case_files.load(case_file),
@@ -173,21 +177,12 @@ def _checks(text: str | None) -> frozenset[Check]:
         raise InvalidSettingsError(str(error), f"choose from {', '.join(Check)}") from None
 
 
-def _plan_size(text: str) -> PlanSize:
+def _one_of(known: type[Known], what: str, text: str) -> Known:
     try:
-        return PlanSize(text)
+        return known(text)
     except ValueError:
         raise InvalidSettingsError(
-            f"plan {text!r} is unknown", f"choose {' or '.join(PlanSize)}"
-        ) from None
-
-
-def _depth(text: str) -> Depth:
-    try:
-        return Depth(text)
-    except ValueError:
-        raise InvalidSettingsError(
-            f"depth {text!r} is unknown", f"choose {' or '.join(Depth)}"
+            f"{what} {text!r} is unknown", f"choose {' or '.join(known)}"
         ) from None
 
 
