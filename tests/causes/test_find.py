@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 
 from conformance.causes.conditions import of_finding
 from conformance.causes.find import causes
+from conformance.causes.step_conditions import of_step
 from conformance.comparing.assembly import assembled
+from conformance.corpus.cases import CORPUS, REJECTION
 from conformance.findings.cause import Clues, Range, Severity
 from conformance.findings.finding import Diagnosis, Finding, Logged
 from conformance.findings.report import Selection
@@ -351,3 +353,30 @@ def test_what_is_not_wrong_has_no_cause(verdict: Verdict) -> None:
     finding = Finding(id="weights/token_mean/a/dp1-cp2-mb1-thd", verdict=verdict, message="no")
 
     assert causes([finding], []) == []
+
+
+def test_diagnostics_are_told_from_logged_losses() -> None:
+    logged = [
+        explained(
+            f"metric.{term}/token_mean/a/dp1-cp2-mb1-thd",
+            [f"{term}/multiplied_by_cp"],
+            terms=(term,),
+        )
+        for term in ("entropy", "kl")
+    ]
+    whole = explained(
+        "metric.loss/token_mean/a/dp1-cp2-mb1-thd",
+        [],
+        terms=("entropy", "kl"),
+        excluded=["entropy/multiplied_by_cp", "kl/multiplied_by_cp"],
+    )
+
+    causes = [(cause.name, cause.condition) for cause in found(*logged, whole)]
+    assert ("multiplied_by_cp", ["in logged diagnostics"]) in causes
+
+
+def test_step_says_whether_tokens_are_rejected() -> None:
+    plain, rejected = (set(of_step(case.steps[0])) for case in (CORPUS[0], REJECTION[0]))
+
+    assert "where no token is rejected" in plain - rejected
+    assert "where tokens are rejected" in rejected - plain
