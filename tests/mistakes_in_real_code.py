@@ -6,12 +6,13 @@ changes in the causes when each mistake is made; FOLDER has clones of miles and 
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import os
 import shutil
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,7 @@ from adapters.toolkit.source import resolve
 from conformance.comparing.cause_changes import cause_changes
 from conformance.runs import registry
 from tests import command
-from tests.toys import Edit, commit
+from tests.toys import commit
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,13 +46,49 @@ PACKED = ("dp1-cp1-mb1-thd", "dp1-cp1-mb2-thd", "dp2-cp1-mb1-thd", "dp2-cp1-mb2-
 SLICED = ("dp1-cp1-mb2-thd", "dp2-cp1-mb1-thd", "dp1-cp2-mb1-thd", "dp1-cp4-mb2-thd")
 """Layouts that tell factors and denominators of one kind of part from those of another."""
 
-LOSS = "backends/megatron_utils/loss.py"
-"""A module of slime."""
+REDUCTION = "apply_loss_reduction_to_advantages_minibatch"
+"""The function of SkyRL that divides advantages by the counts of the mode."""
+
+
+@dataclass(frozen=True)
+class Edit:
+    """Replaces one reading of a variable within a function, or within all of its name.
+
+    ``reading`` counts them from 1, in the order of the text.
+    """
+
+    file: str
+    function: str
+    variable: str
+    _: KW_ONLY
+    reading: int
+    by: str
+
+    def apply(self, package: Path) -> None:
+        """Change the file in a checkout's package."""
+        path = package / self.file
+        lines = path.read_text().splitlines(keepends=True)
+        name = self._readings(ast.parse("".join(lines)))[self.reading - 1]
+        line = lines[name.lineno - 1].encode()
+        changed = line[: name.col_offset] + self.by.encode() + line[name.end_col_offset :]
+        lines[name.lineno - 1] = changed.decode()
+        path.write_text("".join(lines))
+
+    def _readings(self, module: ast.Module) -> list[ast.Name]:
+        names = {
+            (node.lineno, node.col_offset): node
+            for function in ast.walk(module)
+            if isinstance(function, ast.FunctionDef) and function.name == self.function
+            for node in ast.walk(function)
+            if isinstance(node, ast.Name)
+            if node.id == self.variable and isinstance(node.ctx, ast.Load)
+        }
+        return [names[position] for position in sorted(names)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mistake:
-    """A few words of a framework's code that are replaced, and the one cause that must result."""
+    """What is read in place of a variable of a framework, and the one cause that must result."""
 
     name: str
     framework: str
@@ -84,8 +121,10 @@ MISTAKES = (
         engine="fsdp",
         edit=Edit(
             "backends/skyrl_train/workers/worker.py",
-            "policy_loss * grad_sum_correction_factor + (",
-            "policy_loss + (",
+            "_forward_backward_micro",
+            "grad_sum_correction_factor",
+            reading=2,
+            by="1",
         ),
         cause="divided_by_dp",
         condition=["in gradients and the logged loss", "of the policy_loss term"],
@@ -98,8 +137,10 @@ MISTAKES = (
         engine="fsdp",
         edit=Edit(
             "backends/skyrl_train/utils/ppo_utils.py",
-            "advantages = advantages / loss_mask.sum().clamp(min=1)",
-            "advantages = advantages / loss_mask.sum(dim=-1).clamp(min=1).sum()",
+            REDUCTION,
+            "loss_mask",
+            reading=1,
+            by="loss_mask.sum(dim=-1).clamp(min=1)",
         ),
         cause="empty_samples_counted",
         condition=["of the policy_loss term"],
@@ -110,8 +151,10 @@ MISTAKES = (
         framework="skyrl",
         edit=Edit(
             "backends/skyrl_train/utils/ppo_utils.py",
-            "num_prompts = len(prompt_boundaries)",
-            "num_prompts = batch_size",
+            REDUCTION,
+            "prompt_boundaries",
+            reading=2,
+            by="advantages",
         ),
         cause="samples_counted_as_units",
         condition=[],
@@ -122,8 +165,10 @@ MISTAKES = (
         framework="skyrl",
         edit=Edit(
             "backends/skyrl_train/workers/worker_utils.py",
-            'strategy.all_reduce(sum_metrics, op="sum", group=group)',
-            "sum_metrics",
+            "all_reduce_metrics",
+            "status_sum",
+            reading=1,
+            by="sum_metrics",
         ),
         cause="not_reduced_over_dp",
         condition=["in logged losses"],
@@ -135,8 +180,10 @@ MISTAKES = (
         framework="miles",
         edit=Edit(
             "backends/training_utils/loss.py",
-            "loss * num_microbatches / global_batch_size",
-            "loss / global_batch_size",
+            "loss_function",
+            "num_microbatches",
+            reading=1,
+            by="1",
         ),
         cause="divided_by_micro_batches",
         condition=["in gradients", "in sample_mean"],
@@ -147,8 +194,10 @@ MISTAKES = (
         engine="fsdp",
         edit=Edit(
             "backends/training_utils/loss_hub/losses.py",
-            "entropy_loss = sum_of_sample_mean(entropy)",
-            "entropy_loss = sum_of_sample_mean(entropy.detach())",
+            "policy_loss_function",
+            "entropy",
+            reading=2,
+            by="entropy.detach()",
         ),
         cause="term_without_gradient",
         condition=["of the entropy term"],
@@ -159,8 +208,10 @@ MISTAKES = (
         framework="miles",
         edit=Edit(
             "backends/training_utils/loss.py",
-            "torch.clamp_min(loss_mask.sum(), 1)",
-            "loss_mask.sum() + 1",
+            "loss_function",
+            "loss_mask",
+            reading=1,
+            by="torch.cat([loss_mask, loss_mask.new_ones(1)])",
         ),
         cause="tokens_per_sample_miscounted",
         condition=["in token_mean"],
@@ -171,8 +222,10 @@ MISTAKES = (
         engine="fsdp",
         edit=Edit(
             "backends/fsdp_utils/actor.py",
-            "loss.backward()",
-            "self.optimizer.zero_grad(), loss.backward()",
+            "_train_step",
+            "loss",
+            reading=1,
+            by="(self.optimizer.zero_grad(), loss)[1]",
         ),
         cause="micro_batches_lost",
         condition=["in gradients"],
@@ -182,14 +235,20 @@ MISTAKES = (
     Mistake(
         name="slime_factor_of_slices",
         framework="slime",
-        edit=Edit(LOSS, "loss = loss * mpu.get_context_parallel_world_size()", "loss = loss * 1"),
+        edit=Edit(
+            "backends/megatron_utils/loss.py",
+            "loss_function",
+            "loss",
+            reading=3,
+            by="(loss / mpu.get_context_parallel_world_size())",
+        ),
         cause="divided_by_cp",
         condition=["in gradients", "in token_mean"],
     ),
     Mistake(
         name="slime_masked_tokens",
         framework="slime",
-        edit=Edit("ray/rollout.py", "[sum(m) for m in loss_masks]", "[len(m) for m in loss_masks]"),
+        edit=Edit("ray/rollout.py", "_convert_samples_to_train_data", "sum", reading=1, by="len"),
         cause="masked_tokens_counted",
         condition=["in sample_mean"],
     ),
@@ -198,8 +257,10 @@ MISTAKES = (
         framework="slime",
         edit=Edit(
             "observability/train_metric_utils.py",
-            "cp_factor = 1\n    return",
-            "cp_factor = cp_size\n    return",
+            "reduce_train_step_metrics",
+            "cp_factor",
+            reading=1,
+            by="cp_size",
         ),
         cause="multiplied_by_cp",
         condition=["in logged numbers", "in sample_mean"],
@@ -209,8 +270,10 @@ MISTAKES = (
         framework="slime",
         edit=Edit(
             "backends/megatron_utils/cp_utils.py",
-            "(x_i * chunked_loss_mask).sum() / torch.clamp_min(denom, 1)",
-            "(x_i * chunked_loss_mask).sum() / torch.clamp_min(chunked_loss_mask.sum(), 1)",
+            "sum_of_sample_mean",
+            "denom",
+            reading=2,
+            by="chunked_loss_mask.sum()",
         ),
         cause="tokens_counted_per_cp_slice",
         condition=["in sample_mean"],
