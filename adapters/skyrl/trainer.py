@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from adapters.contract import Job
 
 DISPATCH = "backends.skyrl_train.distributed.dispatch"
-# Key of the training input's metadata: where the rows of each prompt begin and end.
 PROMPT_BOUNDARIES = "policy_prompt_boundaries"
 PADDING_MICRO_BATCH_IDS = 100  # SkyRL fills padding micro-batches with random token ids below this
 

@@ -25,9 +25,7 @@ GPU_CODE = ("megatron.training", "ring_flash_attn", "torch_memory_saver")
 DATA = ("blake3", "mooncake", "polars", "pylatexenc", "qwen_vl_utils")
 PACKAGES = sorted((*SERVERS, *TRACKING, *GPU_CODE, *DATA))  # that no training step enters
 STUBBED: list[str] = []  # what `install` stubbed in this process
-# Replaces Ray's object store.
 OBJECT_STORE = SimpleNamespace(put=lambda value: value, get=lambda value: value)
-# Names of the tracker in the modules that log, by version.
 TRACKERS = ("logging_utils", "tracking", "tracking_utils")
 
 KEYS = {

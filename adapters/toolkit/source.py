@@ -29,9 +29,8 @@ if TYPE_CHECKING:
 
 RELEASE = "pypi:"
 VERSION = re.compile(r"[0-9][0-9A-Za-z.!+]*")
-
+# Digits by which a commit is called that no ref names.
 SHORT = 10
-"""Digits by which a commit is called that no ref names."""
 
 
 class SourceError(ConformanceError):

@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from adapters.contract.objective import Metric
-from conformance.causes.consistent import consistent
-from conformance.causes.statements import INFERRED
+from conformance.causes.consistent import consistent, without_factors
+from conformance.causes.statements import INFERRED, MISCOUNTED
 from conformance.causes.step_conditions import of_context, of_step
+from conformance.diagnosis.catalogue import mistakes
 from conformance.diagnosis.explain import Evidence, read_off
 from conformance.findings.cause import Clues
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from adapters.contract import Job
     from conformance.causes.consistent import Consistent, Showing
@@ -84,11 +85,32 @@ def _without(
 
 def _inferred(wrong: Consistent) -> Iterator[list[frozenset[str]]]:
     """Yield the mistakes that a single term's numbers show of themselves."""
+    if len(wrong.terms) > 1:
+        return
     names = [name for name in _read_off(wrong.showing) if name in INFERRED]
     if not wrong.showing.observed.any():
         names += ALL_LOST
-    if names and len(wrong.terms) == 1:
-        yield [frozenset(f"{wrong.terms[0]}/{name}" for name in names)]
+    if names:
+        yield [_of_term(wrong, names)]
+    elif not wrong.explanations and wrong.showing.is_per_token:
+        yield from _counted_besides(wrong)
+
+
+def _counted_besides(wrong: Consistent) -> Iterator[list[frozenset[str]]]:
+    """Yield a wrong count with each known mistake that it may come on top of."""
+    showing, expected = wrong.showing, wrong.showing.context.expected
+    for mistake in mistakes(showing.context):
+        if np.array_equal(mistake.weights > 0, expected > 0):
+            rest = np.divide(expected, mistake.weights, where=expected > 0, out=expected.copy())
+            names = MISCOUNTED.intersection(
+                _read_off(replace(showing, observed=showing.observed * rest))
+            )
+            if names and (others := without_factors(mistake.names)):
+                yield [_of_term(wrong, names), _of_term(wrong, others)]
+
+
+def _of_term(wrong: Consistent, names: Iterable[str]) -> frozenset[str]:
+    return frozenset(f"{wrong.terms[0]}/{name}" for name in names)
 
 
 def _read_off(showing: Showing) -> list[str]:

@@ -19,7 +19,7 @@ from conformance.diagnosis.catalogue import mistakes
 from conformance.diagnosis.missing_tokens import kinds_of_loss, shares
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -140,8 +140,10 @@ def consistent(showing: Showing) -> Consistent:
     if not explanations:
         explanations = [*_with_a_factor(of_terms, look), *_with_losses(of_terms, look)]
     elif not is_right and len(of_terms) == 1:  # a small step may fit another mistake by chance
-        on_top = _with_a_factor(of_terms, look)
-        explanations += ([factor, other] for factor, other in on_top if not _has_factor(other))
+        on_top = (
+            (factor, without_factors(other)) for factor, other in _with_a_factor(of_terms, look)
+        )
+        explanations += ([factor, other] for factor, other in on_top if other)
     return Consistent(
         showing=showing,
         is_right=is_right,
@@ -301,8 +303,9 @@ def _is_factor(name: str) -> bool:
     return _mistake_of(name).startswith(FACTORS)
 
 
-def _has_factor(names: frozenset[str]) -> bool:
-    return any(map(_is_factor, names))
+def without_factors(names: Iterable[str]) -> frozenset[str]:
+    """The names of mistakes, with their terms or without, that are no factor of all weights."""
+    return frozenset(name for name in names if not _is_factor(name))
 
 
 def _term_of(name: str) -> str:
@@ -310,4 +313,4 @@ def _term_of(name: str) -> str:
 
 
 def _mistake_of(name: str) -> str:
-    return name.partition("/")[2]
+    return name.rpartition("/")[2]

@@ -180,6 +180,28 @@ def test_terms_have_mistakes_of_their_own() -> None:
     ].count(True) == 1
 
 
+def test_a_factor_may_come_on_top_of_what_looks_like_another_factor() -> None:
+    """Of two samples one is empty: leaving it out of the units is twice what is right."""
+    step = Step.of([Sample(prompt_length=1, loss_mask=[1, 1, 1], group=0), EMPTY])
+    given = Given(mode=Mode.SAMPLE_MEAN, steps=(step,), layout=Layout(cp=4))
+    found = explanations(given, given.weights * 2 / 4)
+
+    assert any(
+        {"divided_by_cp", "sample_units_excluded"} <= set.union(*parts) and len(parts) == 2
+        for parts in found
+    )
+
+
+def test_a_number_may_be_counted_on_top_of_another_mistake() -> None:
+    """One of 5 samples is empty and left out, and 37 are counted: 5/4 · 5/37, or 29.6 samples."""
+    found = explanations(BY_TOKENS, BY_TOKENS.weights * 5 / 4 * 5 / 37)
+
+    assert any(
+        count == {"samples_miscounted"} and "sample_units_excluded" in other
+        for count, other in found
+    )
+
+
 def test_conditions_are_facts_of_the_step_and_its_cut() -> None:
     cut = Given(layout=Layout(dp=2), forward_pass_of_token=BY_SAMPLE)
     found = clues(cut, cut.weights)

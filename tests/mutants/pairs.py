@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from adapters.contract import Depth
 from adapters.native.trainer import Trainer
+from conformance.causes.statements import INFERRED
 from tests.mutants import MUTANTS
 from tests.mutants.kills import cells_of, trials_on
 from tests.mutants.mutant import EVERYDAY, Mutant
@@ -73,6 +74,11 @@ def hides_one(pair: Pair, cells: Sequence[MatrixCell], both: Sequence[Trial]) ->
     return any([trial.judgement.error for trial in tried(one, cells)] == errors for one in pair)
 
 
+def are_one_other(causes: Sequence[Cause]) -> bool:
+    """Whether both together are, number for number, one other known mistake wherever they act."""
+    return [(one.condition, one.name in INFERRED) for one in causes] == [([], False)]
+
+
 def is_named(mutant: type[Mutant], causes: list[Cause]) -> bool:
     """Whether a cause has the mutant's mistake."""
     return any(cause.name.startswith(mutant.diagnosis) for cause in causes)
@@ -85,8 +91,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     chosen = pairs(options.pairs, options.seed)
-    right = 0
-    hidden = 0
+    right, hidden, one_other = 0, 0, 0
     for pair in chosen:
         both = joined(pair)
         cells = cells_of(both.spec, both)
@@ -96,13 +101,15 @@ def main() -> None:
         right += named
         if not named and hides_one(pair, cells, trials):
             hidden += 1
-            continue
-        if not named:
+        elif not named and are_one_other(causes):
+            one_other += 1
+        elif not named:
             print(" and ".join(mutant.__name__ for mutant in pair), flush=True)
             for cause in causes:
                 print(f"  {len(cause.findings)} {', '.join([cause.name, *cause.condition])}")
     print(
-        f"{right} of {len(chosen) - hidden} pairs have both causes; of {hidden} one hides the other"
+        f"{right} of {len(chosen) - hidden - one_other} pairs have both causes;"
+        f" of {hidden} one hides the other, and {one_other} are together one other known mistake"
     )
 
 
