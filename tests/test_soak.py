@@ -41,6 +41,7 @@ def test_growth_is_what_goes_on(taken: list[int], growth: float) -> None:
     assert memory.growth(1) == pytest.approx(growth, abs=0.007)
 
 
+@pytest.mark.processes
 def test_a_leak_of_an_adapter_is_growth_of_its_ranks() -> None:
     with RankPool(Leaking(), None, size=2) as pool:
         memory = soak.soak(pool, ranks=2, seconds=0)

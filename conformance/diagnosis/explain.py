@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     from conformance.diagnosis.step_context import LossTerm, StepContext
 
 
+FEW = 16
+"""Tokens by which predictions are sorted out before all tokens are looked at."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Evidence:
     """Observed weights of a step, [tokens], and the bound on their relative error."""
@@ -69,9 +73,12 @@ class Evidence:
 
     def matches(self, predicted: NDArray[np.float64]) -> bool:
         """Whether a prediction fits every active token."""
-        wanted = predicted[self.active]
-        off = np.abs(self.observed_of_active - wanted)
-        return bool((off <= self.tolerance * np.abs(wanted)).all())
+        wanted, seen = predicted[self.active], self.observed_of_active
+        some = slice(None, None, max(len(wanted) // FEW, 1))  # most predictions fail at the first
+        return self._are_close(wanted[some], seen[some]) and self._are_close(wanted, seen)
+
+    def _are_close(self, wanted: NDArray[np.float64], seen: NDArray[np.float64]) -> bool:
+        return bool((np.abs(seen - wanted) <= self.tolerance * np.abs(wanted)).all())
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -90,12 +90,12 @@ def shared_jobs(request: pytest.FixtureRequest) -> Iterator[SharedJobs]:
         ) as pool,
         closing(SharedJobs(pool, cells)) as jobs,
     ):
-        if any(isinstance(cell, LogCell) for cell in cells) and not _is_worker(request.config):
-            jobs.logs  # noqa: B018 - begins them, while the ranks start
         try:
             pool.description  # noqa: B018 - starts the ranks
         except ConformanceError as error:
             pytest.exit(str(error), returncode=pytest.ExitCode.USAGE_ERROR)
+        if any(isinstance(cell, LogCell) for cell in cells) and not _is_worker(request.config):
+            jobs.logs.begin()
         yield jobs
 
 

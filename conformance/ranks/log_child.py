@@ -1,6 +1,6 @@
-"""A process that has a framework make logs: ``python [-O] -m conformance.ranks.log_child``.
+"""Has a framework make logs, in a forked process or in one of ``python -O -m`` this module.
 
-It reads an adapter, a source and cases from its standard input, and writes what came of them.
+Its folder has the request, for the latter, what came of it, and what the framework printed.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import os
 import pickle
 import signal
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch.distributed as dist
@@ -21,33 +22,42 @@ from conformance.ranks.processes import die_with_parent
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
-    from adapters.contract import Adapter, LogEntry
+    from adapters.contract import LogEntry
+    from conformance.ranks.log_process import LogRequest
 
 
-def main() -> None:
-    """Answer one request."""
+def become_optimized(request: LogRequest, folder: Path) -> None:
+    """Answer in the place of this process, in an interpreter that removes asserts."""
+    _print_to(folder)
+    (folder / "request").write_bytes(pickle.dumps(request))
+    command = [sys.executable, "-O", "-m", __name__, str(folder)]
+    os.execve(sys.executable, command, os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)})
+
+
+def answer(request: LogRequest, folder: Path) -> None:
+    """Write what comes of a request into its folder."""
     die_with_parent(signal.SIGKILL)
-    answer = os.dup(1)
-    os.dup2(2, 1)  # what a framework prints is no answer
-    adapter, source, cases = pickle.load(sys.stdin.buffer)
+    _print_to(folder)
     preload.hide_gpus()
-    preload.load_once(adapter, source)
+    preload.load_once(request.adapter, request.source)
     os.environ.update(RANK="0", WORLD_SIZE="1")
     store = dist.HashStore()  # type: ignore[attr-defined]
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)
-    rank = Rank(index=0, world_size=1)
-    outcomes = {name: _outcome(adapter, source, entries, rank) for name, entries in cases.items()}
-    with os.fdopen(answer, "wb") as stream:
-        pickle.dump(outcomes, stream)
+    outcomes = {name: _outcome(request, entries) for name, entries in request.cases.items()}
+    (folder / "answer").write_bytes(pickle.dumps(outcomes))
 
 
-def _outcome(
-    adapter: Adapter, source: Path | None, entries: Sequence[LogEntry], rank: Rank
-) -> LogOutcome:
+def _print_to(folder: Path) -> None:
+    with (folder / "errors").open("ab") as errors:
+        os.dup2(errors.fileno(), 1)
+        os.dup2(errors.fileno(), 2)
+
+
+def _outcome(request: LogRequest, entries: Sequence[LogEntry]) -> LogOutcome:
+    source = request.source
     try:
-        log = adapter.aggregate(entries, rank)
+        log = request.adapter.aggregate(entries, Rank(index=0, world_size=1))
     except Unsupported as reason:
         return LogOutcome(kind="unsupported", log={}, message=sanitize(str(reason), source))
     except Exception as error:
@@ -58,4 +68,5 @@ def _outcome(
 
 
 if __name__ == "__main__":
-    main()
+    asked_in = Path(sys.argv[1])
+    answer(pickle.loads((asked_in / "request").read_bytes()), asked_in)

@@ -1,25 +1,23 @@
-"""Has a framework make logs in a process of its own, with asserts or without."""
+"""Has a framework make logs in processes of their own, with asserts and without."""
 
 from __future__ import annotations
 
 import pickle
-import subprocess
-import sys
 import tempfile
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from conformance.ranks.processes import last_words
+from conformance.ranks.processes import WorkerSpec, last_words, start_server
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from types import TracebackType
 
     from adapters.contract import Adapter, LogEntry
-
-CHILD = "conformance.ranks.log_child"
+    from conformance.ranks.hardware import Hardware
 
 WHO = "the process that makes logs"
 
@@ -36,33 +34,66 @@ class LogOutcome:
     message: str = ""
 
 
-class LogProcess:
-    """A process in which a framework makes a log of the entries of every case; it starts at once.
+@dataclass(frozen=True, kw_only=True)
+class LogRequest:
+    """The entries that a framework is to make logs of, by the name of their case."""
 
-    ``optimized`` runs it under ``python -O``. Nobody waits for it until its outcomes are asked for.
-    """
+    adapter: Adapter
+    source: Path | None
+    hardware: Hardware
+    cases: Mapping[str, Sequence[LogEntry]]
 
-    def __init__(
+
+class Logs:
+    """What a framework makes of the entries of every case; a first process starts at once."""
+
+    def __init__(self, request: LogRequest) -> None:
+        self._request = request
+        self._processes = ExitStack()
+        self._plain = self._processes.enter_context(LogProcess(request, _answer))
+
+    def __enter__(self) -> Logs:
+        return self
+
+    def __exit__(
         self,
-        adapter: Adapter,
-        source: Path | None,
-        cases: Mapping[str, Sequence[LogEntry]],
-        *,
-        optimized: bool,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
-        self._source, self._names = source, tuple(cases)
+        self._processes.close()
+
+    def of(self, case: str) -> tuple[LogOutcome, LogOutcome]:
+        """What came of a case, and what comes of it under ``python -O``, which removes asserts."""
+        outcome = self._plain.outcomes[case]
+        return outcome, self._optimized.outcomes[case] if outcome.kind == "raised" else outcome
+
+    def begin(self) -> None:
+        """Start what is still to come, which may be awaited later; the first process is soon done.
+
+        Only where it raised an error, an assert may be why.
+        """
+        if any(outcome.kind == "raised" for outcome in self._plain.outcomes.values()):
+            self._optimized  # noqa: B018 - starts it
+
+    @cached_property
+    def _optimized(self) -> LogProcess:
+        process = LogProcess(self._request, _answer_without_asserts)
+        return self._processes.enter_context(process)
+
+
+class LogProcess:
+    """A process that answers a request; it starts at once, and is waited for when asked."""
+
+    def __init__(self, request: LogRequest, answer: Callable[[LogRequest, Path], None]) -> None:
+        self._source, self._names = request.source, tuple(request.cases)
         self._folder = tempfile.TemporaryDirectory(prefix="rl-loss-conformance-")
-        request, self._answer, self._errors = (
-            Path(self._folder.name) / name for name in ("request", "answer", "errors")
+        spec = WorkerSpec(
+            index=0, adapter=request.adapter, source=request.source, hardware=request.hardware
         )
-        request.write_bytes(pickle.dumps((adapter, source, dict(cases))))
-        command = [sys.executable, *(["-O"] if optimized else []), "-m", CHILD]
-        with (
-            request.open("rb") as stdin,
-            self._answer.open("wb") as stdout,
-            self._errors.open("wb") as stderr,
-        ):
-            self._child = subprocess.Popen(command, stdin=stdin, stdout=stdout, stderr=stderr)
+        arguments = (request, Path(self._folder.name))
+        self._child = start_server(spec).Process(target=answer, args=arguments, daemon=True)
+        self._child.start()
 
     def __enter__(self) -> LogProcess:
         return self
@@ -74,23 +105,39 @@ class LogProcess:
         traceback: TracebackType | None,
     ) -> None:
         self._child.kill()
-        self._child.wait()
+        self._child.join()
         self._folder.cleanup()
 
     @cached_property
     def outcomes(self) -> Mapping[str, LogOutcome]:
         """Those of every case, by name."""
-        try:
-            code = self._child.wait(LIMIT)
-        except subprocess.TimeoutExpired:
+        self._child.join(LIMIT)
+        code, answered = self._child.exitcode, self._said("answer")
+        if code is None:
             return self._crash_of_all(f"{WHO} gave no answer in {LIMIT:g} s")
-        answered = self._answer.read_bytes()
         if code or not answered:
-            errors = self._errors.read_bytes()
-            return self._crash_of_all(last_words(WHO, code, errors, self._source))
+            return self._crash_of_all(last_words(WHO, code, self._said("errors"), self._source))
         outcomes: Mapping[str, LogOutcome] = pickle.loads(answered)
         return outcomes
+
+    def _said(self, where: str) -> bytes:
+        path = Path(self._folder.name) / where
+        return path.read_bytes() if path.exists() else b""
 
     def _crash_of_all(self, message: str) -> Mapping[str, LogOutcome]:
         """A crash of every case, as a process that died on one leaves no outcome of the others."""
         return dict.fromkeys(self._names, LogOutcome(kind="crashed", log={}, message=message))
+
+
+def _answer(request: LogRequest, folder: Path) -> None:
+    """Answer in this process; torch is imported in it alone."""
+    from conformance.ranks.log_child import answer
+
+    answer(request, folder)
+
+
+def _answer_without_asserts(request: LogRequest, folder: Path) -> None:
+    """Become a process that answers without asserts."""
+    from conformance.ranks.log_child import become_optimized
+
+    become_optimized(request, folder)

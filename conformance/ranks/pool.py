@@ -110,7 +110,7 @@ class RankPool:
         self.source = source
         self._size = size
         self._time_limit = time_limit
-        self._hardware = hardware
+        self.hardware = hardware
         self._launcher = launcher or LocalLauncher()
         self._world: object = None
         self._begun: _Begun | None = None
@@ -255,7 +255,7 @@ class RankPool:
 
     def _spec(self, index: int) -> WorkerSpec:
         return WorkerSpec(
-            index=index, adapter=self.adapter, source=self.source, hardware=self._hardware
+            index=index, adapter=self.adapter, source=self.source, hardware=self.hardware
         )
 
     def _stop(self) -> None:

@@ -192,7 +192,7 @@ UNJUDGED = {"unsupported": Verdict.UNSUPPORTED, "crashed": Verdict.CRASHED}
 def _check_log(cell: LogCell, jobs: SharedJobs) -> Finding:
     """Whether a framework makes a log of well-formed entries alone, with asserts and without."""
     case, description = cell.log_case, jobs.description
-    outcome, optimized = (process.outcomes[case.name] for process in jobs.logs)
+    outcome, optimized = jobs.logs.of(case.name)
     if outcome.kind in UNJUDGED:
         return _finding(cell, verdict=UNJUDGED[outcome.kind], message=outcome.message)
     judgement = by_own_rules(judge_log(case, outcome, optimized), case, description)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from conformance.corpus.log_cases import LOG_ENTRIES
 from conformance.judging.startup import ignored_settings
-from conformance.ranks.log_process import LogProcess
+from conformance.ranks.log_process import LogRequest, Logs
 from conformance.ranks.pool import Ran
 
 if TYPE_CHECKING:
@@ -43,13 +43,13 @@ class SharedJobs:
         self._resources.close()
 
     @cached_property
-    def logs(self) -> tuple[LogProcess, LogProcess]:
-        """The processes that make logs with asserts and without, started when first asked for."""
-        adapter, source, begin = self.pool.adapter, self.pool.source, self._resources.enter_context
-        return (
-            begin(LogProcess(adapter, source, LOG_ENTRIES, optimized=False)),
-            begin(LogProcess(adapter, source, LOG_ENTRIES, optimized=True)),
+    def logs(self) -> Logs:
+        """What the framework logs; processes that make logs start when it is first asked for."""
+        pool = self.pool
+        request = LogRequest(
+            adapter=pool.adapter, source=pool.source, hardware=pool.hardware, cases=LOG_ENTRIES
         )
+        return self._resources.enter_context(Logs(request))
 
     @property
     def description(self) -> Description:

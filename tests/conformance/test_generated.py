@@ -170,10 +170,10 @@ def test_workers_find_the_same_byte_for_byte(tmp_path: Path) -> None:
 
 
 def test_part_of_a_run_finds_the_same(tmp_path: Path) -> None:
-    few = ("--examples=25", "-k", "generated")
-    chosen = ("--modes=token_mean", "--layout=dp2-cp1-mb1-bshd")
-    alone = command.run(tmp_path / "alone", "groupsofthree", *few, *chosen)
-    among_others = command.run(tmp_path / "others", "groupsofthree", *few)
+    few = ("--examples=15", "-k", "generated", "--layout=dp2-cp1-mb1-bshd")
+    alone = command.run(tmp_path / "alone", "groupsofthree", *few, "--modes=token_mean")
+    both = "--modes=sample_mean,token_mean"
+    among_others = command.run(tmp_path / "others", "groupsofthree", *few, both)
 
     [finding] = alone.report.findings
     [same] = (one for one in among_others.report.findings if one.id == finding.id)

@@ -14,7 +14,8 @@ from conformance.judging.logs import judge_log
 from conformance.judging.weights import Judgement
 from conformance.plan.matrix import MatrixCell
 from conformance.plan.plan import Plan
-from conformance.ranks.log_process import LogProcess
+from conformance.ranks.hardware import ON_CPU
+from conformance.ranks.log_process import LogRequest, Logs
 from conformance.ranks.pool import Ran
 from conformance.runs.check import judge, judge_startup
 from tests.mutants import one_process
@@ -155,17 +156,13 @@ def _startup_trials(mutant: type[StartupMutant], pool: RankPool) -> Iterator[Tri
 
 def _log_trials(mutant: type[LogMutant]) -> Iterator[Trial]:
     """Every log, with asserts and without."""
-    adapter = LogMutantAdapter(mutant)
-    with (
-        LogProcess(adapter, None, LOG_ENTRIES, optimized=False) as plain,
-        LogProcess(adapter, None, LOG_ENTRIES, optimized=True) as optimized,
-    ):
-        outcomes = [
-            (case, plain.outcomes[case.name], optimized.outcomes[case.name]) for case in LOG_CASES
-        ]
-    for log_case, *of_case in outcomes:
-        judgement = judge_log(log_case, *of_case)
-        yield Trial(case=log_case.name, mode=log_case.mode, layout=Layout(), judgement=judgement)
+    request = LogRequest(
+        adapter=LogMutantAdapter(mutant), source=None, hardware=ON_CPU, cases=LOG_ENTRIES
+    )
+    with Logs(request) as logs:
+        judgements = [(case, judge_log(case, *logs.of(case.name))) for case in LOG_CASES]
+    for case, judgement in judgements:
+        yield Trial(case=case.name, mode=case.mode, layout=Layout(), judgement=judgement)
 
 
 class LogMutantAdapter(NativeAdapter):

@@ -35,7 +35,14 @@ def pool() -> Iterator[RankPool]:
         yield pool
 
 
-@pytest.mark.parametrize("name", BY_NAME)
+@pytest.mark.parametrize(
+    "name",
+    [
+        # A step of 2^24 tokens takes half a minute, as long as all that waits for processes.
+        pytest.param(name, marks=[pytest.mark.processes] if mutant.case else [])
+        for name, mutant in BY_NAME.items()
+    ],
+)
 def test_mutant_is_killed_as_the_table_says(name: str, pool: RankPool) -> None:
     """A crash, a time-out or a refusal fails in `trials`; the table has what every case did."""
     mutant = BY_NAME[name]
