@@ -20,6 +20,7 @@ from conformance.plan.covering import covering
 from conformance.plan.matrix import MatrixCell
 from conformance.plan.plan import Plan
 from conformance.plugin.options import settings_of
+from reference.aggregation import Mode
 from tests.conformance.test_journal import HEADER
 
 if TYPE_CHECKING:
@@ -52,6 +53,21 @@ def pairs(cells: Iterable[object]) -> set[tuple[object, ...]]:
 def test_every_check_sees_every_pair_of_properties_that_the_full_plan_has() -> None:
     assert pairs(QUICK.cells()) == pairs(FULL.cells())
     assert 10 * len(QUICK.cells()) < len(FULL.cells())
+
+
+def test_rollouts_of_several_samples_are_stored_and_cut_in_every_way() -> None:
+    """As in SkyRL 0.2.0, where only packed rows of equal micro-batches crashed."""
+
+    def ways(plan: Plan) -> set[tuple[object, ...]]:
+        return {
+            (cell.layout.format, cell.layout.micro_batches)
+            for cell in plan.cells()
+            if type(cell) is MatrixCell
+            and cell.case.name == "unequal_groups"
+            and cell.aggregation.mode in (Mode.SAMPLE_MEAN, Mode.TOKEN_MEAN)
+        }
+
+    assert ways(QUICK) == ways(FULL)
 
 
 def test_checks_of_one_job_are_all_looked_at() -> None:
