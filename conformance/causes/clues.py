@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 ALL_LOST = ("tokens_lost", "samples_lost")
 """What may be the matter where all numbers are 0, besides what gives 0 wherever it is."""
 
+INACTIVE = "inactive_tokens_weigh"
+
 LARGEST = 2**20
 """Tokens of the largest step that is held against all known mistakes."""
 
@@ -90,10 +92,21 @@ def _inferred(wrong: Consistent) -> Iterator[list[frozenset[str]]]:
     names = [name for name in _read_off(wrong.showing) if name in INFERRED]
     if not wrong.showing.observed.any():
         names += ALL_LOST
-    if names:
+    if INACTIVE in names:
+        yield from _inactive_tokens_besides(wrong)
+    elif names:
         yield [_of_term(wrong, names)]
     elif not wrong.explanations and wrong.showing.is_per_token:
         yield from _counted_besides(wrong)
+
+
+def _inactive_tokens_besides(wrong: Consistent) -> Iterator[list[frozenset[str]]]:
+    """Yield that inactive tokens weigh, with what explains the active ones if they are wrong."""
+    showing = wrong.showing
+    of_active = np.where(showing.context.expected > 0, showing.observed, 0)
+    active = consistent(replace(showing, observed=of_active))
+    for parts in active.explanations or [[]]:
+        yield [_of_term(wrong, [INACTIVE]), *parts]
 
 
 def _counted_besides(wrong: Consistent) -> Iterator[list[frozenset[str]]]:

@@ -202,6 +202,16 @@ def test_a_number_may_be_counted_on_top_of_another_mistake() -> None:
     )
 
 
+def test_inactive_tokens_that_weigh_hide_no_other_mistake() -> None:
+    inactive = CP_4.weights == 0
+    [[weighing]] = explanations(CP_4, CP_4.weights + inactive)
+    of_both = explanations(CP_4, CP_4.weights * 4 + inactive)
+
+    assert weighing == {"inactive_tokens_weigh"}
+    assert any("multiplied_by_cp" in factor for _, factor in of_both)
+    assert all(parts[0] == weighing for parts in of_both)
+
+
 def test_conditions_are_facts_of_the_step_and_its_cut() -> None:
     cut = Given(layout=Layout(dp=2), forward_pass_of_token=BY_SAMPLE)
     found = clues(cut, cut.weights)
