@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +10,8 @@ from typing import Any
 
 from adapters.contract import Job, LogEntry
 from adapters.toolkit.source import resolve
-from conformance.ranks.log_process import CHILD
+from conformance.ranks.hardware import ON_CPU
+from conformance.ranks.log_process import LogRequest, Logs
 from conformance.ranks.pool import RankPool
 from conformance.runs import registry
 from tests import command
@@ -26,21 +25,23 @@ def observe(adapter: str, source: str, jobs: Sequence[Job], engine: str = "megat
 
 
 def aggregate(
-    adapter: str, source: str, logs: Sequence[Sequence[LogEntry]], *options: str
-) -> list[Any]:
-    """What an adapter makes of each log, or its words, by a Python started with ``options``."""
+    adapter: str, source: str, logs: Sequence[Sequence[LogEntry]]
+) -> list[tuple[Any, Any]]:
+    """What an adapter makes of each log, or its words, with asserts and without."""
+    with tempfile.NamedTemporaryFile() as outcomes:
+        assert command.fork(_aggregate, outcomes.name, adapter, source, list(logs)) == 0
+        return list(pickle.load(outcomes))
+
+
+def _aggregate(outcomes: str, adapter: str, source: str, logs: list[Sequence[LogEntry]]) -> None:
     created = registry.create(adapter, "megatron")
     cases = {str(number): tuple(log) for number, log in enumerate(logs)}
-    process = subprocess.run(
-        [sys.executable, *options, "-m", CHILD],
-        input=pickle.dumps((created, resolve(created, source).path, cases)),
-        cwd=command.ROOT,
-        stdout=subprocess.PIPE,
-        check=True,
-        timeout=300,
+    request = LogRequest(
+        adapter=created, source=resolve(created, source).path, hardware=ON_CPU, cases=cases
     )
-    outcomes = pickle.loads(process.stdout)
-    return [outcome.message or outcome.log for outcome in outcomes.values()]
+    with Logs(request) as made:
+        of_cases = [tuple(one.message or one.log for one in made.of(case)) for case in cases]
+    Path(outcomes).write_bytes(pickle.dumps(of_cases))
 
 
 def _observe(outcomes: str, adapter: str, source: str, engine: str, jobs: list[Job]) -> None:
