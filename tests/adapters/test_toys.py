@@ -75,12 +75,10 @@ def reasons(found: list[Finding]) -> set[tuple[str, str]]:
 def test_slime_conforms_with_every_option_it_has(tmp_path: Path) -> None:
     average, gather = "dp2-cp2-mb2-thd+average_in_collective", "dp1-cp2-mb1-thd+allgather_cp"
     layouts = [
-        "dp1-cp1-mb1-thd",
         "dp1-cp1-mb2-bshd",
         "dp2-cp1-mbtokens-thd",
         "dp2-cp1-mbtokens-thd+balance_data",
         "dp1-cp2-tp2-mb1-thd",
-        "dp2-cp2-mb2-thd",
         "dp2-cp2-mb2-thd+distributed_optimizer",
         "dp2-cp2-mb2-thd+overlap_grad_reduce",
         average,

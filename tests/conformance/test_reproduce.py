@@ -59,10 +59,8 @@ def test_finding_is_made_again_to_the_last_bit(tmp_path: Path) -> None:
     report = load(first.report_path)
     for number in (0, -1):
         wanted = report.findings[number]
-        again = command.finish(
-            command.start(tmp_path, *arguments(report, wanted)), tmp_path, "native"
-        )
-        assert load(again.report_path).findings == [wanted]
+        again = command.run(tmp_path, "native", *arguments(report, wanted))
+        assert again.report.findings == [wanted]
 
 
 @pytest.mark.parametrize(
