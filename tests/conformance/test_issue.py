@@ -93,15 +93,15 @@ Together, 0.825 is right, and 1.65 is logged, which is 16.5 divided by 10.""",
 - Severity: wrong logged number.""",
     ),
     "crash": Defect(
-        "raising",
-        "dp2-cp1-mb1-bshd",
+        "raisingeverywhere",
+        "dp1-cp1-mb1-bshd",
         "weights/prompt_mean/one_token",
         "crashed",
         """\
-# Crash: `tests/broken.py in fail: RuntimeError: no kernel image`
+# Crash: `tests/broken.py in observe: RuntimeError: no kernel image on rank #`
 - prompt 2 (samples 4 and 5): 1 + 0 = 1 active token · 4 prompts = 4: right 1/4 = 0.25
 - prompt 3 (samples 6 and 7): 0 + 0 = 0 active tokens: adds 0, and counts
-RuntimeError: no kernel image
+RuntimeError: no kernel image on rank 0
 - Severity: ordinary step declined or crashed.""",
     ),
     "declined step": Defect(
