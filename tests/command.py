@@ -35,6 +35,9 @@ TIME_LIMIT = 600
 WITHOUT = ("-p", "no:cacheprovider", "-p", "no:logging")
 """Plugins that runs do without; that for logging visits each logger of torch in every test."""
 
+PLUGINS_OF_FRAMEWORKS = ("anyio", "hydra_pytest", "jaxtyping")
+"""Plugins of packages that frameworks depend on; to import them takes a third of a cold start."""
+
 LOADED_BEFORE = "ignore::pytest.PytestAssertRewriteWarning"
 """Of plugins that are in a forked process from the beginning."""
 
@@ -186,7 +189,10 @@ def install_broken_adapters(site: Path) -> None:
 def _environment(folder: Path) -> dict[str, str]:
     """That of this process, without what pytest and its plugins tell the tests."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST_", "_RL_LOSS"))}
-    return kept | {"PYTHONPATH": os.pathsep.join([str(folder / "site"), str(ROOT)])}
+    return kept | {
+        "PYTHONPATH": os.pathsep.join([str(folder / "site"), str(ROOT)]),
+        "PYTEST_ADDOPTS": " ".join(f"-p no:{plugin}" for plugin in PLUGINS_OF_FRAMEWORKS),
+    }
 
 
 def _result(status: int, output: str, folder: Path, adapter: str) -> Result:

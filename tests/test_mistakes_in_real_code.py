@@ -12,7 +12,7 @@ from tests import command
 from tests.mistakes_in_real_code import MISTAKES, Mistake, changes
 
 
-@pytest.mark.processes
+@pytest.mark.soak
 @pytest.mark.skyrl
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.name)
 def test_a_mistake_in_real_code_gives_one_cause(tmp_path: Path, mistake: Mistake) -> None:

@@ -361,6 +361,8 @@ def zigzag(sample: SampleTensors, width: int, cp: int, cp_rank: int) -> tuple[to
     def chunks_of_rank(values: torch.Tensor) -> torch.Tensor:
         shifted = torch.full((padded,), PADDING_ID, dtype=values.dtype)
         shifted[: len(values) - 1] = values[1:]
+        if cp == 1:
+            return shifted  # both chunks, in their order
         parts = shifted.chunk(chunks)
         return torch.cat([parts[cp_rank], parts[chunks - 1 - cp_rank]])
 

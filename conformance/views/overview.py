@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
+from textwrap import shorten
 from typing import TYPE_CHECKING, Literal
 
 from conformance.causes.impact import impact_words
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from enum import StrEnum
 
     from adapters.contract import Departure
-    from conformance.comparing.groups import SharedCause
+    from conformance.comparing.groups import FindingGroup, SharedCause
     from conformance.findings.report import Report
 
 REPORTS = Path("reports")
@@ -69,8 +70,9 @@ the engine where it is not the adapter's default; its `source` has the exact rev
 `reports/latest/`, which git ignores. This page is written by
 `python -m conformance.views.overview`.
 
-[`causes.md`](causes.md) has the causes of all that is wrong; [`history.md`](history.md) is a table
-of fixes, each run before and after; [`mutants.md`](mutants.md) and [`mutation.md`](mutation.md) are
+[`causes.md`](causes.md) has the causes of all that is wrong, and [`issues/`](issues) a bug report
+on each of those in the newest version of each framework. [`history.md`](history.md) is a table of
+fixes, each run before and after; [`mutants.md`](mutants.md) and [`mutation.md`](mutation.md) are
 about this project's own tests.
 
 `rl-loss-conformance show REPORT` shows one of them, `rl-loss-conformance diff OLD NEW` what changed
@@ -162,6 +164,9 @@ def _version_name(path: Path, report: Report) -> str:
 MOST_CAUSES = 3
 """Causes of a version in README.md's table; all are in `CAUSES`."""
 
+LONGEST = 120
+"""Characters of a statement in README.md's table; all of it is in `CAUSES`."""
+
 
 def worst_causes(found: Sequence[Version]) -> Iterator[str]:
     """Yields a line for each report: how many findings are wrong, and the worst causes of that."""
@@ -177,12 +182,14 @@ def _worst_causes(report: Report) -> Iterator[str]:
     wrong = sum(report.summary.verdicts.get(verdict, 0) for verdict in WRONG)
     yield f"**{wrong}** of {seen}" if wrong else f"none of {seen}"
     groups = finding_groups(report)
-    named = [
-        f"{escape_markdown(group.cause.statement)} ({len(group.findings)})"
-        for group in groups[:MOST_CAUSES]
-    ]
+    named = [_brief(group) for group in groups[:MOST_CAUSES]]
     more = [f"{len(groups) - MOST_CAUSES} more"] if len(groups) > MOST_CAUSES else []
     yield "; ".join([*named, *more]) or "–"
+
+
+def _brief(group: FindingGroup) -> str:
+    statement = shorten(group.cause.statement, LONGEST, placeholder=" …")
+    return f"{escape_markdown(statement)} ({len(group.findings)})"
 
 
 def wrong_of_seen(

@@ -35,7 +35,7 @@ Weigh = Callable[[Step, Aggregation, Layout], NDArray[np.float64]]
 BOUND = 2 * rounding.weight_bound("float32")
 """Between two results that may each be off by the bound."""
 
-FEW = settings(max_examples=100, deadline=None)
+FEW = settings(max_examples=60, deadline=None)
 """For what trains on ranks, which takes milliseconds."""
 
 SMALL_LAYOUTS = layouts(NativeAdapter(), max_ranks=4)

@@ -161,7 +161,7 @@ def test_stopped_run_keeps_its_findings_and_leaves_no_process(
 ) -> None:
     process = command.start(tmp_path, "--adapter=slow", "--modes=token_mean", torchrun=TWO)
     journal = tmp_path / "reports" / "latest" / "slow.json.journal"
-    wait_for(lambda: journal.exists() and journal.read_bytes().count(b"\n") >= 3)
+    wait_for(lambda: command.findings_in(journal) >= 2)
     running = processes_in(tmp_path)
     if sign is signal.SIGINT:
         command.interrupt(process, sign)
