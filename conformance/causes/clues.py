@@ -27,6 +27,7 @@ ALL_LOST = ("tokens_lost", "samples_lost")
 """What may be the matter where all numbers are 0, besides what gives 0 wherever it is."""
 
 INACTIVE = "inactive_tokens_weigh"
+"""The mistake that is read off tokens which no other mistake is about."""
 
 LARGEST = 2**20
 """Tokens of the largest step that is held against all known mistakes."""

@@ -63,6 +63,18 @@ def test_ratio_is_a_fraction_where_that_is_short(divisor: float, ratio: str) -> 
     )
 
 
+@pytest.mark.parametrize("token", range(64))
+def test_every_token_must_weigh_what_a_mistake_predicts(token: int) -> None:
+    step = Step.of([Sample(prompt_length=1, loss_mask=[1] * 64, group=0)])
+    given = Given(steps=(step,), layout=Layout(cp=2))
+    observed = given.weights * 2
+    observed[token] *= 1.5
+    diagnosis = given.judged(observed).diagnosis
+
+    assert diagnosis is not None
+    assert diagnosis.name == "unexplained"
+
+
 @pytest.mark.parametrize(
     ("mode", "right", "counted", "what"),
     [
