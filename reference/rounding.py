@@ -78,6 +78,18 @@ def weight_bound(dtype: str, summands: int = 0, terms: int = 0) -> float:
     return bound + gamma(SAFETY_FACTOR * PARAMETER_OPERATIONS + terms, UNIT_ROUNDOFF[dtype])
 
 
+def ratio_bound(dtype: str, tokens: int, condition: float = 1.0) -> float:
+    """Bound on the relative error of a weight times the derivative of an off-policy loss.
+
+    Two ratios (`TERM_OPERATIONS` each) may be those of a sequence of ``tokens`` that are added up
+    or multiplied. ``condition`` says by what an error of the derivative is larger than one of them.
+    """
+    roundings = SAFETY_FACTOR * 2 * TERM_OPERATIONS + tokens
+    return weight_bound(dtype, tokens) + condition * gamma(
+        roundings, UNIT_ROUNDOFF[_of_losses(dtype)]
+    )
+
+
 def reported_bound(tokens: int, dtype: str, operations: int = 0) -> float:
     """Bound on the error of a step scalar, with parameters in ``dtype``, relative to Σ|w · loss|.
 

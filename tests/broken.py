@@ -17,7 +17,8 @@ from adapters.contract import Description, Layout, Refused, Unsupported
 from adapters.contract.configuration import DEFAULT_CONFIGURATION
 from adapters.contract.objective import Metric
 from adapters.native.adapter import NativeAdapter
-from adapters.native.trainer import SampleTensors, Trainer, with_denominators
+from adapters.native.packing import SampleTensors
+from adapters.native.trainer import Trainer, with_denominators
 from reference.aggregation import AuxiliaryAggregation, Conventions, Mode
 
 if TYPE_CHECKING:

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from reference.policy_losses import LossConstants
+
 
 class Objective(StrEnum):
     """The loss that is trained."""
 
     # The clipped policy-gradient loss (PPO, arXiv:1707.06347) where the ratio is exactly 1.
     POLICY = "policy"
-    # PPO's loss with other ratios: some tokens are clipped. Only metrics are judged, as clipped
-    # tokens have no gradient.
-    OFF_POLICY = "off_policy"
+    OFF_POLICY = "off_policy"  # PPO's loss with other ratios: some tokens are clipped
+    TIS_TOKEN = "tis_token"  # the same with truncated importance sampling of tokens
+    TIS_SEQUENCE = "tis_sequence"  # the same with truncated importance sampling of sequences
     # The policy loss with rejection sampling, which removes tokens from the mask and leaves the
     # losses of the others as they are.
     REJECTION = "rejection"
@@ -44,12 +46,28 @@ POLICY_LOSSES = (
     Objective.CLIP_COV,
     Objective.KL_COV,
 )
-"""Policy losses other than PPO's; with ratios of 1 all have its gradient."""
+"""Policy losses other than PPO's."""
+
+CORRECTIONS = (Objective.TIS_TOKEN, Objective.TIS_SEQUENCE)
+"""Corrections of PPO's loss for a rollout policy that is not the old one."""
+
+OFF_POLICY = (Objective.OFF_POLICY, *POLICY_LOSSES, *CORRECTIONS)
+"""Policy losses that are trained with other ratios than 1."""
 
 # Coefficients of auxiliary losses: powers of two, so that nothing is rounded.
 ENTROPY_COEFFICIENT = 0.5
 KL_COEFFICIENT = 0.25
-CLIP = 0.2  # ratios are clipped to 1 ± this value
+
+CONSTANTS = LossConstants(
+    clip_low=0.2,
+    clip_high=0.3125,
+    dual_clip=3.0,
+    positive_temperature=1.0,
+    negative_temperature=1.5,
+    kl_penalty=0.5,
+    truncation=2.0,
+)
+"""Constants of all policy losses, as adapters configure them: those of either sign differ."""
 
 
 class Metric(StrEnum):

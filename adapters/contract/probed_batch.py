@@ -3,7 +3,8 @@
 An adapter adds ``probe[token id]`` to the log-probability of each token, gives the framework the
 advantages below, and lets it train. With a ratio of new to old policy of exactly 1, the gradient of
 an entry is -weight · advantage. As every advantage is a signed power of two, dividing by it rounds
-nothing. The same entry is added to the token's entropy, whose coefficient is 0 unless the objective
+nothing. With other ratios it is the weight times the derivative that `reference.policy_losses` has.
+The same entry is added to the token's entropy, whose coefficient is 0 unless the objective
 has that term.
 
 Token ids are unique in a batch, so that a token is recognised after slicing, packing and padding:
@@ -13,13 +14,22 @@ token from which it is predicted.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from adapters.contract.objective import ENTROPY_COEFFICIENT, KL_COEFFICIENT, Objective
+from adapters.contract.objective import (
+    CONSTANTS,
+    CORRECTIONS,
+    ENTROPY_COEFFICIENT,
+    KL_COEFFICIENT,
+    OFF_POLICY,
+    Objective,
+)
+from reference import policy_losses
+from reference.policy_losses import PolicyTokens
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,9 +43,13 @@ PADDING_ID = 0
 # Advantages, cycled over the tokens of a batch: every sample has several signs and sizes.
 ADVANTAGES = np.array([1.0, -0.5, 2.0, -1.0, 0.5, -2.0, -4.0])
 
-LOG_RATIOS = np.array([0.0, 0.5, -0.5, 0.0, 0.25])
-"""Log-ratios of new to old policy for `OFF_POLICY`, cycled over tokens: with advantages of either
-sign, some tokens are clipped."""
+LOG_RATIOS = np.array([0.0, 0.5, -0.25, 1.25, -0.5, 0.25])
+"""Log-ratios of new to old policy where they are not all 0, cycled over tokens: with advantages of
+either sign, some tokens are clipped, and others would be with the other bound."""
+
+ROLLOUT_LOG_RATIOS = np.array([0.25, -0.5, 1.0, 0.0, -0.25])
+"""Log-ratios of old to rollout policy for `CORRECTIONS`: ratios of tokens and products over
+sequences are truncated, or not."""
 
 ENTROPIES = np.array([0.5, 2.0, 1.0, 0.25])
 
@@ -45,6 +59,21 @@ metrics must be masked by the mask alone."""
 
 REJECTED_LOG_PROB = -4.0
 """Log-probability of the rollout policy for a token to reject, for others 0: its ratio is e^4."""
+
+
+DERIVATIVES = {
+    Objective.OFF_POLICY: policy_losses.ppo,
+    Objective.DUAL_CLIP: policy_losses.dual_clip,
+    Objective.GSPO: policy_losses.gspo,
+    Objective.CISPO: policy_losses.cispo,
+    Objective.SAPO: policy_losses.sapo,
+    # New log-probabilities are all 0, and so are covariances: no token is clipped by its own.
+    Objective.CLIP_COV: policy_losses.ppo,
+    Objective.KL_COV: policy_losses.kl_cov,
+    Objective.TIS_TOKEN: policy_losses.tis_token,
+    Objective.TIS_SEQUENCE: policy_losses.tis_sequence,
+}
+"""The derivative of each off-policy loss by a token's log-probability."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,7 +125,7 @@ class ProbedBatch:
     @cached_property
     def old_log_probs(self) -> list[NDArray[np.float64]]:
         """Log-probabilities of the old policy; those of the new one are 0."""
-        if self.objective is Objective.OFF_POLICY:
+        if self.objective in OFF_POLICY:
             return [-LOG_RATIOS[ids % len(LOG_RATIOS)] for ids in self.responses]
         return [np.zeros(len(ids)) for ids in self.responses]
 
@@ -107,7 +136,12 @@ class ProbedBatch:
 
     @cached_property
     def rollout_log_probs(self) -> list[NDArray[np.float64]]:
-        """Log-probabilities of the rollout policy, which mark the tokens to reject."""
+        """Log-probabilities of the rollout policy, which mark the tokens to reject or correct."""
+        if self.objective in CORRECTIONS:
+            return [
+                old - ROLLOUT_LOG_RATIOS[ids % len(ROLLOUT_LOG_RATIOS)]
+                for old, ids in zip(self.old_log_probs, self.responses, strict=True)
+            ]
         pairs = zip(self.original_masks, self.masks, strict=True)
         return [np.where(before & ~after, REJECTED_LOG_PROB, 0.0) for before, after in pairs]
 
@@ -119,6 +153,8 @@ class ProbedBatch:
     @cached_property
     def dloss_dlogprob(self) -> NDArray[np.float64]:
         """Flat derivatives of token losses, of the policy loss if several, by log-probability."""
+        if self.objective in OFF_POLICY:
+            return DERIVATIVES[self.objective](self.policy_tokens, CONSTANTS)
         raw_advantages = np.concatenate(self.raw_advantages)
         alone = {
             Objective.ENTROPY: -ENTROPY_COEFFICIENT,
@@ -129,15 +165,39 @@ class ProbedBatch:
             return np.full(len(raw_advantages), alone[self.objective])
         return -raw_advantages
 
+    def policy_tokens_of_step(self, step_index: int) -> PolicyTokens:
+        """What policy losses depend on, for the tokens of one step."""
+        tokens = self.policy_tokens
+        columns = ((each.name, getattr(tokens, each.name)) for each in fields(tokens))
+        return PolicyTokens(**{name: self.split(column)[step_index] for name, column in columns})
+
+    @cached_property
+    def policy_tokens(self) -> PolicyTokens:
+        """What policy losses depend on, for the tokens of all steps, flat."""
+        old = np.concatenate(self.old_log_probs)
+        lengths = [len(ids) for ids in self.responses]
+        return PolicyTokens(
+            advantages=np.concatenate(self.advantages),
+            log_ratios=-old,
+            rollout_log_ratios=old - np.concatenate(self.rollout_log_probs),
+            mask=np.concatenate(self.masks),
+            sequence=np.repeat(np.arange(len(lengths)), lengths),
+        )
+
     @cached_property
     def probe_size(self) -> int:
         """Number of token ids, including padding."""
         return 1 + sum(len(ids) for ids, _ in self._sequences)
 
     def weights(self, gradient: NDArray[np.float32]) -> NDArray[np.float64]:
-        """Token weights of all steps, flat, from the probe's gradient [probe_size]."""
+        """Token weights of all steps, flat, from the probe's gradient [probe_size].
+
+        A token whose loss is clipped has no derivative to divide by: its own gradient, which is to
+        be 0, stands in the place of its weight.
+        """
         ids = np.concatenate(self.responses)
-        return gradient[ids].astype(np.float64) / self.dloss_dlogprob
+        derivatives = np.where(self.dloss_dlogprob == 0, 1.0, self.dloss_dlogprob)
+        return gradient[ids].astype(np.float64) / derivatives
 
     def weights_of_steps(
         self, gradients: Sequence[NDArray[np.float32]]

@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from adapters.native.trainer import Trainer
 
 
-NOT_IMPLEMENTED = {Objective.GSPO, Objective.SAPO, Objective.CLIP_COV, Objective.KL_COV}
-
-
 class NativeAdapter(Adapter):
     """Drives `Trainer` at all depths, in all modes and layouts."""
 
@@ -47,11 +44,11 @@ class NativeAdapter(Adapter):
         """Do nothing: the framework is imported with the adapter."""
 
     def describe(self) -> Description:
-        """Describe the framework, which lacks some policy losses."""
+        """Describe the framework, which has everything."""
         return Description(
             modes=frozenset(Mode),
             depths=frozenset(Depth),
-            objectives=frozenset(Objective) - NOT_IMPLEMENTED,
+            objectives=frozenset(Objective),
             metrics=frozenset(Metric),
             configurations=options.NAMES,
             records_forward_passes=True,
@@ -82,7 +79,7 @@ class NativeAdapter(Adapter):
         """Train the steps of a batch and read the probe's gradient of each."""
         import torch
 
-        from adapters.native.trainer import samples_of_steps
+        from adapters.native.packing import samples_of_steps
         from adapters.toolkit.probe import as_array
 
         self.started(job)
@@ -105,11 +102,11 @@ class NativeAdapter(Adapter):
 
 def _train(trainer: Trainer, probe: Any, samples: list[Any]) -> tuple[Any, dict[Metric, float]]:
     """The gradient of a step and its last log, in parts of a batch size if the job has one."""
-    from adapters.native.trainer import linear_losses
+    from adapters.native.losses import linear
 
     job = trainer.job
     if job.depth is not Depth.STEP:
-        losses = linear_losses if job.depth is Depth.REDUCER else trainer.token_losses
+        losses = linear if job.depth is Depth.REDUCER else trainer.token_losses
         return trainer.accumulate(probe, samples, losses)[0], {}
     size = job.configuration.batch_size or len(samples)
     parts = [samples[i : i + size] for i in range(0, len(samples), size)]

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from adapters.contract import Job, Unsupported
 from adapters.contract.objective import (
-    CLIP,
+    CONSTANTS,
+    CORRECTIONS,
     ENTROPY_COEFFICIENT,
     KL_COEFFICIENT,
     POLICY_LOSSES,
@@ -41,6 +42,31 @@ CORRECTION = f"{ALGORITHM}.off_policy_correction"
 REJECTING = {"token_mask_is_threshold_low": 0.5, "token_mask_is_threshold_high": 2.0}
 # Options of SkyRL's algorithm that enable a term.
 OPTIONAL = {Objective.ENTROPY: "use_entropy_loss", Objective.KL: "use_kl_loss"}
+TIS = f"{CORRECTION}.tis_ratio_type"
+OF_LOSSES: dict[Objective, Settings] = {
+    Objective.DUAL_CLIP: {f"{ALGORITHM}.clip_ratio_c": CONSTANTS.dual_clip},
+    Objective.CISPO: {
+        f"{ALGORITHM}.cispo.cispo_eps_clip_low": CONSTANTS.clip_low,
+        f"{ALGORITHM}.cispo.cispo_eps_clip_high": CONSTANTS.clip_high,
+    },
+    Objective.SAPO: {
+        f"{ALGORITHM}.sapo.tau_pos": CONSTANTS.positive_temperature,
+        f"{ALGORITHM}.sapo.tau_neg": CONSTANTS.negative_temperature,
+    },
+    Objective.KL_COV: {
+        f"{ALGORITHM}.kl_cov.kl_cov_frac": 1.0,
+        f"{ALGORITHM}.kl_cov.ppo_kl_coef": CONSTANTS.kl_penalty,
+    },
+    Objective.TIS_TOKEN: {
+        TIS: "token",
+        f"{CORRECTION}.token_tis_ratio_clip_high": CONSTANTS.truncation,
+    },
+    Objective.TIS_SEQUENCE: {
+        TIS: "sequence",
+        f"{CORRECTION}.sequence_tis_ratio_clip_high": CONSTANTS.truncation,
+    },
+}
+"""The constants of policy losses by their paths."""
 
 
 def modes() -> frozenset[Mode]:
@@ -64,8 +90,11 @@ def objectives() -> frozenset[Objective]:
     if terms == set(OPTIONAL):
         found.add(Objective.COMBINED)
     correction = getattr(module("train.config.config"), "OffPolicyCorrectionConfig", None)
-    if correction is not None and set(REJECTING) <= _names(correction):
+    known_corrections = set() if correction is None else _names(correction)
+    if set(REJECTING) <= known_corrections:
         found.add(Objective.REJECTION)
+    if "tis_ratio_type" in known_corrections:
+        found |= {*CORRECTIONS}
     return frozenset(found)
 
 
@@ -145,8 +174,9 @@ def _algorithm(job: Job) -> Settings:
     of_entropy = Objective.ENTROPY, Objective.COMBINED
     settings: Settings = {
         f"{ALGORITHM}.use_kl_loss": has_kl_term(job),
-        f"{ALGORITHM}.eps_clip_low": CLIP,
-        f"{ALGORITHM}.eps_clip_high": CLIP,
+        f"{ALGORITHM}.eps_clip_low": CONSTANTS.clip_low,
+        f"{ALGORITHM}.eps_clip_high": CONSTANTS.clip_high,
+        **OF_LOSSES.get(job.objective, {}),
     }
     if has_kl_term(job):
         settings[f"{ALGORITHM}.kl_estimator_type"] = "k1"
@@ -164,7 +194,7 @@ def _algorithm(job: Job) -> Settings:
     if job.objective is Objective.REJECTION:
         settings |= {f"{CORRECTION}.{name}": bound for name, bound in REJECTING.items()}
     if job.configuration.corrects:
-        settings[f"{CORRECTION}.tis_ratio_type"] = "token"
+        settings[TIS] = "token"
     return settings
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from adapters.contract.configuration import FaultInjection
-from adapters.contract.objective import Metric, Objective
+from adapters.contract.objective import CORRECTIONS, Metric, Objective
 from adapters.contract.probed_batch import PADDING_ID, ProbedBatch
 from adapters.skyrl.configuration import has_kl_term
 from adapters.skyrl.importing import PADDING_MICRO_BATCHES, module, ppo_utils
@@ -180,7 +180,8 @@ class Rollouts:
             "loss_masks": [mask.astype(int).tolist() for mask in batch.original_masks],
             "stop_reasons": ["stop"] * len(self.uids),
         }
-        if self.job.configuration.corrects or batch.objective is Objective.REJECTION:
+        of_rollouts = batch.objective in (Objective.REJECTION, *CORRECTIONS)
+        if self.job.configuration.corrects or of_rollouts:
             columns["rollout_logprobs"] = [list(values) for values in batch.rollout_log_probs]
         if step_wise:
             columns |= self._step_wise()

@@ -11,7 +11,12 @@ from typing import TYPE_CHECKING
 
 from adapters.contract import Job, Layout, Option, Unsupported
 from adapters.contract.configuration import FaultInjection, Setting
-from adapters.contract.objective import ENTROPY_COEFFICIENT, KL_COEFFICIENT, Objective
+from adapters.contract.objective import (
+    CONSTANTS,
+    ENTROPY_COEFFICIENT,
+    KL_COEFFICIENT,
+    Objective,
+)
 from adapters.slime_family import user_code
 from adapters.toolkit.settings import rollouts_per_prompt, rollouts_per_step, token_budget, yaml
 from reference.aggregation import Mode
@@ -81,7 +86,8 @@ OBJECTIVES: Mapping[Objective, tuple[str, ...]] = {
     Objective.ENTROPY: _ENTROPY,
     Objective.KL: _KL,
     Objective.COMBINED: (*_ENTROPY, *_KL),
-    Objective.DUAL_CLIP: ("--eps-clip-c=3.0",),
+    Objective.DUAL_CLIP: (f"--eps-clip-c={CONSTANTS.dual_clip}",),
+    Objective.TIS_TOKEN: ("--use-tis", f"--tis-clip={CONSTANTS.truncation}"),
     Objective.GSPO: ("--advantage-estimator=gspo",),
     Objective.CISPO: ("--advantage-estimator=cispo",),
     Objective.SFT: ("--loss-type=sft_loss",),
@@ -161,6 +167,8 @@ def job_options(job: Job, parser: argparse.ArgumentParser) -> list[str]:
         *_micro_batch_options(job),
         *_layout_options(job.layout, parser),
         *(option for option in (OBSERVE_ENTROPY, *critic) if offers(parser, option)),
+        f"--eps-clip={CONSTANTS.clip_low}",
+        f"--eps-clip-high={CONSTANTS.clip_high}",
         *OBJECTIVES.get(job.objective, ()),
     ]
 

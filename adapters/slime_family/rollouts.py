@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from adapters.contract import Job, Unsupported
-from adapters.contract.objective import Objective
+from adapters.contract.objective import CORRECTIONS, OFF_POLICY, Objective
 from adapters.toolkit.calls import call_supported
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def of_steps(gradients: list[Any], job: Job) -> list[Any]:
 def _columns(job: Job, batch: ProbedBatch) -> dict[str, list[NDArray[np.float64]]]:
     """The inputs of an objective's loss that the actor does not compute, by sample."""
     columns = {"advantages": batch.advantages, "returns": batch.returns}
-    if batch.objective is Objective.OFF_POLICY:
+    if batch.objective in OFF_POLICY:
         columns["log_probs"] = batch.old_log_probs
     if batch.objective in (Objective.KL, Objective.COMBINED):
         columns["ref_log_probs"] = batch.reference_log_probs
@@ -121,7 +121,7 @@ def _columns(job: Job, batch: ProbedBatch) -> dict[str, list[NDArray[np.float64]
 
 def _rollout_log_probs(batch: ProbedBatch) -> list[dict[str, list[float]]]:
     """The rollout policy's log-probabilities of each sample, if the objective needs them."""
-    if batch.objective is not Objective.REJECTION:
+    if batch.objective not in (Objective.REJECTION, *CORRECTIONS):
         return [{}] * len(batch.responses)
     return [{"rollout_log_probs": values.tolist()} for values in batch.rollout_log_probs]
 

@@ -104,7 +104,7 @@ def _inferred(wrong: Consistent) -> Iterator[list[frozenset[str]]]:
 def _inactive_tokens_besides(wrong: Consistent) -> Iterator[list[frozenset[str]]]:
     """Yield that inactive tokens weigh, with what explains the active ones if they are wrong."""
     showing = wrong.showing
-    of_active = np.where(showing.context.expected > 0, showing.observed, 0)
+    of_active = np.where(showing.context.expected > 0, showing.observed, 0.0)
     active = consistent(replace(showing, observed=of_active))
     for parts in active.explanations or [[]]:
         yield [_of_term(wrong, [INACTIVE]), *parts]
@@ -129,9 +129,13 @@ def _of_term(wrong: Consistent, names: Iterable[str]) -> frozenset[str]:
 
 def _read_off(showing: Showing) -> list[str]:
     if showing.is_per_token:
+        [term] = showing.terms
         return read_off(
             Evidence(
-                context=showing.context, observed=showing.observed, tolerance=showing.tolerance
+                context=showing.context,
+                observed=term.weights_of(showing.observed),
+                tolerance=showing.tolerance,
+                hidden=term.hidden,
             )
         )
     return [] if np.isfinite(showing.observed).all() else ["not_finite"]

@@ -165,11 +165,11 @@ class _Look:
             self.expected, self.magnitude = self.expected[self.tokens], self.magnitude[self.tokens]
 
     def numbers(
-        self, term: LossTerm, weights: NDArray[np.float64]
+        self, products: NDArray[np.float64]
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """The numbers that a term's weights, [tokens], give, and their magnitudes."""
-        products = term.factors[self.tokens] * weights[self.tokens]
-        return self.showing.reduced(products), self.showing.reduced(np.abs(products))
+        """The numbers that a term's products, [tokens], give, and their magnitudes."""
+        looked_at = products[self.tokens]
+        return self.showing.reduced(looked_at), self.showing.reduced(np.abs(looked_at))
 
 
 def _telling(showing: Showing) -> NDArray[np.int64] | slice:
@@ -184,7 +184,10 @@ def _telling(showing: Showing) -> NDArray[np.int64] | slice:
     if placement is not None:
         for place in (placement.dp_rank, placement.cp_rank, placement.micro_batch):
             part = part * (place.max() + 1) + place
-    order = np.lexsort((showing.observed / showing.terms[0].factors, part))
+    for term in showing.terms:  # tokens of one derivative have those of each mistake in common
+        factor = np.unique(term.factors, return_inverse=True)[1]
+        part = part * (factor.max() + 1) + factor
+    order = np.lexsort((showing.observed, part))
     ends = np.flatnonzero(np.diff(part[order], prepend=-1, append=-1))
     extremes: NDArray[np.int64] = np.unique(order[[*ends[:-1], *(ends[1:] - 1)]])
     return extremes
@@ -193,7 +196,7 @@ def _telling(showing: Showing) -> NDArray[np.int64] | slice:
 def _alternatives(term: LossTerm, look: _Look) -> Alternatives:
     """The right term, then what each known mistake makes of it."""
     known = [*_known(term, look.showing)]
-    numbers, magnitudes = zip(*(look.numbers(term, weights) for _, weights in known), strict=True)
+    numbers, magnitudes = zip(*(look.numbers(products) for _, products in known), strict=True)
     scale = float(magnitudes[0].max(initial=0.0)) or 1.0
     same: dict[bytes, list[int]] = {}
     for place, rounded in enumerate(np.round(np.stack(numbers) / scale, DIGITS) + 0.0):
@@ -207,14 +210,16 @@ def _alternatives(term: LossTerm, look: _Look) -> Alternatives:
 
 
 def _known(term: LossTerm, showing: Showing) -> Iterator[tuple[list[str], NDArray[np.float64]]]:
-    """Yield names and weights, [tokens], of what is right and of every known mistake."""
-    yield [RIGHT], term.context.expected
+    """Yield names and weight · factor, [tokens], of what is right and of every known mistake."""
+    yield [RIGHT], term.products
     for mistake in chain(mistakes(term.context), shares(term.context)):
-        yield [_named(term, name) for name in mistake.names], mistake.weights
+        yield [_named(term, name) for name in mistake.names], term.factors * mistake.weights
+    for wrong in term.wrong_factors:
+        yield [_named(term, wrong.name)], wrong.factors * term.context.expected
     nothing = WITHOUT_GRADIENT
     if not showing.is_per_token:
         nothing = NOTHING_REPORTED if len(showing.terms) == 1 else LEFT_OUT
-    yield [_named(term, nothing)], np.zeros_like(term.context.expected)
+    yield [_named(term, nothing)], np.zeros_like(term.products)
 
 
 def _named(term: LossTerm, mistake: str) -> str:
@@ -290,7 +295,7 @@ def _with_a_factor(of_terms: Sequence[Alternatives], look: _Look) -> Iterator[li
 def _with_losses(of_terms: Sequence[Alternatives], look: _Look) -> Iterator[list[frozenset[str]]]:
     """Yield mistakes of a single term that give what was observed, but for tokens that are lost."""
     one, term = of_terms[0], look.showing.terms[0]
-    gone = (term.context.expected > 0) & np.equal(look.showing.observed, 0)
+    gone = (term.products != 0) & np.equal(look.showing.observed, 0)
     if len(of_terms) > 1 or not look.showing.is_per_token or not gone.any():
         return
     lost = frozenset(_named(term, name) for name, _ in kinds_of_loss(term.context, gone))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from conformance.diagnosis import derivatives
+
 SIZES = {
     "cp": "cp, the number of context-parallel ranks",
     "dp": "dp, the number of data-parallel ranks",
@@ -89,6 +91,7 @@ STATEMENTS = {
     "samples_miscounted": "another number of samples is counted",
     "prompts_miscounted": "another number of prompts is counted",
     "tokens_miscounted": "another number of tokens is counted",
+    **derivatives.STATEMENTS,
     "inactive_tokens_weigh": "tokens that the mask excludes have a weight",
     "not_finite": "numbers are NaN or infinite",
     "tokens_not_held": "active tokens are on no rank",

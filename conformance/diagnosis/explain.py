@@ -16,18 +16,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from conformance.diagnosis import missing_tokens
+from conformance.diagnosis import derivatives, missing_tokens
 from conformance.diagnosis.catalogue import mistakes
 from conformance.findings.finding import Diagnosis
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
     from conformance.diagnosis.mistake import Mistake
-    from conformance.diagnosis.step_context import LossTerm, StepContext
+    from conformance.diagnosis.step_context import LossTerm, StepContext, WrongFactors
 
 
 FEW = 16
@@ -44,6 +44,13 @@ class Evidence:
     elsewhere: bool = False
     """Whether other ranks observed weights, even if this one observed none."""
 
+    hidden: NDArray[np.bool_] | None = None
+    """Tokens whose weight cannot be seen, as their loss has no derivative, in the place of which
+    is their gradient: [tokens]; None if there are none."""
+
+    wrong_factors: Sequence[WrongFactors] = ()
+    """What known mistakes would give, [tokens], in the place of weights."""
+
     @property
     def expected(self) -> NDArray[np.float64]:
         """The reference's weights: [tokens]."""
@@ -51,8 +58,20 @@ class Evidence:
 
     @cached_property
     def active(self) -> NDArray[np.bool_]:
-        """Tokens whose expected weight is not 0."""
-        return np.not_equal(self.expected, 0)
+        """Tokens whose expected weight is not 0, and can be seen."""
+        weigh = np.not_equal(self.expected, 0)
+        return weigh if self.hidden is None else weigh & ~self.hidden
+
+    @property
+    def hidden_have_gradient(self) -> bool:
+        """Whether a token has a gradient whose loss has no derivative."""
+        return self.hidden is not None and bool(self.observed[self.hidden].any())
+
+    @property
+    def as_far_as_seen(self) -> NDArray[np.float64]:
+        """The observed weights, and the reference's of tokens that are hidden: [tokens]."""
+        hidden = self.hidden is not None and self.hidden
+        return np.where(hidden, self.expected, self.observed)
 
     @cached_property
     def observed_of_active(self) -> NDArray[np.float64]:
@@ -76,6 +95,11 @@ class Evidence:
         wanted, seen = predicted[self.active], self.observed_of_active
         some = slice(None, None, max(len(wanted) // FEW, 1))  # most predictions fail at the first
         return self._are_close(wanted[some], seen[some]) and self._are_close(wanted, seen)
+
+    def is_close_to(self, predicted: NDArray[np.float64]) -> bool:
+        """Whether a prediction fits every token, those that are hidden too."""
+        weigh = np.not_equal(self.expected, 0)
+        return self._are_close(predicted[weigh], self.observed[weigh])
 
     def _are_close(self, wanted: NDArray[np.float64], seen: NDArray[np.float64]) -> bool:
         return bool((np.abs(seen - wanted) <= self.tolerance * np.abs(wanted)).all())
@@ -173,16 +197,23 @@ def _first(explanations: list[Diagnosis]) -> Diagnosis:
 
 
 def _explanations(evidence: Evidence) -> Iterator[Diagnosis]:
-    """Yield every known mistake that predicts the weights."""
-    yield from _missing(evidence)
-    for mistake in mistakes(evidence.context):
-        if evidence.matches(mistake.weights):
-            yield _named(evidence, mistake)
+    """Yield every known mistake that predicts the weights.
+
+    A wrong derivative comes first: tokens that have none seem to be lost.
+    """
+    for wrong in evidence.wrong_factors:
+        if evidence.is_close_to(wrong.factors):
+            yield Diagnosis(name=wrong.name, explanation=derivatives.STATEMENTS[wrong.name])
+    if not evidence.hidden_have_gradient:
+        yield from _missing(evidence)
+        for mistake in mistakes(evidence.context):
+            if evidence.matches(mistake.weights):
+                yield _named(evidence, mistake)
 
 
 def _missing(evidence: Evidence) -> Iterator[Diagnosis]:
     return missing_tokens.diagnoses(
-        evidence.context, evidence.observed, evidence.matches, elsewhere=evidence.elsewhere
+        evidence.context, evidence.as_far_as_seen, evidence.matches, elsewhere=evidence.elsewhere
     )
 
 
@@ -210,7 +241,7 @@ def _not_finite(evidence: Evidence) -> Diagnosis | None:
 
 
 def _inactive_tokens(evidence: Evidence) -> Diagnosis | None:
-    inactive = evidence.observed[~evidence.active]
+    inactive = evidence.observed[evidence.expected == 0]
     weighed = int(np.count_nonzero(inactive))
     if not weighed:
         return None

@@ -23,6 +23,8 @@ from reference.aggregation import (
 from reference.weights import counted_tokens, token_weights, unit_of_sample
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     from adapters.contract import Layout
@@ -204,6 +206,14 @@ class StepContext:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
+class WrongFactors:
+    """A known mistake in what the weights of a term are multiplied by: its name and [tokens]."""
+
+    name: str
+    factors: NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class LossTerm:
     """One term of a step's loss or of a logged number: the sum of weight · factor over tokens."""
 
@@ -213,6 +223,18 @@ class LossTerm:
     context: StepContext
     factors: NDArray[np.float64]
     """What the weight of each token is multiplied by: [tokens]."""
+
+    wrong_factors: Sequence[WrongFactors] = ()
+    """What known mistakes would multiply by."""
+
+    @cached_property
+    def hidden(self) -> NDArray[np.bool_]:
+        """Tokens whose weight cannot be seen, as it is multiplied by 0: [tokens]."""
+        return np.equal(self.factors, 0)
+
+    def weights_of(self, products: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The weights by which products, [tokens], come about; of a hidden token its product."""
+        return products / np.where(self.hidden, 1.0, self.factors)
 
     @cached_property
     def products(self) -> NDArray[np.float64]:

@@ -46,8 +46,11 @@ class Check(StrEnum):
     REJECTION = "rejection"
     """Weights and a metric after rejection sampling."""
 
+    OFF_POLICY = "off_policy"
+    """Weights of all policy losses, times their derivatives where ratios are not 1."""
+
     AUXILIARY = "auxiliary"
-    """Weights of auxiliary losses and of policy losses other than PPO's."""
+    """Weights of auxiliary losses."""
 
     OTHER_LOSSES = "other_losses"
     """Weights of losses that replace the policy loss."""

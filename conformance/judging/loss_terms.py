@@ -11,14 +11,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from adapters.contract.objective import (
-    CLIP,
+    CONSTANTS,
     ENTROPY_COEFFICIENT,
     KL_COEFFICIENT,
     Metric,
     Objective,
 )
-from adapters.contract.probed_batch import DIVERGENCES, ENTROPIES, ProbedBatch
+from adapters.contract.probed_batch import DERIVATIVES, DIVERGENCES, ENTROPIES, ProbedBatch
+from conformance.diagnosis.derivatives import wrong_derivatives
 from conformance.diagnosis.step_context import LossTerm
+from reference import policy_losses
 from reference.aggregation import AuxiliaryAggregation, MicroBatchWeight
 
 if TYPE_CHECKING:
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 
     from conformance.diagnosis.step_context import StepContext
     from reference.aggregation import Conventions
+    from reference.policy_losses import PolicyTokens
     from reference.step import Step
 
     Quantity = Callable[[ProbedBatch], NDArray[np.float64]]
@@ -114,25 +117,36 @@ def combined_terms(context: StepContext, dloss_dlogprob: NDArray[np.float64]) ->
     ]
 
 
+def off_policy_term(context: StepContext, objective: Objective, tokens: PolicyTokens) -> LossTerm:
+    """The only term of a policy loss with ratios other than 1: factors are its derivatives."""
+    placement = context.placement
+    return LossTerm(
+        metric=Metric.POLICY_LOSS,
+        context=context,
+        factors=DERIVATIVES[objective](tokens, CONSTANTS),
+        wrong_factors=wrong_derivatives(
+            objective, tokens, context.expected, None if placement is None else placement.cp_rank
+        ),
+    )
+
+
 def quantities(metric: Metric, batch: ProbedBatch) -> NDArray[np.float64]:
     """The quantity that a metric is reduced from, for every token of a batch: flat."""
     return _QUANTITIES[metric](batch)
 
 
 def _policy_losses(batch: ProbedBatch) -> NDArray[np.float64]:
-    ratios = np.exp(-np.concatenate(batch.old_log_probs))
-    raw_advantages = np.concatenate(batch.advantages)
-    clipped = np.clip(ratios, 1 - CLIP, 1 + CLIP)
-    losses: NDArray[np.float64] = np.maximum(-raw_advantages * ratios, -raw_advantages * clipped)
+    tokens = batch.policy_tokens
+    ratios, within = tokens.ratios, policy_losses.truncated(tokens.ratios, CONSTANTS)
+    losses: NDArray[np.float64] = -tokens.advantages * np.where(
+        policy_losses.clipped(ratios, tokens, CONSTANTS), within, ratios
+    )
     return losses
 
 
 def _clipped(batch: ProbedBatch) -> NDArray[np.float64]:
-    log_ratios = -np.concatenate(batch.old_log_probs)
-    raw_advantages = np.concatenate(batch.advantages)
-    too_far = (log_ratios > np.log1p(CLIP)) & (raw_advantages > 0)
-    too_near = (log_ratios < np.log1p(-CLIP)) & (raw_advantages < 0)
-    return np.asarray(too_far | too_near, np.float64)
+    tokens = batch.policy_tokens
+    return policy_losses.clipped(tokens.ratios, tokens, CONSTANTS).astype(np.float64)
 
 
 def _rejected(batch: ProbedBatch) -> NDArray[np.float64]:

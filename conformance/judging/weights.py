@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from adapters.contract import PendingReduction
-from adapters.contract.objective import Objective
 from conformance.causes.clues import clues
 from conformance.causes.consistent import Showing
 from conformance.diagnosis.explain import Evidence, diagnose
@@ -75,7 +74,7 @@ def judge_weights(
 
     The error of an active token is relative and bounded; an inactive token must weigh exactly 0.
     """
-    tolerance = weight_bound(description.dtype, _summands(job))
+    tolerance = weight_bound(description.dtype)
     showings: list[Showing] = []
     for step_index in range(len(job.steps)):
         context = step_context(job, step_index, observations, description)
@@ -138,13 +137,6 @@ def judge_showings(
         expected=tuple(context.fingerprint for context in contexts),
         clues=clues(showings),
     )
-
-
-def _summands(job: Job) -> int:
-    """Number of weights that a token's is the sum of, if ratios are those of whole sequences."""
-    if job.objective is not Objective.GSPO:
-        return 0
-    return max(int(step.active_tokens.max()) for step in job.steps)
 
 
 def step_context(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from adapters.contract import CodeLocation, Depth
-from adapters.contract.objective import POLICY_LOSSES, Metric, Objective
+from adapters.contract.objective import CORRECTIONS, POLICY_LOSSES, Metric, Objective
 from conformance.corpus.cases import ALL_CASES, CORPUS, ORDERS, REJECTION
 from conformance.findings.finding_id import FindingId, slug
 from conformance.findings.verdict import Check
@@ -104,6 +104,7 @@ CHECK_SPECS = (
     CheckSpec(check=Check.WEIGHTS),
     CheckSpec(check=Check.METRIC, metric=Metric.POLICY_LOSS),
     CheckSpec(check=Check.SHARDING, cases=(*SHARDED, *ORDERS), modes=(Mode.PROMPT_MEAN,)),
+    CheckSpec(check=Check.OFF_POLICY, objective=Objective.OFF_POLICY, cases=TELLING),
     _metric(Metric.CLIP_FRACTION, Objective.OFF_POLICY),
     _metric(Metric.POLICY_KL, Objective.OFF_POLICY),
     CheckSpec(check=Check.REJECTION, objective=Objective.REJECTION, cases=REJECTION),
@@ -122,8 +123,8 @@ CHECK_SPECS = (
     _metric(Metric.ENTROPY, Objective.COMBINED),
     _metric(Metric.KL, Objective.COMBINED),
     *(
-        CheckSpec(check=Check.AUXILIARY, name=objective, objective=objective, cases=ONE)
-        for objective in POLICY_LOSSES
+        CheckSpec(check=Check.OFF_POLICY, name=objective, objective=objective, cases=ONE)
+        for objective in (*POLICY_LOSSES, *CORRECTIONS)
     ),
     *(
         CheckSpec(check=Check.OTHER_LOSSES, name=objective, objective=objective, cases=ONE)

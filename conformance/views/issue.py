@@ -12,7 +12,7 @@ from functools import cached_property
 from importlib.metadata import metadata, version
 from typing import TYPE_CHECKING, NamedTuple
 
-from adapters.contract.objective import POLICY_LOSSES
+from adapters.contract.objective import CORRECTIONS, POLICY_LOSSES
 from conformance.causes.find import FRAME, causes
 from conformance.causes.impact import impact_words
 from conformance.comparing.groups import FindingGroup
@@ -100,7 +100,11 @@ SUBJECTS = {
     "metric.loss": "the logged sum of policy loss, entropy and KL term",
     "sharding": "the distribution of samples over data-parallel ranks",
     "logging": "the logs of micro-batches",
-    **{f"auxiliary.{name}": f"the gradient of the {name} policy loss" for name in POLICY_LOSSES},
+    "off_policy": "the gradient of the policy loss where ratios are not 1",
+    **{
+        f"{Check.OFF_POLICY}.{name}": f"the gradient of the {name} loss where ratios are not 1"
+        for name in (*POLICY_LOSSES, *CORRECTIONS)
+    },
 }
 """What a check looks at, by the beginning of its findings' ids."""
 

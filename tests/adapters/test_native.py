@@ -7,7 +7,8 @@ import torch
 
 from adapters.contract import Depth, Job, Layout
 from adapters.contract.probed_batch import PADDING_ID
-from adapters.native.trainer import SampleTensors, Trainer, pack
+from adapters.native.packing import SampleTensors, pack
+from adapters.native.trainer import Trainer
 from reference.aggregation import Aggregation, Mode
 
 

@@ -11,7 +11,7 @@ from adapters.contract import Depth, Description, Job, Layout, Observation
 from adapters.contract.objective import ENTROPY_COEFFICIENT, KL_COEFFICIENT, Metric, Objective
 from adapters.contract.probed_batch import ProbedBatch
 from conformance.findings.verdict import Verdict
-from conformance.judging.combined import judge_combined
+from conformance.judging.gradients import judge_combined
 from conformance.judging.metrics import judge_logged
 from conformance.judging.weights import Judgement
 from reference.aggregation import Aggregation, Mode

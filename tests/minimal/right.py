@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from adapters.contract import Adapter, Depth, Description, Job, Layout, Observation, Rank
 from adapters.contract.configuration import Setting
-from adapters.contract.objective import CLIP, Metric, Objective
+from adapters.contract.objective import CONSTANTS, Metric, Objective
 from adapters.contract.probed_batch import PADDING_ID, ProbedBatch
 from adapters.toolkit.probe import (
     CERTAIN_LOGIT,
@@ -59,7 +59,7 @@ class Trainer:
         logits = self.model(batch["ids"])["logits"][:, :-1]
         log_probs = torch.log_softmax(logits, -1).gather(-1, batch["ids"][:, 1:, None]).squeeze(-1)
         ratios = torch.exp((log_probs - batch["old_log_probs"]) * batch["mask"])
-        clipped = ratios.clamp(1 - CLIP, 1 + CLIP)
+        clipped = ratios.clamp(1 - CONSTANTS.clip_low, 1 + CONSTANTS.clip_high)
         return -torch.minimum(ratios * batch["advantages"], clipped * batch["advantages"])
 
     def token_weights(self, mask: torch.Tensor, mode: Mode) -> torch.Tensor:

@@ -12,6 +12,7 @@ from tests.mutants import (
     logging,
     losses,
     metrics,
+    off_policy,
     parts,
     sharding,
     startup,
@@ -30,7 +31,18 @@ def _of(module: ModuleType) -> Iterator[type[Mutant]]:
             yield member
 
 
-MODULES = (factors, counts, parts, losses, metrics, auxiliary, sharding, startup, logging)
+MODULES = (
+    factors,
+    counts,
+    parts,
+    losses,
+    metrics,
+    auxiliary,
+    off_policy,
+    sharding,
+    startup,
+    logging,
+)
 
 MUTANTS = [mutant for module in MODULES for mutant in _of(module)]
 """In the order of the modules, and as written in them."""

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 
 from adapters.contract.objective import Objective
-from adapters.native.trainer import SampleTensors, denominators, with_denominators
+from adapters.native.packing import SampleTensors
+from adapters.native.trainer import denominators, with_denominators
 from conformance.plan.checks import check_spec
 from reference.aggregation import Aggregation, Mode
 from tests.mutants.mutant import Mutant
 
 if TYPE_CHECKING:
-    from adapters.native.trainer import Packed
+    from adapters.native.packing import Packed
 
 
 def trained_only(right: torch.Tensor, wrong: torch.Tensor) -> torch.Tensor:
@@ -124,7 +125,7 @@ class CispoPerSample(Mutant):
     """A policy loss of its own brings its own reducer, a mean over samples."""
 
     diagnosis = "weights_of_sample_mean"
-    spec = check_spec("auxiliary.cispo")
+    spec = check_spec("off_policy.cispo")
     modes = (Mode.PROMPT_MEAN, Mode.TOKEN_MEAN)
 
     def divided(self, samples: list[SampleTensors]) -> list[SampleTensors]:

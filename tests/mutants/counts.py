@@ -9,13 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from adapters.native.trainer import (
-    Packed,
-    SampleTensors,
-    denominators,
-    tokens_of_groups,
-    with_denominators,
-)
+from adapters.native.packing import Packed, SampleTensors
+from adapters.native.trainer import denominators, tokens_of_groups, with_denominators
 from conformance.corpus.cases import CORPUS, Case
 from conformance.plan.checks import check_spec
 from reference.aggregation import Aggregation, Conventions, DenominatorMask, Mode

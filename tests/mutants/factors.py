@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from adapters.native.trainer import Packed
+from adapters.native.packing import Packed
 from reference.aggregation import Mode
 from tests.mutants.mutant import MEANS, Mutant
 

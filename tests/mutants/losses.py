@@ -9,12 +9,12 @@ import torch
 import torch.distributed as dist
 
 from adapters.contract.objective import Metric
-from adapters.native.trainer import Packed, SampleTensors
+from adapters.native.packing import Packed, SampleTensors
 from reference.aggregation import Mode
 from tests.mutants.mutant import EVERYDAY, Mutant
 
 if TYPE_CHECKING:
-    from adapters.native.trainer import LossFunction
+    from adapters.native.trainer import TokenLosses
 
 
 OF_SEVERAL_SAMPLES = tuple(case for case in EVERYDAY if case.fewest_samples > 1)
@@ -47,7 +47,7 @@ class AccumulationOverwritten(Mutant):
     diagnosis = "micro_batches_lost"
 
     def accumulate(
-        self, probe: torch.Tensor, samples: list[SampleTensors], token_losses: LossFunction
+        self, probe: torch.Tensor, samples: list[SampleTensors], token_losses: TokenLosses
     ) -> tuple[torch.Tensor, dict[Metric, torch.Tensor]]:
         self.probe = probe
         return super().accumulate(probe, samples, token_losses)

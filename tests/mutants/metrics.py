@@ -9,7 +9,8 @@ import torch
 import torch.distributed as dist
 
 from adapters.contract.objective import ENTROPY_COEFFICIENT, Metric, Objective
-from adapters.native.trainer import SampleTensors, denominators
+from adapters.native.packing import SampleTensors
+from adapters.native.trainer import denominators
 from conformance.plan.checks import check_spec
 from reference.aggregation import Aggregation, Mode
 from tests.mutants.mutant import EVERY, Mutant
@@ -17,7 +18,8 @@ from tests.mutants.mutant import EVERY, Mutant
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from adapters.native.trainer import LossFunction, Packed
+    from adapters.native.packing import Packed
+    from adapters.native.trainer import TokenLosses
 
 
 class Misreporting(Mutant):
@@ -90,7 +92,7 @@ class ReportedPerSample(Misreporting):
     modes = (Mode.PROMPT_MEAN, Mode.TOKEN_MEAN, Mode.CONSTANT)
 
     def accumulate(
-        self, probe: torch.Tensor, samples: list[SampleTensors], token_losses: LossFunction
+        self, probe: torch.Tensor, samples: list[SampleTensors], token_losses: TokenLosses
     ) -> tuple[torch.Tensor, dict[Metric, torch.Tensor]]:
         gradient, logs = super().accumulate(probe, samples, token_losses)
         per_sample = denominators(samples, Aggregation(Mode.SAMPLE_MEAN))
@@ -166,7 +168,7 @@ class LossWithoutEntropy(Mutant):
     spec = check_spec("metric.loss")
 
     def loss(
-        self, probe: torch.Tensor, packed: Packed, token_losses: LossFunction
+        self, probe: torch.Tensor, packed: Packed, token_losses: TokenLosses
     ) -> tuple[torch.Tensor, Mapping[Metric, torch.Tensor]]:
         loss, logs = super().loss(probe, packed, token_losses)
         if self.objective is not Objective.COMBINED:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from adapters.contract import Job
 from adapters.native.adapter import NativeAdapter
-from adapters.native.trainer import SampleTensors, Trainer, with_denominators
+from adapters.native.packing import SampleTensors
+from adapters.native.trainer import Trainer, with_denominators
 from conformance.corpus.cases import ALL_CASES, Case
 from conformance.plan.checks import CheckSpec, check_spec
 from reference.aggregation import DEFAULT_CONVENTIONS, Aggregation, Conventions, Mode

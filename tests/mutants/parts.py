@@ -6,14 +6,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from adapters.native.trainer import (
-    Packed,
-    SampleTensors,
-    denominators,
-    pack,
-    tokens_of_groups,
-    with_denominators,
-)
+from adapters.native.packing import Packed, SampleTensors, pack
+from adapters.native.trainer import denominators, tokens_of_groups, with_denominators
 from reference.aggregation import Mode
 from tests.mutants.mutant import Mutant
 

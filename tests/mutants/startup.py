@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from adapters.contract import Layout, Refused
 from adapters.native import options as native
-from adapters.native.trainer import SampleTensors, denominators, with_denominators
+from adapters.native.packing import SampleTensors
+from adapters.native.trainer import denominators, with_denominators
 from conformance.corpus.configurations import CONFIG_CASES, ConfigCase
 from conformance.findings.verdict import Check
 from conformance.plan.checks import CheckSpec

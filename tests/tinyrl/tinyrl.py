@@ -28,7 +28,8 @@ class Sample:
 class Config:
     aggregation: str = "token"
     micro_batches: int = 1
-    clip: float = 0.2
+    clip_low: float = 0.2
+    clip_high: float = 0.2
     lr: float = 1e-6
 
     def __post_init__(self) -> None:
@@ -89,5 +90,5 @@ class Trainer:
         """Clipped losses of PPO."""
         advantages = torch.tensor(sample.advantages)
         ratio = torch.exp(log_probs - torch.tensor(sample.old_log_probs))
-        clipped = ratio.clamp(1 - self.config.clip, 1 + self.config.clip)
+        clipped = ratio.clamp(1 - self.config.clip_low, 1 + self.config.clip_high)
         return torch.maximum(-advantages * ratio, -advantages * clipped)

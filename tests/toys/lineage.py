@@ -37,7 +37,6 @@ LOSSES = ("loss", "pg_loss", "value_loss")
 """What is logged by tokens where the loss is; all else is by samples unless it is older."""
 
 MODES = ("sample_mean", "prompt_mean", "token_mean", "constant")
-CLIP = 0.2
 
 
 class Group(NamedTuple):

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from .lineage import CLIP, Data, Group, Reducer, load_function, slice_response
+from .lineage import Data, Group, Reducer, load_function, slice_response
 
 Masks = Sequence[torch.Tensor]
 MakeReducer = Callable[[Masks, bool], Reducer]
@@ -24,7 +24,8 @@ def add_options(parser: ArgumentParser) -> None:
     parser.add_argument("--use-kl-loss", action="store_true")
     parser.add_argument("--kl-loss-type", choices=["k1"], default="k1")
     parser.add_argument("--ref-load")
-    parser.add_argument("--eps-clip-c", type=float)
+    for name in ("", "-high", "-c"):
+        parser.add_argument(f"--eps-clip{name}", type=float)
     parser.add_argument("--loss-type", choices=["policy_loss", "sft_loss"], default="policy_loss")
     parser.add_argument("--advantage-estimator", choices=["grpo", "cispo"], default="grpo")
 
@@ -37,14 +38,14 @@ def validate(args: Namespace) -> None:
 
 
 def policy_losses(
-    log_probs: torch.Tensor, batch: Data, eps_clip_c: float | None = None, *, cispo: bool = False
+    args: Namespace, log_probs: torch.Tensor, batch: Data, eps_clip_c: float | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Of each token of this rank, and 1 for those that are clipped."""
     ratio = torch.exp(log_probs - torch.cat(batch["log_probs"]))
     gain = torch.cat(batch["advantages"])
-    bounded = ratio.clamp(1 - CLIP, 1 + CLIP)
+    bounded = ratio.clamp(1 - args.eps_clip, 1 + args.eps_clip_high)
     clipped = (gain * ratio > gain * bounded).float()
-    if cispo:
+    if args.advantage_estimator == "cispo":
         return -gain * bounded.detach() * log_probs, clipped
     losses = torch.maximum(-gain * ratio, -gain * bounded)
     if eps_clip_c is not None:
@@ -76,8 +77,7 @@ def policy_loss(
 ) -> tuple[torch.Tensor, Data]:
     """The loss of a micro-batch and what is logged of it."""
     log_probs = torch.cat([*values["log_probs"]])
-    cispo = args.advantage_estimator == "cispo"
-    losses, clipped = policy_losses(log_probs, batch, eps_clip_c, cispo=cispo)
+    losses, clipped = policy_losses(args, log_probs, batch, eps_clip_c)
     losses, masks, rejected = corrected(args, losses, batch)
     reduce = make_reducer(masks, args.beside_per_token)
     before = make_reducer(batch["loss_masks"], args.beside_per_token)

@@ -20,6 +20,6 @@ def policy_loss_function(
         total_lengths=batch["total_lengths"],
         response_lengths=batch["response_lengths"],
     )
-    losses, _ = terms.policy_losses(torch.cat([*values["log_probs"]]), batch)
+    losses, _ = terms.policy_losses(args, torch.cat([*values["log_probs"]]), batch)
     loss = sum_of_sample_mean(losses)
     return loss, {"pg_loss": loss}

@@ -1,0 +1,127 @@
+"""The losses of single tokens that `native` trains.
+
+Formulas and sources are those of `reference.policy_losses`. They are written here with the
+gradients of torch, from a micro-batch's log-probabilities.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from adapters.contract.objective import CONSTANTS, Objective
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from adapters.native.packing import Packed
+
+    SequenceSum = Callable[[torch.Tensor, Packed], torch.Tensor]
+    LossFunction = Callable[[torch.Tensor, Packed, SequenceSum], torch.Tensor]
+    """The losses of tokens by their log-probabilities. The last argument adds up values over the
+    active tokens of each token's sequence, on all context-parallel ranks."""
+
+
+def clipped_losses(log_ratios: torch.Tensor, packed: Packed) -> torch.Tensor:
+    """The larger of the losses with a ratio and with the clipped one."""
+    ratio = torch.exp(log_ratios)
+    return torch.maximum(-packed.advantages * ratio, -packed.advantages * clipped(ratio))
+
+
+def clipped(ratio: torch.Tensor) -> torch.Tensor:
+    """Ratios between the clipping bounds."""
+    return ratio.clamp(1 - CONSTANTS.clip_low, 1 + CONSTANTS.clip_high)
+
+
+def ppo(log_probs: torch.Tensor, packed: Packed, of_sequence: SequenceSum) -> torch.Tensor:
+    """Clipped policy-gradient losses."""
+    return clipped_losses(log_probs - packed.old_log_probs, packed)
+
+
+def dual_clip(log_probs: torch.Tensor, packed: Packed, of_sequence: SequenceSum) -> torch.Tensor:
+    """PPO's losses, bounded for negative advantages."""
+    losses = ppo(log_probs, packed, of_sequence)
+    bounded = torch.minimum(losses, -packed.advantages * CONSTANTS.dual_clip)
+    return torch.where(packed.advantages < 0, bounded, losses)
+
+
+def gspo(log_probs: torch.Tensor, packed: Packed, of_sequence: SequenceSum) -> torch.Tensor:
+    """PPO's losses with the ratio of the sequence, whose gradient is that of the token's."""
+    log_ratios = (log_probs - packed.old_log_probs).detach()
+    tokens = of_sequence(torch.ones_like(log_ratios), packed).clamp(min=1)
+    of_sequences = of_sequence(log_ratios, packed) / tokens
+    return clipped_losses(log_probs - log_probs.detach() + of_sequences, packed)
+
+
+def cispo(log_probs: torch.Tensor, packed: Packed, of_sequence: SequenceSum) -> torch.Tensor:
+    """Log-probabilities times a clipped ratio without gradient."""
+    ratio = torch.exp(log_probs.detach() - packed.old_log_probs)
+    return -packed.advantages * clipped(ratio) * log_probs
+
+
+def sapo(log_probs: torch.Tensor, packed: Packed, of_sequence: SequenceSum) -> torch.Tensor:
+    """Soft gates in the place of clipping."""
+    temperature = torch.where(
+        packed.advantages > 0, CONSTANTS.positive_temperature, CONSTANTS.negative_temperature
+    )
+    ratio = torch.exp(log_probs - packed.old_log_probs)
+    return -packed.advantages * torch.sigmoid(temperature * (ratio - 1)) * 4 / temperature
+
+
+def kl_cov(log_probs: torch.Tensor, packed: Packed, of_sequence: SequenceSum) -> torch.Tensor:
+    """Losses without clipping, with a penalty on the log-ratio of every token."""
+    log_ratios = log_probs - packed.old_log_probs
+    penalty = CONSTANTS.kl_penalty * log_ratios.abs()
+    return -packed.advantages * torch.exp(log_ratios) + penalty
+
+
+def tis_token(log_probs: torch.Tensor, packed: Packed, of_sequence: SequenceSum) -> torch.Tensor:
+    """PPO's losses times the truncated ratio of old policy to rollout policy."""
+    log_ratios = packed.old_log_probs - packed.rollout_log_probs
+    return ppo(log_probs, packed, of_sequence) * truncated(log_ratios)
+
+
+def tis_sequence(log_probs: torch.Tensor, packed: Packed, of_sequence: SequenceSum) -> torch.Tensor:
+    """PPO's losses times the truncated ratio of the whole sequence."""
+    log_ratios = of_sequence(packed.old_log_probs - packed.rollout_log_probs, packed)
+    return ppo(log_probs, packed, of_sequence) * truncated(log_ratios)
+
+
+def truncated(log_ratios: torch.Tensor) -> torch.Tensor:
+    """Ratios up to the largest that importance sampling multiplies by."""
+    return torch.exp(log_ratios).clamp(max=CONSTANTS.truncation)
+
+
+def likelihood(log_probs: torch.Tensor, packed: Packed, of_sequence: SequenceSum) -> torch.Tensor:
+    """Negative log-likelihoods."""
+    return -log_probs
+
+
+def value(values: torch.Tensor, packed: Packed, of_sequence: SequenceSum) -> torch.Tensor:
+    """Squared errors of a critic's values, which are the probe's entries."""
+    return (values - packed.advantages / 2) ** 2
+
+
+def linear(log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
+    """Losses that are linear in the probe, for depth `reducer`."""
+    return -packed.advantages * log_probs
+
+
+POLICY_LOSSES: dict[Objective, LossFunction] = {
+    Objective.DUAL_CLIP: dual_clip,
+    Objective.GSPO: gspo,
+    Objective.CISPO: cispo,
+    Objective.SAPO: sapo,
+    Objective.CLIP_COV: ppo,  # no covariance is large where all log-probabilities are equal
+    Objective.KL_COV: kl_cov,
+    Objective.TIS_TOKEN: tis_token,
+    Objective.TIS_SEQUENCE: tis_sequence,
+}
+"""Losses of the objectives that have another than PPO's."""
+
+OTHER_LOSSES: dict[Objective, LossFunction] = {
+    Objective.SFT: likelihood,
+    Objective.VALUE: value,
+}
+"""Losses in the place of the policy loss."""

@@ -1,0 +1,141 @@
+"""Samples as tensors, and their slices on a context-parallel rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from adapters.contract.probed_batch import PADDING_ID, ProbedBatch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from adapters.contract import Layout
+
+
+@dataclass(frozen=True, eq=False)
+class SampleTensors:
+    """One sample: token ids and per-token values, [prompt + response], and its denominators.
+
+    Values are 0 on the prompt. The sample's masked sums are divided by ``denominator`` for the
+    policy loss, by ``auxiliary_denominator`` for auxiliary losses and metrics, and by
+    ``original_denominator`` for metrics of the mask before rejection sampling.
+    """
+
+    ids: torch.Tensor
+    advantages: torch.Tensor
+    old_log_probs: torch.Tensor
+    reference_log_probs: torch.Tensor
+    rollout_log_probs: torch.Tensor
+    mask: torch.Tensor
+    original_mask: torch.Tensor
+    group: int
+    denominator: float = float("nan")
+    auxiliary_denominator: float = float("nan")
+    original_denominator: float = float("nan")
+
+    @property
+    def tokens(self) -> int:
+        """The number of active tokens."""
+        return int(self.mask.sum())
+
+
+@dataclass(frozen=True, eq=False)
+class Packed:
+    """A context-parallel rank's slice: [tokens] in thd, [samples, width] in bshd."""
+
+    labels: torch.Tensor
+    advantages: torch.Tensor
+    old_log_probs: torch.Tensor
+    reference_log_probs: torch.Tensor
+    rollout_log_probs: torch.Tensor
+    mask: torch.Tensor
+    original_mask: torch.Tensor
+    denominators: torch.Tensor
+    auxiliary_denominators: torch.Tensor
+    original_denominators: torch.Tensor
+    sequence: torch.Tensor  # number of the sample in the micro-batch
+
+    def to(self, device: torch.device) -> Packed:
+        """The slice on a device."""
+        return Packed(*(getattr(self, each.name).to(device) for each in fields(self)))
+
+    @property
+    def auxiliary(self) -> Packed:
+        """The slice with the denominators of auxiliary losses."""
+        return replace(self, denominators=self.auxiliary_denominators)
+
+    @property
+    def original(self) -> Packed:
+        """The slice with mask and denominators before rejection sampling."""
+        return replace(self, mask=self.original_mask, denominators=self.original_denominators)
+
+
+def samples_of_steps(batch: ProbedBatch) -> list[list[SampleTensors]]:
+    """The samples of each step."""
+    groups = np.concatenate([step.groups for step in batch.steps])
+    of_policies = batch.old_log_probs, batch.reference_log_probs, batch.rollout_log_probs
+    columns = batch.advantages, *of_policies, batch.masks, batch.original_masks
+    of_tokens: Iterator[Any] = zip(*columns, strict=True)
+    rows = zip(groups, batch.prompts, batch.responses, of_tokens, strict=True)
+    samples = (
+        SampleTensors(
+            torch.from_numpy(np.concatenate([prompt, response])),
+            *(_on_response(prompt, values) for values in per_token),  # type: ignore[arg-type]
+            group=int(group),  # type: ignore[misc]
+        )
+        for group, prompt, response, per_token in rows
+    )
+    return [list(islice(samples, step.size)) for step in batch.steps]
+
+
+def _on_response(prompt: NDArray[Any], values: NDArray[Any]) -> torch.Tensor:
+    """The values of a response, preceded by zeros for its prompt."""
+    narrow = values.astype(np.float32) if values.dtype == np.float64 else values
+    return torch.from_numpy(np.concatenate([np.zeros(len(prompt), narrow.dtype), narrow]))
+
+
+def pack(micro_batch: list[SampleTensors], layout: Layout, cp_rank: int) -> Packed:
+    """Slice every sequence and join the slices, end to end (thd) or padded to one width (bshd)."""
+    lengths = [len(sample.ids) for sample in micro_batch]
+    widths = lengths if layout.format == "thd" else [max(lengths)] * len(lengths)
+    join = torch.cat if layout.format == "thd" else torch.stack
+    slices = [
+        zigzag(sample, number, width, layout.cp, cp_rank)
+        for number, (sample, width) in enumerate(zip(micro_batch, widths, strict=True))
+    ]
+    return Packed(*(join(parts) for parts in zip(*slices, strict=True)))
+
+
+def zigzag(
+    sample: SampleTensors, number: int, width: int, cp: int, cp_rank: int
+) -> tuple[torch.Tensor, ...]:
+    """A rank's two of 2·cp equal chunks, in the order of `Packed`.
+
+    Chunks are paired first with last for equal work. A position has the values of the token that it
+    predicts, which may be in another chunk, so that values are shifted before slicing.
+    """
+    chunks = 2 * cp
+    padded = -(-width // chunks) * chunks
+
+    def chunks_of_rank(values: torch.Tensor) -> torch.Tensor:
+        shifted = torch.full((padded,), PADDING_ID, dtype=values.dtype)
+        shifted[: len(values) - 1] = values[1:]
+        if cp == 1:
+            return shifted  # both chunks, in their order
+        parts = shifted.chunk(chunks)
+        return torch.cat([parts[cp_rank], parts[chunks - 1 - cp_rank]])
+
+    of_policies = sample.old_log_probs, sample.reference_log_probs, sample.rollout_log_probs
+    per_token = sample.ids, sample.advantages, *of_policies, sample.mask, sample.original_mask
+    denominators = sample.denominator, sample.auxiliary_denominator, sample.original_denominator
+    return (
+        *map(chunks_of_rank, per_token),
+        *(torch.full((padded // cp,), each) for each in (*denominators, number)),
+    )

@@ -1,0 +1,200 @@
+"""Known mistakes in the derivative of a policy loss where ratios of policies are not 1.
+
+Each is the loss's own formula, of `reference.policy_losses`, on wrong ratios or constants, or that
+of another loss.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from adapters.contract.objective import CONSTANTS, Objective
+from adapters.contract.probed_batch import DERIVATIVES
+from conformance.diagnosis.step_context import WrongFactors
+from reference import policy_losses
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from reference.policy_losses import Derivative, LossConstants, PolicyTokens
+
+STATEMENTS = {
+    "ratios_left_out": "ratios of new to old policy are taken for 1",
+    "ratios_inverted": "ratios are those of the old to the new policy",
+    "clipping_left_out": "tokens whose loss is clipped have a gradient",
+    "clipped_on_both_sides": "tokens are clipped whatever the sign of their advantage",
+    "clipped_tokens_left_out": "tokens whose ratio is clipped have no gradient",
+    "clip_bounds_swapped": "the clipping bounds are swapped",
+    "one_clip_bound": "one clipping bound is taken for both",
+    "dual_clip_left_out": "losses of negative advantages have no bound",
+    "ratios_of_tokens": "ratios of tokens stand for those of sequences",
+    "ratios_of_sequences": "ratios of sequences stand for those of tokens",
+    "ratios_multiplied": "the ratio of a sequence is a product and not a mean",
+    "masked_tokens_in_ratios": "ratios of sequences have a part of masked tokens",
+    "ratios_per_cp_slice": "ratios of sequences are those of context-parallel slices",
+    "temperatures_swapped": "the temperatures of positive and negative advantages are swapped",
+    "one_temperature": "one temperature is taken for both signs of the advantage",
+    "penalty_not_divided": "the penalty on log-ratios is added up and not divided",
+    "penalty_left_out": "the penalty on log-ratios has no gradient",
+    "penalty_of_one_sign": "the penalty on log-ratios has the same sign for all of them",
+    "correction_left_out": "the ratio of old to rollout policy is taken for 1",
+    "correction_inverted": "the correction is by the ratio of the rollout to the old policy",
+    "correction_not_truncated": "the ratio of old to rollout policy is not truncated",
+    "correction_averaged": "the correction of a sequence is a mean and not a product",
+    "correction_of_tokens": "corrections of tokens stand for those of sequences",
+    "correction_of_sequences": "corrections of sequences stand for those of tokens",
+    "correction_by_the_new_policy": "the correction is by the ratio of the new to rollout policy",
+}
+"""Each mistake in words, as the end of a sentence; the more common ones first."""
+
+CLIPPED = frozenset(
+    {
+        Objective.OFF_POLICY,
+        Objective.DUAL_CLIP,
+        Objective.GSPO,
+        Objective.CISPO,
+        Objective.CLIP_COV,
+        Objective.TIS_TOKEN,
+        Objective.TIS_SEQUENCE,
+    }
+)
+"""Objectives with clipping bounds."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Loss:
+    """An objective's loss of some tokens."""
+
+    objective: Objective
+    tokens: PolicyTokens
+    weights: NDArray[np.float64]
+
+    def having(self, **wrong: object) -> NDArray[np.float64]:
+        """The derivative with other values of tokens, [tokens]."""
+        return self.derivative(replace(self.tokens, **wrong), CONSTANTS)  # type: ignore[arg-type]
+
+    def under(self, **wrong: float) -> NDArray[np.float64]:
+        """The derivative with other constants, [tokens]."""
+        return self.derivative(self.tokens, replace(CONSTANTS, **wrong))
+
+    def of(self, other: Derivative) -> NDArray[np.float64]:
+        """The derivative of another loss, [tokens]."""
+        return other(self.tokens, CONSTANTS)
+
+    @property
+    def derivative(self) -> Derivative:
+        return DERIVATIVES[self.objective]
+
+
+def wrong_derivatives(
+    objective: Objective,
+    tokens: PolicyTokens,
+    weights: NDArray[np.float64],
+    cp_rank: NDArray[np.int64] | None,
+) -> Sequence[WrongFactors]:
+    """Derivatives of the tokens of a step, [tokens], with each mistake that its loss may have.
+
+    ``weights`` are the reference's. ``cp_rank`` is the context-parallel rank that holds each token,
+    if it is known.
+    """
+    loss = _Loss(objective=objective, tokens=tokens, weights=weights)
+    found = [
+        *_of_ratios(loss),
+        *(_of_clipping(loss) if objective in CLIPPED else ()),
+        *_of_loss(loss),
+        *_of_slices(loss, cp_rank),
+    ]
+    return [WrongFactors(name=name, factors=wrong) for name, wrong in found]
+
+
+def _of_ratios(loss: _Loss) -> Iterator[tuple[str, NDArray[np.float64]]]:
+    log_ratios = loss.tokens.log_ratios
+    yield "ratios_left_out", loss.having(log_ratios=np.zeros_like(log_ratios))
+    inverted = loss.having(log_ratios=-log_ratios)
+    yield "ratios_inverted", inverted
+    yield "ratios_inverted", -inverted  # where the inverted ratio is what is derived
+
+
+def _of_clipping(loss: _Loss) -> Iterator[tuple[str, NDArray[np.float64]]]:
+    low, high = CONSTANTS.clip_low, CONSTANTS.clip_high
+    yield "clipping_left_out", loss.under(clip_low=math.inf, clip_high=math.inf)
+    yield "clip_bounds_swapped", loss.under(clip_low=high, clip_high=low)
+    for bound in (low, high):
+        yield "one_clip_bound", loss.under(clip_low=bound, clip_high=bound)
+
+
+def _of_loss(loss: _Loss) -> Iterator[tuple[str, NDArray[np.float64]]]:
+    """Yield the mistakes of a loss's own."""
+    tokens = loss.tokens
+    clipped_for_all = np.where(_within(tokens.ratios, CONSTANTS), -tokens.advantages, 0.0)
+    match loss.objective:
+        case Objective.OFF_POLICY | Objective.CLIP_COV:
+            yield "clipped_on_both_sides", clipped_for_all * tokens.ratios
+            yield "ratios_of_sequences", loss.of(policy_losses.gspo)
+        case Objective.DUAL_CLIP:
+            yield "dual_clip_left_out", loss.of(policy_losses.ppo)
+        case Objective.GSPO:
+            yield "ratios_of_tokens", loss.of(policy_losses.ppo)
+            yield "masked_tokens_in_ratios", loss.having(mask=np.ones_like(tokens.mask))
+            active = tokens.summed(np.ones_like(tokens.ratios))
+            yield "ratios_multiplied", loss.having(log_ratios=tokens.log_ratios * active)
+        case Objective.CISPO:
+            yield "clipped_tokens_left_out", loss.of(policy_losses.ppo)
+            yield "clipped_tokens_left_out", clipped_for_all * tokens.ratios
+        case Objective.SAPO:
+            yield from _of_temperatures(loss)
+        case Objective.KL_COV:
+            yield from _of_penalty(loss)
+        case Objective.TIS_TOKEN | Objective.TIS_SEQUENCE:
+            yield from _of_correction(loss)
+
+
+def _of_temperatures(loss: _Loss) -> Iterator[tuple[str, NDArray[np.float64]]]:
+    positive, negative = CONSTANTS.positive_temperature, CONSTANTS.negative_temperature
+    swapped = loss.under(positive_temperature=negative, negative_temperature=positive)
+    yield "temperatures_swapped", swapped
+    yield "one_temperature", loss.under(negative_temperature=positive)
+    yield "one_temperature", loss.under(positive_temperature=negative)
+
+
+def _of_penalty(loss: _Loss) -> Iterator[tuple[str, NDArray[np.float64]]]:
+    without = loss.under(kl_penalty=0.0)
+    yield "penalty_left_out", without
+    yield "penalty_of_one_sign", without + CONSTANTS.kl_penalty
+    penalty = loss.of(policy_losses.kl_cov) - without
+    undivided = np.divide(penalty, loss.weights, out=penalty.copy(), where=loss.weights > 0)
+    yield "penalty_not_divided", without + undivided
+
+
+def _of_correction(loss: _Loss) -> Iterator[tuple[str, NDArray[np.float64]]]:
+    tokens, log_ratios = loss.tokens, loss.tokens.rollout_log_ratios
+    yield "correction_left_out", loss.of(policy_losses.ppo)
+    yield "correction_inverted", loss.having(rollout_log_ratios=-log_ratios)
+    yield "correction_not_truncated", loss.under(truncation=math.inf)
+    by_new_policy = loss.having(rollout_log_ratios=log_ratios + tokens.log_ratios)
+    yield "correction_by_the_new_policy", by_new_policy
+    if loss.objective is Objective.TIS_TOKEN:
+        yield "correction_of_sequences", loss.of(policy_losses.tis_sequence)
+        return
+    yield "correction_of_tokens", loss.of(policy_losses.tis_token)
+    yield "masked_tokens_in_ratios", loss.having(mask=np.ones_like(tokens.mask))
+    averaged = replace(tokens, rollout_log_ratios=tokens.averaged(log_ratios))
+    yield "correction_averaged", policy_losses.tis_token(averaged, CONSTANTS)
+
+
+def _of_slices(
+    loss: _Loss, cp_rank: NDArray[np.int64] | None
+) -> Iterator[tuple[str, NDArray[np.float64]]]:
+    if loss.objective in (Objective.GSPO, Objective.TIS_SEQUENCE) and cp_rank is not None:
+        slices = loss.tokens.sequence * (cp_rank.max() + 1) + cp_rank
+        yield "ratios_per_cp_slice", loss.having(sequence=slices)
+
+
+def _within(ratios: NDArray[np.float64], constants: LossConstants) -> NDArray[np.bool_]:
+    return np.equal(ratios, policy_losses.truncated(ratios, constants))

@@ -1,0 +1,170 @@
+"""Judges gradients where weights alone do not say what is right.
+
+The terms of a combined loss each have an aggregation of their own, and off-policy losses a
+derivative that is 0 for tokens that are clipped.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from adapters.contract.objective import CONSTANTS, Objective
+from adapters.contract.probed_batch import ProbedBatch
+from conformance.causes.consistent import Showing
+from conformance.diagnosis.explain import Evidence, diagnose, likeliest, without_gradient
+from conformance.diagnosis.shared_mistakes import diagnose_shared_mistake
+from conformance.findings.agreement import agreement, direction
+from conformance.findings.verdict import Verdict
+from conformance.judging import loss_terms
+from conformance.judging.picture import picture
+from conformance.judging.weights import (
+    Judgement,
+    final_weights,
+    judge_showings,
+    step_context,
+)
+from reference import policy_losses
+from reference.rounding import ratio_bound, weight_bound
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+
+    from adapters.contract import Description, Job, Observation
+    from conformance.diagnosis.step_context import LossTerm
+    from conformance.findings.finding import Diagnosis
+    from reference.policy_losses import PolicyTokens
+
+
+def judge_combined(
+    job: Job, observations: Sequence[Observation], description: Description
+) -> Judgement:
+    """Judge the sum of the terms' gradients, token by token.
+
+    The error of a token is relative to the sum of its terms' absolute values, as terms may cancel.
+    """
+    tolerance = weight_bound(description.dtype, terms=len(loss_terms.COMBINED))
+    batch = ProbedBatch(job.steps, job.objective)
+    showings: list[Showing] = []
+    for step_index, dloss_dlogprob in enumerate(batch.split(batch.dloss_dlogprob)):
+        context = step_context(job, step_index, observations, description)
+        terms = loss_terms.combined_terms(context, dloss_dlogprob)
+        showings += (
+            Showing(terms=terms, observed=weights * dloss_dlogprob, tolerance=tolerance)
+            for weights in final_weights(observations, step_index, job, description.conventions)
+        )
+    return judge_showings(showings, _error, partial(_wrong, _diagnosis))
+
+
+def judge_off_policy(
+    job: Job, observations: Sequence[Observation], description: Description
+) -> Judgement:
+    """Judge the gradient of a policy loss with ratios other than 1, token by token."""
+    batch = ProbedBatch(job.steps, job.objective)
+    showings: list[Showing] = []
+    for step_index in range(len(job.steps)):
+        context = step_context(job, step_index, observations, description)
+        tokens = batch.policy_tokens_of_step(step_index)
+        term = loss_terms.off_policy_term(context, job.objective, tokens)
+        tolerance = ratio_bound(
+            description.dtype,
+            int(context.step.active_tokens.max()),
+            condition(job.objective, tokens),
+        )
+        showings += (
+            Showing(
+                terms=[term],
+                observed=weights * np.where(term.hidden, 1.0, term.factors),
+                tolerance=tolerance,
+            )
+            for weights in final_weights(observations, step_index, job, description.conventions)
+        )
+    return judge_showings(showings, _error, partial(_wrong, partial(_of_ratios, showings)))
+
+
+def condition(objective: Objective, tokens: PolicyTokens) -> float:
+    """By what a rounding error of a derivative is larger than one of its parts.
+
+    SAPO's sigmoid σ is 1 within one rounding where its input is large, which 1 - σ is relative to;
+    the penalty of `KL_COV` may cancel all but a part of the policy loss.
+    """
+    if objective is Objective.SAPO:
+        return float(np.exp(policy_losses.gate_inputs(tokens, CONSTANTS)).max(initial=1.0))
+    if objective is Objective.KL_COV:
+        parts = np.abs(tokens.advantages * tokens.ratios) + CONSTANTS.kl_penalty
+        return float((parts / np.abs(policy_losses.kl_cov(tokens, CONSTANTS))).max(initial=1.0))
+    return 1.0
+
+
+def _error(showing: Showing) -> float | None:
+    off = np.abs(showing.observed - showing.expected)
+    if not np.isfinite(off).all():
+        return None
+    active = showing.magnitude > 0
+    leaked = 1.0 if off[~active].any() else 0.0
+    return float(max((off[active] / showing.magnitude[active]).max(initial=0.0), leaked))
+
+
+def _wrong(diagnosis: Callable[[Showing], Diagnosis], showing: Showing) -> Judgement:
+    scale, cosine = direction(showing.observed, showing.expected)
+    return Judgement(
+        verdict=Verdict.MISMATCH,
+        scale=scale,
+        cosine=cosine,
+        agreement=agreement(showing.observed, showing.expected, showing.magnitude),
+        diagnosis=diagnosis(showing),
+        picture=picture(showing.context, showing.observed, showing.expected),
+    )
+
+
+def _of_ratios(showings: Sequence[Showing], wrong: Showing) -> Diagnosis:
+    """The mistake in the weights of an off-policy loss, or in its derivative."""
+    [term] = wrong.terms
+    return diagnose(
+        Evidence(
+            context=term.context,
+            observed=term.weights_of(wrong.observed),
+            tolerance=wrong.tolerance,
+            elsewhere=any(one.context is term.context and one.observed.any() for one in showings),
+            hidden=term.hidden,
+            wrong_factors=[
+                replace(each, factors=term.weights_of(each.factors * term.context.expected))
+                for each in term.wrong_factors
+            ],
+        )
+    )
+
+
+def _diagnosis(showing: Showing) -> Diagnosis:
+    """The mistake in one term if the others are right, or in several."""
+    off, magnitude = showing.observed - showing.expected, showing.magnitude
+    terms, tolerance = showing.terms, showing.tolerance
+    for term in terms:
+        if (np.abs(off + term.products) <= tolerance * magnitude).all():
+            return without_gradient(term.metric)
+    alone = likeliest((term.metric, _of_term(off, magnitude, term, tolerance)) for term in terms)
+    if alone.name != "unexplained":
+        return alone
+
+    def matches(predicted: NDArray[np.float64]) -> bool:
+        return bool((np.abs(showing.observed - predicted) <= tolerance * magnitude).all())
+
+    return diagnose_shared_mistake(terms[0], terms[1:], matches) or alone
+
+
+def _of_term(
+    off: NDArray[np.float64], magnitude: NDArray[np.float64], term: LossTerm, tolerance: float
+) -> Diagnosis:
+    """The diagnosis if one term alone is wrong; the bound is that of all terms."""
+    gradient = np.abs(term.products)
+    active = gradient > 0
+    amplified = float((magnitude[active] / gradient[active]).max(initial=1.0))
+    observed = term.context.expected + off / term.factors
+    return diagnose(
+        Evidence(context=term.context, observed=observed, tolerance=tolerance * amplified)
+    )

@@ -1,0 +1,148 @@
+"""Derivatives of policy losses by a token's log-probability, in float64.
+
+The loss of a token depends on its advantage A and on the ratio r = exp(log p - log p_old) of the
+new to the old policy. For ε the clipping bounds and sg an expression without gradient,
+
+    ppo        -min(r·A, clip(r, 1-ε_low, 1+ε_high)·A)            arXiv:1707.06347
+    dual_clip  ppo, for A < 0 at most -c·A                        arXiv:1912.09729
+    gspo       ppo with s = exp(mean of log r over the sequence)  arXiv:2507.18071
+    cispo      -sg(clip(r, 1-ε_low, 1+ε_high))·A·log p            arXiv:2506.13585
+    sapo       -A·sigmoid(τ·(r-1))·4/τ, τ by the sign of A        arXiv:2511.20347
+    clip_cov   ppo, and 0 for some tokens of large covariance     arXiv:2505.22617
+    kl_cov     -r·A + β·|log r| for tokens of large covariance    arXiv:2505.22617
+
+Truncated importance sampling multiplies ppo by sg(min(q, C)), where q is the ratio of the old
+policy to that of the rollouts, of a token or multiplied over a sequence (Yao et al., On the
+Rollout-Training Mismatch in Modern RL Systems, 2025).
+
+The derivative of each loss follows below it; that of a clipped token is 0. The derivative of a
+sequence's ratio s by the log-probability of each of its M_i tokens is s / M_i, and M_i tokens have
+the loss: together they give -A·s for each token.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    Values = NDArray[np.float64]
+    Derivative = Callable[["PolicyTokens", "LossConstants"], Values]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossConstants:
+    """The constants of all losses."""
+
+    clip_low: float
+    clip_high: float
+    dual_clip: float
+    positive_temperature: float
+    negative_temperature: float
+    kl_penalty: float
+    truncation: float
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PolicyTokens:
+    """What policy losses depend on, for every response token: [tokens].
+
+    ``log_ratios`` are of the new to the old policy, ``rollout_log_ratios`` of the old to that of
+    the rollouts. ``sequence`` numbers the sequence whose active tokens, by ``mask``, share a ratio.
+    """
+
+    advantages: Values
+    log_ratios: Values
+    rollout_log_ratios: Values
+    mask: NDArray[np.bool_]
+    sequence: NDArray[np.int64]
+
+    @property
+    def ratios(self) -> Values:
+        """r of each token."""
+        return np.exp(self.log_ratios)
+
+    def summed(self, values: Values) -> Values:
+        """The sum over the active tokens of each token's sequence."""
+        active: Values = np.where(self.mask, values, 0.0)
+        return np.bincount(self.sequence, weights=active).astype(np.float64)[self.sequence]
+
+    def averaged(self, values: Values) -> Values:
+        """The mean over the active tokens of each token's sequence, 0 if there are none."""
+        return self.summed(values) / np.maximum(self.summed(np.ones(len(values))), 1)
+
+
+def clipped(ratios: Values, tokens: PolicyTokens, constants: LossConstants) -> NDArray[np.bool_]:
+    """Whether PPO's loss is that of the clipped ratio."""
+    too_large = (ratios > 1 + constants.clip_high) & (tokens.advantages > 0)
+    too_small = (ratios < 1 - constants.clip_low) & (tokens.advantages < 0)
+    return np.asarray(too_large | too_small)
+
+
+def truncated(ratios: Values, constants: LossConstants) -> Values:
+    """A ratio between clipping bounds, which CISPO multiplies by."""
+    return np.clip(ratios, 1 - constants.clip_low, 1 + constants.clip_high)
+
+
+def ppo(tokens: PolicyTokens, constants: LossConstants) -> Values:
+    """-A·r, 0 if clipped."""
+    return _clipped_objective(tokens.ratios, tokens, constants)
+
+
+def dual_clip(tokens: PolicyTokens, constants: LossConstants) -> Values:
+    """As ppo, and 0 where A < 0 and r > c."""
+    beyond = (tokens.advantages < 0) & (tokens.ratios > constants.dual_clip)
+    return np.where(beyond, 0.0, ppo(tokens, constants))
+
+
+def gspo(tokens: PolicyTokens, constants: LossConstants) -> Values:
+    """-A·s, 0 if clipped."""
+    return _clipped_objective(np.exp(tokens.averaged(tokens.log_ratios)), tokens, constants)
+
+
+def cispo(tokens: PolicyTokens, constants: LossConstants) -> Values:
+    """-A times the clipped ratio."""
+    return -tokens.advantages * truncated(tokens.ratios, constants)
+
+
+def sapo(tokens: PolicyTokens, constants: LossConstants) -> Values:
+    """-A·r·4·σ·(1-σ), for σ the sigmoid of τ·(r-1)."""
+    gate = 1 / (1 + np.exp(-gate_inputs(tokens, constants)))
+    return -tokens.advantages * tokens.ratios * 4 * gate * (1 - gate)
+
+
+def gate_inputs(tokens: PolicyTokens, constants: LossConstants) -> Values:
+    """τ·(r-1) of each token, with the temperature of its advantage's sign."""
+    positive = tokens.advantages > 0
+    temperatures = constants.positive_temperature, constants.negative_temperature
+    return np.where(positive, *temperatures) * (tokens.ratios - 1)
+
+
+def kl_cov(tokens: PolicyTokens, constants: LossConstants) -> Values:
+    """-A·r + β·sign(log r), if every token is chosen."""
+    penalty = constants.kl_penalty * np.sign(tokens.log_ratios)
+    return -tokens.advantages * tokens.ratios + penalty
+
+
+def tis_token(tokens: PolicyTokens, constants: LossConstants) -> Values:
+    """PPO's times the truncated ratio of the token."""
+    return _corrected(tokens.rollout_log_ratios, tokens, constants)
+
+
+def tis_sequence(tokens: PolicyTokens, constants: LossConstants) -> Values:
+    """PPO's times the truncated product of the sequence's ratios."""
+    return _corrected(tokens.summed(tokens.rollout_log_ratios), tokens, constants)
+
+
+def _clipped_objective(ratios: Values, tokens: PolicyTokens, constants: LossConstants) -> Values:
+    return np.where(clipped(ratios, tokens, constants), 0.0, -tokens.advantages * ratios)
+
+
+def _corrected(log_ratios: Values, tokens: PolicyTokens, constants: LossConstants) -> Values:
+    return ppo(tokens, constants) * np.minimum(np.exp(log_ratios), constants.truncation)

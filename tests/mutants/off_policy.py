@@ -1,0 +1,289 @@
+"""Policy losses that go wrong where ratios of policies are not 1."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+from adapters.contract.objective import CONSTANTS
+from adapters.native import losses
+from conformance.plan.checks import check_spec
+from tests.mutants.mutant import Mutant
+
+if TYPE_CHECKING:
+    from adapters.contract import Job
+    from adapters.native.packing import Packed
+
+LOW, HIGH = 1 - CONSTANTS.clip_low, 1 + CONSTANTS.clip_high
+
+
+class OffPolicy(Mutant):
+    """A mutant that is right wherever its own check does not look."""
+
+    spec = check_spec("off_policy")
+
+    def token_losses(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
+        right = super().token_losses(log_probs, packed)
+        if self.objective is not self.spec.objective:
+            return right
+        wrong = self.wrong(log_probs, packed)
+        return right.detach() + wrong - wrong.detach()  # what is logged stays right
+
+    def wrong(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
+        """The losses of tokens, of which the gradient is taken."""
+        raise NotImplementedError
+
+
+def ratio(log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
+    """The ratio of the new to the old policy."""
+    return torch.exp(log_probs - packed.old_log_probs)
+
+
+def larger(first: torch.Tensor, second: torch.Tensor, packed: Packed) -> torch.Tensor:
+    """The larger of the losses with two ratios."""
+    return torch.maximum(-packed.advantages * first, -packed.advantages * second)
+
+
+class OldPolicyIsNew(OffPolicy):
+    """Old log-probabilities are computed again after the first update."""
+
+    diagnosis = "ratios_left_out"
+
+    def wrong(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
+        now = replace(packed, old_log_probs=log_probs.detach())
+        return losses.ppo(log_probs, now, self.of_sequence)
+
+
+class RatioInverted(OffPolicy):
+    """The old log-probability minus the new one."""
+
+    diagnosis = "ratios_inverted"
+
+    def wrong(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
+        return losses.clipped_losses(packed.old_log_probs - log_probs, packed)
+
+
+class ClippingForgotten(OffPolicy):
+    """The plain surrogate."""
+
+    diagnosis = "clipping_left_out"
+
+    def wrong(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
+        return -packed.advantages * ratio(log_probs, packed)
+
+
+class ClippedWithoutMinimum(OffPolicy):
+    """The clipped ratio alone, without the minimum with the ratio itself."""
+
+    diagnosis = "clipped_on_both_sides"
+
+    def wrong(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
+        return -packed.advantages * losses.clipped(ratio(log_probs, packed))
+
+
+class ClipBoundsSwapped(OffPolicy):
+    """Two positional arguments in the wrong order."""
+
+    diagnosis = "clip_bounds_swapped"
+
+    def wrong(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
+        one = ratio(log_probs, packed)
+        return larger(one, one.clamp(1 - CONSTANTS.clip_high, 1 + CONSTANTS.clip_low), packed)
+
+
+class UpperClipBoundIgnored(OffPolicy):
+    """The option for the upper bound is read, and the lower one used for both."""
+
+    diagnosis = "one_clip_bound"
+
+    def wrong(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
+        one = ratio(log_probs, packed)
+        return larger(one, one.clamp(LOW, 1 + CONSTANTS.clip_low), packed)
+
+
+class DualClipIgnored(OffPolicy):
+    """The bound for negative advantages does not reach the loss."""
+
+    diagnosis = "dual_clip_left_out"
+    spec = check_spec("off_policy.dual_clip")
+
+    def wrong(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
+        return losses.ppo(log_probs, packed, self.of_sequence)
+
+
+class SequenceRatioPerToken(OffPolicy):
+    """GSPO falls through to PPO's ratios."""
+
+    diagnosis = "ratios_of_tokens"
+    spec = check_spec("off_policy.gspo")
+
+    def wrong(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
+        return losses.ppo(log_probs, packed, self.of_sequence)
+
+
+class SequenceRatioOfPaddedWidth(OffPolicy):
+    """The mean of a sequence's log-ratios takes in its masked tokens."""
+
+    diagnosis = "masked_tokens_in_ratios"
+    spec = check_spec("off_policy.gspo")
+
+    def wrong(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
+        response = replace(packed, mask=packed.advantages != 0)
+        return losses.gspo(log_probs, response, self.of_sequence)
+
+
+class SequenceRatioMultiplied(OffPolicy):
+    """The ratio of a sequence is the product of its tokens' ratios, without the root."""
+
+    diagnosis = "ratios_multiplied"
+    spec = check_spec("off_policy.gspo")
+
+    def wrong(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
+        log_ratios = (log_probs - packed.old_log_probs).detach()
+        of_sequences = self.of_sequence(log_ratios, packed)
+        return losses.clipped_losses(log_probs - log_probs.detach() + of_sequences, packed)
+
+
+class SequenceRatioPerSlice(Mutant):
+    """The mean of a sequence's log-ratios is that of the slice of a context-parallel rank."""
+
+    diagnosis = "ratios_per_cp_slice"
+    spec = check_spec("off_policy.gspo")
+
+    def add_slices(self, sums: torch.Tensor) -> None:
+        """Nothing is added."""
+
+
+class ClippedTokensDropped(OffPolicy):
+    """CISPO with PPO's clipping: a clipped token has no gradient."""
+
+    diagnosis = "clipped_tokens_left_out"
+    spec = check_spec("off_policy.cispo")
+
+    def wrong(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
+        return losses.ppo(log_probs, packed, self.of_sequence)
+
+
+class OneTemperature(OffPolicy):
+    """SAPO with the temperature of positive advantages for all."""
+
+    diagnosis = "one_temperature"
+    spec = check_spec("off_policy.sapo")
+
+    def wrong(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
+        temperature = CONSTANTS.positive_temperature
+        gate = torch.sigmoid(temperature * (ratio(log_probs, packed) - 1))
+        return -packed.advantages * gate * 4 / temperature
+
+
+class TemperaturesSwapped(OffPolicy):
+    """SAPO with a comparison the wrong way round."""
+
+    diagnosis = "temperatures_swapped"
+    spec = check_spec("off_policy.sapo")
+
+    def wrong(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
+        opposite = replace(packed, advantages=-packed.advantages)
+        return -losses.sapo(log_probs, opposite, self.of_sequence)
+
+
+class PenaltyNotDivided(OffPolicy):
+    """Advantages are divided before the loss, and the penalty is added to them."""
+
+    diagnosis = "penalty_not_divided"
+    spec = check_spec("off_policy.kl_cov")
+
+    def wrong(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
+        penalty = CONSTANTS.kl_penalty * (log_probs - packed.old_log_probs).abs()
+        right = losses.kl_cov(log_probs, packed, self.of_sequence)
+        return right + penalty * (packed.denominators - 1)
+
+
+class PenaltyWithoutSign(OffPolicy):
+    """The log-ratio itself is added, and not its absolute value."""
+
+    diagnosis = "penalty_of_one_sign"
+    spec = check_spec("off_policy.kl_cov")
+
+    def wrong(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
+        log_ratios = log_probs - packed.old_log_probs
+        return -packed.advantages * torch.exp(log_ratios) + CONSTANTS.kl_penalty * log_ratios
+
+
+class Corrected(OffPolicy):
+    """PPO's losses with a wrong correction."""
+
+    spec = check_spec("off_policy.tis_token")
+
+    def wrong(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
+        of_rollouts = self.correction(packed.old_log_probs - packed.rollout_log_probs, packed)
+        return losses.ppo(log_probs, packed, self.of_sequence) * of_rollouts
+
+    def correction(self, log_ratios: torch.Tensor, packed: Packed) -> torch.Tensor:
+        """What losses are multiplied by, from log-ratios of old to rollout policy."""
+        raise NotImplementedError
+
+
+class CorrectionForgotten(Corrected):
+    """The flag is read, and losses are not multiplied."""
+
+    diagnosis = "correction_left_out"
+
+    def correction(self, log_ratios: torch.Tensor, packed: Packed) -> torch.Tensor:
+        return torch.ones_like(log_ratios)
+
+
+class CorrectionNotTruncated(Corrected):
+    """Importance sampling without its bound."""
+
+    diagnosis = "correction_not_truncated"
+
+    def correction(self, log_ratios: torch.Tensor, packed: Packed) -> torch.Tensor:
+        return torch.exp(log_ratios)
+
+
+class CorrectionInverted(Corrected):
+    """The rollout policy in the numerator."""
+
+    diagnosis = "correction_inverted"
+
+    def correction(self, log_ratios: torch.Tensor, packed: Packed) -> torch.Tensor:
+        return losses.truncated(-log_ratios)
+
+
+class CorrectionOfNewPolicy(Corrected):
+    """The ratio of the new policy to that of the rollouts, on top of the ratio to the old one."""
+
+    diagnosis = "correction_by_the_new_policy"
+
+    def correction(self, log_ratios: torch.Tensor, packed: Packed) -> torch.Tensor:
+        return losses.truncated(-packed.rollout_log_probs)  # new log-probabilities are 0
+
+
+class CorrectionOfTheSequence(Corrected):
+    """The level of the correction is not looked at."""
+
+    diagnosis = "correction_of_sequences"
+
+    def __init__(self, job: Job, rank: int) -> None:
+        super().__init__(job, rank)
+        if job.layout.cp > 1:
+            self.slices, _ = dist.new_subgroups(job.layout.cp)
+
+    def correction(self, log_ratios: torch.Tensor, packed: Packed) -> torch.Tensor:
+        of_sequences = self.of_sequence(log_ratios, packed)
+        return losses.truncated(of_sequences)
+
+
+class GeometricMean(Corrected):
+    """The correction of a sequence is that of its average token."""
+
+    diagnosis = "correction_averaged"
+    spec = check_spec("off_policy.tis_sequence")
+
+    def correction(self, log_ratios: torch.Tensor, packed: Packed) -> torch.Tensor:
+        tokens = self.of_sequence(torch.ones_like(log_ratios), packed).clamp(min=1)
+        return losses.truncated(self.of_sequence(log_ratios, packed) / tokens)
