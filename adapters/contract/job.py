@@ -69,6 +69,8 @@ class Observation:
     ``counted_tokens`` are those that the framework counted here, for `SUM_PER_COUNTED_TOKEN`.
     ``forward_passes`` has the index of the forward pass in which this rank held each response
     token, or -1: how the framework cut the step. It is empty if the adapter does not report it.
+    ``rows`` has, for each of these forward passes, how many rows hold a sample of the step: more
+    than it has samples where a framework repeats some to fill up. It may be empty too.
     ``reported`` are the metrics that the framework logs on this rank, after its own reduction over
     micro-batches and ranks; None if this rank logs none. Unknown metrics are absent; empty below
     depth `step`.
@@ -78,4 +80,5 @@ class Observation:
     pending_reduction: PendingReduction = PendingReduction.REPLICATED
     counted_tokens: tuple[float, ...] = ()
     forward_passes: tuple[NDArray[np.int32], ...] = ()
+    rows: tuple[NDArray[np.int32], ...] = ()
     reported: Mapping[Metric, tuple[float | None, ...]] = field(default_factory=dict)

@@ -219,6 +219,18 @@ class ProbedBatch:
             pass_of_id[ids[ids < self.probe_size]] = index  # other ids are padding of the framework
         return self.split(pass_of_id[np.concatenate(self.responses) - 1])
 
+    def rows(self, passes: Sequence[NDArray[np.int64]]) -> tuple[NDArray[np.int32], ...]:
+        """For each step, how many rows of each forward pass hold one of its samples: [passes].
+
+        ``passes`` are as in `forward_passes`; a row counts where its first token is held.
+        """
+        first_ids = np.array([ids[0] for ids, _ in self._sequences])
+        of_steps = np.split(first_ids, np.cumsum([step.size for step in self.steps])[:-1])
+        return tuple(
+            np.array([np.isin(ids, starts).sum() for ids in passes], np.int32)
+            for starts in of_steps
+        )
+
     def split(self, values: NDArray[_Number]) -> tuple[NDArray[_Number], ...]:
         """Cut a flat array over all steps into one per step."""
         ends = np.cumsum([len(step.mask) for step in self.steps])

@@ -139,6 +139,7 @@ class SkyRLAdapter(Adapter):
             pending_reduction=PendingReduction.REPLICATED if whole else PendingReduction.MEAN,
             reported=dispatch.reported if whole else {},
             forward_passes=batch.forward_passes(dispatch.forward_passes),
+            rows=batch.rows(dispatch.forward_passes),
         )
 
     def aggregate(self, entries: Sequence[LogEntry], rank: Rank) -> Mapping[str, float]:

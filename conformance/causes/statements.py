@@ -38,6 +38,7 @@ STATEMENTS = {
     ),
     "padding_micro_batches_averaged": "micro-batches of padding count as 0 in a mean",
     "dummy_rows_averaged": "rows of padding count as 0 in a mean",
+    "repeated_rows_averaged": "samples that are repeated to fill up ranks count as 0 in a mean",
     **{
         f"denominators_per_{part}": f"denominators are counted in each {words}, and means averaged"
         for part, words in PARTS.items()

@@ -28,6 +28,8 @@ def of_context(context: StepContext) -> Iterator[str]:
         yield "where a batch has several optimizer steps"
     if context.step_index:
         yield "after the first optimizer step of a batch"
+    if context.filled_rows is not None:
+        yield "where rows are repeated to fill up a batch"
     if context.placement is not None:
         yield from _of_cut(context, context.placement)
 

@@ -11,7 +11,7 @@ micro-batch. Losses and advantages at masked positions are those of the probe, w
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import cycle
 from statistics import NormalDist
 from typing import TYPE_CHECKING
@@ -63,6 +63,12 @@ class Case:
 def fewest_micro_batches(layout: Layout) -> int:
     """The fewest micro-batches of a rank on a layout, 2 if their number is open."""
     return layout.micro_batches if isinstance(layout.micro_batches, int) else 2
+
+
+def _rollouts(masks: str, *, groups: str, rollouts: str) -> Step:
+    """A step of masks separated by spaces, with a digit for group and rollout of each sample."""
+    step = _step(masks, groups=groups)
+    return replace(step, rollouts=np.array([int(digit) for digit in rollouts], np.int64))
 
 
 def _step(
@@ -204,6 +210,30 @@ CORPUS = (
         ),
     ),
     Case(
+        name="nine_samples",
+        catches="padding that fills up ranks or micro-batches: 9 samples of 4 rollouts",
+        source="part of every multi-turn batch; SkyRL's step-wise trajectories",
+        steps=(
+            _rollouts(
+                "111 11011 1 1111111 11 0000 11111 1101 111111",
+                groups="000011111",
+                rollouts="000122333",
+            ),
+        ),
+    ),
+    Case(
+        name="ten_samples",
+        catches="padding that fills up ranks or micro-batches: 10 samples of 8 rollouts",
+        source="part of every multi-turn batch; SkyRL's step-wise trajectories",
+        steps=(
+            _rollouts(
+                "11 1111 1 00111 111111 11101 1 1111111 111 1110111",
+                groups="0011122233",
+                rollouts="0123345567",
+            ),
+        ),
+    ),
+    Case(
         name="two_steps",
         catches="denominators of the whole batch of rollouts, or of the step before",
         source="miles pull request 1350: several training steps per rollout",
@@ -302,6 +332,18 @@ REJECTION = (
         catches="a rejected sample that no longer counts, or that divides by zero",
         source="miles pull request 1498: TIS and RS reduce with the modified mask",
         steps=(_step("111 xxxx 11 11111 11x1 x 111111 00111"),),
+    ),
+    Case(
+        name="rejected_of_ten",
+        catches="rejected tokens and padding counted together: 10 samples of 8 rollouts",
+        source="miles pull request 1498: TIS and RS reduce with the modified mask",
+        steps=(
+            _rollouts(
+                "1x 1111 1 001x1 1xx111 11101 x 1111111 x11 111x111",
+                groups="0011122233",
+                rollouts="0123345567",
+            ),
+        ),
     ),
     Case(
         name="rejected_group",

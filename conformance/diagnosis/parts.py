@@ -34,6 +34,7 @@ def filled_up(context: StepContext) -> Iterator[Mistake]:
             placement.micro_batches / most,
         ),
         *_dummy_rows(context, placement),
+        *_repeated_rows(context, placement),
     ):
         if (shares != 1)[context.expected > 0].any():
             yield Mistake(name=name, words=words, weights=context.expected * shares)
@@ -42,24 +43,35 @@ def filled_up(context: StepContext) -> Iterator[Mistake]:
 def _dummy_rows(
     context: StepContext, placement: TokenPlacement
 ) -> Iterator[tuple[str, str, NDArray[np.float64]]]:
-    """Yield the factors by which rows without active tokens change the weights: [tokens]."""
-    name = "dummy_rows_averaged"
-    rows = units_held(context.sample, placement.micro_batch_number)
-    averages_samples = context.mode is Mode.SAMPLE_MEAN
-    if averages_samples:
+    """Yield the factors by which empty rows change a mean over samples: [tokens]."""
+    if context.mode is Mode.SAMPLE_MEAN:
+        rows = units_held(context.sample, placement.micro_batch_number)
         largest = np.zeros(context.layout.dp)
         np.maximum.at(largest, placement.dp_rank, rows)
         words = "rows that fill a micro-batch up to the rank's largest count as 0 in its mean"
-        yield name, words, rows / largest[placement.dp_rank]
-    of_rank = units_held(context.sample, placement.dp_rank)
-    most = of_rank.max()
-    last = placement.micro_batch == placement.micro_batches - 1
-    filled = rows + np.where(last, most - of_rank, 0)
-    shares = rows / filled if averages_samples else np.ones(len(rows))
+        yield "dummy_rows_averaged", words, rows / largest[placement.dp_rank]
+
+
+def _repeated_rows(
+    context: StepContext, placement: TokenPlacement
+) -> Iterator[tuple[str, str, NDArray[np.float64]]]:
+    """Yield the factors by which samples that are repeated change the weights: [tokens]."""
+    filled = context.filled_rows
+    if filled is None:
+        return
+    name, words = "repeated_rows_averaged", "samples that are repeated to fill up ranks count as 0"
+    rows = units_held(context.sample, placement.micro_batch_number)
+    averages_samples = context.mode is Mode.SAMPLE_MEAN
+    within = rows / filled.of_micro_batch if averages_samples else np.ones(len(rows))
     if context.conventions.micro_batch_weight is MicroBatchWeight.BY_SAMPLES:
-        shares = shares * (filled / rows) * (of_rank / most)
-    words = f"rows that fill a rank's last micro-batch, up to {most:g} of the rank, count in means"
-    yield name, words, shares
+        of_rank = units_held(context.sample, placement.dp_rank)
+        yield name, words, within * (filled.of_micro_batch / filled.of_rank) * (of_rank / rows)
+        return
+    for also, count in (
+        ("", filled.micro_batches),
+        (", and micro-batches of padding too", filled.most_micro_batches),
+    ):
+        yield name, words + also, within * placement.micro_batches / count
 
 
 def parts(context: StepContext) -> Iterator[Mistake]:

@@ -59,6 +59,51 @@ def forward_pass_of_token(
     return np.array(telling) if len(telling) == layout.dp * layout.cp else None
 
 
+def rows_of_passes(
+    observations: Sequence[Observation], step_index: int, layout: Layout
+) -> NDArray[np.int32] | None:
+    """How many rows of each forward pass hold a sample of a step: [data-parallel ranks, passes].
+
+    None if the adapter does not report it. Of context-parallel ranks, one holds the beginning of a
+    row.
+    """
+    telling = [rank.rows[step_index] for rank in observations[:: layout.tp] if rank.rows]
+    if len(telling) != layout.dp * layout.cp:
+        return None
+    most = max(len(rows) for rows in telling)
+    padded = np.stack([np.pad(rows, (0, most - len(rows))) for rows in telling])
+    rows: NDArray[np.int32] = padded.reshape(layout.dp, layout.cp, most).sum(axis=1)
+    return rows
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FilledRows:
+    """The rows that were trained with each token, those that repeat others included: [tokens]."""
+
+    of_micro_batch: NDArray[np.int64]
+    of_rank: NDArray[np.int64]
+    micro_batches: NDArray[np.int64]
+    """Number of micro-batches of the rank, those of repeated rows alone included."""
+
+    most_micro_batches: int
+    """The largest number of a rank's micro-batches."""
+
+
+def filled_rows(
+    rows: NDArray[np.int32], passes: NDArray[np.int32], placement: TokenPlacement, layout: Layout
+) -> FilledRows:
+    """The rows of each token, given those of all forward passes (`rows_of_passes`)."""
+    holder = placement.dp_rank * layout.cp + placement.cp_rank
+    of_token = passes[holder, np.arange(len(holder))]
+    micro_batches = (rows > 0).sum(axis=1)
+    return FilledRows(
+        of_micro_batch=rows[placement.dp_rank, of_token].astype(np.int64),
+        of_rank=rows.sum(axis=1, dtype=np.int64)[placement.dp_rank],
+        micro_batches=micro_batches[placement.dp_rank],
+        most_micro_batches=int(micro_batches.max()),
+    )
+
+
 def token_placement(passes: NDArray[np.int32], layout: Layout) -> TokenPlacement:
     """The placement of a step's tokens, given the forward passes of each rank: [ranks, tokens].
 

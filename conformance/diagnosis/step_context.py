@@ -9,7 +9,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from conformance.diagnosis.placement import TokenPlacement, token_placement
+from conformance.diagnosis.placement import (
+    FilledRows,
+    TokenPlacement,
+    filled_rows,
+    token_placement,
+)
 from conformance.findings.errors import UnknownCutError
 from reference.aggregation import (
     Aggregation,
@@ -58,6 +63,9 @@ class StepContext:
     forward_pass_of_token: NDArray[np.int32] | None
     """Index of the forward pass in which each rank held each token, if known: [ranks, tokens]."""
 
+    rows_of_passes: NDArray[np.int32] | None = None
+    """How many rows each forward pass has, if known: [data-parallel ranks, passes]."""
+
     per_micro_batch: bool = False
     """Whether the aggregation is applied to each micro-batch, and their mean is taken."""
 
@@ -69,14 +77,14 @@ class StepContext:
 
     @cached_property
     def _identity(self) -> tuple[object, ...]:
-        held = self.forward_pass_of_token
+        held, rows = self.forward_pass_of_token, self.rows_of_passes
         return (
             self.steps,
             self.step_index,
             self.aggregation,
             self.conventions,
             self.layout,
-            None if held is None else (held.shape, held.tobytes()),
+            *(None if known is None else (known.shape, known.tobytes()) for known in (held, rows)),
             self.per_micro_batch,
         )
 
@@ -94,6 +102,14 @@ class StepContext:
         if self.forward_pass_of_token is None or self.untrained.any():
             return None
         return token_placement(self.forward_pass_of_token, self.layout)
+
+    @cached_property
+    def filled_rows(self) -> FilledRows | None:
+        """The rows of micro-batches, if it is known that some repeat a sample to fill them up."""
+        rows, passes, placement = self.rows_of_passes, self.forward_pass_of_token, self.placement
+        if rows is None or passes is None or placement is None or rows.sum() == self.step.size:
+            return None
+        return filled_rows(rows, passes, placement, self.layout)
 
     @property
     def step(self) -> Step:

@@ -12,7 +12,7 @@ from adapters.contract import PendingReduction
 from conformance.causes.clues import clues
 from conformance.causes.consistent import Showing
 from conformance.diagnosis.explain import Evidence, diagnose
-from conformance.diagnosis.placement import forward_pass_of_token
+from conformance.diagnosis.placement import forward_pass_of_token, rows_of_passes
 from conformance.diagnosis.step_context import ExpectedNumber, LossTerm, StepContext
 from conformance.findings.agreement import agreement, direction
 from conformance.findings.finding import Diagnosis
@@ -150,6 +150,7 @@ def step_context(
         conventions=description.conventions,
         layout=job.layout,
         forward_pass_of_token=forward_pass_of_token(observations, step_index, job.layout),
+        rows_of_passes=rows_of_passes(observations, step_index, job.layout),
     )
     return context.of_term(loss_terms.reducer(job.objective, description.conventions))
 

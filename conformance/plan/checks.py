@@ -26,8 +26,9 @@ def _cases(*names: str) -> tuple[Case, ...]:
     return tuple(case for case in CORPUS if case.name in names)
 
 
-TELLING = _cases("fully_masked_sample", "split_groups", "two_steps")
-"""Empty samples, groups over several ranks and micro-batches, more than one step."""
+TELLING = _cases("fully_masked_sample", "split_groups", "nine_samples", "ten_samples", "two_steps")
+"""Empty samples, groups over several ranks and micro-batches, numbers of samples that are no
+multiple of either, more than one step."""
 
 ONE = _cases("fully_masked_sample")
 
