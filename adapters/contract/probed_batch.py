@@ -43,11 +43,11 @@ PADDING_ID = 0
 # Advantages, cycled over the tokens of a batch: every sample has several signs and sizes.
 ADVANTAGES = np.array([1.0, -0.5, 2.0, -1.0, 0.5, -2.0, -4.0])
 
-LOG_RATIOS = np.array([0.0, 0.5, -0.25, 1.25, -0.5, 0.25])
+LOG_RATIOS = np.array([0.0, 0.5, -0.5, 1.25, 0.25, -0.25])
 """Log-ratios of new to old policy where they are not all 0, cycled over tokens: with advantages of
 either sign, some tokens are clipped, and others would be with the other bound."""
 
-ROLLOUT_LOG_RATIOS = np.array([0.25, -0.5, 1.0, 0.0, -0.25])
+ROLLOUT_LOG_RATIOS = np.array([0.25, -0.5, 1.0, 0.0, -0.75])
 """Log-ratios of old to rollout policy for `CORRECTIONS`: ratios of tokens and products over
 sequences are truncated, or not."""
 

@@ -295,10 +295,11 @@ def _with_a_factor(of_terms: Sequence[Alternatives], look: _Look) -> Iterator[li
 def _with_losses(of_terms: Sequence[Alternatives], look: _Look) -> Iterator[list[frozenset[str]]]:
     """Yield mistakes of a single term that give what was observed, but for tokens that are lost."""
     one, term = of_terms[0], look.showing.terms[0]
-    gone = (term.products != 0) & np.equal(look.showing.observed, 0)
+    active = np.not_equal(term.products, 0)
+    gone = active & np.equal(look.showing.observed, 0)
     if len(of_terms) > 1 or not look.showing.is_per_token or not gone.any():
         return
-    lost = frozenset(_named(term, name) for name, _ in kinds_of_loss(term.context, gone))
+    lost = frozenset(_named(term, name) for name, _ in kinds_of_loss(term.context, gone, active))
     kept = np.where(gone[look.tokens], 0, one.numbers)
     both = _matches(kept, np.abs(kept), look.observed, look.tolerance) & kept.any(axis=1)
     yield from ([one.names[place], lost] for place in np.flatnonzero(both) if place)

@@ -67,12 +67,6 @@ class Evidence:
         """Whether a token has a gradient whose loss has no derivative."""
         return self.hidden is not None and bool(self.observed[self.hidden].any())
 
-    @property
-    def as_far_as_seen(self) -> NDArray[np.float64]:
-        """The observed weights, and the reference's of tokens that are hidden: [tokens]."""
-        hidden = self.hidden is not None and self.hidden
-        return np.where(hidden, self.expected, self.observed)
-
     @cached_property
     def observed_of_active(self) -> NDArray[np.float64]:
         """The observed weights of the active tokens."""
@@ -137,7 +131,7 @@ def read_off(evidence: Evidence) -> list[str]:
         diagnosis = fault(evidence)
         if diagnosis is not None:
             return [diagnosis.name]
-    lost = _missing(evidence)
+    lost = () if evidence.hidden_have_gradient else _missing(evidence)
     counted = _inferred(evidence)
     return [one.name for one in (*lost, *([counted] if counted is not None else []))]
 
@@ -213,7 +207,11 @@ def _explanations(evidence: Evidence) -> Iterator[Diagnosis]:
 
 def _missing(evidence: Evidence) -> Iterator[Diagnosis]:
     return missing_tokens.diagnoses(
-        evidence.context, evidence.as_far_as_seen, evidence.matches, elsewhere=evidence.elsewhere
+        evidence.context,
+        evidence.observed,
+        evidence.active,
+        evidence.matches,
+        elsewhere=evidence.elsewhere,
     )
 
 
@@ -269,7 +267,7 @@ def _inferred(evidence: Evidence) -> Diagnosis | None:
     For `constant` it is another L, otherwise another integer number of tokens or units.
     """
     context, ratio = evidence.context, evidence.common_ratio
-    if ratio is None:
+    if ratio is None or evidence.hidden_have_gradient:
         return None
     divisor = context.aggregation.divisor
     if divisor is not None:

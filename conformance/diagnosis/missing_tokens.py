@@ -22,13 +22,18 @@ if TYPE_CHECKING:
 
 
 def diagnoses(
-    context: StepContext, observed: NDArray[np.float64], matches: Matches, *, elsewhere: bool
+    context: StepContext,
+    observed: NDArray[np.float64],
+    active: NDArray[np.bool_],
+    matches: Matches,
+    *,
+    elsewhere: bool,
 ) -> Iterator[Diagnosis]:
     """Yield diagnoses of lost or repeated tokens, if ``matches`` accepts all other weights.
 
-    ``elsewhere`` says whether other ranks have weights even if this one has none.
+    ``active`` are the tokens whose weights can be seen, [tokens]; ``elsewhere`` says whether other
+    ranks have weights even if this one has none.
     """
-    active = context.expected > 0
     gone = active & np.equal(observed, 0)
     none = active.any() and gone[active].all()
     if none and not elsewhere and not context.untrained[active].any():
@@ -36,7 +41,7 @@ def diagnoses(
         return
     if gone.any() and matches(np.where(gone, 0, context.expected)):
         others = "no others are active" if gone[active].all() else "all others are right"
-        for name, words in kinds_of_loss(context, gone):
+        for name, words in kinds_of_loss(context, gone, active):
             yield _diagnosis(context, gone, name, f"weigh nothing, {others}: {words}")
     lowest = (observed[active] / context.expected[active]).min(initial=1.0)
     twice = active & (observed > 1.5 * lowest * context.expected)
@@ -89,9 +94,11 @@ def _shares(context: StepContext) -> Iterator[tuple[str, str, NDArray[np.bool_]]
                 yield name, f"those of {whose} were not added", part == rank
 
 
-def kinds_of_loss(context: StepContext, gone: NDArray[np.bool_]) -> Iterator[tuple[str, str]]:
-    """Yield properties that all lost tokens have and no others."""
-    active, placement = context.expected > 0, context.placement
+def kinds_of_loss(
+    context: StepContext, gone: NDArray[np.bool_], active: NDArray[np.bool_]
+) -> Iterator[tuple[str, str]]:
+    """Yield properties that all lost tokens have and no other active ones."""
+    placement = context.placement
     if context.untrained[gone].all():
         yield "samples_lost", "no rank ever held them in training"
         return

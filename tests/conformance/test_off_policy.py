@@ -1,0 +1,165 @@
+"""Policy losses with ratios other than 1: a wrong derivative is told from wrong weights."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from adapters.contract import Depth, Description, Job, Layout, Observation
+from adapters.contract.objective import CONSTANTS, OFF_POLICY, Objective
+from adapters.contract.probed_batch import PADDING_ID, ProbedBatch
+from conformance.causes.statements import INFERRED, STATEMENTS
+from conformance.corpus.cases import CORPUS
+from conformance.diagnosis.derivatives import STATEMENTS as OF_DERIVATIVES
+from conformance.diagnosis.derivatives import wrong_derivatives
+from conformance.findings.verdict import Verdict
+from conformance.judging.gradients import judge_off_policy
+from conformance.judging.weights import Judgement
+from reference import policy_losses
+from reference.aggregation import Aggregation, Mode
+from reference.weights import token_weights
+
+[CASE] = [case for case in CORPUS if case.name == "fully_masked_sample"]
+[STEP] = CASE.steps
+CP_RANK = np.arange(len(STEP.mask)) % 2
+
+
+def job(objective: Objective, cp: int = 1) -> Job:
+    return Job(
+        steps=(STEP,),
+        aggregation=Aggregation(Mode.TOKEN_MEAN),
+        layout=Layout(cp=cp),
+        depth=Depth.STEP,
+        objective=objective,
+    )
+
+
+def judged(of: Job, gradient: np.ndarray) -> Judgement:
+    """The judgement on a gradient of tokens, [tokens], of which every other rank holds half."""
+    batch = ProbedBatch(of.steps, of.objective)
+    of_ids = np.zeros(batch.probe_size, np.float64)
+    of_ids[np.concatenate(batch.responses)] = gradient
+    holders = CP_RANK if of.layout.cp > 1 else np.zeros(len(STEP.mask), int)
+    observations = [
+        Observation(
+            token_weights=batch.split(batch.weights(of_ids)),  # type: ignore[arg-type]
+            forward_passes=(np.where(holders == rank, 0, -1).astype(np.int32),),
+        )
+        for rank in range(of.layout.cp)
+    ]
+    return judge_off_policy(of, observations, Description())
+
+
+def weights() -> np.ndarray:
+    return token_weights(STEP, Aggregation(Mode.TOKEN_MEAN))
+
+
+def right(objective: Objective) -> np.ndarray:
+    return weights() * ProbedBatch((STEP,), objective).dloss_dlogprob
+
+
+@pytest.mark.parametrize("objective", OFF_POLICY)
+def test_the_formulas_derivative_conforms(objective: Objective) -> None:
+    judgement = judged(job(objective), right(objective))
+
+    assert judgement.verdict is Verdict.CONFORMS
+    assert judgement.error == pytest.approx(0, abs=1e-15)
+
+
+@pytest.mark.parametrize("objective", OFF_POLICY)
+def test_step_has_clipped_tokens_and_others_of_either_sign(objective: Objective) -> None:
+    """Else a mistake in clipping could not be seen."""
+    tokens = ProbedBatch((STEP,), objective).policy_tokens
+    clipped = policy_losses.clipped(tokens.ratios, tokens, CONSTANTS)[STEP.mask]
+    positive = tokens.advantages[STEP.mask] > 0
+
+    for sign in (positive, ~positive):
+        assert {*clipped[sign]} == {True, False} or objective is Objective.GSPO
+
+
+MISTAKES = [
+    (objective, wrong.name, wrong.factors)
+    for objective in OFF_POLICY
+    for wrong in wrong_derivatives(
+        objective, ProbedBatch((STEP,), objective).policy_tokens, weights(), CP_RANK
+    )
+]
+
+
+@pytest.mark.parametrize(
+    ("objective", "name", "derivative"),
+    [pytest.param(*each, id=f"{each[0]}-{each[1]}-{n}") for n, each in enumerate(MISTAKES)],
+)
+def test_every_wrong_derivative_is_named_and_alone(
+    objective: Objective, name: str, derivative: np.ndarray
+) -> None:
+    judgement = judged(job(objective, cp=2), weights() * derivative)
+
+    assert judgement.verdict is Verdict.MISMATCH
+    assert judgement.diagnosis is not None
+    assert judgement.diagnosis.name == name
+    assert judgement.diagnosis.explanation.startswith(STATEMENTS[name])
+    assert judgement.clues is not None
+    first, *others = judgement.clues.explanations
+    assert first == [[f"policy_loss/{name}"]]
+    inferred = {f"policy_loss/{each}" for each in INFERRED}  # which tokens without gradient seem
+    assert inferred.issuperset(each for [names] in others for each in names)
+
+
+def test_every_statement_is_of_some_mistake() -> None:
+    assert {name for _, name, _ in MISTAKES} == set(OF_DERIVATIVES)
+
+
+@pytest.mark.parametrize("objective", OFF_POLICY)
+def test_wrong_weights_are_found_under_a_right_derivative(objective: Objective) -> None:
+    judgement = judged(job(objective), right(objective) * 23)
+
+    assert judgement.diagnosis is not None
+    assert judgement.diagnosis.name == "not_divided"
+
+
+def test_factor_and_wrong_derivative_are_both_found() -> None:
+    """Twice the gradient of a loss that is not clipped, on two context-parallel ranks."""
+    unclipped = replace(CONSTANTS, clip_low=np.inf, clip_high=np.inf)
+    tokens = ProbedBatch((STEP,), Objective.OFF_POLICY).policy_tokens
+    gradient = 2 * weights() * policy_losses.ppo(tokens, unclipped)
+
+    judgement = judged(job(Objective.OFF_POLICY, cp=2), gradient)
+
+    assert judgement.clues is not None
+    [[first, second]] = judgement.clues.explanations
+    assert "policy_loss/multiplied_by_cp" in first
+    assert second == ["policy_loss/clipping_left_out"]
+
+
+def test_gradient_of_a_clipped_token_is_no_mistake_in_weights() -> None:
+    """One clipped token has half of what it would have without clipping: nothing explains it."""
+    gradient = right(Objective.OFF_POLICY)
+    [clipped, *_] = np.flatnonzero((gradient == 0) & STEP.mask)
+    gradient[clipped] = 0.5 / 23
+
+    judgement = judged(job(Objective.OFF_POLICY), gradient)
+
+    assert judgement.verdict is Verdict.MISMATCH
+    assert judgement.diagnosis is not None
+    assert judgement.diagnosis.name == "unexplained"
+
+
+def test_tokens_that_are_lost_are_not_those_that_are_clipped() -> None:
+    """Those of the first sample, of which one is clipped."""
+    gradient = right(Objective.OFF_POLICY)
+    gradient[: STEP.response_lengths[0]] = 0
+
+    judgement = judged(job(Objective.OFF_POLICY), gradient)
+
+    assert judgement.diagnosis is not None
+    assert judgement.diagnosis.name == "samples_lost"
+
+
+def test_padding_has_no_policy() -> None:
+    tokens = ProbedBatch((STEP,), Objective.TIS_SEQUENCE).policy_tokens
+
+    assert PADDING_ID not in np.concatenate(ProbedBatch((STEP,)).responses)
+    assert set(tokens.sequence) == set(range(STEP.size))
