@@ -32,21 +32,10 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from reference.loss_constants import LossConstants
+
     Values = NDArray[np.float64]
-    Derivative = Callable[["PolicyTokens", "LossConstants"], Values]
-
-
-@dataclass(frozen=True, kw_only=True)
-class LossConstants:
-    """The constants of all losses."""
-
-    clip_low: float
-    clip_high: float
-    dual_clip: float
-    positive_temperature: float
-    negative_temperature: float
-    kl_penalty: float
-    truncation: float
+    Derivative = Callable[["PolicyTokens", LossConstants], Values]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from reference.policy_losses import LossConstants
+from reference.loss_constants import LossConstants
 
 
 class Objective(StrEnum):

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from conformance.diagnosis import derivatives, missing_tokens
+from conformance.diagnosis import missing_tokens
 from conformance.diagnosis.catalogue import mistakes
+from conformance.diagnosis.wordings import OF_DERIVATIVES
 from conformance.findings.finding import Diagnosis
 from reference.aggregation import Mode
 
@@ -197,7 +198,7 @@ def _explanations(evidence: Evidence) -> Iterator[Diagnosis]:
     """
     for wrong in evidence.wrong_factors:
         if evidence.is_close_to(wrong.factors):
-            yield Diagnosis(name=wrong.name, explanation=derivatives.STATEMENTS[wrong.name])
+            yield Diagnosis(name=wrong.name, explanation=OF_DERIVATIVES[wrong.name])
     if not evidence.hidden_have_gradient:
         yield from _missing(evidence)
         for mistake in mistakes(evidence.context):

@@ -101,7 +101,7 @@ class Plan:
         """The cells of the jobs that a plan of this size has."""
         if self.size is PlanSize.FULL:
             return self._cells_of_cases()
-        jobs = self.quick_jobs()
+        jobs = {*self.quick_jobs(), *(cell.job_id for cell in self._cut_cells())}
         return [cell for cell in self._cells_of_cases() if cell.job_id in jobs]
 
     def quick_jobs(self) -> Mapping[str, AbstractSet[Combination]]:

@@ -53,6 +53,8 @@ def parser(*flags: str) -> argparse.ArgumentParser:
         "max-tokens-per-gpu",
     ):
         known.add_argument(f"--{name}", type=int)
+    for name in ("eps-clip", "eps-clip-high"):
+        known.add_argument(f"--{name}", type=float)
     known.add_argument("--use-dynamic-batch-size", action="store_true")
     for flag in flags:
         known.add_argument(flag)

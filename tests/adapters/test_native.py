@@ -20,6 +20,7 @@ def samples(*lengths: int) -> list[SampleTensors]:
             advantages=torch.ones(length),
             old_log_probs=torch.zeros(length),
             reference_log_probs=torch.zeros(length),
+            rollout_log_probs=torch.zeros(length),
             mask=torch.ones(length, dtype=torch.bool),
             original_mask=torch.ones(length, dtype=torch.bool),
             group=0,

@@ -19,9 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 BY_THE_ADVANTAGES = {
-    "contract.probed_batch.ProbedBatch.weights": (
-        "gradient[ids].astype(np.float64) / self.dloss_dlogprob"
-    ),
+    "contract.probed_batch.ProbedBatch.weights": ("gradient[ids].astype(np.float64) / derivatives"),
     "contract.probed_batch.ProbedBatch.returns": "advantages / 2",
     "slime_family.adapter.MegatronAdapter.token_losses": (
         "-torch.cat(batch['advantages']) * torch.cat(log_probs['log_probs'])"
@@ -32,7 +30,7 @@ BY_THE_ADVANTAGES = {
 }
 """All that happens to losses and gradients: signed powers of two in, and out again.
 
-`dloss_dlogprob` is what the objective makes of the advantages; returns are half of them, or all
+The derivatives are what the objective makes of the advantages; returns are half of them, or all
 where a framework documents half of a critic's squared error. The product with 0 adds no gradient.
 """
 

@@ -32,13 +32,15 @@ from adapters.contract.configuration import (
     Configuration,
     FaultInjection,
 )
-from adapters.contract.objective import POLICY_LOSSES, Metric, Objective
+from adapters.contract.objective import OFF_POLICY, Metric, Objective
 from adapters.contract.probed_batch import ProbedBatch
 from adapters.skyrl.fsdp import SkyRLFsdpAdapter
 from adapters.skyrl.megatron import SkyRLMegatronAdapter
 from adapters.skyrl.trainer import Rollouts
 from conformance.corpus.cases import CORPUS, REJECTION
 from conformance.findings.report import Provenance
+from conformance.findings.verdict import Verdict
+from conformance.judging.gradients import judge_off_policy
 from conformance.ranks.messages import Declined
 from conformance.ranks.pool import Ran, RankPool
 from reference.aggregation import Aggregation, Conventions, DenominatorMask, Mode
@@ -308,12 +310,27 @@ def active(weights: np.ndarray, step: Step) -> list[float]:
     return [round(1 / of_sample[0], 4) for of_sample in by_sample if len(of_sample)]
 
 
-@pytest.mark.parametrize("objective", [*POLICY_LOSSES, Objective.KL, Objective.VALUE])
+@pytest.mark.parametrize("objective", [Objective.KL, Objective.VALUE])
 def test_losses_and_terms_of_sample_means_conform(fsdp: RankPool, objective: Objective) -> None:
     [weights] = observed(fsdp, job(objective)).token_weights
 
     expected = token_weights(MASKED.steps[0], SAMPLE_MEAN)
     np.testing.assert_allclose(weights, expected, rtol=3e-7)
+
+
+@pytest.mark.parametrize("objective", OFF_POLICY)
+def test_ratios_other_than_one_are_clipped_and_corrected(
+    fsdp: RankPool, objective: Objective
+) -> None:
+    """All but the penalty of kl-cov, which SkyRL adds after it has divided the advantages."""
+    what = job(objective)
+    judgement = judge_off_policy(what, [observed(fsdp, what)], fsdp.description)
+
+    if objective is Objective.KL_COV:
+        assert judgement.diagnosis is not None
+        assert judgement.diagnosis.name == "penalty_not_divided"
+    else:
+        assert judgement.verdict is Verdict.CONFORMS
 
 
 @pytest.mark.parametrize("mode", [Mode.SAMPLE_MEAN, Mode.PROMPT_MEAN, Mode.TOKEN_MEAN])

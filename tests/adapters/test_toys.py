@@ -338,9 +338,9 @@ def test_toy_that_raises_before_its_train_step_crashes(
     assert "in rollout_metrics" in found[0].message
 
 
-OBJECTIVES = "auxiliary or rejection or other_losses or [metric."
+OBJECTIVES = "off_policy or auxiliary or rejection or other_losses or [metric."
 
-LACKING = {"gspo", "sapo", "clip_cov", "kl_cov"}
+LACKING = {"gspo", "sapo", "clip_cov", "kl_cov", "tis_token", "tis_sequence"}
 """Policy losses that the toys have not."""
 
 INDEPENDENT_OF_CUTS = {

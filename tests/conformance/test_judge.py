@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from adapters.contract import Depth, Description, Job, Layout, Observation, PendingReduction
-from adapters.contract.objective import Objective
 from conformance.corpus.cases import CORPUS
 from conformance.findings.verdict import Verdict
 from conformance.judging.weights import Judgement, judge_weights
@@ -442,24 +441,6 @@ def test_agreement_is_that_of_the_token_that_is_most_wrong() -> None:
     by_sample = np.repeat([1.0, 1.0, 4.0, 1.0, 0.5], STEP.response_lengths)
 
     assert judge(judge.weights * by_sample).agreement == 0.25
-
-
-def test_ratios_of_sequences_add_a_rounding_for_each_token_of_the_longest() -> None:
-    """The longest of both steps has 5 active tokens."""
-    short = Step.of([Sample(prompt_length=1, loss_mask=[1, 1], group=0)])
-    aggregation = Aggregation(Mode.TOKEN_MEAN)
-    job = Job(
-        steps=(STEP, short),
-        aggregation=aggregation,
-        layout=ONE_RANK,
-        depth=Depth.STEP,
-        objective=Objective.GSPO,
-    )
-    weights = tuple(token_weights(step, aggregation) for step in job.steps)
-    judgement = judge_weights(job, [Observation(token_weights=weights)], Description())
-
-    assert judgement.verdict is Verdict.CONFORMS
-    assert judgement.tolerance == weight_bound("float32", summands=5)
 
 
 @pytest.mark.parametrize("factor", [1, 2])

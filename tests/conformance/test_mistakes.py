@@ -285,6 +285,38 @@ def test_what_fills_up_is_counted_in_a_mean_over_micro_batches(
     assert denominators == [pytest.approx(of_samples(*each)) for each in expected]
 
 
+@pytest.mark.parametrize(
+    ("how", "weight", "expected"),
+    [
+        # The second rank repeats a row with its first sample, and one on its own: 3 micro-batches.
+        # The first rank has one, or is given two of padding.
+        (SAMPLES, EQUAL, [(12, 6, 48, 18), (36, 18, 48, 18)]),
+        (TOKENS, EQUAL, [(6, 6, 24, 18), (18, 18, 24, 18)]),
+        (SAMPLES, BY_ROWS, [(12, 6, 32, 24)]),
+        (TOKENS, BY_ROWS, [(6, 6, 16, 24)]),
+    ],
+)
+def test_repeated_rows_are_counted_where_they_are(
+    how: AuxiliaryAggregation, weight: MicroBatchWeight, expected: list[tuple[float, ...]]
+) -> None:
+    """Of the first rank's three samples in one micro-batch, one is empty."""
+    both = np.stack([np.r_[[0] * 6, [-1] * 8], np.r_[[-1] * 6, [0] * 5, [1] * 3]])
+    given = replace(
+        TOKEN,
+        forward_pass_of_token=both.astype(np.int32),
+        conventions=Conventions(micro_batch_weight=weight),
+    )
+    rows = np.array([[3, 0, 0], [2, 1, 1]], np.int32)
+    context = replace(given.context.of_term(how), rows_of_passes=rows)
+    found = {
+        tuple((1 / mistake.weights[mistake.weights != 0]).round(6))
+        for mistake in mistakes(context)
+        if mistake.name == "repeated_rows_averaged"
+    }
+
+    assert found == {tuple(of_samples(*each)) for each in expected}
+
+
 def test_rows_that_fill_up_are_put_into_words() -> None:
     context = replace(TOKEN, forward_pass_of_token=SCATTERED).context.of_term(SAMPLES)
     words = [each.words for each in mistakes(context) if each.name == "dummy_rows_averaged"]

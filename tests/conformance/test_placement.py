@@ -5,7 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from adapters.contract import Layout, Observation
-from conformance.diagnosis.placement import forward_pass_of_token, token_placement
+from conformance.diagnosis.placement import (
+    filled_rows,
+    forward_pass_of_token,
+    rows_of_passes,
+    token_placement,
+)
 
 NONE = -1
 
@@ -78,3 +83,28 @@ def test_first_of_the_tensor_parallel_ranks_speaks_for_all() -> None:
 def test_nothing_is_known_where_a_rank_does_not_tell() -> None:
     assert forward_pass_of_token(observations([0, 0], None), 1, Layout(dp=2)) is None
     assert forward_pass_of_token(observations(None), 0, Layout()) is None
+
+
+def test_rows_of_repeated_samples_fill_up_micro_batches() -> None:
+    """Two ranks of two passes; the second rank repeats a sample with its own, and on its own."""
+    passes = np.array([[0, 0, 1, -1], [-1, -1, -1, 0]], np.int32)
+    rows = np.array([[2, 1], [2, 1]], np.int32)
+    layout = Layout(dp=2)
+    filled = filled_rows(rows, passes, token_placement(passes, layout), layout)
+
+    assert filled.of_micro_batch.tolist() == [2, 2, 1, 2]
+    assert filled.of_rank.tolist() == [3, 3, 3, 3]
+    assert filled.micro_batches.tolist() == [2, 2, 2, 2]
+    assert filled.most_micro_batches == 2
+
+
+def test_rows_are_added_over_context_parallel_ranks_and_unknown_unless_all_tell() -> None:
+    """Each row begins on one of the two ranks, of which the first has a pass more."""
+    of_ranks = [np.array([1, 0, 1], np.int32), np.array([1, 1], np.int32)]
+    told = [Observation(token_weights=(), rows=(rows,)) for rows in of_ranks]
+    layout = Layout(cp=2)
+
+    rows = rows_of_passes(told, 0, layout)
+    assert rows is not None
+    assert rows.tolist() == [[2, 1, 1]]
+    assert rows_of_passes([told[0], Observation(token_weights=())], 0, layout) is None

@@ -37,13 +37,13 @@ def test_quantities_of_tokens() -> None:
 
 
 def test_ratios_beyond_the_clip_range_are_clipped_where_they_would_help() -> None:
-    """Log-ratios -1/2, 0, 1/4, 0, 0; advantages 2, -1, 1/2, -2, -1/2."""
+    """Log-ratios -1/2, 5/4, 1/4, -1/4, -1/2; advantages 2, -1, 1/2, -2, -1/2."""
     off = Objective.OFF_POLICY
 
-    assert of(Metric.POLICY_KL, off) == [0.5, 0.0, -0.25, 0.0, 0.0]
-    assert of(Metric.CLIP_FRACTION, off) == [0.0, 0.0, 1.0, 0.0, 0.0]
+    assert of(Metric.POLICY_KL, off) == [0.5, -1.25, -0.25, 0.25, 0.5]
+    assert of(Metric.CLIP_FRACTION, off) == [0.0, 0.0, 0.0, 1.0, 1.0]
     assert of(Metric.POLICY_LOSS, off) == pytest.approx(
-        [-2 * np.exp(-0.5), 1.0, -0.5 * 1.2, 2.0, 0.5]
+        [-2 * np.exp(-0.5), np.exp(1.25), -0.5 * np.exp(0.25), 2 * 0.8, 0.5 * 0.8]
     )
 
 

@@ -12,6 +12,7 @@ from reference.rounding import (
     UNIT_ROUNDOFF,
     WEIGHT_OPERATIONS,
     gamma,
+    ratio_bound,
     reported_bound,
     weight_bound,
 )
@@ -84,6 +85,17 @@ def test_bounds_are_those_of_higham() -> None:
     assert weight_bound("bfloat16", terms=3) == weight_bound("float32", terms=3) + 9 / 247
     assert weight_bound("bfloat16", summands=1000) < weight_bound("bfloat16") + 1e-4
     assert reported_bound(100, "bfloat16") == reported_bound(100, "float32")
+
+
+def test_ratios_add_their_own_roundings_to_those_of_a_weight() -> None:
+    """32 of two ratios, and one for each token of a sequence, magnified by the condition."""
+    u = 2.0**-24
+
+    of_ratios = 37 * u / (1 - 37 * u)
+    assert ratio_bound("float32", tokens=5) == weight_bound("float32", summands=5) + of_ratios
+    assert ratio_bound("float32", 5, condition=8) == pytest.approx(
+        weight_bound("float32", summands=5) + 8 * of_ratios
+    )
 
 
 def test_losses_of_float64_parameters_are_in_float64_too() -> None:

@@ -24,8 +24,7 @@ def add_options(parser: ArgumentParser) -> None:
     parser.add_argument("--use-kl-loss", action="store_true")
     parser.add_argument("--kl-loss-type", choices=["k1"], default="k1")
     parser.add_argument("--ref-load")
-    for name in ("", "-high", "-c"):
-        parser.add_argument(f"--eps-clip{name}", type=float)
+    parser.add_argument("--eps-clip-c", type=float)
     parser.add_argument("--loss-type", choices=["policy_loss", "sft_loss"], default="policy_loss")
     parser.add_argument("--advantage-estimator", choices=["grpo", "cispo"], default="grpo")
 
@@ -38,14 +37,19 @@ def validate(args: Namespace) -> None:
 
 
 def policy_losses(
-    args: Namespace, log_probs: torch.Tensor, batch: Data, eps_clip_c: float | None = None
+    args: Namespace,
+    log_probs: torch.Tensor,
+    batch: Data,
+    eps_clip_c: float | None = None,
+    *,
+    cispo: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Of each token of this rank, and 1 for those that are clipped."""
     ratio = torch.exp(log_probs - torch.cat(batch["log_probs"]))
     gain = torch.cat(batch["advantages"])
     bounded = ratio.clamp(1 - args.eps_clip, 1 + args.eps_clip_high)
     clipped = (gain * ratio > gain * bounded).float()
-    if args.advantage_estimator == "cispo":
+    if cispo:
         return -gain * bounded.detach() * log_probs, clipped
     losses = torch.maximum(-gain * ratio, -gain * bounded)
     if eps_clip_c is not None:
@@ -77,7 +81,8 @@ def policy_loss(
 ) -> tuple[torch.Tensor, Data]:
     """The loss of a micro-batch and what is logged of it."""
     log_probs = torch.cat([*values["log_probs"]])
-    losses, clipped = policy_losses(args, log_probs, batch, eps_clip_c)
+    cispo = args.advantage_estimator == "cispo"
+    losses, clipped = policy_losses(args, log_probs, batch, eps_clip_c, cispo=cispo)
     losses, masks, rejected = corrected(args, losses, batch)
     reduce = make_reducer(masks, args.beside_per_token)
     before = make_reducer(batch["loss_masks"], args.beside_per_token)

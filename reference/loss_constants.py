@@ -1,0 +1,23 @@
+"""The constants of policy losses, apart from their formulas so that numpy is not needed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossConstants:
+    """The constants of all policy losses (`reference.policy_losses`).
+
+    Ratios are clipped to [1 - ``clip_low``, 1 + ``clip_high``], dual clip bounds the ratio of
+    negative advantages by ``dual_clip`` (c), SAPO has a temperature (τ) for advantages of each
+    sign, ``kl_penalty`` (β) is kl-cov's, and ``truncation`` (C) bounds importance sampling.
+    """
+
+    clip_low: float
+    clip_high: float
+    dual_clip: float
+    positive_temperature: float
+    negative_temperature: float
+    kl_penalty: float
+    truncation: float
