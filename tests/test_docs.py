@@ -21,6 +21,7 @@ from conformance.comparing.gate import Expecting, Outcome
 from conformance.comparing.report_file import load
 from conformance.findings.finding import Finding
 from conformance.findings.verdict import Check
+from conformance.plan.checks import CHECK_SPECS
 from conformance.plugin import options
 from conformance.runs import registry
 from conformance.views import overview
@@ -388,3 +389,43 @@ def test_checks_conventions_and_options_are_documented() -> None:
     assert declared
     assert [option for option in declared if f"\n| `{option}=" not in TEXT] == []
     assert [name for name in rows if f"\n| `{name}` | " not in TEXT] == []
+
+
+def options_of(section: str) -> dict[str, str]:
+    """The options of a section of docs/options.md, each with what is said to cover it."""
+    page = PAGES[command.ROOT / "docs" / "options.md"]
+    table = page.split(f"## {section}\n")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| (`.+?) \| .+? \| (.+?) \|$", table, re.MULTILINE)
+    return {option: check for named, check in rows for option in re.findall("`([^`]+)`", named)}
+
+
+def test_every_option_of_skyrls_algorithm_is_said_to_be_covered_or_not() -> None:
+    config = pytest.importorskip("skyrl.train.config", reason="SkyRL is not installed")
+    named = {option for option in options_of("SkyRL") if "." not in option}
+
+    assert named == {each.name for each in fields(config.AlgorithmConfig)}
+
+
+@pytest.mark.parametrize("framework", ["slime", "miles"])
+def test_options_of_the_lineage_are_those_of_its_parser(framework: str) -> None:
+    folder = os.environ.get("RL_LOSS_CONFORMANCE_SOURCES")
+    if folder is None:
+        pytest.skip("needs RL_LOSS_CONFORMANCE_SOURCES, as the framework is on no registry")
+    known = subprocess.run(
+        ["git", "-C", f"{folder}/{framework}", "show", f"main:{framework}/utils/arguments.py"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    of_megatron = {"--calculate-per-token-loss", "--clip-grad", "--micro-batch-size"}
+
+    unknown = {name for name in options_of("slime and miles") if f'"{name}"' not in known}
+    assert unknown <= of_megatron
+
+
+def test_checks_that_are_said_to_cover_options_exist() -> None:
+    slugs = {one.slug for one in CHECK_SPECS} | {*Check}
+    for section in ("SkyRL", "slime and miles"):
+        for option, covered in options_of(section).items():
+            first = covered.partition(",")[0].partition(" ")[0].strip("`")
+            assert covered.startswith("none") or first in slugs, option

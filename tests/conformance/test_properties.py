@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from adapters.contract import Depth, Job, Layout
+from adapters.contract.objective import OFF_POLICY, Objective
 from adapters.native.adapter import NativeAdapter
 from conformance.corpus.strategies import (
     aggregations,
@@ -24,6 +25,8 @@ from conformance.corpus.strategies import (
     steps,
     training_steps,
 )
+from conformance.findings.verdict import Verdict
+from conformance.judging.gradients import judge_off_policy
 from conformance.ranks.pool import Ran, RankPool
 from reference import rounding
 from reference.aggregation import Aggregation, Conventions, EmptyUnits, Mode
@@ -37,6 +40,11 @@ BOUND = 2 * rounding.weight_bound("float32")
 
 FEW = settings(max_examples=60, deadline=None)
 """For what trains on ranks, which takes milliseconds."""
+
+MANY = settings(
+    max_examples=10_000 if settings.get_current_profile_name() == "full" else 60, deadline=None
+)
+"""For accusations that do not stand."""
 
 SMALL_LAYOUTS = layouts(NativeAdapter(), max_ranks=4)
 
@@ -148,20 +156,49 @@ def test_modes_coincide_in_the_reference(
 
 
 @pytest.fixture(scope="module")
-def weigh() -> Iterator[Weigh]:
-    """Trains one step on ranks; the weights of every response token, alike on all of them."""
+def pool() -> Iterator[RankPool]:
     with RankPool(NativeAdapter(), None, size=4) as pool:
+        yield pool
 
-        def weigh(step: Step, aggregation: Aggregation, layout: Layout) -> NDArray[np.float64]:
-            outcome = pool.run(
-                Job(steps=(step,), aggregation=aggregation, layout=layout, depth=Depth.STEP)
-            )
-            assert isinstance(outcome, Ran), outcome
-            first, *others = [observation.token_weights[0] for observation in outcome.observations]
-            assert all((other == first).all() for other in others)
-            return first
 
-        yield weigh
+@pytest.fixture(scope="module")
+def weigh(pool: RankPool) -> Weigh:
+    """Trains one step on ranks; the weights of every response token, alike on all of them."""
+
+    def weigh(step: Step, aggregation: Aggregation, layout: Layout) -> NDArray[np.float64]:
+        outcome = pool.run(
+            Job(steps=(step,), aggregation=aggregation, layout=layout, depth=Depth.STEP)
+        )
+        assert isinstance(outcome, Ran), outcome
+        first, *others = [observation.token_weights[0] for observation in outcome.observations]
+        assert all((other == first).all() for other in others)
+        return first
+
+    return weigh
+
+
+@MANY
+@given(
+    step=steps(),
+    aggregation=aggregations(),
+    layout=SMALL_LAYOUTS,
+    objective=st.sampled_from(OFF_POLICY),
+)
+def test_no_off_policy_loss_of_any_step_is_accused(
+    pool: RankPool, step: Step, aggregation: Aggregation, layout: Layout, objective: Objective
+) -> None:
+    job = Job(
+        steps=(step,),
+        aggregation=aggregation,
+        layout=layout,
+        depth=Depth.STEP,
+        objective=objective,
+    )
+    outcome = pool.run(job)
+
+    assert isinstance(outcome, Ran), outcome
+    judgement = judge_off_policy(job, outcome.observations, pool.description)
+    assert judgement.verdict is Verdict.CONFORMS, judgement
 
 
 @FEW
