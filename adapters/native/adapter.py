@@ -91,11 +91,12 @@ class NativeAdapter(Adapter):
         with rank.framework():
             trainer = self.trainer(job, rank.index)
             trained = [_train(trainer, probe, samples) for samples in steps]
-        whole = job.depth is Depth.STEP
+        whole, passes = job.depth is Depth.STEP, trainer.passes.drain()
         return Observation(
             token_weights=batch.weights_of_steps([as_array(gradient) for gradient, _ in trained]),
             pending_reduction=PendingReduction.REPLICATED if whole else PendingReduction.SUM,
-            forward_passes=batch.forward_passes(trainer.passes.drain()),
+            forward_passes=batch.forward_passes(passes),
+            rows=batch.rows(passes),
             reported={metric: tuple(log[metric] for _, log in trained) for metric in trained[0][1]},
         )
 

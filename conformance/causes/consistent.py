@@ -137,6 +137,8 @@ def consistent(showing: Showing) -> Consistent:
     of_terms = [_alternatives(term, look) for term in showing.terms]
     explanations = [*_explanations(of_terms, look)]
     is_right = [] in explanations
+    if not is_right:
+        explanations += _together(look)
     if not explanations:
         explanations = [*_with_a_factor(of_terms, look), *_with_losses(of_terms, look)]
     elif not is_right and len(of_terms) == 1:  # a small step may fit another mistake by chance
@@ -213,7 +215,8 @@ def _known(term: LossTerm, showing: Showing) -> Iterator[tuple[list[str], NDArra
     """Yield names and weight · factor, [tokens], of what is right and of every known mistake."""
     yield [RIGHT], term.products
     for mistake in chain(mistakes(term.context), shares(term.context)):
-        yield [_named(term, name) for name in mistake.names], term.factors * mistake.weights
+        if not mistake.together:
+            yield [_named(term, name) for name in mistake.names], term.factors * mistake.weights
     for wrong in term.wrong_factors:
         yield [_named(term, wrong.name)], wrong.factors * term.context.expected
     nothing = WITHOUT_GRADIENT
@@ -290,6 +293,17 @@ def _with_a_factor(of_terms: Sequence[Alternatives], look: _Look) -> Iterator[li
             ]
             others = filter(None, _explanations(of_terms, look, ratio))
             yield from ([*on_top, *parts] for parts in others)
+
+
+def _together(look: _Look) -> Iterator[list[frozenset[str]]]:
+    """Yield two mistakes of a single term that at once give what was observed."""
+    term, *others = look.showing.terms
+    for mistake in () if others else mistakes(term.context):
+        if mistake.together:
+            numbers, size = look.numbers(term.factors * mistake.weights)
+            if _matches(numbers, size, look.observed, look.tolerance):
+                names = mistake.name, mistake.together
+                yield [frozenset([_named(term, name)]) for name in names]
 
 
 def _with_losses(of_terms: Sequence[Alternatives], look: _Look) -> Iterator[list[frozenset[str]]]:

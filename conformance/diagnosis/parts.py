@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from adapters.contract import Layout
-    from conformance.diagnosis.placement import TokenPlacement
+    from conformance.diagnosis.placement import FilledRows, TokenPlacement
 
 
 def filled_up(context: StepContext) -> Iterator[Mistake]:
@@ -34,10 +34,11 @@ def filled_up(context: StepContext) -> Iterator[Mistake]:
             placement.micro_batches / most,
         ),
         *_dummy_rows(context, placement),
-        *_repeated_rows(context, placement),
     ):
         if (shares != 1)[context.expected > 0].any():
             yield Mistake(name=name, words=words, weights=context.expected * shares)
+    if context.filled_rows is not None:
+        yield from _repeated_rows(context, placement, context.filled_rows)
 
 
 def _dummy_rows(
@@ -53,25 +54,26 @@ def _dummy_rows(
 
 
 def _repeated_rows(
-    context: StepContext, placement: TokenPlacement
-) -> Iterator[tuple[str, str, NDArray[np.float64]]]:
-    """Yield the factors by which samples that are repeated change the weights: [tokens]."""
-    filled = context.filled_rows
-    if filled is None:
-        return
+    context: StepContext, placement: TokenPlacement, filled: FilledRows
+) -> Iterator[Mistake]:
+    """Yield means that count samples which are repeated, and micro-batches of padding as well."""
     name, words = "repeated_rows_averaged", "samples that are repeated to fill up ranks count as 0"
     rows = units_held(context.sample, placement.micro_batch_number)
     averages_samples = context.mode is Mode.SAMPLE_MEAN
     within = rows / filled.of_micro_batch if averages_samples else np.ones(len(rows))
     if context.conventions.micro_batch_weight is MicroBatchWeight.BY_SAMPLES:
         of_rank = units_held(context.sample, placement.dp_rank)
-        yield name, words, within * (filled.of_micro_batch / filled.of_rank) * (of_rank / rows)
+        shares = within * (filled.of_micro_batch / filled.of_rank) * (of_rank / rows)
+        yield Mistake(name=name, words=words, weights=context.expected * shares)
         return
-    for also, count in (
-        ("", filled.micro_batches),
-        (", and micro-batches of padding too", filled.most_micro_batches),
-    ):
-        yield name, words + also, within * placement.micro_batches / count
+    of_micro_batches = context.expected * within * placement.micro_batches
+    yield Mistake(name=name, words=words, weights=of_micro_batches / filled.micro_batches)
+    yield Mistake(
+        name=name,
+        words=f"{words}, and micro-batches of padding too",
+        weights=of_micro_batches / filled.most_micro_batches,
+        together="padding_micro_batches_averaged",
+    )
 
 
 def parts(context: StepContext) -> Iterator[Mistake]:

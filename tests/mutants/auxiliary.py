@@ -11,8 +11,8 @@ from adapters.contract.objective import Objective
 from adapters.native.packing import SampleTensors
 from adapters.native.trainer import denominators, with_denominators
 from conformance.plan.checks import check_spec
-from reference.aggregation import Aggregation, Mode
-from tests.mutants.mutant import Mutant
+from reference.aggregation import Aggregation, AuxiliaryAggregation, Conventions, Mode
+from tests.mutants.mutant import EVERYDAY, Mutant
 
 if TYPE_CHECKING:
     from adapters.native.packing import Packed
@@ -166,6 +166,33 @@ class ValuesPerToken(OtherDefault):
     spec = check_spec("other_losses.value")
     modes = (Mode.SAMPLE_MEAN, Mode.CONSTANT)
     by = Mode.TOKEN_MEAN
+
+
+class RepeatedSamplesCounted(Mutant):
+    """Copies of a sample fill up the ranks; they are masked, and a mean over samples counts them.
+
+    By the convention, it is the mean over micro-batches of the means over their samples.
+    """
+
+    diagnosis = "repeated_rows_averaged"
+    spec = check_spec("auxiliary.kl")
+    conventions = Conventions(kl=AuxiliaryAggregation.MICRO_BATCH_SAMPLE_MEAN)
+    corpus = tuple(case for case in EVERYDAY if case.name in ("nine_samples", "ten_samples"))
+
+    def shard(self, samples: list[SampleTensors]) -> list[SampleTensors]:
+        copy = replace(samples[0], mask=torch.zeros_like(samples[0].mask))
+        return super().shard([*samples, *[copy] * (-len(samples) % self.layout.dp)])
+
+    def cut(self, samples: list[SampleTensors]) -> list[list[SampleTensors]]:
+        parts = super().cut(samples)
+        weight = self.layout.dp * len(parts)
+        return [
+            [
+                replace(one, auxiliary_denominator=weight * len(part) * max(one.tokens, 1))
+                for one in part
+            ]
+            for part in parts
+        ]
 
 
 class EntropyWeightedBySamples(EntropyOfMicroBatches):
