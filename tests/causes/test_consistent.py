@@ -10,12 +10,14 @@ import pytest
 from adapters.contract import Description, Layout, Observation
 from adapters.contract.objective import Metric, Objective
 from adapters.contract.probed_batch import ProbedBatch
+from conformance.causes.consistent import Showing, consistent
 from conformance.corpus.cases import CORPUS
+from conformance.diagnosis.step_context import LossTerm
 from conformance.findings.cause import Clues
 from conformance.findings.verdict import Verdict
 from conformance.judging.loss_terms import quantities
 from conformance.judging.metrics import judge_logged
-from reference.aggregation import Aggregation, Mode
+from reference.aggregation import Aggregation, AuxiliaryAggregation, Mode
 from reference.step import Sample, Step
 from reference.weights import token_weights
 from tests.conformance import test_combined as combined
@@ -190,6 +192,28 @@ def test_a_factor_may_come_on_top_of_what_looks_like_another_factor() -> None:
         {"divided_by_cp", "sample_units_excluded"} <= set.union(*parts) and len(parts) == 2
         for parts in found
     )
+
+
+def test_repeated_samples_and_micro_batches_of_padding_may_both_be_counted() -> None:
+    """One micro-batch of three rows, and three: two rows of the latter rank repeat a sample.
+
+    Means over three micro-batches of each rank, those of repeated rows alone included.
+    """
+    passes = np.stack([np.r_[[0] * 6, [-1] * 8], np.r_[[-1] * 6, [0] * 5, [1] * 3]])
+    given = Given(layout=Layout(dp=2), forward_pass_of_token=passes.astype(np.int32))
+    context = replace(
+        given.context.of_term(AuxiliaryAggregation.MICRO_BATCH_TOKEN_MEAN),
+        rows_of_passes=np.array([[3, 0, 0], [2, 1, 1]], np.int32),
+    )
+    term = LossTerm(metric=Metric.KL, context=context, factors=np.ones(14))
+    active = np.array([1, 1, 0, 1, 0, 0, 1, 1, 1, 1, 0, 1, 1, 1])
+    observed = active / (2 * 3 * np.array([3] * 6 + [4] * 5 + [3] * 3))
+
+    found = consistent(Showing(terms=[term], observed=observed, tolerance=1e-6))
+
+    both = [{"kl/repeated_rows_averaged"}, {"kl/padding_micro_batches_averaged"}]
+    assert both in found.explanations
+    assert found.contradicted.isdisjoint(both[0] | both[1])
 
 
 def test_a_number_may_be_counted_on_top_of_another_mistake() -> None:
