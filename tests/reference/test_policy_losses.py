@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adapters.contract.objective import CONSTANTS, OFF_POLICY, Objective
@@ -126,6 +126,7 @@ def random_tokens(draw: st.DrawFn) -> PolicyTokens:
 
 
 @pytest.mark.parametrize("objective", OFF_POLICY)
+@settings(max_examples=25)
 @given(given=random_tokens())
 def test_derivatives_are_those_of_the_losses(objective: Objective, given: PolicyTokens) -> None:
     """Losses in float64, whose gradient torch derives; a new log-probability is 0."""
