@@ -12,7 +12,7 @@ from adapters.contract.objective import Metric
 from conformance.causes.consistent import consistent, without_factors
 from conformance.causes.statements import INFERRED, MISCOUNTED
 from conformance.causes.step_conditions import of_context, of_step
-from conformance.diagnosis.catalogue import mistakes
+from conformance.diagnosis.catalogue.mistakes import mistakes
 from conformance.diagnosis.explain import Evidence, read_off
 from conformance.findings.cause import Clues
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from conformance.causes.statements import MISCOUNTED
-from conformance.diagnosis.catalogue import mistakes
-from conformance.diagnosis.missing_tokens import kinds_of_loss, shares
+from conformance.diagnosis.catalogue.missing_tokens import kinds_of_loss, shares
+from conformance.diagnosis.catalogue.mistakes import mistakes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from conformance.diagnosis.wordings import OF_DERIVATIVES
+from conformance.diagnosis.catalogue.wordings import OF_DERIVATIVES
 
 SIZES = {
     "cp": "cp, the number of context-parallel ranks",

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from conformance.diagnosis import missing_tokens
-from conformance.diagnosis.catalogue import mistakes
-from conformance.diagnosis.wordings import OF_DERIVATIVES
+from conformance.diagnosis.catalogue import missing_tokens
+from conformance.diagnosis.catalogue.mistakes import mistakes
+from conformance.diagnosis.catalogue.wordings import OF_DERIVATIVES
 from conformance.findings.finding import Diagnosis
 from reference.aggregation import Mode
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from conformance.diagnosis.mistake import Mistake
+    from conformance.diagnosis.catalogue.mistake import Mistake
     from conformance.diagnosis.step_context import LossTerm, StepContext, WrongFactors
 
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 from itertools import product
 from typing import TYPE_CHECKING
 
-from conformance.diagnosis.catalogue import mistakes
-from conformance.diagnosis.missing_tokens import shares
-from conformance.diagnosis.parts import filled_up
+from conformance.diagnosis.catalogue.missing_tokens import shares
+from conformance.diagnosis.catalogue.mistakes import mistakes
+from conformance.diagnosis.catalogue.parts import filled_up
 from conformance.findings.finding import Diagnosis
 
 if TYPE_CHECKING:

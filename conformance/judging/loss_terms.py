@@ -18,7 +18,7 @@ from adapters.contract.objective import (
     Objective,
 )
 from adapters.contract.probed_batch import DERIVATIVES, DIVERGENCES, ENTROPIES, ProbedBatch
-from conformance.diagnosis.derivatives import wrong_derivatives
+from conformance.diagnosis.catalogue.derivatives import wrong_derivatives
 from conformance.diagnosis.step_context import LossTerm
 from reference import policy_losses
 from reference.aggregation import AuxiliaryAggregation, MicroBatchWeight

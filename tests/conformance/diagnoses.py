@@ -19,8 +19,8 @@ import numpy as np
 
 from adapters.contract import Depth, Description, Layout
 from conformance.corpus.cases import CORPUS, REJECTION
-from conformance.diagnosis import missing_tokens
-from conformance.diagnosis.catalogue import mistakes
+from conformance.diagnosis.catalogue import missing_tokens
+from conformance.diagnosis.catalogue.mistakes import mistakes
 from conformance.findings.verdict import Check, Verdict
 from conformance.judging.weights import judge_weights
 from reference.aggregation import Conventions, DenominatorMask, EmptyUnits, Mode, SampleUnit

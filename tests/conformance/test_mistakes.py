@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from adapters.contract import Layout
-from conformance.diagnosis.catalogue import mistakes
+from conformance.diagnosis.catalogue.mistakes import mistakes
 from conformance.findings.errors import UnknownCutError
 from reference.aggregation import (
     AuxiliaryAggregation,

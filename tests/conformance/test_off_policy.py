@@ -12,8 +12,8 @@ from adapters.contract.objective import CONSTANTS, OFF_POLICY, Objective
 from adapters.contract.probed_batch import PADDING_ID, ProbedBatch
 from conformance.causes.statements import INFERRED, STATEMENTS
 from conformance.corpus.cases import CORPUS
-from conformance.diagnosis.derivatives import wrong_derivatives
-from conformance.diagnosis.wordings import OF_DERIVATIVES
+from conformance.diagnosis.catalogue.derivatives import wrong_derivatives
+from conformance.diagnosis.catalogue.wordings import OF_DERIVATIVES
 from conformance.findings.verdict import Verdict
 from conformance.judging.gradients import judge_off_policy
 from conformance.judging.weights import Judgement

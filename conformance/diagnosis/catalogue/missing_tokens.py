@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from adapters.contract import Option
-from conformance.diagnosis.mistake import Mistake
+from conformance.diagnosis.catalogue.mistake import Mistake
 from conformance.findings.finding import Diagnosis
 
 if TYPE_CHECKING:

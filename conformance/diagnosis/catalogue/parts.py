@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from conformance.diagnosis.miscounts import counted_mask
-from conformance.diagnosis.mistake import Mistake
+from conformance.diagnosis.catalogue.miscounts import counted_mask
+from conformance.diagnosis.catalogue.mistake import Mistake
 from conformance.diagnosis.step_context import StepContext, by_samples, units_held
 from reference.aggregation import MicroBatchWeight, Mode
 

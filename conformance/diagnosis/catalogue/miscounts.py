@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from conformance.diagnosis.mistake import Mistake
+from conformance.diagnosis.catalogue.mistake import Mistake
 from reference.aggregation import DenominatorMask, Mode
 from reference.weights import counted_tokens, token_weights, unit_of_sample
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from conformance.diagnosis.miscounts import (
+from conformance.diagnosis.catalogue.miscounts import (
     off_by_one,
     off_by_the_same,
     other_mask,
@@ -24,8 +24,8 @@ from conformance.diagnosis.miscounts import (
     other_units,
     rounded_counts,
 )
-from conformance.diagnosis.mistake import Mistake
-from conformance.diagnosis.parts import filled_up, parts
+from conformance.diagnosis.catalogue.mistake import Mistake
+from conformance.diagnosis.catalogue.parts import filled_up, parts
 from reference.aggregation import Aggregation, EmptyUnits, Mode, SampleUnit
 from reference.weights import token_weights
 
