@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from adapters.contract.objective import Objective
+from adapters.contract.objective import OFF_POLICY, Objective
 from adapters.contract.probed_batch import ProbedBatch
 from conformance.diagnosis.step_context import LossTerm, StepContext
+from conformance.findings.verdict import Check
 from conformance.judging import loss_terms
+from conformance.views.derivatives import derivative_table, derivative_words
 from conformance.views.listing import denominators, mask_digits
 from conformance.views.tables import markdown_table
 from reference.aggregation import DenominatorMask, EmptyUnits, Mode, SampleUnit
@@ -141,6 +143,9 @@ class WorkedStep:
         dloss_dlogprob = batch.split(batch.dloss_dlogprob)[context.step_index]
         if objective is Objective.COMBINED:
             return loss_terms.combined_terms(context, dloss_dlogprob)
+        if objective in OFF_POLICY:
+            tokens = batch.policy_tokens_of_step(context.step_index)
+            return [loss_terms.off_policy_term(context, objective, tokens)]
         return [
             LossTerm(
                 metric=loss_terms.trained_term(objective),
@@ -160,6 +165,10 @@ def worked_step(worked: WorkedStep) -> Iterator[str]:
     yield from ("", "Denominators by hand:", "")
     if worked.finding.logged is not None:
         yield from _logged(worked)
+    elif worked.spec.objective in OFF_POLICY:
+        yield from _weights(worked.terms[0], None)
+        yield from ("", derivative_words(worked.spec.objective), "")
+        yield from _table(*derivative_table(worked.terms[0], worked.spec.objective))
     elif len(worked.terms) == 1:
         yield from _weights(worked.terms[0], observed_weights(worked.finding.picture, step))
     else:
@@ -262,12 +271,14 @@ def _addends(term: LossTerm) -> Iterator[list[str]]:
 def ratios(findings: Iterable[Finding]) -> tuple[float, float] | None:
     """Returns the smallest and the largest observed weight, relative to the right one, in pictures.
 
-    Gradients of several terms are left out, which may cancel; None if nothing is left.
+    Gradients of several terms are left out, which may cancel, and off-policy ones, which are no
+    weights; None if nothing is left.
     """
     found = [
         run.observed / run.expected
         for finding in findings
-        if finding.picture is not None and finding.subject != Objective.COMBINED
+        if finding.picture is not None
+        if finding.subject != Objective.COMBINED and finding.check is not Check.OFF_POLICY
         for sample in finding.picture.samples
         for run in sample.runs
         if run.expected and run.observed is not None
