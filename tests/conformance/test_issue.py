@@ -12,7 +12,7 @@ import pytest
 from conformance import cli
 from conformance.comparing.assembly import assembled
 from conformance.comparing.groups import find_cause
-from conformance.comparing.report_file import write
+from conformance.comparing.report_file import load, write
 from conformance.findings.errors import AmbiguousCauseError, UnknownCauseError
 from conformance.findings.finding import Diagnosis, Finding, Picture, PicturedSample, Run
 from conformance.findings.report import Report, Request, Selection
@@ -363,3 +363,16 @@ def test_command_line_prints_a_bug_report_or_the_choices(
     assert capsys.readouterr().out.startswith("# Wrong gradient: token losses are added up")
     assert cli.main(["issue", str(path), "4"]) == cli.USAGE_ERROR
     assert "choose 1, not_divided" in capsys.readouterr().err
+
+
+def test_off_policy_gradient_is_worked_out_with_the_derivative_of_each_token() -> None:
+    """The first token: (-e^0.25/2 + 1/2) / (40·8) is right."""
+    report = load(command.ROOT / "reports" / "skyrl" / "v0.3.0.json.gz")
+    [cause] = [one for one in report.causes if one.name == "penalty_not_divided"]
+    text = "\n".join(issue.as_markdown(report, cause))
+
+    assert "of its loss by its log-probability: -A·r + 0.5·sign(log r), with every token" in text
+    assert "| sample | token | A | log r | derivative |" in text
+    assert "| 0 | 1 | 0.5 | 0.25 | -0.142013 |" in text
+    assert "| 0 | 1 | 0 | 0 | 0 | -0.00044379 | 0.497994 |" in text
+    assert "Single active tokens weigh" not in text

@@ -169,10 +169,7 @@ class ValuesPerToken(OtherDefault):
 
 
 class RepeatedSamplesCounted(Mutant):
-    """Copies of a sample fill up the ranks; they are masked, and a mean over samples counts them.
-
-    By the convention, it is the mean over micro-batches of the means over their samples.
-    """
+    """Copies of a sample fill up the ranks; masked as they are, a mean over samples counts them."""
 
     diagnosis = "repeated_rows_averaged"
     spec = check_spec("auxiliary.kl")
