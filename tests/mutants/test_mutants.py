@@ -13,7 +13,16 @@ from conformance.corpus.cases import CORPUS, Case
 from conformance.findings.verdict import Check, Verdict
 from conformance.plan.checks import CHECK_SPECS, check_spec
 from conformance.ranks.pool import RankPool
-from tests.mutants import MUTANTS, auxiliary, counts, logging, metrics, sharding, startup
+from tests.mutants import (
+    MUTANTS,
+    auxiliary,
+    counts,
+    logging,
+    metrics,
+    off_policy,
+    sharding,
+    startup,
+)
 from tests.mutants.kills import cells_of, trials, trials_on
 from tests.mutants.mutant import LARGEST, Mutant, MutantAdapter
 from tests.mutants.table import killers, row
@@ -23,7 +32,7 @@ if TYPE_CHECKING:
 
 TABLE = Path(__file__).parents[2] / "reports" / "mutants.md"
 
-FEW = 8
+FEW = 4
 """Cells that are looked at where none kills, or every how many."""
 
 BY_NAME = {mutant.__name__: mutant for mutant in MUTANTS}
@@ -113,6 +122,7 @@ SEEN_BY_ONE_CHECK = {
     Check.WEIGHTS: auxiliary.PlainPathUnscaled,
     Check.METRIC: metrics.LossWithoutEntropy,
     Check.REJECTION: counts.OriginalMaskCounted,
+    Check.OFF_POLICY: off_policy.ClippingForgotten,
     Check.AUXILIARY: auxiliary.EntropyAveragedOverDp,
     Check.OTHER_LOSSES: auxiliary.LikelihoodPerSample,
     Check.SHARDING: sharding.GroupsStriped,
