@@ -124,15 +124,17 @@ class Plan:
 
     def _cells_of_cases(self) -> list[MatrixCell]:
         """Those that share a run next to each other."""
+        cases = ALL_CASES if self.case is None else (self.case,)
+        specs = [spec for spec in CHECK_SPECS if spec.is_seen_at(self.depth)]
+        taken = [(case, [spec for spec in specs if spec.takes(case)]) for case in cases]
         return [
             self._cell(mode, case, layout, spec)
             for layout in self.layouts
-            for case in (ALL_CASES if self.case is None else (self.case,))
+            for case, takers in taken
             if case.runs_on(layout)
             for mode in self.aggregations
-            for spec in CHECK_SPECS
-            if spec.takes(case) and mode in spec.modes
-            if spec.is_seen_at(self.depth) and spec.is_seen_on(layout)
+            for spec in takers
+            if mode in spec.modes and spec.is_seen_on(layout)
         ]
 
     def _cell(self, mode: Mode, case: Case, layout: Layout, spec: CheckSpec) -> MatrixCell:

@@ -12,6 +12,7 @@ kill all mutants, each as one cause, is tested.
 from __future__ import annotations
 
 from collections import defaultdict
+from functools import cache
 from itertools import combinations
 from typing import TYPE_CHECKING
 
@@ -50,11 +51,13 @@ def _combinations(cell: MatrixCell) -> Iterator[Combination]:
     """Yield what a cell shows together."""
     modes = [] if cell.case.layouts else [cell.aggregation.mode]
     properties = [*modes, cell.case.name, *layout_properties(cell.layout)]
-    yield from ((cell.spec.slug, *pair) for pair in combinations(properties, 2))
+    slug = cell.spec.slug
+    yield from ((slug, *pair) for pair in combinations(properties, 2))
     if _has_several_samples_of_a_rollout(cell.case) and cell.aggregation.mode in IN_ALL_VERSIONS:
         layout = cell.layout
         yield str(cell.spec.check), cell.case.name, f"{layout.format}, {layout.micro_batches}"
 
 
+@cache
 def _has_several_samples_of_a_rollout(case: Case) -> bool:
     return any(len(np.unique(step.rollouts)) < step.size for step in case.steps)
