@@ -20,13 +20,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False)
-class SampleTensors:
-    """One sample: token ids and per-token values, [prompt + response], and its denominators.
-
-    Values are 0 on the prompt. The sample's masked sums are divided by ``denominator`` for the
-    policy loss, by ``auxiliary_denominator`` for auxiliary losses and metrics, and by
-    ``original_denominator`` for metrics of the mask before rejection sampling.
-    """
+class TokenTensors:
+    """Token ids and what losses depend on, all of one shape."""
 
     ids: torch.Tensor
     advantages: torch.Tensor
@@ -35,6 +30,17 @@ class SampleTensors:
     rollout_log_probs: torch.Tensor
     mask: torch.Tensor
     original_mask: torch.Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class SampleTensors(TokenTensors):
+    """One sample's tokens, [prompt + response], and its denominators.
+
+    Values are 0 on the prompt. The sample's masked sums are divided by ``denominator`` for the
+    policy loss, by ``auxiliary_denominator`` for auxiliary losses and metrics, and by
+    ``original_denominator`` for metrics of the mask before rejection sampling.
+    """
+
     group: int
     denominator: float = float("nan")
     auxiliary_denominator: float = float("nan")
@@ -47,16 +53,12 @@ class SampleTensors:
 
 
 @dataclass(frozen=True, eq=False)
-class Packed:
-    """A context-parallel rank's slice: [tokens] in thd, [samples, width] in bshd."""
+class Packed(TokenTensors):
+    """A context-parallel rank's slice: [tokens] in thd, [samples, width] in bshd.
 
-    labels: torch.Tensor
-    advantages: torch.Tensor
-    old_log_probs: torch.Tensor
-    reference_log_probs: torch.Tensor
-    rollout_log_probs: torch.Tensor
-    mask: torch.Tensor
-    original_mask: torch.Tensor
+    A position has the id and the values of the token that it predicts.
+    """
+
     denominators: torch.Tensor
     auxiliary_denominators: torch.Tensor
     original_denominators: torch.Tensor
@@ -118,8 +120,8 @@ def zigzag(
 ) -> tuple[torch.Tensor, ...]:
     """A rank's two of 2·cp equal chunks, in the order of `Packed`.
 
-    Chunks are paired first with last for equal work. A position has the values of the token that it
-    predicts, which may be in another chunk, so that values are shifted before slicing.
+    Chunks are paired first with last for equal work. The token that a position predicts may be in
+    another chunk, so that values are shifted before slicing.
     """
     chunks = 2 * cp
     padded = -(-width // chunks) * chunks
@@ -132,8 +134,7 @@ def zigzag(
         parts = shifted.chunk(chunks)
         return torch.cat([parts[cp_rank], parts[chunks - 1 - cp_rank]])
 
-    of_policies = sample.old_log_probs, sample.reference_log_probs, sample.rollout_log_probs
-    per_token = sample.ids, sample.advantages, *of_policies, sample.mask, sample.original_mask
+    per_token = (getattr(sample, each.name) for each in fields(TokenTensors))
     denominators = sample.denominator, sample.auxiliary_denominator, sample.original_denominator
     return (
         *map(chunks_of_rank, per_token),

@@ -68,7 +68,7 @@ class Trainer:
         mine = self.shard(self.with_auxiliary_denominators(self.divided(samples)))
         for micro_batch in self.cut(mine):
             packed = pack(micro_batch, self.layout, self.cp_rank)
-            self.passes.note(packed.labels[packed.labels != PADDING_ID] - 1)
+            self.passes.note(packed.ids[packed.ids != PADDING_ID] - 1)
             loss, log = self.loss(probe.float(), packed.to(probe.device), token_losses)
             loss.backward()
             for metric, value in log.items():
@@ -120,7 +120,7 @@ class Trainer:
         self, probe: torch.Tensor, packed: Packed, token_losses: TokenLosses
     ) -> tuple[torch.Tensor, Mapping[Metric, torch.Tensor]]:
         """The part of a micro-batch on this rank in the step's loss and metrics."""
-        log_probs = probe[packed.labels]
+        log_probs = probe[packed.ids]
         if self.objective in OTHER_LOSSES:
             losses = OTHER_LOSSES[self.objective](log_probs, packed, self.of_sequence)
             loss = self.reduce(losses, packed.auxiliary)
@@ -158,7 +158,7 @@ class Trainer:
 
     def entropy(self, probe: torch.Tensor, packed: Packed) -> torch.Tensor:
         """The part of a micro-batch in the entropy."""
-        entropies = cycled(ENTROPIES, packed.labels) + probe[packed.labels]
+        entropies = cycled(ENTROPIES, packed.ids) + probe[packed.ids]
         return self.reduce(entropies, packed.auxiliary)
 
     def divergence(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:

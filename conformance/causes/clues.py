@@ -131,11 +131,6 @@ def _read_off(showing: Showing) -> list[str]:
     if showing.is_per_token:
         [term] = showing.terms
         return read_off(
-            Evidence(
-                context=showing.context,
-                observed=term.weights_of(showing.observed),
-                tolerance=showing.tolerance,
-                hidden=term.hidden,
-            )
+            Evidence.of_term(term, showing.observed, showing.tolerance, elsewhere=False)
         )
     return [] if np.isfinite(showing.observed).all() else ["not_finite"]

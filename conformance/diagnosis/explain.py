@@ -9,7 +9,7 @@ predict logged numbers.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -51,6 +51,23 @@ class Evidence:
 
     wrong_factors: Sequence[WrongFactors] = ()
     """What known mistakes would give, [tokens], in the place of weights."""
+
+    @classmethod
+    def of_term(
+        cls, term: LossTerm, gradients: NDArray[np.float64], tolerance: float, *, elsewhere: bool
+    ) -> Evidence:
+        """What the gradients of a loss, [tokens], say of its only term."""
+        return cls(
+            context=term.context,
+            observed=term.weights_of(gradients),
+            tolerance=tolerance,
+            elsewhere=elsewhere,
+            hidden=term.hidden,
+            wrong_factors=[
+                replace(each, factors=term.weights_of(each.factors * term.context.expected))
+                for each in term.wrong_factors
+            ],
+        )
 
     @property
     def expected(self) -> NDArray[np.float64]:

@@ -6,7 +6,6 @@ derivative that is 0 for tokens that are clipped.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -125,19 +124,8 @@ def _wrong(diagnosis: Callable[[Showing], Diagnosis], showing: Showing) -> Judge
 def _of_ratios(showings: Sequence[Showing], wrong: Showing) -> Diagnosis:
     """The mistake in the weights of an off-policy loss, or in its derivative."""
     [term] = wrong.terms
-    return diagnose(
-        Evidence(
-            context=term.context,
-            observed=term.weights_of(wrong.observed),
-            tolerance=wrong.tolerance,
-            elsewhere=any(one.context is term.context and one.observed.any() for one in showings),
-            hidden=term.hidden,
-            wrong_factors=[
-                replace(each, factors=term.weights_of(each.factors * term.context.expected))
-                for each in term.wrong_factors
-            ],
-        )
-    )
+    elsewhere = any(one.context is term.context and one.observed.any() for one in showings)
+    return diagnose(Evidence.of_term(term, wrong.observed, wrong.tolerance, elsewhere=elsewhere))
 
 
 def _diagnosis(showing: Showing) -> Diagnosis:

@@ -40,7 +40,7 @@ def trainer(layout: Layout, rank: int = 0) -> Trainer:
 def test_context_parallel_ranks_share_every_prediction_out_once(storage: str, cp: int) -> None:
     micro_batch = samples(1, 2, 7, 16, 33)
     layout = Layout(cp=cp, format=storage)  # type: ignore[arg-type]
-    labels = torch.cat([pack(micro_batch, layout, rank).labels.flatten() for rank in range(cp)])
+    labels = torch.cat([pack(micro_batch, layout, rank).ids.flatten() for rank in range(cp)])
     predicted = torch.cat([sample.ids[1:] for sample in micro_batch])
 
     assert sorted(labels[labels != PADDING_ID].tolist()) == predicted.tolist()
@@ -48,7 +48,7 @@ def test_context_parallel_ranks_share_every_prediction_out_once(storage: str, cp
 
 def test_zigzag_pairs_first_and_last_chunk() -> None:
     [of_first, of_second] = [
-        pack(samples(8), Layout(cp=2, format="thd"), rank).labels.tolist() for rank in range(2)
+        pack(samples(8), Layout(cp=2, format="thd"), rank).ids.tolist() for rank in range(2)
     ]
 
     assert of_first == [2, 3, 8, PADDING_ID]

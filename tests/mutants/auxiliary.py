@@ -42,7 +42,7 @@ class WrongEntropy(Mutant):
 
     def entropy(self, probe: torch.Tensor, packed: Packed) -> torch.Tensor:
         right = super().entropy(probe, packed)
-        return trained_only(right, self.wrong(right, probe[packed.labels], packed))
+        return trained_only(right, self.wrong(right, probe[packed.ids], packed))
 
     def wrong(self, right: torch.Tensor, of_tokens: torch.Tensor, packed: Packed) -> torch.Tensor:
         """What is trained, from the right share and what the tokens add to it."""

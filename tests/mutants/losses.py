@@ -91,7 +91,7 @@ class PredictionsAcrossChunksLost(Mutant):
     diagnosis = "tokens_lost"
 
     def token_losses(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
-        here = packed.labels
+        here = packed.ids
         border = torch.ones_like(packed.mask)
         follows = here[..., 1:] == here[..., :-1] + 1
         border[..., :-1] = follows

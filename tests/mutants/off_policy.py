@@ -37,6 +37,13 @@ class OffPolicy(Mutant):
         raise NotImplementedError
 
 
+class TakenForPpo(OffPolicy):
+    """Another policy loss that has PPO's gradient."""
+
+    def wrong(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
+        return losses.ppo(log_probs, packed, self.of_sequence)
+
+
 def ratio(log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
     """The ratio of the new to the old policy."""
     return torch.exp(log_probs - packed.old_log_probs)
@@ -104,24 +111,18 @@ class UpperClipBoundIgnored(OffPolicy):
         return larger(one, one.clamp(LOW, 1 + CONSTANTS.clip_low), packed)
 
 
-class DualClipIgnored(OffPolicy):
+class DualClipIgnored(TakenForPpo):
     """The bound for negative advantages does not reach the loss."""
 
     diagnosis = "dual_clip_left_out"
     spec = check_spec("off_policy.dual_clip")
 
-    def wrong(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
-        return losses.ppo(log_probs, packed, self.of_sequence)
 
-
-class SequenceRatioPerToken(OffPolicy):
+class SequenceRatioPerToken(TakenForPpo):
     """GSPO falls through to PPO's ratios."""
 
     diagnosis = "ratios_of_tokens"
     spec = check_spec("off_policy.gspo")
-
-    def wrong(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
-        return losses.ppo(log_probs, packed, self.of_sequence)
 
 
 class SequenceRatioOfPaddedWidth(OffPolicy):
@@ -157,14 +158,11 @@ class SequenceRatioPerSlice(Mutant):
         """Nothing is added."""
 
 
-class ClippedTokensDropped(OffPolicy):
+class ClippedTokensDropped(TakenForPpo):
     """CISPO with PPO's clipping: a clipped token has no gradient."""
 
     diagnosis = "clipped_tokens_left_out"
     spec = check_spec("off_policy.cispo")
-
-    def wrong(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
-        return losses.ppo(log_probs, packed, self.of_sequence)
 
 
 class OneTemperature(OffPolicy):

@@ -132,7 +132,7 @@ def test_derivatives_are_those_of_the_losses(objective: Objective, given: Policy
     """Losses in float64, whose gradient torch derives; a new log-probability is 0."""
     none = torch.zeros(0)
     packed = Packed(
-        labels=none,
+        ids=none,
         advantages=torch.from_numpy(given.advantages),
         old_log_probs=torch.from_numpy(-given.log_ratios),
         reference_log_probs=none,

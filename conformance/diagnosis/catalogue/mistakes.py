@@ -61,18 +61,21 @@ def _mistakes(context: StepContext) -> Iterator[Mistake]:
         yield from other_tokens(context)
         yield from _undivided(context)
     yield from _factors(context, of_layout=True)
-    yield from _undivided(context)
-    yield from other_steps(context)
-    yield from other_mask(context)
-    yield from other_tokens(context)
-    yield from off_by_the_same(context)
-    yield from other_prompts(context)
-    yield from _other_modes(context)
-    yield from _other_conventions(context)
-    yield from other_units(context)
-    yield from parts(context)
-    yield from rounded_counts(context)
-    yield from off_by_one(context)
+    for kind in (
+        _undivided,
+        other_steps,
+        other_mask,
+        other_tokens,
+        off_by_the_same,
+        other_prompts,
+        _other_modes,
+        _other_conventions,
+        other_units,
+        parts,
+        rounded_counts,
+        off_by_one,
+    ):
+        yield from kind(context)
     yield from _factors(context, of_layout=False)
 
 
