@@ -91,6 +91,38 @@ class MicroBatchWeight(StrEnum):
     """Proportional to its number of samples."""
 
 
+class TokenSet(StrEnum):
+    """Tokens of responses."""
+
+    ACTIVE = "active"
+    """Those that are trained: the loss mask is 1."""
+
+    RESPONSE = "response"
+    """All of them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EstimatorConventions:
+    """The choices that an estimator of advantages leaves open and a framework documents.
+
+    ``penalised`` are the tokens with a penalty on their divergence from the reference policy; the
+    reward is at the last of those that are ``rewarded``; ``whitened`` are those whose mean and
+    variance advantages are whitened by, and from whose number ``lost_degrees_of_freedom`` is
+    subtracted in the variance.
+    """
+
+    penalised: TokenSet = TokenSet.ACTIVE
+    rewarded: TokenSet = TokenSet.ACTIVE
+    whitened: TokenSet = TokenSet.ACTIVE
+    lost_degrees_of_freedom: int = 1
+
+    def __str__(self) -> str:
+        return (
+            f"penalised {self.penalised}, rewarded {self.rewarded}, whitened {self.whitened},"
+            f" n - {self.lost_degrees_of_freedom}"
+        )
+
+
 @dataclass(frozen=True, kw_only=True)
 class Conventions:
     """The choices that the modes leave open and a framework documents.
@@ -101,7 +133,8 @@ class Conventions:
     trained and logged, ``diagnostics`` that of metrics that are only logged, such as the clip
     fraction. ``micro_batch_weight`` applies to terms of the loss that are averaged over
     micro-batches; the same terms are logged as plain means. ``whole_groups`` says that
-    `prompt_mean` needs all samples of a prompt on one data-parallel rank.
+    `prompt_mean` needs all samples of a prompt on one data-parallel rank. The last three are those
+    of estimators of advantages: from rewards of groups, from discounted returns, and from values.
     """
 
     sample_unit: SampleUnit = SampleUnit.SAMPLE
@@ -112,6 +145,9 @@ class Conventions:
     diagnostics: AuxiliaryAggregation = AuxiliaryAggregation.WITH_TOKEN_MEAN
     micro_batch_weight: MicroBatchWeight = MicroBatchWeight.EQUAL
     whole_groups: bool = False
+    of_groups: EstimatorConventions = EstimatorConventions()
+    of_returns: EstimatorConventions = EstimatorConventions()
+    of_values: EstimatorConventions = EstimatorConventions()
 
 
 DEFAULT_CONVENTIONS = Conventions()

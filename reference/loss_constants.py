@@ -1,4 +1,4 @@
-"""The constants of policy losses, apart from their formulas so that numpy is not needed."""
+"""The constants of policy losses and advantages, apart from formulas, which need numpy."""
 
 from __future__ import annotations
 
@@ -21,3 +21,12 @@ class LossConstants:
     negative_temperature: float
     kl_penalty: float
     truncation: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdvantageConstants:
+    """The constants of advantages (`reference.advantages`): γ, λ and β."""
+
+    discount: float
+    trace: float
+    penalty: float

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from reference.loss_constants import LossConstants
+from reference.loss_constants import AdvantageConstants, LossConstants
 
 
 class Objective(StrEnum):
@@ -34,6 +34,14 @@ class Objective(StrEnum):
     SAPO = "sapo"  # soft gates instead of clipping (arXiv:2511.20347)
     CLIP_COV = "clip_cov"  # tokens of large covariance are clipped (arXiv:2505.22617)
     KL_COV = "kl_cov"  # tokens of large covariance are penalised (arXiv:2505.22617)
+    # The policy loss with a ratio of 1 and advantages that the framework computes from rewards.
+    GROUP_NORMALISED = "group_normalised"
+    GROUP_CENTRED = "group_centred"
+    LEAVE_ONE_OUT = "leave_one_out"
+    GROUP_WHITENED = "group_whitened"
+    REINFORCE_PP = "reinforce_pp"
+    REINFORCE_PP_BASELINE = "reinforce_pp_baseline"
+    GAE = "gae"
     SFT = "sft"  # negative log-likelihood
     VALUE = "value"  # clipped squared error of a critic
 
@@ -54,6 +62,21 @@ CORRECTIONS = (Objective.TIS_TOKEN, Objective.TIS_SEQUENCE)
 OFF_POLICY = (Objective.OFF_POLICY, *POLICY_LOSSES, *CORRECTIONS)
 """Policy losses that are trained with other ratios than 1."""
 
+OF_GROUPS = (
+    Objective.GROUP_NORMALISED,
+    Objective.GROUP_CENTRED,
+    Objective.LEAVE_ONE_OUT,
+    Objective.GROUP_WHITENED,
+    Objective.REINFORCE_PP_BASELINE,
+)
+"""Estimators of advantages that compare the samples of a prompt."""
+
+FROM_REWARDS = (*OF_GROUPS, Objective.REINFORCE_PP, Objective.GAE)
+"""Objectives whose advantages the framework computes, by an estimator of this name."""
+
+PENALISING = (Objective.REINFORCE_PP, Objective.REINFORCE_PP_BASELINE, Objective.GAE)
+"""Estimators with a penalty on the divergence from the reference policy."""
+
 # Coefficients of auxiliary losses: powers of two, so that nothing is rounded.
 ENTROPY_COEFFICIENT = 0.5
 KL_COEFFICIENT = 0.25
@@ -68,6 +91,9 @@ CONSTANTS = LossConstants(
     truncation=2.0,
 )
 """Constants of all policy losses, as adapters configure them: those of either sign differ."""
+
+ADVANTAGE_CONSTANTS = AdvantageConstants(discount=0.75, trace=0.5, penalty=KL_COEFFICIENT)
+"""Constants of all estimators of advantages, as adapters configure them."""
 
 
 class Metric(StrEnum):

@@ -20,15 +20,17 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
+from adapters.contract.formulas import DERIVATIVES
 from adapters.contract.objective import (
     CONSTANTS,
     CORRECTIONS,
     ENTROPY_COEFFICIENT,
+    FROM_REWARDS,
     KL_COEFFICIENT,
     OFF_POLICY,
     Objective,
 )
-from reference import policy_losses
+from reference.advantages import Rollouts
 from reference.policy_losses import PolicyTokens
 
 if TYPE_CHECKING:
@@ -61,19 +63,14 @@ REJECTED_LOG_PROB = -4.0
 """Log-probability of the rollout policy for a token to reject, for others 0: its ratio is e^4."""
 
 
-DERIVATIVES = {
-    Objective.OFF_POLICY: policy_losses.ppo,
-    Objective.DUAL_CLIP: policy_losses.dual_clip,
-    Objective.GSPO: policy_losses.gspo,
-    Objective.CISPO: policy_losses.cispo,
-    Objective.SAPO: policy_losses.sapo,
-    # New log-probabilities are all 0, and so are covariances: no token is clipped by its own.
-    Objective.CLIP_COV: policy_losses.ppo,
-    Objective.KL_COV: policy_losses.kl_cov,
-    Objective.TIS_TOKEN: policy_losses.tis_token,
-    Objective.TIS_SEQUENCE: policy_losses.tis_sequence,
-}
-"""The derivative of each off-policy loss by a token's log-probability."""
+REWARDS = np.array([1.0, -0.5, 2.25, 0.25, -1.5, 0.75, 3.0, -0.25, 1.75, -2.0, 0.5])
+"""Rewards, cycled over the samples of a batch: no two of a prompt have the same."""
+
+VALUES = np.array([0.5, -1.0, 1.5, 0.25, -0.75])
+"""A critic's values, cycled over tokens."""
+
+PADDING_VALUE = 2.0
+"""A critic's value of padding, which a framework must not read."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,6 +157,8 @@ class ProbedBatch:
             Objective.ENTROPY: -ENTROPY_COEFFICIENT,
             Objective.KL: KL_COEFFICIENT,
             Objective.SFT: -1.0,
+            # The framework's own advantages are what is observed.
+            **dict.fromkeys(FROM_REWARDS, -1.0),
         }
         if self.objective in alone:
             return np.full(len(raw_advantages), alone[self.objective])
@@ -175,14 +174,48 @@ class ProbedBatch:
     def policy_tokens(self) -> PolicyTokens:
         """What policy losses depend on, for the tokens of all steps, flat."""
         old = np.concatenate(self.old_log_probs)
-        lengths = [len(ids) for ids in self.responses]
         return PolicyTokens(
             advantages=np.concatenate(self.advantages),
             log_ratios=-old,
             rollout_log_ratios=old - np.concatenate(self.rollout_log_probs),
             mask=np.concatenate(self.masks),
-            sequence=np.repeat(np.arange(len(lengths)), lengths),
+            sequence=self.sample,
         )
+
+    @property
+    def rewards(self) -> NDArray[np.float64]:
+        """The reward of each sample."""
+        return REWARDS[np.arange(len(self.responses)) % len(REWARDS)]
+
+    @property
+    def values(self) -> list[NDArray[np.float64]]:
+        """A critic's value of each token."""
+        return [VALUES[ids % len(VALUES)] for ids in self.responses]
+
+    @property
+    def groups(self) -> NDArray[np.int64]:
+        """The prompt group of each sample; those of two steps are two."""
+        of_steps = enumerate(self.steps)
+        named = [(index, group) for index, step in of_steps for group in step.groups.tolist()]
+        return np.unique(named, axis=0, return_inverse=True)[1]
+
+    @cached_property
+    def rollouts(self) -> Rollouts:
+        """What advantages depend on, for the tokens of all steps, flat."""
+        return Rollouts(
+            rewards=self.rewards,
+            groups=self.groups,
+            sample=self.sample,
+            mask=np.concatenate(self.masks),
+            values=np.concatenate(self.values),
+            divergences=-np.concatenate(self.reference_log_probs),
+        )
+
+    @property
+    def sample(self) -> NDArray[np.int64]:
+        """The index of each token's sample in the batch, flat."""
+        lengths = [len(ids) for ids in self.responses]
+        return np.repeat(np.arange(len(lengths)), lengths)
 
     @cached_property
     def probe_size(self) -> int:

@@ -90,7 +90,8 @@ class NativeAdapter(Adapter):
         probe = torch.zeros(batch.probe_size, requires_grad=True, device=rank.device, dtype=dtype)
         with rank.framework():
             trainer = self.trainer(job, rank.index)
-            trained = [_train(trainer, probe, samples) for samples in steps]
+            estimated = trainer.with_advantages(steps)
+            trained = [_train(trainer, probe, samples) for samples in estimated]
         whole, passes = job.depth is Depth.STEP, trainer.passes.drain()
         return Observation(
             token_weights=batch.weights_of_steps([as_array(gradient) for gradient, _ in trained]),

@@ -34,13 +34,15 @@ class TokenTensors:
 
 @dataclass(frozen=True, eq=False)
 class SampleTensors(TokenTensors):
-    """One sample's tokens, [prompt + response], and its denominators.
+    """One sample's tokens, [prompt + response], with a critic's values, and its denominators.
 
     Values are 0 on the prompt. The sample's masked sums are divided by ``denominator`` for the
     policy loss, by ``auxiliary_denominator`` for auxiliary losses and metrics, and by
     ``original_denominator`` for metrics of the mask before rejection sampling.
     """
 
+    values: torch.Tensor
+    reward: float
     group: int
     denominator: float = float("nan")
     auxiliary_denominator: float = float("nan")
@@ -81,18 +83,19 @@ class Packed(TokenTensors):
 
 def samples_of_steps(batch: ProbedBatch) -> list[list[SampleTensors]]:
     """The samples of each step."""
-    groups = np.concatenate([step.groups for step in batch.steps])
     of_policies = batch.old_log_probs, batch.reference_log_probs, batch.rollout_log_probs
-    columns = batch.advantages, *of_policies, batch.masks, batch.original_masks
+    columns = batch.advantages, *of_policies, batch.masks, batch.original_masks, batch.values
     of_tokens: Iterator[Any] = zip(*columns, strict=True)
-    rows = zip(groups, batch.prompts, batch.responses, of_tokens, strict=True)
+    of_samples = batch.groups.tolist(), batch.rewards.tolist()
+    rows = zip(*of_samples, batch.prompts, batch.responses, of_tokens, strict=True)
     samples = (
         SampleTensors(
             torch.from_numpy(np.concatenate([prompt, response])),
             *(_on_response(prompt, values) for values in per_token),  # type: ignore[arg-type]
-            group=int(group),  # type: ignore[misc]
+            group=group,  # type: ignore[misc]
+            reward=reward,
         )
-        for group, prompt, response, per_token in rows
+        for group, reward, prompt, response, per_token in rows
     )
     return [list(islice(samples, step.size)) for step in batch.steps]
 

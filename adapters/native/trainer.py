@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -19,11 +19,13 @@ from adapters.contract.configuration import REDUCER_DIVISOR
 from adapters.contract.objective import (
     CONSTANTS,
     ENTROPY_COEFFICIENT,
+    FROM_REWARDS,
     KL_COEFFICIENT,
     Metric,
     Objective,
 )
 from adapters.contract.probed_batch import ENTROPIES, PADDING_ID
+from adapters.native.advantages import AdvantageEstimator
 from adapters.native.losses import OTHER_LOSSES, POLICY_LOSSES, ppo
 from adapters.native.packing import Packed, SampleTensors, pack
 from adapters.toolkit.probe import ForwardPasses, cycled
@@ -40,6 +42,8 @@ if TYPE_CHECKING:
 class Trainer:
     """Trains steps on one rank; each possible mistake has a method of its own."""
 
+    estimator: ClassVar[type[AdvantageEstimator]] = AdvantageEstimator
+
     def __init__(self, job: Job, rank: int) -> None:
         self.job = job
         self.objective = job.objective
@@ -50,6 +54,15 @@ class Trainer:
         self.slices: Any = None
         if job.objective in OF_SEQUENCES and job.layout.cp > 1:
             self.slices, _ = dist.new_subgroups(job.layout.cp)
+
+    def with_advantages(self, steps: list[list[SampleTensors]]) -> list[list[SampleTensors]]:
+        """The samples of a batch with advantages from rewards, if that is the objective."""
+        if self.objective not in FROM_REWARDS:
+            return steps
+        shares = [self.shard(step) for step in steps]
+        held = [pack(share, self.layout, self.cp_rank) for share in shares if share]
+        active = [packed.ids[packed.mask] for packed in held] or [torch.zeros(0, dtype=torch.int64)]
+        return self.estimator(self.job).estimate(steps, torch.cat(active))
 
     def train_step(
         self, probe: torch.Tensor, samples: list[SampleTensors]

@@ -76,8 +76,8 @@ class Showing:
 
     @cached_property
     def magnitude(self) -> NDArray[np.float64]:
-        """The sum of the terms' |weight · factor|, which rounding errors are relative to."""
-        return self.reduced(np.sum([np.abs(term.products) for term in self.terms], axis=0))
+        """The sum of the terms' magnitudes, which rounding errors are relative to."""
+        return self.reduced(np.sum([term.magnitudes for term in self.terms], axis=0))
 
     def reduced(self, products: NDArray[np.float64]) -> NDArray[np.float64]:
         """The numbers that weight · factor of all tokens give: [tokens] to [numbers]."""
@@ -163,6 +163,7 @@ class _Look:
         self.tokens = _telling(showing)
         self.observed = showing.observed[self.tokens] if showing.is_per_token else showing.observed
         self.expected, self.magnitude = showing.expected, showing.magnitude
+        self.spare = np.sum([term.spare for term in showing.terms], axis=0)
         if showing.is_per_token:
             self.expected, self.magnitude = self.expected[self.tokens], self.magnitude[self.tokens]
 
@@ -170,8 +171,8 @@ class _Look:
         self, products: NDArray[np.float64]
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """The numbers that a term's products, [tokens], give, and their magnitudes."""
-        looked_at = products[self.tokens]
-        return self.showing.reduced(looked_at), self.showing.reduced(np.abs(looked_at))
+        looked_at, spare = products[self.tokens], self.spare[self.tokens]
+        return self.showing.reduced(looked_at), self.showing.reduced(np.abs(looked_at) + spare)
 
 
 def _telling(showing: Showing) -> NDArray[np.int64] | slice:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from conformance.diagnosis.catalogue.wordings import OF_DERIVATIVES
+from conformance.diagnosis.catalogue.wordings import OF_FACTORS
 
 SIZES = {
     "cp": "cp, the number of context-parallel ranks",
@@ -92,7 +92,7 @@ STATEMENTS = {
     "samples_miscounted": "another number of samples is counted",
     "prompts_miscounted": "another number of prompts is counted",
     "tokens_miscounted": "another number of tokens is counted",
-    **OF_DERIVATIVES,
+    **OF_FACTORS,
     "inactive_tokens_weigh": "tokens that the mask excludes have a weight",
     "not_finite": "numbers are NaN or infinite",
     "tokens_not_held": "active tokens are on no rank",

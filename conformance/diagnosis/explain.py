@@ -18,7 +18,7 @@ import numpy as np
 
 from conformance.diagnosis.catalogue import missing_tokens
 from conformance.diagnosis.catalogue.mistakes import mistakes
-from conformance.diagnosis.catalogue.wordings import OF_DERIVATIVES
+from conformance.diagnosis.catalogue.wordings import OF_FACTORS
 from conformance.findings.finding import Diagnosis
 from reference.aggregation import Mode
 
@@ -45,6 +45,9 @@ class Evidence:
     elsewhere: bool = False
     """Whether other ranks observed weights, even if this one observed none."""
 
+    amplification: NDArray[np.float64] | float = 1.0
+    """By what the rounding error of each weight may be larger than the bound: [tokens]."""
+
     hidden: NDArray[np.bool_] | None = None
     """Tokens whose weight cannot be seen, as their loss has no derivative, in the place of which
     is their gradient: [tokens]; None if there are none."""
@@ -61,6 +64,7 @@ class Evidence:
             context=term.context,
             observed=term.weights_of(gradients),
             tolerance=tolerance,
+            amplification=term.amplification,
             elsewhere=elsewhere,
             hidden=term.hidden,
             wrong_factors=[
@@ -99,22 +103,28 @@ class Evidence:
     def common_ratio(self) -> float | None:
         """The ratio that all active tokens share, None if they differ or it is 0."""
         middle = float(np.median(self.ratios))
-        same = np.abs(self.ratios - middle) <= 2 * self.tolerance * abs(middle)
+        same = np.abs(self.ratios - middle) <= 2 * self.tolerances[self.active] * abs(middle)
         return middle if middle and same.all() else None
+
+    @cached_property
+    def tolerances(self) -> NDArray[np.float64]:
+        """The bound on the relative error of each weight: [tokens]."""
+        return np.broadcast_to(self.tolerance * self.amplification, self.expected.shape)
 
     def matches(self, predicted: NDArray[np.float64]) -> bool:
         """Whether a prediction fits every active token."""
-        wanted, seen = predicted[self.active], self.observed_of_active
-        some = slice(None, None, max(len(wanted) // FEW, 1))  # most predictions fail at the first
-        return self._are_close(wanted[some], seen[some]) and self._are_close(wanted, seen)
+        seen = np.flatnonzero(self.active)
+        some = seen[:: max(len(seen) // FEW, 1)]  # most predictions fail at the first
+        return self._are_close(predicted, some) and self._are_close(predicted, seen)
 
     def is_close_to(self, predicted: NDArray[np.float64]) -> bool:
         """Whether a prediction fits every token, those that are hidden too."""
-        weigh = np.not_equal(self.expected, 0)
-        return self._are_close(predicted[weigh], self.observed[weigh])
+        return self._are_close(predicted, np.flatnonzero(self.expected))
 
-    def _are_close(self, wanted: NDArray[np.float64], seen: NDArray[np.float64]) -> bool:
-        return bool((np.abs(seen - wanted) <= self.tolerance * np.abs(wanted)).all())
+    def _are_close(self, predicted: NDArray[np.float64], tokens: NDArray[np.int64]) -> bool:
+        wanted = predicted[tokens]
+        off = np.abs(self.observed[tokens] - wanted)
+        return bool((off <= self.tolerances[tokens] * np.abs(wanted)).all())
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -215,7 +225,7 @@ def _explanations(evidence: Evidence) -> Iterator[Diagnosis]:
     """
     for wrong in evidence.wrong_factors:
         if evidence.is_close_to(wrong.factors):
-            yield Diagnosis(name=wrong.name, explanation=OF_DERIVATIVES[wrong.name])
+            yield Diagnosis(name=wrong.name, explanation=OF_FACTORS[wrong.name])
     if not evidence.hidden_have_gradient:
         yield from _missing(evidence)
         for mistake in mistakes(evidence.context):

@@ -243,6 +243,19 @@ class LossTerm:
     wrong_factors: Sequence[WrongFactors] = ()
     """What known mistakes would multiply by."""
 
+    rounding: NDArray[np.float64] | float = 0.0
+    """What rounding errors of factors are relative to, besides their own size: [tokens]."""
+
+    @cached_property
+    def magnitudes(self) -> NDArray[np.float64]:
+        """What rounding errors of products are relative to: [tokens]."""
+        return np.abs(self.products) + self.spare
+
+    @cached_property
+    def spare(self) -> NDArray[np.float64]:
+        """By what `magnitudes` are larger than products: [tokens]."""
+        return self.context.expected * self.rounding
+
     @cached_property
     def hidden(self) -> NDArray[np.bool_]:
         """Tokens whose weight cannot be seen, as it is multiplied by 0: [tokens]."""
@@ -266,6 +279,12 @@ class LossTerm:
     def magnitude(self) -> float:
         """Sum of |weight · factor|, which rounding errors of the term are relative to."""
         return float(np.abs(self.products).sum())
+
+    @property
+    def amplification(self) -> NDArray[np.float64]:
+        """By what the rounding error of a factor is larger than that of its size: [tokens]."""
+        sizes = np.where(self.hidden, 1.0, np.abs(self.factors))
+        return 1 + self.rounding / sizes
 
 
 def by_samples(context: StepContext, placement: TokenPlacement) -> NDArray[np.float64]:

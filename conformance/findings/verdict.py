@@ -49,6 +49,9 @@ class Check(StrEnum):
     OFF_POLICY = "off_policy"
     """Weights of all policy losses, times their derivatives where ratios are not 1."""
 
+    ADVANTAGES = "advantages"
+    """Weights of the policy loss, times advantages that the framework computes from rewards."""
+
     AUXILIARY = "auxiliary"
     """Weights of auxiliary losses."""
 

@@ -1,7 +1,7 @@
 """Judges gradients where weights alone do not say what is right.
 
-The terms of a combined loss each have an aggregation of their own, and off-policy losses a
-derivative that is 0 for tokens that are clipped.
+The terms of a combined loss each have an aggregation of their own, off-policy losses have a
+derivative that is 0 for tokens that are clipped, and advantages may be the framework's own.
 """
 
 from __future__ import annotations
@@ -83,7 +83,23 @@ def judge_off_policy(
             )
             for weights in final_weights(observations, step_index, job, description.conventions)
         )
-    return judge_showings(showings, _error, partial(_wrong, partial(_of_ratios, showings)))
+    return judge_showings(showings, _error, partial(_wrong, partial(_of_factors, showings)))
+
+
+def judge_advantages(
+    job: Job, observations: Sequence[Observation], description: Description
+) -> Judgement:
+    """Judge the gradient of a policy loss whose advantages the framework computed from rewards."""
+    contexts = [
+        step_context(job, index, observations, description) for index in range(len(job.steps))
+    ]
+    tokens = sum(len(step.mask) for step in job.steps)
+    showings = [
+        Showing(terms=[term], observed=-weights, tolerance=ratio_bound(description.dtype, tokens))
+        for index, term in enumerate(loss_terms.advantage_terms(contexts, job.objective))
+        for weights in final_weights(observations, index, job, description.conventions)
+    ]
+    return judge_showings(showings, _error, partial(_wrong, partial(_of_factors, showings)))
 
 
 def condition(objective: Objective, tokens: PolicyTokens) -> float:
@@ -121,8 +137,8 @@ def _wrong(diagnosis: Callable[[Showing], Diagnosis], showing: Showing) -> Judge
     )
 
 
-def _of_ratios(showings: Sequence[Showing], wrong: Showing) -> Diagnosis:
-    """The mistake in the weights of an off-policy loss, or in its derivative."""
+def _of_factors(showings: Sequence[Showing], wrong: Showing) -> Diagnosis:
+    """The mistake in the weights of a policy loss, or in what they are multiplied by."""
     [term] = wrong.terms
     elsewhere = any(one.context is term.context and one.observed.any() for one in showings)
     return diagnose(Evidence.of_term(term, wrong.observed, wrong.tolerance, elsewhere=elsewhere))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from adapters.contract.formulas import DERIVATIVES, estimator_conventions
 from adapters.contract.objective import (
     CONSTANTS,
     ENTROPY_COEFFICIENT,
@@ -17,14 +18,15 @@ from adapters.contract.objective import (
     Metric,
     Objective,
 )
-from adapters.contract.probed_batch import DERIVATIVES, DIVERGENCES, ENTROPIES, ProbedBatch
+from adapters.contract.probed_batch import DIVERGENCES, ENTROPIES, ProbedBatch
+from conformance.diagnosis.catalogue.advantages import BatchPlacement, Estimate, wrong_advantages
 from conformance.diagnosis.catalogue.derivatives import wrong_derivatives
-from conformance.diagnosis.step_context import LossTerm
+from conformance.diagnosis.step_context import LossTerm, WrongFactors
 from reference import policy_losses
 from reference.aggregation import AuxiliaryAggregation, MicroBatchWeight
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
@@ -127,6 +129,41 @@ def off_policy_term(context: StepContext, objective: Objective, tokens: PolicyTo
         wrong_factors=wrong_derivatives(
             objective, tokens, context.expected, None if placement is None else placement.cp_rank
         ),
+    )
+
+
+def advantage_terms(contexts: Sequence[StepContext], objective: Objective) -> list[LossTerm]:
+    """The term of each step of a batch whose advantages are computed from rewards."""
+    batch = ProbedBatch(contexts[0].steps, objective)
+    conventions = estimator_conventions(objective, contexts[0].conventions)
+    estimate = Estimate(objective=objective, rollouts=batch.rollouts, conventions=conventions)
+    right = estimate.advantages
+    wrong = [*wrong_advantages(estimate, _placement(contexts, batch))]
+    of_steps = zip(batch.split(right), batch.split(estimate.rounding), strict=True)
+    return [
+        LossTerm(
+            metric=Metric.POLICY_LOSS,
+            context=context,
+            factors=-advantages,
+            wrong_factors=[
+                WrongFactors(name=name, factors=-batch.split(values)[context.step_index])
+                for name, values in wrong
+            ],
+            rounding=rounding,
+        )
+        for context, (advantages, rounding) in zip(contexts, of_steps, strict=True)
+    ]
+
+
+def _placement(contexts: Sequence[StepContext], batch: ProbedBatch) -> BatchPlacement:
+    steps = np.repeat(np.arange(len(batch.steps)), [len(step.mask) for step in batch.steps])
+    known = [context.placement for context in contexts if context.placement is not None]
+    if len(known) < len(contexts):
+        return BatchPlacement(step=steps)
+    return BatchPlacement(
+        step=steps,
+        dp_rank=np.concatenate([placement.dp_rank for placement in known]),
+        cp_rank=np.concatenate([placement.cp_rank for placement in known]),
     )
 
 

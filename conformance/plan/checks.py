@@ -10,7 +10,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from adapters.contract import CodeLocation, Depth
-from adapters.contract.objective import CORRECTIONS, POLICY_LOSSES, Metric, Objective
+from adapters.contract.objective import (
+    CORRECTIONS,
+    FROM_REWARDS,
+    POLICY_LOSSES,
+    Metric,
+    Objective,
+)
 from conformance.corpus.cases import ALL_CASES, CORPUS, ORDERS, REJECTION
 from conformance.findings.finding_id import FindingId, slug
 from conformance.findings.verdict import Check
@@ -31,6 +37,9 @@ TELLING = _cases("fully_masked_sample", "split_groups", "nine_samples", "ten_sam
 multiple of either, more than one step."""
 
 ONE = _cases("fully_masked_sample")
+
+OF_REWARDS = _cases("fully_masked_sample", "short_responses", "split_groups", "two_steps")
+"""Samples and context-parallel slices without tokens, groups over several ranks, two steps."""
 
 SHARDED = _cases(
     "split_groups",
@@ -126,6 +135,16 @@ CHECK_SPECS = (
     *(
         CheckSpec(check=Check.OFF_POLICY, name=objective, objective=objective, cases=ONE)
         for objective in (*POLICY_LOSSES, *CORRECTIONS)
+    ),
+    *(
+        CheckSpec(
+            check=Check.ADVANTAGES,
+            name=objective,
+            objective=objective,
+            cases=OF_REWARDS,
+            modes=(Mode.SAMPLE_MEAN,),
+        )
+        for objective in FROM_REWARDS
     ),
     *(
         CheckSpec(check=Check.OTHER_LOSSES, name=objective, objective=objective, cases=ONE)

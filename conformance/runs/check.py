@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from adapters.contract import CodeLocation
 from adapters.contract.configuration import DEFAULT_CONFIGURATION
-from adapters.contract.objective import OFF_POLICY, Objective
+from adapters.contract.objective import FROM_REWARDS, OFF_POLICY, Objective
 from conformance.causes.clues import clues_of_failure
 from conformance.corpus.configurations import TRIALS, ConfigCase, Demand
 from conformance.findings.finding import Finding
 from conformance.findings.verdict import Check, Verdict
 from conformance.judging.cut_dependence import depends_on_cuts, judge_cut_dependence
-from conformance.judging.gradients import judge_combined, judge_off_policy
+from conformance.judging.gradients import judge_advantages, judge_combined, judge_off_policy
 from conformance.judging.logs import judge_log
 from conformance.judging.metrics import judge_logged
 from conformance.judging.sharding import judge_sharding
@@ -96,6 +96,8 @@ def judge(spec: CheckSpec) -> Judge:
         return judge_sharding
     if spec.objective in OFF_POLICY:
         return judge_off_policy
+    if spec.objective in FROM_REWARDS:
+        return judge_advantages
     return judge_combined if spec.objective is Objective.COMBINED else judge_weights
 
 

@@ -23,6 +23,8 @@ def samples(*lengths: int) -> list[SampleTensors]:
             rollout_log_probs=torch.zeros(length),
             mask=torch.ones(length, dtype=torch.bool),
             original_mask=torch.ones(length, dtype=torch.bool),
+            values=torch.zeros(length),
+            reward=0.0,
             group=0,
             denominator=float(length),
         )

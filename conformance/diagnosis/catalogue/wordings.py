@@ -1,4 +1,4 @@
-"""Each wrong derivative in words; without numpy, as reports are shown without it."""
+"""Wrong derivatives and advantages in words, apart from numpy, which readers do not need."""
 
 from __future__ import annotations
 
@@ -30,3 +30,43 @@ OF_DERIVATIVES = {
     "correction_by_the_new_policy": "the correction is by the ratio of the new to rollout policy",
 }
 """Each mistake in words, as the end of a sentence; the more common ones first."""
+
+PARTS_OF_A_BATCH = {
+    "step": "optimizer step",
+    "dp_rank": "data-parallel rank",
+    "cp_slice": "context-parallel slice",
+    "rank": "rank",
+}
+
+OF_ADVANTAGES = {
+    "groups_merged": "rewards are compared with those of all prompts",
+    "groups_per_dp_rank": "rewards are compared within what a rank has of a prompt's samples",
+    "baseline_left_out": "the mean of the prompt's rewards is not subtracted",
+    "own_reward_in_baseline": "the baseline has a part of the sample's own reward",
+    "std_left_out": "rewards are not divided by their standard deviation",
+    "std_of_the_batch": "rewards are divided by the standard deviation of all prompts",
+    "biased_std": "the standard deviation of a group has the divisor n",
+    "divergence_left_out": "rewards have no penalty on the divergence",
+    "divergence_added": "the divergence is rewarded and not penalised",
+    "divergence_of_other_tokens": "the divergence of other tokens is penalised",
+    "discount_left_out": "later rewards are not discounted",
+    "reward_at_another_token": "the reward is at another token",
+    "slices_apart": "returns end with the slice of a context-parallel rank",
+    "trace_left_out": "advantages of later tokens are not multiplied by lambda",
+    "values_left_out": "the critic's values are taken for 0",
+    "padding_bootstrapped": "advantages have a part of the critic's values of padding",
+    "not_whitened": "advantages are not whitened",
+    "whitening_keeps_the_mean": "the mean is not subtracted from advantages that are whitened",
+    "whitening_keeps_the_variance": "the mean is subtracted from advantages, and that is all",
+    "whitened_by_other_tokens": "mean and variance of advantages are those of other tokens",
+    "biased_variance": "the variance of advantages has another divisor",
+    "padding_whitened": "the mean of advantages counts padding",
+    **{
+        f"whitened_per_{name}": f"advantages are whitened in each {words} alone"
+        for name, words in PARTS_OF_A_BATCH.items()
+    },
+}
+"""Each mistake in words, as the end of a sentence; the more common ones first."""
+
+OF_FACTORS = OF_DERIVATIVES | OF_ADVANTAGES
+"""All mistakes in what the weights of a policy loss are multiplied by."""

@@ -1,0 +1,69 @@
+"""The reference's formulas for objectives with other ratios than 1, or advantages from rewards."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from adapters.contract.objective import ADVANTAGE_CONSTANTS, Objective
+from reference import advantages, policy_losses
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from reference.advantages import Estimator, Rollouts
+    from reference.aggregation import Conventions, EstimatorConventions
+
+    Values = NDArray[np.float64]
+
+DERIVATIVES = {
+    Objective.OFF_POLICY: policy_losses.ppo,
+    Objective.DUAL_CLIP: policy_losses.dual_clip,
+    Objective.GSPO: policy_losses.gspo,
+    Objective.CISPO: policy_losses.cispo,
+    Objective.SAPO: policy_losses.sapo,
+    # New log-probabilities are all 0, and so are covariances: no token is clipped by its own.
+    Objective.CLIP_COV: policy_losses.ppo,
+    Objective.KL_COV: policy_losses.kl_cov,
+    Objective.TIS_TOKEN: policy_losses.tis_token,
+    Objective.TIS_SEQUENCE: policy_losses.tis_sequence,
+}
+"""The derivative of each off-policy loss by a token's log-probability."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdvantageEstimator:
+    """An estimator of advantages, and whether its results are whitened."""
+
+    raw: Estimator
+    whitens: bool
+
+    def __call__(
+        self, rollouts: Rollouts, conventions: EstimatorConventions
+    ) -> NDArray[np.float64]:
+        """The advantages of the tokens of a batch: [tokens]."""
+        raw = self.raw(rollouts, ADVANTAGE_CONSTANTS, conventions)
+        return advantages.whitened(raw, rollouts, conventions) if self.whitens else raw
+
+
+ESTIMATORS = {
+    Objective.GROUP_NORMALISED: AdvantageEstimator(raw=advantages.group_normalised, whitens=False),
+    Objective.GROUP_CENTRED: AdvantageEstimator(raw=advantages.group_centred, whitens=False),
+    Objective.LEAVE_ONE_OUT: AdvantageEstimator(raw=advantages.leave_one_out, whitens=False),
+    Objective.GROUP_WHITENED: AdvantageEstimator(raw=advantages.group_normalised, whitens=True),
+    Objective.REINFORCE_PP: AdvantageEstimator(raw=advantages.discounted_returns, whitens=True),
+    Objective.REINFORCE_PP_BASELINE: AdvantageEstimator(
+        raw=advantages.penalised_centred, whitens=True
+    ),
+    Objective.GAE: AdvantageEstimator(raw=advantages.gae, whitens=True),
+}
+"""The estimator of each objective whose advantages the framework computes."""
+
+
+def estimator_conventions(objective: Objective, conventions: Conventions) -> EstimatorConventions:
+    """The conventions of an estimator of advantages."""
+    return {
+        Objective.GAE: conventions.of_values,
+        Objective.REINFORCE_PP: conventions.of_returns,
+    }.get(objective, conventions.of_groups)

@@ -1,0 +1,132 @@
+"""The advantages that `native` computes from the rewards of a batch of rollouts.
+
+Formulas and sources are those of `reference.advantages`. Every rank has all samples and computes
+their advantages; mean and variance to whiten them by are added up from what each rank holds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+from adapters.contract.objective import ADVANTAGE_CONSTANTS, OF_GROUPS, Objective
+from reference.advantages import STD_EPSILON, VARIANCE_EPSILON
+
+if TYPE_CHECKING:
+    from adapters.contract import Job
+    from adapters.native.packing import SampleTensors
+
+WITHOUT_WHITENING = (
+    Objective.GROUP_NORMALISED,
+    Objective.GROUP_CENTRED,
+    Objective.LEAVE_ONE_OUT,
+)
+
+
+class AdvantageEstimator:
+    """Estimates by an objective; each possible mistake has a method of its own."""
+
+    def __init__(self, job: Job) -> None:
+        self.objective = job.objective
+        self.layout = job.layout
+        self.constants = ADVANTAGE_CONSTANTS
+
+    def estimate(
+        self, steps: list[list[SampleTensors]], held: torch.Tensor
+    ) -> list[list[SampleTensors]]:
+        """The samples of all steps with their advantages.
+
+        ``held`` are the ids of active tokens whose loss this rank computes.
+        """
+        samples = [sample for step in steps for sample in step]
+        raw = [self.raw(sample, self.rewards_of_prompt(sample, samples)) for sample in samples]
+        if self.objective not in WITHOUT_WHITENING:
+            raw = self.whitened(raw, samples, held)
+        estimated = iter(raw)
+        return [[replace(sample, advantages=next(estimated)) for sample in step] for step in steps]
+
+    def rewards_of_prompt(
+        self, sample: SampleTensors, samples: list[SampleTensors]
+    ) -> torch.Tensor:
+        """The rewards of all samples of a sample's prompt."""
+        return torch.tensor([other.reward for other in samples if other.group == sample.group])
+
+    def raw(self, sample: SampleTensors, rewards: torch.Tensor) -> torch.Tensor:
+        """The advantages of a sample before they are whitened: [prompt + response]."""
+        if self.objective in OF_GROUPS:
+            return self.of_group(sample, rewards)
+        if self.objective is Objective.REINFORCE_PP:
+            return self.discounted(self.token_rewards(sample), self.constants.discount)
+        following = self.following(sample)
+        deltas = self.token_rewards(sample) + self.constants.discount * following - sample.values
+        return self.discounted(deltas, self.constants.discount * self.constants.trace)
+
+    def of_group(self, sample: SampleTensors, rewards: torch.Tensor) -> torch.Tensor:
+        """A sample's reward compared with those of its prompt."""
+        centred = torch.full_like(sample.values, sample.reward - self.baseline(rewards))
+        if self.objective in (Objective.GROUP_NORMALISED, Objective.GROUP_WHITENED):
+            return centred / (self.spread(rewards) + STD_EPSILON)
+        if self.objective is Objective.LEAVE_ONE_OUT:
+            return centred * len(rewards) / max(len(rewards) - 1, 1)
+        if self.objective is Objective.REINFORCE_PP_BASELINE:
+            return centred - self.penalties(sample)
+        return centred
+
+    def baseline(self, rewards: torch.Tensor) -> float:
+        """What is subtracted from the rewards of a prompt."""
+        return float(rewards.mean())
+
+    def spread(self, rewards: torch.Tensor) -> float:
+        """The standard deviation of the rewards of a prompt, 0 of a single one."""
+        return float(rewards.std()) if len(rewards) > 1 else 0.0
+
+    def penalties(self, sample: SampleTensors) -> torch.Tensor:
+        """The penalty on the divergence of each token."""
+        divergences = sample.old_log_probs - sample.reference_log_probs
+        return torch.where(sample.mask, self.constants.penalty * divergences, 0)
+
+    def token_rewards(self, sample: SampleTensors) -> torch.Tensor:
+        """The reward of each token: penalties, and the sample's reward at its last active token."""
+        rewards = -self.penalties(sample)
+        active = sample.mask.nonzero()
+        if len(active):
+            rewards[active[-1]] += sample.reward
+        return rewards
+
+    def following(self, sample: SampleTensors) -> torch.Tensor:
+        """The critic's value of the next token of the response."""
+        return torch.cat([sample.values[1:], torch.zeros(1)])
+
+    def discounted(self, values: torch.Tensor, decay: float) -> torch.Tensor:
+        """Sums of what follows, each token's times another factor of the decay."""
+        found = values.clone()
+        for token in range(len(values) - 2, -1, -1):
+            found[token] += decay * found[token + 1]
+        return found
+
+    def whitened(
+        self, raw: list[torch.Tensor], samples: list[SampleTensors], held: torch.Tensor
+    ) -> list[torch.Tensor]:
+        """Advantages with mean 0 and variance 1 over the active tokens of all ranks."""
+        of_id = torch.zeros(1 + max(int(sample.ids.max()) for sample in samples))
+        for sample, values in zip(samples, raw, strict=True):
+            of_id[sample.ids] = values
+        mine = of_id[held]
+        total, tokens = self.added_up(torch.stack([mine.sum(), torch.tensor(float(len(mine)))]))
+        mean = total / tokens.clamp(min=1)
+        squares = self.added_up(((mine - mean) ** 2).sum())
+        variance = squares / self.degrees_of_freedom(tokens)
+        return [(values - mean) / torch.sqrt(variance + VARIANCE_EPSILON) for values in raw]
+
+    def degrees_of_freedom(self, tokens: torch.Tensor) -> torch.Tensor:
+        """The divisor of the variance."""
+        return (tokens - 1).clamp(min=1)
+
+    def added_up(self, sums: torch.Tensor) -> torch.Tensor:
+        """Sums of all ranks."""
+        if self.layout.world_size > 1:
+            dist.all_reduce(sums)
+        return sums

@@ -1,0 +1,278 @@
+"""Known mistakes in the advantages that a framework computes from rewards.
+
+Each is the estimator of `reference.advantages` on wrong rewards, groups, tokens or constants, or
+whitened by the mean and variance of other tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from adapters.contract.formulas import ESTIMATORS, AdvantageEstimator
+from adapters.contract.objective import ADVANTAGE_CONSTANTS, OF_GROUPS, PENALISING, Objective
+from adapters.contract.probed_batch import PADDING_VALUE
+from reference import advantages
+from reference.aggregation import TokenSet
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from reference.advantages import Rollouts
+    from reference.aggregation import EstimatorConventions
+
+    Values = NDArray[np.float64]
+    Wrong = tuple[str, Values]
+
+OTHER_SET = {TokenSet.ACTIVE: TokenSet.RESPONSE, TokenSet.RESPONSE: TokenSet.ACTIVE}
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class BatchPlacement:
+    """Where the tokens of a batch were, int64 [tokens]; ranks are None if they are not known."""
+
+    step: NDArray[np.int64]
+    dp_rank: NDArray[np.int64] | None = None
+    cp_rank: NDArray[np.int64] | None = None
+
+    def parts(self) -> Iterator[tuple[str, NDArray[np.int64]]]:
+        """Yield names of parts of a batch, and which part each token is in."""
+        if self.step.any():
+            yield "step", self.step
+        if self.dp_rank is None or self.cp_rank is None:
+            return
+        if self.dp_rank.any():
+            yield "dp_rank", self.dp_rank
+        if self.cp_rank.any():
+            yield "cp_slice", self.cp_rank
+        if self.dp_rank.any() and self.cp_rank.any():
+            yield "rank", self.dp_rank * (self.cp_rank.max() + 1) + self.cp_rank
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Estimate:
+    """An objective's estimator with what it is given."""
+
+    objective: Objective
+    rollouts: Rollouts
+    conventions: EstimatorConventions
+
+    @property
+    def estimator(self) -> AdvantageEstimator:
+        """The objective's estimator."""
+        return ESTIMATORS[self.objective]
+
+    def having(self, **wrong: object) -> Values:
+        """The advantages with other values of rollouts."""
+        rollouts = replace(self.rollouts, **wrong)  # type: ignore[arg-type]
+        return self.estimator(rollouts, self.conventions)
+
+    def by(self, **wrong: object) -> Values:
+        """The advantages with other conventions."""
+        conventions = replace(self.conventions, **wrong)  # type: ignore[arg-type]
+        return self.estimator(self.rollouts, conventions)
+
+    def of(self, raw: Values) -> Values:
+        """Advantages from other ones before they are whitened."""
+        if not self.estimator.whitens:
+            return raw
+        return advantages.whitened(raw, self.rollouts, self.conventions)
+
+    def under(self, **wrong: float) -> Values:
+        """The advantages with other constants."""
+        constants = replace(ADVANTAGE_CONSTANTS, **wrong)
+        return self.of(self.estimator.raw(self.rollouts, constants, self.conventions))
+
+    @cached_property
+    def raw(self) -> Values:
+        """The advantages before they are whitened."""
+        return self.estimator.raw(self.rollouts, ADVANTAGE_CONSTANTS, self.conventions)
+
+    @cached_property
+    def advantages(self) -> Values:
+        """The advantages: [tokens]."""
+        return self.of(self.raw)
+
+    @property
+    def decay(self) -> float:
+        """What a token's advantage has of that of the next one, before they are whitened."""
+        trace = ADVANTAGE_CONSTANTS.trace if self.objective is Objective.GAE else 1.0
+        return ADVANTAGE_CONSTANTS.discount * trace
+
+    @property
+    def rounding(self) -> Values:
+        """What rounding errors of advantages are relative to, besides their own size: [tokens].
+
+        Where a mean is subtracted, they are relative to what it is subtracted from, and an error of
+        a variance is to its square.
+        """
+        largest, spread = self._largest, 1.0
+        if self.objective in (Objective.GROUP_NORMALISED, Objective.GROUP_WHITENED):
+            stds = self.rollouts.of_group(lambda rewards: float(rewards.std(ddof=len(rewards) > 1)))
+            spread = float(stds[stds > 0].min(initial=np.inf))
+        of_raw = largest / spread
+        if not self.estimator.whitens:
+            return 2 * of_raw + np.abs(self.advantages) * of_raw**2
+        counted = self.raw[self.rollouts.tokens(self.conventions.whitened)]
+        of_whitened = of_raw / float(np.sqrt(counted.var() + advantages.VARIANCE_EPSILON))
+        return 2 * of_whitened + np.abs(self.advantages) * (of_raw**2 + of_whitened**2)
+
+    @property
+    def _largest(self) -> float:
+        """A bound on the sum of absolute values that an advantage is made of."""
+        constants, rollouts = ADVANTAGE_CONSTANTS, self.rollouts
+        largest = float(np.abs(rollouts.rewards).max())
+        if self.objective in PENALISING:
+            divergence = float(np.abs(rollouts.divergences).max())
+            largest += constants.penalty * divergence / (1 - constants.discount)
+        if self.objective is Objective.GAE:
+            largest += 2 * float(np.abs(rollouts.values).max()) / (1 - self.decay)
+        return largest
+
+
+def wrong_advantages(estimate: Estimate, placement: BatchPlacement) -> Iterator[Wrong]:
+    """Yield names and advantages, [tokens], with each mistake that an estimator may have."""
+    if estimate.objective in OF_GROUPS:
+        yield from _of_groups(estimate, placement)
+    else:
+        yield from _of_discounts(estimate, placement)
+    if estimate.objective in PENALISING:
+        yield from _of_penalties(estimate)
+    if estimate.objective is Objective.GAE:
+        yield from _of_values(estimate)
+    if estimate.estimator.whitens:
+        yield from _of_whitening(estimate, placement)
+
+
+def _of_groups(estimate: Estimate, placement: BatchPlacement) -> Iterator[Wrong]:
+    rollouts = estimate.rollouts
+    yield "groups_merged", estimate.having(groups=np.zeros_like(rollouts.groups))
+    if placement.dp_rank is not None and placement.dp_rank.any():
+        first = np.searchsorted(rollouts.sample, np.arange(len(rollouts.rewards)))
+        ranks = placement.dp_rank.max() + 1
+        parts = rollouts.groups * ranks + placement.dp_rank[first]
+        yield "groups_per_dp_rank", estimate.having(groups=parts)
+    yield from _of_baselines(estimate)
+    if estimate.objective in (Objective.GROUP_NORMALISED, Objective.GROUP_WHITENED):
+        yield from _of_spreads(estimate)
+
+
+def _of_baselines(estimate: Estimate) -> Iterator[Wrong]:
+    """Yield mistakes in what is subtracted from a reward."""
+    rollouts, centred = estimate.rollouts, _centred(estimate)
+    uncentred = estimate.raw + (rollouts.rewards[rollouts.sample] - centred) * _scale(estimate)
+    yield "baseline_left_out", estimate.of(uncentred)
+    if estimate.objective is Objective.LEAVE_ONE_OUT:
+        yield "own_reward_in_baseline", centred
+
+
+def _of_spreads(estimate: Estimate) -> Iterator[Wrong]:
+    """Yield mistakes in the standard deviation that a reward is divided by."""
+    rollouts, centred = estimate.rollouts, _centred(estimate)
+    yield "std_left_out", estimate.of(centred)
+    yield "std_of_the_batch", estimate.of(centred / rollouts.rewards.std(ddof=1))
+    biased = rollouts.of_group(lambda rewards: float(rewards.std()))[rollouts.sample]
+    yield "biased_std", estimate.of(centred / (biased + advantages.STD_EPSILON))
+
+
+def _centred(estimate: Estimate) -> Values:
+    return advantages.group_centred(estimate.rollouts, ADVANTAGE_CONSTANTS, estimate.conventions)
+
+
+def _scale(estimate: Estimate) -> Values:
+    """What a group's rewards are multiplied by after its mean is subtracted: [tokens]."""
+    centred = _centred(estimate)
+    if estimate.objective is Objective.REINFORCE_PP_BASELINE:
+        return np.ones_like(centred)
+    return np.divide(estimate.raw, centred, out=np.zeros_like(centred), where=centred != 0)
+
+
+def _of_penalties(estimate: Estimate) -> Iterator[Wrong]:
+    yield "divergence_left_out", estimate.under(penalty=0.0)
+    yield "divergence_added", estimate.under(penalty=-ADVANTAGE_CONSTANTS.penalty)
+    other = OTHER_SET[estimate.conventions.penalised]
+    yield "divergence_of_other_tokens", estimate.by(penalised=other)
+
+
+def _of_discounts(estimate: Estimate, placement: BatchPlacement) -> Iterator[Wrong]:
+    rollouts = estimate.rollouts
+    yield "discount_left_out", estimate.under(discount=1.0)
+    other = OTHER_SET[estimate.conventions.rewarded]
+    yield "reward_at_another_token", estimate.by(rewarded=other)
+    if placement.cp_rank is not None and placement.cp_rank.any():
+        slices = rollouts.sample * (placement.cp_rank.max() + 1) + placement.cp_rank
+        borders = np.diff(slices, prepend=slices[:1]) != 0
+        yield "slices_apart", estimate.of(_accumulated_in(np.cumsum(borders), estimate))
+
+
+def _accumulated_in(parts: NDArray[np.int64], estimate: Estimate) -> Values:
+    """What the estimator adds up over the tokens of a sample, added up in parts of it alone."""
+    decay = estimate.decay
+    following = np.append(estimate.raw[1:], 0.0)
+    following[estimate.rollouts.last(TokenSet.RESPONSE)] = 0.0
+    return advantages.accumulated(estimate.raw - decay * following, parts, decay)
+
+
+def _of_values(estimate: Estimate) -> Iterator[Wrong]:
+    yield "trace_left_out", estimate.under(trace=1.0)
+    yield "values_left_out", estimate.having(values=np.zeros_like(estimate.rollouts.values))
+    yield "padding_bootstrapped", estimate.of(_with_padding(estimate))
+
+
+def _with_padding(estimate: Estimate) -> Values:
+    """GAE that goes on to the width of the longest response, with the value of padding."""
+    rollouts, constants, decay = estimate.rollouts, ADVANTAGE_CONSTANTS, estimate.decay
+    last = rollouts.last(TokenSet.RESPONSE)
+    lengths = np.bincount(rollouts.sample)
+    behind = np.zeros(len(rollouts.mask))  # what the last token reads of padding
+    for token, padding in zip(last, lengths.max() - lengths, strict=True):
+        tail = 0.0
+        for place in range(padding):
+            next_value = PADDING_VALUE if place else 0.0
+            tail = constants.discount * next_value - PADDING_VALUE + decay * tail
+        behind[token] = decay * tail + constants.discount * PADDING_VALUE * bool(padding)
+    return estimate.raw + advantages.accumulated(behind, rollouts.sample, decay)
+
+
+def _of_whitening(estimate: Estimate, placement: BatchPlacement) -> Iterator[Wrong]:
+    raw, rollouts, conventions = estimate.raw, estimate.rollouts, estimate.conventions
+    counted = raw[rollouts.tokens(conventions.whitened)]
+    spread = np.sqrt(counted.var(ddof=conventions.lost_degrees_of_freedom))
+    yield "not_whitened", raw
+    yield "whitening_keeps_the_mean", raw / spread
+    yield "whitening_keeps_the_variance", raw - counted.mean()
+    yield "whitened_by_other_tokens", estimate.by(whitened=OTHER_SET[conventions.whitened])
+    other_divisor = 1 - conventions.lost_degrees_of_freedom
+    yield "biased_variance", estimate.by(lost_degrees_of_freedom=other_divisor)
+    yield from _of_padding(estimate)
+    for name, part in placement.parts():
+        yield f"whitened_per_{name}", _of_parts(estimate, part)
+
+
+def _of_padding(estimate: Estimate) -> Iterator[Wrong]:
+    """Yield means over rows that are padded with zeros to the longest response."""
+    raw, rollouts, conventions = estimate.raw, estimate.rollouts, estimate.conventions
+    lengths, chosen = np.bincount(rollouts.sample), rollouts.tokens(conventions.whitened)
+    name = "padding_whitened"
+    mean = raw[chosen].sum() / (lengths.max() * len(lengths))
+    around = raw[chosen] - mean
+    for divisor in (len(around), len(around) - 1):
+        yield name, (raw - mean) / np.sqrt((around**2).sum() / divisor)
+
+
+def _of_parts(estimate: Estimate, part: NDArray[np.int64]) -> Values:
+    """The advantages whitened in each part of the batch alone."""
+    found, raw, rollouts = np.zeros_like(estimate.raw), estimate.raw, estimate.rollouts
+    for number in np.unique(part):
+        outside = part != number
+        mask = rollouts.tokens(estimate.conventions.whitened) & ~outside
+        only = replace(estimate.conventions, whitened=TokenSet.ACTIVE)
+        found = np.where(
+            outside, found, advantages.whitened(raw, replace(rollouts, mask=mask), only)
+        )
+    return found

@@ -1,0 +1,177 @@
+"""Advantages of the tokens of a batch of rollouts, from the rewards of its samples, in float64.
+
+r is the reward of a sample, mean and std are those of the rewards of its prompt group, β·kl_t is
+the penalty on the divergence of token t from the reference policy, and ρ_t = -β·kl_t, to which r is
+added at the last token. Every token of a sample has
+
+    group_normalised    (r - mean) / (std + 1e-6)                arXiv:2402.03300 (GRPO)
+    group_centred       r - mean                                 arXiv:2503.20783 (Dr. GRPO)
+    leave_one_out       r - mean of the others in the group      arXiv:2402.14740 (RLOO)
+    penalised_centred   r - mean - β·kl_t                        arXiv:2501.03262 (REINFORCE++)
+    discounted_returns  G_t = ρ_t + γ·G_{t+1}                    arXiv:2501.03262 (REINFORCE++)
+    gae                 A_t = δ_t + γλ·A_{t+1}                   arXiv:1506.02438 (PPO)
+                        where δ_t = ρ_t + γ·V_{t+1} - V_t
+
+Behind the last token G, A and V are 0. The variance of a group has the divisor n - 1. Advantages
+may then be whitened: the mean over the tokens of the whole batch is subtracted, and they are
+divided by √(variance + 1e-8). Which tokens have a penalty, a reward and a part in that mean and
+variance are conventions (`EstimatorConventions`), and so is the divisor of the variance.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from reference.aggregation import TokenSet
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    from reference.aggregation import EstimatorConventions
+    from reference.loss_constants import AdvantageConstants
+
+    Values = NDArray[np.float64]
+    Estimator = Callable[["Rollouts", AdvantageConstants, EstimatorConventions], Values]
+
+STD_EPSILON = 1e-6
+VARIANCE_EPSILON = 1e-8
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Rollouts:
+    """What advantages depend on: rewards and prompt groups of samples, [N], and [tokens].
+
+    ``sample`` is the index of each token's sample, in order; ``mask`` the loss mask; ``values`` are
+    the critic's, ``divergences`` those of the policy from the reference policy.
+    """
+
+    rewards: Values
+    groups: NDArray[np.int64]
+    sample: NDArray[np.int64]
+    mask: NDArray[np.bool_]
+    values: Values
+    divergences: Values
+
+    def tokens(self, which: TokenSet) -> NDArray[np.bool_]:
+        """Whether each token is in a set: [tokens]."""
+        return self.mask if which is TokenSet.ACTIVE else np.ones_like(self.mask)
+
+    def last(self, which: TokenSet) -> NDArray[np.int64]:
+        """The index of the last token in a set of each sample that has one."""
+        found = np.flatnonzero(self.tokens(which))
+        ends = np.flatnonzero(np.diff(self.sample[found], append=-1))
+        last: NDArray[np.int64] = found[ends]
+        return last
+
+    def of_group(self, statistic: Callable[[Values], float]) -> Values:
+        """A statistic of the rewards of each sample's group: [N]."""
+        found = np.empty(len(self.rewards))
+        for group in np.unique(self.groups):
+            members = self.groups == group
+            found[members] = statistic(self.rewards[members])
+        return found
+
+
+def group_normalised(
+    rollouts: Rollouts, constants: AdvantageConstants, conventions: EstimatorConventions
+) -> Values:
+    """(r - mean) / (std + 1e-6), 0 in a group of one."""
+    spread = rollouts.of_group(lambda rewards: np.sqrt(_variance(rewards, 1)))
+    return (_centred(rollouts) / (spread + STD_EPSILON))[rollouts.sample]
+
+
+def group_centred(
+    rollouts: Rollouts, constants: AdvantageConstants, conventions: EstimatorConventions
+) -> Values:
+    """Returns r - mean."""
+    return _centred(rollouts)[rollouts.sample]
+
+
+def leave_one_out(
+    rollouts: Rollouts, constants: AdvantageConstants, conventions: EstimatorConventions
+) -> Values:
+    """(r - mean) · n / (n - 1), which is r - mean of the others; 0 in a group of one."""
+    size = rollouts.of_group(len)
+    return (_centred(rollouts) * size / np.maximum(size - 1, 1))[rollouts.sample]
+
+
+def penalised_centred(
+    rollouts: Rollouts, constants: AdvantageConstants, conventions: EstimatorConventions
+) -> Values:
+    """Returns r - mean - β·kl_t."""
+    return _centred(rollouts)[rollouts.sample] - _penalties(rollouts, constants, conventions)
+
+
+def discounted_returns(
+    rollouts: Rollouts, constants: AdvantageConstants, conventions: EstimatorConventions
+) -> Values:
+    """G_t = ρ_t + γ·G_{t+1}."""
+    rewards = token_rewards(rollouts, constants, conventions)
+    return accumulated(rewards, rollouts.sample, constants.discount)
+
+
+def gae(
+    rollouts: Rollouts, constants: AdvantageConstants, conventions: EstimatorConventions
+) -> Values:
+    """A_t = δ_t + γλ·A_{t+1}."""
+    rewards = token_rewards(rollouts, constants, conventions)
+    deltas = rewards + constants.discount * following(rollouts) - rollouts.values
+    return accumulated(deltas, rollouts.sample, constants.discount * constants.trace)
+
+
+def following(rollouts: Rollouts) -> Values:
+    """V_{t+1} of each token."""
+    values = np.append(rollouts.values[1:], 0.0)
+    values[rollouts.last(TokenSet.RESPONSE)] = 0.0
+    return values
+
+
+def token_rewards(
+    rollouts: Rollouts, constants: AdvantageConstants, conventions: EstimatorConventions
+) -> Values:
+    """ρ_t of each token."""
+    rewards = -_penalties(rollouts, constants, conventions)
+    last = rollouts.last(conventions.rewarded)
+    rewards[last] += rollouts.rewards[rollouts.sample[last]]
+    return rewards
+
+
+def accumulated(values: Values, sample: NDArray[np.int64], decay: float) -> Values:
+    """Returns x_t + decay · (the same of the next token of the sample)."""
+    found = values.copy()
+    for token in range(len(values) - 2, -1, -1):
+        if sample[token] == sample[token + 1]:
+            found[token] += decay * found[token + 1]
+    return found
+
+
+def whitened(values: Values, rollouts: Rollouts, conventions: EstimatorConventions) -> Values:
+    """(x - mean) / √(variance + 1e-8) over the batch."""
+    counted = values[rollouts.tokens(conventions.whitened)]
+    if not counted.size:
+        return np.zeros_like(values)
+    variance = _variance(counted, conventions.lost_degrees_of_freedom)
+    mean, spread = float(counted.mean()), float(np.sqrt(variance + VARIANCE_EPSILON))
+    return (values - mean) / spread
+
+
+def _centred(rollouts: Rollouts) -> Values:
+    return rollouts.rewards - rollouts.of_group(lambda rewards: float(rewards.mean()))
+
+
+def _penalties(
+    rollouts: Rollouts, constants: AdvantageConstants, conventions: EstimatorConventions
+) -> Values:
+    penalised = rollouts.tokens(conventions.penalised)
+    return np.where(penalised, constants.penalty * rollouts.divergences, 0.0)
+
+
+def _variance(values: Values, lost_degrees_of_freedom: int) -> float:
+    """The variance, 0 of fewer values than have one."""
+    divisor = max(len(values) - lost_degrees_of_freedom, 1)
+    return float(((values - values.mean()) ** 2).sum() / divisor)
