@@ -39,7 +39,7 @@ class AdvantageEstimator:
     ) -> list[list[SampleTensors]]:
         """The samples of all steps with their advantages.
 
-        ``held`` are the ids of active tokens whose loss this rank computes.
+        ``held`` are the ids of this rank's tokens that mean and variance count.
         """
         samples = [sample for step in steps for sample in step]
         raw = [self.raw(sample, self.rewards_of_prompt(sample, samples)) for sample in samples]

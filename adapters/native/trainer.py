@@ -59,10 +59,16 @@ class Trainer:
         """The samples of a batch with advantages from rewards, if that is the objective."""
         if self.objective not in FROM_REWARDS:
             return steps
-        shares = [self.shard(step) for step in steps]
-        held = [pack(share, self.layout, self.cp_rank) for share in shares if share]
-        active = [packed.ids[packed.mask] for packed in held] or [torch.zeros(0, dtype=torch.int64)]
-        return self.estimator(self.job).estimate(steps, torch.cat(active))
+        held = [
+            self.whitened_ids(pack(micro_batch, self.layout, self.cp_rank))
+            for step in steps
+            for micro_batch in self.cut(self.shard(step))
+        ]
+        return self.estimator(self.job).estimate(steps, torch.cat([torch.arange(0), *held]))
+
+    def whitened_ids(self, packed: Packed) -> torch.Tensor:
+        """The ids of the tokens that mean and variance of advantages count."""
+        return packed.ids[packed.mask]
 
     def train_step(
         self, probe: torch.Tensor, samples: list[SampleTensors]

@@ -6,6 +6,7 @@ import inspect
 from typing import TYPE_CHECKING
 
 from tests.mutants import (
+    advantages,
     auxiliary,
     counts,
     factors,
@@ -39,6 +40,7 @@ MODULES = (
     metrics,
     auxiliary,
     off_policy,
+    advantages,
     sharding,
     startup,
     logging,

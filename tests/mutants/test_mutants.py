@@ -15,6 +15,7 @@ from conformance.plan.checks import CHECK_SPECS, check_spec
 from conformance.ranks.pool import RankPool
 from tests.mutants import (
     MUTANTS,
+    advantages,
     auxiliary,
     counts,
     logging,
@@ -123,6 +124,7 @@ SEEN_BY_ONE_CHECK = {
     Check.METRIC: metrics.LossWithoutEntropy,
     Check.REJECTION: counts.OriginalMaskCounted,
     Check.OFF_POLICY: off_policy.ClippingForgotten,
+    Check.ADVANTAGES: advantages.DiscountForgotten,
     Check.AUXILIARY: auxiliary.EntropyAveragedOverDp,
     Check.OTHER_LOSSES: auxiliary.LikelihoodPerSample,
     Check.SHARDING: sharding.GroupsStriped,

@@ -50,7 +50,7 @@ class BatchPlacement:
             yield "dp_rank", self.dp_rank
         if self.cp_rank.any():
             yield "cp_slice", self.cp_rank
-        if self.dp_rank.any() and self.cp_rank.any():
+        if self.dp_rank.any() or self.cp_rank.any():
             yield "rank", self.dp_rank * (self.cp_rank.max() + 1) + self.cp_rank
 
 
