@@ -14,13 +14,14 @@ added at the last token. Every token of a sample has
 
 Behind the last token G, A and V are 0. The variance of a group has the divisor n - 1. Advantages
 may then be whitened: the mean over the tokens of the whole batch is subtracted, and they are
-divided by √(variance + 1e-8). Which tokens have a penalty, a reward and a part in that mean and
-variance are conventions (`EstimatorConventions`), and so is the divisor of the variance.
+divided by √(variance + 1e-8). Which tokens GAE goes through, as if there were no others, and which
+have a penalty, a reward and a part in that mean and variance are conventions
+(`EstimatorConventions`), and so is the divisor of the variance.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -60,6 +61,11 @@ class Rollouts:
     def tokens(self, which: TokenSet) -> NDArray[np.bool_]:
         """Whether each token is in a set: [tokens]."""
         return self.mask if which is TokenSet.ACTIVE else np.ones_like(self.mask)
+
+    def only(self, tokens: NDArray[np.bool_]) -> Rollouts:
+        """The rollouts without the other tokens."""
+        columns = ("sample", "mask", "values", "divergences")
+        return replace(self, **{name: getattr(self, name)[tokens] for name in columns})
 
     def last(self, which: TokenSet) -> NDArray[np.int64]:
         """The index of the last token in a set of each sample that has one."""
@@ -118,17 +124,15 @@ def discounted_returns(
 def gae(
     rollouts: Rollouts, constants: AdvantageConstants, conventions: EstimatorConventions
 ) -> Values:
-    """A_t = δ_t + γλ·A_{t+1}."""
-    rewards = token_rewards(rollouts, constants, conventions)
-    deltas = rewards + constants.discount * following(rollouts) - rollouts.values
-    return accumulated(deltas, rollouts.sample, constants.discount * constants.trace)
-
-
-def following(rollouts: Rollouts) -> Values:
-    """V_{t+1} of each token."""
-    values = np.append(rollouts.values[1:], 0.0)
-    values[rollouts.last(TokenSet.RESPONSE)] = 0.0
-    return values
+    """A_t = δ_t + γλ·A_{t+1}, 0 for tokens that are no transitions."""
+    found, chosen = np.zeros(len(rollouts.mask)), rollouts.tokens(conventions.transitions)
+    path = rollouts.only(chosen)
+    following = np.append(path.values[1:], 0.0)
+    following[path.last(TokenSet.RESPONSE)] = 0.0
+    rewards = token_rewards(path, constants, conventions)
+    deltas = rewards + constants.discount * following - path.values
+    found[chosen] = accumulated(deltas, path.sample, constants.discount * constants.trace)
+    return found
 
 
 def token_rewards(

@@ -105,22 +105,22 @@ class TokenSet(StrEnum):
 class EstimatorConventions:
     """The choices that an estimator of advantages leaves open and a framework documents.
 
-    ``penalised`` are the tokens with a penalty on their divergence from the reference policy; the
-    reward is at the last of those that are ``rewarded``; ``whitened`` are those whose mean and
-    variance advantages are whitened by, and from whose number ``lost_degrees_of_freedom`` is
-    subtracted in the variance.
+    ``transitions`` are the tokens that GAE goes through; ``penalised`` are those with a penalty on
+    their divergence from the reference policy; the reward is at the last of those that are
+    ``rewarded``; ``whitened`` are those whose mean and variance advantages are whitened by, and
+    from whose number ``lost_degrees_of_freedom`` is subtracted in the variance.
     """
 
+    transitions: TokenSet = TokenSet.RESPONSE
     penalised: TokenSet = TokenSet.ACTIVE
     rewarded: TokenSet = TokenSet.ACTIVE
     whitened: TokenSet = TokenSet.ACTIVE
     lost_degrees_of_freedom: int = 1
 
     def __str__(self) -> str:
-        return (
-            f"penalised {self.penalised}, rewarded {self.rewarded}, whitened {self.whitened},"
-            f" n - {self.lost_degrees_of_freedom}"
-        )
+        sets = ("transitions", "penalised", "rewarded", "whitened")
+        named = [f"{name}: {getattr(self, name)}" for name in sets]
+        return ", ".join([*named, f"n - {self.lost_degrees_of_freedom}"])
 
 
 @dataclass(frozen=True, kw_only=True)

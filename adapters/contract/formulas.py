@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from adapters.contract.objective import ADVANTAGE_CONSTANTS, Objective
+from adapters.contract.objective import ADVANTAGE_CONSTANTS, OF_VALUES, Objective
 from reference import advantages, policy_losses
 
 if TYPE_CHECKING:
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from reference.advantages import Estimator, Rollouts
     from reference.aggregation import Conventions, EstimatorConventions
+    from reference.loss_constants import AdvantageConstants
 
     Values = NDArray[np.float64]
 
@@ -37,33 +38,35 @@ class AdvantageEstimator:
     """An estimator of advantages, and whether its results are whitened."""
 
     raw: Estimator
-    whitens: bool
+    whitens: bool = False
+    constants: AdvantageConstants = ADVANTAGE_CONSTANTS
 
-    def __call__(
-        self, rollouts: Rollouts, conventions: EstimatorConventions
-    ) -> NDArray[np.float64]:
+    def __call__(self, rollouts: Rollouts, conventions: EstimatorConventions) -> Values:
         """The advantages of the tokens of a batch: [tokens]."""
-        raw = self.raw(rollouts, ADVANTAGE_CONSTANTS, conventions)
+        raw = self.raw(rollouts, self.constants, conventions)
         return advantages.whitened(raw, rollouts, conventions) if self.whitens else raw
 
 
+WITHOUT_PENALTY = replace(ADVANTAGE_CONSTANTS, penalty=0.0)
+
 ESTIMATORS = {
-    Objective.GROUP_NORMALISED: AdvantageEstimator(raw=advantages.group_normalised, whitens=False),
-    Objective.GROUP_CENTRED: AdvantageEstimator(raw=advantages.group_centred, whitens=False),
-    Objective.LEAVE_ONE_OUT: AdvantageEstimator(raw=advantages.leave_one_out, whitens=False),
+    Objective.GROUP_NORMALISED: AdvantageEstimator(raw=advantages.group_normalised),
+    Objective.GROUP_CENTRED: AdvantageEstimator(raw=advantages.group_centred),
+    Objective.LEAVE_ONE_OUT: AdvantageEstimator(raw=advantages.leave_one_out),
     Objective.GROUP_WHITENED: AdvantageEstimator(raw=advantages.group_normalised, whitens=True),
     Objective.REINFORCE_PP: AdvantageEstimator(raw=advantages.discounted_returns, whitens=True),
     Objective.REINFORCE_PP_BASELINE: AdvantageEstimator(
         raw=advantages.penalised_centred, whitens=True
     ),
-    Objective.GAE: AdvantageEstimator(raw=advantages.gae, whitens=True),
+    Objective.GAE: AdvantageEstimator(raw=advantages.gae, whitens=True, constants=WITHOUT_PENALTY),
+    Objective.PENALISED_GAE: AdvantageEstimator(raw=advantages.gae, whitens=True),
 }
 """The estimator of each objective whose advantages the framework computes."""
 
 
 def estimator_conventions(objective: Objective, conventions: Conventions) -> EstimatorConventions:
     """The conventions of an estimator of advantages."""
-    return {
-        Objective.GAE: conventions.of_values,
-        Objective.REINFORCE_PP: conventions.of_returns,
-    }.get(objective, conventions.of_groups)
+    if objective in OF_VALUES:
+        return conventions.of_values
+    of_returns = objective is Objective.REINFORCE_PP
+    return conventions.of_returns if of_returns else conventions.of_groups

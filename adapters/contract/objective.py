@@ -42,6 +42,7 @@ class Objective(StrEnum):
     REINFORCE_PP = "reinforce_pp"
     REINFORCE_PP_BASELINE = "reinforce_pp_baseline"
     GAE = "gae"
+    PENALISED_GAE = "penalised_gae"  # with the divergence from the reference policy in rewards
     SFT = "sft"  # negative log-likelihood
     VALUE = "value"  # clipped squared error of a critic
 
@@ -71,10 +72,17 @@ OF_GROUPS = (
 )
 """Estimators of advantages that compare the samples of a prompt."""
 
-FROM_REWARDS = (*OF_GROUPS, Objective.REINFORCE_PP, Objective.GAE)
+OF_VALUES = (Objective.GAE, Objective.PENALISED_GAE)
+"""Estimators of advantages with a critic's values."""
+
+FROM_REWARDS = (*OF_GROUPS, Objective.REINFORCE_PP, *OF_VALUES)
 """Objectives whose advantages the framework computes, by an estimator of this name."""
 
-PENALISING = (Objective.REINFORCE_PP, Objective.REINFORCE_PP_BASELINE, Objective.GAE)
+PENALISING = (
+    Objective.REINFORCE_PP,
+    Objective.REINFORCE_PP_BASELINE,
+    Objective.PENALISED_GAE,
+)
 """Estimators with a penalty on the divergence from the reference policy."""
 
 # Coefficients of auxiliary losses: powers of two, so that nothing is rounded.

@@ -184,8 +184,8 @@ class ProbedBatch:
 
     @property
     def rewards(self) -> NDArray[np.float64]:
-        """The reward of each sample."""
-        return REWARDS[np.arange(len(self.responses)) % len(REWARDS)]
+        """The reward of each sample; samples of one rollout share theirs."""
+        return REWARDS[self._numbered("rollouts") % len(REWARDS)]
 
     @property
     def values(self) -> list[NDArray[np.float64]]:
@@ -195,9 +195,13 @@ class ProbedBatch:
     @property
     def groups(self) -> NDArray[np.int64]:
         """The prompt group of each sample; those of two steps are two."""
-        of_steps = enumerate(self.steps)
-        named = [(index, group) for index, step in of_steps for group in step.groups.tolist()]
-        return np.unique(named, axis=0, return_inverse=True)[1]
+        return self._numbered("groups")
+
+    def _numbered(self, column: str) -> NDArray[np.int64]:
+        of_steps = enumerate(getattr(step, column) for step in self.steps)
+        named = [(index, name) for index, names in of_steps for name in names.tolist()]
+        numbers: NDArray[np.int64] = np.unique(named, axis=0, return_inverse=True)[1]
+        return numbers
 
     @cached_property
     def rollouts(self) -> Rollouts:

@@ -40,6 +40,7 @@ def conventions(parser: argparse.ArgumentParser) -> Conventions:
     conversion = module("ray.rollout.train_data_conversion")
     return description.conventions(
         parser,
+        module("backends.training_utils.loss_hub.math_utils"),
         by_rollout=rollouts.rollout_field() is not None,
         whole_groups=hasattr(conversion, "_prompt_group_partitions"),
     )

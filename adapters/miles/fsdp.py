@@ -28,7 +28,11 @@ from adapters.miles.importing import engine, import_miles, module
 from adapters.slime_family import command_line, departures, framework
 from adapters.slime_family.description import offered, stated
 from adapters.slime_family.framework import KEYS, LOG
-from adapters.slime_family.rollouts import advantages, of_steps, require_one_sample_per_rollout
+from adapters.slime_family.rollouts import (
+    of_steps,
+    replace_advantages,
+    require_one_sample_per_rollout,
+)
 from adapters.toolkit.calls import call_supported, places, refusals, refusals_of_configuration
 from reference.aggregation import DenominatorMask, SampleUnit
 
@@ -149,7 +153,7 @@ class MilesFsdpAdapter(Adapter):
                 told = {"dp_size": job.layout.dp}
                 references = rollouts.references(args, job, batch, train_parallel_config=told)
             actors = engine("actor")
-            actors.compute_advantages_and_returns = advantages(job, batch, rollouts.slicer(args))
+            replace_advantages(actors, job, batch, rollouts.slicer(args))
             rollouts.decline_in_fetch(actors)
             call_supported(_actor(args, trained).train, 0, references, witness_info=None, attempt=0)
         whole = job.depth is Depth.STEP

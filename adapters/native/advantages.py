@@ -12,18 +12,13 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from adapters.contract.objective import ADVANTAGE_CONSTANTS, OF_GROUPS, Objective
+from adapters.contract.formulas import ESTIMATORS
+from adapters.contract.objective import OF_GROUPS, Objective
 from reference.advantages import STD_EPSILON, VARIANCE_EPSILON
 
 if TYPE_CHECKING:
     from adapters.contract import Job
     from adapters.native.packing import SampleTensors
-
-WITHOUT_WHITENING = (
-    Objective.GROUP_NORMALISED,
-    Objective.GROUP_CENTRED,
-    Objective.LEAVE_ONE_OUT,
-)
 
 
 class AdvantageEstimator:
@@ -32,7 +27,7 @@ class AdvantageEstimator:
     def __init__(self, job: Job) -> None:
         self.objective = job.objective
         self.layout = job.layout
-        self.constants = ADVANTAGE_CONSTANTS
+        self.constants = ESTIMATORS[job.objective].constants
 
     def estimate(
         self, steps: list[list[SampleTensors]], held: torch.Tensor
@@ -43,7 +38,7 @@ class AdvantageEstimator:
         """
         samples = [sample for step in steps for sample in step]
         raw = [self.raw(sample, self.rewards_of_prompt(sample, samples)) for sample in samples]
-        if self.objective not in WITHOUT_WHITENING:
+        if ESTIMATORS[self.objective].whitens:
             raw = self.whitened(raw, samples, held)
         estimated = iter(raw)
         return [[replace(sample, advantages=next(estimated)) for sample in step] for step in steps]

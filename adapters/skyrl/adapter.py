@@ -19,22 +19,32 @@ from adapters.contract.adapter import Adapter, Rank, Unsupported
 from adapters.contract.configuration import FaultInjection, Setting
 from adapters.contract.description import CodeLocation, Description, code_location
 from adapters.contract.job import Depth, Job, LogEntry, Observation, PendingReduction
-from adapters.contract.objective import Objective
 from adapters.contract.probed_batch import ProbedBatch
 from adapters.skyrl import configuration, departures, trainer
 from adapters.skyrl.importing import STUBBED, import_skyrl, module, ppo_utils
 from adapters.toolkit.calls import places, refusals_of_configuration
-from reference.aggregation import AuxiliaryAggregation, Conventions, DenominatorMask
+from reference.aggregation import (
+    AuxiliaryAggregation,
+    Conventions,
+    DenominatorMask,
+    EstimatorConventions,
+    TokenSet,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
+
+AT_THE_LAST_TOKEN = EstimatorConventions(rewarded=TokenSet.RESPONSE, whitened=TokenSet.RESPONSE)
 
 CONVENTIONS = Conventions(
     denominator_mask=DenominatorMask.ORIGINAL,
     entropy=AuxiliaryAggregation.MICRO_BATCH_TOKEN_MEAN,
     kl=AuxiliaryAggregation.MICRO_BATCH_SAMPLE_MEAN,
     diagnostics=AuxiliaryAggregation.MICRO_BATCH_TOKEN_MEAN,
+    of_groups=EstimatorConventions(whitened=TokenSet.RESPONSE, lost_degrees_of_freedom=0),
+    of_returns=AT_THE_LAST_TOKEN,
+    of_values=AT_THE_LAST_TOKEN,
 )
 """The conventions that SkyRL documents. Advantages are scaled before the loss corrects its mask
 (docs/algorithms/custom_algorithms), which leaves all other tokens as they are
@@ -127,8 +137,8 @@ class SkyRLAdapter(Adapter):
                 gradient = trainer.reduce(config, rollouts)
             return Observation(token_weights=batch.split(batch.weights(gradient)))
         workers = {"policy": self.worker(config, job, batch.probe_size, rank)}
-        trained = "critic" if job.objective is Objective.VALUE else "policy"
-        if trained == "critic":
+        trained = trainer.trained_model(job)
+        if configuration.has_critic(job):
             workers["critic"] = self.critic(config, job, batch.probe_size, rank)
         dispatch = trainer.Dispatch(workers, rollouts)
         with rank.framework(), refusals_of_configuration(job):

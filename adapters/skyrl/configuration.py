@@ -7,10 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from adapters.contract import Job, Unsupported
 from adapters.contract.objective import (
+    ADVANTAGE_CONSTANTS,
     CONSTANTS,
     CORRECTIONS,
     ENTROPY_COEFFICIENT,
+    FROM_REWARDS,
     KL_COEFFICIENT,
+    OF_VALUES,
+    PENALISING,
     POLICY_LOSSES,
     Objective,
 )
@@ -43,7 +47,18 @@ REJECTING = {"token_mask_is_threshold_low": 0.5, "token_mask_is_threshold_high":
 # Options of SkyRL's algorithm that enable a term.
 OPTIONAL = {Objective.ENTROPY: "use_entropy_loss", Objective.KL: "use_kl_loss"}
 TIS = f"{CORRECTION}.tis_ratio_type"
-OF_LOSSES: dict[Objective, Settings] = {
+ESTIMATOR = f"{ALGORITHM}.advantage_estimator"
+GAE: Settings = {
+    ESTIMATOR: "gae",
+    f"{ALGORITHM}.gamma": ADVANTAGE_CONSTANTS.discount,
+    f"{ALGORITHM}.lambd": ADVANTAGE_CONSTANTS.trace,
+}
+PENALISED: Settings = {
+    f"{ALGORITHM}.use_kl_in_reward": True,
+    f"{ALGORITHM}.kl_estimator_type": "k1",
+    f"{ALGORITHM}.kl_loss_coef": ADVANTAGE_CONSTANTS.penalty,
+}
+OF_OBJECTIVES: dict[Objective, Settings] = {
     Objective.DUAL_CLIP: {f"{ALGORITHM}.clip_ratio_c": CONSTANTS.dual_clip},
     Objective.CISPO: {
         f"{ALGORITHM}.cispo.cispo_eps_clip_low": CONSTANTS.clip_low,
@@ -65,8 +80,15 @@ OF_LOSSES: dict[Objective, Settings] = {
         TIS: "sequence",
         f"{CORRECTION}.sequence_tis_ratio_clip_high": CONSTANTS.truncation,
     },
+    Objective.GROUP_NORMALISED: {ESTIMATOR: "grpo"},
+    Objective.GROUP_CENTRED: {ESTIMATOR: "grpo", f"{ALGORITHM}.grpo_norm_by_std": False},
+    Objective.LEAVE_ONE_OUT: {ESTIMATOR: "rloo"},
+    Objective.GROUP_WHITENED: {ESTIMATOR: "grpo", f"{ALGORITHM}.advantage_batch_normalize": True},
+    Objective.REINFORCE_PP: {**GAE, ESTIMATOR: "reinforce++", **PENALISED},
+    Objective.GAE: GAE,
+    Objective.PENALISED_GAE: {**GAE, **PENALISED},
 }
-"""The constants of policy losses by their paths."""
+"""What objectives set, by paths: constants of policy losses, and estimators of advantages."""
 
 
 def modes() -> frozenset[Mode]:
@@ -89,6 +111,8 @@ def objectives() -> frozenset[Objective]:
     found = {Objective.POLICY, Objective.OFF_POLICY, *terms, *losses}
     if terms == set(OPTIONAL):
         found.add(Objective.COMBINED)
+    # Values need a critic, which not all engines have.
+    found |= (OF_OBJECTIVES.keys() & {*FROM_REWARDS}) - {*OF_VALUES}
     correction = getattr(module("train.config.config"), "OffPolicyCorrectionConfig", None)
     known_corrections = set() if correction is None else _names(correction)
     if set(REJECTING) <= known_corrections:
@@ -108,10 +132,16 @@ def has_kl_term(job: Job) -> bool:
     return job.configuration.kl or job.objective in (Objective.KL, Objective.COMBINED)
 
 
+def has_critic(job: Job) -> bool:
+    """Whether a critic is trained too."""
+    return job.objective in (Objective.VALUE, *OF_VALUES)
+
+
 def models(job: Job) -> list[str]:
     """The models that SkyRL has for a job, by their names in its configuration."""
-    critic = ["critic"] if job.objective is Objective.VALUE else []
-    return ["policy", *critic, *(["ref"] if has_kl_term(job) else [])]
+    critic = ["critic"] if has_critic(job) else []
+    reference = ["ref"] if has_kl_term(job) or job.objective in PENALISING else []
+    return ["policy", *critic, *reference]
 
 
 def configure(job: Job, of_engine: Mapping[str, object]) -> Any:
@@ -176,7 +206,7 @@ def _algorithm(job: Job) -> Settings:
         f"{ALGORITHM}.use_kl_loss": has_kl_term(job),
         f"{ALGORITHM}.eps_clip_low": CONSTANTS.clip_low,
         f"{ALGORITHM}.eps_clip_high": CONSTANTS.clip_high,
-        **OF_LOSSES.get(job.objective, {}),
+        **OF_OBJECTIVES.get(job.objective, {}),
     }
     if has_kl_term(job):
         settings[f"{ALGORITHM}.kl_estimator_type"] = "k1"
@@ -211,9 +241,9 @@ def _divisor(job: Job) -> str:
 
 
 def _critic(job: Job) -> Settings:
-    if job.objective is not Objective.VALUE:
+    if not has_critic(job):
         return {}
-    if job.aggregation.mode is Mode.TOKEN_MEAN:
+    if job.objective is Objective.VALUE and job.aggregation.mode is Mode.TOKEN_MEAN:
         raise Unsupported("loss_reduction is the policy's alone: no critic's loss by tokens")
     return {
         "trainer.critic.model.path": "critic",

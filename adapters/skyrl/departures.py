@@ -9,13 +9,14 @@ ALL_ENGINES = parse_departures(
     not_run: RayPPOTrainer.train itself, whose loop over batches has no method of its own: what it
     does of one batch is called in its order, by the trainer's own methods
         the methods are the loop's, called with what the loop calls them with
-    not_run: dynamic sampling, a KL penalty in the reward, dumps, callbacks, profiler, tracker,
+    not_run: dynamic sampling, dumps, callbacks, profiler, tracker,
     evaluation, checkpoints and weight synchronisation
         options that are off, or done before a batch is complete or after it is trained on
     not_run: inference engines and the user's environment, and with them train/generators/utils.py
     prepare_generator_input, which numbers prompts for them
         the generator is the user's to replace, and its output is checked as SkyRL checks it
-    set: advantages, and a critic's returns, after compute_advantages_and_returns
+    set: advantages, unless those that come from rewards are looked at, and a critic's returns,
+    after compute_advantages_and_returns
         signed powers of two in their place: token weights do not depend on advantages
     set: kl_estimator_type=k1, coefficients and clipping bounds
         values a user may choose; the reference takes the same

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from adapters.contract import Description, Job, Layout, Rank, Unsupported
-from adapters.contract.objective import Objective
+from adapters.contract.objective import OF_VALUES, Objective
 from adapters.skyrl import configuration, departures
 from adapters.skyrl.adapter import SkyRLAdapter
 from adapters.skyrl.importing import module, ppo_utils
@@ -47,7 +47,7 @@ class SkyRLFsdpAdapter(SkyRLAdapter):
         weight = MicroBatchWeight.BY_SAMPLES if weighed else MicroBatchWeight.EQUAL
         return replace(
             found,
-            objectives=found.objectives | {Objective.VALUE},
+            objectives=found.objectives | {Objective.VALUE, *OF_VALUES},
             departures=(*found.departures, *departures.FSDP),
             conventions=replace(found.conventions, micro_batch_weight=weight),
         )

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from adapters.contract.configuration import FaultInjection
-from adapters.contract.objective import CORRECTIONS, Metric, Objective
-from adapters.contract.probed_batch import PADDING_ID, ProbedBatch
+from adapters.contract.objective import CORRECTIONS, FROM_REWARDS, OF_VALUES, Metric, Objective
+from adapters.contract.probed_batch import PADDING_ID, PADDING_VALUE, ProbedBatch
 from adapters.skyrl.configuration import has_kl_term
 from adapters.skyrl.importing import PADDING_MICRO_BATCHES, module, ppo_utils
 from adapters.toolkit.calls import refusals
@@ -51,6 +51,7 @@ class Dispatch:
 
     def __init__(self, workers: Mapping[str, Any], rollouts: Rollouts) -> None:
         self._workers = workers
+        self._trained = trained_model(rollouts.job)
         self._rollouts = rollouts
         self._dp_size = rollouts.job.layout.dp
         # Without the term, an engine reports a divergence of 0 that it never computed.
@@ -104,9 +105,9 @@ class Dispatch:
         worker.passes.drain()
         PADDING_MICRO_BATCHES.drain()
         [status] = module(DISPATCH).MeshDispatch.dispatch_from_staged([actor], method, *staged)
-        passes = worker.passes.drain()
-        # Padding micro-batches come last.
-        self.forward_passes.extend(passes[: len(passes) - PADDING_MICRO_BATCHES.drain()])
+        passes, padding = worker.passes.drain(), PADDING_MICRO_BATCHES.drain()
+        if model == self._trained:  # padding micro-batches come last
+            self.forward_passes.extend(passes[: len(passes) - padding])
         if model == "policy":
             self._statuses.append(getattr(status, "metrics", status))  # older: nothing else
         return status
@@ -117,6 +118,11 @@ class Dispatch:
 
     def empty_cache(self, model: str | None = None) -> None:
         """Do nothing: the CPU has no cache."""
+
+
+def trained_model(job: Job) -> str:
+    """The model whose gradient is read."""
+    return "critic" if job.objective is Objective.VALUE else "policy"
 
 
 def capacity(probe_size: int) -> int:
@@ -176,7 +182,7 @@ class Rollouts:
         columns: dict[str, list[Any]] = {
             "prompt_token_ids": [ids.tolist() for ids in batch.prompts],
             "response_ids": [ids.tolist() for ids in batch.responses],
-            "rewards": [float(i % 2) for i in range(len(self.uids))],
+            "rewards": batch.rewards.tolist(),
             "loss_masks": [mask.astype(int).tolist() for mask in batch.original_masks],
             "stop_reasons": ["stop"] * len(self.uids),
         }
@@ -203,18 +209,23 @@ class Rollouts:
 
     def log_probs_or_values(self, model: str, data: Any) -> torch.Tensor:
         """The models' outputs on rollouts before training: [rows, width]."""
+        batch = self.batch
+        if model == "critic" and self.job.objective in OF_VALUES:
+            return self.laid_out(batch.values, data, PADDING_VALUE)
         outputs = {
-            "policy": self.batch.old_log_probs,
-            "ref": self.batch.reference_log_probs,
-            "critic": [np.zeros(len(ids)) for ids in self.batch.responses],
+            "policy": batch.old_log_probs,
+            "ref": batch.reference_log_probs,
+            "critic": [np.zeros(len(ids)) for ids in batch.responses],
         }
         return self.laid_out(outputs[model], data)
 
-    def laid_out(self, of_samples: list[NDArray[np.float64]], data: Any) -> torch.Tensor:
+    def laid_out(
+        self, of_samples: list[NDArray[np.float64]], data: Any, elsewhere: float = 0.0
+    ) -> torch.Tensor:
         """Response values, [rows, width]; rows that SkyRL adds repeat the first, to show leaks."""
         import torch
 
-        of_token = torch.zeros(self.batch.probe_size)
+        of_token = torch.full([self.batch.probe_size], elsewhere)
         ids = torch.from_numpy(np.concatenate(self.batch.responses))
         of_token[ids] = torch.from_numpy(np.concatenate(of_samples)).float()
         return of_token[data["sequences"][:, -data.metadata["response_length"] :]]
@@ -226,24 +237,33 @@ def _trainer(config: Any, dispatch: Dispatch) -> Any:
     trainer.cfg = config
     trainer.tokenizer = SimpleNamespace(pad_token_id=PADDING_ID)
     trainer.dispatch = dispatch
-    trainer.ref_model = config.trainer.algorithm.use_kl_loss or None
+    algorithm = config.trainer.algorithm
+    trainer.ref_model = algorithm.use_kl_loss or algorithm.use_kl_in_reward or None
     trainer.all_metrics, trainer.all_timings, trainer.global_step = {}, {}, 0
     return trainer
 
 
 def _training_input(trainer: Any, rollouts: Rollouts) -> Any:
-    """The trainer's batch of rollouts with our advantages; `Refused` if SkyRL declines it."""
+    """The trainer's batch of rollouts, with our advantages unless SkyRL's own are looked at.
+
+    Raises `Refused` if SkyRL declines it.
+    """
     with refusals():
         output, uids = _generated(trainer, rollouts)
         processed = trainer.postprocess_generator_output(output, uids)
         # Older versions leave the prompts' ids as they are.
         output, uids = processed if isinstance(processed, tuple) else (processed, uids)
         data = trainer.convert_to_training_input(output, uids)
-    data = trainer.compute_advantages_and_returns(trainer.fwd_logprobs_values_reward(data))
+    data = trainer.fwd_logprobs_values_reward(data)
+    if trainer.cfg.trainer.algorithm.use_kl_in_reward:
+        trainer.reward_kl_controller = ppo_utils().get_kl_controller(trainer.cfg.trainer.algorithm)
+        data = trainer.apply_reward_kl_penalty(data)
+    data = trainer.compute_advantages_and_returns(data)
     data.pop("rewards")
     data.metadata.pop("uids")
     data.metadata.pop("is_last_step", None)
-    data["advantages"] = rollouts.laid_out(rollouts.batch.advantages, data)
+    if rollouts.job.objective not in FROM_REWARDS:
+        data["advantages"] = rollouts.laid_out(rollouts.batch.advantages, data)
     if rollouts.job.objective is Objective.VALUE:
         # SkyRL's loss is half of the squared error.
         returns = [2 * returns for returns in rollouts.batch.returns]

@@ -117,7 +117,9 @@ class SlimeAdapter(MegatronAdapter):
 
     def conventions(self, parser: Any) -> Conventions:
         """slime's conventions; prompt groups may be split over ranks."""
-        return description.conventions(parser, by_rollout=self.rollout_field() is not None)
+        estimators = self.module("utils.ppo_utils")
+        by_rollout = self.rollout_field() is not None
+        return description.conventions(parser, estimators, by_rollout=by_rollout)
 
     def candidates(self) -> Candidates:
         """Functions that a mistake may be in, newer versions first."""

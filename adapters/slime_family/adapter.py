@@ -198,7 +198,7 @@ class MegatronAdapter(Adapter):
         run = self.reducing(whole) if job.depth is Depth.REDUCER else whole
         training.loss_function = counting_in_tensors(run, original=whole)
         actors = self.module("backends.megatron_utils.actor")
-        actors.compute_advantages_and_returns = rollouts.advantages(job, batch, self.slicer(args))
+        rollouts.replace_advantages(actors, job, batch, self.slicer(args))
         optimizer = megatron_core.ReadingOptimizer(trained)
         actor = framework.actor(
             actors.MegatronTrainRayActor,

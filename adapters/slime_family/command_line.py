@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from adapters.contract import Job, Layout, Option, Unsupported
 from adapters.contract.configuration import FaultInjection, Setting
 from adapters.contract.objective import (
+    ADVANTAGE_CONSTANTS,
     CONSTANTS,
     ENTROPY_COEFFICIENT,
     KL_COEFFICIENT,
@@ -81,6 +82,16 @@ _KL = (
     f"--ref-load={os.curdir}",  # has to be there and is never loaded
 )
 
+_ESTIMATOR = "--advantage-estimator"
+_WHITENED = "--normalize-advantages"
+_PENALISED = (
+    f"--kl-coef={ADVANTAGE_CONSTANTS.penalty}",
+    "--kl-loss-type=k1",
+    f"--ref-load={os.curdir}",
+)
+_DISCOUNTED = (_WHITENED, f"--gamma={ADVANTAGE_CONSTANTS.discount}")
+_GAE = (f"{_ESTIMATOR}=ppo", *_DISCOUNTED, f"--lambd={ADVANTAGE_CONSTANTS.trace}")
+
 OBJECTIVES: Mapping[Objective, tuple[str, ...]] = {
     Objective.REJECTION: ("--use-tis", f"{CORRECTION}={user_code.path(user_code.reject)}"),
     Objective.ENTROPY: _ENTROPY,
@@ -88,8 +99,19 @@ OBJECTIVES: Mapping[Objective, tuple[str, ...]] = {
     Objective.COMBINED: (*_ENTROPY, *_KL),
     Objective.DUAL_CLIP: (f"--eps-clip-c={CONSTANTS.dual_clip}",),
     Objective.TIS_TOKEN: ("--use-tis", f"--tis-clip={CONSTANTS.truncation}"),
-    Objective.GSPO: ("--advantage-estimator=gspo",),
-    Objective.CISPO: ("--advantage-estimator=cispo",),
+    Objective.GSPO: (f"{_ESTIMATOR}=gspo",),
+    Objective.CISPO: (f"{_ESTIMATOR}=cispo",),
+    Objective.GROUP_NORMALISED: (f"{_ESTIMATOR}=grpo",),
+    Objective.GROUP_CENTRED: (f"{_ESTIMATOR}=grpo", "--disable-grpo-std-normalization"),
+    Objective.GROUP_WHITENED: (f"{_ESTIMATOR}=grpo", _WHITENED),
+    Objective.REINFORCE_PP: (f"{_ESTIMATOR}=reinforce_plus_plus", *_DISCOUNTED, *_PENALISED),
+    Objective.REINFORCE_PP_BASELINE: (
+        f"{_ESTIMATOR}=reinforce_plus_plus_baseline",
+        _WHITENED,
+        *_PENALISED,
+    ),
+    Objective.GAE: _GAE,
+    Objective.PENALISED_GAE: (*_GAE, *_PENALISED),
     Objective.SFT: ("--loss-type=sft_loss",),
 }
 """Options that choose an objective. The policy loss needs none; the actor chooses a critic's."""

@@ -13,20 +13,25 @@ ALL_ENGINES = parse_departures(
         each of them is made by the adapter; what the actor then does with them is its own
     not_run: a forward pass of a reference policy
         its log-probabilities are given, as are all quantities that a weight is read from
-    set: rewards of 0 and, unless tokens are to be rejected, no log-probabilities of the rollouts
-        advantages do not come from them
+    not_run: a critic's forward pass, where advantages come from its values
+        they are given, and it is the same pass that is run where the critic is trained
+    set: no log-probabilities of the rollouts, unless tokens are to be rejected or corrected, or
+    advantages come from rewards
+        nothing else is computed from them
     stubbed: the model: one parameter for each token of the batch, the probe, and no attention
         a weight is the derivative by a token's log-probability, wherever logits come from
     stubbed: calculate_log_probs_and_entropy: runs on a vocabulary of one; then the probe is added
         so that values are known and the derivative by each of them can be read
-    stubbed: compute_advantages_and_returns: writes the adapter's advantages and returns
+    stubbed: compute_advantages_and_returns: writes the adapter's advantages and returns, unless
+    those that come from rewards are looked at
         which estimator is used is a user's choice, and no aggregation asks for it
     stubbed: the tracker that metrics are logged to: the numbers are taken
         they are what the framework hands over
     stubbed: the object store between rollouts and training: objects are handed on as they are
         it changes no values
-    stubbed: the heartbeat, the weight updater and the copies of weights on the CPU: do nothing
-        weights do not change, and nobody waits for signs of life
+    stubbed: the heartbeat, the weight updater, the copies of weights on the CPU, and an actor's
+    sleep between rollouts: do nothing
+        weights do not change, nobody waits for signs of life, and memory is not scarce
     stubbed: CUDA, where there is none: its device is the CPU, and it has nothing to wait for
         dtypes and the order of operations are the framework's all the same
     passed_by: options of inference servers and their validation

@@ -15,7 +15,14 @@ from adapters.contract import code_location
 from adapters.contract.objective import Objective
 from adapters.slime_family import command_line
 from adapters.slime_family.command_line import DIVISOR, MODE, OLDER_DIVISOR, PER_TOKEN, offers
-from reference.aggregation import AuxiliaryAggregation, Conventions, DenominatorMask, SampleUnit
+from reference.aggregation import (
+    AuxiliaryAggregation,
+    Conventions,
+    DenominatorMask,
+    EstimatorConventions,
+    SampleUnit,
+    TokenSet,
+)
 
 if TYPE_CHECKING:
     import argparse
@@ -113,13 +120,18 @@ def offered(parser: argparse.ArgumentParser, losses: Any) -> frozenset[Objective
 
 
 def conventions(
-    parser: argparse.ArgumentParser, *, by_rollout: bool, whole_groups: bool = False
+    parser: argparse.ArgumentParser,
+    estimators: Any,
+    *,
+    by_rollout: bool,
+    whole_groups: bool = False,
 ) -> Conventions:
     """The conventions that slime and miles document.
 
     Versions that count the tokens of rollouts before a step is cut keep these denominators when
     tokens are rejected; others count the tokens that are left. Versions with an option for the four
-    modes document that it is the policy loss's alone: all else is a mean over samples.
+    modes document that it is the policy loss's alone: all else is a mean over samples. The module
+    ``estimators`` has the functions that compute advantages.
     """
     auxiliary = (
         AuxiliaryAggregation.SAMPLE_MEAN
@@ -133,4 +145,22 @@ def conventions(
         kl=auxiliary,
         diagnostics=auxiliary,
         whole_groups=whole_groups,
+        of_returns=_of_returns(estimators.get_reinforce_plus_plus_returns),
+        of_values=_of_values(estimators.get_advantages_and_returns_batch),
     )
+
+
+def _of_returns(function: Any) -> EstimatorConventions:
+    """Newer versions of slime mask the divergence; all put the reward at the last active token."""
+    masks = "masked_kl" in function.__code__.co_varnames
+    return EstimatorConventions(penalised=TokenSet.ACTIVE if masks else TokenSet.RESPONSE)
+
+
+def _of_values(function: Any) -> EstimatorConventions:
+    """Newer versions of miles document that GAE goes through trainable tokens alone."""
+    tokens = (
+        TokenSet.ACTIVE
+        if "loss_masks" in inspect.signature(function).parameters
+        else TokenSet.RESPONSE
+    )
+    return EstimatorConventions(transitions=tokens, penalised=tokens, rewarded=tokens)

@@ -82,6 +82,8 @@ def actor(actor_class: type, *, args: Any, **trained: Any) -> Any:
         update_cpu_params_dict=lambda weights: None,
         weight_updater=SimpleNamespace(pop_metrics=dict),
         rollout_data_postprocess=None,
+        sleep=lambda: None,
+        wake_up=lambda: None,
         with_ref=False,
         with_opd_teacher=False,
         _active_model_tag="actor",

@@ -7,11 +7,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from adapters.contract import Job, Unsupported
-from adapters.contract.objective import CORRECTIONS, OFF_POLICY, Objective
+from adapters.contract.objective import (
+    CORRECTIONS,
+    FROM_REWARDS,
+    OF_VALUES,
+    OFF_POLICY,
+    PENALISING,
+    Objective,
+)
 from adapters.toolkit.calls import call_supported
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+    from types import ModuleType
 
     import torch
     from numpy.typing import NDArray
@@ -31,7 +39,7 @@ def sample_fields(batch: ProbedBatch) -> list[tuple[int, dict[str, Any]]]:
     groups = _numbered((n, batch.steps[n].groups[i]) for n, i in owners)
     rollouts = _numbered((n, batch.steps[n].rollouts[i]) for n, i in owners)
     columns = batch.prompts, batch.responses, batch.original_masks, _rollout_log_probs(batch)
-    rows = zip(groups, rollouts, *columns, strict=True)
+    rows = zip(groups, rollouts, batch.rewards.tolist(), *columns, strict=True)
     return [
         (
             rollout,
@@ -40,11 +48,11 @@ def sample_fields(batch: ProbedBatch) -> list[tuple[int, dict[str, Any]]]:
                 "tokens": np.concatenate([prompt, response]).tolist(),
                 "response_length": len(response),
                 "loss_mask": mask.astype(int).tolist(),
-                "reward": 0.0,
+                "reward": reward,
                 **of_rollout_policy,
             },
         )
-        for group, rollout, prompt, response, mask, of_rollout_policy in rows
+        for group, rollout, reward, prompt, response, mask, of_rollout_policy in rows
     ]
 
 
@@ -67,16 +75,22 @@ def require_one_sample_per_rollout(batch: ProbedBatch) -> None:
         raise Unsupported("no several samples of one rollout")
 
 
-def advantages(job: Job, batch: ProbedBatch, slicer: Slicer) -> Callable[[Any, Columns], None]:
-    """A replacement for an actor's function that computes advantages and returns.
+def replace_advantages(actors: ModuleType, job: Job, batch: ProbedBatch, slicer: Slicer) -> None:
+    """Replace the function of an actor's module that computes advantages and returns.
 
-    It keeps the actor's old log-probabilities unless the objective needs another old policy.
+    The actor's old log-probabilities are kept unless the objective needs another old policy. If
+    the framework's own advantages are looked at, its function is called with what it needs.
     """
+    current = actors.compute_advantages_and_returns
+    original = getattr(current, "original", current)
 
-    def compute_advantages_and_returns(args: Any, rollout_data: Columns) -> None:
+    def compute_advantages_and_returns(args: Any, rollout_data: Columns, *others: Any) -> None:
         add_columns(rollout_data, _columns(job, batch), batch, slicer)
+        if batch.objective in FROM_REWARDS:
+            original(args, rollout_data, *others)
 
-    return compute_advantages_and_returns
+    compute_advantages_and_returns.original = original  # type: ignore[attr-defined]
+    actors.compute_advantages_and_returns = compute_advantages_and_returns  # type: ignore[attr-defined]
 
 
 def add_columns(
@@ -109,6 +123,8 @@ def of_steps(gradients: list[Any], job: Job) -> list[Any]:
 
 def _columns(job: Job, batch: ProbedBatch) -> dict[str, list[NDArray[np.float64]]]:
     """The inputs of an objective's loss that the actor does not compute, by sample."""
+    if batch.objective in FROM_REWARDS:
+        return _inputs_of_advantages(batch)
     columns = {"advantages": batch.advantages, "returns": batch.returns}
     if batch.objective in OFF_POLICY:
         columns["log_probs"] = batch.old_log_probs
@@ -119,9 +135,19 @@ def _columns(job: Job, batch: ProbedBatch) -> dict[str, list[NDArray[np.float64]
     return columns
 
 
+def _inputs_of_advantages(batch: ProbedBatch) -> dict[str, list[NDArray[np.float64]]]:
+    """The outputs of models that advantages are computed from, by sample."""
+    columns = {}
+    if batch.objective in PENALISING:
+        columns["ref_log_probs"] = batch.reference_log_probs
+    if batch.objective in OF_VALUES:
+        columns["values"] = batch.values
+    return columns
+
+
 def _rollout_log_probs(batch: ProbedBatch) -> list[dict[str, list[float]]]:
     """The rollout policy's log-probabilities of each sample, if the objective needs them."""
-    if batch.objective not in (Objective.REJECTION, *CORRECTIONS):
+    if batch.objective not in (Objective.REJECTION, *CORRECTIONS, *FROM_REWARDS):
         return [{}] * len(batch.responses)
     return [{"rollout_log_probs": values.tolist()} for values in batch.rollout_log_probs]
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from adapters.contract import CodeLocation, Depth
 from adapters.contract.objective import (
     CORRECTIONS,
-    FROM_REWARDS,
     POLICY_LOSSES,
     Metric,
     Objective,
@@ -38,8 +37,18 @@ multiple of either, more than one step."""
 
 ONE = _cases("fully_masked_sample")
 
-OF_REWARDS = _cases("fully_masked_sample", "short_responses", "split_groups", "two_steps")
-"""Samples and context-parallel slices without tokens, groups over several ranks, two steps."""
+OF_ESTIMATORS = {
+    Objective.GROUP_NORMALISED: _cases("split_groups"),
+    Objective.GROUP_CENTRED: _cases("split_groups"),
+    Objective.LEAVE_ONE_OUT: _cases("split_groups"),
+    Objective.GROUP_WHITENED: _cases("split_groups", "two_steps"),
+    Objective.REINFORCE_PP: _cases("fully_masked_sample", "short_responses", "long_prompts"),
+    Objective.REINFORCE_PP_BASELINE: _cases("fully_masked_sample", "two_steps"),
+    Objective.GAE: _cases("short_responses", "long_prompts"),
+    Objective.PENALISED_GAE: _cases("long_prompts", "two_steps"),
+}
+"""Groups over several ranks, means over two steps, samples and slices without tokens, masks with
+holes: each where an estimator can go wrong with it."""
 
 SHARDED = _cases(
     "split_groups",
@@ -141,10 +150,10 @@ CHECK_SPECS = (
             check=Check.ADVANTAGES,
             name=objective,
             objective=objective,
-            cases=OF_REWARDS,
+            cases=cases,
             modes=(Mode.SAMPLE_MEAN,),
         )
-        for objective in FROM_REWARDS
+        for objective, cases in OF_ESTIMATORS.items()
     ),
     *(
         CheckSpec(check=Check.OTHER_LOSSES, name=objective, objective=objective, cases=ONE)

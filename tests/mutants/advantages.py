@@ -254,7 +254,7 @@ class DivergenceOfToolOutput(FromRewards):
     """The penalty is on tokens that the policy did not write."""
 
     diagnosis = "divergence_of_other_tokens"
-    spec = check_spec("advantages.gae")
+    spec = check_spec("advantages.penalised_gae")
     estimator = _PenalisedEverywhere
 
 

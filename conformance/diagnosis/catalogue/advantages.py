@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from adapters.contract.formulas import ESTIMATORS, AdvantageEstimator
-from adapters.contract.objective import ADVANTAGE_CONSTANTS, OF_GROUPS, PENALISING, Objective
+from adapters.contract.objective import OF_GROUPS, OF_VALUES, PENALISING, Objective
 from adapters.contract.probed_batch import PADDING_VALUE
 from reference import advantages
 from reference.aggregation import TokenSet
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from reference.advantages import Rollouts
     from reference.aggregation import EstimatorConventions
+    from reference.loss_constants import AdvantageConstants
 
     Values = NDArray[np.float64]
     Wrong = tuple[str, Values]
@@ -85,13 +86,18 @@ class Estimate:
 
     def under(self, **wrong: float) -> Values:
         """The advantages with other constants."""
-        constants = replace(ADVANTAGE_CONSTANTS, **wrong)
+        constants = replace(self.constants, **wrong)
         return self.of(self.estimator.raw(self.rollouts, constants, self.conventions))
+
+    @property
+    def constants(self) -> AdvantageConstants:
+        """The estimator's constants."""
+        return self.estimator.constants
 
     @cached_property
     def raw(self) -> Values:
         """The advantages before they are whitened."""
-        return self.estimator.raw(self.rollouts, ADVANTAGE_CONSTANTS, self.conventions)
+        return self.estimator.raw(self.rollouts, self.constants, self.conventions)
 
     @cached_property
     def advantages(self) -> Values:
@@ -99,10 +105,18 @@ class Estimate:
         return self.of(self.raw)
 
     @property
+    def path(self) -> NDArray[np.bool_]:
+        """The tokens that the estimator goes through: [tokens]."""
+        with_values = self.objective in OF_VALUES
+        return self.rollouts.tokens(
+            self.conventions.transitions if with_values else TokenSet.RESPONSE
+        )
+
+    @property
     def decay(self) -> float:
         """What a token's advantage has of that of the next one, before they are whitened."""
-        trace = ADVANTAGE_CONSTANTS.trace if self.objective is Objective.GAE else 1.0
-        return ADVANTAGE_CONSTANTS.discount * trace
+        trace = self.constants.trace if self.objective in OF_VALUES else 1.0
+        return self.constants.discount * trace
 
     @property
     def rounding(self) -> Values:
@@ -125,12 +139,11 @@ class Estimate:
     @property
     def _largest(self) -> float:
         """A bound on the sum of absolute values that an advantage is made of."""
-        constants, rollouts = ADVANTAGE_CONSTANTS, self.rollouts
+        constants, rollouts = self.constants, self.rollouts
         largest = float(np.abs(rollouts.rewards).max())
-        if self.objective in PENALISING:
-            divergence = float(np.abs(rollouts.divergences).max())
-            largest += constants.penalty * divergence / (1 - constants.discount)
-        if self.objective is Objective.GAE:
+        divergence = float(np.abs(rollouts.divergences).max())
+        largest += constants.penalty * divergence / (1 - constants.discount)
+        if self.objective in OF_VALUES:
             largest += 2 * float(np.abs(rollouts.values).max()) / (1 - self.decay)
         return largest
 
@@ -143,7 +156,7 @@ def wrong_advantages(estimate: Estimate, placement: BatchPlacement) -> Iterator[
         yield from _of_discounts(estimate, placement)
     if estimate.objective in PENALISING:
         yield from _of_penalties(estimate)
-    if estimate.objective is Objective.GAE:
+    if estimate.objective in OF_VALUES:
         yield from _of_values(estimate)
     if estimate.estimator.whitens:
         yield from _of_whitening(estimate, placement)
@@ -181,7 +194,7 @@ def _of_spreads(estimate: Estimate) -> Iterator[Wrong]:
 
 
 def _centred(estimate: Estimate) -> Values:
-    return advantages.group_centred(estimate.rollouts, ADVANTAGE_CONSTANTS, estimate.conventions)
+    return advantages.group_centred(estimate.rollouts, estimate.constants, estimate.conventions)
 
 
 def _scale(estimate: Estimate) -> Values:
@@ -194,7 +207,7 @@ def _scale(estimate: Estimate) -> Values:
 
 def _of_penalties(estimate: Estimate) -> Iterator[Wrong]:
     yield "divergence_left_out", estimate.under(penalty=0.0)
-    yield "divergence_added", estimate.under(penalty=-ADVANTAGE_CONSTANTS.penalty)
+    yield "divergence_added", estimate.under(penalty=-estimate.constants.penalty)
     other = OTHER_SET[estimate.conventions.penalised]
     yield "divergence_of_other_tokens", estimate.by(penalised=other)
 
@@ -206,37 +219,44 @@ def _of_discounts(estimate: Estimate, placement: BatchPlacement) -> Iterator[Wro
     yield "reward_at_another_token", estimate.by(rewarded=other)
     if placement.cp_rank is not None and placement.cp_rank.any():
         slices = rollouts.sample * (placement.cp_rank.max() + 1) + placement.cp_rank
-        borders = np.diff(slices, prepend=slices[:1]) != 0
-        yield "slices_apart", estimate.of(_accumulated_in(np.cumsum(borders), estimate))
+        yield "slices_apart", estimate.of(_accumulated_in(slices, estimate))
 
 
-def _accumulated_in(parts: NDArray[np.int64], estimate: Estimate) -> Values:
+def _accumulated_in(part: NDArray[np.int64], estimate: Estimate) -> Values:
     """What the estimator adds up over the tokens of a sample, added up in parts of it alone."""
-    decay = estimate.decay
-    following = np.append(estimate.raw[1:], 0.0)
-    following[estimate.rollouts.last(TokenSet.RESPONSE)] = 0.0
-    return advantages.accumulated(estimate.raw - decay * following, parts, decay)
+    found, path, decay = estimate.raw.copy(), estimate.path, estimate.decay
+    raw, sample = found[path], estimate.rollouts.sample[path]
+    same = sample == np.append(sample[1:], -1)
+    deltas = raw - np.where(same, decay * np.append(raw[1:], 0.0), 0.0)
+    borders = np.diff(part[path], prepend=part[:1]) != 0
+    found[path] = advantages.accumulated(deltas, np.cumsum(borders), decay)
+    return found
 
 
 def _of_values(estimate: Estimate) -> Iterator[Wrong]:
     yield "trace_left_out", estimate.under(trace=1.0)
     yield "values_left_out", estimate.having(values=np.zeros_like(estimate.rollouts.values))
     yield "padding_bootstrapped", estimate.of(_with_padding(estimate))
+    other = OTHER_SET[estimate.conventions.transitions]
+    yield "other_transitions", estimate.by(transitions=other)
 
 
 def _with_padding(estimate: Estimate) -> Values:
     """GAE that goes on to the width of the longest response, with the value of padding."""
-    rollouts, constants, decay = estimate.rollouts, ADVANTAGE_CONSTANTS, estimate.decay
-    last = rollouts.last(TokenSet.RESPONSE)
-    lengths = np.bincount(rollouts.sample)
-    behind = np.zeros(len(rollouts.mask))  # what the last token reads of padding
-    for token, padding in zip(last, lengths.max() - lengths, strict=True):
+    rollouts, constants, decay = estimate.rollouts, estimate.constants, estimate.decay
+    path = rollouts.only(estimate.path)
+    lengths = np.bincount(path.sample, minlength=len(rollouts.rewards))
+    behind = np.zeros(len(path.mask))  # what the last token reads of padding
+    for token in path.last(TokenSet.RESPONSE):
+        padding = lengths.max() - lengths[path.sample[token]]
         tail = 0.0
         for place in range(padding):
             next_value = PADDING_VALUE if place else 0.0
             tail = constants.discount * next_value - PADDING_VALUE + decay * tail
         behind[token] = decay * tail + constants.discount * PADDING_VALUE * bool(padding)
-    return estimate.raw + advantages.accumulated(behind, rollouts.sample, decay)
+    found = estimate.raw.copy()
+    found[estimate.path] += advantages.accumulated(behind, path.sample, decay)
+    return found
 
 
 def _of_whitening(estimate: Estimate, placement: BatchPlacement) -> Iterator[Wrong]:

@@ -52,6 +52,7 @@ OF_ADVANTAGES = {
     "discount_left_out": "later rewards are not discounted",
     "reward_at_another_token": "the reward is at another token",
     "slices_apart": "returns end with the slice of a context-parallel rank",
+    "other_transitions": "values of other tokens have a part in advantages",
     "trace_left_out": "advantages of later tokens are not multiplied by lambda",
     "values_left_out": "the critic's values are taken for 0",
     "padding_bootstrapped": "advantages have a part of the critic's values of padding",
