@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING, Any
 
 from adapters.contract import CodeLocation, Depth, Job, Layout, LogEntry
 from adapters.contract.description import parse_departures
+from adapters.contract.objective import Objective
 from adapters.miles import rollouts
-from adapters.miles.importing import module
+from adapters.miles.importing import module, module_if_any
 from adapters.slime_family import description
 from adapters.slime_family.framework import as_dictionaries
 from reference.aggregation import Aggregation, Conventions, Mode
@@ -40,10 +42,17 @@ def conventions(parser: argparse.ArgumentParser) -> Conventions:
     conversion = module("ray.rollout.train_data_conversion")
     return description.conventions(
         parser,
-        module("backends.training_utils.loss_hub.math_utils"),
+        module_if_any("backends.training_utils.loss_hub.math_utils"),
         by_rollout=rollouts.rollout_field() is not None,
         whole_groups=hasattr(conversion, "_prompt_group_partitions"),
     )
+
+
+def unsupported_objectives() -> frozenset[Objective]:
+    """The objectives that miles' validation says are not supported."""
+    validation = inspect.getsource(module("utils.arguments").miles_validate_args)
+    declared = "does not support reward-level KL" in validation
+    return frozenset({Objective.PENALISED_GAE} if declared else ())
 
 
 def losses() -> Any:

@@ -21,7 +21,7 @@ from adapters.contract.adapter import Adapter, Rank, Refused, Unsupported
 from adapters.contract.description import CodeLocation, Description, parse_departures
 from adapters.contract.job import Depth, Job, Observation, PendingReduction
 from adapters.contract.layout import Layout, Option
-from adapters.contract.objective import Objective
+from adapters.contract.objective import OF_VALUES, Objective
 from adapters.contract.probed_batch import ProbedBatch
 from adapters.miles import description, rollouts
 from adapters.miles.importing import engine, import_miles, module
@@ -116,7 +116,9 @@ class MilesFsdpAdapter(Adapter):
             configurations=command_line.configurations(parser),
             records_forward_passes=True,
             options=command_line.layout_options(parser) & {Option.BALANCE_DATA},
-            objectives=offered(parser, description.losses()) - {Objective.VALUE},
+            objectives=offered(parser, description.losses())
+            - description.unsupported_objectives()
+            - {Objective.VALUE, *OF_VALUES},
             # The other engine counts rollouts, and their tokens before a step is cut.
             conventions=replace(
                 description.conventions(parser),

@@ -22,6 +22,14 @@ def module(path: str) -> Any:
     return importlib.import_module(f"miles.{path}")
 
 
+def module_if_any(path: str) -> Any:
+    """Import a module of miles; None if this version lacks it."""
+    try:
+        return module(path)
+    except ModuleNotFoundError:
+        return None
+
+
 def engine(name: str) -> Any:
     """Import a module of the FSDP engine, which some versions keep in ``experimental``."""
     stable = importlib.util.find_spec("miles.backends.fsdp_utils")

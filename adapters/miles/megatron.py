@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from adapters.contract import Job, Layout, LogEntry, Rank, grids
+from adapters.contract import Description, Job, Layout, LogEntry, Rank, grids
 from adapters.contract.description import parse_departures
 from adapters.miles import description, rollouts
 from adapters.miles.importing import import_miles
@@ -64,6 +65,11 @@ class MilesMegatronAdapter(MegatronAdapter):
         args.actor_num_gpus_per_node = layout.world_size
         args.compress_ratios = None
         self.module("utils.arguments").miles_validate_args(args)
+
+    def describe(self) -> Description:
+        """Leave out what miles says it does not support."""
+        found = super().describe()
+        return replace(found, objectives=found.objectives - description.unsupported_objectives())
 
     def references(self, args: Any, job: Job, batch: ProbedBatch) -> Any:
         """References made by miles' rollout side."""

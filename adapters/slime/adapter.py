@@ -117,7 +117,7 @@ class SlimeAdapter(MegatronAdapter):
 
     def conventions(self, parser: Any) -> Conventions:
         """slime's conventions; prompt groups may be split over ranks."""
-        estimators = self.module("utils.ppo_utils")
+        estimators = self._module_if_any("utils.ppo_utils")
         by_rollout = self.rollout_field() is not None
         return description.conventions(parser, estimators, by_rollout=by_rollout)
 

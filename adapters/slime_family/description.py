@@ -131,7 +131,7 @@ def conventions(
     Versions that count the tokens of rollouts before a step is cut keep these denominators when
     tokens are rejected; others count the tokens that are left. Versions with an option for the four
     modes document that it is the policy loss's alone: all else is a mean over samples. The module
-    ``estimators`` has the functions that compute advantages.
+    ``estimators`` has the functions that compute advantages; None if there is none.
     """
     auxiliary = (
         AuxiliaryAggregation.SAMPLE_MEAN
@@ -145,22 +145,19 @@ def conventions(
         kl=auxiliary,
         diagnostics=auxiliary,
         whole_groups=whole_groups,
-        of_returns=_of_returns(estimators.get_reinforce_plus_plus_returns),
-        of_values=_of_values(estimators.get_advantages_and_returns_batch),
+        of_returns=_of_returns(getattr(estimators, "get_reinforce_plus_plus_returns", None)),
+        of_values=_of_values(getattr(estimators, "get_advantages_and_returns_batch", None)),
     )
 
 
 def _of_returns(function: Any) -> EstimatorConventions:
     """Newer versions of slime mask the divergence; all put the reward at the last active token."""
-    masks = "masked_kl" in function.__code__.co_varnames
+    masks = function is None or "masked_kl" in function.__code__.co_varnames
     return EstimatorConventions(penalised=TokenSet.ACTIVE if masks else TokenSet.RESPONSE)
 
 
 def _of_values(function: Any) -> EstimatorConventions:
     """Newer versions of miles document that GAE goes through trainable tokens alone."""
-    tokens = (
-        TokenSet.ACTIVE
-        if "loss_masks" in inspect.signature(function).parameters
-        else TokenSet.RESPONSE
-    )
+    masks = function is not None and "loss_masks" in inspect.signature(function).parameters
+    tokens = TokenSet.ACTIVE if masks else TokenSet.RESPONSE
     return EstimatorConventions(transitions=tokens, penalised=tokens, rewarded=tokens)

@@ -84,6 +84,7 @@ def actor(actor_class: type, *, args: Any, **trained: Any) -> Any:
         rollout_data_postprocess=None,
         sleep=lambda: None,
         wake_up=lambda: None,
+        _asleep=False,
         with_ref=False,
         with_opd_teacher=False,
         _active_model_tag="actor",

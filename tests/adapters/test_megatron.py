@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import replace
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -197,12 +197,15 @@ def test_columns_find_their_samples_in_any_order_and_are_sliced(
     share = share_of(batch, order)
     given = set(share)
 
-    compute = rollouts.advantages(
+    actors = ModuleType("actor")
+    actors.compute_advantages_and_returns = None  # type: ignore[attr-defined]
+    rollouts.replace_advantages(
+        actors,
         replace(job("uneven_lengths"), objective=objective),
         batch,
         lambda values, total, response, width: values[::2],
     )
-    compute(None, share)
+    actors.compute_advantages_and_returns(None, share)
 
     assert share.keys() - given == names
     for number, i in enumerate(order):
@@ -241,8 +244,8 @@ def test_objectives_are_what_options_and_losses_offer() -> None:
 
 
 def test_what_stands_beside_the_policy_loss_is_sampled_where_modes_are_offered() -> None:
-    older = description.conventions(parser(), by_rollout=True)
-    newer = description.conventions(parser("--loss-aggregation"), by_rollout=False)
+    older = description.conventions(parser(), None, by_rollout=True)
+    newer = description.conventions(parser("--loss-aggregation"), None, by_rollout=False)
 
     assert older.entropy is AuxiliaryAggregation.WITH_TOKEN_MEAN
     assert older.denominator_mask is DenominatorMask.ORIGINAL

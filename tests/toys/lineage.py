@@ -25,6 +25,7 @@ from megatron.core import mpu
 from megatron.core.distributed import DistributedDataParallel
 from megatron.core.fusions.fused_cross_entropy import fused_vocab_parallel_cross_entropy
 from megatron.core.pipeline_parallel import get_forward_backward_func
+from torch import distributed as dist
 from torch.nn.functional import pad
 
 Data = dict[str, Any]
@@ -147,9 +148,37 @@ def convert(samples: Sequence[Sample], rollouts: Sequence[int]) -> Data:
         "response_lengths": [sample.response_length for sample in samples],
         "rollouts": rollouts,
         "groups": [sample.group_index for sample in samples],
+        "rewards": group_normalised(samples),
         "rollout_mask_sums": unit_tokens(rollouts, masks),
         "prompt_mask_sums": unit_tokens([sample.group_index for sample in samples], masks),
     }
+
+
+def group_normalised(samples: Sequence[Sample]) -> list[float]:
+    """Rewards compared with those of their prompt."""
+    normalised = []
+    for sample in samples:
+        group = [one.reward for one in samples if one.group_index == sample.group_index]
+        std = float(torch.tensor(group).std()) if len(group) > 1 else 0.0
+        normalised.append((sample.reward - sum(group) / len(group)) / (std + 1e-6))
+    return normalised
+
+
+def estimate_advantages(args: Namespace, data: Data, dp: Group, cp: Group) -> None:
+    """Every token of a sample has its reward, whitened over all ranks if that is wanted."""
+    pairs = [*zip(data["rewards"], data["response_lengths"], strict=True)]
+    given = [slice_response(torch.full([length], reward), cp) for reward, length in pairs]
+    if args.normalize_advantages:
+        masks = torch.cat([slice_response(mask, cp) for mask in data["loss_masks"]])
+        flat = torch.cat(given)
+        sums = torch.stack([(flat * masks).sum(), (flat**2 * masks).sum(), masks.sum().float()])
+        for group in (dp.group, cp.group):
+            dist.all_reduce(sums, group=group)
+        total, squares, tokens = sums
+        variance = (squares / tokens - (total / tokens) ** 2) * tokens / (tokens - 1)
+        flat = (flat - total / tokens) / torch.sqrt(variance + 1e-8)
+        given = [*flat.split([len(values) for values in given])]
+    data["advantages"] = data["returns"] = given
 
 
 def unit_tokens(units: Sequence[int], masks: Iterable[Any]) -> list[int]:

@@ -27,6 +27,7 @@ def add_options(parser: ArgumentParser) -> None:
     parser.add_argument("--eps-clip-c", type=float)
     parser.add_argument("--loss-type", choices=["policy_loss", "sft_loss"], default="policy_loss")
     parser.add_argument("--advantage-estimator", choices=["grpo", "cispo"], default="grpo")
+    parser.add_argument("--normalize-advantages", action="store_true")
 
 
 def validate(args: Namespace) -> None:
