@@ -75,18 +75,16 @@ def _share_left(
     context: StepContext, placement: TokenPlacement, rows: FilledRows, counted: Collection[str]
 ) -> NDArray[np.float64]:
     """The share of each token's weight that is left if some fillings count: [tokens]."""
-    samples = units_held(context.sample, placement.micro_batch_number)
-    micro_batches = placement.micro_batches
     repeated, dummies, padding = (name in counted for name in FILLINGS)
-    left = np.ones(len(samples))
+    samples = units_held(context.sample, placement.micro_batch_number)
+    own = rows.micro_batches if repeated else placement.micro_batches
+    left = own / (own + padding * (rows.most_micro_batches - rows.micro_batches))
     if context.mode is Mode.SAMPLE_MEAN:
-        averaged = samples + repeated * (rows.of_micro_batch - samples)
-        left = samples / (averaged + dummies * (rows.of_largest - rows.of_micro_batch))
+        averaged = rows.of_micro_batch if repeated else samples
+        left *= samples / (averaged + dummies * (rows.of_largest - rows.of_micro_batch))
     if context.conventions.micro_batch_weight is MicroBatchWeight.EQUAL:
-        averaged = micro_batches + repeated * (rows.micro_batches - micro_batches)
-        averaged = averaged + padding * (rows.most_micro_batches - rows.micro_batches)
-        return left * (micro_batches / averaged)
-    if repeated:
+        left *= placement.micro_batches / own
+    elif repeated:
         of_rank = units_held(context.sample, placement.dp_rank)
         left *= (rows.of_micro_batch / rows.of_rank) / (samples / of_rank)
     return left
