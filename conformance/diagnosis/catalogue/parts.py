@@ -23,18 +23,16 @@ if TYPE_CHECKING:
     from conformance.diagnosis.placement import TokenPlacement
 
 
-REPEATED, DUMMIES, PADDING = FILLINGS = (
-    "repeated_rows_averaged",
-    "dummy_rows_averaged",
-    "padding_micro_batches_averaged",
-)
-"""What a mean over micro-batches may count besides samples."""
-
-WORDS = {
-    REPEATED: "samples that are repeated to fill up ranks count as 0",
-    DUMMIES: "rows that fill a micro-batch up to the rank's largest count as 0 in its mean",
-    PADDING: "micro-batches of padding count as 0 in means over {most} of each rank",
+FILLINGS = {
+    "repeated_rows_averaged": "samples that are repeated to fill up ranks count as 0",
+    "dummy_rows_averaged": (
+        "rows that fill a micro-batch up to the rank's largest count as 0 in its mean"
+    ),
+    "padding_micro_batches_averaged": (
+        "micro-batches of padding count as 0 in means over {most} of each rank"
+    ),
 }
+"""What a mean over micro-batches may count besides samples, in words."""
 
 
 def filled_up(context: StepContext) -> Iterator[Mistake]:
@@ -48,7 +46,7 @@ def filled_up(context: StepContext) -> Iterator[Mistake]:
         shares[counted] = share = _share_left(context, context.placement, rows, counted)
         fewer = combinations(counted, len(counted) - 1)
         if all((share != shares[one])[active].any() for one in fewer):
-            words = ", and ".join(WORDS[name] for name in counted)
+            words = ", and ".join(FILLINGS[name] for name in counted)
             yield Mistake(
                 name=counted[0],
                 words=words.format(most=rows.most_micro_batches),
