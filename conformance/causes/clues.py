@@ -114,7 +114,7 @@ def _counted_besides(wrong: Consistent) -> Iterator[list[frozenset[str]]]:
     """Yield a wrong count with each known mistake that it may come on top of."""
     showing, expected = wrong.showing, wrong.showing.context.expected
     for mistake in mistakes(showing.context):
-        if np.array_equal(mistake.weights > 0, expected > 0):
+        if not mistake.together and np.array_equal(mistake.weights > 0, expected > 0):
             rest = np.divide(expected, mistake.weights, where=expected > 0, out=expected.copy())
             names = MISCOUNTED.intersection(
                 _read_off(replace(showing, observed=showing.observed * rest))

@@ -90,7 +90,9 @@ class Alternatives(NamedTuple):
     Mistakes that give the same numbers are one alternative; the name of what is right is empty.
     """
 
-    names: list[frozenset[str]]
+    parts: list[tuple[frozenset[str], ...]]
+    """The names of each mistake that an alternative is made of, of which most are one."""
+
     numbers: NDArray[np.float64]
     magnitude: NDArray[np.float64]
 
@@ -137,15 +139,14 @@ def consistent(showing: Showing) -> Consistent:
     of_terms = [_alternatives(term, look) for term in showing.terms]
     explanations = [*_explanations(of_terms, look)]
     is_right = [] in explanations
-    if not is_right:
-        explanations += _together(look)
     if not explanations:
         explanations = [*_with_a_factor(of_terms, look), *_with_losses(of_terms, look)]
     elif not is_right and len(of_terms) == 1:  # a small step may fit another mistake by chance
         on_top = (
-            (factor, without_factors(other)) for factor, other in _with_a_factor(of_terms, look)
+            [factor, *map(without_factors, others)]
+            for factor, *others in _with_a_factor(of_terms, look)
         )
-        explanations += ([factor, other] for factor, other in on_top if other)
+        explanations += filter(all, on_top)
     return Consistent(
         showing=showing,
         is_right=is_right,
@@ -199,31 +200,49 @@ def _telling(showing: Showing) -> NDArray[np.int64] | slice:
 def _alternatives(term: LossTerm, look: _Look) -> Alternatives:
     """The right term, then what each known mistake makes of it."""
     known = [*_known(term, look.showing)]
-    numbers, magnitudes = zip(*(look.numbers(products) for _, products in known), strict=True)
+    numbers, magnitudes = zip(*(look.numbers(each.products) for each in known), strict=True)
     scale = float(magnitudes[0].max(initial=0.0)) or 1.0
-    same: dict[bytes, list[int]] = {}
-    for place, rounded in enumerate(np.round(np.stack(numbers) / scale, DIGITS) + 0.0):
-        same.setdefault(rounded.tobytes(), []).append(place)
+    same: dict[tuple[tuple[str, ...], bytes], list[int]] = {}
+    rounded = np.round(np.stack(numbers) / scale, DIGITS) + 0.0
+    for place, each in enumerate(known):
+        same.setdefault((each.together, rounded[place].tobytes()), []).append(place)
     first = [places[0] for places in same.values()]
     return Alternatives(
-        [frozenset(chain(*(known[place][0] for place in places))) for places in same.values()],
+        [
+            (
+                frozenset(chain(*(known[place].names for place in places))),
+                *(frozenset([name]) for name in together),
+            )
+            for (together, _), places in same.items()
+        ],
         np.stack([numbers[place] for place in first]),
         np.stack([magnitudes[place] for place in first]),
     )
 
 
-def _known(term: LossTerm, showing: Showing) -> Iterator[tuple[list[str], NDArray[np.float64]]]:
-    """Yield names and weight · factor, [tokens], of what is right and of every known mistake."""
-    yield [RIGHT], term.products
+class _Known(NamedTuple):
+    """Weight · factor, [tokens], of one or several mistakes of a term at once."""
+
+    names: Sequence[str]
+    products: NDArray[np.float64]
+    together: tuple[str, ...] = ()
+
+
+def _known(term: LossTerm, showing: Showing) -> Iterator[_Known]:
+    """Yield what is right and every known mistake."""
+    yield _Known([RIGHT], term.products)
     for mistake in chain(mistakes(term.context), shares(term.context)):
-        if not mistake.together:
-            yield [_named(term, name) for name in mistake.names], term.factors * mistake.weights
+        yield _Known(
+            [_named(term, name) for name in mistake.names],
+            term.factors * mistake.weights,
+            tuple(_named(term, name) for name in mistake.together),
+        )
     for wrong in term.wrong_factors:
-        yield [_named(term, wrong.name)], wrong.factors * term.context.expected
+        yield _Known([_named(term, wrong.name)], wrong.factors * term.context.expected)
     nothing = WITHOUT_GRADIENT
     if not showing.is_per_token:
         nothing = NOTHING_REPORTED if len(showing.terms) == 1 else LEFT_OUT
-    yield [_named(term, nothing)], np.zeros_like(term.products)
+    yield _Known([_named(term, nothing)], np.zeros_like(term.products))
 
 
 def _named(term: LossTerm, mistake: str) -> str:
@@ -241,8 +260,9 @@ def _visible(
         sizes = look.magnitude - one.magnitude[0] + one.magnitude
         same = _matches(totals, sizes, numbers, look.tolerance)
         same[0] = True
-        for names, is_same in zip(one.names, same, strict=True):
-            (hidden if is_same else visible).update(names)
+        for (names, *together), is_same in zip(one.parts, same, strict=True):
+            if not together:
+                (hidden if is_same else visible).update(names)
     return frozenset(visible - hidden)
 
 
@@ -260,8 +280,8 @@ def _explanations(
         total = sum(one.numbers[place] for one, place in chosen)
         size = sum(one.magnitude[place] for one, place in chosen)
         if _matches(total, size, observed, look.tolerance):
-            names = [one.names[place] for one, place in chosen]
-            yield [part for part in names if RIGHT not in part]
+            parts = chain.from_iterable(one.parts[place] for one, place in chosen)
+            yield [part for part in parts if RIGHT not in part]
 
 
 def _sums(of_terms: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
@@ -286,7 +306,7 @@ def _with_a_factor(of_terms: Sequence[Alternatives], look: _Look) -> Iterator[li
     """Yield a factor of all terms with the other mistakes that together give what was observed."""
     first = of_terms[0]
     ratios = first.magnitude.sum(axis=1) / (first.magnitude[0].sum() or 1.0)
-    for names, ratio in zip(first.names[1:], ratios[1:], strict=True):
+    for (names, *_), ratio in zip(first.parts[1:], ratios[1:], strict=True):
         factors = [_mistake_of(name) for name in names if _is_factor(name)]
         if factors:
             on_top = [
@@ -294,17 +314,6 @@ def _with_a_factor(of_terms: Sequence[Alternatives], look: _Look) -> Iterator[li
             ]
             others = filter(None, _explanations(of_terms, look, ratio))
             yield from ([*on_top, *parts] for parts in others)
-
-
-def _together(look: _Look) -> Iterator[list[frozenset[str]]]:
-    """Yield two mistakes of a single term that at once give what was observed."""
-    term, *others = look.showing.terms
-    for mistake in () if others else mistakes(term.context):
-        if mistake.together:
-            numbers, size = look.numbers(term.factors * mistake.weights)
-            if _matches(numbers, size, look.observed, look.tolerance):
-                names = mistake.name, mistake.together
-                yield [frozenset([_named(term, name)]) for name in names]
 
 
 def _with_losses(of_terms: Sequence[Alternatives], look: _Look) -> Iterator[list[frozenset[str]]]:
@@ -317,7 +326,7 @@ def _with_losses(of_terms: Sequence[Alternatives], look: _Look) -> Iterator[list
     lost = frozenset(_named(term, name) for name, _ in kinds_of_loss(term.context, gone, active))
     kept = np.where(gone[look.tokens], 0, one.numbers)
     both = _matches(kept, np.abs(kept), look.observed, look.tolerance) & kept.any(axis=1)
-    yield from ([one.names[place], lost] for place in np.flatnonzero(both) if place)
+    yield from ([*one.parts[place], lost] for place in np.flatnonzero(both) if place)
 
 
 def _is_factor(name: str) -> bool:

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
     from conformance.causes.table import Explanation, Pair, Part, Table
 
-LARGEST = 6
-"""Number of mistakes in an explanation: a factor and another for each term of the largest loss."""
+LARGEST = 9
+"""Mistakes in an explanation: a factor and two others for each term of the largest loss."""
 
 
 def cover(table: Table) -> list[Pair]:

@@ -80,8 +80,11 @@ def rows_of_passes(
 class FilledRows:
     """The rows that were trained with each token, those that repeat others included: [tokens]."""
 
-    of_micro_batch: NDArray[np.int64]
-    of_rank: NDArray[np.int64]
+    of_micro_batch: NDArray[np.float64]
+    of_largest: NDArray[np.float64]
+    """Rows of the rank's largest micro-batch."""
+
+    of_rank: NDArray[np.float64]
     micro_batches: NDArray[np.int64]
     """Number of micro-batches of the rank, those of repeated rows alone included."""
 
@@ -97,8 +100,9 @@ def filled_rows(
     of_token = passes[holder, np.arange(len(holder))]
     micro_batches = (rows > 0).sum(axis=1)
     return FilledRows(
-        of_micro_batch=rows[placement.dp_rank, of_token].astype(np.int64),
-        of_rank=rows.sum(axis=1, dtype=np.int64)[placement.dp_rank],
+        of_micro_batch=rows[placement.dp_rank, of_token].astype(np.float64),
+        of_largest=rows.max(axis=1).astype(np.float64)[placement.dp_rank],
+        of_rank=rows.sum(axis=1, dtype=np.float64)[placement.dp_rank],
         micro_batches=micro_batches[placement.dp_rank],
         most_micro_batches=int(micro_batches.max()),
     )

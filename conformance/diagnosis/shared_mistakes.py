@@ -7,7 +7,7 @@ auxiliary loss counts padding or leaves out other ranks in its own way.
 
 from __future__ import annotations
 
-from itertools import product
+from itertools import chain, product
 from typing import TYPE_CHECKING
 
 from conformance.diagnosis.catalogue.missing_tokens import shares
@@ -29,19 +29,16 @@ def diagnose_shared_mistake(
 ) -> Diagnosis | None:
     """The mistake that all ``others`` share, or one mistake of each, if it explains the sum.
 
-    If they share one, the policy loss may have another. ``matches`` says whether the predicted sum
-    of all terms, [tokens], explains the observation.
+    The policy loss is right if that explains the sum, else it may have a mistake besides theirs.
+    ``matches`` says whether the predicted sum of all terms, [tokens], explains the observation.
     """
-    for own_words, own in _alternatives(policy):
-        for name, words, shared in _shared(others):
-            if matches(own + shared):
-                explanation = f"{' and '.join(other.metric for other in others)}: {words}"
-                if own_words:
-                    explanation += f"; {policy.metric}: {own_words}"
-                return Diagnosis(name=name, explanation=explanation)
-    for name, words, apart in _apart(others):
-        if matches(policy.products + apart):
-            return Diagnosis(name=name, explanation=words)
+    shared = [*_shared(others)]
+    right, *mistaken = _alternatives(policy)
+    of_right = ((right, wrong) for wrong in chain(shared, _apart(others)))
+    for (own_words, own), (name, words, wrong) in chain(of_right, product(mistaken, shared)):
+        if matches(own + wrong):
+            explanation = f"{words}; {policy.metric}: {own_words}" if own_words else words
+            return Diagnosis(name=name, explanation=explanation)
     return None
 
 
@@ -65,11 +62,12 @@ def _apart(others: Sequence[LossTerm]) -> Iterator[tuple[str, str, NDArray[np.fl
 
 def _shared(others: Sequence[LossTerm]) -> Iterator[tuple[str, str, NDArray[np.float64]]]:
     """Yield the sum of the others for each mistake that all of them may share."""
+    terms = " and ".join(other.metric for other in others)
     known = [{(m.name, m.words): m for m in mistakes(other.context)} for other in others]
-    for key in known[0]:
-        if all(key in of_other for of_other in known):
+    for name, words in known[0]:
+        if all((name, words) in of_other for of_other in known):
             total = sum(
-                other.factors * of_other[key].weights
+                other.factors * of_other[name, words].weights
                 for other, of_other in zip(others, known, strict=True)
             )
-            yield *key, total  # type: ignore[misc]
+            yield name, f"{terms}: {words}", total  # type: ignore[misc]

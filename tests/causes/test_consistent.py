@@ -194,26 +194,79 @@ def test_a_factor_may_come_on_top_of_what_looks_like_another_factor() -> None:
     )
 
 
-def test_repeated_samples_and_micro_batches_of_padding_may_both_be_counted() -> None:
-    """One micro-batch of three rows, and three: two rows of the latter rank repeat a sample.
+def filled_up(metric: Metric, how: AuxiliaryAggregation | None) -> LossTerm:
+    """A term of a step with one micro-batch of three rows on a rank, and three on another.
 
-    Means over three micro-batches of each rank, those of repeated rows alone included.
+    Two rows of the latter repeat a sample, one in its first micro-batch and one on its own. Of two
+    context-parallel ranks, the first has every other token.
     """
-    passes = np.stack([np.r_[[0] * 6, [-1] * 8], np.r_[[-1] * 6, [0] * 5, [1] * 3]])
-    given = Given(layout=Layout(dp=2), forward_pass_of_token=passes.astype(np.int32))
+    numbers = np.stack([np.r_[[0] * 6, [-1] * 8], np.r_[[-1] * 6, [0] * 5, [1] * 3]])
+    passes = np.where(np.stack([EVEN, ~EVEN]), numbers[:, np.newaxis], -1).reshape(4, 14)
+    given = Given(layout=Layout(dp=2, cp=2), forward_pass_of_token=passes.astype(np.int32))
     context = replace(
-        given.context.of_term(AuxiliaryAggregation.MICRO_BATCH_TOKEN_MEAN),
-        rows_of_passes=np.array([[3, 0, 0], [2, 1, 1]], np.int32),
+        given.context.of_term(how), rows_of_passes=np.array([[3, 0, 0], [2, 1, 1]], np.int32)
     )
-    term = LossTerm(metric=Metric.KL, context=context, factors=np.ones(14))
-    active = np.array([1, 1, 0, 1, 0, 0, 1, 1, 1, 1, 0, 1, 1, 1])
-    observed = active / (2 * 3 * np.array([3] * 6 + [4] * 5 + [3] * 3))
+    return LossTerm(metric=metric, context=context, factors=np.linspace(1, 2, 14))
+
+
+EVEN = np.arange(14) % 2 == 0
+ACTIVE = np.array([1, 1, 0, 1, 0, 0, 1, 1, 1, 1, 0, 1, 1, 1])
+BY_TOKENS_OF_MICRO_BATCHES = AuxiliaryAggregation.MICRO_BATCH_TOKEN_MEAN
+BY_ROWS_OF_MICRO_BATCHES = AuxiliaryAggregation.MICRO_BATCH_SAMPLE_MEAN
+
+OF_EQUAL_ROWS = 2 * np.repeat([3 * 2, 3 * 1, 1, 3 * 2 * 4, 3 * 2 * 3], [3, 1, 2, 5, 3])
+"""Two ranks of one micro-batch of three rows, and of three of two: denominators of tokens."""
+
+
+@pytest.mark.parametrize(
+    ("how", "denominators", "other"),
+    [
+        (
+            BY_TOKENS_OF_MICRO_BATCHES,
+            2 * 3 * np.repeat([3, 4, 3], [6, 5, 3]),
+            "padding_micro_batches_averaged",
+        ),
+        (BY_ROWS_OF_MICRO_BATCHES, OF_EQUAL_ROWS, "dummy_rows_averaged"),
+    ],
+)
+def test_repeated_samples_and_padding_may_both_be_counted(
+    how: AuxiliaryAggregation, denominators: np.ndarray, other: str
+) -> None:
+    """Means over three micro-batches of each rank, or over as many rows as its largest has."""
+    term = filled_up(Metric.KL, how)
+    observed = term.factors * ACTIVE / denominators
 
     found = consistent(Showing(terms=[term], observed=observed, tolerance=1e-6))
 
-    both = [{"kl/repeated_rows_averaged"}, {"kl/padding_micro_batches_averaged"}]
+    both = [{"kl/repeated_rows_averaged"}, {f"kl/{other}"}]
     assert both in found.explanations
     assert found.contradicted.isdisjoint(both[0] | both[1])
+
+
+def test_each_term_of_a_logged_loss_may_have_two_mistakes() -> None:
+    """The entropy is one context-parallel rank's, and its mean counts a micro-batch of copies."""
+    policy = filled_up(Metric.POLICY_LOSS, None)
+    entropy = filled_up(Metric.ENTROPY, BY_TOKENS_OF_MICRO_BATCHES)
+    kl = filled_up(Metric.KL, BY_ROWS_OF_MICRO_BATCHES)
+    of_entropy = EVEN * ACTIVE / (2 * np.repeat([3, 3 * 4, 3 * 3], [6, 5, 3]))
+    logged = (policy.products + kl.factors * ACTIVE / OF_EQUAL_ROWS).sum()
+    logged += (entropy.factors * of_entropy).sum()
+
+    found = consistent(
+        Showing(
+            terms=[policy, entropy, kl],
+            observed=np.array([logged]),
+            tolerance=1e-12,
+            is_per_token=False,
+        )
+    )
+
+    assert [
+        {"entropy/repeated_rows_averaged"},
+        {"entropy/not_reduced_over_cp"},
+        {"kl/repeated_rows_averaged"},
+        {"kl/dummy_rows_averaged"},
+    ] in found.explanations
 
 
 def test_a_number_may_be_counted_on_top_of_another_mistake() -> None:

@@ -289,11 +289,12 @@ def test_what_fills_up_is_counted_in_a_mean_over_micro_batches(
     ("how", "weight", "expected"),
     [
         # The second rank repeats a row with its first sample, and one on its own: 3 micro-batches.
-        # The first rank has one, or is given two of padding.
-        (SAMPLES, EQUAL, [(12, 6, 48, 18), (36, 18, 48, 18)]),
+        # The first rank has one, or is given two of padding; or all of a rank have equally many
+        # rows, three and two.
+        (SAMPLES, EQUAL, [(12, 6, 48, 18), (36, 18, 48, 18), (12, 6, 48, 36)]),
         (TOKENS, EQUAL, [(6, 6, 24, 18), (18, 18, 24, 18)]),
-        (SAMPLES, BY_ROWS, [(12, 6, 32, 24)]),
-        (TOKENS, BY_ROWS, [(6, 6, 16, 24)]),
+        (SAMPLES, BY_ROWS, [(12, 6, 32, 24), (36, 18, 32, 24), (12, 6, 32, 48)]),
+        (TOKENS, BY_ROWS, [(6, 6, 16, 24), (18, 18, 16, 24)]),
     ],
 )
 def test_repeated_rows_are_counted_where_they_are(

@@ -40,13 +40,15 @@ def weighed(term: LossTerm, kept: np.ndarray | float) -> np.ndarray:
     return term.factors * term.context.expected * kept
 
 
+OF_ONE_RANK = np.repeat([1.0, 0.0, 1.0, 1.0, 0.0], [3, 1, 2, 5, 3])
+HALVED = np.repeat([1.0, 0.5, 1.0, 1.0, 1.0], [3, 1, 2, 5, 3])
+APART = weighed(POLICY, 1) + weighed(ENTROPY, OF_ONE_RANK) + weighed(KL, HALVED)
+"""Entropy is one context-parallel rank's, and a row of padding halves the second sample's."""
+
+
 def test_terms_that_each_have_a_mistake_of_their_own_are_named_together() -> None:
-    """Entropy is one context-parallel rank's, and a row of padding halves the second sample's."""
-    of_one_rank = np.repeat([1.0, 0.0, 1.0, 1.0, 0.0], [3, 1, 2, 5, 3])
-    halved = np.repeat([1.0, 0.5, 1.0, 1.0, 1.0], [3, 1, 2, 5, 3])
-    total = weighed(POLICY, 1) + weighed(ENTROPY, of_one_rank) + weighed(KL, halved)
     diagnosis = diagnose_shared_mistake(
-        POLICY, [ENTROPY, KL], lambda sum_: np.allclose(sum_, total)
+        POLICY, [ENTROPY, KL], lambda sum_: np.allclose(sum_, APART)
     )
 
     assert diagnosis is not None
@@ -55,6 +57,20 @@ def test_terms_that_each_have_a_mistake_of_their_own_are_named_together() -> Non
         "entropy: those of other context-parallel ranks were not added; kl: rows that fill a"
         " micro-batch up to the rank's largest count as 0 in its mean"
     )
+
+
+def test_a_policy_loss_is_right_if_that_explains_as_much() -> None:
+    """As one number may: half of all auxiliary terms and twice the policy loss come last."""
+    doubled = weighed(POLICY, 2) + weighed(ENTROPY, 1 / 2) + weighed(KL, 1 / 2)
+
+    def named(*totals: np.ndarray) -> str:
+        diagnosis = diagnose_shared_mistake(
+            POLICY, [ENTROPY, KL], lambda sum_: any(np.allclose(sum_, total) for total in totals)
+        )
+        return "" if diagnosis is None else diagnosis.name
+
+    assert named(doubled).startswith("divided_by_dp")
+    assert named(doubled, APART) == "not_reduced_over_cp_and_dummy_rows_averaged"
 
 
 @pytest.mark.parametrize("factor", [1.37, 0.8])

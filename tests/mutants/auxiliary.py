@@ -168,28 +168,40 @@ class ValuesPerToken(OtherDefault):
     by = Mode.TOKEN_MEAN
 
 
-class RepeatedSamplesCounted(Mutant):
+class RowsOfPaddingCounted(Mutant):
+    """Masked rows fill up a rank's micro-batches to its largest; a mean over rows counts them."""
+
+    diagnosis = "dummy_rows_averaged"
+    spec = check_spec("auxiliary.kl")
+    conventions = Conventions(kl=AuxiliaryAggregation.MICRO_BATCH_SAMPLE_MEAN)
+
+    def cut(self, samples: list[SampleTensors]) -> list[list[SampleTensors]]:
+        parts = super().cut(samples)
+        weight = self.layout.dp * len(parts)
+        counted = self.counted_rows([len(part) for part in parts])
+        return [
+            [replace(one, auxiliary_denominator=weight * rows * max(one.tokens, 1)) for one in part]
+            for part, rows in zip(parts, counted, strict=True)
+        ]
+
+    def counted_rows(self, rows: list[int]) -> list[int]:
+        """What the mean of each micro-batch divides by, given its rows."""
+        return [max(rows)] * len(rows)
+
+
+class RepeatedSamplesCounted(RowsOfPaddingCounted):
     """Copies of a sample fill up the ranks; masked as they are, a mean over samples counts them."""
 
     diagnosis = "repeated_rows_averaged"
-    spec = check_spec("auxiliary.kl")
-    conventions = Conventions(kl=AuxiliaryAggregation.MICRO_BATCH_SAMPLE_MEAN)
     corpus = tuple(case for case in EVERYDAY if case.name in ("nine_samples", "ten_samples"))
 
     def shard(self, samples: list[SampleTensors]) -> list[SampleTensors]:
         copy = replace(samples[0], mask=torch.zeros_like(samples[0].mask))
         return super().shard([*samples, *[copy] * (-len(samples) % self.layout.dp)])
 
-    def cut(self, samples: list[SampleTensors]) -> list[list[SampleTensors]]:
-        parts = super().cut(samples)
-        weight = self.layout.dp * len(parts)
-        return [
-            [
-                replace(one, auxiliary_denominator=weight * len(part) * max(one.tokens, 1))
-                for one in part
-            ]
-            for part in parts
-        ]
+    def counted_rows(self, rows: list[int]) -> list[int]:
+        """Each micro-batch's own, copies included."""
+        return rows
 
 
 class EntropyWeightedBySamples(EntropyOfMicroBatches):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from adapters.contract import Option
 from conformance.diagnosis.catalogue.mistake import Mistake
+from conformance.diagnosis.catalogue.parts import filled_up
 from conformance.findings.finding import Diagnosis
 
 if TYPE_CHECKING:
@@ -19,6 +21,9 @@ if TYPE_CHECKING:
     from conformance.diagnosis.step_context import StepContext
 
     Matches = Callable[[NDArray[np.float64]], bool]
+
+
+OVER_CP = "not_reduced_over_cp"
 
 
 def diagnoses(
@@ -59,8 +64,17 @@ def _without_gradient(tokens: int) -> Diagnosis:
 
 def shares(context: StepContext) -> Iterator[Mistake]:
     """Yield the weights that are left if only some ranks or micro-batches contribute."""
+    filled = [*filled_up(context)]
     for name, words, kept in _shares(context):
         yield Mistake(name=name, words=words, weights=np.where(kept, context.expected, 0))
+        # A framework that fills up ranks has the same rows on all context-parallel ranks of each.
+        for other in filled if name == OVER_CP else ():
+            yield replace(
+                other,
+                words=f"{other.words}, and {words}",
+                weights=np.where(kept, other.weights, 0),
+                together=(*other.together, name),
+            )
     placement = context.placement
     if placement is not None:
         for words, kept in (
@@ -81,7 +95,7 @@ def _shares(context: StepContext) -> Iterator[tuple[str, str, NDArray[np.bool_]]
         return
     for name, whose, part, size in (
         ("not_reduced_over_dp", "other data-parallel ranks", placement.dp_rank, layout.dp),
-        ("not_reduced_over_cp", "other context-parallel ranks", placement.cp_rank, layout.cp),
+        (OVER_CP, "other context-parallel ranks", placement.cp_rank, layout.cp),
         (
             "not_reduced_over_ranks",
             "all other ranks",

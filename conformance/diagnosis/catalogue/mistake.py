@@ -26,8 +26,8 @@ class Mistake:
     causes: Sequence[str] = ()
     """What it may be called as a cause, if not by its name: one step may not tell all apart."""
 
-    together: str = ""
-    """The name of a mistake that is made besides, if it is two at once."""
+    together: tuple[str, ...] = ()
+    """The names of the mistakes that are made besides, if it is several at once."""
 
     @property
     def names(self) -> Sequence[str]:

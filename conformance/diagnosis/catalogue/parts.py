@@ -3,77 +3,89 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain, combinations
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from conformance.diagnosis.catalogue.miscounts import counted_mask
 from conformance.diagnosis.catalogue.mistake import Mistake
+from conformance.diagnosis.placement import FilledRows
 from conformance.diagnosis.step_context import StepContext, by_samples, units_held
 from reference.aggregation import MicroBatchWeight, Mode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
     from numpy.typing import NDArray
 
     from adapters.contract import Layout
-    from conformance.diagnosis.placement import FilledRows, TokenPlacement
+    from conformance.diagnosis.placement import TokenPlacement
+
+
+FILLINGS = {
+    "repeated_rows_averaged": "samples that are repeated to fill up ranks count as 0",
+    "dummy_rows_averaged": (
+        "rows that fill a micro-batch up to the rank's largest count as 0 in its mean"
+    ),
+    "padding_micro_batches_averaged": (
+        "micro-batches of padding count as 0 in means over {most} of each rank"
+    ),
+}
+"""What a mean over micro-batches may count besides samples, in words."""
 
 
 def filled_up(context: StepContext) -> Iterator[Mistake]:
-    """Counts padding micro-batches or padding rows in a mean over micro-batches."""
-    placement = context.placement
-    if placement is None or not context.per_micro_batch:
+    """Counts one or two kinds of filling in a mean over micro-batches."""
+    if context.placement is None or not context.per_micro_batch:
         return
-    most = placement.micro_batches.max()
-    for name, words, shares in (
-        (
-            "padding_micro_batches_averaged",
-            f"micro-batches of padding count as 0 in means over {most} of each rank",
-            placement.micro_batches / most,
-        ),
-        *_dummy_rows(context, placement),
-    ):
-        if (shares != 1)[context.expected > 0].any():
-            yield Mistake(name=name, words=words, weights=context.expected * shares)
-    if context.filled_rows is not None:
-        yield from _repeated_rows(context, placement, context.filled_rows)
+    rows = context.filled_rows or _unfilled(context, context.placement)
+    active = context.expected > 0
+    shares: dict[tuple[str, ...], NDArray[np.float64]] = {(): np.ones(len(active))}
+    for counted in chain(combinations(FILLINGS, 1), combinations(FILLINGS, 2)):
+        shares[counted] = share = _share_left(context, context.placement, rows, counted)
+        fewer = combinations(counted, len(counted) - 1)
+        if all((share != shares[one])[active].any() for one in fewer):
+            words = ", and ".join(FILLINGS[name] for name in counted)
+            yield Mistake(
+                name=counted[0],
+                words=words.format(most=rows.most_micro_batches),
+                weights=context.expected * share,
+                together=counted[1:],
+            )
 
 
-def _dummy_rows(
-    context: StepContext, placement: TokenPlacement
-) -> Iterator[tuple[str, str, NDArray[np.float64]]]:
-    """Yield the factors by which empty rows change a mean over samples: [tokens]."""
-    if context.mode is Mode.SAMPLE_MEAN:
-        rows = units_held(context.sample, placement.micro_batch_number)
-        largest = np.zeros(context.layout.dp)
-        np.maximum.at(largest, placement.dp_rank, rows)
-        words = "rows that fill a micro-batch up to the rank's largest count as 0 in its mean"
-        yield "dummy_rows_averaged", words, rows / largest[placement.dp_rank]
-
-
-def _repeated_rows(
-    context: StepContext, placement: TokenPlacement, filled: FilledRows
-) -> Iterator[Mistake]:
-    """Yield means that count samples which are repeated, and micro-batches of padding as well."""
-    name, words = "repeated_rows_averaged", "samples that are repeated to fill up ranks count as 0"
-    rows = units_held(context.sample, placement.micro_batch_number)
-    averages_samples = context.mode is Mode.SAMPLE_MEAN
-    within = rows / filled.of_micro_batch if averages_samples else np.ones(len(rows))
-    if context.conventions.micro_batch_weight is MicroBatchWeight.BY_SAMPLES:
-        of_rank = units_held(context.sample, placement.dp_rank)
-        shares = within * (filled.of_micro_batch / filled.of_rank) * (of_rank / rows)
-        yield Mistake(name=name, words=words, weights=context.expected * shares)
-        return
-    of_micro_batches = context.expected * within * placement.micro_batches
-    yield Mistake(name=name, words=words, weights=of_micro_batches / filled.micro_batches)
-    yield Mistake(
-        name=name,
-        words=f"{words}, and micro-batches of padding too",
-        weights=of_micro_batches / filled.most_micro_batches,
-        together="padding_micro_batches_averaged",
+def _unfilled(context: StepContext, placement: TokenPlacement) -> FilledRows:
+    """The rows of each token where none repeats a sample."""
+    of_micro_batch = units_held(context.sample, placement.micro_batch_number)
+    largest = np.zeros(context.layout.dp)
+    np.maximum.at(largest, placement.dp_rank, of_micro_batch)
+    return FilledRows(
+        of_micro_batch=of_micro_batch,
+        of_largest=largest[placement.dp_rank],
+        of_rank=units_held(context.sample, placement.dp_rank),
+        micro_batches=placement.micro_batches,
+        most_micro_batches=int(placement.micro_batches.max()),
     )
+
+
+def _share_left(
+    context: StepContext, placement: TokenPlacement, rows: FilledRows, counted: Collection[str]
+) -> NDArray[np.float64]:
+    """The share of each token's weight that is left if some fillings count: [tokens]."""
+    repeated, dummies, padding = (name in counted for name in FILLINGS)
+    samples = units_held(context.sample, placement.micro_batch_number)
+    own = rows.micro_batches if repeated else placement.micro_batches
+    left = own / (own + padding * (rows.most_micro_batches - rows.micro_batches))
+    if context.mode is Mode.SAMPLE_MEAN:
+        averaged = rows.of_micro_batch if repeated else samples
+        left *= samples / (averaged + dummies * (rows.of_largest - rows.of_micro_batch))
+    if context.conventions.micro_batch_weight is MicroBatchWeight.EQUAL:
+        left *= placement.micro_batches / own
+    elif repeated:
+        of_rank = units_held(context.sample, placement.dp_rank)
+        left *= (rows.of_micro_batch / rows.of_rank) / (samples / of_rank)
+    return left
 
 
 def parts(context: StepContext) -> Iterator[Mistake]:
