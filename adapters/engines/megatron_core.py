@@ -1,7 +1,10 @@
 """Megatron-Core: models that carry the probe, and how its gradient is read at each depth.
 
-Megatron's pipeline schedule, `DistributedDataParallel` and `finalize_model_grads` run as they are,
-on the CPU too. The optimizer is replaced by one that reads the gradient.
+Megatron's pipeline schedules, `DistributedDataParallel` and `finalize_model_grads` run as they are,
+on the CPU too. The optimizer is replaced by one that reads the gradient. In a pipeline the last
+stage holds the probe, as it holds the output layer of a real model. It learns the tokens of a
+micro-batch from the activations of the stages before it, so that a schedule that mixes up
+micro-batches shows in the weights.
 """
 
 from __future__ import annotations
@@ -34,7 +37,7 @@ GRID = "grid"  # key of a rank's cache: the sizes of Megatron's process groups
 
 def enter_grid(layout: Layout, rank: Rank) -> bool:
     """Leave process groups of other sizes and what depends on them; returns whether it did."""
-    grid = layout.tp, layout.cp
+    grid = layout.tp, layout.cp, layout.pp, chunks_per_stage(layout)
     if rank.cache.get(GRID) == grid:
         return False
     leave_grid()
@@ -49,7 +52,10 @@ def join_grid(layout: Layout, rank: Rank) -> None:
 
     if enter_grid(layout, rank):
         mpu.initialize_model_parallel(
-            tensor_model_parallel_size=layout.tp, context_parallel_size=layout.cp
+            tensor_model_parallel_size=layout.tp,
+            context_parallel_size=layout.cp,
+            pipeline_model_parallel_size=layout.pp,
+            virtual_pipeline_model_parallel_size=chunks_per_stage(layout),
         )
 
 
@@ -61,25 +67,36 @@ def leave_grid() -> None:
         mpu.destroy_model_parallel()
 
 
+def chunks_per_stage(layout: Layout) -> int | None:
+    """Megatron's virtual pipeline size, None if the schedule is not interleaved."""
+    return 2 if Option.INTERLEAVED in layout.options else None
+
+
 class Policy:
-    """A model in data parallelism, whose gradients are reduced and final.
+    """The chunks of a model in data parallelism, whose gradients are reduced and final.
+
+    A rank has one chunk, or several if the schedule is interleaved, of which the last may hold the
+    probe.
 
     The schedule calls ``finalize_model_grads`` after the last micro-batch. If gradients are not
     finalised, ``counted_tokens`` records the tokens counted on this rank in each step.
     """
 
-    def __init__(self, model: Any, bare: Any) -> None:
+    def __init__(self, chunks: list[Any], bare: list[Any]) -> None:
         from megatron.core.distributed import finalize_model_grads
 
-        self.model = model
-        self.probe: nn.Parameter = bare.probe
-        self.passes: ForwardPasses = bare.passes
+        self.chunks = chunks
+        self.probe: nn.Parameter | None = bare[-1].probe
+        self.passes: ForwardPasses = bare[-1].passes
         self.counted_tokens = Recorder[float]()
         self.finalize_model_grads: Callable[..., None] = finalize_model_grads
 
     def gradient(self) -> NDArray[np.float32]:
-        """The probe's gradient, as an optimizer would find it: [capacity]."""
-        return as_array(self.probe.main_grad)  # type: ignore[attr-defined]
+        """The probe's gradient, as an optimizer would find it: [capacity], or [0] without probe."""
+        return self._array(lambda probe: probe.main_grad)
+
+    def _array(self, gradient: Callable[[Any], torch.Tensor]) -> NDArray[np.float32]:
+        return as_array(torch.empty(0) if self.probe is None else gradient(self.probe))
 
 
 class ShardedPolicy(Policy):
@@ -90,18 +107,18 @@ class ShardedPolicy(Policy):
         from megatron.core import mpu
 
         group = mpu.get_data_parallel_group(with_context_parallel=True)
-        for buffer in self.model.buffers:
-            for bucket in buffer.buckets:
-                shards = bucket.grad_data.chunk(group.size())
-                mine = shards[group.rank()].clone()
-                torch.distributed.all_gather_into_tensor(bucket.grad_data, mine, group=group)
+        buffers = (buffer for chunk in self.chunks for buffer in chunk.buffers)
+        for bucket in (bucket for buffer in buffers for bucket in buffer.buckets):
+            shards = bucket.grad_data.chunk(group.size())
+            mine = shards[group.rank()].clone()
+            torch.distributed.all_gather_into_tensor(bucket.grad_data, mine, group=group)
         return super().gradient()
 
 
 class BarePolicy(Policy):
     """A policy without data parallelism: gradients are not reduced and not finalised."""
 
-    def __init__(self, bare: Any) -> None:
+    def __init__(self, bare: list[Any]) -> None:
         super().__init__(bare, bare)
         self.finalize_model_grads = self._count_tokens
 
@@ -110,12 +127,13 @@ class BarePolicy(Policy):
 
     def gradient(self) -> NDArray[np.float32]:
         """This rank's own gradient, 0 if none of its micro-batches reached the probe."""
-        grad = self.probe.grad
-        return as_array(torch.zeros_like(self.probe) if grad is None else grad)
+        return self._array(
+            lambda probe: torch.zeros_like(probe) if probe.grad is None else probe.grad
+        )
 
 
-def policy_of(bare: Any, rank: Rank, depth: Depth, ddp_config: Any) -> Policy:
-    """A probed model, bare below depth `step`; raises `Unsupported` if Megatron refuses."""
+def policy_of(bare: list[Any], rank: Rank, depth: Depth, ddp_config: Any) -> Policy:
+    """A probed model's chunks, bare below depth `step`; `Unsupported` if Megatron refuses."""
     if depth is not Depth.STEP:
         return BarePolicy(bare)
     from megatron.core.distributed import DistributedDataParallel
@@ -123,7 +141,12 @@ def policy_of(bare: Any, rank: Rank, depth: Depth, ddp_config: Any) -> Policy:
     reduce_one_by_one_over_gloo(rank)
     try:
         with cuda_on_cpu.redirected():
-            wrapped = DistributedDataParallel(bare.config, ddp_config, bare)
+            wrapped = [
+                DistributedDataParallel(
+                    chunk.config, ddp_config, chunk, disable_bucketing=chunk is not bare[0]
+                )
+                for chunk in bare
+            ]
     except AssertionError as error:
         if not ddp_config.average_in_collective:
             raise
@@ -132,15 +155,25 @@ def policy_of(bare: Any, rank: Rank, depth: Depth, ddp_config: Any) -> Policy:
 
 
 def transformer_config(layout: Layout, dtype: torch.dtype, **options: Any) -> Any:
-    """Megatron's configuration of a small model."""
+    """Megatron's configuration of a small model, whose rows may differ in length.
+
+    Megatron's own validation of options has an interleaved schedule overlap its communication.
+    """
     from megatron.core.transformer.transformer_config import TransformerConfig
 
+    chunks = chunks_per_stage(layout)
     return TransformerConfig(
-        num_layers=1,
+        num_layers=layout.pp * (chunks or 1),
         hidden_size=8,
         num_attention_heads=2,
         tensor_model_parallel_size=layout.tp,
         context_parallel_size=layout.cp,
+        pipeline_model_parallel_size=layout.pp,
+        virtual_pipeline_model_parallel_size=chunks,
+        overlap_p2p_comm=chunks is not None,
+        batch_p2p_comm=chunks is None,
+        variable_seq_lengths=True,
+        moe_token_dispatcher_type="alltoall",  # the default one has no rows of different lengths
         pipeline_dtype=dtype,
         params_dtype=dtype,
         bf16=dtype is torch.bfloat16,
@@ -171,36 +204,79 @@ def vocabulary_offset() -> float:
     return 0.0 if mpu.get_tensor_model_parallel_rank() == 0 else IMPOSSIBLE_LOGIT
 
 
-def probed_model(config: Any, capacity: int, rank: Rank, head: Callable[..., Any]) -> Any:
-    """A model in place of Megatron's GPT model, with its vocabulary split over the tp ranks.
+def probed_model(config: Any, capacity: int, rank: Rank, head: Callable[..., Any]) -> list[Any]:
+    """This rank's chunks of a model in place of Megatron's GPT model.
 
-    ``head`` makes outputs of token ids, the probe and a parameter that is 0, both in float32, as
-    Megatron's own wrapper of narrower models makes them.
+    The vocabulary is split over the tp ranks. ``head`` makes outputs of token ids, the probe and a
+    parameter that is 0, both in float32, as Megatron's own wrapper of narrower models makes them.
     """
+    from megatron.core import mpu
     from megatron.core.enums import ModelType
     from megatron.core.transformer.module import MegatronModule
 
-    class ProbedModel(MegatronModule):  # type: ignore[misc]
-        def __init__(self) -> None:
+    class ProbedChunk(MegatronModule):  # type: ignore[misc]
+        def __init__(self, number: int, of_all: int) -> None:
             super().__init__(config)
+            self.share_embeddings_and_output_weights = True
             self.model_type = ModelType.encoder_or_decoder
+            self.pre_process, self.post_process = number == 0, number == of_all - 1
             self.logit = nn.Parameter(torch.zeros(1))
-            self.probe = nn.Parameter(torch.zeros(capacity))
+            self.probe = nn.Parameter(torch.zeros(capacity)) if self.post_process else None
             self.passes = ForwardPasses()
+            self.received: Any = None
 
         def set_input_tensor(self, input_tensor: Any) -> None:
-            """Do nothing: there is no pipeline parallelism."""
+            """Take the activations of the stage before, None on the first."""
+            [self.received] = input_tensor if isinstance(input_tensor, list) else [input_tensor]
+
+        def shared_embedding_or_output_weight(self) -> torch.Tensor:
+            """The parameter that first and last stage share, as if embeddings were tied."""
+            return self.logit
 
         def zero_grad_buffer(self) -> None:
             """Zero gradients, as `DistributedDataParallel` does when a framework asks for it."""
             self.zero_grad()
 
         def forward(self, input_ids: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-            self.passes.note(input_ids)
-            output: torch.Tensor = head(input_ids, self.probe.float(), self.logit.float())
+            if self.pre_process:
+                ids, logit = input_ids, self.logit
+            else:
+                ids, logit = ids_of(self.received), self.logit + 0.0 * self.received.sum()
+            if self.probe is None:
+                return activations(ids, config.hidden_size, self.logit.dtype) + logit
+            self.passes.note(ids)
+            output: torch.Tensor = head(ids, self.probe.float(), logit.float())
             return output
 
-    return ProbedModel().to(rank.device, getattr(torch, rank.dtype))
+    stage, chunks = mpu.get_pipeline_model_parallel_rank(), chunks_of(config)
+    stages = config.pipeline_model_parallel_size
+    return [
+        ProbedChunk(stage + chunk * stages, stages * chunks).to(
+            rank.device, getattr(torch, rank.dtype)
+        )
+        for chunk in range(chunks)
+    ]
+
+
+def chunks_of(config: Any) -> int:
+    """Number of chunks of a model on each rank."""
+    return config.virtual_pipeline_model_parallel_size or 1
+
+
+DIGITS = torch.tensor([1, 256, 65_536])
+"""Token ids are handed from stage to stage in digits that bfloat16 has too."""
+
+
+def activations(ids: torch.Tensor, width: int, dtype: torch.dtype) -> torch.Tensor:
+    """What a stage hands to the next, [tokens of a row, rows, width], of ids [rows, tokens]."""
+    digits = ids.T.unsqueeze(-1) // DIGITS.to(ids.device) % 256
+    return nn.functional.pad(digits.to(dtype), (0, width - len(DIGITS)))
+
+
+def ids_of(received: torch.Tensor) -> torch.Tensor:
+    """The token ids in activations, [rows, tokens]."""
+    digits = received.detach()[..., : len(DIGITS)].long()
+    return (digits * DIGITS.to(received.device)).sum(-1).T.contiguous()
 
 
 class ReadingOptimizer:

@@ -41,7 +41,7 @@ def cached_policy(job: Job, probe_size: int, rank: Rank, *, per_token: bool) -> 
     policy = rank.cache[key]
     policy.counted_tokens.drain()
     policy.passes.drain()
-    policy.model.config.no_sync_func = None  # as a framework finds it in a new model
+    policy.chunks[0].config.no_sync_func = None  # as a framework finds it in a new model
     SEAM.probe = policy.probe
     return policy
 

@@ -14,6 +14,7 @@ from tests.mutants import (
     metrics,
     off_policy,
     parts,
+    pipelines,
     sharding,
     startup,
 )
@@ -35,6 +36,7 @@ MODULES = (
     factors,
     counts,
     parts,
+    pipelines,
     losses,
     metrics,
     auxiliary,
