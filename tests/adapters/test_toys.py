@@ -79,6 +79,7 @@ def test_slime_conforms_with_every_option_it_has(tmp_path: Path) -> None:
         "dp2-cp1-mbtokens-thd",
         "dp2-cp1-mbtokens-thd+balance_data",
         "dp1-cp2-tp2-mb1-thd",
+        "dp1-cp2-pp2-mb2-thd",
         "dp2-cp2-mb2-thd+distributed_optimizer",
         "dp2-cp2-mb2-thd+overlap_grad_reduce",
         average,
@@ -101,6 +102,7 @@ def test_miles_conforms_in_both_formats(tmp_path: Path) -> None:
     layouts = [
         "dp1-cp1-mb1-thd",
         "dp1-cp2-mb2-bshd",
+        "dp1-cp1-pp2-mb2-bshd",
         "dp2-cp1-mbtokens-thd+balance_data",
         "dp2-cp2-mb2-thd+distributed_optimizer",
         "dp2-cp2-mb1-bshd",
