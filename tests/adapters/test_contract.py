@@ -38,7 +38,7 @@ def test_layout_of_no_ranks_is_refused() -> None:
 
 
 def test_layout_of_one_stage_cannot_be_interleaved() -> None:
-    with pytest.raises(InvalidLayoutError, match="dp2-cp1-mb2-thd.interleaved interleaves"):
+    with pytest.raises(InvalidLayoutError, match="interleaves the chunks of one stage"):
         Layout.parse("dp2-cp1-mb2-thd+interleaved")
 
 
