@@ -76,18 +76,18 @@ class Layout:
 
     @property
     def last_stage(self) -> slice:
-        """The ranks of the last pipeline stage, the only one that holds the probe."""
+        """The ranks of the last pipeline stage, which computes the loss and must have a probe."""
         return slice(self._first_of_last_stage, None)
 
     @property
     def token_holders(self) -> slice:
-        """A rank for each data- and context-parallel rank that holds the probe.
+        """A rank for each data- and context-parallel rank of the last pipeline stage.
 
         Tensor-parallel ranks hold the same tokens, and only the first of them is included.
         """
         return slice(self._first_of_last_stage, None, self.tp)
 
-    def holds_probe(self, rank: int) -> bool:
+    def is_on_last_stage(self, rank: int) -> bool:
         """Whether a rank is on the last pipeline stage."""
         return rank >= self._first_of_last_stage
 

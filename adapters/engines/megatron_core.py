@@ -1,10 +1,11 @@
 """Megatron-Core: models that carry the probe, and how its gradient is read at each depth.
 
 Megatron's pipeline schedules, `DistributedDataParallel` and `finalize_model_grads` run as they are,
-on the CPU too. The optimizer is replaced by one that reads the gradient. In a pipeline the last
-stage holds the probe, as it holds the output layer of a real model. It learns the tokens of a
-micro-batch from the activations of the stages before it, so that a schedule that mixes up
-micro-batches shows in the weights.
+on the CPU too. The optimizer is replaced by one that reads the gradient. In a pipeline every
+stage has a probe of its own. Activations carry the token ids, so that a schedule that mixes up
+micro-batches shows, and the sums of the probes' entries so far, which the last stage adds to the
+log-probabilities: the gradient of every probe is the token weights, as far as the backward passes,
+the reductions and the final division of each stage are right.
 """
 
 from __future__ import annotations
@@ -75,8 +76,7 @@ def chunks_per_stage(layout: Layout) -> int | None:
 class Policy:
     """The chunks of a model in data parallelism, whose gradients are reduced and final.
 
-    A rank has one chunk, or several if the schedule is interleaved, of which the last may hold the
-    probe.
+    A rank has one chunk, or several if the schedule is interleaved, of which the last is observed.
 
     The schedule calls ``finalize_model_grads`` after the last micro-batch. If gradients are not
     finalised, ``counted_tokens`` records the tokens counted on this rank in each step.
@@ -86,17 +86,14 @@ class Policy:
         from megatron.core.distributed import finalize_model_grads
 
         self.chunks = chunks
-        self.probe: nn.Parameter | None = bare[-1].probe
+        self.probe: nn.Parameter = bare[-1].probe
         self.passes: ForwardPasses = bare[-1].passes
         self.counted_tokens = Recorder[float]()
         self.finalize_model_grads: Callable[..., None] = finalize_model_grads
 
     def gradient(self) -> NDArray[np.float32]:
-        """The probe's gradient, as an optimizer would find it: [capacity], or [0] without probe."""
-        return self._array(lambda probe: probe.main_grad)
-
-    def _array(self, gradient: Callable[[Any], torch.Tensor]) -> NDArray[np.float32]:
-        return as_array(torch.empty(0) if self.probe is None else gradient(self.probe))
+        """The probe's gradient, as an optimizer would find it: [capacity]."""
+        return as_array(self.probe.main_grad)  # type: ignore[attr-defined]
 
 
 class ShardedPolicy(Policy):
@@ -127,9 +124,8 @@ class BarePolicy(Policy):
 
     def gradient(self) -> NDArray[np.float32]:
         """This rank's own gradient, 0 if none of its micro-batches reached the probe."""
-        return self._array(
-            lambda probe: torch.zeros_like(probe) if probe.grad is None else probe.grad
-        )
+        grad = self.probe.grad
+        return as_array(torch.zeros_like(self.probe) if grad is None else grad)
 
 
 def policy_of(bare: list[Any], rank: Rank, depth: Depth, ddp_config: Any) -> Policy:
@@ -221,7 +217,7 @@ def probed_model(config: Any, capacity: int, rank: Rank, head: Callable[..., Any
             self.model_type = ModelType.encoder_or_decoder
             self.pre_process, self.post_process = number == 0, number == of_all - 1
             self.logit = nn.Parameter(torch.zeros(1))
-            self.probe = nn.Parameter(torch.zeros(capacity)) if self.post_process else None
+            self.probe = nn.Parameter(torch.zeros(capacity))
             self.passes = ForwardPasses()
             self.received: Any = None
 
@@ -238,14 +234,15 @@ def probed_model(config: Any, capacity: int, rank: Rank, head: Callable[..., Any
             self.zero_grad()
 
         def forward(self, input_ids: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-            if self.pre_process:
-                ids, logit = input_ids, self.logit
-            else:
-                ids, logit = ids_of(self.received), self.logit + 0.0 * self.received.sum()
-            if self.probe is None:
-                return activations(ids, config.hidden_size, self.logit.dtype) + logit
+            ids, probe = input_ids, self.probe.float()
+            if not self.pre_process:
+                ids = ids_of(self.received)
+                probe = probe + probe_of(self.received, ids, capacity)
             self.passes.note(ids)
-            output: torch.Tensor = head(ids, self.probe.float(), logit.float())
+            if not self.post_process:
+                handed_on = activations(ids, probe, config.hidden_size).to(self.logit.dtype)
+                return handed_on + self.logit
+            output: torch.Tensor = head(ids, probe, self.logit.float())
             return output
 
     stage, chunks = mpu.get_pipeline_model_parallel_rank(), chunks_of(config)
@@ -267,16 +264,33 @@ DIGITS = torch.tensor([1, 256, 65_536])
 """Token ids are handed from stage to stage in digits that bfloat16 has too."""
 
 
-def activations(ids: torch.Tensor, width: int, dtype: torch.dtype) -> torch.Tensor:
-    """What a stage hands to the next, [tokens of a row, rows, width], of ids [rows, tokens]."""
-    digits = ids.T.unsqueeze(-1) // DIGITS.to(ids.device) % 256
-    return nn.functional.pad(digits.to(dtype), (0, width - len(DIGITS)))
+def activations(ids: torch.Tensor, probe: torch.Tensor, width: int) -> torch.Tensor:
+    """What a stage hands to the next of ids [rows, tokens]: [tokens, rows, width].
+
+    A position has its id and the probe's entry of the token that it predicts.
+    """
+    digits = ids.unsqueeze(-1) // DIGITS.to(ids.device) % 256
+    entries = probe[(ids + 1) % len(probe)].unsqueeze(-1)
+    columns = torch.cat([entries, digits.to(probe.dtype)], dim=-1).transpose(0, 1)
+    return nn.functional.pad(columns, (0, width - columns.shape[-1]))
 
 
 def ids_of(received: torch.Tensor) -> torch.Tensor:
     """The token ids in activations, [rows, tokens]."""
-    digits = received.detach()[..., : len(DIGITS)].long()
+    digits = received.detach()[..., 1 : len(DIGITS) + 1].long()
     return (digits * DIGITS.to(received.device)).sum(-1).T.contiguous()
+
+
+def probe_of(received: torch.Tensor, ids: torch.Tensor, capacity: int) -> torch.Tensor:
+    """The entries of earlier stages' probes in activations, 0 for other tokens: [capacity].
+
+    Of rows that a framework repeats in a micro-batch, one stands for all.
+    """
+    predicted = ((ids + 1) % capacity).flatten()
+    position = torch.full((capacity,), -1, device=ids.device)
+    position[predicted] = torch.arange(len(predicted), device=ids.device)
+    entries = received[..., 0].T.flatten().float()
+    return torch.where(position < 0, 0.0, entries[position.clamp(min=0)])
 
 
 class ReadingOptimizer:

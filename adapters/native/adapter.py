@@ -93,7 +93,7 @@ class NativeAdapter(Adapter):
             trainer = self.trainer(job, rank.index)
             trained = [_train(trainer, probe, samples) for samples in steps]
         reported = {metric: tuple(log[metric] for _, log in trained) for metric in trained[0][1]}
-        if not job.layout.holds_probe(rank.index):
+        if not job.layout.is_on_last_stage(rank.index):
             return Observation(token_weights=(), reported=reported)
         whole, passes = job.depth is Depth.STEP, trainer.passes.drain()
         return Observation(

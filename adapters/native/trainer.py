@@ -70,7 +70,7 @@ class Trainer:
         mine = self.shard(self.with_auxiliary_denominators(self.divided(samples)))
         for micro_batch in self.cut(mine):
             packed = self.handed_on(pack(micro_batch, self.layout, self.cp_rank))
-            if not self.layout.holds_probe(self.rank):
+            if not self.layout.is_on_last_stage(self.rank):
                 continue
             self.passes.note(packed.ids[packed.ids != PADDING_ID] - 1)
             loss, log = self.loss(probe.float(), packed.to(probe.device), token_losses)
@@ -87,7 +87,7 @@ class Trainer:
         if self.rank >= stage:
             ids = torch.empty_like(ids)
             dist.recv(ids, src=self.rank - stage)
-        if not self.layout.holds_probe(self.rank):
+        if not self.layout.is_on_last_stage(self.rank):
             dist.send(ids, dst=self.rank + stage)
         return replace(packed, ids=ids)
 

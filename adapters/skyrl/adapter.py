@@ -134,13 +134,10 @@ class SkyRLAdapter(Adapter):
         with rank.framework(), refusals_of_configuration(job):
             trainer.train(config, dispatch, rollouts)
         whole = job.depth is Depth.STEP
-        reported = dispatch.reported if whole else {}
-        if not job.layout.holds_probe(rank.index):
-            return Observation(token_weights=(), reported=reported)
         return Observation(
             token_weights=batch.weights_of_steps(workers[trained].gradients.drain()),
             pending_reduction=PendingReduction.REPLICATED if whole else PendingReduction.MEAN,
-            reported=reported,
+            reported=dispatch.reported if whole else {},
             forward_passes=batch.forward_passes(dispatch.forward_passes),
             rows=batch.rows(dispatch.forward_passes),
         )

@@ -169,8 +169,6 @@ class MegatronAdapter(Adapter):
             self.join(args)
             trained = model.cached_policy(job, batch.probe_size, rank, per_token=per_token)
             gradients = self.train(args, job, trained, batch)
-        if not job.layout.holds_probe(rank.index):
-            return Observation(token_weights=(), reported=LOG.reported(job))
         return Observation(
             token_weights=batch.weights_of_steps(rollouts.of_steps(gradients, job)),
             pending_reduction=pending_reduction(job.depth, per_token=per_token),

@@ -48,7 +48,7 @@ def test_last_stage_has_the_last_ranks() -> None:
     assert layout.world_size == 12
     assert [*range(12)][layout.last_stage] == [8, 9, 10, 11]
     assert [*range(12)][layout.token_holders] == [8, 10]
-    assert [rank for rank in range(12) if layout.holds_probe(rank)] == [8, 9, 10, 11]
+    assert [rank for rank in range(12) if layout.is_on_last_stage(rank)] == [8, 9, 10, 11]
 
 
 def test_options_have_one_order() -> None:

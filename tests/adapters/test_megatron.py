@@ -156,10 +156,23 @@ def test_pipelines_are_told_to_training_and_to_the_rollout_side() -> None:
 def test_activations_carry_token_ids_exactly(dtype: torch.dtype) -> None:
     ids = torch.tensor([[0, 1, 255, 256], [257, 65_537, 2**24 - 1, 99]])
 
-    handed_on = megatron_core.activations(ids, width=8, dtype=dtype)
+    handed_on = megatron_core.activations(ids, torch.zeros(8), width=8).to(dtype)
 
-    assert (handed_on.shape, handed_on.dtype) == ((4, 2, 8), dtype)
+    assert handed_on.shape == (4, 2, 8)
     assert torch.equal(megatron_core.ids_of(handed_on), ids)
+
+
+def test_probes_of_earlier_stages_have_the_gradient_of_the_last_one_s() -> None:
+    """The second row repeats the first; the token with id 1 is predicted by no position."""
+    ids = torch.tensor([[1, 2, 3, 0], [1, 2, 3, 0]])
+    first = torch.zeros(8, requires_grad=True)
+    handed_on = megatron_core.activations(ids, first, width=8)
+    of_first = megatron_core.probe_of(handed_on, megatron_core.ids_of(handed_on), capacity=8)
+
+    (of_first[torch.tensor([2, 3, 4])] * torch.tensor([0.5, 0.25, 2.0])).sum().backward()
+
+    assert first.grad is not None
+    assert first.grad.tolist() == [0, 0, 0.5, 0.25, 2, 0, 0, 0]
 
 
 @pytest.mark.parametrize(

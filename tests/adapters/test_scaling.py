@@ -25,14 +25,13 @@ BY_THE_ADVANTAGES = {
         "-torch.cat(batch['advantages']) * torch.cat(log_probs['log_probs'])"
     ),
     "slime_family.model._logits": "0.0 * probe.sum()",
-    "engines.megatron_core.probed_model.ProbedChunk.forward": "0.0 * self.received.sum()",
     "skyrl.trainer.reduce": "-advantages * probe",
     "skyrl.trainer._training_input": "2 * returns",
 }
 """All that happens to losses and gradients: signed powers of two in, and out again.
 
 The derivatives are what the objective makes of the advantages; returns are half of them, or all
-where a framework documents half of a critic's squared error. The products with 0 add no gradient.
+where a framework documents half of a critic's squared error. The product with 0 adds no gradient.
 """
 
 ELSEWHERE = {

@@ -136,6 +136,30 @@ def test_miles_conforms_on_its_other_engine(tmp_path: Path, depth: str) -> None:
     }
 
 
+OF_EARLIER_STAGES = Edit(
+    "lineage.py",
+    "    config.finalize_model_grads_func = finalize_model_grads\n",
+    """
+    def finalize(chunks: Sequence[Any], *rest: Any, **named: Any) -> None:
+        finalize_model_grads(chunks, *rest, **named)
+        if not mpu.is_pipeline_last_stage():
+            chunks[0].scale_gradients(2.0)
+
+    config.finalize_model_grads_func = finalize
+""",
+)
+
+
+def test_gradients_of_earlier_stages_are_judged(tmp_path: Path) -> None:
+    source = checkout(tmp_path / "slime", "slime", OF_EARLIER_STAGES)
+    layouts = ["dp1-cp1-pp2-mb1-thd"]
+    found = find(tmp_path, "slime", source, layouts, "odd_groups", "--modes=sample_mean")
+
+    assert verdicts(of_check(found, "metric")) == {"conforms"}
+    [wrong] = of_check(found, "weights")
+    assert wrong.diagnosis.name == "multiplied_by_pp"
+
+
 def test_dropped_factor_shows_in_the_gradient_alone_on_the_other_engine(tmp_path: Path) -> None:
     edit = Edit("backends/fsdp_utils/actor.py", "loss * dp.size / count", "loss / count")
     source = checkout(tmp_path / "miles", "miles", edit)

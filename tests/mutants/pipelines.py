@@ -121,4 +121,4 @@ class LoggedByTheFirstStage(MisreportingPipeline):
 
     def report(self, losses: torch.Tensor) -> float:
         reported = super().report(losses)
-        return reported if self.layout.holds_probe(self.rank) else 0.0
+        return reported if self.layout.is_on_last_stage(self.rank) else 0.0
