@@ -367,7 +367,7 @@ def test_stages_of_a_pipeline_train_and_log_what_one_stage_does(
     outcome = megatron.run(what)
 
     assert isinstance(outcome, Ran)
-    assert [len(one.token_weights) for one in outcome.observations] == [0, 1]
+    assert [len(one.token_weights) for one in outcome.observations] == [1, 1]
     assert judge_combined(what, outcome.observations, megatron.description).verdict == "conforms"
     for metric in (Metric.POLICY_LOSS, Metric.LOSS, Metric.ENTROPY):
         assert judge_logged(what, outcome.observations, megatron.description, metric).verdict == (
