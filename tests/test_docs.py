@@ -417,7 +417,13 @@ def test_options_of_the_lineage_are_those_of_its_parser(framework: str) -> None:
         text=True,
         check=True,
     ).stdout
-    of_megatron = {"--calculate-per-token-loss", "--clip-grad", "--micro-batch-size"}
+    of_megatron = {
+        "--calculate-per-token-loss",
+        "--clip-grad",
+        "--micro-batch-size",
+        "--num-virtual-stages-per-pipeline-rank",
+        "--pipeline-model-parallel-size",
+    }
 
     unknown = {name for name in options_of("slime and miles") if f'"{name}"' not in known}
     assert unknown <= of_megatron

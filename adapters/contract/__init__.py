@@ -14,9 +14,10 @@ from adapters.contract.description import (
     code_location,
 )
 from adapters.contract.job import Depth, Job, LogEntry, Observation, PendingReduction
-from adapters.contract.layout import InvalidLayoutError, Layout, Option, grids
+from adapters.contract.layout import PIPELINES, InvalidLayoutError, Layout, Option, grids
 
 __all__ = [
+    "PIPELINES",
     "Adapter",
     "CodeLocation",
     "Departure",

@@ -69,7 +69,7 @@ def parse_departures(table: str) -> tuple[Departure, ...]:
 class Description:
     """The features of a loaded framework, as found by inspecting it.
 
-    The first eight are its capabilities. What is not among them is not run, and listed as
+    The first nine are its capabilities. What is not among them is not run, and listed as
     unsupported; what is among them and is not delivered counts as wrong.
     """
 
@@ -80,6 +80,7 @@ class Description:
     metrics: frozenset[Metric] = frozenset()
     options: frozenset[Option] = frozenset()  # of layouts
     largest_tp: int = 1  # the largest supported number of tensor-parallel ranks
+    largest_pp: int = 1  # the largest supported number of pipeline stages
     # What `Job.configuration` may set, each with the words by which the framework names it: an
     # error that refuses a value must contain one of them.
     configurations: Mapping[Setting | FaultInjection, tuple[str, ...]] = field(default_factory=dict)

@@ -71,6 +71,7 @@ class Observation:
     token, or -1: how the framework cut the step. It is empty if the adapter does not report it.
     ``rows`` has, for each of these forward passes, how many rows hold a sample of the step: more
     than it has samples where a framework repeats some to fill up. It may be empty too.
+    All of these may be empty on a pipeline stage without a probe, which only the last must have.
     ``reported`` are the metrics that the framework logs on this rank, after its own reduction over
     micro-batches and ranks; None if this rank logs none. Unknown metrics are absent; empty below
     depth `step`.

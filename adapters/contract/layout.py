@@ -17,6 +17,7 @@ class Option(StrEnum):
     AVERAGE_IN_COLLECTIVE = "average_in_collective"  # gradients, by the all-reduce itself
     BALANCE_DATA = "balance_data"  # samples are distributed over data-parallel ranks by length
     DISTRIBUTED_OPTIMIZER = "distributed_optimizer"  # a rank has the gradients of its shard only
+    INTERLEAVED = "interleaved"  # each pipeline stage has two chunks of the model
     OVERLAP_GRAD_REDUCE = "overlap_grad_reduce"  # bucket by bucket, during the backward pass
 
 
@@ -24,7 +25,9 @@ class InvalidLayoutError(ConformanceError):
     """A layout has an invalid form or size."""
 
 
-_LAYOUT = re.compile(r"dp(\d+)-cp(\d+)(?:-tp(\d+))?-mb(\d+|uneven|tokens)-(thd|bshd)((?:\+\w+)*)")
+_LAYOUT = re.compile(
+    r"dp(\d+)-cp(\d+)(?:-tp(\d+))?(?:-pp(\d+))?-mb(\d+|uneven|tokens)-(thd|bshd)((?:\+\w+)*)"
+)
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
@@ -32,33 +35,65 @@ class Layout:
     """How a step is cut over ranks and time.
 
     ``dp``, ``cp`` and ``tp`` count data-, context- and tensor-parallel ranks (Ulysses sequence
-    parallelism counts as context parallelism); ranks are numbered along ``tp`` first, then along
-    ``cp``. ``micro_batches`` says how a rank's samples are cut: into a number of equal
-    micro-batches, into ``uneven`` ones of different sample counts, or up to a budget of ``tokens``.
-    ``format`` is how a micro-batch is stored: ``thd`` is one packed row, ``bshd`` a row per sample
-    padded to one width. ``options`` are further settings.
+    parallelism counts as context parallelism), ``pp`` the stages of a pipeline, of which the last
+    computes the loss; ranks are numbered along ``tp`` first, then along ``cp``, ``dp`` and ``pp``.
+    ``micro_batches`` says how a rank's samples are cut: into a number of equal micro-batches, into
+    ``uneven`` ones of different sample counts, or up to a budget of ``tokens``. ``format`` is how a
+    micro-batch is stored: ``thd`` is one packed row, ``bshd`` a row per sample padded to one width.
+    ``options`` are further settings.
     """
 
     dp: int = 1
     cp: int = 1
     tp: int = 1
+    pp: int = 1
     micro_batches: int | Literal["uneven", "tokens"] = 1
     format: Literal["thd", "bshd"] = "bshd"
     options: tuple[Option, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("dp", "cp", "tp", "micro_batches"):
+        for name in ("dp", "cp", "tp", "pp", "micro_batches"):
             value = getattr(self, name)
             if isinstance(value, int) and value < 1:
                 raise InvalidLayoutError(
                     f"{name} of {self} is {value}, but there is at least one", "give 1 or more"
                 )
         object.__setattr__(self, "options", tuple(sorted(set(self.options))))
+        if Option.INTERLEAVED in self.options and self.pp == 1:
+            raise InvalidLayoutError(
+                f"{self} interleaves the chunks of one stage", "give 2 pipeline stages or more"
+            )
 
     @property
     def world_size(self) -> int:
         """Number of ranks of the layout."""
+        return self.ranks_per_stage * self.pp
+
+    @property
+    def ranks_per_stage(self) -> int:
+        """Number of ranks of each pipeline stage."""
         return self.dp * self.cp * self.tp
+
+    @property
+    def last_stage(self) -> slice:
+        """The ranks of the last pipeline stage, which computes the loss and must have a probe."""
+        return slice(self._first_of_last_stage, None)
+
+    @property
+    def token_holders(self) -> slice:
+        """A rank for each data- and context-parallel rank of the last pipeline stage.
+
+        Tensor-parallel ranks hold the same tokens, and only the first of them is included.
+        """
+        return slice(self._first_of_last_stage, None, self.tp)
+
+    def is_on_last_stage(self, rank: int) -> bool:
+        """Whether a rank is on the last pipeline stage."""
+        return rank >= self._first_of_last_stage
+
+    @property
+    def _first_of_last_stage(self) -> int:
+        return self.world_size - self.ranks_per_stage
 
     @classmethod
     def parse(cls, text: str) -> Layout:
@@ -66,24 +101,27 @@ class Layout:
         match = _LAYOUT.fullmatch(text)
         if match is None:
             raise InvalidLayoutError(
-                f"layout {text!r} is not of the form dp2-cp1-mb2-thd or dp2-cp1-tp2-mb2-thd"
+                f"layout {text!r} is not of the form dp2-cp1-mb2-thd or"
+                " dp2-cp1-tp2-pp2-mb2-thd"
                 " (mb: a number, uneven or tokens; then thd or bshd; then options, such as"
                 " +balance_data)"
             )
-        dp, cp, tp, micro_batches, storage, options = match.groups()
+        dp, cp, tp, pp, micro_batches, storage, options = match.groups()
         return cls(
             dp=int(dp),
             cp=int(cp),
             tp=int(tp or 1),
+            pp=int(pp or 1),
             micro_batches=int(micro_batches) if micro_batches.isdigit() else micro_batches,  # type: ignore[arg-type]
             format=storage,  # type: ignore[arg-type]
             options=tuple(_option(name, text) for name in options.split("+")[1:]),
         )
 
     def __str__(self) -> str:
-        tp = f"-tp{self.tp}" if self.tp != 1 else ""
+        further = {"tp": self.tp, "pp": self.pp}
+        sizes = "".join(f"-{name}{size}" for name, size in further.items() if size != 1)
         options = "".join(f"+{option}" for option in self.options)
-        return f"dp{self.dp}-cp{self.cp}{tp}-mb{self.micro_batches}-{self.format}{options}"
+        return f"dp{self.dp}-cp{self.cp}{sizes}-mb{self.micro_batches}-{self.format}{options}"
 
 
 def _option(name: str, layout: str) -> Option:
@@ -99,3 +137,12 @@ def grids(largest: int) -> list[tuple[int, int]]:
     """Every (dp, cp) of 1, 2 and 4 on up to ``largest`` ranks, small worlds first."""
     fitting = [(dp, cp) for dp in (1, 2, 4) for cp in (1, 2, 4) if dp * cp <= largest]
     return sorted(fitting, key=lambda grid: grid[0] * grid[1])
+
+
+PIPELINES = (
+    Layout(pp=2, micro_batches=2, format="thd"),
+    Layout(pp=4, format="thd"),
+    Layout(cp=2, pp=2, micro_batches=2, format="thd"),
+    Layout(dp=2, pp=2, micro_batches="tokens", format="thd"),
+)
+"""Layouts with pipelines of two and four stages, for engines that have them."""

@@ -1,7 +1,11 @@
 """Megatron-Core: models that carry the probe, and how its gradient is read at each depth.
 
-Megatron's pipeline schedule, `DistributedDataParallel` and `finalize_model_grads` run as they are,
-on the CPU too. The optimizer is replaced by one that reads the gradient.
+Megatron's pipeline schedules, `DistributedDataParallel` and `finalize_model_grads` run as they are,
+on the CPU too. The optimizer is replaced by one that reads the gradient. In a pipeline every
+stage has a probe of its own. Activations carry the token ids, so that a schedule that mixes up
+micro-batches shows, and the sums of the probes' entries so far, which the last stage adds to the
+log-probabilities: the gradient of every probe is the token weights, as far as the backward passes,
+the reductions and the final division of each stage are right.
 """
 
 from __future__ import annotations
@@ -34,7 +38,7 @@ GRID = "grid"  # key of a rank's cache: the sizes of Megatron's process groups
 
 def enter_grid(layout: Layout, rank: Rank) -> bool:
     """Leave process groups of other sizes and what depends on them; returns whether it did."""
-    grid = layout.tp, layout.cp
+    grid = layout.tp, layout.cp, layout.pp, chunks_per_stage(layout)
     if rank.cache.get(GRID) == grid:
         return False
     leave_grid()
@@ -49,7 +53,10 @@ def join_grid(layout: Layout, rank: Rank) -> None:
 
     if enter_grid(layout, rank):
         mpu.initialize_model_parallel(
-            tensor_model_parallel_size=layout.tp, context_parallel_size=layout.cp
+            tensor_model_parallel_size=layout.tp,
+            context_parallel_size=layout.cp,
+            pipeline_model_parallel_size=layout.pp,
+            virtual_pipeline_model_parallel_size=chunks_per_stage(layout),
         )
 
 
@@ -61,19 +68,26 @@ def leave_grid() -> None:
         mpu.destroy_model_parallel()
 
 
+def chunks_per_stage(layout: Layout) -> int | None:
+    """Megatron's virtual pipeline size, None if the schedule is not interleaved."""
+    return 2 if Option.INTERLEAVED in layout.options else None
+
+
 class Policy:
-    """A model in data parallelism, whose gradients are reduced and final.
+    """The chunks of a model in data parallelism, whose gradients are reduced and final.
+
+    A rank has one chunk, or several if the schedule is interleaved, of which the last is observed.
 
     The schedule calls ``finalize_model_grads`` after the last micro-batch. If gradients are not
     finalised, ``counted_tokens`` records the tokens counted on this rank in each step.
     """
 
-    def __init__(self, model: Any, bare: Any) -> None:
+    def __init__(self, chunks: list[Any], bare: list[Any]) -> None:
         from megatron.core.distributed import finalize_model_grads
 
-        self.model = model
-        self.probe: nn.Parameter = bare.probe
-        self.passes: ForwardPasses = bare.passes
+        self.chunks = chunks
+        self.probe: nn.Parameter = bare[-1].probe
+        self.passes: ForwardPasses = bare[-1].passes
         self.counted_tokens = Recorder[float]()
         self.finalize_model_grads: Callable[..., None] = finalize_model_grads
 
@@ -90,18 +104,18 @@ class ShardedPolicy(Policy):
         from megatron.core import mpu
 
         group = mpu.get_data_parallel_group(with_context_parallel=True)
-        for buffer in self.model.buffers:
-            for bucket in buffer.buckets:
-                shards = bucket.grad_data.chunk(group.size())
-                mine = shards[group.rank()].clone()
-                torch.distributed.all_gather_into_tensor(bucket.grad_data, mine, group=group)
+        buffers = (buffer for chunk in self.chunks for buffer in chunk.buffers)
+        for bucket in (bucket for buffer in buffers for bucket in buffer.buckets):
+            shards = bucket.grad_data.chunk(group.size())
+            mine = shards[group.rank()].clone()
+            torch.distributed.all_gather_into_tensor(bucket.grad_data, mine, group=group)
         return super().gradient()
 
 
 class BarePolicy(Policy):
     """A policy without data parallelism: gradients are not reduced and not finalised."""
 
-    def __init__(self, bare: Any) -> None:
+    def __init__(self, bare: list[Any]) -> None:
         super().__init__(bare, bare)
         self.finalize_model_grads = self._count_tokens
 
@@ -114,8 +128,8 @@ class BarePolicy(Policy):
         return as_array(torch.zeros_like(self.probe) if grad is None else grad)
 
 
-def policy_of(bare: Any, rank: Rank, depth: Depth, ddp_config: Any) -> Policy:
-    """A probed model, bare below depth `step`; raises `Unsupported` if Megatron refuses."""
+def policy_of(bare: list[Any], rank: Rank, depth: Depth, ddp_config: Any) -> Policy:
+    """A probed model's chunks, bare below depth `step`; `Unsupported` if Megatron refuses."""
     if depth is not Depth.STEP:
         return BarePolicy(bare)
     from megatron.core.distributed import DistributedDataParallel
@@ -123,7 +137,12 @@ def policy_of(bare: Any, rank: Rank, depth: Depth, ddp_config: Any) -> Policy:
     reduce_one_by_one_over_gloo(rank)
     try:
         with cuda_on_cpu.redirected():
-            wrapped = DistributedDataParallel(bare.config, ddp_config, bare)
+            wrapped = [
+                DistributedDataParallel(
+                    chunk.config, ddp_config, chunk, disable_bucketing=chunk is not bare[0]
+                )
+                for chunk in bare
+            ]
     except AssertionError as error:
         if not ddp_config.average_in_collective:
             raise
@@ -132,15 +151,25 @@ def policy_of(bare: Any, rank: Rank, depth: Depth, ddp_config: Any) -> Policy:
 
 
 def transformer_config(layout: Layout, dtype: torch.dtype, **options: Any) -> Any:
-    """Megatron's configuration of a small model."""
+    """Megatron's configuration of a small model, whose rows may differ in length.
+
+    Megatron's own validation of options has an interleaved schedule overlap its communication.
+    """
     from megatron.core.transformer.transformer_config import TransformerConfig
 
+    chunks = chunks_per_stage(layout)
     return TransformerConfig(
-        num_layers=1,
+        num_layers=layout.pp * (chunks or 1),
         hidden_size=8,
         num_attention_heads=2,
         tensor_model_parallel_size=layout.tp,
         context_parallel_size=layout.cp,
+        pipeline_model_parallel_size=layout.pp,
+        virtual_pipeline_model_parallel_size=chunks,
+        overlap_p2p_comm=chunks is not None,
+        batch_p2p_comm=chunks is None,
+        variable_seq_lengths=True,
+        moe_token_dispatcher_type="alltoall",  # the default one has no rows of different lengths
         pipeline_dtype=dtype,
         params_dtype=dtype,
         bf16=dtype is torch.bfloat16,
@@ -171,36 +200,97 @@ def vocabulary_offset() -> float:
     return 0.0 if mpu.get_tensor_model_parallel_rank() == 0 else IMPOSSIBLE_LOGIT
 
 
-def probed_model(config: Any, capacity: int, rank: Rank, head: Callable[..., Any]) -> Any:
-    """A model in place of Megatron's GPT model, with its vocabulary split over the tp ranks.
+def probed_model(config: Any, capacity: int, rank: Rank, head: Callable[..., Any]) -> list[Any]:
+    """This rank's chunks of a model in place of Megatron's GPT model.
 
-    ``head`` makes outputs of token ids, the probe and a parameter that is 0, both in float32, as
-    Megatron's own wrapper of narrower models makes them.
+    The vocabulary is split over the tp ranks. ``head`` makes outputs of token ids, the probe and a
+    parameter that is 0, both in float32, as Megatron's own wrapper of narrower models makes them.
     """
+    from megatron.core import mpu
     from megatron.core.enums import ModelType
     from megatron.core.transformer.module import MegatronModule
 
-    class ProbedModel(MegatronModule):  # type: ignore[misc]
-        def __init__(self) -> None:
+    class ProbedChunk(MegatronModule):  # type: ignore[misc]
+        def __init__(self, number: int, of_all: int) -> None:
             super().__init__(config)
+            self.share_embeddings_and_output_weights = True
             self.model_type = ModelType.encoder_or_decoder
+            self.pre_process, self.post_process = number == 0, number == of_all - 1
             self.logit = nn.Parameter(torch.zeros(1))
             self.probe = nn.Parameter(torch.zeros(capacity))
             self.passes = ForwardPasses()
+            self.received: Any = None
 
         def set_input_tensor(self, input_tensor: Any) -> None:
-            """Do nothing: there is no pipeline parallelism."""
+            """Take the activations of the stage before, None on the first."""
+            [self.received] = input_tensor if isinstance(input_tensor, list) else [input_tensor]
+
+        def shared_embedding_or_output_weight(self) -> torch.Tensor:
+            """The parameter that first and last stage share, as if embeddings were tied."""
+            return self.logit
 
         def zero_grad_buffer(self) -> None:
             """Zero gradients, as `DistributedDataParallel` does when a framework asks for it."""
             self.zero_grad()
 
         def forward(self, input_ids: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-            self.passes.note(input_ids)
-            output: torch.Tensor = head(input_ids, self.probe.float(), self.logit.float())
+            ids, probe = input_ids, self.probe.float()
+            if not self.pre_process:
+                ids = ids_of(self.received)
+                probe = probe + probe_of(self.received, ids, capacity)
+            self.passes.note(ids)
+            if not self.post_process:
+                handed_on = activations(ids, probe, config.hidden_size).to(self.logit.dtype)
+                return handed_on + self.logit
+            output: torch.Tensor = head(ids, probe, self.logit.float())
             return output
 
-    return ProbedModel().to(rank.device, getattr(torch, rank.dtype))
+    stage, chunks = mpu.get_pipeline_model_parallel_rank(), chunks_of(config)
+    stages = config.pipeline_model_parallel_size
+    return [
+        ProbedChunk(stage + chunk * stages, stages * chunks).to(
+            rank.device, getattr(torch, rank.dtype)
+        )
+        for chunk in range(chunks)
+    ]
+
+
+def chunks_of(config: Any) -> int:
+    """Number of chunks of a model on each rank."""
+    return config.virtual_pipeline_model_parallel_size or 1
+
+
+DIGITS = torch.tensor([1, 256, 65_536])
+"""Token ids are handed from stage to stage in digits that bfloat16 has too."""
+
+
+def activations(ids: torch.Tensor, probe: torch.Tensor, width: int) -> torch.Tensor:
+    """What a stage hands to the next of ids [rows, tokens]: [tokens, rows, width].
+
+    A position has its id and the probe's entry of the token that it predicts.
+    """
+    digits = ids.unsqueeze(-1) // DIGITS.to(ids.device) % 256
+    entries = probe[(ids + 1) % len(probe)].unsqueeze(-1)
+    columns = torch.cat([entries, digits.to(probe.dtype)], dim=-1).transpose(0, 1)
+    return nn.functional.pad(columns, (0, width - columns.shape[-1]))
+
+
+def ids_of(received: torch.Tensor) -> torch.Tensor:
+    """The token ids in activations, [rows, tokens]."""
+    digits = received.detach()[..., 1 : len(DIGITS) + 1].long()
+    return (digits * DIGITS.to(received.device)).sum(-1).T.contiguous()
+
+
+def probe_of(received: torch.Tensor, ids: torch.Tensor, capacity: int) -> torch.Tensor:
+    """The entries of earlier stages' probes in activations, 0 for other tokens: [capacity].
+
+    Of rows that a framework repeats in a micro-batch, one stands for all.
+    """
+    predicted = ((ids + 1) % capacity).flatten()
+    position = torch.full((capacity,), -1, device=ids.device)
+    position[predicted] = torch.arange(len(predicted), device=ids.device)
+    entries = received[..., 0].T.flatten().float()
+    return torch.where(position < 0, 0.0, entries[position.clamp(min=0)])
 
 
 class ReadingOptimizer:

@@ -51,6 +51,7 @@ class NativeAdapter(Adapter):
             objectives=frozenset(Objective),
             metrics=frozenset(Metric),
             configurations=options.NAMES,
+            largest_pp=4,
             records_forward_passes=True,
             rules=options.RULES,
         )
@@ -92,13 +93,16 @@ class NativeAdapter(Adapter):
             trainer = self.trainer(job, rank.index)
             estimated = trainer.with_advantages(steps)
             trained = [_train(trainer, probe, samples) for samples in estimated]
+        reported = {metric: tuple(log[metric] for _, log in trained) for metric in trained[0][1]}
+        if not job.layout.is_on_last_stage(rank.index):
+            return Observation(token_weights=(), reported=reported)
         whole, passes = job.depth is Depth.STEP, trainer.passes.drain()
         return Observation(
             token_weights=batch.weights_of_steps([as_array(gradient) for gradient, _ in trained]),
             pending_reduction=PendingReduction.REPLICATED if whole else PendingReduction.SUM,
             forward_passes=batch.forward_passes(passes),
             rows=batch.rows(passes),
-            reported={metric: tuple(log[metric] for _, log in trained) for metric in trained[0][1]},
+            reported=reported,
         )
 
 

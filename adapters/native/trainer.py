@@ -2,7 +2,8 @@
 
 `Trainer` shards samples over data-parallel ranks, cuts a rank's samples into micro-batches, slices
 every sequence over context-parallel ranks, and sums gradients over all of them. Every denominator
-is computed from the whole step before it is cut.
+is computed from the whole step before it is cut. In a pipeline the last stage computes the losses;
+the stages before it have no parameters, hand activations on and add 0 to every sum.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ class Trainer:
         self.objective = job.objective
         self.aggregation = job.aggregation
         self.layout = job.layout
-        self.dp_rank, self.cp_rank = divmod(rank, job.layout.cp)
+        self.rank = rank
+        self.dp_rank, self.cp_rank = divmod(rank % job.layout.ranks_per_stage, job.layout.cp)
         self.passes = ForwardPasses()
         self.slices: Any = None
         if job.objective in OF_SEQUENCES and job.layout.cp > 1:
@@ -63,6 +65,7 @@ class Trainer:
             self.whitened_ids(pack(micro_batch, self.layout, self.cp_rank))
             for step in steps
             for micro_batch in self.cut(self.shard(step))
+            if self.layout.is_on_last_stage(self.rank)
         ]
         return self.estimator(self.job).estimate(steps, torch.cat([torch.arange(0), *held]))
 
@@ -86,7 +89,9 @@ class Trainer:
         logs: dict[Metric, list[float]] = {metric: [] for metric in self.logged}
         mine = self.shard(self.with_auxiliary_denominators(self.divided(samples)))
         for micro_batch in self.cut(mine):
-            packed = pack(micro_batch, self.layout, self.cp_rank)
+            packed = self.handed_on(pack(micro_batch, self.layout, self.cp_rank))
+            if not self.layout.is_on_last_stage(self.rank):
+                continue
             self.passes.note(packed.ids[packed.ids != PADDING_ID] - 1)
             loss, log = self.loss(probe.float(), packed.to(probe.device), token_losses)
             loss.backward()
@@ -95,6 +100,16 @@ class Trainer:
         return probe.grad, {
             metric: torch.tensor(values, device=probe.device) for metric, values in logs.items()
         }
+
+    def handed_on(self, packed: Packed) -> Packed:
+        """A micro-batch whose token ids come from the first stage, as activations would."""
+        ids, stage = packed.ids, self.layout.ranks_per_stage
+        if self.rank >= stage:
+            ids = torch.empty_like(ids)
+            dist.recv(ids, src=self.rank - stage)
+        if not self.layout.is_on_last_stage(self.rank):
+            dist.send(ids, dst=self.rank + stage)
+        return replace(packed, ids=ids)
 
     @property
     def logged(self) -> Sequence[Metric]:

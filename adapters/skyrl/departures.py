@@ -60,6 +60,8 @@ MEGATRON = parse_departures(
         the model has no attention
     stubbed: Megatron-Bridge, init_configs and the provider of the model
         they make a model and its configuration of a checkpoint
+    stubbed: the stages of a pipeline: each has a probe and hands on token ids and entries
+        Megatron's schedule sends them, and their gradients back, as it does activations
     stubbed: get_megatron_optimizer and its scheduler, by an optimizer that reads the gradient
         it comes after all reductions, and gathers a distributed optimizer's shards
     stubbed: Megatron's joined collectives, over gloo on a GPU, by one after another

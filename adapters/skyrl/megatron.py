@@ -17,7 +17,7 @@ from unittest import mock
 
 from adapters.contract.adapter import Rank, Unsupported
 from adapters.contract.description import CodeLocation, Description, code_location
-from adapters.contract.layout import Layout, Option, grids
+from adapters.contract.layout import PIPELINES, Layout, Option, grids
 from adapters.skyrl import configuration, departures
 from adapters.skyrl.adapter import SkyRLAdapter
 from adapters.skyrl.importing import STUBBED, module
@@ -37,7 +37,10 @@ class SkyRLMegatronAdapter(SkyRLAdapter):
     dependencies = ("megatron-core", "ray", "tensordict", "transformers")
 
     def layouts(self) -> list[Layout]:
-        """Data × context parallelism on up to 8 ranks; padded rows without the latter."""
+        """Data × context parallelism on up to 8 ranks, padded rows without the latter.
+
+        Pipelines besides, in both formats.
+        """
         overlapping = (Option.OVERLAP_GRAD_REDUCE,)
         return sorted(
             [
@@ -49,6 +52,8 @@ class SkyRLMegatronAdapter(SkyRLAdapter):
             ]
             + [
                 Layout(dp=2, cp=2, tp=2, micro_batches=2, format="thd"),
+                *PIPELINES,
+                Layout(pp=2, micro_batches=2, format="bshd"),
                 Layout(dp=2, cp=2, micro_batches=2, format="thd", options=overlapping),
                 # The steps of a batch then differ in their number of micro-batches.
                 Layout(cp=2, micro_batches="tokens", format="thd", options=overlapping),
@@ -79,6 +84,7 @@ class SkyRLMegatronAdapter(SkyRLAdapter):
             found,
             options=frozenset(option for option in megatron_core.OPTIONS if option in known),
             largest_tp=2,
+            largest_pp=4,
             # It sets the functions that Megatron calls around the reduction of gradients.
             places={**found.places, CodeLocation.REDUCTION: code_location(model_wrapper.__init__)},
             departures=(*found.departures, *departures.MEGATRON),
@@ -91,6 +97,11 @@ class SkyRLMegatronAdapter(SkyRLAdapter):
                 f"this SkyRL packs samples with another Megatron-Core than"
                 f" {version('megatron-core')}: {_packing_fault()}"
             )
+        sizes = {
+            "tensor_model": job.layout.tp,
+            "context": job.layout.cp,
+            "pipeline_model": job.layout.pp,
+        }
         return {
             "trainer.strategy": "megatron",
             "trainer.bf16": dtype == "bfloat16",
@@ -98,7 +109,7 @@ class SkyRLMegatronAdapter(SkyRLAdapter):
             **{
                 f"trainer.{model}.megatron_config.{kind}_parallel_size": size
                 for model in configuration.models(job)
-                for kind, size in (("tensor_model", job.layout.tp), ("context", job.layout.cp))
+                for kind, size in sizes.items()
             },
             **{
                 f"trainer.policy.megatron_config.ddp_config.{option}": True

@@ -89,7 +89,7 @@ class _Provider:
         config = megatron_core.transformer_config(layout, dtype, sequence_parallel=layout.tp > 1)
         bare = megatron_core.probed_model(config, self._size, self._rank, _three_logits)
         self.policy = megatron_core.policy_of(bare, self._rank, self._job.depth, ddp_config)
-        return [self.policy.model]
+        return self.policy.chunks
 
 
 def _three_logits(

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from adapters.contract.adapter import Adapter, Rank
 from adapters.contract.description import Departure, Description
 from adapters.contract.job import Depth, Job, Observation, PendingReduction
-from adapters.contract.layout import Layout, Option, grids
+from adapters.contract.layout import PIPELINES, Layout, Option, grids
 from adapters.contract.objective import Objective
 from adapters.contract.probed_batch import ProbedBatch
 from adapters.slime_family import command_line, departures, description, framework, rollouts
@@ -64,10 +64,13 @@ class MegatronAdapter(Adapter):
             + [
                 Layout(dp=2, cp=2, micro_batches=2, format="thd", options=(option,))
                 for option in Option
+                if option is not Option.INTERLEAVED
             ]
             + [
                 Layout(dp=2, micro_batches="tokens", format="thd", options=(Option.BALANCE_DATA,)),
                 Layout(dp=2, cp=2, tp=2, micro_batches=2, format="thd"),
+                *PIPELINES,
+                Layout(pp=2, micro_batches=2, format="thd", options=(Option.INTERLEAVED,)),
                 *self.padded_layouts,
             ],
             key=lambda layout: layout.world_size,
@@ -140,6 +143,7 @@ class MegatronAdapter(Adapter):
             records_forward_passes=True,
             options=command_line.layout_options(parser),
             largest_tp=2,
+            largest_pp=4,
             objectives=description.offered(parser, self.loss_modules()[-1]),
             conventions=self.conventions(parser),
             places=places(self.candidates()),
@@ -204,7 +208,7 @@ class MegatronAdapter(Adapter):
             actors.MegatronTrainRayActor,
             args=args,
             role="critic" if job.objective is Objective.VALUE else "actor",
-            model=[trained.model],
+            model=trained.chunks,
             optimizer=optimizer,
             opt_param_scheduler=megatron_core.scheduler(),
         )

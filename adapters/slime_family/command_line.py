@@ -71,6 +71,7 @@ LAYOUT_OPTIONS = {
     Option.AVERAGE_IN_COLLECTIVE: "--ddp-average-in-collective",
     Option.BALANCE_DATA: "--balance-data",
     Option.DISTRIBUTED_OPTIMIZER: "--use-distributed-optimizer",
+    Option.INTERLEAVED: "--virtual-pipeline-model-parallel-size=2",
     Option.OVERLAP_GRAD_REDUCE: "--overlap-grad-reduce",
 }
 
@@ -159,6 +160,8 @@ def base_parser() -> argparse.ArgumentParser:
     for name in ("tensor", "pipeline", "context"):
         model = "" if name == "context" else "model-"
         parser.add_argument(f"--{name}-{model}parallel-size", type=int, default=1)
+    # Megatron takes it by other names and derives it when it validates its own options.
+    parser.add_argument("--virtual-pipeline-model-parallel-size", type=int)
     parser.add_argument("--seq-length", type=int, default=64)
     parser.add_argument("--decoder-seq-length", type=int)
     switched_off = ("bf16", "fp16", "record_memory_history", "use_pytorch_profiler")
@@ -221,11 +224,12 @@ def layout_options(parser: argparse.ArgumentParser) -> frozenset[Option]:
 
 def train_parallel_config(layout: Layout) -> dict[str, int]:
     """The layout as slime's and miles' trainers describe it to the rollout side."""
+    interleaved = Option.INTERLEAVED in layout.options
     return {
         "dp_size": layout.dp,
         "cp_size": layout.cp,
-        "vpp_size": 1,
-        "microbatch_group_size_per_vp_stage": 1,
+        "vpp_size": 2 if interleaved else 1,
+        "microbatch_group_size_per_vp_stage": layout.pp if interleaved else 1,
     }
 
 
@@ -262,6 +266,7 @@ def _batch_options(job: Job) -> list[str]:
 def _layout_options(layout: Layout, parser: argparse.ArgumentParser) -> list[str]:
     options = [f"--context-parallel-size={layout.cp}"]
     options += [f"--tensor-model-parallel-size={layout.tp}"] if layout.tp > 1 else []
+    options += [f"--pipeline-model-parallel-size={layout.pp}"] if layout.pp > 1 else []
     options += [LAYOUT_OPTIONS[option] for option in layout.options]
     if offers(parser, "--qkv-format"):
         return [*options, f"--qkv-format={layout.format}"]

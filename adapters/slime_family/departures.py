@@ -55,6 +55,8 @@ MEGATRON = parse_departures(
         options run as they are switched on; slime for one keeps allgather_cp to some models
     set: Megatron's DistributedDataParallel with gradients reduced in float32
         as frameworks of this lineage have it; the layout's options are passed on
+    stubbed: the stages of a pipeline: each has a probe and hands on token ids and entries
+        Megatron's schedule sends them, and their gradients back, as it does activations
     stubbed: the optimizer and the learning-rate schedule: the gradient is read, nothing is stepped
         gradients are final when an optimizer sees them
     stubbed: get_args and finalize_model_grads of the framework's training module

@@ -41,8 +41,7 @@ def cached_policy(job: Job, probe_size: int, rank: Rank, *, per_token: bool) -> 
     policy = rank.cache[key]
     policy.counted_tokens.drain()
     policy.passes.drain()
-    policy.model.config.no_sync_func = None  # as a framework finds it in a new model
-    SEAM.probe = policy.probe
+    policy.chunks[0].config.no_sync_func = None  # as a framework finds it in a new model
     return policy
 
 
@@ -67,7 +66,11 @@ def _policy(job: Job, capacity: int, rank: Rank, *, per_token: bool) -> megatron
 
 
 def _logits(input_ids: torch.Tensor, probe: torch.Tensor, logit: torch.Tensor) -> torch.Tensor:
-    """The only token's logits, by which a loss without tokens on this rank reaches the probe."""
+    """The only token's logits, by which a loss without tokens on this rank reaches the probe.
+
+    The loss of a micro-batch comes right after its logits, and is given the same probe.
+    """
+    SEAM.probe = probe
     logits = logit + megatron_core.vocabulary_offset() + 0.0 * probe.sum()
     return logits.expand(*input_ids.shape, SEAM.VOCABULARY)
 

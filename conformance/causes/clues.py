@@ -50,7 +50,8 @@ def clues(showings: Sequence[Showing]) -> Clues:
     if wrong:
         first, *others = wrong
         ruled_out = excluded.union(*(one.contradicted for one in others))
-        left = [*_without(first.explanations, ruled_out), *_inferred(first)]
+        inferred = _of_some_ranks(first) if _is_contradicted(first, right) else _inferred(first)
+        left = [*_without(first.explanations, ruled_out), *inferred]
         explanations = [[sorted(part) for part in parts] for parts in left]
         excluded |= replace(first, explanations=left).contradicted
     return Clues(
@@ -84,6 +85,18 @@ def _without(
         left = [part - ruled_out for part in parts]
         if all(left):
             yield left
+
+
+def _is_contradicted(wrong: Consistent, right: Sequence[Consistent]) -> bool:
+    """Whether a rank logs 0 for a step of which another logs the right number."""
+    steps = [one.showing.context.step_index for one in right]
+    nothing = not (wrong.showing.is_per_token or wrong.showing.observed.any())
+    return nothing and wrong.showing.context.step_index in steps
+
+
+def _of_some_ranks(wrong: Consistent) -> Iterator[list[frozenset[str]]]:
+    """Yield the mistake of ranks that have nothing to log and log it all the same."""
+    yield [_of_term(wrong, ["nothing_reported_by_some_ranks"])]
 
 
 def _inferred(wrong: Consistent) -> Iterator[list[frozenset[str]]]:

@@ -39,6 +39,7 @@ NEGATIVE = (
     "where dp = 1",
     "where cp = 1",
     "where tp = 1",
+    "where pp = 1",
     "where no token is rejected",
 )
 """How facts begin that say what is not the case: they are chosen last."""
@@ -46,7 +47,8 @@ NEGATIVE = (
 
 def plainness(fact: str) -> tuple[bool, int, str]:
     """A sort key, the plainest facts first: modes and terms, checks, layouts, then steps."""
-    kinds = ("in ", "of ", "where dp ", "where cp ", "where tp ", "with ", "where ", "")
+    sizes = ("where dp ", "where cp ", "where tp ", "where pp ")
+    kinds = ("in ", "of ", *sizes, "with ", "where ", "")
     kind = next(place for place, start in enumerate(kinds) if fact.startswith(start))
     return fact.startswith(NEGATIVE), kind, fact
 
@@ -72,7 +74,8 @@ def of_finding(finding: Finding, term: str) -> Iterator[str]:
 
 
 def _of_layout(layout: Layout) -> Iterator[str]:
-    for name, size in (("dp", layout.dp), ("cp", layout.cp), ("tp", layout.tp)):
+    for name in ("dp", "cp", "tp", "pp"):
+        size = getattr(layout, name)
         yield f"where {name} > 1" if size > 1 else f"where {name} = 1"
     if layout.micro_batches != 1:
         yield "with several micro-batches"

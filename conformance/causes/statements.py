@@ -8,6 +8,7 @@ SIZES = {
     "cp": "cp, the number of context-parallel ranks",
     "dp": "dp, the number of data-parallel ranks",
     "dp_cp": "dp · cp, the number of data- and context-parallel ranks",
+    "pp": "pp, the number of pipeline stages",
     "micro_batches": "the number of a rank's micro-batches",
     "group_size": "the number of samples of a prompt",
     "samples": "the number of samples",
@@ -67,6 +68,7 @@ STATEMENTS = {
     "term_without_gradient": "the term has no gradient",
     "term_left_out": "the term is left out",
     "nothing_reported": "0 is logged",
+    "nothing_reported_by_some_ranks": "some ranks log 0, and others the right number",
     "counted_over_batch": "what is counted is that of all steps of a batch together",
     "counted_of_the_step_before": "what is counted is that of the step before",
     "masked_tokens_counted": "masked tokens are counted",
@@ -127,6 +129,7 @@ INFERRED = MISCOUNTED | frozenset(
         "samples_repeated",
         "micro_batches_lost",
         "tokens_lost",
+        "nothing_reported_by_some_ranks",
         "reduced_before_the_last_micro_batch",
     }
 )

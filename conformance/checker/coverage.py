@@ -45,7 +45,11 @@ def small_layouts(layouts: Sequence[Layout]) -> list[Layout]:
     chosen = [*dict.fromkeys([by_size[0], *configurable(layouts)[:1], *some])]
     for layout in by_size:
         shown = {option for one in chosen for option in one.options}
-        if not shown.issuperset(layout.options) or layout.tp > max(one.tp for one in chosen):
+        is_larger = any(
+            getattr(layout, size) > max(getattr(one, size) for one in chosen)
+            for size in ("tp", "pp")
+        )
+        if is_larger or not shown.issuperset(layout.options):
             chosen.append(layout)
     return chosen
 
@@ -57,7 +61,8 @@ def configurable(layouts: Sequence[Layout]) -> list[Layout]:
 
 def is_declared(layout: Layout, description: Description) -> bool:
     """Whether a layout needs nothing that is not declared."""
-    return layout.tp <= description.largest_tp and {*layout.options} <= description.options
+    fits = layout.tp <= description.largest_tp and layout.pp <= description.largest_pp
+    return fits and {*layout.options} <= description.options
 
 
 def depths(description: Description) -> list[Depth]:

@@ -111,7 +111,7 @@ class Probing:
     @cached_property
     def _plain_layouts(self) -> list[Layout]:
         """Layouts on which a rank holds whole samples."""
-        return [one for one in self.layouts if one.cp == one.tp == 1 and not one.options]
+        return [one for one in self.layouts if one.cp == one.tp == one.pp == 1 and not one.options]
 
     def _right_mode(self, depth: Depth) -> Mode:
         """The first mode in which weights are right; a framework may be wrong in some."""
@@ -170,7 +170,7 @@ class Probing:
         outcome = self.pool.run(job)
         if not isinstance(outcome, Ran):
             raise _Wrong(of_outcome(outcome, jobs.in_words(job)))
-        for observation in outcome.observations:
+        for observation in outcome.observations[job.layout.last_stage]:
             _require(job, explanations.explain_shapes(job, observation))
         return outcome.observations
 

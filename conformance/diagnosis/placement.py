@@ -48,12 +48,11 @@ def forward_pass_of_token(
 ) -> NDArray[np.int32] | None:
     """Index of the forward pass in which each rank held each token, or -1: [ranks, tokens].
 
-    Of tensor-parallel ranks, which hold the same tokens, only the first is included. None if the
-    adapter does not report forward passes.
+    The ranks are `Layout.token_holders`. None if the adapter does not report forward passes.
     """
     telling = [
         rank.forward_passes[step_index]
-        for rank in observations[:: layout.tp]
+        for rank in observations[layout.token_holders]
         if rank.forward_passes
     ]
     return np.array(telling) if len(telling) == layout.dp * layout.cp else None
@@ -67,7 +66,7 @@ def rows_of_passes(
     None if the adapter does not report it. Of context-parallel ranks, one holds the beginning of a
     row.
     """
-    telling = [rank.rows[step_index] for rank in observations[:: layout.tp] if rank.rows]
+    telling = [rank.rows[step_index] for rank in observations[layout.token_holders] if rank.rows]
     if len(telling) != layout.dp * layout.cp:
         return None
     most = max(len(rows) for rows in telling)

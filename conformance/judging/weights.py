@@ -176,17 +176,22 @@ def final_weights(
 ) -> list[NDArray[np.float64]]:
     """The final weights of every rank, after the reductions that the train step has yet to do.
 
-    Ranks without any weight come last, as the others tell more of a mistake. Tensor-parallel ranks
-    each hold the gradient of all tokens, so that reductions go over the other ranks.
+    Ranks without any weight come last, as the others tell more of a mistake. Each pipeline stage
+    with a probe has the gradient of all tokens; a reduction to come is that of the last one, where
+    tokens are counted. Tensor-parallel ranks each hold it too, so that reductions go over the
+    other ranks.
     """
     tp, step = job.layout.tp, job.steps[step_index]
-    if observations[0].pending_reduction is PendingReduction.REPLICATED:
-        replicas = [observation.token_weights[step_index] for observation in observations]
+    holding = observations[job.layout.last_stage]
+    if holding[0].pending_reduction is PendingReduction.REPLICATED:
+        before = observations[: job.layout.last_stage.start]
+        replicas = [rank.token_weights[step_index] for rank in before if rank.token_weights]
+        replicas += [rank.token_weights[step_index] for rank in holding]
         return sorted(replicas, key=lambda weights: not weights.any())
     return [
         np.sum([rank.token_weights[step_index] for rank in ranks], axis=0)
         / _divisor(ranks, step_index, step, conventions)
-        for ranks in (observations[tp_rank::tp] for tp_rank in range(tp))
+        for ranks in (holding[tp_rank::tp] for tp_rank in range(tp))
     ]
 
 

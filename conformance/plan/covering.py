@@ -44,8 +44,12 @@ def covering(
 
 
 def layout_properties(layout: Layout) -> list[str]:
-    """What is said of a layout, such as ``cp=2`` and ``format=thd``."""
-    sizes = {name: value for name, value in vars(layout).items() if name != "options"}
+    """What is said of a layout, such as ``cp=2`` and ``format=thd``.
+
+    That there is no pipeline is said of none: every other property is seen without one too.
+    """
+    kept = {name: value for name, value in vars(layout).items() if name not in ("pp", "options")}
+    sizes = kept | ({"pp": layout.pp} if layout.pp > 1 else {})
     options = layout.options or ("none",)
     return [
         *(f"{name}={value}" for name, value in sizes.items()),

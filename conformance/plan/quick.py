@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from adapters.contract import Option
 from conformance.plan.covering import covering, layout_properties
 from reference.aggregation import Mode
 
@@ -31,6 +32,10 @@ if TYPE_CHECKING:
 Combination = tuple[str, str, str]
 """A check and what is looked at together, such as ``weights, token_mean, cp=2``."""
 
+
+OF_PIPELINES = {"pp=2", "pp=4", f"option={Option.INTERLEAVED}"}
+"""Properties of layouts that need not be seen on every case: a pipeline hands on micro-batches
+whatever they hold, and its last stage trains them as one stage alone does."""
 
 IN_ALL_VERSIONS = (Mode.SAMPLE_MEAN, Mode.TOKEN_MEAN)
 """Modes that older versions have as well, and do not skip."""
@@ -50,9 +55,12 @@ def quick_jobs(cells: Iterable[MatrixCell]) -> dict[str, AbstractSet[Combination
 def _combinations(cell: MatrixCell) -> Iterator[Combination]:
     """Yield what a cell shows together."""
     modes = [] if cell.case.layouts else [cell.aggregation.mode]
-    properties = [*modes, cell.case.name, *layout_properties(cell.layout)]
+    of_layout = layout_properties(cell.layout)
+    properties = [*modes, cell.case.name, *of_layout]
     slug = cell.spec.slug
-    yield from ((slug, *pair) for pair in combinations(properties, 2))
+    of_case = {(cell.case.name, one) for one in of_layout if one in OF_PIPELINES}
+    pairs = (pair for pair in combinations(properties, 2) if pair not in of_case)
+    yield from ((slug, *pair) for pair in pairs)
     if _has_several_samples_of_a_rollout(cell.case) and cell.aggregation.mode in IN_ALL_VERSIONS:
         layout = cell.layout
         yield str(cell.spec.check), cell.case.name, f"{layout.format}, {layout.micro_batches}"

@@ -220,6 +220,8 @@ def _missing(cell: MatrixCell, description: Description) -> str | None:
         return f"no objective {cell.spec.objective}"
     if cell.layout.tp > description.largest_tp:
         return f"no {cell.layout.tp} tensor-parallel ranks"
+    if cell.layout.pp > description.largest_pp:
+        return f"no {cell.layout.pp} pipeline stages"
     if cell.spec.metric is not None and cell.spec.metric not in description.metrics:
         return f"no metric {cell.spec.metric}"
     if cell.spec.check is Check.SHARDING and not description.records_forward_passes:

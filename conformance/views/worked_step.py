@@ -72,6 +72,8 @@ def layout_words(layout: Layout) -> str:
     rows = {"thd": "packed", "bshd": "padded"}[layout.format]
     options = "".join(f", `{option}`" for option in layout.options)
     ranks = f"{named} ranks" if named else "one rank"
+    if layout.pp > 1:
+        ranks = f"{layout.pp} pipeline stages of {ranks}"
     return f"{ranks}, {micro_batches} on each data-parallel rank, {rows} rows{options}"
 
 

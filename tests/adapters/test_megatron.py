@@ -127,13 +127,52 @@ def test_format_is_said_where_there_is_a_choice() -> None:
 
 def test_options_of_layouts_are_switched_on_and_offered_where_known() -> None:
     args = parsed(job("uneven_lengths", options=(Option.OVERLAP_GRAD_REDUCE,)))
+    of_megatron = megatron_core.OPTIONS | {Option.INTERLEAVED}
 
     assert args["overlap_grad_reduce"] is True
     assert args["use_distributed_optimizer"] is False
-    assert command_line.layout_options(parser()) == megatron_core.OPTIONS
-    assert command_line.layout_options(parser("--balance-data")) == megatron_core.OPTIONS | {
+    assert command_line.layout_options(parser()) == of_megatron
+    assert command_line.layout_options(parser("--balance-data")) == of_megatron | {
         Option.BALANCE_DATA
     }
+
+
+def test_pipelines_are_told_to_training_and_to_the_rollout_side() -> None:
+    interleaved = Layout(pp=4, micro_batches=2, format="thd", options=(Option.INTERLEAVED,))
+    args = parsed(replace(job("uneven_lengths"), layout=interleaved))
+
+    assert args["pipeline_model_parallel_size"] == 4
+    assert args["virtual_pipeline_model_parallel_size"] == 2
+    assert command_line.train_parallel_config(interleaved) == {
+        "dp_size": 1,
+        "cp_size": 1,
+        "vpp_size": 2,
+        "microbatch_group_size_per_vp_stage": 4,
+    }
+    assert command_line.train_parallel_config(Layout(pp=4))["vpp_size"] == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_activations_carry_token_ids_exactly(dtype: torch.dtype) -> None:
+    ids = torch.tensor([[0, 1, 255, 256], [257, 65_537, 2**24 - 1, 99]])
+
+    handed_on = megatron_core.activations(ids, torch.zeros(8), width=8).to(dtype)
+
+    assert handed_on.shape == (4, 2, 8)
+    assert torch.equal(megatron_core.ids_of(handed_on), ids)
+
+
+def test_probes_of_earlier_stages_have_the_gradient_of_the_last_one_s() -> None:
+    """The second row repeats the first; the token with id 1 is predicted by no position."""
+    ids = torch.tensor([[1, 2, 3, 0], [1, 2, 3, 0]])
+    first = torch.zeros(8, requires_grad=True)
+    handed_on = megatron_core.activations(ids, first, width=8)
+    of_first = megatron_core.probe_of(handed_on, megatron_core.ids_of(handed_on), capacity=8)
+
+    (of_first[torch.tensor([2, 3, 4])] * torch.tensor([0.5, 0.25, 2.0])).sum().backward()
+
+    assert first.grad is not None
+    assert first.grad.tolist() == [0, 0, 0.5, 0.25, 2, 0, 0, 0]
 
 
 @pytest.mark.parametrize(

@@ -35,8 +35,13 @@ where a framework documents half of a critic's squared error. The product with 0
 """
 
 ELSEWHERE = {
+    "contract.layout.Layout.ranks_per_stage": "ranks to start",
     "contract.layout.Layout.world_size": "ranks to start",
     "contract.layout.grids": "ranks to start",
+    "engines.megatron_core.activations": "digits of token ids",
+    "engines.megatron_core.ids_of": "digits of token ids",
+    "engines.megatron_core.transformer_config": "layers of the model",
+    "engines.megatron_core.probed_model": "chunks of the model",
     "slime_family.command_line._batch_options": "sizes that the framework is told",
     "slime_family.command_line._micro_batch_options": "sizes that the framework is told",
     "slime_family.command_line._micro_batch_size": "sizes that the framework is told",

@@ -8,7 +8,7 @@ import tempfile
 from concurrent.futures import ProcessPoolExecutor
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 import pytest
@@ -40,7 +40,8 @@ from adapters.skyrl.trainer import Rollouts
 from conformance.corpus.cases import CORPUS, REJECTION
 from conformance.findings.report import Provenance
 from conformance.findings.verdict import Verdict
-from conformance.judging.gradients import judge_off_policy
+from conformance.judging.gradients import judge_combined, judge_off_policy
+from conformance.judging.metrics import judge_logged
 from conformance.ranks.messages import Declined
 from conformance.ranks.pool import Ran, RankPool
 from reference.aggregation import Aggregation, Conventions, DenominatorMask, Mode
@@ -356,6 +357,22 @@ def test_entropy_is_a_token_mean_of_each_micro_batch(
     [weights] = observed(request.getfixturevalue(engine), what).token_weights
 
     assert active(weights, what.steps[0]) == [20.0] * 3 + [26.0] * 4
+
+
+@pytest.mark.parametrize("storage", ["thd", "bshd"])
+def test_stages_of_a_pipeline_train_and_log_what_one_stage_does(
+    megatron: RankPool, storage: Literal["thd", "bshd"]
+) -> None:
+    what = job(Objective.COMBINED, layout=Layout(pp=2, micro_batches=2, format=storage))
+    outcome = megatron.run(what)
+
+    assert isinstance(outcome, Ran)
+    assert [len(one.token_weights) for one in outcome.observations] == [1, 1]
+    assert judge_combined(what, outcome.observations, megatron.description).verdict == "conforms"
+    for metric in (Metric.POLICY_LOSS, Metric.LOSS, Metric.ENTROPY):
+        assert judge_logged(what, outcome.observations, megatron.description, metric).verdict == (
+            "conforms"
+        )
 
 
 def test_kl_of_megatron_counts_rows_that_fill_micro_batches_up(megatron: RankPool) -> None:

@@ -79,6 +79,7 @@ def test_slime_conforms_with_every_option_it_has(tmp_path: Path) -> None:
         "dp2-cp1-mbtokens-thd",
         "dp2-cp1-mbtokens-thd+balance_data",
         "dp1-cp2-tp2-mb1-thd",
+        "dp1-cp2-pp2-mb2-thd",
         "dp2-cp2-mb2-thd+distributed_optimizer",
         "dp2-cp2-mb2-thd+overlap_grad_reduce",
         average,
@@ -101,6 +102,7 @@ def test_miles_conforms_in_both_formats(tmp_path: Path) -> None:
     layouts = [
         "dp1-cp1-mb1-thd",
         "dp1-cp2-mb2-bshd",
+        "dp1-cp1-pp2-mb2-bshd",
         "dp2-cp1-mbtokens-thd+balance_data",
         "dp2-cp2-mb2-thd+distributed_optimizer",
         "dp2-cp2-mb1-bshd",
@@ -132,6 +134,30 @@ def test_miles_conforms_on_its_other_engine(tmp_path: Path, depth: str) -> None:
     assert reasons(found) == {
         ("dp1-cp2-mb1-thd", "ValueError: FSDP here is for whole packed samples")
     }
+
+
+OF_EARLIER_STAGES = Edit(
+    "lineage.py",
+    "    config.finalize_model_grads_func = finalize_model_grads\n",
+    """
+    def finalize(chunks: Sequence[Any], *rest: Any, **named: Any) -> None:
+        finalize_model_grads(chunks, *rest, **named)
+        if not mpu.is_pipeline_last_stage():
+            chunks[0].scale_gradients(2.0)
+
+    config.finalize_model_grads_func = finalize
+""",
+)
+
+
+def test_gradients_of_earlier_stages_are_judged(tmp_path: Path) -> None:
+    source = checkout(tmp_path / "slime", "slime", OF_EARLIER_STAGES)
+    layouts = ["dp1-cp1-pp2-mb1-thd"]
+    found = find(tmp_path, "slime", source, layouts, "odd_groups", "--modes=sample_mean")
+
+    assert verdicts(of_check(found, "metric")) == {"conforms"}
+    [wrong] = of_check(found, "weights")
+    assert wrong.diagnosis.name == "multiplied_by_pp"
 
 
 def test_dropped_factor_shows_in_the_gradient_alone_on_the_other_engine(tmp_path: Path) -> None:

@@ -108,11 +108,13 @@ def test_one_token_too_many_in_a_hundred_thousand_is_a_mismatch() -> None:
     assert judgement.error == pytest.approx(1 / 99_999, rel=0.01)
 
 
-@pytest.mark.parametrize(("name", "layout"), [("dp", Layout(dp=2)), ("cp", Layout(cp=2))])
+@pytest.mark.parametrize(
+    ("name", "layout"), [("dp", Layout(dp=2)), ("cp", Layout(cp=2)), ("pp", Layout(pp=2))]
+)
 @pytest.mark.parametrize(("verb", "power"), [("divided", -1), ("multiplied", 1)])
 def test_factor_of_the_layout_is_named(name: str, layout: Layout, verb: str, power: int) -> None:
     judge = Judge(step=ODD_GROUPS, layout=layout)
-    judgement = judge(judge.weights * 2.0**power)
+    judgement = judge(*[judge.weights * 2.0**power] * layout.world_size)
 
     assert judgement.error == abs(2.0**power - 1)
     assert judgement.diagnosis is not None

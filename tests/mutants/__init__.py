@@ -15,6 +15,7 @@ from tests.mutants import (
     metrics,
     off_policy,
     parts,
+    pipelines,
     sharding,
     startup,
 )
@@ -36,6 +37,7 @@ MODULES = (
     factors,
     counts,
     parts,
+    pipelines,
     losses,
     metrics,
     auxiliary,

@@ -101,16 +101,17 @@ def cells_of(spec: CheckSpec, mutant: type[Mutant]) -> list[MatrixCell]:
         ]
     return [
         cell
-        for cell in _quick_plan()
+        for cell in _quick_plan(tuple(mutant.further_layouts))
         if cell.spec == spec and cell.aggregation.mode in mutant.modes
         if cell.case in mutant.corpus
     ]
 
 
 @cache
-def _quick_plan() -> list[MatrixCell]:
+def _quick_plan(further_layouts: tuple[Layout, ...]) -> list[MatrixCell]:
     layouts = (one for one in NativeAdapter().layouts() if one.world_size <= LARGEST)
-    return [cell for cell in Plan.quick(tuple(layouts)).cells() if type(cell) is MatrixCell]
+    plan = Plan.quick((*layouts, *further_layouts))
+    return [cell for cell in plan.cells() if type(cell) is MatrixCell]
 
 
 def trials_on(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from adapters.contract import Job
+from adapters.contract import Job, Layout
 from adapters.native.adapter import NativeAdapter
 from adapters.native.packing import SampleTensors
 from adapters.native.trainer import Trainer, with_denominators
@@ -31,14 +31,15 @@ class Mutant(Trainer):
     """A trainer with a mistake, which its docstring tells as a colleague would.
 
     ``diagnosis`` is the name that the mistake is to be given, ``spec`` what it is seen by,
-    ``modes`` and ``corpus`` where it is looked for, ``case`` a step of its own if none of the
-    corpus shows it, ``conventions`` what is declared.
+    ``modes``, ``corpus`` and ``further_layouts`` where it is looked for, ``case`` a step of its own
+    if none of the corpus shows it, ``conventions`` what is declared.
     """
 
     diagnosis: ClassVar[str]
     spec: ClassVar[CheckSpec] = check_spec("weights")
     modes: ClassVar[Sequence[Mode]] = EVERY
     corpus: ClassVar[Sequence[Case]] = EVERYDAY
+    further_layouts: ClassVar[Sequence[Layout]] = ()
     case: ClassVar[Case | None] = None
     conventions: ClassVar[Conventions] = DEFAULT_CONVENTIONS
 

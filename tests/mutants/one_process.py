@@ -25,6 +25,7 @@ def is_seen(mutant: type[Mutant]) -> bool:
     return (
         mutant.spec.metric is None
         and mutant.spec.check in CHECKS
+        and not mutant.further_layouts
         and mutant.synchronise is Mutant.synchronise
         and mutant.train_step is Mutant.train_step
     )

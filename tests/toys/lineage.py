@@ -465,7 +465,7 @@ def train(
 ) -> None:
     """Make optimizer steps, each given by its number of micro-batches and what a loss needs.
 
-    The first rank logs each.
+    The first rank of the last pipeline stage logs each.
     """
     everyone = mpu.get_data_parallel_group(with_context_parallel=True)
     config = model.config
@@ -493,6 +493,8 @@ def train(
         )
         optimizer.step()
         scheduler.step(increment=args.global_batch_size)
+        if not mpu.is_pipeline_last_stage():
+            continue
         metrics = reported(logs, everyone)
         if everyone.rank() == 0 and mpu.get_tensor_model_parallel_rank() == 0:
             log(metrics)

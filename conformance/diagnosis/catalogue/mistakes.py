@@ -81,7 +81,7 @@ def _mistakes(context: StepContext) -> Iterator[Mistake]:
 
 def _layout_sizes(context: StepContext) -> dict[str, float]:
     layout = context.layout
-    sizes: dict[str, float] = {"dp": layout.dp, "cp": layout.cp}
+    sizes: dict[str, float] = {"dp": layout.dp, "cp": layout.cp, "pp": layout.pp}
     if layout.dp > 1 and layout.cp > 1:
         sizes["dp_cp"] = layout.dp * layout.cp
     micro_batches = _micro_batches_per_rank(context)

@@ -1,0 +1,148 @@
+"""Where a step is trained by the stages of a pipeline."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from adapters.contract import PIPELINES, Depth, Description, Job, Layout, Observation
+from adapters.contract.objective import Metric, Objective
+from adapters.native.adapter import NativeAdapter
+from conformance.corpus.cases import CORPUS
+from conformance.findings.verdict import Verdict
+from conformance.judging.gradients import judge_combined
+from conformance.judging.metrics import judge_logged
+from conformance.judging.weights import judge_weights
+from conformance.plan.checks import CHECK_SPECS
+from conformance.plan.matrix import MatrixCell
+from conformance.ranks.pool import Ran, RankPool
+from conformance.runs.check import _missing
+from conformance.views.worked_step import layout_words
+from reference.aggregation import Mode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+CASE = next(case for case in CORPUS if case.name == "fully_masked_sample")
+
+LAYOUTS = (
+    Layout(pp=2, micro_batches=2, format="thd"),
+    Layout(dp=2, pp=2, micro_batches="uneven"),
+    Layout(cp=2, pp=2, micro_batches=2, format="thd"),
+    Layout(pp=4),
+)
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[RankPool]:
+    with RankPool(NativeAdapter(), None, size=4) as pool:
+        yield pool
+
+
+def job(layout: Layout, objective: Objective = Objective.POLICY) -> Job:
+    return Job(
+        steps=CASE.steps,
+        aggregation=CASE.aggregation(Mode.PROMPT_MEAN),
+        layout=layout,
+        depth=Depth.STEP,
+        objective=objective,
+    )
+
+
+def observations(pool: RankPool, what: Job) -> Sequence[Observation]:
+    outcome = pool.run(what)
+    assert isinstance(outcome, Ran), outcome
+    return outcome.observations
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_stages_train_what_one_stage_trains(pool: RankPool, layout: Layout) -> None:
+    what = job(layout)
+    observed = observations(pool, what)
+
+    for judgement in (
+        judge_weights(what, observed, pool.description),
+        judge_logged(what, observed, pool.description),
+    ):
+        assert judgement.verdict is Verdict.CONFORMS
+        assert judgement.error is not None
+
+
+@pytest.mark.parametrize("depth", [Depth.LOSS, Depth.REDUCER])
+def test_stages_are_added_up_below_the_whole_step(pool: RankPool, depth: Depth) -> None:
+    layout = Layout(dp=2, pp=2)
+    what = Job(
+        steps=CASE.steps, aggregation=CASE.aggregation(Mode.TOKEN_MEAN), layout=layout, depth=depth
+    )
+
+    judgement = judge_weights(what, observations(pool, what), pool.description)
+    assert judgement.verdict is Verdict.CONFORMS
+
+
+def test_all_terms_are_trained_by_the_last_stage(pool: RankPool) -> None:
+    what = job(Layout(pp=2, micro_batches=2, format="thd"), Objective.COMBINED)
+
+    judgement = judge_combined(what, observations(pool, what), pool.description)
+    assert judgement.verdict is Verdict.CONFORMS
+
+
+def test_last_stage_alone_holds_tokens_and_every_stage_logs(pool: RankPool) -> None:
+    first, last = observations(pool, job(Layout(pp=2)))
+
+    assert (first.token_weights, first.forward_passes, first.rows) == ((), (), ())
+    assert last.token_weights[0].any()
+    assert (last.forward_passes[0] == 0).all()
+    assert first.reported == last.reported
+
+
+@pytest.mark.parametrize(
+    ("of_ranks", "name"),
+    [
+        ([0.0, 1.0], "policy_loss/nothing_reported_by_some_ranks"),
+        ([0.0, 0.0], "policy_loss/nothing_reported"),
+    ],
+)
+def test_zero_of_some_ranks_is_told_from_zero_of_all(
+    pool: RankPool, of_ranks: list[float], name: str
+) -> None:
+    what = job(Layout(pp=2))
+    [right, _] = [one.reported[Metric.POLICY_LOSS][0] for one in observations(pool, what)]
+    assert right
+    observed = [
+        Observation(token_weights=(), reported={Metric.POLICY_LOSS: (factor * right,)})
+        for factor in of_ranks
+    ]
+
+    judgement = judge_logged(what, observed, Description())
+    assert judgement.verdict is Verdict.MISMATCH
+    assert judgement.clues is not None
+    assert [name] in [part for parts in judgement.clues.explanations for part in parts]
+
+
+def test_framework_without_pipelines_is_not_run_on_them() -> None:
+    cell = MatrixCell(
+        aggregation=CASE.aggregation(Mode.TOKEN_MEAN),
+        case=CASE,
+        layout=Layout(pp=2),
+        depth=Depth.STEP,
+        spec=CHECK_SPECS[0],
+    )
+    description = NativeAdapter().describe()
+
+    assert _missing(cell, description) is None
+    without = Description(
+        modes=description.modes, depths=description.depths, objectives=description.objectives
+    )
+    assert _missing(cell, without) == "no 2 pipeline stages"
+
+
+def test_stages_are_said_in_words() -> None:
+    words = "packed rows"
+
+    assert [layout_words(layout).removesuffix(words) for layout in PIPELINES[:3]] == [
+        "2 pipeline stages of one rank, 2 micro-batches on each data-parallel rank, ",
+        "4 pipeline stages of one rank, one micro-batch on each data-parallel rank, ",
+        "2 pipeline stages of 2 context-parallel ranks, 2 micro-batches on each data-parallel"
+        " rank, ",
+    ]

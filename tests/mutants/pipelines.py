@@ -1,0 +1,124 @@
+"""Right without a pipeline: what goes wrong where stages that compute no loss take part."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from adapters.contract import PIPELINES
+from adapters.native.trainer import Trainer
+from conformance.plan.checks import TELLING, check_spec
+from reference.aggregation import Mode
+from tests.mutants.mutant import Counting, Mutant
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import torch
+
+    from adapters.contract.objective import Metric
+    from adapters.native.packing import Packed, SampleTensors
+    from adapters.native.trainer import TokenLosses
+
+LAYOUTS = tuple(layout for layout in PIPELINES if layout.micro_batches != "tokens")
+"""Those that `native` has, which does not cut micro-batches by tokens."""
+
+
+class Pipelined(Mutant):
+    """It takes pipelines to see the mistake."""
+
+    corpus = TELLING
+    further_layouts = LAYOUTS
+
+
+class LossScaledByStages(Pipelined):
+    """The loss is multiplied by the number of stages, to undo an average that nobody takes."""
+
+    diagnosis = "multiplied_by_pp"
+
+    def reduce(self, values: torch.Tensor, packed: Packed) -> torch.Tensor:
+        return super().reduce(values, packed) * self.layout.pp
+
+
+class StagesTakenForDataParallel(Pipelined):
+    """The data-parallel size is the world size by cp, and stages are averaged over too."""
+
+    diagnosis = "divided_by_pp"
+
+    def reduce(self, values: torch.Tensor, packed: Packed) -> torch.Tensor:
+        return super().reduce(values, packed) / self.layout.pp
+
+
+class TokensSummedOverStages(Pipelined, Counting):
+    """Each stage counts the tokens of its micro-batches, and the counts of all are added up."""
+
+    diagnosis = "divided_by_pp"
+
+    def counted(self, samples: list[SampleTensors]) -> list[float]:
+        right = [sample.denominator for sample in Trainer.divided(self, samples)]
+        stages = self.layout.pp if self.aggregation.mode is Mode.TOKEN_MEAN else 1
+        return [denominator * stages for denominator in right]
+
+
+class TokensOfTheFirstStage(Pipelined, Counting):
+    """The number of tokens is broadcast from the first stage, which counts none: it becomes 1."""
+
+    diagnosis = "not_divided"
+    modes = (Mode.TOKEN_MEAN,)
+
+    def counted(self, samples: list[SampleTensors]) -> list[float]:
+        right = [sample.denominator for sample in Trainer.divided(self, samples)]
+        return [1.0] * len(samples) if self.layout.pp > 1 else right
+
+
+class PipelineNotFlushed(Pipelined):
+    """The schedule ends with the last forward pass, whose backward pass is left in the pipeline."""
+
+    diagnosis = "micro_batches_lost"
+    further_layouts = tuple(layout for layout in LAYOUTS if layout.micro_batches != 1)
+
+    def cut(self, samples: list[SampleTensors]) -> list[list[SampleTensors]]:
+        parts = super().cut(samples)
+        self.left = len(parts)
+        return parts
+
+    def loss(
+        self, probe: torch.Tensor, packed: Packed, token_losses: TokenLosses
+    ) -> tuple[torch.Tensor, Mapping[Metric, torch.Tensor]]:
+        self.left -= 1
+        loss, log = super().loss(probe, packed, token_losses)
+        is_flushed = self.left > 0 or self.layout.pp == 1
+        return (loss if is_flushed else 0.0 * loss), log
+
+
+class MisreportingPipeline(Pipelined):
+    """Its weights conform."""
+
+    spec = check_spec("metric")
+
+
+class ReportedMeanOverStages(MisreportingPipeline):
+    """The logged loss is averaged over stages, of which all but the last have 0."""
+
+    diagnosis = "divided_by_pp"
+
+    def report(self, losses: torch.Tensor) -> float:
+        return super().report(losses) / self.layout.pp
+
+
+class ReportedSumOverStages(MisreportingPipeline):
+    """The last stage broadcasts its loss to the others, and then all ranks are added up."""
+
+    diagnosis = "multiplied_by_pp"
+
+    def report(self, losses: torch.Tensor) -> float:
+        return super().report(losses) * self.layout.pp
+
+
+class LoggedByTheFirstStage(MisreportingPipeline):
+    """The first stage logs as well, and its loss of a stage that computes none is 0."""
+
+    diagnosis = "nothing_reported"
+
+    def report(self, losses: torch.Tensor) -> float:
+        reported = super().report(losses)
+        return reported if self.layout.is_on_last_stage(self.rank) else 0.0
