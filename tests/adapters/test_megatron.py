@@ -271,11 +271,13 @@ def test_objectives_are_what_options_and_losses_offer() -> None:
 
     assert description.offered(bare, reading) == always
     assert description.offered(more, reading) == always | {
+        Objective.GROUP_NORMALISED,
         Objective.ENTROPY,
         Objective.CISPO,
         Objective.DUAL_CLIP,
     }
     assert description.offered(more, ignoring) == always | {
+        Objective.GROUP_NORMALISED,
         Objective.ENTROPY,
         Objective.CISPO,
         Objective.VALUE,

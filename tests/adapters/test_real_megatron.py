@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,7 @@ POLICY_LOSS = "[weights/ or [metric/"
 EMPTY_SAMPLES_COUNT = {
     "fully_masked_sample",
     "fully_masked_group",
+    "nine_samples",
     "one_token",
     "production_step",
 }
@@ -43,18 +45,23 @@ def run(
     subjects: str = POLICY_LOSS,
 ) -> Report:
     repository = Path(os.environ[command.SOURCES]) / adapter
-    selected = ("-k", f"({subjects}) and ({cases})")
+    selected = ("--plan=full", "-k", f"({subjects}) and ({cases})")
     result = command.run(tmp_path, adapter, f"--source={repository}@{ref}", *arguments, *selected)
     assert result.report.complete, result.output
     return result.report
 
 
-def cases(report: Report, mode: str, verdict: str) -> set[str]:
+def cases(report: Report, mode: str, *verdicts: str) -> set[str]:
     return {
         finding.case
         for finding in report.findings
-        if finding.mode == mode and finding.verdict == verdict
+        if finding.mode == mode and finding.verdict in verdicts
     }
+
+
+def empty_samples(report: Report) -> set[str]:
+    """The cases that tell, without those that this version has no rollouts for."""
+    return EMPTY_SAMPLES_COUNT & cases(report, "token_mean", "conforms", "mismatch")
 
 
 @pytest.mark.parametrize(
@@ -87,7 +94,7 @@ def test_versions_have_their_modes_and_weigh_as_known(
     }
     for mode in modes - {"token_mean"}:
         assert cases(report, mode, "mismatch") == set()
-    counted = set() if ref == "refs/pull/1498/head" else EMPTY_SAMPLES_COUNT
+    counted = set() if ref == "refs/pull/1498/head" else empty_samples(report)
     assert cases(report, "token_mean", "mismatch") == counted
 
 
@@ -115,7 +122,7 @@ def test_depths_tell_where_empty_samples_are_counted(
     at_loss = run(tmp_path, adapter, ref, *arguments, "--depth=loss")
 
     assert cases(at_reducer, "token_mean", "mismatch") == set()
-    assert cases(at_loss, "token_mean", "mismatch") == EMPTY_SAMPLES_COUNT
+    assert cases(at_loss, "token_mean", "mismatch") == empty_samples(at_loss) > {"one_token"}
 
 
 @pytest.mark.parametrize(
@@ -230,7 +237,7 @@ def test_all_but_means_over_tokens_conforms_whatever_is_trained(
 
 def test_other_terms_of_slime_2090_are_means_over_tokens_in_token_mean(tmp_path: Path) -> None:
     """Its options say that they are means over samples in every mode."""
-    arguments = ("--layout=dp1-cp1-mb1-thd", "--modes=token_mean")
+    arguments = ("--layout=dp1-cp1-mb2-thd", "--modes=token_mean")
     subjects = "auxiliary.entropy or auxiliary.kl/ or metric.clip_fraction or metric.policy_kl"
     report = run(
         tmp_path,
@@ -250,8 +257,8 @@ def test_miles_on_fsdp_counts_what_rejection_leaves(tmp_path: Path) -> None:
     arguments = ("--engine=fsdp", "--layout=dp2-cp1-mb2-thd", "--modes=sample_mean")
     report = run(tmp_path, "miles", "main", *arguments, cases="rejected", subjects="[rejection/")
 
-    assert len(report.findings) == 3
-    assert mistakes(report) == set()
+    verdicts = Counter(finding.verdict for finding in report.findings)
+    assert verdicts == {"conforms": 3, "unsupported": 1}  # no rollouts of several samples
 
 
 @pytest.mark.parametrize(
@@ -297,17 +304,17 @@ def test_engine_for_tests_alone_is_a_departure(
     report = run(tmp_path, "miles", ref, *arguments, cases="uneven_lengths")
 
     assert {finding.verdict for finding in report.findings} == {"conforms"}
-    departures = {one["what"] for one in report.departures}
+    departures = {one.what for one in report.departures}
     assert ("--ci-test --ci-disable-logprobs-checker" in departures) is is_for_tests
 
 
 @pytest.mark.parametrize("ref", ["main", "refs/pull/1498/head"])
 def test_sequence_ratios_of_miles_fail_on_padded_rows(tmp_path: Path, ref: str) -> None:
     """Log-probabilities are gathered as those of packed rows."""
-    arguments = ("--layout=dp1-cp2-mb1-bshd", "--modes=sample_mean")
-    [finding] = run(tmp_path, "miles", ref, *arguments, cases="fully", subjects="auxiliary.gspo")[
-        "findings"
-    ]
+    arguments = ("--layout=dp1-cp2-mb2-bshd", "--modes=sample_mean")
+    [finding] = run(
+        tmp_path, "miles", ref, *arguments, cases="fully", subjects="off_policy.gspo"
+    ).findings
 
     assert finding.verdict == "crashed"
     assert "in all_gather_with_cp" in finding.message
