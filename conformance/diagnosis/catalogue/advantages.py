@@ -6,6 +6,7 @@ whitened by the mean and variance of other tokens.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -122,27 +123,30 @@ class Estimate:
     def rounding(self) -> Values:
         """What rounding errors of advantages are relative to, besides their own size: [tokens].
 
-        Where a mean is subtracted, they are relative to what it is subtracted from, and an error of
-        a variance is to its square.
+        Where a mean is subtracted, they are relative to what it is subtracted from; the error of a
+        variance is relative to the mean of squares, if it is computed from that.
         """
-        largest, spread = self._largest, 1.0
+        largest, amplified = self._largest, 1.0
         if self.objective in (Objective.GROUP_NORMALISED, Objective.GROUP_WHITENED):
             stds = self.rollouts.of_group(lambda rewards: float(rewards.std(ddof=len(rewards) > 1)))
-            spread = float(stds[stds > 0].min(initial=np.inf))
-        of_raw = largest / spread
-        if not self.estimator.whitens:
-            return 2 * of_raw + np.abs(self.advantages) * of_raw**2
-        counted = self.raw[self.rollouts.tokens(self.conventions.whitened)]
-        of_whitened = of_raw / float(np.sqrt(counted.var() + advantages.VARIANCE_EPSILON))
-        return 2 * of_whitened + np.abs(self.advantages) * (of_raw**2 + of_whitened**2)
+            largest /= float(stds[stds > 0].min(initial=np.inf))
+            amplified += 2 * largest
+        if self.estimator.whitens:
+            counted = self.raw[self.rollouts.tokens(self.conventions.whitened)]
+            variance = float(counted.var()) + advantages.VARIANCE_EPSILON
+            largest /= math.sqrt(variance)
+            amplified += 2 * largest + float((counted**2).mean()) / variance
+        return 2 * largest + np.abs(self.advantages) * amplified
 
     @property
     def _largest(self) -> float:
         """A bound on the sum of absolute values that an advantage is made of."""
         constants, rollouts = self.constants, self.rollouts
         largest = float(np.abs(rollouts.rewards).max())
-        divergence = float(np.abs(rollouts.divergences).max())
-        largest += constants.penalty * divergence / (1 - constants.discount)
+        penalty = constants.penalty * float(np.abs(rollouts.divergences).max())
+        if self.objective in OF_GROUPS:
+            return largest + penalty
+        largest += penalty / (1 - self.decay)
         if self.objective in OF_VALUES:
             largest += 2 * float(np.abs(rollouts.values).max()) / (1 - self.decay)
         return largest
@@ -188,7 +192,8 @@ def _of_spreads(estimate: Estimate) -> Iterator[Wrong]:
     """Yield mistakes in the standard deviation that a reward is divided by."""
     rollouts, centred = estimate.rollouts, _centred(estimate)
     yield "std_left_out", estimate.of(centred)
-    yield "std_of_the_batch", estimate.of(centred / rollouts.rewards.std(ddof=1))
+    if not estimate.estimator.whitens:  # which makes up for one factor of all
+        yield "std_of_the_batch", centred / rollouts.rewards.std(ddof=1)
     biased = rollouts.of_group(lambda rewards: float(rewards.std()))[rollouts.sample]
     yield "biased_std", estimate.of(centred / (biased + advantages.STD_EPSILON))
 

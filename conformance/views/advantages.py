@@ -1,0 +1,64 @@
+"""Advantages from rewards in words, and those of the samples of one step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from adapters.contract.formulas import ESTIMATORS, estimator_conventions
+from adapters.contract.objective import Objective
+from adapters.contract.probed_batch import ProbedBatch
+
+if TYPE_CHECKING:
+    from conformance.diagnosis.step_context import LossTerm
+
+_CENTRED = "the sample's reward minus the mean of its prompt's rewards"
+_NORMALISED = f"{_CENTRED}, divided by their standard deviation (n - 1) plus 1e-6"
+_GAE = "A_t = δ_t + γλ·A_{t+1}, where δ_t = ρ_t + γ·V_{t+1} - V_t"
+
+FORMULAS = {
+    Objective.GROUP_NORMALISED: _NORMALISED,
+    Objective.GROUP_CENTRED: _CENTRED,
+    Objective.LEAVE_ONE_OUT: f"{_CENTRED}, times n / (n - 1)",
+    Objective.GROUP_WHITENED: _NORMALISED,
+    Objective.REINFORCE_PP: "G_t = ρ_t + γ·G_{t+1}",
+    Objective.REINFORCE_PP_BASELINE: f"{_CENTRED}, minus β·kl_t",
+    Objective.GAE: _GAE,
+    Objective.PENALISED_GAE: _GAE,
+}
+"""Each estimator in words, before advantages are whitened."""
+
+
+def advantage_words(term: LossTerm, objective: Objective) -> str:
+    """Returns the formula that right weights are multiplied by."""
+    estimator = ESTIMATORS[objective]
+    constants = estimator.constants
+    whitened = ", whitened over the batch" if estimator.whitens else ""
+    conventions = estimator_conventions(objective, term.context.conventions)
+    return (
+        "The right gradient of a token is its weight times -A, where A is its advantage:"
+        f" {FORMULAS[objective]}{whitened}. Here γ = {constants.discount:g},"
+        f" λ = {constants.trace:g} and β = {constants.penalty:g}. ρ_t is -β·kl_t, to which the"
+        f" reward is added at the last token. Tokens: {conventions}."
+    )
+
+
+def advantage_table(term: LossTerm, objective: Objective) -> tuple[list[str], list[list[str]]]:
+    """Returns the header and a row for each active token of a step: inputs and advantage."""
+    context = term.context
+    batch = ProbedBatch(context.steps, objective)
+    rewards = batch.split(batch.rewards[batch.sample])[context.step_index]
+    columns = {"reward": rewards}
+    for name, values in (("V", batch.values), ("kl", [-p for p in batch.reference_log_probs])):
+        columns[name] = batch.split(np.concatenate(values))[context.step_index]
+    rows = [
+        [
+            str(sample := context.sample[place]),
+            str(place - context.step.offsets[sample] + 1),
+            *(f"{values[place]:g}" for values in columns.values()),
+            f"{-term.factors[place]:.6g}",
+        ]
+        for place in np.flatnonzero(context.step.mask)
+    ]
+    return ["sample", "token", *columns, "A"], rows

@@ -1,0 +1,155 @@
+"""Advantages that a framework computes: a wrong one is told from wrong weights, and named."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from adapters.contract import Depth, Description, Job, Layout, Observation
+from adapters.contract.formulas import ESTIMATORS, estimator_conventions
+from adapters.contract.objective import FROM_REWARDS, Objective
+from adapters.contract.probed_batch import ProbedBatch
+from conformance.causes.statements import STATEMENTS
+from conformance.corpus.cases import CORPUS
+from conformance.diagnosis.catalogue.advantages import (
+    BatchPlacement,
+    Estimate,
+    wrong_advantages,
+)
+from conformance.diagnosis.catalogue.wordings import OF_ADVANTAGES
+from conformance.findings.verdict import Verdict
+from conformance.judging.gradients import judge_advantages
+from conformance.judging.weights import Judgement
+from conformance.plan.checks import OF_ESTIMATORS
+from reference.aggregation import Aggregation, Conventions, Mode
+from reference.rounding import ratio_bound
+from reference.weights import token_weights
+
+STEPS = tuple(
+    step for case in CORPUS if case.name in ("long_prompts", "split_groups") for step in case.steps
+)
+"""Masks with holes; groups that are split over ranks: as two optimizer steps of one batch."""
+
+LAYOUT = Layout(dp=2, cp=2)
+AGGREGATION = Aggregation(Mode.SAMPLE_MEAN)
+LENGTHS = [len(step.mask) for step in STEPS]
+PLACEMENT = BatchPlacement(
+    step=np.repeat([0, 1], LENGTHS),
+    dp_rank=np.concatenate(
+        [np.repeat(np.arange(step.size) * 2 // step.size, step.response_lengths) for step in STEPS]
+    ),
+    cp_rank=np.arange(sum(LENGTHS)) // 2 % 2,
+)
+
+
+def estimate(objective: Objective) -> Estimate:
+    return Estimate(
+        objective=objective,
+        rollouts=ProbedBatch(STEPS, objective).rollouts,
+        conventions=estimator_conventions(objective, Conventions()),
+    )
+
+
+def judged(objective: Objective, advantages: np.ndarray, factor: float = 1.0) -> Judgement:
+    """The judgement on the gradient of right weights times advantages, [tokens of all steps]."""
+    job = Job(
+        steps=STEPS,
+        aggregation=AGGREGATION,
+        layout=LAYOUT,
+        depth=Depth.STEP,
+        objective=objective,
+    )
+    weights = [factor * token_weights(step, AGGREGATION) for step in STEPS]
+    split = np.split(advantages, [LENGTHS[0]])
+    products = tuple(one * of_step for one, of_step in zip(weights, split, strict=True))
+    return judge_advantages(job, observations(products), Description())
+
+
+def observations(products: tuple[np.ndarray, ...]) -> Sequence[Observation]:
+    holder = PLACEMENT.dp_rank * LAYOUT.cp + PLACEMENT.cp_rank  # type: ignore[operator]
+    return [
+        Observation(
+            token_weights=products,
+            forward_passes=tuple(
+                np.where(of_step == rank, number, -1).astype(np.int32)
+                for number, of_step in enumerate(np.split(holder, [LENGTHS[0]]))
+            ),
+        )
+        for rank in range(LAYOUT.world_size)
+    ]
+
+
+@pytest.mark.parametrize("objective", FROM_REWARDS)
+def test_the_estimators_advantages_conform(objective: Objective) -> None:
+    judgement = judged(objective, estimate(objective).advantages)
+
+    assert judgement.verdict is Verdict.CONFORMS
+    assert judgement.error == pytest.approx(0, abs=1e-15)
+
+
+WRONG = [
+    (objective, name, advantages)
+    for objective in FROM_REWARDS
+    for name, advantages in wrong_advantages(estimate(objective), PLACEMENT)
+]
+
+
+@pytest.mark.parametrize(
+    ("objective", "name", "advantages"),
+    [pytest.param(*each, id=f"{each[0]}-{each[1]}-{n}") for n, each in enumerate(WRONG)],
+)
+def test_every_wrong_advantage_is_named_if_it_can_be_seen(
+    objective: Objective, name: str, advantages: np.ndarray
+) -> None:
+    """Some cannot: divergences of masked tokens in a sum over active ones, for example."""
+    active = np.concatenate([step.mask for step in STEPS])
+    right, judgement = estimate(objective), judged(objective, advantages)
+
+    if np.allclose(advantages[active], right.advantages[active], rtol=1e-5, atol=1e-5):
+        assert judgement.verdict is Verdict.CONFORMS
+        return
+    assert judgement.verdict is Verdict.MISMATCH
+    assert judgement.diagnosis is not None
+    assert name in (judgement.diagnosis.name, *judgement.diagnosis.also)
+    assert judgement.clues is not None
+    [[names], *_] = judgement.clues.explanations
+    assert f"policy_loss/{name}" in names
+
+
+def test_every_mistake_is_seen_somewhere_and_has_its_statement() -> None:
+    active = np.concatenate([step.mask for step in STEPS])
+    seen = {
+        name
+        for objective, name, advantages in WRONG
+        if not np.allclose(advantages[active], estimate(objective).advantages[active])
+    }
+
+    assert seen == set(OF_ADVANTAGES) <= STATEMENTS.keys()
+
+
+@pytest.mark.parametrize("objective", FROM_REWARDS)
+def test_wrong_weights_are_found_under_right_advantages(objective: Objective) -> None:
+    judgement = judged(objective, estimate(objective).advantages, factor=2)
+
+    assert judgement.clues is not None
+    assert "policy_loss/multiplied_by_cp" in judgement.clues.explanations[0][0]
+
+
+@pytest.mark.parametrize("objective", FROM_REWARDS)
+def test_corpus_has_no_step_in_which_rounding_hides_a_mistake(objective: Objective) -> None:
+    """A bound of a thousandth of a typical advantage tells n from n - 1 in some hundred tokens."""
+    for case in OF_ESTIMATORS[objective]:
+        of_case = Estimate(
+            objective=objective,
+            rollouts=ProbedBatch(case.steps, objective).rollouts,
+            conventions=estimator_conventions(objective, Conventions()),
+        )
+        sizes = np.abs(of_case.advantages)
+        bound = ratio_bound("float32", len(sizes)) * (sizes + of_case.rounding)
+        assert bound.max() < 2e-3 * np.median(sizes)
+
+
+def test_every_estimator_is_looked_at() -> None:
+    assert OF_ESTIMATORS.keys() == ESTIMATORS.keys() == {*FROM_REWARDS}

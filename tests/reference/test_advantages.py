@@ -1,0 +1,107 @@
+"""Advantages of a batch of three samples, worked out by hand."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from reference import advantages
+from reference.advantages import Rollouts
+from reference.aggregation import EstimatorConventions, TokenSet
+from reference.loss_constants import AdvantageConstants
+
+if TYPE_CHECKING:
+    from reference.advantages import Estimator
+
+ROLLOUTS = Rollouts(
+    rewards=np.array([1.0, 3.0, 5.0]),
+    groups=np.array([0, 0, 1]),
+    sample=np.array([0, 0, 0, 1, 1, 2]),
+    mask=np.array([True, False, True, True, True, True]),
+    values=np.array([1.0, 2.0, 3.0, 1.0, 1.0, 2.0]),
+    divergences=np.array([1.0, 2.0, 1.0, 0.0, 1.0, 0.0]),
+)
+"""Two samples of one prompt, the first with a masked token, and one alone."""
+
+CONSTANTS = AdvantageConstants(discount=0.5, trace=0.5, penalty=0.25)
+ALL_TOKENS = EstimatorConventions(
+    penalised=TokenSet.RESPONSE, rewarded=TokenSet.RESPONSE, whitened=TokenSet.RESPONSE
+)
+TRAINED = EstimatorConventions(transitions=TokenSet.ACTIVE)
+
+
+@pytest.mark.parametrize(
+    ("estimator", "conventions", "expected"),
+    [
+        (advantages.group_centred, ALL_TOKENS, [-1, -1, -1, 1, 1, 0]),
+        (advantages.leave_one_out, ALL_TOKENS, [-2, -2, -2, 2, 2, 0]),
+        # β·kl is 1/4, 1/2 and 1/4 in the first sample, 0 and 1/4 in the second.
+        (advantages.penalised_centred, ALL_TOKENS, [-1.25, -1.5, -1.25, 1, 0.75, 0]),
+        (advantages.penalised_centred, TRAINED, [-1.25, -1, -1.25, 1, 0.75, 0]),
+        # G = ρ + G'/2: 3/4; 0 + 3/8; -1/4 + 3/16. Then 11/4; 0 + 11/8.
+        (advantages.discounted_returns, TRAINED, [-0.0625, 0.375, 0.75, 1.375, 2.75, 5]),
+        # With a penalty on the masked token: -1/2 + 3/8 = -1/8; -1/4 - 1/16.
+        (advantages.discounted_returns, ALL_TOKENS, [-0.3125, -0.125, 0.75, 1.375, 2.75, 5]),
+        # δ: 3/4 - 3; 0 + 3/2 - 2; -1/4 + 1 - 1. A = δ + A'/4. Then 11/4 - 1; 1/2 - 1. Then 5 - 2.
+        (
+            advantages.gae,
+            EstimatorConventions(),
+            [-0.515625, -1.0625, -2.25, -0.0625, 1.75, 3],
+        ),
+        # The first sample without its masked token: δ are 3/4 - 3 and -1/4 + 3/2 - 1.
+        (advantages.gae, TRAINED, [-0.3125, 0, -2.25, -0.0625, 1.75, 3]),
+    ],
+)
+def test_advantages_are_those_worked_out_by_hand(
+    estimator: Estimator, conventions: EstimatorConventions, expected: list[float]
+) -> None:
+    assert estimator(ROLLOUTS, CONSTANTS, conventions).tolist() == expected
+
+
+def test_std_of_a_group_is_unbiased_and_of_one_sample_0() -> None:
+    found = advantages.group_normalised(ROLLOUTS, CONSTANTS, ALL_TOKENS)
+
+    normalised = 1 / (math.sqrt(2) + 1e-6)  # deviations of 1 and -1, divided by 2 - 1
+    assert found.tolist() == [-normalised] * 3 + [normalised] * 2 + [0]
+
+
+def test_reward_is_at_the_last_token_of_the_set() -> None:
+    masked_at_the_end = replace(ROLLOUTS, mask=np.array([True, True, False, True, True, True]))
+    free = replace(CONSTANTS, penalty=0.0)
+
+    at_active = advantages.token_rewards(masked_at_the_end, free, TRAINED)
+    at_last = advantages.token_rewards(masked_at_the_end, free, ALL_TOKENS)
+
+    assert at_active.tolist() == [0, 1, 0, 0, 3, 5]
+    assert at_last.tolist() == [0, 0, 1, 0, 3, 5]
+
+
+@pytest.mark.parametrize(
+    ("conventions", "mean", "variance"),
+    [
+        # Of 1, 3, 1, 1 and 2: deviations -0.6, 1.4, -0.6, -0.6, 0.4.
+        (EstimatorConventions(), 1.6, 3.2 / 4),
+        (EstimatorConventions(lost_degrees_of_freedom=0), 1.6, 3.2 / 5),
+        # Of 1, 2, 3, 1, 1 and 2.
+        (ALL_TOKENS, 10 / 6, (3 * (4 / 6) ** 2 + 2 * (2 / 6) ** 2 + (8 / 6) ** 2) / 5),
+    ],
+)
+def test_whitening_counts_the_tokens_of_its_set(
+    conventions: EstimatorConventions, mean: float, variance: float
+) -> None:
+    found = advantages.whitened(ROLLOUTS.values, ROLLOUTS, conventions)
+
+    by_hand = (ROLLOUTS.values - mean) / math.sqrt(variance + 1e-8)
+    assert found == pytest.approx(by_hand, rel=1e-14)
+
+
+def test_no_tokens_to_count_are_whitened_to_0() -> None:
+    nothing = replace(ROLLOUTS, mask=np.zeros(6, np.bool_))
+
+    found = advantages.whitened(ROLLOUTS.values, nothing, EstimatorConventions())
+
+    assert not found.any()
