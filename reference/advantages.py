@@ -21,6 +21,7 @@ have a penalty, a reward and a part in that mean and variance are conventions
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -87,7 +88,7 @@ def group_normalised(
     rollouts: Rollouts, constants: AdvantageConstants, conventions: EstimatorConventions
 ) -> Values:
     """(r - mean) / (std + 1e-6), 0 in a group of one."""
-    spread = rollouts.of_group(lambda rewards: np.sqrt(_variance(rewards, 1)))
+    spread = rollouts.of_group(lambda rewards: np.sqrt(variance(rewards, 1)))
     return (_centred(rollouts) / (spread + STD_EPSILON))[rollouts.sample]
 
 
@@ -159,9 +160,12 @@ def whitened(values: Values, rollouts: Rollouts, conventions: EstimatorConventio
     counted = values[rollouts.tokens(conventions.whitened)]
     if not counted.size:
         return np.zeros_like(values)
-    variance = _variance(counted, conventions.lost_degrees_of_freedom)
-    mean, spread = float(counted.mean()), float(np.sqrt(variance + VARIANCE_EPSILON))
-    return (values - mean) / spread
+    return (values - float(counted.mean())) / spread(counted, conventions)
+
+
+def spread(values: Values, conventions: EstimatorConventions) -> float:
+    """What values are divided by to be whitened."""
+    return math.sqrt(variance(values, conventions.lost_degrees_of_freedom) + VARIANCE_EPSILON)
 
 
 def _centred(rollouts: Rollouts) -> Values:
@@ -175,7 +179,9 @@ def _penalties(
     return np.where(penalised, constants.penalty * rollouts.divergences, 0.0)
 
 
-def _variance(values: Values, lost_degrees_of_freedom: int) -> float:
+def variance(values: Values, lost_degrees_of_freedom: int) -> float:
     """The variance, 0 of fewer values than have one."""
+    if not values.size:
+        return 0.0
     divisor = max(len(values) - lost_degrees_of_freedom, 1)
     return float(((values - values.mean()) ** 2).sum() / divisor)

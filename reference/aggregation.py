@@ -134,7 +134,8 @@ class Conventions:
     fraction. ``micro_batch_weight`` applies to terms of the loss that are averaged over
     micro-batches; the same terms are logged as plain means. ``whole_groups`` says that
     `prompt_mean` needs all samples of a prompt on one data-parallel rank. The last three are those
-    of estimators of advantages: from rewards of groups, from discounted returns, and from values.
+    of estimators of advantages: from rewards of groups, from discounted returns, and from values;
+    None stands for the defaults.
     """
 
     sample_unit: SampleUnit = SampleUnit.SAMPLE
@@ -145,9 +146,9 @@ class Conventions:
     diagnostics: AuxiliaryAggregation = AuxiliaryAggregation.WITH_TOKEN_MEAN
     micro_batch_weight: MicroBatchWeight = MicroBatchWeight.EQUAL
     whole_groups: bool = False
-    of_groups: EstimatorConventions = EstimatorConventions()
-    of_returns: EstimatorConventions = EstimatorConventions()
-    of_values: EstimatorConventions = EstimatorConventions()
+    of_groups: EstimatorConventions | None = None
+    of_returns: EstimatorConventions | None = None
+    of_values: EstimatorConventions | None = None
 
 
 DEFAULT_CONVENTIONS = Conventions()

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 
 from adapters.contract.objective import ADVANTAGE_CONSTANTS, OF_VALUES, Objective
 from reference import advantages, policy_losses
+from reference.aggregation import EstimatorConventions
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
     from reference.advantages import Estimator, Rollouts
-    from reference.aggregation import Conventions, EstimatorConventions
+    from reference.aggregation import Conventions
     from reference.loss_constants import AdvantageConstants
 
     Values = NDArray[np.float64]
@@ -67,6 +68,9 @@ ESTIMATORS = {
 def estimator_conventions(objective: Objective, conventions: Conventions) -> EstimatorConventions:
     """The conventions of an estimator of advantages."""
     if objective in OF_VALUES:
-        return conventions.of_values
-    of_returns = objective is Objective.REINFORCE_PP
-    return conventions.of_returns if of_returns else conventions.of_groups
+        declared = conventions.of_values
+    elif objective is Objective.REINFORCE_PP:
+        declared = conventions.of_returns
+    else:
+        declared = conventions.of_groups
+    return declared or EstimatorConventions()

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import asdict
 from enum import StrEnum
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, Field, field_serializer, model_validator
 
 from adapters.contract import Departure
 from conformance.findings.cause import Cause, Clues
@@ -138,6 +139,11 @@ class Header(Model):
     conventions: Conventions
     departures: list[Departure] = Field(default_factory=list)
     request: Request = Request()
+
+    @field_serializer("conventions")
+    def _declared(self, conventions: Conventions) -> dict[str, Any]:
+        """The conventions without those that nothing is declared of."""
+        return {name: value for name, value in asdict(conventions).items() if value is not None}
 
 
 class Report(Header):

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from adapters.contract.formulas import ESTIMATORS, estimator_conventions
-from adapters.contract.objective import Objective
+from adapters.contract.objective import OF_VALUES, PENALISING, Objective
 from adapters.contract.probed_batch import ProbedBatch
+from conformance.views.derivatives import token_table
 
 if TYPE_CHECKING:
     from conformance.diagnosis.step_context import LossTerm
@@ -48,17 +49,10 @@ def advantage_table(term: LossTerm, objective: Objective) -> tuple[list[str], li
     """Returns the header and a row for each active token of a step: inputs and advantage."""
     context = term.context
     batch = ProbedBatch(context.steps, objective)
-    rewards = batch.split(batch.rewards[batch.sample])[context.step_index]
-    columns = {"reward": rewards}
-    for name, values in (("V", batch.values), ("kl", [-p for p in batch.reference_log_probs])):
-        columns[name] = batch.split(np.concatenate(values))[context.step_index]
-    rows = [
-        [
-            str(sample := context.sample[place]),
-            str(place - context.step.offsets[sample] + 1),
-            *(f"{values[place]:g}" for values in columns.values()),
-            f"{-term.factors[place]:.6g}",
-        ]
-        for place in np.flatnonzero(context.step.mask)
-    ]
-    return ["sample", "token", *columns, "A"], rows
+    of_batch = {"reward": batch.rewards[batch.sample]}
+    if objective in OF_VALUES:
+        of_batch["V"] = np.concatenate(batch.values)
+    if objective in PENALISING:
+        of_batch["kl"] = -np.concatenate(batch.reference_log_probs)
+    columns = {name: batch.split(of)[context.step_index] for name, of in of_batch.items()}
+    return token_table(context, columns, "A", -term.factors)

@@ -10,7 +10,11 @@ from adapters.contract.objective import CONSTANTS, CORRECTIONS, Objective
 from adapters.contract.probed_batch import ProbedBatch
 
 if TYPE_CHECKING:
-    from conformance.diagnosis.step_context import LossTerm
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+    from conformance.diagnosis.step_context import LossTerm, StepContext
 
 PPO = "-A·r, or 0 where PPO's loss is that of the clipped ratio"
 
@@ -52,13 +56,23 @@ def derivative_table(term: LossTerm, objective: Objective) -> tuple[list[str], l
     columns = {"A": tokens.advantages, "log r": tokens.log_ratios}
     if objective in CORRECTIONS:
         columns["log q"] = tokens.rollout_log_ratios
+    return token_table(context, columns, "derivative", term.factors)
+
+
+def token_table(
+    context: StepContext,
+    columns: Mapping[str, NDArray[np.float64]],
+    name: str,
+    values: NDArray[np.float64],
+) -> tuple[list[str], list[list[str]]]:
+    """Returns the header and a row for each active token: its inputs, and what comes of them."""
     rows = [
         [
             str(sample := context.sample[place]),
             str(place - context.step.offsets[sample] + 1),
-            *(f"{values[place]:g}" for values in columns.values()),
-            f"{term.factors[place]:.6g}",
+            *(f"{column[place]:g}" for column in columns.values()),
+            f"{values[place]:.6g}",
         ]
         for place in np.flatnonzero(context.step.mask)
     ]
-    return ["sample", "token", *columns, "derivative"], rows
+    return ["sample", "token", *columns, name], rows

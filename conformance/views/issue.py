@@ -12,7 +12,7 @@ from functools import cached_property
 from importlib.metadata import metadata, version
 from typing import TYPE_CHECKING, NamedTuple
 
-from adapters.contract.objective import CORRECTIONS, POLICY_LOSSES
+from adapters.contract.objective import CORRECTIONS, FROM_REWARDS, POLICY_LOSSES
 from conformance.causes.find import FRAME, causes
 from conformance.causes.impact import impact_words
 from conformance.comparing.groups import FindingGroup
@@ -101,6 +101,10 @@ SUBJECTS = {
     "sharding": "the distribution of samples over data-parallel ranks",
     "logging": "the logs of micro-batches",
     "off_policy": "the gradient of the policy loss where ratios are not 1",
+    **{
+        f"{Check.ADVANTAGES}.{name}": f"the gradient of the policy loss with {name} advantages"
+        for name in FROM_REWARDS
+    },
     **{
         f"{Check.OFF_POLICY}.{name}": f"the gradient of the {name} loss where ratios are not 1"
         for name in (*POLICY_LOSSES, *CORRECTIONS)

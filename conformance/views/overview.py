@@ -272,10 +272,14 @@ def conventions(found: Sequence[Version]) -> Iterator[str]:
         columns[one.framework, one.report.conventions].append(one.name)
     heads = [f"{framework}: {_list(names)}" for (framework, _), names in columns.items()]
     rows = [
-        [f"`{field.name}`", *(str(getattr(declared, field.name)) for _, declared in columns)]
+        [f"`{field.name}`", *(_answer(getattr(declared, field.name)) for _, declared in columns)]
         for field in fields(Conventions)
     ]
     yield from markdown_table(["convention", *heads], rows)
+
+
+def _answer(declared: object) -> str:
+    return "–" if declared is None else str(declared)
 
 
 def departures(found: Sequence[Version]) -> Iterator[str]:

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from adapters.contract.objective import OFF_POLICY, Objective
+from adapters.contract.objective import FROM_REWARDS, OFF_POLICY, Objective
 from adapters.contract.probed_batch import ProbedBatch
 from conformance.diagnosis.step_context import LossTerm, StepContext
 from conformance.findings.verdict import Check
 from conformance.judging import loss_terms
+from conformance.views.advantages import advantage_table, advantage_words
 from conformance.views.derivatives import derivative_table, derivative_words
 from conformance.views.listing import denominators, mask_digits
 from conformance.views.tables import markdown_table
@@ -148,6 +149,8 @@ class WorkedStep:
         if objective in OFF_POLICY:
             tokens = batch.policy_tokens_of_step(context.step_index)
             return [loss_terms.off_policy_term(context, objective, tokens)]
+        if objective in FROM_REWARDS:
+            return [self._advantage_term(context)]
         return [
             LossTerm(
                 metric=loss_terms.trained_term(objective),
@@ -155,6 +158,14 @@ class WorkedStep:
                 factors=np.ones_like(dloss_dlogprob),
             )
         ]
+
+    def _advantage_term(self, context: StepContext) -> LossTerm:
+        """The term of a step, whose advantages may depend on the others of its batch."""
+        batch = [
+            replace(context, step_index=index, forward_pass_of_token=None)
+            for index in range(len(context.steps))
+        ]
+        return loss_terms.advantage_terms(batch, self.spec.objective)[context.step_index]
 
 
 def worked_step(worked: WorkedStep) -> Iterator[str]:
@@ -171,6 +182,10 @@ def worked_step(worked: WorkedStep) -> Iterator[str]:
         yield from _weights(worked.terms[0], None)
         yield from ("", derivative_words(worked.spec.objective), "")
         yield from _table(*derivative_table(worked.terms[0], worked.spec.objective))
+    elif worked.spec.objective in FROM_REWARDS:
+        yield from _weights(worked.terms[0], None)
+        yield from ("", advantage_words(worked.terms[0], worked.spec.objective), "")
+        yield from _table(*advantage_table(worked.terms[0], worked.spec.objective))
     elif len(worked.terms) == 1:
         yield from _weights(worked.terms[0], observed_weights(worked.finding.picture, step))
     else:
@@ -270,17 +285,21 @@ def _addends(term: LossTerm) -> Iterator[list[str]]:
         yield [_name(term), one.whose, one.composition, f"{total:.7g}", f"{adds:.7g}"]
 
 
+OTHER_GRADIENTS = (Check.OFF_POLICY, Check.ADVANTAGES)
+"""Checks of weights that are multiplied by derivatives or advantages."""
+
+
 def ratios(findings: Iterable[Finding]) -> tuple[float, float] | None:
     """Returns the smallest and the largest observed weight, relative to the right one, in pictures.
 
-    Gradients of several terms are left out, which may cancel, and off-policy ones, which are no
-    weights; None if nothing is left.
+    Gradients of several terms, which may cancel, and those that are no weights are left out; None
+    if nothing else is there.
     """
     found = [
         run.observed / run.expected
         for finding in findings
         if finding.picture is not None
-        if finding.subject != Objective.COMBINED and finding.check is not Check.OFF_POLICY
+        if finding.subject != Objective.COMBINED and finding.check not in OTHER_GRADIENTS
         for sample in finding.picture.samples
         for run in sample.runs
         if run.expected and run.observed is not None

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from adapters.contract import Depth, Job, Layout
-from adapters.contract.objective import OFF_POLICY, Objective
+from adapters.contract.objective import FROM_REWARDS, OFF_POLICY, Objective
+from adapters.contract.probed_batch import ProbedBatch
 from adapters.native.adapter import NativeAdapter
 from conformance.corpus.strategies import (
     aggregations,
@@ -25,11 +26,18 @@ from conformance.corpus.strategies import (
     steps,
     training_steps,
 )
+from conformance.diagnosis.catalogue.advantages import Estimate
 from conformance.findings.verdict import Verdict
-from conformance.judging.gradients import judge_off_policy
+from conformance.judging.gradients import judge_advantages, judge_off_policy
 from conformance.ranks.pool import Ran, RankPool
 from reference import rounding
-from reference.aggregation import Aggregation, Conventions, EmptyUnits, Mode
+from reference.aggregation import (
+    Aggregation,
+    Conventions,
+    EmptyUnits,
+    EstimatorConventions,
+    Mode,
+)
 from reference.step import Sample, Step
 from reference.weights import sample_weights, token_weights
 
@@ -198,6 +206,41 @@ def test_no_off_policy_loss_of_any_step_is_accused(
 
     assert isinstance(outcome, Ran), outcome
     judgement = judge_off_policy(job, outcome.observations, pool.description)
+    assert judgement.verdict is Verdict.CONFORMS, judgement
+
+
+@MANY
+@given(
+    batch=st.lists(steps(), min_size=1, max_size=2).map(tuple),
+    aggregation=aggregations(),
+    layout=SMALL_LAYOUTS,
+    objective=st.sampled_from(FROM_REWARDS),
+)
+def test_no_advantages_of_any_batch_are_accused(
+    pool: RankPool,
+    batch: tuple[Step, ...],
+    aggregation: Aggregation,
+    layout: Layout,
+    objective: Objective,
+) -> None:
+    job = Job(
+        steps=batch,
+        aggregation=aggregation,
+        layout=layout,
+        depth=Depth.STEP,
+        objective=objective,
+    )
+    estimate = Estimate(
+        objective=objective,
+        rollouts=ProbedBatch(batch, objective).rollouts,
+        conventions=EstimatorConventions(),
+    )
+    # Where all advantages are about the same, rounding errors are as large once they are whitened.
+    assume(estimate.rounding.max() * rounding.ratio_bound("float32", len(estimate.raw)) < 0.1)
+    outcome = pool.run(job)
+
+    assert isinstance(outcome, Ran), outcome
+    judgement = judge_advantages(job, outcome.observations, pool.description)
     assert judgement.verdict is Verdict.CONFORMS, judgement
 
 

@@ -128,14 +128,14 @@ class Estimate:
         """
         largest, amplified = self._largest, 1.0
         if self.objective in (Objective.GROUP_NORMALISED, Objective.GROUP_WHITENED):
-            stds = self.rollouts.of_group(lambda rewards: float(rewards.std(ddof=len(rewards) > 1)))
+            stds = np.sqrt(self.rollouts.of_group(lambda rewards: advantages.variance(rewards, 1)))
             largest /= float(stds[stds > 0].min(initial=np.inf))
             amplified += 2 * largest
         if self.estimator.whitens:
             counted = self.raw[self.rollouts.tokens(self.conventions.whitened)]
-            variance = float(counted.var()) + advantages.VARIANCE_EPSILON
-            largest /= math.sqrt(variance)
-            amplified += 2 * largest + float((counted**2).mean()) / variance
+            spread = advantages.spread(counted, self.conventions)
+            largest /= spread
+            amplified += 2 * largest + float((counted**2).sum()) / max(counted.size, 1) / spread**2
         return 2 * largest + np.abs(self.advantages) * amplified
 
     @property
@@ -193,7 +193,8 @@ def _of_spreads(estimate: Estimate) -> Iterator[Wrong]:
     rollouts, centred = estimate.rollouts, _centred(estimate)
     yield "std_left_out", estimate.of(centred)
     if not estimate.estimator.whitens:  # which makes up for one factor of all
-        yield "std_of_the_batch", centred / rollouts.rewards.std(ddof=1)
+        std = math.sqrt(advantages.variance(rollouts.rewards, 1))
+        yield "std_of_the_batch", centred / (std + advantages.STD_EPSILON)
     biased = rollouts.of_group(lambda rewards: float(rewards.std()))[rollouts.sample]
     yield "biased_std", estimate.of(centred / (biased + advantages.STD_EPSILON))
 
@@ -267,9 +268,10 @@ def _with_padding(estimate: Estimate) -> Values:
 def _of_whitening(estimate: Estimate, placement: BatchPlacement) -> Iterator[Wrong]:
     raw, rollouts, conventions = estimate.raw, estimate.rollouts, estimate.conventions
     counted = raw[rollouts.tokens(conventions.whitened)]
-    spread = np.sqrt(counted.var(ddof=conventions.lost_degrees_of_freedom))
+    if not counted.size:
+        return
     yield "not_whitened", raw
-    yield "whitening_keeps_the_mean", raw / spread
+    yield "whitening_keeps_the_mean", raw / advantages.spread(counted, conventions)
     yield "whitening_keeps_the_variance", raw - counted.mean()
     yield "whitened_by_other_tokens", estimate.by(whitened=OTHER_SET[conventions.whitened])
     other_divisor = 1 - conventions.lost_degrees_of_freedom
@@ -286,8 +288,9 @@ def _of_padding(estimate: Estimate) -> Iterator[Wrong]:
     name = "padding_whitened"
     mean = raw[chosen].sum() / (lengths.max() * len(lengths))
     around = raw[chosen] - mean
-    for divisor in (len(around), len(around) - 1):
-        yield name, (raw - mean) / np.sqrt((around**2).sum() / divisor)
+    for divisor in (len(around), max(len(around) - 1, 1)):
+        variance = float((around**2).sum()) / divisor
+        yield name, (raw - mean) / math.sqrt(variance + advantages.VARIANCE_EPSILON)
 
 
 def _of_parts(estimate: Estimate, part: NDArray[np.int64]) -> Values:
