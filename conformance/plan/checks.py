@@ -50,6 +50,22 @@ OF_ESTIMATORS = {
 """Groups over several ranks, means over two steps, samples and slices without tokens, masks with
 holes: each where an estimator can go wrong with it."""
 
+TOKEN_BY_TOKEN = frozenset(
+    {
+        Objective.DUAL_CLIP,
+        Objective.CISPO,
+        Objective.SAPO,
+        Objective.CLIP_COV,
+        Objective.KL_COV,
+        Objective.TIS_TOKEN,
+        Objective.GROUP_NORMALISED,
+        Objective.GROUP_CENTRED,
+        Objective.LEAVE_ONE_OUT,
+    }
+)
+"""Objectives in which a rank needs nothing of other tokens than in PPO's loss: what goes wrong with
+them on two properties of a layout together goes wrong there with PPO's too."""
+
 SHARDED = _cases(
     "split_groups",
     "odd_groups",
