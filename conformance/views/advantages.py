@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from adapters.contract.formulas import ESTIMATORS, estimator_conventions
-from adapters.contract.objective import OF_VALUES, PENALISING, Objective
+from adapters.contract.objective import OF_GROUPS, OF_VALUES, PENALISING, Objective
 from adapters.contract.probed_batch import ProbedBatch
 from conformance.views.derivatives import token_table
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from conformance.diagnosis.step_context import LossTerm
 
 _CENTRED = "the sample's reward minus the mean of its prompt's rewards"
@@ -34,15 +36,27 @@ FORMULAS = {
 def advantage_words(term: LossTerm, objective: Objective) -> str:
     """Returns the formula that right weights are multiplied by."""
     estimator = ESTIMATORS[objective]
-    constants = estimator.constants
     whitened = ", whitened over the batch" if estimator.whitens else ""
-    conventions = estimator_conventions(objective, term.context.conventions)
-    return (
+    words = [
         "The right gradient of a token is its weight times -A, where A is its advantage:"
-        f" {FORMULAS[objective]}{whitened}. Here γ = {constants.discount:g},"
-        f" λ = {constants.trace:g} and β = {constants.penalty:g}. ρ_t is -β·kl_t, to which the"
-        f" reward is added at the last token. Tokens: {conventions}."
-    )
+        f" {FORMULAS[objective]}{whitened}."
+    ]
+    if objective not in OF_GROUPS:
+        words.append("ρ_t is -β·kl_t, to which the reward is added at the last token.")
+    words += [f"{name} = {value:g}." for name, value in _constants(objective)]
+    declared = estimator_conventions(objective, term.context.conventions)
+    return " ".join([*words, f"Tokens and the divisor of the variance: {declared}."])
+
+
+def _constants(objective: Objective) -> Iterator[tuple[str, float]]:
+    """Yields the constants of an estimator."""
+    constants = ESTIMATORS[objective].constants
+    if objective not in OF_GROUPS:
+        yield "γ", constants.discount
+    if objective in OF_VALUES:
+        yield "λ", constants.trace
+    if objective in PENALISING:
+        yield "β", constants.penalty
 
 
 def advantage_table(term: LossTerm, objective: Objective) -> tuple[list[str], list[list[str]]]:
