@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 from functools import cache
@@ -375,4 +376,22 @@ def test_off_policy_gradient_is_worked_out_with_the_derivative_of_each_token() -
     assert "| sample | token | A | log r | derivative |" in text
     assert "| 0 | 1 | 0.5 | 0.25 | -0.142013 |" in text
     assert "| 0 | 1 | 0 | 0 | 0 | -0.00044379 | 0.497994 |" in text
+    assert "Single active tokens weigh" not in text
+
+
+def test_gradient_of_own_advantages_is_worked_out_with_the_advantage_of_each_token() -> None:
+    """Of 94 response tokens 45 have 1/√2 before they are whitened, 49 the opposite."""
+    report = load(command.ROOT / "reports" / "skyrl" / "v0.3.0-megatron.json.gz")
+    [cause] = [one for one in report.causes if one.name == "padding_whitened"]
+    text = "\n".join(issue.as_markdown(report, cause))
+
+    mean = -4 * math.sqrt(0.5) / 94
+    advantage = (math.sqrt(0.5) - mean) / math.sqrt(0.5 - mean**2)
+    assert "its weight times -A, where A is its advantage: the sample's reward minus" in text
+    assert f"| 0 | 1 | 1 | {advantage:.6g} |" in text
+    # SkyRL's mean is over 16 rows of 15 positions.
+    padded = -4 * math.sqrt(0.5) / 240
+    variance = 0.5 - 2 * mean * padded + padded**2
+    observed = -(math.sqrt(0.5) - padded) / math.sqrt(variance) / 8
+    assert f"| 0 | 1 | 0 | 0 | 0 | {-advantage / 8:.6g} | {observed:.6g} |" in text
     assert "Single active tokens weigh" not in text
