@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from adapters.contract import Layout, Observation
+    from reference.step import Step
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -41,6 +42,20 @@ class TokenPlacement:
         np.maximum.at(most, self.dp_rank, self.micro_batch + 1)
         micro_batches: NDArray[np.int64] = most[self.dp_rank]
         return micro_batches
+
+
+def zigzag_rank(step: Step, cp: int) -> NDArray[np.int64]:
+    """The context-parallel rank of each response token in zigzag slices of packed rows: [tokens].
+
+    A sample is cut into 2·cp chunks, of which a rank has one from the front and one from the back;
+    a token is held where the token before it is, from which it is predicted.
+    """
+    samples = np.repeat(np.arange(step.size), step.response_lengths)
+    within = np.arange(len(samples)) - step.offsets[samples]
+    chunks = -(-(step.prompt_lengths + step.response_lengths) // (2 * cp))
+    chunk = (step.prompt_lengths[samples] + within - 1) // chunks[samples]
+    rank: NDArray[np.int64] = np.minimum(chunk, 2 * cp - 1 - chunk)
+    return rank
 
 
 def forward_pass_of_token(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from adapters.contract import Option
 from adapters.contract.formulas import DERIVATIVES, estimator_conventions
 from adapters.contract.objective import (
     CONSTANTS,
@@ -21,6 +22,7 @@ from adapters.contract.objective import (
 from adapters.contract.probed_batch import DIVERGENCES, ENTROPIES, ProbedBatch
 from conformance.diagnosis.catalogue.advantages import BatchPlacement, Estimate, wrong_advantages
 from conformance.diagnosis.catalogue.derivatives import wrong_derivatives
+from conformance.diagnosis.placement import zigzag_rank
 from conformance.diagnosis.step_context import LossTerm, WrongFactors
 from reference import policy_losses
 from reference.aggregation import AuxiliaryAggregation, MicroBatchWeight
@@ -160,10 +162,15 @@ def _placement(contexts: Sequence[StepContext], batch: ProbedBatch) -> BatchPlac
     known = [context.placement for context in contexts if context.placement is not None]
     if len(known) < len(contexts):
         return BatchPlacement(step=steps)
+    layout = contexts[0].layout
+    cp_ranks = [placement.cp_rank for placement in known]
+    if Option.ALLGATHER_CP in layout.options:
+        # Values of responses go back to the ranks of zigzag slices before advantages are computed.
+        cp_ranks = [zigzag_rank(step, layout.cp) for step in batch.steps]
     return BatchPlacement(
         step=steps,
         dp_rank=np.concatenate([placement.dp_rank for placement in known]),
-        cp_rank=np.concatenate([placement.cp_rank for placement in known]),
+        cp_rank=np.concatenate(cp_ranks),
     )
 
 

@@ -10,7 +10,9 @@ from conformance.diagnosis.placement import (
     forward_pass_of_token,
     rows_of_passes,
     token_placement,
+    zigzag_rank,
 )
+from reference.step import Sample, Step
 
 NONE = -1
 
@@ -108,3 +110,11 @@ def test_rows_are_added_over_context_parallel_ranks_and_unknown_unless_all_tell(
     assert rows is not None
     assert rows.tolist() == [[2, 1, 1]]
     assert rows_of_passes([told[0], Observation(token_weights=())], 0, layout) is None
+
+
+def test_zigzag_slices_take_a_chunk_from_either_end() -> None:
+    """5 + 7 tokens are 4 chunks of 3: the response is predicted from positions 4 to 10."""
+    step = Step.of([Sample(prompt_length=5, loss_mask=[1] * 7, group=0)] * 2)
+
+    assert zigzag_rank(step, 2).tolist() == [1, 1, 1, 1, 1, 0, 0] * 2
+    assert not zigzag_rank(step, 1).any()
