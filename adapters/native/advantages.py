@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from adapters.native.packing import SampleTensors
 
 
-class AdvantageEstimator:
+class NativeEstimator:
     """Estimates by an objective; each possible mistake has a method of its own."""
 
     def __init__(self, job: Job) -> None:

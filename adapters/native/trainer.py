@@ -26,7 +26,7 @@ from adapters.contract.objective import (
     Objective,
 )
 from adapters.contract.probed_batch import ENTROPIES, PADDING_ID
-from adapters.native.advantages import AdvantageEstimator
+from adapters.native.advantages import NativeEstimator
 from adapters.native.losses import OTHER_LOSSES, POLICY_LOSSES, ppo
 from adapters.native.packing import Packed, SampleTensors, pack
 from adapters.toolkit.probe import ForwardPasses, cycled
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 class Trainer:
     """Trains steps on one rank; each possible mistake has a method of its own."""
 
-    estimator: ClassVar[type[AdvantageEstimator]] = AdvantageEstimator
+    estimator: ClassVar[type[NativeEstimator]] = NativeEstimator
 
     def __init__(self, job: Job, rank: int) -> None:
         self.job = job

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
 from adapters.contract.probed_batch import PADDING_VALUE
-from adapters.native.advantages import AdvantageEstimator
+from adapters.native.advantages import NativeEstimator
 from conformance.plan.checks import check_spec
 from reference.aggregation import Mode
 from tests.mutants.mutant import Mutant
@@ -26,7 +26,7 @@ class FromRewards(Mutant):
     modes = (Mode.SAMPLE_MEAN,)
 
 
-class _AllPrompts(AdvantageEstimator):
+class _AllPrompts(NativeEstimator):
     def rewards_of_prompt(
         self, sample: SampleTensors, samples: list[SampleTensors]
     ) -> torch.Tensor:
@@ -41,7 +41,7 @@ class GroupsMerged(FromRewards):
     estimator = _AllPrompts
 
 
-class _OfShares(AdvantageEstimator):
+class _OfShares(NativeEstimator):
     def estimate(
         self, steps: list[list[SampleTensors]], held: torch.Tensor
     ) -> list[list[SampleTensors]]:
@@ -63,7 +63,7 @@ class GroupsOfARank(FromRewards):
     estimator = _OfShares
 
 
-class _WithoutBaseline(AdvantageEstimator):
+class _WithoutBaseline(NativeEstimator):
     def baseline(self, rewards: torch.Tensor) -> float:
         return 0.0
 
@@ -76,7 +76,7 @@ class BaselineForgotten(FromRewards):
     estimator = _WithoutBaseline
 
 
-class _Centred(AdvantageEstimator):
+class _Centred(NativeEstimator):
     def of_group(self, sample: SampleTensors, rewards: torch.Tensor) -> torch.Tensor:
         return torch.full_like(sample.values, sample.reward - self.baseline(rewards))
 
@@ -97,7 +97,7 @@ class StdForgotten(FromRewards):
     estimator = _Centred
 
 
-class _OfPopulation(AdvantageEstimator):
+class _OfPopulation(NativeEstimator):
     def spread(self, rewards: torch.Tensor) -> float:
         return float(rewards.std(correction=0))
 
@@ -121,7 +121,7 @@ class VarianceOfPopulation(FromRewards):
     estimator = _OfPopulation
 
 
-class _OfOneRank(AdvantageEstimator):
+class _OfOneRank(NativeEstimator):
     def added_up(self, sums: torch.Tensor) -> torch.Tensor:
         return sums
 
@@ -134,7 +134,7 @@ class WhitenedPerRank(FromRewards):
     estimator = _OfOneRank
 
 
-class _OfContextParallelRanks(AdvantageEstimator):
+class _OfContextParallelRanks(NativeEstimator):
     def __init__(self, job: Job) -> None:
         super().__init__(job)
         self.group, _ = dist.new_subgroups(job.layout.cp)
@@ -152,7 +152,7 @@ class WhitenedPerDataRank(FromRewards):
     estimator = _OfContextParallelRanks
 
 
-class _OfDataParallelRanks(AdvantageEstimator):
+class _OfDataParallelRanks(NativeEstimator):
     def __init__(self, job: Job) -> None:
         super().__init__(job)
         ranks, cp = range(job.layout.world_size), job.layout.cp
@@ -182,7 +182,7 @@ class MaskForgottenInWhitening(FromRewards):
         return packed.ids[packed.advantages != 0]
 
 
-class _WithMean(AdvantageEstimator):
+class _WithMean(NativeEstimator):
     def whitened(
         self, raw: list[torch.Tensor], samples: list[SampleTensors], held: torch.Tensor
     ) -> list[torch.Tensor]:
@@ -201,16 +201,15 @@ class MeanKept(FromRewards):
     estimator = _WithMean
 
 
-class _Constants(AdvantageEstimator):
-    wrong: ClassVar[dict[str, float]]
+def _with(**wrong: float) -> type[NativeEstimator]:
+    """An estimator with other constants."""
 
-    def __init__(self, job: Job) -> None:
-        super().__init__(job)
-        self.constants = replace(self.constants, **self.wrong)
+    class Wrong(NativeEstimator):
+        def __init__(self, job: Job) -> None:
+            super().__init__(job)
+            self.constants = replace(self.constants, **wrong)
 
-
-class _WithoutDiscount(_Constants):
-    wrong: ClassVar = {"discount": 1.0}
+    return Wrong
 
 
 class DiscountForgotten(FromRewards):
@@ -218,11 +217,7 @@ class DiscountForgotten(FromRewards):
 
     diagnosis = "discount_left_out"
     spec = check_spec("advantages.reinforce_pp")
-    estimator = _WithoutDiscount
-
-
-class _WithoutTrace(_Constants):
-    wrong: ClassVar = {"trace": 1.0}
+    estimator = _with(discount=1.0)
 
 
 class LambdaForgotten(FromRewards):
@@ -230,11 +225,7 @@ class LambdaForgotten(FromRewards):
 
     diagnosis = "trace_left_out"
     spec = check_spec("advantages.gae")
-    estimator = _WithoutTrace
-
-
-class _WithoutPenalty(_Constants):
-    wrong: ClassVar = {"penalty": 0.0}
+    estimator = _with(trace=1.0)
 
 
 class DivergenceIgnored(FromRewards):
@@ -242,10 +233,10 @@ class DivergenceIgnored(FromRewards):
 
     diagnosis = "divergence_left_out"
     spec = check_spec("advantages.reinforce_pp_baseline")
-    estimator = _WithoutPenalty
+    estimator = _with(penalty=0.0)
 
 
-class _PenalisedEverywhere(AdvantageEstimator):
+class _PenalisedEverywhere(NativeEstimator):
     def penalties(self, sample: SampleTensors) -> torch.Tensor:
         return super().penalties(replace(sample, mask=sample.advantages != 0))
 
@@ -258,7 +249,7 @@ class DivergenceOfToolOutput(FromRewards):
     estimator = _PenalisedEverywhere
 
 
-class _RewardedAtTheEnd(AdvantageEstimator):
+class _RewardedAtTheEnd(NativeEstimator):
     def token_rewards(self, sample: SampleTensors) -> torch.Tensor:
         rewards = -self.penalties(sample)
         rewards[-1] += sample.reward
@@ -273,7 +264,7 @@ class RewardAtTheLastToken(FromRewards):
     estimator = _RewardedAtTheEnd
 
 
-class _OnPaddedRows(AdvantageEstimator):
+class _OnPaddedRows(NativeEstimator):
     def estimate(
         self, steps: list[list[SampleTensors]], held: torch.Tensor
     ) -> list[list[SampleTensors]]:
@@ -302,7 +293,7 @@ class PaddingBootstrapped(FromRewards):
     estimator = _OnPaddedRows
 
 
-class _OfSlices(AdvantageEstimator):
+class _OfSlices(NativeEstimator):
     def estimate(
         self, steps: list[list[SampleTensors]], held: torch.Tensor
     ) -> list[list[SampleTensors]]:

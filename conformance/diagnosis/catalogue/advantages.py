@@ -234,7 +234,7 @@ def _accumulated_in(part: NDArray[np.int64], estimate: Estimate) -> Values:
     raw, sample = found[path], estimate.rollouts.sample[path]
     same = sample == np.append(sample[1:], -1)
     deltas = raw - np.where(same, decay * np.append(raw[1:], 0.0), 0.0)
-    borders = np.diff(part[path], prepend=part[:1]) != 0
+    borders = np.diff(part[path], prepend=part[path][:1]) != 0
     found[path] = advantages.accumulated(deltas, np.cumsum(borders), decay)
     return found
 
