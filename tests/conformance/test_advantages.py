@@ -153,3 +153,15 @@ def test_corpus_has_no_step_in_which_rounding_hides_a_mistake(objective: Objecti
 
 def test_every_estimator_is_looked_at() -> None:
     assert OF_ESTIMATORS.keys() == ESTIMATORS.keys() == {*FROM_REWARDS}
+
+
+@pytest.mark.parametrize(
+    ("rounding", "verdict"), [(1e-6, Verdict.CONFORMS), (1e-4, Verdict.MISMATCH)]
+)
+def test_errors_are_relative_to_what_a_mean_is_subtracted_from(
+    rounding: float, verdict: Verdict
+) -> None:
+    """Of an advantage near 0, the first is many times the bound on a relative error."""
+    right = estimate(Objective.GAE)
+
+    assert judged(Objective.GAE, right.advantages + rounding * right.rounding).verdict is verdict
