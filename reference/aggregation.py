@@ -124,6 +124,17 @@ class EstimatorConventions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LoggedAdvantages:
+    """The mean of advantages that is logged of a batch of rollouts."""
+
+    mode: Mode = Mode.SAMPLE_MEAN
+    tokens: TokenSet = TokenSet.ACTIVE
+
+    def __str__(self) -> str:
+        return f"{self.mode} of {self.tokens} tokens"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Conventions:
     """The choices that the modes leave open and a framework documents.
 
@@ -133,9 +144,9 @@ class Conventions:
     trained and logged, ``diagnostics`` that of metrics that are only logged, such as the clip
     fraction. ``micro_batch_weight`` applies to terms of the loss that are averaged over
     micro-batches; the same terms are logged as plain means. ``whole_groups`` says that
-    `prompt_mean` needs all samples of a prompt on one data-parallel rank. The last three are those
-    of estimators of advantages: from rewards of groups, from discounted returns, and from values;
-    None stands for the defaults.
+    `prompt_mean` needs all samples of a prompt on one data-parallel rank. ``of_groups``,
+    ``of_returns`` and ``of_values`` are those of estimators of advantages: from rewards of groups,
+    from discounted returns, and from values. None stands for the defaults.
     """
 
     sample_unit: SampleUnit = SampleUnit.SAMPLE
@@ -149,6 +160,7 @@ class Conventions:
     of_groups: EstimatorConventions | None = None
     of_returns: EstimatorConventions | None = None
     of_values: EstimatorConventions | None = None
+    logged_advantages: LoggedAdvantages | None = None
 
 
 DEFAULT_CONVENTIONS = Conventions()

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from adapters.contract import Description, Layout, Refused, Unsupported
 from adapters.contract.configuration import DEFAULT_CONFIGURATION
-from adapters.contract.objective import Metric
+from adapters.contract.objective import OF_ROLLOUTS, Metric
 from adapters.native.adapter import NativeAdapter
 from adapters.native.packing import SampleTensors
 from adapters.native.trainer import Trainer, with_denominators
@@ -301,6 +301,19 @@ class LoggingRankSums(TwoLayouts):
             for metric, values in observed.reported.items()
         }
         return replace(observed, reported=logged)
+
+
+class LoggingRolloutsPerMicroBatch(TwoLayouts):
+    """Adds up what it logs of rollouts once for every micro-batch."""
+
+    def observe(self, job: Job, rank: Rank) -> Observation:
+        observed = super().observe(job, rank)
+        logged = {
+            metric: tuple(int(job.layout.micro_batches) * value for value in values)
+            for metric, values in observed.reported.items()
+            if metric in OF_ROLLOUTS
+        }
+        return replace(observed, reported=observed.reported | logged)
 
 
 class FavouringTheFirstToken(TwoLayouts):

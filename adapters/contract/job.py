@@ -73,8 +73,8 @@ class Observation:
     than it has samples where a framework repeats some to fill up. It may be empty too.
     All of these may be empty on a pipeline stage without a probe, which only the last must have.
     ``reported`` are the metrics that the framework logs on this rank, after its own reduction over
-    micro-batches and ranks; None if this rank logs none. Unknown metrics are absent; empty below
-    depth `step`.
+    micro-batches and ranks; None if this rank logs none. Those of rollouts (`OF_ROLLOUTS`) have one
+    entry for the batch. Unknown metrics are absent; empty below depth `step`.
     """
 
     token_weights: tuple[NDArray[np.float64], ...]

@@ -114,3 +114,23 @@ class Metric(StrEnum):
     ENTROPY = "entropy"
     KL = "kl"  # log-probability minus the reference policy's
     REJECTED = "rejected"  # 1 for a token that rejection sampling removes from the mask, else 0
+    # Of a batch of rollouts, before they are trained on.
+    REWARD = "reward"  # of a sample
+    RESPONSE_LENGTH = "response_length"  # of a sample, in tokens
+    ADVANTAGE = "advantage"
+    VALUE = "value"  # a critic's
+    REFERENCE_LOG_PROB = "reference_log_prob"  # the reference policy's log-probability
+    DIVERGENCE = "divergence"  # the old policy's log-probability minus the reference policy's
+
+
+OF_SAMPLES = (Metric.REWARD, Metric.RESPONSE_LENGTH)
+"""Numbers of a batch of rollouts that each sample has one of."""
+
+OF_ROLLOUTS = (
+    *OF_SAMPLES,
+    Metric.ADVANTAGE,
+    Metric.VALUE,
+    Metric.REFERENCE_LOG_PROB,
+    Metric.DIVERGENCE,
+)
+"""Numbers that are logged once for a batch of rollouts, and not for each step."""

@@ -185,7 +185,7 @@ class ProbedBatch:
     @property
     def rewards(self) -> NDArray[np.float64]:
         """The reward of each sample; samples of one rollout share theirs."""
-        return REWARDS[self._numbered("rollouts") % len(REWARDS)]
+        return REWARDS[self.trajectories % len(REWARDS)]
 
     @property
     def values(self) -> list[NDArray[np.float64]]:
@@ -196,6 +196,11 @@ class ProbedBatch:
     def groups(self) -> NDArray[np.int64]:
         """The prompt group of each sample; those of two steps are two."""
         return self._numbered("groups")
+
+    @property
+    def trajectories(self) -> NDArray[np.int64]:
+        """The rollout of each sample; those of two steps are two."""
+        return self._numbered("rollouts")
 
     def _numbered(self, column: str) -> NDArray[np.int64]:
         of_steps = enumerate(getattr(step, column) for step in self.steps)

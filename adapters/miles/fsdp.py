@@ -27,7 +27,7 @@ from adapters.miles import description, rollouts
 from adapters.miles.importing import engine, import_miles, module
 from adapters.slime_family import command_line, departures, framework
 from adapters.slime_family.description import offered, stated
-from adapters.slime_family.framework import KEYS, LOG
+from adapters.slime_family.framework import LOG, METRICS
 from adapters.slime_family.rollouts import (
     of_steps,
     replace_advantages,
@@ -112,7 +112,7 @@ class MilesFsdpAdapter(Adapter):
         return Description(
             modes=command_line.modes(parser),
             depths=frozenset({Depth.LOSS, Depth.STEP}),
-            metrics=frozenset(KEYS.values()),
+            metrics=METRICS,
             configurations=command_line.configurations(parser),
             records_forward_passes=True,
             options=command_line.layout_options(parser) & {Option.BALANCE_DATA},

@@ -92,8 +92,10 @@ class NativeAdapter(Adapter):
         with rank.framework():
             trainer = self.trainer(job, rank.index)
             estimated = trainer.with_advantages(steps)
+            of_rollouts = trainer.log_of_rollouts(estimated)
             trained = [_train(trainer, probe, samples) for samples in estimated]
         reported = {metric: tuple(log[metric] for _, log in trained) for metric in trained[0][1]}
+        reported |= {metric: (value,) for metric, value in of_rollouts.items()}
         if not job.layout.is_on_last_stage(rank.index):
             return Observation(token_weights=(), reported=reported)
         whole, passes = job.depth is Depth.STEP, trainer.passes.drain()

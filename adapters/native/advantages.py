@@ -10,10 +10,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
-import torch.distributed as dist
 
 from adapters.contract.formulas import ESTIMATORS
 from adapters.contract.objective import OF_GROUPS, Objective
+from adapters.native.over_ranks import OverRanks
 from reference.advantages import STD_EPSILON, VARIANCE_EPSILON
 
 if TYPE_CHECKING:
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from adapters.native.packing import SampleTensors
 
 
-class NativeEstimator:
+class NativeEstimator(OverRanks):
     """Estimates by an objective; each possible mistake has a method of its own."""
 
     def __init__(self, job: Job) -> None:
+        super().__init__(job)
         self.objective = job.objective
-        self.layout = job.layout
         self.constants = ESTIMATORS[job.objective].constants
 
     def estimate(
@@ -119,9 +119,3 @@ class NativeEstimator:
     def degrees_of_freedom(self, tokens: torch.Tensor) -> torch.Tensor:
         """The divisor of the variance."""
         return (tokens - 1).clamp(min=1)
-
-    def added_up(self, sums: torch.Tensor) -> torch.Tensor:
-        """Sums of all ranks."""
-        if self.layout.world_size > 1:
-            dist.all_reduce(sums)
-        return sums

@@ -42,6 +42,7 @@ class SampleTensors(TokenTensors):
     """
 
     values: torch.Tensor
+    response_length: int
     reward: float
     group: int
     denominator: float = float("nan")
@@ -92,7 +93,8 @@ def samples_of_steps(batch: ProbedBatch) -> list[list[SampleTensors]]:
         SampleTensors(
             torch.from_numpy(np.concatenate([prompt, response])),
             *(_on_response(prompt, values) for values in per_token),  # type: ignore[arg-type]
-            group=group,  # type: ignore[misc]
+            response_length=len(response),  # type: ignore[misc]
+            group=group,
             reward=reward,
         )
         for group, reward, prompt, response, per_token in rows

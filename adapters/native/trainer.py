@@ -22,6 +22,7 @@ from adapters.contract.objective import (
     ENTROPY_COEFFICIENT,
     FROM_REWARDS,
     KL_COEFFICIENT,
+    OF_ROLLOUTS,
     Metric,
     Objective,
 )
@@ -29,6 +30,7 @@ from adapters.contract.probed_batch import ENTROPIES, PADDING_ID
 from adapters.native.advantages import NativeEstimator
 from adapters.native.losses import OTHER_LOSSES, POLICY_LOSSES, ppo
 from adapters.native.packing import Packed, SampleTensors, pack
+from adapters.native.rollout_log import RolloutLog
 from adapters.toolkit.probe import ForwardPasses, cycled
 from reference.aggregation import Aggregation, AuxiliaryAggregation, Mode, auxiliary_aggregation
 
@@ -44,6 +46,7 @@ class Trainer:
     """Trains steps on one rank; each possible mistake has a method of its own."""
 
     estimator: ClassVar[type[NativeEstimator]] = NativeEstimator
+    rollout_log: ClassVar[type[RolloutLog]] = RolloutLog
 
     def __init__(self, job: Job, rank: int) -> None:
         self.job = job
@@ -61,13 +64,29 @@ class Trainer:
         """The samples of a batch with advantages from rewards, if that is the objective."""
         if self.objective not in FROM_REWARDS:
             return steps
-        held = [
-            self.whitened_ids(pack(micro_batch, self.layout, self.cp_rank))
+        held = map(self.whitened_ids, self.held(steps))
+        return self.estimator(self.job).estimate(steps, torch.cat([torch.arange(0), *held]))
+
+    def log_of_rollouts(self, steps: list[list[SampleTensors]]) -> Mapping[Metric, float]:
+        """What is logged of a batch whose advantages are computed from rewards."""
+        if self.objective not in FROM_REWARDS:
+            return {}
+        mine = [sample for step in steps for sample in self.shard(step)]
+        held = [packed.ids[packed.mask] for packed in self.held(steps)]
+        return self.rollout_log(self.job).means(
+            [sample for step in steps for sample in step],
+            mine if self.layout.is_on_last_stage(self.rank) else [],
+            torch.cat([torch.arange(0), *held]),
+        )
+
+    def held(self, steps: list[list[SampleTensors]]) -> list[Packed]:
+        """The tokens of a batch that this rank has, none before the last stage."""
+        return [
+            pack(micro_batch, self.layout, self.cp_rank)
             for step in steps
             for micro_batch in self.cut(self.shard(step))
             if self.layout.is_on_last_stage(self.rank)
         ]
-        return self.estimator(self.job).estimate(steps, torch.cat([torch.arange(0), *held]))
 
     def whitened_ids(self, packed: Packed) -> torch.Tensor:
         """The ids of the tokens that mean and variance of advantages count."""
@@ -113,8 +132,10 @@ class Trainer:
 
     @property
     def logged(self) -> Sequence[Metric]:
-        """The metrics that every rank logs, even without samples."""
-        return (Metric.LOSS,) if self.objective in OTHER_LOSSES else tuple(Metric)
+        """The metrics that every rank logs of a step, even without samples."""
+        if self.objective in OTHER_LOSSES:
+            return (Metric.LOSS,)
+        return tuple(metric for metric in Metric if metric not in OF_ROLLOUTS)
 
     def divided(self, samples: list[SampleTensors]) -> list[SampleTensors]:
         """Samples with denominators of the policy loss, counted over the whole step."""

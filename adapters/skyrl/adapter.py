@@ -28,6 +28,8 @@ from reference.aggregation import (
     Conventions,
     DenominatorMask,
     EstimatorConventions,
+    LoggedAdvantages,
+    Mode,
     TokenSet,
 )
 
@@ -45,13 +47,16 @@ CONVENTIONS = Conventions(
     of_groups=EstimatorConventions(whitened=TokenSet.RESPONSE, lost_degrees_of_freedom=0),
     of_returns=AT_THE_LAST_TOKEN,
     of_values=AT_THE_LAST_TOKEN,
+    logged_advantages=LoggedAdvantages(mode=Mode.TOKEN_MEAN, tokens=TokenSet.RESPONSE),
 )
 """The conventions that SkyRL documents. Advantages are scaled before the loss corrects its mask
 (docs/algorithms/custom_algorithms), which leaves all other tokens as they are
 (docs/algorithms/off_policy_correction). A micro-batch's entropy is a masked token mean and its
 divergence a mean over sequences; both are averaged over micro-batches and data-parallel ranks
 (where its workers add them to the loss), but only over micro-batches with samples (where its
-Megatron worker counts them). Other metrics are averaged over micro-batches (``reduce_metrics``)."""
+Megatron worker counts them). Other metrics are averaged over micro-batches (``reduce_metrics``).
+Advantages that are logged are averaged over the response tokens of all samples
+(``compute_advantages_and_returns``)."""
 
 GROUPS = ("group", "prompt", "n_samples_per_prompt")
 
@@ -115,7 +120,7 @@ class SkyRLAdapter(Adapter):
             default_mode=configuration.default_mode(),
             depths=frozenset(known),
             objectives=configuration.objectives(),
-            metrics=frozenset(trainer.NAMES),
+            metrics=frozenset({*trainer.NAMES, *trainer.NAMES_OF_ROLLOUTS}),
             configurations=CONFIGURATIONS,
             records_forward_passes=True,
             conventions=CONVENTIONS,
@@ -142,12 +147,12 @@ class SkyRLAdapter(Adapter):
             workers["critic"] = self.critic(config, job, batch.probe_size, rank)
         dispatch = trainer.Dispatch(workers, rollouts)
         with rank.framework(), refusals_of_configuration(job):
-            trainer.train(config, dispatch, rollouts)
+            of_rollouts = trainer.train(config, dispatch, rollouts)
         whole = job.depth is Depth.STEP
         return Observation(
             token_weights=batch.weights_of_steps(workers[trained].gradients.drain()),
             pending_reduction=PendingReduction.REPLICATED if whole else PendingReduction.MEAN,
-            reported=dispatch.reported if whole else {},
+            reported=dispatch.reported | of_rollouts if whole else {},
             forward_passes=batch.forward_passes(dispatch.forward_passes),
             rows=batch.rows(dispatch.forward_passes),
         )

@@ -90,6 +90,9 @@ OF_OBJECTIVES: dict[Objective, Settings] = {
 }
 """What objectives set, by paths: constants of policy losses, and estimators of advantages."""
 
+OF_TOKENS = (Objective.REINFORCE_PP, *OF_VALUES)
+"""Estimators that SkyRL documents not to have for step-wise trajectories."""
+
 
 def modes() -> frozenset[Mode]:
     """The modes that SkyRL's reduction knows."""
@@ -161,6 +164,8 @@ def _sizes(job: Job) -> Settings:
     prompts, per_prompt = prompts_per_step(job.steps), rollouts_per_prompt(job.steps)
     gpus = [f"trainer.placement.{model}_num_gpus_per_node" for model in models(job)]
     uneven = any(step.size != prompts * per_prompt for step in job.steps)
+    if uneven and job.objective in OF_TOKENS:
+        raise Unsupported("several samples of a rollout have one advantage: no rewards of tokens")
     return {
         "trainer.logger": "console",
         "trainer.placement.colocate_all": False,

@@ -45,6 +45,13 @@ NAMES = {
 }
 """Names of the metrics that SkyRL's worker reports for a mini-batch."""
 
+NAMES_OF_ROLLOUTS = {
+    Metric.REWARD: "reward/avg_raw_reward",
+    Metric.ADVANTAGE: "loss/avg_raw_advantages",
+    Metric.DIVERGENCE: "loss/avg_kl",
+}
+"""Names of the metrics that SkyRL's trainer logs of a batch of rollouts."""
+
 
 class Dispatch:
     """Calls this rank's workers, in place of SkyRL's `WorkerDispatch` to Ray actors."""
@@ -132,10 +139,12 @@ def capacity(probe_size: int) -> int:
     return probe_capacity(max(probe_size, PADDING_MICRO_BATCH_IDS) + 1)
 
 
-def train(config: Any, dispatch: Dispatch, rollouts: Rollouts) -> None:
-    """Train on a batch of rollouts, mini-batch by mini-batch."""
+def train(config: Any, dispatch: Dispatch, rollouts: Rollouts) -> dict[Metric, tuple[float]]:
+    """Train on a batch of rollouts, mini-batch by mini-batch; returns what is logged of it."""
     trainer = _trainer(config, dispatch)
     trainer.train_critic_and_policy(_training_input(trainer, rollouts))
+    logged = trainer.all_metrics
+    return {metric: (logged[name],) for metric, name in NAMES_OF_ROLLOUTS.items() if name in logged}
 
 
 def reduce(config: Any, rollouts: Rollouts) -> NDArray[np.float32]:

@@ -22,7 +22,7 @@ from adapters.contract.layout import PIPELINES, Layout, Option, grids
 from adapters.contract.objective import Objective
 from adapters.contract.probed_batch import ProbedBatch
 from adapters.slime_family import command_line, departures, description, framework, rollouts
-from adapters.slime_family.framework import KEYS, LOG
+from adapters.slime_family.framework import LOG, METRICS
 from adapters.toolkit.calls import (
     Candidates,
     call_supported,
@@ -138,7 +138,7 @@ class MegatronAdapter(Adapter):
         return Description(
             modes=command_line.modes(parser),
             depths=frozenset(Depth),
-            metrics=frozenset(KEYS.values()),
+            metrics=METRICS,
             configurations=command_line.configurations(parser),
             records_forward_passes=True,
             options=command_line.layout_options(parser),

@@ -40,6 +40,16 @@ KEYS = {
 }
 """Metrics by the names they are logged under; the last is that of `user_code.reject`."""
 
+KEYS_OF_ROLLOUTS = {
+    "rollout/raw_reward": Metric.REWARD,
+    "rollout/response_lengths": Metric.RESPONSE_LENGTH,
+    "rollout/advantages": Metric.ADVANTAGE,
+    "rollout/values": Metric.VALUE,
+    "rollout/ref_log_probs": Metric.REFERENCE_LOG_PROB,
+}
+
+METRICS = frozenset((KEYS | KEYS_OF_ROLLOUTS).values())
+
 
 def install(package: str, *, megatron: bool) -> None:
     """Prepare this process for importing a framework, with or without its Megatron engine."""
@@ -116,6 +126,7 @@ class Log:
 
     def __init__(self) -> None:
         self._steps: list[dict[Metric, float]] = []
+        self._rollouts: dict[Metric, float] = {}
 
     def listen(self, module: ModuleType) -> None:
         """Replace the tracker of a module."""
@@ -126,19 +137,26 @@ class Log:
     def start(self) -> None:
         """Forget the numbers of a job that may have ended early."""
         self._steps.clear()
+        self._rollouts.clear()
 
     def reported(self, job: Job) -> dict[Metric, tuple[float | None, ...]]:
-        """The metrics of each step of a job; empty on a rank that logs none."""
+        """The metrics of a job's rollouts and of each step; empty on a rank that logs none."""
         if job.depth is not Depth.STEP:
             return {}
         metrics = {metric for step in self._steps for metric in step}
-        return {metric: tuple(step.get(metric) for step in self._steps) for metric in metrics}
+        return {metric: (value,) for metric, value in self._rollouts.items()} | {
+            metric: tuple(step.get(metric) for step in self._steps) for metric in metrics
+        }
 
     def _collect(self, args: Any, metrics: Mapping[str, Any], **options: Any) -> None:
-        """Keep the numbers of a training step; others are of rollouts."""
-        known = {KEYS[key]: float(value) for key, value in metrics.items() if key in KEYS}
-        if known:
+        """Keep the numbers of a training step, or of rollouts."""
+        if known := _named(metrics, KEYS):
             self._steps.append(known)
+        self._rollouts |= _named(metrics, KEYS_OF_ROLLOUTS)
+
+
+def _named(numbers: Mapping[str, Any], keys: Mapping[str, Metric]) -> dict[Metric, float]:
+    return {metric: float(numbers[key]) for key, metric in keys.items() if key in numbers}
 
 
 LOG = Log()

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 EMPTY_SAMPLE = "where a sample has no active token"
 
-METRIC_CHECKS = ("metric", "rejection.metric")
+METRIC_CHECKS = (Check.METRIC, "rejection.metric", Check.ROLLOUTS)
 """Slugs of checks of logged numbers, or how they begin."""
 
 WHOLE_LOSS = f"{Check.METRIC}.{Metric.LOSS}"
@@ -67,6 +67,8 @@ def of_finding(finding: Finding, term: str) -> Iterator[str]:
         yield "in logged losses"
     elif is_logged:
         yield "in logged diagnostics"
+    if slug.startswith(Check.ROLLOUTS):
+        yield "in what is logged of rollouts"
     if not is_logged or slug == WHOLE_LOSS:
         yield "in gradients and the logged loss"
     yield f"in {slug}"

@@ -16,7 +16,7 @@ import numpy as np
 
 from conformance.causes.statements import MISCOUNTED
 from conformance.diagnosis.catalogue.missing_tokens import kinds_of_loss, shares
-from conformance.diagnosis.catalogue.mistakes import mistakes
+from conformance.diagnosis.catalogue.mistakes import mistakes, mistakes_of_sums
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -231,7 +231,9 @@ class _Known(NamedTuple):
 def _known(term: LossTerm, showing: Showing) -> Iterator[_Known]:
     """Yield what is right and every known mistake."""
     yield _Known([RIGHT], term.products)
-    for mistake in chain(mistakes(term.context), shares(term.context)):
+    context = term.context
+    of_tokens = chain(mistakes(context), shares(context))
+    for mistake in of_tokens if showing.is_per_token else mistakes_of_sums(context):
         yield _Known(
             [_named(term, name) for name in mistake.names],
             term.factors * mistake.weights,

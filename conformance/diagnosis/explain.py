@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from conformance.diagnosis.catalogue import missing_tokens
-from conformance.diagnosis.catalogue.mistakes import mistakes
+from conformance.diagnosis.catalogue.mistakes import mistakes, mistakes_of_sums
 from conformance.diagnosis.catalogue.wordings import OF_FACTORS
 from conformance.findings.finding import Diagnosis
 from reference.aggregation import Mode
@@ -139,8 +139,12 @@ class ReportedEvidence:
 
     def matches(self, predicted: NDArray[np.float64]) -> bool:
         """Whether predicted weights give the number within the bound."""
-        products = predicted * self.term.factors
-        bound = self.tolerance * (float(np.abs(products).sum()) + self.others)
+        return self.is_sum_of(predicted * self.term.factors)
+
+    def is_sum_of(self, products: NDArray[np.float64]) -> bool:
+        """Whether products of weights and factors give the number within the bound."""
+        magnitudes = np.abs(products) + self.term.spare
+        bound = self.tolerance * (float(magnitudes.sum()) + self.others)
         return abs(math.fsum(products) - self.reported) <= bound
 
 
@@ -177,8 +181,15 @@ def diagnose_reported(evidence: ReportedEvidence) -> Diagnosis:
             explanation=f"{words}: {mistake.words}",
             numbers=numbers | mistake.sizes,
         )
-        for mistake in (*mistakes(context), *missing_tokens.shares(context))
+        for mistake in mistakes_of_sums(context)
         if evidence.matches(mistake.weights)
+    ]
+    explanations += [
+        Diagnosis(
+            name=wrong.name, explanation=f"{words}: {OF_FACTORS[wrong.name]}", numbers=numbers
+        )
+        for wrong in term.wrong_factors
+        if evidence.is_sum_of(wrong.factors * context.expected)
     ]
     name = "unexplained" if evidence.reported else "nothing_reported"
     return _first(explanations or [Diagnosis(name=name, explanation=words, numbers=numbers)])

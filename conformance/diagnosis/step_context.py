@@ -277,8 +277,8 @@ class LossTerm:
 
     @property
     def magnitude(self) -> float:
-        """Sum of |weight · factor|, which rounding errors of the term are relative to."""
-        return float(np.abs(self.products).sum())
+        """What rounding errors of the whole term are relative to."""
+        return float(self.magnitudes.sum())
 
     @property
     def amplification(self) -> NDArray[np.float64]:

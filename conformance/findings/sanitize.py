@@ -12,7 +12,7 @@ from traceback import FrameSummary, TracebackException
 _UNREADABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 """Control characters and lone surrogates."""
 
-_NUMBER = re.compile(r"\d+")
+_NUMBERS = re.compile(r"\d+(, \d+)*")
 
 _OURS = tuple(
     f"{Path(__file__).parents[2] / package}{os.sep}" for package in ("adapters", "conformance")
@@ -54,8 +54,8 @@ def last_line(text: str | None) -> str:
 
 
 def wording(text: str | None) -> str:
-    """The last line with # for each number, so that it is the same for all errors of one form."""
-    return _NUMBER.sub("#", last_line(text))
+    """The last line with # for numbers and lists of them: the same for all errors of one form."""
+    return _NUMBERS.sub("#", last_line(text))
 
 
 def printable(text: str) -> str:

@@ -52,6 +52,9 @@ class Check(StrEnum):
     ADVANTAGES = "advantages"
     """Weights of the policy loss, times advantages that the framework computes from rewards."""
 
+    ROLLOUTS = "rollouts"
+    """The numbers that the framework logs of a batch of rollouts before it trains on them."""
+
     AUXILIARY = "auxiliary"
     """Weights of auxiliary losses."""
 

@@ -16,6 +16,7 @@ from adapters.contract.objective import (
     CONSTANTS,
     ENTROPY_COEFFICIENT,
     KL_COEFFICIENT,
+    OF_SAMPLES,
     Metric,
     Objective,
 )
@@ -25,17 +26,24 @@ from conformance.diagnosis.catalogue.derivatives import wrong_derivatives
 from conformance.diagnosis.placement import zigzag_rank
 from conformance.diagnosis.step_context import LossTerm, WrongFactors
 from reference import policy_losses
-from reference.aggregation import AuxiliaryAggregation, MicroBatchWeight
+from reference.aggregation import (
+    Aggregation,
+    AuxiliaryAggregation,
+    LoggedAdvantages,
+    MicroBatchWeight,
+    SampleUnit,
+)
+from reference.step import Step
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
+    from adapters.contract import Layout
     from conformance.diagnosis.step_context import StepContext
     from reference.aggregation import Conventions
     from reference.policy_losses import PolicyTokens
-    from reference.step import Step
 
     Quantity = Callable[[ProbedBatch], NDArray[np.float64]]
 
@@ -137,8 +145,7 @@ def off_policy_term(context: StepContext, objective: Objective, tokens: PolicyTo
 def advantage_terms(contexts: Sequence[StepContext], objective: Objective) -> list[LossTerm]:
     """The term of each step of a batch whose advantages are computed from rewards."""
     batch = ProbedBatch(contexts[0].steps, objective)
-    conventions = estimator_conventions(objective, contexts[0].conventions)
-    estimate = Estimate(objective=objective, rollouts=batch.rollouts, conventions=conventions)
+    estimate = _estimate(contexts, batch)
     right = estimate.advantages
     wrong = [*wrong_advantages(estimate, _placement(contexts, batch))]
     of_steps = zip(batch.split(right), batch.split(estimate.rounding), strict=True)
@@ -155,6 +162,80 @@ def advantage_terms(contexts: Sequence[StepContext], objective: Objective) -> li
         )
         for context, (advantages, rounding) in zip(contexts, of_steps, strict=True)
     ]
+
+
+def rollout_term(contexts: Sequence[StepContext], objective: Objective, metric: Metric) -> LossTerm:
+    """The only term of a number that is logged of a batch of rollouts, given those of its steps."""
+    batch = ProbedBatch(contexts[0].steps, objective)
+    placement = _placement(contexts, batch)
+    if metric in OF_SAMPLES:
+        context = _of_samples(_of_batch(contexts[0], batch, placement))
+        return LossTerm(metric=metric, context=context, factors=_OF_SAMPLES[metric](batch))
+    if metric is not Metric.ADVANTAGE:
+        context = _of_batch(contexts[0], batch, placement)
+        return LossTerm(metric=metric, context=context, factors=quantities(metric, batch))
+    estimate = _estimate(contexts, batch)
+    logged = contexts[0].conventions.logged_advantages or LoggedAdvantages()
+    return LossTerm(
+        metric=metric,
+        context=_of_batch(contexts[0], batch, placement, logged),
+        factors=estimate.advantages,
+        wrong_factors=[
+            WrongFactors(name=name, factors=values)
+            for name, values in wrong_advantages(estimate, placement)
+        ],
+        rounding=estimate.rounding,
+    )
+
+
+def _estimate(contexts: Sequence[StepContext], batch: ProbedBatch) -> Estimate:
+    conventions = estimator_conventions(batch.objective, contexts[0].conventions)
+    return Estimate(objective=batch.objective, rollouts=batch.rollouts, conventions=conventions)
+
+
+def _of_batch(
+    of_step: StepContext,
+    batch: ProbedBatch,
+    placement: BatchPlacement,
+    mean: LoggedAdvantages = LoggedAdvantages(),  # noqa: B008 - it is frozen
+) -> StepContext:
+    """The context of a mean over all steps of a batch, as if they were one that is not cut."""
+    step = Step(
+        prompt_lengths=np.concatenate([step.prompt_lengths for step in batch.steps]),
+        response_lengths=np.concatenate([step.response_lengths for step in batch.steps]),
+        mask=batch.rollouts.tokens(mean.tokens),
+        groups=batch.groups,
+        rollouts=batch.trajectories,
+    )
+    return replace(
+        of_step,
+        steps=(step,),
+        step_index=0,
+        aggregation=Aggregation(mean.mode),
+        forward_pass_of_token=_held(placement, of_step.layout),
+        rows_of_passes=None,
+    )
+
+
+def _held(placement: BatchPlacement, layout: Layout) -> NDArray[np.int32] | None:
+    """Whether each rank held each token, as the index of its only forward pass, or -1."""
+    if placement.dp_rank is None or placement.cp_rank is None:
+        return None
+    holder = placement.dp_rank * layout.cp + placement.cp_rank
+    ranks = np.arange(layout.dp * layout.cp)[:, np.newaxis]
+    return np.where(holder == ranks, 0, -1).astype(np.int32)
+
+
+def _of_samples(of_tokens: StepContext) -> StepContext:
+    """The context of a mean over samples of what each has one of: each has a single token."""
+    step, held = of_tokens.step, of_tokens.forward_pass_of_token
+    ones = np.ones(step.size, np.int64)
+    return replace(
+        of_tokens,
+        steps=(replace(step, response_lengths=ones, mask=ones.astype(np.bool_)),),
+        conventions=replace(of_tokens.conventions, sample_unit=SampleUnit.SAMPLE),
+        forward_pass_of_token=None if held is None else held[:, step.offsets[:-1]],
+    )
 
 
 def _placement(contexts: Sequence[StepContext], batch: ProbedBatch) -> BatchPlacement:
@@ -213,4 +294,12 @@ _QUANTITIES: dict[Metric, Quantity] = {
     Metric.ENTROPY: _table(ENTROPIES),
     Metric.KL: _table(DIVERGENCES),
     Metric.REJECTED: _rejected,
+    Metric.VALUE: lambda batch: np.concatenate(batch.values),
+    Metric.REFERENCE_LOG_PROB: lambda batch: np.concatenate(batch.reference_log_probs),
+    Metric.DIVERGENCE: lambda batch: batch.rollouts.divergences,
+}
+
+_OF_SAMPLES: dict[Metric, Quantity] = {
+    Metric.REWARD: lambda batch: batch.rewards,
+    Metric.RESPONSE_LENGTH: lambda batch: np.array([len(ids) for ids in batch.responses], float),
 }

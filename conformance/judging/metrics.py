@@ -18,7 +18,7 @@ from conformance.findings.finding import Diagnosis, Logged
 from conformance.findings.verdict import Verdict
 from conformance.judging import loss_terms
 from conformance.judging.weights import Judgement, judge_showings, mismatch, step_context
-from reference.rounding import TERM_OPERATIONS, reported_bound
+from reference.rounding import TERM_OPERATIONS, ratio_bound, reported_bound
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,8 +43,7 @@ def judge_logged(
     for step_index in range(len(job.steps)):
         reported = _reported(observations, step_index, metric)
         if not reported:
-            words = f"no rank logs {metric} of step {step_index}, and this version is known to"
-            return mismatch("not_logged", words)
+            return _not_logged(f"{metric} of step {step_index}")
         context = step_context(job, step_index, observations, description)
         terms = loss_terms.logged_terms(context, job.objective, metric)
         tolerance = _tolerance(job, step_index, description)
@@ -54,6 +53,37 @@ def judge_logged(
             )
             for value in reported
         )
+    return _judged(job, metric, showings)
+
+
+def judge_logged_of_rollouts(
+    job: Job, observations: Sequence[Observation], description: Description, metric: Metric
+) -> Judgement:
+    """Judge the mean over a batch of rollouts that each rank logs.
+
+    Error and bound are relative to the sum of |weight · quantity|, and of what rounding errors of
+    advantages are relative to.
+    """
+    reported = _reported(observations, 0, metric)
+    if not reported:
+        return _not_logged(f"{metric} of the rollouts")
+    steps = range(len(job.steps))
+    contexts = [step_context(job, index, observations, description) for index in steps]
+    term = loss_terms.rollout_term(contexts, job.objective, metric)
+    tokens = sum(len(step.mask) for step in job.steps)
+    tolerance = ratio_bound(description.dtype, tokens)
+    showings = [
+        Showing(terms=[term], observed=np.array([value]), tolerance=tolerance, is_per_token=False)
+        for value in reported
+    ]
+    return _judged(job, metric, showings)
+
+
+def _not_logged(what: str) -> Judgement:
+    return mismatch("not_logged", f"no rank logs {what}, and this version is known to")
+
+
+def _judged(job: Job, metric: Metric, showings: Sequence[Showing]) -> Judgement:
     expected = (number for one in showings for number in _expected_numbers(job, metric, one.terms))
     return replace(
         judge_showings(showings, _error, _wrong), expected=tuple(dict.fromkeys(expected))

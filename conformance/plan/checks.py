@@ -6,7 +6,8 @@ cases that it takes to tell right from wrong; checks of one objective share a ru
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from adapters.contract import CodeLocation, Depth
@@ -22,6 +23,8 @@ from conformance.findings.verdict import Check
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from adapters.contract import Layout
     from conformance.corpus.cases import Case
     from conformance.findings.finding import Diagnosis
@@ -44,11 +47,21 @@ OF_ESTIMATORS = {
     Objective.GROUP_WHITENED: _cases("split_groups", "two_steps"),
     Objective.REINFORCE_PP: _cases("fully_masked_sample", "short_responses", "long_prompts"),
     Objective.REINFORCE_PP_BASELINE: _cases("fully_masked_sample", "two_steps"),
-    Objective.GAE: _cases("short_responses", "long_prompts"),
+    Objective.GAE: _cases("short_responses", "long_prompts", "nine_samples"),
     Objective.PENALISED_GAE: _cases("long_prompts", "two_steps"),
 }
 """Groups over several ranks, means over two steps, samples and slices without tokens, masks with
-holes: each where an estimator can go wrong with it."""
+holes, ranks with unequal numbers of samples: each where an estimator, or a mean that is logged of
+rollouts, can go wrong with it."""
+
+LOGGED_OF_ROLLOUTS = {
+    Objective.GROUP_CENTRED: (Metric.REWARD, Metric.ADVANTAGE),
+    Objective.REINFORCE_PP: (Metric.DIVERGENCE,),
+    Objective.REINFORCE_PP_BASELINE: (Metric.REFERENCE_LOG_PROB,),
+    Objective.GAE: (Metric.RESPONSE_LENGTH, Metric.ADVANTAGE, Metric.VALUE),
+}
+"""Numbers of rollouts, each with an estimator that needs it. A mean over tokens of whitened
+advantages is 0, and so is one over samples of centred ones: together they show both."""
 
 TOKEN_BY_TOKEN = frozenset(
     {
@@ -135,6 +148,21 @@ def _metric(metric: Metric, objective: Objective, cases: tuple[Case, ...] = TELL
     )
 
 
+def _of_estimator(objective: Objective) -> Iterator[CheckSpec]:
+    """Yield what is looked at where a framework computes advantages: these, and what it logs."""
+    plain = CheckSpec(
+        check=Check.ADVANTAGES,
+        name=objective,
+        objective=objective,
+        cases=OF_ESTIMATORS[objective],
+        modes=(Mode.SAMPLE_MEAN,),
+    )
+    yield plain
+    for metric in LOGGED_OF_ROLLOUTS.get(objective, ()):
+        name = f"{objective}_{metric}" if metric is Metric.ADVANTAGE else metric
+        yield replace(plain, check=Check.ROLLOUTS, name=name, metric=metric)
+
+
 CHECK_SPECS = (
     CheckSpec(check=Check.WEIGHTS),
     CheckSpec(check=Check.METRIC, metric=Metric.POLICY_LOSS),
@@ -161,16 +189,7 @@ CHECK_SPECS = (
         CheckSpec(check=Check.OFF_POLICY, name=objective, objective=objective, cases=ONE)
         for objective in (*POLICY_LOSSES, *CORRECTIONS)
     ),
-    *(
-        CheckSpec(
-            check=Check.ADVANTAGES,
-            name=objective,
-            objective=objective,
-            cases=cases,
-            modes=(Mode.SAMPLE_MEAN,),
-        )
-        for objective, cases in OF_ESTIMATORS.items()
-    ),
+    *chain.from_iterable(map(_of_estimator, OF_ESTIMATORS)),
     *(
         CheckSpec(check=Check.OTHER_LOSSES, name=objective, objective=objective, cases=ONE)
         for objective in (Objective.SFT, Objective.VALUE)

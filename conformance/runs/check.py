@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from adapters.contract import CodeLocation
 from adapters.contract.configuration import DEFAULT_CONFIGURATION
-from adapters.contract.objective import FROM_REWARDS, OFF_POLICY, Objective
+from adapters.contract.objective import FROM_REWARDS, OF_ROLLOUTS, OFF_POLICY, Objective
 from conformance.causes.clues import clues_of_failure
 from conformance.corpus.configurations import TRIALS, ConfigCase, Demand
 from conformance.findings.finding import Finding
@@ -16,7 +16,7 @@ from conformance.findings.verdict import Check, Verdict
 from conformance.judging.cut_dependence import depends_on_cuts, judge_cut_dependence
 from conformance.judging.gradients import judge_advantages, judge_combined, judge_off_policy
 from conformance.judging.logs import judge_log
-from conformance.judging.metrics import judge_logged
+from conformance.judging.metrics import judge_logged, judge_logged_of_rollouts
 from conformance.judging.sharding import judge_sharding
 from conformance.judging.startup import (
     NOT_BROKEN,
@@ -90,6 +90,8 @@ def judge(spec: CheckSpec) -> Judge:
     """What holds the observations of a check's job against the reference."""
     if spec.compares_cuts:
         return judge_cut_dependence
+    if spec.metric in OF_ROLLOUTS:
+        return partial(judge_logged_of_rollouts, metric=spec.metric)
     if spec.metric is not None:
         return partial(judge_logged, metric=spec.metric)
     if spec.check is Check.SHARDING:

@@ -87,6 +87,7 @@ BY_CHECK = {
     Check.LOGGING: Kind("Log", "{} treats the logs of micro-batches otherwise than it states"),
     Check.SHARDING: Kind("Wrong sharding", "{} distributes the samples of a training step wrongly"),
     Check.METRIC: NUMBER,
+    Check.ROLLOUTS: NUMBER,
 }
 
 SUBJECTS = {
@@ -220,7 +221,11 @@ def _fact(fact: str) -> str:
 def _subject(slug: str) -> str:
     check, _, name = slug.partition(".")
     words = name.replace("_", " ")
-    others = {"metric": f"the logged {words}", "other_losses": f"the gradient of the {words} loss"}
+    others = {
+        "metric": f"the logged {words}",
+        "rollouts": f"the logged mean {words} of the rollouts",
+        "other_losses": f"the gradient of the {words} loss",
+    }
     return SUBJECTS.get(slug) or others.get(check) or f"{check}: {words}"
 
 

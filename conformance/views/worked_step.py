@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from adapters.contract.objective import FROM_REWARDS, OFF_POLICY, Objective
+from adapters.contract.objective import (
+    FROM_REWARDS,
+    OF_ROLLOUTS,
+    OF_SAMPLES,
+    OFF_POLICY,
+    Objective,
+)
 from adapters.contract.probed_batch import ProbedBatch
 from conformance.diagnosis.step_context import LossTerm, StepContext
 from conformance.findings.verdict import Check
@@ -124,8 +130,12 @@ class WorkedStep:
             )
             for index, step in enumerate(case.steps)
         ]
-        self.context = next(filter(self._is_wrong, contexts), contexts[0])
-        self.terms = self._terms(self.context)
+        if spec.metric in OF_ROLLOUTS:
+            self.terms = [loss_terms.rollout_term(contexts, spec.objective, spec.metric)]
+            self.context = self.terms[0].context
+        else:
+            self.context = next(filter(self._is_wrong, contexts), contexts[0])
+            self.terms = self._terms(self.context)
 
     def _is_wrong(self, context: StepContext) -> bool:
         """Whether the finding is about this step of the batch."""
@@ -253,7 +263,9 @@ def _logged(worked: WorkedStep) -> Iterator[str]:
     header = ["term", "tokens", "right denominator", "sum of their values", "adds"]
     known = [term for term in worked.terms if _is_known(term)]
     if known:
-        yield "Values are those that the run gives to tokens, times the coefficient of the term."
+        of_samples = worked.spec.metric in OF_SAMPLES
+        given = "samples, each of which counts as one token" if of_samples else "tokens"
+        yield f"Values are those that the run gives to {given}, times the coefficient of the term."
         yield from ("", *_table(header, (row for term in known for row in _addends(term))), "")
     for term in worked.terms:
         if term not in known:

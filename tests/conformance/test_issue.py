@@ -83,6 +83,17 @@ Together, 0.3020833 is right, and 0.6041667 is logged.
 | `policy_loss` | all samples | 3 + 4 + 0 + 0 + 4 + 1 + 2 + 6 = 20 active tokens | 16.5 | 0.825 |
 Together, 0.825 is right, and 1.65 is logged, which is 16.5 divided by 10.""",
     ),
+    "wrong number of the rollouts": Defect(
+        "loggingrolloutspermicrobatch",
+        "dp1-cp1-mb2-bshd",
+        "rollouts.response_length/sample_mean/nine_samples",
+        "multiplied_by_micro_batches",
+        """\
+# Wrong logged number: multiplied once too often by the number of a rank's micro-batches
+- Compared: the logged mean response length of the rollouts.
+| `response_length` | sample 1 | 1 active token · 9 samples = 9 | 5 | 0.5555556 |
+Together, 4.111111 is right, and 8.222222 is logged.""",
+    ),
     "number that is not logged": Defect(
         "renamingametric",
         "dp2-cp1-mb1-bshd",

@@ -16,6 +16,7 @@ from tests.mutants import (
     off_policy,
     parts,
     pipelines,
+    rollouts,
     sharding,
     startup,
 )
@@ -43,6 +44,7 @@ MODULES = (
     auxiliary,
     off_policy,
     advantages,
+    rollouts,
     sharding,
     startup,
     logging,

@@ -21,6 +21,7 @@ from tests.mutants import (
     logging,
     metrics,
     off_policy,
+    rollouts,
     sharding,
     startup,
 )
@@ -128,6 +129,7 @@ SEEN_BY_ONE_CHECK = {
     Check.REJECTION: counts.OriginalMaskCounted,
     Check.OFF_POLICY: off_policy.ClippingForgotten,
     Check.ADVANTAGES: advantages.DiscountForgotten,
+    Check.ROLLOUTS: rollouts.LongSamplesCountMore,
     Check.AUXILIARY: auxiliary.EntropyAveragedOverDp,
     Check.OTHER_LOSSES: auxiliary.LikelihoodPerSample,
     Check.SHARDING: sharding.GroupsStriped,

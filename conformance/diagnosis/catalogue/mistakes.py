@@ -24,6 +24,7 @@ from conformance.diagnosis.catalogue.miscounts import (
     other_units,
     rounded_counts,
 )
+from conformance.diagnosis.catalogue.missing_tokens import shares
 from conformance.diagnosis.catalogue.mistake import Mistake
 from conformance.diagnosis.catalogue.parts import filled_up, parts
 from reference.aggregation import Aggregation, EmptyUnits, Mode, SampleUnit
@@ -42,6 +43,21 @@ SMALL = 4096
 def mistakes(context: StepContext) -> Iterable[Mistake]:
     """Every mistake that is possible in a step, the most plausible ones first."""
     return _kept(context) if len(context.step.mask) <= SMALL else _mistakes(context)
+
+
+def mistakes_of_sums(context: StepContext) -> Iterator[Mistake]:
+    """Yield every mistake in a sum over all tokens, of which single ones cannot be seen."""
+    yield from mistakes(context)
+    yield from shares(context)
+    step = context.step
+    if not step.mask.all():
+        unmasked = replace(step, mask=np.ones_like(step.mask), original_mask=None)
+        steps = [unmasked if one is step else one for one in context.steps]
+        yield Mistake(
+            name="inactive_tokens_weigh",
+            words="tokens that the mask excludes are counted and added up too",
+            weights=replace(context, steps=tuple(steps)).expected,
+        )
 
 
 @lru_cache(maxsize=512)
