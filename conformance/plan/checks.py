@@ -63,8 +63,12 @@ LOGGED_OF_ROLLOUTS = {
 """Numbers of rollouts, each with an estimator that needs it. A mean over tokens of whitened
 advantages is 0, and so is one over samples of centred ones: together they show both."""
 
-TOKEN_BY_TOKEN = frozenset(
+WITHOUT_PAIRS = frozenset(
     {
+        Objective.ENTROPY,
+        Objective.KL,
+        Objective.SFT,
+        Objective.VALUE,
         Objective.DUAL_CLIP,
         Objective.CISPO,
         Objective.SAPO,
@@ -76,8 +80,9 @@ TOKEN_BY_TOKEN = frozenset(
         Objective.LEAVE_ONE_OUT,
     }
 )
-"""Objectives in which a rank needs nothing of other tokens than in PPO's loss: what goes wrong with
-them on two properties of a layout together goes wrong there with PPO's too."""
+"""Objectives of which another one shows what goes wrong where two properties come together:
+`COMBINED` of its terms and of what is reduced as they are, PPO's loss of those in which a rank
+needs nothing more of other tokens."""
 
 SHARDED = _cases(
     "split_groups",

@@ -6,8 +6,8 @@ pair of a mode, a case and the properties of a layout that any job has; but a ca
 size, which takes seconds, need not be in every mode. Rollouts of several samples do not fill the
 micro-batches that a framework counts in rollouts, which crashed SkyRL 0.2.0 in packed rows of equal
 micro-batches: they are trained in each format and number of micro-batches. That these jobs still
-kill all mutants, each as one cause, is tested. Losses that need nothing of other tokens have every
-mode and every property of a layout, but not every pair.
+kill all mutants, each as one cause, is tested. Objectives that another one speaks for are seen with
+every mode, case and property of a layout, but not with every pair.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from adapters.contract import Option
-from conformance.plan.checks import TOKEN_BY_TOKEN
+from conformance.plan.checks import WITHOUT_PAIRS
 from conformance.plan.covering import covering, layout_properties
 from reference.aggregation import Mode
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from conformance.corpus.cases import Case
     from conformance.plan.matrix import MatrixCell
 
-Combination = tuple[str, str, str]
+Combination = tuple[str, ...]
 """A check and what is looked at together, such as ``weights, token_mean, cp=2``."""
 
 
@@ -61,8 +61,8 @@ def _combinations(cell: MatrixCell) -> Iterator[Combination]:
     properties = [*modes, cell.case.name, *of_layout]
     slug = cell.spec.slug
     of_case = {(cell.case.name, one) for one in of_layout if one in OF_PIPELINES}
-    if cell.spec.objective in TOKEN_BY_TOKEN:
-        yield from ((slug, one, cell.case.name) for one in properties)
+    if cell.spec.objective in WITHOUT_PAIRS:
+        yield from ((slug, one) for one in properties)
         return
     pairs = (pair for pair in combinations(properties, 2) if pair not in of_case)
     yield from ((slug, *pair) for pair in pairs)

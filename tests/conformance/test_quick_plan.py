@@ -16,7 +16,7 @@ from conformance.comparing.diff import Kind, difference
 from conformance.findings.finding import Finding
 from conformance.findings.report import PlanSize, Report, Request, Selection
 from conformance.findings.verdict import Verdict
-from conformance.plan.checks import TOKEN_BY_TOKEN
+from conformance.plan.checks import WITHOUT_PAIRS
 from conformance.plan.covering import covering
 from conformance.plan.matrix import MatrixCell
 from conformance.plan.plan import Plan
@@ -47,7 +47,7 @@ def pairs(cells: Iterable[object]) -> set[tuple[object, ...]]:
             ("micro-batches", layout.micro_batches),
             ("format", layout.format),
         ]
-        together = 1 if cell.spec.objective in TOKEN_BY_TOKEN else 2
+        together = 1 if cell.spec.objective in WITHOUT_PAIRS else 2
         found.update((cell.spec.slug, *some) for some in combinations(properties, together))
     return found
 

@@ -128,7 +128,7 @@ SEEN_BY_ONE_CHECK = {
     Check.METRIC: metrics.LossWithoutEntropy,
     Check.REJECTION: counts.OriginalMaskCounted,
     Check.OFF_POLICY: off_policy.ClippingForgotten,
-    Check.ADVANTAGES: advantages.DiscountForgotten,
+    Check.ADVANTAGES: advantages.StdForgotten,
     Check.ROLLOUTS: rollouts.LongSamplesCountMore,
     Check.AUXILIARY: auxiliary.EntropyAveragedOverDp,
     Check.OTHER_LOSSES: auxiliary.LikelihoodPerSample,
