@@ -24,6 +24,7 @@ def samples(*lengths: int) -> list[SampleTensors]:
             mask=torch.ones(length, dtype=torch.bool),
             original_mask=torch.ones(length, dtype=torch.bool),
             values=torch.zeros(length),
+            response_length=length,
             reward=0.0,
             group=0,
             denominator=float(length),
