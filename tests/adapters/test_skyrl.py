@@ -444,13 +444,16 @@ def test_megatron_logs_the_entropy_of_a_context_parallel_rank_in_the_final_loss(
     assert abs(losses[0] - losses[1]) > 0.4  # type: ignore[operator]
 
 
-def test_everything_is_reported_that_a_worker_returns(fsdp: RankPool) -> None:
+def test_everything_is_reported_that_a_worker_returns_and_a_trainer_logs(fsdp: RankPool) -> None:
     assert set(observed(fsdp, job()).reported) == {
         Metric.POLICY_LOSS,
         Metric.LOSS,
         Metric.CLIP_FRACTION,
         Metric.ENTROPY,
+        Metric.REWARD,
+        Metric.ADVANTAGE,
     }
+    assert Metric.DIVERGENCE in observed(fsdp, job(Objective.REINFORCE_PP)).reported
     assert Metric.KL in observed(fsdp, job(Objective.KL)).reported
     assert Metric.REJECTED in observed(fsdp, job(Objective.REJECTION)).reported
 
