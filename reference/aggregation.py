@@ -60,6 +60,9 @@ class AuxiliaryAggregation(StrEnum):
     WITH_TOKEN_MEAN = "with_token_mean"
     """A mean over tokens if the policy loss is `token_mean`, else a mean over samples."""
 
+    WITH_POLICY_LOSS = "with_policy_loss"
+    """The aggregation of the policy loss."""
+
     SAMPLE_MEAN = "sample_mean"
     """A mean over samples in every mode."""
 
@@ -227,6 +230,8 @@ def auxiliary_aggregation(policy: Aggregation, how: AuxiliaryAggregation) -> Agg
 
     For a term that is averaged over micro-batches, it is the aggregation within each of them.
     """
+    if how is AuxiliaryAggregation.WITH_POLICY_LOSS:
+        return policy
     per_token = how in (
         AuxiliaryAggregation.TOKEN_MEAN,
         AuxiliaryAggregation.MICRO_BATCH_TOKEN_MEAN,

@@ -57,7 +57,10 @@ class MilesMegatronAdapter(MegatronAdapter):
         import_miles(source, megatron=True)
         # sglang's debug dumper, which is off, reads its settings with a class of sglang.
         self.module("utils.dumper_utils")._get_phase_override_configs = lambda *_: {"enable": False}
-        self.module("backends.megatron_utils.actor").ray = framework.OBJECT_STORE
+        actors = self.module("backends.megatron_utils.actor")
+        actors.ray = framework.OBJECT_STORE
+        # Older versions exchange a critic's values here, between processes; they are given.
+        actors.sync_actor_critic_data = lambda *_: None
 
     def validated(self, args: Any, layout: Layout) -> None:
         """Run miles' own validation, for training alone."""

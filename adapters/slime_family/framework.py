@@ -98,6 +98,7 @@ def actor(actor_class: type, *, args: Any, **trained: Any) -> Any:
         with_ref=False,
         with_opd_teacher=False,
         _active_model_tag="actor",
+        _actor_critic_groups=None,
         _flops_args=None,
         _ft_test_action_executor=None,
         _heartbeat=SimpleNamespace(bump=lambda: None),

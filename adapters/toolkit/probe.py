@@ -59,10 +59,15 @@ class GradientReader:
     """Records the probe's gradient, [capacity], at each step of an optimizer of nothing else.
 
     The gradient is then set to 0, as NaN would spoil the probe even at a learning rate of 0.
+    ``whole`` makes an array of a parameter's gradient, of which a rank may hold a part.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self._gradients = Recorder["NDArray[np.float32]"]()
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        whole: Callable[[torch.Tensor], NDArray[np.float32]] = as_array,
+    ) -> None:
+        self._gradients, self._whole = Recorder["NDArray[np.float32]"](), whole
         optimizer.register_step_pre_hook(self._read)
 
     def drain(self) -> list[NDArray[np.float32]]:
@@ -71,7 +76,7 @@ class GradientReader:
 
     def _read(self, optimizer: torch.optim.Optimizer, *arguments: object) -> None:
         [probe] = [one for one in optimizer.param_groups[0]["params"] if one.requires_grad]
-        self._gradients.append(as_array(probe.grad))
+        self._gradients.append(self._whole(probe.grad))
         probe.grad.zero_()
 
 

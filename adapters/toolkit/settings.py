@@ -19,6 +19,11 @@ def prompts_per_step(steps: Sequence[Step]) -> int:
     return _only((len(np.unique(step.groups)) for step in steps), "prompts in steps")
 
 
+def samples_per_step(steps: Sequence[Step]) -> int:
+    """The number of samples of every step; `Unsupported` if they differ."""
+    return _only((step.size for step in steps), "samples in steps")
+
+
 def rollouts_per_step(steps: Sequence[Step]) -> int:
     """The number of rollouts of every step; `Unsupported` if they differ."""
     return _only((len(np.unique(step.rollouts)) for step in steps), "rollouts in steps")

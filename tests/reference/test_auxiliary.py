@@ -18,6 +18,11 @@ def test_reductions_of_their_own_do_not_follow_the_mode(policy: Aggregation) -> 
 
 
 @pytest.mark.parametrize("policy", MODES, ids=lambda policy: policy.mode)
+def test_one_follows_the_policy_loss_in_every_mode(policy: Aggregation) -> None:
+    assert auxiliary_aggregation(policy, AuxiliaryAggregation.WITH_POLICY_LOSS) == policy
+
+
+@pytest.mark.parametrize("policy", MODES, ids=lambda policy: policy.mode)
 def test_default_is_per_token_where_the_policy_loss_is(policy: Aggregation) -> None:
     expected = TOKEN_MEAN if policy == TOKEN_MEAN else SAMPLE_MEAN
 

@@ -1,0 +1,5 @@
+"""Adapters of volcengine/verl, one for each of its training engines."""
+
+from adapters.verl.fsdp import VerlFsdp2Adapter, VerlFsdpAdapter
+
+ENGINES = (VerlFsdpAdapter, VerlFsdp2Adapter)

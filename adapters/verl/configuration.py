@@ -1,0 +1,187 @@
+"""A job as verl's configuration, for every engine."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from adapters.contract import Job, Unsupported
+from adapters.contract.objective import (
+    CONSTANTS,
+    ENTROPY_COEFFICIENT,
+    KL_COEFFICIENT,
+    OFF_POLICY,
+    POLICY_LOSSES,
+    Objective,
+)
+from adapters.toolkit.calls import refusals
+from adapters.toolkit.settings import samples_per_step, token_budget, yaml
+from adapters.verl.importing import module
+from reference.aggregation import Mode
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    Settings = dict[str, object]
+    """Values on the command line by their path in verl's configuration."""
+
+LOSS_AGG_MODES = {
+    Mode.SAMPLE_MEAN: "seq-mean-token-mean",
+    Mode.TOKEN_MEAN: "token-mean",
+    Mode.CONSTANT: "seq-mean-token-sum-norm",
+}
+ACTOR, ROLLOUT, MODEL = (f"actor_rollout_ref.{part}" for part in ("actor", "rollout", "model"))
+CORRECTION = "algorithm.rollout_correction"
+GIVEN = "given"
+"""The name under which advantages that are given are registered as an estimator."""
+
+OF_OBJECTIVES: dict[Objective, Settings] = {
+    Objective.DUAL_CLIP: {f"{ACTOR}.clip_ratio_c": CONSTANTS.dual_clip},
+    Objective.SAPO: {
+        f"{ACTOR}.tau_pos": CONSTANTS.positive_temperature,
+        f"{ACTOR}.tau_neg": CONSTANTS.negative_temperature,
+    },
+    Objective.KL_COV: {
+        f"{ACTOR}.policy_loss.kl_cov_ratio": 1.0,
+        f"{ACTOR}.policy_loss.ppo_kl_coef": CONSTANTS.kl_penalty,
+    },
+}
+"""What objectives set, by paths."""
+
+VANILLA = {Objective.DUAL_CLIP}
+"""Policy losses of ours that are verl's plain one, whose third bound is always on."""
+
+
+def configure(job: Job, of_engine: Mapping[str, object]) -> Any:
+    """verl's configuration for a job, as validated; raises `Unsupported` or `Refused`."""
+    settings = _sizes(job) | _micro_batches(job) | _loss(job) | _fixed() | {**of_engine}
+    typed = [f"{path}={'null' if value is None else value}" for path, value in settings.items()]
+    with refusals():
+        config = _compose(tuple(typed))
+        module("utils.config").validate_config(
+            config, use_reference_policy=has_kl_term(job), use_critic=False
+        )
+    return config
+
+
+def objectives() -> frozenset[Objective]:
+    """The objectives of a policy, by the registered losses."""
+    registered = module("trainer.ppo.core_algos").POLICY_LOSS_REGISTRY
+    losses = {objective for objective in POLICY_LOSSES if objective.value in registered}
+    terms = {Objective.ENTROPY, Objective.KL, Objective.COMBINED}
+    return frozenset({Objective.POLICY, Objective.OFF_POLICY, *terms, *losses, *VANILLA})
+
+
+def has_kl_term(job: Job) -> bool:
+    """Whether the divergence from the reference policy is in the loss."""
+    return job.configuration.kl or job.objective in (Objective.KL, Objective.COMBINED)
+
+
+@cache
+def _compose(settings: tuple[str, ...]) -> Any:
+    """What hydra makes of a command line."""
+    from hydra import compose, initialize_config_dir
+
+    folder = Path(module("trainer.config").__file__).parent
+    with initialize_config_dir(str(folder), version_base=None):
+        return compose("ppo_trainer", overrides=[*settings])
+
+
+def _sizes(job: Job) -> Settings:
+    """The sizes of the batch of rollouts, of a mini-batch, and of the world."""
+    size, ranks = samples_per_step(job.steps), job.layout.world_size
+    if size % ranks:
+        raise Unsupported(f"mini-batches are multiples of {ranks} ranks, {size} samples are none")
+    return {
+        "data.train_batch_size": size * len(job.steps),
+        f"{ACTOR}.ppo_mini_batch_size": job.configuration.batch_size or size,
+        f"{ROLLOUT}.n": 1,
+        "trainer.n_gpus_per_node": ranks,
+        "trainer.nnodes": 1,
+    }
+
+
+def _micro_batches(job: Job) -> Settings:
+    by_tokens = job.layout.micro_batches == "tokens"
+    settings: Settings = {
+        f"{ACTOR}.use_dynamic_bsz": by_tokens,
+        f"{ROLLOUT}.log_prob_use_dynamic_bsz": by_tokens,
+    }
+    if by_tokens:
+        budget = -(-token_budget(job.steps, job.layout.dp) // job.layout.cp)
+        return settings | {
+            f"{ACTOR}.ppo_max_token_len_per_gpu": budget,
+            f"{ROLLOUT}.log_prob_max_token_len_per_gpu": budget,
+        }
+    if not isinstance(job.layout.micro_batches, int):
+        raise Unsupported(f"no micro-batches by {job.layout.micro_batches}")
+    per_rank = samples_per_step(job.steps) // job.layout.dp
+    size = max(per_rank // job.layout.micro_batches, 1)
+    if per_rank % size:
+        raise Unsupported(f"no micro-batches of {size} of a rank's {per_rank} samples")
+    return settings | {
+        f"{ACTOR}.ppo_micro_batch_size_per_gpu": size,
+        f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu": size,
+        "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": size,
+    }
+
+
+def _loss(job: Job) -> Settings:
+    """The settings of the loss and its terms."""
+    settings: Settings = {
+        "algorithm.adv_estimator": GIVEN,
+        f"{ACTOR}.clip_ratio_low": CONSTANTS.clip_low,
+        f"{ACTOR}.clip_ratio_high": CONSTANTS.clip_high,
+        # Without `DUAL_CLIP`, a bound that no ratio reaches.
+        f"{ACTOR}.clip_ratio_c": 1e6,
+        **OF_OBJECTIVES.get(job.objective, {}),
+    }
+    if has_kl_term(job):
+        settings[f"{ACTOR}.use_kl_loss"] = True
+        settings[f"{ACTOR}.kl_loss_type"] = "k1"
+        settings[f"{ACTOR}.kl_loss_coef"] = KL_COEFFICIENT
+    if job.configuration.entropy or job.objective in (Objective.ENTROPY, Objective.COMBINED):
+        settings[f"{ACTOR}.entropy_coeff"] = ENTROPY_COEFFICIENT
+    if job.configuration.says_mode:
+        settings[f"{ACTOR}.loss_agg_mode"] = LOSS_AGG_MODES[job.aggregation.mode]
+    divisor = _divisor(job)
+    if divisor:
+        settings[f"{ACTOR}.loss_scale_factor"] = divisor
+    if job.objective in POLICY_LOSSES and job.objective not in VANILLA:
+        settings[f"{ACTOR}.policy_loss.loss_mode"] = job.objective.value
+    return settings
+
+
+def _divisor(job: Job) -> str:
+    """The divisor as typed, empty if there is none."""
+    if job.configuration.divisor is not None:
+        return yaml(job.configuration.divisor)
+    divisor = job.aggregation.divisor
+    if divisor is None:
+        return ""
+    if not float(divisor).is_integer():
+        raise Unsupported(f"loss_scale_factor is an integer, the divisor {divisor!r} is none")
+    return str(int(divisor))
+
+
+def _fixed() -> Settings:
+    """What every job has: our model, and an optimizer that leaves the probe at 0."""
+    from adapters.verl.model import CHECKPOINT
+
+    return {
+        f"{MODEL}.path": CHECKPOINT,
+        f"+{MODEL}.load_tokenizer": False,
+        f"+{MODEL}.override_config.attn_implementation": "eager",
+        f"{MODEL}.enable_gradient_checkpointing": False,
+        f"{ACTOR}.optim.lr": 0.0,
+        f"{ACTOR}.optim.weight_decay": 0.0,
+        f"{ACTOR}.optim.clip_grad": 1e9,
+        f"{ACTOR}.optim.total_training_steps": 1,
+        f"{ROLLOUT}.name": "vllm",
+    }
+
+
+def gives_old_log_probs(job: Job) -> bool:
+    """Whether the old policy's log-probabilities are given, and not the model's."""
+    return job.objective in OFF_POLICY

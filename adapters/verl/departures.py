@@ -1,0 +1,44 @@
+"""How runs of verl under its adapters differ from a user's, and why it is harmless."""
+
+from __future__ import annotations
+
+from adapters.contract.description import parse_departures
+
+ALL_ENGINES = parse_departures(
+    """
+    not_run: the trainer's constructor, its loop over batches, validation, checkpoints, profiler and
+    weight synchronisation
+        `_step_once` is entered, which takes one batch of rollouts to its last optimizer step
+    stubbed: the TransferQueue, by the same rows in memory, which every rank has
+        it hands on fields by key, and computes nothing
+    stubbed: Ray's worker group: every rank runs the trainer and calls its own worker
+        a rank is given the part of the batch that verl's dispatch would send it
+    stubbed: the replay buffer and the rollout servers: samples are given
+        they come before a step
+    stubbed: forward passes of a reference policy, and of the old one where ratios are to be others
+    than 1
+        the answers are the case's; training reads them as it would a model's
+    set: an advantage estimator of its own, registered as a user's would be
+        signed powers of two in the place of advantages: token weights do not depend on them
+    set: where a batch has several steps, equal lengths in the tags that it is balanced by
+        balancing would mix the samples of the steps; which rank has which sample changes no weight
+    set: rollout.n = 1, and mini-batches counted in samples
+        their product alone is read
+    set: clip_ratio_c = 1e6, unless the dual-clip loss is looked at
+        a value a user may choose; the reference takes the same
+    set: learning rate 0, no weight decay, and a bound on the gradient's norm that none reaches
+        all come after the gradient that is read
+    set: use_torch_compile=False, and TORCHDYNAMO_DISABLE=1
+        the same operations, not compiled
+    set: mixed precision: parameters in the dtype of the run, reductions in float32
+        the tolerance is derived from the dtype, which a report names
+    stubbed: the model, by one of one token with an entry for every position, and the functions that
+    make log-probabilities and entropies of logits, by themselves plus that entry
+        verl's own functions run on its logits; what is added is what weights are read by
+    stubbed: on a machine without a GPU, the platform, by one of the CPU, which engines are
+    registered for
+        an extension point of verl's own; the same operations in the same order, in float32
+    passed_by: on a machine without a GPU, torch's check that FSDP1 broadcasts states on a GPU
+        a check of the device alone
+    """
+)

@@ -1,0 +1,56 @@
+"""Imports verl on a machine without its GPU packages."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from adapters.toolkit.imports import import_from
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ENGINE = "workers.engine.fsdp.transformer_impl"
+
+
+def import_verl(source: Path | None) -> None:
+    """Import the default trainer and its engine, and put the probe into them."""
+    os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # compiling takes longer than any step
+    import_from("verl", [source] if source else [])
+    _put_the_probe_in()
+
+
+@cache
+def _put_the_probe_in() -> None:
+    """Once in a process, whichever engines are driven in it."""
+    on_cpu = not torch.cuda.is_available()
+    if on_cpu:
+        importlib.import_module("adapters.verl.cpu_platform").choose()
+    model = importlib.import_module("adapters.verl.model")
+    model.register()
+    engine, functional = module(ENGINE), module("utils.torch_functional")
+    engine.logprobs_from_logits = model.with_probe(engine.logprobs_from_logits)
+    functional.entropy_from_logits = model.with_entropies(functional.entropy_from_logits)
+    if on_cpu:
+        _let_engines_run_on_the_cpu(engine)
+    module("workers.engine_workers").CheckpointEngineRegistry.new = lambda *_, **__: None
+    importlib.import_module("adapters.verl.trainer").register_given_advantages()
+
+
+def module(path: str) -> Any:
+    """Import a module of verl by its path below the package."""
+    return importlib.import_module(f"verl.{path}")
+
+
+def _let_engines_run_on_the_cpu(engine: Any) -> None:
+    """Register verl's engines for the CPU, and pass by a check of torch's that wants a GPU."""
+    register = module("workers.engine").EngineRegistry.register
+    register(model_type="language_model", backend=["fsdp", "fsdp2"], device="cpu")(
+        engine.FSDPEngineWithLMHead
+    )
+    fsdp1: Any = importlib.import_module("torch.distributed.fsdp._init_utils")
+    fsdp1._check_module_states_for_sync_module_states = lambda _: None

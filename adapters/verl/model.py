@@ -1,0 +1,87 @@
+"""A Hugging Face model that is nothing but the probe, and the seams in verl's functions of logits.
+
+verl loads it by the `checkpoint` folder next to this module, whose configuration names its class.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import CausalLMOutput
+
+from adapters.toolkit.probe import ForwardPasses, ProbeLayer, ProbeSeam
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import torch
+
+CHECKPOINT = Path(__file__).parent / "checkpoint"
+SEAM = ProbeSeam()  # the seam of this process, which trains one job at a time
+PASSES = ForwardPasses()
+
+
+class ProbeConfig(PretrainedConfig):
+    """The shape of a transformer, which verl asks for, and the size of the probe."""
+
+    model_type = "probe"
+    num_attention_heads = num_key_value_heads = hidden_size = intermediate_size = 4
+    num_hidden_layers = vocab_size = 1
+    capacity = 1
+
+
+class ProbeForCausalLM(PreTrainedModel):
+    """The probe, with logits of the only token."""
+
+    config_class = ProbeConfig
+    _no_split_modules = [ProbeLayer.__name__]  # noqa: RUF012 - as transformers has it
+    _supports_flash_attn = _supports_sdpa = supports_gradient_checkpointing = True
+
+    def __init__(self, config: ProbeConfig) -> None:
+        super().__init__(config)
+        self.layer = ProbeLayer(config.capacity)
+        self.post_init()
+
+    @classmethod
+    def from_pretrained(cls, *_: Any, config: ProbeConfig, **__: Any) -> ProbeForCausalLM:  # type: ignore[override]
+        """The model of a configuration, with a probe of 0."""
+        return cls(config)
+
+    def _init_weights(self, module: torch.nn.Module) -> None:
+        """Leave the probe at 0."""
+
+    def forward(self, input_ids: torch.Tensor, **_: Any) -> CausalLMOutput:
+        """Logits of 0, of any number of rows; FSDP hooks its backward pass to all outputs."""
+        PASSES.note(input_ids)
+        SEAM.probe, SEAM.predicted = self.layer(), input_ids + 1
+        logits = SEAM.probe.new_zeros(*input_ids.shape, SEAM.VOCABULARY)
+        return CausalLMOutput(logits=logits, hidden_states=(SEAM.probe,))  # type: ignore[arg-type]
+
+
+def register() -> None:
+    """Let transformers' automatic classes find it."""
+    AutoConfig.register("probe", ProbeConfig)
+    AutoModelForCausalLM.register(ProbeConfig, ProbeForCausalLM)
+
+
+def with_probe(log_probs_from_logits: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """The log-probabilities of tokens, plus the probe."""
+
+    def log_probs(logits: torch.Tensor, labels: torch.Tensor, **options: Any) -> torch.Tensor:
+        real = log_probs_from_logits(logits, labels % SEAM.VOCABULARY, **options)
+        return real + SEAM.log_probs(labels)
+
+    return log_probs
+
+
+def with_entropies(entropy_from_logits: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """The entropies at positions, plus those of the tokens that they predict and the probe."""
+
+    def entropies(logits: torch.Tensor, **options: Any) -> torch.Tensor:
+        real = entropy_from_logits(logits, **options)
+        assert SEAM.predicted is not None
+        return real + SEAM.entropies(SEAM.predicted.reshape(real.shape), trained=True)
+
+    return entropies
