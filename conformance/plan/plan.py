@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from adapters.contract import Depth, Layout
@@ -100,14 +101,14 @@ class Plan:
     def _chosen(self) -> Sequence[MatrixCell]:
         """The cells of the jobs that a plan of this size has."""
         if self.size is PlanSize.FULL:
-            return self._cells_of_cases()
-        jobs = {*self.quick_jobs(), *(cell.job_id for cell in self._cut_cells())}
-        return [cell for cell in self._cells_of_cases() if cell.job_id in jobs]
+            return self._cells_of_cases
+        jobs = {*self.quick_jobs, *(cell.job_id for cell in self._cut_cells())}
+        return [cell for cell in self._cells_of_cases if cell.job_id in jobs]
 
+    @cached_property
     def quick_jobs(self) -> Mapping[str, AbstractSet[Combination]]:
         """The jobs of the quick plan, each with what it is the first to show."""
-        cells = self._cells_of_cases()
-        return quick_jobs(cell for cell in cells if cell.spec.check in self.checks)
+        return quick_jobs(cell for cell in self._cells_of_cases if cell.spec.check in self.checks)
 
     def require_something_to_run(self) -> None:
         """See to it that a given case fits a chosen layout.
@@ -122,6 +123,7 @@ class Plan:
                 "choose a smaller --layout",
             )
 
+    @cached_property
     def _cells_of_cases(self) -> list[MatrixCell]:
         """Those that share a run next to each other."""
         cases = ALL_CASES if self.case is None else (self.case,)

@@ -106,7 +106,7 @@ def plan_table(plan: Plan) -> Iterator[str]:
     checks: dict[str, list[str]] = defaultdict(list)
     for cell in cells:
         checks[cell.job_id].append(cell.spec.slug)
-    shown = plan.quick_jobs()
+    shown = plan.quick_jobs
     rows = [
         [job, _first_of(of_job), _reasons(shown.get(job, ()))] for job, of_job in checks.items()
     ]
