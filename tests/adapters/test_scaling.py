@@ -62,6 +62,11 @@ ELSEWHERE = {
     "toolkit.source._extracted": "a path",
     "toolkit.source._made_once": "a path",
     "toolkit.source.released": "a path",
+    "verl.configuration._micro_batches": "sizes that the framework is told",
+    "verl.configuration._sizes": "sizes that the framework is told",
+    "verl.model.": "a path",
+    "verl.trainer._of_all_ranks": "a list of nothing",
+    "verl.trainer._order": "places of samples",
 }
 
 SCALING = (ast.Mult, ast.Div, ast.FloorDiv, ast.MatMult, ast.Pow)
