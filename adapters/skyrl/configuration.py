@@ -20,7 +20,13 @@ from adapters.contract.objective import (
 )
 from adapters.skyrl.importing import module, ppo_utils
 from adapters.toolkit.calls import call_supported, refusals
-from adapters.toolkit.settings import prompts_per_step, rollouts_per_prompt, token_budget, yaml
+from adapters.toolkit.settings import (
+    has_kl_term,
+    prompts_per_step,
+    rollouts_per_prompt,
+    token_budget,
+    yaml,
+)
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:
@@ -128,11 +134,6 @@ def objectives() -> frozenset[Objective]:
 def scales_advantages() -> bool:
     """Whether SkyRL's trainer reduces by scaling advantages before the loss."""
     return hasattr(ppo_utils(), SCALING)
-
-
-def has_kl_term(job: Job) -> bool:
-    """Whether the divergence from the reference policy is in the loss."""
-    return job.configuration.kl or job.objective in (Objective.KL, Objective.COMBINED)
 
 
 def has_critic(job: Job) -> bool:

@@ -18,10 +18,9 @@ import numpy as np
 from adapters.contract.configuration import FaultInjection
 from adapters.contract.objective import CORRECTIONS, FROM_REWARDS, OF_VALUES, Metric, Objective
 from adapters.contract.probed_batch import PADDING_ID, PADDING_VALUE, ProbedBatch
-from adapters.skyrl.configuration import has_kl_term
 from adapters.skyrl.importing import PADDING_MICRO_BATCHES, module, ppo_utils
 from adapters.toolkit.calls import refusals
-from adapters.toolkit.settings import rollouts_per_prompt
+from adapters.toolkit.settings import has_kl_term, rollouts_per_prompt
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Sizes of a job that a framework's options set once for all steps, and how numbers are spelled."""
+"""What a framework's options set once for all steps of a job, and how numbers are spelled."""
 
 from __future__ import annotations
 
@@ -7,11 +7,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from adapters.contract import Unsupported
+from adapters.contract.objective import Objective
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from adapters.contract import Job
     from reference.step import Step
+
+
+def has_kl_term(job: Job) -> bool:
+    """Whether the divergence from the reference policy is in the loss."""
+    return job.configuration.kl or job.objective in (Objective.KL, Objective.COMBINED)
 
 
 def prompts_per_step(steps: Sequence[Step]) -> int:

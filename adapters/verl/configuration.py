@@ -16,7 +16,7 @@ from adapters.contract.objective import (
     Objective,
 )
 from adapters.toolkit.calls import refusals
-from adapters.toolkit.settings import samples_per_step, token_budget, yaml
+from adapters.toolkit.settings import has_kl_term, samples_per_step, token_budget, yaml
 from adapters.verl.importing import module
 from reference.aggregation import Mode
 
@@ -32,7 +32,6 @@ LOSS_AGG_MODES = {
     Mode.CONSTANT: "seq-mean-token-sum-norm",
 }
 ACTOR, ROLLOUT, MODEL = (f"actor_rollout_ref.{part}" for part in ("actor", "rollout", "model"))
-CORRECTION = "algorithm.rollout_correction"
 GIVEN = "given"
 """The name under which advantages that are given are registered as an estimator."""
 
@@ -71,11 +70,6 @@ def objectives() -> frozenset[Objective]:
     losses = {objective for objective in POLICY_LOSSES if objective.value in registered}
     terms = {Objective.ENTROPY, Objective.KL, Objective.COMBINED}
     return frozenset({Objective.POLICY, Objective.OFF_POLICY, *terms, *losses, *VANILLA})
-
-
-def has_kl_term(job: Job) -> bool:
-    """Whether the divergence from the reference policy is in the loss."""
-    return job.configuration.kl or job.objective in (Objective.KL, Objective.COMBINED)
 
 
 @cache

@@ -26,6 +26,12 @@ ALL_ENGINES = parse_departures(
         their product alone is read
     set: clip_ratio_c = 1e6, unless the dual-clip loss is looked at
         a value a user may choose; the reference takes the same
+    set: kl_loss_type=k1, coefficients and clipping bounds
+        values a user may choose; the reference takes the same
+    set: no tokenizer, eager attention, no gradient checkpointing
+        the model has no text, no attention and no layers to compute again
+    stubbed: the checkpoint engine: none
+        it would send weights to rollout servers
     set: learning rate 0, no weight decay, and a bound on the gradient's norm that none reaches
         all come after the gradient that is read
     set: use_torch_compile=False, and TORCHDYNAMO_DISABLE=1

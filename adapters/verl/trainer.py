@@ -18,8 +18,8 @@ import torch.distributed as dist
 from adapters.contract.objective import Metric
 from adapters.contract.probed_batch import PADDING_ID
 from adapters.toolkit.calls import refusals
-from adapters.toolkit.settings import samples_per_step
-from adapters.verl.configuration import GIVEN, gives_old_log_probs, has_kl_term
+from adapters.toolkit.settings import has_kl_term
+from adapters.verl.configuration import GIVEN, gives_old_log_probs
 from adapters.verl.importing import module
 from adapters.verl.queue import MemoryQueue
 
@@ -163,17 +163,20 @@ def _of_all_ranks(value: Any) -> list[Any]:
 
 
 def _queue(batch: ProbedBatch, job: Job) -> MemoryQueue:
-    """The samples of a batch in an order in which each mini-batch is a step of the job.
+    """The samples of a batch.
 
     verl deals a batch to ranks by length, and each rank cuts its part into mini-batches. Where a
-    job has several steps, all samples are said to be of one length.
+    job has several steps, all samples are said to be of one length: they are then dealt out in
+    their order, so that each mini-batch is a step.
     """
-    samples = [_row(batch, index, group) for index, group in enumerate(batch.groups.tolist())]
-    order = _order(job) if len(job.steps) > 1 else range(len(samples))
-    keys = [f"{i}_0_0" for i in range(len(samples))]
-    tags = [_tag(samples[i], alike=len(job.steps) > 1) for i in order]
-    chosen = [samples[i] for i in order]
-    return MemoryQueue(dict(zip(keys, chosen, strict=True)), dict(zip(keys, tags, strict=True)))
+    rows = {
+        f"{index}_0_0": _row(batch, index, group)
+        for index, group in enumerate(batch.groups.tolist())
+    }
+    tags = {key: _tag(row) for key, row in rows.items()}
+    if len(job.steps) > 1:
+        tags = {key: tag | {"seq_len": 1} for key, tag in tags.items()}
+    return MemoryQueue(rows, tags)
 
 
 def _row(batch: ProbedBatch, index: int, group: int) -> dict[str, Any]:
@@ -194,17 +197,6 @@ def _row(batch: ProbedBatch, index: int, group: int) -> dict[str, Any]:
     }
 
 
-def _tag(row: Mapping[str, Any], *, alike: bool) -> dict[str, int]:
-    lengths = {"prompt_len": len(row["prompts"]), "response_len": len(row["responses"])}
-    return lengths | {"seq_len": 1 if alike else len(row["input_ids"])}
-
-
-def _order(job: Job) -> list[int]:
-    """Which sample is at each place of a batch of equal lengths, so that ranks have whole steps."""
-    balancing = module("utils.seqlen_balancing")
-    dp, size = job.layout.dp, samples_per_step(job.steps)
-    workloads = balancing.calculate_workload(torch.ones(size * len(job.steps), dtype=torch.int64))
-    parts = balancing.get_seqlen_balanced_partitions(workloads, k_partitions=dp, equal_size=True)
-    # The places of each step's samples, after one another: [steps · size].
-    places = np.array(parts).reshape(dp, len(job.steps), size // dp).swapaxes(0, 1).ravel()
-    return [int(sample) for sample in np.argsort(places)]
+def _tag(row: Mapping[str, Any]) -> dict[str, int]:
+    fields = {"prompt_len": "prompts", "response_len": "responses", "seq_len": "input_ids"}
+    return {name: len(row[field]) for name, field in fields.items()}

@@ -66,7 +66,6 @@ ELSEWHERE = {
     "verl.configuration._sizes": "sizes that the framework is told",
     "verl.model.": "a path",
     "verl.trainer._of_all_ranks": "a list of nothing",
-    "verl.trainer._order": "places of samples",
 }
 
 SCALING = (ast.Mult, ast.Div, ast.FloorDiv, ast.MatMult, ast.Pow)
