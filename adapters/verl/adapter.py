@@ -10,6 +10,7 @@ from abc import abstractmethod
 from typing import TYPE_CHECKING, Any
 
 from adapters.contract.adapter import Adapter, Rank
+from adapters.contract.configuration import FaultInjection, Setting
 from adapters.contract.description import Description
 from adapters.contract.job import Depth, Job, Observation
 from adapters.contract.probed_batch import ProbedBatch
@@ -31,6 +32,26 @@ CONVENTIONS = Conventions(
 """The conventions that verl documents. Entropy and divergence are aggregated by ``loss_agg_mode``
 as the policy loss is (`workers/utils/losses.py`, ``ppo_loss``), diagnostics of the policy loss are
 said there to be normalised by local tokens, and averaged."""
+
+
+CONFIGURATIONS: dict[Setting | FaultInjection, tuple[str, ...]] = {
+    Setting.MODE: ("loss_agg_mode",),
+    Setting.DIVISOR: ("loss_scale_factor",),
+    Setting.ENTROPY: ("entropy_coeff",),
+    Setting.KL: ("use_kl_loss",),
+    Setting.BATCH_SIZE: ("mini_batch_size",),
+}
+"""What configurations may set, and verl's names for it."""
+
+RULES = {
+    "default_mode": "verl/trainer/config/actor/actor.yaml (loss_agg_mode)",
+    "divisor_by_default": "verl/workers/config/actor.py (ActorConfig: if loss_scale_factor is None,"
+    " response_length)",
+}
+"""Rules of configurations that verl states, by name."""
+
+PERMITTED = {"divisor_missing": RULES["divisor_by_default"]}
+"""Rules of other frameworks whose opposite verl states."""
 
 
 class VerlAdapter(Adapter):
@@ -65,8 +86,11 @@ class VerlAdapter(Adapter):
             depths=frozenset({Depth.STEP}),
             objectives=configuration.objectives(),
             metrics=frozenset(NAMES),
+            configurations=CONFIGURATIONS,
             records_forward_passes=True,
             conventions=CONVENTIONS,
+            rules=RULES,
+            permits=PERMITTED,
             departures=departures.ALL_ENGINES,
         )
 
@@ -77,7 +101,7 @@ class VerlAdapter(Adapter):
         batch = ProbedBatch(job.steps, job.objective)
         capacity = probe_capacity(batch.probe_size + 1)
         with rank.framework(), refusals_of_configuration(job):
-            settings = {f"+{configuration.MODEL}.override_config.capacity": capacity}
+            settings = {f"{configuration.MODEL}.override_config.capacity": capacity}
             config = configuration.configure(job, {**settings, **self.settings(job, rank.dtype)})
             worker = self.worker(config, job, capacity, rank)
             model.PASSES.drain()

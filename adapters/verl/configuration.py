@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ from adapters.contract.objective import (
     Objective,
 )
 from adapters.toolkit.calls import refusals
-from adapters.toolkit.settings import has_kl_term, samples_per_step, token_budget, yaml
+from adapters.toolkit.settings import has_kl_term, samples_per_step, token_budget
 from adapters.verl.importing import module
 from reference.aggregation import Mode
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     Settings = dict[str, object]
-    """Values on the command line by their path in verl's configuration."""
+    """Values by their path in verl's configuration."""
 
 LOSS_AGG_MODES = {
     Mode.SAMPLE_MEAN: "seq-mean-token-mean",
@@ -55,9 +56,12 @@ VANILLA = {Objective.DUAL_CLIP}
 def configure(job: Job, of_engine: Mapping[str, object]) -> Any:
     """verl's configuration for a job, as validated; raises `Unsupported` or `Refused`."""
     settings = _sizes(job) | _micro_batches(job) | _loss(job) | _fixed() | {**of_engine}
-    typed = [f"{path}={'null' if value is None else value}" for path, value in settings.items()]
+    from omegaconf import OmegaConf
+
+    config = deepcopy(_defaults())
+    for path, value in settings.items():
+        OmegaConf.update(config, path, value, force_add=True)
     with refusals():
-        config = _compose(tuple(typed))
         module("utils.config").validate_config(
             config, use_reference_policy=has_kl_term(job), use_critic=False
         )
@@ -73,13 +77,13 @@ def objectives() -> frozenset[Objective]:
 
 
 @cache
-def _compose(settings: tuple[str, ...]) -> Any:
-    """What hydra makes of a command line."""
+def _defaults() -> Any:
+    """What hydra makes of an empty command line: its files take longer to read than a step does."""
     from hydra import compose, initialize_config_dir
 
     folder = Path(module("trainer.config").__file__).parent
     with initialize_config_dir(str(folder), version_base=None):
-        return compose("ppo_trainer", overrides=[*settings])
+        return compose("ppo_trainer")
 
 
 def _sizes(job: Job) -> Settings:
@@ -139,24 +143,24 @@ def _loss(job: Job) -> Settings:
         settings[f"{ACTOR}.entropy_coeff"] = ENTROPY_COEFFICIENT
     if job.configuration.says_mode:
         settings[f"{ACTOR}.loss_agg_mode"] = LOSS_AGG_MODES[job.aggregation.mode]
-    divisor = _divisor(job)
-    if divisor:
-        settings[f"{ACTOR}.loss_scale_factor"] = divisor
+    settings[f"{ACTOR}.loss_scale_factor"] = _divisor(job)
     if job.objective in POLICY_LOSSES and job.objective not in VANILLA:
         settings[f"{ACTOR}.policy_loss.loss_mode"] = job.objective.value
     return settings
 
 
-def _divisor(job: Job) -> str:
-    """The divisor as typed, empty if there is none."""
-    if job.configuration.divisor is not None:
-        return yaml(job.configuration.divisor)
-    divisor = job.aggregation.divisor
-    if divisor is None:
-        return ""
+def _divisor(job: Job) -> object:
+    """The divisor as hydra reads what is typed, None if there is none."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    typed, divisor = job.configuration.divisor, job.aggregation.divisor
+    if typed:
+        return OverridesParser.create().parse_override(f"divisor={typed}").value()
+    if typed == "" or divisor is None:
+        return None
     if not float(divisor).is_integer():
         raise Unsupported(f"loss_scale_factor is an integer, the divisor {divisor!r} is none")
-    return str(int(divisor))
+    return int(divisor)
 
 
 def _fixed() -> Settings:
@@ -164,9 +168,9 @@ def _fixed() -> Settings:
     from adapters.verl.model import CHECKPOINT
 
     return {
-        f"{MODEL}.path": CHECKPOINT,
-        f"+{MODEL}.load_tokenizer": False,
-        f"+{MODEL}.override_config.attn_implementation": "eager",
+        f"{MODEL}.path": str(CHECKPOINT),
+        f"{MODEL}.load_tokenizer": False,
+        f"{MODEL}.override_config.attn_implementation": "eager",
         f"{MODEL}.enable_gradient_checkpointing": False,
         f"{ACTOR}.optim.lr": 0.0,
         f"{ACTOR}.optim.weight_decay": 0.0,

@@ -39,13 +39,13 @@ class VerlFsdpAdapter(VerlAdapter):
         """Settings of the engine, with parameters in the dtype of the run."""
         engine = f"{ACTOR}.fsdp_config"
         precision = PRECISIONS[dtype]
-        precisions = f"param_dtype:{precision},reduce_dtype:fp32,buffer_dtype:fp32"
+        precisions = {"param_dtype": precision, "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
         return {
             f"{ACTOR}.strategy": self.engine,
             f"{MODEL}.use_remove_padding": job.layout.format == "thd",
             f"{engine}.ulysses_sequence_parallel_size": job.layout.cp,
             f"{engine}.use_torch_compile": False,
-            f"+{engine}.mixed_precision": f"{{{precisions}}}",
+            f"{engine}.mixed_precision": precisions,
         }
 
     def worker(self, config: Any, job: Job, capacity: int, rank: Rank) -> Any:
