@@ -52,9 +52,12 @@ VANILLA = {Objective.DUAL_CLIP}
 """Policy losses of ours that are verl's plain one, whose third bound is always on."""
 
 
-def configure(job: Job, of_engine: Mapping[str, object]) -> Any:
-    """verl's configuration for a job, as validated; raises `Unsupported` or `Refused`."""
-    settings = _sizes(job) | _micro_batches(job) | _loss(job) | _fixed() | {**of_engine}
+def configure(job: Job, of_engine: Mapping[str, object], divisor: int) -> Any:
+    """verl's configuration for a job, as validated; raises `Unsupported` or `Refused`.
+
+    The samples of a mini-batch are to be a multiple of ``divisor`` ranks.
+    """
+    settings = _sizes(job, divisor) | _micro_batches(job) | _loss(job) | _fixed() | {**of_engine}
     typed = [f"{path}={'null' if value is None else value}" for path, value in settings.items()]
     with refusals():
         config = _compose(tuple(typed))
@@ -82,16 +85,16 @@ def _compose(settings: tuple[str, ...]) -> Any:
         return compose("ppo_trainer", overrides=[*settings])
 
 
-def _sizes(job: Job) -> Settings:
+def _sizes(job: Job, divisor: int) -> Settings:
     """The sizes of the batch of rollouts, of a mini-batch, and of the world."""
-    size, ranks = samples_per_step(job.steps), job.layout.world_size
-    if size % ranks:
-        raise Unsupported(f"mini-batches are multiples of {ranks} ranks, {size} samples are none")
+    size = samples_per_step(job.steps)
+    if size % divisor:
+        raise Unsupported(f"mini-batches are multiples of {divisor} ranks, {size} samples are none")
     return {
         "data.train_batch_size": size * len(job.steps),
         f"{ACTOR}.ppo_mini_batch_size": job.configuration.batch_size or size,
         f"{ROLLOUT}.n": 1,
-        "trainer.n_gpus_per_node": ranks,
+        "trainer.n_gpus_per_node": job.layout.world_size,
         "trainer.nnodes": 1,
     }
 

@@ -48,3 +48,10 @@ ALL_ENGINES = parse_departures(
         a check of the device alone
     """
 )
+
+MEGATRON = parse_departures(
+    """
+    stubbed: Megatron-Bridge: model, its configuration and weights
+        it makes a model of a checkpoint; verl's own overrides of its configuration are applied
+    """
+)
