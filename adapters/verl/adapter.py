@@ -83,9 +83,10 @@ class VerlAdapter(Adapter):
         batch = ProbedBatch(job.steps, job.objective)
         capacity = probe_capacity(batch.probe_size + 1)
         with rank.framework(), refusals_of_configuration(job):
-            settings: dict[str, object] = {f"+{configuration.MODEL}.override_config.capacity": capacity}
-            settings |= self.settings(job, rank.dtype)
-            config = configuration.configure(job, settings, self.divisor(job.layout))
+            settings = {f"+{configuration.MODEL}.override_config.capacity": capacity}
+            config = configuration.configure(
+                job, {**settings, **self.settings(job, rank.dtype)}, self.divisor(job.layout)
+            )
             worker = self.worker(config, job, capacity, rank)
             worker.passes.drain()
             reported = trainer.train(config, worker, batch, job)

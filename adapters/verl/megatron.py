@@ -159,7 +159,7 @@ def _of_dtype(training_worker: Any, dtype: str) -> Any:
 
     class OfDtype(training_worker):  # type: ignore[misc]  # a class of verl's
         def reset(self) -> None:
-            vars(self.engine_config)["dtype"] = dtype
+            object.__setattr__(self.engine_config, "dtype", dtype)
             super().reset()
 
     return OfDtype
