@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from adapters.contract.layout import Layout
+
 CONVENTIONS = Conventions(
     entropy=AuxiliaryAggregation.WITH_POLICY_LOSS,
     kl=AuxiliaryAggregation.WITH_POLICY_LOSS,
@@ -69,8 +71,12 @@ class VerlAdapter(Adapter):
         """The engine's settings in verl's configuration, by path."""
 
     @abstractmethod
+    def divisor(self, layout: Layout) -> int:
+        """The number of ranks that divides mini-batches, as verl validates."""
+
+    @abstractmethod
     def worker(self, config: Any, job: Job, capacity: int, rank: Rank) -> Any:
-        """verl's worker on this rank, which collects gradients in ``gradients``."""
+        """verl's worker on this rank, with recorders ``gradients`` and ``passes``."""
 
     def load(self, source: Path | None) -> None:
         """Import verl, its engines and its trainer."""
@@ -96,17 +102,19 @@ class VerlAdapter(Adapter):
 
     def observe(self, job: Job, rank: Rank) -> Observation:
         """Train all steps of the batch as the mini-batches of one trainer's step."""
-        from adapters.verl import model, trainer
+        from adapters.verl import trainer
 
         batch = ProbedBatch(job.steps, job.objective)
         capacity = probe_capacity(batch.probe_size + 1)
         with rank.framework(), refusals_of_configuration(job):
             settings = {f"{configuration.MODEL}.override_config.capacity": capacity}
-            config = configuration.configure(job, {**settings, **self.settings(job, rank.dtype)})
+            config = configuration.configure(
+                job, {**settings, **self.settings(job, rank.dtype)}, self.divisor(job.layout)
+            )
             worker = self.worker(config, job, capacity, rank)
-            model.PASSES.drain()
+            worker.passes.drain()
             reported = trainer.train(config, worker, batch, job)
-        passes = model.PASSES.drain()
+        passes = worker.passes.drain()
         return Observation(
             token_weights=batch.weights_of_steps(worker.gradients.drain()),
             reported=reported,

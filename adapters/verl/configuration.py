@@ -53,12 +53,15 @@ VANILLA = {Objective.DUAL_CLIP}
 """Policy losses of ours that are verl's plain one, whose third bound is always on."""
 
 
-def configure(job: Job, of_engine: Mapping[str, object]) -> Any:
-    """verl's configuration for a job, as validated; raises `Unsupported` or `Refused`."""
-    settings = _sizes(job) | _micro_batches(job) | _loss(job) | _fixed() | {**of_engine}
+def configure(job: Job, of_engine: Mapping[str, object], divisor: int) -> Any:
+    """verl's configuration for a job, as validated; raises `Unsupported` or `Refused`.
+
+    The samples of a mini-batch are to be a multiple of ``divisor`` ranks.
+    """
     from omegaconf import OmegaConf
 
-    config = deepcopy(_defaults())
+    settings = _sizes(job, divisor) | _micro_batches(job) | _loss(job) | _fixed() | {**of_engine}
+    config = deepcopy(_defaults(str(settings.pop("model_engine", "dp"))))
     for path, value in settings.items():
         OmegaConf.update(config, path, value, force_add=True)
     with refusals():
@@ -77,25 +80,25 @@ def objectives() -> frozenset[Objective]:
 
 
 @cache
-def _defaults() -> Any:
-    """What hydra makes of an empty command line: its files take longer to read than a step does."""
+def _defaults(model_engine: str) -> Any:
+    """An engine's configuration without settings: hydra reads for longer than a step takes."""
     from hydra import compose, initialize_config_dir
 
     folder = Path(module("trainer.config").__file__).parent
     with initialize_config_dir(str(folder), version_base=None):
-        return compose("ppo_trainer")
+        return compose("ppo_trainer", overrides=[f"model_engine={model_engine}"])
 
 
-def _sizes(job: Job) -> Settings:
+def _sizes(job: Job, divisor: int) -> Settings:
     """The sizes of the batch of rollouts, of a mini-batch, and of the world."""
-    size, ranks = samples_per_step(job.steps), job.layout.world_size
-    if size % ranks:
-        raise Unsupported(f"mini-batches are multiples of {ranks} ranks, {size} samples are none")
+    size = samples_per_step(job.steps)
+    if size % divisor:
+        raise Unsupported(f"mini-batches are multiples of {divisor} ranks, {size} samples are none")
     return {
         "data.train_batch_size": size * len(job.steps),
         f"{ACTOR}.ppo_mini_batch_size": job.configuration.batch_size or size,
         f"{ROLLOUT}.n": 1,
-        "trainer.n_gpus_per_node": ranks,
+        "trainer.n_gpus_per_node": job.layout.world_size,
         "trainer.nnodes": 1,
     }
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from adapters.contract import Job, Layout, Rank
 from adapters.verl.adapter import VerlAdapter
 from adapters.verl.configuration import ACTOR, MODEL
-from adapters.verl.importing import module
+from adapters.verl.worker import configure_anew, new_worker
 
 if TYPE_CHECKING:
     import numpy as np
@@ -48,13 +47,17 @@ class VerlFsdpAdapter(VerlAdapter):
             f"{engine}.mixed_precision": precisions,
         }
 
+    def divisor(self, layout: Layout) -> int:
+        """All ranks, those of sequence parallelism too."""
+        return layout.world_size
+
     def worker(self, config: Any, job: Job, capacity: int, rank: Rank) -> Any:
         """verl's worker, cached for all jobs that can share its model."""
         key = (self.engine, job.layout.cp, job.layout.format, capacity)
         if key not in rank.cache:
             rank.cache[key] = _worker(config, rank)
         worker = rank.cache[key]
-        _configure_anew(worker, config)
+        configure_anew(worker, config)
         worker.gradients.drain()
         return worker
 
@@ -68,15 +71,12 @@ class VerlFsdp2Adapter(VerlFsdpAdapter):
 def _worker(config: Any, rank: Rank) -> Any:
     """verl's worker with its engine, whose optimizer tells the gradient that it steps with."""
     from adapters.toolkit.probe import GradientReader
+    from adapters.verl.model import PASSES
 
-    # What Ray sets; the process group is there already, and no address is called.
-    os.environ |= {"RANK": str(rank.index), "WORLD_SIZE": str(rank.world_size)}
-    os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "0"}
-    worker = module("workers.engine_workers").ActorRolloutRefWorker(
-        config.actor_rollout_ref, role="actor"
-    )
+    worker = new_worker(config, rank)
     worker.init_model()
     engine = worker.actor.engine
+    worker.passes = PASSES
     worker.gradients = GradientReader(engine.optimizer, partial(_whole, engine.module))
     return worker
 
@@ -94,18 +94,3 @@ def _whole(wrapped: Any, gradient: torch.Tensor) -> NDArray[np.float32]:
     shards = [torch.empty_like(gradient) for _ in range(dist.get_world_size(group))]
     dist.all_gather(shards, gradient, group=group)
     return as_array(torch.cat(shards))
-
-
-def _configure_anew(worker: Any, config: Any) -> None:
-    """Give a worker the loss and the micro-batches of another job, as its `init_model` does."""
-    as_dataclass = module("utils.config").omega_conf_to_dataclass
-    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
-    actor_config = as_dataclass(actor)
-    actor_config.model_config = worker.actor.model_config
-    engine = worker.actor.engine_config
-    engine.use_dynamic_bsz = actor.use_dynamic_bsz
-    engine.max_token_len_per_gpu = actor.ppo_max_token_len_per_gpu
-    engine.micro_batch_size_per_gpu = actor.ppo_micro_batch_size_per_gpu
-    engine.infer_max_token_len_per_gpu = rollout.log_prob_max_token_len_per_gpu
-    engine.infer_micro_batch_size_per_gpu = rollout.log_prob_micro_batch_size_per_gpu
-    worker.actor.set_loss_fn(partial(module("workers.utils.losses").ppo_loss, config=actor_config))

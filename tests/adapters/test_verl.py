@@ -12,6 +12,7 @@ from adapters.contract import Depth, Job, Layout
 from adapters.contract.objective import Metric, Objective
 from adapters.contract.probed_batch import ProbedBatch
 from adapters.verl import ENGINES
+from adapters.verl.megatron import VerlMegatronAdapter
 from conformance.corpus.cases import CORPUS
 from conformance.judging.weights import largest_error
 from conformance.ranks.messages import Declined
@@ -32,6 +33,12 @@ MASKED = CASES["fully_masked_sample"]
 @pytest.fixture(scope="module", params=ENGINES, ids=lambda engine: engine.engine)
 def pool(request: pytest.FixtureRequest) -> Iterator[RankPool]:
     with RankPool(request.param(), None, 2) as pool:
+        yield pool
+
+
+@pytest.fixture(scope="module")
+def megatron() -> Iterator[RankPool]:
+    with RankPool(VerlMegatronAdapter(), None, 2) as pool:
         yield pool
 
 
@@ -126,3 +133,57 @@ def test_divisor_is_an_integer(pool: RankPool) -> None:
 
     assert isinstance(outcome, Declined)
     assert "the divisor 2.5 is none" in outcome.message
+
+
+def errors(given: Job, outcome: Ran) -> list[float | None]:
+    """The largest error of a weight on each rank, in a job of one step."""
+    right = token_weights(given.steps[0], given.aggregation)
+    return [largest_error(rank.token_weights[0], right) for rank in outcome.observations]
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        "dp1-cp1-pp2-mb2-thd",
+        "dp1-cp1-pp2-mb2-bshd",
+        "dp1-cp1-pp2-mb2-thd+interleaved",
+        "dp1-cp1-tp2-mb2-thd",
+        "dp2-cp1-mb2-thd+average_in_collective",
+        "dp2-cp1-mb2-thd+overlap_grad_reduce",
+        "dp2-cp1-mb2-thd+replicated_optimizer",
+        "dp2-cp1-mbtokens-thd+per_token_loss",
+    ],
+)
+def test_megatron_trains_the_same_in_pipelines_and_with_all_options(
+    megatron: RankPool, layout: str
+) -> None:
+    """Every stage of a pipeline has a probe, and the trainer logs what the last one knows."""
+    given = job(layout=layout)
+    outcome = megatron.run(given)
+
+    assert isinstance(outcome, Ran), outcome
+    for error in errors(given, outcome):
+        assert error is not None
+        assert error <= weight_bound("float32")
+    first, second = outcome.observations
+    assert first.reported == second.reported
+    assert Metric.POLICY_LOSS in first.reported
+
+
+def test_megatron_deals_mini_batches_to_data_parallel_ranks_alone(megatron: RankPool) -> None:
+    given = job("nine_samples", layout="dp1-cp2-mb1-thd")
+    outcome = megatron.run(given)
+
+    assert isinstance(outcome, Ran), outcome
+    assert max(filter(None, errors(given, outcome))) <= weight_bound("float32")
+
+
+def test_megatron_counts_half_tokens_of_context_parallel_ranks_as_none(megatron: RankPool) -> None:
+    """Micro-batches of 15, 15, 15 and 13 tokens are counted as 14, 14, 14 and 12, of 58 in all."""
+    given = job(layout="dp1-cp2-mbtokens-thd+per_token_loss")
+    outcome = megatron.run(given)
+
+    assert isinstance(outcome, Ran), outcome
+    right = token_weights(given.steps[0], given.aggregation)
+    for rank in outcome.observations:
+        np.testing.assert_allclose(rank.token_weights[0], right * 58 / 54, rtol=1e-6)
