@@ -19,7 +19,7 @@ from conformance.plan.checks import LOGGED_OF_ROLLOUTS
 from reference.aggregation import (
     Aggregation,
     Conventions,
-    LoggedAdvantages,
+    LoggedMean,
     Mode,
     SampleUnit,
     TokenSet,
@@ -141,7 +141,7 @@ GAE = Estimate(
 def test_logged_advantages_are_those_of_the_declared_tokens() -> None:
     values = GAE.advantages
     of_samples = math.fsum([values[:2].mean(), values[2], values[4]]) / 4
-    of_all = LoggedAdvantages(mode=Mode.TOKEN_MEAN, tokens=TokenSet.RESPONSE)
+    of_all = LoggedMean(mode=Mode.TOKEN_MEAN, tokens=TokenSet.RESPONSE)
 
     assert judged(Metric.ADVANTAGE, of_samples, None).verdict is Verdict.CONFORMS
     assert (
