@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from adapters.contract.adapter import Adapter, Rank
 from adapters.contract.description import Description
 from adapters.contract.job import Depth, Job, Observation
+from adapters.contract.objective import Objective
 from adapters.contract.probed_batch import ProbedBatch
 from adapters.toolkit.calls import refusals_of_configuration
 from adapters.toolkit.probe import probe_capacity
@@ -103,7 +104,7 @@ class VerlAdapter(Adapter):
 
     def observe(self, job: Job, rank: Rank) -> Observation:
         """Train all steps of the batch as the mini-batches of one trainer's step."""
-        from adapters.verl import trainer
+        from adapters.verl import sft, trainer
 
         batch = ProbedBatch(job.steps, job.objective)
         capacity = probe_capacity(batch.probe_size + 1)
@@ -115,7 +116,8 @@ class VerlAdapter(Adapter):
                 workers["critic"] = self.critic(config, job, capacity, rank)
             trained = workers[objectives.trained_model(job)]
             trained.passes.drain()
-            reported = trainer.train(config, workers, batch, job)
+            train = sft.train if job.objective is Objective.SFT else trainer.train
+            reported = train(config, workers, batch, job)
         passes = trained.passes.drain()
         return Observation(
             token_weights=batch.weights_of_steps(trained.gradients.drain()),

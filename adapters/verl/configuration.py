@@ -77,6 +77,8 @@ def _sizes(job: Job) -> Settings:
     size, ranks = samples_per_step(job.steps), job.layout.world_size
     if job.objective is Objective.REJECTION and len(job.steps) > 1:
         raise Unsupported("what is rejected is logged once for a batch, and not for each step")
+    if job.objective is Objective.SFT and job.aggregation.mode is not Mode.TOKEN_MEAN:
+        raise Unsupported("loss_agg_mode is the policy's: fine-tuning is by tokens alone")
     if size % ranks:
         raise Unsupported(f"mini-batches are multiples of {ranks} ranks, {size} samples are none")
     return {
@@ -100,17 +102,23 @@ def _micro_batches(job: Job) -> Settings:
             f"{ACTOR}.ppo_max_token_len_per_gpu": budget,
             f"{ROLLOUT}.log_prob_max_token_len_per_gpu": budget,
         }
+    size = _micro_batch_size(job)
+    return settings | {
+        f"{ACTOR}.ppo_micro_batch_size_per_gpu": size,
+        f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu": size,
+        "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": size,
+    }
+
+
+def _micro_batch_size(job: Job) -> int:
+    """The samples of a micro-batch; raises `Unsupported` if they leave some over."""
     if not isinstance(job.layout.micro_batches, int):
         raise Unsupported(f"no micro-batches by {job.layout.micro_batches}")
     per_rank = samples_per_step(job.steps) // job.layout.dp
     size = max(per_rank // job.layout.micro_batches, 1)
     if per_rank % size:
         raise Unsupported(f"no micro-batches of {size} of a rank's {per_rank} samples")
-    return settings | {
-        f"{ACTOR}.ppo_micro_batch_size_per_gpu": size,
-        f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu": size,
-        "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": size,
-    }
+    return size
 
 
 def _token_budget(job: Job) -> int:
@@ -180,17 +188,17 @@ def _trained(role: str, model: str) -> Settings:
 def _critic(job: Job) -> Settings:
     """The settings of a critic, whose loss is aggregated as the policy's is by default.
 
-    Its micro-batches are cut by tokens, whatever the sizes in its configuration.
+    The trainer gives its engine one number of tokens for all purposes, and cuts by tokens unless
+    the engine's own configuration says otherwise.
     """
     if not has_critic(job):
         return {}
-    by_tokens = job.layout.micro_batches == "tokens"
-    if job.objective is Objective.VALUE and not (by_tokens or job.layout.micro_batches == 1):
-        raise Unsupported(f"no {job.layout.micro_batches} micro-batches: a critic's are by tokens")
-    budget = {f"+{CRITIC}.ppo_infer_max_token_len_per_gpu": _token_budget(job)} if by_tokens else {}
-    return {
-        **_trained(CRITIC, CRITIC_MODEL),
-        f"{CRITIC}.enable": True,
-        f"{CRITIC}.ppo_micro_batch_size_per_gpu": 1,
-        **budget,
+    settings = {**_trained(CRITIC, CRITIC_MODEL), f"{CRITIC}.enable": True}
+    if job.layout.micro_batches == "tokens":
+        return settings | {f"+{CRITIC}.ppo_infer_max_token_len_per_gpu": _token_budget(job)}
+    size = _micro_batch_size(job)
+    return settings | {
+        f"{CRITIC}.ppo_micro_batch_size_per_gpu": size,
+        f"+{CRITIC}.fsdp.use_dynamic_bsz": False,
+        f"+{CRITIC}.fsdp.micro_batch_size_per_gpu": size,
     }

@@ -8,7 +8,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from adapters.contract import Description, Job, Layout, Rank
-from adapters.verl import objectives
+from adapters.contract.objective import Objective
+from adapters.verl import departures, objectives
 from adapters.verl.adapter import VerlAdapter
 from adapters.verl.configuration import CRITIC, CRITIC_MODEL, MODEL
 from adapters.verl.importing import module
@@ -43,9 +44,14 @@ class VerlFsdpAdapter(VerlAdapter):
         ]
 
     def describe(self) -> Description:
-        """Add what needs a critic."""
+        """Add what needs a critic, and supervised fine-tuning."""
         found = super().describe()
-        return replace(found, objectives=found.objectives | objectives.WITH_CRITIC)
+        more = {*objectives.WITH_CRITIC, Objective.SFT}
+        return replace(
+            found,
+            objectives=found.objectives | more,
+            departures=(*found.departures, *departures.FSDP),
+        )
 
     def settings(self, job: Job, dtype: str) -> dict[str, object]:
         """Settings of the engines, with parameters in the dtype of the run."""
@@ -187,5 +193,8 @@ def _critic_config(config: Any) -> Any:
 def _configure_critic_anew(worker: Any, config: Any) -> None:
     """Give a critic the loss and the micro-batches of another job."""
     critic = _critic_config(config)
-    worker.engine_config.max_token_len_per_gpu = critic.engine.max_token_len_per_gpu
+    engine = worker.engine_config
+    engine.use_dynamic_bsz = critic.engine.use_dynamic_bsz
+    engine.max_token_len_per_gpu = critic.engine.max_token_len_per_gpu
+    engine.micro_batch_size_per_gpu = critic.engine.micro_batch_size_per_gpu
     worker.set_loss_fn(partial(module("workers.utils.losses").value_loss, config=critic))

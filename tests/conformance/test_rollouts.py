@@ -155,6 +155,14 @@ def test_logged_advantages_are_those_of_the_declared_tokens() -> None:
     )
 
 
+def test_logged_values_are_those_of_the_declared_mean() -> None:
+    of_tokens = (3 / 2 + 1 / 4 + 1 / 2 + 1 / 4) / 4
+    by_token = Conventions(logged_values=LoggedMean(mode=Mode.TOKEN_MEAN))
+
+    assert judged(Metric.VALUE, of_tokens, None, conventions=by_token).error == pytest.approx(0)
+    assert judged(Metric.VALUE, of_tokens, None).verdict is Verdict.MISMATCH
+
+
 def test_mean_of_wrong_advantages_is_named_after_what_is_wrong_with_them() -> None:
     placement = BatchPlacement(
         step=np.repeat([0, 1], [4, 3]),
