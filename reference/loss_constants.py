@@ -11,7 +11,8 @@ class LossConstants:
 
     Ratios are clipped to [1 - ``clip_low``, 1 + ``clip_high``], dual clip bounds the ratio of
     negative advantages by ``dual_clip`` (c), SAPO has a temperature (τ) for advantages of each
-    sign, ``kl_penalty`` (β) is kl-cov's, and ``truncation`` (C) bounds importance sampling.
+    sign, ``kl_penalty`` (β) is that of kl-cov and DRO, and ``truncation`` (C) bounds importance
+    sampling.
     """
 
     clip_low: float

@@ -10,6 +10,9 @@ new to the old policy. For ε the clipping bounds and sg an expression without g
     sapo       -A·sigmoid(τ·(r-1))·4/τ, τ by the sign of A        arXiv:2511.20347
     clip_cov   ppo, and 0 for some tokens of large covariance     arXiv:2505.22617
     kl_cov     -r·A + β·|log r| for tokens of large covariance    arXiv:2505.22617
+    geo_mean   -A·exp(mean of min(log r·±, clipped log r·±)·±)    arXiv:2507.20673
+    gpg        -A·log p                                           arXiv:2504.02546
+    dro        -A·log p + β/2·(log r)²                            arXiv:2405.19107
 
 Truncated importance sampling multiplies ppo by sg(min(q, C)), where q is the ratio of the old
 policy to that of the rollouts, of a token or multiplied over a sequence (Yao et al., On the
@@ -17,7 +20,8 @@ Rollout-Training Mismatch in Modern RL Systems, 2025).
 
 The derivative of each loss follows below it; that of a clipped token is 0. The derivative of a
 sequence's ratio s by the log-probability of each of its M_i tokens is s / M_i, and M_i tokens have
-the loss: together they give -A·s for each token.
+the loss: together they give -A·s for each token. In geo_mean the mean is over the sequence, ± is
+the sign of A, and log-ratios are clipped to [-ε_low, ε_high].
 """
 
 from __future__ import annotations
@@ -117,6 +121,27 @@ def kl_cov(tokens: PolicyTokens, constants: LossConstants) -> Values:
     """-A·r + β·sign(log r), if every token is chosen."""
     penalty = constants.kl_penalty * np.sign(tokens.log_ratios)
     return -tokens.advantages * tokens.ratios + penalty
+
+
+def geo_mean(tokens: PolicyTokens, constants: LossConstants) -> Values:
+    """-A times the geometric mean of the sequence's clipped ratios, 0 for tokens that are."""
+    bounded = np.where(
+        tokens.advantages > 0,
+        np.minimum(tokens.log_ratios, constants.clip_high),
+        np.maximum(tokens.log_ratios, -constants.clip_low),
+    )
+    of_sequence = -tokens.advantages * np.exp(tokens.averaged(bounded))
+    return np.where(bounded == tokens.log_ratios, of_sequence, 0.0)
+
+
+def gpg(tokens: PolicyTokens, constants: LossConstants) -> Values:
+    """-A."""
+    return -tokens.advantages
+
+
+def dro(tokens: PolicyTokens, constants: LossConstants) -> Values:
+    """-A + β·log r."""
+    return -tokens.advantages + constants.kl_penalty * tokens.log_ratios
 
 
 def tis_token(tokens: PolicyTokens, constants: LossConstants) -> Values:

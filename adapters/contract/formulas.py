@@ -28,6 +28,9 @@ DERIVATIVES = {
     # New log-probabilities are all 0, and so are covariances: no token is clipped by its own.
     Objective.CLIP_COV: policy_losses.ppo,
     Objective.KL_COV: policy_losses.kl_cov,
+    Objective.GEO_MEAN: policy_losses.geo_mean,
+    Objective.GPG: policy_losses.gpg,
+    Objective.DRO: policy_losses.dro,
     Objective.TIS_TOKEN: policy_losses.tis_token,
     Objective.TIS_SEQUENCE: policy_losses.tis_sequence,
 }

@@ -34,6 +34,9 @@ class Objective(StrEnum):
     SAPO = "sapo"  # soft gates instead of clipping (arXiv:2511.20347)
     CLIP_COV = "clip_cov"  # tokens of large covariance are clipped (arXiv:2505.22617)
     KL_COV = "kl_cov"  # tokens of large covariance are penalised (arXiv:2505.22617)
+    GEO_MEAN = "geo_mean"  # geometric means of clipped ratios (GMPO, arXiv:2507.20673)
+    GPG = "gpg"  # advantages times log-probabilities, without ratios (arXiv:2504.02546)
+    DRO = "dro"  # the same with a quadratic penalty on the log-ratio (arXiv:2405.19107)
     # The policy loss with a ratio of 1 and advantages that the framework computes from rewards.
     GROUP_NORMALISED = "group_normalised"
     GROUP_CENTRED = "group_centred"
@@ -54,8 +57,14 @@ POLICY_LOSSES = (
     Objective.SAPO,
     Objective.CLIP_COV,
     Objective.KL_COV,
+    Objective.GEO_MEAN,
+    Objective.GPG,
+    Objective.DRO,
 )
 """Policy losses other than PPO's."""
+
+ONE_ADVANTAGE = (Objective.GSPO, Objective.GEO_MEAN)
+"""Policy losses whose samples have one advantage for all tokens."""
 
 CORRECTIONS = (Objective.TIS_TOKEN, Objective.TIS_SEQUENCE)
 """Corrections of PPO's loss for a rollout policy that is not the old one."""

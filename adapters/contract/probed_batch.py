@@ -28,6 +28,7 @@ from adapters.contract.objective import (
     FROM_REWARDS,
     KL_COEFFICIENT,
     OFF_POLICY,
+    ONE_ADVANTAGE,
     Objective,
 )
 from reference.advantages import Rollouts
@@ -113,7 +114,7 @@ class ProbedBatch:
     @cached_property
     def raw_advantages(self) -> list[NDArray[np.float64]]:
         """An advantage for each token, never 0: a framework must mask by the mask alone."""
-        if self.objective is Objective.GSPO:
+        if self.objective in ONE_ADVANTAGE:
             of_sample = ADVANTAGES[np.arange(len(self.responses)) % len(ADVANTAGES)]
             pairs = zip(self.responses, of_sample, strict=True)
             return [np.full(len(ids), advantage) for ids, advantage in pairs]

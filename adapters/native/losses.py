@@ -76,6 +76,30 @@ def kl_cov(log_probs: torch.Tensor, packed: Packed, of_sequence: SequenceSum) ->
     return -packed.advantages * torch.exp(log_ratios) + penalty
 
 
+def geo_mean(log_probs: torch.Tensor, packed: Packed, of_sequence: SequenceSum) -> torch.Tensor:
+    """Geometric means of a sequence's clipped ratios, each with the gradient of one token."""
+    log_ratios = log_probs - packed.old_log_probs
+    bounded = torch.where(
+        packed.advantages > 0,
+        log_ratios.clamp(max=CONSTANTS.clip_high),
+        log_ratios.clamp(min=-CONSTANTS.clip_low),
+    )
+    tokens = of_sequence(torch.ones_like(bounded), packed).clamp(min=1)
+    of_sequences = of_sequence(bounded.detach(), packed) / tokens
+    return -packed.advantages * torch.exp(bounded - bounded.detach() + of_sequences)
+
+
+def gpg(log_probs: torch.Tensor, packed: Packed, of_sequence: SequenceSum) -> torch.Tensor:
+    """Log-probabilities times advantages."""
+    return linear(log_probs, packed)
+
+
+def dro(log_probs: torch.Tensor, packed: Packed, of_sequence: SequenceSum) -> torch.Tensor:
+    """The same with a penalty on squared log-ratios."""
+    penalty = CONSTANTS.kl_penalty / 2 * (log_probs - packed.old_log_probs) ** 2
+    return linear(log_probs, packed) + penalty
+
+
 def tis_token(log_probs: torch.Tensor, packed: Packed, of_sequence: SequenceSum) -> torch.Tensor:
     """PPO's losses times the truncated ratio of old policy to rollout policy."""
     log_ratios = packed.old_log_probs - packed.rollout_log_probs
@@ -115,6 +139,9 @@ POLICY_LOSSES: dict[Objective, LossFunction] = {
     Objective.SAPO: sapo,
     Objective.CLIP_COV: ppo,  # no covariance is large where all log-probabilities are equal
     Objective.KL_COV: kl_cov,
+    Objective.GEO_MEAN: geo_mean,
+    Objective.GPG: gpg,
+    Objective.DRO: dro,
     Objective.TIS_TOKEN: tis_token,
     Objective.TIS_SEQUENCE: tis_sequence,
 }

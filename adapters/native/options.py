@@ -53,6 +53,7 @@ RULES = dict.fromkeys(
         *CONFIGURATIONS,
         *(f"{rule}_in_file" for rule in CONFIGURATIONS),
         *FaultInjection,
+        "divisor_by_default",
         "legacy_flag",
         "default_mode",
         "custom_reducer",

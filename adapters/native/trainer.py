@@ -250,7 +250,7 @@ class Trainer:
         return float(total)
 
 
-OF_SEQUENCES = (Objective.GSPO, Objective.TIS_SEQUENCE)
+OF_SEQUENCES = (Objective.GSPO, Objective.GEO_MEAN, Objective.TIS_SEQUENCE)
 """Objectives whose losses depend on whole sequences."""
 
 COEFFICIENTS = {

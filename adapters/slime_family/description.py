@@ -47,7 +47,7 @@ IN_FILE = ("divisor_missing", *POSITIVE, *FINITE, *CONFLICTS, *TERMS, "batch_of_
 
 TRACES = (
     Trace(POSITIVE, r"(loss_aggregation|pg_loss)_divisor"),
-    Trace(("divisor_missing", *CONFLICTS), r"\bloss_aggregation_divisor"),
+    Trace(("divisor_missing", "divisor_by_default", *CONFLICTS), r"\bloss_aggregation_divisor"),
     Trace(FINITE, r"isfinite\(divisor\)"),
     Trace(TERMS, r"args\.entropy_coef != 0"),
     Trace(("batch_of_partial_groups",), r"global_batch_size % args\.n_samples_per_prompt"),

@@ -10,6 +10,7 @@ from abc import abstractmethod
 from typing import TYPE_CHECKING, Any
 
 from adapters.contract.adapter import Adapter, Rank
+from adapters.contract.configuration import FaultInjection, Setting
 from adapters.contract.description import Description
 from adapters.contract.job import Depth, Job, Observation
 from adapters.contract.objective import Objective
@@ -56,6 +57,25 @@ Returns and GAE skip tokens of observations (comments in `trainer/ppo/core_algos
 reward is at its last token (`experimental/agent_loop`). Means of advantages and values are over the
 tokens of the response mask (`trainer/ppo/metric_utils.py`, ``compute_data_metrics``)."""
 
+CONFIGURATIONS: dict[Setting | FaultInjection, tuple[str, ...]] = {
+    Setting.MODE: ("loss_agg_mode",),
+    Setting.DIVISOR: ("loss_scale_factor",),
+    Setting.ENTROPY: ("entropy_coeff",),
+    Setting.KL: ("use_kl_loss",),
+    Setting.BATCH_SIZE: ("mini_batch_size",),
+}
+"""What configurations may set, and verl's names for it."""
+
+RULES = {
+    "default_mode": "verl/trainer/config/actor/actor.yaml (loss_agg_mode)",
+    "divisor_by_default": "verl/workers/config/actor.py (ActorConfig: if loss_scale_factor is None,"
+    " response_length)",
+}
+"""Rules of configurations that verl states, by name."""
+
+PERMITTED = {"divisor_missing": RULES["divisor_by_default"]}
+"""Rules of other frameworks whose opposite verl states."""
+
 
 class VerlAdapter(Adapter):
     """Drives volcengine/verl from 0.9.1 on."""
@@ -97,8 +117,11 @@ class VerlAdapter(Adapter):
             depths=frozenset({Depth.STEP}),
             objectives=objectives.objectives(),
             metrics=frozenset({*NAMES, *NAMES_OF_ROLLOUTS}),
+            configurations=CONFIGURATIONS,
             records_forward_passes=True,
             conventions=CONVENTIONS,
+            rules=RULES,
+            permits=PERMITTED,
             departures=departures.ALL_ENGINES,
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ from adapters.contract.objective import (
     Objective,
 )
 from adapters.toolkit.calls import refusals
-from adapters.toolkit.settings import has_kl_term, samples_per_step, token_budget, yaml
+from adapters.toolkit.settings import has_kl_term, samples_per_step, token_budget
 from adapters.verl.importing import module
 from adapters.verl.objectives import (
     ACTOR,
@@ -45,11 +46,15 @@ MODEL, CRITIC_MODEL = "actor_rollout_ref.model", f"{CRITIC}.model"
 
 def configure(job: Job, of_engine: Mapping[str, object]) -> Any:
     """verl's configuration for a job, as validated; raises `Unsupported` or `Refused`."""
+    from omegaconf import OmegaConf
+
+    _require_objective(job)
     settings = _sizes(job) | _micro_batches(job) | _loss(job) | _fixed() | _critic(job)
     settings |= {**of_engine}
-    typed = [f"{path}={'null' if value is None else value}" for path, value in settings.items()]
+    config = deepcopy(_defaults())
+    for path, value in settings.items():
+        OmegaConf.update(config, path, value, force_add=True)
     with refusals():
-        config = _compose(tuple(typed))
         module("utils.config").validate_config(
             config, use_reference_policy=has_reference(job), use_critic=has_critic(job)
         )
@@ -59,26 +64,30 @@ def configure(job: Job, of_engine: Mapping[str, object]) -> Any:
 def paths_of_capacity(job: Job) -> list[str]:
     """The paths of the probe's size in the configurations of a job's models."""
     models = [MODEL, CRITIC_MODEL] if has_critic(job) else [MODEL]
-    return [f"+{model}.override_config.capacity" for model in models]
+    return [f"{model}.override_config.capacity" for model in models]
+
+
+def _require_objective(job: Job) -> None:
+    """Raise `Unsupported` if verl does not have the objective in the job's mode and steps."""
+    if job.objective is Objective.REJECTION and len(job.steps) > 1:
+        raise Unsupported("what is rejected is logged once for a batch, and not for each step")
+    if job.objective is Objective.SFT and job.aggregation.mode is not Mode.TOKEN_MEAN:
+        raise Unsupported("loss_agg_mode is the policy's: fine-tuning is by tokens alone")
 
 
 @cache
-def _compose(settings: tuple[str, ...]) -> Any:
-    """What hydra makes of a command line."""
+def _defaults() -> Any:
+    """What hydra makes of an empty command line: its files take longer to read than a step does."""
     from hydra import compose, initialize_config_dir
 
     folder = Path(module("trainer.config").__file__).parent
     with initialize_config_dir(str(folder), version_base=None):
-        return compose("ppo_trainer", overrides=[*settings])
+        return compose("ppo_trainer")
 
 
 def _sizes(job: Job) -> Settings:
     """The sizes of the batch of rollouts, of a mini-batch, and of the world."""
     size, ranks = samples_per_step(job.steps), job.layout.world_size
-    if job.objective is Objective.REJECTION and len(job.steps) > 1:
-        raise Unsupported("what is rejected is logged once for a batch, and not for each step")
-    if job.objective is Objective.SFT and job.aggregation.mode is not Mode.TOKEN_MEAN:
-        raise Unsupported("loss_agg_mode is the policy's: fine-tuning is by tokens alone")
     if size % ranks:
         raise Unsupported(f"mini-batches are multiples of {ranks} ranks, {size} samples are none")
     return {
@@ -144,24 +153,24 @@ def _loss(job: Job) -> Settings:
         settings[f"{ACTOR}.entropy_coeff"] = ENTROPY_COEFFICIENT
     if job.configuration.says_mode:
         settings[f"{ACTOR}.loss_agg_mode"] = LOSS_AGG_MODES[job.aggregation.mode]
-    divisor = _divisor(job)
-    if divisor:
-        settings[f"{ACTOR}.loss_scale_factor"] = divisor
+    settings[f"{ACTOR}.loss_scale_factor"] = _divisor(job)
     if job.objective in POLICY_LOSSES and job.objective not in VANILLA:
         settings[f"{ACTOR}.policy_loss.loss_mode"] = job.objective.value
     return settings
 
 
-def _divisor(job: Job) -> str:
-    """The divisor as typed, empty if there is none."""
-    if job.configuration.divisor is not None:
-        return yaml(job.configuration.divisor)
-    divisor = job.aggregation.divisor
-    if divisor is None:
-        return ""
+def _divisor(job: Job) -> object:
+    """The divisor as hydra reads what is typed, None if there is none."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    typed, divisor = job.configuration.divisor, job.aggregation.divisor
+    if typed:
+        return OverridesParser.create().parse_override(f"divisor={typed}").value()
+    if typed == "" or divisor is None:
+        return None
     if not float(divisor).is_integer():
         raise Unsupported(f"loss_scale_factor is an integer, the divisor {divisor!r} is none")
-    return str(int(divisor))
+    return int(divisor)
 
 
 def _fixed() -> Settings:
@@ -174,9 +183,9 @@ def _trained(role: str, model: str) -> Settings:
     from adapters.verl.model import CHECKPOINT
 
     return {
-        f"{model}.path": CHECKPOINT,
-        f"+{model}.load_tokenizer": False,
-        f"+{model}.override_config.attn_implementation": "eager",
+        f"{model}.path": str(CHECKPOINT),
+        f"{model}.load_tokenizer": False,
+        f"{model}.override_config.attn_implementation": "eager",
         f"{model}.enable_gradient_checkpointing": False,
         f"{role}.optim.lr": 0.0,
         f"{role}.optim.weight_decay": 0.0,
@@ -195,10 +204,10 @@ def _critic(job: Job) -> Settings:
         return {}
     settings = {**_trained(CRITIC, CRITIC_MODEL), f"{CRITIC}.enable": True}
     if job.layout.micro_batches == "tokens":
-        return settings | {f"+{CRITIC}.ppo_infer_max_token_len_per_gpu": _token_budget(job)}
+        return settings | {f"{CRITIC}.ppo_infer_max_token_len_per_gpu": _token_budget(job)}
     size = _micro_batch_size(job)
     return settings | {
         f"{CRITIC}.ppo_micro_batch_size_per_gpu": size,
-        f"+{CRITIC}.fsdp.use_dynamic_bsz": False,
-        f"+{CRITIC}.fsdp.micro_batch_size_per_gpu": size,
+        f"{CRITIC}.fsdp.use_dynamic_bsz": False,
+        f"{CRITIC}.fsdp.micro_batch_size_per_gpu": size,
     }

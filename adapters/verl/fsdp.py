@@ -64,13 +64,13 @@ class VerlFsdpAdapter(VerlAdapter):
         self, role: str, engine: str, model: str, job: Job, dtype: str
     ) -> dict[str, object]:
         precision = PRECISIONS[dtype]
-        precisions = f"param_dtype:{precision},reduce_dtype:fp32,buffer_dtype:fp32"
+        precisions = {"param_dtype": precision, "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
         return {
             f"{role}.strategy": self.engine,
             f"{model}.use_remove_padding": job.layout.format == "thd",
             f"{engine}.ulysses_sequence_parallel_size": job.layout.cp,
             f"{engine}.use_torch_compile": False,
-            f"+{engine}.mixed_precision": f"{{{precisions}}}",
+            f"{engine}.mixed_precision": precisions,
         }
 
     def worker(self, config: Any, job: Job, capacity: int, rank: Rank) -> Any:

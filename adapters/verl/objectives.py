@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from adapters.contract.probed_batch import ProbedBatch
 
     Settings = dict[str, object]
-    """Values on the command line by their path in verl's configuration."""
+    """Values by their path in verl's configuration."""
 
 ACTOR, ROLLOUT = (f"actor_rollout_ref.{part}" for part in ("actor", "rollout"))
 ALGORITHM = "algorithm"

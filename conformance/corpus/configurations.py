@@ -34,6 +34,9 @@ class Demand(StrEnum):
     DEFAULT = "default"
     """Weigh every token as the documented default mode does."""
 
+    ONE_DIVISOR = "one_divisor"
+    """Divide all tokens of a step by one number, or refuse it by name."""
+
     REDUCER = "reducer"
     """Weigh every token as the custom reducer says, whatever the mode, or refuse it by name."""
 
@@ -127,6 +130,14 @@ DIVISORS = (
     _divisor("text", "long", "is text"),
 )
 
+DIVISOR_BY_DEFAULT = ConfigCase(
+    name="divisor_by_default",
+    says="constant with a divisor that is left to the framework",
+    configuration=Configuration(divisor=""),
+    modes=(Mode.CONSTANT,),
+    demand=Demand.ONE_DIVISOR,
+)
+
 DIVISOR_OF_ANOTHER = ConfigCase(
     name="divisor_of_another_mode",
     says="a divisor with a mode that divides by none",
@@ -165,6 +176,7 @@ BATCH = ConfigCase(
 CONFIG_CASES = (
     *DIVISORS,
     *(in_file(case, Setting.MODE, Setting.DIVISOR) for case in DIVISORS),
+    DIVISOR_BY_DEFAULT,
     DIVISOR_OF_ANOTHER,
     in_file(DIVISOR_OF_ANOTHER, Setting.DIVISOR),
     PER_TOKEN_WITH_ANOTHER,

@@ -106,13 +106,16 @@ def condition(objective: Objective, tokens: PolicyTokens) -> float:
     """By what a rounding error of a derivative is larger than one of its parts.
 
     SAPO's sigmoid σ is 1 within one rounding where its input is large, which 1 - σ is relative to;
-    the penalty of `KL_COV` may cancel all but a part of the policy loss.
+    a penalty may cancel all but a part of the policy loss.
     """
     if objective is Objective.SAPO:
         return float(np.exp(policy_losses.gate_inputs(tokens, CONSTANTS)).max(initial=1.0))
     if objective is Objective.KL_COV:
         parts = np.abs(tokens.advantages * tokens.ratios) + CONSTANTS.kl_penalty
         return float((parts / np.abs(policy_losses.kl_cov(tokens, CONSTANTS))).max(initial=1.0))
+    if objective is Objective.DRO:
+        parts = np.abs(tokens.advantages) + np.abs(CONSTANTS.kl_penalty * tokens.log_ratios)
+        return float((parts / np.abs(policy_losses.dro(tokens, CONSTANTS))).max(initial=1.0))
     return 1.0
 
 

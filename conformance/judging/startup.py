@@ -110,7 +110,7 @@ def judge_crash(case: ConfigCase, message: str) -> Judgement:
 
 def judge_refusal(case: ConfigCase, message: str, description: Description) -> Judgement:
     """Judge an error by which the framework refused a configuration."""
-    if case.demand not in (Demand.REFUSE, Demand.REDUCER):
+    if case.demand in (Demand.SAME, Demand.DEFAULT):
         refused = mismatch("refused_what_it_supports", f"{case.says}, and it is refused")
         return replace(refused, message=message)
     by_setting = (description.configurations[one] for one in case.configuration.settings)
@@ -136,6 +136,8 @@ def judge_acceptance(
         return _accepted(case, job, observations, description)
     if case.demand in (Demand.SAME, Demand.DEFAULT):
         return _same(case, observations, plain)
+    if case.demand is Demand.ONE_DIVISOR:
+        return _divided(case, job, observations, description)
     return _reduced(case, job, observations, description)
 
 
@@ -214,6 +216,27 @@ def _paired_weights(
         for ours, theirs in zip(observations, others, strict=True)
         for mine, other in zip(ours.token_weights, theirs.token_weights, strict=True)
     ]
+
+
+def _divided(
+    case: ConfigCase, job: Job, observations: Sequence[Observation], description: Description
+) -> Judgement:
+    """Judge a divisor that the framework chooses: the same one for all active tokens of a step."""
+    tolerance = weight_bound(description.dtype)
+    worst = 0.0
+    for step_index, step in enumerate(job.steps):
+        for observed in final_weights(observations, step_index, job, description.conventions):
+            of_sums = observed[step.mask] * step.size
+            smallest, largest = float(of_sums.min()), float(of_sums.max())
+            if not smallest > 0:
+                return mismatch("tokens_missing", f"{case.says}, and some active tokens weigh 0")
+            error = largest / smallest - 1
+            if error > 2 * tolerance:
+                divisors = f"{1 / largest:.6g} to {1 / smallest:.6g}"
+                words = f"{case.says}, and tokens of one step are divided by {divisors}"
+                return mismatch("several_divisors", words, error)
+            worst = max(worst, error)
+    return Judgement(verdict=Verdict.CONFORMS, error=worst, tolerance=2 * tolerance)
 
 
 def _reduced(

@@ -74,6 +74,8 @@ WITHOUT_PAIRS = frozenset(
         Objective.SAPO,
         Objective.CLIP_COV,
         Objective.KL_COV,
+        Objective.GPG,
+        Objective.DRO,
         Objective.TIS_TOKEN,
         Objective.GROUP_NORMALISED,
         Objective.GROUP_CENTRED,

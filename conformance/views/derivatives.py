@@ -30,6 +30,13 @@ DERIVATIVES = {
     ),
     Objective.CLIP_COV: PPO,
     Objective.KL_COV: f"-A·r + {CONSTANTS.kl_penalty:g}·sign(log r), with every token chosen",
+    Objective.GEO_MEAN: (
+        "-A·s, or 0 for a token that is clipped, where s = exp(mean of log r over the active tokens"
+        f" of the sample, each at most {CONSTANTS.clip_high:g} for A > 0 and at least"
+        f" {-CONSTANTS.clip_low:g} for A < 0)"
+    ),
+    Objective.GPG: "-A",
+    Objective.DRO: f"-A + {CONSTANTS.kl_penalty:g}·log r",
     Objective.TIS_TOKEN: f"{PPO}, times q, which is at most {CONSTANTS.truncation:g}",
     Objective.TIS_SEQUENCE: (
         f"{PPO}, times the product of q over the active tokens of the sample, which is at most"

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from adapters.contract.objective import CORRECTIONS, POLICY_LOSSES, Objective
 from conformance.findings.finding import Finding
 from tests import command
 from tests.toys import Edit, checkout
@@ -366,7 +367,7 @@ def test_toy_that_raises_before_its_train_step_crashes(
 
 OBJECTIVES = "off_policy or auxiliary or rejection or other_losses or [metric."
 
-LACKING = {"gspo", "sapo", "clip_cov", "kl_cov", "tis_token", "tis_sequence"}
+LACKING = {*POLICY_LOSSES, *CORRECTIONS} - {Objective.DUAL_CLIP, Objective.CISPO}
 """Policy losses that the toys have not."""
 
 INDEPENDENT_OF_CUTS = {

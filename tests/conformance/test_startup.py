@@ -129,6 +129,28 @@ def test_what_is_accepted_is_told_with_what_is_then_trained() -> None:
     assert "40" in wrong.diagnosis.explanation
 
 
+def test_divisor_that_a_framework_chooses_is_one_for_all_tokens_of_a_step() -> None:
+    """Half of the samples are divided by 6, as the longest response of their micro-batch is."""
+    by_default = BY_NAME["divisor_by_default"]
+    job = job_of(by_default, Mode.CONSTANT)
+    [step] = job.steps
+    half = step.mask & (np.arange(len(step.mask)) < step.offsets[step.size // 2])
+    one = step.mask / (8.0 * step.size)
+    several = np.where(half, step.mask / (6.0 * step.size), one)
+    none = np.where(half, 0.0, one)
+    right, wrong, missing = (
+        judge_acceptance(by_default, job, [Observation(token_weights=(weights,))], NAMING, ())
+        for weights in (one, several, none)
+    )
+
+    assert right.verdict is Verdict.CONFORMS
+    assert name_of(wrong) == "several_divisors"
+    assert wrong.error == pytest.approx(1 / 3)
+    assert wrong.diagnosis is not None
+    assert wrong.diagnosis.explanation.endswith("are divided by 6 to 8")
+    assert name_of(missing) == "tokens_missing"
+
+
 def test_legacy_flag_is_compared_bit_for_bit() -> None:
     job = job_of(LEGACY, Mode.TOKEN_MEAN)
     plain = observed(job, job.aggregation)

@@ -211,6 +211,64 @@ class PenaltyWithoutSign(OffPolicy):
         return -packed.advantages * torch.exp(log_ratios) + CONSTANTS.kl_penalty * log_ratios
 
 
+class GeometricMeanOfAllTokens(OffPolicy):
+    """GMPO with clipping on neither side: what is clipped keeps its gradient."""
+
+    diagnosis = "clipping_left_out"
+    spec = check_spec("off_policy.geo_mean")
+
+    def wrong(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
+        log_ratios = log_probs - packed.old_log_probs
+        tokens = self.of_sequence(torch.ones_like(log_ratios), packed).clamp(min=1)
+        of_sequences = self.of_sequence(log_ratios.detach(), packed) / tokens
+        return -packed.advantages * torch.exp(log_ratios - log_ratios.detach() + of_sequences)
+
+
+class GeometricMeanPerSlice(SequenceRatioPerSlice):
+    """GMPO with the mean of the slice of a context-parallel rank."""
+
+    spec = check_spec("off_policy.geo_mean")
+
+
+class GeometricMeanPerMicroBatch(OffPolicy):
+    """GMPO's loss is averaged over micro-batches by itself, and then they are added up."""
+
+    diagnosis = "multiplied_by_micro_batches"
+    spec = check_spec("off_policy.geo_mean")
+
+    def wrong(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
+        return losses.geo_mean(log_probs, packed, self.of_sequence) * self.micro_batches
+
+
+class PenaltyOfDirectRewardsInverted(OffPolicy):
+    """DRO with a penalty that drives the policy away from the old one."""
+
+    diagnosis = "penalty_inverted"
+    spec = check_spec("off_policy.dro")
+
+    def wrong(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
+        return 2 * losses.linear(log_probs, packed) - losses.dro(
+            log_probs, packed, self.of_sequence
+        )
+
+
+class PenaltyOfDirectRewardsForgotten(OffPolicy):
+    """DRO whose penalty is computed of log-probabilities without gradient."""
+
+    diagnosis = "penalty_left_out"
+    spec = check_spec("off_policy.dro")
+
+    def wrong(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
+        return losses.linear(log_probs, packed)
+
+
+class RatioLeftIn(TakenForPpo):
+    """GPG with PPO's clipped ratios."""
+
+    diagnosis = "ratios_put_in"
+    spec = check_spec("off_policy.gpg")
+
+
 class Corrected(OffPolicy):
     """PPO's losses with a wrong correction."""
 

@@ -66,6 +66,22 @@ class ValidatedBeforeTheFile(StartupMutant):
             super().started(job)
 
 
+class DivisorOfEachLength(StartupMutant):
+    """A divisor that is left out is the length of each response."""
+
+    diagnosis = "several_divisors"
+    config_cases = config_cases("divisor_by_default")
+
+    @classmethod
+    def started(cls, job: Job) -> None:
+        """It has a default, and nothing to validate."""
+
+    def divided(self, samples: list[SampleTensors]) -> list[SampleTensors]:
+        return with_denominators(
+            samples, [float(len(samples) * sample.response_length) for sample in samples]
+        )
+
+
 class DivisorIgnoredElsewhere(StartupMutant):
     """A divisor is read by `constant`, and goes unnoticed with every other mode."""
 

@@ -90,6 +90,26 @@ def test_penalty_has_the_sign_of_the_log_ratio() -> None:
     )
 
 
+def test_geometric_mean_is_of_clipped_ratios() -> None:
+    """Log-ratios of 0.5 and -0.5 are clipped to 0.3125 and not; their mean is -0.09375."""
+    given = tokens(0.5, -0.5, 9.0, mask=[1, 1, 0])
+    negative = tokens(0.5, -0.5, advantages=[-1.0, -1.0])
+
+    assert policy_losses.geo_mean(given, CONSTANTS).tolist() == pytest.approx(
+        [0.0, -math.exp(-0.09375), 0.0]
+    )
+    assert policy_losses.geo_mean(negative, CONSTANTS).tolist() == pytest.approx(
+        [math.exp(0.15), 0.0]
+    )
+
+
+def test_losses_without_ratios() -> None:
+    given = tokens(0.5, -0.5, advantages=[2.0, -1.0])
+
+    assert policy_losses.gpg(given, CONSTANTS).tolist() == [-2.0, 1.0]
+    assert policy_losses.dro(given, CONSTANTS).tolist() == [-1.75, 0.75]
+
+
 def test_corrections_are_truncated() -> None:
     """Ratios e^0.5, e^-1 and, truncated, 2; their product is e^0.5, as the masked one is none."""
     rollout = [0.5, -1.0, 1.0, 3.0]

@@ -32,11 +32,18 @@ CLIPPED = frozenset(
         Objective.GSPO,
         Objective.CISPO,
         Objective.CLIP_COV,
+        Objective.GEO_MEAN,
         Objective.TIS_TOKEN,
         Objective.TIS_SEQUENCE,
     }
 )
 """Objectives with clipping bounds."""
+
+OF_SEQUENCES = (Objective.GSPO, Objective.GEO_MEAN, Objective.TIS_SEQUENCE)
+"""Objectives with a ratio for a whole sequence."""
+
+WITHOUT_RATIOS = (Objective.GPG, Objective.DRO)
+"""Objectives whose losses are no multiples of ratios."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -77,7 +84,7 @@ def wrong_derivatives(
     """
     loss = _Loss(objective=objective, tokens=tokens, weights=weights)
     found = [
-        *_of_ratios(loss),
+        *(_of_ratios(loss) if objective not in WITHOUT_RATIOS else ()),
         *(_of_clipping(loss) if objective in CLIPPED else ()),
         *_of_loss(loss),
         *_of_slices(loss, cp_rank),
@@ -122,7 +129,16 @@ def _of_loss(loss: _Loss) -> Iterator[tuple[str, NDArray[np.float64]]]:
         case Objective.SAPO:
             yield from _of_temperatures(loss)
         case Objective.KL_COV:
+            without = loss.under(kl_penalty=0.0)
+            yield "penalty_of_one_sign", without + CONSTANTS.kl_penalty
             yield from _of_penalty(loss)
+        case Objective.GPG:
+            yield "ratios_put_in", loss.of(policy_losses.ppo)
+        case Objective.DRO:
+            yield "penalty_inverted", loss.having(log_ratios=-tokens.log_ratios)
+            yield from _of_penalty(loss)
+        case Objective.GEO_MEAN:
+            yield "masked_tokens_in_ratios", loss.having(mask=np.ones_like(tokens.mask))
         case Objective.TIS_TOKEN | Objective.TIS_SEQUENCE:
             yield from _of_correction(loss)
 
@@ -138,8 +154,7 @@ def _of_temperatures(loss: _Loss) -> Iterator[tuple[str, NDArray[np.float64]]]:
 def _of_penalty(loss: _Loss) -> Iterator[tuple[str, NDArray[np.float64]]]:
     without = loss.under(kl_penalty=0.0)
     yield "penalty_left_out", without
-    yield "penalty_of_one_sign", without + CONSTANTS.kl_penalty
-    penalty = loss.of(policy_losses.kl_cov) - without
+    penalty = loss.having() - without
     undivided = np.divide(penalty, loss.weights, out=penalty.copy(), where=loss.weights > 0)
     yield "penalty_not_divided", without + undivided
 
@@ -163,7 +178,7 @@ def _of_correction(loss: _Loss) -> Iterator[tuple[str, NDArray[np.float64]]]:
 def _of_slices(
     loss: _Loss, cp_rank: NDArray[np.int64] | None
 ) -> Iterator[tuple[str, NDArray[np.float64]]]:
-    if loss.objective in (Objective.GSPO, Objective.TIS_SEQUENCE) and cp_rank is not None:
+    if loss.objective in OF_SEQUENCES and cp_rank is not None:
         slices = loss.tokens.sequence * (cp_rank.max() + 1) + cp_rank
         yield "ratios_per_cp_slice", loss.having(sequence=slices)
 

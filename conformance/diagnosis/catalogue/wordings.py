@@ -5,6 +5,7 @@ from __future__ import annotations
 OF_DERIVATIVES = {
     "ratios_left_out": "ratios of new to old policy are taken for 1",
     "ratios_inverted": "ratios are those of the old to the new policy",
+    "ratios_put_in": "losses are multiplied by ratios of new to old policy, and clipped",
     "clipping_left_out": "tokens whose loss is clipped have a gradient",
     "clipped_on_both_sides": "tokens are clipped whatever the sign of their advantage",
     "clipped_tokens_left_out": "tokens whose ratio is clipped have no gradient",
@@ -20,6 +21,7 @@ OF_DERIVATIVES = {
     "one_temperature": "one temperature is taken for both signs of the advantage",
     "penalty_not_divided": "the penalty on log-ratios is added up and not divided",
     "penalty_left_out": "the penalty on log-ratios has no gradient",
+    "penalty_inverted": "the penalty on log-ratios has the wrong sign",
     "penalty_of_one_sign": "the penalty on log-ratios has the same sign for all of them",
     "correction_left_out": "the ratio of old to rollout policy is taken for 1",
     "correction_inverted": "the correction is by the ratio of the rollout to the old policy",
