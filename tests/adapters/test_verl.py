@@ -184,8 +184,10 @@ def test_what_is_rejected_of_several_steps_is_logged_once(pool: RankPool) -> Non
     assert "logged once for a batch" in outcome.message
 
 
-@pytest.mark.parametrize("objective", CORRECTIONS)
-def test_losses_are_multiplied_by_the_truncated_ratio(pool: RankPool, objective: Objective) -> None:
+@pytest.mark.parametrize("objective", [*CORRECTIONS, Objective.DRO])
+def test_losses_with_constants_of_their_own_have_right_derivatives(
+    pool: RankPool, objective: Objective
+) -> None:
     given = job(objective=objective)
     outcome = pool.run(given)
 
