@@ -14,8 +14,8 @@ added at the last token. Every token of a sample has
 
 Behind the last token G, A and V are 0. The variance of a group has the divisor n - 1. Advantages
 may then be whitened: the mean over the tokens of the whole batch is subtracted, and they are
-divided by √(variance + 1e-8). Which tokens GAE goes through, as if there were no others, and which
-have a penalty, a reward and a part in that mean and variance are conventions
+divided by √(variance + 1e-8). Which tokens G and A go through, as if there were no others, and
+which have a penalty, a reward and a part in that mean and variance are conventions
 (`EstimatorConventions`), and so is the divisor of the variance.
 """
 
@@ -117,9 +117,12 @@ def penalised_centred(
 def discounted_returns(
     rollouts: Rollouts, constants: AdvantageConstants, conventions: EstimatorConventions
 ) -> Values:
-    """G_t = ρ_t + γ·G_{t+1}."""
-    rewards = token_rewards(rollouts, constants, conventions)
-    return accumulated(rewards, rollouts.sample, constants.discount)
+    """G_t = ρ_t + γ·G_{t+1}, 0 for tokens that are no transitions."""
+    found, chosen = np.zeros(len(rollouts.mask)), rollouts.tokens(conventions.transitions)
+    path = rollouts.only(chosen)
+    rewards = token_rewards(path, constants, conventions)
+    found[chosen] = accumulated(rewards, path.sample, constants.discount)
+    return found
 
 
 def gae(

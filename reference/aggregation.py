@@ -108,9 +108,9 @@ class TokenSet(StrEnum):
 class EstimatorConventions:
     """The choices that an estimator of advantages leaves open and a framework documents.
 
-    ``transitions`` are the tokens that GAE goes through; ``penalised`` are those with a penalty on
-    their divergence from the reference policy; the reward is at the last of those that are
-    ``rewarded``; ``whitened`` are those whose mean and variance advantages are whitened by, and
+    ``transitions`` are the tokens that returns and GAE go through; ``penalised`` are those with a
+    penalty on their divergence from the reference policy; the reward is at the last of those that
+    are ``rewarded``; ``whitened`` are those whose mean and variance advantages are whitened by, and
     from whose number ``lost_degrees_of_freedom`` is subtracted in the variance.
     """
 
@@ -127,8 +127,8 @@ class EstimatorConventions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoggedAdvantages:
-    """The mean of advantages that is logged of a batch of rollouts."""
+class LoggedMean:
+    """The mean over tokens that is logged of a batch of rollouts."""
 
     mode: Mode = Mode.SAMPLE_MEAN
     tokens: TokenSet = TokenSet.ACTIVE
@@ -149,7 +149,10 @@ class Conventions:
     micro-batches; the same terms are logged as plain means. ``whole_groups`` says that
     `prompt_mean` needs all samples of a prompt on one data-parallel rank. ``of_groups``,
     ``of_returns`` and ``of_values`` are those of estimators of advantages: from rewards of groups,
-    from discounted returns, and from values. None stands for the defaults.
+    from discounted returns, and from values. ``logged_advantages`` and ``logged_values`` are the
+    means of advantages and of a critic's values that are logged. ``rejected`` is the aggregation of
+    the fraction of rejected tokens, by default that of other diagnostics, and ``value_loss`` that
+    of a critic's loss, by default `WITH_TOKEN_MEAN`. None stands for the defaults.
     """
 
     sample_unit: SampleUnit = SampleUnit.SAMPLE
@@ -163,7 +166,10 @@ class Conventions:
     of_groups: EstimatorConventions | None = None
     of_returns: EstimatorConventions | None = None
     of_values: EstimatorConventions | None = None
-    logged_advantages: LoggedAdvantages | None = None
+    logged_advantages: LoggedMean | None = None
+    logged_values: LoggedMean | None = None
+    rejected: AuxiliaryAggregation | None = None
+    value_loss: AuxiliaryAggregation | None = None
 
 
 DEFAULT_CONVENTIONS = Conventions()

@@ -28,7 +28,7 @@ from reference.aggregation import (
     Conventions,
     DenominatorMask,
     EstimatorConventions,
-    LoggedAdvantages,
+    LoggedMean,
     Mode,
     TokenSet,
 )
@@ -47,7 +47,7 @@ CONVENTIONS = Conventions(
     of_groups=EstimatorConventions(whitened=TokenSet.RESPONSE, lost_degrees_of_freedom=0),
     of_returns=AT_THE_LAST_TOKEN,
     of_values=AT_THE_LAST_TOKEN,
-    logged_advantages=LoggedAdvantages(mode=Mode.TOKEN_MEAN, tokens=TokenSet.RESPONSE),
+    logged_advantages=LoggedMean(mode=Mode.TOKEN_MEAN, tokens=TokenSet.RESPONSE),
 )
 """The conventions that SkyRL documents. Advantages are scaled before the loss corrects its mask
 (docs/algorithms/custom_algorithms), which leaves all other tokens as they are

@@ -13,12 +13,21 @@ from adapters.contract.adapter import Adapter, Rank
 from adapters.contract.configuration import FaultInjection, Setting
 from adapters.contract.description import Description
 from adapters.contract.job import Depth, Job, Observation
+from adapters.contract.objective import Objective
 from adapters.contract.probed_batch import ProbedBatch
 from adapters.toolkit.calls import refusals_of_configuration
 from adapters.toolkit.probe import probe_capacity
-from adapters.verl import configuration, departures
+from adapters.verl import configuration, departures, objectives
 from adapters.verl.importing import import_verl
-from reference.aggregation import AuxiliaryAggregation, Conventions, Mode
+from reference.aggregation import (
+    AuxiliaryAggregation,
+    Conventions,
+    DenominatorMask,
+    EstimatorConventions,
+    LoggedMean,
+    Mode,
+    TokenSet,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,15 +35,29 @@ if TYPE_CHECKING:
 
     from adapters.contract.layout import Layout
 
+SKIPPING = EstimatorConventions(transitions=TokenSet.ACTIVE, rewarded=TokenSet.RESPONSE)
+OF_ACTIVE_TOKENS = LoggedMean(mode=Mode.TOKEN_MEAN)
+
 CONVENTIONS = Conventions(
+    denominator_mask=DenominatorMask.MODIFIED,
     entropy=AuxiliaryAggregation.WITH_POLICY_LOSS,
     kl=AuxiliaryAggregation.WITH_POLICY_LOSS,
     diagnostics=AuxiliaryAggregation.MICRO_BATCH_TOKEN_MEAN,
+    rejected=AuxiliaryAggregation.TOKEN_MEAN,
+    value_loss=AuxiliaryAggregation.WITH_POLICY_LOSS,
+    of_returns=SKIPPING,
+    of_values=SKIPPING,
+    logged_advantages=OF_ACTIVE_TOKENS,
+    logged_values=OF_ACTIVE_TOKENS,
 )
 """The conventions that verl documents. Entropy and divergence are aggregated by ``loss_agg_mode``
-as the policy loss is (`workers/utils/losses.py`, ``ppo_loss``), diagnostics of the policy loss are
-said there to be normalised by local tokens, and averaged."""
-
+as the policy loss is (`workers/utils/losses.py`, ``ppo_loss``), and so is by default a critic's
+loss (`trainer/config/critic/critic.yaml`). Diagnostics of the policy loss are said in ``ppo_loss``
+to be normalised by local tokens, and averaged. Losses are aggregated with the mask that rejection
+has modified, and what it rejects is logged as a fraction of tokens (docs/algo/rollout_corr.md).
+Returns and GAE skip tokens of observations (comments in `trainer/ppo/core_algos.py`); a sample's
+reward is at its last token (`experimental/agent_loop`). Means of advantages and values are over the
+tokens of the response mask (`trainer/ppo/metric_utils.py`, ``compute_data_metrics``)."""
 
 CONFIGURATIONS: dict[Setting | FaultInjection, tuple[str, ...]] = {
     Setting.MODE: ("loss_agg_mode",),
@@ -76,7 +99,14 @@ class VerlAdapter(Adapter):
 
     @abstractmethod
     def worker(self, config: Any, job: Job, capacity: int, rank: Rank) -> Any:
-        """verl's worker on this rank, with recorders ``gradients`` and ``passes``."""
+        """verl's worker on this rank.
+
+        It collects gradients in ``gradients`` and what its model is given in ``passes``.
+        """
+
+    def critic(self, config: Any, job: Job, capacity: int, rank: Rank) -> Any:
+        """The same of the critic, for engines with objectives that have one."""
+        raise NotImplementedError
 
     def load(self, source: Path | None) -> None:
         """Import verl, its engines and its trainer."""
@@ -84,14 +114,15 @@ class VerlAdapter(Adapter):
 
     def describe(self) -> Description:
         """Describe verl by what its aggregation and its registries know."""
-        from adapters.verl.trainer import NAMES
+        from adapters.verl.trainer import NAMES_OF_ROLLOUTS
+        from adapters.verl.worker_groups import NAMES
 
         return Description(
             modes=frozenset(configuration.LOSS_AGG_MODES),
             default_mode=Mode.TOKEN_MEAN,
             depths=frozenset({Depth.STEP}),
-            objectives=configuration.objectives(),
-            metrics=frozenset(NAMES),
+            objectives=objectives.objectives(),
+            metrics=frozenset({*NAMES, *NAMES_OF_ROLLOUTS}),
             configurations=CONFIGURATIONS,
             records_forward_passes=True,
             conventions=CONVENTIONS,
@@ -102,21 +133,25 @@ class VerlAdapter(Adapter):
 
     def observe(self, job: Job, rank: Rank) -> Observation:
         """Train all steps of the batch as the mini-batches of one trainer's step."""
-        from adapters.verl import trainer
+        from adapters.verl import sft, trainer
 
         batch = ProbedBatch(job.steps, job.objective)
         capacity = probe_capacity(batch.probe_size + 1)
         with rank.framework(), refusals_of_configuration(job):
-            settings = {f"{configuration.MODEL}.override_config.capacity": capacity}
+            settings = dict.fromkeys(configuration.paths_of_capacity(job), capacity)
             config = configuration.configure(
                 job, {**settings, **self.settings(job, rank.dtype)}, self.divisor(job.layout)
             )
-            worker = self.worker(config, job, capacity, rank)
-            worker.passes.drain()
-            reported = trainer.train(config, worker, batch, job)
-        passes = worker.passes.drain()
+            workers = {"actor": self.worker(config, job, capacity, rank)}
+            if objectives.has_critic(job):
+                workers["critic"] = self.critic(config, job, capacity, rank)
+            trained = workers[objectives.trained_model(job)]
+            trained.passes.drain()
+            train = sft.train if job.objective is Objective.SFT else trainer.train
+            reported = train(config, workers, batch, job)
+        passes = trained.passes.drain()
         return Observation(
-            token_weights=batch.weights_of_steps(worker.gradients.drain()),
+            token_weights=batch.weights_of_steps(trained.gradients.drain()),
             reported=reported,
             forward_passes=batch.forward_passes(passes),
             rows=batch.rows(passes),

@@ -12,45 +12,36 @@ from adapters.contract.objective import (
     CONSTANTS,
     ENTROPY_COEFFICIENT,
     KL_COEFFICIENT,
-    OFF_POLICY,
     POLICY_LOSSES,
     Objective,
 )
 from adapters.toolkit.calls import refusals
 from adapters.toolkit.settings import has_kl_term, samples_per_step, token_budget
 from adapters.verl.importing import module
+from adapters.verl.objectives import (
+    ACTOR,
+    ESTIMATOR,
+    GIVEN,
+    OF_OBJECTIVES,
+    ROLLOUT,
+    VANILLA,
+    has_critic,
+    has_reference,
+)
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    Settings = dict[str, object]
-    """Values by their path in verl's configuration."""
+    from adapters.verl.objectives import Settings
 
 LOSS_AGG_MODES = {
     Mode.SAMPLE_MEAN: "seq-mean-token-mean",
     Mode.TOKEN_MEAN: "token-mean",
     Mode.CONSTANT: "seq-mean-token-sum-norm",
 }
-ACTOR, ROLLOUT, MODEL = (f"actor_rollout_ref.{part}" for part in ("actor", "rollout", "model"))
-GIVEN = "given"
-"""The name under which advantages that are given are registered as an estimator."""
-
-OF_OBJECTIVES: dict[Objective, Settings] = {
-    Objective.DUAL_CLIP: {f"{ACTOR}.clip_ratio_c": CONSTANTS.dual_clip},
-    Objective.SAPO: {
-        f"{ACTOR}.tau_pos": CONSTANTS.positive_temperature,
-        f"{ACTOR}.tau_neg": CONSTANTS.negative_temperature,
-    },
-    Objective.KL_COV: {
-        f"{ACTOR}.policy_loss.kl_cov_ratio": 1.0,
-        f"{ACTOR}.policy_loss.ppo_kl_coef": CONSTANTS.kl_penalty,
-    },
-}
-"""What objectives set, by paths."""
-
-VANILLA = {Objective.DUAL_CLIP}
-"""Policy losses of ours that are verl's plain one, whose third bound is always on."""
+CRITIC = "critic"
+MODEL, CRITIC_MODEL = "actor_rollout_ref.model", f"{CRITIC}.model"
 
 
 def configure(job: Job, of_engine: Mapping[str, object], divisor: int) -> Any:
@@ -60,23 +51,33 @@ def configure(job: Job, of_engine: Mapping[str, object], divisor: int) -> Any:
     """
     from omegaconf import OmegaConf
 
-    settings = _sizes(job, divisor) | _micro_batches(job) | _loss(job) | _fixed() | {**of_engine}
+    _require_objective(job)
+    settings = _sizes(job, divisor) | _micro_batches(job) | _loss(job) | _fixed() | _critic(job)
+    settings |= {**of_engine}
     config = deepcopy(_defaults(str(settings.pop("model_engine", "dp"))))
     for path, value in settings.items():
         OmegaConf.update(config, path, value, force_add=True)
     with refusals():
         module("utils.config").validate_config(
-            config, use_reference_policy=has_kl_term(job), use_critic=False
+            config, use_reference_policy=has_reference(job), use_critic=has_critic(job)
         )
     return config
 
 
-def objectives() -> frozenset[Objective]:
-    """The objectives of a policy, by the registered losses."""
-    registered = module("trainer.ppo.core_algos").POLICY_LOSS_REGISTRY
-    losses = {objective for objective in POLICY_LOSSES if objective.value in registered}
-    terms = {Objective.ENTROPY, Objective.KL, Objective.COMBINED}
-    return frozenset({Objective.POLICY, Objective.OFF_POLICY, *terms, *losses, *VANILLA})
+def paths_of_capacity(job: Job) -> list[str]:
+    """The paths of the probe's size in the configurations of a job's models."""
+    models = [MODEL, CRITIC_MODEL] if has_critic(job) else [MODEL]
+    return [f"{model}.override_config.capacity" for model in models]
+
+
+def _require_objective(job: Job) -> None:
+    """Raise `Unsupported` if verl does not have the objective in the job's mode and steps."""
+    if job.objective is Objective.REJECTION and len(job.steps) > 1:
+        raise Unsupported("what is rejected is logged once for a batch, and not for each step")
+    if job.objective is Objective.SFT and job.aggregation.mode is not Mode.TOKEN_MEAN:
+        raise Unsupported("loss_agg_mode is the policy's: fine-tuning is by tokens alone")
+    if job.objective is Objective.GEO_MEAN and job.aggregation.mode is not Mode.SAMPLE_MEAN:
+        raise Unsupported("geo_mean is a mean over samples, whatever loss_agg_mode says")
 
 
 @cache
@@ -110,17 +111,12 @@ def _micro_batches(job: Job) -> Settings:
         f"{ROLLOUT}.log_prob_use_dynamic_bsz": by_tokens,
     }
     if by_tokens:
-        budget = -(-token_budget(job.steps, job.layout.dp) // job.layout.cp)
+        budget = _token_budget(job)
         return settings | {
             f"{ACTOR}.ppo_max_token_len_per_gpu": budget,
             f"{ROLLOUT}.log_prob_max_token_len_per_gpu": budget,
         }
-    if not isinstance(job.layout.micro_batches, int):
-        raise Unsupported(f"no micro-batches by {job.layout.micro_batches}")
-    per_rank = samples_per_step(job.steps) // job.layout.dp
-    size = max(per_rank // job.layout.micro_batches, 1)
-    if per_rank % size:
-        raise Unsupported(f"no micro-batches of {size} of a rank's {per_rank} samples")
+    size = _micro_batch_size(job)
     return settings | {
         f"{ACTOR}.ppo_micro_batch_size_per_gpu": size,
         f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu": size,
@@ -128,10 +124,26 @@ def _micro_batches(job: Job) -> Settings:
     }
 
 
+def _micro_batch_size(job: Job) -> int:
+    """The samples of a micro-batch; raises `Unsupported` if they leave some over."""
+    if not isinstance(job.layout.micro_batches, int):
+        raise Unsupported(f"no micro-batches by {job.layout.micro_batches}")
+    per_rank = samples_per_step(job.steps) // job.layout.dp
+    size = max(per_rank // job.layout.micro_batches, 1)
+    if per_rank % size:
+        raise Unsupported(f"no micro-batches of {size} of a rank's {per_rank} samples")
+    return size
+
+
+def _token_budget(job: Job) -> int:
+    """The tokens of a micro-batch on each of the ranks that share its sequences."""
+    return -(-token_budget(job.steps, job.layout.dp) // job.layout.cp)
+
+
 def _loss(job: Job) -> Settings:
     """The settings of the loss and its terms."""
     settings: Settings = {
-        "algorithm.adv_estimator": GIVEN,
+        ESTIMATOR: GIVEN,
         f"{ACTOR}.clip_ratio_low": CONSTANTS.clip_low,
         f"{ACTOR}.clip_ratio_high": CONSTANTS.clip_high,
         # Without `DUAL_CLIP`, a bound that no ratio reaches.
@@ -167,22 +179,40 @@ def _divisor(job: Job) -> object:
 
 
 def _fixed() -> Settings:
-    """What every job has: our model, and an optimizer that leaves the probe at 0."""
+    """What every job has."""
+    return {**_trained(ACTOR, MODEL), f"{ROLLOUT}.name": "vllm"}
+
+
+def _trained(role: str, model: str) -> Settings:
+    """Our model, and an optimizer that leaves the probe at 0."""
     from adapters.verl.model import CHECKPOINT
 
     return {
-        f"{MODEL}.path": str(CHECKPOINT),
-        f"{MODEL}.load_tokenizer": False,
-        f"{MODEL}.override_config.attn_implementation": "eager",
-        f"{MODEL}.enable_gradient_checkpointing": False,
-        f"{ACTOR}.optim.lr": 0.0,
-        f"{ACTOR}.optim.weight_decay": 0.0,
-        f"{ACTOR}.optim.clip_grad": 1e9,
-        f"{ACTOR}.optim.total_training_steps": 1,
-        f"{ROLLOUT}.name": "vllm",
+        f"{model}.path": str(CHECKPOINT),
+        f"{model}.load_tokenizer": False,
+        f"{model}.override_config.attn_implementation": "eager",
+        f"{model}.enable_gradient_checkpointing": False,
+        f"{role}.optim.lr": 0.0,
+        f"{role}.optim.weight_decay": 0.0,
+        f"{role}.optim.clip_grad": 1e9,
+        f"{role}.optim.total_training_steps": 1,
     }
 
 
-def gives_old_log_probs(job: Job) -> bool:
-    """Whether the old policy's log-probabilities are given, and not the model's."""
-    return job.objective in OFF_POLICY
+def _critic(job: Job) -> Settings:
+    """The settings of a critic, whose loss is aggregated as the policy's is by default.
+
+    The trainer gives its engine one number of tokens for all purposes, and cuts by tokens unless
+    the engine's own configuration says otherwise.
+    """
+    if not has_critic(job):
+        return {}
+    settings = {**_trained(CRITIC, CRITIC_MODEL), f"{CRITIC}.enable": True}
+    if job.layout.micro_batches == "tokens":
+        return settings | {f"{CRITIC}.ppo_infer_max_token_len_per_gpu": _token_budget(job)}
+    size = _micro_batch_size(job)
+    return settings | {
+        f"{CRITIC}.ppo_micro_batch_size_per_gpu": size,
+        f"{CRITIC}.fsdp.use_dynamic_bsz": False,
+        f"{CRITIC}.fsdp.micro_batch_size_per_gpu": size,
+    }

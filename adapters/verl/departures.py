@@ -8,18 +8,26 @@ ALL_ENGINES = parse_departures(
     """
     not_run: the trainer's constructor, its loop over batches, validation, checkpoints, profiler and
     weight synchronisation
-        `_step_once` is entered, which takes one batch of rollouts to its last optimizer step
+        `_step_once` is entered, which takes one batch of rollouts to its last optimizer step, and
+        then `_compute_metrics`, which logs the batch
     stubbed: the TransferQueue, by the same rows in memory, which every rank has
         it hands on fields by key, and computes nothing
     stubbed: Ray's worker group: every rank runs the trainer and calls its own worker
         a rank is given the part of the batch that verl's dispatch would send it
-    stubbed: the replay buffer and the rollout servers: samples are given
+    stubbed: the replay buffer, the rollout servers and the reward loop: samples are given, with the
+    reward at the last token of the response, where verl's agent loop puts it
         they come before a step
     stubbed: forward passes of a reference policy, and of the old one where ratios are to be others
     than 1
         the answers are the case's; training reads them as it would a model's
-    set: an advantage estimator of its own, registered as a user's would be
+    set: an advantage estimator of its own, registered as a user's would be, unless verl's are
+    looked at; it makes a critic's returns too
         signed powers of two in the place of advantages: token weights do not depend on them
+    set: every sample is a session of its own, of two turns, by the weights before the first step
+        samples of one trajectory would be compared by the last of them alone
+    set: calculate_log_probs=True and thresholds of rollout correction, discount, lambda and the
+    coefficient of the divergence in rewards, where they are looked at
+        values a user may choose; the reference takes the same
     set: where a batch has several steps, equal lengths in the tags that it is balanced by
         balancing would mix the samples of the steps; which rank has which sample changes no weight
     set: rollout.n = 1, and mini-batches counted in samples
@@ -73,5 +81,20 @@ MEGATRON = parse_departures(
         nothing is recomputed
     stubbed: Megatron's joined collectives, over gloo on a GPU, by one after another
         the same sums; where they would overlap, the layout is declined
+    """
+)
+
+FSDP = parse_departures(
+    """
+    not_run: for a critic, the trainer's `_setup`: its worker is made as that makes it
+        it starts Ray's processes
+    stubbed: a critic's values of rollouts, and ray.get, which waits for them
+        the answers are the case's; training reads them as it would a model's
+    set: a critic's micro-batches, in the configuration of its engine
+        verl's trainer does not hand on those of the critic's own configuration
+    not_run: for supervised fine-tuning, the trainer's constructor, datasets, checkpoints and log
+        `fit` is entered, which takes batches of samples to their optimizer steps
+    set: for supervised fine-tuning, the engine of the actor, and each step's samples on a rank
+        the same engine; a sampler that shuffles would mix the samples of steps
     """
 )

@@ -49,8 +49,10 @@ def module(path: str) -> Any:
 def _let_engines_run_on_the_cpu(engine: Any) -> None:
     """Register verl's engines for the CPU, and pass by a check of torch's that wants a GPU."""
     register = module("workers.engine").EngineRegistry.register
-    register(model_type="language_model", backend=["fsdp", "fsdp2"], device="cpu")(
-        engine.FSDPEngineWithLMHead
-    )
+    for model, of_model in (
+        ("language_model", engine.FSDPEngineWithLMHead),
+        ("value_model", engine.FSDPEngineWithValueHead),
+    ):
+        register(model_type=model, backend=["fsdp", "fsdp2"], device="cpu")(of_model)
     fsdp1: Any = importlib.import_module("torch.distributed.fsdp._init_utils")
     fsdp1._check_module_states_for_sync_module_states = lambda _: None

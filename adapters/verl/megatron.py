@@ -10,8 +10,9 @@ from adapters.contract import PIPELINES, Description, Job, Layout, Option, Rank,
 from adapters.contract.probed_batch import PADDING_ID
 from adapters.verl import departures
 from adapters.verl.adapter import VerlAdapter
-from adapters.verl.configuration import ACTOR, MODEL
+from adapters.verl.configuration import MODEL
 from adapters.verl.importing import module
+from adapters.verl.objectives import ACTOR
 from adapters.verl.worker import configure_anew, new_worker
 
 if TYPE_CHECKING:

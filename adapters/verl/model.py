@@ -8,8 +8,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
-from transformers.modeling_outputs import CausalLMOutput
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForTokenClassification,
+    PretrainedConfig,
+    PreTrainedModel,
+)
+from transformers.modeling_outputs import CausalLMOutput, TokenClassifierOutput
 
 from adapters.toolkit.probe import ForwardPasses, ProbeLayer, ProbeSeam
 
@@ -20,7 +26,7 @@ if TYPE_CHECKING:
 
 CHECKPOINT = Path(__file__).parent / "checkpoint"
 SEAM = ProbeSeam()  # the seam of this process, which trains one job at a time
-PASSES = ForwardPasses()
+PASSES, CRITIC_PASSES = ForwardPasses(), ForwardPasses()
 
 
 class ProbeConfig(PretrainedConfig):
@@ -32,8 +38,8 @@ class ProbeConfig(PretrainedConfig):
     capacity = 1
 
 
-class ProbeForCausalLM(PreTrainedModel):
-    """The probe, with logits of the only token."""
+class _ProbeModel(PreTrainedModel):
+    """The probe in a model of transformers."""
 
     config_class = ProbeConfig
     _no_split_modules = [ProbeLayer.__name__]  # noqa: RUF012 - as transformers has it
@@ -45,12 +51,16 @@ class ProbeForCausalLM(PreTrainedModel):
         self.post_init()
 
     @classmethod
-    def from_pretrained(cls, *_: Any, config: ProbeConfig, **__: Any) -> ProbeForCausalLM:  # type: ignore[override]
+    def from_pretrained(cls, *_: Any, config: ProbeConfig, **__: Any) -> _ProbeModel:  # type: ignore[override]
         """The model of a configuration, with a probe of 0."""
         return cls(config)
 
     def _init_weights(self, module: torch.nn.Module) -> None:
         """Leave the probe at 0."""
+
+
+class ProbeForCausalLM(_ProbeModel):
+    """The probe, with logits of the only token."""
 
     def forward(self, input_ids: torch.Tensor, **_: Any) -> CausalLMOutput:
         """Logits of 0, of any number of rows; FSDP hooks its backward pass to all outputs."""
@@ -60,10 +70,21 @@ class ProbeForCausalLM(PreTrainedModel):
         return CausalLMOutput(logits=logits, hidden_states=(SEAM.probe,))  # type: ignore[arg-type]
 
 
+class ProbeForTokenClassification(_ProbeModel):
+    """The probe as a critic, whose values are those of the next tokens."""
+
+    def forward(self, input_ids: torch.Tensor, **_: Any) -> TokenClassifierOutput:
+        """Values as logits of one class, of any number of rows."""
+        CRITIC_PASSES.note(input_ids)
+        values = self.layer()[input_ids + 1].unsqueeze(-1)
+        return TokenClassifierOutput(logits=values)
+
+
 def register() -> None:
-    """Let transformers' automatic classes find it."""
+    """Let transformers' automatic classes find them."""
     AutoConfig.register("probe", ProbeConfig)
     AutoModelForCausalLM.register(ProbeConfig, ProbeForCausalLM)
+    AutoModelForTokenClassification.register(ProbeConfig, ProbeForTokenClassification)
 
 
 def with_probe(log_probs_from_logits: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:

@@ -14,11 +14,15 @@ if TYPE_CHECKING:
 
 def new_worker(config: Any, rank: Rank) -> Any:
     """verl's worker without a model: its `init_model` makes the engine."""
-    # What Ray sets; the process group is there already, and no address is called.
-    os.environ |= {"RANK": str(rank.index), "WORLD_SIZE": str(rank.world_size)}
-    os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "0"}
+    set_what_ray_sets(rank)
     workers = module("workers.engine_workers")
     return workers.ActorRolloutRefWorker(config.actor_rollout_ref, role="actor")
+
+
+def set_what_ray_sets(rank: Rank) -> None:
+    """The process group is there already, and no address is called."""
+    os.environ |= {"RANK": str(rank.index), "WORLD_SIZE": str(rank.world_size)}
+    os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "0"}
 
 
 def configure_anew(worker: Any, config: Any) -> None:

@@ -29,7 +29,7 @@ from reference import policy_losses
 from reference.aggregation import (
     Aggregation,
     AuxiliaryAggregation,
-    LoggedAdvantages,
+    LoggedMean,
     MicroBatchWeight,
     SampleUnit,
 )
@@ -80,7 +80,7 @@ def reducer(objective: Objective, conventions: Conventions) -> AuxiliaryAggregat
         Objective.ENTROPY: conventions.entropy,
         Objective.KL: conventions.kl,
         Objective.SFT: AuxiliaryAggregation.WITH_TOKEN_MEAN,
-        Objective.VALUE: AuxiliaryAggregation.WITH_TOKEN_MEAN,
+        Objective.VALUE: conventions.value_loss or AuxiliaryAggregation.WITH_TOKEN_MEAN,
     }.get(objective)
 
 
@@ -88,7 +88,11 @@ def reducer_of_term(metric: Metric, conventions: Conventions) -> AuxiliaryAggreg
     """The aggregation of a term or logged metric; None if it is that of the policy loss."""
     if metric is Metric.POLICY_LOSS:
         return None
-    of_term = {Metric.ENTROPY: conventions.entropy, Metric.KL: conventions.kl}
+    of_term = {
+        Metric.ENTROPY: conventions.entropy,
+        Metric.KL: conventions.kl,
+        Metric.REJECTED: conventions.rejected or conventions.diagnostics,
+    }
     return of_term.get(metric, conventions.diagnostics)
 
 
@@ -171,11 +175,13 @@ def rollout_term(contexts: Sequence[StepContext], objective: Objective, metric: 
     if metric in OF_SAMPLES:
         context = _of_samples(_of_batch(contexts[0], batch, placement))
         return LossTerm(metric=metric, context=context, factors=_OF_SAMPLES[metric](batch))
+    conventions = contexts[0].conventions
     if metric is not Metric.ADVANTAGE:
-        context = _of_batch(contexts[0], batch, placement)
+        of_values = conventions.logged_values if metric is Metric.VALUE else None
+        context = _of_batch(contexts[0], batch, placement, of_values or LoggedMean())
         return LossTerm(metric=metric, context=context, factors=quantities(metric, batch))
     estimate = _estimate(contexts, batch)
-    logged = contexts[0].conventions.logged_advantages or LoggedAdvantages()
+    logged = conventions.logged_advantages or LoggedMean()
     return LossTerm(
         metric=metric,
         context=_of_batch(contexts[0], batch, placement, logged),
@@ -197,7 +203,7 @@ def _of_batch(
     of_step: StepContext,
     batch: ProbedBatch,
     placement: BatchPlacement,
-    mean: LoggedAdvantages = LoggedAdvantages(),  # noqa: B008 - it is frozen
+    mean: LoggedMean = LoggedMean(),  # noqa: B008 - it is frozen
 ) -> StepContext:
     """The context of a mean over all steps of a batch, as if they were one that is not cut."""
     step = Step(

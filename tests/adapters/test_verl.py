@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from importlib.util import find_spec
 
 import numpy as np
 import pytest
 
-from adapters.contract import Depth, Job, Layout
-from adapters.contract.objective import Metric, Objective
+from adapters.contract import Depth, Description, Job, Layout
+from adapters.contract.objective import (
+    CORRECTIONS,
+    KL_COEFFICIENT,
+    OF_ROLLOUTS,
+    Metric,
+    Objective,
+)
 from adapters.contract.probed_batch import ProbedBatch
 from adapters.verl import ENGINES
+from adapters.verl.adapter import CONVENTIONS
+from adapters.verl.fsdp import VerlFsdp2Adapter, VerlFsdpAdapter
 from adapters.verl.megatron import VerlMegatronAdapter
-from conformance.corpus.cases import CORPUS
+from conformance.corpus.cases import ALL_CASES
+from conformance.findings.verdict import Verdict
+from conformance.judging.gradients import judge_advantages, judge_off_policy
 from conformance.judging.weights import largest_error
 from conformance.ranks.messages import Declined
 from conformance.ranks.pool import Ran, RankPool
@@ -26,12 +37,18 @@ pytestmark = [
     pytest.mark.skipif(find_spec("verl") is None, reason="verl is not installed"),
 ]
 
-CASES = {case.name: case for case in CORPUS}
+CASES = {case.name: case for case in ALL_CASES}
 MASKED = CASES["fully_masked_sample"]
 
 
 @pytest.fixture(scope="module", params=ENGINES, ids=lambda engine: engine.engine)
 def pool(request: pytest.FixtureRequest) -> Iterator[RankPool]:
+    with RankPool(request.param(), None, 2) as pool:
+        yield pool
+
+
+@pytest.fixture(scope="module", params=[VerlFsdpAdapter, VerlFsdp2Adapter], ids=["fsdp", "fsdp2"])
+def fsdp(request: pytest.FixtureRequest) -> Iterator[RankPool]:
     with RankPool(request.param(), None, 2) as pool:
         yield pool
 
@@ -57,6 +74,21 @@ def job(
     )
 
 
+def weights_error(outcome: Ran, given: Job) -> float:
+    """The largest error of a weight of any step on any rank; infinite if one is no number."""
+    errors = [
+        largest_error(rank.token_weights[index], token_weights(step, given.aggregation))
+        for index, step in enumerate(given.steps)
+        for rank in outcome.observations
+    ]
+    return max(math.inf if error is None else error for error in errors)
+
+
+def description() -> Description:
+    """What the judge knows of verl here: its conventions."""
+    return Description(conventions=CONVENTIONS)
+
+
 @pytest.mark.parametrize("layout", ["dp2-cp1-mb2-bshd", "dp1-cp2-mbtokens-thd"])
 @pytest.mark.parametrize("case", [MASKED.name, "two_steps"])
 def test_every_step_of_a_batch_is_a_mini_batch_whose_weights_are_right(
@@ -67,12 +99,7 @@ def test_every_step_of_a_batch_is_a_mini_batch_whose_weights_are_right(
     outcome = pool.run(given)
 
     assert isinstance(outcome, Ran), outcome
-    for index, step in enumerate(given.steps):
-        right = token_weights(step, given.aggregation)
-        for rank in outcome.observations:
-            error = largest_error(rank.token_weights[index], right)
-            assert error is not None
-            assert error <= weight_bound("float32")
+    assert weights_error(outcome, given) <= weight_bound("float32")
 
 
 def test_ranks_have_whole_samples_and_log_the_same(pool: RankPool) -> None:
@@ -84,7 +111,7 @@ def test_ranks_have_whole_samples_and_log_the_same(pool: RankPool) -> None:
     held = np.stack([rank.forward_passes[0] >= 0 for rank in (first, second)])
     assert (held.sum(axis=0) == 1).all()
     assert first.reported == second.reported
-    assert first.reported.keys() == {
+    assert first.reported.keys() - {*OF_ROLLOUTS} == {
         Metric.POLICY_LOSS,
         Metric.LOSS,
         Metric.CLIP_FRACTION,
@@ -135,12 +162,6 @@ def test_divisor_is_an_integer(pool: RankPool) -> None:
     assert "the divisor 2.5 is none" in outcome.message
 
 
-def errors(given: Job, outcome: Ran) -> list[float | None]:
-    """The largest error of a weight on each rank, in a job of one step."""
-    right = token_weights(given.steps[0], given.aggregation)
-    return [largest_error(rank.token_weights[0], right) for rank in outcome.observations]
-
-
 @pytest.mark.parametrize(
     "layout",
     [
@@ -162,9 +183,7 @@ def test_megatron_trains_the_same_in_pipelines_and_with_all_options(
     outcome = megatron.run(given)
 
     assert isinstance(outcome, Ran), outcome
-    for error in errors(given, outcome):
-        assert error is not None
-        assert error <= weight_bound("float32")
+    assert weights_error(outcome, given) <= weight_bound("float32")
     first, second = outcome.observations
     assert first.reported == second.reported
     assert Metric.POLICY_LOSS in first.reported
@@ -175,7 +194,7 @@ def test_megatron_deals_mini_batches_to_data_parallel_ranks_alone(megatron: Rank
     outcome = megatron.run(given)
 
     assert isinstance(outcome, Ran), outcome
-    assert max(filter(None, errors(given, outcome))) <= weight_bound("float32")
+    assert weights_error(outcome, given) <= weight_bound("float32")
 
 
 def test_megatron_counts_half_tokens_of_context_parallel_ranks_as_none(megatron: RankPool) -> None:
@@ -187,3 +206,138 @@ def test_megatron_counts_half_tokens_of_context_parallel_ranks_as_none(megatron:
     right = token_weights(given.steps[0], given.aggregation)
     for rank in outcome.observations:
         np.testing.assert_allclose(rank.token_weights[0], right * 58 / 54, rtol=1e-6)
+
+
+REJECTED = "rejected_tokens"
+"""21 of 30 active tokens are left."""
+
+
+def test_rejected_tokens_have_no_weight_and_are_logged_as_a_fraction_of_all(
+    pool: RankPool,
+) -> None:
+    given = job(REJECTED, Mode.SAMPLE_MEAN, objective=Objective.REJECTION)
+    outcome = pool.run(given)
+
+    assert isinstance(outcome, Ran), outcome
+    [step] = given.steps
+    assert weights_error(outcome, given) <= weight_bound("float32")
+    for rank in outcome.observations:
+        assert (rank.token_weights[0] != 0).sum() == step.mask.sum() == 21
+        assert rank.reported[Metric.REJECTED] == pytest.approx((9 / 30,))
+
+
+def test_mean_over_tokens_is_divided_by_those_that_rejection_has_removed_too(
+    pool: RankPool,
+) -> None:
+    """verl's engines count `loss_mask`, and its trainer modifies `response_mask` alone."""
+    outcome = pool.run(job(REJECTED, Mode.TOKEN_MEAN, objective=Objective.REJECTION))
+
+    assert isinstance(outcome, Ran), outcome
+    [found] = outcome.observations[0].token_weights
+    assert found.max() == pytest.approx(1 / 30)
+
+
+def test_what_is_rejected_of_several_steps_is_logged_once(pool: RankPool) -> None:
+    outcome = pool.run(job("two_steps", objective=Objective.REJECTION))
+
+    assert isinstance(outcome, Declined)
+    assert "logged once for a batch" in outcome.message
+
+
+@pytest.mark.parametrize("objective", [*CORRECTIONS, Objective.DRO])
+def test_losses_with_constants_of_their_own_have_right_derivatives(
+    pool: RankPool, objective: Objective
+) -> None:
+    given = job(objective=objective)
+    outcome = pool.run(given)
+
+    assert isinstance(outcome, Ran), outcome
+    judgement = judge_off_policy(given, outcome.observations, description())
+    assert judgement.verdict is Verdict.CONFORMS
+
+
+@pytest.mark.parametrize(
+    ("objective", "case"),
+    [
+        (Objective.GROUP_NORMALISED, "split_groups"),
+        (Objective.GROUP_CENTRED, "split_groups"),
+        (Objective.LEAVE_ONE_OUT, "split_groups"),
+        (Objective.REINFORCE_PP, MASKED.name),
+        (Objective.GAE, MASKED.name),
+        (Objective.PENALISED_GAE, MASKED.name),
+    ],
+)
+def test_advantages_of_verls_estimators_are_the_references(
+    fsdp: RankPool, objective: Objective, case: str
+) -> None:
+    given = job(case, Mode.SAMPLE_MEAN, objective=objective)
+    outcome = fsdp.run(given)
+
+    assert isinstance(outcome, Ran), outcome
+    judgement = judge_advantages(given, outcome.observations, description())
+    assert judgement.verdict is Verdict.CONFORMS
+
+
+def test_reward_is_lost_where_the_last_token_is_masked(fsdp: RankPool) -> None:
+    """verl puts it there, and its recursion skips that token: V alone is left of r - V."""
+    given = job("short_responses", Mode.SAMPLE_MEAN, objective=Objective.GAE)
+    outcome = fsdp.run(given)
+
+    assert isinstance(outcome, Ran), outcome
+    judgement = judge_advantages(given, outcome.observations, description())
+    assert judgement.diagnosis is not None
+    assert judgement.diagnosis.name == "reward_off_the_path_lost"
+
+
+def test_rollouts_are_logged_by_verls_own_names(fsdp: RankPool) -> None:
+    given = job("long_prompts", Mode.SAMPLE_MEAN, objective=Objective.PENALISED_GAE)
+    outcome = fsdp.run(given)
+
+    assert isinstance(outcome, Ran), outcome
+    batch = ProbedBatch(given.steps, given.objective)
+    mask = np.concatenate(batch.masks)
+    divergences = np.split(batch.rollouts.divergences, np.cumsum(given.steps[0].response_lengths))
+    of_samples = [
+        of_sample[active].mean()
+        for of_sample, active in zip(divergences, batch.masks, strict=False)
+    ]
+    penalties = sum(KL_COEFFICIENT * (batch.rollouts.divergences * mask))
+    for rank in outcome.observations:
+        expected = {
+            Metric.RESPONSE_LENGTH: 24 / 8,
+            Metric.VALUE: np.concatenate(batch.values)[mask].mean(),
+            Metric.DIVERGENCE: np.mean(of_samples),
+            # verl's rewards have the penalties.
+            Metric.REWARD: (batch.rewards.sum() - penalties) / 8,
+        }
+        for metric, value in expected.items():
+            assert rank.reported[metric] == pytest.approx((value,), rel=1e-6), metric
+        assert rank.reported[Metric.ADVANTAGE] == pytest.approx((0,), abs=1e-6)
+
+
+@pytest.mark.parametrize("mode", [Mode.SAMPLE_MEAN, Mode.TOKEN_MEAN, Mode.CONSTANT])
+def test_critics_loss_is_aggregated_as_the_policys_in_its_own_micro_batches(
+    fsdp: RankPool, mode: Mode
+) -> None:
+    given = job(mode=mode, objective=Objective.VALUE)
+    outcome = fsdp.run(given)
+
+    assert isinstance(outcome, Ran), outcome
+    assert weights_error(outcome, given) <= weight_bound("float32")
+    for rank in outcome.observations:
+        assert np.unique(rank.forward_passes[0]).tolist() == [-1, 0, 1]
+
+
+def test_fine_tuning_is_a_mean_over_tokens(fsdp: RankPool) -> None:
+    given = job("two_steps", objective=Objective.SFT)
+    outcome = fsdp.run(given)
+
+    assert isinstance(outcome, Ran), outcome
+    assert weights_error(outcome, given) <= weight_bound("float32")
+
+
+def test_fine_tuning_has_no_other_aggregation(fsdp: RankPool) -> None:
+    outcome = fsdp.run(job(mode=Mode.SAMPLE_MEAN, objective=Objective.SFT))
+
+    assert isinstance(outcome, Declined)
+    assert "by tokens alone" in outcome.message

@@ -23,7 +23,14 @@ from conformance.findings.verdict import Verdict
 from conformance.judging.gradients import judge_advantages
 from conformance.judging.weights import Judgement
 from conformance.plan.checks import OF_ESTIMATORS
-from reference.aggregation import Aggregation, Conventions, Mode
+from reference.aggregation import (
+    DEFAULT_CONVENTIONS,
+    Aggregation,
+    Conventions,
+    EstimatorConventions,
+    Mode,
+    TokenSet,
+)
 from reference.rounding import ratio_bound
 from reference.weights import token_weights
 
@@ -44,15 +51,25 @@ PLACEMENT = BatchPlacement(
 )
 
 
-def estimate(objective: Objective) -> Estimate:
+SKIPS_TOKENS = EstimatorConventions(transitions=TokenSet.ACTIVE, rewarded=TokenSet.RESPONSE)
+SKIPPING = Conventions(of_returns=SKIPS_TOKENS, of_values=SKIPS_TOKENS)
+"""Masked tokens are skipped, and the reward may be at one of them."""
+
+
+def estimate(objective: Objective, conventions: Conventions = DEFAULT_CONVENTIONS) -> Estimate:
     return Estimate(
         objective=objective,
         rollouts=ProbedBatch(STEPS, objective).rollouts,
-        conventions=estimator_conventions(objective, Conventions()),
+        conventions=estimator_conventions(objective, conventions),
     )
 
 
-def judged(objective: Objective, advantages: np.ndarray, factor: float = 1.0) -> Judgement:
+def judged(
+    objective: Objective,
+    advantages: np.ndarray,
+    factor: float = 1.0,
+    conventions: Conventions = DEFAULT_CONVENTIONS,
+) -> Judgement:
     """The judgement on the gradient of right weights times advantages, [tokens of all steps]."""
     job = Job(
         steps=STEPS,
@@ -64,7 +81,7 @@ def judged(objective: Objective, advantages: np.ndarray, factor: float = 1.0) ->
     weights = [factor * token_weights(step, AGGREGATION) for step in STEPS]
     split = np.split(advantages, [LENGTHS[0]])
     products = tuple(one * of_step for one, of_step in zip(weights, split, strict=True))
-    return judge_advantages(job, observations(products), Description())
+    return judge_advantages(job, observations(products), Description(conventions=conventions))
 
 
 def observations(products: tuple[np.ndarray, ...]) -> Sequence[Observation]:
@@ -126,7 +143,24 @@ def test_every_mistake_is_seen_somewhere_and_has_its_statement() -> None:
         if not np.allclose(advantages[active], estimate(objective).advantages[active])
     }
 
-    assert seen == set(OF_ADVANTAGES) <= STATEMENTS.keys()
+    assert seen | {"reward_off_the_path_lost"} == set(OF_ADVANTAGES) <= STATEMENTS.keys()
+
+
+@pytest.mark.parametrize("objective", [Objective.REINFORCE_PP, Objective.GAE])
+def test_reward_that_is_lost_at_a_skipped_token_is_named(objective: Objective) -> None:
+    """The last token of the fifth sample of the first step is masked."""
+    right = estimate(objective, SKIPPING)
+    wrong = dict(wrong_advantages(right, PLACEMENT))["reward_off_the_path_lost"]
+
+    judgement = judged(objective, wrong, conventions=SKIPPING)
+
+    assert judgement.verdict is Verdict.MISMATCH
+    assert judgement.diagnosis is not None
+    assert judgement.diagnosis.name == "reward_off_the_path_lost"
+    lost = right.rollouts.rewards.copy()
+    lost[4] = 0.0
+    assert np.array_equal(wrong, right.having(rewards=lost))
+    assert judged(objective, right.advantages, conventions=SKIPPING).verdict is Verdict.CONFORMS
 
 
 @pytest.mark.parametrize("objective", FROM_REWARDS)

@@ -19,7 +19,7 @@ from conformance.plan.checks import LOGGED_OF_ROLLOUTS
 from reference.aggregation import (
     Aggregation,
     Conventions,
-    LoggedAdvantages,
+    LoggedMean,
     Mode,
     SampleUnit,
     TokenSet,
@@ -141,7 +141,7 @@ GAE = Estimate(
 def test_logged_advantages_are_those_of_the_declared_tokens() -> None:
     values = GAE.advantages
     of_samples = math.fsum([values[:2].mean(), values[2], values[4]]) / 4
-    of_all = LoggedAdvantages(mode=Mode.TOKEN_MEAN, tokens=TokenSet.RESPONSE)
+    of_all = LoggedMean(mode=Mode.TOKEN_MEAN, tokens=TokenSet.RESPONSE)
 
     assert judged(Metric.ADVANTAGE, of_samples, None).verdict is Verdict.CONFORMS
     assert (
@@ -153,6 +153,14 @@ def test_logged_advantages_are_those_of_the_declared_tokens() -> None:
         ).verdict
         is Verdict.CONFORMS
     )
+
+
+def test_logged_values_are_those_of_the_declared_mean() -> None:
+    of_tokens = (3 / 2 + 1 / 4 + 1 / 2 + 1 / 4) / 4
+    by_token = Conventions(logged_values=LoggedMean(mode=Mode.TOKEN_MEAN))
+
+    assert judged(Metric.VALUE, of_tokens, None, conventions=by_token).error == pytest.approx(0)
+    assert judged(Metric.VALUE, of_tokens, None).verdict is Verdict.MISMATCH
 
 
 def test_mean_of_wrong_advantages_is_named_after_what_is_wrong_with_them() -> None:

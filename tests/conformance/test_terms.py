@@ -67,6 +67,22 @@ def test_terms_are_reduced_by_their_own_convention() -> None:
         assert loss_terms.reducer_of_term(metric, conventions) is MICRO_BATCHES
 
 
+def test_rejected_tokens_and_a_critics_loss_may_be_reduced_in_ways_of_their_own() -> None:
+    by_tokens = AuxiliaryAggregation.TOKEN_MEAN
+    conventions = Conventions(
+        diagnostics=MICRO_BATCHES,
+        rejected=by_tokens,
+        value_loss=AuxiliaryAggregation.WITH_POLICY_LOSS,
+    )
+
+    assert loss_terms.reducer_of_term(Metric.REJECTED, conventions) is by_tokens
+    assert loss_terms.reducer_of_term(Metric.CLIP_FRACTION, conventions) is MICRO_BATCHES
+    found = loss_terms.reducer(Objective.VALUE, conventions)
+    assert found is AuxiliaryAggregation.WITH_POLICY_LOSS
+    default = loss_terms.reducer(Objective.VALUE, Conventions())
+    assert default is AuxiliaryAggregation.WITH_TOKEN_MEAN
+
+
 def test_logged_loss_has_all_terms_with_their_coefficients() -> None:
     found = loss_terms.coefficients(Metric.LOSS, Objective.COMBINED)
 

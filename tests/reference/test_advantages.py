@@ -43,7 +43,13 @@ TRAINED = EstimatorConventions(transitions=TokenSet.ACTIVE)
         (advantages.penalised_centred, ALL_TOKENS, [-1.25, -1.5, -1.25, 1, 0.75, 0]),
         (advantages.penalised_centred, TRAINED, [-1.25, -1, -1.25, 1, 0.75, 0]),
         # G = ρ + G'/2: 3/4; 0 + 3/8; -1/4 + 3/16. Then 11/4; 0 + 11/8.
-        (advantages.discounted_returns, TRAINED, [-0.0625, 0.375, 0.75, 1.375, 2.75, 5]),
+        (
+            advantages.discounted_returns,
+            EstimatorConventions(),
+            [-0.0625, 0.375, 0.75, 1.375, 2.75, 5],
+        ),
+        # The first sample without its masked token: -1/4 + 3/8.
+        (advantages.discounted_returns, TRAINED, [0.125, 0, 0.75, 1.375, 2.75, 5]),
         # With a penalty on the masked token: -1/2 + 3/8 = -1/8; -1/4 - 1/16.
         (advantages.discounted_returns, ALL_TOKENS, [-0.3125, -0.125, 0.75, 1.375, 2.75, 5]),
         # δ: 3/4 - 3; 0 + 3/2 - 2; -1/4 + 1 - 1. A = δ + A'/4. Then 11/4 - 1; 1/2 - 1. Then 5 - 2.

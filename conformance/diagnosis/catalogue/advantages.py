@@ -108,10 +108,7 @@ class Estimate:
     @property
     def path(self) -> NDArray[np.bool_]:
         """The tokens that the estimator goes through: [tokens]."""
-        with_values = self.objective in OF_VALUES
-        return self.rollouts.tokens(
-            self.conventions.transitions if with_values else TokenSet.RESPONSE
-        )
+        return self.rollouts.tokens(self.conventions.transitions)
 
     @property
     def decay(self) -> float:
@@ -223,9 +220,20 @@ def _of_discounts(estimate: Estimate, placement: BatchPlacement) -> Iterator[Wro
     yield "discount_left_out", estimate.under(discount=1.0)
     other = OTHER_SET[estimate.conventions.rewarded]
     yield "reward_at_another_token", estimate.by(rewarded=other)
+    yield "reward_off_the_path_lost", estimate.having(rewards=_rewards_on(estimate))
+    yield "other_transitions", estimate.by(transitions=OTHER_SET[estimate.conventions.transitions])
     if placement.cp_rank is not None and placement.cp_rank.any():
         slices = rollouts.sample * (placement.cp_rank.max() + 1) + placement.cp_rank
         yield "slices_apart", estimate.of(_accumulated_in(slices, estimate))
+
+
+def _rewards_on(estimate: Estimate) -> Values:
+    """The rewards of samples, 0 where the last rewarded token is none that is gone through: [N]."""
+    rollouts = estimate.rollouts
+    last = rollouts.last(estimate.conventions.rewarded)
+    kept = np.zeros(len(rollouts.rewards), np.bool_)
+    kept[rollouts.sample[last]] = estimate.path[last]
+    return np.where(kept, rollouts.rewards, 0.0)
 
 
 def _accumulated_in(part: NDArray[np.int64], estimate: Estimate) -> Values:
@@ -243,8 +251,6 @@ def _of_values(estimate: Estimate) -> Iterator[Wrong]:
     yield "trace_left_out", estimate.under(trace=1.0)
     yield "values_left_out", estimate.having(values=np.zeros_like(estimate.rollouts.values))
     yield "padding_bootstrapped", estimate.of(_with_padding(estimate))
-    other = OTHER_SET[estimate.conventions.transitions]
-    yield "other_transitions", estimate.by(transitions=other)
 
 
 def _with_padding(estimate: Estimate) -> Values:

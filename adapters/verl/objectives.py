@@ -1,0 +1,144 @@
+"""What verl has for each objective: settings, models and the samples' rewards."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from adapters.contract.objective import (
+    ADVANTAGE_CONSTANTS,
+    CONSTANTS,
+    CORRECTIONS,
+    FROM_REWARDS,
+    OF_VALUES,
+    OFF_POLICY,
+    PENALISING,
+    POLICY_LOSSES,
+    Objective,
+)
+from adapters.toolkit.settings import has_kl_term
+from adapters.verl.importing import module
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from adapters.contract import Job
+    from adapters.contract.probed_batch import ProbedBatch
+
+    Settings = dict[str, object]
+    """Values by their path in verl's configuration."""
+
+ACTOR, ROLLOUT = (f"actor_rollout_ref.{part}" for part in ("actor", "rollout"))
+ALGORITHM = "algorithm"
+CORRECTION = f"{ALGORITHM}.rollout_correction"
+ESTIMATOR = f"{ALGORITHM}.adv_estimator"
+GIVEN = "given"
+"""The name under which advantages that are given are registered as an estimator."""
+
+COMPARED: Settings = {f"{ROLLOUT}.calculate_log_probs": True}
+"""What verl's documentation requires where rollout and old policy are compared."""
+
+DISCOUNTED: Settings = {
+    f"{ALGORITHM}.gamma": ADVANTAGE_CONSTANTS.discount,
+    f"{ALGORITHM}.lam": ADVANTAGE_CONSTANTS.trace,
+}
+PENALISED: Settings = {
+    f"{ALGORITHM}.use_kl_in_reward": True,
+    f"{ALGORITHM}.kl_penalty": "kl",
+    f"{ALGORITHM}.kl_ctrl.kl_coef": ADVANTAGE_CONSTANTS.penalty,
+}
+
+ESTIMATORS: dict[Objective, Settings] = {
+    Objective.GROUP_NORMALISED: {ESTIMATOR: "grpo"},
+    Objective.GROUP_CENTRED: {ESTIMATOR: "grpo", f"{ALGORITHM}.norm_adv_by_std_in_grpo": False},
+    Objective.LEAVE_ONE_OUT: {ESTIMATOR: "rloo"},
+    Objective.REINFORCE_PP: {ESTIMATOR: "reinforce_plus_plus", **DISCOUNTED, **PENALISED},
+    Objective.GAE: {ESTIMATOR: "gae", **DISCOUNTED},
+    Objective.PENALISED_GAE: {ESTIMATOR: "gae", **DISCOUNTED, **PENALISED},
+}
+"""verl's estimators of advantages. Its ``reinforce_plus_plus_baseline`` is of rewards of samples
+alone, without the penalty on each token that `REINFORCE_PP_BASELINE` has."""
+
+OF_OBJECTIVES: dict[Objective, Settings] = {
+    Objective.DUAL_CLIP: {f"{ACTOR}.clip_ratio_c": CONSTANTS.dual_clip},
+    Objective.SAPO: {
+        f"{ACTOR}.tau_pos": CONSTANTS.positive_temperature,
+        f"{ACTOR}.tau_neg": CONSTANTS.negative_temperature,
+    },
+    Objective.KL_COV: {
+        f"{ACTOR}.policy_loss.kl_cov_ratio": 1.0,
+        f"{ACTOR}.policy_loss.ppo_kl_coef": CONSTANTS.kl_penalty,
+    },
+    Objective.DRO: {f"{ACTOR}.policy_loss.dro_beta": CONSTANTS.kl_penalty},
+    # The lower bound on a token's ratio is then the reciprocal.
+    Objective.REJECTION: {
+        **COMPARED,
+        f"{CORRECTION}.rollout_rs": "token_k1",
+        f"{CORRECTION}.rollout_rs_threshold": 2.0,
+    },
+    Objective.TIS_TOKEN: {
+        **COMPARED,
+        f"{CORRECTION}.rollout_is": "token",
+        f"{CORRECTION}.rollout_is_threshold": CONSTANTS.truncation,
+    },
+    Objective.TIS_SEQUENCE: {
+        **COMPARED,
+        f"{CORRECTION}.rollout_is": "sequence",
+        f"{CORRECTION}.rollout_is_threshold": CONSTANTS.truncation,
+    },
+    **ESTIMATORS,
+}
+"""What objectives set, by paths."""
+
+WITH_CRITIC = frozenset({Objective.VALUE, *OF_VALUES})
+"""Objectives that need a critic, which not all engines have here."""
+
+VANILLA = {Objective.DUAL_CLIP}
+"""Policy losses of ours that are verl's plain one, whose third bound is always on."""
+
+
+def objectives() -> frozenset[Objective]:
+    """The objectives without a critic, by the registered losses and estimators."""
+    algorithms = module("trainer.ppo.core_algos")
+    losses = {one for one in POLICY_LOSSES if one.value in algorithms.POLICY_LOSS_REGISTRY}
+    estimators = {
+        objective
+        for objective, settings in ESTIMATORS.items()
+        if settings[ESTIMATOR] in algorithms.ADV_ESTIMATOR_REGISTRY
+    }
+    terms = {Objective.ENTROPY, Objective.KL, Objective.COMBINED}
+    plain = {Objective.POLICY, Objective.OFF_POLICY, Objective.REJECTION, *CORRECTIONS}
+    return frozenset({*plain, *terms, *losses, *estimators, *VANILLA}) - WITH_CRITIC
+
+
+def gives_old_log_probs(job: Job) -> bool:
+    """Whether the old policy's log-probabilities are given, and not the model's."""
+    return job.objective in OFF_POLICY
+
+
+def has_reference(job: Job) -> bool:
+    """Whether there is a reference policy, for a term of the loss or in rewards."""
+    return has_kl_term(job) or job.objective in PENALISING
+
+
+def has_critic(job: Job) -> bool:
+    """Whether there is a critic."""
+    return job.objective in WITH_CRITIC
+
+
+def trained_model(job: Job) -> str:
+    """The model whose gradient is read."""
+    return "critic" if job.objective is Objective.VALUE else "actor"
+
+
+def token_rewards(batch: ProbedBatch, index: int) -> NDArray[np.float64]:
+    """The rewards of a sample's tokens: [response].
+
+    verl puts a sample's reward at its last token. Where advantages are given, rewards are these.
+    """
+    if batch.objective not in FROM_REWARDS:
+        return batch.advantages[index]
+    rewards = np.zeros(len(batch.responses[index]))
+    rewards[-1] = batch.rewards[index]
+    return rewards
