@@ -1,4 +1,4 @@
-"""Mistakes put into copies of SkyRL's, miles' and slime's real code, and the causes they must give.
+"""Mistakes put into copies of frameworks' real code, and the causes they must give.
 
 ``RL_LOSS_CONFORMANCE_SOURCES=FOLDER python -m tests.mistakes_in_real_code [NAME …]`` prints what
 changes in the causes when each mistake is made; FOLDER has clones of miles and slime.
@@ -279,13 +279,105 @@ MISTAKES = (
         condition=["in sample_mean"],
         left_out="gspo or unequal_groups",
     ),
+    Mistake(
+        name="verl_denominator_per_micro_batch",
+        framework="verl",
+        engine="fsdp",
+        edit=Edit(
+            "trainer/ppo/core_algos.py",
+            "agg_loss",
+            "batch_num_tokens",
+            reading=2,
+            by="loss_mask.sum()",
+        ),
+        cause="tokens_counted_per_micro_batch",
+        condition=[],
+        checks="weights",
+        layouts=PACKED,
+    ),
+    Mistake(
+        name="verl_dp_size_lost",
+        framework="verl",
+        engine="fsdp",
+        edit=Edit("trainer/ppo/core_algos.py", "agg_loss", "dp_size", reading=2, by="1"),
+        cause="divided_by_dp",
+        condition=["in token_mean"],
+        checks="weights",
+        layouts=PACKED,
+    ),
+    Mistake(
+        name="verl_mask_left_out",
+        framework="verl",
+        engine="fsdp",
+        edit=Edit(
+            "workers/engine/fsdp/transformer_impl.py",
+            "forward_backward_batch",
+            "data",
+            reading=3,
+            by='{"loss_mask": torch.ones_like(data["responses"].values())}',
+        ),
+        cause="masked_tokens_counted",
+        condition=["in token_mean"],
+        checks="weights",
+        layouts=PACKED,
+    ),
+    Mistake(
+        name="verl_samples_of_a_rank",
+        framework="verl",
+        engine="fsdp",
+        edit=Edit(
+            "trainer/ppo/core_algos.py",
+            "agg_loss",
+            "global_batch_size",
+            reading=4,
+            by="(global_batch_size / dp_size)",
+        ),
+        cause="multiplied_by_dp",
+        condition=["in sample_mean"],
+        checks="weights",
+        layouts=PACKED,
+    ),
+    Mistake(
+        name="verl_metric_averaged",
+        framework="verl",
+        engine="fsdp",
+        edit=Edit(
+            "workers/utils/losses.py",
+            "ppo_loss",
+            "metric_aggregation",
+            reading=1,
+            by="AggregationType.MEAN",
+        ),
+        cause="divided_by_micro_batches",
+        condition=["in the logged policy_loss"],
+        checks="metric",
+        layouts=PACKED,
+    ),
+    Mistake(
+        name="verl_cp_counted_twice",
+        framework="verl",
+        edit=Edit(
+            "workers/engine/megatron/transformer_impl.py",
+            "postprocess_micro_batch_func",
+            "scaled_loss",
+            reading=1,
+            by="(scaled_loss * self.engine_config.context_parallel_size)",
+        ),
+        cause="multiplied_by_cp",
+        condition=[],
+        checks="weights",
+    ),
 )
+
+
+INSTALLED = ("skyrl", "verl")
+"""Frameworks that are on the package index."""
 
 
 def original(mistake: Mistake) -> Path:
     """The folder that holds the framework's package as it is."""
-    if mistake.framework == "skyrl":
-        spec = importlib.util.find_spec("skyrl")
+    if mistake.framework in INSTALLED:
+        spec = importlib.util.find_spec(mistake.framework)
         assert spec is not None
         assert spec.origin is not None
         return Path(spec.origin).parents[1]

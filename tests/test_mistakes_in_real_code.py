@@ -9,14 +9,13 @@ import pytest
 
 from conformance.comparing.cause_changes import Fate
 from tests import command
-from tests.mistakes_in_real_code import MISTAKES, Mistake, changes
+from tests.mistakes_in_real_code import INSTALLED, MISTAKES, Mistake, changes
 
 
 @pytest.mark.soak
-@pytest.mark.skyrl
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.name)
 def test_a_mistake_in_real_code_gives_one_cause(tmp_path: Path, mistake: Mistake) -> None:
-    if mistake.framework != "skyrl" and command.SOURCES not in os.environ:
+    if mistake.framework not in INSTALLED and command.SOURCES not in os.environ:
         pytest.skip(f"{command.SOURCES} names no folder of clones")
     found = [one for one in changes(mistake, tmp_path) if one.fate in (Fate.NEW, Fate.CHANGED)]
 

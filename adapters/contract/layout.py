@@ -17,6 +17,7 @@ class Option(StrEnum):
     AVERAGE_IN_COLLECTIVE = "average_in_collective"  # gradients, by the all-reduce itself
     BALANCE_DATA = "balance_data"  # samples are distributed over data-parallel ranks by length
     DISTRIBUTED_OPTIMIZER = "distributed_optimizer"  # a rank has the gradients of its shard only
+    HYBRID_SHARDING = "hybrid_sharding"  # half of the ranks share a model, the others have a copy
     INTERLEAVED = "interleaved"  # each pipeline stage has two chunks of the model
     OVERLAP_GRAD_REDUCE = "overlap_grad_reduce"  # bucket by bucket, during the backward pass
     PER_TOKEN_LOSS = "per_token_loss"  # the engine divides gradients by tokens that it counts

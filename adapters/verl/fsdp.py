@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from adapters.contract import Description, Job, Layout, Rank
+from adapters.contract import Description, Job, Layout, Option, Rank
 from adapters.contract.objective import Objective
 from adapters.verl import departures, objectives
 from adapters.verl.adapter import VerlAdapter
@@ -34,13 +34,24 @@ class VerlFsdpAdapter(VerlAdapter):
     dependencies = ("ray", "tensordict", "transformers")
 
     def layouts(self) -> list[Layout]:
-        """Data parallelism on up to 4 ranks, Ulysses of 2, padded (bshd) or packed (thd) rows."""
-        return [
+        """Data parallelism on up to 4 ranks, Ulysses of 2, padded (bshd) or packed (thd) rows.
+
+        Shards that are replicated are those of packed rows in 2 micro-batches.
+        """
+        hybrid = (Option.HYBRID_SHARDING,)
+        plain = [
             Layout(dp=dp, cp=cp, micro_batches=micro_batches, format=storage)
             for dp, cp in ((1, 1), (2, 1), (1, 2), (4, 1), (2, 2))
             for micro_batches in (1, 2, "tokens")
             for storage in ("bshd", "thd")
             if cp == 1 or storage == "thd"
+        ]
+        return [
+            *plain,
+            *(
+                Layout(dp=dp, cp=cp, micro_batches=2, format="thd", options=hybrid)
+                for dp, cp in ((2, 1), (4, 1), (2, 2))
+            ),
         ]
 
     def describe(self) -> Description:
@@ -50,6 +61,7 @@ class VerlFsdpAdapter(VerlAdapter):
         return replace(
             found,
             objectives=found.objectives | more,
+            options=frozenset({Option.HYBRID_SHARDING}),
             departures=(*found.departures, *departures.FSDP),
         )
 
@@ -69,6 +81,7 @@ class VerlFsdpAdapter(VerlAdapter):
             f"{role}.strategy": self.engine,
             f"{model}.use_remove_padding": job.layout.format == "thd",
             f"{engine}.ulysses_sequence_parallel_size": job.layout.cp,
+            f"{engine}.fsdp_size": _shards(job.layout),
             f"{engine}.use_torch_compile": False,
             f"{engine}.mixed_precision": precisions,
         }
@@ -98,7 +111,8 @@ class VerlFsdpAdapter(VerlAdapter):
         capacity: int,
         rank: Rank,
     ) -> Any:
-        key = (self.engine, role, job.layout.cp, job.layout.format, capacity)
+        layout = job.layout
+        key = (self.engine, role, layout.cp, layout.format, layout.options, capacity)
         if key not in rank.cache:
             rank.cache[key] = made(config, rank)
         rank.cache[key].gradients.drain()
@@ -109,6 +123,11 @@ class VerlFsdp2Adapter(VerlFsdpAdapter):
     """verl with FSDP2."""
 
     engine: ClassVar[str] = "fsdp2"
+
+
+def _shards(layout: Layout) -> int:
+    """The number of shards of a model; -1 is one for each rank."""
+    return layout.world_size // 2 if Option.HYBRID_SHARDING in layout.options else -1
 
 
 def _worker(config: Any, rank: Rank) -> Any:

@@ -8,6 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+from torch import nn
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -21,8 +23,6 @@ from adapters.toolkit.probe import ForwardPasses, ProbeLayer, ProbeSeam
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    import torch
 
 CHECKPOINT = Path(__file__).parent / "checkpoint"
 SEAM = ProbeSeam()  # the seam of this process, which trains one job at a time
@@ -48,6 +48,8 @@ class _ProbeModel(PreTrainedModel):
     def __init__(self, config: ProbeConfig) -> None:
         super().__init__(config)
         self.layer = ProbeLayer(config.capacity)
+        # Embeddings of a real model, which are no layer's: verl's engine reshards them by name.
+        self.embeddings = nn.Parameter(torch.zeros(config.hidden_size), requires_grad=False)
         self.post_init()
 
     @classmethod
@@ -55,7 +57,7 @@ class _ProbeModel(PreTrainedModel):
         """The model of a configuration, with a probe of 0."""
         return cls(config)
 
-    def _init_weights(self, module: torch.nn.Module) -> None:
+    def _init_weights(self, module: nn.Module) -> None:
         """Leave the probe at 0."""
 
 

@@ -68,6 +68,21 @@ class NotReducedOverDp(Mutant):
         reduce_among(range(first, first + self.layout.cp), gradient, self.layout.world_size)
 
 
+class DividedAndNotReduced(NotReducedOverDp):
+    """A reduction among one rank that still divides, in each micro-batch, all gradients so far."""
+
+    def accumulate(
+        self, probe: torch.Tensor, samples: list[SampleTensors], token_losses: TokenLosses
+    ) -> tuple[torch.Tensor, dict[Metric, torch.Tensor]]:
+        self.probe = probe
+        return super().accumulate(probe, samples, token_losses)
+
+    def handed_on(self, packed: Packed) -> Packed:
+        assert self.probe.grad is not None
+        self.probe.grad /= self.layout.dp
+        return super().handed_on(packed)
+
+
 class NotReducedOverCp(Mutant):
     """Gradients are reduced over data-parallel ranks, and every slice keeps its own."""
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     Matches = Callable[[NDArray[np.float64]], bool]
 
 
-OVER_CP = "not_reduced_over_cp"
+OVER_DP, OVER_CP = "not_reduced_over_dp", "not_reduced_over_cp"
 
 
 def diagnoses(
@@ -48,6 +48,9 @@ def diagnoses(
         others = "no others are active" if gone[active].all() else "all others are right"
         for name, words in kinds_of_loss(context, gone, active):
             yield _diagnosis(context, gone, name, f"weigh nothing, {others}: {words}")
+    for mistake in _divided_again(context) if gone.any() else ():
+        if matches(mistake.weights):
+            yield _diagnosis(context, gone, mistake.name, f"weigh nothing: {mistake.words}")
     lowest = (observed[active] / context.expected[active]).min(initial=1.0)
     twice = active & (observed > 1.5 * lowest * context.expected)
     if twice.any() and not twice[active].all() and _is_made_of(twice, active, context.sample):
@@ -75,6 +78,7 @@ def shares(context: StepContext) -> Iterator[Mistake]:
                 weights=np.where(kept, other.weights, 0),
                 together=(*other.together, name),
             )
+    yield from _divided_again(context)
     placement = context.placement
     if placement is not None:
         for words, kept in (
@@ -88,13 +92,26 @@ def shares(context: StepContext) -> Iterator[Mistake]:
             )
 
 
+def _divided_again(context: StepContext) -> Iterator[Mistake]:
+    """Yield the weights of one rank if each micro-batch divides all gradients since the first."""
+    for name, words, kept in _shares(context):
+        if name == OVER_DP:
+            assert context.placement is not None
+            later = context.placement.micro_batches - 1 - context.placement.micro_batch
+            yield Mistake(
+                name=name,
+                words=f"{words}, and each micro-batch divided earlier ones by dp once more",
+                weights=np.where(kept, context.expected / float(context.layout.dp) ** later, 0),
+            )
+
+
 def _shares(context: StepContext) -> Iterator[tuple[str, str, NDArray[np.bool_]]]:
     """Yield the tokens of each single rank, along each axis of the layout and both."""
     placement, layout = context.placement, context.layout
     if placement is None:
         return
     for name, whose, part, size in (
-        ("not_reduced_over_dp", "other data-parallel ranks", placement.dp_rank, layout.dp),
+        (OVER_DP, "other data-parallel ranks", placement.dp_rank, layout.dp),
         (OVER_CP, "other context-parallel ranks", placement.cp_rank, layout.cp),
         (
             "not_reduced_over_ranks",
