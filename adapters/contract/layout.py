@@ -18,6 +18,7 @@ class Option(StrEnum):
     BALANCE_DATA = "balance_data"  # samples are distributed over data-parallel ranks by length
     DISTRIBUTED_OPTIMIZER = "distributed_optimizer"  # a rank has the gradients of its shard only
     INTERLEAVED = "interleaved"  # each pipeline stage has two chunks of the model
+    LEGACY_TRAINER = "legacy_trainer"  # the trainer that a framework keeps beside its default one
     OVERLAP_GRAD_REDUCE = "overlap_grad_reduce"  # bucket by bucket, during the backward pass
 
 

@@ -13,12 +13,12 @@ from adapters.contract.adapter import Adapter, Rank
 from adapters.contract.configuration import FaultInjection, Setting
 from adapters.contract.description import Description
 from adapters.contract.job import Depth, Job, Observation
+from adapters.contract.layout import Option
 from adapters.contract.objective import Objective
 from adapters.contract.probed_batch import ProbedBatch
 from adapters.toolkit.calls import refusals_of_configuration
 from adapters.toolkit.probe import probe_capacity
-from adapters.verl import configuration, departures, objectives
-from adapters.verl.importing import import_verl
+from adapters.verl import configuration, departures, importing, objectives
 from reference.aggregation import (
     AuxiliaryAggregation,
     Conventions,
@@ -30,8 +30,10 @@ from reference.aggregation import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
+
+    from adapters.contract.objective import Metric
 
 SKIPPING = EstimatorConventions(transitions=TokenSet.ACTIVE, rewarded=TokenSet.RESPONSE)
 OF_ACTIVE_TOKENS = LoggedMean(mode=Mode.TOKEN_MEAN)
@@ -104,19 +106,21 @@ class VerlAdapter(Adapter):
 
     def load(self, source: Path | None) -> None:
         """Import verl, its engines and its trainer."""
-        import_verl(source)
+        importing.import_verl(source)
 
     def describe(self) -> Description:
         """Describe verl by what its aggregation and its registries know."""
         from adapters.verl.trainer import NAMES_OF_ROLLOUTS
         from adapters.verl.worker_groups import NAMES
 
+        has_default_trainer = importing.has_default_trainer()
         return Description(
             modes=frozenset(configuration.LOSS_AGG_MODES),
             default_mode=Mode.TOKEN_MEAN,
             depths=frozenset({Depth.STEP}),
             objectives=objectives.objectives(),
-            metrics=frozenset({*NAMES, *NAMES_OF_ROLLOUTS}),
+            metrics=frozenset({*NAMES, *(NAMES_OF_ROLLOUTS if has_default_trainer else ())}),
+            options=frozenset({Option.LEGACY_TRAINER} if has_default_trainer else ()),
             configurations=CONFIGURATIONS,
             records_forward_passes=True,
             conventions=CONVENTIONS,
@@ -127,8 +131,6 @@ class VerlAdapter(Adapter):
 
     def observe(self, job: Job, rank: Rank) -> Observation:
         """Train all steps of the batch as the mini-batches of one trainer's step."""
-        from adapters.verl import sft, trainer
-
         batch = ProbedBatch(job.steps, job.objective)
         capacity = probe_capacity(batch.probe_size + 1)
         with rank.framework(), refusals_of_configuration(job):
@@ -139,8 +141,7 @@ class VerlAdapter(Adapter):
                 workers["critic"] = self.critic(config, job, capacity, rank)
             trained = workers[objectives.trained_model(job)]
             trained.passes.drain()
-            train = sft.train if job.objective is Objective.SFT else trainer.train
-            reported = train(config, workers, batch, job)
+            reported = _training(job)(config, workers, batch, job)
         passes = trained.passes.drain()
         return Observation(
             token_weights=batch.weights_of_steps(trained.gradients.drain()),
@@ -148,3 +149,12 @@ class VerlAdapter(Adapter):
             forward_passes=batch.forward_passes(passes),
             rows=batch.rows(passes),
         )
+
+
+def _training(job: Job) -> Callable[..., Mapping[Metric, tuple[float, ...]]]:
+    """The function that drives the trainer of a job."""
+    from adapters.verl import legacy, sft, trainer
+
+    if Option.LEGACY_TRAINER in job.layout.options or not importing.has_default_trainer():
+        return legacy.train
+    return sft.train if job.objective is Objective.SFT else trainer.train

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from adapters.contract import Description, Job, Layout, Rank
+from adapters.contract import Description, Job, Layout, Option, Rank
 from adapters.contract.objective import Objective
 from adapters.verl import departures, objectives
 from adapters.verl.adapter import VerlAdapter
@@ -35,12 +35,18 @@ class VerlFsdpAdapter(VerlAdapter):
 
     def layouts(self) -> list[Layout]:
         """Data parallelism on up to 4 ranks, Ulysses of 2, padded (bshd) or packed (thd) rows."""
-        return [
+        legacy = (Option.LEGACY_TRAINER,)
+        of_default_trainer = [
             Layout(dp=dp, cp=cp, micro_batches=micro_batches, format=storage)
             for dp, cp in ((1, 1), (2, 1), (1, 2), (4, 1), (2, 2))
             for micro_batches in (1, 2, "tokens")
             for storage in ("bshd", "thd")
             if cp == 1 or storage == "thd"
+        ]
+        return [
+            *of_default_trainer,
+            Layout(dp=2, micro_batches=2, format="thd", options=legacy),
+            Layout(cp=2, micro_batches="tokens", format="thd", options=legacy),
         ]
 
     def describe(self) -> Description:

@@ -1,0 +1,184 @@
+"""verl's legacy trainer, run on every rank: its `_update_actor` and `_update_critic` alone.
+
+It has rows padded to one width, and hands them to groups of workers whose methods say how a batch
+is cut over ranks and how outputs are put together again. Older versions have no other trainer.
+"""
+
+from __future__ import annotations
+
+import pickle
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from verl.single_controller.base import WorkerGroup
+from verl.single_controller.base.decorator import MAGIC_ATTR
+
+from adapters.contract import Unsupported
+from adapters.contract.objective import OFF_POLICY, POLICY_LOSSES, Objective
+from adapters.contract.probed_batch import PADDING_ID
+from adapters.verl.importing import module
+from adapters.verl.objectives import has_reference, trained_model
+from adapters.verl.worker_groups import NAMES, of_all_ranks
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from adapters.contract import Job
+    from adapters.contract.objective import Metric
+    from adapters.contract.probed_batch import ProbedBatch
+
+TRAINER = "trainer.ppo.ray_trainer"
+
+TERMS = {Objective.POLICY, Objective.ENTROPY, Objective.KL, Objective.COMBINED, Objective.VALUE}
+OBJECTIVES = frozenset({*TERMS, *POLICY_LOSSES, *OFF_POLICY})
+"""Objectives of losses: what comes before the losses is looked at in the default trainer alone."""
+
+
+class DispatchingGroup(WorkerGroup):  # type: ignore[misc]  # of an untyped package
+    """Calls this rank's worker with its part of a batch, which verl's own dispatch cuts."""
+
+    def __init__(self, worker: Any) -> None:
+        super().__init__(None)
+        self._worker = worker
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks, each of which has a worker."""
+        return dist.get_world_size()
+
+    def _query_dispatch_info(self, mesh: str) -> list[int]:
+        return of_all_ranks(self._worker._query_dispatch_info(mesh))
+
+    def _query_collect_info(self, mesh: str) -> list[bool]:
+        return of_all_ranks(self._worker.query_collect_info(mesh))
+
+    def update_actor(self, data: Any) -> Any:
+        """The metrics of training the actor on a batch."""
+        return self._call("update_actor", data)
+
+    def train_mini_batch(self, data: Any) -> Any:
+        """The metrics of training the critic on a batch: they are there when asked for."""
+        output = self._call("train_mini_batch", data)
+        return SimpleNamespace(get=lambda: output)
+
+    def _call(self, method: str, data: Any) -> Any:
+        bound = getattr(self._worker, method)
+        modes = getattr(bound, MAGIC_ATTR)["dispatch_mode"]
+        [parts], _ = modes["dispatch_fn"](self, data)
+        return modes["collect_fn"](self, of_all_ranks(bound(parts[dist.get_rank()])))
+
+
+def train(
+    config: Any, workers: dict[str, Any], batch: ProbedBatch, job: Job
+) -> dict[Metric, tuple[float, ...]]:
+    """Train on a batch of rollouts, mini-batch by mini-batch; returns what is logged of the actor.
+
+    ``workers`` are this rank's: the ``actor``, and the ``critic`` if there is one. Raises
+    `Unsupported` if the objective is not one of a loss.
+    """
+    _require_objective(job)
+    module("utils.ray_utils").parallel_put = _as_sent
+    trainer = _trainer(config, workers)
+    data = _padded(batch, job)
+    data.meta_info["temperature"] = config.actor_rollout_ref.rollout.temperature
+    _order(trainer, data, job)
+    if trained_model(job) == "critic":
+        trainer._update_critic(data)
+        return {}
+    return _reported(trainer._update_actor(data).meta_info["metrics"], len(job.steps))
+
+
+def _as_sent(parts: Sequence[Any], max_workers: int | None = None) -> list[Any]:
+    """The parts of a batch as a process has them that Ray sends them to."""
+    return [pickle.loads(pickle.dumps(part)) for part in parts]
+
+
+def _require_objective(job: Job) -> None:
+    if job.objective not in OBJECTIVES:
+        raise Unsupported(
+            f"the legacy trainer is entered at its update of a model, {job.objective} is not there"
+        )
+
+
+def _trainer(config: Any, workers: dict[str, Any]) -> Any:
+    """verl's trainer, without the services that its constructor starts."""
+    trainer = object.__new__(module(TRAINER).RayPPOTrainer)
+    groups = {role: DispatchingGroup(worker) for role, worker in workers.items()}
+    vars(trainer).update(
+        config=config,
+        actor_rollout_wg=groups["actor"],
+        critic_wg=groups.get("critic"),
+        distillation_config=None,
+        use_prefix_grouper=False,
+        use_legacy_worker_impl="disable",
+    )
+    return trainer
+
+
+def _padded(batch: ProbedBatch, job: Job) -> Any:
+    """The batch as the trainer has it: prompts padded on the left, responses on the right."""
+    masks = [np.ones(len(ids), np.int64) for ids in batch.responses]
+    prompts = _rows([ids[::-1] for ids in batch.prompts]).flip(1)
+    responses = _rows(batch.responses)
+    attended = torch.cat([prompts != PADDING_ID, _rows(masks).bool()], dim=1).long()
+    fields = {
+        "prompts": prompts,
+        "responses": responses,
+        "input_ids": torch.cat([prompts, responses], dim=1),
+        "attention_mask": attended,
+        "position_ids": (attended.cumsum(1) - 1).clamp(min=0),
+        "response_mask": _rows([mask.astype(np.int64) for mask in batch.original_masks]),
+        "old_log_probs": _rows(batch.old_log_probs).float(),
+        "advantages": _rows(batch.advantages).float(),
+        "returns": _rows(batch.advantages).float(),
+        "values": torch.zeros(responses.shape),
+    }
+    if has_reference(job):
+        fields["ref_log_prob"] = _rows(batch.reference_log_probs).float()
+    return module("protocol").DataProto.from_single_dict(fields)
+
+
+def _rows(values: Sequence[NDArray[Any]]) -> torch.Tensor:
+    """Values of samples, padded on the right with 0: [samples, longest]."""
+    return torch.nn.utils.rnn.pad_sequence(
+        [torch.from_numpy(of_sample.copy()) for of_sample in values], batch_first=True
+    )
+
+
+def _order(trainer: Any, data: Any, job: Job) -> None:
+    """Deal the samples out to ranks: as verl balances them, or each step to all ranks.
+
+    Each rank cuts its part into mini-batches, and balancing would mix the samples of steps.
+    """
+    if len(job.steps) == 1:
+        trainer._balance_batch(data, {})
+        return
+    steps = np.split(np.arange(len(data)), len(job.steps))
+    # [steps, ranks, samples] of equal sizes, as of every configuration.
+    parts = np.stack([np.split(step, job.layout.dp) for step in steps])
+    data.reorder(torch.from_numpy(parts.swapaxes(0, 1).reshape(-1)))
+
+
+def _reported(metrics: dict[str, Any], steps: int) -> dict[Metric, tuple[float, ...]]:
+    """What is logged of the actor: of one step as the trainer reduces it.
+
+    It reduces the numbers of all mini-batches to one. Where there are several, they are told apart
+    if there is a number for each.
+    """
+    names = {
+        metric: name if name.startswith("actor/") else f"actor/{name}"
+        for metric, name in NAMES.items()
+    }
+    if steps == 1:
+        reduced = module(TRAINER).reduce_metrics(metrics)
+        found = {name: (value,) for name, value in reduced.items()}
+    else:
+        found = {name: of for name, of in metrics.items() if np.shape(of) == (steps,)}
+    return {
+        metric: tuple(map(float, found[name])) for metric, name in names.items() if name in found
+    }
