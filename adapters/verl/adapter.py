@@ -14,7 +14,7 @@ from adapters.contract.configuration import FaultInjection, Setting
 from adapters.contract.description import Description
 from adapters.contract.job import Depth, Job, Observation
 from adapters.contract.layout import Option
-from adapters.contract.objective import Objective
+from adapters.contract.objective import Metric, Objective
 from adapters.contract.probed_batch import ProbedBatch
 from adapters.toolkit.calls import refusals_of_configuration
 from adapters.toolkit.probe import probe_capacity
@@ -32,8 +32,6 @@ from reference.aggregation import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
-
-    from adapters.contract.objective import Metric
 
 SKIPPING = EstimatorConventions(transitions=TokenSet.ACTIVE, rewarded=TokenSet.RESPONSE)
 OF_ACTIVE_TOKENS = LoggedMean(mode=Mode.TOKEN_MEAN)
@@ -110,17 +108,13 @@ class VerlAdapter(Adapter):
 
     def describe(self) -> Description:
         """Describe verl by what its aggregation and its registries know."""
-        from adapters.verl.trainer import NAMES_OF_ROLLOUTS
-        from adapters.verl.worker_groups import NAMES
-
-        has_default_trainer = importing.has_default_trainer()
         return Description(
             modes=frozenset(configuration.LOSS_AGG_MODES),
             default_mode=Mode.TOKEN_MEAN,
             depths=frozenset({Depth.STEP}),
-            objectives=objectives.objectives(),
-            metrics=frozenset({*NAMES, *(NAMES_OF_ROLLOUTS if has_default_trainer else ())}),
-            options=frozenset({Option.LEGACY_TRAINER} if has_default_trainer else ()),
+            objectives=objectives.driven(objectives.objectives()),
+            metrics=_metrics(),
+            options=frozenset({Option.LEGACY_TRAINER} if importing.has_default_trainer() else ()),
             configurations=CONFIGURATIONS,
             records_forward_passes=True,
             conventions=CONVENTIONS,
@@ -149,6 +143,17 @@ class VerlAdapter(Adapter):
             forward_passes=batch.forward_passes(passes),
             rows=batch.rows(passes),
         )
+
+
+def _metrics() -> frozenset[Metric]:
+    """The metrics that this version logs; the legacy trainer's of rollouts are not looked at."""
+    from adapters.verl.trainer import NAMES_OF_ROLLOUTS
+    from adapters.verl.worker_groups import NAMES
+
+    of_loss = importing.module("workers.utils.losses").ppo_loss.__code__.co_consts
+    logs_entropy = NAMES[Metric.ENTROPY] in of_loss  # since January 2026
+    of_rollouts = NAMES_OF_ROLLOUTS if importing.has_default_trainer() else {}
+    return frozenset({*NAMES, *of_rollouts}) - ({Metric.ENTROPY} if not logs_entropy else set())
 
 
 def _training(job: Job) -> Callable[..., Mapping[Metric, tuple[float, ...]]]:

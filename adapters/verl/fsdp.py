@@ -52,10 +52,10 @@ class VerlFsdpAdapter(VerlAdapter):
     def describe(self) -> Description:
         """Add what needs a critic, and supervised fine-tuning."""
         found = super().describe()
-        more = {*objectives.WITH_CRITIC, Objective.SFT}
+        more = frozenset({*objectives.WITH_CRITIC, Objective.SFT})
         return replace(
             found,
-            objectives=found.objectives | more,
+            objectives=found.objectives | objectives.driven(more),
             departures=(*found.departures, *departures.FSDP),
         )
 

@@ -39,6 +39,7 @@ def _put_the_probe_in() -> None:
     functional.entropy_from_logits = model.with_entropies(functional.entropy_from_logits)
     if on_cpu:
         _let_engines_run_on_the_cpu(engine)
+    _pack_without_flash_attention()
     workers = module("workers.engine_workers")
     if hasattr(workers, "CheckpointEngineRegistry"):  # which versions before 2026 lack
         workers.CheckpointEngineRegistry.new = lambda *_, **__: None
@@ -74,6 +75,17 @@ def _name_what_transformers_has_renamed() -> None:
     except ImportError:
         transformers: Any = importlib.import_module("transformers")
         transformers.AutoModelForVision2Seq = transformers.AutoModelForImageTextToText
+
+
+def _pack_without_flash_attention() -> None:
+    """Let versions before 0.9.1 pack rows by the functions that transformers has of these names."""
+    packing = module("utils.attention_utils")
+    try:
+        packing._get_attention_functions()
+    except ModuleNotFoundError:
+        own: Any = importlib.import_module("transformers.modeling_flash_attention_utils")
+        functions = (own._index_first_axis, own._pad_input, None, own._unpad_input)
+        packing._get_attention_functions = lambda: functions
 
 
 def _let_engines_run_on_the_cpu(engine: Any) -> None:

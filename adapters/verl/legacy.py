@@ -17,10 +17,9 @@ from verl.single_controller.base import WorkerGroup
 from verl.single_controller.base.decorator import MAGIC_ATTR
 
 from adapters.contract import Unsupported
-from adapters.contract.objective import OFF_POLICY, POLICY_LOSSES, Objective
 from adapters.contract.probed_batch import PADDING_ID
 from adapters.verl.importing import module
-from adapters.verl.objectives import has_reference, trained_model
+from adapters.verl.objectives import OF_LOSSES, has_reference, trained_model
 from adapters.verl.worker_groups import NAMES, of_all_ranks
 
 if TYPE_CHECKING:
@@ -33,10 +32,6 @@ if TYPE_CHECKING:
     from adapters.contract.probed_batch import ProbedBatch
 
 TRAINER = "trainer.ppo.ray_trainer"
-
-TERMS = {Objective.POLICY, Objective.ENTROPY, Objective.KL, Objective.COMBINED, Objective.VALUE}
-OBJECTIVES = frozenset({*TERMS, *POLICY_LOSSES, *OFF_POLICY})
-"""Objectives of losses: what comes before the losses is looked at in the default trainer alone."""
 
 
 class DispatchingGroup(WorkerGroup):  # type: ignore[misc]  # of an untyped package
@@ -90,7 +85,7 @@ def train(
     if trained_model(job) == "critic":
         trainer._update_critic(data)
         return {}
-    return _reported(trainer._update_actor(data).meta_info["metrics"], len(job.steps))
+    return _reported(trainer._update_actor(data).meta_info["metrics"], job)
 
 
 def _as_sent(parts: Sequence[Any], max_workers: int | None = None) -> list[Any]:
@@ -99,7 +94,7 @@ def _as_sent(parts: Sequence[Any], max_workers: int | None = None) -> list[Any]:
 
 
 def _require_objective(job: Job) -> None:
-    if job.objective not in OBJECTIVES:
+    if job.objective not in OF_LOSSES:
         raise Unsupported(
             f"the legacy trainer is entered at its update of a model, {job.objective} is not there"
         )
@@ -164,21 +159,34 @@ def _order(trainer: Any, data: Any, job: Job) -> None:
     data.reorder(torch.from_numpy(parts.swapaxes(0, 1).reshape(-1)))
 
 
-def _reported(metrics: dict[str, Any], steps: int) -> dict[Metric, tuple[float, ...]]:
-    """What is logged of the actor: of one step as the trainer reduces it.
-
-    It reduces the numbers of all mini-batches to one. Where there are several, they are told apart
-    if there is a number for each.
-    """
+def _reported(metrics: dict[str, Any], job: Job) -> dict[Metric, tuple[float, ...]]:
+    """What is logged of the actor: the numbers of each step, as the trainer reduces them."""
     names = {
         metric: name if name.startswith("actor/") else f"actor/{name}"
         for metric, name in NAMES.items()
     }
-    if steps == 1:
-        reduced = module(TRAINER).reduce_metrics(metrics)
-        found = {name: (value,) for name, value in reduced.items()}
-    else:
-        found = {name: of for name, of in metrics.items() if np.shape(of) == (steps,)}
+    reduce = module(TRAINER).reduce_metrics
     return {
-        metric: tuple(map(float, found[name])) for metric, name in names.items() if name in found
+        metric: tuple(
+            float(reduce({name: numbers})[name]) for numbers in _of_steps(metrics[name], job)
+        )
+        for metric, name in names.items()
+        if name in metrics
     }
+
+
+def _of_steps(logged: Any, job: Job) -> list[Any]:
+    """The numbers of each step: one, or in older versions one of each micro-batch and rank.
+
+    Before 0.7.1, they are of all steps in one list, or in a metric that knows its reduction.
+    """
+    numbers, steps = getattr(logged, "values", logged), len(job.steps)
+    if len(numbers) != steps > 1 and not isinstance(job.layout.micro_batches, int):
+        raise Unsupported("this version's log does not tell steps of several mini-batches apart")
+    parts = [part.tolist() for part in np.split(np.array(numbers), steps)]
+    if numbers is logged:
+        return parts
+    of_steps = [logged.init_list() for _ in parts]
+    for of_step, part in zip(of_steps, parts, strict=True):
+        of_step.extend(part)
+    return of_steps
