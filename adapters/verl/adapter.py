@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from adapters.contract.adapter import Adapter, Rank
 from adapters.contract.configuration import FaultInjection, Setting
-from adapters.contract.description import Description
+from adapters.contract.description import Departure, Description
 from adapters.contract.job import Depth, Job, Observation
 from adapters.contract.layout import Option
 from adapters.contract.objective import Metric, Objective
@@ -78,7 +78,7 @@ PERMITTED = {"divisor_missing": RULES["divisor_by_default"]}
 
 
 class VerlAdapter(Adapter):
-    """Drives volcengine/verl from 0.9.1 on."""
+    """Drives volcengine/verl from January 2026 on, or 0.7.0."""
 
     name = "verl"
     package = "verl"
@@ -120,7 +120,7 @@ class VerlAdapter(Adapter):
             conventions=CONVENTIONS,
             rules=RULES,
             permits=PERMITTED,
-            departures=departures.ALL_ENGINES,
+            departures=(*_departures_of_trainers(), *departures.ALL_ENGINES),
         )
 
     def observe(self, job: Job, rank: Rank) -> Observation:
@@ -153,7 +153,15 @@ def _metrics() -> frozenset[Metric]:
     of_loss = importing.module("workers.utils.losses").ppo_loss.__code__.co_consts
     logs_entropy = NAMES[Metric.ENTROPY] in of_loss  # since January 2026
     of_rollouts = NAMES_OF_ROLLOUTS if importing.has_default_trainer() else {}
-    return frozenset({*NAMES, *of_rollouts}) - ({Metric.ENTROPY} if not logs_entropy else set())
+    missing = set() if logs_entropy else {Metric.ENTROPY}
+    return frozenset({*NAMES, *of_rollouts} - missing)
+
+
+def _departures_of_trainers() -> tuple[Departure, ...]:
+    """Those of both trainers, or of the legacy one where there is no other."""
+    if importing.has_default_trainer():
+        return (*departures.DEFAULT_TRAINER, *departures.LEGACY_TRAINER)
+    return (*departures.LEGACY_TRAINER, *departures.OLDER_VERSIONS)
 
 
 def _training(job: Job) -> Callable[..., Mapping[Metric, tuple[float, ...]]]:

@@ -38,7 +38,8 @@ class DispatchingGroup(WorkerGroup):  # type: ignore[misc]  # of an untyped pack
     """Calls this rank's worker with its part of a batch, which verl's own dispatch cuts."""
 
     def __init__(self, worker: Any) -> None:
-        super().__init__(None)
+        resources: Any = None  # Ray's
+        super().__init__(resources)
         self._worker = worker
 
     @property
@@ -168,14 +169,14 @@ def _reported(metrics: dict[str, Any], job: Job) -> dict[Metric, tuple[float, ..
     reduce = module(TRAINER).reduce_metrics
     return {
         metric: tuple(
-            float(reduce({name: numbers})[name]) for numbers in _of_steps(metrics[name], job)
+            float(reduce({name: numbers})[name]) for numbers in numbers_of_steps(metrics[name], job)
         )
         for metric, name in names.items()
         if name in metrics
     }
 
 
-def _of_steps(logged: Any, job: Job) -> list[Any]:
+def numbers_of_steps(logged: Any, job: Job) -> list[Any]:
     """The numbers of each step: one, or in older versions one of each micro-batch and rank.
 
     Before 0.7.1, they are of all steps in one list, or in a metric that knows its reduction.
