@@ -7,12 +7,15 @@ is cut over ranks and how outputs are put together again. Older versions have no
 from __future__ import annotations
 
 import pickle
+from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.nn.functional import pad
+from torch.nn.utils.rnn import pad_sequence
 from verl.single_controller.base import WorkerGroup
 from verl.single_controller.base.decorator import MAGIC_ATTR
 
@@ -80,7 +83,7 @@ def train(
     _require_objective(job)
     module("utils.ray_utils").parallel_put = _as_sent
     trainer = _trainer(config, workers)
-    data = _padded(batch, job)
+    data = _padded(batch, job, config.data.max_response_length)
     data.meta_info["temperature"] = config.actor_rollout_ref.rollout.temperature
     _order(trainer, data, job)
     if trained_model(job) == "critic":
@@ -116,34 +119,38 @@ def _trainer(config: Any, workers: dict[str, Any]) -> Any:
     return trainer
 
 
-def _padded(batch: ProbedBatch, job: Job) -> Any:
-    """The batch as the trainer has it: prompts padded on the left, responses on the right."""
-    masks = [np.ones(len(ids), np.int64) for ids in batch.responses]
-    prompts = _rows([ids[::-1] for ids in batch.prompts]).flip(1)
-    responses = _rows(batch.responses)
-    attended = torch.cat([prompts != PADDING_ID, _rows(masks).bool()], dim=1).long()
+def _padded(batch: ProbedBatch, job: Job, width: int) -> Any:
+    """The batch as the trainer has it: prompts padded on the left, responses on the right.
+
+    Responses have the ``width`` of the configuration, by which verl divides if no divisor is set.
+    """
+    rows = partial(_rows, width=width)
+    prompts = _rows([ids[::-1] for ids in batch.prompts], width=0).flip(1)
+    responses = rows(batch.responses)
+    attended = (torch.cat([prompts, responses], dim=1) != PADDING_ID).long()
     fields = {
         "prompts": prompts,
         "responses": responses,
         "input_ids": torch.cat([prompts, responses], dim=1),
         "attention_mask": attended,
         "position_ids": (attended.cumsum(1) - 1).clamp(min=0),
-        "response_mask": _rows([mask.astype(np.int64) for mask in batch.original_masks]),
-        "old_log_probs": _rows(batch.old_log_probs).float(),
-        "advantages": _rows(batch.advantages).float(),
-        "returns": _rows(batch.advantages).float(),
+        "response_mask": rows([mask.astype(np.int64) for mask in batch.original_masks]),
+        "old_log_probs": rows(batch.old_log_probs).float(),
+        "advantages": rows(batch.advantages).float(),
+        "returns": rows(batch.advantages).float(),
         "values": torch.zeros(responses.shape),
     }
     if has_reference(job):
-        fields["ref_log_prob"] = _rows(batch.reference_log_probs).float()
+        fields["ref_log_prob"] = rows(batch.reference_log_probs).float()
     return module("protocol").DataProto.from_single_dict(fields)
 
 
-def _rows(values: Sequence[NDArray[Any]]) -> torch.Tensor:
-    """Values of samples, padded on the right with 0: [samples, longest]."""
-    return torch.nn.utils.rnn.pad_sequence(
+def _rows(values: Sequence[NDArray[Any]], width: int) -> torch.Tensor:
+    """Values of samples, padded on the right with 0: [samples, at least ``width``]."""
+    rows = pad_sequence(
         [torch.from_numpy(of_sample.copy()) for of_sample in values], batch_first=True
     )
+    return pad(rows, (0, max(width - rows.shape[1], 0)))
 
 
 def _order(trainer: Any, data: Any, job: Job) -> None:
