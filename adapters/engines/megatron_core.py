@@ -315,6 +315,23 @@ class ReadingOptimizer:
         return True, 0.0, 0
 
 
+def gradients_of_steps(optimizer: Any, policy: Policy) -> Recorder[NDArray[np.float32]]:
+    """Records the probe's gradient, [capacity], whenever Megatron's optimizer is about to step.
+
+    The gradient is then set to 0, as NaN would spoil the probe even at a learning rate of 0.
+    """
+    gradients, step = Recorder["NDArray[np.float32]"](), optimizer.step
+
+    def read_and_step() -> Any:
+        gradients.append(policy.gradient())
+        for chunk in policy.chunks:
+            chunk.zero_grad_buffer()
+        return step()
+
+    optimizer.step = read_and_step
+    return gradients
+
+
 def scheduler() -> Any:
     """A learning-rate schedule whose rate is 0."""
     return SimpleNamespace(step=lambda increment: None, get_lr=lambda group: 0.0)

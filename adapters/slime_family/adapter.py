@@ -63,7 +63,7 @@ class MegatronAdapter(Adapter):
             ]
             + [
                 Layout(dp=2, cp=2, micro_batches=2, format="thd", options=(option,))
-                for option in Option
+                for option in command_line.LAYOUT_OPTIONS
                 if option is not Option.INTERLEAVED
             ]
             + [

@@ -1,5 +1,6 @@
 """Adapters of volcengine/verl, one for each of its training engines."""
 
 from adapters.verl.fsdp import VerlFsdp2Adapter, VerlFsdpAdapter
+from adapters.verl.megatron import VerlMegatronAdapter
 
-ENGINES = (VerlFsdpAdapter, VerlFsdp2Adapter)
+ENGINES = (VerlFsdpAdapter, VerlFsdp2Adapter, VerlMegatronAdapter)

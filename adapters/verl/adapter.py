@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
+    from adapters.contract.layout import Layout
+
 SKIPPING = EstimatorConventions(transitions=TokenSet.ACTIVE, rewarded=TokenSet.RESPONSE)
 OF_ACTIVE_TOKENS = LoggedMean(mode=Mode.TOKEN_MEAN)
 
@@ -92,6 +94,10 @@ class VerlAdapter(Adapter):
         """The engine's settings in verl's configuration, by path."""
 
     @abstractmethod
+    def divisor(self, layout: Layout) -> int:
+        """The number of ranks that divides mini-batches, as verl validates."""
+
+    @abstractmethod
     def worker(self, config: Any, job: Job, capacity: int, rank: Rank) -> Any:
         """verl's worker on this rank.
 
@@ -129,7 +135,9 @@ class VerlAdapter(Adapter):
         capacity = probe_capacity(batch.probe_size + 1)
         with rank.framework(), refusals_of_configuration(job):
             settings = dict.fromkeys(configuration.paths_of_capacity(job), capacity)
-            config = configuration.configure(job, {**settings, **self.settings(job, rank.dtype)})
+            config = configuration.configure(
+                job, {**settings, **self.settings(job, rank.dtype)}, self.divisor(job.layout)
+            )
             workers = {"actor": self.worker(config, job, capacity, rank)}
             if objectives.has_critic(job):
                 workers["critic"] = self.critic(config, job, capacity, rank)

@@ -44,14 +44,17 @@ CRITIC = "critic"
 MODEL, CRITIC_MODEL = "actor_rollout_ref.model", f"{CRITIC}.model"
 
 
-def configure(job: Job, of_engine: Mapping[str, object]) -> Any:
-    """verl's configuration for a job, as validated; raises `Unsupported` or `Refused`."""
+def configure(job: Job, of_engine: Mapping[str, object], divisor: int) -> Any:
+    """verl's configuration for a job, as validated; raises `Unsupported` or `Refused`.
+
+    The samples of a mini-batch are to be a multiple of ``divisor`` ranks.
+    """
     from omegaconf import OmegaConf
 
     _require_objective(job)
-    settings = _sizes(job) | _micro_batches(job) | _loss(job) | _fixed() | _critic(job)
+    settings = _sizes(job, divisor) | _micro_batches(job) | _loss(job) | _fixed() | _critic(job)
     settings |= {**of_engine}
-    config = deepcopy(_defaults())
+    config = deepcopy(_defaults(str(settings.pop("model_engine", "dp"))))
     for path, value in settings.items():
         OmegaConf.update(config, path, value, force_add=True)
     with refusals():
@@ -73,28 +76,30 @@ def _require_objective(job: Job) -> None:
         raise Unsupported("what is rejected is logged once for a batch, and not for each step")
     if job.objective is Objective.SFT and job.aggregation.mode is not Mode.TOKEN_MEAN:
         raise Unsupported("loss_agg_mode is the policy's: fine-tuning is by tokens alone")
+    if job.objective is Objective.GEO_MEAN and job.aggregation.mode is not Mode.SAMPLE_MEAN:
+        raise Unsupported("geo_mean is a mean over samples, whatever loss_agg_mode says")
 
 
 @cache
-def _defaults() -> Any:
-    """What hydra makes of an empty command line: its files take longer to read than a step does."""
+def _defaults(model_engine: str) -> Any:
+    """An engine's configuration without settings: hydra reads for longer than a step takes."""
     from hydra import compose, initialize_config_dir
 
     folder = Path(module("trainer.config").__file__).parent
     with initialize_config_dir(str(folder), version_base=None):
-        return compose("ppo_trainer")
+        return compose("ppo_trainer", overrides=[f"model_engine={model_engine}"])
 
 
-def _sizes(job: Job) -> Settings:
+def _sizes(job: Job, divisor: int) -> Settings:
     """The sizes of the batch of rollouts, of a mini-batch, and of the world."""
-    size, ranks = samples_per_step(job.steps), job.layout.world_size
-    if size % ranks:
-        raise Unsupported(f"mini-batches are multiples of {ranks} ranks, {size} samples are none")
+    size = samples_per_step(job.steps)
+    if size % divisor:
+        raise Unsupported(f"mini-batches are multiples of {divisor} ranks, {size} samples are none")
     return {
         "data.train_batch_size": size * len(job.steps),
         f"{ACTOR}.ppo_mini_batch_size": job.configuration.batch_size or size,
         f"{ROLLOUT}.n": 1,
-        "trainer.n_gpus_per_node": ranks,
+        "trainer.n_gpus_per_node": job.layout.world_size,
         "trainer.nnodes": 1,
     }
 

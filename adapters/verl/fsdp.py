@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -14,6 +13,7 @@ from adapters.verl.adapter import VerlAdapter
 from adapters.verl.configuration import CRITIC, CRITIC_MODEL, MODEL
 from adapters.verl.importing import module
 from adapters.verl.objectives import ACTOR
+from adapters.verl.worker import configure_anew, new_worker, set_what_ray_sets
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -79,10 +79,14 @@ class VerlFsdpAdapter(VerlAdapter):
             f"{engine}.mixed_precision": precisions,
         }
 
+    def divisor(self, layout: Layout) -> int:
+        """All ranks, those of sequence parallelism too."""
+        return layout.world_size
+
     def worker(self, config: Any, job: Job, capacity: int, rank: Rank) -> Any:
         """verl's worker, cached for all jobs that can share its model."""
         worker = self._cached("actor", _worker, config, job, capacity, rank)
-        _configure_anew(worker, config)
+        configure_anew(worker, config)
         return worker
 
     def critic(self, config: Any, job: Job, capacity: int, rank: Rank) -> Any:
@@ -117,10 +121,7 @@ def _worker(config: Any, rank: Rank) -> Any:
     """verl's worker with its engine, whose optimizer tells the gradient that it steps with."""
     from adapters.verl.model import PASSES
 
-    _set_what_ray_sets(rank)
-    worker = module("workers.engine_workers").ActorRolloutRefWorker(
-        config.actor_rollout_ref, role="actor"
-    )
+    worker = new_worker(config, rank)
     worker.init_model()
     worker.gradients, worker.passes = _reader(worker.actor.engine), PASSES
     return worker
@@ -130,7 +131,7 @@ def _critic(config: Any, rank: Rank) -> Any:
     """verl's worker of the critic, made as its trainer's `_setup` does."""
     from adapters.verl.model import CRITIC_PASSES
 
-    _set_what_ray_sets(rank)
+    set_what_ray_sets(rank)
     workers, critic = module("workers.engine_workers"), _critic_config(config)
     worker = workers.TrainingWorker(
         workers.TrainingWorkerConfig(
@@ -144,12 +145,6 @@ def _critic(config: Any, rank: Rank) -> Any:
     worker.reset()
     worker.gradients, worker.passes = _reader(worker.engine), CRITIC_PASSES
     return worker
-
-
-def _set_what_ray_sets(rank: Rank) -> None:
-    """The process group is there already, and no address is called."""
-    os.environ |= {"RANK": str(rank.index), "WORLD_SIZE": str(rank.world_size)}
-    os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "0"}
 
 
 def _reader(engine: Any) -> GradientReader:
@@ -171,21 +166,6 @@ def _whole(wrapped: Any, gradient: torch.Tensor) -> NDArray[np.float32]:
     shards = [torch.empty_like(gradient) for _ in range(dist.get_world_size(group))]
     dist.all_gather(shards, gradient, group=group)
     return as_array(torch.cat(shards))
-
-
-def _configure_anew(worker: Any, config: Any) -> None:
-    """Give a worker the loss and the micro-batches of another job, as its `init_model` does."""
-    as_dataclass = module("utils.config").omega_conf_to_dataclass
-    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
-    actor_config = as_dataclass(actor)
-    actor_config.model_config = worker.actor.model_config
-    engine = worker.actor.engine_config
-    engine.use_dynamic_bsz = actor.use_dynamic_bsz
-    engine.max_token_len_per_gpu = actor.ppo_max_token_len_per_gpu
-    engine.micro_batch_size_per_gpu = actor.ppo_micro_batch_size_per_gpu
-    engine.infer_max_token_len_per_gpu = rollout.log_prob_max_token_len_per_gpu
-    engine.infer_micro_batch_size_per_gpu = rollout.log_prob_micro_batch_size_per_gpu
-    worker.actor.set_loss_fn(partial(module("workers.utils.losses").ppo_loss, config=actor_config))
 
 
 def _critic_config(config: Any) -> Any:

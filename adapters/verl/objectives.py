@@ -70,6 +70,7 @@ OF_OBJECTIVES: dict[Objective, Settings] = {
         f"{ACTOR}.policy_loss.kl_cov_ratio": 1.0,
         f"{ACTOR}.policy_loss.ppo_kl_coef": CONSTANTS.kl_penalty,
     },
+    Objective.DRO: {f"{ACTOR}.policy_loss.dro_beta": CONSTANTS.kl_penalty},
     # The lower bound on a token's ratio is then the reciprocal.
     Objective.REJECTION: {
         **COMPARED,

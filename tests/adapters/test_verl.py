@@ -20,6 +20,8 @@ from adapters.contract.objective import (
 from adapters.contract.probed_batch import ProbedBatch
 from adapters.verl import ENGINES
 from adapters.verl.adapter import CONVENTIONS
+from adapters.verl.fsdp import VerlFsdp2Adapter, VerlFsdpAdapter
+from adapters.verl.megatron import VerlMegatronAdapter
 from conformance.corpus.cases import ALL_CASES
 from conformance.findings.verdict import Verdict
 from conformance.judging.gradients import judge_advantages, judge_off_policy
@@ -42,6 +44,18 @@ MASKED = CASES["fully_masked_sample"]
 @pytest.fixture(scope="module", params=ENGINES, ids=lambda engine: engine.engine)
 def pool(request: pytest.FixtureRequest) -> Iterator[RankPool]:
     with RankPool(request.param(), None, 2) as pool:
+        yield pool
+
+
+@pytest.fixture(scope="module", params=[VerlFsdpAdapter, VerlFsdp2Adapter], ids=["fsdp", "fsdp2"])
+def fsdp(request: pytest.FixtureRequest) -> Iterator[RankPool]:
+    with RankPool(request.param(), None, 2) as pool:
+        yield pool
+
+
+@pytest.fixture(scope="module")
+def megatron() -> Iterator[RankPool]:
+    with RankPool(VerlMegatronAdapter(), None, 2) as pool:
         yield pool
 
 
@@ -148,6 +162,52 @@ def test_divisor_is_an_integer(pool: RankPool) -> None:
     assert "the divisor 2.5 is none" in outcome.message
 
 
+@pytest.mark.parametrize(
+    "layout",
+    [
+        "dp1-cp1-pp2-mb2-thd",
+        "dp1-cp1-pp2-mb2-bshd",
+        "dp1-cp1-pp2-mb2-thd+interleaved",
+        "dp1-cp1-tp2-mb2-thd",
+        "dp2-cp1-mb2-thd+average_in_collective",
+        "dp2-cp1-mb2-thd+overlap_grad_reduce",
+        "dp2-cp1-mb2-thd+replicated_optimizer",
+        "dp2-cp1-mbtokens-thd+per_token_loss",
+    ],
+)
+def test_megatron_trains_the_same_in_pipelines_and_with_all_options(
+    megatron: RankPool, layout: str
+) -> None:
+    """Every stage of a pipeline has a probe, and the trainer logs what the last one knows."""
+    given = job(layout=layout)
+    outcome = megatron.run(given)
+
+    assert isinstance(outcome, Ran), outcome
+    assert weights_error(outcome, given) <= weight_bound("float32")
+    first, second = outcome.observations
+    assert first.reported == second.reported
+    assert Metric.POLICY_LOSS in first.reported
+
+
+def test_megatron_deals_mini_batches_to_data_parallel_ranks_alone(megatron: RankPool) -> None:
+    given = job("nine_samples", layout="dp1-cp2-mb1-thd")
+    outcome = megatron.run(given)
+
+    assert isinstance(outcome, Ran), outcome
+    assert weights_error(outcome, given) <= weight_bound("float32")
+
+
+def test_megatron_counts_half_tokens_of_context_parallel_ranks_as_none(megatron: RankPool) -> None:
+    """Micro-batches of 15, 15, 15 and 13 tokens are counted as 14, 14, 14 and 12, of 58 in all."""
+    given = job(layout="dp1-cp2-mbtokens-thd+per_token_loss")
+    outcome = megatron.run(given)
+
+    assert isinstance(outcome, Ran), outcome
+    right = token_weights(given.steps[0], given.aggregation)
+    for rank in outcome.observations:
+        np.testing.assert_allclose(rank.token_weights[0], right * 58 / 54, rtol=1e-6)
+
+
 REJECTED = "rejected_tokens"
 """21 of 30 active tokens are left."""
 
@@ -184,8 +244,10 @@ def test_what_is_rejected_of_several_steps_is_logged_once(pool: RankPool) -> Non
     assert "logged once for a batch" in outcome.message
 
 
-@pytest.mark.parametrize("objective", CORRECTIONS)
-def test_losses_are_multiplied_by_the_truncated_ratio(pool: RankPool, objective: Objective) -> None:
+@pytest.mark.parametrize("objective", [*CORRECTIONS, Objective.DRO])
+def test_losses_with_constants_of_their_own_have_right_derivatives(
+    pool: RankPool, objective: Objective
+) -> None:
     given = job(objective=objective)
     outcome = pool.run(given)
 
@@ -206,20 +268,20 @@ def test_losses_are_multiplied_by_the_truncated_ratio(pool: RankPool, objective:
     ],
 )
 def test_advantages_of_verls_estimators_are_the_references(
-    pool: RankPool, objective: Objective, case: str
+    fsdp: RankPool, objective: Objective, case: str
 ) -> None:
     given = job(case, Mode.SAMPLE_MEAN, objective=objective)
-    outcome = pool.run(given)
+    outcome = fsdp.run(given)
 
     assert isinstance(outcome, Ran), outcome
     judgement = judge_advantages(given, outcome.observations, description())
     assert judgement.verdict is Verdict.CONFORMS
 
 
-def test_reward_is_lost_where_the_last_token_is_masked(pool: RankPool) -> None:
+def test_reward_is_lost_where_the_last_token_is_masked(fsdp: RankPool) -> None:
     """verl puts it there, and its recursion skips that token: V alone is left of r - V."""
     given = job("short_responses", Mode.SAMPLE_MEAN, objective=Objective.GAE)
-    outcome = pool.run(given)
+    outcome = fsdp.run(given)
 
     assert isinstance(outcome, Ran), outcome
     judgement = judge_advantages(given, outcome.observations, description())
@@ -227,9 +289,9 @@ def test_reward_is_lost_where_the_last_token_is_masked(pool: RankPool) -> None:
     assert judgement.diagnosis.name == "reward_off_the_path_lost"
 
 
-def test_rollouts_are_logged_by_verls_own_names(pool: RankPool) -> None:
+def test_rollouts_are_logged_by_verls_own_names(fsdp: RankPool) -> None:
     given = job("long_prompts", Mode.SAMPLE_MEAN, objective=Objective.PENALISED_GAE)
-    outcome = pool.run(given)
+    outcome = fsdp.run(given)
 
     assert isinstance(outcome, Ran), outcome
     batch = ProbedBatch(given.steps, given.objective)
@@ -255,10 +317,10 @@ def test_rollouts_are_logged_by_verls_own_names(pool: RankPool) -> None:
 
 @pytest.mark.parametrize("mode", [Mode.SAMPLE_MEAN, Mode.TOKEN_MEAN, Mode.CONSTANT])
 def test_critics_loss_is_aggregated_as_the_policys_in_its_own_micro_batches(
-    pool: RankPool, mode: Mode
+    fsdp: RankPool, mode: Mode
 ) -> None:
     given = job(mode=mode, objective=Objective.VALUE)
-    outcome = pool.run(given)
+    outcome = fsdp.run(given)
 
     assert isinstance(outcome, Ran), outcome
     assert weights_error(outcome, given) <= weight_bound("float32")
@@ -266,16 +328,16 @@ def test_critics_loss_is_aggregated_as_the_policys_in_its_own_micro_batches(
         assert np.unique(rank.forward_passes[0]).tolist() == [-1, 0, 1]
 
 
-def test_fine_tuning_is_a_mean_over_tokens(pool: RankPool) -> None:
+def test_fine_tuning_is_a_mean_over_tokens(fsdp: RankPool) -> None:
     given = job("two_steps", objective=Objective.SFT)
-    outcome = pool.run(given)
+    outcome = fsdp.run(given)
 
     assert isinstance(outcome, Ran), outcome
     assert weights_error(outcome, given) <= weight_bound("float32")
 
 
-def test_fine_tuning_has_no_other_aggregation(pool: RankPool) -> None:
-    outcome = pool.run(job(mode=Mode.SAMPLE_MEAN, objective=Objective.SFT))
+def test_fine_tuning_has_no_other_aggregation(fsdp: RankPool) -> None:
+    outcome = fsdp.run(job(mode=Mode.SAMPLE_MEAN, objective=Objective.SFT))
 
     assert isinstance(outcome, Declined)
     assert "by tokens alone" in outcome.message

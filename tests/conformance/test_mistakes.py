@@ -21,7 +21,7 @@ from reference.aggregation import (
 )
 from reference.step import Sample, Step
 from tests.conformance.diagnoses import CONTEXTS, MISTAKES, known_mistakes
-from tests.conformance.given import BY_SAMPLE, SCATTERED, STEP, UNEVEN, Given, passes
+from tests.conformance.given import BY_SAMPLE, SCATTERED, SLICED, STEP, UNEVEN, Given, passes
 
 KEPT = json.loads(MISTAKES.read_text(encoding="utf-8"))
 
@@ -47,6 +47,7 @@ TWO = Layout(dp=2, micro_batches=2)
 SAMPLE = Given(mode=Mode.SAMPLE_MEAN, layout=TWO, forward_pass_of_token=BY_SAMPLE)
 PROMPT = Given(mode=Mode.PROMPT_MEAN, layout=TWO, forward_pass_of_token=BY_SAMPLE)
 TOKEN = Given(mode=Mode.TOKEN_MEAN, layout=TWO, forward_pass_of_token=BY_SAMPLE)
+SLICES = Given(layout=Layout(dp=2, cp=2, micro_batches=2), forward_pass_of_token=SLICED)
 CONSTANT = Given(mode=Mode.CONSTANT, layout=TWO, forward_pass_of_token=BY_SAMPLE)
 
 
@@ -114,6 +115,8 @@ CONSTANT = Given(mode=Mode.CONSTANT, layout=TWO, forward_pass_of_token=BY_SAMPLE
         # 5 samples · (10 // 5) tokens, 2 ranks · (10 // 2).
         (TOKEN, "integer_division", [[10.0] * 10, [10.0] * 10]),
         (PROMPT, "integer_division", [of_samples(6, 6, 12, 9), of_samples(6, 6, 12, 6)]),
+        # Micro-batches of 7, 3, 8 and 4 tokens with prompts: two ranks count 3, 1, 4 and 2 each.
+        (SLICES, "cp_shares_rounded_down", [[10 * 20 / 22] * 10]),
         (PROMPT, "runs_counted_as_prompts", [of_samples(9, 9, 12, 9)]),
         (PROMPT, "prompts_by_group_size", [of_samples(7.5, 7.5, 10, 7.5)]),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,7 +13,7 @@ from reference.aggregation import Mode
 from tests.mutants.mutant import Mutant
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 
 def means_of(part: Sequence[SampleTensors], mutant: Mutant, count: int) -> list[SampleTensors]:
@@ -70,6 +71,25 @@ class MeanOfSliceMeans(TokensCountedPerSlice):
     @property
     def averaged_over(self) -> int:  # type: ignore[override]
         return self.layout.cp
+
+
+class SharesRoundedDown(Mutant):
+    """The tokens of micro-batches, `//`, context-parallel ranks are what the step is divided by."""
+
+    diagnosis = "cp_shares_rounded_down"
+
+    def divided(self, samples: list[SampleTensors]) -> list[SampleTensors]:
+        held = [sum(len(one.ids) for one in part) for part in self.of_all_ranks(samples)]
+        counted = sum(tokens // self.layout.cp * self.layout.cp for tokens in held)
+        right = super().divided(samples)
+        return with_denominators(right, [one.denominator * counted / sum(held) for one in right])
+
+    def of_all_ranks(self, samples: list[SampleTensors]) -> Iterator[list[SampleTensors]]:
+        """The micro-batches of every data-parallel rank."""
+        for rank in range(self.layout.dp):
+            other = copy(self)
+            other.dp_rank = rank
+            yield from other.cut(other.shard(samples))
 
 
 class GroupsCountedPerRank(Mutant):

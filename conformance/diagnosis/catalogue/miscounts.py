@@ -220,6 +220,28 @@ def rounded_counts(context: StepContext) -> Iterator[Mistake]:
             yield Mistake(name="integer_division", words=words, weights=weights)
 
 
+def rounded_shares(context: StepContext) -> Iterator[Mistake]:
+    """Counts the tokens of micro-batches in shares of context-parallel ranks, which are cut.
+
+    A loss that is multiplied by all tokens of sequences and divided by the counted ones is left as
+    it was, unless tokens are no multiple of the ranks.
+    """
+    cp, placement = context.layout.cp, context.placement
+    if placement is None:
+        return
+    lengths = context.step.prompt_lengths + context.step.response_lengths
+    micro_batch = of_samples(context, placement.micro_batch_number)
+    held = np.bincount(micro_batch, weights=lengths)
+    counted = float((cp * (held // cp)).sum())
+    if 0 < counted < held.sum():
+        yield Mistake(
+            name="cp_shares_rounded_down",
+            words=f"context-parallel ranks count {counted:g} of {held.sum():g} tokens of"
+            f" sequences: 1/{cp} of a micro-batch's each, cut to a whole number",
+            weights=context.expected * (held.sum() / counted),
+        )
+
+
 def _added_in_float32(context: StepContext) -> NDArray[np.float64]:
     """Tokens of the unit of each sample, added up in float32: [N]."""
     tokens = context.counted.astype(np.float32)

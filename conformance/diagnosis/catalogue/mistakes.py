@@ -23,6 +23,7 @@ from conformance.diagnosis.catalogue.miscounts import (
     other_tokens,
     other_units,
     rounded_counts,
+    rounded_shares,
 )
 from conformance.diagnosis.catalogue.missing_tokens import shares
 from conformance.diagnosis.catalogue.mistake import Mistake
@@ -89,6 +90,7 @@ def _mistakes(context: StepContext) -> Iterator[Mistake]:
         other_units,
         parts,
         rounded_counts,
+        rounded_shares,
         off_by_one,
     ):
         yield from kind(context)
