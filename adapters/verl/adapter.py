@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from adapters.contract.adapter import Adapter, Rank
 from adapters.contract.configuration import FaultInjection, Setting
-from adapters.contract.description import Description
+from adapters.contract.description import Departure, Description
 from adapters.contract.job import Depth, Job, Observation
-from adapters.contract.objective import Objective
+from adapters.contract.layout import Option
+from adapters.contract.objective import Metric, Objective
 from adapters.contract.probed_batch import ProbedBatch
 from adapters.toolkit.calls import refusals_of_configuration
 from adapters.toolkit.probe import probe_capacity
-from adapters.verl import configuration, departures, objectives
-from adapters.verl.importing import import_verl
+from adapters.verl import configuration, departures, importing, objectives
 from reference.aggregation import (
     AuxiliaryAggregation,
     Conventions,
@@ -30,7 +30,7 @@ from reference.aggregation import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from adapters.contract.layout import Layout
@@ -80,7 +80,7 @@ PERMITTED = {"divisor_missing": RULES["divisor_by_default"]}
 
 
 class VerlAdapter(Adapter):
-    """Drives volcengine/verl from 0.9.1 on."""
+    """Drives volcengine/verl from January 2026 on, or 0.7.0."""
 
     name = "verl"
     package = "verl"
@@ -110,31 +110,27 @@ class VerlAdapter(Adapter):
 
     def load(self, source: Path | None) -> None:
         """Import verl, its engines and its trainer."""
-        import_verl(source)
+        importing.import_verl(source)
 
     def describe(self) -> Description:
         """Describe verl by what its aggregation and its registries know."""
-        from adapters.verl.trainer import NAMES_OF_ROLLOUTS
-        from adapters.verl.worker_groups import NAMES
-
         return Description(
             modes=frozenset(configuration.LOSS_AGG_MODES),
             default_mode=Mode.TOKEN_MEAN,
             depths=frozenset({Depth.STEP}),
-            objectives=objectives.objectives(),
-            metrics=frozenset({*NAMES, *NAMES_OF_ROLLOUTS}),
+            objectives=objectives.driven(objectives.objectives()),
+            metrics=_metrics(),
+            options=frozenset({Option.LEGACY_TRAINER} if importing.has_default_trainer() else ()),
             configurations=CONFIGURATIONS,
             records_forward_passes=True,
             conventions=CONVENTIONS,
             rules=RULES,
             permits=PERMITTED,
-            departures=departures.ALL_ENGINES,
+            departures=(*_departures_of_trainers(), *departures.ALL_ENGINES),
         )
 
     def observe(self, job: Job, rank: Rank) -> Observation:
         """Train all steps of the batch as the mini-batches of one trainer's step."""
-        from adapters.verl import sft, trainer
-
         batch = ProbedBatch(job.steps, job.objective)
         capacity = probe_capacity(batch.probe_size + 1)
         with rank.framework(), refusals_of_configuration(job):
@@ -147,8 +143,7 @@ class VerlAdapter(Adapter):
                 workers["critic"] = self.critic(config, job, capacity, rank)
             trained = workers[objectives.trained_model(job)]
             trained.passes.drain()
-            train = sft.train if job.objective is Objective.SFT else trainer.train
-            reported = train(config, workers, batch, job)
+            reported = _training(job)(config, workers, batch, job)
         passes = trained.passes.drain()
         return Observation(
             token_weights=batch.weights_of_steps(trained.gradients.drain()),
@@ -156,3 +151,31 @@ class VerlAdapter(Adapter):
             forward_passes=batch.forward_passes(passes),
             rows=batch.rows(passes),
         )
+
+
+def _metrics() -> frozenset[Metric]:
+    """The metrics that this version logs; the legacy trainer's of rollouts are not looked at."""
+    from adapters.verl.trainer import NAMES_OF_ROLLOUTS
+    from adapters.verl.worker_groups import NAMES
+
+    of_loss = importing.module("workers.utils.losses").ppo_loss.__code__.co_consts
+    logs_entropy = NAMES[Metric.ENTROPY] in of_loss  # since January 2026
+    of_rollouts = NAMES_OF_ROLLOUTS if importing.has_default_trainer() else {}
+    missing = set() if logs_entropy else {Metric.ENTROPY}
+    return frozenset({*NAMES, *of_rollouts} - missing)
+
+
+def _departures_of_trainers() -> tuple[Departure, ...]:
+    """Those of both trainers, or of the legacy one where there is no other."""
+    if importing.has_default_trainer():
+        return (*departures.DEFAULT_TRAINER, *departures.LEGACY_TRAINER)
+    return (*departures.LEGACY_TRAINER, *departures.OLDER_VERSIONS)
+
+
+def _training(job: Job) -> Callable[..., Mapping[Metric, tuple[float, ...]]]:
+    """The function that drives the trainer of a job."""
+    from adapters.verl import legacy, sft, trainer
+
+    if Option.LEGACY_TRAINER in job.layout.options or not importing.has_default_trainer():
+        return legacy.train
+    return sft.train if job.objective is Objective.SFT else trainer.train

@@ -54,7 +54,7 @@ def configure(job: Job, of_engine: Mapping[str, object], divisor: int) -> Any:
     _require_objective(job)
     settings = _sizes(job, divisor) | _micro_batches(job) | _loss(job) | _fixed() | _critic(job)
     settings |= {**of_engine}
-    config = deepcopy(_defaults(str(settings.pop("model_engine", "dp"))))
+    config = deepcopy(_defaults(settings.pop("model_engine", None)))
     for path, value in settings.items():
         OmegaConf.update(config, path, value, force_add=True)
     with refusals():
@@ -81,13 +81,15 @@ def _require_objective(job: Job) -> None:
 
 
 @cache
-def _defaults(model_engine: str) -> Any:
+def _defaults(model_engine: object | None) -> Any:
     """An engine's configuration without settings: hydra reads for longer than a step takes."""
     from hydra import compose, initialize_config_dir
 
     folder = Path(module("trainer.config").__file__).parent
     with initialize_config_dir(str(folder), version_base=None):
-        return compose("ppo_trainer", overrides=[f"model_engine={model_engine}"])
+        # Versions before February 2026 have no other engines by this name.
+        chosen = [f"model_engine={model_engine}"] if model_engine else []
+        return compose("ppo_trainer", overrides=chosen)
 
 
 def _sizes(job: Job, divisor: int) -> Settings:

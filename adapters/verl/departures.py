@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from adapters.contract.description import parse_departures
 
-ALL_ENGINES = parse_departures(
+DEFAULT_TRAINER = parse_departures(
     """
     not_run: the trainer's constructor, its loop over batches, validation, checkpoints, profiler and
     weight synchronisation
@@ -30,6 +30,39 @@ ALL_ENGINES = parse_departures(
         values a user may choose; the reference takes the same
     set: where a batch has several steps, equal lengths in the tags that it is balanced by
         balancing would mix the samples of the steps; which rank has which sample changes no weight
+    """
+)
+
+LEGACY_TRAINER = parse_departures(
+    """
+    not_run: the legacy trainer's constructor, and in its `fit` all but `_balance_batch` and
+    `_update_actor`, or `_update_critic` for a critic
+        `_update_actor` is entered, which takes one batch of padded rows with their old
+        log-probabilities and advantages to its last optimizer step
+    stubbed: the legacy trainer's worker groups: every rank runs the trainer and calls its worker
+        verl's own functions cut a batch and put outputs together; parts are copied as if sent
+    set: where a batch has several steps, rows dealt out to ranks step by step, and not balanced
+        balancing would mix the samples of the steps; which rank has which sample changes no weight
+    stubbed: flash_attn's functions that pack rows, in versions before 0.9.1 where it is not
+    installed, by transformers' functions of the same names
+        they move rows, and compute nothing
+    """
+)
+
+OLDER_VERSIONS = parse_departures(
+    """
+    set: use_legacy_worker_impl=disable in versions before 0.8.0
+        a value a user may choose: the engines are those of later versions
+    stubbed: on a machine without a GPU, what `torch.cpu` lacks of a device module, as for the
+    platform of later versions
+        memory and streams of a device, with which nothing is computed
+    stubbed: a class of models of images, in versions before 0.7.1, by transformers' class of today
+        it is imported, and its models are not loaded
+    """
+)
+
+ALL_ENGINES = parse_departures(
+    """
     set: rollout.n = 1, and mini-batches counted in samples
         their product alone is read
     set: clip_ratio_c = 1e6, unless the dual-clip loss is looked at

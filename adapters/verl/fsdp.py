@@ -38,7 +38,7 @@ class VerlFsdpAdapter(VerlAdapter):
 
         Shards that are replicated are those of packed rows in 2 micro-batches.
         """
-        hybrid = (Option.HYBRID_SHARDING,)
+        hybrid, legacy = (Option.HYBRID_SHARDING,), (Option.LEGACY_TRAINER,)
         plain = [
             Layout(dp=dp, cp=cp, micro_batches=micro_batches, format=storage)
             for dp, cp in ((1, 1), (2, 1), (1, 2), (4, 1), (2, 2))
@@ -52,16 +52,18 @@ class VerlFsdpAdapter(VerlAdapter):
                 Layout(dp=dp, cp=cp, micro_batches=2, format="thd", options=hybrid)
                 for dp, cp in ((2, 1), (4, 1), (2, 2))
             ),
+            Layout(dp=2, micro_batches=2, format="thd", options=legacy),
+            Layout(cp=2, micro_batches="tokens", format="thd", options=legacy),
         ]
 
     def describe(self) -> Description:
         """Add what needs a critic, and supervised fine-tuning."""
         found = super().describe()
-        more = {*objectives.WITH_CRITIC, Objective.SFT}
+        more = frozenset({*objectives.WITH_CRITIC, Objective.SFT})
         return replace(
             found,
-            objectives=found.objectives | more,
-            options=frozenset({Option.HYBRID_SHARDING}),
+            objectives=found.objectives | objectives.driven(more),
+            options=found.options | {Option.HYBRID_SHARDING},
             departures=(*found.departures, *departures.FSDP),
         )
 

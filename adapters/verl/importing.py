@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import os
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -29,7 +30,8 @@ def _put_the_probe_in() -> None:
     """Once in a process, whichever engines are driven in it."""
     on_cpu = not torch.cuda.is_available()
     if on_cpu:
-        importlib.import_module("adapters.verl.cpu_platform").choose()
+        _choose_the_cpu()
+    _name_what_transformers_has_renamed()
     model = importlib.import_module("adapters.verl.model")
     model.register()
     engine, functional = module(ENGINE), module("utils.torch_functional")
@@ -37,13 +39,53 @@ def _put_the_probe_in() -> None:
     functional.entropy_from_logits = model.with_entropies(functional.entropy_from_logits)
     if on_cpu:
         _let_engines_run_on_the_cpu(engine)
-    module("workers.engine_workers").CheckpointEngineRegistry.new = lambda *_, **__: None
+    _pack_without_flash_attention()
+    workers = module("workers.engine_workers")
+    if hasattr(workers, "CheckpointEngineRegistry"):  # which versions before 2026 lack
+        workers.CheckpointEngineRegistry.new = lambda *_, **__: None
     importlib.import_module("adapters.verl.trainer").register_given_advantages()
 
 
 def module(path: str) -> Any:
     """Import a module of verl by its path below the package."""
     return importlib.import_module(f"verl.{path}")
+
+
+def has_default_trainer() -> bool:
+    """Whether this version has the trainer that `trainer` drives; if not, the legacy one is all."""
+    try:
+        trainer = module("trainer.ppo.v1.trainer_sync").PPOTrainerSync
+    except ModuleNotFoundError:
+        return False
+    return hasattr(trainer, "_step_once")
+
+
+def _choose_the_cpu() -> None:
+    """Make the CPU verl's device: by its platforms, or in versions without them by torch's CPU."""
+    if importlib.util.find_spec("verl.plugin") is None:
+        importlib.import_module("adapters.verl.cpu_device").complete_torch_cpu()
+    else:
+        importlib.import_module("adapters.verl.cpu_platform").choose()
+
+
+def _name_what_transformers_has_renamed() -> None:
+    """Give a class of transformers 5 the name by which versions before 0.7.1 import it."""
+    try:
+        module("utils.model")
+    except ImportError:
+        transformers: Any = importlib.import_module("transformers")
+        transformers.AutoModelForVision2Seq = transformers.AutoModelForImageTextToText
+
+
+def _pack_without_flash_attention() -> None:
+    """Let versions before 0.9.1 pack rows by the functions that transformers has of these names."""
+    packing = module("utils.attention_utils")
+    try:
+        packing._get_attention_functions()
+    except ModuleNotFoundError:
+        own: Any = importlib.import_module("transformers.modeling_flash_attention_utils")
+        functions = (own._index_first_axis, own._pad_input, None, own._unpad_input)
+        packing._get_attention_functions = lambda: functions
 
 
 def _let_engines_run_on_the_cpu(engine: Any) -> None:

@@ -18,7 +18,7 @@ from adapters.contract.objective import (
     Objective,
 )
 from adapters.toolkit.settings import has_kl_term
-from adapters.verl.importing import module
+from adapters.verl.importing import has_default_trainer, module
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -94,6 +94,15 @@ OF_OBJECTIVES: dict[Objective, Settings] = {
 WITH_CRITIC = frozenset({Objective.VALUE, *OF_VALUES})
 """Objectives that need a critic, which not all engines have here."""
 
+OF_LOSSES = frozenset(
+    {
+        *(Objective.POLICY, Objective.ENTROPY, Objective.KL, Objective.COMBINED, Objective.VALUE),
+        *OFF_POLICY,
+        *POLICY_LOSSES,
+    }
+) - {*CORRECTIONS}
+"""Objectives of losses alone, at which the legacy trainer is looked at: not at what goes before."""
+
 VANILLA = {Objective.DUAL_CLIP}
 """Policy losses of ours that are verl's plain one, whose third bound is always on."""
 
@@ -110,6 +119,17 @@ def objectives() -> frozenset[Objective]:
     terms = {Objective.ENTROPY, Objective.KL, Objective.COMBINED}
     plain = {Objective.POLICY, Objective.OFF_POLICY, Objective.REJECTION, *CORRECTIONS}
     return frozenset({*plain, *terms, *losses, *estimators, *VANILLA}) - WITH_CRITIC
+
+
+def driven(objectives: frozenset[Objective]) -> frozenset[Objective]:
+    """Those of the objectives that this version's trainer is looked at.
+
+    The critics of versions before 0.8.0 have an engine with another configuration.
+    """
+    if has_default_trainer():
+        return objectives
+    of_critic = module("workers.config").FSDPCriticConfig.__dataclass_fields__
+    return objectives & (OF_LOSSES if "fsdp" in of_critic else OF_LOSSES - WITH_CRITIC)
 
 
 def gives_old_log_probs(job: Job) -> bool:

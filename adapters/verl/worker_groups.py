@@ -47,7 +47,7 @@ class WorkerGroup:
         self._dispatch_info: dict[str, list[int]] = {}
 
     def _query_dispatch_info(self, role: str) -> list[int]:
-        return _of_all_ranks(self._worker._query_dispatch_info(role))
+        return of_all_ranks(self._worker._query_dispatch_info(role))
 
     def _call(self, method: str, batch: Any) -> list[tuple[list[str], Any]]:
         """The keys and the output of each rank that hands one on, after its part of the batch."""
@@ -59,7 +59,7 @@ class WorkerGroup:
             dictionaries.assign_non_tensor_data(data, name, deepcopy(value))
         output = getattr(self._worker, method)(data)
         is_told = self._worker.query_collect_info(self._mesh)
-        told = _of_all_ranks((mine, part.keys, output) if is_told else None)
+        told = of_all_ranks((mine, part.keys, output) if is_told else None)
         answers = sorted((one for one in told if one is not None), key=lambda one: one[0])
         return [(keys, output) for _, keys, output in answers]
 
@@ -119,7 +119,8 @@ class CriticGroup(WorkerGroup):
         return SimpleNamespace(get=module("protocol").BatchData(outputs).concat)
 
 
-def _of_all_ranks(value: Any) -> list[Any]:
+def of_all_ranks(value: Any) -> list[Any]:
+    """The value of each rank."""
     values = [None] * dist.get_world_size()
     dist.all_gather_object(values, value)
     return values

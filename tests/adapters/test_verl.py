@@ -9,7 +9,7 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 
-from adapters.contract import Depth, Description, Job, Layout
+from adapters.contract import Depth, Description, Job, Layout, Unsupported
 from adapters.contract.objective import (
     CORRECTIONS,
     KL_COEFFICIENT,
@@ -341,3 +341,55 @@ def test_fine_tuning_has_no_other_aggregation(fsdp: RankPool) -> None:
 
     assert isinstance(outcome, Declined)
     assert "by tokens alone" in outcome.message
+
+
+LEGACY = "dp2-cp1-mb2-thd+legacy_trainer"
+
+
+@pytest.mark.parametrize("layout", [LEGACY, "dp1-cp2-mbtokens-thd+legacy_trainer"])
+@pytest.mark.parametrize("case", [MASKED.name, "two_steps"])
+def test_legacy_trainer_has_the_right_weights(pool: RankPool, case: str, layout: str) -> None:
+    given = job(case, Mode.SAMPLE_MEAN, layout)
+    outcome = pool.run(given)
+
+    assert isinstance(outcome, Ran), outcome
+    assert weights_error(outcome, given) <= weight_bound("float32")
+
+
+@pytest.mark.parametrize("case", [MASKED.name, "two_steps"])
+def test_legacy_trainer_logs_what_the_default_one_does(pool: RankPool, case: str) -> None:
+    outcomes = [
+        pool.run(job(case, layout=layout, objective=Objective.COMBINED))
+        for layout in (LEGACY, LEGACY.split("+")[0])
+    ]
+
+    legacy, default = (outcome.observations[0].reported for outcome in outcomes)
+    assert legacy.keys() == default.keys() - {*OF_ROLLOUTS}
+    for metric, values in legacy.items():
+        assert values == pytest.approx(default[metric], rel=1e-6), metric
+
+
+def test_legacy_trainer_updates_a_critic(pool: RankPool) -> None:
+    given = job(layout=LEGACY, objective=Objective.VALUE)
+    outcome = pool.run(given)
+
+    assert isinstance(outcome, Ran), outcome
+    assert weights_error(outcome, given) <= weight_bound("float32")
+
+
+def test_legacy_trainer_is_looked_at_from_its_update_on(pool: RankPool) -> None:
+    outcome = pool.run(job(layout=LEGACY, objective=Objective.GROUP_CENTRED))
+
+    assert isinstance(outcome, Declined)
+    assert outcome.verdict == "unsupported"
+    assert "entered at its update of a model" in outcome.message
+
+
+def test_numbers_of_micro_batches_are_told_apart_by_their_steps() -> None:
+    """Versions before 0.7.1 log one number of each micro-batch and rank in one list."""
+    from adapters.verl.legacy import numbers_of_steps
+
+    logged = [0.0, 1.0, 2.0, 3.0]
+    assert numbers_of_steps(logged, job("two_steps")) == [[0, 1], [2, 3]]
+    with pytest.raises(Unsupported, match="does not tell steps"):
+        numbers_of_steps(logged, job("two_steps", layout="dp2-cp1-mbtokens-thd"))
