@@ -36,7 +36,7 @@ class VerlFsdpAdapter(VerlAdapter):
     def layouts(self) -> list[Layout]:
         """Data parallelism on up to 4 ranks, Ulysses of 2, padded (bshd) or packed (thd) rows.
 
-        Shards that are replicated are those of packed rows in 2 micro-batches.
+        Options are those of packed rows.
         """
         hybrid, legacy = (Option.HYBRID_SHARDING,), (Option.LEGACY_TRAINER,)
         plain = [
@@ -48,10 +48,9 @@ class VerlFsdpAdapter(VerlAdapter):
         ]
         return [
             *plain,
-            *(
-                Layout(dp=dp, cp=cp, micro_batches=2, format="thd", options=hybrid)
-                for dp, cp in ((2, 1), (4, 1), (2, 2))
-            ),
+            Layout(dp=4, micro_batches=2, format="thd", options=hybrid),
+            Layout(dp=2, cp=2, micro_batches=2, format="thd", options=hybrid),
+            Layout(dp=2, micro_batches=2, format="thd", options=(Option.NOT_SHARDED,)),
             Layout(dp=2, micro_batches=2, format="thd", options=legacy),
             Layout(cp=2, micro_batches="tokens", format="thd", options=legacy),
         ]
@@ -63,7 +62,7 @@ class VerlFsdpAdapter(VerlAdapter):
         return replace(
             found,
             objectives=found.objectives | objectives.driven(more),
-            options=found.options | {Option.HYBRID_SHARDING},
+            options=found.options | {Option.HYBRID_SHARDING, Option.NOT_SHARDED},
             departures=(*found.departures, *departures.FSDP),
         )
 
@@ -129,6 +128,8 @@ class VerlFsdp2Adapter(VerlFsdpAdapter):
 
 def _shards(layout: Layout) -> int:
     """The number of shards of a model; -1 is one for each rank."""
+    if Option.NOT_SHARDED in layout.options:
+        return 1
     return layout.world_size // 2 if Option.HYBRID_SHARDING in layout.options else -1
 
 

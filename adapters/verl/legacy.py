@@ -102,6 +102,10 @@ def _require_objective(job: Job) -> None:
         raise Unsupported(
             f"the legacy trainer is entered at its update of a model, {job.objective} is not there"
         )
+    if not all(step.mask.any() for step in job.steps):
+        raise Unsupported(
+            "the legacy trainer is entered below its check for batches without active tokens"
+        )
 
 
 def _trainer(config: Any, workers: dict[str, Any]) -> Any:
