@@ -158,12 +158,19 @@ def _loss(job: Job) -> Settings:
         settings[f"{ACTOR}.kl_loss_coef"] = KL_COEFFICIENT
     if job.configuration.entropy or job.objective in (Objective.ENTROPY, Objective.COMBINED):
         settings[f"{ACTOR}.entropy_coeff"] = ENTROPY_COEFFICIENT
+    sum_mode = _sum_mode(job)
     if job.configuration.says_mode:
-        settings[f"{ACTOR}.loss_agg_mode"] = LOSS_AGG_MODES[job.aggregation.mode]
-    settings[f"{ACTOR}.loss_scale_factor"] = _divisor(job)
+        settings[f"{ACTOR}.loss_agg_mode"] = sum_mode or LOSS_AGG_MODES[job.aggregation.mode]
+    settings[f"{ACTOR}.loss_scale_factor"] = None if sum_mode else _divisor(job)
     if job.objective in POLICY_LOSSES and job.objective not in VANILLA:
         settings[f"{ACTOR}.policy_loss.loss_mode"] = job.objective.value
     return settings
+
+
+def _sum_mode(job: Job) -> str | None:
+    """verl's mode for `constant` with a product L·N of N or of 1; None if there is none."""
+    divisor, size = job.aggregation.divisor or 0.0, samples_per_step(job.steps)
+    return {float(size): "seq-mean-token-sum", 1.0: "token-sum"}.get(divisor * size)
 
 
 def _divisor(job: Job) -> object:

@@ -149,6 +149,21 @@ def test_batch_without_active_tokens_is_refused(pool: RankPool) -> None:
     assert "at least one valid token" in outcome.message
 
 
+@pytest.mark.parametrize("divisor", [1.0, 1 / MASKED.steps[0].size])
+def test_modes_that_only_add_tokens_up_are_constant(pool: RankPool, divisor: float) -> None:
+    """`seq-mean-token-sum` with a divisor of 1, `token-sum` with one over the number of samples."""
+    given = Job(
+        steps=MASKED.steps,
+        aggregation=Aggregation(Mode.CONSTANT, divisor),
+        layout=Layout.parse("dp2-cp1-mb2-thd"),
+        depth=Depth.STEP,
+    )
+    outcome = pool.run(given)
+
+    assert isinstance(outcome, Ran), outcome
+    assert weights_error(outcome, given) <= weight_bound("float32")
+
+
 def test_divisor_is_an_integer(pool: RankPool) -> None:
     given = Job(
         steps=MASKED.steps,
