@@ -43,6 +43,7 @@ def test_rules_are_stated_where_there_is_code_that_keeps_them() -> None:
 
     assert set(stated) == {
         "divisor_missing",
+        "divisor_by_default",
         "divisor_zero",
         "divisor_negative",
         "divisor_nan",

@@ -62,10 +62,13 @@ ELSEWHERE = {
     "toolkit.source._extracted": "a path",
     "toolkit.source._made_once": "a path",
     "toolkit.source.released": "a path",
-    "verl.configuration._micro_batches": "sizes that the framework is told",
+    "verl.configuration._micro_batch_size": "sizes that the framework is told",
     "verl.configuration._sizes": "sizes that the framework is told",
+    "verl.configuration._sum_mode": "the product of a divisor and the number of samples",
+    "verl.configuration._token_budget": "sizes that the framework is told",
+    "verl.fsdp._shards": "shards that the framework is told",
     "verl.model.": "a path",
-    "verl.trainer._of_all_ranks": "a list of nothing",
+    "verl.worker_groups.of_all_ranks": "a list of nothing",
 }
 
 SCALING = (ast.Mult, ast.Div, ast.FloorDiv, ast.MatMult, ast.Pow)

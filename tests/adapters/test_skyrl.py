@@ -319,7 +319,11 @@ def test_losses_and_terms_of_sample_means_conform(fsdp: RankPool, objective: Obj
     np.testing.assert_allclose(weights, expected, rtol=3e-7)
 
 
-@pytest.mark.parametrize("objective", OFF_POLICY)
+LACKING = {Objective.GEO_MEAN, Objective.GPG, Objective.DRO}
+"""Policy losses that SkyRL has not."""
+
+
+@pytest.mark.parametrize("objective", [one for one in OFF_POLICY if one not in LACKING])
 def test_ratios_other_than_one_are_clipped_and_corrected(
     fsdp: RankPool, objective: Objective
 ) -> None:
