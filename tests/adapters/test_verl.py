@@ -363,18 +363,18 @@ LEGACY = "dp2-cp1-mb2-thd+legacy_trainer"
 
 @pytest.mark.parametrize("layout", [LEGACY, "dp1-cp2-mbtokens-thd+legacy_trainer"])
 @pytest.mark.parametrize("case", [MASKED.name, "two_steps"])
-def test_legacy_trainer_has_the_right_weights(pool: RankPool, case: str, layout: str) -> None:
+def test_legacy_trainer_has_the_right_weights(fsdp: RankPool, case: str, layout: str) -> None:
     given = job(case, Mode.SAMPLE_MEAN, layout)
-    outcome = pool.run(given)
+    outcome = fsdp.run(given)
 
     assert isinstance(outcome, Ran), outcome
     assert weights_error(outcome, given) <= weight_bound("float32")
 
 
 @pytest.mark.parametrize("case", [MASKED.name, "two_steps"])
-def test_legacy_trainer_logs_what_the_default_one_does(pool: RankPool, case: str) -> None:
+def test_legacy_trainer_logs_what_the_default_one_does(fsdp: RankPool, case: str) -> None:
     outcomes = [
-        pool.run(job(case, layout=layout, objective=Objective.COMBINED))
+        fsdp.run(job(case, layout=layout, objective=Objective.COMBINED))
         for layout in (LEGACY, LEGACY.split("+")[0])
     ]
 
@@ -384,16 +384,16 @@ def test_legacy_trainer_logs_what_the_default_one_does(pool: RankPool, case: str
         assert values == pytest.approx(default[metric], rel=1e-6), metric
 
 
-def test_legacy_trainer_updates_a_critic(pool: RankPool) -> None:
+def test_legacy_trainer_updates_a_critic(fsdp: RankPool) -> None:
     given = job(layout=LEGACY, objective=Objective.VALUE)
-    outcome = pool.run(given)
+    outcome = fsdp.run(given)
 
     assert isinstance(outcome, Ran), outcome
     assert weights_error(outcome, given) <= weight_bound("float32")
 
 
-def test_legacy_trainer_is_looked_at_from_its_update_on(pool: RankPool) -> None:
-    outcome = pool.run(job(layout=LEGACY, objective=Objective.GROUP_CENTRED))
+def test_legacy_trainer_is_looked_at_from_its_update_on(fsdp: RankPool) -> None:
+    outcome = fsdp.run(job(layout=LEGACY, objective=Objective.GROUP_CENTRED))
 
     assert isinstance(outcome, Declined)
     assert outcome.verdict == "unsupported"
