@@ -13,6 +13,7 @@ import shutil
 import sys
 import tempfile
 from dataclasses import KW_ONLY, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -113,6 +114,8 @@ class Mistake:
             f"-k=({' or '.join(CASES)}) and not ({self.left_out})",
         ]
 
+
+_of_verl = partial(Mistake, framework="verl", engine="fsdp", checks="weights", layouts=PACKED)
 
 MISTAKES = (
     Mistake(
@@ -279,10 +282,8 @@ MISTAKES = (
         condition=["in sample_mean"],
         left_out="gspo or unequal_groups",
     ),
-    Mistake(
+    _of_verl(
         name="verl_denominator_per_micro_batch",
-        framework="verl",
-        engine="fsdp",
         edit=Edit(
             "trainer/ppo/core_algos.py",
             "agg_loss",
@@ -292,23 +293,15 @@ MISTAKES = (
         ),
         cause="tokens_counted_per_micro_batch",
         condition=[],
-        checks="weights",
-        layouts=PACKED,
     ),
-    Mistake(
+    _of_verl(
         name="verl_dp_size_lost",
-        framework="verl",
-        engine="fsdp",
         edit=Edit("trainer/ppo/core_algos.py", "agg_loss", "dp_size", reading=2, by="1"),
         cause="divided_by_dp",
         condition=["in token_mean"],
-        checks="weights",
-        layouts=PACKED,
     ),
-    Mistake(
+    _of_verl(
         name="verl_mask_left_out",
-        framework="verl",
-        engine="fsdp",
         edit=Edit(
             "workers/engine/fsdp/transformer_impl.py",
             "forward_backward_batch",
@@ -318,13 +311,9 @@ MISTAKES = (
         ),
         cause="masked_tokens_counted",
         condition=["in token_mean"],
-        checks="weights",
-        layouts=PACKED,
     ),
-    Mistake(
+    _of_verl(
         name="verl_samples_of_a_rank",
-        framework="verl",
-        engine="fsdp",
         edit=Edit(
             "trainer/ppo/core_algos.py",
             "agg_loss",
@@ -334,13 +323,9 @@ MISTAKES = (
         ),
         cause="multiplied_by_dp",
         condition=["in sample_mean"],
-        checks="weights",
-        layouts=PACKED,
     ),
-    Mistake(
+    _of_verl(
         name="verl_metric_averaged",
-        framework="verl",
-        engine="fsdp",
         edit=Edit(
             "workers/utils/losses.py",
             "ppo_loss",
@@ -349,9 +334,8 @@ MISTAKES = (
             by="AggregationType.MEAN",
         ),
         cause="divided_by_micro_batches",
-        condition=["in the logged policy_loss"],
+        condition=["in metric"],
         checks="metric",
-        layouts=PACKED,
     ),
     Mistake(
         name="verl_cp_counted_twice",

@@ -80,7 +80,7 @@ PERMITTED = {"divisor_missing": RULES["divisor_by_default"]}
 
 
 class VerlAdapter(Adapter):
-    """Drives volcengine/verl from January 2026 on, or 0.7.0."""
+    """Drives volcengine/verl from 0.7.1 on."""
 
     name = "verl"
     package = "verl"

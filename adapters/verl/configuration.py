@@ -87,7 +87,7 @@ def _defaults(model_engine: object | None) -> Any:
 
     folder = Path(module("trainer.config").__file__).parent
     with initialize_config_dir(str(folder), version_base=None):
-        # Versions before February 2026 have no other engines by this name.
+        # Older versions have no such group in their configuration.
         chosen = [f"model_engine={model_engine}"] if model_engine else []
         return compose("ppo_trainer", overrides=chosen)
 
@@ -168,7 +168,7 @@ def _loss(job: Job) -> Settings:
 
 
 def _sum_mode(job: Job) -> str | None:
-    """verl's mode for `constant` with a product L·N of N or of 1; None if there is none."""
+    """verl's mode that adds tokens up and divides by N alone (L = 1) or by nothing (L = 1/N)."""
     divisor, size = job.aggregation.divisor or 0.0, samples_per_step(job.steps)
     return {float(size): "seq-mean-token-sum", 1.0: "token-sum"}.get(divisor * size)
 
