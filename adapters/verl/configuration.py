@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from copy import deepcopy
+import pickle
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -54,7 +54,7 @@ def configure(job: Job, of_engine: Mapping[str, object], divisor: int) -> Any:
     _require_objective(job)
     settings = _sizes(job, divisor) | _micro_batches(job) | _loss(job) | _fixed() | _critic(job)
     settings |= {**of_engine}
-    config = deepcopy(_defaults(settings.pop("model_engine", None)))
+    config = pickle.loads(_defaults(settings.pop("model_engine", None)))
     for path, value in settings.items():
         OmegaConf.update(config, path, value, force_add=True)
     with refusals():
@@ -81,15 +81,18 @@ def _require_objective(job: Job) -> None:
 
 
 @cache
-def _defaults(model_engine: object | None) -> Any:
-    """An engine's configuration without settings: hydra reads for longer than a step takes."""
+def _defaults(model_engine: object | None) -> bytes:
+    """An engine's configuration without settings, pickled: nothing else copies it as fast.
+
+    To have hydra read it again takes longer than a step.
+    """
     from hydra import compose, initialize_config_dir
 
     folder = Path(module("trainer.config").__file__).parent
     with initialize_config_dir(str(folder), version_base=None):
         # Older versions have no such group in their configuration.
         chosen = [f"model_engine={model_engine}"] if model_engine else []
-        return compose("ppo_trainer", overrides=chosen)
+        return pickle.dumps(compose("ppo_trainer", overrides=chosen))
 
 
 def _sizes(job: Job, divisor: int) -> Settings:

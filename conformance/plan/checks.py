@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from adapters.contract import CodeLocation, Depth
+from adapters.contract import CodeLocation, Depth, Option
 from adapters.contract.objective import (
     CORRECTIONS,
     POLICY_LOSSES,
@@ -127,9 +127,12 @@ class CheckSpec:
         """Whether a layout can tell right from wrong here.
 
         Auxiliary losses go wrong where micro-batches are averaged: on layouts
-        that have one, only the policy loss is looked at.
+        that have one, only the policy loss is looked at. Where whole models are to be kept equal,
+        what can go wrong is the same for every loss.
         """
-        return self.objective is Objective.POLICY or layout.micro_batches != 1
+        if self.objective is Objective.POLICY:
+            return True
+        return layout.micro_batches != 1 and Option.NOT_SHARDED not in layout.options
 
     @property
     def slug(self) -> str:
