@@ -1,7 +1,7 @@
 """The adapter that verl's engines share, from a batch of rollouts to the optimizer's gradient.
 
-Every rank runs the trainer itself, as `trainer` says. verl's worker builds its engine of our model,
-which carries the probe, through verl's own extension points.
+Every rank runs the trainer itself, as `trainers` says. verl's worker builds its engine of our
+model, which carries the probe, through verl's own extension points.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from adapters.contract.layout import Option
 from adapters.contract.objective import Metric, Objective
 from adapters.contract.probed_batch import ProbedBatch
 from adapters.toolkit.calls import refusals_of_configuration
-from adapters.toolkit.probe import probe_capacity
 from adapters.verl import configuration, departures, importing, objectives
 from reference.aggregation import (
     AuxiliaryAggregation,
@@ -131,6 +130,8 @@ class VerlAdapter(Adapter):
 
     def observe(self, job: Job, rank: Rank) -> Observation:
         """Train all steps of the batch as the mini-batches of one trainer's step."""
+        from adapters.toolkit.probe import probe_capacity
+
         batch = ProbedBatch(job.steps, job.objective)
         capacity = probe_capacity(batch.probe_size + 1)
         with rank.framework(), refusals_of_configuration(job):
@@ -155,8 +156,8 @@ class VerlAdapter(Adapter):
 
 def _metrics() -> frozenset[Metric]:
     """The metrics that this version logs; the legacy trainer's of rollouts are not looked at."""
-    from adapters.verl.trainer import NAMES_OF_ROLLOUTS
-    from adapters.verl.worker_groups import NAMES
+    from adapters.verl.trainers.default import NAMES_OF_ROLLOUTS
+    from adapters.verl.trainers.worker_groups import NAMES
 
     of_loss = importing.module("workers.utils.losses").ppo_loss.__code__.co_consts
     logs_entropy = NAMES[Metric.ENTROPY] in of_loss  # since January 2026
@@ -174,8 +175,8 @@ def _departures_of_trainers() -> tuple[Departure, ...]:
 
 def _training(job: Job) -> Callable[..., Mapping[Metric, tuple[float, ...]]]:
     """The function that drives the trainer of a job."""
-    from adapters.verl import legacy, sft, trainer
+    from adapters.verl.trainers import default, legacy, sft
 
     if Option.LEGACY_TRAINER in job.layout.options or not importing.has_default_trainer():
         return legacy.train
-    return sft.train if job.objective is Objective.SFT else trainer.train
+    return sft.train if job.objective is Objective.SFT else default.train

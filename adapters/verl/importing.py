@@ -8,8 +8,6 @@ import os
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from adapters.toolkit.imports import import_from
 
 if TYPE_CHECKING:
@@ -28,6 +26,8 @@ def import_verl(source: Path | None) -> None:
 @cache
 def _put_the_probe_in() -> None:
     """Once in a process, whichever engines are driven in it."""
+    import torch
+
     on_cpu = not torch.cuda.is_available()
     if on_cpu:
         _choose_the_cpu()
@@ -43,7 +43,7 @@ def _put_the_probe_in() -> None:
     workers = module("workers.engine_workers")
     if hasattr(workers, "CheckpointEngineRegistry"):  # which versions before 2026 lack
         workers.CheckpointEngineRegistry.new = lambda *_, **__: None
-    importlib.import_module("adapters.verl.trainer").register_given_advantages()
+    importlib.import_module("adapters.verl.trainers.default").register_given_advantages()
 
 
 def module(path: str) -> Any:

@@ -20,8 +20,8 @@ from adapters.contract.objective import (
 from adapters.contract.probed_batch import ProbedBatch
 from adapters.verl import ENGINES
 from adapters.verl.adapter import CONVENTIONS
-from adapters.verl.fsdp import VerlFsdp2Adapter, VerlFsdpAdapter
-from adapters.verl.megatron import VerlMegatronAdapter
+from adapters.verl.engines.fsdp import VerlFsdp2Adapter, VerlFsdpAdapter
+from adapters.verl.engines.megatron import VerlMegatronAdapter
 from conformance.corpus.cases import ALL_CASES
 from conformance.findings.verdict import Verdict
 from conformance.judging.gradients import judge_advantages, judge_off_policy
@@ -402,7 +402,7 @@ def test_legacy_trainer_is_looked_at_from_its_update_on(fsdp: RankPool) -> None:
 
 def test_numbers_of_micro_batches_are_told_apart_by_their_steps() -> None:
     """Versions before 0.7.1 log one number of each micro-batch and rank in one list."""
-    from adapters.verl.legacy import numbers_of_steps
+    from adapters.verl.trainers.legacy import numbers_of_steps
 
     logged = [0.0, 1.0, 2.0, 3.0]
     assert numbers_of_steps(logged, job("two_steps")) == [[0, 1], [2, 3]]

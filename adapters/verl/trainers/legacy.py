@@ -23,7 +23,7 @@ from adapters.contract import Unsupported
 from adapters.contract.probed_batch import PADDING_ID
 from adapters.verl.importing import module
 from adapters.verl.objectives import OF_LOSSES, has_reference, trained_model
-from adapters.verl.worker_groups import NAMES, of_all_ranks
+from adapters.verl.trainers.worker_groups import NAMES, of_all_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

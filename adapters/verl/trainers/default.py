@@ -15,13 +15,13 @@ from adapters.contract.probed_batch import PADDING_ID
 from adapters.toolkit.calls import refusals
 from adapters.verl.importing import module
 from adapters.verl.objectives import GIVEN, has_critic, has_reference
-from adapters.verl.rollouts import Given, queue_of
-from adapters.verl.worker_groups import ActorGroup, CriticGroup
+from adapters.verl.trainers.rollouts import Given, queue_of
+from adapters.verl.trainers.worker_groups import ActorGroup, CriticGroup
 
 if TYPE_CHECKING:
     from adapters.contract import Job
     from adapters.contract.probed_batch import ProbedBatch
-    from adapters.verl.queue import MemoryQueue
+    from adapters.verl.trainers.queue import MemoryQueue
 
 TRAINER = "trainer.ppo.v1.trainer_base"
 PADDING = "trainer.ppo.padding_utils"

@@ -10,7 +10,7 @@ import torch
 
 from adapters.contract.objective import OF_VALUES
 from adapters.verl.objectives import token_rewards
-from adapters.verl.queue import MemoryQueue
+from adapters.verl.trainers.queue import MemoryQueue
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

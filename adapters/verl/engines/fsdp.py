@@ -11,9 +11,9 @@ from adapters.contract.objective import Objective
 from adapters.verl import departures, objectives
 from adapters.verl.adapter import VerlAdapter
 from adapters.verl.configuration import CRITIC, CRITIC_MODEL, MODEL
+from adapters.verl.engines.worker import configure_anew, new_worker, set_what_ray_sets
 from adapters.verl.importing import module
 from adapters.verl.objectives import ACTOR
-from adapters.verl.worker import configure_anew, new_worker, set_what_ray_sets
 
 if TYPE_CHECKING:
     from collections.abc import Callable

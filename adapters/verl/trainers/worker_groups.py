@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from adapters.verl.queue import MemoryQueue
-    from adapters.verl.rollouts import Given
+    from adapters.verl.trainers.queue import MemoryQueue
+    from adapters.verl.trainers.rollouts import Given
 
 NAMES = {
     Metric.POLICY_LOSS: "actor/pg_loss",

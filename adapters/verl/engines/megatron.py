@@ -11,9 +11,9 @@ from adapters.contract.probed_batch import PADDING_ID
 from adapters.verl import departures
 from adapters.verl.adapter import VerlAdapter
 from adapters.verl.configuration import MODEL
+from adapters.verl.engines.worker import configure_anew, new_worker
 from adapters.verl.importing import module
 from adapters.verl.objectives import ACTOR
-from adapters.verl.worker import configure_anew, new_worker
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -74,7 +74,7 @@ class VerlMegatronAdapter(VerlAdapter):
 
         cuda_on_cpu.install()
         super().load(source)
-        from adapters.verl.megatron_model import put_the_probe_in
+        from adapters.verl.engines.megatron_model import put_the_probe_in
 
         put_the_probe_in()
 
@@ -139,7 +139,7 @@ class VerlMegatronAdapter(VerlAdapter):
 def _worker(config: Any, layout: Layout, capacity: int, rank: Rank) -> Any:
     """verl's worker with its engine, whose optimizer tells the gradient that it steps with."""
     from adapters.engines import megatron_core
-    from adapters.verl.megatron_model import BRIDGE, Bridge
+    from adapters.verl.engines.megatron_model import BRIDGE, Bridge
 
     bridge = Bridge(layout, capacity, rank)
     module(BRIDGE).AutoBridge = bridge

@@ -1,0 +1,1 @@
+"""verl's engines, each with its adapter: what is of one engine alone."""
