@@ -16,7 +16,7 @@ import yaml
 
 from tests import command
 
-pytestmark = pytest.mark.processes
+pytestmark = pytest.mark.soak
 
 ACTION = command.ROOT / ".github" / "actions" / "gate" / "action.yml"
 

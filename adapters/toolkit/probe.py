@@ -31,9 +31,13 @@ def as_array(gradient: torch.Tensor) -> NDArray[np.float32]:
     return whole.detach().float().cpu().numpy().copy()
 
 
+SMALLEST_CAPACITY = 512
+"""Fits every ordinary case: each further size takes further engines, with their process groups."""
+
+
 def probe_capacity(size: int) -> int:
     """A size of the probe that batches of about ``size`` token ids can share: a power of two."""
-    return 1 << size.bit_length()
+    return max(1 << size.bit_length(), SMALLEST_CAPACITY)
 
 
 class Recorder(list[_T]):

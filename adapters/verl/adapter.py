@@ -103,9 +103,9 @@ class VerlAdapter(Adapter):
         It collects gradients in ``gradients`` and what its model is given in ``passes``.
         """
 
+    @abstractmethod
     def critic(self, config: Any, job: Job, capacity: int, rank: Rank) -> Any:
-        """The same of the critic, for engines with objectives that have one."""
-        raise NotImplementedError
+        """verl's worker of the critic, with the same."""
 
     def load(self, source: Path | None) -> None:
         """Import verl, its engines and its trainer."""
@@ -117,7 +117,7 @@ class VerlAdapter(Adapter):
             modes=frozenset(configuration.LOSS_AGG_MODES),
             default_mode=Mode.TOKEN_MEAN,
             depths=frozenset({Depth.STEP}),
-            objectives=objectives.driven(objectives.objectives()),
+            objectives=objectives.objectives(),
             metrics=_metrics(),
             options=frozenset({Option.LEGACY_TRAINER} if importing.has_default_trainer() else ()),
             configurations=CONFIGURATIONS,
@@ -125,7 +125,11 @@ class VerlAdapter(Adapter):
             conventions=CONVENTIONS,
             rules=RULES,
             permits=PERMITTED,
-            departures=(*_departures_of_trainers(), *departures.ALL_ENGINES),
+            departures=(
+                *_departures_of_trainers(),
+                *departures.CRITIC_AND_SFT,
+                *departures.ALL_ENGINES,
+            ),
         )
 
     def observe(self, job: Job, rank: Rank) -> Observation:

@@ -212,19 +212,23 @@ def _trained(role: str, model: str) -> Settings:
 
 
 def _critic(job: Job) -> Settings:
-    """The settings of a critic, whose loss is aggregated as the policy's is by default.
+    """The settings of a critic, whose loss is aggregated as the policy's is by default."""
+    if not has_critic(job):
+        return {}
+    return {**_trained(CRITIC, CRITIC_MODEL), f"{CRITIC}.enable": True}
+
+
+def critics_micro_batches(job: Job, engine: str) -> Settings:
+    """The micro-batches of a critic, whose engine is configured at this path.
 
     The trainer gives its engine one number of tokens for all purposes, and cuts by tokens unless
     the engine's own configuration says otherwise.
     """
-    if not has_critic(job):
-        return {}
-    settings = {**_trained(CRITIC, CRITIC_MODEL), f"{CRITIC}.enable": True}
     if job.layout.micro_batches == "tokens":
-        return settings | {f"{CRITIC}.ppo_infer_max_token_len_per_gpu": _token_budget(job)}
+        return {f"{CRITIC}.ppo_infer_max_token_len_per_gpu": _token_budget(job)}
     size = _micro_batch_size(job)
-    return settings | {
+    return {
         f"{CRITIC}.ppo_micro_batch_size_per_gpu": size,
-        f"{CRITIC}.fsdp.use_dynamic_bsz": False,
-        f"{CRITIC}.fsdp.micro_batch_size_per_gpu": size,
+        f"{engine}.use_dynamic_bsz": False,
+        f"{engine}.micro_batch_size_per_gpu": size,
     }

@@ -117,7 +117,7 @@ MEGATRON = parse_departures(
     """
 )
 
-FSDP = parse_departures(
+CRITIC_AND_SFT = parse_departures(
     """
     not_run: for a critic, the trainer's `_setup`: its worker is made as that makes it
         it starts Ray's processes

@@ -92,7 +92,7 @@ OF_OBJECTIVES: dict[Objective, Settings] = {
 """What objectives set, by paths."""
 
 WITH_CRITIC = frozenset({Objective.VALUE, *OF_VALUES})
-"""Objectives that need a critic, which not all engines have here."""
+"""Objectives that need a critic."""
 
 OF_LOSSES = frozenset(
     {
@@ -108,7 +108,7 @@ VANILLA = {Objective.DUAL_CLIP}
 
 
 def objectives() -> frozenset[Objective]:
-    """The objectives without a critic, by the registered losses and estimators."""
+    """The objectives of this version, by its registered losses and estimators."""
     algorithms = module("trainer.ppo.core_algos")
     losses = {one for one in POLICY_LOSSES if one.value in algorithms.POLICY_LOSS_REGISTRY}
     estimators = {
@@ -118,10 +118,11 @@ def objectives() -> frozenset[Objective]:
     }
     terms = {Objective.ENTROPY, Objective.KL, Objective.COMBINED}
     plain = {Objective.POLICY, Objective.OFF_POLICY, Objective.REJECTION, *CORRECTIONS}
-    return frozenset({*plain, *terms, *losses, *estimators, *VANILLA}) - WITH_CRITIC
+    others = {Objective.SFT, *WITH_CRITIC}
+    return _driven(frozenset({*plain, *terms, *losses, *estimators, *VANILLA, *others}))
 
 
-def driven(objectives: frozenset[Objective]) -> frozenset[Objective]:
+def _driven(objectives: frozenset[Objective]) -> frozenset[Objective]:
     """Those of the objectives that this version's trainer is looked at.
 
     The critics of versions before 0.8.0 have an engine with another configuration.

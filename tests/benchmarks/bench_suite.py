@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import subprocess
@@ -35,10 +36,14 @@ class Timing:
 
 
 def main() -> None:
-    """Print the ratios, and SkyRL's time to start against one plain import of it."""
-    skyrl = run("skyrl", *WEIGHTS)
-    skyrl.print("SkyRL")
-    print(f"  time to start / one plain import of SkyRL: {skyrl.to_start / import_seconds():.2f}")
+    """Print the ratios, and for releases the time to start against one plain import."""
+    for name in ("skyrl", "verl"):
+        if importlib.util.find_spec(name) is None:
+            print(f"suite: {name} was not run: it is not installed")
+            continue
+        timing = run(name, *WEIGHTS)
+        timing.print(name)
+        print(f"  time to start / one plain import: {timing.to_start / import_seconds(name):.2f}")
     for name, ref in (("slime", "refs/pull/2090/head"), ("miles", "refs/pull/1498/head")):
         sources = os.environ.get(command.SOURCES)
         if sources is None:
@@ -60,9 +65,9 @@ def run(adapter: str, *arguments: str) -> Timing:
     return Timing(findings=findings, to_start=to_start, to_run=to_run, inside=inside)
 
 
-def import_seconds() -> float:
-    """Time in which a fresh interpreter imports SkyRL's trainer and worker."""
-    load = "from adapters.skyrl.fsdp import SkyRLFsdpAdapter; SkyRLFsdpAdapter().load(None)"
+def import_seconds(name: str) -> float:
+    """Time in which a fresh interpreter imports a framework's trainer and worker."""
+    load = f"from conformance.runs import registry; registry.create({name!r}).load(None)"
     start = time.perf_counter()
     subprocess.run([sys.executable, "-c", load], check=True, capture_output=True)
     return time.perf_counter() - start

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from conformance.findings.report import Report
 
-pytestmark = pytest.mark.processes
+pytestmark = pytest.mark.soak
 
 CHOSEN = (
     "--adapter=native",

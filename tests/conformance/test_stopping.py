@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     Stop = Callable[[subprocess.Popen[str]], None]
 
-pytestmark = pytest.mark.processes
+pytestmark = pytest.mark.soak
 
 STAY = """
 import os, time

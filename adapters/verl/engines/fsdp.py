@@ -7,12 +7,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from adapters.contract import Description, Job, Layout, Option, Rank
-from adapters.contract.objective import Objective
-from adapters.verl import departures, objectives
+from adapters.verl import objectives
 from adapters.verl.adapter import VerlAdapter
-from adapters.verl.configuration import CRITIC, CRITIC_MODEL, MODEL
-from adapters.verl.engines.worker import configure_anew, new_worker, set_what_ray_sets
-from adapters.verl.importing import module
+from adapters.verl.configuration import CRITIC, CRITIC_MODEL, MODEL, critics_micro_batches
+from adapters.verl.engines.worker import (
+    configure_anew,
+    configure_critic_anew,
+    new_critic,
+    new_worker,
+)
 from adapters.verl.objectives import ACTOR
 
 if TYPE_CHECKING:
@@ -56,21 +59,18 @@ class VerlFsdpAdapter(VerlAdapter):
         ]
 
     def describe(self) -> Description:
-        """Add what needs a critic, and supervised fine-tuning."""
+        """Add the ways to shard a model."""
         found = super().describe()
-        more = frozenset({*objectives.WITH_CRITIC, Objective.SFT})
-        return replace(
-            found,
-            objectives=found.objectives | objectives.driven(more),
-            options=found.options | {Option.HYBRID_SHARDING, Option.NOT_SHARDED},
-            departures=(*found.departures, *departures.FSDP),
-        )
+        sharding = {Option.HYBRID_SHARDING, Option.NOT_SHARDED}
+        return replace(found, options=found.options | sharding)
 
     def settings(self, job: Job, dtype: str) -> dict[str, object]:
         """Settings of the engines, with parameters in the dtype of the run."""
         settings = self._of_model(ACTOR, f"{ACTOR}.fsdp_config", MODEL, job, dtype)
         if objectives.has_critic(job):
-            settings |= self._of_model(CRITIC, f"{CRITIC}.fsdp", CRITIC_MODEL, job, dtype)
+            engine = f"{CRITIC}.fsdp"
+            settings |= self._of_model(CRITIC, engine, CRITIC_MODEL, job, dtype)
+            settings |= critics_micro_batches(job, engine)
         return settings
 
     def _of_model(
@@ -100,7 +100,7 @@ class VerlFsdpAdapter(VerlAdapter):
     def critic(self, config: Any, job: Job, capacity: int, rank: Rank) -> Any:
         """verl's worker of the critic, cached in the same way."""
         critic = self._cached("critic", _critic, config, job, capacity, rank)
-        _configure_critic_anew(critic, config)
+        configure_critic_anew(critic, config)
         return critic
 
     def _cached(
@@ -144,20 +144,10 @@ def _worker(config: Any, rank: Rank) -> Any:
 
 
 def _critic(config: Any, rank: Rank) -> Any:
-    """verl's worker of the critic, made as its trainer's `_setup` does."""
+    """verl's worker of the critic, whose optimizer tells the gradient that it steps with."""
     from adapters.verl.model import CRITIC_PASSES
 
-    set_what_ray_sets(rank)
-    workers, critic = module("workers.engine_workers"), _critic_config(config)
-    worker = workers.TrainingWorker(
-        workers.TrainingWorkerConfig(
-            model_type="value_model",
-            model_config=critic.model,
-            engine_config=critic.engine,
-            optimizer_config=critic.optim,
-            checkpoint_config=critic.checkpoint,
-        )
-    )
+    worker = new_critic(config, rank)
     worker.reset()
     worker.gradients, worker.passes = _reader(worker.engine), CRITIC_PASSES
     return worker
@@ -182,21 +172,3 @@ def _whole(wrapped: Any, gradient: torch.Tensor) -> NDArray[np.float32]:
     shards = [torch.empty_like(gradient) for _ in range(dist.get_world_size(group))]
     dist.all_gather(shards, gradient, group=group)
     return as_array(torch.cat(shards))
-
-
-def _critic_config(config: Any) -> Any:
-    """The critic's configuration, with the token budgets that the trainer's `_setup` gives it."""
-    critic = module("utils.config").omega_conf_to_dataclass(config.critic)
-    critic.engine.infer_max_token_len_per_gpu = critic.ppo_infer_max_token_len_per_gpu
-    critic.engine.max_token_len_per_gpu = critic.ppo_infer_max_token_len_per_gpu
-    return critic
-
-
-def _configure_critic_anew(worker: Any, config: Any) -> None:
-    """Give a critic the loss and the micro-batches of another job."""
-    critic = _critic_config(config)
-    engine = worker.engine_config
-    engine.use_dynamic_bsz = critic.engine.use_dynamic_bsz
-    engine.max_token_len_per_gpu = critic.engine.max_token_len_per_gpu
-    engine.micro_batch_size_per_gpu = critic.engine.micro_batch_size_per_gpu
-    worker.set_loss_fn(partial(module("workers.utils.losses").value_loss, config=critic))

@@ -8,27 +8,32 @@ from typing import TYPE_CHECKING, Any
 
 from adapters.contract import PIPELINES, Description, Job, Layout, Option, Rank, grids
 from adapters.contract.probed_batch import PADDING_ID
-from adapters.verl import departures
+from adapters.verl import departures, objectives
 from adapters.verl.adapter import VerlAdapter
-from adapters.verl.configuration import MODEL
-from adapters.verl.engines.worker import configure_anew, new_worker
-from adapters.verl.importing import module
+from adapters.verl.configuration import CRITIC, CRITIC_MODEL, MODEL, critics_micro_batches
+from adapters.verl.engines.worker import (
+    configure_anew,
+    configure_critic_anew,
+    new_critic,
+    new_worker,
+)
 from adapters.verl.objectives import ACTOR
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from adapters.contract import Observation
+    from adapters.verl.engines.megatron_model import Bridge
 
-ENGINE = f"{ACTOR}.megatron"
-OPTIONS: dict[Option, dict[str, object]] = {
-    Option.AVERAGE_IN_COLLECTIVE: {f"{ENGINE}.override_ddp_config.average_in_collective": True},
-    Option.OVERLAP_GRAD_REDUCE: {f"{ENGINE}.override_ddp_config.overlap_grad_reduce": True},
-    Option.INTERLEAVED: {f"{ENGINE}.virtual_pipeline_model_parallel_size": 2},
-    Option.PER_TOKEN_LOSS: {f"{ENGINE}.override_transformer_config.calculate_per_token_loss": True},
-    Option.REPLICATED_OPTIMIZER: {f"{ENGINE}.use_distributed_optimizer": False},
+OPTIONS: dict[Option, tuple[str, object]] = {
+    Option.AVERAGE_IN_COLLECTIVE: ("override_ddp_config.average_in_collective", True),
+    Option.OVERLAP_GRAD_REDUCE: ("override_ddp_config.overlap_grad_reduce", True),
+    Option.INTERLEAVED: ("virtual_pipeline_model_parallel_size", 2),
+    Option.PER_TOKEN_LOSS: ("override_transformer_config.calculate_per_token_loss", True),
+    Option.REPLICATED_OPTIMIZER: ("use_distributed_optimizer", False),
 }
-"""Settings of the engine by options of layouts."""
+"""Settings of an engine by options of layouts."""
 
 
 class VerlMegatronAdapter(VerlAdapter):
@@ -90,20 +95,13 @@ class VerlMegatronAdapter(VerlAdapter):
         )
 
     def settings(self, job: Job, dtype: str) -> dict[str, object]:
-        """Settings of the engine: its sizes, and the options of the layout."""
-        sizes = {
-            "tensor_model": job.layout.tp,
-            "context": job.layout.cp,
-            "pipeline_model": job.layout.pp,
-        }
-        chosen: dict[str, object] = {"model_engine": "megatron"}
-        for option in job.layout.options:
-            chosen |= OPTIONS[option]
-        return {
-            **chosen,
-            **{f"{ENGINE}.{kind}_parallel_size": size for kind, size in sizes.items()},
-            f"{MODEL}.use_remove_padding": job.layout.format == "thd",
-        }
+        """Settings of the engines: their sizes, and the options of the layout."""
+        settings = {"model_engine": "megatron", **_of_model(f"{ACTOR}.megatron", MODEL, job.layout)}
+        if objectives.has_critic(job):
+            engine = f"{CRITIC}.megatron"
+            settings |= _of_model(engine, CRITIC_MODEL, job.layout)
+            settings |= critics_micro_batches(job, engine)
+        return settings
 
     def observe(self, job: Job, rank: Rank) -> Observation:
         """Train, with the CPU as CUDA device if there is no GPU."""
@@ -118,16 +116,27 @@ class VerlMegatronAdapter(VerlAdapter):
 
     def worker(self, config: Any, job: Job, capacity: int, rank: Rank) -> Any:
         """verl's worker, cached for all jobs that can share its model and process groups."""
+        worker = self._cached(_worker, config, job.layout, capacity, rank)
+        configure_anew(worker, config)
+        return worker
+
+    def critic(self, config: Any, job: Job, capacity: int, rank: Rank) -> Any:
+        """verl's worker of the critic, cached in the same way."""
+        critic = self._cached(_critic, config, job.layout, capacity, rank)
+        configure_critic_anew(critic, config)
+        return critic
+
+    def _cached(
+        self, made: Callable[..., Any], config: Any, layout: Layout, capacity: int, rank: Rank
+    ) -> Any:
         from adapters.engines import megatron_core
 
-        megatron_core.enter_grid(job.layout, rank)
-        key = (job.layout.options, job.layout.format, capacity)
+        megatron_core.enter_grid(layout, rank)
+        key = (made, layout.options, layout.format, capacity)
         if key not in rank.cache:
-            rank.cache[key] = _worker(config, job.layout, capacity, rank)
-        worker = rank.cache[key]
-        configure_anew(worker, config)
-        worker.gradients.drain()
-        return worker
+            rank.cache[key] = made(config, layout, capacity, rank)
+        rank.cache[key].gradients.drain()
+        return rank.cache[key]
 
     def leave_world(self) -> None:
         """Forget Megatron's process groups."""
@@ -136,21 +145,47 @@ class VerlMegatronAdapter(VerlAdapter):
         megatron_core.leave_grid()
 
 
+def _of_model(engine: str, model: str, layout: Layout) -> dict[str, object]:
+    """The settings of the engine at a path of the configuration, and of its model."""
+    sizes = {"tensor_model": layout.tp, "context": layout.cp, "pipeline_model": layout.pp}
+    return {
+        **{f"{engine}.{kind}_parallel_size": size for kind, size in sizes.items()},
+        **{f"{engine}.{name}": value for name, value in map(OPTIONS.__getitem__, layout.options)},
+        f"{model}.use_remove_padding": layout.format == "thd",
+    }
+
+
 def _worker(config: Any, layout: Layout, capacity: int, rank: Rank) -> Any:
     """verl's worker with its engine, whose optimizer tells the gradient that it steps with."""
-    from adapters.engines import megatron_core
-    from adapters.verl.engines.megatron_model import BRIDGE, Bridge
+    from adapters.verl.engines.megatron_model import policy_bridge
 
-    bridge = Bridge(layout, capacity, rank)
-    module(BRIDGE).AutoBridge = bridge
+    bridge = policy_bridge(layout, capacity, rank)
     worker = new_worker(config, rank)
     worker.actor_worker_cls = _of_dtype(worker.actor_worker_cls, rank.dtype)
     worker.init_model()
-    engine = worker.actor.engine
+    _read(worker, worker.actor.engine, bridge)
+    return worker
+
+
+def _critic(config: Any, layout: Layout, capacity: int, rank: Rank) -> Any:
+    """verl's worker of the critic, with the same."""
+    from adapters.verl.engines.megatron_model import critic_bridge
+
+    bridge = critic_bridge(layout, capacity, rank)
+    critic = new_critic(config, rank)
+    _set_dtype(critic, rank.dtype)
+    critic.reset()
+    _read(critic, critic.engine, bridge)
+    return critic
+
+
+def _read(worker: Any, engine: Any, bridge: Bridge) -> None:
+    """Have a worker tell what its model was given and the gradients that it steps with."""
+    from adapters.engines import megatron_core
+
     engine.model_config.tokenizer = SimpleNamespace(pad_token_id=PADDING_ID)
     worker.passes = bridge.policy.passes
     worker.gradients = megatron_core.gradients_of_steps(engine.optimizer, bridge.policy)
-    return worker
 
 
 def _of_dtype(training_worker: Any, dtype: str) -> Any:
@@ -158,7 +193,11 @@ def _of_dtype(training_worker: Any, dtype: str) -> Any:
 
     class OfDtype(training_worker):  # type: ignore[misc]  # a class of verl's
         def reset(self) -> None:
-            object.__setattr__(self.engine_config, "dtype", dtype)
+            _set_dtype(self, dtype)
             super().reset()
 
     return OfDtype
+
+
+def _set_dtype(worker: Any, dtype: str) -> None:
+    object.__setattr__(worker.engine_config, "dtype", dtype)

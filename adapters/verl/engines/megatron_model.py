@@ -14,7 +14,7 @@ from adapters.verl.importing import module
 from adapters.verl.model import SEAM, with_entropies, with_probe
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 ENGINE = "workers.engine.megatron.transformer_impl"
 BRIDGE = "models.mcore.bridge"
@@ -35,14 +35,16 @@ def put_the_probe_in() -> None:
 
 
 def _let_the_engine_run_on_the_cpu(engine: Any) -> None:
-    """Register it for the CPU, and have the tokens it counts copied as they are to a GPU.
+    """Register its models for the CPU, and have the tokens it counts copied as they are to a GPU.
 
     The count is a view of a batch's offsets, and ranks add up their counts in place.
     """
     register = module("workers.engine").EngineRegistry.register
-    register(model_type="language_model", backend="megatron", device="cpu")(
-        engine.MegatronEngineWithLMHead
-    )
+    for model, of_model in (
+        ("language_model", engine.MegatronEngineWithLMHead),
+        ("value_model", engine.MegatronEngineWithValueHead),
+    ):
+        register(model_type=model, backend="megatron", device="cpu")(of_model)
     of_data = engine.MegatronEngine._routed_num_tokens
 
     def copied(self: Any, data: Any) -> torch.Tensor:
@@ -61,8 +63,11 @@ class Bridge:
     policy: megatron_core.Policy
     fp16 = bf16 = False  # of a wrapper that casts inputs and outputs: our model casts its own
 
-    def __init__(self, layout: Layout, capacity: int, rank: Rank) -> None:
+    def __init__(
+        self, layout: Layout, capacity: int, rank: Rank, output: Callable[..., torch.Tensor]
+    ) -> None:
         self._layout, self._capacity, self._rank = layout, capacity, rank
+        self._output = output
 
     def from_hf_pretrained(self, path: str, **_: object) -> Bridge:
         """The bridge of a checkpoint, which is not read."""
@@ -88,12 +93,30 @@ class Bridge:
 
     def provide_distributed_model(self, *, ddp_config: Any, **_: object) -> list[Any]:
         """This rank's chunks of the model in Megatron's data parallelism."""
-        bare = megatron_core.probed_model(self.config, self._capacity, self._rank, _logits)
+        bare = megatron_core.probed_model(self.config, self._capacity, self._rank, self._output)
         self.policy = megatron_core.policy_of(bare, self._rank, Depth.STEP, ddp_config)
         return self.policy.chunks
 
+    def register_pre_wrap_hook(self, hook: object) -> None:
+        """Let pass what makes a critic's head of a model: ours has it."""
+
     def load_hf_weights(self, model: list[Any], path: str, **_: object) -> None:
         """Leave the probe at 0."""
+
+
+def policy_bridge(layout: Layout, capacity: int, rank: Rank) -> Bridge:
+    """The bridge of a policy, which the engine that is made next finds."""
+    return _found(Bridge(layout, capacity, rank, _logits))
+
+
+def critic_bridge(layout: Layout, capacity: int, rank: Rank) -> Bridge:
+    """The same of a critic."""
+    return _found(Bridge(layout, capacity, rank, _values))
+
+
+def _found(bridge: Bridge) -> Bridge:
+    module(BRIDGE).AutoBridge = bridge
+    return bridge
 
 
 def _ddp_config(
@@ -111,3 +134,8 @@ def _logits(input_ids: torch.Tensor, probe: torch.Tensor, logit: torch.Tensor) -
     """The only token's logits, which the engine divides by the temperature in place."""
     SEAM.probe, SEAM.predicted = probe, input_ids + 1
     return (logit + megatron_core.vocabulary_offset()).repeat(*input_ids.shape, SEAM.VOCABULARY)
+
+
+def _values(input_ids: torch.Tensor, probe: torch.Tensor, logit: torch.Tensor) -> torch.Tensor:
+    """A critic's values of the next tokens, as logits of one class."""
+    return (probe[input_ids + 1] + logit).unsqueeze(-1)

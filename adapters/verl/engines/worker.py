@@ -1,4 +1,4 @@
-"""verl's worker on this rank, as every engine needs it."""
+"""verl's workers on this rank, as every engine needs them."""
 
 from __future__ import annotations
 
@@ -38,3 +38,36 @@ def configure_anew(worker: Any, config: Any) -> None:
     engine.infer_max_token_len_per_gpu = rollout.log_prob_max_token_len_per_gpu
     engine.infer_micro_batch_size_per_gpu = rollout.log_prob_micro_batch_size_per_gpu
     worker.actor.set_loss_fn(partial(module("workers.utils.losses").ppo_loss, config=actor_config))
+
+
+def new_critic(config: Any, rank: Rank) -> Any:
+    """The worker of a critic without a model, as the trainer's `_setup` makes it: `reset` does."""
+    set_what_ray_sets(rank)
+    workers, critic = module("workers.engine_workers"), _critic_config(config)
+    return workers.TrainingWorker(
+        workers.TrainingWorkerConfig(
+            model_type="value_model",
+            model_config=critic.model,
+            engine_config=critic.engine,
+            optimizer_config=critic.optim,
+            checkpoint_config=critic.checkpoint,
+        )
+    )
+
+
+def configure_critic_anew(worker: Any, config: Any) -> None:
+    """Give a critic the loss and the micro-batches of another job."""
+    critic = _critic_config(config)
+    engine = worker.engine_config
+    engine.use_dynamic_bsz = critic.engine.use_dynamic_bsz
+    engine.max_token_len_per_gpu = critic.engine.max_token_len_per_gpu
+    engine.micro_batch_size_per_gpu = critic.engine.micro_batch_size_per_gpu
+    worker.set_loss_fn(partial(module("workers.utils.losses").value_loss, config=critic))
+
+
+def _critic_config(config: Any) -> Any:
+    """The critic's configuration, with the token budgets that the trainer's `_setup` gives it."""
+    critic = module("utils.config").omega_conf_to_dataclass(config.critic)
+    critic.engine.infer_max_token_len_per_gpu = critic.ppo_infer_max_token_len_per_gpu
+    critic.engine.max_token_len_per_gpu = critic.ppo_infer_max_token_len_per_gpu
+    return critic
