@@ -213,6 +213,18 @@ class Unloadable(TwoLayouts):
         raise ImportError("No module named 'flash_attn'")
 
 
+class HalfLoaded(TwoLayouts):
+    """Fails otherwise once it has been loaded half."""
+
+    begun = False
+
+    def load(self, source: Path | None) -> None:
+        if HalfLoaded.begun:
+            raise AssertionError("an engine is registered twice")
+        HalfLoaded.begun = True
+        raise ImportError("No module named 'flash_attn'")
+
+
 class Disagreeing(TwoLayouts):
     """Its last rank holds another gradient than the first."""
 

@@ -35,6 +35,7 @@ class ProbeConfig(PretrainedConfig):
     model_type = "probe"
     num_attention_heads = num_key_value_heads = hidden_size = intermediate_size = 4
     num_hidden_layers = vocab_size = 1
+    rope_theta = 1.0  # read on Megatron, in versions before 0.9.1
     capacity = 1
 
 

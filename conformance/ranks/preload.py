@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 VARIABLE = "_RL_LOSS_CONFORMANCE_PRELOAD"
 
-_loaded: dict[tuple[type[Adapter], Path | None], Description] = {}
+_loaded: dict[tuple[type[Adapter], Path | None], Description | Exception] = {}
 
 
 def announce(adapter: Adapter, source: Path | None, hardware: Hardware) -> None:
@@ -29,13 +29,24 @@ def announce(adapter: Adapter, source: Path | None, hardware: Hardware) -> None:
 def load_once(adapter: Adapter, source: Path | None) -> Description:
     """Load a framework unless this process, or the one it was forked from, already has.
 
-    What it turned out to be is found out once too: on miles that takes longer than a fork.
+    What it turned out to be is found out once too: on miles that takes longer than a fork. What was
+    half loaded fails otherwise at a second try, so that there is none.
     """
     key = (type(adapter), source)
     if key not in _loaded:
+        _loaded[key] = _load(adapter, source)
+    loaded = _loaded[key]
+    if isinstance(loaded, Exception):
+        raise loaded
+    return loaded
+
+
+def _load(adapter: Adapter, source: Path | None) -> Description | Exception:
+    try:
         adapter.load(source)
-        _loaded[key] = adapter.describe()
-    return _loaded[key]
+        return adapter.describe()
+    except Exception as error:  # the ranks report whatever it is
+        return error
 
 
 def hide_gpus() -> None:
@@ -59,6 +70,6 @@ def _load_announced() -> None:
 
 
 if VARIABLE in os.environ:
-    # A failure is left to the ranks: each tries again and reports it.
+    # A failure is left to the ranks, which report it.
     with suppress(Exception):
         _load_announced()

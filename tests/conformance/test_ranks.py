@@ -16,6 +16,7 @@ from conformance.findings.sanitize import sanitized_traceback
 from conformance.ranks.hardware import Device, Hardware
 from conformance.ranks.messages import Declined
 from conformance.ranks.pool import Crashed, Ran, RankPool
+from conformance.ranks.preload import load_once
 from reference.aggregation import Aggregation, Mode
 from reference.step import Sample, Step
 from tests import broken
@@ -176,3 +177,9 @@ def is_alive(pid: int) -> bool:
     except ProcessLookupError:
         return False
     return True
+
+
+def test_a_framework_that_was_loaded_half_fails_as_it_did_at_first() -> None:
+    for _ in ("the fork server", "a rank that was forked from it"):
+        with pytest.raises(ImportError, match="flash_attn"):
+            load_once(broken.HalfLoaded(), None)

@@ -151,6 +151,7 @@ def _of_model(engine: str, model: str, layout: Layout) -> dict[str, object]:
     return {
         **{f"{engine}.{kind}_parallel_size": size for kind, size in sizes.items()},
         **{f"{engine}.{name}": value for name, value in map(OPTIONS.__getitem__, layout.options)},
+        f"{engine}.vanilla_mbridge": False,  # another bridge is older versions' default
         f"{model}.use_remove_padding": layout.format == "thd",
     }
 

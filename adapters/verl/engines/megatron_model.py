@@ -45,7 +45,9 @@ def _let_the_engine_run_on_the_cpu(engine: Any) -> None:
         ("value_model", engine.MegatronEngineWithValueHead),
     ):
         register(model_type=model, backend="megatron", device="cpu")(of_model)
-    of_data = engine.MegatronEngine._routed_num_tokens
+    of_data = getattr(engine.MegatronEngine, "_routed_num_tokens", None)
+    if of_data is None:  # in versions that do not share their counts
+        return
 
     def copied(self: Any, data: Any) -> torch.Tensor:
         counted: torch.Tensor = of_data(self, data).clone()
