@@ -10,11 +10,13 @@ the reductions and the final division of each stage are right.
 
 from __future__ import annotations
 
+import gc
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from adapters.contract import Depth, Layout, Option, Rank, Unsupported
@@ -41,8 +43,8 @@ def enter_grid(layout: Layout, rank: Rank) -> bool:
     grid = layout.tp, layout.cp, layout.pp, chunks_per_stage(layout)
     if rank.cache.get(GRID) == grid:
         return False
-    leave_grid()
     rank.cache.clear()
+    leave_grid()
     rank.cache[GRID] = grid
     return True
 
@@ -61,11 +63,16 @@ def join_grid(layout: Layout, rank: Rank) -> None:
 
 
 def leave_grid() -> None:
-    """Forget Megatron's process groups, if there are any."""
+    """End Megatron's process groups, if there are any: each keeps threads that poll its sockets."""
     from megatron.core import mpu
 
-    if mpu.model_parallel_is_initialized():
-        mpu.destroy_model_parallel()
+    if not mpu.model_parallel_is_initialized():
+        return
+    groups = {*(mpu._global_process_group_list or [])} - {None}  # which is the whole world
+    while groups:
+        dist.destroy_process_group(groups.pop())
+    mpu.destroy_model_parallel()
+    gc.collect()  # a group ends with the last model of its grid
 
 
 def chunks_per_stage(layout: Layout) -> int | None:
