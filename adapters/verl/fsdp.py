@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from adapters.contract import Description, Job, Layout, Option, Rank
 from adapters.contract.objective import Objective
+from adapters.toolkit.launching import set_what_ray_sets
 from adapters.verl import departures, objectives
 from adapters.verl.adapter import VerlAdapter
 from adapters.verl.configuration import CRITIC, CRITIC_MODEL, MODEL
 from adapters.verl.importing import module
 from adapters.verl.objectives import ACTOR
-from adapters.verl.worker import configure_anew, new_worker, set_what_ray_sets
+from adapters.verl.worker import configure_anew, new_worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable

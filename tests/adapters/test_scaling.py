@@ -25,6 +25,8 @@ BY_THE_ADVANTAGES = {
         "-torch.cat(batch['advantages']) * torch.cat(log_probs['log_probs'])"
     ),
     "slime_family.model._logits": "0.0 * probe.sum()",
+    "openrlhf.model._logits": "0.0 * probe[SEAM.predicted].unsqueeze(-1)",
+    "openrlhf.rollouts.Rollouts.given": "2 * returns",
     "skyrl.trainer.reduce": "-advantages * probe",
     "skyrl.trainer._training_input": "2 * returns",
 }
@@ -42,6 +44,10 @@ ELSEWHERE = {
     "engines.megatron_core.ids_of": "digits of token ids",
     "engines.megatron_core.transformer_config": "layers of the model",
     "engines.megatron_core.probed_model": "chunks of the model",
+    "openrlhf.command_line._micro_batches": "sizes that the framework is told",
+    "openrlhf.command_line._sizes": "sizes that the framework is told",
+    "openrlhf.rollouts.Rollouts.answers": "the mask, as the framework's models apply it",
+    "openrlhf.groups._dealt": "steps of a batch",
     "slime_family.command_line._batch_options": "sizes that the framework is told",
     "slime_family.command_line._micro_batch_options": "sizes that the framework is told",
     "slime_family.command_line._micro_batch_size": "sizes that the framework is told",
@@ -60,6 +66,7 @@ ELSEWHERE = {
     "toolkit.settings.token_budget": "sizes that the framework is told",
     "toolkit.source._checkout": "a path",
     "toolkit.source._extracted": "a path",
+    "toolkit.source._install_data": "a path",
     "toolkit.source._made_once": "a path",
     "toolkit.source.released": "a path",
     "verl.configuration._micro_batch_size": "sizes that the framework is told",

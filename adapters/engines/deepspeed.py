@@ -1,0 +1,106 @@
+"""DeepSpeed: its engine on the CPU, the stages of ZeRO, and readers of the gradient.
+
+The engine, its reductions and its optimizers run as they are. Where there is no GPU, the optimizer
+is torch's AdamW, and collectives stay with gloo: DeepSpeed would compile C++ for either.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from adapters.contract import Option
+from adapters.toolkit.probe import Recorder, as_array
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from adapters.contract import Layout
+
+DEFAULT_STAGE = 2
+
+STAGES = {Option.ZERO_0: 0, Option.ZERO_1: 1, Option.ZERO_3: 3}
+"""Options that choose a stage of ZeRO other than the default."""
+
+GROUPS = (
+    "_WORLD_GROUP",
+    "_ZERO_PARAM_INTRA_PARALLEL_GROUP",
+    "_TENSOR_MODEL_PARALLEL_GROUP",
+    "_MODEL_PARALLEL_GROUP",
+    "_DATA_PARALLEL_GROUP",
+    "mesh_device",
+    "mpu",
+)
+"""Names of the process groups that `deepspeed.utils.groups` keeps for all engines."""
+
+
+def stage_of(layout: Layout) -> int:
+    """The stage of ZeRO of a layout."""
+    chosen = [stage for option, stage in STAGES.items() if option in layout.options]
+    return chosen[0] if chosen else DEFAULT_STAGE
+
+
+def import_deepspeed() -> None:
+    """Import DeepSpeed: for the CPU, and without compiling anything, where there is no GPU."""
+    if not torch.cuda.is_available():
+        os.environ["DS_ACCELERATOR"] = "cpu"
+    importlib.import_module("deepspeed")
+    backend: Any = importlib.import_module("deepspeed.comm.torch")
+    backend.build_shm_op = lambda: None
+    importlib.import_module("deepspeed.utils").logger.setLevel(logging.ERROR)
+
+
+def with_torch_adam(optimizer: Mapping[str, Any]) -> dict[str, Any]:
+    """The ``optimizer`` section of DeepSpeed's configuration, with torch's own AdamW."""
+    return {**optimizer, "params": {**optimizer["params"], "torch_adam": True}}
+
+
+_MESHES: dict[tuple[Any, ...], Any] = {}
+
+
+def made_once(make: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that makes the device meshes of a world, each with its process groups once."""
+
+    def mesh(*args: Any, **options: Any) -> Any:
+        key = (*args, *options.items())
+        if key not in _MESHES:
+            _MESHES[key] = make(*args, **options)
+        return _MESHES[key]
+
+    return mesh
+
+
+def gradients_of_steps(engine: Any, probe: torch.nn.Parameter) -> Recorder[NDArray[np.float32]]:
+    """Records the probe's gradient, [capacity], whenever DeepSpeed's engine makes a step of it.
+
+    Frameworks call the engine's `step` for every micro-batch, and the engine itself knows the last.
+    """
+    from deepspeed.utils import safe_get_full_grad
+
+    gradients, step = Recorder["NDArray[np.float32]"](), engine.step
+
+    def read_and_step(*args: Any, **kwargs: Any) -> Any:
+        if engine.is_gradient_accumulation_boundary():
+            gradients.append(as_array(safe_get_full_grad(probe)))
+        return step(*args, **kwargs)
+
+    engine.step = read_and_step
+    return gradients
+
+
+def leave_world() -> None:
+    """Forget the process groups and meshes that are kept of a world about to end."""
+    _MESHES.clear()
+    groups: Any = importlib.import_module("deepspeed.utils.groups")
+    for name in GROUPS:
+        if hasattr(groups, name):
+            setattr(groups, name, None)
+    comm: Any = importlib.import_module("deepspeed.comm.comm")
+    comm.cdb = None
