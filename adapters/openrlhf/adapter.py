@@ -26,12 +26,13 @@ from reference.aggregation import (
     EmptyUnits,
     EstimatorConventions,
     Mode,
+    TokenSet,
 )
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-MASKED = EstimatorConventions(lost_degrees_of_freedom=0)
+MASKED = EstimatorConventions(valued=TokenSet.ACTIVE, lost_degrees_of_freedom=0)
 
 CONVENTIONS = Conventions(
     empty_units=EmptyUnits.EXCLUDED,
@@ -49,8 +50,9 @@ drops count in the mean (`tests/test_loss_aggregation.py`, trust region). `loss_
 policy loss's alone (help text of `cli/train_ppo_ray.py`): its terms and a critic's loss are means
 over tokens (`trainer/ray/ppo_actor.py`, `models/loss.py`). Metrics of a micro-batch without a
 dimension are weighted by tokens (comments in `trainer/ray/ppo_actor.py`). Returns and GAE go
-through all positions, rewards are at the last active token, and advantages are whitened by the
-variance of active tokens (`trainer/ppo_utils/experience_maker.py`)."""
+through all positions, rewards are at the last active token, values of other tokens are masked, and
+advantages are whitened by the variance of active tokens
+(`trainer/ppo_utils/experience_maker.py`)."""
 
 CONFIGURATIONS: dict[Setting | FaultInjection, tuple[str, ...]] = {
     Setting.MODE: ("loss_agg_mode",),
