@@ -7,6 +7,7 @@ is torch's AdamW, and collectives stay with gloo: DeepSpeed would compile C++ fo
 from __future__ import annotations
 
 import importlib
+import inspect
 import logging
 import os
 from typing import TYPE_CHECKING, Any
@@ -93,6 +94,19 @@ def gradients_of_steps(engine: Any, probe: torch.nn.Parameter) -> Recorder[NDArr
 
     engine.step = read_and_step
     return gradients
+
+
+def number_from_zero() -> None:
+    """Let ZeRO 3 number parameters and modules as in a new process: it compares them over ranks.
+
+    Our processes have had other numbers of engines before, as worlds differ in size.
+    """
+    parameters: Any = importlib.import_module("deepspeed.runtime.zero.partition_parameters")
+    parameters.Init.param_id = 0
+    offload: Any = importlib.import_module("deepspeed.runtime.zero.parameter_offload")
+    register = inspect.unwrap(offload.DeepSpeedZeRoOffload._register_deepspeed_module)
+    for count in filter(None, register.__defaults__):
+        count[0] = 0
 
 
 def leave_world() -> None:

@@ -108,6 +108,7 @@ class OpenRLHFAdapter(Adapter):
             *staged,  # type: ignore[list-item]
             Layout(dp=2, micro_batches=2, format="thd", options=overlapping),
             Layout(dp=2, micro_batches="tokens", format="thd", options=overlapping),
+            Layout(dp=2, micro_batches=2, format="thd", options=(Option.SHORT_BATCH,)),
         ]
 
     def load(self, source: Path | None) -> None:
@@ -126,9 +127,7 @@ class OpenRLHFAdapter(Adapter):
             depths=frozenset({Depth.STEP}),
             objectives=OBJECTIVES,
             metrics=frozenset({*session.NAMES, *session.NAMES_OF_ROLLOUTS}),
-            options=frozenset(
-                {Option.ZERO_0, Option.ZERO_1, Option.ZERO_3, Option.OVERLAP_GRAD_REDUCE}
-            ),
+            options=OPTIONS,
             configurations=CONFIGURATIONS,
             records_forward_passes=True,
             conventions=CONVENTIONS,
@@ -145,6 +144,8 @@ class OpenRLHFAdapter(Adapter):
         batch = ProbedBatch(job.steps, job.objective)
         with rank.framework(), refusals_of_configuration(job):
             session = Session(batch, job, rank)
+            if Option.SHORT_BATCH in job.layout.options:
+                session.train_short_batch()
             of_rollouts = session.train(range(len(batch.responses)))
             trained = session.trained
             gradients, passes = trained.gradients.drain(), trained.passes.drain()
@@ -162,6 +163,16 @@ class OpenRLHFAdapter(Adapter):
 
         deepspeed.leave_world()
 
+
+OPTIONS = frozenset(
+    {
+        Option.OVERLAP_GRAD_REDUCE,
+        Option.SHORT_BATCH,
+        Option.ZERO_0,
+        Option.ZERO_1,
+        Option.ZERO_3,
+    }
+)
 
 OBJECTIVES = frozenset(
     {

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from adapters.contract.objective import PENALISING, Metric, Objective
+from adapters.engines.deepspeed import number_from_zero
 from adapters.openrlhf import actors, command_line, trainer
 from adapters.openrlhf.importing import module
 from adapters.openrlhf.rollouts import Rollouts
@@ -43,6 +44,7 @@ class Session:
         self._args = command_line.parsed(job, rank.dtype)
         # OpenRLHF sets it where sequences are split, and never back in a process.
         module("models.ring_attn_utils").set_ring_attn_group(None)
+        number_from_zero()
         capacity = probe_capacity(batch.probe_size + 1)
         with cuda_on_cpu.redirected():
             made = {"actor": actors.policy(self._args, capacity)}
@@ -50,6 +52,11 @@ class Session:
                 made["critic"] = actors.critic(self._args, capacity)
         self._actors = {role: one.actor for role, one in made.items()}
         self.trained = made["critic" if job.objective is Objective.VALUE else "actor"]
+
+    def train_short_batch(self) -> None:
+        """Train on a micro-batch of each rank, which fill no train batch."""
+        self.train(range(self._job.layout.dp * self._args.train.micro_batch_size))
+        self.trained.passes.drain()
 
     def train(self, samples: range) -> Mapping[str, Any]:
         """Train on samples as a batch of rollouts; returns what is logged, by OpenRLHF's names."""

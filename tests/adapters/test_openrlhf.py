@@ -24,6 +24,9 @@ from conformance.ranks.pool import Ran, RankPool
 from reference.aggregation import Mode
 from reference.rounding import weight_bound
 from reference.weights import token_weights
+from tests import command
+from tests.conformance.test_leftovers import OF_OTHERS, forgotten_memory, names, processes_of
+from tests.conformance.test_plugin import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -243,6 +246,29 @@ def test_critics_loss_is_a_mean_over_tokens(pool: RankPool) -> None:
 
     assert weights_error(pool.run(given), given) <= weight_bound("float32")
     assert isinstance(pool.run(job(mode=Mode.SAMPLE_MEAN, objective=Objective.VALUE)), Declined)
+
+
+@pytest.mark.processes
+def test_nothing_is_left_and_two_runs_have_the_same_report(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    temporary = tmp_path_factory.mktemp("t")
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    memory = forgotten_memory(temporary)
+    layouts = [f"--layout=dp2-cp1-mb1-bshd{stage}" for stage in ("", "+zero_3")]
+    options = (f"--source={RELEASE}", "--checks=weights,metric", *layouts, "-k", "one_token")
+    reports = []
+    for _ in range(2):
+        process = command.start(tmp_path, "--adapter=openrlhf", *options)
+        result = command.finish(process, tmp_path, "openrlhf")
+        reports.append((tmp_path / "reports" / "latest" / "openrlhf.json").read_bytes())
+        wait_for(lambda: not processes_of(temporary))
+        wait_for(lambda: not forgotten_memory(temporary) - memory)
+
+        assert result.report.complete, result.output
+        assert [name for name in names(temporary) if not name.startswith(OF_OTHERS)] == []
+
+    assert reports[0] == reports[1]
 
 
 def test_older_version_has_one_mode(older: RankPool) -> None:
