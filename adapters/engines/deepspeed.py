@@ -1,4 +1,4 @@
-"""DeepSpeed: its engine on the CPU, the stages of ZeRO, and readers of the gradient.
+"""DeepSpeed: its engine on the CPU, and readers of the gradient.
 
 The engine, its reductions and its optimizers run as they are. Where there is no GPU, the optimizer
 is torch's AdamW, and collectives stay with gloo: DeepSpeed would compile C++ for either.
@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from adapters.contract import Option
 from adapters.toolkit.probe import Recorder, as_array
 
 if TYPE_CHECKING:
@@ -23,12 +22,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from adapters.contract import Layout
-
-DEFAULT_STAGE = 2
-
-STAGES = {Option.ZERO_0: 0, Option.ZERO_1: 1, Option.ZERO_3: 3}
-"""Options that choose a stage of ZeRO other than the default."""
 
 GROUPS = (
     "_WORLD_GROUP",
@@ -40,12 +33,6 @@ GROUPS = (
     "mpu",
 )
 """Names of the process groups that `deepspeed.utils.groups` keeps for all engines."""
-
-
-def stage_of(layout: Layout) -> int:
-    """The stage of ZeRO of a layout."""
-    chosen = [stage for option, stage in STAGES.items() if option in layout.options]
-    return chosen[0] if chosen else DEFAULT_STAGE
 
 
 def import_deepspeed() -> None:

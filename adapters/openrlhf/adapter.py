@@ -15,6 +15,7 @@ from adapters.contract.job import Depth, Job, Observation
 from adapters.contract.layout import Layout, Option
 from adapters.contract.objective import Objective
 from adapters.contract.probed_batch import ProbedBatch
+from adapters.engines.zero import STAGES
 from adapters.openrlhf import departures, importing
 from adapters.openrlhf.importing import import_openrlhf
 from adapters.toolkit.calls import refusals_of_configuration
@@ -66,6 +67,16 @@ RULES = {"default_mode": "openrlhf/cli/train_ppo_ray.py (--actor.loss_agg_mode)"
 """Rules of configurations that OpenRLHF states, by name."""
 
 
+CUTS_OF_STAGES = (
+    "dp1-cp1-mb2-thd",
+    "dp2-cp1-mb2-bshd",
+    "dp2-cp1-mbtokens-thd",
+    "dp1-cp2-mb2-thd",
+    "dp4-cp1-mb1-thd",
+)
+"""The layouts of the stages of ZeRO that are not the default."""
+
+
 class OpenRLHFAdapter(Adapter):
     """Drives OpenRLHF/OpenRLHF from 0.10.4 on."""
 
@@ -91,21 +102,11 @@ class OpenRLHFAdapter(Adapter):
             for storage in ("bshd", "thd")
             if storage == "thd" or (cp == 1 and micro_batches != "tokens")
         ]
-        staged = [
-            Layout(dp=dp, cp=cp, micro_batches=micro_batches, format=storage, options=(stage,))
-            for stage in (Option.ZERO_0, Option.ZERO_1, Option.ZERO_3)
-            for dp, cp, micro_batches, storage in (
-                (1, 1, 2, "thd"),
-                (2, 1, 2, "bshd"),
-                (2, 1, "tokens", "thd"),
-                (1, 2, 2, "thd"),
-                (4, 1, 1, "thd"),
-            )
-        ]
+        staged = [Layout.parse(f"{cut}+{stage}") for stage in STAGES for cut in CUTS_OF_STAGES]
         overlapping = (Option.OVERLAP_GRAD_REDUCE,)
         return [
             *plain,
-            *staged,  # type: ignore[list-item]
+            *staged,
             Layout(dp=2, micro_batches=2, format="thd", options=overlapping),
             Layout(dp=2, micro_batches="tokens", format="thd", options=overlapping),
             Layout(dp=2, micro_batches=2, format="thd", options=(Option.SHORT_BATCH,)),
@@ -164,15 +165,7 @@ class OpenRLHFAdapter(Adapter):
         deepspeed.leave_world()
 
 
-OPTIONS = frozenset(
-    {
-        Option.OVERLAP_GRAD_REDUCE,
-        Option.SHORT_BATCH,
-        Option.ZERO_0,
-        Option.ZERO_1,
-        Option.ZERO_3,
-    }
-)
+OPTIONS = frozenset({Option.OVERLAP_GRAD_REDUCE, Option.SHORT_BATCH, *STAGES})
 
 OBJECTIVES = frozenset(
     {

@@ -42,7 +42,7 @@ def critic(capacity: int, passes: ForwardPasses, args: Any) -> Any:
 def probe_of(model: Any) -> torch.nn.Parameter:
     """The probe of an actor or a critic."""
     [probe] = [one for one in model.parameters() if one.requires_grad]
-    return probe  # type: ignore[no-any-return]
+    return probe
 
 
 def with_probe(log_probs_from_logits: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:

@@ -19,7 +19,7 @@ def train(args: Any, actors: Mapping[str, Any], rollouts: Rollouts, rank: int) -
     """Train on a batch of rollouts; returns what the trainer logs, by OpenRLHF's names."""
     trainer = _trainer(args, actors, rollouts, rank)
     status, _ = trainer.train_step(rollouts.experiences(), 0)
-    return status  # type: ignore[no-any-return]
+    return status
 
 
 def _trainer(args: Any, actors: Mapping[str, Any], rollouts: Rollouts, rank: int) -> Any:

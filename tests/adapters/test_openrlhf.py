@@ -57,12 +57,6 @@ def pool() -> Iterator[RankPool]:
         yield pool
 
 
-@pytest.fixture(scope="module")
-def older() -> Iterator[RankPool]:
-    with RankPool(OpenRLHFAdapter(), source("pypi:0.10.4"), 2) as pool:
-        yield pool
-
-
 def job(
     case: str = MASKED.name,
     mode: Mode = Mode.TOKEN_MEAN,
@@ -271,8 +265,13 @@ def test_nothing_is_left_and_two_runs_have_the_same_report(
     assert reports[0] == reports[1]
 
 
-def test_older_version_has_one_mode(older: RankPool) -> None:
-    given = job("odd_groups", layout="dp2-cp1-mb2-bshd")
+@pytest.mark.processes
+def test_older_version_has_one_mode(tmp_path: Path) -> None:
+    """Each source needs processes of its own."""
+    options = ("--source=pypi:0.10.4", "--checks=weights", "--layout=dp2-cp1-mb2-bshd")
+    process = command.start(tmp_path, "--adapter=openrlhf", *options, "-k", "odd_groups")
+    report = command.finish(process, tmp_path, "openrlhf").report
 
-    assert weights_error(older.run(given), given) <= weight_bound("float32")
-    assert older.description.modes == {Mode.TOKEN_MEAN}
+    verdicts = {finding.mode: finding.verdict for finding in report.findings}
+    assert verdicts.pop(Mode.TOKEN_MEAN) is Verdict.CONFORMS
+    assert {*verdicts.values()} == {Verdict.UNSUPPORTED}
