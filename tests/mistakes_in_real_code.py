@@ -116,13 +116,14 @@ class Mistake:
 
 
 STAGES = (
-    *PACKED,
+    "dp1-cp1-mb2-thd",
+    "dp2-cp1-mb1-thd",
+    "dp2-cp1-mb2-bshd",
     "dp1-cp1-mb2-thd+zero_3",
     "dp2-cp1-mb2-bshd+zero_3",
     "dp2-cp1-mb2-bshd+zero_1",
-    "dp2-cp1-mb2-bshd+zero_0",
 )
-"""Layouts of fixed micro-batches with every stage of ZeRO."""
+"""Layouts of fixed micro-batches with the stages of ZeRO that share something."""
 
 _of_openrlhf = partial(
     Mistake, framework="openrlhf", engine="deepspeed", checks="weights", layouts=STAGES
