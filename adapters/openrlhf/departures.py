@@ -27,6 +27,11 @@ ALL = parse_departures(
         sample changes no weight
     set: where a batch has several steps, each is trained on once more, for the log
         OpenRLHF logs one mean over all steps of a batch
+    set: with the layout option short_batch, a batch of one micro-batch of each rank before
+        as the last batch of an epoch may be; what it leaves behind is not set
+    set: numbers of modules and parameters in ZeRO 3, and OpenRLHF's group of ring attention, to
+    those of a new process
+        our processes have had other engines before, a user's have one
     set: clipping bounds, coefficients, kl.estimator=k1, bounds of corrections, discounts
         values a user may choose; the reference takes the same
     set: learning rate 0, a constant schedule and no clipping of the gradient's norm
