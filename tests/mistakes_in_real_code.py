@@ -393,7 +393,8 @@ MISTAKES = (
             by='__import__("types").SimpleNamespace(action_mask=e.attention_mask)',
         ),
         cause="prompt_tokens_counted",
-        condition=["in token_mean"],
+        condition=[],
+        modes="token_mean",
     ),
 )
 

@@ -12,6 +12,7 @@ import logging
 import os
 from typing import TYPE_CHECKING, Any
 
+import platformdirs
 import torch
 
 from adapters.toolkit.probe import Recorder, as_array
@@ -39,6 +40,9 @@ def import_deepspeed() -> None:
     """Import DeepSpeed: for the CPU, and without compiling anything, where there is no GPU."""
     if not torch.cuda.is_available():
         os.environ["DS_ACCELERATOR"] = "cpu"
+    # It imports torch's compiler, which would leave a folder among temporary files.
+    kept = platformdirs.user_cache_path("rl-loss-conformance") / "torchinductor"
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(kept))
     importlib.import_module("deepspeed")
     backend: Any = importlib.import_module("deepspeed.comm.torch")
     backend.build_shm_op = lambda: None

@@ -41,7 +41,7 @@ ALL = parse_departures(
     set: DeepSpeed's optimizer, to torch's own AdamW (torch_adam), and no shared memory for its
     collectives
         DeepSpeed would compile C++ for both; the reductions before the optimizer are its own
-    set: TORCHDYNAMO_DISABLE=1
+    set: torch.compile, to nothing, for OpenRLHF's entropy
         the same operations, not compiled
     stubbed: the model, by one of one token with an entry for every position, and the functions that
     make log-probabilities and entropies of logits, by themselves plus that entry
