@@ -122,6 +122,11 @@ def _require_objective(job: Job) -> None:
         raise Unsupported("gspo is a mean over samples, whatever loss_agg_mode says")
     if job.objective is Objective.VALUE and job.aggregation.mode is not Mode.TOKEN_MEAN:
         raise Unsupported("loss_agg_mode is the policy's: a critic's loss is by tokens alone")
+    short = Option.SHORT_BATCH in job.layout.options
+    if short and (len(job.steps) > 1 or job.objective in FROM_REWARDS):
+        raise Unsupported(
+            "a short batch is looked at before one step, of advantages that are given"
+        )
 
 
 def _sizes(job: Job) -> list[object]:
