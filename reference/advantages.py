@@ -15,7 +15,7 @@ added at the last token. Every token of a sample has
 Behind the last token G, A and V are 0. The variance of a group has the divisor n - 1. Advantages
 may then be whitened: the mean over the tokens of the whole batch is subtracted, and they are
 divided by √(variance + 1e-8). Which tokens G and A go through, as if there were no others, and
-which have a penalty, a reward and a part in that mean and variance are conventions
+which have a penalty, a reward, a value and a part in that mean and variance are conventions
 (`EstimatorConventions`), and so is the divisor of the variance.
 """
 
@@ -131,10 +131,11 @@ def gae(
     """A_t = δ_t + γλ·A_{t+1}, 0 for tokens that are no transitions."""
     found, chosen = np.zeros(len(rollouts.mask)), rollouts.tokens(conventions.transitions)
     path = rollouts.only(chosen)
-    following = np.append(path.values[1:], 0.0)
+    values = np.where(path.tokens(conventions.valued), path.values, 0.0)
+    following = np.append(values[1:], 0.0)
     following[path.last(TokenSet.RESPONSE)] = 0.0
     rewards = token_rewards(path, constants, conventions)
-    deltas = rewards + constants.discount * following - path.values
+    deltas = rewards + constants.discount * following - values
     found[chosen] = accumulated(deltas, path.sample, constants.discount * constants.trace)
     return found
 

@@ -110,18 +110,20 @@ class EstimatorConventions:
 
     ``transitions`` are the tokens that returns and GAE go through; ``penalised`` are those with a
     penalty on their divergence from the reference policy; the reward is at the last of those that
-    are ``rewarded``; ``whitened`` are those whose mean and variance advantages are whitened by, and
-    from whose number ``lost_degrees_of_freedom`` is subtracted in the variance.
+    are ``rewarded``; ``valued`` are those that have a critic's value, which is 0 elsewhere;
+    ``whitened`` are those whose mean and variance advantages are whitened by, and from whose number
+    ``lost_degrees_of_freedom`` is subtracted in the variance.
     """
 
     transitions: TokenSet = TokenSet.RESPONSE
     penalised: TokenSet = TokenSet.ACTIVE
     rewarded: TokenSet = TokenSet.ACTIVE
+    valued: TokenSet = TokenSet.RESPONSE
     whitened: TokenSet = TokenSet.ACTIVE
     lost_degrees_of_freedom: int = 1
 
     def __str__(self) -> str:
-        sets = ("transitions", "penalised", "rewarded", "whitened")
+        sets = ("transitions", "penalised", "rewarded", "valued", "whitened")
         named = [f"{name}: {getattr(self, name)}" for name in sets]
         return ", ".join([*named, f"n - {self.lost_degrees_of_freedom}"])
 

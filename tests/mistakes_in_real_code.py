@@ -115,6 +115,20 @@ class Mistake:
         ]
 
 
+STAGES = (
+    "dp1-cp1-mb2-thd",
+    "dp2-cp1-mb1-thd",
+    "dp2-cp1-mb2-bshd",
+    "dp1-cp1-mb2-thd+zero_3",
+    "dp2-cp1-mb2-bshd+zero_3",
+    "dp2-cp1-mb2-bshd+zero_1",
+)
+"""Layouts of fixed micro-batches with the stages of ZeRO that share something."""
+
+_of_openrlhf = partial(
+    Mistake, framework="openrlhf", engine="deepspeed", checks="weights", layouts=STAGES
+)
+
 _of_verl = partial(Mistake, framework="verl", engine="fsdp", checks="weights", layouts=PACKED)
 
 MISTAKES = (
@@ -351,11 +365,45 @@ MISTAKES = (
         condition=[],
         checks="weights",
     ),
+    _of_openrlhf(
+        name="openrlhf_accumulation_divided_twice",
+        edit=Edit("utils/loss_utils.py", "_optimizer_step_loss_norm", "gas", reading=1, by="1"),
+        cause="divided_by_micro_batches",
+        condition=["in token_mean"],
+    ),
+    _of_openrlhf(
+        name="openrlhf_mean_of_ranks_of_a_stage",
+        edit=Edit(
+            "utils/loss_utils.py",
+            "iter_grad_accum_global_norm",
+            "dp_size",
+            reading=1,
+            by="(1 if strategy.stage == 3 else dp_size)",
+        ),
+        cause="divided_by_dp",
+        condition=["with zero_3"],
+    ),
+    _of_openrlhf(
+        name="openrlhf_mask_left_out",
+        edit=Edit(
+            "trainer/ray/ppo_actor.py",
+            "ppo_train",
+            "e",
+            reading=1,
+            by='__import__("types").SimpleNamespace(action_mask=e.attention_mask)',
+        ),
+        cause="prompt_tokens_counted",
+        condition=[],
+        modes="token_mean",
+    ),
 )
 
 
 INSTALLED = ("skyrl", "verl")
 """Frameworks that are on the package index."""
+
+RELEASED = {"openrlhf": "pypi:0.11.2"}
+"""Frameworks that are fetched from it without their dependencies, with the source that is given."""
 
 
 def original(mistake: Mistake) -> Path:
@@ -366,7 +414,9 @@ def original(mistake: Mistake) -> Path:
         assert spec.origin is not None
         return Path(spec.origin).parents[1]
     adapter = registry.create(mistake.framework, mistake.engine)
-    path = resolve(adapter, f"{os.environ[command.SOURCES]}/{mistake.framework}@main").path
+    release = RELEASED.get(mistake.framework)
+    checkout = f"{os.environ.get(command.SOURCES)}/{mistake.framework}@main"
+    path = resolve(adapter, release or checkout).path
     assert path is not None
     return path
 

@@ -24,6 +24,13 @@ class Option(StrEnum):
     OVERLAP_GRAD_REDUCE = "overlap_grad_reduce"  # bucket by bucket, during the backward pass
     PER_TOKEN_LOSS = "per_token_loss"  # the engine divides gradients by tokens that it counts
     REPLICATED_OPTIMIZER = "replicated_optimizer"  # not distributed, where that is the default
+    # A batch of rollouts that fills no optimizer step comes before, as at the end of an epoch.
+    SHORT_BATCH = "short_batch"
+    # Stages of ZeRO (arXiv:1910.02054) other than the default, which is 2: ranks share the states
+    # of the optimizer (1), gradients too (2) and parameters too (3), or nothing (0).
+    ZERO_0 = "zero_0"
+    ZERO_1 = "zero_1"
+    ZERO_3 = "zero_3"
 
 
 class InvalidLayoutError(ConformanceError):

@@ -5,19 +5,19 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import nn
-
 from adapters.contract import Depth, Job, Rank
 from adapters.skyrl.configuration import PACKING
 from adapters.skyrl.importing import module
 from adapters.skyrl.trainer import capacity
 from adapters.toolkit import cuda_on_cpu
 from adapters.toolkit.calls import call_supported
-from adapters.toolkit.probe import ForwardPasses, GradientReader, ProbedModel, ProbeLayer, ProbeSeam
+from adapters.toolkit.critics import PretrainedBase, freeze_identity_head
+from adapters.toolkit.probe import ForwardPasses, GradientReader, ProbedModel, ProbeSeam
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    import torch
 
 MODEL_WRAPPER = "backends.skyrl_train.workers.model_wrapper"
 WORKER = "backends.skyrl_train.workers.fsdp.fsdp_worker"
@@ -98,16 +98,14 @@ def _critic_model(job: Job, size: int, passes: ForwardPasses, device: str) -> An
     """SkyRL's critic on our transformer, with a value head that is the identity."""
     critic_class = call_supported(
         module(MODEL_WRAPPER)._get_critic_model,
-        _Pretrained,
+        PretrainedBase,
         lambda config: ProbedModel(size, passes, _hidden_states),
         sequence_parallel_size=job.layout.cp,
         **dict.fromkeys(PACKING, job.layout.format == "thd"),
     )
     transformer = SimpleNamespace(hidden_size=1, _attn_implementation="flash_attention_2")
     critic = critic_class(transformer).to(device)
-    head = getattr(critic, critic.value_head_prefix)
-    nn.init.ones_(head.weight)
-    head.requires_grad_(False)
+    freeze_identity_head(getattr(critic, critic.value_head_prefix))
     return critic
 
 
@@ -140,17 +138,3 @@ def _probed_entropy(entropy_from_logits: Callable[..., torch.Tensor]) -> Callabl
         return real + SEAM.entropies(SEAM.predicted, trained=requires_grad)
 
     return with_probe
-
-
-class _Pretrained(nn.Module):
-    """Replaces the Hugging Face class of pretrained models for SkyRL's critic."""
-
-    base_model_prefix = "model"
-    _no_split_modules = (ProbeLayer.__name__,)
-
-    def __init__(self, config: Any) -> None:
-        super().__init__()
-        self.config = config
-
-    def post_init(self) -> None:
-        """Do nothing: there is nothing to initialise."""

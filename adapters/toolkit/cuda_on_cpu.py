@@ -19,6 +19,7 @@ def install() -> None:
     if torch.cuda.is_available():
         return
     torch.cuda.current_device = lambda: torch.device("cpu")  # type: ignore[assignment,return-value]
+    torch.cuda.set_device = lambda device: None
     torch.cuda.synchronize = lambda device=None: None
     torch.cuda.mem_get_info = lambda device=None: (1, 1)
     real_init_device_mesh = device_mesh.init_device_mesh

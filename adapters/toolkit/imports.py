@@ -54,6 +54,15 @@ def stub(packages: Sequence[str]) -> None:
     sys.meta_path.insert(0, _StubFinder(frozenset(packages)))
 
 
+def provide(name: str, **attributes: object) -> None:
+    """Let ``import`` find a package of nothing but these attributes, and no others below it."""
+    package = types.ModuleType(name)
+    package.__path__ = []
+    package.__spec__ = importlib.machinery.ModuleSpec(name, None, is_package=True)
+    vars(package).update(attributes)
+    sys.modules[name] = package
+
+
 class _Stub:
     """Any attribute of a stub module: accepts any arguments and can only decorate a function."""
 

@@ -167,6 +167,14 @@ def _unpack(requirement: str, folder: Path) -> None:
         [wheel] = Path(scratch).glob("*.whl")
         with zipfile.ZipFile(wheel) as archive:
             archive.extractall(folder)  # drops paths outside the folder
+    _install_data(folder)
+
+
+def _install_data(folder: Path) -> None:
+    """Move the packages that some wheels keep in a ``.data`` folder to where an installer would."""
+    for library in [*folder.glob("*.data/purelib"), *folder.glob("*.data/platlib")]:
+        for entry in library.iterdir():
+            entry.rename(folder / entry.name)
 
 
 def _split(text: str) -> tuple[Path, str | None]:

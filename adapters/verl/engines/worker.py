@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from adapters.toolkit.launching import set_what_ray_sets
 from adapters.verl.importing import module
 
 if TYPE_CHECKING:
@@ -17,12 +17,6 @@ def new_worker(config: Any, rank: Rank) -> Any:
     set_what_ray_sets(rank)
     workers = module("workers.engine_workers")
     return workers.ActorRolloutRefWorker(config.actor_rollout_ref, role="actor")
-
-
-def set_what_ray_sets(rank: Rank) -> None:
-    """The process group is there already, and no address is called."""
-    os.environ |= {"RANK": str(rank.index), "WORLD_SIZE": str(rank.world_size)}
-    os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "0"}
 
 
 def configure_anew(worker: Any, config: Any) -> None:

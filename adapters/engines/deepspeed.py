@@ -1,0 +1,111 @@
+"""DeepSpeed: its engine on the CPU, and readers of the gradient.
+
+The engine, its reductions and its optimizers run as they are. Where there is no GPU, the optimizer
+is torch's AdamW, and collectives stay with gloo: DeepSpeed would compile C++ for either.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import logging
+import os
+from typing import TYPE_CHECKING, Any
+
+import platformdirs
+import torch
+
+from adapters.toolkit.probe import Recorder, as_array
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+GROUPS = (
+    "_WORLD_GROUP",
+    "_ZERO_PARAM_INTRA_PARALLEL_GROUP",
+    "_TENSOR_MODEL_PARALLEL_GROUP",
+    "_MODEL_PARALLEL_GROUP",
+    "_DATA_PARALLEL_GROUP",
+    "mesh_device",
+    "mpu",
+)
+"""Names of the process groups that `deepspeed.utils.groups` keeps for all engines."""
+
+
+def import_deepspeed() -> None:
+    """Import DeepSpeed: for the CPU, and without compiling anything, where there is no GPU."""
+    if not torch.cuda.is_available():
+        os.environ["DS_ACCELERATOR"] = "cpu"
+    # It imports torch's compiler, which would leave a folder among temporary files.
+    kept = platformdirs.user_cache_path("rl-loss-conformance") / "torchinductor"
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(kept))
+    importlib.import_module("deepspeed")
+    backend: Any = importlib.import_module("deepspeed.comm.torch")
+    backend.build_shm_op = lambda: None
+    importlib.import_module("deepspeed.utils").logger.setLevel(logging.ERROR)
+
+
+def with_torch_adam(optimizer: Mapping[str, Any]) -> dict[str, Any]:
+    """The ``optimizer`` section of DeepSpeed's configuration, with torch's own AdamW."""
+    return {**optimizer, "params": {**optimizer["params"], "torch_adam": True}}
+
+
+_MESHES: dict[tuple[Any, ...], Any] = {}
+
+
+def made_once(make: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that makes the device meshes of a world, each with its process groups once."""
+
+    def mesh(*args: Any, **options: Any) -> Any:
+        key = (*args, *options.items())
+        if key not in _MESHES:
+            _MESHES[key] = make(*args, **options)
+        return _MESHES[key]
+
+    return mesh
+
+
+def gradients_of_steps(engine: Any, probe: torch.nn.Parameter) -> Recorder[NDArray[np.float32]]:
+    """Records the probe's gradient, [capacity], whenever DeepSpeed's engine makes a step of it.
+
+    Frameworks call the engine's `step` for every micro-batch, and the engine itself knows the last.
+    """
+    from deepspeed.utils import safe_get_full_grad
+
+    gradients, step = Recorder["NDArray[np.float32]"](), engine.step
+
+    def read_and_step(*args: Any, **kwargs: Any) -> Any:
+        if engine.is_gradient_accumulation_boundary():
+            gradients.append(as_array(safe_get_full_grad(probe)))
+        return step(*args, **kwargs)
+
+    engine.step = read_and_step
+    return gradients
+
+
+def number_from_zero() -> None:
+    """Let ZeRO 3 number parameters and modules as in a new process: it compares them over ranks.
+
+    Our processes have had other numbers of engines before, as worlds differ in size.
+    """
+    parameters: Any = importlib.import_module("deepspeed.runtime.zero.partition_parameters")
+    parameters.Init.param_id = 0
+    offload: Any = importlib.import_module("deepspeed.runtime.zero.parameter_offload")
+    register = inspect.unwrap(offload.DeepSpeedZeRoOffload._register_deepspeed_module)
+    for count in filter(None, register.__defaults__):
+        count[0] = 0
+
+
+def leave_world() -> None:
+    """Forget the process groups and meshes that are kept of a world about to end."""
+    _MESHES.clear()
+    groups: Any = importlib.import_module("deepspeed.utils.groups")
+    for name in GROUPS:
+        if hasattr(groups, name):
+            setattr(groups, name, None)
+    comm: Any = importlib.import_module("deepspeed.comm.comm")
+    comm.cdb = None

@@ -1,0 +1,1 @@
+"""The adapter of OpenRLHF/OpenRLHF, whose only training engine is DeepSpeed."""

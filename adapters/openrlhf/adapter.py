@@ -1,0 +1,189 @@
+"""The adapter of OpenRLHF, from a batch of rollouts to the gradient of DeepSpeed's optimizer.
+
+Every rank runs the trainer itself, as `trainer` says; OpenRLHF's actors build their engines around
+our model, which carries the probe.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from adapters.contract.adapter import Adapter, Rank
+from adapters.contract.configuration import FaultInjection, Setting
+from adapters.contract.description import Description
+from adapters.contract.job import Depth, Job, Observation
+from adapters.contract.layout import Layout, Option
+from adapters.contract.objective import Objective
+from adapters.contract.probed_batch import ProbedBatch
+from adapters.engines.zero import STAGES
+from adapters.openrlhf import departures, importing
+from adapters.openrlhf.importing import import_openrlhf
+from adapters.toolkit.calls import refusals_of_configuration
+from adapters.toolkit.launching import set_what_ray_sets
+from reference.aggregation import (
+    AuxiliaryAggregation,
+    Conventions,
+    DenominatorMask,
+    EmptyUnits,
+    EstimatorConventions,
+    Mode,
+    TokenSet,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MASKED = EstimatorConventions(valued=TokenSet.ACTIVE, lost_degrees_of_freedom=0)
+
+CONVENTIONS = Conventions(
+    empty_units=EmptyUnits.EXCLUDED,
+    denominator_mask=DenominatorMask.ORIGINAL,
+    entropy=AuxiliaryAggregation.TOKEN_MEAN,
+    kl=AuxiliaryAggregation.TOKEN_MEAN,
+    diagnostics=AuxiliaryAggregation.TOKEN_MEAN,
+    value_loss=AuxiliaryAggregation.TOKEN_MEAN,
+    of_returns=MASKED,
+    of_values=MASKED,
+)
+"""The conventions that OpenRLHF documents. Samples without active tokens are excluded (comment in
+`models/loss.py`, ``aggregate_loss``; docstring in `utils/loss_utils.py`). Tokens that a correction
+drops count in the mean (`tests/test_loss_aggregation.py`, trust region). `loss_agg_mode` is the
+policy loss's alone (help text of `cli/train_ppo_ray.py`): its terms and a critic's loss are means
+over tokens (`trainer/ray/ppo_actor.py`, `models/loss.py`). Metrics of a micro-batch without a
+dimension are weighted by tokens (comments in `trainer/ray/ppo_actor.py`). Returns and GAE go
+through all positions, rewards are at the last active token, values of other tokens are masked, and
+advantages are whitened by the variance of active tokens
+(`trainer/ppo_utils/experience_maker.py`)."""
+
+CONFIGURATIONS: dict[Setting | FaultInjection, tuple[str, ...]] = {
+    Setting.MODE: ("loss_agg_mode",),
+    Setting.ENTROPY: ("entropy_coef",),
+    Setting.KL: ("kl",),
+    Setting.BATCH_SIZE: ("batch",),
+}
+"""What configurations may set, and OpenRLHF's names for it."""
+
+RULES = {"default_mode": "openrlhf/cli/train_ppo_ray.py (--actor.loss_agg_mode)"}
+"""Rules of configurations that OpenRLHF states, by name."""
+
+
+CUTS_OF_STAGES = (
+    "dp1-cp1-mb2-thd",
+    "dp2-cp1-mb2-bshd",
+    "dp2-cp1-mbtokens-thd",
+    "dp1-cp2-mb2-thd",
+    "dp4-cp1-mb1-thd",
+)
+"""The layouts of the stages of ZeRO that are not the default."""
+
+
+class OpenRLHFAdapter(Adapter):
+    """Drives OpenRLHF/OpenRLHF from 0.10.4 on."""
+
+    name = "openrlhf"
+    engine = "deepspeed"
+    package = "openrlhf"
+    distribution = "openrlhf"
+    tree = ("openrlhf",)
+    devices = ("cpu",)
+    dtypes = ("float32",)
+    dependencies = ("deepspeed", "ray", "transformers")
+
+    def layouts(self) -> list[Layout]:
+        """Data parallelism on up to 4 ranks, ring attention of 2, padded (bshd) or packed (thd).
+
+        Micro-batches by tokens and ring attention are of packed rows alone, by OpenRLHF's command
+        line. The default stage of ZeRO, 2, has all of them.
+        """
+        plain = [
+            Layout(dp=dp, cp=cp, micro_batches=micro_batches, format=storage)
+            for dp, cp in ((1, 1), (2, 1), (1, 2), (4, 1), (2, 2))
+            for micro_batches in (1, 2, "tokens")
+            for storage in ("bshd", "thd")
+            if storage == "thd" or (cp == 1 and micro_batches != "tokens")
+        ]
+        staged = [Layout.parse(f"{cut}+{stage}") for stage in STAGES for cut in CUTS_OF_STAGES]
+        overlapping = (Option.OVERLAP_GRAD_REDUCE,)
+        return [
+            *plain,
+            *staged,
+            Layout(dp=2, micro_batches=2, format="thd", options=overlapping),
+            Layout(dp=2, micro_batches="tokens", format="thd", options=overlapping),
+            Layout(dp=2, micro_batches=2, format="thd", options=(Option.SHORT_BATCH,)),
+        ]
+
+    def load(self, source: Path | None) -> None:
+        """Import OpenRLHF, DeepSpeed and the trainer."""
+        import_openrlhf(source)
+
+    def describe(self) -> Description:
+        """Describe OpenRLHF by what its command line knows."""
+        from adapters.openrlhf import command_line, session
+
+        modes = command_line.LOSS_AGG_MODES
+        has_modes = command_line.knows(command_line.MODE)
+        return Description(
+            modes=frozenset(modes if has_modes else {Mode.TOKEN_MEAN}),
+            default_mode=Mode.TOKEN_MEAN,
+            depths=frozenset({Depth.STEP}),
+            objectives=OBJECTIVES,
+            metrics=frozenset({*session.NAMES, *session.NAMES_OF_ROLLOUTS}),
+            options=OPTIONS,
+            configurations=CONFIGURATIONS,
+            records_forward_passes=True,
+            conventions=CONVENTIONS,
+            rules=RULES,
+            stubs=tuple(importing.STUBBED),
+            departures=departures.ALL,
+        )
+
+    def observe(self, job: Job, rank: Rank) -> Observation:
+        """Train all steps of the batch as the train batches of one trainer's step."""
+        from adapters.openrlhf.session import Session
+
+        set_what_ray_sets(rank)
+        batch = ProbedBatch(job.steps, job.objective)
+        with rank.framework(), refusals_of_configuration(job):
+            session = Session(batch, job, rank)
+            if Option.SHORT_BATCH in job.layout.options:
+                session.train_short_batch()
+            of_rollouts = session.train(range(len(batch.responses)))
+            trained = session.trained
+            gradients, passes = trained.gradients.drain(), trained.passes.drain()
+            reported = session.reported(of_rollouts)
+        return Observation(
+            token_weights=batch.weights_of_steps(gradients),
+            reported=reported,
+            forward_passes=batch.forward_passes(passes),
+            rows=batch.rows(passes),
+        )
+
+    def leave_world(self) -> None:
+        """Forget DeepSpeed's process groups."""
+        from adapters.engines import deepspeed
+
+        deepspeed.leave_world()
+
+
+OPTIONS = frozenset({Option.OVERLAP_GRAD_REDUCE, Option.SHORT_BATCH, *STAGES})
+
+OBJECTIVES = frozenset(
+    {
+        Objective.POLICY,
+        Objective.OFF_POLICY,
+        Objective.REJECTION,
+        Objective.TIS_TOKEN,
+        Objective.ENTROPY,
+        Objective.KL,
+        Objective.COMBINED,
+        Objective.DUAL_CLIP,
+        Objective.GSPO,
+        Objective.VALUE,
+        Objective.GROUP_NORMALISED,
+        Objective.GROUP_CENTRED,
+        Objective.LEAVE_ONE_OUT,
+        Objective.REINFORCE_PP,
+        Objective.GAE,
+        Objective.PENALISED_GAE,
+    }
+)

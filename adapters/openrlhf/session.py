@@ -1,0 +1,93 @@
+"""One job on this rank: OpenRLHF's actors, and the batches of rollouts they train on."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from adapters.contract.objective import PENALISING, Metric, Objective
+from adapters.engines.deepspeed import number_from_zero
+from adapters.openrlhf import actors, command_line, trainer
+from adapters.openrlhf.importing import module
+from adapters.openrlhf.rollouts import Rollouts
+from adapters.toolkit import cuda_on_cpu
+from adapters.toolkit.probe import probe_capacity
+from adapters.toolkit.settings import has_kl_term
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from adapters.contract import Job, Rank
+    from adapters.contract.probed_batch import ProbedBatch
+
+NAMES = {
+    Metric.POLICY_LOSS: "policy_loss",
+    Metric.CLIP_FRACTION: "ppo_clip_ratio",
+    Metric.POLICY_KL: "ppo_kl",
+    Metric.ENTROPY: "entropy_loss",
+    Metric.KL: "kl",
+    Metric.REJECTED: "is_filter_ratio",
+}
+"""Names of the metrics that OpenRLHF's actor returns of a batch of rollouts."""
+
+NAMES_OF_ROLLOUTS = {Metric.REWARD: "rollout/reward_mean", Metric.DIVERGENCE: "kl"}
+"""Names of the metrics of rollouts; the divergence is logged where it is in rewards."""
+
+
+class Session:
+    """OpenRLHF's arguments and actors for a job, made anew for each."""
+
+    def __init__(self, batch: ProbedBatch, job: Job, rank: Rank) -> None:
+        self._batch, self._job, self._rank = batch, job, rank
+        self._args = command_line.parsed(job, rank.dtype)
+        # OpenRLHF sets it where sequences are split, and never back in a process.
+        module("models.ring_attn_utils").set_ring_attn_group(None)
+        number_from_zero()
+        capacity = probe_capacity(batch.probe_size + 1)
+        with cuda_on_cpu.redirected():
+            made = {"actor": actors.policy(self._args, capacity)}
+            if command_line.has_critic(job):
+                made["critic"] = actors.critic(self._args, capacity)
+        self._actors = {role: one.actor for role, one in made.items()}
+        self.trained = made["critic" if job.objective is Objective.VALUE else "actor"]
+
+    def train_short_batch(self) -> None:
+        """Train on a micro-batch of each rank, which fill no train batch."""
+        self.train(range(self._job.layout.dp * self._args.train.micro_batch_size))
+        self.trained.passes.drain()
+
+    def train(self, samples: range) -> Mapping[str, Any]:
+        """Train on samples as a batch of rollouts; returns what is logged, by OpenRLHF's names."""
+        rollouts = Rollouts(self._batch, self._job, samples)
+        with cuda_on_cpu.redirected():
+            return trainer.train(self._args, self._actors, rollouts, self._rank.index)
+
+    def reported(self, logged: Mapping[str, Any]) -> dict[Metric, tuple[float, ...]]:
+        """The metrics of a batch of rollouts that was trained on, and of each of its steps.
+
+        OpenRLHF logs one mean over all steps of a batch: if there are several, each is trained on
+        once more, as a batch of its own.
+        """
+        sizes = np.cumsum([0, *(step.size for step in self._job.steps)]).tolist()
+        several = [range(*ends) for ends in pairwise(sizes)] if len(self._job.steps) > 1 else []
+        of_steps = [self.train(samples) for samples in several] or [logged]
+        return {
+            metric: tuple(float(of_step[name]) for of_step in of_steps)
+            for metric, name in NAMES.items()
+            if name in logged and metric not in self._never_computed
+        } | {
+            metric: (float(logged[name]),)
+            for metric, name in NAMES_OF_ROLLOUTS.items()
+            if name in logged and metric not in self._never_computed
+        }
+
+    @property
+    def _never_computed(self) -> set[Metric]:
+        """Divergences that are logged as 0 where there is no such term."""
+        computed = {
+            Metric.KL: has_kl_term(self._job),
+            Metric.DIVERGENCE: self._job.objective in PENALISING,
+        }
+        return {metric for metric, is_computed in computed.items() if not is_computed}
