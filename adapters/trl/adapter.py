@@ -1,0 +1,114 @@
+"""The adapter that TRL's engines share, from rollouts to the optimizer's gradient."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from adapters.contract.adapter import Adapter, Rank
+from adapters.contract.configuration import FaultInjection, Setting
+from adapters.contract.description import Description
+from adapters.contract.job import Depth, Job, Observation
+from adapters.contract.layout import Layout, Option
+from adapters.contract.objective import Metric, Objective
+from adapters.contract.probed_batch import ProbedBatch
+from adapters.toolkit.calls import refusals_of_configuration
+from adapters.toolkit.probe import probe_capacity
+from adapters.trl import departures, importing, objectives
+from reference.aggregation import AuxiliaryAggregation, Conventions, Mode
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+CONVENTIONS = Conventions(
+    entropy=AuxiliaryAggregation.MICRO_BATCH_TOKEN_MEAN,
+    kl=AuxiliaryAggregation.WITH_POLICY_LOSS,
+    diagnostics=AuxiliaryAggregation.TOKEN_MEAN,
+)
+
+CONFIGURATIONS: dict[Setting | FaultInjection, tuple[str, ...]] = {Setting.MODE: ("loss_type",)}
+"""What configurations may set, and TRL's names for it."""
+
+RULES = {"default_mode": "trl/trainer/grpo_config.py (loss_type)"}
+"""Rules of configurations that TRL states, by name."""
+
+
+class TrlAdapter(Adapter):
+    """Drives huggingface/trl."""
+
+    name = "trl"
+    package = "trl"
+    distribution = "trl"
+    tree = ("trl",)
+    devices = ("cpu",)
+    dtypes = ("float32",)
+    dependencies = ("accelerate", "transformers")
+
+    def layouts(self) -> list[Layout]:
+        """Data parallelism on up to 4 ranks, and generations of more and fewer micro-batches."""
+        plain = [
+            Layout(dp=dp, micro_batches=micro_batches)
+            for dp in (1, 2, 4)
+            for micro_batches in (1, 2)
+        ]
+        return [
+            *plain,
+            Layout(micro_batches=4),
+            Layout(dp=2, micro_batches=2, options=(Option.SHARED_GENERATION,)),
+            Layout(dp=2, micro_batches=2, options=(Option.SPLIT_GENERATION,)),
+            Layout(dp=2, micro_batches=2, options=(Option.MASKED_TRUNCATION,)),
+        ]
+
+    def load(self, source: Path | None) -> None:
+        """Import TRL and its trainers."""
+        importing.import_trl(source)
+
+    def describe(self) -> Description:
+        """Describe TRL."""
+        return Description(
+            modes=frozenset(objectives.LOSS_TYPES),
+            default_mode=Mode.TOKEN_MEAN,
+            depths=frozenset({Depth.STEP}),
+            objectives=frozenset({Objective.POLICY, Objective.OFF_POLICY}),
+            metrics=frozenset({Metric.POLICY_LOSS, Metric.CLIP_FRACTION}),
+            options=frozenset(
+                {
+                    Option.SHARED_GENERATION,
+                    Option.SPLIT_GENERATION,
+                    Option.MASKED_TRUNCATION,
+                }
+            ),
+            configurations=CONFIGURATIONS,
+            records_forward_passes=True,
+            conventions=CONVENTIONS,
+            rules=RULES,
+            departures=departures.ALL,
+        )
+
+    def observe(self, job: Job, rank: Rank) -> Observation:
+        """Train all steps of the batch in one run of the trainer."""
+        from adapters.engines import accelerate
+        from adapters.trl.configuration import settings
+        from adapters.trl.rollouts import Rollouts
+        from adapters.trl.schedule import schedule_of
+        from adapters.trl.trainer import Training
+
+        batch = ProbedBatch(job.steps, job.objective)
+        schedule = schedule_of(job, objectives.iterations(job))
+        chosen = settings(job, schedule)
+        rollouts = Rollouts(batch, job, schedule, rank.index)
+        accelerate.enter_world(rank)
+        with rank.framework(), refusals_of_configuration(job):
+            training = Training(job, rollouts, probe_capacity(batch.probe_size + 1), chosen)
+        passes = training.passes.drain()
+        return Observation(
+            token_weights=batch.weights_of_steps(training.gradients),
+            reported=training.reported,
+            forward_passes=batch.forward_passes(passes),
+            rows=batch.rows(passes),
+        )
+
+    def leave_world(self) -> None:
+        """Forget what Accelerate keeps of the world."""
+        from adapters.engines import accelerate
+
+        accelerate.leave_world()

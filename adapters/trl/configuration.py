@@ -1,0 +1,96 @@
+"""A job as TRL's configuration."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from adapters.contract import Unsupported
+from adapters.contract.objective import CONSTANTS
+from adapters.toolkit.settings import rollouts_per_prompt
+from adapters.trl.objectives import (
+    LOSS_TYPES,
+    OF_OBJECTIVES,
+    OWN_LOSS_TYPES,
+    gives_advantages,
+)
+from adapters.trl.schedule import FEWEST_GENERATIONS
+from reference.aggregation import Mode
+
+if TYPE_CHECKING:
+    from adapters.contract import Job
+    from adapters.trl.objectives import Settings
+    from adapters.trl.schedule import Schedule
+
+
+def settings(job: Job, schedule: Schedule) -> Settings:
+    """The settings of a job; raises `Unsupported`."""
+    return {
+        **_fixed(),
+        **_sizes(job, schedule),
+        **_loss(job),
+        **OF_OBJECTIVES.get(job.objective, {}),
+    }
+
+
+def _fixed() -> Settings:
+    """The settings of all jobs, which change no gradient."""
+    return {
+        "use_cpu": True,
+        "bf16": False,
+        "learning_rate": 0.0,
+        "weight_decay": 0.0,
+        "max_grad_norm": 0.0,
+        "logging_steps": 1,
+        "report_to": [],
+        "save_strategy": "no",
+        "disable_tqdm": True,
+        "shuffle_dataset": False,
+        "gradient_checkpointing": False,
+        "dataloader_pin_memory": False,
+    }
+
+
+def _sizes(job: Job, schedule: Schedule) -> Settings:
+    return {
+        "per_device_train_batch_size": schedule.micro_batch_size,
+        "gradient_accumulation_steps": schedule.micro_batches,
+        "steps_per_generation": schedule.per_generation,
+        "num_iterations": schedule.iterations,
+        "max_steps": schedule.optimizer_steps,
+        "num_generations": _generations_of_prompt(job, schedule),
+    }
+
+
+def _generations_of_prompt(job: Job, schedule: Schedule) -> int:
+    """The samples of a prompt; those of a generation are one prompt's if that is all it holds."""
+    if not gives_advantages(job):
+        return rollouts_per_prompt(job.steps)
+    return schedule.generation_size if schedule.generation_size % 2 else FEWEST_GENERATIONS
+
+
+def _loss(job: Job) -> Settings:
+    """The settings of the loss."""
+    chosen: Settings = {"epsilon": CONSTANTS.clip_low, "epsilon_high": CONSTANTS.clip_high}
+    if job.configuration.says_mode:
+        chosen["loss_type"] = _loss_type(job)
+    if job.aggregation.mode is Mode.CONSTANT and job.aggregation.divisor != 1:
+        chosen["max_completion_length"] = _divisor(job)
+    return chosen
+
+
+def _loss_type(job: Job) -> str:
+    mode = job.aggregation.mode
+    if job.objective in OWN_LOSS_TYPES:
+        own_mode, name = OWN_LOSS_TYPES[job.objective]
+        if mode is not own_mode:
+            raise Unsupported(f"loss_type={name} is {own_mode} alone")
+        return name
+    return "luspo" if mode is Mode.CONSTANT and job.aggregation.divisor == 1 else LOSS_TYPES[mode]
+
+
+def _divisor(job: Job) -> int:
+    divisor = job.aggregation.divisor
+    assert divisor is not None
+    if not divisor.is_integer():
+        raise Unsupported(f"max_completion_length is a number of tokens, {divisor:g} is none")
+    return int(divisor)

@@ -1,0 +1,90 @@
+"""A batch of rollouts as TRL is given it, and as its model answers on it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from adapters.contract import Option
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from adapters.contract import Job
+    from adapters.contract.probed_batch import ProbedBatch
+    from adapters.trl.schedule import Schedule
+
+PADDING, END = 0, 1
+"""Ids of padding, and of a tokenizer's end of text: the id of the first prompt's first token."""
+
+
+@dataclass(frozen=True, eq=False)
+class Rollouts:
+    """The samples of a batch, generated on this rank one generation after another."""
+
+    batch: ProbedBatch
+    job: Job
+    schedule: Schedule
+    rank: int
+
+    @property
+    def masks_truncated(self) -> bool:
+        """Whether samples without active tokens are truncated, and TRL masks these."""
+        return Option.MASKED_TRUNCATION in self.job.layout.options
+
+    @cached_property
+    def truncated(self) -> list[bool]:
+        """Whether each sample ends without an end-of-text token."""
+        return [self.masks_truncated and not mask.any() for mask in self.batch.original_masks]
+
+    @property
+    def end_ids(self) -> list[int]:
+        """The last token of each sample that is not truncated, which ends it."""
+        pairs = zip(self.batch.responses, self.truncated, strict=True)
+        return [int(ids[-1]) for ids, truncated in pairs if not truncated]
+
+    def generated(self, generation: int) -> dict[str, Any]:
+        """What a user's function for rollouts returns of a generation on this rank."""
+        samples, batch = self.schedule.samples(generation, self.rank), self.batch
+        return {
+            "prompt_ids": [batch.prompts[sample].tolist() for sample in samples],
+            "completion_ids": [batch.responses[sample].tolist() for sample in samples],
+            "logprobs": [batch.rollout_log_probs[sample].tolist() for sample in samples],
+            "env_mask": [self._mask(sample).tolist() for sample in samples],
+            "reward": [float(batch.rewards[sample]) for sample in samples],
+        }
+
+    def _mask(self, sample: int) -> NDArray[np.int64]:
+        """The tokens that the policy has generated itself: all of a truncated sample."""
+        return (self.batch.original_masks[sample] | self.truncated[sample]).astype(np.int64)
+
+    def of_tokens(self, values: Sequence[NDArray[np.float64]]) -> torch.Tensor:
+        """Values of response tokens by their ids, 0 for other tokens: [probe size]."""
+        table = np.zeros(self.batch.probe_size + 1)
+        table[np.concatenate(self.batch.responses)] = np.concatenate(values)
+        return torch.from_numpy(table).float()
+
+
+def rewards(completions: list[Any], reward: list[float], **_: Any) -> list[float]:
+    """A user's reward function, which returns what each sample brings along."""
+    return reward
+
+
+def tokenizer() -> Any:
+    """A tokenizer of two words, which decodes any other id to nothing."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from transformers import PreTrainedTokenizerFast
+
+    words = {"<pad>": PADDING, "<end>": END}
+    return PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(WordLevel(words, unk_token="<pad>")),
+        pad_token="<pad>",
+        eos_token="<end>",
+    )

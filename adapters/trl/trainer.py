@@ -1,0 +1,114 @@
+"""TRL's trainer, run on every rank: `train()` takes rollouts to the last optimizer step."""
+
+from __future__ import annotations
+
+import tempfile
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+from adapters.contract.objective import Metric, Objective
+from adapters.engines.accelerate import Watch
+from adapters.toolkit.calls import refusals
+from adapters.toolkit.probe import ForwardPasses
+from adapters.trl.importing import module
+from adapters.trl.model import policy, put_probe_in, put_reference_in
+from adapters.trl.objectives import gives_advantages
+from adapters.trl.rollouts import rewards, tokenizer
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import numpy as np
+    import torch
+    from numpy.typing import NDArray
+
+    from adapters.contract import Job
+    from adapters.trl.objectives import Settings
+    from adapters.trl.rollouts import Rollouts
+
+NAMES = {
+    Metric.LOSS: "loss",
+    Metric.CLIP_FRACTION: "clip_ratio/region_mean",
+    Metric.ENTROPY: "entropy",
+    Metric.KL: "kl",
+    Metric.REWARD: "reward",
+}
+"""Names of the metrics that TRL logs."""
+
+
+class Training:
+    """One run of a trainer, and what was read off it."""
+
+    def __init__(self, job: Job, rollouts: Rollouts, capacity: int, settings: Settings) -> None:
+        self.job, self.rollouts = job, rollouts
+        self.watch, self.passes = Watch(), ForwardPasses()
+        with tempfile.TemporaryDirectory(prefix="rl-loss-trl-") as folder:
+            with refusals():
+                config = module("trainer.grpo_config").GRPOConfig(output_dir=folder, **settings)
+            trainer = self._trainer(config, capacity)
+            trainer.train()
+
+    @property
+    def gradients(self) -> list[NDArray[np.float32]]:
+        """The gradient of each step of the job, as it is trained for the last time."""
+        found = self.watch.gradients()
+        return [found[index] for index in self.rollouts.schedule.observed]
+
+    @property
+    def reported(self) -> Mapping[Metric, tuple[float, ...]]:
+        """What is logged of each step of the job."""
+        logs = [self.watch.logs[index] for index in self.rollouts.schedule.observed]
+        found = {
+            metric: tuple(float(log[name]) for log in logs)
+            for metric, name in NAMES.items()
+            if all(name in log for log in logs)
+        }
+        if self.job.objective is not Objective.COMBINED:
+            found[Metric.POLICY_LOSS] = found[Metric.LOSS]
+        return found
+
+    def _trainer(self, config: Any, capacity: int) -> Any:
+        from transformers import PrinterCallback
+
+        generations = count()
+        trainer = self._trainer_class()(
+            model=policy(capacity, self.rollouts.end_ids),
+            reward_funcs=rewards,
+            args=config,
+            train_dataset=self._prompts(config),
+            processing_class=tokenizer(),
+            callbacks=[self.watch],
+            rollout_func=lambda *_: self.rollouts.generated(next(generations)),
+        )
+        trainer.remove_callback(PrinterCallback)
+        batch = self.rollouts.batch
+        old, reference = map(
+            self.rollouts.of_tokens, (batch.old_log_probs, batch.reference_log_probs)
+        )
+        put_probe_in(trainer.model, lambda tokens: old[tokens], self.passes)
+        if trainer.ref_model is not None:
+            put_reference_in(trainer.ref_model, lambda tokens: reference[tokens])
+        return trainer
+
+    def _prompts(self, config: Any) -> Any:
+        """A row for each prompt that is sampled."""
+        from datasets import Dataset
+
+        of_generation = config.generation_batch_size // config.num_generations
+        return Dataset.from_dict(
+            {"prompt": [""] * (of_generation * self.rollouts.schedule.generations)}
+        )
+
+    def _trainer_class(self) -> Any:
+        """TRL's trainer, which is told advantages of tokens, as it allows subclasses, if given."""
+        trainer = module("trainer.grpo_trainer").GRPOTrainer
+        if not gives_advantages(self.job):
+            return trainer
+        advantages = self.rollouts.of_tokens(self.rollouts.batch.advantages)
+
+        class WithAdvantages(trainer):  # type: ignore[misc,valid-type] # loaded when run
+            def _generate_and_score_completions(self, inputs: Any) -> dict[str, torch.Tensor]:
+                made: dict[str, torch.Tensor] = super()._generate_and_score_completions(inputs)
+                return made | {"advantages": advantages[made["completion_ids"]]}
+
+        return WithAdvantages
