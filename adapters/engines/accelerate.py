@@ -33,6 +33,14 @@ def enter_world(rank: Rank) -> None:
         os.environ.pop(LOCAL_RANK, None)  # which Accelerate sets in a world of several CPUs
 
 
+def name_engine_of_a_gpu() -> None:
+    """Let ranks on CPUs be prepared as those on GPUs are: Accelerate gives these alone FSDP."""
+    from accelerate.state import PartialState
+    from accelerate.utils import DistributedType
+
+    PartialState(cpu=True).distributed_type = DistributedType.MULTI_GPU
+
+
 def leave_world() -> None:
     """Forget the world, and the gradients and data loaders of its last job."""
     from accelerate.state import AcceleratorState, GradientState

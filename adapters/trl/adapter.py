@@ -9,21 +9,42 @@ from adapters.contract.configuration import FaultInjection, Setting
 from adapters.contract.description import Description
 from adapters.contract.job import Depth, Job, Observation
 from adapters.contract.layout import Layout, Option
-from adapters.contract.objective import Metric, Objective
+from adapters.contract.objective import Metric
 from adapters.contract.probed_batch import ProbedBatch
 from adapters.toolkit.calls import refusals_of_configuration
 from adapters.toolkit.probe import probe_capacity
 from adapters.trl import departures, importing, objectives
-from reference.aggregation import AuxiliaryAggregation, Conventions, Mode
+from reference.aggregation import (
+    AuxiliaryAggregation,
+    Conventions,
+    DenominatorMask,
+    DivergenceEstimator,
+    EstimatorConventions,
+    Mode,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from adapters.trl.objectives import Settings
+
 CONVENTIONS = Conventions(
+    denominator_mask=DenominatorMask.ORIGINAL,
     entropy=AuxiliaryAggregation.MICRO_BATCH_TOKEN_MEAN,
     kl=AuxiliaryAggregation.WITH_POLICY_LOSS,
     diagnostics=AuxiliaryAggregation.TOKEN_MEAN,
+    of_groups=EstimatorConventions(std_epsilon=1e-4),
+    kl_estimator=DivergenceEstimator.K3_BY_RATIO,
+    logged_entropy=AuxiliaryAggregation.TOKEN_MEAN,
+    logged_kl=AuxiliaryAggregation.TOKEN_MEAN,
 )
+"""The conventions that TRL documents. An entropy bonus is the mean entropy of a micro-batch's
+tokens, whatever the loss type, and a divergence is a part of each token's loss (comments in
+`trainer/grpo_trainer.py`, ``_compute_loss``, and `trainer/grpo_config.py`, ``entropy_coef``); the
+latter is estimated by k3, times the ratio if ``use_bias_correction_kl`` is on. Logged entropies,
+divergences and clip ratios are averages over the tokens of completions (docs/source/
+grpo_trainer.md, Logged metrics). Ratios to vLLM's policy that are masked are 0 (the same page), and
+denominators count the mask of completions."""
 
 CONFIGURATIONS: dict[Setting | FaultInjection, tuple[str, ...]] = {Setting.MODE: ("loss_type",)}
 """What configurations may set, and TRL's names for it."""
@@ -64,12 +85,14 @@ class TrlAdapter(Adapter):
 
     def describe(self) -> Description:
         """Describe TRL."""
+        from adapters.trl import trainer
+
         return Description(
             modes=frozenset(objectives.LOSS_TYPES),
             default_mode=Mode.TOKEN_MEAN,
             depths=frozenset({Depth.STEP}),
-            objectives=frozenset({Objective.POLICY, Objective.OFF_POLICY}),
-            metrics=frozenset({Metric.POLICY_LOSS, Metric.CLIP_FRACTION}),
+            objectives=objectives.ALL,
+            metrics=frozenset({Metric.POLICY_LOSS, *trainer.NAMES}),
             options=frozenset(
                 {
                     Option.SHARED_GENERATION,
@@ -84,19 +107,28 @@ class TrlAdapter(Adapter):
             departures=departures.ALL,
         )
 
+    def enter_world(self, rank: Rank) -> None:
+        """Let the next trainer find this rank's world."""
+        from adapters.engines import accelerate
+
+        accelerate.enter_world(rank)
+
+    def settings_of_engine(self) -> Settings:
+        """The engine's own settings."""
+        return {}
+
     def observe(self, job: Job, rank: Rank) -> Observation:
         """Train all steps of the batch in one run of the trainer."""
-        from adapters.engines import accelerate
         from adapters.trl.configuration import settings
         from adapters.trl.rollouts import Rollouts
         from adapters.trl.schedule import schedule_of
         from adapters.trl.trainer import Training
 
-        batch = ProbedBatch(job.steps, job.objective)
+        batch = ProbedBatch(job.steps, job.objective, CONVENTIONS.kl_estimator)
         schedule = schedule_of(job, objectives.iterations(job))
-        chosen = settings(job, schedule)
+        chosen = settings(job, schedule) | self.settings_of_engine()
         rollouts = Rollouts(batch, job, schedule, rank.index)
-        accelerate.enter_world(rank)
+        self.enter_world(rank)
         with rank.framework(), refusals_of_configuration(job):
             training = Training(job, rollouts, probe_capacity(batch.probe_size + 1), chosen)
         passes = training.passes.drain()

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from adapters.contract import Unsupported
+from adapters.contract import Option, Unsupported
 from adapters.contract.objective import CONSTANTS
 from adapters.toolkit.settings import rollouts_per_prompt
 from adapters.trl.objectives import (
+    BONUS,
     LOSS_TYPES,
     OF_OBJECTIVES,
     OWN_LOSS_TYPES,
+    PENALTY,
     gives_advantages,
 )
 from adapters.trl.schedule import FEWEST_GENERATIONS
@@ -28,6 +30,7 @@ def settings(job: Job, schedule: Schedule) -> Settings:
         **_fixed(),
         **_sizes(job, schedule),
         **_loss(job),
+        **_terms(job),
         **OF_OBJECTIVES.get(job.objective, {}),
     }
 
@@ -58,6 +61,7 @@ def _sizes(job: Job, schedule: Schedule) -> Settings:
         "num_iterations": schedule.iterations,
         "max_steps": schedule.optimizer_steps,
         "num_generations": _generations_of_prompt(job, schedule),
+        "mask_truncated_completions": Option.MASKED_TRUNCATION in job.layout.options,
     }
 
 
@@ -76,6 +80,14 @@ def _loss(job: Job) -> Settings:
     if job.aggregation.mode is Mode.CONSTANT and job.aggregation.divisor != 1:
         chosen["max_completion_length"] = _divisor(job)
     return chosen
+
+
+def _terms(job: Job) -> Settings:
+    """The settings of terms that a configuration adds to the loss."""
+    return {
+        **(BONUS if job.configuration.entropy else {}),
+        **(PENALTY if job.configuration.kl else {}),
+    }
 
 
 def _loss_type(job: Job) -> str:

@@ -9,6 +9,7 @@ from adapters.contract.objective import (
     CORRECTIONS,
     ENTROPY_COEFFICIENT,
     FROM_REWARDS,
+    KL_COEFFICIENT,
     OFF_POLICY,
     Objective,
 )
@@ -26,6 +27,15 @@ LOSS_TYPES = {Mode.SAMPLE_MEAN: "grpo", Mode.TOKEN_MEAN: "dapo", Mode.CONSTANT: 
 OWN_LOSS_TYPES = {Objective.SAPO: (Mode.SAMPLE_MEAN, "sapo")}
 """Objectives that TRL has as a loss type, which has one mode."""
 
+BONUS: Settings = {"entropy_coef": ENTROPY_COEFFICIENT}
+PENALTY: Settings = {"beta": KL_COEFFICIENT}
+
+COMPARED: Settings = {
+    "use_vllm": True,
+    "vllm_importance_sampling_clip_max": CONSTANTS.truncation,
+}
+"""What sets rollout and old policy apart: only rollouts of vLLM are told to have another one."""
+
 OF_OBJECTIVES: dict[Objective, Settings] = {
     Objective.DUAL_CLIP: {"delta": CONSTANTS.dual_clip},
     Objective.GSPO: {"importance_sampling_level": "sequence"},
@@ -33,10 +43,19 @@ OF_OBJECTIVES: dict[Objective, Settings] = {
         "sapo_temperature_pos": CONSTANTS.positive_temperature,
         "sapo_temperature_neg": CONSTANTS.negative_temperature,
     },
+    Objective.TIS_TOKEN: {**COMPARED, "vllm_importance_sampling_mode": "token_truncate"},
+    Objective.TIS_SEQUENCE: {**COMPARED, "vllm_importance_sampling_mode": "sequence_truncate"},
+    Objective.REJECTION: {**COMPARED, "vllm_importance_sampling_mode": "token_mask"},
+    Objective.ENTROPY: BONUS,
+    Objective.KL: PENALTY,
+    Objective.COMBINED: {**BONUS, **PENALTY},
+    Objective.GROUP_NORMALISED: {"scale_rewards": "group"},
     Objective.GROUP_CENTRED: {"scale_rewards": "none"},
-    Objective.ENTROPY: {"entropy_coef": ENTROPY_COEFFICIENT},
 }
 """What objectives set."""
+
+ALL = frozenset({Objective.POLICY, Objective.OFF_POLICY, *OF_OBJECTIVES})
+"""All that are driven."""
 
 
 def iterations(job: Job) -> int:

@@ -94,6 +94,8 @@ def schedule_of(job: Job, iterations: int) -> Schedule:
         per_generation=_per_generation(job, layout.micro_batches),
         iterations=iterations,
     )
+    if iterations > 1 and schedule.micro_batches % (iterations * schedule.per_generation) == 0:
+        raise Unsupported("an optimizer step would train on each of its generations twice")
     if schedule.generation_size < FEWEST_GENERATIONS:
         raise Unsupported(f"a generation of {schedule.generation_size} sample, 2 are the fewest")
     return schedule

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from contextlib import contextmanager
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from adapters.trl.objectives import gives_advantages
 from adapters.trl.rollouts import rewards, tokenizer
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     import numpy as np
     import torch
@@ -36,13 +37,23 @@ NAMES = {
 """Names of the metrics that TRL logs."""
 
 
+class GivenRollouts:
+    """In the place of vLLM: it would be sent weights, and is asked for nothing."""
+
+    def __init__(self, **_: Any) -> None:
+        """Start nothing."""
+
+    def sync_weights(self) -> None:
+        """Send nothing."""
+
+
 class Training:
     """One run of a trainer, and what was read off it."""
 
     def __init__(self, job: Job, rollouts: Rollouts, capacity: int, settings: Settings) -> None:
         self.job, self.rollouts = job, rollouts
         self.watch, self.passes = Watch(), ForwardPasses()
-        with tempfile.TemporaryDirectory(prefix="rl-loss-trl-") as folder:
+        with tempfile.TemporaryDirectory(prefix="rl-loss-trl-") as folder, self._replaced():
             with refusals():
                 config = module("trainer.grpo_config").GRPOConfig(output_dir=folder, **settings)
             trainer = self._trainer(config, capacity)
@@ -66,6 +77,23 @@ class Training:
         if self.job.objective is not Objective.COMBINED:
             found[Metric.POLICY_LOSS] = found[Metric.LOSS]
         return found
+
+    @contextmanager
+    def _replaced(self) -> Iterator[None]:
+        """Rollouts that are given in the place of vLLM's, and in their order if of several steps.
+
+        TRL shuffles a generation before it is cut, which would mix the samples of steps.
+        """
+        grpo = module("trainer.grpo_trainer")
+        stubs: dict[str, Any] = {"VLLMGeneration": GivenRollouts}
+        if self.rollouts.schedule.per_generation > self.rollouts.schedule.micro_batches:
+            stubs["shuffle_sequence_dict"] = lambda rows: rows
+        original = {name: getattr(grpo, name) for name in stubs}
+        vars(grpo).update(stubs)
+        try:
+            yield
+        finally:
+            vars(grpo).update(original)
 
     def _trainer(self, config: Any, capacity: int) -> Any:
         from transformers import PrinterCallback
