@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from adapters.contract.adapter import Adapter, Rank
-from adapters.contract.configuration import FaultInjection, Setting
-from adapters.contract.description import Description
+from adapters.contract.configuration import Setting
+from adapters.contract.description import CodeLocation, Description
 from adapters.contract.job import Depth, Job, Observation
 from adapters.contract.layout import Layout, Option
 from adapters.contract.objective import Metric
 from adapters.contract.probed_batch import ProbedBatch
-from adapters.toolkit.calls import refusals_of_configuration
+from adapters.toolkit.calls import Candidates, places, refusals_of_configuration
 from adapters.toolkit.probe import probe_capacity
 from adapters.trl import departures, importing, objectives
 from reference.aggregation import (
@@ -46,11 +46,23 @@ divergences and clip ratios are averages over the tokens of completions (docs/so
 grpo_trainer.md, Logged metrics). Ratios to vLLM's policy that are masked are 0 (the same page), and
 denominators count the mask of completions."""
 
-CONFIGURATIONS: dict[Setting | FaultInjection, tuple[str, ...]] = {Setting.MODE: ("loss_type",)}
-"""What configurations may set, and TRL's names for it."""
-
-RULES = {"default_mode": "trl/trainer/grpo_config.py (loss_type)"}
+RULES = {
+    "default_mode": "trl/trainer/grpo_config.py (loss_type)",
+    "divisor_by_default": "trl/trainer/grpo_config.py (dr_grpo in loss_type: the constant is"
+    " max_completion_length, which defaults to 512)",
+    "mode_in_file": "trl/scripts/utils.py (TrlParser)",
+}
 """Rules of configurations that TRL states, by name."""
+
+PERMITTED = {
+    "divisor_missing": RULES["divisor_by_default"],
+    "divisor_missing_in_file": RULES["divisor_by_default"],
+    **dict.fromkeys(
+        ("divisor_of_another_mode", "divisor_of_another_mode_in_file"),
+        "trl/trainer/grpo_config.py (max_completion_length is the length to generate)",
+    ),
+}
+"""Rules of other frameworks whose opposite TRL states."""
 
 
 class TrlAdapter(Adapter):
@@ -85,7 +97,7 @@ class TrlAdapter(Adapter):
 
     def describe(self) -> Description:
         """Describe TRL."""
-        from adapters.trl import trainer
+        from adapters.trl import startup, trainer
 
         return Description(
             modes=frozenset(objectives.LOSS_TYPES),
@@ -100,11 +112,16 @@ class TrlAdapter(Adapter):
                     Option.MASKED_TRUNCATION,
                 }
             ),
-            configurations=CONFIGURATIONS,
+            configurations={
+                Setting.CONFIG_FILE: (),
+                **{setting: (name,) for setting, name in startup.TYPED.items()},
+            },
             records_forward_passes=True,
             conventions=CONVENTIONS,
             rules=RULES,
-            departures=departures.ALL,
+            places=places(_candidates()),
+            permits=PERMITTED,
+            departures=departures.ALL_ENGINES,
         )
 
     def enter_world(self, rank: Rank) -> None:
@@ -144,3 +161,15 @@ class TrlAdapter(Adapter):
         from adapters.engines import accelerate
 
         accelerate.leave_world()
+
+
+def _candidates() -> Candidates:
+    """Where TRL counts, divides, logs and validates."""
+    trainer = importing.module("trainer.grpo_trainer").GRPOTrainer
+    config = importing.module("trainer.grpo_config").GRPOConfig
+    return {
+        CodeLocation.TOKEN_COUNT: ((trainer, "_generate_and_score_completions"),),
+        CodeLocation.TOKEN_DIVISION: ((trainer, "_compute_loss"), (trainer, "compute_loss")),
+        CodeLocation.LOG: ((trainer, "log"),),
+        CodeLocation.ARGUMENTS: ((config, "__post_init__"),),
+    }

@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from adapters.trl.schedule import Schedule
 
 
+ONE = 1.0
+"""The divisor of luspo, which adds the tokens of a sample up."""
+
+
 def settings(job: Job, schedule: Schedule) -> Settings:
     """The settings of a job; raises `Unsupported`."""
     return {
@@ -77,9 +81,8 @@ def _loss(job: Job) -> Settings:
     chosen: Settings = {"epsilon": CONSTANTS.clip_low, "epsilon_high": CONSTANTS.clip_high}
     if job.configuration.says_mode:
         chosen["loss_type"] = _loss_type(job)
-    if job.aggregation.mode is Mode.CONSTANT and job.aggregation.divisor != 1:
-        chosen["max_completion_length"] = _divisor(job)
-    return chosen
+    divisor = _divisor(job)
+    return chosen if divisor in (None, "") else chosen | {"max_completion_length": divisor}
 
 
 def _terms(job: Job) -> Settings:
@@ -97,12 +100,16 @@ def _loss_type(job: Job) -> str:
         if mode is not own_mode:
             raise Unsupported(f"loss_type={name} is {own_mode} alone")
         return name
-    return "luspo" if mode is Mode.CONSTANT and job.aggregation.divisor == 1 else LOSS_TYPES[mode]
+    return "luspo" if job.aggregation.divisor == ONE else LOSS_TYPES[mode]
 
 
-def _divisor(job: Job) -> int:
+def _divisor(job: Job) -> int | str | None:
+    """The divisor as it is typed, else that of the mode; None if it needs none."""
+    if job.configuration.divisor is not None:
+        return job.configuration.divisor
     divisor = job.aggregation.divisor
-    assert divisor is not None
+    if divisor is None or divisor == ONE:
+        return None
     if not divisor.is_integer():
         raise Unsupported(f"max_completion_length is a number of tokens, {divisor:g} is none")
     return int(divisor)

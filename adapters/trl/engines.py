@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from adapters.toolkit.probe import ProbeLayer
+from adapters.trl import departures
 from adapters.trl.adapter import TrlAdapter
 
 if TYPE_CHECKING:
-    from adapters.contract import Rank
+    from adapters.contract import Description, Rank
     from adapters.trl.objectives import Settings
 
 
@@ -23,6 +24,11 @@ class TrlFsdp2Adapter(TrlAdapter):
 
     engine = "fsdp2"
 
+    def describe(self) -> Description:
+        """Add what the engine needs on CPUs."""
+        found = super().describe()
+        return replace(found, departures=(*found.departures, *departures.FSDP2))
+
     def enter_world(self, rank: Rank) -> None:
         """Let Accelerate shard the model on CPUs too."""
         from adapters.engines import accelerate
@@ -33,5 +39,7 @@ class TrlFsdp2Adapter(TrlAdapter):
 
     def settings_of_engine(self) -> Settings:
         """The model is sharded layer by layer."""
+        from adapters.toolkit.probe import ProbeLayer
+
         layers = {"transformer_layer_cls_to_wrap": [ProbeLayer.__name__]}
         return {"fsdp": "full_shard auto_wrap", "fsdp_config": {"fsdp_version": 2, **layers}}

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from adapters.contract.objective import Metric, Objective
 from adapters.engines.accelerate import Watch
-from adapters.toolkit.calls import refusals
 from adapters.toolkit.probe import ForwardPasses
 from adapters.trl.importing import module
 from adapters.trl.model import policy, put_probe_in, put_reference_in
 from adapters.trl.objectives import gives_advantages
 from adapters.trl.rollouts import rewards, tokenizer
+from adapters.trl.startup import configured
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -54,9 +54,7 @@ class Training:
         self.job, self.rollouts = job, rollouts
         self.watch, self.passes = Watch(), ForwardPasses()
         with tempfile.TemporaryDirectory(prefix="rl-loss-trl-") as folder, self._replaced():
-            with refusals():
-                config = module("trainer.grpo_config").GRPOConfig(output_dir=folder, **settings)
-            trainer = self._trainer(config, capacity)
+            trainer = self._trainer(configured(job, settings, folder), capacity)
             trainer.train()
 
     @property
