@@ -115,7 +115,7 @@ class TokenSet(StrEnum):
 
 
 STD_EPSILON = 1e-6
-"""What is added to a standard deviation that rewards are divided by, if nothing else is declared."""
+"""What is added to the standard deviation that rewards are divided by, if nothing else is said."""
 
 
 @dataclass(frozen=True, kw_only=True)

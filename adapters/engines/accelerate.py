@@ -49,20 +49,21 @@ def leave_world() -> None:
     GradientState._reset_state()
 
 
-class Watch(TrainerCallback):  # type: ignore[misc] # transformers has no types
+class Watch(TrainerCallback):
     """Keeps the gradient of each optimizer step of a `Trainer`, and what it logs of the step."""
 
     def __init__(self) -> None:
         self.logs: list[dict[str, Any]] = []
         self._reader: GradientReader | None = None
 
-    def on_train_begin(self, *_: Any, optimizer: Any, **__: Any) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: Any, **of_trainer: Any) -> None:
         """Read gradients where the wrapped optimizer steps."""
+        optimizer = of_trainer["optimizer"]
         self._reader = GradientReader(getattr(optimizer, "optimizer", optimizer))
 
-    def on_log(self, *_: Any, logs: dict[str, Any], **__: Any) -> None:
+    def on_log(self, args: Any, state: Any, control: Any, **of_trainer: Any) -> None:
         """Keep the log of a step, which the log of the whole run comes after."""
-        self.logs.append({**logs})
+        self.logs.append({**of_trainer["logs"]})
 
     def gradients(self) -> list[NDArray[np.float32]]:
         """The gradients of all steps."""

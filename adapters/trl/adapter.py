@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from adapters.contract.adapter import Adapter, Rank
@@ -20,7 +21,6 @@ from reference.aggregation import (
     DenominatorMask,
     DivergenceEstimator,
     EstimatorConventions,
-    Mode,
 )
 
 if TYPE_CHECKING:
@@ -97,13 +97,13 @@ class TrlAdapter(Adapter):
 
     def describe(self) -> Description:
         """Describe TRL."""
-        from adapters.trl import startup, trainer
+        from adapters.trl import startup, trainer, versions
 
         return Description(
-            modes=frozenset(objectives.LOSS_TYPES),
-            default_mode=Mode.TOKEN_MEAN,
+            modes=versions.modes(),
+            default_mode=versions.default_mode(),
             depths=frozenset({Depth.STEP}),
-            objectives=objectives.ALL,
+            objectives=versions.objectives(),
             metrics=frozenset({Metric.POLICY_LOSS, *trainer.NAMES}),
             options=frozenset(
                 {
@@ -117,7 +117,7 @@ class TrlAdapter(Adapter):
                 **{setting: (name,) for setting, name in startup.TYPED.items()},
             },
             records_forward_passes=True,
-            conventions=CONVENTIONS,
+            conventions=replace(CONVENTIONS, kl_estimator=versions.kl_estimator()),
             rules=RULES,
             places=places(_candidates()),
             permits=PERMITTED,
@@ -136,12 +136,13 @@ class TrlAdapter(Adapter):
 
     def observe(self, job: Job, rank: Rank) -> Observation:
         """Train all steps of the batch in one run of the trainer."""
+        from adapters.trl import versions
         from adapters.trl.configuration import settings
         from adapters.trl.rollouts import Rollouts
         from adapters.trl.schedule import schedule_of
         from adapters.trl.trainer import Training
 
-        batch = ProbedBatch(job.steps, job.objective, CONVENTIONS.kl_estimator)
+        batch = ProbedBatch(job.steps, job.objective, versions.kl_estimator())
         schedule = schedule_of(job, objectives.iterations(job))
         chosen = settings(job, schedule) | self.settings_of_engine()
         rollouts = Rollouts(batch, job, schedule, rank.index)

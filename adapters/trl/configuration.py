@@ -16,7 +16,7 @@ from adapters.trl.objectives import (
     gives_advantages,
 )
 from adapters.trl.schedule import FEWEST_GENERATIONS
-from reference.aggregation import Mode
+from adapters.trl.versions import has_loss_type
 
 if TYPE_CHECKING:
     from adapters.contract import Job
@@ -100,7 +100,10 @@ def _loss_type(job: Job) -> str:
         if mode is not own_mode:
             raise Unsupported(f"loss_type={name} is {own_mode} alone")
         return name
-    return "luspo" if job.aggregation.divisor == ONE else LOSS_TYPES[mode]
+    name = "luspo" if job.aggregation.divisor == ONE else LOSS_TYPES[mode]
+    if not has_loss_type(name):
+        raise Unsupported(f"no loss_type={name}")
+    return name
 
 
 def _divisor(job: Job) -> int | str | None:

@@ -9,9 +9,9 @@ ALL_ENGINES = parse_departures(
     set: a function for rollouts, which returns the samples of the case, with a mask of tokens that
     the policy has generated
         an extension point of TRL's own; generation comes before a step
-    set: a reward function that returns the rewards of the case, a tokenizer of two words, and a
-    list of token ids that end a completion
-        no text is looked at; truncated samples are those without such an id
+    set: a reward function that returns the rewards of the case, and a tokenizer of two words, of
+    which the end of text is the last token of samples that are not truncated
+        no text is looked at; which token it is, the token before it tells
     set: a subclass of the trainer that puts in advantages of tokens, unless TRL's are looked at
         TRL's loss takes them from subclasses; signed powers of two, on which no weight depends
     stubbed: the model, by one of one token, and TRL's fused LM head, by itself plus an entry for

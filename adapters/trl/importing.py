@@ -29,13 +29,25 @@ def import_trl(source: Path | None) -> None:
     import_from("trl", [source] if source else [])
     module("trainer.grpo_trainer")
     module("trainer.rloo_trainer")
-    _register()
+    _put_the_probe_in()
 
 
 @cache
-def _register() -> None:
+def _put_the_probe_in() -> None:
     """Once in a process, whichever engines are driven in it."""
-    importlib.import_module("adapters.trl.model").register()
+    model = importlib.import_module("adapters.trl.model")
+    model.register()
+    if has_fused_lm_head():
+        return
+    trainer = module("trainer.grpo_trainer")
+    seam = model.FunctionSeam(trainer.selective_log_softmax, trainer.entropy_from_logits)
+    trainer.selective_log_softmax = seam.log_probs
+    trainer.entropy_from_logits = seam.entropies
+
+
+def has_fused_lm_head() -> bool:
+    """Whether this version computes log-probabilities without logits."""
+    return hasattr(module("trainer.utils"), "add_fused_lm_head")
 
 
 def module(path: str) -> Any:

@@ -1,4 +1,4 @@
-"""A Hugging Face model that is nothing but the probe, and the seam in TRL's fused LM head.
+"""A Hugging Face model that is nothing but the probe, and the seams in TRL's use of its outputs.
 
 TRL loads it as a reference policy by the `checkpoint` folder next to this module.
 """
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+import transformers
 from torch import nn
 from transformers import (
     AutoConfig,
@@ -18,16 +19,13 @@ from transformers import (
     PretrainedConfig,
     PreTrainedModel,
 )
-from transformers.modeling_outputs import BaseModelOutput
+from transformers.modeling_outputs import BaseModelOutput, CausalLMOutput
 
 from adapters.contract.probed_batch import ENTROPIES
 from adapters.toolkit.probe import ForwardPasses, ProbeLayer, cycled
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    Added = Callable[[torch.Tensor], torch.Tensor]
-    """What is added to the log-probabilities of tokens, in their shape."""
 
 CHECKPOINT = Path(__file__).parent / "checkpoint"
 IGNORED = -100
@@ -52,7 +50,10 @@ class Backbone(nn.Module):
 
 
 class ProbeForTRL(PreTrainedModel, GenerationMixin):
-    """A policy with a vocabulary of one token, hence log-probabilities and entropies of 0."""
+    """A policy with a vocabulary of one token, hence log-probabilities and entropies of 0.
+
+    ``given`` are the log-probabilities, by token id, that it answers with where it is not trained.
+    """
 
     config_class = ProbeConfig
     base_model_prefix = "model"
@@ -63,11 +64,14 @@ class ProbeForTRL(PreTrainedModel, GenerationMixin):
         self.model = Backbone()
         self.layer = ProbeLayer(config.capacity)
         self.lm_head = nn.Linear(1, 1, bias=False).requires_grad_(requires_grad=False)
+        self.passes = ForwardPasses()
+        self.given = self.probe = torch.zeros(config.capacity)
+        self.predicted = torch.zeros(0, dtype=torch.int64)
         self.post_init()
 
     @classmethod
     def from_pretrained(cls, *_: Any, **__: Any) -> ProbeForTRL:  # type: ignore[override]
-        """A model whose probe has no entries, for a policy that is not trained."""
+        """A model that is not trained."""
         return cls(ProbeConfig())
 
     def _init_weights(self, module: nn.Module) -> None:
@@ -77,56 +81,89 @@ class ProbeForTRL(PreTrainedModel, GenerationMixin):
         """The LM head, which TRL multiplies hidden states by."""
         return self.lm_head
 
-    def forward(self, input_ids: torch.Tensor, **_: Any) -> Any:
-        """Nothing: TRL calls the fused LM head in its place, and rollouts are given."""
-        raise NotImplementedError
+    def note(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """Begin a forward pass; returns the probe, which FSDP hooks its backward pass to."""
+        self.passes.note(input_ids)
+        self.predicted = predicted(input_ids)
+        self.probe = self.layer()
+        return self.probe
+
+    def values(self) -> torch.Tensor:
+        """What to add to the log-probabilities of the latest forward pass's tokens: [rows, -1]."""
+        return (self.probe if torch.is_grad_enabled() else self.given)[self.predicted]
+
+    def entropies(self) -> torch.Tensor:
+        """What to add to their entropies, in the same shape."""
+        return cycled(ENTROPIES, self.predicted) + self.values()
+
+    def forward(self, input_ids: torch.Tensor, **_: Any) -> CausalLMOutput:
+        """Logits of the only token, for versions that have no fused LM head."""
+        global _speaking
+        _speaking = self
+        logits = torch.zeros(*input_ids.shape, 1, device=input_ids.device)
+        return CausalLMOutput(logits=logits, hidden_states=(self.note(input_ids),))  # type: ignore[arg-type]
+
+
+def predicted(input_ids: torch.Tensor) -> torch.Tensor:
+    """The ids of the tokens that rows predict, where the end of text stands for the last one's.
+
+    A token's id is one more than that of the token before it: [rows, tokens - 1].
+    """
+    return input_ids[:, :-1] + 1
+
+
+_speaking: ProbeForTRL | None = None
+"""The model of the latest forward pass without a fused LM head."""
 
 
 def register() -> None:
-    """Let transformers' automatic classes find the model."""
+    """Let transformers find the model, and TRL, which looks its class up in transformers."""
     AutoConfig.register(ProbeConfig.model_type, ProbeConfig)
     AutoModelForCausalLM.register(ProbeConfig, ProbeForTRL)
+    vars(transformers)[ProbeForTRL.__name__] = ProbeForTRL
 
 
-def policy(capacity: int, eos_ids: list[int]) -> ProbeForTRL:
-    """The policy to train, for which some token ids end a completion."""
-    model = ProbeForTRL(ProbeConfig(capacity=capacity, name_or_path=str(CHECKPOINT)))
-    model.generation_config.eos_token_id = eos_ids  # type: ignore[union-attr]
-    return model
+def policy(capacity: int) -> ProbeForTRL:
+    """The policy to train."""
+    config = ProbeConfig()
+    config.capacity = capacity
+    config._name_or_path = str(CHECKPOINT)
+    return ProbeForTRL(config)
 
 
-def put_probe_in(model: ProbeForTRL, old: Added, passes: ForwardPasses) -> None:
-    """Let the policy answer with the probe where it is trained, else as the old policy."""
-
-    def added(tokens: torch.Tensor) -> torch.Tensor:
-        return model.layer()[tokens] if torch.is_grad_enabled() else old(tokens)
-
-    _add(model, added, passes)
-
-
-def put_reference_in(model: ProbeForTRL, reference: Added) -> None:
-    """Let a model answer as the reference policy."""
-    _add(model, reference, ForwardPasses())
-
-
-def _add(model: ProbeForTRL, added: Added, passes: ForwardPasses) -> None:
-    """Add to what TRL's fused LM head makes of the model: log-probabilities, and entropies."""
+def put_probe_in(model: ProbeForTRL) -> None:
+    """Add to what TRL's fused LM head makes of a model: log-probabilities, and entropies."""
     fused = model.forward
 
     def forward(
         self: ProbeForTRL, input_ids: torch.Tensor, *, labels: torch.Tensor, **options: Any
     ) -> Any:
-        passes.note(input_ids)
-        output = fused(input_ids=input_ids, labels=labels.clamp(max=0), **options)
-        predicted = labels[:, 1:]
-        tokens = predicted.clamp(min=0)
-        values = added(tokens)
+        self.note(input_ids)
+        output: Any = fused(input_ids=input_ids, labels=labels.clamp(max=0), **options)
+        scored, values = labels[:, 1:] != IGNORED, self.values()
         zero = values.new_zeros(())
-        scored = predicted != IGNORED
         output.log_probs = output.log_probs + torch.where(scored, values, zero)
         if output.entropy is not None:
-            entropies = cycled(ENTROPIES, tokens) + values
-            output.entropy = output.entropy + torch.where(scored, entropies, zero)
+            output.entropy = output.entropy + torch.where(scored, self.entropies(), zero)
         return output
 
     model.forward = types.MethodType(forward, model)  # type: ignore[method-assign]
+
+
+class FunctionSeam:
+    """The same in versions without a fused LM head: in their functions of logits."""
+
+    def __init__(self, log_softmax: Callable[..., Any], entropy: Callable[..., Any]) -> None:
+        self._log_softmax, self._entropy = log_softmax, entropy
+
+    def log_probs(self, logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        """Log-probabilities of the last tokens of rows."""
+        assert _speaking is not None
+        real: torch.Tensor = self._log_softmax(logits, tokens.clamp(max=0))
+        return real + _speaking.values()[:, -tokens.shape[1] :]
+
+    def entropies(self, logits: torch.Tensor, *arguments: Any, **named: Any) -> torch.Tensor:
+        """Entropies at the positions that predict them."""
+        assert _speaking is not None
+        real: torch.Tensor = self._entropy(logits, *arguments, **named)
+        return real + _speaking.entropies()[:, -logits.shape[1] :]

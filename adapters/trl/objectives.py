@@ -54,9 +54,6 @@ OF_OBJECTIVES: dict[Objective, Settings] = {
 }
 """What objectives set."""
 
-ALL = frozenset({Objective.POLICY, Objective.OFF_POLICY, *OF_OBJECTIVES})
-"""All that are driven."""
-
 
 def iterations(job: Job) -> int:
     """How often each generation is trained on: the ratio is not 1 from the second time on."""

@@ -43,22 +43,21 @@ class Rollouts:
         """Whether each sample ends without an end-of-text token."""
         return [self.masks_truncated and not mask.any() for mask in self.batch.original_masks]
 
-    @property
-    def end_ids(self) -> list[int]:
-        """The last token of each sample that is not truncated, which ends it."""
-        pairs = zip(self.batch.responses, self.truncated, strict=True)
-        return [int(ids[-1]) for ids, truncated in pairs if not truncated]
-
     def generated(self, generation: int) -> dict[str, Any]:
         """What a user's function for rollouts returns of a generation on this rank."""
         samples, batch = self.schedule.samples(generation, self.rank), self.batch
         return {
             "prompt_ids": [batch.prompts[sample].tolist() for sample in samples],
-            "completion_ids": [batch.responses[sample].tolist() for sample in samples],
+            "completion_ids": [self._completion(sample) for sample in samples],
             "logprobs": [batch.rollout_log_probs[sample].tolist() for sample in samples],
             "env_mask": [self._mask(sample).tolist() for sample in samples],
             "reward": [float(batch.rewards[sample]) for sample in samples],
         }
+
+    def _completion(self, sample: int) -> list[int]:
+        """The ids of a sample's response, the last of which ends it unless it is truncated."""
+        ids: list[int] = self.batch.responses[sample].tolist()
+        return ids if self.truncated[sample] else [*ids[:-1], END]
 
     def _mask(self, sample: int) -> NDArray[np.int64]:
         """The tokens that the policy has generated itself: all of a truncated sample."""

@@ -7,11 +7,12 @@ from contextlib import contextmanager
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from adapters.contract.objective import Metric, Objective
 from adapters.engines.accelerate import Watch
-from adapters.toolkit.probe import ForwardPasses
-from adapters.trl.importing import module
-from adapters.trl.model import policy, put_probe_in, put_reference_in
+from adapters.trl.importing import has_fused_lm_head, module
+from adapters.trl.model import policy, predicted, put_probe_in
 from adapters.trl.objectives import gives_advantages
 from adapters.trl.rollouts import rewards, tokenizer
 from adapters.trl.startup import configured
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     import numpy as np
-    import torch
     from numpy.typing import NDArray
 
     from adapters.contract import Job
@@ -35,6 +35,12 @@ NAMES = {
     Metric.REWARD: "reward",
 }
 """Names of the metrics that TRL logs."""
+
+
+def predicted_completions(made: dict[str, torch.Tensor]) -> torch.Tensor:
+    """The ids of the completions of TRL's rows, as the model predicts them."""
+    rows = torch.cat([made["prompt_ids"], made["completion_ids"]], dim=1)
+    return predicted(rows)[:, -made["completion_ids"].shape[1] :]
 
 
 class GivenRollouts:
@@ -52,7 +58,7 @@ class Training:
 
     def __init__(self, job: Job, rollouts: Rollouts, capacity: int, settings: Settings) -> None:
         self.job, self.rollouts = job, rollouts
-        self.watch, self.passes = Watch(), ForwardPasses()
+        self.watch = Watch()
         with tempfile.TemporaryDirectory(prefix="rl-loss-trl-") as folder, self._replaced():
             trainer = self._trainer(configured(job, settings, folder), capacity)
             trainer.train()
@@ -98,7 +104,7 @@ class Training:
 
         generations = count()
         trainer = self._trainer_class()(
-            model=policy(capacity, self.rollouts.end_ids),
+            model=policy(capacity),
             reward_funcs=rewards,
             args=config,
             train_dataset=self._prompts(config),
@@ -107,14 +113,17 @@ class Training:
             rollout_func=lambda *_: self.rollouts.generated(next(generations)),
         )
         trainer.remove_callback(PrinterCallback)
-        batch = self.rollouts.batch
-        old, reference = map(
-            self.rollouts.of_tokens, (batch.old_log_probs, batch.reference_log_probs)
-        )
-        put_probe_in(trainer.model, lambda tokens: old[tokens], self.passes)
+        self._give(trainer.model, self.rollouts.batch.old_log_probs)
+        self.passes = trainer.model.passes
         if trainer.ref_model is not None:
-            put_reference_in(trainer.ref_model, lambda tokens: reference[tokens])
+            self._give(trainer.ref_model, self.rollouts.batch.reference_log_probs)
         return trainer
+
+    def _give(self, model: Any, log_probs: list[NDArray[np.float64]]) -> None:
+        """Tell a model what to answer where it is not trained."""
+        model.given = self.rollouts.of_tokens(log_probs)
+        if has_fused_lm_head():
+            put_probe_in(model)
 
     def _prompts(self, config: Any) -> Any:
         """A row for each prompt that is sampled."""
@@ -135,6 +144,6 @@ class Training:
         class WithAdvantages(trainer):  # type: ignore[misc,valid-type] # loaded when run
             def _generate_and_score_completions(self, inputs: Any) -> dict[str, torch.Tensor]:
                 made: dict[str, torch.Tensor] = super()._generate_and_score_completions(inputs)
-                return made | {"advantages": advantages[made["completion_ids"]]}
+                return made | {"advantages": advantages[predicted_completions(made)]}
 
         return WithAdvantages
