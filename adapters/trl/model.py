@@ -70,7 +70,7 @@ class ProbeForTRL(PreTrainedModel, GenerationMixin):
         self.post_init()
 
     @classmethod
-    def from_pretrained(cls, *_: Any, **__: Any) -> ProbeForTRL:  # type: ignore[override]
+    def from_pretrained(cls, *_: Any, **__: Any) -> ProbeForTRL:
         """A model that is not trained."""
         return cls(ProbeConfig())
 

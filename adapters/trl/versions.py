@@ -37,7 +37,7 @@ def has_loss_type(name: str) -> bool:
 def objectives() -> frozenset[Objective]:
     """The objectives whose settings and loss types there are.
 
-    Versions before 1.11 add an entropy bonus in a way that depends on the loss type.
+    Versions before 1.10 add an entropy bonus in a way that depends on the loss type.
     """
     found = {
         objective
