@@ -10,7 +10,6 @@ from adapters.contract.configuration import Setting
 from adapters.contract.description import CodeLocation, Description
 from adapters.contract.job import Depth, Job, Observation
 from adapters.contract.layout import Layout, Option
-from adapters.contract.objective import Metric
 from adapters.contract.probed_batch import ProbedBatch
 from adapters.toolkit.calls import Candidates, places, refusals_of_configuration
 from adapters.toolkit.probe import probe_capacity
@@ -104,7 +103,7 @@ class TrlAdapter(Adapter):
             default_mode=versions.default_mode(),
             depths=frozenset({Depth.STEP}),
             objectives=versions.objectives(),
-            metrics=frozenset({Metric.POLICY_LOSS, *trainer.NAMES}),
+            metrics=frozenset(trainer.NAMES),
             options=frozenset(
                 {
                     Option.SHARED_GENERATION,

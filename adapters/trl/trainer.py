@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from adapters.contract.objective import Metric, Objective
+from adapters.contract.objective import Metric
 from adapters.engines.accelerate import Watch
 from adapters.trl.importing import has_fused_lm_head, module
 from adapters.trl.model import policy, predicted, put_probe_in
@@ -28,13 +28,14 @@ if TYPE_CHECKING:
     from adapters.trl.rollouts import Rollouts
 
 NAMES = {
+    Metric.POLICY_LOSS: "policy_loss",
     Metric.LOSS: "loss",
     Metric.CLIP_FRACTION: "clip_ratio/region_mean",
     Metric.ENTROPY: "entropy",
     Metric.KL: "kl",
     Metric.REWARD: "reward",
 }
-"""Names of the metrics that TRL logs."""
+"""Names of the metrics that TRL logs; the policy loss has one of its own beside an entropy bonus."""
 
 
 def predicted_completions(made: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -78,9 +79,7 @@ class Training:
             for metric, name in NAMES.items()
             if all(name in log for log in logs)
         }
-        if self.job.objective is not Objective.COMBINED:
-            found[Metric.POLICY_LOSS] = found[Metric.LOSS]
-        return found
+        return {Metric.POLICY_LOSS: found[Metric.LOSS], **found}
 
     @contextmanager
     def _replaced(self) -> Iterator[None]:

@@ -22,11 +22,12 @@ from conformance.corpus.cases import ALL_CASES
 from conformance.findings.verdict import Verdict
 from conformance.judging.gradients import judge_advantages, judge_combined, judge_off_policy
 from conformance.judging.metrics import judge_logged
-from conformance.judging.weights import largest_error
+from conformance.judging.weights import largest_error, step_context
 from conformance.ranks.messages import Declined
 from conformance.ranks.pool import Ran, RankPool
-from reference.aggregation import Aggregation, Mode
+from reference.aggregation import Aggregation, AuxiliaryAggregation, Mode
 from reference.rounding import weight_bound
+from reference.step import Step
 from reference.weights import token_weights
 
 needs_trl = [
@@ -126,6 +127,21 @@ def test_last_of_two_iterations_is_observed() -> None:
     assert schedule_of(job("two_steps"), iterations=2).observed == [1, 3]
 
 
+def of_samples(step: Step, values: np.ndarray) -> list[np.ndarray]:
+    """Values of tokens, by sample."""
+    return np.split(values, np.cumsum(step.response_lengths)[:-1])
+
+
+class OtherLossType(TrlDdpAdapter):
+    """Trains every job with settings that no mode stands for."""
+
+    def __init__(self, **settings: object) -> None:
+        self._settings = settings
+
+    def settings_of_engine(self) -> dict[str, object]:
+        return self._settings
+
+
 class TestReal:
     pytestmark = needs_trl
 
@@ -147,6 +163,7 @@ class TestReal:
         assert (held.sum(axis=0) == 1).all()
         assert first.reported == second.reported
         assert first.reported.keys() == {
+            Metric.POLICY_LOSS,
             Metric.LOSS,
             Metric.CLIP_FRACTION,
             Metric.ENTROPY,
@@ -222,8 +239,7 @@ class TestReal:
         [step] = given.steps
         assert step.active_tokens.tolist() == [3, 0, 2, 5, 3, 1, 6, 3]
         [weights] = outcome.observations[0].token_weights
-        of_samples = np.split(weights, np.cumsum(step.response_lengths)[:-1])
-        largest = [round(1 / one.max()) for one in of_samples if one.any()]
+        largest = [round(1 / one.max()) for one in of_samples(step, weights) if one.any()]
         assert largest == [20, 20, 20, 26, 26, 26, 26]
 
     @pytest.mark.parametrize(
@@ -307,3 +323,56 @@ class TestReal:
         assert isinstance(outcome, Declined)
         assert outcome.verdict == "refused"
         assert "max_completion_length" in outcome.message
+
+    def test_policy_loss_that_is_logged_apart_is_divided_by_micro_batches(
+        self, ddp: RankPool
+    ) -> None:
+        """`dapo` adds up to the mean over micro-batches, and TRL logs their average."""
+        given = job(objective=Objective.COMBINED)
+        outcome = ddp.run(given)
+
+        assert isinstance(outcome, Ran), outcome
+        judged = judge_logged(given, outcome.observations, description(), Metric.POLICY_LOSS)
+        assert judged.diagnosis is not None
+        assert judged.diagnosis.name == "divided_by_dp_or_micro_batches_or_group_size"
+
+    def test_bnpo_is_the_mean_over_tokens_of_each_micro_batch_of_a_process(self) -> None:
+        given = job()
+        with RankPool(OtherLossType(loss_type="bnpo"), None, 2) as pool:
+            outcome = pool.run(given)
+
+        assert isinstance(outcome, Ran), outcome
+        context = step_context(given, 0, outcome.observations, description())
+        documented = context.of_term(AuxiliaryAggregation.MICRO_BATCH_TOKEN_MEAN).expected
+        for rank in outcome.observations:
+            assert rank.token_weights[0] == pytest.approx(documented, rel=1e-6)
+
+    @pytest.mark.parametrize(
+        "settings",
+        [
+            {"loss_type": "cispo", "epsilon_high": 1.3125},
+            {"loss_type": "vespo"},
+        ],
+        ids=lambda settings: settings["loss_type"],
+    )
+    def test_losses_without_a_formula_in_the_reference_have_their_documented_derivative(
+        self, settings: dict[str, object]
+    ) -> None:
+        """cispo: -A min(r, e); vespo: -A exp(l) w^k exp(-l w), for w the sequence's ratio."""
+        given = job(objective=Objective.OFF_POLICY)
+        with RankPool(OtherLossType(**settings), None, 2) as pool:
+            outcome = pool.run(given)
+
+        assert isinstance(outcome, Ran), outcome
+        batch = ProbedBatch(given.steps, given.objective)
+        tokens = batch.policy_tokens
+        if settings["loss_type"] == "cispo":
+            factor = np.minimum(tokens.ratios, 1.3125)
+        else:
+            ratio, positive = np.exp(tokens.summed(tokens.log_ratios)), tokens.advantages >= 0
+            power, decay = np.where(positive, 2.0, 3.0), np.where(positive, 3.0, 2.0)
+            factor = np.exp(decay) * ratio**power * np.exp(-decay * ratio)
+        expected = -tokens.advantages * factor * tokens.mask / tokens.mask.sum()
+        put_in = np.where(batch.dloss_dlogprob == 0, 1.0, batch.dloss_dlogprob)
+        for rank in outcome.observations:
+            assert rank.token_weights[0] * put_in == pytest.approx(expected, rel=1e-5)
