@@ -35,7 +35,7 @@ NAMES = {
     Metric.KL: "kl",
     Metric.REWARD: "reward",
 }
-"""Names of the metrics that TRL logs; the policy loss has one of its own beside an entropy bonus."""
+"""Names of the metrics that TRL logs, that of the policy loss beside an entropy bonus alone."""
 
 
 def predicted_completions(made: dict[str, torch.Tensor]) -> torch.Tensor:
