@@ -381,7 +381,7 @@ MISTAKES = (
             by="loss_mask.sum()",
         ),
         cause="tokens_counted_per_rank",
-        condition=["in token_mean"],
+        condition=[],
     ),
     _of_trl(
         name="trl_mask_left_out",

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from adapters.contract import Option
+from adapters.contract.probed_batch import PADDING_ID
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,9 +20,6 @@ if TYPE_CHECKING:
     from adapters.contract import Job
     from adapters.contract.probed_batch import ProbedBatch
     from adapters.trl.schedule import Schedule
-
-PADDING, END = 0, 1
-"""Ids of padding, and of a tokenizer's end of text: the id of the first prompt's first token."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,6 +41,11 @@ class Rollouts:
         """Whether each sample ends without an end-of-text token."""
         return [self.masks_truncated and not mask.any() for mask in self.batch.original_masks]
 
+    @property
+    def end(self) -> int:
+        """The id of the end of text, which is no token's of the batch."""
+        return self.batch.probe_size
+
     def generated(self, generation: int) -> dict[str, Any]:
         """What a user's function for rollouts returns of a generation on this rank."""
         samples, batch = self.schedule.samples(generation, self.rank), self.batch
@@ -57,15 +60,15 @@ class Rollouts:
     def _completion(self, sample: int) -> list[int]:
         """The ids of a sample's response, the last of which ends it unless it is truncated."""
         ids: list[int] = self.batch.responses[sample].tolist()
-        return ids if self.truncated[sample] else [*ids[:-1], END]
+        return ids if self.truncated[sample] else [*ids[:-1], self.end]
 
     def _mask(self, sample: int) -> NDArray[np.int64]:
         """The tokens that the policy has generated itself: all of a truncated sample."""
         return (self.batch.original_masks[sample] | self.truncated[sample]).astype(np.int64)
 
     def of_tokens(self, values: Sequence[NDArray[np.float64]]) -> torch.Tensor:
-        """Values of response tokens by their ids, 0 for other tokens: [probe size]."""
-        table = np.zeros(self.batch.probe_size + 1)
+        """Values of response tokens by their ids, 0 for others and what follows the end."""
+        table = np.zeros(self.end + 2)
         table[np.concatenate(self.batch.responses)] = np.concatenate(values)
         return torch.from_numpy(table).float()
 
@@ -75,13 +78,13 @@ def rewards(completions: list[Any], reward: list[float], **_: Any) -> list[float
     return reward
 
 
-def tokenizer() -> Any:
-    """A tokenizer of two words, which decodes any other id to nothing."""
+def tokenizer(end: int) -> Any:
+    """A tokenizer of padding and the end of text, which decodes any other id to nothing."""
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
     from transformers import PreTrainedTokenizerFast
 
-    words = {"<pad>": PADDING, "<end>": END}
+    words = {"<pad>": PADDING_ID, "<end>": end}
     return PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer(WordLevel(words, unk_token="<pad>")),
         pad_token="<pad>",

@@ -107,7 +107,7 @@ class Training:
             reward_funcs=rewards,
             args=config,
             train_dataset=self._prompts(config),
-            processing_class=tokenizer(),
+            processing_class=tokenizer(self.rollouts.end),
             callbacks=[self.watch],
             rollout_func=lambda *_: self.rollouts.generated(next(generations)),
         )
