@@ -385,9 +385,9 @@ MISTAKES = (
     ),
     _of_trl(
         name="trl_mask_left_out",
-        edit=Edit(*TRL_LOSS, "inputs", reading=5, by="()"),
-        cause="inactive_tokens_weigh",
-        condition=[],
+        edit=Edit(*TRL_LOSS, "mask", reading=7, by="completion_mask"),
+        cause="masked_tokens_counted",
+        condition=["in sample_mean"],
     ),
     _of_trl(
         name="trl_empty_rows_dropped",
@@ -398,7 +398,7 @@ MISTAKES = (
             by=f"(per_token_loss * {ROWS}.numel() / ({ROWS} > 0).sum().clamp(min=1))",
         ),
         cause="sample_units_excluded",
-        condition=["in sample_mean"],
+        condition=[],
         layouts=("dp1-cp1-mb1-bshd", "dp2-cp1-mb1-bshd"),
     ),
 )

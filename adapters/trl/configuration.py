@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from adapters.contract import Option, Unsupported
 from adapters.contract.objective import CONSTANTS
+from adapters.contract.probed_batch import ProbedBatch
 from adapters.toolkit.settings import rollouts_per_prompt
 from adapters.trl.objectives import (
     BONUS,
@@ -72,8 +76,21 @@ def _sizes(job: Job, schedule: Schedule) -> Settings:
 def _generations_of_prompt(job: Job, schedule: Schedule) -> int:
     """The samples of a prompt; those of a generation are one prompt's if that is all it holds."""
     if not gives_advantages(job):
-        return rollouts_per_prompt(job.steps)
+        return _samples_of_prompts(job, schedule)
     return schedule.generation_size if schedule.generation_size % 2 else FEWEST_GENERATIONS
+
+
+def _samples_of_prompts(job: Job, schedule: Schedule) -> int:
+    """The number of samples of every prompt, which must be next to each other in a generation."""
+    size = rollouts_per_prompt(job.steps)
+    groups = ProbedBatch(job.steps).groups
+    for generation in range(schedule.generations):
+        ranks = (schedule.samples(generation, rank) for rank in range(schedule.ranks))
+        generated = groups[[*chain.from_iterable(ranks)]]
+        whole = len(generated) % size == 0
+        if not whole or np.ptp(generated.reshape(-1, size), axis=1).any():
+            raise Unsupported(f"a generation has no whole prompts of {size} samples")
+    return size
 
 
 def _loss(job: Job) -> Settings:
