@@ -11,6 +11,8 @@ from __future__ import annotations
 from itertools import chain, product
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from conformance.diagnosis.catalogue.missing_tokens import shares
 from conformance.diagnosis.catalogue.mistakes import mistakes
 from conformance.diagnosis.catalogue.parts import filled_up
@@ -19,7 +21,6 @@ from conformance.findings.finding import Diagnosis
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from conformance.diagnosis.step_context import LossTerm
@@ -37,7 +38,8 @@ def diagnose_shared_mistake(
     shared = [*_shared(others)]
     right, *mistaken = _alternatives(policy)
     of_right = ((right, wrong) for wrong in chain(shared, _apart(others)))
-    together = ((("", 0.0), wrong) for wrong in _with_policy_loss(policy, others))
+    nothing = np.zeros_like(policy.products)
+    together = ((("", nothing), wrong) for wrong in _with_policy_loss(policy, others))
     of_both = product(mistaken, shared)
     for (own_words, own), (name, words, wrong) in chain(of_right, together, of_both):
         if matches(own + wrong):
