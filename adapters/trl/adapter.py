@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from adapters.contract.adapter import Adapter, Rank
+from adapters.contract.adapter import Adapter, Rank, Unsupported
 from adapters.contract.configuration import Setting
 from adapters.contract.description import CodeLocation, Description
 from adapters.contract.job import Depth, Job, Observation
@@ -141,6 +141,8 @@ class TrlAdapter(Adapter):
         from adapters.trl.schedule import schedule_of
         from adapters.trl.trainer import Training
 
+        if importing.needs_triton():
+            raise Unsupported("this version's LM head runs on Triton alone, which is not installed")
         batch = ProbedBatch(job.steps, job.objective, versions.kl_estimator())
         schedule = schedule_of(job, objectives.iterations(job))
         chosen = settings(job, schedule) | self.settings_of_engine()

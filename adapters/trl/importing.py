@@ -40,9 +40,15 @@ def _put_the_probe_in() -> None:
     if has_fused_lm_head():
         return
     trainer = module("trainer.grpo_trainer")
-    seam = model.FunctionSeam(trainer.selective_log_softmax, trainer.entropy_from_logits)
-    trainer.selective_log_softmax = seam.log_probs
-    trainer.entropy_from_logits = seam.entropies
+    for name, with_probe in model.FUNCTIONS.items():
+        if hasattr(trainer, name):
+            setattr(trainer, name, with_probe(getattr(trainer, name)))
+
+
+def needs_triton() -> bool:
+    """Whether this version's fused LM head runs on Triton alone, which is not there."""
+    kernel = "_ChunkedLogProbFunction"
+    return has_fused_lm_head() and getattr(module("trainer.utils"), kernel, kernel) is None
 
 
 def has_fused_lm_head() -> bool:

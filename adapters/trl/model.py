@@ -150,20 +150,50 @@ def put_probe_in(model: ProbeForTRL) -> None:
     model.forward = types.MethodType(forward, model)  # type: ignore[method-assign]
 
 
-class FunctionSeam:
-    """The same in versions without a fused LM head: in their functions of logits."""
+def with_log_probs(log_softmax: Callable[..., Any]) -> Callable[..., Any]:
+    """Log-probabilities of rows' last tokens, for versions without a fused LM head."""
 
-    def __init__(self, log_softmax: Callable[..., Any], entropy: Callable[..., Any]) -> None:
-        self._log_softmax, self._entropy = log_softmax, entropy
-
-    def log_probs(self, logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-        """Log-probabilities of the last tokens of rows."""
+    def log_probs(
+        logits: torch.Tensor, tokens: torch.Tensor, *arguments: Any, **named: Any
+    ) -> torch.Tensor:
         assert _speaking is not None
-        real: torch.Tensor = self._log_softmax(logits, tokens.clamp(max=0))
+        real: torch.Tensor = log_softmax(logits, tokens.clamp(max=0), *arguments, **named)
         return real + _speaking.values()[:, -tokens.shape[1] :]
 
-    def entropies(self, logits: torch.Tensor, *arguments: Any, **named: Any) -> torch.Tensor:
-        """Entropies at the positions that predict them."""
+    return log_probs
+
+
+def with_entropies(entropy: Callable[..., Any]) -> Callable[..., Any]:
+    """Entropies at the positions that predict them."""
+
+    def entropies(logits: torch.Tensor, *arguments: Any, **named: Any) -> torch.Tensor:
         assert _speaking is not None
-        real: torch.Tensor = self._entropy(logits, *arguments, **named)
+        real: torch.Tensor = entropy(logits, *arguments, **named)
         return real + _speaking.entropies()[:, -logits.shape[1] :]
+
+    return entropies
+
+
+def with_both(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Log-probabilities and entropies of one function."""
+
+    def both(
+        logits: torch.Tensor, tokens: torch.Tensor, *arguments: Any, **named: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        assert _speaking is not None
+        log_probs, entropies = function(logits, tokens.clamp(max=0), *arguments, **named)
+        last = slice(-tokens.shape[1], None)
+        return (
+            log_probs + _speaking.values()[:, last],
+            entropies + _speaking.entropies()[:, last],
+        )
+
+    return both
+
+
+FUNCTIONS = {
+    "selective_log_softmax": with_log_probs,
+    "entropy_from_logits": with_entropies,
+    "selective_log_softmax_and_entropy": with_both,
+}
+"""TRL's functions of logits, each with what puts the probe into it."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from adapters.contract.objective import Metric
+from adapters.contract.objective import Metric, Objective
 from adapters.engines.accelerate import Watch
 from adapters.trl.importing import has_fused_lm_head, module
 from adapters.trl.model import policy, predicted, put_probe_in
@@ -79,6 +79,9 @@ class Training:
             for metric, name in NAMES.items()
             if all(name in log for log in logs)
         }
+        if self.job.objective is Objective.COMBINED:  # what TRL calls so has the divergence in it
+            del found[Metric.POLICY_LOSS]
+            return found
         return {Metric.POLICY_LOSS: found[Metric.LOSS], **found}
 
     @contextmanager

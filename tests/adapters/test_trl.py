@@ -163,7 +163,6 @@ class TestReal:
         assert (held.sum(axis=0) == 1).all()
         assert first.reported == second.reported
         assert first.reported.keys() == {
-            Metric.POLICY_LOSS,
             Metric.LOSS,
             Metric.CLIP_FRACTION,
             Metric.ENTROPY,
@@ -328,7 +327,7 @@ class TestReal:
         self, ddp: RankPool
     ) -> None:
         """`dapo` adds up to the mean over micro-batches, and TRL logs their average."""
-        given = job(objective=Objective.COMBINED)
+        given = replace(job(), configuration=Configuration(entropy=True))
         outcome = ddp.run(given)
 
         assert isinstance(outcome, Ran), outcome
