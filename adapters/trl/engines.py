@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from adapters.contract import Unsupported
 from adapters.trl import departures
 from adapters.trl.adapter import TrlAdapter
 
 if TYPE_CHECKING:
-    from adapters.contract import Description, Rank
+    from adapters.contract import Description, Layout, Rank
     from adapters.trl.objectives import Settings
 
 
@@ -29,10 +30,16 @@ class TrlFsdp2Adapter(TrlAdapter):
         found = super().describe()
         return replace(found, departures=(*found.departures, *departures.FSDP2))
 
+    def layouts(self) -> list[Layout]:
+        """Those of several ranks."""
+        return [layout for layout in super().layouts() if layout.world_size > 1]
+
     def enter_world(self, rank: Rank) -> None:
-        """Let Accelerate shard the model on CPUs too."""
+        """Let Accelerate shard the model on CPUs too; raises `Unsupported` on one rank."""
         from adapters.engines import accelerate
 
+        if rank.world_size == 1:
+            raise Unsupported("transformers shards a model in distributed training alone")
         super().enter_world(rank)
         if rank.device == "cpu":
             accelerate.name_engine_of_a_gpu()
