@@ -4,7 +4,7 @@ r is the reward of a sample, mean and std are those of the rewards of its prompt
 the penalty on the divergence of token t from the reference policy, and ρ_t = -β·kl_t, to which r is
 added at the last token. Every token of a sample has
 
-    group_normalised    (r - mean) / (std + 1e-6)                arXiv:2402.03300 (GRPO)
+    group_normalised    (r - mean) / (std + ε)                   arXiv:2402.03300 (GRPO)
     group_centred       r - mean                                 arXiv:2503.20783 (Dr. GRPO)
     leave_one_out       r - mean of the others in the group      arXiv:2402.14740 (RLOO)
     penalised_centred   r - mean - β·kl_t                        arXiv:2501.03262 (REINFORCE++)
@@ -16,7 +16,7 @@ Behind the last token G, A and V are 0. The variance of a group has the divisor 
 may then be whitened: the mean over the tokens of the whole batch is subtracted, and they are
 divided by √(variance + 1e-8). Which tokens G and A go through, as if there were no others, and
 which have a penalty, a reward, a value and a part in that mean and variance are conventions
-(`EstimatorConventions`), and so is the divisor of the variance.
+(`EstimatorConventions`), and so are the divisor of the variance and ε.
 """
 
 from __future__ import annotations
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     Values = NDArray[np.float64]
     Estimator = Callable[["Rollouts", AdvantageConstants, EstimatorConventions], Values]
 
-STD_EPSILON = 1e-6
 VARIANCE_EPSILON = 1e-8
 
 
@@ -87,9 +86,9 @@ class Rollouts:
 def group_normalised(
     rollouts: Rollouts, constants: AdvantageConstants, conventions: EstimatorConventions
 ) -> Values:
-    """(r - mean) / (std + 1e-6), 0 in a group of one."""
+    """(r - mean) / (std + ε), 0 in a group of one."""
     spread = rollouts.of_group(lambda rewards: np.sqrt(variance(rewards, 1)))
-    return (_centred(rollouts) / (spread + STD_EPSILON))[rollouts.sample]
+    return (_centred(rollouts) / (spread + conventions.std_epsilon))[rollouts.sample]
 
 
 def group_centred(

@@ -85,6 +85,16 @@ class AuxiliaryAggregation(StrEnum):
         )
 
 
+class DivergenceEstimator(StrEnum):
+    """Estimators of the divergence from the reference policy (`reference.divergences`)."""
+
+    K1 = "k1"
+    K3 = "k3"
+
+    K3_BY_RATIO = "k3_by_ratio"
+    """k3 times the ratio of new to old policy, which has a gradient too."""
+
+
 class MicroBatchWeight(StrEnum):
     """The weight of each micro-batch of a rank in a mean over micro-batches."""
 
@@ -104,6 +114,10 @@ class TokenSet(StrEnum):
     """All of them."""
 
 
+STD_EPSILON = 1e-6
+"""What is added to the standard deviation that rewards are divided by, if nothing else is said."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class EstimatorConventions:
     """The choices that an estimator of advantages leaves open and a framework documents.
@@ -112,7 +126,8 @@ class EstimatorConventions:
     penalty on their divergence from the reference policy; the reward is at the last of those that
     are ``rewarded``; ``valued`` are those that have a critic's value, which is 0 elsewhere;
     ``whitened`` are those whose mean and variance advantages are whitened by, and from whose number
-    ``lost_degrees_of_freedom`` is subtracted in the variance.
+    ``lost_degrees_of_freedom`` is subtracted in the variance. ``std_epsilon`` is added to the
+    standard deviation that the rewards of a group are divided by.
     """
 
     transitions: TokenSet = TokenSet.RESPONSE
@@ -121,11 +136,13 @@ class EstimatorConventions:
     valued: TokenSet = TokenSet.RESPONSE
     whitened: TokenSet = TokenSet.ACTIVE
     lost_degrees_of_freedom: int = 1
+    std_epsilon: float = STD_EPSILON
 
     def __str__(self) -> str:
         sets = ("transitions", "penalised", "rewarded", "valued", "whitened")
         named = [f"{name}: {getattr(self, name)}" for name in sets]
-        return ", ".join([*named, f"n - {self.lost_degrees_of_freedom}"])
+        epsilon = [] if self.std_epsilon == STD_EPSILON else [f"std + {self.std_epsilon:g}"]
+        return ", ".join([*named, f"n - {self.lost_degrees_of_freedom}", *epsilon])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,7 +171,9 @@ class Conventions:
     from discounted returns, and from values. ``logged_advantages`` and ``logged_values`` are the
     means of advantages and of a critic's values that are logged. ``rejected`` is the aggregation of
     the fraction of rejected tokens, by default that of other diagnostics, and ``value_loss`` that
-    of a critic's loss, by default `WITH_TOKEN_MEAN`. None stands for the defaults.
+    of a critic's loss, by default `WITH_TOKEN_MEAN`. ``kl_estimator`` is the estimator of the
+    divergence, and ``logged_entropy`` and ``logged_kl`` are the aggregations of these terms in the
+    log, if not those of training. None stands for the defaults.
     """
 
     sample_unit: SampleUnit = SampleUnit.SAMPLE
@@ -172,6 +191,9 @@ class Conventions:
     logged_values: LoggedMean | None = None
     rejected: AuxiliaryAggregation | None = None
     value_loss: AuxiliaryAggregation | None = None
+    kl_estimator: DivergenceEstimator = DivergenceEstimator.K1
+    logged_entropy: AuxiliaryAggregation | None = None
+    logged_kl: AuxiliaryAggregation | None = None
 
 
 DEFAULT_CONVENTIONS = Conventions()

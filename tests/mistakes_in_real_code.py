@@ -131,6 +131,20 @@ _of_openrlhf = partial(
 
 _of_verl = partial(Mistake, framework="verl", engine="fsdp", checks="weights", layouts=PACKED)
 
+_of_trl = partial(
+    Mistake,
+    framework="trl",
+    engine="ddp",
+    checks="weights",
+    layouts=("dp1-cp1-mb2-bshd", "dp2-cp1-mb1-bshd", "dp2-cp1-mb2-bshd"),
+)
+
+TRL_LOSS = "trainer/grpo_trainer.py", "_compute_loss"
+"""The file and the function of TRL's loss."""
+
+ROWS = "self.accelerator.gather(mask.sum(-1))"
+"""The active tokens of each row on all of TRL's processes."""
+
 MISTAKES = (
     Mistake(
         name="skyrl_fsdp_mean_of_ranks",
@@ -396,10 +410,46 @@ MISTAKES = (
         condition=[],
         modes="token_mean",
     ),
+    _of_trl(
+        name="trl_accumulation_not_averaged",
+        edit=Edit(*TRL_LOSS, "normalizer", reading=1, by="1"),
+        cause="multiplied_by_micro_batches",
+        condition=["in sample_mean"],
+    ),
+    _of_trl(
+        name="trl_tokens_of_a_process",
+        edit=Edit(
+            "trainer/grpo_trainer.py",
+            "_generate_and_score_completions",
+            "num_items_in_batch",
+            reading=1,
+            by="loss_mask.sum()",
+        ),
+        cause="tokens_counted_per_rank",
+        condition=[],
+    ),
+    _of_trl(
+        name="trl_mask_left_out",
+        edit=Edit(*TRL_LOSS, "mask", reading=7, by="completion_mask"),
+        cause="masked_tokens_counted",
+        condition=["in sample_mean"],
+    ),
+    _of_trl(
+        name="trl_empty_rows_dropped",
+        edit=Edit(
+            *TRL_LOSS,
+            "per_token_loss",
+            reading=5,
+            by=f"(per_token_loss * {ROWS}.numel() / ({ROWS} > 0).sum().clamp(min=1))",
+        ),
+        cause="sample_units_excluded",
+        condition=[],
+        layouts=("dp1-cp1-mb1-bshd", "dp2-cp1-mb1-bshd"),
+    ),
 )
 
 
-INSTALLED = ("skyrl", "verl")
+INSTALLED = ("skyrl", "trl", "verl")
 """Frameworks that are on the package index."""
 
 RELEASED = {"openrlhf": "pypi:0.11.2"}

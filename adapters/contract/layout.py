@@ -20,6 +20,7 @@ class Option(StrEnum):
     HYBRID_SHARDING = "hybrid_sharding"  # half of the ranks share a model, the others have a copy
     INTERLEAVED = "interleaved"  # each pipeline stage has two chunks of the model
     LEGACY_TRAINER = "legacy_trainer"  # the trainer that a framework keeps beside its default one
+    MASKED_TRUNCATION = "masked_truncation"  # the framework masks samples that were cut off
     NOT_SHARDED = "not_sharded"  # every rank has a whole model, where shards are the default
     OVERLAP_GRAD_REDUCE = "overlap_grad_reduce"  # bucket by bucket, during the backward pass
     PER_TOKEN_LOSS = "per_token_loss"  # the engine divides gradients by tokens that it counts
@@ -31,6 +32,8 @@ class Option(StrEnum):
     ZERO_0 = "zero_0"
     ZERO_1 = "zero_1"
     ZERO_3 = "zero_3"
+    SHARED_GENERATION = "shared_generation"  # all optimizer steps are cut out of one generation
+    SPLIT_GENERATION = "split_generation"  # every micro-batch is a generation of its own
 
 
 class InvalidLayoutError(ConformanceError):

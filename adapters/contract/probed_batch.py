@@ -31,7 +31,9 @@ from adapters.contract.objective import (
     ONE_ADVANTAGE,
     Objective,
 )
+from reference import divergences
 from reference.advantages import Rollouts
+from reference.aggregation import DivergenceEstimator
 from reference.policy_losses import PolicyTokens
 
 if TYPE_CHECKING:
@@ -83,6 +85,7 @@ class ProbedBatch:
 
     steps: tuple[Step, ...]
     objective: Objective = Objective.POLICY
+    kl_estimator: DivergenceEstimator = DivergenceEstimator.K1
 
     @cached_property
     def prompts(self) -> list[NDArray[np.int64]]:
@@ -153,10 +156,11 @@ class ProbedBatch:
         """Flat derivatives of token losses, of the policy loss if several, by log-probability."""
         if self.objective in OFF_POLICY:
             return DERIVATIVES[self.objective](self.policy_tokens, CONSTANTS)
+        if self.objective is Objective.KL:
+            return KL_COEFFICIENT * self.divergence_derivatives
         raw_advantages = np.concatenate(self.raw_advantages)
         alone = {
             Objective.ENTROPY: -ENTROPY_COEFFICIENT,
-            Objective.KL: KL_COEFFICIENT,
             Objective.SFT: -1.0,
             # The framework's own advantages are what is observed.
             **dict.fromkeys(FROM_REWARDS, -1.0),
@@ -164,6 +168,20 @@ class ProbedBatch:
         if self.objective in alone:
             return np.full(len(raw_advantages), alone[self.objective])
         return -raw_advantages
+
+    @property
+    def divergences(self) -> NDArray[np.float64]:
+        """Flat estimates of the divergence from the reference policy."""
+        return divergences.estimate(self._reference_log_ratios, self.kl_estimator)
+
+    @property
+    def divergence_derivatives(self) -> NDArray[np.float64]:
+        """Their derivatives by each token's log-probability, flat."""
+        return divergences.derivative(self._reference_log_ratios, self.kl_estimator)
+
+    @property
+    def _reference_log_ratios(self) -> NDArray[np.float64]:
+        return -np.concatenate(self.reference_log_probs)
 
     def policy_tokens_of_step(self, step_index: int) -> PolicyTokens:
         """What policy losses depend on, for the tokens of one step."""

@@ -14,7 +14,8 @@ import torch
 from adapters.contract.formulas import ESTIMATORS
 from adapters.contract.objective import OF_GROUPS, Objective
 from adapters.native.over_ranks import OverRanks
-from reference.advantages import STD_EPSILON, VARIANCE_EPSILON
+from reference.advantages import VARIANCE_EPSILON
+from reference.aggregation import STD_EPSILON
 
 if TYPE_CHECKING:
     from adapters.contract import Job

@@ -20,6 +20,7 @@ PARTS = {
     "rank": "data-parallel rank",
     "micro_batch": "micro-batch",
     "micro_batch_or_padding": "micro-batch, those of padding included",
+    "micro_batch_of_all_ranks": "micro-batch over all data-parallel ranks",
     "cp_slice": "context-parallel slice",
     "cp_slice_of_a_micro_batch": "context-parallel slice of a micro-batch",
 }
@@ -70,6 +71,7 @@ STATEMENTS = {
     "nothing_reported": "0 is logged",
     "nothing_reported_by_some_ranks": "some ranks log 0, and others the right number",
     "counted_over_batch": "what is counted is that of all steps of a batch together",
+    "mean_of_the_batch_counted": "what is counted is the mean over all steps of a batch",
     "counted_of_the_step_before": "what is counted is that of the step before",
     "masked_tokens_counted": "masked tokens are counted",
     "prompt_tokens_counted": "tokens of prompts are counted",

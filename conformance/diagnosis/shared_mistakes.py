@@ -1,7 +1,8 @@
 """Diagnoses a loss with several wrong terms.
 
 Auxiliary losses often share one path through a framework: entropy and divergence then have the same
-mistake, and the policy loss is right or has another one. Or the policy loss is right, and each
+mistake, and the policy loss is right or has another one. Or one of them is a part of each token's
+loss, and shares the policy loss's mistake. Or the policy loss is right, and each
 auxiliary loss counts padding or leaves out other ranks in its own way.
 """
 
@@ -9,6 +10,8 @@ from __future__ import annotations
 
 from itertools import chain, product
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from conformance.diagnosis.catalogue.missing_tokens import shares
 from conformance.diagnosis.catalogue.mistakes import mistakes
@@ -18,7 +21,6 @@ from conformance.findings.finding import Diagnosis
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from conformance.diagnosis.step_context import LossTerm
@@ -27,19 +29,34 @@ if TYPE_CHECKING:
 def diagnose_shared_mistake(
     policy: LossTerm, others: Sequence[LossTerm], matches: Callable[[NDArray[np.float64]], bool]
 ) -> Diagnosis | None:
-    """The mistake that all ``others`` share, or one mistake of each, if it explains the sum.
+    """The mistake that terms share, or one mistake of each, if it explains the sum.
 
-    The policy loss is right if that explains the sum, else it may have a mistake besides theirs.
+    It may be shared by all ``others``; the policy loss is right if that explains the sum. Else it
+    shares the mistake of those that are aggregated with it, or has one besides that of the others.
     ``matches`` says whether the predicted sum of all terms, [tokens], explains the observation.
     """
     shared = [*_shared(others)]
     right, *mistaken = _alternatives(policy)
     of_right = ((right, wrong) for wrong in chain(shared, _apart(others)))
-    for (own_words, own), (name, words, wrong) in chain(of_right, product(mistaken, shared)):
+    nothing = np.zeros_like(policy.products)
+    together = ((("", nothing), wrong) for wrong in _with_policy_loss(policy, others))
+    of_both = product(mistaken, shared)
+    for (own_words, own), (name, words, wrong) in chain(of_right, together, of_both):
         if matches(own + wrong):
             explanation = f"{words}; {policy.metric}: {own_words}" if own_words else words
             return Diagnosis(name=name, explanation=explanation)
     return None
+
+
+def _with_policy_loss(
+    policy: LossTerm, others: Sequence[LossTerm]
+) -> Iterator[tuple[str, str, NDArray[np.float64]]]:
+    """Yield the sum of all terms for each mistake of those aggregated as the policy loss is."""
+    together = [other for other in others if other.context == policy.context]
+    apart = [other.products for other in others if other.context != policy.context]
+    if together and apart:
+        for name, words, wrong in _shared([policy, *together]):
+            yield name, words, wrong + sum(apart)
 
 
 def _alternatives(term: LossTerm) -> Iterator[tuple[str, NDArray[np.float64]]]:

@@ -20,7 +20,7 @@ from adapters.contract.objective import (
     Metric,
     Objective,
 )
-from adapters.contract.probed_batch import DIVERGENCES, ENTROPIES, ProbedBatch
+from adapters.contract.probed_batch import ENTROPIES, ProbedBatch
 from conformance.diagnosis.catalogue.advantages import BatchPlacement, Estimate, wrong_advantages
 from conformance.diagnosis.catalogue.derivatives import wrong_derivatives
 from conformance.diagnosis.placement import zigzag_rank
@@ -84,6 +84,12 @@ def reducer(objective: Objective, conventions: Conventions) -> AuxiliaryAggregat
     }.get(objective)
 
 
+def reducer_of_log(metric: Metric, conventions: Conventions) -> AuxiliaryAggregation | None:
+    """The aggregation of a term that is logged alone; None if it is that of the policy loss."""
+    logged = {Metric.ENTROPY: conventions.logged_entropy, Metric.KL: conventions.logged_kl}
+    return logged.get(metric) or reducer_of_term(metric, conventions)
+
+
 def reducer_of_term(metric: Metric, conventions: Conventions) -> AuxiliaryAggregation | None:
     """The aggregation of a term or logged metric; None if it is that of the policy loss."""
     if metric is Metric.POLICY_LOSS:
@@ -103,7 +109,9 @@ def without_rejection(step: Step) -> Step:
 
 def logged_terms(context: StepContext, objective: Objective, metric: Metric) -> list[LossTerm]:
     """The terms of a logged number, in the context of a step that an objective is trained on."""
-    conventions, batch = context.conventions, ProbedBatch(context.steps, objective)
+    conventions = context.conventions
+    batch = ProbedBatch(context.steps, objective, conventions.kl_estimator)
+    reducer_of = reducer_of_term if metric is Metric.LOSS else reducer_of_log
     if metric is not Metric.LOSS:
         plain = replace(conventions, micro_batch_weight=MicroBatchWeight.EQUAL)
         context = replace(context, conventions=plain)
@@ -112,7 +120,7 @@ def logged_terms(context: StepContext, objective: Objective, metric: Metric) -> 
     return [
         LossTerm(
             metric=term,
-            context=context.of_term(reducer_of_term(term, conventions)),
+            context=context.of_term(reducer_of(term, conventions)),
             factors=coefficient * batch.split(quantities(term, batch))[context.step_index],
         )
         for term, coefficient in coefficients(metric, objective).items()
@@ -121,13 +129,17 @@ def logged_terms(context: StepContext, objective: Objective, metric: Metric) -> 
 
 def combined_terms(context: StepContext, dloss_dlogprob: NDArray[np.float64]) -> list[LossTerm]:
     """The terms of the gradient of `COMBINED`: factors are derivatives by each token's probe."""
+    batch = ProbedBatch(context.steps, Objective.COMBINED, context.conventions.kl_estimator)
+    derivatives = {
+        Metric.POLICY_LOSS: dloss_dlogprob,
+        Metric.ENTROPY: np.ones_like(dloss_dlogprob),
+        Metric.KL: batch.split(batch.divergence_derivatives)[context.step_index],
+    }
     return [
         LossTerm(
             metric=metric,
             context=context.of_term(reducer_of_term(metric, context.conventions)),
-            factors=dloss_dlogprob
-            if metric is Metric.POLICY_LOSS
-            else np.full_like(dloss_dlogprob, coefficient),
+            factors=coefficient * derivatives[metric],
         )
         for metric, coefficient in COMBINED.items()
     ]
@@ -298,7 +310,7 @@ _QUANTITIES: dict[Metric, Quantity] = {
     Metric.CLIP_FRACTION: _clipped,
     Metric.POLICY_KL: lambda batch: np.concatenate(batch.old_log_probs),
     Metric.ENTROPY: _table(ENTROPIES),
-    Metric.KL: _table(DIVERGENCES),
+    Metric.KL: lambda batch: batch.divergences,
     Metric.REJECTED: _rejected,
     Metric.VALUE: lambda batch: np.concatenate(batch.values),
     Metric.REFERENCE_LOG_PROB: lambda batch: np.concatenate(batch.reference_log_probs),

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 BY_THE_ADVANTAGES = {
     "contract.probed_batch.ProbedBatch.weights": ("gradient[ids].astype(np.float64) / derivatives"),
     "contract.probed_batch.ProbedBatch.returns": "advantages / 2",
+    "contract.probed_batch.ProbedBatch.dloss_dlogprob": (
+        "KL_COEFFICIENT * self.divergence_derivatives"
+    ),
     "slime_family.adapter.MegatronAdapter.token_losses": (
         "-torch.cat(batch['advantages']) * torch.cat(log_probs['log_probs'])"
     ),
@@ -71,6 +74,17 @@ ELSEWHERE = {
     "toolkit.source._install_data": "a path",
     "toolkit.source._made_once": "a path",
     "toolkit.source.released": "a path",
+    "trl.model.": "a path",
+    "trl.schedule.Schedule.samples": "indices of micro-batches",
+    "trl.startup.configured": "a path",
+    "trl.schedule.Schedule._micro_batch": "indices of samples",
+    "trl.schedule.Schedule.generation_size": "sizes that the framework is told",
+    "trl.schedule.Schedule.generations": "sizes that the framework is told",
+    "trl.schedule.Schedule.observed": "indices of optimizer steps",
+    "trl.schedule.Schedule.optimizer_steps": "sizes that the framework is told",
+    "trl.schedule._per_generation": "sizes that the framework is told",
+    "trl.schedule.schedule_of": "sizes that the framework is told",
+    "trl.trainer.Training._prompts": "a list of prompts",
     "verl.configuration._micro_batch_size": "sizes that the framework is told",
     "verl.configuration._sizes": "sizes that the framework is told",
     "verl.configuration._sum_mode": "the product of a divisor and the number of samples",

@@ -112,6 +112,9 @@ CONSTANT = Given(mode=Mode.CONSTANT, layout=TWO, forward_pass_of_token=BY_SAMPLE
         (TOKEN, "tokens_counted_per_micro_batch", [of_samples(3, 3, 4, 3)]),
         (TOKEN, "denominators_per_micro_batch", [of_samples(12, 12, 16, 12)] * 2),
         (CONSTANT, "denominators_per_micro_batch", [of_samples(320, 320, 160, 160)]),
+        # The first ones of both ranks have 7 tokens, the second ones 3.
+        (TOKEN, "tokens_counted_per_micro_batch_of_all_ranks", [of_samples(7, 7, 7, 3)]),
+        (TOKEN, "denominators_per_micro_batch_of_all_ranks", [of_samples(14, 14, 14, 6)] * 2),
         # 5 samples · (10 // 5) tokens, 2 ranks · (10 // 2).
         (TOKEN, "integer_division", [[10.0] * 10, [10.0] * 10]),
         (PROMPT, "integer_division", [of_samples(6, 6, 12, 9), of_samples(6, 6, 12, 6)]),
@@ -205,6 +208,8 @@ def test_batch_and_step_before_are_counted() -> None:
     assert denominators(sample, "counted_over_batch") == [of_samples(12, 6, 24, 18)]
     assert denominators(sample, "counted_of_the_step_before") == [of_samples(2, 1, 4, 3)]
     assert denominators(prompt, "counted_over_batch") == [of_samples(12, 12, 16, 12)]
+    assert denominators(token, "mean_of_the_batch_counted") == [[6.5] * 10]
+    assert denominators(sample, "mean_of_the_batch_counted") == [of_samples(6, 3, 12, 9)]
 
 
 def test_nearest_step_before_is_counted_and_all_steps_of_the_batch() -> None:

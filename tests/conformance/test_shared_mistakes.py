@@ -81,3 +81,15 @@ def test_terms_that_no_mistake_explains_have_none(factor: float) -> None:
         diagnose_shared_mistake(POLICY, [ENTROPY, KL], lambda sum_: np.allclose(sum_, total))
         is None
     )
+
+
+def test_a_term_that_is_a_part_of_the_policy_loss_shares_its_mistake() -> None:
+    kl = LossTerm(metric=Metric.KL, context=CONTEXT, factors=KL.factors)
+    total = weighed(POLICY, 1 / 2) + weighed(kl, 1 / 2) + weighed(ENTROPY, 1)
+    diagnosis = diagnose_shared_mistake(
+        POLICY, [ENTROPY, kl], lambda sum_: np.allclose(sum_, total)
+    )
+
+    assert diagnosis is not None
+    assert diagnosis.name == "divided_by_dp_or_cp_or_micro_batches_or_group_size"
+    assert diagnosis.explanation.startswith("policy_loss and kl: divided once too often")

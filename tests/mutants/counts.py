@@ -311,6 +311,17 @@ class BatchCounted(Counting):
         return [value / right * count for value in own]
 
 
+class MeanOfTheBatchCounted(Counting):
+    """Tokens are counted where rollouts arrive, and shared out evenly over the steps."""
+
+    diagnosis = "mean_of_the_batch_counted"
+    modes = (Mode.TOKEN_MEAN,)
+
+    def counted(self, samples: list[SampleTensors]) -> list[float]:
+        tokens = sum(int(step.active_tokens.sum()) for step in self.job.steps)
+        return [max(tokens, 1) / len(self.job.steps)] * len(samples)
+
+
 class Rounded(Counting):
     """Tokens are counted in ``dtype``."""
 

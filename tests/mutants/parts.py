@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from copy import copy
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,7 @@ import torch
 from adapters.native.packing import Packed, SampleTensors, pack
 from adapters.native.trainer import denominators, tokens_of_groups, with_denominators
 from reference.aggregation import Mode
-from tests.mutants.mutant import Mutant
+from tests.mutants.mutant import Counting, Mutant
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -39,6 +40,23 @@ class MeanOfMicroBatchMeans(Mutant):
     def cut(self, samples: list[SampleTensors]) -> list[list[SampleTensors]]:
         parts = super().cut(samples)
         return [means_of(part, self, self.layout.dp * len(parts)) for part in parts]
+
+
+class MeanOfMicroBatchesOfAllRanks(Counting):
+    """A micro-batch is divided by its tokens on all ranks, and the mean over them is taken."""
+
+    diagnosis = "denominators_per_micro_batch"
+    modes = (Mode.TOKEN_MEAN,)
+
+    def counted(self, samples: list[SampleTensors]) -> list[float]:
+        number, tokens = dict[int, int](), Counter[int]()
+        for rank in range(self.layout.dp):
+            other = copy(self)
+            other.dp_rank = rank
+            for index, part in enumerate(other.cut(other.shard(samples))):
+                number |= {int(one.ids[0]): index for one in part}
+                tokens[index] += sum(one.tokens for one in part)
+        return [float(max(tokens[number[int(one.ids[0])]], 1) * len(tokens)) for one in samples]
 
 
 class TokensCountedPerSlice(Mutant):

@@ -191,9 +191,9 @@ def _of_spreads(estimate: Estimate) -> Iterator[Wrong]:
     yield "std_left_out", estimate.of(centred)
     if not estimate.estimator.whitens:  # which makes up for one factor of all
         std = math.sqrt(advantages.variance(rollouts.rewards, 1))
-        yield "std_of_the_batch", centred / (std + advantages.STD_EPSILON)
+        yield "std_of_the_batch", centred / (std + estimate.conventions.std_epsilon)
     biased = rollouts.of_group(lambda rewards: float(rewards.std()))[rollouts.sample]
-    yield "biased_std", estimate.of(centred / (biased + advantages.STD_EPSILON))
+    yield "biased_std", estimate.of(centred / (biased + estimate.conventions.std_epsilon))
 
 
 def _centred(estimate: Estimate) -> Values:

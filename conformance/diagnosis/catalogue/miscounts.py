@@ -191,6 +191,12 @@ def other_steps(context: StepContext) -> Iterator[Mistake]:
             tokens = np.full(context.step.size, float(counted))
         weights = context.weights(tokens, units)
         yield Mistake(name=name, words=f"what is counted is that {words}", weights=weights)
+        if others is context.steps:
+            yield Mistake(
+                name="mean_of_the_batch_counted",
+                words=f"what is counted is the mean of the batch's {len(others)} steps",
+                weights=weights * len(others),
+            )
 
 
 def rounded_counts(context: StepContext) -> Iterator[Mistake]:

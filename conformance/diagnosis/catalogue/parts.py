@@ -132,13 +132,14 @@ def _cut_into(placement: TokenPlacement, layout: Layout) -> Iterator[_Part]:
     ranks, slices = layout.dp, layout.cp
     micro_batches = ranks * placement.micro_batches
     sliced = () if slices > 1 else ("cp_slice",)
+    joined = () if ranks > 1 else ("micro_batch_of_all_ranks",)
     yield _Part(name="rank", label=dp, whole=dp, count=np.full_like(dp, ranks), same=sliced)
     yield _Part(
         name="micro_batch",
         label=micro_batch,
         whole=micro_batch,
         count=micro_batches,
-        same=tuple(f"{name}_of_a_micro_batch" for name in sliced),
+        same=(*(f"{name}_of_a_micro_batch" for name in sliced), *joined),
     )
     most = int(micro_batches.max())
     if (micro_batches < most).any():  # ranks with fewer are given some of padding alone
@@ -147,6 +148,13 @@ def _cut_into(placement: TokenPlacement, layout: Layout) -> Iterator[_Part]:
             label=micro_batch,
             whole=micro_batch,
             count=np.full_like(dp, most),
+        )
+    if ranks > 1:
+        yield _Part(
+            name="micro_batch_of_all_ranks",
+            label=placement.micro_batch,
+            whole=placement.micro_batch,
+            count=np.full_like(dp, int(placement.micro_batches.max())),
         )
     if slices > 1:
         yield _Part(

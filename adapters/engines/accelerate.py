@@ -1,0 +1,71 @@
+"""Hugging Face Accelerate, and transformers' `Trainer` on it.
+
+Accelerate reads the world from environment variables and keeps it for the process; a `Trainer`
+makes an `Accelerator` of its own, with that state.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from transformers import TrainerCallback
+
+from adapters.toolkit.probe import GradientReader
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from adapters.contract import Rank
+
+LOCAL_RANK = "LOCAL_RANK"
+RENDEZVOUS = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+"""What Accelerate asks for; nobody connects, as the world exists already."""
+
+
+def enter_world(rank: Rank) -> None:
+    """Let the next `Accelerator` find the world of a rank, and nothing of a job before."""
+    leave_world()
+    for name, value in RENDEZVOUS.items():
+        os.environ.setdefault(name, value)
+    if rank.device == "cpu":
+        os.environ.pop(LOCAL_RANK, None)  # which Accelerate sets in a world of several CPUs
+
+
+def name_engine_of_a_gpu() -> None:
+    """Let ranks on CPUs be prepared as those on GPUs are: Accelerate gives these alone FSDP."""
+    from accelerate.state import PartialState
+    from accelerate.utils import DistributedType
+
+    PartialState(cpu=True).distributed_type = DistributedType.MULTI_GPU
+
+
+def leave_world() -> None:
+    """Forget the world, and the gradients and data loaders of its last job."""
+    from accelerate.state import AcceleratorState, GradientState
+
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+
+
+class Watch(TrainerCallback):
+    """Keeps the gradient of each optimizer step of a `Trainer`, and what it logs of the step."""
+
+    def __init__(self) -> None:
+        self.logs: list[dict[str, Any]] = []
+        self._reader: GradientReader | None = None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **of_trainer: Any) -> None:
+        """Read gradients where the wrapped optimizer steps."""
+        optimizer = of_trainer["optimizer"]
+        self._reader = GradientReader(getattr(optimizer, "optimizer", optimizer))
+
+    def on_log(self, args: Any, state: Any, control: Any, **of_trainer: Any) -> None:
+        """Keep the log of a step, which the log of the whole run comes after."""
+        self.logs.append({**of_trainer["logs"]})
+
+    def gradients(self) -> list[NDArray[np.float32]]:
+        """The gradients of all steps."""
+        assert self._reader is not None
+        return self._reader.drain()

@@ -1,0 +1,49 @@
+"""How runs of TRL under its adapters differ from a user's, and why it is harmless."""
+
+from __future__ import annotations
+
+from adapters.contract.description import parse_departures
+
+ALL_ENGINES = parse_departures(
+    """
+    set: a function for rollouts, which returns the samples of the case, with a mask of tokens that
+    the policy has generated
+        an extension point of TRL's own; generation comes before a step
+    set: a reward function that returns the rewards of the case, and a tokenizer of two words, of
+    which the end of text is the last token of samples that are not truncated
+        no text is looked at; which token it is, the token before it tells
+    set: a subclass of the trainer that puts in advantages of tokens, unless TRL's are looked at
+        TRL's loss takes them from subclasses; signed powers of two, on which no weight depends
+    stubbed: the model, by one of one token, and TRL's fused LM head, by itself plus an entry for
+    every token
+        TRL's own functions run on the model's states; what is added is what weights are read by
+    stubbed: log-probabilities of the old policy and of the reference policy, which are what their
+    models answer TRL
+        the answers are the case's; ratios other than 1 come about by no other way in one step
+    set: num_iterations=2 where ratios are to be others than 1, and the last iteration observed
+        TRL asks for log-probabilities of the old policy only where it may have changed
+    set: use_vllm=True where rollout and old policy are compared, and the engine of vLLM stubbed
+        it would generate, and be sent weights
+    set: where a generation has the samples of several optimizer steps, their order
+        TRL shuffles it, which would mix the samples of steps
+    set: sizes of prompts: 2 samples of each or all of a generation, unless advantages are TRL's
+        advantages that are given are compared with no others
+    set: clipping bounds and coefficients of terms
+        values a user may choose; the reference takes the same
+    set: learning rate 0, no weight decay, no clipping of gradients, constant order of prompts
+        all come after the gradient that is read, or before rollouts
+    set: gradients, to 0 after they were read and before the optimizer steps
+        NaN would spoil the probe even at a learning rate of 0
+    set: no gradient checkpointing, no saving, no reports to services, no access to the hub
+        there are no layers to compute again, and nothing else is computed
+    set: bf16=False
+        the tolerance is derived from the dtype, which a report names
+    """
+)
+
+FSDP2 = parse_departures(
+    """
+    set: on a machine without a GPU, the type of distributed training that Accelerate takes GPUs for
+        it shards models on GPUs alone; torch's FSDP2 is the same on gloo
+    """
+)

@@ -1,0 +1,61 @@
+"""Imports TRL without anything that reaches for the network."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from adapters.toolkit.imports import import_from
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SETTINGS = {
+    "HF_HUB_OFFLINE": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "TORCHDYNAMO_DISABLE": "1",
+    "TRL_EXPERIMENTAL_SILENCE": "1",
+}
+"""Environment variables: no hub, no threads of a tokenizer, nothing compiled."""
+
+
+def import_trl(source: Path | None) -> None:
+    """Import TRL's trainers, and register the model."""
+    for name, value in SETTINGS.items():
+        os.environ.setdefault(name, value)
+    import_from("trl", [source] if source else [])
+    module("trainer.grpo_trainer")
+    module("trainer.rloo_trainer")
+    _put_the_probe_in()
+
+
+@cache
+def _put_the_probe_in() -> None:
+    """Once in a process, whichever engines are driven in it."""
+    model = importlib.import_module("adapters.trl.model")
+    model.register()
+    if has_fused_lm_head():
+        return
+    trainer = module("trainer.grpo_trainer")
+    for name, with_probe in model.FUNCTIONS.items():
+        if hasattr(trainer, name):
+            setattr(trainer, name, with_probe(getattr(trainer, name)))
+
+
+def needs_triton() -> bool:
+    """Whether this version's fused LM head runs on Triton alone, which is not there."""
+    kernel = "_ChunkedLogProbFunction"
+    return has_fused_lm_head() and getattr(module("trainer.utils"), kernel, kernel) is None
+
+
+def has_fused_lm_head() -> bool:
+    """Whether this version computes log-probabilities without logits."""
+    return hasattr(module("trainer.utils"), "add_fused_lm_head")
+
+
+def module(path: str) -> Any:
+    """Import a module of TRL by its path below the package."""
+    return importlib.import_module(f"trl.{path}")

@@ -1,0 +1,199 @@
+"""A Hugging Face model that is nothing but the probe, and the seams in TRL's use of its outputs.
+
+TRL loads it as a reference policy by the `checkpoint` folder next to this module.
+"""
+
+from __future__ import annotations
+
+import types
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import transformers
+from torch import nn
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    GenerationMixin,
+    PretrainedConfig,
+    PreTrainedModel,
+)
+from transformers.modeling_outputs import BaseModelOutput, CausalLMOutput
+
+from adapters.contract.probed_batch import ENTROPIES
+from adapters.toolkit.probe import ForwardPasses, ProbeLayer, cycled
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+CHECKPOINT = Path(__file__).parent / "checkpoint"
+IGNORED = -100
+"""The label of a position that is not scored."""
+
+
+class ProbeConfig(PretrainedConfig):
+    """The shape of a transformer, which trainers ask for, and the size of the probe."""
+
+    model_type = "trl_probe"
+    num_attention_heads = num_key_value_heads = hidden_size = num_hidden_layers = vocab_size = 1
+    capacity = 1
+
+
+class Backbone(nn.Module):
+    """Hidden states of 0 at all positions."""
+
+    def forward(self, input_ids: torch.Tensor, **_: Any) -> BaseModelOutput:
+        """Hidden states: [*input_ids, 1]."""
+        states = torch.zeros(*input_ids.shape, 1, device=input_ids.device)
+        return BaseModelOutput(last_hidden_state=states)  # type: ignore[arg-type]
+
+
+class ProbeForTRL(PreTrainedModel, GenerationMixin):
+    """A policy with a vocabulary of one token, hence log-probabilities and entropies of 0.
+
+    ``given`` are the log-probabilities, by token id, that it answers with where it is not trained.
+    """
+
+    config_class = ProbeConfig
+    base_model_prefix = "model"
+    _no_split_modules = [ProbeLayer.__name__]  # noqa: RUF012 - as transformers has it
+
+    def __init__(self, config: ProbeConfig) -> None:
+        super().__init__(config)
+        self.model = Backbone()
+        self.layer = ProbeLayer(config.capacity)
+        self.lm_head = nn.Linear(1, 1, bias=False).requires_grad_(requires_grad=False)
+        self.passes = ForwardPasses()
+        self.given = self.probe = torch.zeros(config.capacity)
+        self.predicted = torch.zeros(0, dtype=torch.int64)
+        self.post_init()
+
+    @classmethod
+    def from_pretrained(cls, *_: Any, **__: Any) -> ProbeForTRL:
+        """A model that is not trained."""
+        return cls(ProbeConfig())
+
+    def _init_weights(self, module: nn.Module) -> None:
+        """Leave the probe at 0."""
+
+    def get_output_embeddings(self) -> nn.Module:
+        """The LM head, which TRL multiplies hidden states by."""
+        return self.lm_head
+
+    def note(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """Begin a forward pass; returns the probe, which FSDP hooks its backward pass to."""
+        self.passes.note(input_ids)
+        self.predicted = predicted(input_ids)
+        self.probe = self.layer()
+        return self.probe
+
+    def values(self) -> torch.Tensor:
+        """What to add to the log-probabilities of the latest forward pass's tokens: [rows, -1]."""
+        return (self.probe if torch.is_grad_enabled() else self.given)[self.predicted]
+
+    def entropies(self) -> torch.Tensor:
+        """What to add to their entropies, in the same shape."""
+        return cycled(ENTROPIES, self.predicted) + self.values()
+
+    def forward(self, input_ids: torch.Tensor, **_: Any) -> CausalLMOutput:
+        """Logits of the only token, for versions that have no fused LM head."""
+        global _speaking
+        _speaking = self
+        logits = torch.zeros(*input_ids.shape, 1, device=input_ids.device)
+        return CausalLMOutput(logits=logits, hidden_states=(self.note(input_ids),))  # type: ignore[arg-type]
+
+
+def predicted(input_ids: torch.Tensor) -> torch.Tensor:
+    """The ids of the tokens that rows predict, where the end of text stands for the last one's.
+
+    A token's id is one more than that of the token before it: [rows, tokens - 1].
+    """
+    return input_ids[:, :-1] + 1
+
+
+_speaking: ProbeForTRL | None = None
+"""The model of the latest forward pass without a fused LM head."""
+
+
+def register() -> None:
+    """Let transformers find the model, and TRL, which looks its class up in transformers."""
+    AutoConfig.register(ProbeConfig.model_type, ProbeConfig)
+    AutoModelForCausalLM.register(ProbeConfig, ProbeForTRL)
+    vars(transformers)[ProbeForTRL.__name__] = ProbeForTRL
+
+
+def policy(capacity: int) -> ProbeForTRL:
+    """The policy to train."""
+    config = ProbeConfig()
+    config.capacity = capacity
+    config._name_or_path = str(CHECKPOINT)
+    return ProbeForTRL(config)
+
+
+def put_probe_in(model: ProbeForTRL) -> None:
+    """Add to what TRL's fused LM head makes of a model: log-probabilities, and entropies."""
+    fused = model.forward
+
+    def forward(
+        self: ProbeForTRL, input_ids: torch.Tensor, *, labels: torch.Tensor, **options: Any
+    ) -> Any:
+        self.note(input_ids)
+        output: Any = fused(input_ids=input_ids, labels=labels.clamp(max=0), **options)
+        scored, values = labels[:, 1:] != IGNORED, self.values()
+        zero = values.new_zeros(())
+        output.log_probs = output.log_probs + torch.where(scored, values, zero)
+        if output.entropy is not None:
+            output.entropy = output.entropy + torch.where(scored, self.entropies(), zero)
+        return output
+
+    model.forward = types.MethodType(forward, model)  # type: ignore[method-assign]
+
+
+def with_log_probs(log_softmax: Callable[..., Any]) -> Callable[..., Any]:
+    """Log-probabilities of rows' last tokens, for versions without a fused LM head."""
+
+    def log_probs(
+        logits: torch.Tensor, tokens: torch.Tensor, *arguments: Any, **named: Any
+    ) -> torch.Tensor:
+        assert _speaking is not None
+        real: torch.Tensor = log_softmax(logits, tokens.clamp(max=0), *arguments, **named)
+        return real + _speaking.values()[:, -tokens.shape[1] :]
+
+    return log_probs
+
+
+def with_entropies(entropy: Callable[..., Any]) -> Callable[..., Any]:
+    """Entropies at the positions that predict them."""
+
+    def entropies(logits: torch.Tensor, *arguments: Any, **named: Any) -> torch.Tensor:
+        assert _speaking is not None
+        real: torch.Tensor = entropy(logits, *arguments, **named)
+        return real + _speaking.entropies()[:, -logits.shape[1] :]
+
+    return entropies
+
+
+def with_both(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Log-probabilities and entropies of one function."""
+
+    def both(
+        logits: torch.Tensor, tokens: torch.Tensor, *arguments: Any, **named: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        assert _speaking is not None
+        log_probs, entropies = function(logits, tokens.clamp(max=0), *arguments, **named)
+        last = slice(-tokens.shape[1], None)
+        return (
+            log_probs + _speaking.values()[:, last],
+            entropies + _speaking.entropies()[:, last],
+        )
+
+    return both
+
+
+FUNCTIONS = {
+    "selective_log_softmax": with_log_probs,
+    "entropy_from_logits": with_entropies,
+    "selective_log_softmax_and_entropy": with_both,
+}
+"""TRL's functions of logits, each with what puts the probe into it."""

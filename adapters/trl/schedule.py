@@ -1,0 +1,108 @@
+"""Which samples TRL generates at once, and how it cuts them into optimizer steps.
+
+A generation is shuffled within each rank and cut into micro-batches of equal size. By default it
+holds the samples of one optimizer step; it may hold those of several, or of one micro-batch alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from adapters.contract import Option, Unsupported
+from adapters.toolkit.settings import samples_per_step
+
+if TYPE_CHECKING:
+    from adapters.contract import Job
+
+FEWEST_GENERATIONS = 2
+"""Samples of a prompt that TRL asks for at least."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """The sizes of a job: optimizer steps, micro-batches of a step, and samples of each on a rank.
+
+    ``per_generation`` counts micro-batches; each generation is trained on ``iterations`` times.
+    """
+
+    steps: int
+    ranks: int
+    micro_batches: int
+    micro_batch_size: int
+    per_generation: int
+    iterations: int
+
+    @property
+    def generation_size(self) -> int:
+        """The samples of a generation, on all ranks."""
+        return self.per_generation * self.micro_batch_size * self.ranks
+
+    @property
+    def generations(self) -> int:
+        """The number of generations."""
+        return self.steps * self.micro_batches // self.per_generation
+
+    @property
+    def optimizer_steps(self) -> int:
+        """The number of optimizer steps, in all iterations."""
+        return self.steps * self.iterations
+
+    @property
+    def observed(self) -> list[int]:
+        """For each step of the job, the optimizer step that trains it for the last time."""
+        together = max(self.per_generation // self.micro_batches, 1)
+        return [
+            (step - step % together) * self.iterations
+            + (self.iterations - 1) * together
+            + step % together
+            for step in range(self.steps)
+        ]
+
+    def samples(self, generation: int, rank: int) -> list[int]:
+        """The samples that a rank has of a generation, in the order of micro-batches."""
+        first = generation * self.per_generation
+        return [
+            sample
+            for index in range(first, first + self.per_generation)
+            for sample in self._micro_batch(index, rank)
+        ]
+
+    def _micro_batch(self, index: int, rank: int) -> range:
+        step, micro_batch = divmod(index, self.micro_batches)
+        part = micro_batch * self.ranks + rank
+        if self.per_generation >= self.micro_batches:
+            # A rank has one part of a step, which it cuts.
+            part = rank * self.micro_batches + micro_batch
+        first = (step * self.ranks * self.micro_batches + part) * self.micro_batch_size
+        return range(first, first + self.micro_batch_size)
+
+
+def schedule_of(job: Job, iterations: int) -> Schedule:
+    """The schedule of a job; raises `Unsupported` if TRL has none."""
+    layout, size = job.layout, job.configuration.batch_size or samples_per_step(job.steps)
+    if not isinstance(layout.micro_batches, int):
+        raise Unsupported(f"no micro-batches by {layout.micro_batches}")
+    parts = layout.dp * layout.micro_batches
+    if size % parts:
+        raise Unsupported(f"{size} samples are no {parts} micro-batches of equal size")
+    schedule = Schedule(
+        steps=len(job.steps),
+        ranks=layout.dp,
+        micro_batches=layout.micro_batches,
+        micro_batch_size=size // parts,
+        per_generation=_per_generation(job, layout.micro_batches),
+        iterations=iterations,
+    )
+    if iterations > 1 and schedule.micro_batches % (iterations * schedule.per_generation) == 0:
+        raise Unsupported("an optimizer step would train on each of its generations twice")
+    if schedule.generation_size < FEWEST_GENERATIONS:
+        raise Unsupported(f"a generation of {schedule.generation_size} sample, 2 are the fewest")
+    return schedule
+
+
+def _per_generation(job: Job, micro_batches: int) -> int:
+    """The number of micro-batches of a generation."""
+    if Option.SHARED_GENERATION in job.layout.options:
+        return micro_batches * len(job.steps)
+    return 1 if Option.SPLIT_GENERATION in job.layout.options else micro_batches

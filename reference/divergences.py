@@ -1,0 +1,40 @@
+"""Estimators of the divergence from the reference policy, in float64.
+
+With d = log p - log p_ref of a token, and r = 1 the ratio of new to old policy, whose derivative by
+the log-probability is 1 too,
+
+    k1           d                        derivative 1
+    k3           exp(-d) + d - 1          derivative 1 - exp(-d)
+    k3_by_ratio  r · (exp(-d) + d - 1)    derivative d
+
+(Schulman, Approximating KL Divergence, 2020; the last by DeepSeek-V3.2, arXiv:2512.02556.)
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from reference.aggregation import DivergenceEstimator
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Values = NDArray[np.float64]
+
+
+def estimate(log_ratios: Values, estimator: DivergenceEstimator) -> Values:
+    """The estimate for each token, given its d: [tokens]."""
+    if estimator is DivergenceEstimator.K1:
+        return log_ratios
+    return np.expm1(-log_ratios) + log_ratios
+
+
+def derivative(log_ratios: Values, estimator: DivergenceEstimator) -> Values:
+    """The derivative of each token's estimate by its log-probability: [tokens]."""
+    if estimator is DivergenceEstimator.K1:
+        return np.ones_like(log_ratios)
+    if estimator is DivergenceEstimator.K3:
+        return -np.expm1(-log_ratios)
+    return log_ratios
