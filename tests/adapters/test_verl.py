@@ -332,10 +332,10 @@ def test_rollouts_are_logged_by_verls_own_names(fsdp: RankPool) -> None:
 
 @pytest.mark.parametrize("mode", [Mode.SAMPLE_MEAN, Mode.TOKEN_MEAN, Mode.CONSTANT])
 def test_critics_loss_is_aggregated_as_the_policys_in_its_own_micro_batches(
-    fsdp: RankPool, mode: Mode
+    pool: RankPool, mode: Mode
 ) -> None:
     given = job(mode=mode, objective=Objective.VALUE)
-    outcome = fsdp.run(given)
+    outcome = pool.run(given)
 
     assert isinstance(outcome, Ran), outcome
     assert weights_error(outcome, given) <= weight_bound("float32")
@@ -343,16 +343,16 @@ def test_critics_loss_is_aggregated_as_the_policys_in_its_own_micro_batches(
         assert np.unique(rank.forward_passes[0]).tolist() == [-1, 0, 1]
 
 
-def test_fine_tuning_is_a_mean_over_tokens(fsdp: RankPool) -> None:
+def test_fine_tuning_is_a_mean_over_tokens(pool: RankPool) -> None:
     given = job("two_steps", objective=Objective.SFT)
-    outcome = fsdp.run(given)
+    outcome = pool.run(given)
 
     assert isinstance(outcome, Ran), outcome
     assert weights_error(outcome, given) <= weight_bound("float32")
 
 
-def test_fine_tuning_has_no_other_aggregation(fsdp: RankPool) -> None:
-    outcome = fsdp.run(job(mode=Mode.SAMPLE_MEAN, objective=Objective.SFT))
+def test_fine_tuning_has_no_other_aggregation(pool: RankPool) -> None:
+    outcome = pool.run(job(mode=Mode.SAMPLE_MEAN, objective=Objective.SFT))
 
     assert isinstance(outcome, Declined)
     assert "by tokens alone" in outcome.message

@@ -1,0 +1,28 @@
+"""What is known of a release is what its committed report has, neither less nor more."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from conformance.comparing import expectations, report_file
+from conformance.comparing.gate import Expecting, Outcome
+
+REPORTS = Path(__file__).parents[1] / "reports"
+
+
+@pytest.mark.parametrize(
+    ("known", "of"), [("skyrl-fsdp", "skyrl/v0.3.0"), ("verl-fsdp", "verl/v0.9.1")]
+)
+def test_known_faults_are_those_of_the_committed_report(known: str, of: str) -> None:
+    report = report_file.load(REPORTS / f"{of}.json.gz")
+    gate = Expecting(expectations.load(REPORTS / "expected" / f"{known}.toml"))
+    failing = [
+        finding.id
+        for finding in report.findings
+        if gate.decision(finding, report.clues_of(finding)).outcome is Outcome.FAILS
+    ]
+
+    assert gate.objection(report) is None
+    assert not failing
