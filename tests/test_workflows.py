@@ -181,8 +181,10 @@ def test_devices_are_those_that_the_page_says_adapters_have() -> None:
     classes = [c for name in registry.known() for c in registry.adapter_classes(name).values()]
     page = PAGES[GPU_GATE]
 
-    assert "Every adapter of this project drives its framework on `cpu` and on `cuda`" in page
-    assert {adapter.devices for adapter in classes} == {("cpu", "cuda")}
+    assert "on `cpu` and, but for TRL's and OpenRLHF's, on\n`cuda`" in page
+    on_cpu_alone = {adapter.name for adapter in classes if adapter.devices == ("cpu",)}
+    assert on_cpu_alone == {"trl", "openrlhf"}
+    assert {adapter.devices for adapter in classes} == {("cpu",), ("cpu", "cuda")}
 
 
 def test_the_reason_shown_is_that_of_the_tests() -> None:

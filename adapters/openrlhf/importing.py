@@ -9,8 +9,6 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-import torch
-
 from adapters.toolkit.imports import import_from, provide, stub_missing
 
 if TYPE_CHECKING:
@@ -31,6 +29,8 @@ USERS_OF_RAY = (
 
 def import_openrlhf(source: Path | None) -> None:
     """Import the trainer with its actors, and put the probe and the seams into them."""
+    import torch
+
     from adapters.engines import deepspeed
     from adapters.toolkit import cuda_on_cpu
 

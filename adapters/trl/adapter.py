@@ -12,7 +12,6 @@ from adapters.contract.job import Depth, Job, Observation
 from adapters.contract.layout import Layout, Option
 from adapters.contract.probed_batch import ProbedBatch
 from adapters.toolkit.calls import Candidates, places, refusals_of_configuration
-from adapters.toolkit.probe import probe_capacity
 from adapters.trl import departures, importing, objectives
 from reference.aggregation import (
     AuxiliaryAggregation,
@@ -135,6 +134,7 @@ class TrlAdapter(Adapter):
 
     def observe(self, job: Job, rank: Rank) -> Observation:
         """Train all steps of the batch in one run of the trainer."""
+        from adapters.toolkit.probe import probe_capacity
         from adapters.trl import versions
         from adapters.trl.configuration import settings
         from adapters.trl.rollouts import Rollouts

@@ -89,9 +89,9 @@ ELSEWHERE = {
     "verl.configuration._sizes": "sizes that the framework is told",
     "verl.configuration._sum_mode": "the product of a divisor and the number of samples",
     "verl.configuration._token_budget": "sizes that the framework is told",
-    "verl.fsdp._shards": "shards that the framework is told",
+    "verl.engines.fsdp._shards": "shards that the framework is told",
     "verl.model.": "a path",
-    "verl.worker_groups.of_all_ranks": "a list of nothing",
+    "verl.trainers.worker_groups.of_all_ranks": "a list of nothing",
 }
 
 SCALING = (ast.Mult, ast.Div, ast.FloorDiv, ast.MatMult, ast.Pow)

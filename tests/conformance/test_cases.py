@@ -40,8 +40,8 @@ def test_every_case_says_in_a_line_what_it_catches_and_where_that_is_known_from(
 @EVERY_ADAPTER
 def test_every_case_runs_on_some_layout_and_every_layout_runs_most_cases(adapter: type) -> None:
     layouts = adapter().layouts()
-
-    assert [case.name for case in CORPUS if not any(map(case.runs_on, layouts))] == []
+    of_all_layouts = [case for case in CORPUS if not case.layouts and case.fewest_samples > 1]
+    assert [case.name for case in of_all_layouts if not any(map(case.runs_on, layouts))] == []
     assert min(sum(case.runs_on(layout) for case in CORPUS) for layout in layouts) >= 18
 
 

@@ -83,13 +83,13 @@ COMPLAINTS = {
     ),
     broken.TrainingAPlainSoftmax: (
         "derivative_not_one",
-        "the derivative of a log-probability by the probe is 0.9921875 = 1 - 1/128 and not 1: the"
-        " model's logits are those of a plain softmax over 128 tokens. Use"
+        "the derivative of a log-probability by the probe is 0.9980469 = 1 - 1/512 and not 1: the"
+        " model's logits are those of a plain softmax over 512 tokens. Use"
         " adapters.toolkit.probe.logits_head",
     ),
     broken.TrainingAPlainSoftmaxOffPolicy: (
         "ratio_not_one",
-        "new log-probabilities are the old ones -4.86 (a plain softmax over 128 tokens gives 1/128",
+        "new log-probabilities are the old ones -6.24 (a plain softmax over 512 tokens gives 1/512",
     ),
     broken.TakingTheProbeForLogits: (
         "depends_on_the_whole_probe",

@@ -55,8 +55,8 @@ def test_adapters_takes_sources_by_name() -> None:
 def test_source_of_an_adapter_that_does_not_exist_is_refused(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert cli.main(["adapters", "--source=trl=/tmp"]) == cli.USAGE_ERROR
-    assert "source '/tmp' is for adapter 'trl'" in capsys.readouterr().err
+    assert cli.main(["adapters", "--source=nobody=/tmp"]) == cli.USAGE_ERROR
+    assert "source '/tmp' is for adapter 'nobody'" in capsys.readouterr().err
 
 
 def test_source_without_a_name_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

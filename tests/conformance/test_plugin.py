@@ -235,7 +235,7 @@ def test_stopped_run_keeps_its_findings_and_leaves_no_process(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--adapter=trl"], r"adapter 'trl' is unknown; installed are .*native, .*skyrl"),
+        (["--adapter=nobody"], r"adapter 'nobody' is unknown; installed are .*native, .*skyrl"),
         (["--adapter=native", "--engine=jax"], "engine 'jax' is none of native's"),
         (["--adapter=native", "--source=/"], "native has no source of its own"),
         (["--adapter=skyrl", "--source=/nowhere"], "source '/nowhere': there is no such folder"),
