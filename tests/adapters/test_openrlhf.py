@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,21 +10,21 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from adapters.contract import Depth, Description, Job, Layout
+from adapters.contract import Description
 from adapters.contract.objective import Metric, Objective
 from adapters.contract.probed_batch import ProbedBatch
 from adapters.openrlhf.adapter import CONVENTIONS, OpenRLHFAdapter
 from adapters.toolkit.source import WheelError, resolve
-from conformance.corpus.cases import ALL_CASES
 from conformance.findings.verdict import Verdict
 from conformance.judging.gradients import judge_advantages, judge_off_policy
-from conformance.judging.weights import largest_error
 from conformance.ranks.messages import Declined
 from conformance.ranks.pool import Ran, RankPool
 from reference.aggregation import Mode
 from reference.rounding import weight_bound
 from reference.weights import token_weights
 from tests import command
+from tests.adapters import steps
+from tests.adapters.steps import MASKED, job
 from tests.conformance.test_leftovers import OF_OTHERS, forgotten_memory, names, processes_of
 from tests.conformance.test_plugin import wait_for
 
@@ -37,8 +37,7 @@ pytestmark = [
 ]
 
 RELEASE = "pypi:0.11.2"
-CASES = {case.name: case for case in ALL_CASES}
-MASKED = CASES["fully_masked_sample"]
+weights_error = partial(steps.weights_error, conventions=CONVENTIONS)
 
 
 def source(text: str) -> Path:
@@ -55,34 +54,6 @@ def source(text: str) -> Path:
 def pool() -> Iterator[RankPool]:
     with RankPool(OpenRLHFAdapter(), source(RELEASE), 2) as pool:
         yield pool
-
-
-def job(
-    case: str = MASKED.name,
-    mode: Mode = Mode.TOKEN_MEAN,
-    layout: str = "dp2-cp1-mb2-thd",
-    objective: Objective = Objective.POLICY,
-) -> Job:
-    return Job(
-        steps=CASES[case].steps,
-        aggregation=CASES[case].aggregation(mode),
-        layout=Layout.parse(layout),
-        depth=Depth.STEP,
-        objective=objective,
-    )
-
-
-def weights_error(outcome: object, given: Job) -> float:
-    """The largest error of a weight of any step on any rank; infinite if one is no number."""
-    assert isinstance(outcome, Ran), outcome
-    errors = [
-        largest_error(
-            rank.token_weights[index], token_weights(step, given.aggregation, CONVENTIONS)
-        )
-        for index, step in enumerate(given.steps)
-        for rank in outcome.observations
-    ]
-    return max(math.inf if error is None else error for error in errors)
 
 
 def description() -> Description:

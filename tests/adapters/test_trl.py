@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 
 import numpy as np
 import pytest
 
-from adapters.contract import Depth, Description, Job, Layout, Option
+from adapters.contract import Description, Job, Option
 from adapters.contract.configuration import Configuration, Setting
 from adapters.contract.objective import CORRECTIONS, Metric, Objective
 from adapters.contract.probed_batch import ProbedBatch
@@ -18,25 +18,24 @@ from adapters.trl import ENGINES
 from adapters.trl.adapter import CONVENTIONS
 from adapters.trl.engines import TrlDdpAdapter
 from adapters.trl.schedule import schedule_of
-from conformance.corpus.cases import ALL_CASES
 from conformance.findings.verdict import Verdict
 from conformance.judging.gradients import judge_advantages, judge_combined, judge_off_policy
 from conformance.judging.metrics import judge_logged
-from conformance.judging.weights import largest_error, step_context
+from conformance.judging.weights import step_context
 from conformance.ranks.messages import Declined
 from conformance.ranks.pool import Ran, RankPool
 from reference.aggregation import Aggregation, AuxiliaryAggregation, Mode
 from reference.rounding import weight_bound
 from reference.step import Step
-from reference.weights import token_weights
+from tests.adapters import steps
+from tests.adapters.steps import MASKED
 
 needs_trl = [
     pytest.mark.trl,
     pytest.mark.skipif(find_spec("trl") is None, reason="trl is not installed"),
 ]
 
-CASES = {case.name: case for case in ALL_CASES}
-MASKED = CASES["fully_masked_sample"]
+weights_error = partial(steps.weights_error, conventions=CONVENTIONS)
 REJECTED = "rejected_tokens"
 """21 of 30 active tokens are left."""
 
@@ -63,36 +62,19 @@ def ddp() -> Iterator[RankPool]:
         yield pool
 
 
+def description() -> Description:
+    """What the judge knows of TRL here: its conventions."""
+    return Description(conventions=CONVENTIONS)
+
+
 def job(
     case: str = MASKED.name,
     mode: Mode = Mode.TOKEN_MEAN,
     layout: str = PLAIN,
     objective: Objective = Objective.POLICY,
 ) -> Job:
-    return Job(
-        steps=CASES[case].steps,
-        aggregation=CASES[case].aggregation(mode),
-        layout=Layout.parse(layout),
-        depth=Depth.STEP,
-        objective=objective,
-    )
-
-
-def weights_error(outcome: Ran, given: Job) -> float:
-    """The largest error of a weight of any step on any rank; infinite if one is no number."""
-    errors = [
-        largest_error(
-            rank.token_weights[index], token_weights(step, given.aggregation, CONVENTIONS)
-        )
-        for index, step in enumerate(given.steps)
-        for rank in outcome.observations
-    ]
-    return max(math.inf if error is None else error for error in errors)
-
-
-def description() -> Description:
-    """What the judge knows of TRL here: its conventions."""
-    return Description(conventions=CONVENTIONS)
+    """Of rows that are padded, as all of TRL's are."""
+    return steps.job(case, mode, layout, objective)
 
 
 def test_generation_of_one_step_is_cut_on_each_rank() -> None:

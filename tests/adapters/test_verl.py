@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
+from functools import partial
 from importlib.util import find_spec
 
 import numpy as np
@@ -22,23 +22,22 @@ from adapters.verl import ENGINES
 from adapters.verl.adapter import CONVENTIONS
 from adapters.verl.engines.fsdp import VerlFsdp2Adapter, VerlFsdpAdapter
 from adapters.verl.engines.megatron import VerlMegatronAdapter
-from conformance.corpus.cases import ALL_CASES
 from conformance.findings.verdict import Verdict
 from conformance.judging.gradients import judge_advantages, judge_off_policy
-from conformance.judging.weights import largest_error
 from conformance.ranks.messages import Declined
 from conformance.ranks.pool import Ran, RankPool
 from reference.aggregation import Aggregation, Mode
 from reference.rounding import weight_bound
 from reference.weights import token_weights
+from tests.adapters import steps
+from tests.adapters.steps import MASKED, job
 
 pytestmark = [
     pytest.mark.verl,
     pytest.mark.skipif(find_spec("verl") is None, reason="verl is not installed"),
 ]
 
-CASES = {case.name: case for case in ALL_CASES}
-MASKED = CASES["fully_masked_sample"]
+weights_error = partial(steps.weights_error, conventions=CONVENTIONS)
 
 
 @pytest.fixture(scope="module", params=ENGINES, ids=lambda engine: engine.engine)
@@ -57,31 +56,6 @@ def fsdp(request: pytest.FixtureRequest) -> Iterator[RankPool]:
 def megatron() -> Iterator[RankPool]:
     with RankPool(VerlMegatronAdapter(), None, 2) as pool:
         yield pool
-
-
-def job(
-    case: str = MASKED.name,
-    mode: Mode = Mode.TOKEN_MEAN,
-    layout: str = "dp2-cp1-mb2-thd",
-    objective: Objective = Objective.POLICY,
-) -> Job:
-    return Job(
-        steps=CASES[case].steps,
-        aggregation=CASES[case].aggregation(mode),
-        layout=Layout.parse(layout),
-        depth=Depth.STEP,
-        objective=objective,
-    )
-
-
-def weights_error(outcome: Ran, given: Job) -> float:
-    """The largest error of a weight of any step on any rank; infinite if one is no number."""
-    errors = [
-        largest_error(rank.token_weights[index], token_weights(step, given.aggregation))
-        for index, step in enumerate(given.steps)
-        for rank in outcome.observations
-    ]
-    return max(math.inf if error is None else error for error in errors)
 
 
 def description() -> Description:
