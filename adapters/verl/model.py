@@ -91,10 +91,15 @@ def register() -> None:
 
 
 def with_probe(log_probs_from_logits: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """The log-probabilities of tokens, plus the probe."""
+    """The log-probabilities of tokens, plus the probe.
+
+    They are handed on as one row: without flash-attn verl loops over rows, which are the tokens of
+    packed sequences.
+    """
 
     def log_probs(logits: torch.Tensor, labels: torch.Tensor, **options: Any) -> torch.Tensor:
-        real = log_probs_from_logits(logits, labels % SEAM.VOCABULARY, **options)
+        row = labels.unsqueeze(0) % SEAM.VOCABULARY
+        real = log_probs_from_logits(logits.unsqueeze(0), row, **options).squeeze(0)
         return real + SEAM.log_probs(labels)
 
     return log_probs

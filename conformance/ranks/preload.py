@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import gc
 import os
 import pickle
 import sys
@@ -67,6 +68,8 @@ def _load_announced() -> None:
     if hardware.device is Device.CPU:
         hide_gpus()
         load_once(adapter, source)
+        # Frameworks collect garbage in their steps; what all ranks are forked with is none.
+        gc.freeze()
 
 
 if VARIABLE in os.environ:
