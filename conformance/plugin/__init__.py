@@ -135,7 +135,9 @@ def find(
         except HarnessFaultError as fault:
             request.node.stash[FINDING_MESSAGE] = fault_message(fault, next(headers))
             raise
-        request.node.stash[FINDING_MESSAGE] = message(made, next(headers))
+        request.node.stash[FINDING_MESSAGE] = message(
+            made, next(headers), shared_jobs.pool.drain_framework_seconds()
+        )
         return made
 
     return find

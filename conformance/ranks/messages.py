@@ -66,7 +66,6 @@ class Observed:
     """The framework ran."""
 
     observation: Observation
-    framework_seconds: float
 
 
 @dataclass(frozen=True)
@@ -85,3 +84,11 @@ class Raised:
 
 
 Reply = Observed | Declined | Raised
+
+
+@dataclass(frozen=True)
+class Answered:
+    """What came of loading or of a job on a rank, with its seconds in the framework's own code."""
+
+    reply: Reply | Ready
+    framework_seconds: float = 0.0

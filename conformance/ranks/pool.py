@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from conformance.findings.errors import StartError
 from conformance.ranks.hardware import ON_CPU
-from conformance.ranks.messages import Declined, Observed, Raised, Ready, Reply, World
+from conformance.ranks.messages import Answered, Declined, Observed, Raised, Ready, Reply, World
 from conformance.ranks.processes import LocalLauncher, WorkerSpec
 
 if TYPE_CHECKING:
@@ -40,10 +40,9 @@ WORDS_OF_A_WAITING_RANK = ("Timed out waiting", "Connection closed by peer", "Co
 
 @dataclass(frozen=True)
 class Ran:
-    """Every rank of the layout ran the job; ``framework_seconds`` is the slowest one's."""
+    """Every rank of the layout ran the job."""
 
     observations: tuple[Observation, ...]
-    framework_seconds: float
 
 
 @dataclass(frozen=True)
@@ -79,6 +78,7 @@ class _Answer:
 
     rank: int
     reply: Reply | Ready | _Failure
+    framework_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -116,6 +116,7 @@ class RankPool:
         self._begun: _Begun | None = None
         self._ranks: list[Running] = []
         self._pids: list[int] = []
+        self._framework_seconds = 0.0
         self._description: Description | None = None
 
     def __enter__(self) -> RankPool:
@@ -175,12 +176,21 @@ class RankPool:
         assert self._begun is not None
         begun, self._begun = self._begun, None
         answers = begun.dead or self._gather(begun.connections, begun.deadline, self._time_limit)
+        self._framework_seconds += max(answer.framework_seconds for answer in answers)
         outcome = _outcome(answers)
         if isinstance(outcome, Crashed):
             self._stop()
         elif not isinstance(outcome, Ran):
             self._world = None  # what the framework left half done goes with the world
         return outcome
+
+    def drain_framework_seconds(self) -> float:
+        """The slowest ranks' seconds in the framework's own code, of the jobs since the last call.
+
+        What a framework did before it refused a job, or failed, counts.
+        """
+        seconds, self._framework_seconds = self._framework_seconds, 0.0
+        return seconds
 
     def _enter(self, size: int) -> object:
         if not isinstance(self._world, World) or self._world.size != size:
@@ -211,25 +221,27 @@ class RankPool:
             for connection in ready:
                 assert isinstance(connection, Connection)
                 rank = pending.pop(connection)
-                reply = self._receive(connection, rank)
-                answers.append(_Answer(rank, reply))
-                if isinstance(reply, _Failure):
+                answer = self._receive(connection, rank)
+                answers.append(answer)
+                if isinstance(answer.reply, _Failure):
                     deadline = min(deadline, time.monotonic() + GRACE)
-                elif isinstance(reply, Declined):
+                elif isinstance(answer.reply, Declined):
                     deadline = min(deadline, time.monotonic() + GRACE_TO_DECLINE)
         silent = [*pending.values()]
         return answers + [_Answer(rank, _silence(silent, limit)) for rank in silent]
 
-    def _receive(self, connection: Connection, rank: int) -> Reply | Ready | _Failure:
+    def _receive(self, connection: Connection, rank: int) -> _Answer:
         try:
-            reply: Reply | Ready = connection.recv()
+            answered: Answered = connection.recv()
         except (EOFError, OSError):
-            return self._death(rank)
+            return _Answer(rank, self._death(rank))
+        reply, seconds = answered.reply, answered.framework_seconds
         if isinstance(reply, Raised):
             waited = any(words in reply.traceback for words in WORDS_OF_A_WAITING_RANK)
             blame = _Blame.WAITED if waited else _Blame.FAILED
-            return _Failure(f"rank {rank} raised\n{reply.traceback}", blame)
-        return reply
+            failure = _Failure(f"rank {rank} raised\n{reply.traceback}", blame)
+            return _Answer(rank, failure, seconds)
+        return _Answer(rank, reply, seconds)
 
     def _death(self, rank: int) -> _Failure:
         return _Failure(self._ranks[rank].process.death(), _Blame.FAILED)
@@ -288,7 +300,4 @@ def _outcome(answers: list[_Answer]) -> Ran | Declined | Crashed:
         return Crashed(f"{declined[0].message}\n(one rank declined, others ran)")
     if declined:
         return declined[0]
-    return Ran(
-        tuple(reply.observation for reply in observed),
-        max(reply.framework_seconds for reply in observed),
-    )
+    return Ran(tuple(reply.observation for reply in observed))

@@ -19,7 +19,7 @@ from adapters.contract import Job, Rank, Refused, Unsupported
 from conformance.findings.sanitize import sanitize, sanitized_traceback
 from conformance.ranks import preload
 from conformance.ranks.hardware import Backend, Device, Hardware, gpus
-from conformance.ranks.messages import Declined, Observed, Raised, Ready, Reply, World
+from conformance.ranks.messages import Answered, Declined, Observed, Raised, Ready, Reply, World
 from conformance.ranks.processes import die_with_parent
 
 if TYPE_CHECKING:
@@ -52,9 +52,9 @@ def serve(connection: Connection, spec: WorkerSpec, slot: HostSlot) -> None:
         )
         description = preload.load_once(spec.adapter, spec.source)
         description = replace(description, dtype=spec.hardware.dtype)
-        connection.send(Ready(description, os.getpid()))
+        connection.send(Answered(Ready(description, os.getpid())))
     except BaseException as error:
-        connection.send(Raised(sanitized_traceback(error, spec.source)))
+        connection.send(Answered(Raised(sanitized_traceback(error, spec.source))))
         return
     current: World | None = None
     while True:
@@ -71,7 +71,7 @@ def serve(connection: Connection, spec: WorkerSpec, slot: HostSlot) -> None:
         except BaseException as error:
             reply = Raised(sanitized_traceback(error, spec.source))
         _forget_output()
-        connection.send(reply)
+        connection.send(Answered(reply, rank.drain_framework_seconds()))
 
 
 def _forget_output() -> None:
@@ -82,14 +82,13 @@ def _forget_output() -> None:
 
 
 def _answer(spec: WorkerSpec, job: Job, rank: Rank) -> Reply:
-    rank.drain_framework_seconds()
     try:
         observation = spec.adapter.observe(job, rank)
     except Unsupported as reason:
         return Declined("unsupported", sanitize(str(reason), spec.source))
     except Refused as reason:
         return Declined("refused", sanitize(str(reason), spec.source))
-    return Observed(observation, rank.drain_framework_seconds())
+    return Observed(observation)
 
 
 def _enter(world: World, old: Rank, spec: WorkerSpec) -> Rank:

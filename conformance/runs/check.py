@@ -52,9 +52,6 @@ class Made(NamedTuple):
     """The finding of a cell and what the run has to know besides."""
 
     finding: Finding
-    framework_seconds: float = 0.0
-    """The slowest rank's time in the framework's code."""
-
     expected: tuple[ExpectedNumber, ...] = ()
     """Numbers of the reference, compared with those of the run's other findings."""
 
@@ -112,7 +109,7 @@ def _check_job(cell: MatrixCell, jobs: SharedJobs) -> Made:
         return Made(_declined(cell, outcome), clues=clues_of_failure(cell.job))
     judgement = judge(cell.spec)(cell.job, outcome.observations, description)
     finding = _judged(cell, judgement, description)
-    return Made(finding, outcome.framework_seconds, judgement.expected, judgement.clues)
+    return Made(finding, judgement.expected, judgement.clues)
 
 
 def _declined(cell: MatrixCell, outcome: Declined) -> Finding:

@@ -59,7 +59,7 @@ def check_generated(cell: GeneratedCell, jobs: SharedJobs) -> Made:
         examples.always_wrong = False
     except _Fault as fault:
         raise fault.error from None
-    return Made(examples.finding(), examples.seconds, clues=examples.clues)
+    return Made(examples.finding(), clues=examples.clues)
 
 
 def _search(cell: GeneratedCell, run: Callable[[Case], None]) -> None:
@@ -93,7 +93,6 @@ class _Examples:
 
     cell: GeneratedCell
     jobs: SharedJobs
-    seconds: float = 0.0
     right: list[Finding] = field(default_factory=list)
     """Those before the first wrong one."""
 
@@ -117,8 +116,7 @@ class _Examples:
             _Fault: the harness did.
         """
         with _faults_end_the_search():
-            finding, seconds, _, clues = make(self.cell.of(case), self.jobs)
-        self.seconds += seconds
+            finding, _, clues = make(self.cell.of(case), self.jobs)
         if finding.verdict is Verdict.CRASHED:
             self.wrong, self.clues = (finding, case), clues
             raise _Crashed

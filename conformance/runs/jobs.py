@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import Counter
 from contextlib import ExitStack
-from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -81,7 +80,7 @@ class SharedJobs:
         return outcome.observations if isinstance(outcome, Ran) else None
 
     def outcome(self, cell: MatrixCell) -> Ran | Declined | Crashed:
-        """Runs the cell's job unless another cell has; the first one is charged its seconds.
+        """Runs the cell's job unless another cell has.
 
         Raises:
             StartError: the framework cannot be imported.
@@ -89,7 +88,7 @@ class SharedJobs:
         outcome = self._outcomes.pop(cell.job_id, None) or self._finish(cell)
         self._waiting[cell.job_id] -= 1
         if self._waiting[cell.job_id] > 0:
-            self._outcomes[cell.job_id] = _charged(outcome)
+            self._outcomes[cell.job_id] = outcome
         self._begin_upcoming()
         return outcome
 
@@ -106,8 +105,3 @@ class SharedJobs:
         if self.pool.is_running:
             self.pool.begin(cell.job)
             self._running = cell.job_id
-
-
-def _charged(outcome: Ran | Declined | Crashed) -> Ran | Declined | Crashed:
-    """The outcome for the cells after the first, which its seconds are charged to."""
-    return replace(outcome, framework_seconds=0.0) if isinstance(outcome, Ran) else outcome

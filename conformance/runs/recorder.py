@@ -30,6 +30,8 @@ class FindingMessage(TypedDict):
     """Empty where the harness was at fault."""
 
     framework_seconds: float
+    """The slowest ranks', in the framework's own code since the message before."""
+
     expected: list[tuple[str, float]]
     """Numbers of the reference by name, compared over all findings of a run."""
 
@@ -40,12 +42,12 @@ class FindingMessage(TypedDict):
     """What is wrong with the harness; empty where nothing is."""
 
 
-def message(made: Made, header: str) -> FindingMessage:
+def message(made: Made, header: str, framework_seconds: float) -> FindingMessage:
     """Packs a finding, where the ranks are."""
     return FindingMessage(
         header=header,
         finding=made.finding.model_dump_json(),
-        framework_seconds=made.framework_seconds,
+        framework_seconds=framework_seconds,
         expected=[(name, value) for name, value in made.expected],
         clues="" if made.clues is None else made.clues.model_dump_json(exclude_defaults=True),
         fault="",

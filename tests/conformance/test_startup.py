@@ -312,7 +312,7 @@ class Outcomes:
         self.jobs.append(job)
         if job.configuration == DEFAULT_CONFIGURATION:
             return Crashed("no kernel image")
-        return Ran(tuple(observed(job, job.aggregation)), 0.0)
+        return Ran(tuple(observed(job, job.aggregation)))
 
 
 def test_what_crashes_in_the_ordinary_configuration_is_a_crash_and_breaks_no_rule() -> None:
@@ -331,7 +331,7 @@ class Crashing:
     def run(self, job: Job) -> Ran | Crashed:
         if job.configuration != DEFAULT_CONFIGURATION or self.always:
             return Crashed("Traceback\nTypeError: no number")
-        return Ran(tuple(observed(job, job.aggregation)), 0.0)
+        return Ran(tuple(observed(job, job.aggregation)))
 
 
 def test_crash_is_held_against_a_configuration_that_alone_has_it() -> None:

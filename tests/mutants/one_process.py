@@ -38,7 +38,7 @@ class OneProcess:
 
     def run(self, job: MutantJob) -> Ran:
         """Train a job's ranks up to the loss."""
-        return Ran(observations(job), framework_seconds=0.0)
+        return Ran(observations(job))
 
 
 def observations(job: Job) -> tuple[Observation, ...]:
