@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -372,6 +373,19 @@ def test_legacy_trainer_is_looked_at_from_its_update_on(fsdp: RankPool) -> None:
     assert isinstance(outcome, Declined)
     assert outcome.verdict == "unsupported"
     assert "entered at its update of a model" in outcome.message
+
+
+def test_process_groups_end_with_their_world(fsdp: RankPool) -> None:
+    """Their threads poll: those of many worlds kept a rank busier than its steps did.
+
+    Those of the first worlds may stay until a cycle is collected.
+    """
+    threads = []
+    for size in (1, 2, 1, 2, 1, 2, 1, 2, 1):
+        assert isinstance(fsdp.run(job(layout=f"dp{size}-cp1-mb1-thd")), Ran)
+        threads.append(len([*Path(f"/proc/{fsdp.pids()[0]}/task").iterdir()]))
+
+    assert len({*threads[4:]}) == 1, threads
 
 
 def test_numbers_of_micro_batches_are_told_apart_by_their_steps() -> None:

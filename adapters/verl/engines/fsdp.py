@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
     from adapters.toolkit.probe import GradientReader
 
+WRAPPED: list[Any] = []
+"""The models of this process's world, as FSDP wraps them."""
+
 PRECISIONS = {"float32": "fp32", "bfloat16": "bf16"}  # dtypes by their names in verl
 
 
@@ -90,6 +93,16 @@ class VerlFsdpAdapter(VerlAdapter):
     def divisor(self, layout: Layout) -> int:
         """All ranks, those of sequence parallelism too."""
         return layout.world_size
+
+    def leave_world(self) -> None:
+        """Take the models apart.
+
+        FSDP1's views of a parameter keep it, and it keeps its model with the views and the threads
+        of its groups: a cycle that no garbage collector of Python sees.
+        """
+        while WRAPPED:
+            for module in [*WRAPPED.pop().modules()]:
+                vars(module).clear()
 
     def worker(self, config: Any, job: Job, capacity: int, rank: Rank) -> Any:
         """verl's worker, cached for all jobs that can share its model."""
@@ -156,6 +169,7 @@ def _critic(config: Any, rank: Rank) -> Any:
 def _reader(engine: Any) -> GradientReader:
     from adapters.toolkit.probe import GradientReader
 
+    WRAPPED.append(engine.module)
     return GradientReader(engine.optimizer, partial(_whole, engine.module))
 
 
