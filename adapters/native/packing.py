@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from itertools import islice
+from itertools import accumulate, islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -109,39 +109,45 @@ def _on_response(prompt: NDArray[Any], values: NDArray[Any]) -> torch.Tensor:
 
 
 def pack(micro_batch: list[SampleTensors], layout: Layout, cp_rank: int) -> Packed:
-    """Slice every sequence and join the slices, end to end (thd) or padded to one width (bshd)."""
+    """Slice every sequence and join the slices, end to end (thd) or padded to one width (bshd).
+
+    The token that a position predicts may be in another slice, so that tokens are picked from whole
+    sequences. Those beyond a sequence's end are padding, which stands behind all others.
+    """
     lengths = [len(sample.ids) for sample in micro_batch]
     widths = lengths if layout.format == "thd" else [max(lengths)] * len(lengths)
     join = torch.cat if layout.format == "thd" else torch.stack
-    slices = [
-        zigzag(sample, number, width, layout.cp, cp_rank)
-        for number, (sample, width) in enumerate(zip(micro_batch, widths, strict=True))
-    ]
-    return Packed(*(join(parts) for parts in zip(*slices, strict=True)))
+    of_rank = [zigzag(width, layout.cp, cp_rank) for width in widths]
+    starts = accumulate(lengths, initial=0)
+    picked = join(
+        [
+            torch.where(positions + 1 < length, start + positions + 1, sum(lengths))
+            for positions, start, length in zip(of_rank, starts, lengths, strict=False)
+        ]
+    )
+    sequence = join([torch.full_like(held, number) for number, held in enumerate(of_rank)])
+
+    def tokens(field: str) -> torch.Tensor:
+        columns = [getattr(sample, field) for sample in micro_batch]
+        return torch.cat([*columns, columns[0].new_full((1,), PADDING_ID)])[picked]
+
+    def denominators(field: str) -> torch.Tensor:
+        return torch.tensor([getattr(sample, field) for sample in micro_batch])[sequence]
+
+    return Packed(
+        **{each.name: tokens(each.name) for each in fields(TokenTensors)},
+        denominators=denominators("denominator"),
+        auxiliary_denominators=denominators("auxiliary_denominator"),
+        original_denominators=denominators("original_denominator"),
+        sequence=sequence,
+    )
 
 
-def zigzag(
-    sample: SampleTensors, number: int, width: int, cp: int, cp_rank: int
-) -> tuple[torch.Tensor, ...]:
-    """A rank's two of 2·cp equal chunks, in the order of `Packed`.
+def zigzag(width: int, cp: int, cp_rank: int) -> torch.Tensor:
+    """The positions that a rank holds: two of 2·cp equal chunks, [positions].
 
-    Chunks are paired first with last for equal work. The token that a position predicts may be in
-    another chunk, so that values are shifted before slicing.
+    Chunks are paired first with last for equal work.
     """
     chunks = 2 * cp
-    padded = -(-width // chunks) * chunks
-
-    def chunks_of_rank(values: torch.Tensor) -> torch.Tensor:
-        shifted = torch.full((padded,), PADDING_ID, dtype=values.dtype)
-        shifted[: len(values) - 1] = values[1:]
-        if cp == 1:
-            return shifted  # both chunks, in their order
-        parts = shifted.chunk(chunks)
-        return torch.cat([parts[cp_rank], parts[chunks - 1 - cp_rank]])
-
-    per_token = (getattr(sample, each.name) for each in fields(TokenTensors))
-    denominators = sample.denominator, sample.auxiliary_denominator, sample.original_denominator
-    return (
-        *map(chunks_of_rank, per_token),
-        *(torch.full((padded // cp,), each) for each in (*denominators, number)),
-    )
+    positions = torch.arange(-(-width // chunks) * chunks).view(chunks, -1)
+    return positions[[cp_rank, chunks - 1 - cp_rank]].flatten()

@@ -199,7 +199,7 @@ class Trainer:
 
     def of_sequence(self, values: torch.Tensor, packed: Packed) -> torch.Tensor:
         """Values added up over the active tokens of each token's sequence."""
-        number = packed.sequence.long()
+        number = packed.sequence
         active = torch.where(packed.mask, values, 0)
         sums = torch.zeros(int(number.max()) + 1, device=values.device)
         sums.index_add_(0, number.flatten(), active.flatten())
