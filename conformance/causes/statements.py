@@ -48,6 +48,9 @@ STATEMENTS = {
     "denominators_per_micro_batch_by_samples": (
         "denominators are counted in each micro-batch, and means weighted by samples"
     ),
+    "weighted_by_tokens_twice": (
+        "shares in a mean over tokens are averaged by the tokens of their micro-batches"
+    ),
     **{
         f"tokens_counted_per_{part}": f"tokens are counted in each {words}, and units in the step"
         for part, words in PARTS.items()

@@ -85,6 +85,24 @@ class MeanOverMicroBatchesReported(Misreporting):
         return super().report(losses) / len(losses)
 
 
+class WeightedByTokensTwice(Misreporting):
+    """Shares in the step's mean are averaged by the micro-batches' tokens (OpenRLHF 0.11.2)."""
+
+    diagnosis = "weighted_by_tokens_twice"
+    modes = (Mode.TOKEN_MEAN,)
+
+    def accumulate(
+        self, probe: torch.Tensor, samples: list[SampleTensors], token_losses: TokenLosses
+    ) -> tuple[torch.Tensor, dict[Metric, torch.Tensor]]:
+        gradient, logs = super().accumulate(probe, samples, token_losses)
+        micro_batches = self.cut(self.shard(samples))
+        held = torch.tensor([sum(sample.tokens for sample in each) for each in micro_batches])
+        tokens = max(sum(sample.tokens for sample in samples), 1)
+        factors = held * len(held) * self.layout.dp / tokens
+        # Pipeline stages before the last have no losses.
+        return gradient, {metric: log * factors[: len(log)] for metric, log in logs.items()}
+
+
 class ReportedPerSample(Misreporting):
     """The report keeps the default reducer, a mean over samples, whatever the mode."""
 

@@ -184,6 +184,7 @@ def _of_parts(context: StepContext, part: _Part) -> Iterator[Mistake]:
         yield from _of_tokens_held(context, part, tokens)
         if part.name == "micro_batch" and context.mode is Mode.TOKEN_MEAN:
             yield _means_by_samples(context, tokens)
+            yield _weighted_twice(context, part, tokens)
     yield Mistake(
         name=f"denominators_per_{part.name}",
         words=f"denominators are {words}",
@@ -224,6 +225,16 @@ def _means_by_samples(context: StepContext, tokens: NDArray[np.float64]) -> Mist
         name="denominators_per_micro_batch_by_samples",
         words="tokens are counted per micro batch and means weighted by samples",
         weights=context.weights(tokens, by_samples(context, context.placement)),
+    )
+
+
+def _weighted_twice(context: StepContext, part: _Part, tokens: NDArray[np.float64]) -> Mistake:
+    """Averages sums over micro-batches by their tokens, which have divided them all already."""
+    share = tokens / np.maximum(counted_mask(context).sum(), 1)
+    return Mistake(
+        name="weighted_by_tokens_twice",
+        words="shares in the mean over tokens are averaged by the tokens of their micro-batches",
+        weights=context.expected * share * part.count,
     )
 
 
