@@ -35,6 +35,7 @@ STATEMENTS = {
     "weights_of_sample_mean": "reduced by sample_mean",
     "weights_of_prompt_mean": "reduced by prompt_mean",
     "weights_of_token_mean": "reduced by token_mean",
+    "reduced_over_the_step": "reduced over the whole step, and not in each micro-batch",
     "weights_of_token_mean_counting_empty_samples": (
         "reduced by token_mean, with a sample without active tokens counted as one token"
     ),

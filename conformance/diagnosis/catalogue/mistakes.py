@@ -180,6 +180,12 @@ def _other_modes(context: StepContext) -> Iterator[Mistake]:
             weights = token_weights(context.step, Aggregation(mode), context.conventions)
             words = f"these are the weights of {mode}"
             yield Mistake(name=f"weights_of_{mode}", words=words, weights=weights)
+    if context.per_micro_batch:
+        yield Mistake(
+            name="reduced_over_the_step",
+            words=f"these are the weights of {context.mode} over the whole step",
+            weights=context.weights(),
+        )
     if context.mode is not Mode.TOKEN_MEAN:
         per_token = replace(context, aggregation=Aggregation(Mode.TOKEN_MEAN))
         counts = per_token.tokens_if(np.maximum(per_token.counted, 1))

@@ -234,7 +234,7 @@ def _weighted_twice(context: StepContext, part: _Part, tokens: NDArray[np.float6
     return Mistake(
         name="weighted_by_tokens_twice",
         words="shares in the mean over tokens are averaged by the tokens of their micro-batches",
-        weights=context.expected * share * part.count,
+        weights=context.weights() * share * part.count,
     )
 
 
