@@ -6,7 +6,7 @@ our model, which carries the probe.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from adapters.contract.adapter import Adapter, Rank
 from adapters.contract.configuration import FaultInjection, Setting
@@ -31,6 +31,7 @@ from reference.aggregation import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
 MASKED = EstimatorConventions(valued=TokenSet.ACTIVE, lost_degrees_of_freedom=0)
@@ -88,6 +89,10 @@ class OpenRLHFAdapter(Adapter):
     devices = ("cpu",)
     dtypes = ("float32",)
     dependencies = ("deepspeed", "ray", "transformers")
+    mode_names: ClassVar[Mapping[str, str]] = {
+        "seq-mean-token-mean": "sample_mean",
+        "token-mean": "token_mean",
+    }
 
     def layouts(self) -> list[Layout]:
         """Data parallelism on up to 4 ranks, ring attention of 2, padded (bshd) or packed (thd).

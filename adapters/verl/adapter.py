@@ -7,7 +7,7 @@ model, which carries the probe, through verl's own extension points.
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from adapters.contract.adapter import Adapter, Rank
 from adapters.contract.configuration import FaultInjection, Setting
@@ -87,6 +87,10 @@ class VerlAdapter(Adapter):
     tree = ("verl",)
     devices = ("cpu", "cuda")
     dtypes = ("float32", "bfloat16")
+    mode_names: ClassVar[Mapping[str, str]] = {
+        **{name: mode for mode, name in configuration.LOSS_AGG_MODES.items()},
+        "seq-mean-token-sum": "constant:1",
+    }
 
     @abstractmethod
     def settings(self, job: Job, dtype: str) -> Mapping[str, object]:
