@@ -15,6 +15,7 @@ from pathlib import Path
 from textwrap import shorten
 from typing import TYPE_CHECKING, Literal
 
+from adapters.contract import Depth
 from conformance.causes.impact import impact_words
 from conformance.comparing.groups import finding_groups, shared_causes
 from conformance.comparing.report_file import load
@@ -138,9 +139,11 @@ class Version:
             "git": f" --source=CLONE@{source.ref or source.revision}",
             "pypi": f" --source=pypi:{source.version}",
         }.get(source.kind, "")
+        depths = {finding.depth for finding in report.findings} - {Depth.STEP}
+        depth = "".join(f" --depth={depth}" for depth in depths)
         return (
             f"pytest --adapter={report.adapter} --engine={report.engine}{given}"
-            f" --plan={report.request.plan}"
+            f"{depth} --plan={report.request.plan}"
             f" --report=reports/{self.file}"
         )
 
