@@ -325,7 +325,7 @@ def _history(options: argparse.Namespace) -> Iterator[str]:
 
     selection = history.Selection(
         adapter=options.adapter,
-        repository=options.source.resolve(),
+        repository=options.source and options.source.resolve(),
         engine=options.engine,
         modes=options.modes,
         checks=options.checks,
