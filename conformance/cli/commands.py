@@ -122,7 +122,7 @@ def history(options: argparse.Namespace) -> Iterator[str]:
 
     selection = runs.Selection(
         adapter=options.adapter,
-        repository=options.source.resolve(),
+        repository=options.source and options.source.resolve(),
         engine=options.engine,
         modes=options.modes,
         checks=options.checks,

@@ -100,7 +100,7 @@ def _add_history(subparsers: Subparsers) -> None:
     )
     parser.add_argument("--adapter", required=True, metavar="NAME")
     parser.add_argument(
-        "--source", required=True, type=Path, metavar="PATH", help="a git repository of it"
+        "--source", type=Path, metavar="PATH", help="a git repository of it, unless for releases"
     )
     parser.add_argument("--engine", metavar="NAME")
     parser.add_argument("--modes", metavar="MODE,…")
@@ -120,7 +120,8 @@ def _add_history(subparsers: Subparsers) -> None:
         "refs",
         nargs="+",
         metavar="REF",
-        help="commits, tags, branches, pull-request refs, and ranges such as OLDER..NEWER",
+        help="commits, tags, branches, pull-request refs, ranges such as OLDER..NEWER, and releases"
+        " such as pypi:1.9.2",
     )
     parser.set_defaults(lines=commands.history)
 

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from adapters.contract import Depth
 from conformance.comparing.report_file import load
 
 if TYPE_CHECKING:
@@ -47,9 +48,11 @@ class Version:
             "git": f" --source=CLONE@{source.ref or source.revision}",
             "pypi": f" --source=pypi:{source.version}",
         }.get(source.kind, "")
+        depths = {finding.depth for finding in report.findings} - {Depth.STEP}
+        depth = "".join(f" --depth={depth}" for depth in depths)
         return (
             f"pytest --adapter={report.adapter} --engine={report.engine}{given}"
-            f" --plan={report.request.plan}"
+            f"{depth} --plan={report.request.plan}"
             f" --report=reports/{self.file}"
         )
 
