@@ -20,7 +20,8 @@ ALL = parse_departures(
         the answers are the case's, 0 where a token is not active, as OpenRLHF's models give them;
         training reads them as it would a model's
     set: advantages, unless OpenRLHF's own are looked at, and a critic's returns
-        signed powers of two in their place: token weights do not depend on advantages
+        signed powers of two in their place, and OpenRLHF's sums over later tokens are left out:
+        token weights do not depend on advantages
     set: no shuffling of a rank's rows; where a batch has several steps, no balancing either, and
     each rank has its part of every step
         shuffling and balancing would mix the samples of the steps; which step and rank has which
