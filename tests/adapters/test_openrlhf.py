@@ -71,6 +71,7 @@ def description() -> Description:
         "dp2-cp1-mbtokens-thd+zero_0",
         "dp2-cp1-mbtokens-thd+zero_3",
         "dp2-cp1-mb2-thd+overlap_grad_reduce",
+        "dp2-cp1-mb2-thd+second_epoch",
         "dp1-cp2-mb2-thd",
     ],
 )
@@ -154,7 +155,9 @@ def test_sizes_that_ranks_do_not_divide_are_no_train_batches(pool: RankPool) -> 
     assert "train batches are multiples of 2 ranks, 9 samples are none" in outcome.message
 
 
-@pytest.mark.parametrize("objective", [Objective.TIS_TOKEN, Objective.DUAL_CLIP])
+@pytest.mark.parametrize(
+    "objective", [Objective.TIS_TOKEN, Objective.SEQUENCE_MASKED, Objective.DUAL_CLIP]
+)
 def test_losses_with_constants_of_their_own_have_right_derivatives(
     pool: RankPool, objective: Objective
 ) -> None:
@@ -193,6 +196,7 @@ def test_dropped_tokens_have_no_weight_and_count(pool: RankPool) -> None:
     [
         (Objective.GROUP_CENTRED, "split_groups"),
         (Objective.LEAVE_ONE_OUT, "split_groups"),
+        (Objective.REINFORCE_PP_BASELINE, "split_groups"),
     ],
 )
 def test_advantages_of_openrlhfs_estimators_are_the_references(
