@@ -86,10 +86,7 @@ class MeanOverMicroBatchesReported(Misreporting):
 
 
 class SharesAveragedByTokens(Misreporting):
-    """What micro-batches have of the loss is averaged by tokens (OpenRLHF 0.11.2).
-
-    DeepSpeed divides by them, so that each is multiplied by their number before.
-    """
+    """What micro-batches have of the loss, times their number, is averaged by tokens."""
 
     diagnosis = "shares_averaged_by_tokens"
     modes = (Mode.SAMPLE_MEAN, Mode.TOKEN_MEAN)
@@ -110,7 +107,7 @@ class SharesAveragedByTokens(Misreporting):
 
 
 class SharesOfTokensAveraged(SharesAveragedByTokens):
-    """With micro-batches by tokens DeepSpeed is told of one, and nothing is multiplied."""
+    """What micro-batches have of the loss is averaged by their tokens."""
 
     def scale(self, micro_batches: int) -> int:
         return 1

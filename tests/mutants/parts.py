@@ -13,7 +13,7 @@ from adapters.contract import Layout, Option
 from adapters.native.packing import Packed, SampleTensors, pack
 from adapters.native.trainer import denominators, tokens_of_groups, with_denominators
 from reference.aggregation import Mode
-from tests.mutants.mutant import Counting, Mutant
+from tests.mutants.mutant import EVERYDAY, Counting, Mutant
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -202,14 +202,12 @@ class MeanOfProcessMeans(Mutant):
 
 
 class MicroBatchesCarriedOver(Mutant):
-    """A batch that filled no step left a micro-batch, and the engine counts on from it.
-
-    OpenRLHF 0.11.2 on DeepSpeed does so.
-    """
+    """A batch that filled no step left a micro-batch, and the engine counts on from it."""
 
     diagnosis = "micro_batches_carried_over"
     modes = (Mode.SAMPLE_MEAN, Mode.TOKEN_MEAN)
     further_layouts = (Layout.parse("dp2-cp1-mb2-thd+short_batch"),)
+    corpus = tuple(case for case in EVERYDAY if case.steps[0].size % 4 == 0)
     lacks_the_last = False
 
     def accumulate(
