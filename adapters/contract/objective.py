@@ -112,8 +112,8 @@ CONSTANTS = LossConstants(
     negative_temperature=1.5,
     kl_penalty=0.5,
     truncation=2.0,
-    kept_low=0.75,
-    kept_high=1.125,
+    kept_low=0.7,
+    kept_high=1.25,
 )
 """Constants of all policy losses, as adapters configure them: those of either sign differ."""
 

@@ -125,8 +125,8 @@ def test_corrections_are_truncated() -> None:
 
 
 def test_sequences_out_of_bounds_have_no_loss_and_others_the_ratios_of_tokens() -> None:
-    """Means of 0, of 0.125 and of -0.5; ratios of 0.75 to 1.125 are kept, which is e^0.1178."""
-    rollout = [0.5, -0.5, 9.0, 0.0, 0.25, -0.5]
+    """Means of 0, of 0.25 and of -0.5; ratios of 0.7 to 1.25 are kept, e^-0.357 to e^0.223."""
+    rollout = [0.5, -0.5, 9.0, 0.0, 0.5, -0.5]
     given = tokens(*[0.0] * 6, rollout=rollout, mask=[1, 1, 0, 1, 1, 1])
     given = replace(given, sequence=np.array([0, 0, 0, 1, 1, 2]))
 
