@@ -241,12 +241,19 @@ def test_nothing_is_left_and_two_runs_have_the_same_report(
 
 
 @pytest.mark.processes
-def test_older_version_has_one_mode(tmp_path: Path) -> None:
+def test_older_version_has_one_mode_and_does_not_count_what_is_dropped(tmp_path: Path) -> None:
     """Each source needs processes of its own."""
-    options = ("--source=pypi:0.10.4", "--checks=weights", "--layout=dp2-cp1-mb2-bshd")
-    process = command.start(tmp_path, "--adapter=openrlhf", *options, "-k", "odd_groups")
+    options = ("--source=pypi:0.10.4", "--checks=weights,rejection", "--layout=dp2-cp1-mb2-bshd")
+    cases = ("-k", "odd_groups or rejected_tokens")
+    process = command.start(tmp_path, "--adapter=openrlhf", *options, *cases)
     report = command.finish(process, tmp_path, "openrlhf").report
 
-    verdicts = {finding.mode: finding.verdict for finding in report.findings}
-    assert verdicts.pop(Mode.TOKEN_MEAN) is Verdict.CONFORMS
-    assert {*verdicts.values()} == {Verdict.UNSUPPORTED}
+    conforming, others = set(), set()
+    for finding in report.findings:
+        found = conforming if finding.verdict is Verdict.CONFORMS else others
+        found.add((finding.identity.slug, finding.mode, finding.verdict))
+    assert conforming == {
+        (slug, Mode.TOKEN_MEAN, Verdict.CONFORMS) for slug in ("weights", "rejection")
+    }
+    assert ("rejection.metric", Mode.TOKEN_MEAN, Verdict.UNSUPPORTED) in others
+    assert {verdict for *_, verdict in others} == {Verdict.UNSUPPORTED}
