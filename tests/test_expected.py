@@ -18,6 +18,7 @@ REPORTS = Path(__file__).parents[1] / "reports"
         ("skyrl-fsdp", "skyrl/v0.3.0"),
         ("verl-fsdp", "verl/v0.9.1"),
         ("trl-ddp", "trl/v1.16.0"),
+        ("openrlhf", "openrlhf/v0.11.2"),
     ],
 )
 def test_known_faults_are_those_of_the_committed_report(known: str, of: str) -> None:

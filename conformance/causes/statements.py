@@ -49,8 +49,8 @@ STATEMENTS = {
     "denominators_per_micro_batch_by_samples": (
         "denominators are counted in each micro-batch, and means weighted by samples"
     ),
-    "weighted_by_tokens_twice": (
-        "shares in a mean over tokens are averaged by the tokens of their micro-batches"
+    "shares_averaged_by_tokens": (
+        "what micro-batches have of a loss is averaged by their tokens, and not added up"
     ),
     **{
         f"tokens_counted_per_{part}": f"tokens are counted in each {words}, and units in the step"
@@ -65,6 +65,9 @@ STATEMENTS = {
     "not_reduced_over_ranks": "the share of one rank stands for all",
     "reduced_before_the_last_micro_batch": (
         "gradients are reduced before the last micro-batch has added its own"
+    ),
+    "micro_batches_carried_over": (
+        "a step begins with micro-batches that the batch before left, and lacks its own last ones"
     ),
     "micro_batches_lost": "whole micro-batches are lost",
     "samples_lost": "samples are lost",

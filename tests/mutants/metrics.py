@@ -85,11 +85,11 @@ class MeanOverMicroBatchesReported(Misreporting):
         return super().report(losses) / len(losses)
 
 
-class WeightedByTokensTwice(Misreporting):
-    """Shares in the step's mean are averaged by the micro-batches' tokens (OpenRLHF 0.11.2)."""
+class SharesAveragedByTokens(Misreporting):
+    """What micro-batches have of the loss, times their number, is averaged by tokens."""
 
-    diagnosis = "weighted_by_tokens_twice"
-    modes = (Mode.TOKEN_MEAN,)
+    diagnosis = "shares_averaged_by_tokens"
+    modes = (Mode.SAMPLE_MEAN, Mode.TOKEN_MEAN)
 
     def accumulate(
         self, probe: torch.Tensor, samples: list[SampleTensors], token_losses: TokenLosses
@@ -98,9 +98,19 @@ class WeightedByTokensTwice(Misreporting):
         micro_batches = self.cut(self.shard(samples))
         held = torch.tensor([sum(sample.tokens for sample in each) for each in micro_batches])
         tokens = max(sum(sample.tokens for sample in samples), 1)
-        factors = held * len(held) * self.layout.dp / tokens
+        factors = held * self.scale(len(held)) * self.layout.dp / tokens
         # Pipeline stages before the last have no losses.
         return gradient, {metric: log * factors[: len(log)] for metric, log in logs.items()}
+
+    def scale(self, micro_batches: int) -> int:
+        return micro_batches
+
+
+class SharesOfTokensAveraged(SharesAveragedByTokens):
+    """What micro-batches have of the loss is averaged by their tokens."""
+
+    def scale(self, micro_batches: int) -> int:
+        return 1
 
 
 class ReportedOverTheStep(Misreporting):

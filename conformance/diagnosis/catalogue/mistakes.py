@@ -27,7 +27,7 @@ from conformance.diagnosis.catalogue.miscounts import (
 )
 from conformance.diagnosis.catalogue.missing_tokens import shares
 from conformance.diagnosis.catalogue.mistake import Mistake
-from conformance.diagnosis.catalogue.parts import filled_up, parts
+from conformance.diagnosis.catalogue.parts import carried_over, filled_up, parts
 from reference.aggregation import Aggregation, EmptyUnits, Mode, SampleUnit
 from reference.weights import token_weights
 
@@ -89,6 +89,7 @@ def _mistakes(context: StepContext) -> Iterator[Mistake]:
         _other_conventions,
         other_units,
         parts,
+        carried_over,
         rounded_counts,
         rounded_shares,
         off_by_one,
