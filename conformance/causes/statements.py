@@ -48,6 +48,9 @@ STATEMENTS = {
     "denominators_per_micro_batch_by_samples": (
         "denominators are counted in each micro-batch, and means weighted by samples"
     ),
+    "shares_of_all_ranks_averaged": (
+        "the shares of micro-batches are averaged over all ranks, and not added up"
+    ),
     "weighted_by_tokens_twice": (
         "shares in a mean over tokens are averaged by the tokens of their micro-batches"
     ),
