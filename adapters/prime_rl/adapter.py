@@ -40,8 +40,6 @@ of a loss are averaged over sequences (Custom Loss)."""
 
 OPTIONS = frozenset({Option.HYBRID_SHARDING, Option.NOT_SHARDED})
 
-OBJECTIVES = frozenset({Objective.POLICY, Objective.REJECTION, Objective.KL, Objective.SFT})
-
 
 class PrimeRLAdapter(Adapter):
     """Drives PrimeIntellect-ai/prime-rl."""
@@ -79,13 +77,18 @@ class PrimeRLAdapter(Adapter):
 
     def describe(self) -> Description:
         """Describe prime-rl."""
-        from adapters.prime_rl import trainer
+        from adapters.prime_rl import trainer, versions
 
+        objectives = {Objective.POLICY}
+        if versions.has_streams():
+            objectives |= {Objective.KL, Objective.SFT}
+        if versions.has_trust_region_of_probabilities():
+            objectives.add(Objective.REJECTION)
         return Description(
             modes=frozenset({Mode.TOKEN_MEAN}),
             default_mode=Mode.TOKEN_MEAN,
             depths=frozenset({Depth.STEP}),
-            objectives=OBJECTIVES,
+            objectives=frozenset(objectives),
             metrics=frozenset(trainer.NAMES),
             options=OPTIONS,
             records_forward_passes=True,

@@ -16,6 +16,11 @@ ALL = parse_departures(
         prime-rl's own transport of a single node; what is sent is the same on all ranks
     set: advantages of tokens, temperatures of 1, and log-probabilities of rollouts, 64 below 0
         signed powers of two, on which no weight depends; ratios of new to old policy are 1
+    set: in versions before July 2026, advantages of tokens in micro-batches that are packed
+        their samples have one for all tokens; micro-batches have one for each, as the trainer reads
+    stubbed: in versions before August 2026, the manager of several runs, the packer that waits for
+    their samples on the first rank, and the monitor, by a list
+        there is one run, whose samples are packed by prime-rl's `prepare_batch` beforehand
     set: token ids, one higher than the case's
         1 is prime-rl's padding
     set: loss.type=ipo with kl_tau=0 where tokens are rejected, of which the rollout policy was sure

@@ -19,6 +19,9 @@ GPU_PACKAGES = ("dion", "fla", "ring_flash_attn", "torchtitan")
 
 SERVICES = ("prime_cli", "setproctitle", "verifiers", "wandb", "wandb_gql", "wandb_workspaces")
 
+RUNS = ("tomli", "tomli_w")
+"""What versions before August 2026 read and write the configurations of runs with."""
+
 KERNELS = (
     "prime_rl.trainer.distributed.expert_parallel",
     "prime_rl.trainer.models.fp8",
@@ -26,6 +29,7 @@ KERNELS = (
     "prime_rl.trainer.models.layers.fp8_grouped_gemm",
     "prime_rl.trainer.models.layers.mxfp8_grouped_gemm",
     "prime_rl.trainer.models.layers.mxfp8_linear",
+    "prime_rl.trainer.rl.broadcast",
     "prime_rl.transports.weights",
 )
 """Modules of prime-rl that hold kernels, or import them, for models and for inference engines."""
@@ -55,7 +59,7 @@ def _prepare() -> None:
 
     cuda_on_cpu.install()
     stub(KERNELS)
-    STUBBED.extend([*stub_missing([*GPU_PACKAGES, *SERVICES]), *KERNELS])
+    STUBBED.extend([*stub_missing([*GPU_PACKAGES, *SERVICES, *RUNS]), *KERNELS])
     if _is_without_gpu():
         _sum_over_gloo()
 

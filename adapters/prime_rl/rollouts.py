@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from adapters.contract import Unsupported
 from adapters.contract.objective import KL_COEFFICIENT, Objective
+from adapters.prime_rl import versions
 from adapters.prime_rl.importing import module
 from adapters.toolkit.calls import call_supported
 from adapters.toolkit.probe import CERTAIN_LOGIT
@@ -42,10 +44,13 @@ class Rollouts:
 
     def send(self, folder: Path) -> None:
         """Write the micro-batches to where the trainer's ranks read them."""
-        transport = module("transports.rollouts.filesystem")
-        sender = transport.FileSystemMicroBatchSender(folder, self._job.layout.dp, 1)
+        first_step = module("trainer.rl.train").Progress().step
+        transport = versions.transport("filesystem")
+        sender = transport.FileSystemMicroBatchSender(folder, self._job.layout.dp, first_step)
         for grid in self._grids:
-            asyncio.run(sender.send(grid))
+            sending = sender.send(grid)
+            if sending is not None:  # versions before August 2026 have sent it
+                asyncio.run(sending)
 
     def are_samples(self, dp_rank: int) -> list[bool]:
         """For each micro-batch of a rank in turn, whether it holds samples.
@@ -61,7 +66,8 @@ class Rollouts:
 
     def _samples_of_steps(self) -> Iterator[list[Any]]:
         """The training samples of each optimizer step."""
-        samples = map(self._sample, range(len(self._batch.responses)))
+        made = self._sample if versions.has_streams() else self._sample_in_two_parts
+        samples = map(made, range(len(self._batch.responses)))
         for step in self._job.steps:
             yield [next(samples) for _ in range(step.size)]
 
@@ -73,13 +79,29 @@ class Rollouts:
         def whole(values: NDArray[Any]) -> list[Any]:
             return np.concatenate([np.zeros(len(prompt), values.dtype), values]).tolist()
 
-        return module("transports.rollouts.types").TrainingSample(
+        return versions.transport("types").TrainingSample(
             token_ids=ids.tolist(),
             mask=whole(batch.original_masks[index]),
             logprobs=whole(self._log_probs(index)),
             temperatures=[1.0] * len(ids),
             env_name="corpus",
             **{name: whole(values) for name, values in self._signal(index).items()},
+        )
+
+    def _sample_in_two_parts(self, index: int) -> Any:
+        """A prompt and its response apart, with one advantage for all tokens."""
+        batch = self._batch
+        prompt, response = (ids[index] + FIRST_ID for ids in (batch.prompts, batch.responses))
+        return call_supported(
+            versions.transport("types").TrainingSample,
+            prompt_ids=prompt.tolist(),
+            prompt_mask=[False] * len(prompt),
+            completion_ids=response.tolist(),
+            completion_mask=batch.original_masks[index].tolist(),
+            completion_logprobs=self._log_probs(index).tolist(),
+            completion_temperatures=[1.0] * len(response),
+            env_name="corpus",
+            advantage=1.0,
         )
 
     def _log_probs(self, index: int) -> NDArray[np.float64]:
@@ -99,25 +121,37 @@ class Rollouts:
         return streams
 
     def _packed(self, samples: list[Any]) -> list[list[Any]]:
-        """The micro-batches of each rank, as the orchestrator's packer has them made."""
+        """The micro-batches of each rank, as prime-rl's packer has them made."""
         packing, layout = module("trainer.batch"), self._job.layout
-        return call_supported(
+        made = call_supported(
             packing.prepare_batch,
             rollouts=samples,
-            seq_len=self._longest_micro_batch(samples),
+            seq_len=self._longest_micro_batch(),
             num_train_workers=layout.dp,
-            bin_cost=packing.build_bin_cost(None),
+            bin_cost=packing.build_bin_cost(None) if hasattr(packing, "build_bin_cost") else None,
             pad_to_multiple_of=layout.cp,
+            idxs=[0 for _ in samples],
+            num_loras=1,
         )
+        return made if versions.has_streams() else self._with_advantages(made)
 
-    def _longest_micro_batch(self, samples: list[Any]) -> int:
+    def _with_advantages(self, grid: list[list[Any]]) -> list[list[Any]]:
+        """The same micro-batches, with advantages of tokens in the place of those of samples."""
+        advantages = np.zeros(self._batch.probe_size + FIRST_ID)
+        ids = np.concatenate(self._batch.responses) + FIRST_ID
+        advantages[ids] = np.concatenate(self._batch.advantages)
+        for micro_batch in chain.from_iterable(grid):
+            micro_batch.advantages = advantages[micro_batch.input_ids].tolist()
+        return grid
+
+    def _longest_micro_batch(self) -> int:
         """The number of tokens up to which samples are packed; raises `Unsupported`."""
         layout = self._job.layout
         if layout.micro_batches == "tokens":
             return token_budget(self._job.steps, layout.dp)
         if layout.micro_batches != 1:
             raise Unsupported("micro-batches are cut by tokens, not by their number")
-        return sum(len(sample.token_ids) for sample in samples)
+        return self._batch.probe_size
 
 
 def _originals(grid: list[list[Any]]) -> dict[int, tuple[int, int]]:

@@ -15,6 +15,7 @@ import torch
 
 from adapters.contract import Option
 from adapters.contract.objective import Metric, Objective
+from adapters.prime_rl import several_runs, versions
 from adapters.prime_rl.importing import module
 from adapters.prime_rl.model import setup_model
 from adapters.toolkit import cuda_on_cpu
@@ -41,13 +42,13 @@ class Training:
 
     def __init__(self, job: Job, rollouts: Rollouts, capacity: int, rank: Rank) -> None:
         self._job, self._rank = job, rank
-        self.passes = ForwardPasses()
+        self.passes, self._log = ForwardPasses(), several_runs.Log()
         self._readers: list[GradientReader] = []
         with tempfile.TemporaryDirectory(prefix="rl-loss-prime-rl-") as folder:
             rollouts.send(Path(folder))
             with _as_in_a_new_process(), self._replaced(capacity), cuda_on_cpu.redirected():
                 module("trainer.rl.train").train.__wrapped__(self._config(Path(folder)))
-            self._logs = _logs(Path(folder) / "metrics.jsonl")
+            self._logs = _by_step([*self._log.history, *_logged(Path(folder) / "metrics.jsonl")])
 
     def gradients(self) -> list[NDArray[np.float32]]:
         """The probe's gradient of each optimizer step: [capacity]."""
@@ -65,25 +66,26 @@ class Training:
 
     def _config(self, folder: Path) -> Any:
         """The configuration of the job, as validated."""
-        layout = self._job.layout
-        return module("configs.trainer").TrainerConfig(
+        configs, layout = module("configs.trainer"), self._job.layout
+        model = {
+            "name": "probe",
+            "attn": "flash_attention_2",
+            "impl": "custom",
+            "ep": 1,
+            "cp": layout.cp,
+            "dp_replicate": _copies(layout),
+            "ac_offloading": None,
+            "optim_cpu_offload": False,
+        }
+        return configs.TrainerConfig(
             output_dir=folder,
             max_steps=len(self._job.steps),
             rollout_transport={"type": "filesystem"},
-            loss=TRUST_REGION if self._job.objective is Objective.REJECTION else {},
             optim={"lr": 0.0, "weight_decay": 0.0, "max_norm": None},
-            model={
-                "name": "probe",
-                "attn": "flash_attention_2",
-                "impl": "custom",
-                "ep": 1,
-                "cp": layout.cp,
-                "dp_replicate": _copies(layout),
-                "ac_offloading": None,
-                "optim_cpu_offload": False,
-            },
+            model=versions.supported(configs.ModelConfig, model),
             gc=None,
             log={"level": "error"},
+            **({"loss": TRUST_REGION} if self._job.objective is Objective.REJECTION else {}),
         )
 
     @contextmanager
@@ -93,20 +95,20 @@ class Training:
         real = trainer.setup_optimizer
 
         def setup_optimizer(*arguments: Any, **options: Any) -> Any:
-            optimizer, manager = real(*arguments, **options)
-            self._readers.append(GradientReader(optimizer))
-            return optimizer, manager
+            made = real(*arguments, **options)
+            self._readers.append(GradientReader(made[0] if isinstance(made, tuple) else made))
+            return made
 
+        of_step = {
+            "setup_model": setup_model(capacity, self.passes, self._rank.dtype),
+            "setup_optimizer": setup_optimizer,
+            "get_parallel_dims": self._parallel_dims(trainer.get_parallel_dims),
+        }
+        replaced = [(trainer, of_step), (trainer, WITHOUT_SERVICES), (torch.cuda, WITHOUT_GPU)]
+        if versions.serves_several_runs():
+            replaced += several_runs.replacements(self._log)
         with ExitStack() as stack:
-            for home, names in {
-                trainer: {
-                    "setup_model": setup_model(capacity, self.passes, self._rank.dtype),
-                    "setup_optimizer": setup_optimizer,
-                    "get_parallel_dims": self._parallel_dims(trainer.get_parallel_dims),
-                    **WITHOUT_SERVICES,
-                },
-                torch.cuda: WITHOUT_GPU,
-            }.items():
+            for home, names in replaced:
                 stack.enter_context(mock.patch.multiple(home, **names))
             yield
 
@@ -148,19 +150,22 @@ def _copies(layout: Layout) -> int:
 def _as_in_a_new_process() -> Iterator[None]:
     """Forget the world and the monitors of a trainer that ran before, and its logger at the end."""
     module("trainer.world").reset_world()
-    module("monitors").MONITORS.clear()
+    if not versions.serves_several_runs():
+        module("monitors").MONITORS.clear()
     try:
         yield
     finally:
         module("utils.logger").reset_logger()
 
 
-def _logs(file: Path) -> list[dict[str, float]]:
-    """All that was logged of each step, by prime-rl's names; nothing but on the first rank."""
-    if not file.exists():
-        return []
-    steps: defaultdict[int, dict[str, float]] = defaultdict(dict)
-    for line in file.read_text("utf-8").splitlines():
-        row = json.loads(line)
+def _logged(file: Path) -> list[dict[str, float]]:
+    """All that the file monitor has written, which is on the first rank alone."""
+    return [*map(json.loads, file.read_text("utf-8").splitlines())] if file.exists() else []
+
+
+def _by_step(rows: list[dict[str, float]]) -> list[dict[str, float]]:
+    """What was logged of each step, by prime-rl's names."""
+    steps: defaultdict[float, dict[str, float]] = defaultdict(dict)
+    for row in rows:
         steps[row["step"]].update(row)
     return [steps[number] for number in sorted(steps)]

@@ -42,6 +42,11 @@ pytestmark = [
 ]
 
 COMMIT = "559b44772e471d1538537b8805cc77f3824a5e64"
+OLDER = "1d9ca92551163dfb643ae164642dc84b7e1b5553"
+"""The commit of May 2026 that counts the tokens of all ranks; trainers served several runs then."""
+
+CLONE = Path(os.environ.get(command.SOURCES, "")) / "prime_rl"
+
 BY_TOKENS = "dp2-cp1-mbtokens-thd"
 
 weights_error = partial(steps.weights_error, conventions=CONVENTIONS)
@@ -49,9 +54,8 @@ weights_error = partial(steps.weights_error, conventions=CONVENTIONS)
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[RankPool]:
-    clone = Path(os.environ[command.SOURCES]) / "prime_rl"
     adapter = PrimeRLAdapter()
-    with RankPool(adapter, resolve(adapter, f"{clone}@{COMMIT}").path, 4) as pool:
+    with RankPool(adapter, resolve(adapter, f"{CLONE}@{COMMIT}").path, 4) as pool:
         yield pool
 
 
@@ -160,6 +164,23 @@ def test_logged_loss_is_averaged_over_the_micro_batches_of_all_ranks(pool: RankP
     loss = -(np.concatenate(batch.advantages) * context.expected).sum()
     passes = 4 * int(context.placement.micro_batches.max())
     assert first.reported[Metric.POLICY_LOSS] == pytest.approx((loss / passes,), rel=1e-5)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("ref", "mistake"), [(f"{OLDER}^", "denominators_per_rank"), (OLDER, None)]
+)
+def test_older_versions_train_samples_of_one_advantage(
+    tmp_path: Path, ref: str, mistake: str | None
+) -> None:
+    """Each source needs processes of its own."""
+    options = (f"--source={CLONE}@{ref}", "--checks=weights", f"--layout={BY_TOKENS}")
+    process = command.start(tmp_path, "--adapter=prime_rl", *options, "-k", MASKED.name)
+    report = command.finish(process, tmp_path, "prime_rl").report
+
+    [found] = [one for one in report.findings if one.mode == Mode.TOKEN_MEAN]
+    assert found.verdict is (Verdict.MISMATCH if mistake else Verdict.CONFORMS)
+    assert [cause.name for cause in report.causes] == ([mistake] if mistake else [])
 
 
 def test_micro_batches_are_cut_by_tokens(pool: RankPool) -> None:

@@ -56,6 +56,7 @@ ELSEWHERE = {
     "prime_rl.adapter.PrimeRLAdapter.observe": "the number of a data-parallel rank",
     "prime_rl.importing.import_prime_rl": "a path",
     "prime_rl.rollouts.Rollouts._sample": "a list of temperatures",
+    "prime_rl.rollouts.Rollouts._sample_in_two_parts": "a mask of nothing, and temperatures",
     "prime_rl.trainer.Training.__init__": "a path",
     "slime_family.command_line._batch_options": "sizes that the framework is told",
     "slime_family.command_line._micro_batch_options": "sizes that the framework is told",
