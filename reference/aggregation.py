@@ -89,6 +89,10 @@ class DivergenceEstimator(StrEnum):
     """Estimators of the divergence from the reference policy (`reference.divergences`)."""
 
     K1 = "k1"
+
+    K1_BY_RATIO = "k1_by_ratio"
+    """k1 without its gradient, times the ratio of new to old policy, which has one."""
+
     K3 = "k3"
 
     K3_BY_RATIO = "k3_by_ratio"

@@ -4,10 +4,12 @@ With d = log p - log p_ref of a token, and r = 1 the ratio of new to old policy,
 the log-probability is 1 too,
 
     k1           d                        derivative 1
+    k1_by_ratio  r · sg(d)                derivative d
     k3           exp(-d) + d - 1          derivative 1 - exp(-d)
     k3_by_ratio  r · (exp(-d) + d - 1)    derivative d
 
-(Schulman, Approximating KL Divergence, 2020; the last by DeepSeek-V3.2, arXiv:2512.02556.)
+where sg(d) has no gradient (Schulman, Approximating KL Divergence, 2020; the last by DeepSeek-V3.2,
+arXiv:2512.02556; k1_by_ratio is the policy gradient of on-policy distillation).
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
 
 def estimate(log_ratios: Values, estimator: DivergenceEstimator) -> Values:
     """The estimate for each token, given its d: [tokens]."""
-    if estimator is DivergenceEstimator.K1:
+    if estimator in (DivergenceEstimator.K1, DivergenceEstimator.K1_BY_RATIO):
         return log_ratios
     return np.expm1(-log_ratios) + log_ratios
 

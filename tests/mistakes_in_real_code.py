@@ -1,7 +1,7 @@
 """Mistakes put into copies of frameworks' real code, and the causes they must give.
 
 ``RL_LOSS_CONFORMANCE_SOURCES=FOLDER python -m tests.mistakes_in_real_code [NAME …]`` prints what
-changes in the causes when each mistake is made; FOLDER has clones of miles and slime.
+changes in the causes when each mistake is made; FOLDER has clones of miles, slime and prime_rl.
 """
 
 from __future__ import annotations
@@ -127,6 +127,15 @@ STAGES = (
 
 _of_openrlhf = partial(
     Mistake, framework="openrlhf", engine="deepspeed", checks="weights", layouts=STAGES
+)
+
+_of_prime_rl = partial(
+    Mistake,
+    framework="prime_rl",
+    engine="fsdp2",
+    checks="weights",
+    modes="token_mean",
+    layouts=("dp1-cp1-mbtokens-thd", "dp2-cp1-mb1-thd", "dp4-cp1-mbtokens-thd"),
 )
 
 _of_verl = partial(Mistake, framework="verl", engine="fsdp", checks="weights", layouts=PACKED)
@@ -410,6 +419,41 @@ MISTAKES = (
         condition=[],
         modes="token_mean",
     ),
+    _of_prime_rl(
+        name="prime_rl_average_of_ranks_kept",
+        edit=Edit("trainer/utils.py", "scale_gradients_", "factor", reading=2, by="1"),
+        cause="divided_by_dp",
+        condition=[],
+    ),
+    _of_prime_rl(
+        name="prime_rl_tokens_of_a_rank",
+        edit=Edit(
+            "trainer/rl/train.py", "train", "global_scales", reading=1, by="global_scales.clone()"
+        ),
+        cause="tokens_counted_per_rank",
+        condition=[],
+    ),
+    _of_prime_rl(
+        name="prime_rl_tokens_of_data_parallel_ranks",
+        edit=Edit(
+            "trainer/rl/train.py",
+            "train",
+            "dp_cp_group",
+            reading=1,
+            by='parallel_dims.get_mesh("dp").get_group()',
+        ),
+        cause="multiplied_by_cp",
+        condition=[],
+        layouts=("dp1-cp2-mb1-thd", "dp1-cp4-mbtokens-thd", "dp2-cp2-mb1-thd", "dp2-cp1-mb1-thd"),
+    ),
+    _of_prime_rl(
+        name="prime_rl_mask_left_out",
+        edit=Edit(
+            "trainer/rl/train.py", "train", "mask", reading=2, by="mask.new_ones(mask.shape)"
+        ),
+        cause="prompt_tokens_counted",
+        condition=[],
+    ),
     _of_trl(
         name="trl_accumulation_not_averaged",
         edit=Edit(*TRL_LOSS, "normalizer", reading=1, by="1"),
@@ -473,20 +517,27 @@ def original(mistake: Mistake) -> Path:
 
 def copied(mistake: Mistake, folder: Path) -> Path:
     """A checkout of the framework's package, without the mistake."""
-    shutil.copytree(
-        original(mistake) / mistake.framework,
-        folder / mistake.framework,
-        ignore=shutil.ignore_patterns("__pycache__"),
-    )
+    for package in packages(mistake):
+        shutil.copytree(
+            original(mistake) / package,
+            folder / package,
+            ignore=shutil.ignore_patterns("__pycache__"),
+        )
     commit(folder)
     return folder
+
+
+def packages(mistake: Mistake) -> list[Path]:
+    """The folders of the framework's package in a checkout, the one that is changed first."""
+    adapter = registry.create(mistake.framework, mistake.engine)
+    return [Path(root) / mistake.framework for root in adapter.roots]
 
 
 def changes(mistake: Mistake, folder: Path) -> list[CauseChange]:
     """What the mistake changes in the causes of a run."""
     source = copied(mistake, folder / "source")
     before = report(mistake, source, folder)
-    mistake.edit.apply(source / mistake.framework)
+    mistake.edit.apply(source / packages(mistake)[0])
     after = report(mistake, source, folder)
     return cause_changes(before, after)
 

@@ -66,6 +66,7 @@ class Adapter(ABC):
     package: ClassVar[str | None] = None  # import package; None if it is its own framework
     distribution: ClassVar[str | None] = None  # the distribution on PyPI that installs it, if any
     tree: ClassVar[tuple[str, ...]] = ()  # folders to extract from its repository; all if empty
+    roots: ClassVar[tuple[str, ...]] = (".",)  # folders of its repository to import packages from
     devices: ClassVar[tuple[str, ...]] = ()  # kinds of `Rank.device`, such as ``cpu`` and ``cuda``
     dtypes: ClassVar[tuple[str, ...]] = ()  # values of `Rank.dtype`, such as ``float32``
     dependencies: ClassVar[tuple[str, ...]] = ()  # distributions whose versions may change a result

@@ -187,6 +187,12 @@ def _install_data(folder: Path) -> None:
             entry.rename(folder / entry.name)
 
 
+def _packages(adapter: Adapter) -> list[str]:
+    """Where a repository of the framework may have its package."""
+    assert adapter.package is not None
+    return [str(Path(root) / adapter.package) for root in adapter.roots]
+
+
 def _split(text: str) -> tuple[Path, str | None]:
     """Split a text at the first ``@`` after an existing path."""
     for end in [len(text), *(i for i, character in enumerate(text) if character == "@")]:
@@ -196,8 +202,7 @@ def _split(text: str) -> tuple[Path, str | None]:
 
 
 def _checkout(adapter: Adapter, path: Path) -> Source:
-    assert adapter.package is not None
-    if not (path / adapter.package).is_dir():
+    if not any((path / package).is_dir() for package in _packages(adapter)):
         raise SourceError(
             f"{path} holds no package {adapter.package!r}",
             "give the folder that contains it, or PATH@REF of the repository for a commit",
@@ -232,10 +237,10 @@ def _extracted(adapter: Adapter, repository: Path, revision: str) -> Path:
     folder = platformdirs.user_cache_path("rl-loss-conformance") / adapter.name / revision
     if folder.is_dir():  # without calling git
         return folder
-    top_level = _git(repository, "ls-tree", "--name-only", revision).splitlines()
-    paths = [name for name in adapter.tree if name in top_level]
-    if adapter.package not in paths and adapter.tree:
+    listing = ("ls-tree", "--name-only", revision, "--")
+    if adapter.tree and not _git(repository, *listing, *_packages(adapter)):
         raise SourceError(f"{revision} of {repository} holds no package {adapter.package!r}")
+    paths = _git(repository, *listing, *adapter.tree).splitlines()
 
     def extract(new: Path) -> None:
         with tempfile.NamedTemporaryFile(suffix=".tar") as file:

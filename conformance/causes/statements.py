@@ -52,6 +52,9 @@ STATEMENTS = {
     "shares_averaged_by_tokens": (
         "what micro-batches have of a loss is averaged by their tokens, and not added up"
     ),
+    "shares_of_all_ranks_averaged": (
+        "the shares of micro-batches are averaged over all ranks, and not added up"
+    ),
     **{
         f"tokens_counted_per_{part}": f"tokens are counted in each {words}, and units in the step"
         for part, words in PARTS.items()

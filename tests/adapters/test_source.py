@@ -24,6 +24,11 @@ class ToyAdapter(NativeAdapter):
     tree = ("toyframework", "docs")
 
 
+class NestedAdapter(ToyAdapter):
+    tree = ("src", "docs")
+    roots = ("src", "configs/src")
+
+
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "cache"
@@ -96,6 +101,19 @@ def test_any_ref_is_extracted_by_commit(
     assert source.path is not None
     assert (source.path / VERSION).read_text() == "VERSION = 1\n"
     assert snapshot(repository) == before
+
+
+def test_package_may_be_below_another_folder(checkout: Path, git: Callable[..., str]) -> None:
+    (checkout / "src").mkdir()
+    git("mv", "toyframework", "src")
+    git("commit", "-m", "src")
+
+    assert resolve(NestedAdapter(), str(checkout)).path == checkout
+    found = resolve(NestedAdapter(), f"{checkout}@main").path
+    assert found is not None
+    assert (found / "src" / VERSION).read_text() == "VERSION = 2\n"
+    with pytest.raises(SourceError, match="holds no package 'toyframework'"):
+        resolve(NestedAdapter(), f"{checkout}@v1")
 
 
 def test_extracted_commit_is_used_again(checkout: Path) -> None:

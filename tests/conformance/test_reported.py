@@ -200,10 +200,11 @@ def test_loss_of_another_mode_is_named() -> None:
             ["not_reduced_over_dp", "not_reduced_over_ranks"],
         ),
         (
-            0.5 / 8,  # of the second, by chance a quarter
+            0.5
+            / 8,  # of the second, by chance a quarter, as if its four micro-batches were averaged
             "divided_by_samples",
             "divided once too often by samples = 4",
-            ["not_reduced_over_dp", "not_reduced_over_ranks"],
+            ["not_reduced_over_dp", "not_reduced_over_ranks", "shares_of_all_ranks_averaged"],
         ),
         (
             -1 / 8,

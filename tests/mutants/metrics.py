@@ -85,6 +85,16 @@ class MeanOverMicroBatchesReported(Misreporting):
         return super().report(losses) / len(losses)
 
 
+class SharesOfAllRanksAveraged(Misreporting):
+    """Micro-batches' shares are averaged over all ranks in the report (prime-rl 559b447)."""
+
+    diagnosis = "shares_of_all_ranks_averaged"
+
+    def report(self, losses: torch.Tensor) -> float:
+        averaged = len(losses) * self.layout.dp * self.layout.cp
+        return super().report(losses) / averaged
+
+
 class SharesAveragedByTokens(Misreporting):
     """What micro-batches have of the loss, times their number, is averaged by tokens."""
 

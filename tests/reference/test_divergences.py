@@ -10,7 +10,7 @@ import pytest
 from reference import divergences
 from reference.aggregation import DivergenceEstimator
 
-K1, K3, BY_RATIO = DivergenceEstimator
+K1, K1_BY_RATIO, K3, K3_BY_RATIO = DivergenceEstimator
 
 
 @pytest.mark.parametrize(
@@ -19,7 +19,8 @@ K1, K3, BY_RATIO = DivergenceEstimator
         (K1, math.log(2), 1.0),
         # 1/2 + log 2 - 1, and 1 - 1/2
         (K3, math.log(2) - 0.5, 0.5),
-        (BY_RATIO, math.log(2) - 0.5, math.log(2)),
+        (K3_BY_RATIO, math.log(2) - 0.5, math.log(2)),
+        (K1_BY_RATIO, math.log(2), math.log(2)),
     ],
 )
 def test_token_of_twice_the_probability(
@@ -38,10 +39,12 @@ def test_derivative_is_that_of_the_estimate_times_a_ratio_if_it_has_one(
     estimator: DivergenceEstimator,
 ) -> None:
     log_ratios, step = np.array([-1.5, 0.25, 4.0]), 1e-6
+    by_ratio = estimator in (K1_BY_RATIO, K3_BY_RATIO)
 
     def at(moved: float) -> np.ndarray:
-        ratio = math.exp(moved) if estimator is BY_RATIO else 1.0
-        return ratio * divergences.estimate(log_ratios + moved, estimator)
+        ratio = math.exp(moved) if by_ratio else 1.0
+        differentiated = 0.0 if estimator is K1_BY_RATIO else moved
+        return ratio * divergences.estimate(log_ratios + differentiated, estimator)
 
     numerical = (at(step) - at(-step)) / (2 * step)
     assert divergences.derivative(log_ratios, estimator) == pytest.approx(numerical, rel=1e-6)

@@ -27,7 +27,12 @@ from conformance.diagnosis.catalogue.miscounts import (
 )
 from conformance.diagnosis.catalogue.missing_tokens import shares
 from conformance.diagnosis.catalogue.mistake import Mistake
-from conformance.diagnosis.catalogue.parts import carried_over, filled_up, parts
+from conformance.diagnosis.catalogue.parts import (
+    averaged_shares,
+    carried_over,
+    filled_up,
+    parts,
+)
 from reference.aggregation import Aggregation, EmptyUnits, Mode, SampleUnit
 from reference.weights import token_weights
 
@@ -50,6 +55,7 @@ def mistakes_of_sums(context: StepContext) -> Iterator[Mistake]:
     """Yield every mistake in a sum over all tokens, of which single ones cannot be seen."""
     yield from mistakes(context)
     yield from shares(context)
+    yield from averaged_shares(context)
     step = context.step
     if not step.mask.all():
         unmasked = replace(step, mask=np.ones_like(step.mask), original_mask=None)

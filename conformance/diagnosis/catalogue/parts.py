@@ -89,6 +89,20 @@ def _share_left(
     return left
 
 
+def averaged_shares(context: StepContext) -> Iterator[Mistake]:
+    """Averages the shares of the micro-batches of all ranks, those of padding too."""
+    if context.placement is None:
+        return
+    rows = context.filled_rows or _unfilled(context, context.placement)
+    averaged = context.layout.dp * context.layout.cp * rows.most_micro_batches
+    if averaged > 1:
+        yield Mistake(
+            name="shares_of_all_ranks_averaged",
+            words=f"the shares of {averaged} micro-batches of all ranks are averaged",
+            weights=context.expected / averaged,
+        )
+
+
 def parts(context: StepContext) -> Iterator[Mistake]:
     """Counts within one rank, micro-batch or context-parallel slice instead of the step."""
     if context.placement is None:

@@ -1,0 +1,1 @@
+"""The adapter of PrimeIntellect-ai/prime-rl, whose only training engine is FSDP2."""

@@ -1,0 +1,50 @@
+"""A model that is nothing but the probe, wrapped by prime-rl's own `setup_fsdp`."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+import torch
+
+from adapters.prime_rl.importing import module
+from adapters.toolkit.probe import ProbedModel, logits_head
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from adapters.toolkit.probe import ForwardPasses
+
+
+class Policy(ProbedModel):
+    """The probe with the attributes by which prime-rl finds a model's layers and vocabulary."""
+
+    def __init__(self, capacity: int, passes: ForwardPasses) -> None:
+        super().__init__(capacity, passes, logits_head)
+        self.config = SimpleNamespace(vocab_size=capacity, tie_word_embeddings=True)
+
+    @property
+    def model(self) -> Any:
+        """The part with the transformer's layers."""
+        return SimpleNamespace(layers=[self.layer])
+
+
+def setup_model(capacity: int, passes: ForwardPasses, dtype: str) -> Callable[..., Policy]:
+    """Stands for prime-rl's function of this name: the probe in place of a checkpoint."""
+
+    def setup(config: Any, parallel_dims: Any, *_: object) -> Policy:
+        policy = Policy(capacity, passes)
+        models = module("trainer.model")
+        policies = mock.patch.object(models, "MixedPrecisionPolicy", _in_dtype(models, dtype))
+        with policies:
+            models.setup_fsdp(policy, config, parallel_dims)
+        return policy
+
+    return setup
+
+
+def _in_dtype(models: Any, dtype: str) -> Callable[..., Any]:
+    """FSDP2's policy with parameters in a dtype; prime-rl computes in bfloat16 alone."""
+    policy = models.MixedPrecisionPolicy
+    return lambda **options: policy(**options | {"param_dtype": getattr(torch, dtype)})

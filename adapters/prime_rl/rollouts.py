@@ -1,0 +1,164 @@
+"""A job's samples as prime-rl's orchestrator sends them: packed into micro-batches, by rank."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from adapters.contract import Unsupported
+from adapters.contract.objective import KL_COEFFICIENT, Objective
+from adapters.prime_rl import versions
+from adapters.prime_rl.importing import module
+from adapters.toolkit.calls import call_supported
+from adapters.toolkit.probe import CERTAIN_LOGIT
+from adapters.toolkit.settings import token_budget
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from adapters.contract import Job
+    from adapters.contract.probed_batch import ProbedBatch
+
+FIRST_ID = 1
+"""Token ids are raised by it: prime-rl pads with 1, which is then no token of a sample."""
+
+COMPONENTS = {
+    Objective.SFT: ("ce_weights", 1.0),
+    Objective.KL: ("ref_kl_weights", KL_COEFFICIENT),
+}
+"""Components of the loss other than that of RL: their streams, and the weight of active tokens."""
+
+
+class Rollouts:
+    """The micro-batches of each optimizer step, for all data-parallel ranks."""
+
+    def __init__(self, batch: ProbedBatch, job: Job) -> None:
+        self._batch, self._job = batch, job
+        self._grids = [self._packed(samples) for samples in self._samples_of_steps()]
+
+    def send(self, folder: Path) -> None:
+        """Write the micro-batches to where the trainer's ranks read them."""
+        first_step = module("trainer.rl.train").Progress().step
+        transport = versions.transport("filesystem")
+        sender = transport.FileSystemMicroBatchSender(folder, self._job.layout.dp, first_step)
+        for grid in self._grids:
+            sending = sender.send(grid)
+            if sending is not None:  # versions before August 2026 have sent it
+                asyncio.run(sending)
+
+    def are_samples(self, dp_rank: int) -> list[bool]:
+        """For each micro-batch of a rank in turn, whether it holds samples.
+
+        Others fill up ranks: they are copies of a micro-batch in which no token is trained.
+        """
+        return [
+            (dp_rank, index) == originals[micro_batch.input_ids[0]]
+            for grid in self._grids
+            for originals in [_originals(grid)]
+            for index, micro_batch in enumerate(grid[dp_rank])
+        ]
+
+    def _samples_of_steps(self) -> Iterator[list[Any]]:
+        """The training samples of each optimizer step."""
+        made = self._sample if versions.has_streams() else self._sample_in_two_parts
+        samples = map(made, range(len(self._batch.responses)))
+        for step in self._job.steps:
+            yield [next(samples) for _ in range(step.size)]
+
+    def _sample(self, index: int) -> Any:
+        """A prompt and its response; masks and log-probabilities cover both."""
+        batch, prompt = self._batch, self._batch.prompts[index]
+        ids = np.concatenate([prompt, batch.responses[index]]) + FIRST_ID
+
+        def whole(values: NDArray[Any]) -> list[Any]:
+            return np.concatenate([np.zeros(len(prompt), values.dtype), values]).tolist()
+
+        return versions.transport("types").TrainingSample(
+            token_ids=ids.tolist(),
+            mask=whole(batch.original_masks[index]),
+            logprobs=whole(self._log_probs(index)),
+            temperatures=[1.0] * len(ids),
+            env_name="corpus",
+            **{name: whole(values) for name, values in self._signal(index).items()},
+        )
+
+    def _sample_in_two_parts(self, index: int) -> Any:
+        """A prompt and its response apart, with one advantage for all tokens."""
+        batch = self._batch
+        prompt, response = (ids[index] + FIRST_ID for ids in (batch.prompts, batch.responses))
+        return call_supported(
+            versions.transport("types").TrainingSample,
+            prompt_ids=prompt.tolist(),
+            prompt_mask=[False] * len(prompt),
+            completion_ids=response.tolist(),
+            completion_mask=batch.original_masks[index].tolist(),
+            completion_logprobs=self._log_probs(index).tolist(),
+            completion_temperatures=[1.0] * len(response),
+            env_name="corpus",
+            advantage=1.0,
+        )
+
+    def _log_probs(self, index: int) -> NDArray[np.float64]:
+        """Those of the policy that generated, which was sure of the tokens to reject."""
+        rejected = self._batch.rollout_log_probs[index] != 0
+        return np.where(rejected, 0.0, self._batch.old_log_probs[index] - CERTAIN_LOGIT)
+
+    def _signal(self, index: int) -> dict[str, NDArray[np.float64]]:
+        """What tokens are trained by: advantages, or the stream of another component."""
+        if self._job.objective not in COMPONENTS:
+            return {"advantages": self._batch.advantages[index]}
+        name, weight = COMPONENTS[self._job.objective]
+        mask = self._batch.original_masks[index]
+        streams = {"rl_weights": np.zeros(len(mask)), name: np.where(mask, weight, 0.0)}
+        if self._job.objective is Objective.KL:
+            streams["ref_logprobs"] = self._batch.reference_log_probs[index] - CERTAIN_LOGIT
+        return streams
+
+    def _packed(self, samples: list[Any]) -> list[list[Any]]:
+        """The micro-batches of each rank, as prime-rl's packer has them made."""
+        packing, layout = module("trainer.batch"), self._job.layout
+        made = call_supported(
+            packing.prepare_batch,
+            rollouts=samples,
+            seq_len=self._longest_micro_batch(),
+            num_train_workers=layout.dp,
+            bin_cost=packing.build_bin_cost(None) if hasattr(packing, "build_bin_cost") else None,
+            pad_to_multiple_of=layout.cp,
+            idxs=[0 for _ in samples],
+            num_loras=1,
+        )
+        return made if versions.has_streams() else self._with_advantages(made)
+
+    def _with_advantages(self, grid: list[list[Any]]) -> list[list[Any]]:
+        """The same micro-batches, with advantages of tokens in the place of those of samples."""
+        advantages = np.zeros(self._batch.probe_size + FIRST_ID)
+        ids = np.concatenate(self._batch.responses) + FIRST_ID
+        advantages[ids] = np.concatenate(self._batch.advantages)
+        for micro_batch in chain.from_iterable(grid):
+            micro_batch.advantages = advantages[micro_batch.input_ids].tolist()
+        return grid
+
+    def _longest_micro_batch(self) -> int:
+        """The number of tokens up to which samples are packed; raises `Unsupported`."""
+        layout = self._job.layout
+        if layout.micro_batches == "tokens":
+            return token_budget(self._job.steps, layout.dp)
+        if layout.micro_batches != 1:
+            raise Unsupported("micro-batches are cut by tokens, not by their number")
+        return self._batch.probe_size
+
+
+def _originals(grid: list[list[Any]]) -> dict[int, tuple[int, int]]:
+    """By its first token, the rank and index of each micro-batch, of copies the one that trains."""
+    placed = [
+        (any(micro_batch.loss_mask), micro_batch.input_ids[0], (dp_rank, index))
+        for dp_rank, micro_batches in enumerate(grid)
+        for index, micro_batch in enumerate(micro_batches)
+    ]
+    return {first: place for _, first, place in sorted(placed)}
