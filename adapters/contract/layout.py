@@ -34,6 +34,7 @@ class Option(StrEnum):
     ZERO_3 = "zero_3"
     SHARED_GENERATION = "shared_generation"  # all optimizer steps are cut out of one generation
     SPLIT_GENERATION = "split_generation"  # every micro-batch is a generation of its own
+    TWO_EPOCHS = "two_epochs"  # a batch is trained on twice, and what is seen is the second time
 
 
 class InvalidLayoutError(ConformanceError):

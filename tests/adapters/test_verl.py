@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,6 +26,8 @@ from adapters.verl import ENGINES
 from adapters.verl.adapter import CONVENTIONS
 from adapters.verl.engines.fsdp import VerlFsdp2Adapter, VerlFsdpAdapter
 from adapters.verl.engines.megatron import VerlMegatronAdapter
+from adapters.verl.objectives import ACTOR, ROLLOUT
+from adapters.verl.sizes import sizes
 from conformance.findings.verdict import Verdict
 from conformance.judging.gradients import judge_advantages, judge_off_policy
 from conformance.ranks.messages import Declined
@@ -108,12 +113,78 @@ def test_given_log_probabilities_are_those_of_the_tokens(pool: RankPool) -> None
     assert moved == pytest.approx(old[mask].mean(), rel=1e-6)
 
 
-def test_sizes_that_ranks_do_not_divide_are_no_configuration_of_a_user(pool: RankPool) -> None:
-    outcome = pool.run(job("nine_samples"))
+@pytest.mark.parametrize("mode", [Mode.SAMPLE_MEAN, Mode.TOKEN_MEAN, Mode.CONSTANT])
+@pytest.mark.parametrize("layout", ["dp2-cp1-mb1-thd", "dp2-cp1-mbtokens-thd"])
+def test_rows_of_padding_weigh_nothing_and_count_in_means_over_samples(
+    pool: RankPool, mode: Mode, layout: str
+) -> None:
+    """verl fills 9 samples up to a mini-batch of 10, and divides by its configured size."""
+    given = job("nine_samples", mode, layout)
+    outcome = pool.run(given)
+
+    assert isinstance(outcome, Ran), outcome
+    [step] = given.steps
+    counted = 1.0 if mode is Mode.TOKEN_MEAN else 9 / 10
+    for rank in outcome.observations:
+        np.testing.assert_allclose(
+            rank.token_weights[0], token_weights(step, given.aggregation) * counted, rtol=1e-6
+        )
+
+
+def test_mini_batches_of_several_steps_are_not_filled_up(pool: RankPool) -> None:
+    """Rows of padding would lie behind the samples of the last step."""
+    [step] = job("nine_samples").steps
+    given = replace(job("nine_samples"), steps=(step, step))
+    outcome = pool.run(given)
 
     assert isinstance(outcome, Declined)
     assert outcome.verdict == "unsupported"
     assert "mini-batches are multiples of 2 ranks, 9 samples are none" in outcome.message
+
+
+def test_mini_batch_is_counted_in_prompts_of_several_samples() -> None:
+    """Where every prompt has as many; else each sample is a prompt of its own."""
+    even = sizes(job("uneven_lengths", layout="dp2-cp1-mb1-thd"), 2)
+    uneven = sizes(job("nine_samples", layout="dp1-cp1-mb1-thd"), 1)
+
+    assert even[f"{ROLLOUT}.n"] == 2
+    assert even[f"{ACTOR}.ppo_mini_batch_size"] == 4
+    assert uneven[f"{ROLLOUT}.n"] == 1
+    assert uneven[f"{ACTOR}.ppo_mini_batch_size"] == 9
+
+
+@pytest.mark.parametrize("case", [MASKED.name, "two_steps"])
+def test_second_epoch_has_the_weights_of_the_first(pool: RankPool, case: str) -> None:
+    given = job(case, layout="dp2-cp1-mb2-thd+two_epochs", objective=Objective.COMBINED)
+    once = pool.run(replace(given, layout=Layout.parse("dp2-cp1-mb2-thd")))
+    outcome = pool.run(given)
+
+    assert isinstance(outcome, Ran), outcome
+    assert isinstance(once, Ran), once
+    for twice, first in zip(outcome.observations, once.observations, strict=True):
+        for step in range(len(given.steps)):
+            np.testing.assert_array_equal(twice.token_weights[step], first.token_weights[step])
+            np.testing.assert_array_equal(twice.forward_passes[step], first.forward_passes[step])
+        assert twice.reported == first.reported
+
+
+def test_fine_tuning_knows_no_epochs_of_a_batch(pool: RankPool) -> None:
+    outcome = pool.run(job(layout="dp2-cp1-mb2-thd+two_epochs", objective=Objective.SFT))
+
+    assert isinstance(outcome, Declined)
+    assert "epochs of a batch are PPO's" in outcome.message
+
+
+def test_verl_finds_no_trl() -> None:
+    """It patches TRL's value heads before it makes a model, and newer releases have none there."""
+    program = (
+        "from adapters.verl.importing import import_verl, module; import_verl(None);"
+        "print(module('models.transformers.monkey_patch').is_trl_available(),"
+        " module('utils.model').is_trl_available())"
+    )
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+
+    assert ran.stdout.splitlines()[-1:] == ["False False"], ran.stderr
 
 
 def test_batch_without_active_tokens_is_refused(pool: RankPool) -> None:

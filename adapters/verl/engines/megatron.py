@@ -10,7 +10,7 @@ from adapters.contract import PIPELINES, Description, Job, Layout, Option, Rank,
 from adapters.contract.probed_batch import PADDING_ID
 from adapters.verl import departures, objectives
 from adapters.verl.adapter import VerlAdapter
-from adapters.verl.configuration import CRITIC, CRITIC_MODEL, MODEL, critics_micro_batches
+from adapters.verl.configuration import CRITIC_MODEL, MODEL
 from adapters.verl.engines.worker import (
     configure_anew,
     configure_critic_anew,
@@ -18,6 +18,7 @@ from adapters.verl.engines.worker import (
     new_worker,
 )
 from adapters.verl.objectives import ACTOR
+from adapters.verl.sizes import CRITIC, critics_micro_batches
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,7 +60,7 @@ class VerlMegatronAdapter(VerlAdapter):
             ]
             + [
                 replace(of_four, options=(option,))
-                for option in OPTIONS
+                for option in (*OPTIONS, Option.TWO_EPOCHS)
                 if option is not Option.INTERLEAVED
             ]
             + [
@@ -88,7 +89,7 @@ class VerlMegatronAdapter(VerlAdapter):
         found = super().describe()
         return replace(
             found,
-            options=frozenset(OPTIONS),
+            options=found.options - {Option.LEGACY_TRAINER} | {*OPTIONS},
             largest_tp=2,
             largest_pp=4,
             departures=(*found.departures, *departures.MEGATRON),
@@ -100,7 +101,7 @@ class VerlMegatronAdapter(VerlAdapter):
         if objectives.has_critic(job):
             engine = f"{CRITIC}.megatron"
             settings |= _of_model(engine, CRITIC_MODEL, job.layout)
-            settings |= critics_micro_batches(job, engine)
+            settings |= critics_micro_batches(job, self.divisor(job.layout), engine)
         return settings
 
     def observe(self, job: Job, rank: Rank) -> Observation:
@@ -150,7 +151,11 @@ def _of_model(engine: str, model: str, layout: Layout) -> dict[str, object]:
     sizes = {"tensor_model": layout.tp, "context": layout.cp, "pipeline_model": layout.pp}
     return {
         **{f"{engine}.{kind}_parallel_size": size for kind, size in sizes.items()},
-        **{f"{engine}.{name}": value for name, value in map(OPTIONS.__getitem__, layout.options)},
+        **{
+            f"{engine}.{OPTIONS[option][0]}": OPTIONS[option][1]
+            for option in OPTIONS
+            if option in layout.options
+        },
         f"{engine}.vanilla_mbridge": False,  # another bridge is older versions' default
         f"{model}.use_remove_padding": layout.format == "thd",
     }
