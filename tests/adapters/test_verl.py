@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from adapters.contract import Depth, Description, Job, Layout, Unsupported
+from adapters.contract import Depth, Description, Job, Layout, Option, Unsupported
 from adapters.contract.objective import (
     CORRECTIONS,
     KL_COEFFICIENT,
@@ -267,6 +267,15 @@ def test_megatron_counts_half_tokens_of_context_parallel_ranks_as_none(megatron:
     right = token_weights(given.steps[0], given.aggregation)
     for rank in outcome.observations:
         np.testing.assert_allclose(rank.token_weights[0], right * 58 / 54, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("case", "objective"), [(MASKED.name, Objective.GAE), ("nine_samples", Objective.POLICY)]
+)
+def test_nothing_else_is_looked_at_where_counts_are_cut(case: str, objective: Objective) -> None:
+    layout = Layout(dp=2, cp=2, micro_batches=1, options=(Option.PER_TOKEN_LOSS,))
+    with pytest.raises(Unsupported, match="cut counts with per_token_loss"):
+        VerlMegatronAdapter().settings(job(case, layout=str(layout), objective=objective), "")
 
 
 REJECTED = "rejected_tokens"

@@ -6,8 +6,10 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from adapters.contract import PIPELINES, Description, Job, Layout, Option, Rank, grids
+from adapters.contract import PIPELINES, Description, Job, Layout, Option, Rank, Unsupported, grids
+from adapters.contract.objective import FROM_REWARDS, Objective
 from adapters.contract.probed_batch import PADDING_ID
+from adapters.toolkit.settings import samples_per_step
 from adapters.verl import departures, objectives
 from adapters.verl.adapter import VerlAdapter
 from adapters.verl.configuration import CRITIC_MODEL, MODEL
@@ -35,6 +37,11 @@ OPTIONS: dict[Option, tuple[str, object]] = {
     Option.REPLICATED_OPTIMIZER: ("use_distributed_optimizer", False),
 }
 """Settings of an engine by options of layouts."""
+
+LOOKED_AT_ALONE = frozenset(
+    {*FROM_REWARDS, Objective.GEO_MEAN, Objective.SAPO, Objective.REJECTION}
+)
+"""Objectives in which verl has mistakes besides that in its counts of tokens."""
 
 
 class VerlMegatronAdapter(VerlAdapter):
@@ -97,6 +104,7 @@ class VerlMegatronAdapter(VerlAdapter):
 
     def settings(self, job: Job, dtype: str) -> dict[str, object]:
         """Settings of the engines: their sizes, and the options of the layout."""
+        _require_counts(job)
         settings = {"model_engine": "megatron", **_of_model(f"{ACTOR}.megatron", MODEL, job.layout)}
         if objectives.has_critic(job):
             engine = f"{CRITIC}.megatron"
@@ -144,6 +152,21 @@ class VerlMegatronAdapter(VerlAdapter):
         from adapters.engines import megatron_core
 
         megatron_core.leave_grid()
+
+
+def _require_counts(job: Job) -> None:
+    """Raise `Unsupported` where cut counts of tokens would come on top of another mistake.
+
+    With ``per_token_loss``, Megatron divides by what context-parallel ranks count, which is cut to
+    whole numbers: a known factor, by which all weights are off.
+    """
+    layout = job.layout
+    if Option.PER_TOKEN_LOSS not in layout.options or layout.cp == 1:
+        return
+    if job.objective in LOOKED_AT_ALONE or samples_per_step(job.steps) % layout.dp:
+        raise Unsupported(
+            "context-parallel ranks cut counts with per_token_loss: looked at without"
+        )
 
 
 def _of_model(engine: str, model: str, layout: Layout) -> dict[str, object]:
