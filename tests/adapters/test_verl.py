@@ -456,16 +456,30 @@ def test_legacy_trainer_is_looked_at_from_its_update_on(fsdp: RankPool) -> None:
 
 
 def test_process_groups_end_with_their_world(fsdp: RankPool) -> None:
-    """Their threads poll: those of many worlds kept a rank busier than its steps did.
+    """Their threads poll: those of many worlds kept a rank busier than its steps did."""
+    assert_threads_end(fsdp, ("dp1-cp1-mb1-thd", "dp2-cp1-mb1-thd"))
 
-    Those of the first worlds may stay until a cycle is collected.
-    """
+
+def test_process_groups_end_with_megatrons_grid(megatron: RankPool) -> None:
+    """A grid has two dozen threads in each rank."""
+    assert_threads_end(megatron, ("dp1-cp2-mb1-thd", "dp2-cp1-mb1-thd"))
+
+
+def assert_threads_end(pool: RankPool, layouts: tuple[str, str]) -> None:
+    """Those of the first layouts may stay until a cycle is collected."""
     threads = []
-    for size in (1, 2, 1, 2, 1, 2, 1, 2, 1):
-        assert isinstance(fsdp.run(job(layout=f"dp{size}-cp1-mb1-thd")), Ran)
-        threads.append(len([*Path(f"/proc/{fsdp.pids()[0]}/task").iterdir()]))
+    for index in range(9):
+        assert isinstance(pool.run(job(layout=layouts[index % 2])), Ran)
+        threads.append(len([*Path(f"/proc/{pool.pids()[0]}/task").iterdir()]))
 
-    assert len({*threads[4:]}) == 1, threads
+    assert len({*threads[4::2]}) == len({*threads[5::2]}) == 1, threads
+
+
+def test_world_is_entered_again_with_groups_of_its_own(fsdp: RankPool) -> None:
+    """torch remembers how sharded tensors are reduced, with the mesh of a world that has ended."""
+    hybrid, single = "dp2-cp1-mb1-thd+hybrid_sharding", "dp1-cp1-mb1-thd"
+    for layout in ("dp2-cp1-mb1-thd", "dp1-cp2-mb1-thd", hybrid, single, hybrid):
+        assert isinstance(fsdp.run(job(layout=layout)), Ran), layout
 
 
 def test_numbers_of_micro_batches_are_told_apart_by_their_steps() -> None:

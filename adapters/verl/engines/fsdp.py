@@ -98,11 +98,15 @@ class VerlFsdpAdapter(VerlAdapter):
         return layout.world_size
 
     def leave_world(self) -> None:
-        """Take the models apart.
+        """Take the models apart, and have torch forget their meshes.
 
         FSDP1's views of a parameter keep it, and it keeps its model with the views and the threads
-        of its groups: a cycle that no garbage collector of Python sees.
+        of its groups: a cycle that no garbage collector of Python sees. What torch remembers of how
+        sharded tensors are reduced names the groups of the first mesh of its shape.
         """
+        from torch.distributed.tensor import debug
+
+        debug._clear_sharding_prop_cache()
         while WRAPPED:
             for module in [*WRAPPED.pop().modules()]:
                 vars(module).clear()
