@@ -39,6 +39,9 @@ STATEMENTS = {
     "weights_of_token_mean_counting_empty_samples": (
         "reduced by token_mean, with a sample without active tokens counted as one token"
     ),
+    "filling_rows_counted": (
+        "rows that fill a step up to a multiple of the ranks are counted as samples"
+    ),
     "padding_micro_batches_averaged": "micro-batches of padding count as 0 in a mean",
     "dummy_rows_averaged": "rows of padding count as 0 in a mean",
     "repeated_rows_averaged": "samples that are repeated to fill up ranks count as 0 in a mean",

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from conformance.diagnosis.catalogue.miscounts import (
+    filling_rows,
     off_by_one,
     off_by_the_same,
     other_mask,
@@ -94,6 +95,7 @@ def _mistakes(context: StepContext) -> Iterator[Mistake]:
         _other_modes,
         _other_conventions,
         other_units,
+        filling_rows,
         parts,
         carried_over,
         rounded_counts,
