@@ -29,6 +29,7 @@ NEWEST = (
     "miles/main-31f1ca9",
     "verl/v0.9.1",
     "trl/v1.16.0",
+    "trl/v1.16.0-fsdp2",
 )
 """Reports whose verdicts have been audited one by one."""
 
