@@ -30,6 +30,7 @@ NEWEST = (
     "verl/v0.9.1",
     "trl/v1.16.0",
     "trl/v1.16.0-fsdp2",
+    "liger/v0.8.5",
 )
 """Reports whose verdicts have been audited one by one."""
 
