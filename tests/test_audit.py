@@ -30,6 +30,8 @@ NEWEST = (
     "verl/v0.9.1",
     "trl/v1.16.0",
     "openrlhf/v0.11.2",
+    "trl/v1.16.0-fsdp2",
+    "liger/v0.8.5",
 )
 """Reports whose verdicts have been audited one by one."""
 

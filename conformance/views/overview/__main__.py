@@ -7,9 +7,10 @@ from conformance.views.overview.committed import versions
 
 if __name__ == "__main__":
     found = versions(pages.REPORTS)
+    texts = pages.pages(found, pages.README.read_text(encoding="utf-8")) | pages.issues(found)
+    texts |= frameworks.pages(found)
     pages.ISSUES.mkdir(exist_ok=True)
     for former in pages.ISSUES.glob("*.md"):
         former.unlink()
-    texts = pages.pages(found, pages.README.read_text(encoding="utf-8")) | pages.issues(found)
-    for page, text in (texts | frameworks.pages(found)).items():
+    for page, text in texts.items():
         page.write_text(text, encoding="utf-8")
