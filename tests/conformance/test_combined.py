@@ -172,4 +172,6 @@ def test_samples_that_no_term_has_a_gradient_of_are_lost() -> None:
 
     name, explanation = explained(judgement)
     assert name == "samples_lost"
-    assert explanation.startswith("5 active tokens of 2 samples weigh nothing, all others are right")
+    assert explanation.startswith(
+        "5 active tokens of 2 samples weigh nothing, all others are right"
+    )
