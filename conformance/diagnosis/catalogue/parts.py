@@ -13,7 +13,7 @@ from conformance.diagnosis.catalogue.miscounts import counted_mask
 from conformance.diagnosis.catalogue.mistake import Mistake
 from conformance.diagnosis.placement import FilledRows
 from conformance.diagnosis.step_context import StepContext, by_samples, units_held
-from reference.aggregation import MicroBatchWeight, Mode
+from reference.aggregation import EmptyUnits, MicroBatchWeight, Mode
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -269,7 +269,9 @@ def carried_over(context: StepContext) -> Iterator[Mistake]:
     if Option.SHORT_BATCH not in layout.options or placement is None:
         return
     size = int(layout.dp * max(context.step.size // (layout.dp * placement.micro_batches.max()), 1))
-    counted = context.counted if context.mode is Mode.TOKEN_MEAN else context.counted > 0
+    empty_count = context.conventions.empty_units is EmptyUnits.COUNTED
+    by_tokens = context.mode is Mode.TOKEN_MEAN
+    counted = context.counted if by_tokens else (context.counted > 0) | empty_count
     if context.mode in (Mode.SAMPLE_MEAN, Mode.TOKEN_MEAN) and counted[:size].any():
         in_time = placement.micro_batch < placement.micro_batches - 1
         before = (context.sample < size) * counted.sum() / counted[:size].sum()
