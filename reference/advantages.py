@@ -7,7 +7,7 @@ added at the last token. Every token of a sample has
     group_normalised    (r - mean) / (std + ε)                   arXiv:2402.03300 (GRPO)
     group_centred       r - mean                                 arXiv:2503.20783 (Dr. GRPO)
     leave_one_out       r - mean of the others in the group      arXiv:2402.14740 (RLOO)
-    penalised_centred   r - mean - β·kl_t                        arXiv:2501.03262 (REINFORCE++)
+    penalised_centred   r - mean - β·kl_t, or β·Σ kl of t and on arXiv:2501.03262 (REINFORCE++)
     discounted_returns  G_t = ρ_t + γ·G_{t+1}                    arXiv:2501.03262 (REINFORCE++)
     gae                 A_t = δ_t + γλ·A_{t+1}                   arXiv:1506.02438 (PPO)
                         where δ_t = ρ_t + γ·V_{t+1} - V_t
@@ -16,7 +16,7 @@ Behind the last token G, A and V are 0. The variance of a group has the divisor 
 may then be whitened: the mean over the tokens of the whole batch is subtracted, and they are
 divided by √(variance + 1e-8). Which tokens G and A go through, as if there were no others, and
 which have a penalty, a reward, a value and a part in that mean and variance are conventions
-(`EstimatorConventions`), and so are the divisor of the variance and ε.
+(`EstimatorConventions`), and so are the divisor of the variance, ε and that sum.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from reference.aggregation import TokenSet
+from reference.aggregation import Penalties, TokenSet
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -109,8 +109,11 @@ def leave_one_out(
 def penalised_centred(
     rollouts: Rollouts, constants: AdvantageConstants, conventions: EstimatorConventions
 ) -> Values:
-    """Returns r - mean - β·kl_t."""
-    return _centred(rollouts)[rollouts.sample] - _penalties(rollouts, constants, conventions)
+    """Returns r - mean - β·kl_t, or with the penalties of later tokens too."""
+    penalties = _penalties(rollouts, constants, conventions)
+    if conventions.penalties is Penalties.LATER_TOKENS:
+        penalties = accumulated(penalties, rollouts.sample, 1.0)
+    return _centred(rollouts)[rollouts.sample] - penalties
 
 
 def discounted_returns(

@@ -118,6 +118,16 @@ class TokenSet(StrEnum):
     """All of them."""
 
 
+class Penalties(StrEnum):
+    """The penalties on the divergence that are in an advantage without later rewards."""
+
+    TOKEN = "token"
+    """That of its own token."""
+
+    LATER_TOKENS = "later tokens"
+    """Those of its own token and all later ones."""
+
+
 STD_EPSILON = 1e-6
 """What is added to the standard deviation that rewards are divided by, if nothing else is said."""
 
@@ -131,7 +141,8 @@ class EstimatorConventions:
     are ``rewarded``; ``valued`` are those that have a critic's value, which is 0 elsewhere;
     ``whitened`` are those whose mean and variance advantages are whitened by, and from whose number
     ``lost_degrees_of_freedom`` is subtracted in the variance. ``std_epsilon`` is added to the
-    standard deviation that the rewards of a group are divided by.
+    standard deviation that the rewards of a group are divided by, ``penalties`` are those that are
+    subtracted from a centred reward.
     """
 
     transitions: TokenSet = TokenSet.RESPONSE
@@ -141,12 +152,15 @@ class EstimatorConventions:
     whitened: TokenSet = TokenSet.ACTIVE
     lost_degrees_of_freedom: int = 1
     std_epsilon: float = STD_EPSILON
+    penalties: Penalties = Penalties.TOKEN
 
     def __str__(self) -> str:
         sets = ("transitions", "penalised", "rewarded", "valued", "whitened")
         named = [f"{name}: {getattr(self, name)}" for name in sets]
         epsilon = [] if self.std_epsilon == STD_EPSILON else [f"std + {self.std_epsilon:g}"]
-        return ", ".join([*named, f"n - {self.lost_degrees_of_freedom}", *epsilon])
+        later = self.penalties is Penalties.LATER_TOKENS
+        penalties = [f"penalties: {self.penalties}"] if later else []
+        return ", ".join([*named, f"n - {self.lost_degrees_of_freedom}", *epsilon, *penalties])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,8 +11,8 @@ class LossConstants:
 
     Ratios are clipped to [1 - ``clip_low``, 1 + ``clip_high``], dual clip bounds the ratio of
     negative advantages by ``dual_clip`` (c), SAPO has a temperature (τ) for advantages of each
-    sign, ``kl_penalty`` (β) is that of kl-cov and DRO, and ``truncation`` (C) bounds importance
-    sampling.
+    sign, ``kl_penalty`` (β) is that of kl-cov and DRO, ``truncation`` (C) bounds importance
+    sampling, and ``kept_low`` and ``kept_high`` the mean ratios of sequences that are kept.
     """
 
     clip_low: float
@@ -22,6 +22,8 @@ class LossConstants:
     negative_temperature: float
     kl_penalty: float
     truncation: float
+    kept_low: float
+    kept_high: float
 
 
 @dataclass(frozen=True, kw_only=True)

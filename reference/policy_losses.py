@@ -16,7 +16,8 @@ new to the old policy. For ε the clipping bounds and sg an expression without g
 
 Truncated importance sampling multiplies ppo by sg(min(q, C)), where q is the ratio of the old
 policy to that of the rollouts, of a token or multiplied over a sequence (Yao et al., On the
-Rollout-Training Mismatch in Modern RL Systems, 2025).
+Rollout-Training Mismatch in Modern RL Systems, 2025). Masked sequences multiply it by sg(q) of the
+token, or by 0 where exp(mean of log q over the sequence) is out of bounds.
 
 The derivative of each loss follows below it; that of a clipped token is 0. The derivative of a
 sequence's ratio s by the log-probability of each of its M_i tokens is s / M_i, and M_i tokens have
@@ -152,6 +153,18 @@ def tis_token(tokens: PolicyTokens, constants: LossConstants) -> Values:
 def tis_sequence(tokens: PolicyTokens, constants: LossConstants) -> Values:
     """PPO's times the truncated product of the sequence's ratios."""
     return _corrected(tokens.summed(tokens.rollout_log_ratios), tokens, constants)
+
+
+def sequence_masked(tokens: PolicyTokens, constants: LossConstants) -> Values:
+    """PPO's times the ratio of the token, 0 in sequences whose mean ratio is out of bounds."""
+    corrected = ppo(tokens, constants) * np.exp(tokens.rollout_log_ratios)
+    return np.where(kept(tokens.averaged(tokens.rollout_log_ratios), constants), corrected, 0.0)
+
+
+def kept(log_ratios: Values, constants: LossConstants) -> NDArray[np.bool_]:
+    """Whether ratios are those of sequences that are kept."""
+    low, high = constants.kept_low, constants.kept_high
+    return np.asarray((np.exp(log_ratios) >= low) & (np.exp(log_ratios) <= high))
 
 
 def _clipped_objective(ratios: Values, tokens: PolicyTokens, constants: LossConstants) -> Values:

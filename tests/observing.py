@@ -18,7 +18,7 @@ from tests import command
 
 
 def observe(adapter: str, source: str, jobs: Sequence[Job], engine: str = "megatron") -> list[Any]:
-    """What comes of each job on a source, in one pool of ranks."""
+    """What comes of each job on a source, or on what is installed if it is empty, in one pool."""
     with tempfile.NamedTemporaryFile() as outcomes:
         assert command.fork(_observe, outcomes.name, adapter, source, engine, list(jobs)) == 0
         return list(pickle.load(outcomes))
@@ -47,5 +47,5 @@ def _aggregate(outcomes: str, adapter: str, source: str, logs: list[Sequence[Log
 def _observe(outcomes: str, adapter: str, source: str, engine: str, jobs: list[Job]) -> None:
     created = registry.create(adapter, engine)
     size = max(job.layout.world_size for job in jobs)
-    with RankPool(created, resolve(created, source).path, size) as pool:
+    with RankPool(created, resolve(created, source or None).path, size) as pool:
         Path(outcomes).write_bytes(pickle.dumps([pool.run(job) for job in jobs]))

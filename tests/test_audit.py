@@ -28,6 +28,8 @@ NEWEST = (
     "miles/pull-1350-fsdp",
     "miles/main-31f1ca9",
     "verl/v0.9.1",
+    "trl/v1.16.0",
+    "openrlhf/v0.11.2",
 )
 """Reports whose verdicts have been audited one by one."""
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from conformance import cli
+from conformance.cli.commands import WORSE
 from conformance.comparing.expectations import load as load_expectations
 from conformance.comparing.gate import Expecting, Outcome
 from conformance.comparing.report_file import load
@@ -24,7 +25,7 @@ from conformance.findings.verdict import Check
 from conformance.plan.checks import CHECK_SPECS
 from conformance.plugin import options
 from conformance.runs import registry
-from conformance.views import overview
+from conformance.views.overview import committed, frameworks, pages
 from conformance.views.report_formats import as_text
 from reference.aggregation import AuxiliaryAggregation, Conventions
 from tests import command
@@ -119,7 +120,7 @@ def test_commands_on_committed_reports(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "reports").symlink_to(command.ROOT / "reports")
 
-    assert cli.main(shlex.split(line)[1:]) in ((0, cli.WORSE) if " diff " in line else (0,))
+    assert cli.main(shlex.split(line)[1:]) in ((0, WORSE) if " diff " in line else (0,))
 
 
 @pytest.mark.processes
@@ -318,24 +319,24 @@ def test_readme_is_short() -> None:
 
 def test_table_and_findings_are_those_of_the_committed_reports() -> None:
     """`python -m conformance.views.overview` writes them anew."""
-    found = overview.versions(command.ROOT / "reports")
+    found = committed.versions(command.ROOT / "reports")
 
-    for path, text in overview.pages(found, README).items():
+    for path, text in (pages.pages(found, README) | frameworks.pages(found)).items():
         assert (command.ROOT / path).read_text() == text
 
 
 @pytest.mark.skipif(
-    not (command.ROOT / overview.ISSUES).exists(), reason="no bug reports are committed"
+    not (command.ROOT / pages.ISSUES).exists(), reason="no bug reports are committed"
 )
 def test_bug_reports_are_those_of_the_newest_committed_reports() -> None:
-    found = overview.issues(overview.versions(command.ROOT / "reports"))
-    committed = {path.name: path.read_text() for path in (command.ROOT / overview.ISSUES).glob("*")}
+    found = pages.issues(committed.versions(command.ROOT / "reports"))
+    kept = {path.name: path.read_text() for path in (command.ROOT / pages.ISSUES).glob("*")}
 
-    assert {path.name: text for path, text in found.items()} == committed
+    assert {path.name: text for path, text in found.items()} == kept
 
 
 def test_newest_versions_are_main_branches_and_else_the_last_releases() -> None:
-    found = overview.newest(overview.versions(command.ROOT / "reports"))
+    found = committed.newest(committed.versions(command.ROOT / "reports"))
 
     assert {one.framework: one.name.partition("-")[0] for one in found} == {
         "skyrl fsdp": "v0.3.0",

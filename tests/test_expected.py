@@ -13,7 +13,13 @@ REPORTS = Path(__file__).parents[1] / "reports"
 
 
 @pytest.mark.parametrize(
-    ("known", "of"), [("skyrl-fsdp", "skyrl/v0.3.0"), ("verl-fsdp", "verl/v0.9.1")]
+    ("known", "of"),
+    [
+        ("skyrl-fsdp", "skyrl/v0.3.0"),
+        ("verl-fsdp", "verl/v0.9.1"),
+        ("trl-ddp", "trl/v1.16.0"),
+        ("openrlhf", "openrlhf/v0.11.2"),
+    ],
 )
 def test_known_faults_are_those_of_the_committed_report(known: str, of: str) -> None:
     report = report_file.load(REPORTS / f"{of}.json.gz")

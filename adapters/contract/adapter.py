@@ -70,6 +70,9 @@ class Adapter(ABC):
     devices: ClassVar[tuple[str, ...]] = ()  # kinds of `Rank.device`, such as ``cpu`` and ``cuda``
     dtypes: ClassVar[tuple[str, ...]] = ()  # values of `Rank.dtype`, such as ``float32``
     dependencies: ClassVar[tuple[str, ...]] = ()  # distributions whose versions may change a result
+    # The framework's names of its reductions, each with the mode as `Aggregation.parse` reads it;
+    # a mode with a divisor that users give has none here.
+    mode_names: ClassVar[Mapping[str, str]] = {}
 
     @abstractmethod
     def layouts(self) -> Sequence[Layout]:

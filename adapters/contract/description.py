@@ -96,6 +96,9 @@ class Description:
     rules: Mapping[str, str] = field(default_factory=dict)
     # Rules, by name, of which this version states the opposite, each with the place.
     permits: Mapping[str, str] = field(default_factory=dict)
+    # Mistakes of the catalogue, by name, that are how this version documents that it counts, each
+    # with the place: finding one is advice.
+    documented: Mapping[str, str] = field(default_factory=dict)
     # Packages that the framework imports, the loss never uses, and this run replaced by stubs.
     stubs: tuple[str, ...] = ()
     departures: tuple[Departure, ...] = ()  # all from a user's run, except the stubs

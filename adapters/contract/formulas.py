@@ -33,6 +33,7 @@ DERIVATIVES = {
     Objective.DRO: policy_losses.dro,
     Objective.TIS_TOKEN: policy_losses.tis_token,
     Objective.TIS_SEQUENCE: policy_losses.tis_sequence,
+    Objective.SEQUENCE_MASKED: policy_losses.sequence_masked,
 }
 """The derivative of each off-policy loss by a token's log-probability."""
 

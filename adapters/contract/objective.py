@@ -36,6 +36,8 @@ class Objective(StrEnum):
     KL_COV = "kl_cov"  # tokens of large covariance are penalised (arXiv:2505.22617)
     GEO_MEAN = "geo_mean"  # geometric means of clipped ratios (GMPO, arXiv:2507.20673)
     GPG = "gpg"  # advantages times log-probabilities, without ratios (arXiv:2504.02546)
+    # Sequences are dropped by their mean ratio to the rollout policy, and others' tokens corrected.
+    SEQUENCE_MASKED = "sequence_masked"
     DRO = "dro"  # the same with a quadratic penalty on the log-ratio (arXiv:2405.19107)
     # The policy loss with a ratio of 1 and advantages that the framework computes from rewards.
     GROUP_NORMALISED = "group_normalised"
@@ -60,6 +62,7 @@ POLICY_LOSSES = (
     Objective.GEO_MEAN,
     Objective.GPG,
     Objective.DRO,
+    Objective.SEQUENCE_MASKED,
 )
 """Policy losses other than PPO's."""
 
@@ -68,6 +71,9 @@ ONE_ADVANTAGE = (Objective.GSPO, Objective.GEO_MEAN)
 
 CORRECTIONS = (Objective.TIS_TOKEN, Objective.TIS_SEQUENCE)
 """Corrections of PPO's loss for a rollout policy that is not the old one."""
+
+OF_ROLLOUT_RATIOS = (*CORRECTIONS, Objective.SEQUENCE_MASKED)
+"""Policy losses that depend on the ratio of the old policy to that of the rollouts."""
 
 OFF_POLICY = (Objective.OFF_POLICY, *POLICY_LOSSES, *CORRECTIONS)
 """Policy losses that are trained with other ratios than 1."""
@@ -106,6 +112,8 @@ CONSTANTS = LossConstants(
     negative_temperature=1.5,
     kl_penalty=0.5,
     truncation=2.0,
+    kept_low=0.7,
+    kept_high=1.25,
 )
 """Constants of all policy losses, as adapters configure them: those of either sign differ."""
 

@@ -23,10 +23,10 @@ import numpy as np
 from adapters.contract.formulas import DERIVATIVES
 from adapters.contract.objective import (
     CONSTANTS,
-    CORRECTIONS,
     ENTROPY_COEFFICIENT,
     FROM_REWARDS,
     KL_COEFFICIENT,
+    OF_ROLLOUT_RATIOS,
     OFF_POLICY,
     ONE_ADVANTAGE,
     Objective,
@@ -53,8 +53,8 @@ LOG_RATIOS = np.array([0.0, 0.5, -0.5, 1.25, 0.25, -0.25])
 either sign, some tokens are clipped, and others would be with the other bound."""
 
 ROLLOUT_LOG_RATIOS = np.array([0.25, -0.5, 1.0, 0.0, -0.75])
-"""Log-ratios of old to rollout policy for `CORRECTIONS`: ratios of tokens and products over
-sequences are truncated, or not."""
+"""Log-ratios of old to rollout policy for `OF_ROLLOUT_RATIOS`: ratios of tokens and products over
+sequences are truncated, or not, and means over sequences are out of bounds, or not."""
 
 ENTROPIES = np.array([0.5, 2.0, 1.0, 0.25])
 
@@ -138,7 +138,7 @@ class ProbedBatch:
     @cached_property
     def rollout_log_probs(self) -> list[NDArray[np.float64]]:
         """Log-probabilities of the rollout policy, which mark the tokens to reject or correct."""
-        if self.objective in CORRECTIONS:
+        if self.objective in OF_ROLLOUT_RATIOS:
             return [
                 old - ROLLOUT_LOG_RATIOS[ids % len(ROLLOUT_LOG_RATIOS)]
                 for old, ids in zip(self.old_log_probs, self.responses, strict=True)

@@ -36,6 +36,8 @@ OPTIONS = frozenset(
 
 IMPOSSIBLE_LOGIT = -1e4  # logit of a token whose probability is exactly 0
 GRID = "grid"  # key of a rank's cache: the sizes of Megatron's process groups
+WRAPPED: list[Any] = []
+"""The models in data parallelism of the grid that this process is in."""
 
 
 def enter_grid(layout: Layout, rank: Rank) -> bool:
@@ -63,16 +65,23 @@ def join_grid(layout: Layout, rank: Rank) -> None:
 
 
 def leave_grid() -> None:
-    """End Megatron's process groups, if there are any: each keeps threads that poll its sockets."""
+    """End Megatron's process groups, if there are any: each keeps threads that poll its sockets.
+
+    A group ends with the last model of its grid, which is taken apart: nodes of autograd, kept by
+    it and by its optimizer, have hooks that keep it: cycles that no garbage collector of Python
+    sees.
+    """
     from megatron.core import mpu
 
+    while WRAPPED:
+        vars(WRAPPED.pop()).clear()
     if not mpu.model_parallel_is_initialized():
         return
     groups = {*(mpu._global_process_group_list or [])} - {None}  # which is the whole world
     while groups:
         dist.destroy_process_group(groups.pop())
     mpu.destroy_model_parallel()
-    gc.collect()  # a group ends with the last model of its grid
+    gc.collect()
 
 
 def chunks_per_stage(layout: Layout) -> int | None:
@@ -154,6 +163,7 @@ def policy_of(bare: list[Any], rank: Rank, depth: Depth, ddp_config: Any) -> Pol
         if not ddp_config.average_in_collective:
             raise
         raise Unsupported(f"Megatron-Core: {error}") from error
+    WRAPPED.extend(wrapped)
     return (ShardedPolicy if ddp_config.use_distributed_optimizer else Policy)(wrapped, bare)
 
 

@@ -88,6 +88,7 @@ class MilesFsdpAdapter(Adapter):
     dependencies = ("megatron-core", "ray", "transformers")
     devices = ("cpu", "cuda")
     dtypes = ("float32", "bfloat16")
+    mode_names = command_line.MODE_NAMES
 
     def layouts(self) -> Sequence[Layout]:
         """Data parallelism on up to 4 ranks, packed: the engine supports no others."""

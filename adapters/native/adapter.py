@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -29,6 +29,7 @@ class NativeAdapter(Adapter):
     name = "native"
     devices = ("cpu", "cuda")
     dtypes = ("float32", "bfloat16")
+    mode_names: ClassVar[Mapping[str, str]] = {mode: mode for mode in Mode}
 
     def layouts(self) -> Sequence[Layout]:
         """Every dp × cp of powers of two on up to 8 ranks; one number of micro-batches on 8."""

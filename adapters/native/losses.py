@@ -112,6 +112,22 @@ def tis_sequence(log_probs: torch.Tensor, packed: Packed, of_sequence: SequenceS
     return ppo(log_probs, packed, of_sequence) * truncated(log_ratios)
 
 
+def sequence_masked(
+    log_probs: torch.Tensor, packed: Packed, of_sequence: SequenceSum
+) -> torch.Tensor:
+    """PPO's losses times the ratio of the token, without sequences whose mean is out of bounds."""
+    log_ratios = packed.old_log_probs - packed.rollout_log_probs
+    tokens = of_sequence(torch.ones_like(log_ratios), packed).clamp(min=1)
+    is_kept = kept(of_sequence(log_ratios, packed) / tokens)
+    return ppo(log_probs, packed, of_sequence) * torch.exp(log_ratios) * is_kept
+
+
+def kept(log_ratios: torch.Tensor) -> torch.Tensor:
+    """Whether ratios are within the bounds of what is kept."""
+    ratios = torch.exp(log_ratios)
+    return (ratios >= CONSTANTS.kept_low) & (ratios <= CONSTANTS.kept_high)
+
+
 def truncated(log_ratios: torch.Tensor) -> torch.Tensor:
     """Ratios up to the largest that importance sampling multiplies by."""
     return torch.exp(log_ratios).clamp(max=CONSTANTS.truncation)
@@ -144,6 +160,7 @@ POLICY_LOSSES: dict[Objective, LossFunction] = {
     Objective.DRO: dro,
     Objective.TIS_TOKEN: tis_token,
     Objective.TIS_SEQUENCE: tis_sequence,
+    Objective.SEQUENCE_MASKED: sequence_masked,
 }
 """Losses of the objectives that have another than PPO's."""
 

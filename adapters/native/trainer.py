@@ -250,7 +250,12 @@ class Trainer:
         return float(total)
 
 
-OF_SEQUENCES = (Objective.GSPO, Objective.GEO_MEAN, Objective.TIS_SEQUENCE)
+OF_SEQUENCES = (
+    Objective.GSPO,
+    Objective.GEO_MEAN,
+    Objective.TIS_SEQUENCE,
+    Objective.SEQUENCE_MASKED,
+)
 """Objectives whose losses depend on whole sequences."""
 
 COEFFICIENTS = {

@@ -6,7 +6,7 @@ our model, which carries the probe.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from adapters.contract.adapter import Adapter, Rank
 from adapters.contract.configuration import FaultInjection, Setting
@@ -27,13 +27,20 @@ from reference.aggregation import (
     EmptyUnits,
     EstimatorConventions,
     Mode,
+    Penalties,
     TokenSet,
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
-MASKED = EstimatorConventions(valued=TokenSet.ACTIVE, lost_degrees_of_freedom=0)
+MASKED = EstimatorConventions(
+    valued=TokenSet.ACTIVE,
+    lost_degrees_of_freedom=0,
+    std_epsilon=1e-9,
+    penalties=Penalties.LATER_TOKENS,
+)
 
 CONVENTIONS = Conventions(
     empty_units=EmptyUnits.EXCLUDED,
@@ -42,6 +49,7 @@ CONVENTIONS = Conventions(
     kl=AuxiliaryAggregation.TOKEN_MEAN,
     diagnostics=AuxiliaryAggregation.TOKEN_MEAN,
     value_loss=AuxiliaryAggregation.TOKEN_MEAN,
+    of_groups=MASKED,
     of_returns=MASKED,
     of_values=MASKED,
 )
@@ -52,8 +60,8 @@ policy loss's alone (help text of `cli/train_ppo_ray.py`): its terms and a criti
 over tokens (`trainer/ray/ppo_actor.py`, `models/loss.py`). Metrics of a micro-batch without a
 dimension are weighted by tokens (comments in `trainer/ray/ppo_actor.py`). Returns and GAE go
 through all positions, rewards are at the last active token, values of other tokens are masked, and
-advantages are whitened by the variance of active tokens
-(`trainer/ppo_utils/experience_maker.py`)."""
+advantages are whitened by the variance of active tokens; estimators with a baseline add up rewards
+of later tokens, without discount (`trainer/ppo_utils/experience_maker.py`)."""
 
 CONFIGURATIONS: dict[Setting | FaultInjection, tuple[str, ...]] = {
     Setting.MODE: ("loss_agg_mode",),
@@ -88,6 +96,10 @@ class OpenRLHFAdapter(Adapter):
     devices = ("cpu",)
     dtypes = ("float32",)
     dependencies = ("deepspeed", "ray", "transformers")
+    mode_names: ClassVar[Mapping[str, str]] = {
+        "seq-mean-token-mean": "sample_mean",
+        "token-mean": "token_mean",
+    }
 
     def layouts(self) -> list[Layout]:
         """Data parallelism on up to 4 ranks, ring attention of 2, padded (bshd) or packed (thd).
@@ -110,6 +122,7 @@ class OpenRLHFAdapter(Adapter):
             Layout(dp=2, micro_batches=2, format="thd", options=overlapping),
             Layout(dp=2, micro_batches="tokens", format="thd", options=overlapping),
             Layout(dp=2, micro_batches=2, format="thd", options=(Option.SHORT_BATCH,)),
+            Layout(dp=2, micro_batches=2, format="thd", options=(Option.SECOND_EPOCH,)),
         ]
 
     def load(self, source: Path | None) -> None:
@@ -127,7 +140,7 @@ class OpenRLHFAdapter(Adapter):
             default_mode=Mode.TOKEN_MEAN,
             depths=frozenset({Depth.STEP}),
             objectives=OBJECTIVES,
-            metrics=frozenset({*session.NAMES, *session.NAMES_OF_ROLLOUTS}),
+            metrics=session.logged(),
             options=OPTIONS,
             configurations=CONFIGURATIONS,
             records_forward_passes=True,
@@ -148,8 +161,7 @@ class OpenRLHFAdapter(Adapter):
             if Option.SHORT_BATCH in job.layout.options:
                 session.train_short_batch()
             of_rollouts = session.train(range(len(batch.responses)))
-            trained = session.trained
-            gradients, passes = trained.gradients.drain(), trained.passes.drain()
+            gradients, passes = session.of_last_epoch()
             reported = session.reported(of_rollouts)
         return Observation(
             token_weights=batch.weights_of_steps(gradients),
@@ -165,7 +177,7 @@ class OpenRLHFAdapter(Adapter):
         deepspeed.leave_world()
 
 
-OPTIONS = frozenset({Option.OVERLAP_GRAD_REDUCE, Option.SHORT_BATCH, *STAGES})
+OPTIONS = frozenset({Option.OVERLAP_GRAD_REDUCE, Option.SECOND_EPOCH, Option.SHORT_BATCH, *STAGES})
 
 OBJECTIVES = frozenset(
     {
@@ -178,11 +190,13 @@ OBJECTIVES = frozenset(
         Objective.COMBINED,
         Objective.DUAL_CLIP,
         Objective.GSPO,
+        Objective.SEQUENCE_MASKED,
         Objective.VALUE,
         Objective.GROUP_NORMALISED,
         Objective.GROUP_CENTRED,
         Objective.LEAVE_ONE_OUT,
         Objective.REINFORCE_PP,
+        Objective.REINFORCE_PP_BASELINE,
         Objective.GAE,
         Objective.PENALISED_GAE,
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import sys
+from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -38,7 +39,9 @@ if TYPE_CHECKING:
 SCRIPT = "cli.train_ppo_ray"
 MODE = "--actor.loss_agg_mode"
 CORRECTION = "--algo.advantage.is_correction_level"
+CORRECTION_MODE = "--algo.advantage.is_correction_mode"
 OLDER_CORRECTION = "--algo.advantage.is_correction_enable"
+OLDER_CORRECTION_TYPE = "--algo.advantage.is_correction_type"
 THRESHOLD = "--algo.advantage.is_correction_threshold"
 ESTIMATOR = "--algo.advantage.estimator"
 KL = "--algo.kl.init_coef"
@@ -55,19 +58,37 @@ ESTIMATORS: dict[Objective, tuple[object, ...]] = {
     Objective.GROUP_CENTRED: (ESTIMATOR, "dr_grpo"),
     Objective.LEAVE_ONE_OUT: (ESTIMATOR, "rloo"),
     Objective.REINFORCE_PP: (ESTIMATOR, "reinforce"),
+    Objective.REINFORCE_PP_BASELINE: (ESTIMATOR, "reinforce_baseline"),
     Objective.GAE: (ESTIMATOR, "gae"),
     Objective.PENALISED_GAE: (ESTIMATOR, "gae"),
 }
-"""OpenRLHF's estimators of advantages. Its ``reinforce_baseline`` adds up the penalties of later
-tokens, which `REINFORCE_PP_BASELINE` does not."""
+"""OpenRLHF's estimators of advantages."""
 
 DISCOUNTED = (
     *("--algo.advantage.gamma", ADVANTAGE_CONSTANTS.discount),
     *("--algo.advantage.lambd", ADVANTAGE_CONSTANTS.trace),
 )
 
-REJECTED_BELOW, REJECTED_ABOVE = 0.5, 5.0
-"""OpenRLHF's default bounds on the ratio of the old policy to that of the rollouts."""
+
+@dataclass(frozen=True)
+class _Correction:
+    """A correction by the ratio of the old policy to that of the rollouts, and its bounds."""
+
+    level: str
+    mode: str
+    older_name: str
+    """Its name in versions before 0.11.2."""
+
+    bounds: tuple[float, float]
+
+
+CORRECTIONS = {
+    Objective.REJECTION: _Correction("token", "mask", "icepop", (0.5, 5.0)),  # the defaults
+    Objective.TIS_TOKEN: _Correction("token", "clip", "tis", (0.0, CONSTANTS.truncation)),
+    Objective.SEQUENCE_MASKED: _Correction(
+        "seq", "mask", "seq-mask-tis", (CONSTANTS.kept_low, CONSTANTS.kept_high)
+    ),
+}
 
 
 def parsed(job: Job, dtype: str) -> Any:
@@ -100,7 +121,7 @@ def has_reference(job: Job) -> bool:
 
 def corrects(job: Job) -> bool:
     """Whether the rollout policy's log-probabilities are compared with the old one's."""
-    return job.objective in (Objective.REJECTION, Objective.TIS_TOKEN)
+    return job.objective in CORRECTIONS
 
 
 @cache
@@ -141,6 +162,7 @@ def _sizes(job: Job) -> list[object]:
         *("--train.batch_size", size),
         *("--rollout.batch_size", samples // of_prompt),
         *("--rollout.n_samples_per_prompt", of_prompt),
+        *("--train.max_epochs", 2 if Option.SECOND_EPOCH in job.layout.options else 1),
         *_micro_batches(job, size // ranks),
     ]
 
@@ -194,19 +216,17 @@ def _loss(job: Job) -> list[object]:
     if job.objective is Objective.GSPO:
         options += ["--actor.policy_loss_type", "gspo"]
     if corrects(job):
-        options += _correction(job)
+        options += _correction(CORRECTIONS[job.objective])
     return options
 
 
-def _correction(job: Job) -> list[object]:
-    """Rejection of tokens by their ratio, or truncation of it; older versions name them."""
-    rejects = job.objective is Objective.REJECTION
-    bounds = (REJECTED_BELOW, REJECTED_ABOVE) if rejects else (0.0, CONSTANTS.truncation)
+def _correction(correction: _Correction) -> list[object]:
+    """The options of a correction."""
     if knows(CORRECTION):
-        kind = ["--algo.advantage.is_correction_mode", "mask" if rejects else "clip"]
-        return [CORRECTION, "token", *kind, THRESHOLD, *bounds]
-    named = ["--algo.advantage.is_correction_type", "icepop" if rejects else "tis"]
-    return [OLDER_CORRECTION, *named, THRESHOLD, *bounds]
+        level = [CORRECTION, correction.level, CORRECTION_MODE, correction.mode]
+    else:
+        level = [OLDER_CORRECTION, OLDER_CORRECTION_TYPE, correction.older_name]
+    return [*level, THRESHOLD, *correction.bounds]
 
 
 def _advantages(job: Job) -> list[object]:

@@ -20,7 +20,8 @@ ALL = parse_departures(
         the answers are the case's, 0 where a token is not active, as OpenRLHF's models give them;
         training reads them as it would a model's
     set: advantages, unless OpenRLHF's own are looked at, and a critic's returns
-        signed powers of two in their place: token weights do not depend on advantages
+        signed powers of two in their place, and OpenRLHF's sums over later tokens are left out:
+        token weights do not depend on advantages
     set: no shuffling of a rank's rows; where a batch has several steps, no balancing either, and
     each rank has its part of every step
         shuffling and balancing would mix the samples of the steps; which step and rank has which
@@ -29,6 +30,8 @@ ALL = parse_departures(
         OpenRLHF logs one mean over all steps of a batch
     set: with the layout option short_batch, a batch of one micro-batch of each rank before
         as the last batch of an epoch may be; what it leaves behind is not set
+    set: with the layout option second_epoch, two epochs, of which the second is looked at
+        a learning rate of 0 leaves the model as it was
     set: numbers of modules and parameters in ZeRO 3, and OpenRLHF's group of ring attention, to
     those of a new process
         our processes have had other engines before, a user's have one

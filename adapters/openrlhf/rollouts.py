@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from adapters.contract.objective import FROM_REWARDS, OF_VALUES, Objective
+from adapters.contract.objective import OF_VALUES, Objective
 from adapters.openrlhf.command_line import corrects
 from adapters.openrlhf.importing import module
 
@@ -61,12 +61,7 @@ class Rollouts:
         return of_token[sequences[:, 1:]]
 
     def given(self, experiences: Sequence[Any]) -> Sequence[Any]:
-        """The experiences with our advantages, unless OpenRLHF's own are looked at.
-
-        OpenRLHF's loss of a critic is half of the squared error.
-        """
-        if self.job.objective in FROM_REWARDS:
-            return experiences
+        """The experiences with our advantages; OpenRLHF's critic has half of the squared error."""
         for experience in experiences:
             experience.advantages = self.laid_out(self.batch.advantages, experience.sequences)
             if self.job.objective is Objective.VALUE:

@@ -19,6 +19,8 @@ from adapters.toolkit.settings import has_kl_term
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from numpy.typing import NDArray
+
     from adapters.contract import Job, Rank
     from adapters.contract.probed_batch import ProbedBatch
 
@@ -34,6 +36,12 @@ NAMES = {
 
 NAMES_OF_ROLLOUTS = {Metric.REWARD: "rollout/reward_mean", Metric.DIVERGENCE: "kl"}
 """Names of the metrics of rollouts; the divergence is logged where it is in rewards."""
+
+
+def logged() -> frozenset[Metric]:
+    """The metrics that this version logs; before 0.11.2 it did not count what is dropped."""
+    of_corrections = () if command_line.knows(command_line.CORRECTION) else (Metric.REJECTED,)
+    return frozenset({*NAMES, *NAMES_OF_ROLLOUTS}.difference(of_corrections))
 
 
 class Session:
@@ -57,6 +65,12 @@ class Session:
         """Train on a micro-batch of each rank, which fill no train batch."""
         self.train(range(self._job.layout.dp * self._args.train.micro_batch_size))
         self.trained.passes.drain()
+
+    def of_last_epoch(self) -> tuple[list[NDArray[np.float32]], list[NDArray[np.int64]]]:
+        """The gradient of each step of the last epoch, and the token ids of its forward passes."""
+        gradients, passes = self.trained.gradients.drain(), self.trained.passes.drain()
+        epochs = self._args.train.max_epochs
+        return gradients[-(len(gradients) // epochs) :], passes[-(len(passes) // epochs) :]
 
     def train(self, samples: range) -> Mapping[str, Any]:
         """Train on samples as a batch of rollouts; returns what is logged, by OpenRLHF's names."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from adapters.contract.objective import FROM_REWARDS
 from adapters.openrlhf.command_line import has_critic, has_reference
 from adapters.openrlhf.groups import group
 from adapters.openrlhf.importing import module
@@ -34,7 +35,14 @@ def _trainer(args: Any, actors: Mapping[str, Any], rollouts: Rollouts, rank: int
         None,
         SimpleNamespace(pad_token_id=0, decode=lambda *_, **__: [""]),
     )
-    maker = trainer.experience_maker
-    compute = maker.compute_advantages_and_returns
-    maker.compute_advantages_and_returns = lambda experiences: rollouts.given(compute(experiences))
+    if job.objective not in FROM_REWARDS:
+        _give_advantages(trainer.experience_maker, rollouts)
     return trainer
+
+
+def _give_advantages(maker: Any, rollouts: Rollouts) -> None:
+    """Put our advantages in the place of OpenRLHF's, which it would compute token by token."""
+    compute = maker.compute_advantages_and_returns
+    maker.get_cumulative_returns = lambda rewards, *_: rewards
+    maker.get_advantages_and_returns = lambda values, rewards, *_: (rewards, rewards)
+    maker.compute_advantages_and_returns = lambda experiences: rollouts.given(compute(experiences))

@@ -13,7 +13,7 @@ from abc import abstractmethod
 from collections import defaultdict
 from functools import partial
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from adapters.contract.adapter import Adapter, Rank, Unsupported
 from adapters.contract.configuration import FaultInjection, Setting
@@ -90,6 +90,9 @@ class SkyRLAdapter(Adapter):
     tree = ("skyrl", "skyrl-gym")
     devices = ("cpu", "cuda")
     dtypes = ("float32", "bfloat16")
+    mode_names: ClassVar[Mapping[str, str]] = {
+        name: mode for mode, name in configuration.LOSS_REDUCTIONS.items()
+    }
 
     @abstractmethod
     def load_engine(self) -> None:

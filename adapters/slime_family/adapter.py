@@ -49,6 +49,7 @@ class MegatronAdapter(Adapter):
     dependencies = ("megatron-core", "ray", "transformers")
     devices = ("cpu", "cuda")
     dtypes = ("float32", "bfloat16")
+    mode_names = command_line.MODE_NAMES
 
     padded_layouts: ClassVar[Sequence[Layout]]  # those in bshd to run
     departures: ClassVar[tuple[Departure, ...]] = ()  # departures of this framework only

@@ -30,6 +30,10 @@ DIVISOR = "--loss-aggregation-divisor"
 OLDER_DIVISOR = "--pg-loss-divisor"
 PER_TOKEN = "--calculate-per-token-loss"
 CONFIG_FILE = "--custom-config-path"
+
+MODE_NAMES = {mode.value: mode.value for mode in Mode} | {"calculate_per_token_loss": "token_mean"}
+"""Values of `MODE`, and what versions without it have for `token_mean`."""
+
 REDUCER = "--custom-pg-loss-reducer-function-path"
 CONVERSION = "--custom-convert-samples-to-train-data-path"
 CORRECTION = "--custom-tis-function-path"

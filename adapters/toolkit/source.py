@@ -59,12 +59,17 @@ class Source:
 
 @dataclass(frozen=True, kw_only=True)
 class Commit:
-    """A commit of a repository and the ref that names it."""
+    """A commit of a repository and the ref that names it, or a release without date or subject."""
 
     ref: str
     revision: str
     date: str
     subject: str
+
+    def source(self, repository: Path | None) -> str:
+        """Its source as ``--source`` takes it."""
+        is_release = self.ref.startswith(RELEASE)
+        return self.ref if is_release else f"{repository}@{self.revision}"
 
 
 def find_commit(path: Path, ref: str) -> Commit:
@@ -73,11 +78,16 @@ def find_commit(path: Path, ref: str) -> Commit:
     return _commit(path, ref, _revision(path, ref))
 
 
-def find_commits(path: Path, text: str) -> list[Commit]:
+def find_commits(path: Path | None, text: str) -> list[Commit]:
     """The commit that a ref names, or those of a range such as ``A..B``, the oldest first.
 
-    Raises `SourceError` if there are none.
+    ``pypi:VERSION`` names a release, and needs no repository. Raises `SourceError` if there are
+    none.
     """
+    if text.startswith(RELEASE):
+        return [Commit(ref=text, revision=text.removeprefix(RELEASE), date="", subject="")]
+    if path is None:
+        raise SourceError(f"{text!r} is no release", "give its repository, --source=PATH")
     if ".." not in text:  # which no ref may contain
         return [find_commit(path, text)]
     _require_repository(path)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from adapters.contract.adapter import Adapter, Rank, Unsupported
 from adapters.contract.configuration import Setting
@@ -22,6 +22,7 @@ from reference.aggregation import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from adapters.trl.objectives import Settings
@@ -73,6 +74,7 @@ class TrlAdapter(Adapter):
     devices = ("cpu",)
     dtypes = ("float32",)
     dependencies = ("accelerate", "transformers")
+    mode_names: ClassVar[Mapping[str, str]] = objectives.NAMES_OF_MODES
 
     def layouts(self) -> list[Layout]:
         """Data parallelism on up to 4 ranks, and generations of more and fewer micro-batches."""

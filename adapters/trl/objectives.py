@@ -24,6 +24,15 @@ if TYPE_CHECKING:
 LOSS_TYPES = {Mode.SAMPLE_MEAN: "grpo", Mode.TOKEN_MEAN: "dapo", Mode.CONSTANT: "dr_grpo"}
 """TRL's name of each mode."""
 
+NAMES_OF_MODES = {name: mode.value for mode, name in LOSS_TYPES.items()} | {
+    "cispo": "token_mean",
+    "vespo": "token_mean",
+    "sapo": "sample_mean",
+    "luspo": "constant:1",
+}
+"""Loss types that are reduced by a mode, whatever their token losses are. The divisor of `dr_grpo`
+is ``max_completion_length``; `bnpo` is a token mean of each micro-batch, and no mode."""
+
 OWN_LOSS_TYPES = {Objective.SAPO: (Mode.SAMPLE_MEAN, "sapo")}
 """Objectives that TRL has as a loss type, which has one mode."""
 

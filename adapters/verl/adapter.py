@@ -7,7 +7,7 @@ model, which carries the probe, through verl's own extension points.
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from adapters.contract.adapter import Adapter, Rank
 from adapters.contract.configuration import FaultInjection, Setting
@@ -18,6 +18,7 @@ from adapters.contract.objective import Metric, Objective
 from adapters.contract.probed_batch import ProbedBatch
 from adapters.toolkit.calls import refusals_of_configuration
 from adapters.verl import configuration, departures, importing, objectives
+from adapters.verl.sizes import of_last_epoch
 from reference.aggregation import (
     AuxiliaryAggregation,
     Conventions,
@@ -77,6 +78,18 @@ RULES = {
 PERMITTED = {"divisor_missing": RULES["divisor_by_default"]}
 """Rules of other frameworks whose opposite verl states."""
 
+DOCUMENTED = {
+    "filling_rows_counted": "verl/trainer/ppo/v1/trainer_base.py (_update_actor: global_batch_size"
+    " is the configured size of a mini-batch)",
+    "padding_micro_batches_averaged": "verl/workers/utils/losses.py (ppo_loss: metrics of the"
+    " policy loss are means over micro-batches)",
+}
+"""Mistakes of the catalogue that are how verl says that it counts, by name.
+
+Its rows of padding are said to contribute nothing (`trainer/ppo/padding_utils.py`), which holds of
+their tokens. The divisor is the size of a mini-batch that a user configures, padded or not, and a
+micro-batch of padding alone is a micro-batch."""
+
 
 class VerlAdapter(Adapter):
     """Drives volcengine/verl from 0.7.1 on."""
@@ -87,6 +100,10 @@ class VerlAdapter(Adapter):
     tree = ("verl",)
     devices = ("cpu", "cuda")
     dtypes = ("float32", "bfloat16")
+    mode_names: ClassVar[Mapping[str, str]] = {
+        **{name: mode for mode, name in configuration.LOSS_AGG_MODES.items()},
+        "seq-mean-token-sum": "constant:1",
+    }
 
     @abstractmethod
     def settings(self, job: Job, dtype: str) -> Mapping[str, object]:
@@ -119,12 +136,17 @@ class VerlAdapter(Adapter):
             depths=frozenset({Depth.STEP}),
             objectives=objectives.objectives(),
             metrics=_metrics(),
-            options=frozenset({Option.LEGACY_TRAINER} if importing.has_default_trainer() else ()),
+            options=frozenset(
+                {Option.TWO_EPOCHS, Option.LEGACY_TRAINER}
+                if importing.has_default_trainer()
+                else {Option.TWO_EPOCHS}
+            ),
             configurations=CONFIGURATIONS,
             records_forward_passes=True,
             conventions=CONVENTIONS,
             rules=RULES,
             permits=PERMITTED,
+            documented=DOCUMENTED,
             departures=(
                 *_departures_of_trainers(),
                 *departures.CRITIC_AND_SFT,
@@ -149,9 +171,10 @@ class VerlAdapter(Adapter):
             trained = workers[objectives.trained_model(job)]
             trained.passes.drain()
             reported = _training(job)(config, workers, batch, job)
-        passes = trained.passes.drain()
+        passes = of_last_epoch(trained.passes.drain(), job)
+        gradients = of_last_epoch(trained.gradients.drain(), job)
         return Observation(
-            token_weights=batch.weights_of_steps(trained.gradients.drain()),
+            token_weights=batch.weights_of_steps(gradients),
             reported=reported,
             forward_passes=batch.forward_passes(passes),
             rows=batch.rows(passes),

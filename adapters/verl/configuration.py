@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import pickle
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from adapters.contract.objective import (
     Objective,
 )
 from adapters.toolkit.calls import refusals
-from adapters.toolkit.settings import has_kl_term, samples_per_step, token_budget
+from adapters.toolkit.settings import has_kl_term, samples_per_step
 from adapters.verl.importing import module
 from adapters.verl.objectives import (
     ACTOR,
@@ -28,6 +29,7 @@ from adapters.verl.objectives import (
     has_critic,
     has_reference,
 )
+from adapters.verl.sizes import CRITIC, epochs, sizes
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:
@@ -40,28 +42,47 @@ LOSS_AGG_MODES = {
     Mode.TOKEN_MEAN: "token-mean",
     Mode.CONSTANT: "seq-mean-token-sum-norm",
 }
-CRITIC = "critic"
 MODEL, CRITIC_MODEL = "actor_rollout_ref.model", f"{CRITIC}.model"
 
 
 def configure(job: Job, of_engine: Mapping[str, object], divisor: int) -> Any:
     """verl's configuration for a job, as validated; raises `Unsupported` or `Refused`.
 
-    The samples of a mini-batch are to be a multiple of ``divisor`` ranks.
+    The samples of a mini-batch are a multiple of ``divisor`` ranks.
+    """
+    _require_objective(job)
+    settings = sizes(job, divisor) | _loss(job) | _fixed() | _critic(job)
+    settings |= {**of_engine}
+    return pickle.loads(_validated(pickle.dumps((settings, has_reference(job), has_critic(job)))))
+
+
+@cache
+def _parse_interpolations_once() -> None:
+    """Have OmegaConf remember what it has parsed: every configuration has the same texts."""
+    base: Any = importlib.import_module("omegaconf.base")
+    base.parse = cache(base.parse)
+
+
+@lru_cache(maxsize=256)
+def _validated(asked: bytes) -> bytes:
+    """A configuration that is resolved and validated, as verl's main function does it; pickled.
+
+    ``asked`` are its settings and whether there are a reference policy and a critic, pickled. To
+    validate takes longer than a step, and many jobs share a configuration.
     """
     from omegaconf import OmegaConf
 
-    _require_objective(job)
-    settings = _sizes(job, divisor) | _micro_batches(job) | _loss(job) | _fixed() | _critic(job)
-    settings |= {**of_engine}
+    _parse_interpolations_once()
+    settings, use_reference, use_critic = pickle.loads(asked)
     config = pickle.loads(_defaults(settings.pop("model_engine", None)))
     for path, value in settings.items():
         OmegaConf.update(config, path, value, force_add=True)
+    OmegaConf.resolve(config)
     with refusals():
         module("utils.config").validate_config(
-            config, use_reference_policy=has_reference(job), use_critic=has_critic(job)
+            config, use_reference_policy=use_reference, use_critic=use_critic
         )
-    return config
+    return pickle.dumps(config)
 
 
 def paths_of_capacity(job: Job) -> list[str]:
@@ -74,6 +95,8 @@ def _require_objective(job: Job) -> None:
     """Raise `Unsupported` if verl does not have the objective in the job's mode and steps."""
     if job.objective is Objective.REJECTION and len(job.steps) > 1:
         raise Unsupported("what is rejected is logged once for a batch, and not for each step")
+    if job.objective is Objective.SFT and epochs(job) > 1:
+        raise Unsupported("epochs of a batch are PPO's: fine-tuning has none")
     if job.objective is Objective.SFT and job.aggregation.mode is not Mode.TOKEN_MEAN:
         raise Unsupported("loss_agg_mode is the policy's: fine-tuning is by tokens alone")
     if job.objective is Objective.GEO_MEAN and job.aggregation.mode is not Mode.SAMPLE_MEAN:
@@ -93,56 +116,6 @@ def _defaults(model_engine: object | None) -> bytes:
         # Older versions have no such group in their configuration.
         chosen = [f"model_engine={model_engine}"] if model_engine else []
         return pickle.dumps(compose("ppo_trainer", overrides=chosen))
-
-
-def _sizes(job: Job, divisor: int) -> Settings:
-    """The sizes of the batch of rollouts, of a mini-batch, and of the world."""
-    size = samples_per_step(job.steps)
-    if size % divisor:
-        raise Unsupported(f"mini-batches are multiples of {divisor} ranks, {size} samples are none")
-    return {
-        "data.train_batch_size": size * len(job.steps),
-        f"{ACTOR}.ppo_mini_batch_size": job.configuration.batch_size or size,
-        f"{ROLLOUT}.n": 1,
-        "trainer.n_gpus_per_node": job.layout.world_size,
-        "trainer.nnodes": 1,
-    }
-
-
-def _micro_batches(job: Job) -> Settings:
-    by_tokens = job.layout.micro_batches == "tokens"
-    settings: Settings = {
-        f"{ACTOR}.use_dynamic_bsz": by_tokens,
-        f"{ROLLOUT}.log_prob_use_dynamic_bsz": by_tokens,
-    }
-    if by_tokens:
-        budget = _token_budget(job)
-        return settings | {
-            f"{ACTOR}.ppo_max_token_len_per_gpu": budget,
-            f"{ROLLOUT}.log_prob_max_token_len_per_gpu": budget,
-        }
-    size = _micro_batch_size(job)
-    return settings | {
-        f"{ACTOR}.ppo_micro_batch_size_per_gpu": size,
-        f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu": size,
-        "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": size,
-    }
-
-
-def _micro_batch_size(job: Job) -> int:
-    """The samples of a micro-batch; raises `Unsupported` if they leave some over."""
-    if not isinstance(job.layout.micro_batches, int):
-        raise Unsupported(f"no micro-batches by {job.layout.micro_batches}")
-    per_rank = samples_per_step(job.steps) // job.layout.dp
-    size = max(per_rank // job.layout.micro_batches, 1)
-    if per_rank % size:
-        raise Unsupported(f"no micro-batches of {size} of a rank's {per_rank} samples")
-    return size
-
-
-def _token_budget(job: Job) -> int:
-    """The tokens of a micro-batch on each of the ranks that share its sequences."""
-    return -(-token_budget(job.steps, job.layout.dp) // job.layout.cp)
 
 
 def _loss(job: Job) -> Settings:
@@ -216,19 +189,3 @@ def _critic(job: Job) -> Settings:
     if not has_critic(job):
         return {}
     return {**_trained(CRITIC, CRITIC_MODEL), f"{CRITIC}.enable": True}
-
-
-def critics_micro_batches(job: Job, engine: str) -> Settings:
-    """The micro-batches of a critic, whose engine is configured at this path.
-
-    The trainer gives its engine one number of tokens for all purposes, and cuts by tokens unless
-    the engine's own configuration says otherwise.
-    """
-    if job.layout.micro_batches == "tokens":
-        return {f"{CRITIC}.ppo_infer_max_token_len_per_gpu": _token_budget(job)}
-    size = _micro_batch_size(job)
-    return {
-        f"{CRITIC}.ppo_micro_batch_size_per_gpu": size,
-        f"{engine}.use_dynamic_bsz": False,
-        f"{engine}.micro_batch_size_per_gpu": size,
-    }

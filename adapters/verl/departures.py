@@ -30,6 +30,8 @@ DEFAULT_TRAINER = parse_departures(
         values a user may choose; the reference takes the same
     set: where a batch has several steps, equal lengths in the tags that it is balanced by
         balancing would mix the samples of the steps; which rank has which sample changes no weight
+    set: the random name of rows of padding, which every rank's trainer adds
+        all name them alike, as the one trainer does
     """
 )
 
@@ -63,7 +65,7 @@ OLDER_VERSIONS = parse_departures(
 
 ALL_ENGINES = parse_departures(
     """
-    set: rollout.n = 1, and mini-batches counted in samples
+    set: rollout.n = 1 and mini-batches counted in samples, where prompts differ in their samples
         their product alone is read
     set: clip_ratio_c = 1e6, unless the dual-clip loss is looked at
         a value a user may choose; the reference takes the same
@@ -73,6 +75,10 @@ ALL_ENGINES = parse_departures(
         the model has no text, no attention and no layers to compute again
     stubbed: the checkpoint engine: none
         it would send weights to rollout servers
+    stubbed: where verl asks whether TRL is installed: no, for it knows TRL 0.27.0 alone
+        TRL is asked for a critic's value head: ours is a model for the classification of tokens
+    set: each configuration is validated once in a process, and OmegaConf parses each text once
+        the same text says the same each time
     set: learning rate 0, no weight decay, and a bound on the gradient's norm that none reaches
         all come after the gradient that is read
     set: use_torch_compile=False, and TORCHDYNAMO_DISABLE=1

@@ -28,6 +28,7 @@ def _put_the_probe_in() -> None:
     """Once in a process, whichever engines are driven in it."""
     import torch
 
+    _keep_trl_out_of_sight()
     on_cpu = not torch.cuda.is_available()
     if on_cpu:
         _choose_the_cpu()
@@ -58,6 +59,15 @@ def has_default_trainer() -> bool:
     except ModuleNotFoundError:
         return False
     return hasattr(trainer, "_step_once")
+
+
+def _keep_trl_out_of_sight() -> None:
+    """Let verl find no TRL, whose value heads newer releases have moved or dropped.
+
+    verl patches them before it makes any model, and wants TRL 0.27.0 for it. Modules take the
+    answer's name from this one when they are imported, which is later.
+    """
+    module("utils.import_utils").is_trl_available = lambda: False
 
 
 def _choose_the_cpu() -> None:

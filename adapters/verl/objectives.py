@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from adapters.contract import Option
 from adapters.contract.objective import (
     ADVANTAGE_CONSTANTS,
     CONSTANTS,
@@ -131,6 +132,12 @@ def _driven(objectives: frozenset[Objective]) -> frozenset[Objective]:
         return objectives
     of_critic = module("workers.config").FSDPCriticConfig.__dataclass_fields__
     return objectives & (OF_LOSSES if "fsdp" in of_critic else OF_LOSSES - WITH_CRITIC)
+
+
+def in_default_trainer(job: Job) -> bool:
+    """Whether the default trainer trains the job: not the legacy one, nor that of fine-tuning."""
+    is_legacy = Option.LEGACY_TRAINER in job.layout.options or not has_default_trainer()
+    return not is_legacy and job.objective is not Objective.SFT
 
 
 def gives_old_log_probs(job: Job) -> bool:

@@ -62,6 +62,8 @@ def of_finding(finding: Finding, term: str) -> Iterator[str]:
         yield "of auxiliary terms"
     slug = finding.identity.slug
     is_logged = slug.startswith(METRIC_CHECKS)
+    if term in (Metric.POLICY_LOSS, Metric.KL) and (not is_logged or slug in LOGGED_LOSSES):
+        yield "of the policy_loss and kl terms of the loss"
     yield "in logged numbers" if is_logged else "in gradients"
     if slug in LOGGED_LOSSES:
         yield "in logged losses"

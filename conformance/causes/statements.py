@@ -35,8 +35,12 @@ STATEMENTS = {
     "weights_of_sample_mean": "reduced by sample_mean",
     "weights_of_prompt_mean": "reduced by prompt_mean",
     "weights_of_token_mean": "reduced by token_mean",
+    "reduced_over_the_step": "reduced over the whole step, and not in each micro-batch",
     "weights_of_token_mean_counting_empty_samples": (
         "reduced by token_mean, with a sample without active tokens counted as one token"
+    ),
+    "filling_rows_counted": (
+        "rows that fill a step up to a multiple of the ranks are counted as samples"
     ),
     "padding_micro_batches_averaged": "micro-batches of padding count as 0 in a mean",
     "dummy_rows_averaged": "rows of padding count as 0 in a mean",
@@ -48,11 +52,11 @@ STATEMENTS = {
     "denominators_per_micro_batch_by_samples": (
         "denominators are counted in each micro-batch, and means weighted by samples"
     ),
+    "shares_averaged_by_tokens": (
+        "what micro-batches have of a loss is averaged by their tokens, and not added up"
+    ),
     "shares_of_all_ranks_averaged": (
         "the shares of micro-batches are averaged over all ranks, and not added up"
-    ),
-    "weighted_by_tokens_twice": (
-        "shares in a mean over tokens are averaged by the tokens of their micro-batches"
     ),
     **{
         f"tokens_counted_per_{part}": f"tokens are counted in each {words}, and units in the step"
@@ -67,6 +71,9 @@ STATEMENTS = {
     "not_reduced_over_ranks": "the share of one rank stands for all",
     "reduced_before_the_last_micro_batch": (
         "gradients are reduced before the last micro-batch has added its own"
+    ),
+    "micro_batches_carried_over": (
+        "a step begins with micro-batches that the batch before left, and lacks its own last ones"
     ),
     "micro_batches_lost": "whole micro-batches are lost",
     "samples_lost": "samples are lost",

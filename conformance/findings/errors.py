@@ -19,7 +19,7 @@ its message, which ends with a hint, and exit as for a wrong command line.
 
 Commands that read reports raise `ReportFileError`, `NothingToCompareError`, `PagePathError`,
 `UnknownCauseError` and `AmbiguousCauseError`; the others add `InvalidHistoryError`,
-`InvalidSourceError` and `UnknownCaseError`.
+`InvalidSourceError`, `UnknownCaseError` and `UnknownReductionError`.
 """
 
 from __future__ import annotations
@@ -97,6 +97,10 @@ class UnknownCauseError(ConformanceError):
 
 class AmbiguousCauseError(ConformanceError):
     """A report has several causes of that name."""
+
+
+class UnknownReductionError(ConformanceError):
+    """No framework has a reduction of that name."""
 
 
 class HarnessFaultError(RuntimeError):

@@ -1,4 +1,4 @@
-"""Advises on terms that depend on how a step is cut, as the framework documents."""
+"""Advises on what depends on how a step is cut, as the framework documents."""
 
 from __future__ import annotations
 
@@ -66,3 +66,17 @@ def judge_cut_dependence(
             numbers={"lowest_ratio": low, "highest_ratio": high},
         ),
     )
+
+
+def as_documented(judgement: Judgement, description: Description) -> Judgement:
+    """The judgement, turned into advice if the framework documents a mistake that explains it."""
+    diagnosis = judgement.diagnosis
+    if judgement.verdict is not Verdict.MISMATCH or diagnosis is None:
+        return judgement
+    for name in (diagnosis.name, *diagnosis.also):
+        place = description.documented.get(name)
+        if place is not None:
+            words = f"{diagnosis.explanation}; this is documented in {place}"
+            found = diagnosis.model_copy(update={"name": name, "explanation": words, "also": []})
+            return Judgement(verdict=Verdict.ADVICE, diagnosis=found, expected=judgement.expected)
+    return judgement

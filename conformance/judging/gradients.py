@@ -14,6 +14,7 @@ import numpy as np
 from adapters.contract.objective import CONSTANTS, Objective
 from adapters.contract.probed_batch import ProbedBatch
 from conformance.causes.consistent import Showing
+from conformance.diagnosis.catalogue.missing_tokens import of_lost_tokens
 from conformance.diagnosis.explain import Evidence, diagnose, likeliest, without_gradient
 from conformance.diagnosis.shared_mistakes import diagnose_shared_mistake
 from conformance.findings.agreement import agreement, direction
@@ -161,6 +162,10 @@ def _diagnosis(showing: Showing) -> Diagnosis:
     def matches(predicted: NDArray[np.float64]) -> bool:
         return bool((np.abs(showing.observed - predicted) <= tolerance * magnitude).all())
 
+    active = np.not_equal(showing.expected, 0)
+    gone = active & np.equal(showing.observed, 0)
+    if gone.any() and matches(np.where(gone, 0, showing.expected)):
+        return next(of_lost_tokens(showing.context, gone, active), alone)
     return diagnose_shared_mistake(terms[0], terms[1:], matches) or alone
 
 

@@ -146,10 +146,14 @@ class CheckSpec:
     def is_seen_at(self, depth: Depth) -> bool:
         """Whether a depth goes far enough.
 
-        Below the whole step nothing is logged, and only the policy loss is taken to pieces.
+        Below the whole step nothing is logged. A loss function is given other losses than the
+        plain one and their terms, a reducer is not.
         """
-        plain = self.objective is Objective.POLICY and self.check is Check.WEIGHTS
-        return depth is Depth.STEP or plain
+        if depth is Depth.STEP:
+            return True
+        if depth is Depth.LOSS and self.check in (Check.OFF_POLICY, Check.AUXILIARY):
+            return self.metric is None
+        return self.objective is Objective.POLICY and self.check is Check.WEIGHTS
 
 
 def _metric(metric: Metric, objective: Objective, cases: tuple[Case, ...] = TELLING) -> CheckSpec:

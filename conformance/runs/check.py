@@ -13,7 +13,7 @@ from conformance.causes.clues import clues_of_failure
 from conformance.corpus.configurations import TRIALS, ConfigCase, Demand
 from conformance.findings.finding import Finding
 from conformance.findings.verdict import Check, Verdict
-from conformance.judging.cut_dependence import depends_on_cuts, judge_cut_dependence
+from conformance.judging.cut_dependence import as_documented, depends_on_cuts, judge_cut_dependence
 from conformance.judging.gradients import judge_advantages, judge_combined, judge_off_policy
 from conformance.judging.logs import judge_log
 from conformance.judging.metrics import judge_logged, judge_logged_of_rollouts
@@ -107,7 +107,8 @@ def _check_job(cell: MatrixCell, jobs: SharedJobs) -> Made:
         return Made(crashed, clues=clues_of_failure(cell.job))
     if isinstance(outcome, Declined):
         return Made(_declined(cell, outcome), clues=clues_of_failure(cell.job))
-    judgement = judge(cell.spec)(cell.job, outcome.observations, description)
+    judged = judge(cell.spec)(cell.job, outcome.observations, description)
+    judgement = as_documented(judged, description)
     finding = _judged(cell, judgement, description)
     return Made(finding, judgement.expected, judgement.clues)
 

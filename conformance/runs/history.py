@@ -31,7 +31,7 @@ class Selection:
     """What is run of every commit; each field is an option of the run, None where not given."""
 
     adapter: str
-    repository: Path
+    repository: Path | None = None
     engine: str | None = None
     modes: str | None = None
     checks: str | None = None
@@ -45,7 +45,7 @@ class Selection:
         """The run of a commit, as a user would type it after ``pytest``."""
         return [
             f"--adapter={self.adapter}",
-            f"--source={self.repository}@{commit.revision}",
+            f"--source={commit.source(self.repository)}",
             *([] if self.engine is None else [f"--engine={self.engine}"]),
             *([] if self.modes is None else [f"--modes={self.modes}"]),
             *([] if self.checks is None else [f"--checks={self.checks}"]),
@@ -76,7 +76,7 @@ def find_commits(selection: Selection, refs: Sequence[str]) -> list[Commit]:
     adapter = registry.create(selection.adapter, selection.engine)
     commits = [commit for ref in refs for commit in commits_of(selection.repository, ref)]
     for commit in commits:
-        resolve(adapter, f"{selection.repository}@{commit.revision}")
+        resolve(adapter, commit.source(selection.repository))
     known = [case.name for case in ALL_CASES]
     for case in selection.cases:
         if case not in known:

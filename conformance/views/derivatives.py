@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from adapters.contract.objective import CONSTANTS, CORRECTIONS, Objective
+from adapters.contract.objective import CONSTANTS, OF_ROLLOUT_RATIOS, Objective
 from adapters.contract.probed_batch import ProbedBatch
 
 if TYPE_CHECKING:
@@ -42,6 +42,10 @@ DERIVATIVES = {
         f"{PPO}, times the product of q over the active tokens of the sample, which is at most"
         f" {CONSTANTS.truncation:g}"
     ),
+    Objective.SEQUENCE_MASKED: (
+        f"{PPO}, times q, or 0 unless exp(mean of log q over the active tokens of the sample) is in"
+        f" [{CONSTANTS.kept_low:g}, {CONSTANTS.kept_high:g}]"
+    ),
 }
 """The derivative of each off-policy loss by a token's log-probability, in words."""
 
@@ -61,7 +65,7 @@ def derivative_table(term: LossTerm, objective: Objective) -> tuple[list[str], l
     context = term.context
     tokens = ProbedBatch(context.steps, objective).policy_tokens_of_step(context.step_index)
     columns = {"A": tokens.advantages, "log r": tokens.log_ratios}
-    if objective in CORRECTIONS:
+    if objective in OF_ROLLOUT_RATIOS:
         columns["log q"] = tokens.rollout_log_ratios
     return token_table(context, columns, "derivative", term.factors)
 

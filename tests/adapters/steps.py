@@ -5,8 +5,11 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from adapters.contract import Depth, Job, Layout
 from adapters.contract.objective import Objective
+from adapters.contract.probed_batch import ProbedBatch
 from conformance.corpus.cases import ALL_CASES
 from conformance.judging.weights import largest_error
 from conformance.ranks.pool import Ran
@@ -14,6 +17,8 @@ from reference.aggregation import Mode
 from reference.weights import token_weights
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from reference.aggregation import Conventions
 
 CASES = {case.name: case for case in ALL_CASES}
@@ -34,6 +39,28 @@ def job(
         depth=Depth.STEP,
         objective=objective,
     )
+
+
+def documented_gradient(loss_type: str, given: Job) -> NDArray[np.float64]:
+    """The gradient of a mean over tokens of a loss that the reference has no formula for.
+
+    cispo is -A min(r, 1.3125) log p; vespo is -A exp(l) w^k exp(-l w) log p, where w is the ratio
+    of the sequence, and k and l depend on the advantage's sign.
+    """
+    tokens = ProbedBatch(given.steps, given.objective).policy_tokens
+    if loss_type == "cispo":
+        factor = np.minimum(tokens.ratios, 1.3125)
+    else:
+        ratio, positive = np.exp(tokens.summed(tokens.log_ratios)), tokens.advantages >= 0
+        power, decay = np.where(positive, 2.0, 3.0), np.where(positive, 3.0, 2.0)
+        factor = np.exp(decay) * ratio**power * np.exp(-decay * ratio)
+    return -tokens.advantages * factor * tokens.mask / tokens.mask.sum()
+
+
+def gradient(given: Job, weights: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The gradient that weights of a job of one step were made of."""
+    derivatives = ProbedBatch(given.steps, given.objective).dloss_dlogprob
+    return weights * np.where(derivatives == 0, 1.0, derivatives)
 
 
 def weights_error(outcome: object, given: Job, conventions: Conventions) -> float:

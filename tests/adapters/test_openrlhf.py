@@ -71,6 +71,7 @@ def description() -> Description:
         "dp2-cp1-mbtokens-thd+zero_0",
         "dp2-cp1-mbtokens-thd+zero_3",
         "dp2-cp1-mb2-thd+overlap_grad_reduce",
+        "dp2-cp1-mb2-thd+second_epoch",
         "dp1-cp2-mb2-thd",
     ],
 )
@@ -154,7 +155,9 @@ def test_sizes_that_ranks_do_not_divide_are_no_train_batches(pool: RankPool) -> 
     assert "train batches are multiples of 2 ranks, 9 samples are none" in outcome.message
 
 
-@pytest.mark.parametrize("objective", [Objective.TIS_TOKEN, Objective.DUAL_CLIP])
+@pytest.mark.parametrize(
+    "objective", [Objective.TIS_TOKEN, Objective.SEQUENCE_MASKED, Objective.DUAL_CLIP]
+)
 def test_losses_with_constants_of_their_own_have_right_derivatives(
     pool: RankPool, objective: Objective
 ) -> None:
@@ -193,6 +196,7 @@ def test_dropped_tokens_have_no_weight_and_count(pool: RankPool) -> None:
     [
         (Objective.GROUP_CENTRED, "split_groups"),
         (Objective.LEAVE_ONE_OUT, "split_groups"),
+        (Objective.REINFORCE_PP_BASELINE, "split_groups"),
     ],
 )
 def test_advantages_of_openrlhfs_estimators_are_the_references(
@@ -237,12 +241,19 @@ def test_nothing_is_left_and_two_runs_have_the_same_report(
 
 
 @pytest.mark.processes
-def test_older_version_has_one_mode(tmp_path: Path) -> None:
+def test_older_version_has_one_mode_and_does_not_count_what_is_dropped(tmp_path: Path) -> None:
     """Each source needs processes of its own."""
-    options = ("--source=pypi:0.10.4", "--checks=weights", "--layout=dp2-cp1-mb2-bshd")
-    process = command.start(tmp_path, "--adapter=openrlhf", *options, "-k", "odd_groups")
+    options = ("--source=pypi:0.10.4", "--checks=weights,rejection", "--layout=dp2-cp1-mb2-bshd")
+    cases = ("-k", "odd_groups or rejected_tokens")
+    process = command.start(tmp_path, "--adapter=openrlhf", *options, *cases)
     report = command.finish(process, tmp_path, "openrlhf").report
 
-    verdicts = {finding.mode: finding.verdict for finding in report.findings}
-    assert verdicts.pop(Mode.TOKEN_MEAN) is Verdict.CONFORMS
-    assert {*verdicts.values()} == {Verdict.UNSUPPORTED}
+    conforming, others = set(), set()
+    for finding in report.findings:
+        found = conforming if finding.verdict is Verdict.CONFORMS else others
+        found.add((finding.identity.slug, finding.mode, finding.verdict))
+    assert conforming == {
+        (slug, Mode.TOKEN_MEAN, Verdict.CONFORMS) for slug in ("weights", "rejection")
+    }
+    assert ("rejection.metric", Mode.TOKEN_MEAN, Verdict.UNSUPPORTED) in others
+    assert {verdict for *_, verdict in others} == {Verdict.UNSUPPORTED}

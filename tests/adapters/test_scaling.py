@@ -91,12 +91,14 @@ ELSEWHERE = {
     "trl.schedule._per_generation": "sizes that the framework is told",
     "trl.schedule.schedule_of": "sizes that the framework is told",
     "trl.trainer.Training._prompts": "a list of prompts",
-    "verl.configuration._micro_batch_size": "sizes that the framework is told",
-    "verl.configuration._sizes": "sizes that the framework is told",
     "verl.configuration._sum_mode": "the product of a divisor and the number of samples",
-    "verl.configuration._token_budget": "sizes that the framework is told",
     "verl.engines.fsdp._shards": "shards that the framework is told",
     "verl.model.": "a path",
+    "verl.sizes._micro_batch_size": "sizes that the framework is told",
+    "verl.sizes._mini_batch_size": "sizes that the framework is told",
+    "verl.sizes._token_budget": "sizes that the framework is told",
+    "verl.sizes.of_last_epoch": "indices of optimizer steps",
+    "verl.sizes.sizes": "sizes that the framework is told",
     "verl.trainers.worker_groups.of_all_ranks": "a list of nothing",
 }
 

@@ -319,7 +319,7 @@ def test_losses_and_terms_of_sample_means_conform(fsdp: RankPool, objective: Obj
     np.testing.assert_allclose(weights, expected, rtol=3e-7)
 
 
-LACKING = {Objective.GEO_MEAN, Objective.GPG, Objective.DRO}
+LACKING = {Objective.GEO_MEAN, Objective.GPG, Objective.DRO, Objective.SEQUENCE_MASKED}
 """Policy losses that SkyRL has not."""
 
 

@@ -10,7 +10,7 @@ import platformdirs
 import pytest
 
 from adapters.native.adapter import NativeAdapter
-from adapters.toolkit.source import SourceError, resolve
+from adapters.toolkit.source import SourceError, find_commits, resolve
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -225,3 +225,21 @@ def test_importable_package_has_the_version_of_what_installed_it() -> None:
         package = "_pytest"
 
     assert resolve(OfPytest(), None).version == pytest.__version__
+
+
+def test_history_of_releases_needs_no_repository() -> None:
+    [release] = find_commits(None, "pypi:1.9.2")
+
+    assert release.revision == "1.9.2"
+    assert release.source(None) == "pypi:1.9.2"
+
+
+def test_history_of_commits_needs_their_repository() -> None:
+    with pytest.raises(SourceError, match="'main' is no release"):
+        find_commits(None, "main")
+
+
+def test_source_of_a_commit_names_its_revision(checkout: Path) -> None:
+    [commit] = find_commits(checkout, "HEAD")
+
+    assert commit.source(checkout) == f"{checkout}@{commit.revision}"

@@ -339,21 +339,12 @@ class TestReal:
     def test_losses_without_a_formula_in_the_reference_have_their_documented_derivative(
         self, settings: dict[str, object]
     ) -> None:
-        """cispo: -A min(r, e); vespo: -A exp(l) w^k exp(-l w), for w the sequence's ratio."""
         given = job(objective=Objective.OFF_POLICY)
         with RankPool(OtherLossType(**settings), None, 2) as pool:
             outcome = pool.run(given)
 
         assert isinstance(outcome, Ran), outcome
-        batch = ProbedBatch(given.steps, given.objective)
-        tokens = batch.policy_tokens
-        if settings["loss_type"] == "cispo":
-            factor = np.minimum(tokens.ratios, 1.3125)
-        else:
-            ratio, positive = np.exp(tokens.summed(tokens.log_ratios)), tokens.advantages >= 0
-            power, decay = np.where(positive, 2.0, 3.0), np.where(positive, 3.0, 2.0)
-            factor = np.exp(decay) * ratio**power * np.exp(-decay * ratio)
-        expected = -tokens.advantages * factor * tokens.mask / tokens.mask.sum()
-        put_in = np.where(batch.dloss_dlogprob == 0, 1.0, batch.dloss_dlogprob)
+        expected = steps.documented_gradient(str(settings["loss_type"]), given)
         for rank in outcome.observations:
-            assert rank.token_weights[0] * put_in == pytest.approx(expected, rel=1e-5)
+            [weights] = rank.token_weights
+            assert steps.gradient(given, weights) == pytest.approx(expected, rel=1e-5)

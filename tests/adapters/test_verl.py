@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -10,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from adapters.contract import Depth, Description, Job, Layout, Unsupported
+from adapters.contract import Depth, Description, Job, Layout, Option, Unsupported
 from adapters.contract.objective import (
     CORRECTIONS,
     KL_COEFFICIENT,
@@ -23,6 +26,8 @@ from adapters.verl import ENGINES
 from adapters.verl.adapter import CONVENTIONS
 from adapters.verl.engines.fsdp import VerlFsdp2Adapter, VerlFsdpAdapter
 from adapters.verl.engines.megatron import VerlMegatronAdapter
+from adapters.verl.objectives import ACTOR, ROLLOUT
+from adapters.verl.sizes import sizes
 from conformance.findings.verdict import Verdict
 from conformance.judging.gradients import judge_advantages, judge_off_policy
 from conformance.ranks.messages import Declined
@@ -108,12 +113,78 @@ def test_given_log_probabilities_are_those_of_the_tokens(pool: RankPool) -> None
     assert moved == pytest.approx(old[mask].mean(), rel=1e-6)
 
 
-def test_sizes_that_ranks_do_not_divide_are_no_configuration_of_a_user(pool: RankPool) -> None:
-    outcome = pool.run(job("nine_samples"))
+@pytest.mark.parametrize("mode", [Mode.SAMPLE_MEAN, Mode.TOKEN_MEAN, Mode.CONSTANT])
+@pytest.mark.parametrize("layout", ["dp2-cp1-mb1-thd", "dp2-cp1-mbtokens-thd"])
+def test_rows_of_padding_weigh_nothing_and_count_in_means_over_samples(
+    pool: RankPool, mode: Mode, layout: str
+) -> None:
+    """verl fills 9 samples up to a mini-batch of 10, and divides by its configured size."""
+    given = job("nine_samples", mode, layout)
+    outcome = pool.run(given)
+
+    assert isinstance(outcome, Ran), outcome
+    [step] = given.steps
+    counted = 1.0 if mode is Mode.TOKEN_MEAN else 9 / 10
+    for rank in outcome.observations:
+        np.testing.assert_allclose(
+            rank.token_weights[0], token_weights(step, given.aggregation) * counted, rtol=1e-6
+        )
+
+
+def test_mini_batches_of_several_steps_are_not_filled_up(pool: RankPool) -> None:
+    """Rows of padding would lie behind the samples of the last step."""
+    [step] = job("nine_samples").steps
+    given = replace(job("nine_samples"), steps=(step, step))
+    outcome = pool.run(given)
 
     assert isinstance(outcome, Declined)
     assert outcome.verdict == "unsupported"
     assert "mini-batches are multiples of 2 ranks, 9 samples are none" in outcome.message
+
+
+def test_mini_batch_is_counted_in_prompts_of_several_samples() -> None:
+    """Where every prompt has as many; else each sample is a prompt of its own."""
+    even = sizes(job("uneven_lengths", layout="dp2-cp1-mb1-thd"), 2)
+    uneven = sizes(job("nine_samples", layout="dp1-cp1-mb1-thd"), 1)
+
+    assert even[f"{ROLLOUT}.n"] == 2
+    assert even[f"{ACTOR}.ppo_mini_batch_size"] == 4
+    assert uneven[f"{ROLLOUT}.n"] == 1
+    assert uneven[f"{ACTOR}.ppo_mini_batch_size"] == 9
+
+
+@pytest.mark.parametrize("case", [MASKED.name, "two_steps"])
+def test_second_epoch_has_the_weights_of_the_first(pool: RankPool, case: str) -> None:
+    given = job(case, layout="dp2-cp1-mb2-thd+two_epochs", objective=Objective.COMBINED)
+    once = pool.run(replace(given, layout=Layout.parse("dp2-cp1-mb2-thd")))
+    outcome = pool.run(given)
+
+    assert isinstance(outcome, Ran), outcome
+    assert isinstance(once, Ran), once
+    for twice, first in zip(outcome.observations, once.observations, strict=True):
+        for step in range(len(given.steps)):
+            np.testing.assert_array_equal(twice.token_weights[step], first.token_weights[step])
+            np.testing.assert_array_equal(twice.forward_passes[step], first.forward_passes[step])
+        assert twice.reported == first.reported
+
+
+def test_fine_tuning_knows_no_epochs_of_a_batch(pool: RankPool) -> None:
+    outcome = pool.run(job(layout="dp2-cp1-mb2-thd+two_epochs", objective=Objective.SFT))
+
+    assert isinstance(outcome, Declined)
+    assert "epochs of a batch are PPO's" in outcome.message
+
+
+def test_verl_finds_no_trl() -> None:
+    """It patches TRL's value heads before it makes a model, and newer releases have none there."""
+    program = (
+        "from adapters.verl.importing import import_verl, module; import_verl(None);"
+        "print(module('models.transformers.monkey_patch').is_trl_available(),"
+        " module('utils.model').is_trl_available())"
+    )
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+
+    assert ran.stdout.splitlines()[-1:] == ["False False"], ran.stderr
 
 
 def test_batch_without_active_tokens_is_refused(pool: RankPool) -> None:
@@ -196,6 +267,15 @@ def test_megatron_counts_half_tokens_of_context_parallel_ranks_as_none(megatron:
     right = token_weights(given.steps[0], given.aggregation)
     for rank in outcome.observations:
         np.testing.assert_allclose(rank.token_weights[0], right * 58 / 54, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("case", "objective"), [(MASKED.name, Objective.GAE), ("nine_samples", Objective.POLICY)]
+)
+def test_nothing_else_is_looked_at_where_counts_are_cut(case: str, objective: Objective) -> None:
+    layout = Layout(dp=2, cp=2, micro_batches=1, options=(Option.PER_TOKEN_LOSS,))
+    with pytest.raises(Unsupported, match="cut counts with per_token_loss"):
+        VerlMegatronAdapter().settings(job(case, layout=str(layout), objective=objective), "")
 
 
 REJECTED = "rejected_tokens"
@@ -376,16 +456,30 @@ def test_legacy_trainer_is_looked_at_from_its_update_on(fsdp: RankPool) -> None:
 
 
 def test_process_groups_end_with_their_world(fsdp: RankPool) -> None:
-    """Their threads poll: those of many worlds kept a rank busier than its steps did.
+    """Their threads poll: those of many worlds kept a rank busier than its steps did."""
+    assert_threads_end(fsdp, ("dp1-cp1-mb1-thd", "dp2-cp1-mb1-thd"))
 
-    Those of the first worlds may stay until a cycle is collected.
-    """
+
+def test_process_groups_end_with_megatrons_grid(megatron: RankPool) -> None:
+    """A grid has two dozen threads in each rank."""
+    assert_threads_end(megatron, ("dp1-cp2-mb1-thd", "dp2-cp1-mb1-thd"))
+
+
+def assert_threads_end(pool: RankPool, layouts: tuple[str, str]) -> None:
+    """Those of the first layouts may stay until a cycle is collected."""
     threads = []
-    for size in (1, 2, 1, 2, 1, 2, 1, 2, 1):
-        assert isinstance(fsdp.run(job(layout=f"dp{size}-cp1-mb1-thd")), Ran)
-        threads.append(len([*Path(f"/proc/{fsdp.pids()[0]}/task").iterdir()]))
+    for index in range(9):
+        assert isinstance(pool.run(job(layout=layouts[index % 2])), Ran)
+        threads.append(len([*Path(f"/proc/{pool.pids()[0]}/task").iterdir()]))
 
-    assert len({*threads[4:]}) == 1, threads
+    assert len({*threads[4::2]}) == len({*threads[5::2]}) == 1, threads
+
+
+def test_world_is_entered_again_with_groups_of_its_own(fsdp: RankPool) -> None:
+    """torch remembers how sharded tensors are reduced, with the mesh of a world that has ended."""
+    hybrid, single = "dp2-cp1-mb1-thd+hybrid_sharding", "dp1-cp1-mb1-thd"
+    for layout in ("dp2-cp1-mb1-thd", "dp1-cp2-mb1-thd", hybrid, single, hybrid):
+        assert isinstance(fsdp.run(job(layout=layout)), Ran), layout
 
 
 def test_numbers_of_micro_batches_are_told_apart_by_their_steps() -> None:

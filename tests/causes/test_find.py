@@ -170,6 +170,24 @@ def of_input(identity: str, verdict: Verdict) -> Said:
     return Finding(id=identity, verdict=verdict, diagnosis=diagnosis), Clues(terms=[])
 
 
+def test_a_mistake_in_the_losses_of_tokens_is_one_cause_whatever_terms_they_have() -> None:
+    layout, mistake = "dp1-cp1-mb2-thd", "multiplied_by_micro_batches"
+    policy, kl, entropy = (f"{term}/{mistake}" for term in ("policy_loss", "kl", "entropy"))
+    logged = Finding(id=f"metric.kl/token_mean/a/{layout}", verdict=Verdict.CONFORMS)
+
+    assert named(
+        wrong(f"weights/token_mean/a/{layout}", policy),
+        explained(f"auxiliary.kl/token_mean/a/{layout}", [kl], terms=["kl"]),
+        explained(
+            f"metric.loss/token_mean/a/{layout}",
+            [policy, kl],
+            terms=["policy_loss", "entropy", "kl"],
+            excluded=[entropy],
+        ),
+        (logged, Clues(terms=["kl"], excluded=[kl])),
+    ) == [(mistake, ("of the policy_loss and kl terms of the loss",), 3)]
+
+
 def test_advice_is_never_one_cause_with_what_breaks_a_rule_of_the_framework() -> None:
     causes = found(
         of_input("arguments.divisor_nan/constant/a/dp1-cp1-mb1-thd", Verdict.MISMATCH),

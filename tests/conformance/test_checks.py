@@ -41,8 +41,11 @@ def test_policy_loss_is_looked_at_on_the_whole_corpus() -> None:
     assert all(case in ALL_CASES for one in CHECK_SPECS for case in one.cases)
 
 
-def test_below_the_whole_step_only_the_policy_loss_is_weighed() -> None:
-    assert [one.slug for one in CHECK_SPECS if one.is_seen_at(Depth.LOSS)] == ["weights"]
+def test_below_the_whole_step_only_losses_are_weighed() -> None:
+    assert [one.slug for one in CHECK_SPECS if one.is_seen_at(Depth.REDUCER)] == ["weights"]
+    at_loss = [one for one in CHECK_SPECS if one.is_seen_at(Depth.LOSS)]
+    assert {one.check for one in at_loss} == {Check.WEIGHTS, Check.OFF_POLICY, Check.AUXILIARY}
+    assert not any(one.metric for one in at_loss)
     assert all(one.is_seen_at(Depth.STEP) for one in CHECK_SPECS)
 
 

@@ -161,3 +161,17 @@ def test_mistakes_of_one_name_are_told_apart(averaged: float) -> None:
 
     judgement = judge_combined(job, [observation] * 2, Description())
     assert explained(judgement)[0] == "not_divided"
+
+
+def test_samples_that_no_term_has_a_gradient_of_are_lost() -> None:
+    gradient = BATCH.dloss_dlogprob * POLICY + (KL_COEFFICIENT - ENTROPY_COEFFICIENT) * AUXILIARY
+    gradient[3:8] = 0.0
+    judgement = judge_combined(
+        JOB, [Observation(token_weights=(gradient / BATCH.dloss_dlogprob,))], Description()
+    )
+
+    name, explanation = explained(judgement)
+    assert name == "samples_lost"
+    assert explanation.startswith(
+        "5 active tokens of 2 samples weigh nothing, all others are right"
+    )

@@ -9,8 +9,14 @@ import pytest
 
 from adapters.contract import Depth, Description, Job, Layout, Observation
 from adapters.contract.objective import Objective
+from conformance.findings.finding import Diagnosis
 from conformance.findings.verdict import Verdict
-from conformance.judging.cut_dependence import depends_on_cuts, judge_cut_dependence
+from conformance.judging.cut_dependence import (
+    as_documented,
+    depends_on_cuts,
+    judge_cut_dependence,
+)
+from conformance.judging.weights import Judgement
 from reference.aggregation import (
     Aggregation,
     AuxiliaryAggregation,
@@ -83,3 +89,34 @@ def test_cut_that_makes_no_difference_is_no_advice() -> None:
 
 def test_aggregation_of_the_whole_step_depends_on_no_cut() -> None:
     assert not depends_on_cuts(JOB.objective, Description().conventions)
+
+
+DOCUMENTED = Description(documented={"filling_rows_counted": "a document"})
+
+
+@pytest.mark.parametrize(
+    ("name", "also"),
+    [("filling_rows_counted", []), ("count_off_by_one", ["filling_rows_counted"])],
+)
+def test_mistake_that_a_framework_documents_is_advice(name: str, also: list[str]) -> None:
+    """A number that something documented explains is held against nobody."""
+    diagnosis = Diagnosis(name=name, explanation="12 instead of 11", also=also)
+    wrong = Judgement(verdict=Verdict.MISMATCH, error=0.1, diagnosis=diagnosis)
+
+    judgement = as_documented(wrong, DOCUMENTED)
+
+    assert judgement.verdict is Verdict.ADVICE
+    assert judgement.diagnosis == Diagnosis(
+        name="filling_rows_counted",
+        explanation="12 instead of 11; this is documented in a document",
+    )
+    assert as_documented(wrong, Description()) is wrong
+
+
+def test_other_mistakes_stay_wrong_and_what_conforms_is_no_advice() -> None:
+    other = Diagnosis(name="count_off_by_one", explanation="12 instead of 11")
+    for judgement in (
+        Judgement(verdict=Verdict.MISMATCH, diagnosis=other),
+        Judgement(verdict=Verdict.CONFORMS),
+    ):
+        assert as_documented(judgement, DOCUMENTED) is judgement

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from adapters.toolkit.source import Commit, find_commit, find_commits
+from adapters.toolkit.source import Commit, find_commits
 from conformance import cli
 from conformance.corpus.cases import CORPUS
 from conformance.findings.report import Report
@@ -30,7 +30,7 @@ UNLOADABLE = Edit("lineage.py", "import torch\n", "import torchless\n")
 
 PAGE = (command.ROOT / "reports" / "history.md").read_text()
 
-ROWS = re.findall(r"^\| `(\w+)` .*`rl-loss-conformance history (.*?)`", PAGE, re.MULTILINE)
+ROWS = re.findall(r"^\| `([\w:.]+)` .*`rl-loss-conformance history (.*?)`", PAGE, re.MULTILINE)
 
 QUICK = ("--layout=dp1-cp2-mb1-thd", "--modes=token_mean", "--case=odd_groups")
 
@@ -223,4 +223,5 @@ def test_page_names_commits_that_there_are(line: str) -> None:
     repository = Path(os.environ[command.SOURCES]) / {"skyrl": "SkyRL"}.get(adapter, adapter)
 
     *_, before, after = shlex.split(line)
-    assert find_commit(repository, before).revision != find_commit(repository, after).revision
+    [first], [last] = (find_commits(repository, ref) for ref in (before, after))
+    assert first.revision != last.revision

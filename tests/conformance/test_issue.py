@@ -174,7 +174,7 @@ rejected tokens are not counted.""",
         "averagingmicrobatches",
         "dp1-cp1-mb2-bshd",
         "metric.clip_fraction/token_mean/fully_masked_sample",
-        "sample_units_excluded",
+        "reduced_over_the_step",
         """\
 `clip_fraction` is a mean over data-parallel ranks and micro-batches of each micro-batch's mean, \
 as the framework documents; how the step was cut into micro-batches is not in the report.

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from conformance.findings.verdict import Check, Verdict
-from conformance.views.overview import Version, advice_causes, worst_causes, wrong_causes
+from conformance.views.overview.committed import Version
+from conformance.views.overview.pages import advice_causes, worst_causes, wrong_causes
 from tests.conformance.pages import finding_of, report_of
 
 if TYPE_CHECKING:

@@ -160,6 +160,18 @@ class EmptySamplesLeftOut(Counting):
         return [by_sample.get(id(sample), 1.0) for sample in samples]
 
 
+class FillingRowsCounted(Counting):
+    """The mean goes over the rows that fill a step up to a multiple of the ranks too (verl)."""
+
+    diagnosis = "filling_rows_counted"
+    modes = (Mode.SAMPLE_MEAN, Mode.CONSTANT)
+
+    def counted(self, samples: list[SampleTensors]) -> list[float]:
+        rows = len(samples) + -len(samples) % self.layout.dp
+        right = denominators(samples, self.aggregation)
+        return [value / len(samples) * rows for value in right]
+
+
 class SamplesCountedAsPrompts(Counting):
     """The sum over prompts is divided by the number of samples (slime pull request 2090)."""
 

@@ -12,7 +12,7 @@ from adapters.contract.objective import ENTROPY_COEFFICIENT, Metric, Objective
 from adapters.native.packing import SampleTensors
 from adapters.native.trainer import denominators
 from conformance.plan.checks import check_spec
-from reference.aggregation import Aggregation, Mode
+from reference.aggregation import Aggregation, AuxiliaryAggregation, Conventions, Mode
 from tests.mutants.mutant import EVERY, Mutant
 
 if TYPE_CHECKING:
@@ -95,11 +95,11 @@ class SharesOfAllRanksAveraged(Misreporting):
         return super().report(losses) / averaged
 
 
-class WeightedByTokensTwice(Misreporting):
-    """Shares in the step's mean are averaged by the micro-batches' tokens (OpenRLHF 0.11.2)."""
+class SharesAveragedByTokens(Misreporting):
+    """What micro-batches have of the loss, times their number, is averaged by tokens."""
 
-    diagnosis = "weighted_by_tokens_twice"
-    modes = (Mode.TOKEN_MEAN,)
+    diagnosis = "shares_averaged_by_tokens"
+    modes = (Mode.SAMPLE_MEAN, Mode.TOKEN_MEAN)
 
     def accumulate(
         self, probe: torch.Tensor, samples: list[SampleTensors], token_losses: TokenLosses
@@ -108,9 +108,28 @@ class WeightedByTokensTwice(Misreporting):
         micro_batches = self.cut(self.shard(samples))
         held = torch.tensor([sum(sample.tokens for sample in each) for each in micro_batches])
         tokens = max(sum(sample.tokens for sample in samples), 1)
-        factors = held * len(held) * self.layout.dp / tokens
+        factors = held * self.scale(len(held)) * self.layout.dp / tokens
         # Pipeline stages before the last have no losses.
         return gradient, {metric: log * factors[: len(log)] for metric, log in logs.items()}
+
+    def scale(self, micro_batches: int) -> int:
+        return micro_batches
+
+
+class SharesOfTokensAveraged(SharesAveragedByTokens):
+    """What micro-batches have of the loss is averaged by their tokens."""
+
+    def scale(self, micro_batches: int) -> int:
+        return 1
+
+
+class ReportedOverTheStep(Misreporting):
+    """A diagnostic that is documented to be a mean over micro-batches is one over all tokens."""
+
+    diagnosis = "reduced_over_the_step"
+    spec = check_spec("metric.clip_fraction")
+    modes = (Mode.TOKEN_MEAN,)
+    conventions = Conventions(diagnostics=AuxiliaryAggregation.MICRO_BATCH_TOKEN_MEAN)
 
 
 class ReportedPerSample(Misreporting):

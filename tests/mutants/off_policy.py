@@ -343,3 +343,41 @@ class GeometricMean(Corrected):
     def correction(self, log_ratios: torch.Tensor, packed: Packed) -> torch.Tensor:
         tokens = self.of_sequence(torch.ones_like(log_ratios), packed).clamp(min=1)
         return losses.truncated(self.of_sequence(log_ratios, packed) / tokens)
+
+
+class MaskingSequences(Corrected):
+    """PPO's losses with a wrong mask of sequences."""
+
+    spec = check_spec("off_policy.sequence_masked")
+
+    def means(self, log_ratios: torch.Tensor, packed: Packed) -> torch.Tensor:
+        """The means of sequences."""
+        tokens = self.of_sequence(torch.ones_like(log_ratios), packed).clamp(min=1)
+        return self.of_sequence(log_ratios, packed) / tokens
+
+
+class SequencesKept(MaskingSequences):
+    """Tokens are corrected, and no sequence is dropped."""
+
+    diagnosis = "sequences_kept"
+
+    def correction(self, log_ratios: torch.Tensor, packed: Packed) -> torch.Tensor:
+        return torch.exp(log_ratios)
+
+
+class TokensDropped(MaskingSequences):
+    """The level of the mask is not looked at."""
+
+    diagnosis = "tokens_dropped"
+
+    def correction(self, log_ratios: torch.Tensor, packed: Packed) -> torch.Tensor:
+        return torch.exp(log_ratios) * losses.kept(log_ratios)
+
+
+class KeptTokensNotCorrected(MaskingSequences):
+    """A mask alone, which is taken for the whole correction."""
+
+    diagnosis = "kept_tokens_not_corrected"
+
+    def correction(self, log_ratios: torch.Tensor, packed: Packed) -> torch.Tensor:
+        return losses.kept(self.means(log_ratios, packed)).to(log_ratios.dtype)

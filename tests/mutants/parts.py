@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from copy import copy
 from typing import TYPE_CHECKING
 
 import torch
 
+from adapters.contract import Layout, Option
 from adapters.native.packing import Packed, SampleTensors, pack
 from adapters.native.trainer import denominators, tokens_of_groups, with_denominators
 from reference.aggregation import Mode
-from tests.mutants.mutant import Counting, Mutant
+from tests.mutants.mutant import EVERYDAY, Counting, Mutant
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+    from adapters.contract.objective import Metric
+    from adapters.native.trainer import TokenLosses
 
 
 def means_of(part: Sequence[SampleTensors], mutant: Mutant, count: int) -> list[SampleTensors]:
@@ -194,3 +199,31 @@ class MeanOfProcessMeans(Mutant):
         own = packed.mask.sum().clamp(min=1)
         parts = self.layout.world_size * self.micro_batches
         return torch.where(packed.mask, token_losses, 0).sum() / (own * parts)
+
+
+class MicroBatchesCarriedOver(Mutant):
+    """A batch that filled no step left a micro-batch, and the engine counts on from it."""
+
+    diagnosis = "micro_batches_carried_over"
+    modes = (Mode.SAMPLE_MEAN, Mode.TOKEN_MEAN)
+    further_layouts = (Layout.parse("dp2-cp1-mb2-thd+short_batch"),)
+    corpus = tuple(case for case in EVERYDAY if case.steps[0].size % 4 == 0)
+    lacks_the_last = False
+
+    def accumulate(
+        self, probe: torch.Tensor, samples: list[SampleTensors], token_losses: TokenLosses
+    ) -> tuple[torch.Tensor, dict[Metric, torch.Tensor]]:
+        if Option.SHORT_BATCH not in self.layout.options or len(self.job.steps) > 1:
+            return super().accumulate(probe, samples, token_losses)
+        short = samples[: len(samples) // self.micro_batches]
+        left, _ = super().accumulate(probe, short, token_losses)
+        self.passes.drain()
+        self.lacks_the_last = True
+        gradient, logs = super().accumulate(probe, samples, token_losses)
+        return left + gradient, logs
+
+    def cut(self, samples: list[SampleTensors]) -> list[list[SampleTensors]]:
+        parts = super().cut(samples)
+        if self.lacks_the_last:
+            parts[-1] = with_denominators(parts[-1], [math.inf] * len(parts[-1]))
+        return parts

@@ -11,7 +11,7 @@ import pytest
 
 from reference import advantages
 from reference.advantages import Rollouts
-from reference.aggregation import EstimatorConventions, TokenSet
+from reference.aggregation import EstimatorConventions, Penalties, TokenSet
 from reference.loss_constants import AdvantageConstants
 
 if TYPE_CHECKING:
@@ -42,6 +42,11 @@ TRAINED = EstimatorConventions(transitions=TokenSet.ACTIVE)
         # β·kl is 1/4, 1/2 and 1/4 in the first sample, 0 and 1/4 in the second.
         (advantages.penalised_centred, ALL_TOKENS, [-1.25, -1.5, -1.25, 1, 0.75, 0]),
         (advantages.penalised_centred, TRAINED, [-1.25, -1, -1.25, 1, 0.75, 0]),
+        (
+            advantages.penalised_centred,
+            EstimatorConventions(penalties=Penalties.LATER_TOKENS),
+            [-1.5, -1.25, -1.25, 0.75, 0.75, 0],
+        ),
         # G = ρ + G'/2: 3/4; 0 + 3/8; -1/4 + 3/16. Then 11/4; 0 + 11/8.
         (
             advantages.discounted_returns,

@@ -124,6 +124,17 @@ def test_corrections_are_truncated() -> None:
     assert policy_losses.tis_sequence(higher, CONSTANTS).tolist() == [-2.0] * 4
 
 
+def test_sequences_out_of_bounds_have_no_loss_and_others_the_ratios_of_tokens() -> None:
+    """Means of 0, of 0.25 and of -0.5; ratios of 0.7 to 1.25 are kept, e^-0.357 to e^0.223."""
+    rollout = [0.5, -0.5, 9.0, 0.0, 0.5, -0.5]
+    given = tokens(*[0.0] * 6, rollout=rollout, mask=[1, 1, 0, 1, 1, 1])
+    given = replace(given, sequence=np.array([0, 0, 0, 1, 1, 2]))
+
+    assert policy_losses.sequence_masked(given, CONSTANTS).tolist() == pytest.approx(
+        [-math.exp(0.5), -math.exp(-0.5), -math.exp(9), 0, 0, 0]
+    )
+
+
 FAR_FROM_BOUNDS = st.sampled_from([-1.5, -0.7, -0.3, -0.1, 0.0, 0.1, 0.2, 0.4, 0.9, 1.3])
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from adapters.contract import Description, Job, Layout, Option, Rank
 from adapters.verl import objectives
 from adapters.verl.adapter import VerlAdapter
-from adapters.verl.configuration import CRITIC, CRITIC_MODEL, MODEL, critics_micro_batches
+from adapters.verl.configuration import CRITIC_MODEL, MODEL
 from adapters.verl.engines.worker import (
     configure_anew,
     configure_critic_anew,
@@ -17,6 +17,7 @@ from adapters.verl.engines.worker import (
     new_worker,
 )
 from adapters.verl.objectives import ACTOR
+from adapters.verl.sizes import CRITIC, critics_micro_batches
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,6 +46,7 @@ class VerlFsdpAdapter(VerlAdapter):
         Options are those of packed rows.
         """
         hybrid, legacy = (Option.HYBRID_SHARDING,), (Option.LEGACY_TRAINER,)
+        epochs = (Option.TWO_EPOCHS,)
         plain = [
             Layout(dp=dp, cp=cp, micro_batches=micro_batches, format=storage)
             for dp, cp in ((1, 1), (2, 1), (1, 2), (4, 1), (2, 2))
@@ -57,6 +59,7 @@ class VerlFsdpAdapter(VerlAdapter):
             Layout(dp=4, micro_batches=2, format="thd", options=hybrid),
             Layout(dp=2, cp=2, micro_batches=2, format="thd", options=hybrid),
             Layout(dp=2, micro_batches=2, format="thd", options=(Option.NOT_SHARDED,)),
+            Layout(dp=2, micro_batches=2, format="thd", options=epochs),
             Layout(dp=2, micro_batches=2, format="thd", options=legacy),
             Layout(cp=2, micro_batches="tokens", format="thd", options=legacy),
         ]
@@ -73,7 +76,7 @@ class VerlFsdpAdapter(VerlAdapter):
         if objectives.has_critic(job):
             engine = f"{CRITIC}.fsdp"
             settings |= self._of_model(CRITIC, engine, CRITIC_MODEL, job, dtype)
-            settings |= critics_micro_batches(job, engine)
+            settings |= critics_micro_batches(job, self.divisor(job.layout), engine)
         return settings
 
     def _of_model(
@@ -95,11 +98,15 @@ class VerlFsdpAdapter(VerlAdapter):
         return layout.world_size
 
     def leave_world(self) -> None:
-        """Take the models apart.
+        """Take the models apart, and have torch forget their meshes.
 
         FSDP1's views of a parameter keep it, and it keeps its model with the views and the threads
-        of its groups: a cycle that no garbage collector of Python sees.
+        of its groups: a cycle that no garbage collector of Python sees. What torch remembers of how
+        sharded tensors are reduced names the groups of the first mesh of its shape.
         """
+        from torch.distributed.tensor import debug
+
+        debug._clear_sharding_prop_cache()
         while WRAPPED:
             for module in [*WRAPPED.pop().modules()]:
                 vars(module).clear()

@@ -6,11 +6,13 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from adapters.contract import PIPELINES, Description, Job, Layout, Option, Rank, grids
+from adapters.contract import PIPELINES, Description, Job, Layout, Option, Rank, Unsupported, grids
+from adapters.contract.objective import FROM_REWARDS, Objective
 from adapters.contract.probed_batch import PADDING_ID
+from adapters.toolkit.settings import samples_per_step
 from adapters.verl import departures, objectives
 from adapters.verl.adapter import VerlAdapter
-from adapters.verl.configuration import CRITIC, CRITIC_MODEL, MODEL, critics_micro_batches
+from adapters.verl.configuration import CRITIC_MODEL, MODEL
 from adapters.verl.engines.worker import (
     configure_anew,
     configure_critic_anew,
@@ -18,6 +20,7 @@ from adapters.verl.engines.worker import (
     new_worker,
 )
 from adapters.verl.objectives import ACTOR
+from adapters.verl.sizes import CRITIC, critics_micro_batches
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,6 +37,11 @@ OPTIONS: dict[Option, tuple[str, object]] = {
     Option.REPLICATED_OPTIMIZER: ("use_distributed_optimizer", False),
 }
 """Settings of an engine by options of layouts."""
+
+LOOKED_AT_ALONE = frozenset(
+    {*FROM_REWARDS, Objective.GEO_MEAN, Objective.SAPO, Objective.REJECTION}
+)
+"""Objectives in which verl has mistakes besides that in its counts of tokens."""
 
 
 class VerlMegatronAdapter(VerlAdapter):
@@ -59,7 +67,7 @@ class VerlMegatronAdapter(VerlAdapter):
             ]
             + [
                 replace(of_four, options=(option,))
-                for option in OPTIONS
+                for option in (*OPTIONS, Option.TWO_EPOCHS)
                 if option is not Option.INTERLEAVED
             ]
             + [
@@ -88,7 +96,7 @@ class VerlMegatronAdapter(VerlAdapter):
         found = super().describe()
         return replace(
             found,
-            options=frozenset(OPTIONS),
+            options=found.options - {Option.LEGACY_TRAINER} | {*OPTIONS},
             largest_tp=2,
             largest_pp=4,
             departures=(*found.departures, *departures.MEGATRON),
@@ -96,11 +104,12 @@ class VerlMegatronAdapter(VerlAdapter):
 
     def settings(self, job: Job, dtype: str) -> dict[str, object]:
         """Settings of the engines: their sizes, and the options of the layout."""
+        _require_counts(job)
         settings = {"model_engine": "megatron", **_of_model(f"{ACTOR}.megatron", MODEL, job.layout)}
         if objectives.has_critic(job):
             engine = f"{CRITIC}.megatron"
             settings |= _of_model(engine, CRITIC_MODEL, job.layout)
-            settings |= critics_micro_batches(job, engine)
+            settings |= critics_micro_batches(job, self.divisor(job.layout), engine)
         return settings
 
     def observe(self, job: Job, rank: Rank) -> Observation:
@@ -145,12 +154,31 @@ class VerlMegatronAdapter(VerlAdapter):
         megatron_core.leave_grid()
 
 
+def _require_counts(job: Job) -> None:
+    """Raise `Unsupported` where cut counts of tokens would come on top of another mistake.
+
+    With ``per_token_loss``, Megatron divides by what context-parallel ranks count, which is cut to
+    whole numbers: a known factor, by which all weights are off.
+    """
+    layout = job.layout
+    if Option.PER_TOKEN_LOSS not in layout.options or layout.cp == 1:
+        return
+    if job.objective in LOOKED_AT_ALONE or samples_per_step(job.steps) % layout.dp:
+        raise Unsupported(
+            "context-parallel ranks cut counts with per_token_loss: looked at without"
+        )
+
+
 def _of_model(engine: str, model: str, layout: Layout) -> dict[str, object]:
     """The settings of the engine at a path of the configuration, and of its model."""
     sizes = {"tensor_model": layout.tp, "context": layout.cp, "pipeline_model": layout.pp}
     return {
         **{f"{engine}.{kind}_parallel_size": size for kind, size in sizes.items()},
-        **{f"{engine}.{name}": value for name, value in map(OPTIONS.__getitem__, layout.options)},
+        **{
+            f"{engine}.{OPTIONS[option][0]}": OPTIONS[option][1]
+            for option in OPTIONS
+            if option in layout.options
+        },
         f"{engine}.vanilla_mbridge": False,  # another bridge is older versions' default
         f"{model}.use_remove_padding": layout.format == "thd",
     }

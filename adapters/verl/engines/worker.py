@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from functools import partial
+import pickle
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 from adapters.toolkit.launching import set_what_ray_sets
@@ -21,9 +22,8 @@ def new_worker(config: Any, rank: Rank) -> Any:
 
 def configure_anew(worker: Any, config: Any) -> None:
     """Give a worker the loss and the micro-batches of another job, as its `init_model` does."""
-    as_dataclass = module("utils.config").omega_conf_to_dataclass
     actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
-    actor_config = as_dataclass(actor)
+    actor_config = _as_dataclass(actor)
     actor_config.model_config = worker.actor.model_config
     engine = worker.actor.engine_config
     engine.use_dynamic_bsz = actor.use_dynamic_bsz
@@ -61,7 +61,22 @@ def configure_critic_anew(worker: Any, config: Any) -> None:
 
 def _critic_config(config: Any) -> Any:
     """The critic's configuration, with the token budgets that the trainer's `_setup` gives it."""
-    critic = module("utils.config").omega_conf_to_dataclass(config.critic)
+    critic = _as_dataclass(config.critic)
     critic.engine.infer_max_token_len_per_gpu = critic.ppo_infer_max_token_len_per_gpu
     critic.engine.max_token_len_per_gpu = critic.ppo_infer_max_token_len_per_gpu
     return critic
+
+
+def _as_dataclass(config: Any) -> Any:
+    """A part of the configuration as verl's dataclass, one for all jobs that have the same."""
+    from omegaconf import OmegaConf
+
+    return _dataclass_of(pickle.dumps(OmegaConf.to_container(config)))
+
+
+@lru_cache(maxsize=256)
+def _dataclass_of(config: bytes) -> Any:
+    from omegaconf import OmegaConf
+
+    as_dataclass = module("utils.config").omega_conf_to_dataclass
+    return as_dataclass(OmegaConf.create(pickle.loads(config)))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 from adapters.contract.objective import Metric
 from adapters.contract.probed_batch import PADDING_ID
@@ -57,6 +58,7 @@ def train(
     for path in (TRAINER, PADDING):
         module(path).tq = queue
     module(TRAINER).ray = SimpleNamespace(get=lambda futures: futures)
+    module(PADDING).uuid = SimpleNamespace(uuid4=lambda: UUID(int=0))
     actor = ActorGroup(workers["actor"], queue, given)
     trainer = _trainer(config, job, queue, actor)
     if has_critic(job):

@@ -23,6 +23,7 @@ from adapters.contract import Unsupported
 from adapters.contract.probed_batch import PADDING_ID
 from adapters.verl.importing import module
 from adapters.verl.objectives import OF_LOSSES, has_reference, trained_model
+from adapters.verl.sizes import of_last_epoch
 from adapters.verl.trainers.worker_groups import NAMES, of_all_ranks
 
 if TYPE_CHECKING:
@@ -192,11 +193,12 @@ def numbers_of_steps(logged: Any, job: Job) -> list[Any]:
 
     Before 0.7.1, they are of all steps in one list, or in a metric that knows its reduction.
     """
-    numbers, steps = getattr(logged, "values", logged), len(job.steps)
+    values, steps = getattr(logged, "values", logged), len(job.steps)
+    numbers = of_last_epoch(values, job)
     if len(numbers) != steps > 1 and not isinstance(job.layout.micro_batches, int):
         raise Unsupported("this version's log does not tell steps of several mini-batches apart")
     parts = [part.tolist() for part in np.split(np.array(numbers), steps)]
-    if numbers is logged:
+    if values is logged:
         return parts
     of_steps = [logged.init_list() for _ in parts]
     for of_step, part in zip(of_steps, parts, strict=True):

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from adapters.contract.objective import Metric
 from adapters.verl.importing import module
 from adapters.verl.objectives import gives_old_log_probs
+from adapters.verl.sizes import of_last_epoch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -95,7 +96,7 @@ class ActorGroup(WorkerGroup):
         outputs = [output for _, output in self._call("update_actor", batch)]
         metrics = module("utils.tensordict_utils").get(outputs[0], "metrics")
         self.reported = {
-            metric: tuple(map(float, metrics[name]))
+            metric: tuple(map(float, of_last_epoch(metrics[name], self._given.job)))
             for metric, name in NAMES.items()
             if name in metrics
         }

@@ -17,7 +17,7 @@ from adapters.contract.formulas import ESTIMATORS, AdvantageEstimator
 from adapters.contract.objective import OF_GROUPS, OF_VALUES, PENALISING, Objective
 from adapters.contract.probed_batch import PADDING_VALUE
 from reference import advantages
-from reference.aggregation import TokenSet
+from reference.aggregation import Penalties, TokenSet
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -142,7 +142,8 @@ class Estimate:
         largest = float(np.abs(rollouts.rewards).max())
         penalty = constants.penalty * float(np.abs(rollouts.divergences).max())
         if self.objective in OF_GROUPS:
-            return largest + penalty
+            later = self.conventions.penalties is Penalties.LATER_TOKENS
+            return largest + penalty * (int(np.bincount(rollouts.sample).max()) if later else 1)
         largest += penalty / (1 - self.decay)
         if self.objective in OF_VALUES:
             largest += 2 * float(np.abs(rollouts.values).max()) / (1 - self.decay)

@@ -35,11 +35,17 @@ CLIPPED = frozenset(
         Objective.GEO_MEAN,
         Objective.TIS_TOKEN,
         Objective.TIS_SEQUENCE,
+        Objective.SEQUENCE_MASKED,
     }
 )
 """Objectives with clipping bounds."""
 
-OF_SEQUENCES = (Objective.GSPO, Objective.GEO_MEAN, Objective.TIS_SEQUENCE)
+OF_SEQUENCES = (
+    Objective.GSPO,
+    Objective.GEO_MEAN,
+    Objective.TIS_SEQUENCE,
+    Objective.SEQUENCE_MASKED,
+)
 """Objectives with a ratio for a whole sequence."""
 
 WITHOUT_RATIOS = (Objective.GPG, Objective.DRO)
@@ -141,6 +147,8 @@ def _of_loss(loss: _Loss) -> Iterator[tuple[str, NDArray[np.float64]]]:
             yield "masked_tokens_in_ratios", loss.having(mask=np.ones_like(tokens.mask))
         case Objective.TIS_TOKEN | Objective.TIS_SEQUENCE:
             yield from _of_correction(loss)
+        case Objective.SEQUENCE_MASKED:
+            yield from _of_masked_sequences(loss)
 
 
 def _of_temperatures(loss: _Loss) -> Iterator[tuple[str, NDArray[np.float64]]]:
@@ -173,6 +181,18 @@ def _of_correction(loss: _Loss) -> Iterator[tuple[str, NDArray[np.float64]]]:
     yield "masked_tokens_in_ratios", loss.having(mask=np.ones_like(tokens.mask))
     averaged = replace(tokens, rollout_log_ratios=tokens.averaged(log_ratios))
     yield "correction_averaged", policy_losses.tis_token(averaged, CONSTANTS)
+
+
+def _of_masked_sequences(loss: _Loss) -> Iterator[tuple[str, NDArray[np.float64]]]:
+    tokens, log_ratios = loss.tokens, loss.tokens.rollout_log_ratios
+    yield "correction_left_out", loss.of(policy_losses.ppo)
+    yield "correction_inverted", loss.having(rollout_log_ratios=-log_ratios)
+    yield "sequences_kept", loss.under(kept_low=0.0, kept_high=math.inf)
+    corrected = loss.of(policy_losses.ppo) * np.exp(log_ratios)
+    yield "tokens_dropped", np.where(policy_losses.kept(log_ratios, CONSTANTS), corrected, 0.0)
+    of_sequences = policy_losses.kept(tokens.averaged(log_ratios), CONSTANTS)
+    yield "kept_tokens_not_corrected", np.where(of_sequences, loss.of(policy_losses.ppo), 0.0)
+    yield "masked_tokens_in_ratios", loss.having(mask=np.ones_like(tokens.mask))
 
 
 def _of_slices(

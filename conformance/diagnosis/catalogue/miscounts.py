@@ -142,6 +142,21 @@ def other_units(context: StepContext) -> Iterator[Mistake]:
             )
 
 
+def filling_rows(context: StepContext) -> Iterator[Mistake]:
+    """Counts the rows that fill a step up to a multiple of its ranks as samples."""
+    if context.mode not in (Mode.SAMPLE_MEAN, Mode.CONSTANT):
+        return
+    layout, size = context.layout, context.step.size
+    for ranks in sorted({layout.dp, layout.ranks_per_stage}):
+        filling = -size % ranks
+        if filling:
+            yield Mistake(
+                name="filling_rows_counted",
+                words=f"{filling} rows that fill {size} samples up for {ranks} ranks are counted",
+                weights=context.weights(units=context.units + filling),
+            )
+
+
 def other_prompts(context: StepContext) -> Iterator[Mistake]:
     """Recognises or counts prompts by a rule that not every step follows."""
     step = context.step

@@ -45,9 +45,7 @@ def diagnoses(
         yield _without_gradient(int(active.sum()))
         return
     if gone.any() and matches(np.where(gone, 0, context.expected)):
-        others = "no others are active" if gone[active].all() else "all others are right"
-        for name, words in kinds_of_loss(context, gone, active):
-            yield _diagnosis(context, gone, name, f"weigh nothing, {others}: {words}")
+        yield from of_lost_tokens(context, gone, active)
     for mistake in _divided_again(context) if gone.any() else ():
         if matches(mistake.weights):
             yield _diagnosis(context, gone, mistake.name, f"weigh nothing: {mistake.words}")
@@ -55,6 +53,15 @@ def diagnoses(
     twice = active & (observed > 1.5 * lowest * context.expected)
     if twice.any() and not twice[active].all() and _is_made_of(twice, active, context.sample):
         yield from _repeated(context, twice, matches)
+
+
+def of_lost_tokens(
+    context: StepContext, gone: NDArray[np.bool_], active: NDArray[np.bool_]
+) -> Iterator[Diagnosis]:
+    """Yield diagnoses of the tokens that are gone, [tokens], where all others are right."""
+    others = "no others are active" if gone[active].all() else "all others are right"
+    for name, words in kinds_of_loss(context, gone, active):
+        yield _diagnosis(context, gone, name, f"weigh nothing, {others}: {words}")
 
 
 def _without_gradient(tokens: int) -> Diagnosis:

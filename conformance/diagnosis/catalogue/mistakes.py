@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from conformance.diagnosis.catalogue.miscounts import (
+    filling_rows,
     off_by_one,
     off_by_the_same,
     other_mask,
@@ -27,7 +28,12 @@ from conformance.diagnosis.catalogue.miscounts import (
 )
 from conformance.diagnosis.catalogue.missing_tokens import shares
 from conformance.diagnosis.catalogue.mistake import Mistake
-from conformance.diagnosis.catalogue.parts import averaged_shares, filled_up, parts
+from conformance.diagnosis.catalogue.parts import (
+    averaged_shares,
+    carried_over,
+    filled_up,
+    parts,
+)
 from reference.aggregation import Aggregation, EmptyUnits, Mode, SampleUnit
 from reference.weights import token_weights
 
@@ -89,7 +95,9 @@ def _mistakes(context: StepContext) -> Iterator[Mistake]:
         _other_modes,
         _other_conventions,
         other_units,
+        filling_rows,
         parts,
+        carried_over,
         rounded_counts,
         rounded_shares,
         off_by_one,
@@ -181,6 +189,12 @@ def _other_modes(context: StepContext) -> Iterator[Mistake]:
             weights = token_weights(context.step, Aggregation(mode), context.conventions)
             words = f"these are the weights of {mode}"
             yield Mistake(name=f"weights_of_{mode}", words=words, weights=weights)
+    if context.per_micro_batch:
+        yield Mistake(
+            name="reduced_over_the_step",
+            words=f"these are the weights of {context.mode} over the whole step",
+            weights=context.weights(),
+        )
     if context.mode is not Mode.TOKEN_MEAN:
         per_token = replace(context, aggregation=Aggregation(Mode.TOKEN_MEAN))
         counts = per_token.tokens_if(np.maximum(per_token.counted, 1))

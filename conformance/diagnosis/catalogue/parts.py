@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from adapters.contract import Option
 from conformance.diagnosis.catalogue.miscounts import counted_mask
 from conformance.diagnosis.catalogue.mistake import Mistake
 from conformance.diagnosis.placement import FilledRows
@@ -198,7 +199,8 @@ def _of_parts(context: StepContext, part: _Part) -> Iterator[Mistake]:
         yield from _of_tokens_held(context, part, tokens)
         if part.name == "micro_batch" and context.mode is Mode.TOKEN_MEAN:
             yield _means_by_samples(context, tokens)
-            yield _weighted_twice(context, part, tokens)
+        if part.name == "micro_batch" and context.mode is not Mode.PROMPT_MEAN:
+            yield from _averaged_by_tokens(context, part)
     yield Mistake(
         name=f"denominators_per_{part.name}",
         words=f"denominators are {words}",
@@ -242,14 +244,40 @@ def _means_by_samples(context: StepContext, tokens: NDArray[np.float64]) -> Mist
     )
 
 
-def _weighted_twice(context: StepContext, part: _Part, tokens: NDArray[np.float64]) -> Mistake:
-    """Averages sums over micro-batches by their tokens, which have divided them all already."""
-    share = tokens / np.maximum(counted_mask(context).sum(), 1)
-    return Mistake(
-        name="weighted_by_tokens_twice",
-        words="shares in the mean over tokens are averaged by the tokens of their micro-batches",
-        weights=context.expected * share * part.count,
-    )
+def _averaged_by_tokens(context: StepContext, part: _Part) -> Iterator[Mistake]:
+    """Averages what micro-batches have of a loss by their tokens, instead of adding it up.
+
+    Each is multiplied by what gradients are divided by, which may be ranks alone.
+    """
+    mask = counted_mask(context)
+    held = np.bincount(part.label, weights=mask)[part.label] / max(mask.sum(), 1)
+    for name, count in (("micro-batches", part.count), ("ranks", context.layout.dp)):
+        yield Mistake(
+            name="shares_averaged_by_tokens",
+            words=f"shares of micro-batches are multiplied by {name} and averaged by tokens",
+            weights=context.expected * held * count,
+        )
+
+
+def carried_over(context: StepContext) -> Iterator[Mistake]:
+    """Begins a step with the micro-batches that a short batch left, and leaves its own last ones.
+
+    The short batch is the first micro-batch of each rank, of the first samples, as a mean of its
+    own.
+    """
+    placement, layout = context.placement, context.layout
+    if Option.SHORT_BATCH not in layout.options or placement is None:
+        return
+    size = int(layout.dp * max(context.step.size // (layout.dp * placement.micro_batches.max()), 1))
+    counted = context.counted if context.mode is Mode.TOKEN_MEAN else context.counted > 0
+    if context.mode in (Mode.SAMPLE_MEAN, Mode.TOKEN_MEAN) and counted[:size].any():
+        in_time = placement.micro_batch < placement.micro_batches - 1
+        before = (context.sample < size) * counted.sum() / counted[:size].sum()
+        yield Mistake(
+            name="micro_batches_carried_over",
+            words="a step has the micro-batch of a short batch before, and lacks its own last one",
+            weights=context.expected * (in_time + before),
+        )
 
 
 def _tokens_held(

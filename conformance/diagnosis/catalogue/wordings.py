@@ -29,6 +29,9 @@ OF_DERIVATIVES = {
     "correction_averaged": "the correction of a sequence is a mean and not a product",
     "correction_of_tokens": "corrections of tokens stand for those of sequences",
     "correction_of_sequences": "corrections of sequences stand for those of tokens",
+    "sequences_kept": "sequences are kept whose ratio to the rollout policy is out of bounds",
+    "tokens_dropped": "tokens are dropped by their own ratio, and not by that of the sequence",
+    "kept_tokens_not_corrected": "tokens of sequences that are kept are not multiplied by ratios",
     "correction_by_the_new_policy": "the correction is by the ratio of the new to rollout policy",
 }
 """Each mistake in words, as the end of a sentence; the more common ones first."""

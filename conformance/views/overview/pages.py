@@ -1,14 +1,9 @@
-"""Pages about the committed reports: README.md's table, reports/causes.md and reports/README.md.
-
-``python -m conformance.views.overview`` writes them from the reports alone, and a bug report in
-reports/issues/ for each cause of the newest version of each engine.
-"""
+"""README.md's table, reports/causes.md, reports/README.md, and bug reports on newest versions."""
 
 from __future__ import annotations
 
-import re
 from collections import Counter, defaultdict
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
@@ -17,10 +12,10 @@ from typing import TYPE_CHECKING, Literal
 
 from conformance.causes.impact import impact_words
 from conformance.comparing.groups import finding_groups, shared_causes
-from conformance.comparing.report_file import load
 from conformance.findings.cause import Severity
 from conformance.findings.verdict import JUDGED, WRONG, Check
 from conformance.views import issue
+from conformance.views.overview.committed import newest
 from conformance.views.tables import escape_markdown, markdown_table
 from reference.aggregation import Conventions, Mode
 
@@ -31,6 +26,7 @@ if TYPE_CHECKING:
     from adapters.contract import Departure
     from conformance.comparing.groups import FindingGroup, SharedCause
     from conformance.findings.report import Report
+    from conformance.views.overview.committed import Version
 
 REPORTS = Path("reports")
 README = Path("README.md")
@@ -104,61 +100,6 @@ FILES_HEAD = """
 
 CLONE is a clone of the framework's repository, with its pull requests fetched.
 """
-
-
-@dataclass(frozen=True, kw_only=True)
-class Version:
-    """A committed report with its path and the name of the framework's version."""
-
-    name: str
-    path: Path
-    report: Report
-
-    @property
-    def framework(self) -> str:
-        """The framework's name with that of its engine."""
-        return f"{self.report.adapter} {self.report.engine}"
-
-    @property
-    def file(self) -> str:
-        """The path below the folder of reports."""
-        return "/".join(self.path.parts[-2:])
-
-    @property
-    def revision(self) -> str:
-        """The commit of the framework, or its release."""
-        source = self.report.source
-        return (source.revision or "")[:10] or f"{source.version} of the package index"
-
-    @property
-    def command(self) -> str:
-        """The command that makes the report."""
-        report, source = self.report, self.report.source
-        given = {
-            "git": f" --source=CLONE@{source.ref or source.revision}",
-            "pypi": f" --source=pypi:{source.version}",
-        }.get(source.kind, "")
-        return (
-            f"pytest --adapter={report.adapter} --engine={report.engine}{given}"
-            f" --plan={report.request.plan}"
-            f" --report=reports/{self.file}"
-        )
-
-
-def versions(folder: Path) -> list[Version]:
-    """Returns all committed reports, by framework, engine and version."""
-    found = [
-        Version(name=_version_name(path, report), path=path, report=report)
-        for path in sorted(folder.glob("*/*.json.gz"))
-        if path.parent.name != "latest"
-        for report in [load(path)]
-    ]
-    return sorted(found, key=lambda one: (one.report.adapter, one.report.engine, one.name))
-
-
-def _version_name(path: Path, report: Report) -> str:
-    """Returns what a version is called."""
-    return path.name.removesuffix(".json.gz").removesuffix(f"-{report.engine}")
 
 
 MOST_CAUSES = 3
@@ -337,24 +278,3 @@ def issues(found: Sequence[Version]) -> dict[Path, str]:
                 name = f"{one.report.adapter}-{one.report.engine}-{cause.name}{number}.md"
                 texts[ISSUES / name] = _lines(issue.as_markdown(one.report, cause))
     return texts
-
-
-def newest(found: Sequence[Version]) -> list[Version]:
-    """Returns the newest version of each engine: its main branch, or else its last release."""
-    merged = (one for one in found if not one.name.startswith("pull-"))
-    return [*{one.framework: one for one in sorted(merged, key=_age)}.values()]
-
-
-def _age(version: Version) -> tuple[bool, list[int]]:
-    numbers = [int(number) for number in re.findall(r"\d+", version.name)]
-    return version.name.startswith("main-"), numbers
-
-
-if __name__ == "__main__":
-    committed = versions(REPORTS)
-    ISSUES.mkdir(exist_ok=True)
-    for former in ISSUES.glob("*.md"):
-        former.unlink()
-    texts = pages(committed, README.read_text(encoding="utf-8")) | issues(committed)
-    for page, text in texts.items():
-        page.write_text(text, encoding="utf-8")

@@ -1,0 +1,192 @@
+"""The adapter that loss functions share: a trainer's micro-batches and their gradients."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from adapters.contract.adapter import Adapter, Rank, Unsupported
+from adapters.contract.description import parse_departures
+from adapters.contract.job import Job, Observation, PendingReduction
+from adapters.contract.layout import Layout
+from adapters.contract.objective import CONSTANTS, KL_COEFFICIENT, Objective
+from adapters.contract.probed_batch import PADDING_ID, ProbedBatch
+from reference.aggregation import (
+    AuxiliaryAggregation,
+    Conventions,
+    DenominatorMask,
+    DivergenceEstimator,
+    Mode,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch
+    from numpy.typing import NDArray
+
+LOSS_TYPES = {Mode.SAMPLE_MEAN: "grpo", Mode.TOKEN_MEAN: "dapo", Mode.CONSTANT: "dr_grpo"}
+"""The name of each mode, which is TRL's."""
+
+SETTINGS: dict[Objective, dict[str, Any]] = {
+    Objective.POLICY: {},
+    Objective.OFF_POLICY: {},
+    Objective.DUAL_CLIP: {"delta": CONSTANTS.dual_clip},
+    Objective.GSPO: {"importance_sampling_level": "sequence"},
+    Objective.SAPO: {
+        "loss_type": "sapo",
+        "sapo_temperature_pos": CONSTANTS.positive_temperature,
+        "sapo_temperature_neg": CONSTANTS.negative_temperature,
+    },
+    Objective.KL: {"beta": KL_COEFFICIENT},
+}
+"""What each objective sets."""
+
+CONVENTIONS = Conventions(
+    denominator_mask=DenominatorMask.ORIGINAL,
+    kl=AuxiliaryAggregation.WITH_POLICY_LOSS,
+    kl_estimator=DivergenceEstimator.K3,
+)
+"""The divergence is a part of each token's loss, and denominators count the mask that is given."""
+
+DEPARTURES = parse_departures(
+    """
+    not_run: the trainer, its model and its optimizer
+        the loss function is called as TRL's trainer calls it, for each micro-batch of each rank
+    set: advantages of samples, all 1 and then all -1; a token's gradient is that of the sign of its
+    advantage, times the advantage's size
+        the function takes one advantage of a sample; a loss is proportional to those of one sign
+    set: log-probabilities of the policy, the old policy and the reference policy
+        the first are the probe's, by which weights are read; the others are the case's
+    set: clipping bounds and coefficients of terms
+        values a user may choose; the reference takes the same
+    """
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """The responses of a micro-batch, padded: [rows, width].
+
+    ``ids`` are the probe's entries of tokens. ``items`` counts the active tokens of the whole step.
+    """
+
+    ids: torch.Tensor
+    mask: torch.Tensor
+    old_log_probs: torch.Tensor
+    reference_log_probs: torch.Tensor
+    items: int
+
+
+class LossAdapter(Adapter):
+    """Drives a loss function that takes the log-probabilities of padded responses."""
+
+    devices = ("cpu",)
+    dtypes = ("float32",)
+
+    def layouts(self) -> list[Layout]:
+        """One and two ranks and micro-batches: a loss function knows nothing else."""
+        return [Layout(dp=dp, micro_batches=parts) for dp in (1, 2) for parts in (1, 2)]
+
+    @abstractmethod
+    def loss(
+        self, job: Job, log_probs: torch.Tensor, rows: Rows, advantages: torch.Tensor
+    ) -> torch.Tensor:
+        """The loss of a micro-batch that a trainer makes a backward pass of.
+
+        The policy's ``log_probs`` are [rows, width], ``advantages`` are [rows].
+        """
+
+    def settings(self, job: Job) -> dict[str, Any]:
+        """The names and values that the loss functions share; raises `Unsupported`."""
+        mode = job.aggregation.mode
+        if job.objective is Objective.SAPO and mode is not Mode.SAMPLE_MEAN:
+            raise Unsupported(f"loss_type=sapo is {Mode.SAMPLE_MEAN} alone")
+        return {
+            "loss_type": LOSS_TYPES[mode],
+            "max_completion_length": job.aggregation.divisor,
+            "epsilon_low": CONSTANTS.clip_low,
+            "epsilon_high": CONSTANTS.clip_high,
+            "beta": 0.0,
+            **SETTINGS[job.objective],
+        }
+
+    def observe(self, job: Job, rank: Rank) -> Observation:
+        """Add up the gradients of each step's micro-batches on this rank."""
+        batch = ProbedBatch(job.steps, job.objective, DivergenceEstimator.K3)
+        steps = [_micro_batches(batch, job, index, rank.index) for index in range(len(job.steps))]
+        passes = [rows.ids.clamp(min=1).numpy().reshape(-1) - 1 for step in steps for rows in step]
+        return Observation(
+            token_weights=batch.weights_of_steps(
+                [self._gradient(job, batch, step, rank) for step in steps]
+            ),
+            pending_reduction=PendingReduction.MEAN,
+            forward_passes=batch.forward_passes(passes),
+        )
+
+    def _gradient(
+        self, job: Job, batch: ProbedBatch, step: Sequence[Rows], rank: Rank
+    ) -> NDArray[np.float32]:
+        """The gradient of the probe: [probe_size]."""
+        import torch
+
+        from adapters.toolkit.probe import as_array
+
+        advantages = _by_id(batch, batch.advantages)
+        whole = np.zeros(batch.probe_size, np.float32)
+        for sign in np.unique(np.sign(np.concatenate(batch.advantages))).tolist():
+            probe = torch.zeros(batch.probe_size, requires_grad=True)
+            for rows in step:
+                signs = torch.full((len(rows.ids),), sign)
+                with rank.framework():
+                    self.loss(job, probe[rows.ids], rows, signs).backward()
+            assert probe.grad is not None
+            size = np.abs(advantages) if sign else np.ones_like(advantages)
+            whole += np.where(np.sign(advantages) == sign, size, 0) * as_array(probe.grad)
+        return whole
+
+
+def micro_batches(job: Job) -> int:
+    """The number of micro-batches of a step on each rank."""
+    assert isinstance(job.layout.micro_batches, int)
+    return job.layout.micro_batches
+
+
+def _micro_batches(batch: ProbedBatch, job: Job, step_index: int, rank: int) -> list[Rows]:
+    """The micro-batches of a rank; raises `Unsupported` if they cannot be of equal size."""
+    import torch
+
+    step, parts = job.steps[step_index], micro_batches(job)
+    size, rest = divmod(step.size, job.layout.dp * parts)
+    if rest:
+        raise Unsupported(f"{step.size} samples are no {job.layout.dp * parts} equal parts")
+    first = sum(one.size for one in job.steps[:step_index]) + rank * parts * size
+    mask, old, reference = [
+        torch.from_numpy(_by_id(batch, values))
+        for values in (batch.original_masks, batch.old_log_probs, batch.reference_log_probs)
+    ]
+    items = int(step.mask_before_rejection.sum())
+    return [
+        Rows(ids, mask[ids], old[ids], reference[ids], items)
+        for start in range(first, first + parts * size, size)
+        for ids in [_padded(batch.responses[start : start + size])]
+    ]
+
+
+def _by_id(batch: ProbedBatch, values: Sequence[NDArray[Any]]) -> NDArray[np.float32]:
+    """Values of response tokens by their ids, 0 for all others: [probe_size]."""
+    table = np.zeros(batch.probe_size, np.float32)
+    table[np.concatenate(batch.responses)] = np.concatenate(values)
+    return table
+
+
+def _padded(responses: Sequence[NDArray[np.int64]]) -> torch.Tensor:
+    """Token ids of responses, padded to one width."""
+    import torch
+
+    return torch.nn.utils.rnn.pad_sequence(
+        [torch.from_numpy(ids) for ids in responses], batch_first=True, padding_value=PADDING_ID
+    )

@@ -1,0 +1,104 @@
+"""Liger-Kernel's `LigerFusedLinearGRPOLoss`, which goes from hidden states to the loss."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+from adapters.contract.description import CodeLocation, Description, is_set, stubbed
+from adapters.contract.job import Depth, Job
+from adapters.contract.objective import Objective
+from adapters.toolkit.calls import places
+from adapters.toolkit.imports import import_from
+from adapters.trl_losses.adapter import (
+    CONVENTIONS,
+    DEPARTURES,
+    LOSS_TYPES,
+    SETTINGS,
+    LossAdapter,
+    Rows,
+    micro_batches,
+)
+from reference.aggregation import Mode
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import torch
+
+LOSSES = "liger_kernel.chunked_loss"
+
+DIVIDED_BY_TOKENS = ("dapo", "cispo", "vespo")
+"""Loss types that the function divides by the tokens of all micro-batches."""
+
+DEPARTURES_OF_LIGER = (
+    is_set("compiled=False", "the same operations, not compiled"),
+    stubbed(
+        "hidden states and the LM head, of two words",
+        "Liger's own softmax makes log-probabilities of them, which are the probe's less 64",
+    ),
+    is_set(
+        "a mean's loss divided by the number of micro-batches",
+        "trainers divide so what the function averages over one micro-batch",
+    ),
+)
+
+
+class LigerAdapter(LossAdapter):
+    """Drives linkedin/Liger-Kernel."""
+
+    name = "liger"
+    package = "liger_kernel"
+    distribution = "liger-kernel"
+    tree = ("src/liger_kernel",)
+
+    def load(self, source: Path | None) -> None:
+        """Import the chunked losses, which need no Triton."""
+        import_from("liger_kernel", [source, source / "src"] if source else [])
+        importlib.import_module(LOSSES)
+
+    def describe(self) -> Description:
+        """Describe the loss function."""
+        function = importlib.import_module(f"{LOSSES}.grpo_loss").LigerFusedLinearGRPOFunction
+        return Description(
+            modes=frozenset(LOSS_TYPES),
+            default_mode=Mode.TOKEN_MEAN,
+            depths=frozenset({Depth.LOSS}),
+            objectives=frozenset(SETTINGS),
+            records_forward_passes=True,
+            conventions=CONVENTIONS,
+            places=places(
+                {
+                    CodeLocation.TOKEN_COUNT: ((function, "_compute_dapo_normalizer"),),
+                    CodeLocation.TOKEN_DIVISION: ((function, "ppo_loss_fn"),),
+                }
+            ),
+            departures=(*DEPARTURES, *DEPARTURES_OF_LIGER),
+        )
+
+    def loss(
+        self, job: Job, log_probs: torch.Tensor, rows: Rows, advantages: torch.Tensor
+    ) -> torch.Tensor:
+        """The fused loss, divided by the number of micro-batches if it is a mean over one."""
+        import torch
+
+        from adapters.toolkit.probe import CERTAIN_LOGIT
+
+        chosen = self.settings(job)
+        function = importlib.import_module(LOSSES).LigerFusedLinearGRPOLoss(
+            compiled=False, use_ref_model=job.objective is Objective.KL, **chosen
+        )
+        found, _ = function(
+            # Logits of padding and of the token: their softmax is 1 and exp(-64), in float32.
+            torch.stack([torch.full_like(log_probs, CERTAIN_LOGIT), log_probs], dim=-1),
+            torch.eye(2),
+            torch.ones_like(rows.ids),
+            rows.mask,
+            advantages,
+            old_per_token_logps=rows.old_log_probs - CERTAIN_LOGIT,
+            ref_per_token_logps=rows.reference_log_probs - CERTAIN_LOGIT,
+            num_items_in_batch=rows.items,
+        )
+        assert isinstance(found, torch.Tensor)
+        whole = chosen["loss_type"] in DIVIDED_BY_TOKENS
+        return found if whole else found / micro_batches(job)

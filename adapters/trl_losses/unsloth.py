@@ -1,0 +1,101 @@
+"""unsloth_zoo's `grpo_compute_loss`, which Unsloth puts into TRL's trainer."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import tempfile
+from typing import TYPE_CHECKING, Any
+
+from adapters.contract.description import CodeLocation, Description, code_location, passed_by
+from adapters.contract.job import Depth, Job
+from adapters.toolkit.imports import import_from
+from adapters.trl_losses.adapter import (
+    CONVENTIONS,
+    DEPARTURES,
+    LOSS_TYPES,
+    SETTINGS,
+    LossAdapter,
+    Rows,
+    micro_batches,
+)
+from reference.aggregation import Mode
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import torch
+
+WITHOUT_GPU = "UNSLOTH_ZOO_DISABLE_GPU_INIT"
+"""The library's own switch, an environment variable."""
+
+COMPILED = "UNSLOTH_COMPILE_LOCATION"
+"""The environment variable of a folder that it puts code into, also while it is imported."""
+
+DEPARTURES_OF_UNSLOTH = (
+    passed_by(
+        f"the search for a GPU, for Triton and for unsloth at import, by {WITHOUT_GPU}=1",
+        "the loss function is plain PyTorch",
+    ),
+)
+
+
+class UnslothAdapter(LossAdapter):
+    """Drives unslothai/unsloth-zoo."""
+
+    name = "unsloth"
+    package = "unsloth_zoo"
+    distribution = "unsloth_zoo"
+    tree = ("unsloth_zoo",)
+
+    def load(self, source: Path | None) -> None:
+        """Import the replacements of TRL's functions."""
+        os.environ.setdefault(WITHOUT_GPU, "1")
+        with tempfile.TemporaryDirectory(prefix="rl-loss-unsloth-") as folder:
+            os.environ[COMPILED] = folder
+            import_from("unsloth_zoo", [source] if source else [])
+            _replacements()
+
+    def describe(self) -> Description:
+        """Describe the loss function."""
+        function = _replacements()["grpo_compute_loss"]
+        return Description(
+            modes=frozenset(LOSS_TYPES),
+            default_mode=Mode.SAMPLE_MEAN,
+            depths=frozenset({Depth.LOSS}),
+            objectives=frozenset(SETTINGS),
+            records_forward_passes=True,
+            conventions=CONVENTIONS,
+            places={
+                CodeLocation.TOKEN_COUNT: code_location(function),
+                CodeLocation.TOKEN_DIVISION: code_location(function),
+            },
+            departures=(*DEPARTURES, *DEPARTURES_OF_UNSLOTH),
+        )
+
+    def loss(
+        self, job: Job, log_probs: torch.Tensor, rows: Rows, advantages: torch.Tensor
+    ) -> torch.Tensor:
+        """The loss of a micro-batch, which the function scales for all of them itself."""
+        parts = micro_batches(job)
+        found: torch.Tensor = _replacements()["grpo_compute_loss"](
+            ref=rows.reference_log_probs,
+            new=log_probs,
+            old=rows.old_log_probs,
+            sampling_per_token_logps=None,
+            input_ids=rows.ids,
+            mask=rows.mask,
+            advantages=advantages,
+            num_items_in_batch=rows.items,
+            num_processes=job.layout.dp,
+            current_gradient_accumulation_steps=parts,
+            steps_per_generation=parts,
+            **self.settings(job),
+        )[0]
+        return found
+
+
+def _replacements() -> dict[str, Any]:
+    """What Unsloth replaces in TRL, by name."""
+    found: dict[str, Any] = importlib.import_module("unsloth_zoo.rl_replacements").RL_REPLACEMENTS
+    return found

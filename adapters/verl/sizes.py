@@ -1,0 +1,133 @@
+"""The sizes of a batch of rollouts, and how it is cut into mini- and micro-batches."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+
+from adapters.contract import Job, Option, Unsupported
+from adapters.toolkit.settings import samples_per_step, token_budget
+from adapters.verl.importing import module
+from adapters.verl.objectives import ACTOR, ROLLOUT, in_default_trainer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from adapters.verl.objectives import Settings
+
+_Seen = TypeVar("_Seen")
+
+CRITIC = "critic"
+
+
+def of_last_epoch(seen: Sequence[_Seen], job: Job) -> Sequence[_Seen]:
+    """What was seen of a batch the last time that it was trained on, of what was seen in all."""
+    return seen[len(seen) - len(seen) // epochs(job) :]
+
+
+def epochs(job: Job) -> int:
+    """How often a batch is trained on."""
+    return 2 if Option.TWO_EPOCHS in job.layout.options else 1
+
+
+def sizes(job: Job, divisor: int) -> Settings:
+    """The sizes of the batch of rollouts, of mini- and micro-batches, and of the world.
+
+    The samples of a mini-batch are a multiple of ``divisor`` ranks. verl counts prompts, each with
+    ``n`` samples, where all prompts have as many.
+    """
+    size = _mini_batch_size(job, divisor)
+    of_prompt = 1 if job.configuration.batch_size else _samples_of_every_prompt(job, size)
+    return {
+        "data.train_batch_size": size // of_prompt * len(job.steps),
+        f"{ACTOR}.ppo_mini_batch_size": job.configuration.batch_size or size // of_prompt,
+        f"{ACTOR}.ppo_epochs": epochs(job),
+        f"{ROLLOUT}.n": of_prompt,
+        "trainer.n_gpus_per_node": job.layout.world_size,
+        "trainer.nnodes": 1,
+        **_micro_batches(job, size),
+    }
+
+
+def _mini_batch_size(job: Job, divisor: int) -> int:
+    """The samples of a mini-batch, a multiple of ``divisor`` ranks."""
+    size = samples_per_step(job.steps)
+    if size % divisor and not _is_filled_up(job):
+        raise Unsupported(f"mini-batches are multiples of {divisor} ranks, {size} samples are none")
+    return -(-size // divisor) * divisor
+
+
+def _is_filled_up(job: Job) -> bool:
+    """Whether the trainer adds rows of padding to a batch whose number of samples wants them.
+
+    They lie behind all samples, and the legacy trainer has none. Where ranks train models of their
+    own, they are not looked at.
+    """
+    of_one_model = Option.NOT_SHARDED not in job.layout.options
+    return len(job.steps) == 1 and of_one_model and in_default_trainer(job)
+
+
+def _samples_of_every_prompt(job: Job, mini_batch: int) -> int:
+    """The number of samples of every prompt, or 1 if prompts or the mini-batch have others."""
+    counts = {
+        int(count) for step in job.steps for count in np.unique(step.groups, return_counts=True)[1]
+    }
+    of_prompt = counts.pop()
+    return 1 if counts or mini_batch % of_prompt else of_prompt
+
+
+def _micro_batches(job: Job, mini_batch: int) -> Settings:
+    by_tokens = job.layout.micro_batches == "tokens"
+    settings: Settings = {
+        f"{ACTOR}.use_dynamic_bsz": by_tokens,
+        f"{ROLLOUT}.log_prob_use_dynamic_bsz": by_tokens,
+    }
+    if by_tokens:
+        budget = _token_budget(job, mini_batch)
+        return settings | {
+            f"{ACTOR}.ppo_max_token_len_per_gpu": budget,
+            f"{ROLLOUT}.log_prob_max_token_len_per_gpu": budget,
+        }
+    size = _micro_batch_size(job, mini_batch)
+    return settings | {
+        f"{ACTOR}.ppo_micro_batch_size_per_gpu": size,
+        f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu": size,
+        "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": size,
+    }
+
+
+def _micro_batch_size(job: Job, mini_batch: int) -> int:
+    """The samples of a micro-batch; raises `Unsupported` if they leave some over."""
+    if not isinstance(job.layout.micro_batches, int):
+        raise Unsupported(f"no micro-batches by {job.layout.micro_batches}")
+    per_rank = mini_batch // job.layout.dp
+    size = max(per_rank // job.layout.micro_batches, 1)
+    if per_rank % size:
+        raise Unsupported(f"no micro-batches of {size} of a rank's {per_rank} samples")
+    return size
+
+
+def _token_budget(job: Job, mini_batch: int) -> int:
+    """The tokens of a micro-batch on each of the ranks that share its sequences."""
+    budget = token_budget(job.steps, job.layout.dp)
+    if mini_batch > samples_per_step(job.steps):
+        budget = max(budget, module("trainer.ppo.padding_utils").SYNTHETIC_PADDING_SEQ_LEN)
+    return -(-budget // job.layout.cp)
+
+
+def critics_micro_batches(job: Job, divisor: int, engine: str) -> Settings:
+    """The micro-batches of a critic, whose engine is configured at this path.
+
+    The trainer gives its engine one number of tokens for all purposes, and cuts by tokens unless
+    the engine's own configuration says otherwise.
+    """
+    mini_batch = _mini_batch_size(job, divisor)
+    if job.layout.micro_batches == "tokens":
+        return {f"{CRITIC}.ppo_infer_max_token_len_per_gpu": _token_budget(job, mini_batch)}
+    size = _micro_batch_size(job, mini_batch)
+    return {
+        f"{CRITIC}.ppo_micro_batch_size_per_gpu": size,
+        f"{engine}.use_dynamic_bsz": False,
+        f"{engine}.micro_batch_size_per_gpu": size,
+    }

@@ -1,0 +1,40 @@
+"""The command line: ``rl-loss-conformance COMMAND``.
+
+`parser` has the options of each command, `commands` what it does: a generator of lines.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from conformance.cli.parser import parser
+from conformance.findings.errors import ConformanceError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+USAGE_ERROR = 2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command and returns the exit status, 2 if the command cannot be carried out."""
+    options = parser().parse_args(arguments)
+    try:
+        return _print(options.lines(options))
+    except ConformanceError as error:
+        print(f"rl-loss-conformance: {error}", file=sys.stderr)
+        return USAGE_ERROR
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nobody reads on
+        return 0
+
+
+def _print(lines: Iterator[str]) -> int:
+    """Prints the lines as they come and returns what their generator does, or else 0."""
+    while True:
+        try:
+            print(next(lines), flush=True)
+        except StopIteration as end:
+            return end.value or 0

@@ -1,0 +1,207 @@
+"""What each command does: a generator of the lines that it prints, given its options.
+
+A command imports what it needs when it runs, so that the quick ones start quickly.
+"""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from typing import TYPE_CHECKING
+
+from adapters.contract import Depth
+from reference.aggregation import Mode
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Generator, Iterable, Iterator
+
+    from conformance.comparing.groups import FindingFilter
+    from conformance.runs.registry import Entry
+
+WORSE = 1
+
+OR_OF_THE_FRAMEWORK = ", which may be the framework's own mistake"
+
+
+def adapters(options: argparse.Namespace) -> Iterator[str]:
+    """Yields what can be checked here, an engine of an adapter after the other."""
+    from conformance.runs.registry import inventory
+
+    for entry in inventory(dict(options.source)):
+        default = ", default" if entry.is_default else ""
+        yield f"{entry.adapter.name} (engine {entry.adapter.engine}{default})"
+        for name, value in _properties(entry):
+            lines = textwrap.wrap(value, width=84, break_on_hyphens=False)
+            yield textwrap.indent("\n".join(lines), " " * 16).replace(" " * 16, f"  {name:<14}", 1)
+        yield ""
+
+
+def _properties(entry: Entry) -> Iterator[tuple[str, str]]:
+    """Yields the names and values of what is known about one engine of an adapter."""
+    if entry.source is not None:
+        source = entry.source
+        parts = [source.kind, source.version, source.ref, source.revision]
+        yield "source", " ".join(filter(None, parts)) + (" (dirty)" if source.dirty else "")
+    if entry.problem is not None:
+        yield "problem", entry.problem
+    if entry.description is not None:
+        known = entry.description
+        yield "modes", _list(mode for mode in Mode if mode in known.modes)
+        yield "depths", _list(depth for depth in Depth if depth in known.depths)
+        yield "options", _list(sorted(known.options))
+        yield (
+            "conventions",
+            _list(f"{name}: {value}" for name, value in vars(known.conventions).items()),
+        )
+        yield "stub packages", _list(known.stubs)
+        for departure in known.departures:
+            yield departure.kind.replace("_", " "), f"{departure.what}: {departure.why}"
+        layouts = entry.adapter.layouts()
+        ranks = max(layout.world_size for layout in layouts)
+        yield "layouts", f"{len(layouts)}, on up to {ranks} ranks"
+
+
+def _list(names: Iterable[str]) -> str:
+    return ", ".join(names) or "none"
+
+
+def check_adapter(options: argparse.Namespace) -> Generator[str, None, int]:
+    """Yields what an adapter gets wrong, and returns whether that is anything."""
+    from conformance.checker.check import AdapterCheck
+
+    check = AdapterCheck(options.name, options.engine, options.source)
+    wrong = False
+    for complaint in check.complaints():
+        wrong = True
+        yield f"{complaint.name}{'' if complaint.of_adapter else OR_OF_THE_FRAMEWORK}"
+        yield f"  in {complaint.where}"
+        yield from _wrapped(complaint.words)
+        yield ""
+    for line in check.summary():
+        yield from _wrapped(line, indent="")
+    return WORSE if wrong else 0
+
+
+def _wrapped(text: str, indent: str = "  ") -> Iterator[str]:
+    """Yields the lines of a text, each wrapped in lines that are indented as it is."""
+    for line in text.splitlines():
+        words = line.lstrip()
+        inner = indent + line[: len(line) - len(words)]
+        lines = textwrap.wrap(words, 98, break_long_words=False, break_on_hyphens=False)
+        yield from (f"{inner}{each}" for each in lines)
+
+
+def cases(options: argparse.Namespace) -> Iterator[str]:
+    """Yields the corpus as a table, or some of its cases sample by sample."""
+    from conformance.views import listing
+
+    if not options.names:
+        yield from listing.table()
+    for number, case in enumerate([listing.find(name) for name in options.names]):
+        if number:
+            yield ""
+        yield from listing.detail(case)
+
+
+def plan(options: argparse.Namespace) -> Iterator[str]:
+    """Yields what the quick plan of an adapter looks at."""
+    from conformance.plan.plan import Plan
+    from conformance.runs.registry import create
+    from conformance.views import listing
+
+    layouts = create(options.adapter, options.engine).layouts()
+    fitting = tuple(layout for layout in layouts if layout.world_size <= options.max_ranks)
+    return listing.plan_table(Plan.quick(fitting))
+
+
+def history(options: argparse.Namespace) -> Iterator[str]:
+    """Yields the table once all commits have run; progress goes to the error stream."""
+    from conformance.runs import history as runs
+    from conformance.views import history_table
+
+    selection = runs.Selection(
+        adapter=options.adapter,
+        repository=options.source and options.source.resolve(),
+        engine=options.engine,
+        modes=options.modes,
+        checks=options.checks,
+        depth=options.depth,
+        layouts=tuple(options.layout),
+        cases=tuple(options.case),
+        max_ranks=options.max_ranks,
+        time_limit=options.time_limit,
+    )
+    commits = runs.find_commits(selection, options.refs)
+    if options.reports is not None:
+        runs.require_folder(options.reports, selection, commits)
+    rows: list[runs.Row] = []
+    for number, commit in enumerate(commits, 1):
+        print(f"{number} of {len(commits)}: {commit.ref}", file=sys.stderr, flush=True)
+        rows += runs.run(selection, [commit], options.reports)
+    yield from getattr(history_table, f"as_{options.format}")(rows)
+
+
+def html(options: argparse.Namespace) -> Iterator[str]:
+    """Writes a page and yields where it is."""
+    from conformance.comparing.report_file import load
+    from conformance.views.web import page
+
+    page.write(map(load, options.reports), options.output)
+    yield f"page: {options.output}"
+
+
+def expect(options: argparse.Namespace) -> Iterator[str]:
+    """Yields a file of known faults to be completed."""
+    from conformance.comparing.expectations import draft
+    from conformance.comparing.report_file import load
+
+    return draft(load(options.report))
+
+
+def issue(options: argparse.Namespace) -> Iterator[str]:
+    """Yields a cause as a bug report."""
+    from conformance.comparing.groups import find_cause
+    from conformance.comparing.report_file import load
+    from conformance.views import issue as view
+
+    report = load(options.report)
+    yield from view.as_markdown(report, find_cause(report, options.cause))
+
+
+def convert(options: argparse.Namespace) -> Iterator[str]:
+    """Yields what changes for a step that moves from one framework's reduction to another's."""
+    from conformance.comparing.conversion import find_reduction
+    from conformance.corpus.case_file import load
+    from conformance.views import conversion
+
+    before, after = map(find_reduction, (options.before, options.after))
+    return conversion.as_text(load(options.step), before, after)
+
+
+def _filter(options: argparse.Namespace) -> FindingFilter:
+    from conformance.comparing.groups import FindingFilter
+
+    return FindingFilter(verdicts=options.verdict, modes=options.mode, checks=options.check)
+
+
+def diff(options: argparse.Namespace) -> Generator[str, None, int]:
+    """Yields what changed between two reports, and returns whether anything is worse."""
+    from conformance.comparing.diff import load_difference
+    from conformance.views import diff_formats
+
+    found = load_difference(options.old, options.new, _filter(options))
+    if options.all and options.format == "text":
+        yield from diff_formats.as_text(found, diff_formats.ALL)
+    else:
+        yield from getattr(diff_formats, f"as_{options.format}")(found)
+    return WORSE if found.worse else 0
+
+
+def show(options: argparse.Namespace) -> Iterator[str]:
+    """Yields a report in short."""
+    from conformance.comparing.report_file import load
+    from conformance.views import report_formats
+
+    report = _filter(options).of(load(options.report))
+    yield from getattr(report_formats, f"as_{options.format}")(report)

@@ -1,0 +1,15 @@
+"""Writes all pages anew."""
+
+from __future__ import annotations
+
+from conformance.views.overview import frameworks, pages
+from conformance.views.overview.committed import versions
+
+if __name__ == "__main__":
+    found = versions(pages.REPORTS)
+    pages.ISSUES.mkdir(exist_ok=True)
+    for former in pages.ISSUES.glob("*.md"):
+        former.unlink()
+    texts = pages.pages(found, pages.README.read_text(encoding="utf-8")) | pages.issues(found)
+    for page, text in (texts | frameworks.pages(found)).items():
+        page.write_text(text, encoding="utf-8")

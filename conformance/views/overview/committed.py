@@ -1,0 +1,84 @@
+"""The committed reports, each with the name of its version."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from adapters.contract import Depth
+from conformance.comparing.report_file import load
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from conformance.findings.report import Report
+
+
+@dataclass(frozen=True, kw_only=True)
+class Version:
+    """A committed report with its path and the name of the framework's version."""
+
+    name: str
+    path: Path
+    report: Report
+
+    @property
+    def framework(self) -> str:
+        """The framework's name with that of its engine."""
+        return f"{self.report.adapter} {self.report.engine}"
+
+    @property
+    def file(self) -> str:
+        """The path below the folder of reports."""
+        return "/".join(self.path.parts[-2:])
+
+    @property
+    def revision(self) -> str:
+        """The commit of the framework, or its release."""
+        source = self.report.source
+        return (source.revision or "")[:10] or f"{source.version} of the package index"
+
+    @property
+    def command(self) -> str:
+        """The command that makes the report."""
+        report, source = self.report, self.report.source
+        given = {
+            "git": f" --source=CLONE@{source.ref or source.revision}",
+            "pypi": f" --source=pypi:{source.version}",
+        }.get(source.kind, "")
+        depths = {finding.depth for finding in report.findings} - {Depth.STEP}
+        depth = "".join(f" --depth={depth}" for depth in depths)
+        return (
+            f"pytest --adapter={report.adapter} --engine={report.engine}{given}"
+            f"{depth} --plan={report.request.plan}"
+            f" --report=reports/{self.file}"
+        )
+
+
+def versions(folder: Path) -> list[Version]:
+    """Returns all committed reports, by framework, engine and version."""
+    found = [
+        Version(name=_version_name(path, report), path=path, report=report)
+        for path in sorted(folder.glob("*/*.json.gz"))
+        if path.parent.name != "latest"
+        for report in [load(path)]
+    ]
+    return sorted(found, key=lambda one: (one.report.adapter, one.report.engine, one.name))
+
+
+def _version_name(path: Path, report: Report) -> str:
+    """Returns what a version is called."""
+    return path.name.removesuffix(".json.gz").removesuffix(f"-{report.engine}")
+
+
+def newest(found: Sequence[Version]) -> list[Version]:
+    """Returns the newest version of each engine: its main branch, or else its last release."""
+    merged = (one for one in found if not one.name.startswith("pull-"))
+    return [*{one.framework: one for one in sorted(merged, key=_age)}.values()]
+
+
+def _age(version: Version) -> tuple[bool, list[int]]:
+    numbers = [int(number) for number in re.findall(r"\d+", version.name)]
+    return version.name.startswith("main-"), numbers

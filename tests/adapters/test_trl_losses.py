@@ -1,0 +1,183 @@
+"""Loss functions that users put in the place of TRL's, from PyPI: Liger's and Unsloth's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+import pytest
+
+from adapters.contract import Depth, Description, Job
+from adapters.contract.objective import Objective
+from adapters.trl_losses.adapter import CONVENTIONS, LossAdapter
+from adapters.trl_losses.liger import LigerAdapter
+from adapters.trl_losses.unsloth import UnslothAdapter
+from conformance.findings.verdict import Verdict
+from conformance.judging.gradients import judge_off_policy
+from conformance.judging.weights import judge_weights, step_context
+from conformance.ranks.messages import Declined
+from conformance.ranks.pool import Ran, RankPool
+from reference.aggregation import Aggregation, AuxiliaryAggregation, Mode
+from tests.adapters import steps
+from tests.adapters.steps import MASKED
+
+LAYOUT, ONE_RANK = "dp2-cp1-mb2-bshd", "dp1-cp1-mb2-bshd"
+
+
+class LigerOf(LigerAdapter):
+    """Runs every job with further settings."""
+
+    def __init__(self, **more: Any) -> None:
+        self.more = more
+
+    def settings(self, job: Job) -> dict[str, Any]:
+        return super().settings(job) | self.more
+
+
+class UnslothOf(UnslothAdapter):
+    """Runs every job with further settings; what a loss takes of TRL's trainer comes from there."""
+
+    def __init__(self, **more: Any) -> None:
+        self.more = more
+
+    def settings(self, job: Job) -> dict[str, Any]:
+        found = super().settings(job) | self.more
+        if found["loss_type"] == "vespo":
+            from trl.trainer.grpo_trainer import GRPOTrainer
+
+            found["get_gamma_weights"] = GRPOTrainer.get_gamma_weights
+        return found
+
+
+def _param(adapter: Callable[..., LossAdapter], package: str) -> Any:
+    missing = find_spec(package) is None
+    skip = pytest.mark.skipif(missing, reason=f"{package} is not installed")
+    return pytest.param(adapter, marks=[pytest.mark.trl, skip], id=package)
+
+
+ADAPTERS = [_param(LigerOf, "liger_kernel"), _param(UnslothOf, "unsloth_zoo")]
+each_library = pytest.mark.parametrize("adapter", ADAPTERS)
+
+
+@pytest.fixture(scope="module", params=ADAPTERS)
+def pool(request: pytest.FixtureRequest) -> Iterator[RankPool]:
+    with RankPool(request.param(), None, 2) as pool:
+        yield pool
+
+
+def description() -> Description:
+    return Description(conventions=CONVENTIONS)
+
+
+def job(
+    mode: Mode = Mode.TOKEN_MEAN,
+    objective: Objective = Objective.POLICY,
+    case: str = MASKED.name,
+    layout: str = LAYOUT,
+) -> Job:
+    return replace(steps.job(case, mode, layout, objective), depth=Depth.LOSS)
+
+
+def ran(pool: RankPool, given: Job) -> Ran:
+    outcome = pool.run(given)
+    assert isinstance(outcome, Ran), outcome
+    return outcome
+
+
+@pytest.mark.parametrize("mode", [Mode.SAMPLE_MEAN, Mode.TOKEN_MEAN, Mode.CONSTANT])
+@pytest.mark.parametrize("case", [MASKED.name, "two_steps"])
+def test_weights_are_right_in_every_mode(pool: RankPool, case: str, mode: Mode) -> None:
+    given = job(mode, case=case)
+    judged = judge_weights(given, ran(pool, given).observations, description())
+
+    assert judged.verdict is Verdict.CONFORMS
+
+
+def test_ranks_have_whole_samples(pool: RankPool) -> None:
+    first, second = ran(pool, job()).observations
+    held = np.stack([rank.forward_passes[0] >= 0 for rank in (first, second)])
+
+    assert (held.sum(axis=0) == 1).all()
+    assert set(first.forward_passes[0].tolist()) == {-1, 0, 1}
+
+
+@pytest.mark.parametrize("objective", [Objective.OFF_POLICY, Objective.DUAL_CLIP, Objective.GSPO])
+@pytest.mark.parametrize("mode", [Mode.SAMPLE_MEAN, Mode.TOKEN_MEAN])
+def test_policy_losses_have_right_derivatives(
+    pool: RankPool, objective: Objective, mode: Mode
+) -> None:
+    given = job(mode, objective)
+    judged = judge_off_policy(given, ran(pool, given).observations, description())
+
+    assert judged.verdict is Verdict.CONFORMS
+
+
+def test_sapo_is_a_mean_over_samples_alone(pool: RankPool) -> None:
+    given = job(Mode.SAMPLE_MEAN, Objective.SAPO)
+    judged = judge_off_policy(given, ran(pool, given).observations, description())
+
+    assert judged.verdict is Verdict.CONFORMS
+    declined = pool.run(job(objective=Objective.SAPO))
+    assert isinstance(declined, Declined)
+    assert "sample_mean alone" in declined.message
+
+
+@pytest.mark.parametrize("mode", [Mode.SAMPLE_MEAN, Mode.TOKEN_MEAN, Mode.CONSTANT])
+def test_divergence_goes_with_the_policy_loss(pool: RankPool, mode: Mode) -> None:
+    given = job(mode, Objective.KL)
+    judged = judge_weights(given, ran(pool, given).observations, description())
+
+    assert judged.verdict is Verdict.CONFORMS
+
+
+def test_parts_of_unequal_size_are_no_micro_batches_of_a_trainer(pool: RankPool) -> None:
+    outcome = pool.run(job(case="nine_samples"))
+
+    assert isinstance(outcome, Declined)
+    assert "9 samples are no 4 equal parts" in outcome.message
+
+
+@each_library
+def test_bnpo_is_the_mean_over_tokens_of_each_micro_batch(
+    adapter: Callable[..., LossAdapter],
+) -> None:
+    given = job(layout=ONE_RANK)
+    with RankPool(adapter(loss_type="bnpo"), None, 1) as pool:
+        observations = ran(pool, given).observations
+
+    context = step_context(given, 0, observations, description())
+    documented = context.of_term(AuxiliaryAggregation.MICRO_BATCH_TOKEN_MEAN).expected
+    assert observations[0].token_weights[0] == pytest.approx(documented, rel=1e-6)
+
+
+@each_library
+@pytest.mark.parametrize(
+    "settings",
+    [{"loss_type": "cispo", "epsilon_high": 1.3125}, {"loss_type": "vespo"}],
+    ids=lambda settings: settings["loss_type"],
+)
+def test_losses_without_a_formula_in_the_reference_have_their_documented_derivative(
+    adapter: Callable[..., LossAdapter], settings: dict[str, Any]
+) -> None:
+    given = job(objective=Objective.OFF_POLICY, layout=ONE_RANK)
+    with RankPool(adapter(**settings), None, 1) as pool:
+        [rank] = ran(pool, given).observations
+
+    found = steps.gradient(given, rank.token_weights[0])
+    expected = steps.documented_gradient(settings["loss_type"], given)
+    assert found == pytest.approx(expected, rel=1e-5)
+
+
+@each_library
+def test_luspo_with_ratios_of_sequences_adds_the_tokens_of_a_sample_up(
+    adapter: Callable[..., LossAdapter],
+) -> None:
+    of_one = replace(job(objective=Objective.GSPO), aggregation=Aggregation(Mode.CONSTANT, 1.0))
+    with RankPool(adapter(loss_type="luspo"), None, 2) as pool:
+        observations = ran(pool, of_one).observations
+
+    judged = judge_off_policy(of_one, observations, description())
+    assert judged.verdict is Verdict.CONFORMS

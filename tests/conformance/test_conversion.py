@@ -1,0 +1,154 @@
+"""What becomes of the learning rate where a recipe moves to another framework."""
+
+from __future__ import annotations
+
+import json
+import math
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from conformance import cli
+from conformance.comparing.conversion import differences, find_reduction
+from conformance.corpus.case_file import load
+from conformance.corpus.cases import Case
+from conformance.findings.agreement import direction
+from conformance.findings.errors import UnknownReductionError
+from conformance.judging.weights import final_weights
+from reference.aggregation import DEFAULT_CONVENTIONS
+from tests.adapters import steps
+from tests.observing import observe
+
+SAMPLES = [
+    {"response_length": 4, "group": "a", "rollout": 0},
+    {"response_length": 12, "group": "a", "rollout": 0},
+    {"loss_mask": [1] * 7 + [0] * 2, "original_mask": [1] * 9, "group": "b", "rollout": 1},
+    {"loss_mask": [0, 0], "group": "b", "rollout": 2},
+]
+"""Two samples of a rollout, rejected tokens, and a sample without active tokens."""
+
+
+@pytest.fixture
+def step(tmp_path: Path) -> Path:
+    path = tmp_path / "step.json"
+    case = {
+        "schema": "rl-loss-conformance/case/1",
+        "name": "mine",
+        "divisor": 100,
+        "steps": [{"samples": [{"prompt_length": 1, **sample} for sample in SAMPLES]}],
+    }
+    path.write_text(json.dumps(case))
+    return path
+
+
+@pytest.fixture
+def case(step: Path) -> Case:
+    return load(step)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "scale", "cosine"),
+    [
+        # All three of 4, 12 and 7 active tokens; weights of samples 1/16, 1/48, 1/28; tokens 1/23.
+        ("verl:token-mean", "verl:seq-mean-token-mean", 3 / 4, 0.75 / math.sqrt(23 * 5 / 168)),
+        ("verl:seq-mean-token-mean", "verl:token-mean", 126 / 115, 0.75 / math.sqrt(23 * 5 / 168)),
+        # SkyRL counts the 9 tokens of sample 2 before rejection: 25 in all, prompts 1/32 and 1/18.
+        ("verl:token-mean", "skyrl:token_mean", 23 / 25, 1),
+        ("verl:token-mean", "skyrl:prompt_mean", 8 / 9, 8 / 9 / math.sqrt(23 * 193 / 5184)),
+        (
+            "skyrl:prompt_mean",
+            "skyrl:sequence_mean",
+            137 / 193,
+            137 / 5184 / math.sqrt(193 / 5184 * (4 / 16**2 + 12 / 48**2 + 7 / 36**2)),
+        ),
+        ("verl:seq-mean-token-sum-norm", "verl:seq-mean-token-sum", 100, 1),
+        ("verl:token-mean", "verl:seq-mean-token-sum-norm", 23 / 400, 1),
+        # slime's main branch counts three rollouts, the first of 16 tokens: 1/48 and 1/27.
+        (
+            "slime:sample_mean",
+            "skyrl:sequence_mean",
+            411 / 386,
+            137 / 7776 / math.sqrt(193 / 11664 * (4 / 16**2 + 12 / 48**2 + 7 / 36**2)),
+        ),
+        (
+            "slime:calculate_per_token_loss",
+            "slime:sample_mean",
+            400 / 621,
+            16 / 27 / math.sqrt(23 * 193 / 11664),
+        ),
+        ("miles/fsdp:sample_mean", "verl:seq-mean-token-mean", 1, 1),
+    ],
+)
+def test_factor_and_cosine_are_those_worked_out_by_hand(
+    case: Case, before: str, after: str, scale: float, cosine: float
+) -> None:
+    [found] = differences(case, find_reduction(before), find_reduction(after))
+
+    assert found.scale == pytest.approx(scale, rel=1e-12)
+    assert found.cosine == pytest.approx(cosine, rel=1e-12)
+
+
+def test_command_prints_both_reductions_and_what_they_differ_in(
+    step: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--from=verl:token-mean", "--to=slime:sample_mean", str(step)]
+
+    assert cli.main(["convert", *arguments]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split()[:2] == ["from", "verl:token-mean"]
+    assert lines[1].split()[:2] == ["to", "slime:sample_mean"]
+    assert "N counts: sample, then rollout" in lines
+    # 16/48 + 7/27 = 16/27
+    assert ["1", "4", "23", "\N{MULTIPLICATION SIGN}", "0.592593", "0.960589"] in [
+        line.split() for line in lines
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("veal:token-mean", "'veal' is no framework.*choose one of .*verl"),
+        ("miles/torch:token_mean", "'torch' is no engine of miles.*choose one of megatron, fsdp"),
+        ("verl:token_mean", "'token_mean' is no reduction of verl.*seq-mean-token-mean"),
+        ("verl", "'' is no reduction of verl"),
+    ],
+)
+def test_unknown_names_are_told_with_the_known_ones(text: str, words: str) -> None:
+    with pytest.raises(UnknownReductionError, match=words):
+        find_reduction(text)
+
+
+def observed(framework: str, name: str, case: str, layout: str) -> np.ndarray:
+    """The weights that the framework's own train step gives."""
+    found = find_reduction(f"{framework}:{name}")
+    given = steps.job(case, mode=found.aggregation(1).mode, layout=layout)
+    [ran] = observe(framework, "", [given], "fsdp")
+    return final_weights(ran.observations, 0, given, DEFAULT_CONVENTIONS)[0]
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (("skyrl", "sequence_mean"), ("skyrl", "prompt_mean")),
+        pytest.param(
+            ("skyrl", "token_mean"),
+            ("verl", "seq-mean-token-mean"),
+            marks=[
+                pytest.mark.verl,
+                pytest.mark.skipif(find_spec("verl") is None, reason="verl is not installed"),
+            ],
+        ),
+    ],
+)
+def test_factor_is_that_of_the_weights_which_train_steps_give(
+    before: tuple[str, str], after: tuple[str, str]
+) -> None:
+    old, new = (
+        observed(*one, case="fully_masked_sample", layout="dp2-cp1-mb2-thd")
+        for one in (before, after)
+    )
+    [said] = differences(steps.MASKED, *(find_reduction(":".join(one)) for one in (before, after)))
+
+    assert direction(new, old) == pytest.approx((said.scale, said.cosine), rel=1e-6)
