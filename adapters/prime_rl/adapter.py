@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from reference.aggregation import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
 CONVENTIONS = Conventions(
@@ -52,6 +53,7 @@ class PrimeRLAdapter(Adapter):
     devices = ("cpu",)
     dtypes = ("float32", "bfloat16")
     dependencies = ("transformers",)
+    mode_names: ClassVar[Mapping[str, str]] = {"default": "token_mean", "ipo": "token_mean"}
 
     def layouts(self) -> list[Layout]:
         """Data and context parallelism on up to 4 ranks, sharded, replicated and both.
