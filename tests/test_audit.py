@@ -28,6 +28,8 @@ NEWEST = (
     "miles/pull-1350-fsdp",
     "miles/main-31f1ca9",
     "verl/v0.9.1",
+    "verl/v0.9.1-fsdp2",
+    "verl/v0.9.1-megatron",
 )
 """Reports whose verdicts have been audited one by one."""
 
