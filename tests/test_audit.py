@@ -32,6 +32,8 @@ NEWEST = (
     "openrlhf/v0.11.2",
     "trl/v1.16.0-fsdp2",
     "liger/v0.8.5",
+    "verl/v0.9.1-fsdp2",
+    "verl/v0.9.1-megatron",
 )
 """Reports whose verdicts have been audited one by one."""
 

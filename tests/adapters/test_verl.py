@@ -475,11 +475,17 @@ def assert_threads_end(pool: RankPool, layouts: tuple[str, str]) -> None:
     assert len({*threads[4::2]}) == len({*threads[5::2]}) == 1, threads
 
 
-def test_world_is_entered_again_with_groups_of_its_own(fsdp: RankPool) -> None:
-    """torch remembers how sharded tensors are reduced, with the mesh of a world that has ended."""
-    hybrid, single = "dp2-cp1-mb1-thd+hybrid_sharding", "dp1-cp1-mb1-thd"
-    for layout in ("dp2-cp1-mb1-thd", "dp1-cp2-mb1-thd", hybrid, single, hybrid):
-        assert isinstance(fsdp.run(job(layout=layout)), Ran), layout
+def test_world_is_entered_again_with_groups_of_its_own() -> None:
+    """torch remembers how sharded tensors are reduced, with the mesh of a world that has ended.
+
+    Groups are told apart by numbers, and the second world has fewer than the first.
+    """
+    hybrid = "dp4-cp1-mb1-thd+hybrid_sharding"
+    first = ("dp4-cp1-mb1-thd", "dp4-cp1-mb1-bshd", "dp2-cp2-mb1-thd")
+    sliced = "dp2-cp2-mb1-thd+hybrid_sharding"
+    with RankPool(VerlFsdp2Adapter(), None, 4) as pool:
+        for layout in (*first, sliced, hybrid, "dp1-cp1-mb1-thd", hybrid):
+            assert isinstance(pool.run(job(layout=layout)), Ran), layout
 
 
 def test_numbers_of_micro_batches_are_told_apart_by_their_steps() -> None:
