@@ -112,7 +112,9 @@ def _token_budget(job: Job, mini_batch: int) -> int:
     """The tokens of a micro-batch on each of the ranks that share its sequences."""
     budget = token_budget(job.steps, job.layout.dp)
     if mini_batch > samples_per_step(job.steps):
-        budget = max(budget, module("trainer.ppo.padding_utils").SYNTHETIC_PADDING_SEQ_LEN)
+        padding = module("trainer.ppo.padding_utils")
+        # Rows of padding are short in versions before 0.9.1.
+        budget = max(budget, getattr(padding, "SYNTHETIC_PADDING_SEQ_LEN", 0))
     return -(-budget // job.layout.cp)
 
 
