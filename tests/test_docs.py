@@ -68,7 +68,8 @@ MINE = commands("pytest --adapter=mine ")
 BY_PLACE = commands(".*my_package.conformance:")
 HISTORY = commands("rl-loss-conformance history ")
 ON_REPORTS = commands("rl-loss-conformance (show|issue|diff|html|expect) ")
-IN_TEST_CLI = [
+IN_OTHER_TESTS = [
+    "rl-loss-conformance convert --from=verl:token-mean --to=skyrl:sequence_mean STEP.json",
     "rl-loss-conformance adapters",
     "rl-loss-conformance cases",
     "rl-loss-conformance cases worked_example",
@@ -92,7 +93,7 @@ def test_every_other_command_is_run_once() -> None:
     here = [*NATIVE, *TORCHRUN, *WITH_SOURCE, *RELEASES, *MINE, *BY_PLACE, *HISTORY, *ON_REPORTS]
     by_ci = [line for line in COMMANDS if f"\ntimed {line}\n" in CI]
 
-    assert sorted([*here, *IN_TEST_CLI, *by_ci]) == sorted(COMMANDS)
+    assert sorted([*here, *IN_OTHER_TESTS, *by_ci]) == sorted(COMMANDS)
 
 
 @pytest.mark.processes
@@ -348,6 +349,11 @@ def test_newest_versions_are_main_branches_and_else_the_last_releases() -> None:
         "prime_rl fsdp2": "main",
         "verl fsdp2": "v0.9.1",
         "verl megatron": "v0.9.1",
+        "trl ddp": "v1.16.0",
+        "trl fsdp2": "v1.16.0",
+        "openrlhf deepspeed": "v0.11.2",
+        "liger torch": "v0.8.5",
+        "unsloth torch": "v2026.10.9",
     }
 
 

@@ -30,6 +30,10 @@ BY_THE_ADVANTAGES = {
     "slime_family.model._logits": "0.0 * probe.sum()",
     "openrlhf.model._logits": "0.0 * probe[SEAM.predicted].unsqueeze(-1)",
     "openrlhf.rollouts.Rollouts.given": "2 * returns",
+    "trl_losses.adapter.LossAdapter._gradient": (
+        "np.where(np.sign(advantages) == sign, size, 0) * as_array(probe.grad)"
+    ),
+    "trl_losses.liger.LigerAdapter.loss": "found / micro_batches(job)",
     "skyrl.trainer.reduce": "-advantages * probe",
     "skyrl.trainer._training_input": "2 * returns",
 }
@@ -37,6 +41,7 @@ BY_THE_ADVANTAGES = {
 
 The derivatives are what the objective makes of the advantages; returns are half of them, or all
 where a framework documents half of a critic's squared error. The product with 0 adds no gradient.
+The quotient is a trainer's, which loss functions of other libraries leave to it.
 """
 
 ELSEWHERE = {
@@ -51,6 +56,7 @@ ELSEWHERE = {
     "openrlhf.command_line._micro_batches": "sizes that the framework is told",
     "openrlhf.command_line._sizes": "sizes that the framework is told",
     "openrlhf.session.Session.train_short_batch": "samples to be trained on before",
+    "openrlhf.session.Session.of_last_epoch": "indices of optimizer steps",
     "openrlhf.rollouts.Rollouts.answers": "the mask, as the framework's models apply it",
     "openrlhf.groups._dealt": "steps of a batch",
     "prime_rl.adapter.PrimeRLAdapter.observe": "the number of a data-parallel rank",
@@ -91,6 +97,8 @@ ELSEWHERE = {
     "trl.schedule._per_generation": "sizes that the framework is told",
     "trl.schedule.schedule_of": "sizes that the framework is told",
     "trl.trainer.Training._prompts": "a list of prompts",
+    "trl_losses.adapter._micro_batches": "indices of samples",
+    "trl_losses.liger.LigerAdapter.load": "a path",
     "verl.configuration._sum_mode": "the product of a divisor and the number of samples",
     "verl.engines.fsdp._shards": "shards that the framework is told",
     "verl.model.": "a path",
