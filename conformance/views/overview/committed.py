@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from adapters.contract import Depth
@@ -76,7 +77,8 @@ def _version_name(path: Path, report: Report) -> str:
 def newest(found: Sequence[Version]) -> list[Version]:
     """Returns the newest version of each engine: its main branch, or else its last release."""
     merged = (one for one in found if not one.name.startswith("pull-"))
-    return [*{one.framework: one for one in sorted(merged, key=_age)}.values()]
+    latest = {one.framework: one for one in sorted(merged, key=_age)}
+    return sorted(latest.values(), key=attrgetter("framework"))
 
 
 def _age(version: Version) -> tuple[bool, list[int]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -95,7 +94,7 @@ SHOWN = {
 
 def pages(found: Sequence[Version]) -> dict[Path, str]:
     """Returns the text of docs/frameworks.md and of the file that conversions read."""
-    latest = sorted(newest(found), key=attrgetter("framework"))
+    latest = newest(found)
     declarations = declared(latest)
     document = FRAMEWORKS.dump_python(declarations, mode="json")
     return {

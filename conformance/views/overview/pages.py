@@ -249,7 +249,7 @@ def pages(found: Sequence[Version], readme: str) -> dict[Path, str]:
     _, after = rest.split(END)
     by_mode, by_check = wrong_of_seen(found, "mode", Mode), wrong_of_seen(found, "check", Check)
     return {
-        README: f"{before}{BEGIN}{_lines(worst_causes(found))}{END}{after}",
+        README: f"{before}{BEGIN}{_lines(worst_causes(newest(found)))}{END}{after}",
         CAUSES: f"{HEAD}\n{_lines(wrong_causes(found))}"
         f"{ADVICE_HEAD}\n{_lines(advice_causes(found))}",
         INDEX: f"{INDEX_HEAD}\n{_lines(by_mode)}\n{_lines(by_check)}"
