@@ -19,7 +19,7 @@ code. It is kept apart, and so is what was looked at on both sides and still sta
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -357,7 +357,7 @@ def _settings(report: Report) -> dict[str, dict[str, str]]:
     dependencies, stubs = environment.pop("dependencies"), environment.pop("stubs")
     sections = {
         "options": report.request.model_dump(),
-        "conventions": asdict(report.conventions),
+        "conventions": vars(report.conventions),
         "environment": environment,
         "dependencies": dependencies,
         "stubs": dict.fromkeys(stubs, "stubbed"),

@@ -26,7 +26,7 @@ from conformance.findings.finding_id import GENERATED, FindingId
 from conformance.findings.report import Header, Report, Selection
 from conformance.findings.verdict import Check, Verdict
 from conformance.views.diff_formats import ALL, MOST_CHARACTERS, as_json, as_markdown, as_text
-from reference.aggregation import Conventions, DenominatorMask, Mode
+from reference.aggregation import Conventions, DenominatorMask, LoggedMean, Mode
 from tests.conformance.reports import TOLERANCE, findings, headers, pairs, reports
 from tests.conformance.test_journal import HEADER
 
@@ -307,7 +307,10 @@ def test_conventions_and_environment_are_compared() -> None:
     environment = HEADER.environment.model_copy(
         update={"torch": "3", "dependencies": {"ray": "2"}, "stubs": ["wandb"]}
     )
-    conventions = Conventions(denominator_mask=DenominatorMask.ORIGINAL)
+    conventions = Conventions(
+        denominator_mask=DenominatorMask.ORIGINAL,
+        logged_advantages=LoggedMean(mode=Mode.TOKEN_MEAN),
+    )
     header = HEADER.model_copy(update={"environment": environment, "conventions": conventions})
     there = difference(report(found()), report(found(), header=header))
 
@@ -315,6 +318,7 @@ def test_conventions_and_environment_are_compared() -> None:
         (setting.section, setting.name, setting.old, setting.new) for setting in there.settings
     ] == [
         ("conventions", "denominator_mask", "modified", "original"),
+        ("conventions", "logged_advantages", None, "token_mean of active tokens"),
         ("environment", "torch", "2", "3"),
         ("dependencies", "ray", None, "2"),
         ("stubs", "wandb", None, "stubbed"),
