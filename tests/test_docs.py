@@ -16,7 +16,6 @@ from pathlib import Path
 import pytest
 
 from conformance import cli
-from conformance.cli.commands import WORSE
 from conformance.comparing.expectations import load as load_expectations
 from conformance.comparing.gate import Expecting, Outcome
 from conformance.comparing.report_file import load
@@ -121,7 +120,7 @@ def test_commands_on_committed_reports(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "reports").symlink_to(command.ROOT / "reports")
 
-    assert cli.main(shlex.split(line)[1:]) in ((0, WORSE) if " diff " in line else (0,))
+    assert cli.main(shlex.split(line)[1:]) in ((0, cli.WORSE) if " diff " in line else (0,))
 
 
 @pytest.mark.processes

@@ -9,6 +9,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
+from conformance.cli.commands import WORSE as WORSE
 from conformance.cli.parser import parser
 from conformance.findings.errors import ConformanceError
 

@@ -175,7 +175,12 @@ def test_a_run_that_compares_little_is_refused_before_any_rank_starts(
 ) -> None:
     (tmp_path / "elsewhere.json").write_text(native_report(finding("uneven_lengths")))
     refused = command.run(
-        tmp_path, "native", "--baseline=elsewhere.json", "--depth=loss", "-k", "uneven", *options
+        tmp_path,
+        "native",
+        "--baseline=elsewhere.json",
+        "--depth=loss",
+        "--checks=weights",
+        *options,
     )
     taken = command.run(
         tmp_path, "twolayouts", "--baseline=elsewhere.json", *CHOSEN, "--layout=dp1-cp1-mb1-bshd"
