@@ -11,7 +11,7 @@ from collections import defaultdict
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from conformance.causes.statements import INFERRED, commonness
+from conformance.causes.statements import INFERRED, OF_LOGGED_NUMBERS, commonness
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -87,10 +87,15 @@ def _most_frequent(
 
     def gain(pair: Pair) -> tuple[int, int, int]:
         counts = [(pair.holds & each.get(pair.mistake, 0)).bit_count() for each in (gains, alone)]
-        return counts[0], counts[1], -len(pair.condition)
+        return counts[0], counts[1], -_facts(pair)
 
     best = max(pairs, key=gain, default=None)
     return best if best is not None and gain(best)[0] else None
+
+
+def _facts(pair: Pair) -> int:
+    """The facts of a pair's condition; that it is of logged numbers may lie in the mistake."""
+    return max(len(pair.condition), pair.mistake in OF_LOGGED_NUMBERS)
 
 
 def _without_needless(chosen: list[Pair], covered: Sequence[Sequence[Explanation]]) -> list[Pair]:

@@ -152,6 +152,8 @@ INFERRED = MISCOUNTED | frozenset(
 )
 """Mistakes that are read off the weights, which no catalogue can predict."""
 
+OF_LOGGED_NUMBERS = frozenset({"shares_of_all_ranks_averaged"})
+"""Mistakes that only a number which ranks add up can have, and no gradient."""
 
 _ORDER = {name: place for place, name in enumerate(STATEMENTS)}
 
