@@ -3,7 +3,7 @@
 The condition under which a mistake shows has at most two facts (`conformance.causes.conditions`): a
 mode, what a case has, a property of the layout. So the chosen jobs have, for every check, every
 pair of a mode, a case and the properties of a layout that any job has; but a case of production
-size, which takes seconds, need not be in every mode. Rollouts of several samples do not fill the
+size, which takes seconds, is looked at once. Rollouts of several samples do not fill the
 micro-batches that a framework counts in rollouts, which crashed SkyRL 0.2.0 in packed rows of equal
 micro-batches: they are trained in each format and number of micro-batches. That these jobs still
 kill all mutants, each as one cause, is tested. Objectives that another one speaks for are seen with
@@ -56,10 +56,12 @@ def quick_jobs(cells: Iterable[MatrixCell]) -> dict[str, AbstractSet[Combination
 
 def _combinations(cell: MatrixCell) -> Iterator[Combination]:
     """Yield what a cell shows together."""
-    modes = [] if cell.case.layouts else [cell.aggregation.mode]
-    of_layout = layout_properties(cell.layout)
-    properties = [*modes, cell.case.name, *of_layout]
     slug = cell.spec.slug
+    if cell.case.layouts:
+        yield slug, cell.case.name
+        return
+    of_layout = layout_properties(cell.layout)
+    properties = [cell.aggregation.mode, cell.case.name, *of_layout]
     of_case = {(cell.case.name, one) for one in of_layout if one in OF_PIPELINES}
     if cell.spec.objective in WITHOUT_PAIRS:
         yield from ((slug, one) for one in properties)

@@ -39,15 +39,17 @@ def pairs(cells: Iterable[object]) -> set[tuple[object, ...]]:
             continue
         layout = cell.layout
         properties: list[tuple[str, object]] = [
-            # A step of production size need not be in every mode.
-            *([] if cell.case.layouts else [("mode", cell.aggregation.mode)]),
+            ("mode", cell.aggregation.mode),
             ("case", cell.case.name),
             ("dp", layout.dp),
             ("cp", layout.cp),
             ("micro-batches", layout.micro_batches),
             ("format", layout.format),
         ]
-        together = 1 if cell.spec.objective in WITHOUT_PAIRS else 2
+        if cell.case.layouts:  # of production size
+            properties, together = [("case", cell.case.name)], 1
+        else:
+            together = 1 if cell.spec.objective in WITHOUT_PAIRS else 2
         found.update((cell.spec.slug, *some) for some in combinations(properties, together))
     return found
 
