@@ -94,7 +94,7 @@ def _engine(job: Job, rank: Rank, capacity: int) -> Any:
 def _made(name: str, job: Job, capacity: int) -> Any:
     """An engine around our model, whose optimizer tells the gradient."""
     engines, passes = module("engine.fsdp_engine"), ForwardPasses()
-    loaded = {
+    loaded: dict[str, Any] = {
         "AutoConfig": _loader(lambda: CONFIG),
         "AutoModelForCausalLM": _loader(lambda: policy(capacity, passes)),
         "AutoModelForTokenClassification": _loader(lambda: critic(capacity, passes)),
