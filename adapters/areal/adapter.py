@@ -70,14 +70,15 @@ class ArealAdapter(Adapter):
 
     def describe(self) -> Description:
         """Describe AReaL."""
-        from adapters.areal import trainer
+        from adapters.areal import configuration, trainer
 
+        missing = set() if configuration.rejects() else {*configuration.REJECTIONS}
         return Description(
             modes=frozenset({Mode.TOKEN_MEAN}),
             default_mode=Mode.TOKEN_MEAN,
             depths=frozenset({Depth.STEP}),
-            objectives=OBJECTIVES,
-            metrics=frozenset(trainer.NAMES),
+            objectives=OBJECTIVES - missing,
+            metrics=trainer.logged(),
             records_forward_passes=True,
             conventions=CONVENTIONS,
             places=places(_candidates()),

@@ -39,6 +39,11 @@ LOSSES: dict[Objective, dict[str, object]] = {
 """Settings of policy losses other than PPO's."""
 
 
+def rejects() -> bool:
+    """Whether this version has rejection sampling of its own; before 1.0.4 there was a cap."""
+    return hasattr(module("api.cli_args"), "RejectionSamplingConfig")
+
+
 def has_proximal_policy(job: Job) -> bool:
     """Whether the policy that ratios are taken to is another than that of the rollouts."""
     return job.objective in REJECTIONS

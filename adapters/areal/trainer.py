@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from adapters.areal.configuration import actor_configuration, engine_configuration
+from adapters.areal.configuration import actor_configuration, engine_configuration, rejects
 from adapters.areal.importing import module
 from adapters.areal.model import CONFIG, critic, policy
 from adapters.areal.rollouts import Rollouts
@@ -29,6 +29,11 @@ NAMES = {
     Metric.REJECTED: f"{UPDATE}/rs_filtered_fraction",
 }
 """Names of the metrics that AReaL logs."""
+
+
+def logged() -> frozenset[Metric]:
+    """The metrics that this version logs."""
+    return frozenset(NAMES if rejects() else {*NAMES} - {Metric.REJECTED})
 
 
 class Training:
@@ -102,7 +107,8 @@ def _made(name: str, job: Job, capacity: int) -> Any:
     }
     with mock.patch.multiple(engines, **loaded):
         engine = getattr(engines, name)(engine_configuration(job))
-        engine.create_process_group()
+        allocated = module("api").ModelAllocation.from_str(engine.config.backend)
+        engine.create_process_group(allocated.parallel)
         engine.initialize(None, module("api").FinetuneSpec(1, 1, 1))
     engine.gradients, engine.passes = GradientReader(engine.optimizer), passes
     return engine

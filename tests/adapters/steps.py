@@ -6,10 +6,12 @@ import math
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pytest
 
 from adapters.contract import Depth, Job, Layout
 from adapters.contract.objective import Objective
 from adapters.contract.probed_batch import ProbedBatch
+from adapters.toolkit.source import WheelError, resolve
 from conformance.corpus.cases import ALL_CASES
 from conformance.judging.weights import largest_error
 from conformance.ranks.pool import Ran
@@ -17,8 +19,11 @@ from reference.aggregation import Mode
 from reference.weights import token_weights
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from numpy.typing import NDArray
 
+    from adapters.contract import Adapter
     from reference.aggregation import Conventions
 
 CASES = {case.name: case for case in ALL_CASES}
@@ -39,6 +44,16 @@ def job(
         depth=Depth.STEP,
         objective=objective,
     )
+
+
+def released(adapter: Adapter, text: str) -> Path:
+    """The folder of a release; the test is skipped where no package index has it."""
+    try:
+        path = resolve(adapter, text).path
+    except WheelError as error:
+        pytest.skip(str(error))
+    assert path is not None
+    return path
 
 
 def documented_gradient(loss_type: str, given: Job) -> NDArray[np.float64]:

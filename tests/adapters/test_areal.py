@@ -14,7 +14,6 @@ from adapters.areal.adapter import CONVENTIONS, ArealAdapter
 from adapters.contract import Description, Job
 from adapters.contract.objective import Metric, Objective
 from adapters.contract.probed_batch import ProbedBatch
-from adapters.toolkit.source import WheelError, resolve
 from conformance.findings.verdict import Verdict
 from conformance.judging.gradients import judge_off_policy
 from conformance.judging.metrics import judge_logged
@@ -24,7 +23,7 @@ from reference.aggregation import Mode
 from reference.rounding import weight_bound
 from tests import command
 from tests.adapters import steps
-from tests.adapters.steps import MASKED
+from tests.adapters.steps import MASKED, released
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,19 +41,9 @@ TWO = "dp2-cp1-mb2-thd"
 weights_error = partial(steps.weights_error, conventions=CONVENTIONS)
 
 
-def source() -> Path:
-    """The folder of the release; the test is skipped where no package index has it."""
-    try:
-        path = resolve(ArealAdapter(), RELEASE).path
-    except WheelError as error:
-        pytest.skip(str(error))
-    assert path is not None
-    return path
-
-
 @pytest.fixture(scope="module")
 def pool() -> Iterator[RankPool]:
-    with RankPool(ArealAdapter(), source(), 4) as pool:
+    with RankPool(ArealAdapter(), released(ArealAdapter(), RELEASE), 4) as pool:
         yield pool
 
 

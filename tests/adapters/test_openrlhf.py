@@ -14,7 +14,6 @@ from adapters.contract import Description
 from adapters.contract.objective import Metric, Objective
 from adapters.contract.probed_batch import ProbedBatch
 from adapters.openrlhf.adapter import CONVENTIONS, OpenRLHFAdapter
-from adapters.toolkit.source import WheelError, resolve
 from conformance.findings.verdict import Verdict
 from conformance.judging.gradients import judge_advantages, judge_off_policy
 from conformance.ranks.messages import Declined
@@ -24,7 +23,7 @@ from reference.rounding import weight_bound
 from reference.weights import token_weights
 from tests import command
 from tests.adapters import steps
-from tests.adapters.steps import MASKED, job
+from tests.adapters.steps import MASKED, job, released
 from tests.conformance.test_leftovers import OF_OTHERS, forgotten_memory, names, processes_of
 from tests.conformance.test_plugin import wait_for
 
@@ -40,19 +39,9 @@ RELEASE = "pypi:0.11.2"
 weights_error = partial(steps.weights_error, conventions=CONVENTIONS)
 
 
-def source(text: str) -> Path:
-    """The folder of a release; the test is skipped where no package index has it."""
-    try:
-        path = resolve(OpenRLHFAdapter(), text).path
-    except WheelError as error:
-        pytest.skip(str(error))
-    assert path is not None
-    return path
-
-
 @pytest.fixture(scope="module")
 def pool() -> Iterator[RankPool]:
-    with RankPool(OpenRLHFAdapter(), source(RELEASE), 2) as pool:
+    with RankPool(OpenRLHFAdapter(), released(OpenRLHFAdapter(), RELEASE), 2) as pool:
         yield pool
 
 
