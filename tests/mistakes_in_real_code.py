@@ -138,6 +138,16 @@ _of_prime_rl = partial(
     layouts=("dp1-cp1-mbtokens-thd", "dp2-cp1-mb1-thd", "dp4-cp1-mbtokens-thd"),
 )
 
+_of_areal = partial(
+    Mistake,
+    framework="areal",
+    engine="fsdp2",
+    checks="weights",
+    modes="token_mean",
+    layouts=(*PACKED, "dp1-cp2-mb1-thd", "dp1-cp2-mb2-thd"),
+    left_out="dp2 and unequal_groups",  # which AReaL's controller does not deal
+)
+
 _of_verl = partial(
     Mistake,
     framework="verl",
@@ -461,6 +471,42 @@ MISTAKES = (
         cause="prompt_tokens_counted",
         condition=[],
     ),
+    _of_areal(
+        name="areal_average_of_ranks_kept",
+        edit=Edit(
+            "engine/fsdp_engine.py",
+            "_compute_logprobs_and_loss",
+            "loss_multiplier",
+            reading=1,
+            by="1",
+        ),
+        cause="divided_by_dp",
+        condition=[],
+    ),
+    _of_areal(
+        name="areal_tokens_of_a_rank",
+        edit=Edit(
+            "engine/core/train_engine.py",
+            "compute_total_loss_weight",
+            "total_weight",
+            reading=1,
+            by="total_weight.clone()",
+        ),
+        cause="tokens_counted_per_rank",
+        condition=[],
+    ),
+    _of_areal(
+        name="areal_tokens_of_slices",
+        edit=Edit(
+            "engine/core/train_engine.py",
+            "compute_total_loss_weight",
+            "dp_group",
+            reading=1,
+            by="None",
+        ),
+        cause="divided_by_cp",
+        condition=[],
+    ),
     _of_trl(
         name="trl_accumulation_not_averaged",
         edit=Edit(*TRL_LOSS, "normalizer", reading=1, by="1"),
@@ -503,7 +549,7 @@ MISTAKES = (
 INSTALLED = ("skyrl", "trl", "verl")
 """Frameworks that are on the package index."""
 
-RELEASED = {"openrlhf": "pypi:0.11.2"}
+RELEASED = {"areal": "pypi:1.0.4", "openrlhf": "pypi:0.11.2"}
 """Frameworks that are fetched from it without their dependencies, with the source that is given."""
 
 

@@ -55,35 +55,15 @@ def module(path: str) -> Any:
 @cache
 def _prepare() -> None:
     """Stub what no training step of ours enters, and let code for CUDA run on the CPU."""
-    from adapters.toolkit import cuda_on_cpu
+    from adapters.toolkit import cuda_on_cpu, gloo
 
     cuda_on_cpu.install()
+    gloo.sum_gradients_of_all_gather()
     stub(KERNELS)
     STUBBED.extend([*stub_missing([*GPU_PACKAGES, *SERVICES, *RUNS]), *KERNELS])
-    if _is_without_gpu():
-        _sum_over_gloo()
 
 
 def _is_without_gpu() -> bool:
     import torch
 
     return not torch.cuda.is_available()
-
-
-def _sum_over_gloo() -> None:
-    """Let gradients of torch's all_gather be summed by an all_reduce.
-
-    With gloo torch scatters them from each rank of the group by its number in the world, which
-    fails in every group but that of the first ranks.
-    """
-    import torch
-    import torch.distributed as dist
-    from torch.distributed.nn import functional
-
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[None, torch.Tensor]:
-        summed = torch.stack([each.contiguous() for each in gradients])
-        dist.all_reduce(summed, group=ctx.group)
-        return None, summed[dist.get_rank(ctx.group)]
-
-    gather: Any = functional._AllGather
-    gather.backward = staticmethod(backward)

@@ -104,6 +104,8 @@ STATEMENTS = {
     "counted_in_float16": "tokens are counted in float16",
     "counted_in_float32": "tokens are added up in float32",
     "integer_division": "tokens per sample or rank are cut to a whole number",
+    "shares_of_ranks_clamped": "a data-parallel rank's share of the step's tokens is set to 1 where"
+    " it is less",
     "cp_shares_rounded_down": "of a micro-batch's tokens, context-parallel ranks count equal shares"
     " that are cut to a whole number",
     "count_off_by_one": "one token or unit too many or too few is counted",

@@ -28,6 +28,8 @@ BY_THE_ADVANTAGES = {
         "-torch.cat(batch['advantages']) * torch.cat(log_probs['log_probs'])"
     ),
     "slime_family.model._logits": "0.0 * probe.sum()",
+    "areal.model._logits": "0.0 * probe[input_ids].unsqueeze(-1)",
+    "areal.rollouts.Rollouts.give_advantages": "2 * returns",
     "openrlhf.model._logits": "0.0 * probe[SEAM.predicted].unsqueeze(-1)",
     "openrlhf.rollouts.Rollouts.given": "2 * returns",
     "trl_losses.adapter.LossAdapter._gradient": (

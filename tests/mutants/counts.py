@@ -414,6 +414,18 @@ class IntegerDivisionByDp(Counting):
         return [float(max(self.layout.dp * (tokens // self.layout.dp), 1))] * len(samples)
 
 
+class SharesOfRanksClamped(Counting):
+    """A rank's share of all tokens is clamped to 1, and not their number (Liger-Kernel 0.8.5)."""
+
+    diagnosis = "shares_of_ranks_clamped"
+    modes = (Mode.TOKEN_MEAN,)
+
+    def counted(self, samples: list[SampleTensors]) -> list[float]:
+        dp = self.layout.dp
+        tokens = sum(sample.tokens for sample in samples)
+        return [dp * max(tokens / dp, 1.0)] * len(samples)
+
+
 class EmptyStepDividedByZero(Counting):
     """No clamp at all: where nothing is active, 0 is divided by 0."""
 

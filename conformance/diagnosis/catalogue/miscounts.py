@@ -241,6 +241,20 @@ def rounded_counts(context: StepContext) -> Iterator[Mistake]:
             yield Mistake(name="integer_division", words=words, weights=weights)
 
 
+def clamped_shares(context: StepContext) -> Iterator[Mistake]:
+    """Sets a rank's share of the step's tokens to 1 where it is smaller.
+
+    The clamp is meant for a step without active tokens, and comes after the division by ranks.
+    """
+    dp, tokens = context.layout.dp, int(context.counted.sum())
+    if context.mode is Mode.TOKEN_MEAN and 0 < tokens < dp:
+        yield Mistake(
+            name="shares_of_ranks_clamped",
+            words=f"each of {dp} ranks counts one token, as {tokens}/{dp} is less",
+            weights=context.weights(np.full_like(context.unit_tokens, dp)),
+        )
+
+
 def rounded_shares(context: StepContext) -> Iterator[Mistake]:
     """Counts the tokens of micro-batches in shares of context-parallel ranks, which are cut.
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from conformance.diagnosis.catalogue.miscounts import (
+    clamped_shares,
     filling_rows,
     off_by_one,
     off_by_the_same,
@@ -81,6 +82,7 @@ def _mistakes(context: StepContext) -> Iterator[Mistake]:
     there, other ways of counting come first.
     """
     yield from filled_up(context)
+    yield from clamped_shares(context)
     if np.count_nonzero(context.step.mask) == 1:
         yield from other_tokens(context)
         yield from _undivided(context)

@@ -1,0 +1,1 @@
+"""The adapter of inclusionAI/AReaL with its FSDP2 engine."""

@@ -1,0 +1,186 @@
+"""AReaL's real code on its FSDP engine: what its adapter hands over, and reads."""
+
+from __future__ import annotations
+
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from adapters.areal.adapter import CONVENTIONS, ArealAdapter
+from adapters.contract import Description, Job
+from adapters.contract.objective import Metric, Objective
+from adapters.contract.probed_batch import ProbedBatch
+from adapters.toolkit.source import WheelError, resolve
+from conformance.findings.verdict import Verdict
+from conformance.judging.gradients import judge_off_policy
+from conformance.judging.metrics import judge_logged
+from conformance.ranks.messages import Declined
+from conformance.ranks.pool import Ran, RankPool
+from reference.aggregation import Mode
+from reference.rounding import weight_bound
+from tests import command
+from tests.adapters import steps
+from tests.adapters.steps import MASKED
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = [
+    pytest.mark.areal,
+    pytest.mark.skipif(
+        find_spec("lark") is None or find_spec("colorlog") is None,
+        reason="the extra areal is not installed",
+    ),
+]
+
+RELEASE = "pypi:1.0.4"
+TWO = "dp2-cp1-mb2-thd"
+weights_error = partial(steps.weights_error, conventions=CONVENTIONS)
+
+
+def source() -> Path:
+    """The folder of the release; the test is skipped where no package index has it."""
+    try:
+        path = resolve(ArealAdapter(), RELEASE).path
+    except WheelError as error:
+        pytest.skip(str(error))
+    assert path is not None
+    return path
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[RankPool]:
+    with RankPool(ArealAdapter(), source(), 4) as pool:
+        yield pool
+
+
+def description() -> Description:
+    """What the judge knows of AReaL here: its conventions."""
+    return Description(conventions=CONVENTIONS)
+
+
+def job(case: str = MASKED.name, layout: str = TWO, objective: Objective = Objective.POLICY) -> Job:
+    """A mean over tokens, as all of AReaL's are."""
+    return steps.job(case, Mode.TOKEN_MEAN, layout, objective)
+
+
+@pytest.mark.parametrize(
+    "layout",
+    ["dp1-cp1-mb1-thd", TWO, "dp2-cp1-mbtokens-thd", "dp2-cp2-mb2-thd", "dp4-cp1-mb1-thd"],
+)
+@pytest.mark.parametrize("case", [MASKED.name, "two_steps"])
+def test_weights_are_those_of_a_mean_over_tokens(pool: RankPool, case: str, layout: str) -> None:
+    given = job(case, layout)
+
+    assert weights_error(pool.run(given), given) <= weight_bound("float32")
+
+
+def test_weights_of_a_critic_are_those_of_a_mean_over_tokens(pool: RankPool) -> None:
+    given = job(layout="dp2-cp2-mb2-thd", objective=Objective.VALUE)
+
+    assert weights_error(pool.run(given), given) <= weight_bound("float32")
+
+
+@pytest.mark.parametrize(
+    "objective",
+    [
+        Objective.OFF_POLICY,
+        Objective.DUAL_CLIP,
+        Objective.GSPO,
+        Objective.SAPO,
+        Objective.TIS_TOKEN,
+        Objective.SEQUENCE_MASKED,
+    ],
+)
+def test_off_policy_losses_have_the_derivatives_of_the_reference(
+    pool: RankPool, objective: Objective
+) -> None:
+    given = job(layout="dp1-cp2-mb2-thd", objective=objective)
+    outcome = pool.run(given)
+
+    assert isinstance(outcome, Ran), outcome
+    judged = judge_off_policy(given, outcome.observations, description())
+    assert judged.verdict is Verdict.CONFORMS, judged
+
+
+def test_rejected_tokens_have_no_weight_and_count(pool: RankPool) -> None:
+    """21 of 30 active tokens are left, each of weight 1/30."""
+    given = job("rejected_tokens", objective=Objective.REJECTION)
+    outcome = pool.run(given)
+
+    assert weights_error(outcome, given) <= weight_bound("float32")
+    assert isinstance(outcome, Ran), outcome
+    assert outcome.observations[0].token_weights[0].max() == pytest.approx(1 / 30)
+
+
+def test_rejected_fraction_is_averaged_over_micro_batches(pool: RankPool) -> None:
+    """By hand: each micro-batch's rejected share of its active tokens, by AReaL's own cut."""
+    given = job("rejected_tokens", "dp1-cp1-mb2-thd", Objective.REJECTION)
+    outcome = pool.run(given)
+
+    assert isinstance(outcome, Ran), outcome
+    [rank] = outcome.observations
+    [step] = given.steps
+    active, [passes] = step.mask_before_rejection, rank.forward_passes
+    shares = [
+        (active & ~step.mask)[passes == one].sum() / active[passes == one].sum() for one in (0, 1)
+    ]
+    assert rank.reported[Metric.REJECTED] == pytest.approx((np.mean(shares),))
+    judged = judge_logged(given, outcome.observations, description(), Metric.REJECTED)
+    assert judged.diagnosis is not None
+    assert judged.diagnosis.name == "denominators_per_micro_batch"
+
+
+@pytest.mark.parametrize("metric", [Metric.POLICY_LOSS, Metric.CLIP_FRACTION, Metric.POLICY_KL])
+def test_logged_numbers_are_means_over_the_tokens_of_all_ranks(
+    pool: RankPool, metric: Metric
+) -> None:
+    given = job(layout="dp2-cp1-mbtokens-thd", objective=Objective.OFF_POLICY)
+    outcome = pool.run(given)
+
+    assert isinstance(outcome, Ran), outcome
+    assert all(rank.reported[metric] for rank in outcome.observations)
+    judged = judge_logged(given, outcome.observations, description(), metric)
+    assert judged.verdict is Verdict.CONFORMS
+
+
+def test_samples_are_dealt_by_areals_controller(pool: RankPool) -> None:
+    """By length: of eight samples, each rank has four, and those of rank 0 are not the first."""
+    given = job("uneven_lengths", "dp2-cp1-mb1-thd")
+    outcome = pool.run(given)
+
+    assert isinstance(outcome, Ran), outcome
+    sample = ProbedBatch(given.steps).sample
+    dealt = [np.unique(sample[rank.forward_passes[0] >= 0]) for rank in outcome.observations]
+    assert [len(one) for one in dealt] == [4, 4]
+    assert not np.intersect1d(*dealt).size
+    assert dealt[0].tolist() != [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("case", "layout", "reason"),
+    [
+        ("nine_samples", TWO, "divisible by K"),
+        ("no_active_token", TWO, "total loss weight must be positive"),
+        ("worked_example", "dp1-cp1-mb2-thd", "no 2 micro-batches of 1 samples"),
+    ],
+)
+def test_steps_that_areal_does_not_take_are_declined(
+    pool: RankPool, case: str, layout: str, reason: str
+) -> None:
+    outcome = pool.run(job(case, layout))
+
+    assert isinstance(outcome, Declined), outcome
+    assert reason in outcome.message
+
+
+@pytest.mark.processes
+def test_quick_plan_names_causes_that_are_known(tmp_path: Path) -> None:
+    process = command.start(tmp_path, "--adapter=areal", f"--source={RELEASE}")
+    report = command.finish(process, tmp_path, "areal").report
+
+    assert {cause.name for cause in report.causes} == {"crashed", "denominators_per_micro_batch"}
