@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from adapters.openrlhf.adapter import OpenRLHFAdapter
 from conformance import cli
 from conformance.comparing.conversion import differences, find_reduction
 from conformance.corpus.case_file import load
@@ -22,7 +23,6 @@ from reference.aggregation import DEFAULT_CONVENTIONS
 from tests.adapters import steps
 from tests.adapters.test_openrlhf import RELEASE
 from tests.adapters.test_openrlhf import pytestmark as needs_openrlhf
-from tests.adapters.test_openrlhf import source as released
 from tests.adapters.test_trl import needs_trl
 from tests.observing import observe
 
@@ -165,7 +165,7 @@ WITH_BOTH = [*needs_trl, *needs_openrlhf]
 )
 def test_factor_is_that_of_the_weights_which_train_steps_give(before: str, after: str) -> None:
     if "openrlhf" in before + after:
-        released(RELEASE)
+        steps.released(OpenRLHFAdapter(), RELEASE)
     old, new = observed(before), observed(after)
     [said] = differences(steps.MASKED, find_reduction(before), find_reduction(after))
 
