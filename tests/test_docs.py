@@ -28,6 +28,7 @@ from conformance.views.overview import committed, frameworks, pages
 from conformance.views.report_formats import as_text
 from reference.aggregation import AuxiliaryAggregation, Conventions
 from tests import command
+from tests.conformance.test_page import unpacked
 
 README = (command.ROOT / "README.md").read_text()
 
@@ -317,10 +318,15 @@ def test_readme_is_short() -> None:
     assert len(README.splitlines()) <= 180
 
 
-def test_table_and_findings_are_those_of_the_committed_reports() -> None:
-    """`python -m conformance.views.overview` writes them anew."""
-    found = committed.versions(command.ROOT / "reports")
+@pytest.fixture(scope="module")
+def found() -> list[committed.Version]:
+    return committed.versions(command.ROOT / pages.REPORTS)
 
+
+def test_table_and_findings_are_those_of_the_committed_reports(
+    found: list[committed.Version],
+) -> None:
+    """`python -m conformance.views.overview` writes them anew."""
     for path, text in (pages.pages(found, README) | frameworks.pages(found)).items():
         assert (command.ROOT / path).read_text() == text
 
@@ -328,17 +334,31 @@ def test_table_and_findings_are_those_of_the_committed_reports() -> None:
 @pytest.mark.skipif(
     not (command.ROOT / pages.ISSUES).exists(), reason="no bug reports are committed"
 )
-def test_bug_reports_are_those_of_the_newest_committed_reports() -> None:
-    found = pages.issues(committed.versions(command.ROOT / "reports"))
+def test_bug_reports_are_those_of_the_newest_committed_reports(
+    found: list[committed.Version],
+) -> None:
+    issues = pages.issues(found)
     kept = {path.name: path.read_text() for path in (command.ROOT / pages.ISSUES).glob("*")}
 
-    assert {path.name: text for path, text in found.items()} == kept
+    assert {path.name: text for path, text in issues.items()} == kept
 
 
-def test_newest_versions_are_main_branches_and_else_the_last_releases() -> None:
-    found = committed.newest(committed.versions(command.ROOT / "reports"))
+def test_web_page_is_that_of_the_newest_committed_reports(found: list[committed.Version]) -> None:
+    """Its data are compared unpacked, as libraries differ in how they compress."""
+    [(path, text)] = pages.web_page(found).items()
+    kept = (command.ROOT / path).read_text()
+    [data, kept_data] = re.findall(r'id="data">(.*?)</script>', text + kept)
 
-    assert {one.framework: one.name.partition("-")[0] for one in found} == {
+    assert unpacked(kept) == unpacked(text)
+    assert kept.replace(kept_data, "") == text.replace(data, "")
+
+
+def test_newest_versions_are_main_branches_and_else_the_last_releases(
+    found: list[committed.Version],
+) -> None:
+    newest = committed.newest(found)
+
+    assert {one.framework: one.name.partition("-")[0] for one in newest} == {
         "skyrl fsdp": "v0.3.0",
         "skyrl megatron": "v0.3.0",
         "miles fsdp": "main",

@@ -21,6 +21,7 @@ from click.testing import CliRunner
 
 from conformance import cli
 from conformance.runs import registry
+from conformance.views.overview.pages import WEB_PAGE
 from tests import command
 from tests.conformance import test_gpu
 
@@ -29,6 +30,8 @@ FOLDER = command.ROOT / ".github"
 FILES = {str(path.relative_to(FOLDER)): path.read_text() for path in FOLDER.rglob("*.yml")}
 
 CI, GPU_GATE, ACTION = "workflows/ci.yml", "workflows/gpu-gate.yml", "actions/gate/action.yml"
+
+WEB_PAGES = "workflows/pages.yml"
 
 PAGES = {
     GPU_GATE: (FOLDER / "workflows" / "README.md").read_text(),
@@ -164,6 +167,15 @@ def test_inputs_are_given_as_they_are_declared(user: str, name: str) -> None:
     assert caller["uses"].partition("@")[0].endswith(f".github/{name.removesuffix('/action.yml')}")
     assert set(caller["with"]) <= set(inputs(name))
     assert {key for key, one in inputs(name).items() if "required" in one} <= set(caller["with"])
+
+
+def test_pages_are_the_folder_of_the_web_page_whenever_it_changes() -> None:
+    folder = WEB_PAGE.parent
+    [upload] = [step for step in steps(FILES[WEB_PAGES]) if "upload-pages" in step.get("uses", "")]
+
+    assert WEB_PAGE.name == "index.html"
+    assert upload["with"]["path"] == str(folder)
+    assert f"{folder}/**" in read(FILES[WEB_PAGES])["on"]["push"]["paths"]
 
 
 def test_by_hand_the_same_inputs_are_taken() -> None:

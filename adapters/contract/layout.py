@@ -33,9 +33,8 @@ class Option(StrEnum):
     ZERO_1 = "zero_1"
     ZERO_3 = "zero_3"
     SHARED_GENERATION = "shared_generation"  # all optimizer steps are cut out of one generation
-    SECOND_EPOCH = "second_epoch"  # a batch of rollouts is trained on twice, and the second counts
     SPLIT_GENERATION = "split_generation"  # every micro-batch is a generation of its own
-    TWO_EPOCHS = "two_epochs"  # a batch is trained on twice, and what is seen is the second time
+    TWO_EPOCHS = "two_epochs"  # a batch is trained on twice, and the second time is looked at
 
 
 class InvalidLayoutError(ConformanceError):

@@ -122,7 +122,7 @@ class OpenRLHFAdapter(Adapter):
             Layout(dp=2, micro_batches=2, format="thd", options=overlapping),
             Layout(dp=2, micro_batches="tokens", format="thd", options=overlapping),
             Layout(dp=2, micro_batches=2, format="thd", options=(Option.SHORT_BATCH,)),
-            Layout(dp=2, micro_batches=2, format="thd", options=(Option.SECOND_EPOCH,)),
+            Layout(dp=2, micro_batches=2, format="thd", options=(Option.TWO_EPOCHS,)),
         ]
 
     def load(self, source: Path | None) -> None:
@@ -177,7 +177,7 @@ class OpenRLHFAdapter(Adapter):
         deepspeed.leave_world()
 
 
-OPTIONS = frozenset({Option.OVERLAP_GRAD_REDUCE, Option.SECOND_EPOCH, Option.SHORT_BATCH, *STAGES})
+OPTIONS = frozenset({Option.OVERLAP_GRAD_REDUCE, Option.TWO_EPOCHS, Option.SHORT_BATCH, *STAGES})
 
 OBJECTIVES = frozenset(
     {

@@ -162,7 +162,7 @@ def _sizes(job: Job) -> list[object]:
         *("--train.batch_size", size),
         *("--rollout.batch_size", samples // of_prompt),
         *("--rollout.n_samples_per_prompt", of_prompt),
-        *("--train.max_epochs", 2 if Option.SECOND_EPOCH in job.layout.options else 1),
+        *("--train.max_epochs", 2 if Option.TWO_EPOCHS in job.layout.options else 1),
         *_micro_batches(job, size // ranks),
     ]
 

@@ -30,7 +30,7 @@ ALL = parse_departures(
         OpenRLHF logs one mean over all steps of a batch
     set: with the layout option short_batch, a batch of one micro-batch of each rank before
         as the last batch of an epoch may be; what it leaves behind is not set
-    set: with the layout option second_epoch, two epochs, of which the second is looked at
+    set: with the layout option two_epochs, two epochs, of which the second is looked at
         a learning rate of 0 leaves the model as it was
     set: numbers of modules and parameters in ZeRO 3, and OpenRLHF's group of ring attention, to
     those of a new process

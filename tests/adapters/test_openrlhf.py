@@ -60,7 +60,7 @@ def description() -> Description:
         "dp2-cp1-mbtokens-thd+zero_0",
         "dp2-cp1-mbtokens-thd+zero_3",
         "dp2-cp1-mb2-thd+overlap_grad_reduce",
-        "dp2-cp1-mb2-thd+second_epoch",
+        "dp2-cp1-mb2-thd+two_epochs",
         "dp1-cp2-mb2-thd",
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -19,6 +20,10 @@ from conformance.findings.errors import UnknownReductionError
 from conformance.judging.weights import final_weights
 from reference.aggregation import DEFAULT_CONVENTIONS
 from tests.adapters import steps
+from tests.adapters.test_openrlhf import RELEASE
+from tests.adapters.test_openrlhf import pytestmark as needs_openrlhf
+from tests.adapters.test_openrlhf import source as released
+from tests.adapters.test_trl import needs_trl
 from tests.observing import observe
 
 SAMPLES = [
@@ -120,35 +125,48 @@ def test_unknown_names_are_told_with_the_known_ones(text: str, words: str) -> No
         find_reduction(text)
 
 
-def observed(framework: str, name: str, case: str, layout: str) -> np.ndarray:
-    """The weights that the framework's own train step gives."""
-    found = find_reduction(f"{framework}:{name}")
-    given = steps.job(case, mode=found.aggregation(1).mode, layout=layout)
-    [ran] = observe(framework, "", [given], "fsdp")
+SETTINGS = {
+    "openrlhf": ("deepspeed", RELEASE, "dp2-cp1-mb2-thd"),
+    "skyrl": ("fsdp", "", "dp2-cp1-mb2-thd"),
+    "trl": ("ddp", "", "dp2-cp1-mb2-bshd"),
+    "verl": ("fsdp", "", "dp2-cp1-mb2-thd"),
+}
+"""The engine, the source and the layout that each framework is run with."""
+
+
+@cache
+def observed(reduction: str) -> np.ndarray:
+    """The weights of the step of ``steps.MASKED`` that the framework's own train step gives."""
+    framework, _, _ = reduction.partition(":")
+    engine, source, layout = SETTINGS[framework]
+    given = steps.job(mode=find_reduction(reduction).aggregation(1).mode, layout=layout)
+    [ran] = observe(framework, source, [given], engine)
     return final_weights(ran.observations, 0, given, DEFAULT_CONVENTIONS)[0]
+
+
+WITH_VERL = [
+    pytest.mark.verl,
+    pytest.mark.skipif(find_spec("verl") is None, reason="verl is not installed"),
+]
+
+
+WITH_BOTH = [*needs_trl, *needs_openrlhf]
 
 
 @pytest.mark.parametrize(
     ("before", "after"),
     [
-        (("skyrl", "sequence_mean"), ("skyrl", "prompt_mean")),
-        pytest.param(
-            ("skyrl", "token_mean"),
-            ("verl", "seq-mean-token-mean"),
-            marks=[
-                pytest.mark.verl,
-                pytest.mark.skipif(find_spec("verl") is None, reason="verl is not installed"),
-            ],
-        ),
+        ("skyrl:sequence_mean", "skyrl:prompt_mean"),
+        pytest.param("skyrl:token_mean", "verl:seq-mean-token-mean", marks=WITH_VERL),
+        pytest.param("trl:grpo", "openrlhf:seq-mean-token-mean", marks=WITH_BOTH),
+        pytest.param("openrlhf:token-mean", "trl:grpo", marks=WITH_BOTH),
+        pytest.param("trl:dapo", "openrlhf:seq-mean-token-mean", marks=WITH_BOTH),
     ],
 )
-def test_factor_is_that_of_the_weights_which_train_steps_give(
-    before: tuple[str, str], after: tuple[str, str]
-) -> None:
-    old, new = (
-        observed(*one, case="fully_masked_sample", layout="dp2-cp1-mb2-thd")
-        for one in (before, after)
-    )
-    [said] = differences(steps.MASKED, *(find_reduction(":".join(one)) for one in (before, after)))
+def test_factor_is_that_of_the_weights_which_train_steps_give(before: str, after: str) -> None:
+    if "openrlhf" in before + after:
+        released(RELEASE)
+    old, new = observed(before), observed(after)
+    [said] = differences(steps.MASKED, find_reduction(before), find_reduction(after))
 
     assert direction(new, old) == pytest.approx((said.scale, said.cosine), rel=1e-6)

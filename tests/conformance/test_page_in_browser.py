@@ -13,7 +13,9 @@ from conformance.findings.badness import LEGEND
 from conformance.findings.finding import Logged, Picture, PicturedSample, Run
 from conformance.findings.verdict import Check, Verdict
 from conformance.runs.reproduce import command
+from conformance.views.overview import pages
 from conformance.views.web.page import render
+from tests.command import ROOT
 from tests.conformance.pages import HOSTILE, finding_of, hostile, many, mistaken, report_of
 
 if TYPE_CHECKING:
@@ -49,6 +51,9 @@ FLAGS = (
     "--disable-sync",
 )
 
+SCREEN = 800
+"""The height of a screen in pixels."""
+
 SOON = 30
 """Seconds after which a browser does nothing more, on a machine that has other work to do."""
 
@@ -68,9 +73,10 @@ class Browser:
         self.visit(f"{path.as_uri()}{fragment}")
 
     def visit(self, address: str) -> None:
-        """Load it anew: another fragment alone would not."""
+        """Load it anew, which another fragment alone would not, until its findings are listed."""
         self.driver.get("about:blank")
         self.driver.get(address)
+        self.until(lambda: self.texts("#count") != [""])
 
     def texts(self, selector: str) -> list[str]:
         texts: list[str] = self.script(
@@ -101,11 +107,20 @@ class Browser:
         """Browsers follow links and open boxes in their own time."""
         WebDriverWait(self.driver, SOON).until(lambda _: condition())
 
+    def bottoms(self, selector: str) -> list[float]:
+        """Returns where elements end below the top of the page, in pixels."""
+        bottoms: list[float] = self.script(
+            "return [...document.querySelectorAll(arguments[0])]"
+            ".map(one => one.getBoundingClientRect().bottom)",
+            selector,
+        )
+        return bottoms
+
     def script(self, code: str, *arguments: object) -> Any:
         return self.driver.execute_script(code, *arguments)
 
     def emulate(self, width: int, **media: str) -> None:
-        size = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": width < 500}
+        size = {"width": width, "height": SCREEN, "deviceScaleFactor": 1, "mobile": width < 500}
         features = [{"name": name.replace("_", "-"), "value": v} for name, v in media.items()]
         self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
         self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
@@ -177,15 +192,45 @@ def test_three_reports_with_six_causes_each_are_on_the_first_screen(browser: Bro
         diagnosed("depends_on_cut", case="c10", verdict=Verdict.ADVICE),
     ]
     browser.open(*(report_of(found, adapter=name) for name in ("skyrl", "slime", "miles")))
-    bottoms = (
-        "return [...document.querySelectorAll(arguments[0])]"
-        ".map(one => one.getBoundingClientRect().bottom)"
-    )
-    headings = browser.script(bottoms, ".causes h3")
-    causes = browser.script(bottoms, ".causes > ul > li > .cause")
+    headings, causes = browser.bottoms(".causes h3"), browser.bottoms(".worst > li > .cause")
 
     assert (len(headings), len(causes)) == (3, 3 * 6)
-    assert max(headings + causes) <= 800
+    assert browser.texts(".more > summary") == ["1 form of advice"] * 3
+    assert max(headings + causes + browser.bottoms(".more")) <= SCREEN
+
+
+def test_every_newest_version_is_on_the_first_screen_with_its_worst_causes(
+    browser: Browser,
+) -> None:
+    """The committed page, without a network, has what README.md's table has."""
+    page = ROOT / pages.WEB_PAGE
+    _, table = (ROOT / pages.README).read_text().split(pages.BEGIN)
+    rows = [row.split(" | ") for row in table.split(pages.END)[0].splitlines()[2:]]
+    browser.driver.execute_cdp_cmd("Network.enable", {})
+    browser.driver.execute_cdp_cmd("Network.setBlockedURLs", {"urls": ["http*"]})
+    browser.visit(page.as_uri())
+    headings = browser.texts(".causes h3")
+    causes = browser.script(
+        "return [...document.querySelectorAll('.causes article')]"
+        ".map(one => one.querySelectorAll('.worst .cause').length)"
+    )
+
+    assert page.stat().st_size < 2_000_000
+    for heading, shown, (name, engine, _, wrong, known) in zip(headings, causes, rows, strict=True):
+        assert heading.startswith(f"{name.removeprefix('| ')} {engine} ")
+        assert heading.endswith(f": {wrong.replace('**', '')} wrong")
+        assert shown == (0 if known == "– |" else min(2, len(known.split("; "))))
+    assert max(browser.bottoms(".causes h3, .worst .cause")) <= SCREEN
+
+
+def test_causes_that_do_not_fit_are_unfolded_by_a_click(browser: Browser) -> None:
+    mistakes = [*STATEMENTS][:25]
+    browser.open(report_of([diagnosed(name, case=name) for name in mistakes]))
+
+    assert browser.texts(".more > summary") == ["1 more cause"]
+    assert browser.texts(".more .cause b") == [""]
+    browser.click(".more > summary")
+    browser.until(lambda: browser.texts(".more .cause b") != [""])
 
 
 def test_a_cause_leads_to_its_findings_and_its_example(browser: Browser) -> None:

@@ -8,7 +8,7 @@ from conformance.views.overview.committed import versions
 if __name__ == "__main__":
     found = versions(pages.REPORTS)
     texts = pages.pages(found, pages.README.read_text(encoding="utf-8")) | pages.issues(found)
-    texts |= frameworks.pages(found)
+    texts |= frameworks.pages(found) | pages.web_page(found)
     pages.ISSUES.mkdir(exist_ok=True)
     for former in pages.ISSUES.glob("*.md"):
         former.unlink()

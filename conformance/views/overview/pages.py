@@ -1,4 +1,4 @@
-"""README.md's table, reports/causes.md, reports/README.md, and bug reports on newest versions."""
+"""README.md's table, reports/causes.md and README.md, bug reports, and the web page."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Literal
 from conformance.causes.impact import impact_words
 from conformance.comparing.groups import finding_groups, shared_causes
 from conformance.findings.cause import Severity
-from conformance.findings.verdict import JUDGED, WRONG, Check
+from conformance.findings.verdict import JUDGED, WRONG, Check, Verdict
 from conformance.views import issue
 from conformance.views.overview.committed import newest
 from conformance.views.tables import escape_markdown, markdown_table
+from conformance.views.web.page import render
 from reference.aggregation import Conventions, Mode
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ REPORTS = Path("reports")
 README = Path("README.md")
 CAUSES = REPORTS / "causes.md"
 INDEX = REPORTS / "README.md"
+WEB_PAGE = REPORTS / "index.html"
 ISSUES = REPORTS / "issues"
 
 BEGIN = "<!-- what reports/ say; written by `python -m conformance.views.overview` -->\n"
@@ -66,10 +68,11 @@ the engine where it is not the adapter's default; its `source` has the exact rev
 `reports/latest/`, which git ignores. This page is written by
 `python -m conformance.views.overview`.
 
-[`causes.md`](causes.md) has the causes of all that is wrong, and [`issues/`](issues) a bug report
-on each of those in the newest version of each framework. [`history.md`](history.md) is a table of
-fixes, each run before and after; [`mutants.md`](mutants.md) and [`mutation.md`](mutation.md) are
-about this project's own tests.
+[`index.html`](index.html) is a web page of what is wrong in the newest version of each framework,
+which GitHub Pages serves. [`causes.md`](causes.md) has the causes of all that is wrong, and
+[`issues/`](issues) a bug report on each of those in the newest version of each framework.
+[`history.md`](history.md) is a table of fixes, each run before and after;
+[`mutants.md`](mutants.md) and [`mutation.md`](mutation.md) are about this project's own tests.
 
 `rl-loss-conformance show REPORT` shows one of them, `rl-loss-conformance diff OLD NEW` what changed
 between two, of one framework or of two.
@@ -261,6 +264,12 @@ def pages(found: Sequence[Version], readme: str) -> dict[Path, str]:
 
 def _lines(lines: Iterable[str]) -> str:
     return "".join(f"{line}\n" for line in lines)
+
+
+def web_page(found: Sequence[Version]) -> dict[Path, str]:
+    """Returns the web page of the newest versions, which lists what is wrong, refused or advice."""
+    reports = [one.report for one in newest(found)]
+    return {WEB_PAGE: render(reports, left_out=[Verdict.CONFORMS, Verdict.UNSUPPORTED])}
 
 
 def issues(found: Sequence[Version]) -> dict[Path, str]:

@@ -1,20 +1,22 @@
 """Reports as one self-contained web page: causes, matrix, timelines, and all findings.
 
-The text of a framework is untrusted. The template escapes it, the data are JSON in which no tag can
-begin, the script adds it as text only, and a content security policy with the hashes of our own
-style and script forbids any other.
+The text of a framework is untrusted. The template escapes it, the data are compressed JSON in
+Base64, in which no tag can begin, the script adds it as text only, and a content security policy
+with the hashes of our own style and script forbids any other.
 """
 
 from __future__ import annotations
 
 import base64
+import gzip
 import hashlib
+import json
 from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -38,6 +40,12 @@ if TYPE_CHECKING:
     from conformance.findings.report import Report
 
 PARTS = Path(__file__).with_name("page_parts")
+
+UNFOLDED = 24
+"""Causes that are unfolded at first, of all frameworks together: they fit on a screen."""
+
+LEAST_UNFOLDED = 2
+"""Causes of each framework that are unfolded at first, however many frameworks there are."""
 
 SCRIPTS = ("data.js", "picture.js", "detail.js", "list.js")
 """The scripts in the order in which they build on each other."""
@@ -176,8 +184,11 @@ def _path_errors(path: Path) -> Iterator[None]:
         ) from error
 
 
-def render(reports: Sequence[Report]) -> str:
-    """Returns the page; reports of one framework's engine are a timeline in the order given."""
+def render(reports: Sequence[Report], left_out: Collection[Verdict] = ()) -> str:
+    """Returns the page; reports of one framework's engine are a timeline in the order given.
+
+    Findings with a verdict of ``left_out`` are counted in the tables, and not listed.
+    """
     versions = name_versions(reports)
     frameworks: dict[str, list[Version]] = {}
     for version in versions:
@@ -191,23 +202,30 @@ def render(reports: Sequence[Report]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.policies["json.dumps_kwargs"] = {
-        "allow_nan": False,
-        "ensure_ascii": False,
-        "separators": (",", ":"),
-    }
+    data = document(versions, left_out)
     return environment.get_template("frame.html").render(
         policy=_policy(style, script),
         style=style,
         script=script,
-        data=document(versions),
+        data=data,
+        packed=_packed(data),
+        left_out=[*left_out],
         frameworks=frameworks,
         checks=list(Check),
         modes=list(Mode),
         tally=tally,
         judged_cells=judged_cells,
         page_causes=page_causes,
+        unfolded=max(UNFOLDED // max(len(frameworks), 1), LEAST_UNFOLDED),
     )
+
+
+def _packed(data: dict[str, Any]) -> str:
+    """Returns the data as the page holds them: gzip of JSON in UTF-8, in Base64."""
+    text = json.dumps(data, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+    # File names can hold halves of surrogate pairs, which JSON has an escape for and UTF-8 nothing.
+    packed = gzip.compress(text.encode("utf-8", "backslashreplace"), mtime=0)
+    return base64.b64encode(packed).decode()
 
 
 def _part(name: str) -> str:

@@ -20,7 +20,7 @@ from conformance.runs.reproduce import command
 from conformance.views.tables import verdict_matrix
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Sequence
+    from collections.abc import Collection, Hashable, Iterable, Sequence
 
     from conformance.findings.cause import Cause
     from conformance.findings.finding import Diagnosis, Finding, Picture
@@ -94,10 +94,14 @@ def _version_name(source: Provenance) -> str:
     return " ".join(name for name in names if name) + (" + changes" if source.dirty else "")
 
 
-def document(versions: Sequence[Version]) -> dict[str, Any]:
-    """Returns all data that the script of the page reads; findings with the worst causes first."""
+def document(versions: Sequence[Version], left_out: Collection[Verdict] = ()) -> dict[str, Any]:
+    """Returns all data that the script of the page reads; findings with the worst causes first.
+
+    Findings with a verdict of ``left_out`` are counted alone.
+    """
+    everything = [(one.run, finding) for one in versions for finding in one.report.findings]
     found = sorted(
-        ((one.run, finding) for one in versions for finding in one.report.findings),
+        (pair for pair in everything if pair[1].verdict not in left_out),
         key=lambda pair: _severity(versions[pair[0]].causes.get(pair[1].id, [])),
     )
     findings = [finding for _, finding in found]
@@ -127,6 +131,7 @@ def document(versions: Sequence[Version]) -> dict[str, Any]:
     occurring = columns["case"]["values"]
     return {
         "count": len(found),
+        "total": len(everything),
         "columns": columns,
         "samples": [*samples],
         "runs": [*runs],

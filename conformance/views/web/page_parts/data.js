@@ -1,6 +1,13 @@
 // The findings, and how they are put into words. Everything becomes text nodes, never markup.
 
-const data = JSON.parse(document.getElementById("data").textContent);
+const data = JSON.parse(await unpacked(document.getElementById("data").textContent));
+
+/** The text that was compressed with gzip and written in Base64. */
+function unpacked(text) {
+  const bytes = Uint8Array.from(atob(text), (character) => character.charCodeAt(0));
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+  return new Response(stream).text();
+}
 
 const WRONG = new Set(data.wrong);
 

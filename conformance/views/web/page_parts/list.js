@@ -129,7 +129,7 @@ function show() {
   if (first) first.tabIndex = 0;
   const what = form.elements.verdict.value === WRONG_ONLY ? "wrong findings" : "findings";
   const count = document.getElementById("count");
-  count.textContent = `${matching.length} ${what} of ${data.count} in all`;
+  count.textContent = `${matching.length} ${what} of ${data.total} in all`;
   document.getElementById("page").textContent = `page ${page + 1} of ${pages}`;
   document.getElementById("pages").hidden = pages === 1;
   document.getElementById("previous").disabled = page === 0;
@@ -251,7 +251,7 @@ addEventListener("hashchange", () => {
 });
 
 addEventListener("beforeprint", () => {
-  for (const box of document.querySelectorAll(".timeline, .cause, .advice")) box.open = true;
+  for (const box of document.querySelectorAll(".timeline, .cause, .more")) box.open = true;
 });
 
 if (location.hash) follow();
