@@ -30,7 +30,7 @@ ALL = parse_departures(
     stubbed: the model, by one of one token, and the function that makes log-probabilities of
     logits, by itself plus the probe
         AReaL's own function runs on its logits; what is added is what weights are read by
-    passed_by: the configuration and tokenizer of a checkpoint, and Ulysses' patch of attention
+    passed_by: the configuration and tokenizer of a checkpoint
         the model is ours, and has no attention; slices and gathering are AReaL's own
     stubbed: the controller's calls of workers, by one of each rank; it deals samples by
     `_dispatch_tensors`, which runs on every rank
