@@ -82,9 +82,9 @@ def _mistakes(context: StepContext) -> Iterator[Mistake]:
     there, other ways of counting come first.
     """
     yield from filled_up(context)
-    yield from clamped_shares(context)
     if np.count_nonzero(context.step.mask) == 1:
         yield from other_tokens(context)
+        yield from clamped_shares(context)
         yield from _undivided(context)
     yield from _factors(context, of_layout=True)
     for kind in (
@@ -101,6 +101,7 @@ def _mistakes(context: StepContext) -> Iterator[Mistake]:
         parts,
         carried_over,
         rounded_counts,
+        clamped_shares,
         rounded_shares,
         off_by_one,
     ):
