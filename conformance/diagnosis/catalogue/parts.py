@@ -207,6 +207,12 @@ def _of_parts(context: StepContext, part: _Part) -> Iterator[Mistake]:
         weights=context.weights(tokens, units * part.count),
         causes=part.causes("denominators"),
     )
+    if part.name == "micro_batch":
+        yield Mistake(
+            name="means_of_micro_batches_added_up",
+            words=f"denominators are counted per {part.words}, and its mean is not averaged",
+            weights=context.weights(tokens, units),
+        )
     if context.mode is Mode.PROMPT_MEAN:
         yield Mistake(
             name=f"units_counted_per_{part.name}",
