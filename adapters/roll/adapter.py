@@ -35,14 +35,20 @@ CONVENTIONS = Conventions(
     entropy=AuxiliaryAggregation.WITH_POLICY_LOSS,
     kl=AuxiliaryAggregation.WITH_POLICY_LOSS,
     diagnostics=AuxiliaryAggregation.WITH_POLICY_LOSS,
-    rejected=AuxiliaryAggregation.TOKEN_MEAN,
+    rejected=AuxiliaryAggregation.MICRO_BATCH_TOKEN_MEAN,
     value_loss=AuxiliaryAggregation.SAMPLE_MEAN,
     kl_estimator=DivergenceEstimator.K3,
     of_groups=EstimatorConventions(penalties=Penalties.LATER_TOKENS),
     logged_advantages=LoggedMean(mode=Mode.TOKEN_MEAN),
     logged_values=LoggedMean(mode=Mode.TOKEN_MEAN),
 )
-"""The conventions that ROLL documents."""
+"""The conventions that ROLL documents, in its Guide to Implementing Custom `loss_func`. A mean over
+sequences is over those with an active token, and denominators count the mask that a loss is
+computed with (6.1). Divergence and entropy are aggregated as the policy loss is (8.2, and
+`ActorWorker.loss_func`), and so are metrics of the same loss; the divergence is k3 (8.1). A metric
+whose name says nothing else is averaged over workers (7), as that of filters is. A critic's loss is
+a mean over samples (`CriticWorker.loss_func`). With a penalty in token rewards, a return has those
+of later tokens too (`compute_reinforce_return`)."""
 
 
 class RollAdapter(Adapter):
@@ -68,7 +74,11 @@ class RollAdapter(Adapter):
             for dp, cp in ((1, 1), (2, 1), (1, 2), (4, 1), (2, 2))
             for micro_batches in (1, 2, "tokens")
         ]
-        return [*plain, Layout(dp=4, micro_batches=2, options=(Option.HYBRID_SHARDING,))]
+        return [
+            *plain,
+            Layout(dp=4, micro_batches=2, options=(Option.HYBRID_SHARDING,)),
+            Layout(dp=2, micro_batches=2, options=(Option.TWO_EPOCHS,)),
+        ]
 
     def load(self, source: Path | None) -> None:
         """Import ROLL's RLVR pipeline and its FSDP2 engine."""
@@ -84,7 +94,7 @@ class RollAdapter(Adapter):
             depths=frozenset({Depth.STEP}),
             objectives=OBJECTIVES,
             metrics=frozenset({*pipeline.NAMES, *pipeline.OF_BATCH}),
-            options=frozenset({Option.HYBRID_SHARDING}),
+            options=frozenset({Option.HYBRID_SHARDING, Option.TWO_EPOCHS}),
             records_forward_passes=True,
             conventions=CONVENTIONS,
             places=places(_candidates()),

@@ -5,8 +5,6 @@ from __future__ import annotations
 import tempfile
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from adapters.contract import Option, Unsupported
 from adapters.contract.objective import (
     ADVANTAGE_CONSTANTS,
@@ -157,6 +155,7 @@ def pipeline_configuration(job: Job) -> Any:
         "rollout_batch_size": samples_per_step(job.steps),
         "num_return_sequences_in_group": rollouts_per_prompt(job.steps) if groups else 1,
         "max_steps": len(job.steps),
+        "ppo_epochs": 2 if Option.TWO_EPOCHS in job.layout.options else 1,
         "max_grad_norm": float("inf"),
         "actor_train": _trained(job, world) | _variant(job),
         "critic": _trained(job, world) if has_critic(job) else {},
@@ -195,7 +194,7 @@ def _loss(job: Job) -> Settings:
         "pg_clip": (CONSTANTS.dual_clip - 1) / 2,
         "dual_clip_loss": job.objective is Objective.DUAL_CLIP,
         "importance_sampling": "seq" if job.objective is Objective.GSPO else "token",
-        # The old policy's log-probabilities are given, and not those of the step's own forward pass.
+        # Those of the old policy are given, and not those of the step's own forward pass.
         "enable_old_logprobs_recompute": job.objective in OFF_POLICY,
         "train_infer_correction": CORRECTED.get(job.objective, {}),
     }

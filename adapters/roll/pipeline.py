@@ -25,6 +25,9 @@ from adapters.toolkit.probe import probe_capacity
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    import numpy as np
+    from numpy.typing import NDArray
+
     from adapters.contract import Job, Rank
     from adapters.contract.probed_batch import ProbedBatch
 
@@ -55,8 +58,9 @@ class Training:
         self._config, capacity = pipeline_configuration(job), probe_capacity(batch.probe_size)
         self._trained = worker_of(trained_role(job), self._config, capacity, rank)
         self._logs: list[dict[str, float]] = []
+        self.gradients: list[NDArray[np.float32]] = []
+        self.passes: list[NDArray[np.int64]] = []
         self._run()
-        self.gradients, self.passes = self._trained.gradients.drain(), self._trained.passes.drain()
 
     @property
     def reported(self) -> Mapping[Metric, tuple[float | None, ...]]:
@@ -67,9 +71,7 @@ class Training:
             if any(name in log for log in self._logs)
         }
         [first, *others] = self._logs
-        of_batch = {
-            metric: (first.get(name),) for metric, name in OF_BATCH.items() if not others
-        }
+        of_batch = {metric: (first.get(name),) for metric, name in OF_BATCH.items() if not others}
         return of_steps | of_batch
 
     def _run(self) -> None:
@@ -95,7 +97,7 @@ class Training:
             "domain_batch_size": {DOMAIN: config.rollout_batch_size},
             "generate_schedulers": {DOMAIN: self._scheduler()},
             "model_update_groups": [],
-            "do_checkpoint": lambda **_: None,
+            "do_checkpoint": _nothing,
         }
 
     def _clusters(self) -> dict[str, Any]:
@@ -125,16 +127,19 @@ class Training:
         def get_batch(*, global_step: int, **_: Any) -> Any:
             return self._rollouts.batch_of(global_step)
 
-        calls = {"get_batch": get_batch}
         ignored = ("pause_sampling", "get_scheduler_state", "shutdown")
-        calls |= dict.fromkeys(ignored, lambda: None)
-        return SimpleNamespace(**{name: SimpleNamespace(remote=call) for name, call in calls.items()})
+        calls: dict[str, Any] = {"get_batch": get_batch, **dict.fromkeys(ignored, _nothing)}
+        remote = {name: SimpleNamespace(remote=call) for name, call in calls.items()}
+        return SimpleNamespace(**remote)
 
     def _keep(self, values: dict[str, float], step: int) -> None:
-        """Keep what is logged of a step; raises `Refused` if it is skipped."""
+        """Keep what is seen of a step, in its last epoch; raises `Refused` if it is skipped."""
         if values.get("mask/final_mask_sum_eq_0"):
             raise Refused("final_response_mask.sum() == 0! Current step will be skipped.")
         self._logs.append(module("utils.tracking")._strip_metric_tag(values))
+        gradients, passes = self._trained.gradients.drain(), self._trained.passes.drain()
+        self.gradients += gradients[-1:]
+        self.passes += passes[len(passes) - len(passes) // max(len(gradients), 1) :]
 
     @contextmanager
     def _replaced(self, pipelines: Any) -> Iterator[None]:
@@ -155,8 +160,12 @@ class Training:
             yield
 
 
+def _nothing(*_: object, **__: object) -> None:
+    """Stands for calls of services that are not there."""
+
+
 def _signed(metric: Metric, value: float | None) -> float | None:
-    """ROLL logs the new log-probability minus the old one, and the share of tokens that are kept."""
+    """ROLL logs the new log-probability minus the old one, and the share of tokens it keeps."""
     if value is None:
         return None
     return {Metric.POLICY_KL: -value, Metric.REJECTED: 1 - value}.get(metric, value)

@@ -38,7 +38,9 @@ class Rollouts:
         ids = self._rows(batch.prompts, batch.responses)
         tensors = {
             "input_ids": ids.long(),
-            "attention_mask": self._rows(prompts, map(_until_the_last, batch.original_masks)).long(),
+            "attention_mask": self._rows(
+                prompts, map(_until_the_last, batch.original_masks)
+            ).long(),
             "position_ids": torch.arange(self._width).expand(ids.shape),
             "prompt_mask": self._rows(prompts, [0 * ids for ids in batch.responses]).long(),
             "response_mask": self._rows(nothing, batch.original_masks).long(),

@@ -52,13 +52,17 @@ def _made(role: str, config: Any, capacity: int) -> Trained:
         "default_processor_provider": lambda **_: None,
         "download_model": lambda path: path,
     }
-    provider = "default_value_model_provider" if role == "critic" else "default_actor_model_provider"
+    provider = (
+        "default_value_model_provider" if role == "critic" else "default_actor_model_provider"
+    )
     own = getattr(config, role)
     os.environ |= {"WORKER_NAME": f"{own.name}-0", "CLUSTER_NAME": own.name}
     with (
         mock.patch.multiple(engine, **of_engine),
-        mock.patch.object(workers, provider, lambda **_: make(capacity, passes)),
-        mock.patch.multiple(executor, download_model=lambda path: path, SharedStorage=mock.MagicMock()),
+        mock.patch.object(workers, provider, return_value=make(capacity, passes)),
+        mock.patch.multiple(
+            executor, download_model=lambda path: path, SharedStorage=mock.MagicMock()
+        ),
         mock.patch.multiple(
             executor.Worker,
             get_free_port=staticmethod(lambda: os.environ["MASTER_PORT"]),
