@@ -47,6 +47,16 @@ class MeanOfMicroBatchMeans(Mutant):
         return [means_of(part, self, self.layout.dp * len(parts)) for part in parts]
 
 
+class MeansOfMicroBatchesAddedUp(Mutant):
+    """The loss of each micro-batch is its own mean, and is multiplied by what averages them."""
+
+    diagnosis = "means_of_micro_batches_added_up"
+    modes = (Mode.SAMPLE_MEAN, Mode.PROMPT_MEAN, Mode.CONSTANT)
+
+    def cut(self, samples: list[SampleTensors]) -> list[list[SampleTensors]]:
+        return [means_of(part, self, 1) for part in super().cut(samples)]
+
+
 class MeanOfMicroBatchesOfAllRanks(Counting):
     """A micro-batch is divided by its tokens on all ranks, and the mean over them is taken."""
 

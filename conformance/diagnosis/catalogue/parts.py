@@ -207,7 +207,7 @@ def _of_parts(context: StepContext, part: _Part) -> Iterator[Mistake]:
         weights=context.weights(tokens, units * part.count),
         causes=part.causes("denominators"),
     )
-    if part.name == "micro_batch":
+    if part.name == "micro_batch" and context.mode is not Mode.TOKEN_MEAN:
         yield Mistake(
             name="means_of_micro_batches_added_up",
             words=f"denominators are counted per {part.words}, and its mean is not averaged",
