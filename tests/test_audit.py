@@ -34,6 +34,7 @@ NEWEST = (
     "liger/v0.8.5",
     "verl/v0.9.1-fsdp2",
     "verl/v0.9.1-megatron",
+    "roll/main-8eb27cc",
 )
 """Reports whose verdicts have been audited one by one."""
 

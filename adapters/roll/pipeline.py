@@ -7,6 +7,8 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
+import numpy as np
+
 from adapters.contract import Refused
 from adapters.contract.objective import Metric
 from adapters.contract.probed_batch import PADDING_VALUE
@@ -25,7 +27,7 @@ from adapters.toolkit.probe import probe_capacity
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    import numpy as np
+    import torch
     from numpy.typing import NDArray
 
     from adapters.contract import Job, Rank
@@ -114,12 +116,17 @@ class Training:
             "references": {"default": reference},
         }
         if has_critic(self._job):
-            is_estimator = not gives_advantages(self._job)
-            values = batch.values if is_estimator else [0 * ids for ids in batch.responses]
-            clusters["critic"] = Given(config.critic, by_id(values, is_estimator * PADDING_VALUE))
+            clusters["critic"] = Given(config.critic, self._values())
         role = trained_role(self._job)
         clusters[role] = Workers(self._trained.worker, self._rank, given=clusters[role])
         return clusters
+
+    def _values(self) -> torch.Tensor:
+        """The critic's values by token ids, 0 if it is trained on given advantages."""
+        by_id = self._rollouts.by_id
+        if gives_advantages(self._job):
+            return by_id([*map(np.zeros_like, self._batch.values)])
+        return by_id(self._batch.values, otherwise=PADDING_VALUE)
 
     def _scheduler(self) -> Any:
         """Stands for the scheduler of rollouts of a domain: a batch for each step."""

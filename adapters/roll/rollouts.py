@@ -33,8 +33,8 @@ class Rollouts:
     def batch_of(self, step_index: int) -> Any:
         """The samples of a step, padded on the right: [samples, sequence_length]."""
         batch, of_step = self._batch, slice(*self._ends[step_index : step_index + 2])
-        prompts = [np.ones(len(ids)) for ids in batch.prompts]
-        nothing = [np.zeros(len(ids)) for ids in batch.prompts]
+        prompts = [*map(np.ones_like, batch.prompts)]
+        nothing = [*map(np.zeros_like, batch.prompts)]
         ids = self._rows(batch.prompts, batch.responses)
         tensors = {
             "input_ids": ids.long(),
@@ -42,7 +42,7 @@ class Rollouts:
                 prompts, map(_until_the_last, batch.original_masks)
             ).long(),
             "position_ids": torch.arange(self._width).expand(ids.shape),
-            "prompt_mask": self._rows(prompts, [0 * ids for ids in batch.responses]).long(),
+            "prompt_mask": self._rows(prompts, map(np.zeros_like, batch.responses)).long(),
             "response_mask": self._rows(nothing, batch.original_masks).long(),
             "prompts": ids[:, :1].long(),
             "responses": ids[:, 1:].long(),
