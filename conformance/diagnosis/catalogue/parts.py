@@ -66,7 +66,7 @@ def _unfilled(context: StepContext, placement: TokenPlacement) -> FilledRows:
         of_largest=largest[placement.dp_rank],
         of_rank=units_held(context.sample, placement.dp_rank),
         micro_batches=placement.micro_batches,
-        most_micro_batches=int(placement.micro_batches.max()),
+        most_micro_batches=context.most_micro_batches,
     )
 
 
