@@ -207,6 +207,12 @@ def _of_parts(context: StepContext, part: _Part) -> Iterator[Mistake]:
         weights=context.weights(tokens, units * part.count),
         causes=part.causes("denominators"),
     )
+    if part.name == "micro_batch" and context.mode in (Mode.SAMPLE_MEAN, Mode.CONSTANT):
+        yield Mistake(
+            name="samples_counted_per_micro_batch",
+            words="samples are counted per micro batch, and means of micro-batches are added up",
+            weights=context.weights(units=units * context.layout.dp),
+        )
     if context.mode is Mode.PROMPT_MEAN:
         yield Mistake(
             name=f"units_counted_per_{part.name}",
