@@ -53,9 +53,6 @@ STATEMENTS = {
     "denominators_per_micro_batch_by_samples": (
         "denominators are counted in each micro-batch, and means weighted by samples"
     ),
-    "means_of_micro_batches_added_up": (
-        "the means of micro-batches are added up, and not averaged"
-    ),
     "shares_averaged_by_tokens": (
         "what micro-batches have of a loss is averaged by their tokens, and not added up"
     ),
@@ -70,6 +67,9 @@ STATEMENTS = {
         f"units_counted_per_{part}": f"prompts are counted in each {words}, and tokens in the step"
         for part, words in PARTS.items()
     },
+    "samples_counted_per_micro_batch": (
+        "samples are counted in each micro-batch, and means of micro-batches are added up"
+    ),
     "not_reduced_over_dp": "the share of one data-parallel rank stands for all",
     "not_reduced_over_cp": "the share of one context-parallel rank stands for all",
     "not_reduced_over_ranks": "the share of one rank stands for all",

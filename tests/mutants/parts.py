@@ -47,14 +47,14 @@ class MeanOfMicroBatchMeans(Mutant):
         return [means_of(part, self, self.layout.dp * len(parts)) for part in parts]
 
 
-class MeansOfMicroBatchesAddedUp(Mutant):
-    """The loss of each micro-batch is its own mean, and is multiplied by what averages them."""
+class SumOfMicroBatchMeans(Mutant):
+    """Each micro-batch is a mean over its own samples, and the means are added up."""
 
-    diagnosis = "means_of_micro_batches_added_up"
-    modes = (Mode.SAMPLE_MEAN, Mode.PROMPT_MEAN, Mode.CONSTANT)
+    diagnosis = "samples_counted_per_micro_batch"
+    modes = (Mode.SAMPLE_MEAN, Mode.CONSTANT)
 
     def cut(self, samples: list[SampleTensors]) -> list[list[SampleTensors]]:
-        return [means_of(part, self, 1) for part in super().cut(samples)]
+        return [means_of(part, self, self.layout.dp) for part in super().cut(samples)]
 
 
 class MeanOfMicroBatchesOfAllRanks(Counting):
