@@ -127,7 +127,7 @@ class SummedOverSamples(Scaled):
     """A sample's mean is taken, and the mean over samples forgotten."""
 
     diagnosis = "multiplied_by_samples"
-    modes = (Mode.SAMPLE_MEAN, Mode.CONSTANT)
+    modes = (Mode.SAMPLE_MEAN,)
 
     @property
     def factor(self) -> float:
