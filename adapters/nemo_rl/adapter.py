@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, ClassVar
 from adapters.contract.adapter import Adapter, Rank
 from adapters.contract.description import CodeLocation, Description
 from adapters.contract.job import Depth, Job, Observation
-from adapters.contract.layout import Layout
+from adapters.contract.layout import Layout, Option
 from adapters.contract.objective import Objective
 from adapters.contract.probed_batch import ProbedBatch
+from adapters.engines import dtensor
 from adapters.nemo_rl import departures, importing
 from adapters.toolkit.calls import Candidates, places
 from adapters.toolkit.launching import set_what_ray_sets
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from adapters.nemo_rl.configuration import Settings
+
 CONVENTIONS = Conventions(
     empty_units=EmptyUnits.EXCLUDED,
     denominator_mask=DenominatorMask.ORIGINAL,
@@ -37,8 +40,8 @@ CONVENTIONS = Conventions(
     logged_advantages=LoggedMean(mode=Mode.TOKEN_MEAN),
     kl_estimator=DivergenceEstimator.K3_BY_RATIO,
 )
-"""The conventions that NeMo-RL documents. Samples whose multiplier of the loss is 0 are invalid, and
-N is the number of valid ones; a divergence is normalised as the policy loss is (docs/guides/
+"""The conventions that NeMo-RL documents. Samples whose multiplier of the loss is 0 are invalid,
+and N is the number of valid ones; a divergence is normalised as the policy loss is (docs/guides/
 grpo.md, Loss Normalization), estimated by k3 with the gradient through the sampling probability
 (comment in `algorithms/loss/loss_functions.py`, ``ClippedPGLossFn``). Tokens and sequences that
 truncated importance sampling filters get a weight of 0 (docs/guides/prorlv2.md), and denominators
@@ -68,19 +71,20 @@ OBJECTIVES = frozenset(
 
 
 class NemoRLAdapter(Adapter):
-    """Drives NVIDIA-NeMo/RL."""
+    """Drives NVIDIA-NeMo/RL; ``settings`` choose the engine in its configuration."""
 
     name = "nemo_rl"
-    engine = "dtensor"
     package = "nemo_rl"
     tree = ("nemo_rl", "examples/configs")
     devices = ("cpu",)
     dtypes = ("float32",)
-    dependencies = ("transformers",)
+    dependencies: ClassVar[tuple[str, ...]] = ("transformers",)
     mode_names: ClassVar[Mapping[str, str]] = {
         "token_level_loss=true": "token_mean",
         "token_level_loss=false": "sample_mean",
     }
+    settings: ClassVar[Settings]
+    options: ClassVar[frozenset[Option]] = frozenset()
 
     def layouts(self) -> list[Layout]:
         """Data and context parallelism on up to 4 ranks.
@@ -114,6 +118,7 @@ class NemoRLAdapter(Adapter):
             depths=frozenset({Depth.STEP}),
             objectives=OBJECTIVES,
             metrics=frozenset({*trainer.NAMES, *trainer.NAMES_OF_ROLLOUTS}),
+            options=self.options,
             records_forward_passes=True,
             conventions=CONVENTIONS,
             places=places(_candidates()),
@@ -128,13 +133,45 @@ class NemoRLAdapter(Adapter):
         set_what_ray_sets(rank)
         batch = ProbedBatch(job.steps, job.objective, CONVENTIONS.kl_estimator)
         with rank.framework():
-            training = Training(batch, job, rank)
+            training = Training(batch, job, self.settings, rank)
         return Observation(
             token_weights=batch.weights_of_steps(training.gradients),
             reported=training.reported,
             forward_passes=batch.forward_passes(training.passes),
             rows=batch.rows(training.passes),
         )
+
+    def leave_world(self) -> None:
+        """Forget the world's device meshes."""
+        dtensor.leave_world()
+
+
+class DTensorV1Adapter(NemoRLAdapter):
+    """The first version of the worker, which shards models itself."""
+
+    engine = "dtensor_v1"
+    settings: ClassVar[Settings] = {"policy.dtensor_cfg._v2": False}
+
+
+class DTensorV2Adapter(NemoRLAdapter):
+    """The second version of the worker, which builds on Automodel."""
+
+    engine = "dtensor_v2"
+    dependencies = ("nemo_automodel", "transformers")
+    settings: ClassVar[Settings] = {"policy.dtensor_cfg._v2": True}
+    options = frozenset({Option.HYBRID_SHARDING})
+
+    def layouts(self) -> list[Layout]:
+        """The same, and copies of a sharded model (dp_replicate_size)."""
+        return [
+            *super().layouts(),
+            Layout(dp=4, micro_batches="tokens", format="thd", options=(Option.HYBRID_SHARDING,)),
+        ]
+
+    def load(self, source: Path | None) -> None:
+        """Import NeMo-RL's trainers and both workers."""
+        super().load(source)
+        importing.import_second_worker()
 
 
 def _candidates() -> Candidates:

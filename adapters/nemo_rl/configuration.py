@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import OmegaConf
 
-from adapters.contract import Unsupported
+from adapters.contract import Option, Unsupported
 from adapters.contract.objective import ADVANTAGE_CONSTANTS, CONSTANTS, KL_COEFFICIENT, Objective
 from adapters.nemo_rl.importing import example, module
 from adapters.toolkit.settings import samples_per_step, token_budget
@@ -80,21 +80,20 @@ OF_RUNS: Settings = {
     "policy.model_name": "probe",
     "policy.precision": "float32",
     "policy.max_grad_norm": None,
-    "policy.dtensor_cfg._v2": False,
     "policy.optimizer.kwargs.lr": 0.0,
     "policy.optimizer.kwargs.weight_decay": 0.0,
 }
 
 
-def configuration(job: Job, steps: Sequence[Step]) -> Any:
-    """The configuration by which a user would train these steps of a job, as validated.
+def configuration(job: Job, steps: Sequence[Step], engine: Settings) -> Any:
+    """The configuration by which a user of an engine would train these steps, as validated.
 
     Raises `Unsupported` for a loss that NeMo-RL documents it does not have in the job's mode.
     """
     mode = job.aggregation.mode
     if ONLY_MODE.get(job.objective, mode) is not mode:
         raise Unsupported(f"{job.objective} is documented to have no {mode}")
-    of_policy = {**OF_RUNS, **_of_layout(job), **_batches(job, steps)}
+    of_policy = {**OF_RUNS, **engine, **_of_layout(job), **_batches(job, steps)}
     if job.objective is Objective.SFT:
         return _validated("sft", "sft.yaml", {**of_policy, **_schedule("sft")})
     rollouts = {"grpo.num_prompts_per_step": sum(step.size for step in steps)}
@@ -109,9 +108,8 @@ def _validated(trainer: str, name: str, settings: Settings) -> Any:
     """An example's configuration with overrides."""
     overrides = [f"{path}={_typed(value)}" for path, value in settings.items()]
     config = module("utils.config").parse_hydra_overrides(_example(name).copy(), overrides)
-    return module(f"algorithms.{trainer}").MasterConfig(
-        **OmegaConf.to_container(config, resolve=True)
-    )
+    chosen: Any = OmegaConf.to_container(config, resolve=True)
+    return module(f"algorithms.{trainer}").MasterConfig(**chosen)
 
 
 @cache
@@ -146,10 +144,14 @@ def _of_loss(job: Job) -> Settings:
 
 
 def _of_layout(job: Job) -> Settings:
+    layout = job.layout
+    has_copies = Option.HYBRID_SHARDING in layout.options
+    copies = {"+policy.dtensor_cfg.dp_replicate_size": 2} if has_copies else {}
     return {
-        "cluster.gpus_per_node": job.layout.world_size,
-        "policy.dtensor_cfg.context_parallel_size": job.layout.cp,
-        "policy.make_sequence_length_divisible_by": _multiple(job.layout),
+        "cluster.gpus_per_node": layout.world_size,
+        "policy.dtensor_cfg.context_parallel_size": layout.cp,
+        "policy.make_sequence_length_divisible_by": _multiple(layout),
+        **copies,
     }
 
 
@@ -173,7 +175,7 @@ def _batches(job: Job, steps: Sequence[Step]) -> Settings:
 def _budget(layout: Layout, steps: Sequence[Step]) -> int:
     """The tokens that a micro-batch may have: about a third of a rank's, or those of all."""
     if layout.micro_batches == "tokens":
-        return token_budget(steps, layout.dp)
+        return -(-token_budget(steps, layout.dp) // _multiple(layout)) * _multiple(layout)
     if layout.micro_batches != 1:
         raise Unsupported("packed micro-batches are cut by tokens, not by their number")
     return max(int((step.prompt_lengths + step.response_lengths).sum()) for step in steps)

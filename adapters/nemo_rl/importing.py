@@ -22,6 +22,12 @@ SERVICES = ("decord", "mlflow", "nvtx", "plotly", "pynvml", "soundfile", "swanla
 OF_DATA = ("nemo_rl.data.datasets",)
 """NeMo-RL's data sets, which are read by packages for images and sound."""
 
+KERNELS = (
+    "nemo_automodel.components._peft.lora_kernel",
+    "nemo_automodel.components.quantization",
+)
+"""Modules of Automodel that hold kernels, or want torchao."""
+
 STUBBED: list[str] = []  # what `import_nemo_rl` stubbed in this process
 
 
@@ -33,6 +39,11 @@ def import_nemo_rl(source: Path | None) -> None:
     for path in ("algorithms.grpo", "algorithms.sft", "models.policy.lm_policy"):
         module(path)
     module("models.policy.workers.dtensor_policy_worker")
+
+
+def import_second_worker() -> None:
+    """Import the worker that builds on Automodel; raises `ImportError` without Automodel."""
+    module("models.policy.workers.dtensor_policy_worker_v2")
 
 
 def module(path: str) -> Any:
@@ -57,8 +68,8 @@ def _prepare() -> None:
 
         typing.TypedDict = typing_extensions.TypedDict
     cuda_on_cpu.install()
-    stub(OF_DATA)
-    STUBBED.extend([*stub_missing(SERVICES), *OF_DATA])
+    stub([*OF_DATA, *KERNELS])
+    STUBBED.extend([*stub_missing(SERVICES), *OF_DATA, *KERNELS])
     if importlib.util.find_spec("matplotlib") is None:
         provide("matplotlib", pyplot=SimpleNamespace(Figure=object))
         STUBBED.append("matplotlib")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -32,9 +33,21 @@ def _outputs(input_ids: torch.Tensor, probe: torch.Tensor) -> CausalLMOutput:
 
 
 def model_class(capacity: int, passes: ForwardPasses) -> Any:
-    """Stands for the class that NeMo-RL finds for a type of model."""
+    """Stands for the class that NeMo-RL finds for a type of model.
 
-    def make(*_: object, **__: object) -> Policy:
+    The second worker has its model sharded while it is loaded, by Automodel.
+    """
+
+    def from_config(*_: object, **__: object) -> Policy:
         return Policy(capacity, passes)
 
-    return SimpleNamespace(from_pretrained=make, from_config=make)
+    def from_pretrained(
+        *_: object, device_mesh: Any = None, distributed_config: Any = None, **__: object
+    ) -> Policy:
+        policy = Policy(capacity, passes)
+        if device_mesh is None:
+            return policy
+        fsdp2 = importlib.import_module("nemo_automodel.components.distributed.fsdp2")
+        return fsdp2.FSDP2Manager(distributed_config, device_mesh).parallelize(policy)
+
+    return SimpleNamespace(from_pretrained=from_pretrained, from_config=from_config)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from adapters.contract import Job, Rank
     from adapters.contract.probed_batch import ProbedBatch
+    from adapters.nemo_rl.configuration import Settings
     from reference.step import Step
 
 NAMES = {Metric.POLICY_LOSS: "loss", Metric.REJECTED: "is_oob_ratio"}
@@ -73,8 +74,8 @@ class Training:
     of one batch of rollouts.
     """
 
-    def __init__(self, batch: ProbedBatch, job: Job, rank: Rank) -> None:
-        self._batch, self._job, self._rank = batch, job, rank
+    def __init__(self, batch: ProbedBatch, job: Job, engine: Settings, rank: Rank) -> None:
+        self._batch, self._job, self._engine, self._rank = batch, job, engine, rank
         self.gradients: list[NDArray[np.float32]] = []
         self.passes: list[NDArray[np.int64]] = []
         self._logs = [self._train(steps, samples) for steps, samples in self._batches()]
@@ -101,7 +102,7 @@ class Training:
         """Run a step of the trainer; returns what it logs."""
         rollouts, log = Rollouts(self._batch, samples), Log()
         is_sft = self._job.objective is Objective.SFT
-        config = configuration(self._job, steps)
+        config = configuration(self._job, steps, self._engine)
         capacity = probe_capacity(self._batch.probe_size)
         worker = made_worker(config.policy, capacity, self._rank)
         policy = self._policy(config, worker, rollouts)

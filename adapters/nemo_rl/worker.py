@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -55,12 +55,9 @@ def made_worker(config: Any, capacity: int, rank: Rank) -> Any:
 
     It has the readers of its model's forward passes and of its optimizer's gradients.
     """
-    key = (
-        "nemo_rl",
-        config["dtensor_cfg"]["context_parallel_size"],
-        config["sequence_packing"]["enabled"],
-        capacity,
-    )
+    of_engine, packing = config["dtensor_cfg"], config["sequence_packing"]
+    sizes = of_engine["context_parallel_size"], of_engine.get("dp_replicate_size")
+    key = "nemo_rl", *sizes, packing["enabled"], capacity
     if key not in rank.cache:
         rank.cache[key] = _constructed(config, capacity)
     worker = rank.cache[key]
@@ -90,35 +87,59 @@ def on_this_machine() -> Iterator[None]:
     if torch.cuda.is_available():
         yield
         return
-    cuda = {"get_device_name": lambda *_: "cpu", "empty_cache": lambda: None}
-    ranges = {"range_push": lambda _: None, "range_pop": lambda: None}
-    with ExitStack() as stack:
-        stack.enter_context(mock.patch.multiple(torch.cuda, **cuda))  # type: ignore[arg-type]
-        stack.enter_context(mock.patch.multiple(torch.cuda.nvtx, **ranges))  # type: ignore[arg-type]
-        stack.enter_context(cuda_on_cpu.redirected())
+    cuda: dict[str, Any] = {"get_device_name": lambda *_: "cpu", "empty_cache": lambda: None}
+    ranges: dict[str, Any] = {"range_push": lambda _: None, "range_pop": lambda: None}
+    with (
+        mock.patch.multiple(torch.cuda, **cuda),
+        mock.patch.multiple(torch.cuda.nvtx, **ranges),
+        cuda_on_cpu.redirected(),
+    ):
         yield
 
 
 def _constructed(config: Any, capacity: int) -> Any:
     """A worker whose constructor has made the meshes, the sharded model and the optimizer."""
-    workers, passes = module("models.policy.workers.dtensor_policy_worker"), ForwardPasses()
-    numa = module("distributed.numa_utils")
+    passes = ForwardPasses()
     model = model_class(capacity, passes)
-    loaded: dict[str, Any] = {
-        "AutoConfig": SimpleNamespace(
-            from_pretrained=lambda *_, **__: SimpleNamespace(model_type="probe")
-        ),
-        "resolve_model_class": lambda _: model,
-        "ray": SimpleNamespace(get_gpu_ids=lambda: [0]),
-    }
-    with ExitStack() as stack:
-        stack.enter_context(mock.patch.multiple(workers, **loaded))
-        stack.enter_context(mock.patch.object(numa, "bind_to_gpu_numa"))
-        stack.enter_context(mock.patch.object(dist, "init_process_group"))
-        stack.enter_context(on_this_machine())
-        worker = workers.DTensorPolicyWorkerImpl(config, TOKENIZER, init_reference_model=False)
+    construct = _second if config["dtensor_cfg"]["_v2"] else _first
+    with (
+        mock.patch.object(module("distributed.numa_utils"), "bind_to_gpu_numa"),
+        mock.patch.object(dist, "init_process_group"),
+        on_this_machine(),
+    ):
+        worker = construct(config, model)
     worker.gradients, worker.passes = GradientReader(worker.optimizer), passes
     return worker
+
+
+def _first(config: Any, model: Any) -> Any:
+    """The worker that shards a model itself."""
+    home = module("models.policy.workers.dtensor_policy_worker")
+    with mock.patch.multiple(home, ray=RAY, **_loading(model)):
+        return home.DTensorPolicyWorkerImpl(config, TOKENIZER, init_reference_model=False)
+
+
+def _second(config: Any, model: Any) -> Any:
+    """The worker that Automodel makes meshes and models for."""
+    home = module("models.policy.workers.dtensor_policy_worker_v2")
+    loading = {**_loading(model), "get_tokenizer": lambda *_, **__: TOKENIZER}
+    with (
+        mock.patch.multiple(home, ray=RAY, AutomodelCheckpointManager=mock.DEFAULT),
+        mock.patch.multiple(module("models.automodel.setup"), **loading),
+    ):
+        return home.DTensorPolicyWorkerV2Impl(config, init_reference_model=False)
+
+
+RAY = SimpleNamespace(get_gpu_ids=lambda: [0])
+
+
+def _loading(model: Any) -> dict[str, Any]:
+    """Stands for what a worker's module loads a checkpoint's configuration and model with."""
+    config = SimpleNamespace(model_type="probe", architectures=["Probe"], torch_dtype=torch.float32)
+    return {
+        "AutoConfig": SimpleNamespace(from_pretrained=lambda *_, **__: config),
+        "resolve_model_class": lambda _: model,
+    }
 
 
 def _has_no_layers(_: object) -> Any:
