@@ -10,6 +10,7 @@ from adapters.contract.objective import FROM_REWARDS, Metric, Objective
 from adapters.nemo_rl.configuration import configuration
 from adapters.nemo_rl.importing import module
 from adapters.nemo_rl.rollouts import Rollouts
+from adapters.nemo_rl.versions import initial_state
 from adapters.nemo_rl.worker import TOKENIZER, made_policy, made_worker
 from adapters.toolkit.calls import refusals
 from adapters.toolkit.probe import probe_capacity
@@ -33,7 +34,6 @@ NAMES_OF_ROLLOUTS = {Metric.REWARD: "reward", Metric.ADVANTAGE: "advantages/mean
 """The same of a batch of rollouts."""
 
 GENERATION: Any = SimpleNamespace(
-    weight_synchronizer=SimpleNamespace(is_stale=False),
     prepare_for_generation=lambda **_: True,
     finish_generation=lambda: True,
     clear_logger_metrics=lambda: None,
@@ -125,8 +125,7 @@ class Training:
 
         batch = self._batch
         policy._shard_for_train = dealt
-        for moves in ("offload_after_refit", "prepare_for_lp_inference", "prepare_for_training"):
-            setattr(policy, moves, lambda: None)
+        policy.prepare_for_lp_inference = policy.prepare_for_training = lambda: None
         policy.get_logprobs = given("logprobs", batch.old_log_probs)
         policy.get_reference_policy_logprobs = given(
             "reference_logprobs", batch.reference_log_probs
@@ -138,6 +137,7 @@ class Training:
         trainer, losses = module("algorithms.grpo"), module("algorithms.loss")
         rolled_out = rollouts.batch(), {"mean_gen_tokens_per_sample": 1.0}
         replaced: dict[str, Any] = {
+            "refit_policy_generation": lambda *_, **__: {},
             "run_multi_turn_rollout": lambda **_: rolled_out,
             "MemoryTracker": lambda: SimpleNamespace(snapshot_start_of_stage=lambda *_: None),
         }
@@ -158,7 +158,7 @@ class Training:
                 None,
                 log,
                 CHECKPOINTER,
-                trainer._initial_grpo_save_state(),
+                initial_state("grpo"),
                 config,
             )
 
@@ -184,5 +184,5 @@ def _fine_tune(policy: Any, config: Any, rollouts: Rollouts, log: Log) -> None:
         config,
         log,
         CHECKPOINTER,
-        trainer._initial_sft_save_state(),
+        initial_state("sft"),
     )

@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from adapters.nemo_rl.importing import module
 from adapters.nemo_rl.model import model_class
+from adapters.nemo_rl.versions import without_binding
 from adapters.toolkit import cuda_on_cpu
 from adapters.toolkit.probe import ForwardPasses, GradientReader
 
@@ -103,7 +104,7 @@ def _constructed(config: Any, capacity: int) -> Any:
     model = model_class(capacity, passes)
     construct = _second if config["dtensor_cfg"]["_v2"] else _first
     with (
-        mock.patch.object(module("distributed.numa_utils"), "bind_to_gpu_numa"),
+        without_binding(),
         mock.patch.object(dist, "init_process_group"),
         on_this_machine(),
     ):
