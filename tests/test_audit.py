@@ -34,6 +34,9 @@ NEWEST = (
     "liger/v0.8.5",
     "verl/v0.9.1-fsdp2",
     "verl/v0.9.1-megatron",
+    "areal/v1.0.4",
+    "prime_rl/main-559b447",
+    "unsloth/v2026.10.9",
 )
 """Reports whose verdicts have been audited one by one."""
 

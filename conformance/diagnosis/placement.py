@@ -103,11 +103,15 @@ class FilledRows:
     """Number of micro-batches of the rank, those of repeated rows alone included."""
 
     most_micro_batches: int
-    """The largest number of a rank's micro-batches."""
+    """The largest number of a rank's micro-batches, those of padding alone included."""
 
 
 def filled_rows(
-    rows: NDArray[np.int32], passes: NDArray[np.int32], placement: TokenPlacement, layout: Layout
+    rows: NDArray[np.int32],
+    passes: NDArray[np.int32],
+    placement: TokenPlacement,
+    layout: Layout,
+    most_micro_batches: int,
 ) -> FilledRows:
     """The rows of each token, given those of all forward passes (`rows_of_passes`)."""
     holder = placement.dp_rank * layout.cp + placement.cp_rank
@@ -118,7 +122,7 @@ def filled_rows(
         of_largest=rows.max(axis=1).astype(np.float64)[placement.dp_rank],
         of_rank=rows.sum(axis=1, dtype=np.float64)[placement.dp_rank],
         micro_batches=micro_batches[placement.dp_rank],
-        most_micro_batches=int(micro_batches.max()),
+        most_micro_batches=most_micro_batches,
     )
 
 

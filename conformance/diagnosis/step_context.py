@@ -109,7 +109,22 @@ class StepContext:
         rows, passes, placement = self.rows_of_passes, self.forward_pass_of_token, self.placement
         if rows is None or passes is None or placement is None or rows.sum() == self.step.size:
             return None
-        return filled_rows(rows, passes, placement, self.layout)
+        return filled_rows(rows, passes, placement, self.layout, self.most_micro_batches)
+
+    @property
+    def most_micro_batches(self) -> int:
+        """The largest number of a rank's micro-batches.
+
+        Those without any sample count where they are known to be of this step: a batch of several
+        does not tell of which one they are.
+        """
+        if self.placement is None:
+            raise ValueError("it is not known how the step was cut into micro-batches")
+        if self.rows_of_passes is None:
+            return int(self.placement.micro_batches.max())
+        if len(self.steps) > 1:
+            return int((self.rows_of_passes > 0).sum(axis=1).max())
+        return self.rows_of_passes.shape[1]
 
     @property
     def step(self) -> Step:

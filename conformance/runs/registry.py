@@ -6,9 +6,10 @@ import importlib.util
 import multiprocessing
 import os
 import sys
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -164,12 +165,19 @@ def inventory(sources: Mapping[str, str]) -> Iterator[Entry]:
             f"source {sources[unknown[0]]!r} is for adapter {unknown[0]!r}, which is not installed",
             f"choose {', '.join(names)}",
         )
-    for name in names:
-        for number, adapter_class in enumerate(adapter_classes(name).values()):
-            yield _entry(adapter_class(), sources.get(name), is_default=number == 0)
+    engines = [
+        (adapter_class(), sources.get(name), number == 0)
+        for name in names
+        for number, adapter_class in enumerate(adapter_classes(name).values())
+    ]
+    # Started before there are threads, with torch, which takes most frameworks longest to import.
+    multiprocessing.set_forkserver_preload(["conformance.ranks.worker"])
+    forkserver.ensure_running()
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        yield from threads.map(_entry, *zip(*engines, strict=True))
 
 
-def _entry(adapter: Adapter, text: str | None, *, is_default: bool) -> Entry:
+def _entry(adapter: Adapter, text: str | None, is_default: bool) -> Entry:
     try:
         source = resolve(adapter, text)
     except ConformanceError as error:
@@ -185,7 +193,7 @@ def _entry(adapter: Adapter, text: str | None, *, is_default: bool) -> Entry:
 
 
 def _describe(adapter: Adapter, source: Source) -> tuple[Description | None, str | None]:
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
     with ProcessPoolExecutor(1, mp_context=context, initializer=_keep_quiet) as executor:
         try:
             return executor.submit(_load, adapter, source).result(), None

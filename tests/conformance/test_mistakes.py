@@ -326,6 +326,24 @@ def test_repeated_rows_are_counted_where_they_are(
     assert found == {tuple(of_samples(*each)) for each in expected}
 
 
+@pytest.mark.parametrize(("steps", "expected"), [((STEP,), [20.0]), ((STEP, STEP), [])])
+def test_micro_batch_of_padding_alone_counts_where_it_is_known_to_be_the_steps(
+    steps: tuple[Step, ...], expected: list[float]
+) -> None:
+    """One rank, ten active tokens, two forward passes, of which the second has no sample.
+
+    In a batch of two steps, that pass may be of the other step.
+    """
+    whole = np.zeros((1, len(STEP.mask)), np.int32)
+    context = Given(mode=Mode.TOKEN_MEAN, steps=steps, forward_pass_of_token=whole).context
+    rows = np.array([[STEP.size, 0]], np.int32)
+    filled = replace(context.of_term(TOKENS), step_index=0, rows_of_passes=rows)
+
+    found = [each for each in mistakes(filled) if each.name == "padding_micro_batches_averaged"]
+    denominators = [(1 / each.weights[each.weights != 0]).tolist() for each in found]
+    assert denominators == [pytest.approx([one] * 10) for one in expected]
+
+
 def test_rows_that_fill_up_are_put_into_words() -> None:
     context = replace(TOKEN, forward_pass_of_token=SCATTERED).context.of_term(SAMPLES)
     words = [each.words for each in mistakes(context) if each.name == "dummy_rows_averaged"]

@@ -66,7 +66,7 @@ def _unfilled(context: StepContext, placement: TokenPlacement) -> FilledRows:
         of_largest=largest[placement.dp_rank],
         of_rank=units_held(context.sample, placement.dp_rank),
         micro_batches=placement.micro_batches,
-        most_micro_batches=int(placement.micro_batches.max()),
+        most_micro_batches=context.most_micro_batches,
     )
 
 
@@ -207,6 +207,14 @@ def _of_parts(context: StepContext, part: _Part) -> Iterator[Mistake]:
         weights=context.weights(tokens, units * part.count),
         causes=part.causes("denominators"),
     )
+    if part.name == "micro_batch" and context.mode in (Mode.SAMPLE_MEAN, Mode.CONSTANT):
+        for ranks in sorted({1, context.layout.dp}):
+            averaged = f" and averaged over {ranks} ranks" if ranks > 1 else ""
+            yield Mistake(
+                name="samples_counted_per_micro_batch",
+                words=f"samples are counted per micro batch, and its means are added up{averaged}",
+                weights=context.weights(units=units * ranks),
+            )
     if context.mode is Mode.PROMPT_MEAN:
         yield Mistake(
             name=f"units_counted_per_{part.name}",
