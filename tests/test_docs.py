@@ -366,6 +366,8 @@ def test_newest_versions_are_main_branches_and_else_the_last_releases(
         "slime megatron": "main",
         "verl fsdp": "v0.9.1",
         "prime_rl fsdp2": "main",
+        "nemo_rl dtensor_v1": "main",
+        "nemo_rl dtensor_v2": "main",
         "areal fsdp2": "v1.0.4",
         "roll fsdp2": "main",
         "verl fsdp2": "v0.9.1",
