@@ -1,8 +1,8 @@
 """Mistakes put into copies of frameworks' real code, and the causes they must give.
 
 ``RL_LOSS_CONFORMANCE_SOURCES=FOLDER python -m tests.mistakes_in_real_code [NAME …]`` prints what
-changes in the causes when each mistake is made; FOLDER has clones of miles, slime,
-prime_rl and nemo_rl.
+changes in the causes when each mistake is made; FOLDER has clones of miles, slime, prime_rl,
+nemo_rl and roll.
 """
 
 from __future__ import annotations
@@ -148,6 +148,8 @@ _of_areal = partial(
     layouts=(*PACKED, "dp1-cp2-mb1-thd", "dp1-cp2-mb2-thd"),
     left_out="dp2 and unequal_groups",  # which AReaL's controller does not deal
 )
+
+_of_roll = partial(Mistake, framework="roll", engine="fsdp2", checks="weights", layouts=PADDED)
 
 _of_nemo_rl = partial(
     Mistake,
@@ -516,6 +518,45 @@ MISTAKES = (
         ),
         cause="divided_by_cp",
         condition=[],
+    ),
+    _of_roll(
+        name="roll_average_of_micro_batches_kept",
+        edit=Edit(
+            "distributed/strategy/fsdp2_strategy.py",
+            "train_step",
+            "mini_steps",
+            reading=1,
+            by="1",
+        ),
+        cause="divided_by_micro_batches",
+        condition=[],
+    ),
+    _of_roll(
+        name="roll_tokens_of_a_rank",
+        edit=Edit(
+            "distributed/strategy/strategy.py",
+            "_get_batch_num_tokens",
+            "num",
+            reading=1,
+            by="num.clone()",
+        ),
+        cause="tokens_counted_per_rank",
+        condition=[],
+        modes="token_mean",
+    ),
+    _of_roll(
+        name="roll_tokens_of_slices",
+        edit=Edit(
+            "distributed/strategy/fsdp2_strategy.py",
+            "train_step",
+            "cp_size",
+            reading=1,
+            by="1",
+        ),
+        cause="divided_by_cp",
+        condition=[],
+        modes="token_mean",
+        layouts=("dp1-cp2-mb1-bshd", "dp1-cp2-mb2-bshd", "dp2-cp2-mb1-bshd", "dp2-cp1-mb1-bshd"),
     ),
     _of_nemo_rl(
         name="nemo_rl_average_of_ranks_kept",

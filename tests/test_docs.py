@@ -369,6 +369,7 @@ def test_newest_versions_are_main_branches_and_else_the_last_releases(
         "nemo_rl dtensor_v1": "main",
         "nemo_rl dtensor_v2": "main",
         "areal fsdp2": "v1.0.4",
+        "roll fsdp2": "main",
         "verl fsdp2": "v0.9.1",
         "verl megatron": "v0.9.1",
         "trl ddp": "v1.16.0",

@@ -194,9 +194,9 @@ def test_devices_are_those_that_the_page_says_adapters_have() -> None:
     page = PAGES[GPU_GATE]
 
     but_for = (
-        "but for TRL's, OpenRLHF's, prime-rl's,\nAReaL's, NeMo-RL's and those of loss functions"
+        "TRL's, OpenRLHF's, prime-rl's,\nAReaL's, NeMo-RL's, ROLL's and those of loss functions"
     )
-    assert f"on `cpu` and, {but_for}, on `cuda`" in page
+    assert f"on `cpu` and, but for {but_for}, on `cuda`" in page
     on_cpu_alone = {adapter.name for adapter in classes if adapter.devices == ("cpu",)}
     assert on_cpu_alone == {
         "areal",
@@ -204,6 +204,7 @@ def test_devices_are_those_that_the_page_says_adapters_have() -> None:
         "openrlhf",
         "prime_rl",
         "nemo_rl",
+        "roll",
         "liger",
         "unsloth",
     }

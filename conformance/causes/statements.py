@@ -29,6 +29,7 @@ STATEMENTS = {
     **{f"multiplied_by_{size}": f"multiplied once too often by {SIZES[size]}" for size in SIZES},
     **{f"divided_by_{size}": f"divided once too often by {SIZES[size]}" for size in SIZES},
     "not_divided": "token losses are added up and not divided",
+    "samples_not_averaged": "sums of samples are divided by the constant divisor alone",
     "empty_samples_counted": "a sample without active tokens is counted as one token",
     "original_mask_counted": "denominators count the mask before rejection sampling",
     "modified_mask_counted": "denominators count the mask after rejection sampling",
