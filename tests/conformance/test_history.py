@@ -13,7 +13,7 @@ import pytest
 
 from adapters.toolkit.source import Commit, find_commits
 from conformance import cli
-from conformance.corpus.cases import CORPUS
+from conformance.corpus.cases import ALL_CASES
 from conformance.findings.report import Report
 from conformance.runs.history import Row
 from conformance.views.history_table import as_markdown, as_text
@@ -200,7 +200,7 @@ def test_page_has_a_command_for_every_row() -> None:
         arguments = shlex.split(line)
         cases = [word.removeprefix("--case=") for word in arguments if word.startswith("--case=")]
         assert cases
-        assert set(cases) <= {case.name for case in CORPUS}
+        assert set(cases) <= {case.name for case in ALL_CASES}
         assert arguments[-1] == fix
 
 
