@@ -1,34 +1,26 @@
-"""TRL's trainers on Accelerate's engines."""
+"""Accelerate's engines, on which TRL's trainers run."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from adapters.contract import Unsupported
 from adapters.trl import departures
 from adapters.trl.adapter import TrlAdapter
+from adapters.trl.grpo.adapter import GrpoAdapter
+from adapters.trl.rloo.adapter import RlooAdapter
 
 if TYPE_CHECKING:
-    from adapters.contract import Description, Layout, Rank
-    from adapters.trl.objectives import Settings
+    from adapters.contract import Departure, Layout, Rank
+    from adapters.trl.configuration import Settings
 
 
-class TrlDdpAdapter(TrlAdapter):
-    """`GRPOTrainer` with DistributedDataParallel."""
+class OnFsdp2(TrlAdapter):
+    """A trainer on FSDP2."""
 
-    engine = "ddp"
-
-
-class TrlFsdp2Adapter(TrlAdapter):
-    """`GRPOTrainer` with FSDP2."""
-
-    engine = "fsdp2"
-
-    def describe(self) -> Description:
-        """Add what the engine needs on CPUs."""
-        found = super().describe()
-        return replace(found, departures=(*found.departures, *departures.FSDP2))
+    def departures_of_engine(self) -> tuple[Departure, ...]:
+        """What the engine needs on CPUs."""
+        return departures.FSDP2
 
     def layouts(self) -> list[Layout]:
         """Those of several ranks."""
@@ -50,3 +42,21 @@ class TrlFsdp2Adapter(TrlAdapter):
 
         layers = {"transformer_layer_cls_to_wrap": [ProbeLayer.__name__]}
         return {"fsdp": "full_shard auto_wrap", "fsdp_config": {"fsdp_version": 2, **layers}}
+
+
+class TrlDdpAdapter(GrpoAdapter):
+    """`GRPOTrainer` with DistributedDataParallel."""
+
+    engine = "ddp"
+
+
+class TrlFsdp2Adapter(OnFsdp2, GrpoAdapter):
+    """`GRPOTrainer` with FSDP2."""
+
+    engine = "fsdp2"
+
+
+class TrlRlooAdapter(RlooAdapter):
+    """`RLOOTrainer` with DistributedDataParallel."""
+
+    engine = "rloo"
