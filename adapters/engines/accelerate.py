@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import TrainerCallback
 
+from adapters.contract import Unsupported
 from adapters.toolkit.probe import GradientReader
 
 if TYPE_CHECKING:
@@ -39,6 +40,15 @@ def name_engine_of_a_gpu() -> None:
     from accelerate.utils import DistributedType
 
     PartialState(cpu=True).distributed_type = DistributedType.MULTI_GPU
+
+
+def require_engine(name: str) -> None:
+    """Raise `Unsupported` unless the latest `Accelerator` ran an engine, by Accelerate's name."""
+    from accelerate.state import AcceleratorState
+
+    ran = AcceleratorState().distributed_type.value
+    if ran != name:
+        raise Unsupported(f"Accelerate ran {ran} in the place of {name}")
 
 
 def leave_world() -> None:

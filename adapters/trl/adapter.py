@@ -77,8 +77,12 @@ class TrlAdapter(Adapter):
         """The settings of a job by the trainer's names; raises `Unsupported`."""
 
     @abstractmethod
+    def trainings(self) -> type[Training]:
+        """The class of the trainer's runs."""
+
     def train(self, job: Job, rollouts: Rollouts, capacity: int, chosen: Settings) -> Training:
         """One run of the trainer."""
+        return self.trainings()(job, rollouts, capacity, chosen)
 
     def observe(self, job: Job, rank: Rank) -> Observation:
         """Train all steps of the batch in one run of the trainer."""

@@ -11,8 +11,10 @@ from adapters.trl.grpo.adapter import GrpoAdapter
 from adapters.trl.rloo.adapter import RlooAdapter
 
 if TYPE_CHECKING:
-    from adapters.contract import Departure, Layout, Rank
+    from adapters.contract import Departure, Job, Layout, Rank
     from adapters.trl.configuration import Settings
+    from adapters.trl.rollouts import Rollouts
+    from adapters.trl.training import Training
 
 
 class OnFsdp2(TrlAdapter):
@@ -41,7 +43,20 @@ class OnFsdp2(TrlAdapter):
         from adapters.toolkit.probe import ProbeLayer
 
         layers = {"transformer_layer_cls_to_wrap": [ProbeLayer.__name__]}
-        return {"fsdp": "full_shard auto_wrap", "fsdp_config": {"fsdp_version": 2, **layers}}
+        return {
+            "fsdp": "full_shard auto_wrap",
+            "fsdp_config": {"fsdp_version": 2, **layers},
+            # Else transformers forgets the world that `enter_world` has prepared.
+            "accelerator_config": {"use_configured_state": True},
+        }
+
+    def train(self, job: Job, rollouts: Rollouts, capacity: int, chosen: Settings) -> Training:
+        """One run of the trainer; raises `Unsupported` if the model was not sharded."""
+        from adapters.engines import accelerate
+
+        training = super().train(job, rollouts, capacity, chosen)
+        accelerate.require_engine("FSDP")
+        return training
 
 
 class TrlDdpAdapter(GrpoAdapter):

@@ -126,8 +126,24 @@ class OtherLossType(TrlDdpAdapter):
         return self._settings
 
 
+class Forgetful(TrlFsdp2Adapter):
+    """Lets transformers forget the world in which Accelerate shards a model."""
+
+    def settings_of_engine(self) -> dict[str, object]:
+        chosen = super().settings_of_engine()
+        del chosen["accelerator_config"]
+        return chosen
+
+
 class TestReal:
     pytestmark = needs_trl
+
+    def test_model_that_is_not_sharded_says_nothing_of_fsdp2(self) -> None:
+        with RankPool(Forgetful(), None, 2) as pool:
+            outcome = pool.run(job())
+
+        assert isinstance(outcome, Declined)
+        assert "MULTI_CPU in the place of FSDP" in outcome.message
 
     @pytest.mark.parametrize("mode", [Mode.SAMPLE_MEAN, Mode.TOKEN_MEAN, Mode.CONSTANT])
     @pytest.mark.parametrize("case", [MASKED.name, "two_steps"])

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from adapters.trl.configuration import Settings
-    from adapters.trl.rollouts import Rollouts
     from adapters.trl.schedule import Schedule
     from adapters.trl.training import Training
 
@@ -118,11 +117,11 @@ class GrpoAdapter(TrlAdapter):
 
         return settings(job, schedule)
 
-    def train(self, job: Job, rollouts: Rollouts, capacity: int, chosen: Settings) -> Training:
-        """One run of `GRPOTrainer`."""
+    def trainings(self) -> type[Training]:
+        """Runs of `GRPOTrainer`."""
         from adapters.trl.grpo.trainer import GrpoTraining
 
-        return GrpoTraining(job, rollouts, capacity, chosen)
+        return GrpoTraining
 
 
 def _candidates() -> Candidates:

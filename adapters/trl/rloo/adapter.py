@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from adapters.trl.configuration import Settings
-    from adapters.trl.rollouts import Rollouts
     from adapters.trl.schedule import Schedule
     from adapters.trl.training import Training
 
@@ -76,11 +75,11 @@ class RlooAdapter(TrlAdapter):
 
         return settings(job, schedule)
 
-    def train(self, job: Job, rollouts: Rollouts, capacity: int, chosen: Settings) -> Training:
-        """One run of `RLOOTrainer`."""
+    def trainings(self) -> type[Training]:
+        """Runs of `RLOOTrainer`."""
         from adapters.trl.rloo.trainer import RlooTraining
 
-        return RlooTraining(job, rollouts, capacity, chosen)
+        return RlooTraining
 
 
 def _candidates() -> Candidates:
