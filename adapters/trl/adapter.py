@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from adapters.contract.adapter import Adapter, Rank, Unsupported
 from adapters.contract.job import Job, Observation
@@ -34,7 +34,7 @@ class TrlAdapter(Adapter):
     tree = ("trl",)
     devices = ("cpu",)
     dtypes = ("float32",)
-    dependencies = ("accelerate", "transformers")
+    dependencies: ClassVar[tuple[str, ...]] = ("accelerate", "transformers")
 
     def layouts(self) -> list[Layout]:
         """Data parallelism on up to 4 ranks, and generations of more and fewer micro-batches."""
@@ -56,8 +56,8 @@ class TrlAdapter(Adapter):
 
         accelerate.enter_world(rank)
 
-    def settings_of_engine(self) -> Settings:
-        """The engine's own settings."""
+    def settings_of_engine(self, job: Job) -> Settings:
+        """The engine's own settings of a job."""
         return {}
 
     def departures_of_engine(self) -> tuple[Departure, ...]:
@@ -94,7 +94,7 @@ class TrlAdapter(Adapter):
             raise Unsupported("this version's LM head runs on Triton alone, which is not installed")
         batch = self.probed_batch(job)
         schedule = schedule_of(job, self.iterations(job))
-        chosen = self.settings(job, schedule) | self.settings_of_engine()
+        chosen = self.settings(job, schedule) | self.settings_of_engine(job)
         rollouts = Rollouts(batch, job, schedule, rank.index)
         self.enter_world(rank)
         with rank.framework(), refusals_of_configuration(job):

@@ -65,3 +65,14 @@ FSDP2 = parse_departures(
         it shards models on GPUs alone; torch's FSDP2 is the same on gloo
     """
 )
+
+DEEPSPEED = parse_departures(
+    """
+    set: on a machine without a GPU, the type of distributed training that Accelerate takes GPUs for
+        it gives GPUs alone DeepSpeed, which has an accelerator for CPUs of its own
+    stubbed: DeepSpeed's collectives through shared memory, which it would compile C++ for
+        gloo has the same
+    set: DeepSpeed's counts of parameters and modules, to 0 before each job
+        ZeRO 3 compares them over ranks, which have run other numbers of jobs
+    """
+)

@@ -109,10 +109,12 @@ class Training(ABC):
             **self.arguments(),
         )
         trainer.remove_callback(PrinterCallback)
+        self.watch.trainer = trainer
         self._give(trainer.model, self.rollouts.batch.old_log_probs)
         self.passes = trainer.model.passes
         if trainer.ref_model is not None:
-            self._give(trainer.ref_model, self.rollouts.batch.reference_log_probs)
+            reference = trainer.accelerator.unwrap_model(trainer.ref_model)
+            self._give(reference, self.rollouts.batch.reference_log_probs)
         return trainer
 
     def _give(self, model: Any, log_probs: list[NDArray[np.float64]]) -> None:

@@ -14,7 +14,7 @@ from adapters.contract import Description, Job, Option
 from adapters.contract.configuration import Configuration, Setting
 from adapters.contract.objective import CORRECTIONS, Metric, Objective
 from adapters.contract.probed_batch import ProbedBatch
-from adapters.trl.engines import TrlDdpAdapter, TrlFsdp2Adapter
+from adapters.trl.engines import TrlDdpAdapter, TrlDeepspeedAdapter, TrlFsdp2Adapter
 from adapters.trl.grpo.adapter import CONVENTIONS
 from adapters.trl.schedule import schedule_of
 from conformance.findings.verdict import Verdict
@@ -34,7 +34,7 @@ needs_trl = [
     pytest.mark.skipif(find_spec("trl") is None, reason="trl is not installed"),
 ]
 
-GRPO = (TrlDdpAdapter, TrlFsdp2Adapter)
+GRPO = (TrlDdpAdapter, TrlFsdp2Adapter, TrlDeepspeedAdapter)
 """The engines of `GRPOTrainer`."""
 
 weights_error = partial(steps.weights_error, conventions=CONVENTIONS)
@@ -122,15 +122,15 @@ class OtherLossType(TrlDdpAdapter):
     def __init__(self, **settings: object) -> None:
         self._settings = settings
 
-    def settings_of_engine(self) -> dict[str, object]:
+    def settings_of_engine(self, job: Job) -> dict[str, object]:
         return self._settings
 
 
 class Forgetful(TrlFsdp2Adapter):
     """Lets transformers forget the world in which Accelerate shards a model."""
 
-    def settings_of_engine(self) -> dict[str, object]:
-        chosen = super().settings_of_engine()
+    def settings_of_engine(self, job: Job) -> dict[str, object]:
+        chosen = super().settings_of_engine(job)
         del chosen["accelerator_config"]
         return chosen
 

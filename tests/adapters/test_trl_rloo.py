@@ -54,7 +54,7 @@ class OtherSettings(TrlRlooAdapter):
     def __init__(self, **settings: object) -> None:
         self._settings = settings
 
-    def settings_of_engine(self) -> dict[str, object]:
+    def settings_of_engine(self, job: Job) -> dict[str, object]:
         return self._settings
 
 
