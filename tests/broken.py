@@ -8,7 +8,7 @@ import sys
 import time
 import warnings
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -22,7 +22,7 @@ from adapters.native.trainer import Trainer, with_denominators
 from reference.aggregation import AuxiliaryAggregation, Conventions, Mode
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from adapters.contract import Job, Observation, Rank
@@ -132,6 +132,23 @@ class Killed(Faulty):
 class Hanging(Faulty):
     def fail(self) -> None:
         time.sleep(600)
+
+
+class FailingInTurn(TwoLayouts):
+    """The second rank fails in four ways, each in steps of another number of samples."""
+
+    ways: ClassVar[Mapping[int, type[Faulty]]] = {
+        4: Killed,
+        6: Vanishing,
+        10: Hanging,
+        24: Raising,
+    }
+
+    def observe(self, job: Job, rank: Rank) -> Observation:
+        way = self.ways.get(job.steps[0].size)
+        if way and rank.index == 1:
+            way().fail()
+        return super().observe(job, rank)
 
 
 class Deadlocked(Faulty):

@@ -1,7 +1,8 @@
 """Mistakes put into copies of frameworks' real code, and the causes they must give.
 
 ``RL_LOSS_CONFORMANCE_SOURCES=FOLDER python -m tests.mistakes_in_real_code [NAME …]`` prints what
-changes in the causes when each mistake is made; FOLDER has clones of miles, slime and prime_rl.
+changes in the causes when each mistake is made; FOLDER has clones of miles, slime, prime_rl,
+nemo_rl and roll.
 """
 
 from __future__ import annotations
@@ -146,6 +147,17 @@ _of_areal = partial(
     modes="token_mean",
     layouts=(*PACKED, "dp1-cp2-mb1-thd", "dp1-cp2-mb2-thd"),
     left_out="dp2 and unequal_groups",  # which AReaL's controller does not deal
+)
+
+_of_roll = partial(Mistake, framework="roll", engine="fsdp2", checks="weights", layouts=PADDED)
+
+_of_nemo_rl = partial(
+    Mistake,
+    framework="nemo_rl",
+    engine="dtensor_v2",
+    checks="weights",
+    layouts=(*PADDED, "dp1-cp2-mb1-bshd", "dp2-cp1-mbtokens-thd"),
+    left_out="dp2 and unequal_groups",  # which NeMo-RL's policy does not deal
 )
 
 _of_verl = partial(
@@ -507,6 +519,74 @@ MISTAKES = (
         cause="divided_by_cp",
         condition=[],
     ),
+    _of_roll(
+        name="roll_average_of_micro_batches_kept",
+        edit=Edit(
+            "distributed/strategy/fsdp2_strategy.py",
+            "train_step",
+            "mini_steps",
+            reading=1,
+            by="1",
+        ),
+        cause="divided_by_micro_batches",
+        condition=[],
+    ),
+    _of_roll(
+        name="roll_tokens_of_a_rank",
+        edit=Edit(
+            "distributed/strategy/strategy.py",
+            "_get_batch_num_tokens",
+            "num",
+            reading=1,
+            by="num.clone()",
+        ),
+        cause="tokens_counted_per_rank",
+        condition=[],
+        modes="token_mean",
+    ),
+    _of_roll(
+        name="roll_tokens_of_slices",
+        edit=Edit(
+            "distributed/strategy/fsdp2_strategy.py",
+            "train_step",
+            "cp_size",
+            reading=1,
+            by="1",
+        ),
+        cause="divided_by_cp",
+        condition=[],
+        modes="token_mean",
+        layouts=("dp1-cp2-mb1-bshd", "dp1-cp2-mb2-bshd", "dp2-cp2-mb1-bshd", "dp2-cp1-mb1-bshd"),
+    ),
+    _of_nemo_rl(
+        name="nemo_rl_average_of_ranks_kept",
+        edit=Edit(
+            "models/automodel/train.py", "automodel_forward_backward", "dp_size", reading=1, by="1"
+        ),
+        cause="divided_by_dp",
+        condition=[],
+    ),
+    _of_nemo_rl(
+        name="nemo_rl_counts_of_slices",
+        edit=Edit(
+            "models/automodel/data.py", "process_global_batch", "dp_group", reading=1, by="None"
+        ),
+        cause="divided_by_cp",
+        condition=[],
+    ),
+    _of_nemo_rl(
+        name="nemo_rl_invalid_samples_counted",
+        edit=Edit(
+            "models/automodel/data.py",
+            "process_global_batch",
+            "batch",
+            reading=2,
+            by='{"sample_mask": torch.ones_like(batch["sample_mask"])}',
+        ),
+        cause="sample_units_counted",
+        condition=[],
+        modes="sample_mean",
+    ),
     _of_trl(
         name="trl_accumulation_not_averaged",
         edit=Edit(*TRL_LOSS, "normalizer", reading=1, by="1"),
@@ -570,10 +650,10 @@ def original(mistake: Mistake) -> Path:
 
 def copied(mistake: Mistake, folder: Path) -> Path:
     """A checkout of the framework's package, without the mistake."""
-    for package in packages(mistake):
+    for part in [*packages(mistake), *_beside(mistake)]:
         shutil.copytree(
-            original(mistake) / package,
-            folder / package,
+            original(mistake) / part,
+            folder / part,
             ignore=shutil.ignore_patterns("__pycache__"),
         )
     commit(folder)
@@ -584,6 +664,13 @@ def packages(mistake: Mistake) -> list[Path]:
     """The folders of the framework's package in a checkout, the one that is changed first."""
     adapter = registry.create(mistake.framework, mistake.engine)
     return [Path(root) / mistake.framework for root in adapter.roots]
+
+
+def _beside(mistake: Mistake) -> list[Path]:
+    """Other folders of the framework's repository that its adapter reads."""
+    tree = map(Path, registry.create(mistake.framework, mistake.engine).tree)
+    held = {part for package in packages(mistake) for part in (package, *package.parents)}
+    return [part for part in tree if part not in held and (original(mistake) / part).is_dir()]
 
 
 def changes(mistake: Mistake, folder: Path) -> list[CauseChange]:

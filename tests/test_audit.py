@@ -38,6 +38,9 @@ NEWEST = (
     "areal/v1.0.4",
     "prime_rl/main-559b447",
     "unsloth/v2026.10.9",
+    "roll/main-8eb27cc",
+    "nemo_rl/main-7ea279a",
+    "nemo_rl/main-7ea279a-dtensor_v1",
 )
 """Reports whose verdicts have been audited one by one."""
 

@@ -193,10 +193,21 @@ def test_devices_are_those_that_the_page_says_adapters_have() -> None:
     classes = [c for name in registry.known() for c in registry.adapter_classes(name).values()]
     page = PAGES[GPU_GATE]
 
-    but_for = "but for TRL's, OpenRLHF's, prime-rl's,\nAReaL's and those of loss functions"
-    assert f"on `cpu` and, {but_for}, on `cuda`" in page
+    but_for = (
+        "TRL's, OpenRLHF's, prime-rl's,\nAReaL's, NeMo-RL's, ROLL's and those of loss functions"
+    )
+    assert f"on `cpu` and, but for {but_for}, on `cuda`" in page
     on_cpu_alone = {adapter.name for adapter in classes if adapter.devices == ("cpu",)}
-    assert on_cpu_alone == {"areal", "trl", "openrlhf", "prime_rl", "liger", "unsloth"}
+    assert on_cpu_alone == {
+        "areal",
+        "trl",
+        "openrlhf",
+        "prime_rl",
+        "nemo_rl",
+        "roll",
+        "liger",
+        "unsloth",
+    }
     assert {adapter.devices for adapter in classes} == {("cpu",), ("cpu", "cuda")}
 
 

@@ -29,6 +29,7 @@ STATEMENTS = {
     **{f"multiplied_by_{size}": f"multiplied once too often by {SIZES[size]}" for size in SIZES},
     **{f"divided_by_{size}": f"divided once too often by {SIZES[size]}" for size in SIZES},
     "not_divided": "token losses are added up and not divided",
+    "samples_not_averaged": "sums of samples are divided by the constant divisor alone",
     "empty_samples_counted": "a sample without active tokens is counted as one token",
     "original_mask_counted": "denominators count the mask before rejection sampling",
     "modified_mask_counted": "denominators count the mask after rejection sampling",
@@ -66,6 +67,9 @@ STATEMENTS = {
         f"units_counted_per_{part}": f"prompts are counted in each {words}, and tokens in the step"
         for part, words in PARTS.items()
     },
+    "samples_counted_per_micro_batch": (
+        "samples are counted in each micro-batch, and means of micro-batches are added up"
+    ),
     "not_reduced_over_dp": "the share of one data-parallel rank stands for all",
     "not_reduced_over_cp": "the share of one context-parallel rank stands for all",
     "not_reduced_over_ranks": "the share of one rank stands for all",

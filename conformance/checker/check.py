@@ -86,7 +86,7 @@ class AdapterCheck:
         self.never_shown += left
         shared = SharedJobs(pool, cells)
         for cell in cells:
-            complaint = _judged(cell, shared)
+            complaint = _judged_in_some_mode(cell, shared)
             if complaint is None:
                 self.conforming += 1
             elif isinstance(cell, StartupCell) and complaint.name == NOT_DELIVERED:
@@ -117,6 +117,18 @@ def _incomplete_class(adapter: Adapter) -> Complaint | None:
         return None
     words = f"nothing can be run before the class has {' and '.join(lacking)}"
     return Complaint(name="nothing_to_run", where=type(adapter).__name__, words=words)
+
+
+def _judged_in_some_mode(cell: MatrixCell, shared: SharedJobs) -> Complaint | None:
+    """The complaint in the first mode that delivers: a loss may be one of a single mode."""
+    first = _judged(cell, shared)
+    for other in coverage.in_other_modes(cell, shared.description):
+        if first is None or first.name != NOT_DELIVERED:
+            break
+        found = _judged(other, shared)
+        if found is None or found.name != NOT_DELIVERED:
+            return found
+    return first
 
 
 def _judged(cell: MatrixCell, shared: SharedJobs) -> Complaint | None:

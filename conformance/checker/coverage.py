@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from adapters.contract import Depth, Layout, Option
@@ -116,6 +117,14 @@ def _cells(description: Description, layouts: Sequence[Layout]) -> Iterator[Matr
         )
         cells = (cell for cell in plan.cells() if isinstance(cell, MatrixCell))
         yield from (cell for cell in cells if _tells(cell, description))
+
+
+def in_other_modes(cell: MatrixCell, description: Description) -> list[MatrixCell]:
+    """The same cell in the other declared modes that its check has; none for the plain loss."""
+    if cell.spec.objective is Objective.POLICY:
+        return []
+    others = {*cell.spec.modes} & description.modes - {cell.aggregation.mode}
+    return [replace(cell, aggregation=cell.case.aggregation(mode)) for mode in sorted(others)]
 
 
 def _tells(cell: MatrixCell, description: Description) -> bool:

@@ -263,8 +263,9 @@ def _of_samples(of_tokens: StepContext) -> StepContext:
 def _placement(contexts: Sequence[StepContext], batch: ProbedBatch) -> BatchPlacement:
     steps = np.repeat(np.arange(len(batch.steps)), [len(step.mask) for step in batch.steps])
     known = [context.placement for context in contexts if context.placement is not None]
+    prompts = np.concatenate([step.prompt_lengths for step in batch.steps])
     if len(known) < len(contexts):
-        return BatchPlacement(step=steps)
+        return BatchPlacement(step=steps, prompt_lengths=prompts)
     layout = contexts[0].layout
     cp_ranks = [placement.cp_rank for placement in known]
     if Option.ALLGATHER_CP in layout.options:
@@ -274,6 +275,7 @@ def _placement(contexts: Sequence[StepContext], batch: ProbedBatch) -> BatchPlac
         step=steps,
         dp_rank=np.concatenate([placement.dp_rank for placement in known]),
         cp_rank=np.concatenate(cp_ranks),
+        prompt_lengths=prompts,
     )
 
 

@@ -34,41 +34,20 @@ ENVIRONMENT = {
 }
 
 
-@pytest.fixture(scope="module")
-def findings_of_the_pool(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """What the same run finds without torchrun."""
-    return command.run(tmp_path_factory.mktemp("pool"), "native", *FEW, *LAYOUTS).findings
-
-
-@pytest.fixture(scope="module")
-def findings_of_two(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """Likewise of the layouts of up to two ranks."""
-    return command.run(tmp_path_factory.mktemp("two"), "native", *FEW, *LAYOUTS[:2]).findings
-
-
-@pytest.mark.parametrize(
-    ("torchrun", "layouts", "expected"),
-    [(TWO, LAYOUTS[:2], "findings_of_two"), (FOUR, LAYOUTS, "findings_of_the_pool")],
-    ids=["2 processes", "4 processes"],
-)
-def test_finds_what_the_pool_finds_byte_for_byte(
-    tmp_path: Path,
-    torchrun: Sequence[str],
-    layouts: Sequence[str],
-    expected: str,
-    request: pytest.FixtureRequest,
-) -> None:
-    result = command.torchrun(tmp_path, "native", *FEW, *layouts, options=torchrun)
+def test_finds_what_the_pool_finds_byte_for_byte(tmp_path: Path) -> None:
+    pool = command.run(tmp_path, "native", *FEW, *LAYOUTS).findings
+    result = command.torchrun(tmp_path, "native", *FEW, *LAYOUTS, options=FOUR)
 
     assert result.status == 0, result.output
-    assert result.findings == request.getfixturevalue(expected)
+    assert result.findings == pool
     assert result.output.count("test session starts") == 1
     assert result.report.complete
     wait_for(lambda: not processes_in(tmp_path))
 
 
-def test_runs_at_once_find_what_each_finds_alone(tmp_path: Path, findings_of_two: bytes) -> None:
+def test_runs_at_once_find_what_each_finds_alone(tmp_path: Path) -> None:
     """Two without torchrun and two under it, each in a folder of its own."""
+    alone = command.run(tmp_path, "native", *FEW, *LAYOUTS[:2]).findings
     launches: dict[str, Sequence[str]] = {"a": (), "b": (), "c": TWO, "d": TWO}
     runs = {}
     for name, torchrun in launches.items():
@@ -78,52 +57,37 @@ def test_runs_at_once_find_what_each_finds_alone(tmp_path: Path, findings_of_two
     results = [command.finish(run, tmp_path / name, "native") for name, run in runs.items()]
 
     assert [result.status for result in results] == [0] * 4, results
-    assert {result.findings for result in results} == {findings_of_two}
+    assert {result.findings for result in results} == {alone}
 
 
-def test_two_groups_of_processes_find_the_same_as_one(
-    tmp_path: Path, findings_of_the_pool: bytes
-) -> None:
-    first, second = run_in_two_groups(tmp_path, "native", *FEW, *LAYOUTS, torchrun=TWO)
+def test_two_groups_of_processes_find_the_same_as_one(tmp_path: Path) -> None:
+    """A mismatch, which the first group reports, is no failure of the other."""
+    pool = command.run(tmp_path, "onetokenshort", *FEW, *LAYOUTS)
+    first, second = run_in_two_groups(tmp_path, "onetokenshort", *FEW, *LAYOUTS, torchrun=TWO)
 
-    assert (first.status, second.status) == (0, 0), first.output + second.output
-    assert first.findings == findings_of_the_pool
+    assert (pool.status, first.status, second.status) == (1, 1, 0), first.output + second.output
+    assert first.findings == pool.findings
+    assert first.report.complete
     assert "test session starts" not in second.output
     wait_for(lambda: not processes_in(tmp_path))
 
 
-def test_mismatch_is_no_failure_of_the_other_group(tmp_path: Path) -> None:
-    one = ("--nproc-per-node=1",)
-    cases = ("--modes=token_mean", "-k", "weights and one_token")
-    first, second = run_in_two_groups(tmp_path, "onetokenshort", *cases, torchrun=one)
+def test_failing_ranks_are_named_and_the_run_goes_on(tmp_path: Path) -> None:
+    cases = ("two_prompts", "fibonacci_lengths", "odd_groups", "ten_samples", "padded_widths")
+    chosen = ("--layout=dp2-cp1-mb1-bshd", "--checks=weights", "--modes=token_mean")
+    named = ("-k", " or ".join(cases), "--time-limit=15")
+    result = command.torchrun(tmp_path, "failinginturn", *chosen, *named, options=TWO)
 
-    assert (first.status, second.status) == (1, 0), first.output + second.output
-    assert first.report.complete
-    wait_for(lambda: not processes_in(tmp_path))
-
-
-@pytest.mark.parametrize(
-    ("adapter", "message"),
-    [
-        ("killed", "rank 1 was killed by SIGKILL"),
-        ("vanishing", "rank 1 exited with status 7\n"),
-        ("raising", "rank 1 raised\n"),
-        ("hanging", "rank"),
-    ],
-)
-def test_failing_rank_is_named_and_the_run_goes_on(
-    tmp_path: Path, adapter: str, message: str
-) -> None:
-    cases = ("--modes=token_mean", "-k", "weights and (fully_masked_sample or one_token)")
-    result = command.torchrun(tmp_path, adapter, *cases, "--time-limit=15", options=TWO)
-
-    found = {f.id.split("/", 2)[2]: f for f in result.report.findings}
-    crashed = {name for name, finding in found.items() if finding.verdict == "crashed"}
+    found = {finding.id.split("/")[2]: finding for finding in result.report.findings}
+    crashed = {case: one.message for case, one in found.items() if one.verdict == "crashed"}
     assert result.status == 1
     assert "exitcode  : 1 " in result.output
-    assert crashed == {"one_token/dp2-cp1-mb1-bshd"}
-    assert found[crashed.pop()].message.startswith(message)
-    assert {"fully_masked_sample/dp2-cp1-mb1-bshd"} < set(found)
+    assert found.keys() == set(cases)
+    assert found.keys() - crashed.keys() == {"padded_widths"}
+    assert crashed["two_prompts"].startswith("rank 1 was killed by SIGKILL")
+    assert crashed["fibonacci_lengths"].startswith("rank 1 exited with status 7\n")
+    assert crashed["odd_groups"].startswith("rank 1 raised\n")
+    assert crashed["ten_samples"].startswith("rank")
     assert result.report.complete
     wait_for(lambda: not processes_in(tmp_path))
 

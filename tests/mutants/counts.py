@@ -243,6 +243,17 @@ class NothingDivided(Counting):
         return [1.0] * len(samples)
 
 
+class SamplesNotAveraged(Counting):
+    """Sums of samples are divided by L, and nobody divides by the number of samples."""
+
+    diagnosis = "samples_not_averaged"
+    modes = (Mode.CONSTANT,)
+
+    def counted(self, samples: list[SampleTensors]) -> list[float]:
+        assert self.aggregation.divisor is not None
+        return [self.aggregation.divisor] * len(samples)
+
+
 class AsAnotherMode(Counting):
     """The aggregation that was asked for does not arrive where losses are reduced."""
 

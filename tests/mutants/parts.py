@@ -47,6 +47,16 @@ class MeanOfMicroBatchMeans(Mutant):
         return [means_of(part, self, self.layout.dp * len(parts)) for part in parts]
 
 
+class SumOfMicroBatchMeans(Mutant):
+    """Each micro-batch is a mean over its own samples, and the means are added up."""
+
+    diagnosis = "samples_counted_per_micro_batch"
+    modes = (Mode.SAMPLE_MEAN, Mode.CONSTANT)
+
+    def cut(self, samples: list[SampleTensors]) -> list[list[SampleTensors]]:
+        return [means_of(part, self, self.layout.dp) for part in super().cut(samples)]
+
+
 class MeanOfMicroBatchesOfAllRanks(Counting):
     """A micro-batch is divided by its tokens on all ranks, and the mean over them is taken."""
 

@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from adapters.contract import Description, Job, Layout, Option, Rank
+from adapters.engines import dtensor
 from adapters.verl import objectives
 from adapters.verl.adapter import VerlAdapter
 from adapters.verl.configuration import CRITIC_MODEL, MODEL
@@ -101,12 +102,9 @@ class VerlFsdpAdapter(VerlAdapter):
         """Take the models apart, and have torch forget their meshes.
 
         FSDP1's views of a parameter keep it, and it keeps its model with the views and the threads
-        of its groups: a cycle that no garbage collector of Python sees. What torch remembers of how
-        sharded tensors are reduced names the groups of the first mesh of its shape.
+        of its groups: a cycle that no garbage collector of Python sees.
         """
-        from torch.distributed.tensor import debug
-
-        debug._clear_sharding_prop_cache()
+        dtensor.leave_world()
         while WRAPPED:
             for module in [*WRAPPED.pop().modules()]:
                 vars(module).clear()

@@ -36,11 +36,27 @@ OTHER_SET = {TokenSet.ACTIVE: TokenSet.RESPONSE, TokenSet.RESPONSE: TokenSet.ACT
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class BatchPlacement:
-    """Where the tokens of a batch were, int64 [tokens]; ranks are None if they are not known."""
+    """Where the tokens of a batch were, int64 [tokens]; ranks are None if they are not known.
+
+    ``prompt_lengths`` are the tokens of each sample's prompt, [N], None if they are not known.
+    """
 
     step: NDArray[np.int64]
     dp_rank: NDArray[np.int64] | None = None
     cp_rank: NDArray[np.int64] | None = None
+    prompt_lengths: NDArray[np.int64] | None = None
+
+    def padding_behind(self, responses: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
+        """Yield the padding of each sample, given its response's tokens: [N].
+
+        It goes up to the longest response, or to the longest sequence, of which context-parallel
+        ranks have equal slices.
+        """
+        yield responses.max() - responses
+        if self.prompt_lengths is not None:
+            sequences = self.prompt_lengths + responses
+            slices = 1 if self.cp_rank is None else int(self.cp_rank.max(initial=0)) + 1
+            yield -(-sequences.max() // slices) * slices - sequences
 
     def parts(self) -> Iterator[tuple[str, NDArray[np.int64]]]:
         """Yield names of parts of a batch, and which part each token is in."""
@@ -159,7 +175,7 @@ def wrong_advantages(estimate: Estimate, placement: BatchPlacement) -> Iterator[
     if estimate.objective in PENALISING:
         yield from _of_penalties(estimate)
     if estimate.objective in OF_VALUES:
-        yield from _of_values(estimate)
+        yield from _of_values(estimate, placement)
     if estimate.estimator.whitens:
         yield from _of_whitening(estimate, placement)
 
@@ -248,20 +264,21 @@ def _accumulated_in(part: NDArray[np.int64], estimate: Estimate) -> Values:
     return found
 
 
-def _of_values(estimate: Estimate) -> Iterator[Wrong]:
+def _of_values(estimate: Estimate, placement: BatchPlacement) -> Iterator[Wrong]:
     yield "trace_left_out", estimate.under(trace=1.0)
     yield "values_left_out", estimate.having(values=np.zeros_like(estimate.rollouts.values))
-    yield "padding_bootstrapped", estimate.of(_with_padding(estimate))
+    responses = np.bincount(estimate.rollouts.sample, minlength=len(estimate.rollouts.rewards))
+    for padding in placement.padding_behind(responses):
+        yield "padding_bootstrapped", estimate.of(_with_padding(estimate, padding))
 
 
-def _with_padding(estimate: Estimate) -> Values:
-    """GAE that goes on to the width of the longest response, with the value of padding."""
+def _with_padding(estimate: Estimate, paddings: NDArray[np.int64]) -> Values:
+    """GAE that goes on over the padding behind each sample, [N], with the value of padding."""
     rollouts, constants, decay = estimate.rollouts, estimate.constants, estimate.decay
     path = rollouts.only(estimate.path)
-    lengths = np.bincount(path.sample, minlength=len(rollouts.rewards))
     behind = np.zeros(len(path.mask))  # what the last token reads of padding
     for token in path.last(TokenSet.RESPONSE):
-        padding = lengths.max() - lengths[path.sample[token]]
+        padding = paddings[path.sample[token]]
         tail = 0.0
         for place in range(padding):
             next_value = PADDING_VALUE if place else 0.0

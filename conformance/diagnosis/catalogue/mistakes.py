@@ -176,13 +176,19 @@ def _factor(context: StepContext, value: float, names: list[str]) -> Iterator[Mi
 
 
 def _undivided(context: StepContext) -> Iterator[Mistake]:
-    """Yield weights of 1, or of 1 averaged over ranks or micro-batches."""
+    """Yield weights of 1, of 1 averaged over ranks or micro-batches, or of 1 / L."""
     ones = (context.expected > 0).astype(np.float64)
     words = "token losses are added up and not divided"
     yield Mistake(name="not_divided", words=words, weights=ones)
     for value, names in _names_of_sizes(_layout_sizes(context)).items():
         averaged = f"{words}, but for an average over {' or '.join(names)} = {value:g}"
         yield Mistake(name="not_divided", words=averaged, weights=ones / value)
+    if context.aggregation.divisor is not None:
+        yield Mistake(
+            name="samples_not_averaged",
+            words=f"the sums of {context.units} samples are divided by L alone and added up",
+            weights=ones / context.aggregation.divisor,
+        )
 
 
 def _other_modes(context: StepContext) -> Iterator[Mistake]:

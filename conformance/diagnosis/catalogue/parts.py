@@ -207,6 +207,14 @@ def _of_parts(context: StepContext, part: _Part) -> Iterator[Mistake]:
         weights=context.weights(tokens, units * part.count),
         causes=part.causes("denominators"),
     )
+    if part.name == "micro_batch" and context.mode in (Mode.SAMPLE_MEAN, Mode.CONSTANT):
+        for ranks in sorted({1, context.layout.dp}):
+            averaged = f" and averaged over {ranks} ranks" if ranks > 1 else ""
+            yield Mistake(
+                name="samples_counted_per_micro_batch",
+                words=f"samples are counted per micro batch, and its means are added up{averaged}",
+                weights=context.weights(units=units * ranks),
+            )
     if context.mode is Mode.PROMPT_MEAN:
         yield Mistake(
             name=f"units_counted_per_{part.name}",

@@ -1,0 +1,5 @@
+"""The adapters of NVIDIA-NeMo/RL: its DTensor workers, the one of its examples first."""
+
+from adapters.nemo_rl.adapter import DTensorV1Adapter, DTensorV2Adapter
+
+ENGINES = (DTensorV2Adapter, DTensorV1Adapter)

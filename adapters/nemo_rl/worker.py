@@ -1,0 +1,148 @@
+"""NeMo-RL's policy worker on this rank, and the policy that deals batches to the workers."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+
+from adapters.nemo_rl.importing import module
+from adapters.nemo_rl.model import model_class
+from adapters.nemo_rl.versions import without_binding
+from adapters.toolkit import cuda_on_cpu
+from adapters.toolkit.probe import ForwardPasses, GradientReader
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from adapters.contract import Rank
+
+TOKENIZER = SimpleNamespace(pad_token_id=0, eos_token_id=0, pad_token="<pad>", eos_token="<pad>")
+"""What NeMo-RL asks of a tokenizer: the id of padding."""
+
+
+class Workers:
+    """Stands for Ray's group of workers: each rank has one, and all are called at once."""
+
+    def __init__(self, worker: Any, rank: Rank) -> None:
+        self._worker, self._rank = worker, rank
+
+    def run_all_workers_sharded_data(
+        self, method: str, *, data: Sequence[Any], common_kwargs: Mapping[str, Any], **_: object
+    ) -> list[Any]:
+        """The result of each data-parallel rank, of which the first context-parallel one tells."""
+        share = data[self._worker.dp_mesh.get_local_rank()]
+        with on_this_machine():
+            result = getattr(self._worker, method)(share, **common_kwargs)
+        results: list[Any] = [None] * self._rank.world_size
+        dist.all_gather_object(results, result)
+        return results[:: self._worker.cp_size]
+
+    def get_all_worker_results(self, results: list[Any]) -> list[Any]:
+        """They are results already."""
+        return results
+
+    def shutdown(self, **_: object) -> bool:
+        """No process is to be ended."""
+        return True
+
+
+def made_worker(config: Any, capacity: int, rank: Rank) -> Any:
+    """NeMo-RL's worker for a configuration; the jobs of a world share those that fit them.
+
+    It has the readers of its model's forward passes and of its optimizer's gradients.
+    """
+    of_engine, packing = config["dtensor_cfg"], config["sequence_packing"]
+    sizes = of_engine["context_parallel_size"], of_engine.get("dp_replicate_size")
+    key = "nemo_rl", *sizes, packing["enabled"], capacity
+    if key not in rank.cache:
+        rank.cache[key] = _constructed(config, capacity)
+    worker = rank.cache[key]
+    worker.cfg = config
+    for recorded in (worker.gradients, worker.passes):
+        recorded.drain()
+    return worker
+
+
+def made_policy(config: Any, worker: Any, rank: Rank) -> Any:
+    """NeMo-RL's policy, whose constructor has the shards and micro-batches from a configuration."""
+    policies = module("models.policy.lm_policy")
+    replaced: dict[str, Any] = {
+        "RayQueue": lambda: None,
+        "RayWorkerBuilder": lambda *_, **__: None,
+        "RayWorkerGroup": lambda *_, **__: Workers(worker, rank),
+        "get_default_hf_config": _has_no_layers,
+    }
+    cluster = SimpleNamespace(world_size=lambda: rank.world_size, _sorted_bundle_indices=None)
+    with mock.patch.multiple(policies, **replaced):
+        return policies.Policy(cluster, config, TOKENIZER, init_reference_model=False)
+
+
+@contextmanager
+def on_this_machine() -> Iterator[None]:
+    """Let a worker run on the CPU where there is no GPU."""
+    if torch.cuda.is_available():
+        yield
+        return
+    cuda: dict[str, Any] = {"get_device_name": lambda *_: "cpu", "empty_cache": lambda: None}
+    ranges: dict[str, Any] = {"range_push": lambda _: None, "range_pop": lambda: None}
+    with (
+        mock.patch.multiple(torch.cuda, **cuda),
+        mock.patch.multiple(torch.cuda.nvtx, **ranges),
+        cuda_on_cpu.redirected(),
+    ):
+        yield
+
+
+def _constructed(config: Any, capacity: int) -> Any:
+    """A worker whose constructor has made the meshes, the sharded model and the optimizer."""
+    passes = ForwardPasses()
+    model = model_class(capacity, passes)
+    construct = _second if config["dtensor_cfg"]["_v2"] else _first
+    with (
+        without_binding(),
+        mock.patch.object(dist, "init_process_group"),
+        on_this_machine(),
+    ):
+        worker = construct(config, model)
+    worker.gradients, worker.passes = GradientReader(worker.optimizer), passes
+    return worker
+
+
+def _first(config: Any, model: Any) -> Any:
+    """The worker that shards a model itself."""
+    home = module("models.policy.workers.dtensor_policy_worker")
+    with mock.patch.multiple(home, ray=RAY, **_loading(model)):
+        return home.DTensorPolicyWorkerImpl(config, TOKENIZER, init_reference_model=False)
+
+
+def _second(config: Any, model: Any) -> Any:
+    """The worker that Automodel makes meshes and models for."""
+    home = module("models.policy.workers.dtensor_policy_worker_v2")
+    loading = {**_loading(model), "get_tokenizer": lambda *_, **__: TOKENIZER}
+    with (
+        mock.patch.multiple(home, ray=RAY, AutomodelCheckpointManager=mock.DEFAULT),
+        mock.patch.multiple(module("models.automodel.setup"), **loading),
+    ):
+        return home.DTensorPolicyWorkerV2Impl(config, init_reference_model=False)
+
+
+RAY = SimpleNamespace(get_gpu_ids=lambda: [0])
+
+
+def _loading(model: Any) -> dict[str, Any]:
+    """Stands for what a worker's module loads a checkpoint's configuration and model with."""
+    config = SimpleNamespace(model_type="probe", architectures=["Probe"], torch_dtype=torch.float32)
+    return {
+        "AutoConfig": SimpleNamespace(from_pretrained=lambda *_, **__: config),
+        "resolve_model_class": lambda _: model,
+    }
+
+
+def _has_no_layers(_: object) -> Any:
+    """Stands for the configuration that floating-point operations are counted by."""
+    raise ValueError("the probe has no operations to count")

@@ -1,0 +1,1 @@
+"""The adapter of alibaba/ROLL with its FSDP2 engine."""

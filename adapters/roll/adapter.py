@@ -1,0 +1,149 @@
+"""The adapter of ROLL, from a batch of rollouts with rewards to the gradient of the optimizer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from adapters.contract.adapter import Adapter, Rank
+from adapters.contract.description import CodeLocation, Description
+from adapters.contract.job import Depth, Job, Observation
+from adapters.contract.layout import Layout, Option
+from adapters.contract.objective import Objective
+from adapters.contract.probed_batch import ProbedBatch
+from adapters.roll import departures, importing
+from adapters.toolkit.calls import Candidates, places
+from adapters.toolkit.launching import set_what_ray_sets
+from reference.aggregation import (
+    AuxiliaryAggregation,
+    Conventions,
+    DenominatorMask,
+    DivergenceEstimator,
+    EmptyUnits,
+    EstimatorConventions,
+    LoggedMean,
+    Mode,
+    Penalties,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+CONVENTIONS = Conventions(
+    empty_units=EmptyUnits.EXCLUDED,
+    denominator_mask=DenominatorMask.MODIFIED,
+    entropy=AuxiliaryAggregation.WITH_POLICY_LOSS,
+    kl=AuxiliaryAggregation.WITH_POLICY_LOSS,
+    diagnostics=AuxiliaryAggregation.WITH_POLICY_LOSS,
+    rejected=AuxiliaryAggregation.MICRO_BATCH_TOKEN_MEAN,
+    value_loss=AuxiliaryAggregation.SAMPLE_MEAN,
+    kl_estimator=DivergenceEstimator.K3,
+    of_groups=EstimatorConventions(penalties=Penalties.LATER_TOKENS),
+    logged_advantages=LoggedMean(mode=Mode.TOKEN_MEAN),
+    logged_values=LoggedMean(mode=Mode.TOKEN_MEAN),
+)
+"""The conventions that ROLL documents, in its Guide to Implementing Custom `loss_func`. A mean over
+sequences is over those with an active token, and denominators count the mask that a loss is
+computed with (6.1). Divergence and entropy are aggregated as the policy loss is (8.2, and
+`ActorWorker.loss_func`), and so are metrics of the same loss; the divergence is k3 (8.1). A metric
+whose name says nothing else is averaged over workers (7), as that of filters is. A critic's loss is
+a mean over samples (`CriticWorker.loss_func`). With a penalty in token rewards, a return has those
+of later tokens too (`compute_reinforce_return`)."""
+
+
+class RollAdapter(Adapter):
+    """Drives alibaba/ROLL."""
+
+    name = "roll"
+    engine = "fsdp2"
+    package = "roll"
+    tree = ("roll",)
+    devices = ("cpu",)
+    dtypes = ("float32",)
+    dependencies = ("tensordict", "transformers")
+    mode_names: ClassVar[Mapping[str, str]] = {
+        "seq-mean-token-mean": "sample_mean",
+        "token-mean": "token_mean",
+        "seq-mean-token-sum": "constant:1",
+    }
+
+    def layouts(self) -> list[Layout]:
+        """Data parallelism on up to 4 ranks and Ulysses of 2, with padded rows (bshd)."""
+        plain = [
+            Layout(dp=dp, cp=cp, micro_batches=micro_batches)
+            for dp, cp in ((1, 1), (2, 1), (1, 2), (4, 1), (2, 2))
+            for micro_batches in (1, 2, "tokens")
+        ]
+        return [
+            *plain,
+            Layout(dp=4, micro_batches=2, options=(Option.HYBRID_SHARDING,)),
+            Layout(dp=2, micro_batches=2, options=(Option.TWO_EPOCHS,)),
+        ]
+
+    def load(self, source: Path | None) -> None:
+        """Import ROLL's RLVR pipeline and its FSDP2 engine."""
+        importing.import_roll(source)
+
+    def describe(self) -> Description:
+        """Describe ROLL."""
+        from adapters.roll import configuration, pipeline
+
+        return Description(
+            modes=frozenset(configuration.LOSS_AGG_MODES),
+            default_mode=Mode.SAMPLE_MEAN,
+            depths=frozenset({Depth.STEP}),
+            objectives=OBJECTIVES,
+            metrics=frozenset({*pipeline.NAMES, *pipeline.OF_BATCH}),
+            options=frozenset({Option.HYBRID_SHARDING, Option.TWO_EPOCHS}),
+            records_forward_passes=True,
+            conventions=CONVENTIONS,
+            places=places(_candidates()),
+            stubs=tuple(importing.STUBBED),
+            departures=departures.ALL,
+        )
+
+    def observe(self, job: Job, rank: Rank) -> Observation:
+        """Train the steps of the batch in one run of the pipeline."""
+        from adapters.roll.pipeline import Training
+
+        set_what_ray_sets(rank)
+        batch = ProbedBatch(job.steps, job.objective, CONVENTIONS.kl_estimator)
+        with rank.framework():
+            training = Training(batch, job, rank)
+        return Observation(
+            token_weights=batch.weights_of_steps(training.gradients),
+            reported=training.reported,
+            forward_passes=batch.forward_passes(training.passes),
+            rows=batch.rows(training.passes),
+        )
+
+    def leave_world(self) -> None:
+        """Have torch forget the meshes by which it remembers how sharded tensors are reduced."""
+        from torch.distributed.tensor import debug
+
+        debug._clear_sharding_prop_cache()
+
+
+OBJECTIVES = frozenset(
+    {
+        *(Objective.POLICY, Objective.OFF_POLICY, Objective.DUAL_CLIP, Objective.GSPO),
+        *(Objective.CISPO, Objective.GPG, Objective.DRO),
+        *(Objective.REJECTION, Objective.TIS_TOKEN, Objective.TIS_SEQUENCE),
+        *(Objective.ENTROPY, Objective.KL, Objective.COMBINED),
+        *(Objective.GROUP_NORMALISED, Objective.GROUP_CENTRED, Objective.GROUP_WHITENED),
+        *(Objective.REINFORCE_PP, Objective.REINFORCE_PP_BASELINE),
+        *(Objective.GAE, Objective.PENALISED_GAE, Objective.VALUE),
+    }
+)
+
+
+def _candidates() -> Candidates:
+    """Where ROLL counts tokens, divides by them, logs, and deals samples to ranks."""
+    strategy = importing.module("distributed.strategy.strategy").InferenceStrategy
+    functions = importing.module("utils.functionals")
+    return {
+        CodeLocation.TOKEN_COUNT: ((strategy, "_get_batch_num_tokens"),),
+        CodeLocation.TOKEN_DIVISION: ((functions, "agg_loss"),),
+        CodeLocation.LOG: ((functions, "reduce_metrics"),),
+        CodeLocation.SHARDING: ((functions, "batch_balance"),),
+    }

@@ -1,0 +1,257 @@
+"""ROLL's own configuration of its RLVR pipeline, for a job."""
+
+from __future__ import annotations
+
+import tempfile
+from typing import TYPE_CHECKING, Any
+
+from adapters.contract import Option, Unsupported
+from adapters.contract.objective import (
+    ADVANTAGE_CONSTANTS,
+    CONSTANTS,
+    ENTROPY_COEFFICIENT,
+    FROM_REWARDS,
+    KL_COEFFICIENT,
+    OF_GROUPS,
+    OF_VALUES,
+    OFF_POLICY,
+    Objective,
+)
+from adapters.roll.importing import module
+from adapters.toolkit.settings import (
+    has_kl_term,
+    rollouts_per_prompt,
+    samples_per_step,
+    token_budget,
+)
+from reference.aggregation import Mode
+
+if TYPE_CHECKING:
+    from adapters.contract import Job
+
+    Settings = dict[str, object]
+
+LOSS_AGG_MODES = {
+    Mode.SAMPLE_MEAN: "seq-mean-token-mean",
+    Mode.TOKEN_MEAN: "token-mean",
+    Mode.CONSTANT: "seq-mean-token-sum-norm",
+}
+MODE_OF_DIVISOR_1 = "seq-mean-token-sum"
+
+DISCOUNTED: Settings = {
+    "gamma": ADVANTAGE_CONSTANTS.discount,
+    "lambd": ADVANTAGE_CONSTANTS.trace,
+    "whiten_advantages": True,
+}
+PENALISED: Settings = {"add_token_level_kl": True, "init_kl_coef": ADVANTAGE_CONSTANTS.penalty}
+CENTRED: Settings = {"adv_estimator": "reinforce", "norm_mean_type": "group"}
+
+ESTIMATORS: dict[Objective, Settings] = {
+    Objective.GROUP_NORMALISED: {"adv_estimator": "grpo"},
+    Objective.GROUP_CENTRED: CENTRED,
+    Objective.GROUP_WHITENED: {"adv_estimator": "grpo", "whiten_advantages": True},
+    Objective.REINFORCE_PP: {"adv_estimator": "reinforce", **DISCOUNTED, **PENALISED},
+    Objective.REINFORCE_PP_BASELINE: {**CENTRED, "whiten_advantages": True, **PENALISED},
+    Objective.GAE: {"adv_estimator": "gae", **DISCOUNTED},
+    Objective.PENALISED_GAE: {"adv_estimator": "gae", **DISCOUNTED, **PENALISED},
+}
+"""Settings of estimators of advantages."""
+
+WHITENED = frozenset(
+    objective for objective, settings in ESTIMATORS.items() if "whiten_advantages" in settings
+)
+
+GIVEN: Settings = {"adv_estimator": "reinforce", "gamma": 0.0}
+"""With a discount of 0 a token's advantage is its own reward, which is given."""
+
+REJECTED_TOKENS: Settings = {"agg_type": "token", "ratio_low": 0.0}
+KEPT_SEQUENCES: Settings = {
+    "agg_type": "geometric",
+    "ratio_low": CONSTANTS.kept_low,
+    "ratio_high": CONSTANTS.kept_high,
+}
+TRUNCATED: Settings = {"enabled": True, "upper_bound": CONSTANTS.truncation}
+
+CORRECTED: dict[Objective, Settings] = {
+    Objective.REJECTION: {
+        "filters": [{"enabled": True, **REJECTED_TOKENS, "ratio_high": CONSTANTS.truncation}]
+    },
+    Objective.TIS_TOKEN: {"is_weight": {**TRUNCATED, "weight_type": "token"}},
+    Objective.TIS_SEQUENCE: {"is_weight": {**TRUNCATED, "weight_type": "sequence"}},
+    Objective.SEQUENCE_MASKED: {
+        "is_weight": {"enabled": True, "weight_type": "token", "upper_bound": None},
+        "filters": [{"enabled": True, **KEPT_SEQUENCES}],
+    },
+}
+"""Train-inference corrections, by the ratio of the old policy to that of the rollouts."""
+
+VARIANTS: dict[Objective, Settings] = {
+    Objective.GPG: {"pg_variant": "vanilla"},
+    Objective.CISPO: {
+        "pg_variant": "cispo",
+        "cispo_epsilon_low": CONSTANTS.clip_low,
+        "cispo_epsilon_high": CONSTANTS.clip_high,
+    },
+    Objective.DRO: {"pg_variant": "kimi15", "kimi15_tau": CONSTANTS.kl_penalty},
+}
+"""Settings of the worker of policy gradients. Those of a variant are documented, and read off the
+worker's configuration; its dataclass has no fields for them."""
+
+WITH_CRITIC = frozenset({Objective.VALUE, *OF_VALUES})
+
+
+def has_critic(job: Job) -> bool:
+    """Whether the pipeline has a critic."""
+    return job.objective in WITH_CRITIC
+
+
+def has_rollout_policy(job: Job) -> bool:
+    """Whether the policy of the rollouts is another than that which is trained."""
+    return job.objective in CORRECTED
+
+
+def gives_advantages(job: Job) -> bool:
+    """Whether advantages are given, and not ROLL's."""
+    return job.objective not in FROM_REWARDS
+
+
+def trained_role(job: Job) -> str:
+    """The role whose gradient is read."""
+    return "critic" if job.objective is Objective.VALUE else "actor_train"
+
+
+def width(job: Job) -> int:
+    """The length that sequences are padded to, by which `seq-mean-token-sum-norm` divides.
+
+    Raises `Unsupported` if there is no such length for the job's divisor.
+    """
+    cp, divisor = job.layout.cp, job.aggregation.divisor
+    longest = max(int((step.prompt_lengths + step.response_lengths).max()) for step in job.steps)
+    if divisor is None or divisor == 1:
+        return -(-longest // cp) * cp
+    if divisor + 1 < longest or (divisor + 1) % cp:
+        raise Unsupported(
+            f"the divisor {divisor:g} is sequence_length - 1, for {cp} slices of {longest} tokens"
+        )
+    return int(divisor) + 1
+
+
+def pipeline_configuration(job: Job) -> Any:
+    """The configuration of a pipeline by which a user would train the job, as validated."""
+    from dacite import from_dict
+
+    if job.objective in WHITENED and len(job.steps) > 1:
+        raise Unsupported("each step is a batch of rollouts, whose advantages are whitened alone")
+    world = f"list(range({job.layout.world_size}))"
+    groups = job.objective in OF_GROUPS
+    settings: Settings = {
+        "exp_name": "conformance",
+        "logging_dir": tempfile.gettempdir(),
+        "output_dir": tempfile.gettempdir(),
+        "pretrain": "probe",
+        "reward_pretrain": "probe",
+        "prompt_length": 1,
+        "sequence_length": width(job),
+        "rollout_batch_size": samples_per_step(job.steps),
+        "num_return_sequences_in_group": rollouts_per_prompt(job.steps) if groups else 1,
+        "max_steps": len(job.steps),
+        "ppo_epochs": 2 if Option.TWO_EPOCHS in job.layout.options else 1,
+        "max_grad_norm": float("inf"),
+        "actor_train": _trained(job, world) | _variant(job),
+        "critic": _trained(job, world) if has_critic(job) else {},
+        "actor_infer": {
+            "generating_args": {},
+            "strategy_args": {"strategy_name": "vllm", "strategy_config": {}},
+            "device_mapping": world,
+        },
+        "rewards": {},
+        **_loss(job),
+        **_advantages(job),
+    }
+    config = from_dict(data_class=module("pipeline.rlvr.rlvr_config").RLVRConfig, data=settings)
+    for name, value in VARIANTS.get(job.objective, {}).items():
+        setattr(config.actor_train, name, value)
+    return config
+
+
+def _advantages(job: Job) -> Settings:
+    """An estimator of advantages, or advantages that are the rewards of tokens."""
+    settings: Settings = {"init_kl_coef": 0.0, **ESTIMATORS.get(job.objective, GIVEN)}
+    if job.objective is Objective.VALUE:  # the actor waits for the critic
+        settings |= {"adv_estimator": "gae", "critic_warmup": len(job.steps)}
+    return settings
+
+
+def _loss(job: Job) -> Settings:
+    divisor_1 = job.aggregation.mode is Mode.CONSTANT and job.aggregation.divisor == 1
+    mode = MODE_OF_DIVISOR_1 if divisor_1 else LOSS_AGG_MODES[job.aggregation.mode]
+    settings: Settings = {
+        **({"loss_agg_mode": mode} if job.configuration.says_mode else {}),
+        "use_pg_clip_range": True,
+        "pg_clip_low": CONSTANTS.clip_low,
+        "pg_clip_high": CONSTANTS.clip_high,
+        # Of a bound 1 + 2 · pg_clip.
+        "pg_clip": (CONSTANTS.dual_clip - 1) / 2,
+        "dual_clip_loss": job.objective is Objective.DUAL_CLIP,
+        "importance_sampling": "seq" if job.objective is Objective.GSPO else "token",
+        # Those of the old policy are given, and not those of the step's own forward pass.
+        "enable_old_logprobs_recompute": job.objective in OFF_POLICY,
+        "train_infer_correction": CORRECTED.get(job.objective, {}),
+    }
+    if has_kl_term(job):
+        settings |= {"use_kl_loss": True, "kl_loss_coef": KL_COEFFICIENT}
+    if job.objective in (Objective.ENTROPY, Objective.COMBINED) or job.configuration.entropy:
+        settings["entropy_loss_coef"] = ENTROPY_COEFFICIENT
+    return settings
+
+
+def _variant(job: Job) -> Settings:
+    if job.objective not in VARIANTS:
+        return {}
+    return {"worker_cls": "roll.pipeline.rlvr.actor_pg_worker.ActorPGWorker"}
+
+
+def _trained(job: Job, world: str) -> Settings:
+    """A role that is trained on all ranks by FSDP2."""
+    shards = job.layout.world_size
+    if Option.HYBRID_SHARDING in job.layout.options:
+        shards //= 2
+    return {
+        "model_args": {"dtype": "fp32", "ulysses_size": job.layout.cp},
+        "training_args": {"learning_rate": 0.0, "weight_decay": 0.0, **_sizes(job)},
+        "strategy_args": {
+            "strategy_name": "fsdp2_train",
+            "strategy_config": {
+                "fsdp_size": shards,
+                "param_dtype": "float32",
+                "reduce_dtype": "float32",
+            },
+        },
+        "device_mapping": world,
+        **_dynamic_batching(job),
+    }
+
+
+def _sizes(job: Job) -> Settings:
+    """The samples of a micro-batch and how many of them a rank trains on in a step."""
+    samples, dp = samples_per_step(job.steps), job.layout.dp
+    micro_batches = job.layout.micro_batches
+    if samples % dp:
+        raise Unsupported(f"a batch of {samples} samples is not dealt to {dp} ranks")
+    count = samples // dp if micro_batches == "tokens" else micro_batches
+    if not isinstance(count, int) or samples // dp % count:
+        raise Unsupported(f"no {micro_batches} micro-batches of a rank's {samples // dp} samples")
+    return {
+        "per_device_train_batch_size": samples // dp // count,
+        "gradient_accumulation_steps": count,
+    }
+
+
+def _dynamic_batching(job: Job) -> Settings:
+    if job.layout.micro_batches != "tokens":
+        return {}
+    return {
+        "use_dynamic_batching_in_train": True,
+        "max_tokens_per_microbatch_in_train": token_budget(job.steps, job.layout.dp),
+        "sequence_length_round_in_train": job.layout.cp,
+    }
