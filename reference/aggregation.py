@@ -85,6 +85,15 @@ class AuxiliaryAggregation(StrEnum):
         )
 
 
+class AdvantageUnit(StrEnum):
+    """What has an advantage of its own."""
+
+    TOKEN = "token"
+
+    SAMPLE = "sample"
+    """All tokens of a sample share one."""
+
+
 class DivergenceEstimator(StrEnum):
     """Estimators of the divergence from the reference policy (`reference.divergences`)."""
 
@@ -190,8 +199,9 @@ class Conventions:
     means of advantages and of a critic's values that are logged. ``rejected`` is the aggregation of
     the fraction of rejected tokens, by default that of other diagnostics, and ``value_loss`` that
     of a critic's loss, by default `WITH_TOKEN_MEAN`. ``kl_estimator`` is the estimator of the
-    divergence, and ``logged_entropy`` and ``logged_kl`` are the aggregations of these terms in the
-    log, if not those of training. None stands for the defaults.
+    divergence. ``logged_policy_loss``, ``logged_entropy`` and ``logged_kl`` are the aggregations of
+    these terms in the log, if not those of training. ``advantage_unit`` is what has an advantage of
+    its own, by default a token. None stands for the defaults.
     """
 
     sample_unit: SampleUnit = SampleUnit.SAMPLE
@@ -212,6 +222,8 @@ class Conventions:
     kl_estimator: DivergenceEstimator = DivergenceEstimator.K1
     logged_entropy: AuxiliaryAggregation | None = None
     logged_kl: AuxiliaryAggregation | None = None
+    logged_policy_loss: AuxiliaryAggregation | None = None
+    advantage_unit: AdvantageUnit | None = None
 
 
 DEFAULT_CONVENTIONS = Conventions()

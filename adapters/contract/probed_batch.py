@@ -33,7 +33,7 @@ from adapters.contract.objective import (
 )
 from reference import divergences
 from reference.advantages import Rollouts
-from reference.aggregation import DivergenceEstimator
+from reference.aggregation import AdvantageUnit, DivergenceEstimator
 from reference.policy_losses import PolicyTokens
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from reference.aggregation import Conventions
     from reference.step import Step
 
 _Number = TypeVar("_Number", bound=np.generic)
@@ -86,6 +87,15 @@ class ProbedBatch:
     steps: tuple[Step, ...]
     objective: Objective = Objective.POLICY
     kl_estimator: DivergenceEstimator = DivergenceEstimator.K1
+    advantage_unit: AdvantageUnit = AdvantageUnit.TOKEN
+
+    @classmethod
+    def under(
+        cls, conventions: Conventions, steps: tuple[Step, ...], objective: Objective
+    ) -> ProbedBatch:
+        """The batch as a framework with these conventions is given it."""
+        unit = conventions.advantage_unit or AdvantageUnit.TOKEN
+        return cls(steps, objective, conventions.kl_estimator, unit)
 
     @cached_property
     def prompts(self) -> list[NDArray[np.int64]]:
@@ -117,7 +127,7 @@ class ProbedBatch:
     @cached_property
     def raw_advantages(self) -> list[NDArray[np.float64]]:
         """An advantage for each token, never 0: a framework must mask by the mask alone."""
-        if self.objective in ONE_ADVANTAGE:
+        if self.objective in ONE_ADVANTAGE or self.advantage_unit is AdvantageUnit.SAMPLE:
             of_sample = ADVANTAGES[np.arange(len(self.responses)) % len(ADVANTAGES)]
             pairs = zip(self.responses, of_sample, strict=True)
             return [np.full(len(ids), advantage) for ids, advantage in pairs]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import TrainerCallback
 
+from adapters.contract import Unsupported
 from adapters.toolkit.probe import GradientReader
 
 if TYPE_CHECKING:
@@ -18,8 +19,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from adapters.contract import Rank
+    from adapters.toolkit.probe import Recorder
 
 LOCAL_RANK = "LOCAL_RANK"
+USES_DEEPSPEED = "ACCELERATE_USE_DEEPSPEED"
+"""What Accelerate sets for the process once DeepSpeed is configured."""
+
 RENDEZVOUS = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 """What Accelerate asks for; nobody connects, as the world exists already."""
 
@@ -33,18 +38,28 @@ def enter_world(rank: Rank) -> None:
         os.environ.pop(LOCAL_RANK, None)  # which Accelerate sets in a world of several CPUs
 
 
-def name_engine_of_a_gpu() -> None:
-    """Let ranks on CPUs be prepared as those on GPUs are: Accelerate gives these alone FSDP."""
+def name_engine(name: str) -> None:
+    """Let ranks on CPUs have an engine that Accelerate gives ranks on GPUs alone, by its name."""
     from accelerate.state import PartialState
     from accelerate.utils import DistributedType
 
-    PartialState(cpu=True).distributed_type = DistributedType.MULTI_GPU
+    PartialState(cpu=True).distributed_type = DistributedType(name)
+
+
+def require_engine(name: str) -> None:
+    """Raise `Unsupported` unless the latest `Accelerator` ran an engine, by Accelerate's name."""
+    from accelerate.state import AcceleratorState
+
+    ran = AcceleratorState().distributed_type.value
+    if ran != name:
+        raise Unsupported(f"Accelerate ran {ran} in the place of {name}")
 
 
 def leave_world() -> None:
     """Forget the world, and the gradients and data loaders of its last job."""
     from accelerate.state import AcceleratorState, GradientState
 
+    os.environ.pop(USES_DEEPSPEED, None)
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
 
@@ -54,12 +69,19 @@ class Watch(TrainerCallback):
 
     def __init__(self) -> None:
         self.logs: list[dict[str, Any]] = []
-        self._reader: GradientReader | None = None
+        self.trainer: Any = None
+        self._reader: GradientReader | Recorder[NDArray[np.float32]] | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **of_trainer: Any) -> None:
-        """Read gradients where the wrapped optimizer steps."""
-        optimizer = of_trainer["optimizer"]
-        self._reader = GradientReader(getattr(optimizer, "optimizer", optimizer))
+        """Read gradients where the wrapped optimizer steps, or DeepSpeed's engine, which has it."""
+        optimizer, model = of_trainer["optimizer"], self.trainer.model_wrapped
+        if hasattr(model, "is_gradient_accumulation_boundary"):
+            from adapters.engines.deepspeed import gradients_of_steps
+
+            [probe] = [one for one in model.parameters() if one.requires_grad]
+            self._reader = gradients_of_steps(model, probe)
+        else:
+            self._reader = GradientReader(getattr(optimizer, "optimizer", optimizer))
 
     def on_log(self, args: Any, state: Any, control: Any, **of_trainer: Any) -> None:
         """Keep the log of a step, which the log of the whole run comes after."""

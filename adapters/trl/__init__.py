@@ -1,5 +1,10 @@
 """Adapters of huggingface/trl, one for each of its trainers and engines."""
 
-from adapters.trl.engines import TrlDdpAdapter, TrlFsdp2Adapter
+from adapters.trl.engines import (
+    TrlDdpAdapter,
+    TrlDeepspeedAdapter,
+    TrlFsdp2Adapter,
+    TrlRlooAdapter,
+)
 
-ENGINES = (TrlDdpAdapter, TrlFsdp2Adapter)
+ENGINES = (TrlDdpAdapter, TrlFsdp2Adapter, TrlDeepspeedAdapter, TrlRlooAdapter)

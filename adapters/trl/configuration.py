@@ -1,4 +1,4 @@
-"""A job as TRL's configuration."""
+"""What all of TRL's trainers are configured by: sizes, and settings that change no gradient."""
 
 from __future__ import annotations
 
@@ -8,39 +8,27 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from adapters.contract import Option, Unsupported
-from adapters.contract.objective import CONSTANTS
+from adapters.contract.objective import FROM_REWARDS
 from adapters.contract.probed_batch import ProbedBatch
 from adapters.toolkit.settings import rollouts_per_prompt
-from adapters.trl.objectives import (
-    BONUS,
-    LOSS_TYPES,
-    OF_OBJECTIVES,
-    OWN_LOSS_TYPES,
-    PENALTY,
-    gives_advantages,
-)
 from adapters.trl.schedule import FEWEST_GENERATIONS
-from adapters.trl.versions import has_loss_type
 
 if TYPE_CHECKING:
     from adapters.contract import Job
-    from adapters.trl.objectives import Settings
     from adapters.trl.schedule import Schedule
 
+    Settings = dict[str, object]
+    """Values by their names in TRL's configuration."""
 
-ONE = 1.0
-"""The divisor of luspo, which adds the tokens of a sample up."""
+
+def settings_of_run(job: Job, schedule: Schedule) -> Settings:
+    """The settings of a job that do not depend on its loss; raises `Unsupported`."""
+    return {**_fixed(), **_sizes(job, schedule)}
 
 
-def settings(job: Job, schedule: Schedule) -> Settings:
-    """The settings of a job; raises `Unsupported`."""
-    return {
-        **_fixed(),
-        **_sizes(job, schedule),
-        **_loss(job),
-        **_terms(job),
-        **OF_OBJECTIVES.get(job.objective, {}),
-    }
+def gives_advantages(job: Job) -> bool:
+    """Whether advantages are given, and not TRL's."""
+    return job.objective not in FROM_REWARDS
 
 
 def _fixed() -> Settings:
@@ -91,45 +79,3 @@ def _samples_of_prompts(job: Job, schedule: Schedule) -> int:
         if not whole or np.ptp(generated.reshape(-1, size), axis=1).any():
             raise Unsupported(f"a generation has no whole prompts of {size} samples")
     return size
-
-
-def _loss(job: Job) -> Settings:
-    """The settings of the loss."""
-    chosen: Settings = {"epsilon": CONSTANTS.clip_low, "epsilon_high": CONSTANTS.clip_high}
-    if job.configuration.says_mode:
-        chosen["loss_type"] = _loss_type(job)
-    divisor = _divisor(job)
-    return chosen if divisor in (None, "") else chosen | {"max_completion_length": divisor}
-
-
-def _terms(job: Job) -> Settings:
-    """The settings of terms that a configuration adds to the loss."""
-    return {
-        **(BONUS if job.configuration.entropy else {}),
-        **(PENALTY if job.configuration.kl else {}),
-    }
-
-
-def _loss_type(job: Job) -> str:
-    mode = job.aggregation.mode
-    if job.objective in OWN_LOSS_TYPES:
-        own_mode, name = OWN_LOSS_TYPES[job.objective]
-        if mode is not own_mode:
-            raise Unsupported(f"loss_type={name} is {own_mode} alone")
-        return name
-    name = "luspo" if job.aggregation.divisor == ONE else LOSS_TYPES[mode]
-    if not has_loss_type(name):
-        raise Unsupported(f"no loss_type={name}")
-    return name
-
-
-def _divisor(job: Job) -> int | str | None:
-    """The divisor as it is typed, else that of the mode; None if it needs none."""
-    if job.configuration.divisor is not None:
-        return job.configuration.divisor
-    divisor = job.aggregation.divisor
-    if divisor is None or divisor == ONE:
-        return None
-    if not divisor.is_integer():
-        raise Unsupported(f"max_completion_length is a number of tokens, {divisor:g} is none")
-    return int(divisor)

@@ -4,26 +4,17 @@ from __future__ import annotations
 
 from adapters.contract.description import parse_departures
 
-ALL_ENGINES = parse_departures(
+ALL = parse_departures(
     """
-    set: a function for rollouts, which returns the samples of the case, with a mask of tokens that
-    the policy has generated
-        an extension point of TRL's own; generation comes before a step
     set: a reward function that returns the rewards of the case, and a tokenizer of two words, of
     which the end of text is the last token of samples that are not truncated
         no text is looked at; which token it is, the token before it tells
-    set: a subclass of the trainer that puts in advantages of tokens, unless TRL's are looked at
-        TRL's loss takes them from subclasses; signed powers of two, on which no weight depends
     stubbed: the model, by one of one token, and TRL's fused LM head, by itself plus an entry for
     every token
         TRL's own functions run on the model's states; what is added is what weights are read by
     stubbed: log-probabilities of the old policy and of the reference policy, which are what their
     models answer TRL
         the answers are the case's; ratios other than 1 come about by no other way in one step
-    set: num_iterations=2 where ratios are to be others than 1, and the last iteration observed
-        TRL asks for log-probabilities of the old policy only where it may have changed
-    set: use_vllm=True where rollout and old policy are compared, and the engine of vLLM stubbed
-        it would generate, and be sent weights
     set: where a generation has the samples of several optimizer steps, their order
         TRL shuffles it, which would mix the samples of steps
     set: sizes of prompts: 2 samples of each or all of a generation, unless advantages are TRL's
@@ -41,9 +32,47 @@ ALL_ENGINES = parse_departures(
     """
 )
 
+GRPO = parse_departures(
+    """
+    set: a function for rollouts, which returns the samples of the case, with a mask of tokens that
+    the policy has generated
+        an extension point of TRL's own; generation comes before a step
+    set: a subclass of the trainer that puts in advantages of tokens, unless TRL's are looked at
+        TRL's loss takes them from subclasses; signed powers of two, on which no weight depends
+    set: num_iterations=2 where ratios are to be others than 1, and the last iteration observed
+        TRL asks for log-probabilities of the old policy only where it may have changed
+    set: use_vllm=True where rollout and old policy are compared, and the engine of vLLM stubbed
+        it would generate, and be sent weights
+    """
+)
+
+RLOO = parse_departures(
+    """
+    stubbed: tokenising prompts and generating completions, by the samples of the case
+        both come before a step, and TRL has no extension point for them; it pads and masks what
+        they return
+    set: a subclass of the trainer that puts in an advantage of each sample, unless TRL's are looked
+    at
+        signed powers of two, on which no weight depends
+    set: beta=0.0, no penalty on the divergence from a reference policy
+        the penalty is a part of rewards, and has no gradient
+    """
+)
+
 FSDP2 = parse_departures(
     """
     set: on a machine without a GPU, the type of distributed training that Accelerate takes GPUs for
         it shards models on GPUs alone; torch's FSDP2 is the same on gloo
+    """
+)
+
+DEEPSPEED = parse_departures(
+    """
+    set: on a machine without a GPU, the type of distributed training that Accelerate takes GPUs for
+        it gives GPUs alone DeepSpeed, which has an accelerator for CPUs of its own
+    stubbed: DeepSpeed's collectives through shared memory, which it would compile C++ for
+        gloo has the same
+    set: DeepSpeed's counts of parameters and modules, to 0 before each job
+        ZeRO 3 compares them over ranks, which have run other numbers of jobs
     """
 )

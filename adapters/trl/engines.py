@@ -1,34 +1,48 @@
-"""TRL's trainers on Accelerate's engines."""
+"""Accelerate's engines, on which TRL's trainers run."""
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from adapters.contract import Unsupported
+from adapters.contract import Layout, Unsupported
+from adapters.engines.zero import STAGES, stage_of
 from adapters.trl import departures
 from adapters.trl.adapter import TrlAdapter
+from adapters.trl.grpo.adapter import GrpoAdapter
+from adapters.trl.rloo.adapter import RlooAdapter
 
 if TYPE_CHECKING:
-    from adapters.contract import Description, Layout, Rank
-    from adapters.trl.objectives import Settings
+    from pathlib import Path
+
+    from adapters.contract import Departure, Description, Job, Rank
+    from adapters.trl.configuration import Settings
+    from adapters.trl.rollouts import Rollouts
+    from adapters.trl.training import Training
 
 
-class TrlDdpAdapter(TrlAdapter):
-    """`GRPOTrainer` with DistributedDataParallel."""
+CUTS_OF_STAGES = ("dp1-cp1-mb2-bshd", "dp2-cp1-mb2-bshd", "dp4-cp1-mb1-bshd")
+"""The layouts of the stages of ZeRO that are not the default."""
 
-    engine = "ddp"
+FROM_ARGUMENTS = (
+    "train_micro_batch_size_per_gpu",
+    "train_batch_size",
+    "gradient_accumulation_steps",
+    "gradient_clipping",
+)
+"""Settings of DeepSpeed that are those of transformers."""
+
+IN_PREPARED_WORLD: Settings = {"accelerator_config": {"use_configured_state": True}}
+"""Else transformers forgets the world that an engine prepares when it enters it."""
 
 
-class TrlFsdp2Adapter(TrlAdapter):
-    """`GRPOTrainer` with FSDP2."""
+class OnFsdp2(TrlAdapter):
+    """A trainer on FSDP2."""
 
-    engine = "fsdp2"
-
-    def describe(self) -> Description:
-        """Add what the engine needs on CPUs."""
-        found = super().describe()
-        return replace(found, departures=(*found.departures, *departures.FSDP2))
+    def departures_of_engine(self) -> tuple[Departure, ...]:
+        """What the engine needs on CPUs."""
+        return departures.FSDP2
 
     def layouts(self) -> list[Layout]:
         """Those of several ranks."""
@@ -42,11 +56,99 @@ class TrlFsdp2Adapter(TrlAdapter):
             raise Unsupported("transformers shards a model in distributed training alone")
         super().enter_world(rank)
         if rank.device == "cpu":
-            accelerate.name_engine_of_a_gpu()
+            accelerate.name_engine("MULTI_GPU")
 
-    def settings_of_engine(self) -> Settings:
+    def settings_of_engine(self, job: Job) -> Settings:
         """The model is sharded layer by layer."""
         from adapters.toolkit.probe import ProbeLayer
 
         layers = {"transformer_layer_cls_to_wrap": [ProbeLayer.__name__]}
-        return {"fsdp": "full_shard auto_wrap", "fsdp_config": {"fsdp_version": 2, **layers}}
+        return {
+            "fsdp": "full_shard auto_wrap",
+            "fsdp_config": {"fsdp_version": 2, **layers},
+            **IN_PREPARED_WORLD,
+        }
+
+    def train(self, job: Job, rollouts: Rollouts, capacity: int, chosen: Settings) -> Training:
+        """One run of the trainer; raises `Unsupported` if the model was not sharded."""
+        from adapters.engines import accelerate
+
+        training = super().train(job, rollouts, capacity, chosen)
+        accelerate.require_engine("FSDP")
+        return training
+
+
+class TrlDdpAdapter(GrpoAdapter):
+    """`GRPOTrainer` with DistributedDataParallel."""
+
+    engine = "ddp"
+
+
+class TrlFsdp2Adapter(OnFsdp2, GrpoAdapter):
+    """`GRPOTrainer` with FSDP2."""
+
+    engine = "fsdp2"
+
+
+class TrlDeepspeedAdapter(GrpoAdapter):
+    """`GRPOTrainer` with DeepSpeed's engine and the stages of its ZeRO."""
+
+    engine = "deepspeed"
+    dependencies = (*GrpoAdapter.dependencies, "deepspeed")
+
+    def layouts(self) -> list[Layout]:
+        """All of the default stage, 2, and some of the others."""
+        staged = [Layout.parse(f"{cut}+{stage}") for stage in STAGES for cut in CUTS_OF_STAGES]
+        return [*super().layouts(), *staged]
+
+    def load(self, source: Path | None) -> None:
+        """Import DeepSpeed for CPUs before Accelerate does, then TRL."""
+        from adapters.engines import deepspeed
+
+        deepspeed.import_deepspeed()
+        super().load(source)
+
+    def describe(self) -> Description:
+        """Add the stages."""
+        found = super().describe()
+        return replace(found, options=found.options | STAGES.keys())
+
+    def departures_of_engine(self) -> tuple[Departure, ...]:
+        """What the engine needs on CPUs."""
+        return departures.DEEPSPEED
+
+    def enter_world(self, rank: Rank) -> None:
+        """Let Accelerate give ranks on CPUs DeepSpeed, which asks for the rank in the machine."""
+        from adapters.engines import accelerate, deepspeed
+
+        super().enter_world(rank)
+        deepspeed.number_from_zero()
+        accelerate.name_engine("DEEPSPEED")
+        os.environ[accelerate.LOCAL_RANK] = str(rank.index)
+
+    def settings_of_engine(self, job: Job) -> Settings:
+        """DeepSpeed's configuration, in which transformers fills in the sizes."""
+        sizes = dict.fromkeys(FROM_ARGUMENTS, "auto")
+        stage = {"zero_optimization": {"stage": stage_of(job.layout)}}
+        return {"deepspeed": {**sizes, **stage}, **IN_PREPARED_WORLD}
+
+    def train(self, job: Job, rollouts: Rollouts, capacity: int, chosen: Settings) -> Training:
+        """One run of the trainer; raises `Unsupported` if DeepSpeed did not run."""
+        from adapters.engines import accelerate
+
+        training = super().train(job, rollouts, capacity, chosen)
+        accelerate.require_engine("DEEPSPEED")
+        return training
+
+    def leave_world(self) -> None:
+        """Forget the process groups that DeepSpeed keeps, too."""
+        from adapters.engines import deepspeed
+
+        super().leave_world()
+        deepspeed.leave_world()
+
+
+class TrlRlooAdapter(RlooAdapter):
+    """`RLOOTrainer` with DistributedDataParallel."""
+
+    engine = "rloo"

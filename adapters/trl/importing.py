@@ -21,14 +21,17 @@ SETTINGS = {
 }
 """Environment variables: no hub, no threads of a tokenizer, nothing compiled."""
 
+TRAINERS = ("trainer.grpo_trainer", "trainer.rloo_trainer")
+"""The modules of the trainers that are driven."""
+
 
 def import_trl(source: Path | None) -> None:
     """Import TRL's trainers, and register the model."""
     for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)
     import_from("trl", [source] if source else [])
-    module("trainer.grpo_trainer")
-    module("trainer.rloo_trainer")
+    for trainer in TRAINERS:
+        module(trainer)
     _put_the_probe_in()
 
 
@@ -39,10 +42,10 @@ def _put_the_probe_in() -> None:
     model.register()
     if has_fused_lm_head():
         return
-    trainer = module("trainer.grpo_trainer")
-    for name, with_probe in model.FUNCTIONS.items():
-        if hasattr(trainer, name):
-            setattr(trainer, name, with_probe(getattr(trainer, name)))
+    for trainer in map(module, TRAINERS):
+        for name, with_probe in model.FUNCTIONS.items():
+            if hasattr(trainer, name):
+                setattr(trainer, name, with_probe(getattr(trainer, name)))
 
 
 def needs_triton() -> bool:

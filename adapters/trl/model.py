@@ -77,6 +77,9 @@ class ProbeForTRL(PreTrainedModel, GenerationMixin):
     def _init_weights(self, module: nn.Module) -> None:
         """Leave the probe at 0."""
 
+    def get_input_embeddings(self) -> None:  # type: ignore[override] # Accelerate asks if there are
+        """There are none, which Accelerate would shard apart."""
+
     def get_output_embeddings(self) -> nn.Module:
         """The LM head, which TRL multiplies hidden states by."""
         return self.lm_head

@@ -86,7 +86,11 @@ def reducer(objective: Objective, conventions: Conventions) -> AuxiliaryAggregat
 
 def reducer_of_log(metric: Metric, conventions: Conventions) -> AuxiliaryAggregation | None:
     """The aggregation of a term that is logged alone; None if it is that of the policy loss."""
-    logged = {Metric.ENTROPY: conventions.logged_entropy, Metric.KL: conventions.logged_kl}
+    logged = {
+        Metric.POLICY_LOSS: conventions.logged_policy_loss,
+        Metric.ENTROPY: conventions.logged_entropy,
+        Metric.KL: conventions.logged_kl,
+    }
     return logged.get(metric) or reducer_of_term(metric, conventions)
 
 
@@ -110,7 +114,7 @@ def without_rejection(step: Step) -> Step:
 def logged_terms(context: StepContext, objective: Objective, metric: Metric) -> list[LossTerm]:
     """The terms of a logged number, in the context of a step that an objective is trained on."""
     conventions = context.conventions
-    batch = ProbedBatch(context.steps, objective, conventions.kl_estimator)
+    batch = ProbedBatch.under(conventions, context.steps, objective)
     reducer_of = reducer_of_term if metric is Metric.LOSS else reducer_of_log
     if metric is not Metric.LOSS:
         plain = replace(conventions, micro_batch_weight=MicroBatchWeight.EQUAL)
@@ -129,7 +133,7 @@ def logged_terms(context: StepContext, objective: Objective, metric: Metric) -> 
 
 def combined_terms(context: StepContext, dloss_dlogprob: NDArray[np.float64]) -> list[LossTerm]:
     """The terms of the gradient of `COMBINED`: factors are derivatives by each token's probe."""
-    batch = ProbedBatch(context.steps, Objective.COMBINED, context.conventions.kl_estimator)
+    batch = ProbedBatch.under(context.conventions, context.steps, Objective.COMBINED)
     derivatives = {
         Metric.POLICY_LOSS: dloss_dlogprob,
         Metric.ENTROPY: np.ones_like(dloss_dlogprob),
@@ -160,7 +164,7 @@ def off_policy_term(context: StepContext, objective: Objective, tokens: PolicyTo
 
 def advantage_terms(contexts: Sequence[StepContext], objective: Objective) -> list[LossTerm]:
     """The term of each step of a batch whose advantages are computed from rewards."""
-    batch = ProbedBatch(contexts[0].steps, objective)
+    batch = ProbedBatch.under(contexts[0].conventions, contexts[0].steps, objective)
     estimate = _estimate(contexts, batch)
     right = estimate.advantages
     wrong = [*wrong_advantages(estimate, _placement(contexts, batch))]
@@ -182,7 +186,7 @@ def advantage_terms(contexts: Sequence[StepContext], objective: Objective) -> li
 
 def rollout_term(contexts: Sequence[StepContext], objective: Objective, metric: Metric) -> LossTerm:
     """The only term of a number that is logged of a batch of rollouts, given those of its steps."""
-    batch = ProbedBatch(contexts[0].steps, objective)
+    batch = ProbedBatch.under(contexts[0].conventions, contexts[0].steps, objective)
     placement = _placement(contexts, batch)
     if metric in OF_SAMPLES:
         context = _of_samples(_of_batch(contexts[0], batch, placement))

@@ -177,7 +177,8 @@ def _term_words(
     """
     name, coefficient = ("entropy", -ENTROPY_COEFFICIENT) if case.configuration.entropy else TERM_KL
     policy = step_context(job, 0, observations, description)
-    dloss_dlogprob = ProbedBatch(job.steps, job.objective).dloss_dlogprob
+    batch = ProbedBatch.under(description.conventions, job.steps, job.objective)
+    dloss_dlogprob = batch.dloss_dlogprob
     observed = final_weights(observations, 0, job, description.conventions)[0]
     left = (observed - policy.expected) * dloss_dlogprob / coefficient
     context = policy.of_term(AuxiliaryAggregation.SAMPLE_MEAN)

@@ -62,7 +62,7 @@ def _constants(objective: Objective) -> Iterator[tuple[str, float]]:
 def advantage_table(term: LossTerm, objective: Objective) -> tuple[list[str], list[list[str]]]:
     """Returns the header and a row for each active token of a step: inputs and advantage."""
     context = term.context
-    batch = ProbedBatch(context.steps, objective)
+    batch = ProbedBatch.under(context.conventions, context.steps, objective)
     of_batch = {"reward": batch.rewards[batch.sample]}
     if objective in OF_VALUES:
         of_batch["V"] = np.concatenate(batch.values)

@@ -63,7 +63,8 @@ def derivative_words(objective: Objective) -> str:
 def derivative_table(term: LossTerm, objective: Objective) -> tuple[list[str], list[list[str]]]:
     """Returns the header and a row for each active token of a step: ratios and derivative."""
     context = term.context
-    tokens = ProbedBatch(context.steps, objective).policy_tokens_of_step(context.step_index)
+    batch = ProbedBatch.under(context.conventions, context.steps, objective)
+    tokens = batch.policy_tokens_of_step(context.step_index)
     columns = {"A": tokens.advantages, "log r": tokens.log_ratios}
     if objective in OF_ROLLOUT_RATIOS:
         columns["log q"] = tokens.rollout_log_ratios

@@ -152,7 +152,7 @@ class WorkedStep:
         objective = self.spec.objective
         if self.spec.metric is not None:
             return loss_terms.logged_terms(context, objective, self.spec.metric)
-        batch = ProbedBatch(context.steps, objective)
+        batch = ProbedBatch.under(context.conventions, context.steps, objective)
         dloss_dlogprob = batch.split(batch.dloss_dlogprob)[context.step_index]
         if objective is Objective.COMBINED:
             return loss_terms.combined_terms(context, dloss_dlogprob)

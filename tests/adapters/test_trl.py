@@ -14,9 +14,8 @@ from adapters.contract import Description, Job, Option
 from adapters.contract.configuration import Configuration, Setting
 from adapters.contract.objective import CORRECTIONS, Metric, Objective
 from adapters.contract.probed_batch import ProbedBatch
-from adapters.trl import ENGINES
-from adapters.trl.adapter import CONVENTIONS
-from adapters.trl.engines import TrlDdpAdapter
+from adapters.trl.engines import TrlDdpAdapter, TrlDeepspeedAdapter, TrlFsdp2Adapter
+from adapters.trl.grpo.adapter import CONVENTIONS
 from adapters.trl.schedule import schedule_of
 from conformance.findings.verdict import Verdict
 from conformance.judging.gradients import judge_advantages, judge_combined, judge_off_policy
@@ -35,6 +34,9 @@ needs_trl = [
     pytest.mark.skipif(find_spec("trl") is None, reason="trl is not installed"),
 ]
 
+GRPO = (TrlDdpAdapter, TrlFsdp2Adapter, TrlDeepspeedAdapter)
+"""The engines of `GRPOTrainer`."""
+
 weights_error = partial(steps.weights_error, conventions=CONVENTIONS)
 REJECTED = "rejected_tokens"
 """21 of 30 active tokens are left."""
@@ -50,7 +52,7 @@ SHARED, SPLIT, TRUNCATED = (
 )
 
 
-@pytest.fixture(scope="module", params=ENGINES, ids=lambda engine: engine.engine)
+@pytest.fixture(scope="module", params=GRPO, ids=lambda engine: engine.engine)
 def pool(request: pytest.FixtureRequest) -> Iterator[RankPool]:
     with RankPool(request.param(), None, 2) as pool:
         yield pool
@@ -120,12 +122,28 @@ class OtherLossType(TrlDdpAdapter):
     def __init__(self, **settings: object) -> None:
         self._settings = settings
 
-    def settings_of_engine(self) -> dict[str, object]:
+    def settings_of_engine(self, job: Job) -> dict[str, object]:
         return self._settings
+
+
+class Forgetful(TrlFsdp2Adapter):
+    """Lets transformers forget the world in which Accelerate shards a model."""
+
+    def settings_of_engine(self, job: Job) -> dict[str, object]:
+        chosen = super().settings_of_engine(job)
+        del chosen["accelerator_config"]
+        return chosen
 
 
 class TestReal:
     pytestmark = needs_trl
+
+    def test_model_that_is_not_sharded_says_nothing_of_fsdp2(self) -> None:
+        with RankPool(Forgetful(), None, 2) as pool:
+            outcome = pool.run(job())
+
+        assert isinstance(outcome, Declined)
+        assert "MULTI_CPU in the place of FSDP" in outcome.message
 
     @pytest.mark.parametrize("mode", [Mode.SAMPLE_MEAN, Mode.TOKEN_MEAN, Mode.CONSTANT])
     @pytest.mark.parametrize("case", [MASKED.name, "two_steps"])

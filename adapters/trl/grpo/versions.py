@@ -1,4 +1,4 @@
-"""What a version of TRL has, found in its code and its configuration."""
+"""What a version of TRL's `GRPOTrainer` has, found in its code and its configuration."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from adapters.contract.objective import Objective
+from adapters.trl.grpo.objectives import LOSS_TYPES, OF_OBJECTIVES, OWN_LOSS_TYPES
 from adapters.trl.importing import module
-from adapters.trl.objectives import LOSS_TYPES, OF_OBJECTIVES, OWN_LOSS_TYPES
 from reference.aggregation import DivergenceEstimator
 
 if TYPE_CHECKING:

@@ -1,21 +1,18 @@
-"""TRL's trainer, run on every rank: `train()` takes rollouts to the last optimizer step."""
+"""One run of a trainer on this rank: `train()` takes rollouts to the last optimizer step."""
 
 from __future__ import annotations
 
 import tempfile
+from abc import ABC, abstractmethod
 from contextlib import contextmanager
-from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from adapters.contract.objective import Metric, Objective
 from adapters.engines.accelerate import Watch
 from adapters.trl.importing import has_fused_lm_head, module
 from adapters.trl.model import policy, predicted, put_probe_in
-from adapters.trl.objectives import gives_advantages
 from adapters.trl.rollouts import rewards, tokenizer
-from adapters.trl.startup import configured
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -24,18 +21,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from adapters.contract import Job
-    from adapters.trl.objectives import Settings
+    from adapters.contract.objective import Metric
+    from adapters.trl.configuration import Settings
     from adapters.trl.rollouts import Rollouts
-
-NAMES = {
-    Metric.POLICY_LOSS: "policy_loss",
-    Metric.LOSS: "loss",
-    Metric.CLIP_FRACTION: "clip_ratio/region_mean",
-    Metric.ENTROPY: "entropy",
-    Metric.KL: "kl",
-    Metric.REWARD: "reward",
-}
-"""Names of the metrics that TRL logs, that of the policy loss beside an entropy bonus alone."""
 
 
 def predicted_completions(made: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -44,25 +32,43 @@ def predicted_completions(made: dict[str, torch.Tensor]) -> torch.Tensor:
     return predicted(rows)[:, -made["completion_ids"].shape[1] :]
 
 
-class GivenRollouts:
-    """In the place of vLLM: it would be sent weights, and is asked for nothing."""
+class Training(ABC):
+    """One run of a trainer, and what was read off it; a subclass says of which."""
 
-    def __init__(self, **_: Any) -> None:
-        """Start nothing."""
+    path: ClassVar[str]
+    """The module of the trainer."""
 
-    def sync_weights(self) -> None:
-        """Send nothing."""
-
-
-class Training:
-    """One run of a trainer, and what was read off it."""
+    names: ClassVar[Mapping[Metric, str]]
+    """Names of the metrics that the trainer logs."""
 
     def __init__(self, job: Job, rollouts: Rollouts, capacity: int, settings: Settings) -> None:
         self.job, self.rollouts = job, rollouts
         self.watch = Watch()
         with tempfile.TemporaryDirectory(prefix="rl-loss-trl-") as folder, self._replaced():
-            trainer = self._trainer(configured(job, settings, folder), capacity)
+            trainer = self._trainer(self.configured(settings, folder), capacity)
             trainer.train()
+
+    @abstractmethod
+    def configured(self, settings: Settings, folder: str) -> Any:
+        """The trainer's configuration, with a folder for output; raises `Refused`."""
+
+    @abstractmethod
+    def trainer_class(self) -> Any:
+        """The trainer, or a subclass that is told what the trainer does not take."""
+
+    def arguments(self) -> dict[str, Any]:
+        """Arguments that other trainers do not have."""
+        return {}
+
+    def stubs(self) -> dict[str, Any]:
+        """What stands in the place of functions of the trainer's module.
+
+        The trainer shuffles a generation before it is cut, which would mix the samples of steps.
+        """
+        schedule = self.rollouts.schedule
+        if schedule.per_generation <= schedule.micro_batches:
+            return {}
+        return {"shuffle_sequence_dict": lambda rows: rows}
 
     @property
     def gradients(self) -> list[NDArray[np.float32]]:
@@ -74,51 +80,41 @@ class Training:
     def reported(self) -> Mapping[Metric, tuple[float, ...]]:
         """What is logged of each step of the job."""
         logs = [self.watch.logs[index] for index in self.rollouts.schedule.observed]
-        found = {
+        return {
             metric: tuple(float(log[name]) for log in logs)
-            for metric, name in NAMES.items()
+            for metric, name in self.names.items()
             if all(name in log for log in logs)
         }
-        if self.job.objective is Objective.COMBINED:  # what TRL calls so has the divergence in it
-            del found[Metric.POLICY_LOSS]
-            return found
-        return {Metric.POLICY_LOSS: found[Metric.LOSS], **found}
 
     @contextmanager
     def _replaced(self) -> Iterator[None]:
-        """Rollouts that are given in the place of vLLM's, and in their order if of several steps.
-
-        TRL shuffles a generation before it is cut, which would mix the samples of steps.
-        """
-        grpo = module("trainer.grpo_trainer")
-        stubs: dict[str, Any] = {"VLLMGeneration": GivenRollouts}
-        if self.rollouts.schedule.per_generation > self.rollouts.schedule.micro_batches:
-            stubs["shuffle_sequence_dict"] = lambda rows: rows
-        original = {name: getattr(grpo, name) for name in stubs}
-        vars(grpo).update(stubs)
+        trainer, stubs = module(self.path), self.stubs()
+        original = {name: getattr(trainer, name) for name in stubs}
+        vars(trainer).update(stubs)
         try:
             yield
         finally:
-            vars(grpo).update(original)
+            vars(trainer).update(original)
 
     def _trainer(self, config: Any, capacity: int) -> Any:
         from transformers import PrinterCallback
 
-        generations = count()
-        trainer = self._trainer_class()(
+        trainer = self.trainer_class()(
             model=policy(capacity),
             reward_funcs=rewards,
             args=config,
             train_dataset=self._prompts(config),
             processing_class=tokenizer(self.rollouts.end),
             callbacks=[self.watch],
-            rollout_func=lambda *_: self.rollouts.generated(next(generations)),
+            **self.arguments(),
         )
         trainer.remove_callback(PrinterCallback)
+        self.watch.trainer = trainer
         self._give(trainer.model, self.rollouts.batch.old_log_probs)
         self.passes = trainer.model.passes
         if trainer.ref_model is not None:
-            self._give(trainer.ref_model, self.rollouts.batch.reference_log_probs)
+            reference = trainer.accelerator.unwrap_model(trainer.ref_model)
+            self._give(reference, self.rollouts.batch.reference_log_probs)
         return trainer
 
     def _give(self, model: Any, log_probs: list[NDArray[np.float64]]) -> None:
@@ -135,17 +131,3 @@ class Training:
         return Dataset.from_dict(
             {"prompt": [""] * (of_generation * self.rollouts.schedule.generations)}
         )
-
-    def _trainer_class(self) -> Any:
-        """TRL's trainer, which is told advantages of tokens, as it allows subclasses, if given."""
-        trainer = module("trainer.grpo_trainer").GRPOTrainer
-        if not gives_advantages(self.job):
-            return trainer
-        advantages = self.rollouts.of_tokens(self.rollouts.batch.advantages)
-
-        class WithAdvantages(trainer):  # type: ignore[misc,valid-type] # loaded when run
-            def _generate_and_score_completions(self, inputs: Any) -> dict[str, torch.Tensor]:
-                made: dict[str, torch.Tensor] = super()._generate_and_score_completions(inputs)
-                return made | {"advantages": advantages[predicted_completions(made)]}
-
-        return WithAdvantages

@@ -1,4 +1,4 @@
-"""TRL's configuration of a job, made as a user's script makes it.
+"""The `GRPOConfig` of a job, made as a user's script makes it.
 
 What a job's `Configuration` sets is typed: on the command line or in a configuration file that
 TRL's parser reads.
@@ -16,7 +16,7 @@ from adapters.trl.importing import module
 
 if TYPE_CHECKING:
     from adapters.contract import Job
-    from adapters.trl.objectives import Settings
+    from adapters.trl.configuration import Settings
 
 TYPED = {
     Setting.MODE: "loss_type",

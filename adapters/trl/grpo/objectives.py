@@ -1,4 +1,4 @@
-"""What TRL has for each objective: its settings, and what they need."""
+"""What `GRPOTrainer` has for each objective: its settings, and what they need."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from adapters.contract.objective import (
     CONSTANTS,
     CORRECTIONS,
     ENTROPY_COEFFICIENT,
-    FROM_REWARDS,
     KL_COEFFICIENT,
     OFF_POLICY,
     Objective,
@@ -17,9 +16,7 @@ from reference.aggregation import Mode
 
 if TYPE_CHECKING:
     from adapters.contract import Job
-
-    Settings = dict[str, object]
-    """Values by their names in TRL's configuration."""
+    from adapters.trl.configuration import Settings
 
 LOSS_TYPES = {Mode.SAMPLE_MEAN: "grpo", Mode.TOKEN_MEAN: "dapo", Mode.CONSTANT: "dr_grpo"}
 """TRL's name of each mode."""
@@ -67,8 +64,3 @@ OF_OBJECTIVES: dict[Objective, Settings] = {
 def iterations(job: Job) -> int:
     """How often each generation is trained on: the ratio is not 1 from the second time on."""
     return 2 if job.objective in OFF_POLICY and job.objective not in CORRECTIONS else 1
-
-
-def gives_advantages(job: Job) -> bool:
-    """Whether advantages are given, and not TRL's."""
-    return job.objective not in FROM_REWARDS

@@ -1,0 +1,1 @@
+"""TRL's `GRPOTrainer`: its settings for each objective, its versions, and a run of it."""

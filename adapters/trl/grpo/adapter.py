@@ -1,0 +1,136 @@
+"""The adapter of `GRPOTrainer`, whatever the engine."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar
+
+from adapters.contract.configuration import Setting
+from adapters.contract.description import CodeLocation, Description
+from adapters.contract.job import Depth, Job
+from adapters.contract.probed_batch import ProbedBatch
+from adapters.toolkit.calls import Candidates, places
+from adapters.trl import departures, importing
+from adapters.trl.adapter import OPTIONS, TrlAdapter
+from adapters.trl.grpo import objectives
+from reference.aggregation import (
+    AuxiliaryAggregation,
+    Conventions,
+    DenominatorMask,
+    DivergenceEstimator,
+    EstimatorConventions,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from adapters.trl.configuration import Settings
+    from adapters.trl.schedule import Schedule
+    from adapters.trl.training import Training
+
+CONVENTIONS = Conventions(
+    denominator_mask=DenominatorMask.ORIGINAL,
+    entropy=AuxiliaryAggregation.MICRO_BATCH_TOKEN_MEAN,
+    kl=AuxiliaryAggregation.WITH_POLICY_LOSS,
+    diagnostics=AuxiliaryAggregation.TOKEN_MEAN,
+    of_groups=EstimatorConventions(std_epsilon=1e-4),
+    kl_estimator=DivergenceEstimator.K3_BY_RATIO,
+    logged_entropy=AuxiliaryAggregation.TOKEN_MEAN,
+    logged_kl=AuxiliaryAggregation.TOKEN_MEAN,
+)
+"""The conventions that TRL documents. An entropy bonus is the mean entropy of a micro-batch's
+tokens, whatever the loss type, and a divergence is a part of each token's loss (comments in
+`trainer/grpo_trainer.py`, ``_compute_loss``, and `trainer/grpo_config.py`, ``entropy_coef``); the
+latter is estimated by k3, times the ratio if ``use_bias_correction_kl`` is on. Logged entropies,
+divergences and clip ratios are averages over the tokens of completions (docs/source/
+grpo_trainer.md, Logged metrics). Ratios to vLLM's policy that are masked are 0 (the same page), and
+denominators count the mask of completions."""
+
+RULES = {
+    "default_mode": "trl/trainer/grpo_config.py (loss_type)",
+    "divisor_by_default": "trl/trainer/grpo_config.py (dr_grpo in loss_type: the constant is"
+    " max_completion_length, which defaults to 512)",
+    "mode_in_file": "trl/scripts/utils.py (TrlParser)",
+}
+"""Rules of configurations that TRL states, by name."""
+
+PERMITTED = {
+    "divisor_missing": RULES["divisor_by_default"],
+    "divisor_missing_in_file": RULES["divisor_by_default"],
+    **dict.fromkeys(
+        ("divisor_of_another_mode", "divisor_of_another_mode_in_file"),
+        "trl/trainer/grpo_config.py (max_completion_length is the length to generate)",
+    ),
+}
+"""Rules of other frameworks whose opposite TRL states."""
+
+
+class GrpoAdapter(TrlAdapter):
+    """Drives `GRPOTrainer`."""
+
+    mode_names: ClassVar[Mapping[str, str]] = objectives.NAMES_OF_MODES
+
+    def describe(self) -> Description:
+        """Describe the trainer."""
+        from adapters.trl.grpo import startup, versions
+        from adapters.trl.grpo.trainer import GrpoTraining
+
+        return Description(
+            modes=versions.modes(),
+            default_mode=versions.default_mode(),
+            depths=frozenset({Depth.STEP}),
+            objectives=versions.objectives(),
+            metrics=frozenset(GrpoTraining.names),
+            options=frozenset(OPTIONS),
+            configurations={
+                Setting.CONFIG_FILE: (),
+                **{setting: (name,) for setting, name in startup.TYPED.items()},
+            },
+            records_forward_passes=True,
+            conventions=self._conventions(),
+            rules=RULES,
+            places=places(_candidates()),
+            permits=PERMITTED,
+            departures=(
+                *departures.ALL,
+                *departures.GRPO,
+                *self.departures_of_engine(),
+            ),
+        )
+
+    def _conventions(self) -> Conventions:
+        from adapters.trl.grpo import versions
+
+        return replace(CONVENTIONS, kl_estimator=versions.kl_estimator())
+
+    def probed_batch(self, job: Job) -> ProbedBatch:
+        """The job's batch."""
+        return ProbedBatch.under(self._conventions(), job.steps, job.objective)
+
+    def iterations(self, job: Job) -> int:
+        """Several where ratios are to be others than 1."""
+        return objectives.iterations(job)
+
+    def settings(self, job: Job, schedule: Schedule) -> Settings:
+        """The settings of a job; raises `Unsupported`."""
+        from adapters.trl.grpo.configuration import settings
+
+        return settings(job, schedule)
+
+    def trainings(self) -> type[Training]:
+        """Runs of `GRPOTrainer`."""
+        from adapters.trl.grpo.trainer import GrpoTraining
+
+        return GrpoTraining
+
+
+def _candidates() -> Candidates:
+    """Where the trainer counts, divides, logs and validates."""
+    trainer = importing.module("trainer.grpo_trainer").GRPOTrainer
+    config = importing.module("trainer.grpo_config").GRPOConfig
+    return {
+        CodeLocation.TOKEN_COUNT: ((trainer, "_generate_and_score_completions"),),
+        CodeLocation.TOKEN_DIVISION: ((trainer, "_compute_loss"), (trainer, "compute_loss")),
+        CodeLocation.LOG: ((trainer, "log"),),
+        CodeLocation.ARGUMENTS: ((config, "__post_init__"),),
+    }

@@ -1,0 +1,92 @@
+"""The adapter of `RLOOTrainer`, whatever the engine.
+
+Its loss is that of a whole sequence, averaged over samples: with a ratio of 1, each token weighs
+1/N times the advantage of its sample, which is `constant` with L = 1.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from adapters.contract.description import CodeLocation, Description
+from adapters.contract.job import Depth, Job
+from adapters.contract.objective import Objective
+from adapters.contract.probed_batch import ProbedBatch
+from adapters.toolkit.calls import Candidates, places
+from adapters.trl import departures, importing
+from adapters.trl.adapter import OPTIONS, TrlAdapter
+from reference.aggregation import AdvantageUnit, AuxiliaryAggregation, Conventions, Mode
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from adapters.trl.configuration import Settings
+    from adapters.trl.schedule import Schedule
+    from adapters.trl.training import Training
+
+CONVENTIONS = Conventions(
+    advantage_unit=AdvantageUnit.SAMPLE,
+    logged_policy_loss=AuxiliaryAggregation.SAMPLE_MEAN,
+    logged_entropy=AuxiliaryAggregation.TOKEN_MEAN,
+)
+"""The conventions that TRL documents: an advantage for each completion, a loss that is the mean of
+what each completion has, whatever its length, and logged entropies that are averages over the
+tokens of completions (docs/source/rloo_trainer.md, Computing the advantage, Computing the loss and
+Logged metrics)."""
+
+
+class RlooAdapter(TrlAdapter):
+    """Drives `RLOOTrainer`."""
+
+    mode_names: ClassVar[Mapping[str, str]] = {"RLOOTrainer": "constant:1"}
+
+    def describe(self) -> Description:
+        """Describe the trainer."""
+        from adapters.trl.rloo.trainer import RlooTraining
+
+        return Description(
+            modes=frozenset({Mode.CONSTANT}),
+            default_mode=Mode.CONSTANT,
+            depths=frozenset({Depth.STEP}),
+            objectives=frozenset({Objective.POLICY, Objective.LEAVE_ONE_OUT}),
+            metrics=frozenset(RlooTraining.names),
+            options=frozenset(OPTIONS),
+            records_forward_passes=True,
+            conventions=CONVENTIONS,
+            places=places(_candidates()),
+            departures=(
+                *departures.ALL,
+                *departures.RLOO,
+                *self.departures_of_engine(),
+            ),
+        )
+
+    def probed_batch(self, job: Job) -> ProbedBatch:
+        """The job's batch, one advantage for each sample."""
+        return ProbedBatch.under(CONVENTIONS, job.steps, job.objective)
+
+    def iterations(self, job: Job) -> int:
+        """Once: the trainer asks for the old policy's log-probabilities in any case."""
+        return 1
+
+    def settings(self, job: Job, schedule: Schedule) -> Settings:
+        """The settings of a job; raises `Unsupported`."""
+        from adapters.trl.rloo.configuration import settings
+
+        return settings(job, schedule)
+
+    def trainings(self) -> type[Training]:
+        """Runs of `RLOOTrainer`."""
+        from adapters.trl.rloo.trainer import RlooTraining
+
+        return RlooTraining
+
+
+def _candidates() -> Candidates:
+    """Where the trainer logs and validates; it counts no tokens."""
+    trainer = importing.module("trainer.rloo_trainer").RLOOTrainer
+    config = importing.module("trainer.rloo_config").RLOOConfig
+    return {
+        CodeLocation.LOG: ((trainer, "log"),),
+        CodeLocation.ARGUMENTS: ((config, "__post_init__"),),
+    }

@@ -1,0 +1,244 @@
+"""TRL's real `RLOOTrainer`, from PyPI: what it is given, and what is read off it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from adapters.contract import Depth, Description, Job, Layout, Option
+from adapters.contract.objective import CONSTANTS, KL_COEFFICIENT, Metric, Objective
+from adapters.contract.probed_batch import ENTROPIES, ProbedBatch
+from adapters.trl.engines import TrlRlooAdapter
+from adapters.trl.rloo.adapter import CONVENTIONS
+from conformance.findings.verdict import Verdict
+from conformance.judging.gradients import judge_advantages
+from conformance.judging.metrics import judge_logged
+from conformance.ranks.messages import Declined
+from conformance.ranks.pool import Ran, RankPool
+from reference.aggregation import Aggregation, Mode
+from reference.rounding import weight_bound
+from reference.step import Sample, Step
+from tests.adapters import steps
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+pytestmark = [
+    pytest.mark.trl,
+    pytest.mark.skipif(find_spec("trl") is None, reason="trl is not installed"),
+]
+
+ADDED_UP = Aggregation(Mode.CONSTANT, 1.0)
+PLAIN, ONE_RANK = "dp2-cp1-mb2-bshd", "dp1-cp1-mb2-bshd"
+SHARED, SPLIT, TRUNCATED = (
+    f"{PLAIN}+{option}"
+    for option in (Option.SHARED_GENERATION, Option.SPLIT_GENERATION, Option.MASKED_TRUNCATION)
+)
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[RankPool]:
+    with RankPool(TrlRlooAdapter(), None, 2) as pool:
+        yield pool
+
+
+class OtherSettings(TrlRlooAdapter):
+    """Trains every job with settings that no objective stands for."""
+
+    def __init__(self, **settings: object) -> None:
+        self._settings = settings
+
+    def settings_of_engine(self, job: Job) -> dict[str, object]:
+        return self._settings
+
+
+def step(*lengths: int, truncated: Sequence[int] = ()) -> Step:
+    """A step of whole completions in pairs, and of some that are truncated."""
+    return Step.of(
+        [
+            Sample(
+                prompt_length=2 + index % 3,
+                loss_mask=[index not in truncated] * length,
+                group=index // 2,
+            )
+            for index, length in enumerate(lengths)
+        ]
+    )
+
+
+UNEVEN = step(1, 2, 3, 5, 8, 13, 4, 7)
+
+
+def job(*of_steps: Step, layout: str = PLAIN, objective: Objective = Objective.POLICY) -> Job:
+    """Steps of which the tokens of a sample are added up."""
+    return Job(
+        steps=of_steps or (UNEVEN,),
+        aggregation=ADDED_UP,
+        layout=Layout.parse(layout),
+        depth=Depth.STEP,
+        objective=objective,
+    )
+
+
+def description() -> Description:
+    """What the judge knows of the trainer here: its conventions."""
+    return Description(conventions=CONVENTIONS)
+
+
+def batch_of(given: Job) -> ProbedBatch:
+    """What the trainer is given."""
+    return ProbedBatch.under(CONVENTIONS, given.steps, given.objective)
+
+
+def of_samples(given: Job, values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The value of each sample's first token, where all of a sample have the same."""
+    [only] = given.steps
+    ends = np.cumsum(only.response_lengths)
+    assert all(np.ptp(one) == 0 for one in np.split(values, ends[:-1]))
+    return values[ends - 1]
+
+
+@pytest.mark.parametrize("layout", [PLAIN, SHARED, SPLIT, ONE_RANK])
+def test_each_token_of_two_steps_weighs_one_over_the_samples(pool: RankPool, layout: str) -> None:
+    given = job(UNEVEN, step(9, 1, 2, 2, 30, 1, 6, 4), layout=layout)
+    outcome = pool.run(given)
+
+    assert isinstance(outcome, Ran), outcome
+    assert steps.weights_error(outcome, given, CONVENTIONS) <= weight_bound("float32")
+    [weights, _] = outcome.observations[0].token_weights
+    assert weights == pytest.approx(1 / 8)
+
+
+def test_logged_loss_is_a_mean_over_samples(pool: RankPool) -> None:
+    """Advantages of 1, -1/2, 2, -1, 1/2, -2, -4 and 1, whatever the lengths."""
+    outcome = pool.run(job())
+
+    assert isinstance(outcome, Ran), outcome
+    judged = judge_logged(job(), outcome.observations, description())
+    assert judged.verdict is Verdict.CONFORMS
+    for rank in outcome.observations:
+        assert rank.reported[Metric.POLICY_LOSS] == pytest.approx((3 / 8,))
+
+
+def test_truncated_samples_have_no_weight_and_are_counted(pool: RankPool) -> None:
+    given = job(step(1, 2, 3, 5, 8, 13, 4, 7, truncated=(3, 5)), layout=TRUNCATED)
+    outcome = pool.run(given)
+
+    assert isinstance(outcome, Ran), outcome
+    assert steps.weights_error(outcome, given, CONVENTIONS) <= weight_bound("float32")
+
+
+def test_truncated_samples_are_in_the_logged_loss(pool: RankPool) -> None:
+    """Two advantages of -1 and -2 add 3/8 to a loss that TRL says excludes them."""
+    given = job(step(1, 2, 3, 5, 8, 13, 4, 7, truncated=(3, 5)), layout=TRUNCATED)
+    outcome = pool.run(given)
+
+    assert isinstance(outcome, Ran), outcome
+    judged = judge_logged(given, outcome.observations, description())
+    assert judged.logged is not None
+    assert judged.logged.expected == pytest.approx(0.0)
+    assert judged.logged.reported == pytest.approx(3 / 8)
+
+
+def test_ratios_are_those_of_sequences_and_clipped(pool: RankPool) -> None:
+    given = job(objective=Objective.OFF_POLICY)
+    outcome = pool.run(given)
+
+    assert isinstance(outcome, Ran), outcome
+    batch = batch_of(given)
+    tokens = batch.policy_tokens
+    ratios = np.exp(tokens.summed(tokens.log_ratios))
+    too_large = (ratios > 1 + CONSTANTS.clip_high) & (tokens.advantages > 0)
+    too_small = (ratios < 1 - CONSTANTS.clip_low) & (tokens.advantages < 0)
+    expected = np.where(too_large | too_small, 0.0, -tokens.advantages * ratios) / 8
+    assert 0 < np.count_nonzero(of_samples(given, expected)) < 8
+    derivatives = np.where(batch.dloss_dlogprob == 0, 1.0, batch.dloss_dlogprob)
+    for rank in outcome.observations:
+        [weights] = rank.token_weights
+        assert weights * derivatives == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("layout", [PLAIN, ONE_RANK])
+def test_advantages_leave_one_out(pool: RankPool, layout: str) -> None:
+    given = replace(
+        steps.job("odd_groups", layout=layout, objective=Objective.LEAVE_ONE_OUT),
+        aggregation=ADDED_UP,
+    )
+    outcome = pool.run(given)
+
+    assert isinstance(outcome, Ran), outcome
+    judged = judge_advantages(given, outcome.observations, description())
+    assert judged.verdict is Verdict.CONFORMS
+    for rank in outcome.observations:
+        assert rank.reported[Metric.REWARD] == pytest.approx((batch_of(given).rewards.mean(),))
+
+
+def test_divergence_of_a_sample_is_subtracted_from_its_reward() -> None:
+    given = job(objective=Objective.LEAVE_ONE_OUT)
+    with RankPool(OtherSettings(beta=KL_COEFFICIENT), None, 2) as pool:
+        outcome = pool.run(given)
+
+    assert isinstance(outcome, Ran), outcome
+    rollouts = batch_of(given).rollouts
+    divergences = np.bincount(rollouts.sample, weights=rollouts.divergences)
+    rewards = (rollouts.rewards - KL_COEFFICIENT * divergences).reshape(-1, 2)
+    expected = (rewards - rewards[:, ::-1]).ravel()
+    for rank in outcome.observations:
+        [weights] = rank.token_weights
+        assert of_samples(given, weights * 8) == pytest.approx(expected, rel=1e-5)
+        assert rank.reported[Metric.DIVERGENCE] == pytest.approx((rollouts.divergences.mean(),))
+
+
+def test_advantages_are_normalised_over_a_generation() -> None:
+    given = job(objective=Objective.LEAVE_ONE_OUT)
+    with RankPool(OtherSettings(normalize_advantages=True), None, 2) as pool:
+        outcome = pool.run(given)
+
+    assert isinstance(outcome, Ran), outcome
+    rewards = batch_of(given).rewards.reshape(-1, 2)
+    advantages = (rewards - rewards[:, ::-1]).ravel()
+    expected = (advantages - advantages.mean()) / (advantages.std(ddof=1) + 1e-4)
+    for rank in outcome.observations:
+        [weights] = rank.token_weights
+        assert of_samples(given, weights * 8) == pytest.approx(expected, rel=1e-5)
+
+
+def test_logged_entropy_is_a_mean_of_micro_batches(pool: RankPool) -> None:
+    """Each is a mean over the tokens of a micro-batch on all ranks, however many it has."""
+    given = job(layout=SPLIT)
+    outcome = pool.run(given)
+
+    assert isinstance(outcome, Ran), outcome
+    responses = batch_of(given).responses
+    halves = [np.concatenate(responses[half]) for half in (slice(0, 4), slice(4, 8))]
+    assert [len(ids) for ids in halves] == [11, 32]
+    means = [ENTROPIES[ids % len(ENTROPIES)].mean() for ids in halves]
+    for rank in outcome.observations:
+        assert rank.reported[Metric.ENTROPY] == pytest.approx((np.mean(means),))
+    judged = judge_logged(given, outcome.observations, description(), Metric.ENTROPY)
+    assert judged.diagnosis is not None
+    assert judged.diagnosis.name == "denominators_per_micro_batch_of_all_ranks"
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        (steps.job(mode=Mode.CONSTANT, layout=PLAIN), "constant:1 alone"),
+        (replace(steps.job(layout=PLAIN), aggregation=ADDED_UP), "no mask of tokens"),
+        (job(step(1, 2, 3, 5, truncated=(3,))), "no sample that is not truncated"),
+    ],
+    ids=["another divisor", "a mask with holes", "a sample that is masked"],
+)
+def test_what_the_trainer_has_not_is_no_configuration_of_a_user(
+    pool: RankPool, given: Job, reason: str
+) -> None:
+    outcome = pool.run(given)
+
+    assert isinstance(outcome, Declined)
+    assert reason in outcome.message
