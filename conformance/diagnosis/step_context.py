@@ -124,7 +124,7 @@ class StepContext:
             return int(self.placement.micro_batches.max())
         if len(self.steps) > 1:
             return int((self.rows_of_passes > 0).sum(axis=1).max())
-        return self.rows_of_passes.shape[1]
+        return int(self.rows_of_passes.shape[1])
 
     @property
     def step(self) -> Step:
