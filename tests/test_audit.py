@@ -31,6 +31,7 @@ NEWEST = (
     "trl/v1.16.0",
     "openrlhf/v0.11.2",
     "trl/v1.16.0-fsdp2",
+    "trl/v1.16.0-deepspeed",
     "trl/v1.16.0-rloo",
     "liger/v0.8.5",
     "verl/v0.9.1-fsdp2",
