@@ -92,7 +92,7 @@ def test_rows_of_repeated_samples_fill_up_micro_batches() -> None:
     passes = np.array([[0, 0, 1, -1], [-1, -1, -1, 0]], np.int32)
     rows = np.array([[2, 1], [2, 1]], np.int32)
     layout = Layout(dp=2)
-    filled = filled_rows(rows, passes, token_placement(passes, layout), layout)
+    filled = filled_rows(rows, passes, token_placement(passes, layout), layout, 2)
 
     assert filled.of_micro_batch.tolist() == [2, 2, 1, 2]
     assert filled.of_rank.tolist() == [3, 3, 3, 3]
