@@ -131,7 +131,7 @@ class NemoRLAdapter(Adapter):
         from adapters.nemo_rl.trainer import Training
 
         set_what_ray_sets(rank)
-        batch = ProbedBatch(job.steps, job.objective, CONVENTIONS.kl_estimator)
+        batch = ProbedBatch.under(CONVENTIONS, job.steps, job.objective)
         with rank.framework():
             training = Training(batch, job, self.settings, rank)
         return Observation(

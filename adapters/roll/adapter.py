@@ -10,6 +10,7 @@ from adapters.contract.job import Depth, Job, Observation
 from adapters.contract.layout import Layout, Option
 from adapters.contract.objective import Objective
 from adapters.contract.probed_batch import ProbedBatch
+from adapters.engines import dtensor
 from adapters.roll import departures, importing
 from adapters.toolkit.calls import Candidates, places
 from adapters.toolkit.launching import set_what_ray_sets
@@ -107,7 +108,7 @@ class RollAdapter(Adapter):
         from adapters.roll.pipeline import Training
 
         set_what_ray_sets(rank)
-        batch = ProbedBatch(job.steps, job.objective, CONVENTIONS.kl_estimator)
+        batch = ProbedBatch.under(CONVENTIONS, job.steps, job.objective)
         with rank.framework():
             training = Training(batch, job, rank)
         return Observation(
@@ -118,10 +119,8 @@ class RollAdapter(Adapter):
         )
 
     def leave_world(self) -> None:
-        """Have torch forget the meshes by which it remembers how sharded tensors are reduced."""
-        from torch.distributed.tensor import debug
-
-        debug._clear_sharding_prop_cache()
+        """Forget the world's device meshes."""
+        dtensor.leave_world()
 
 
 OBJECTIVES = frozenset(

@@ -65,11 +65,6 @@ GIVEN: Settings = {"adv_estimator": "reinforce", "gamma": 0.0}
 """With a discount of 0 a token's advantage is its own reward, which is given."""
 
 REJECTED_TOKENS: Settings = {"agg_type": "token", "ratio_low": 0.0}
-KEPT_SEQUENCES: Settings = {
-    "agg_type": "geometric",
-    "ratio_low": CONSTANTS.kept_low,
-    "ratio_high": CONSTANTS.kept_high,
-}
 TRUNCATED: Settings = {"enabled": True, "upper_bound": CONSTANTS.truncation}
 
 CORRECTED: dict[Objective, Settings] = {
@@ -78,10 +73,6 @@ CORRECTED: dict[Objective, Settings] = {
     },
     Objective.TIS_TOKEN: {"is_weight": {**TRUNCATED, "weight_type": "token"}},
     Objective.TIS_SEQUENCE: {"is_weight": {**TRUNCATED, "weight_type": "sequence"}},
-    Objective.SEQUENCE_MASKED: {
-        "is_weight": {"enabled": True, "weight_type": "token", "upper_bound": None},
-        "filters": [{"enabled": True, **KEPT_SEQUENCES}],
-    },
 }
 """Train-inference corrections, by the ratio of the old policy to that of the rollouts."""
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from adapters.contract import Layout, Unsupported
 from adapters.engines.zero import STAGES, stage_of
 from adapters.trl import departures
-from adapters.trl.adapter import TrlAdapter
 from adapters.trl.grpo.adapter import GrpoAdapter
 from adapters.trl.rloo.adapter import RlooAdapter
 
@@ -33,12 +32,37 @@ FROM_ARGUMENTS = (
 )
 """Settings of DeepSpeed that are those of transformers."""
 
-IN_PREPARED_WORLD: Settings = {"accelerator_config": {"use_configured_state": True}}
-"""Else transformers forgets the world that an engine prepares when it enters it."""
+
+class TrlDdpAdapter(GrpoAdapter):
+    """`GRPOTrainer` with DistributedDataParallel."""
+
+    engine = "ddp"
 
 
-class OnFsdp2(TrlAdapter):
-    """A trainer on FSDP2."""
+class OnPreparedEngine(GrpoAdapter):
+    """`GRPOTrainer` on an engine that is named when the world is entered."""
+
+    of_accelerate: ClassVar[str]
+    """Accelerate's name of the engine."""
+
+    def settings_of_engine(self, job: Job) -> Settings:
+        """Keep the world as it was entered, which transformers forgets otherwise."""
+        return {"accelerator_config": {"use_configured_state": True}}
+
+    def train(self, job: Job, rollouts: Rollouts, capacity: int, chosen: Settings) -> Training:
+        """One run of the trainer; raises `Unsupported` if another engine ran."""
+        from adapters.engines import accelerate
+
+        training = super().train(job, rollouts, capacity, chosen)
+        accelerate.require_engine(self.of_accelerate)
+        return training
+
+
+class TrlFsdp2Adapter(OnPreparedEngine):
+    """`GRPOTrainer` with FSDP2."""
+
+    engine = "fsdp2"
+    of_accelerate = "FSDP"
 
     def departures_of_engine(self) -> tuple[Departure, ...]:
         """What the engine needs on CPUs."""
@@ -63,37 +87,15 @@ class OnFsdp2(TrlAdapter):
         from adapters.toolkit.probe import ProbeLayer
 
         layers = {"transformer_layer_cls_to_wrap": [ProbeLayer.__name__]}
-        return {
-            "fsdp": "full_shard auto_wrap",
-            "fsdp_config": {"fsdp_version": 2, **layers},
-            **IN_PREPARED_WORLD,
-        }
-
-    def train(self, job: Job, rollouts: Rollouts, capacity: int, chosen: Settings) -> Training:
-        """One run of the trainer; raises `Unsupported` if the model was not sharded."""
-        from adapters.engines import accelerate
-
-        training = super().train(job, rollouts, capacity, chosen)
-        accelerate.require_engine("FSDP")
-        return training
+        of_engine = {"fsdp": "full_shard auto_wrap", "fsdp_config": {"fsdp_version": 2, **layers}}
+        return {**super().settings_of_engine(job), **of_engine}
 
 
-class TrlDdpAdapter(GrpoAdapter):
-    """`GRPOTrainer` with DistributedDataParallel."""
-
-    engine = "ddp"
-
-
-class TrlFsdp2Adapter(OnFsdp2, GrpoAdapter):
-    """`GRPOTrainer` with FSDP2."""
-
-    engine = "fsdp2"
-
-
-class TrlDeepspeedAdapter(GrpoAdapter):
+class TrlDeepspeedAdapter(OnPreparedEngine):
     """`GRPOTrainer` with DeepSpeed's engine and the stages of its ZeRO."""
 
     engine = "deepspeed"
+    of_accelerate = "DEEPSPEED"
     dependencies = (*GrpoAdapter.dependencies, "deepspeed")
 
     def layouts(self) -> list[Layout]:
@@ -130,15 +132,7 @@ class TrlDeepspeedAdapter(GrpoAdapter):
         """DeepSpeed's configuration, in which transformers fills in the sizes."""
         sizes = dict.fromkeys(FROM_ARGUMENTS, "auto")
         stage = {"zero_optimization": {"stage": stage_of(job.layout)}}
-        return {"deepspeed": {**sizes, **stage}, **IN_PREPARED_WORLD}
-
-    def train(self, job: Job, rollouts: Rollouts, capacity: int, chosen: Settings) -> Training:
-        """One run of the trainer; raises `Unsupported` if DeepSpeed did not run."""
-        from adapters.engines import accelerate
-
-        training = super().train(job, rollouts, capacity, chosen)
-        accelerate.require_engine("DEEPSPEED")
-        return training
+        return {**super().settings_of_engine(job), "deepspeed": {**sizes, **stage}}
 
     def leave_world(self) -> None:
         """Forget the process groups that DeepSpeed keeps, too."""
