@@ -173,6 +173,14 @@ def test_layouts_of_other_versions_are_left_out(capsys: pytest.CaptureFixture[st
     assert "Declared, and nothing that could be run shows it: layout dp1-cp1-mb1-thd." in text
 
 
+def test_loss_of_one_mode_is_looked_at_in_that_mode(capsys: pytest.CaptureFixture[str]) -> None:
+    status, text = printed(capsys, "tests.minimal.mistaken:HavingALossOfOneMode")
+
+    assert status == 0
+    assert "findings show nothing wrong" in text
+    assert "nothing that could be run shows it" not in text
+
+
 def test_factor_of_all_modes_may_be_the_framework_s_mistake(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

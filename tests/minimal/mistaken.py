@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 
-from adapters.contract import Job, Layout, Observation, Rank, Unsupported
+from adapters.contract import Description, Job, Layout, Observation, Rank, Unsupported
+from adapters.contract.objective import Objective
+from adapters.native.adapter import NativeAdapter
 from reference.aggregation import Mode
 from tests.minimal.right import MinimalAdapter, Trainer
 
@@ -37,4 +40,20 @@ class ListingALayoutOfOtherVersions(MinimalAdapter):
     def observe(self, job: Job, rank: Rank) -> Observation:
         if job.layout.format == "thd":
             raise Unsupported("no format thd")
+        return super().observe(job, rank)
+
+
+class HavingALossOfOneMode(NativeAdapter):
+    """This framework has CISPO in one mode alone, which is not the first."""
+
+    def layouts(self) -> Sequence[Layout]:
+        return [Layout(micro_batches=2)]
+
+    def describe(self) -> Description:
+        objectives = frozenset({Objective.POLICY, Objective.OFF_POLICY, Objective.CISPO})
+        return replace(super().describe(), objectives=objectives, metrics=frozenset())
+
+    def observe(self, job: Job, rank: Rank) -> Observation:
+        if job.objective is Objective.CISPO and job.aggregation.mode is not Mode.TOKEN_MEAN:
+            raise Unsupported("CISPO is by tokens")
         return super().observe(job, rank)
