@@ -17,6 +17,14 @@ from tests import command
 
 WEIGHTS = ("--checks=weights", "--plan=full")
 
+RELEASES = {
+    "skyrl": ("skyrl", None),
+    "verl": ("verl", None),
+    "trl": ("trl", None),
+    "openrlhf": ("deepspeed", "pypi:0.11.2"),
+}
+"""The package without which nothing of a framework runs, and its source if it is not installed."""
+
 FOUR_RANKS = [f"--layout={layout}" for layout in SlimeAdapter().layouts() if layout.world_size == 4]
 
 
@@ -37,13 +45,15 @@ class Timing:
 
 def main() -> None:
     """Print the ratios, and for releases the time to start against one plain import."""
-    for name in ("skyrl", "verl"):
-        if importlib.util.find_spec(name) is None:
-            print(f"suite: {name} was not run: it is not installed")
+    for name, (package, source) in RELEASES.items():
+        if importlib.util.find_spec(package) is None:
+            print(f"suite: {name} was not run: {package} is not installed")
             continue
-        timing = run(name, *WEIGHTS)
+        options = [f"--source={source}"] if source else []
+        timing = run(name, *WEIGHTS, *options)
         timing.print(name)
-        print(f"  time to start / one plain import: {timing.to_start / import_seconds(name):.2f}")
+        ratio = timing.to_start / import_seconds(name, source)
+        print(f"  time to start / one plain import: {ratio:.2f}")
     for name, ref in (("slime", "refs/pull/2090/head"), ("miles", "refs/pull/1498/head")):
         sources = os.environ.get(command.SOURCES)
         if sources is None:
@@ -65,9 +75,12 @@ def run(adapter: str, *arguments: str) -> Timing:
     return Timing(findings=findings, to_start=to_start, to_run=to_run, inside=inside)
 
 
-def import_seconds(name: str) -> float:
+def import_seconds(name: str, source: str | None) -> float:
     """Time in which a fresh interpreter imports a framework's trainer and worker."""
-    load = f"from conformance.runs import registry; registry.create({name!r}).load(None)"
+    load = (
+        "from adapters.toolkit.source import resolve; from conformance.runs import registry;"
+        f" adapter = registry.create({name!r}); adapter.load(resolve(adapter, {source!r}).path)"
+    )
     start = time.perf_counter()
     subprocess.run([sys.executable, "-c", load], check=True, capture_output=True)
     return time.perf_counter() - start
