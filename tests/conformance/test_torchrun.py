@@ -102,7 +102,6 @@ def test_failing_ranks_are_named_and_the_run_goes_on(tmp_path: Path) -> None:
             " start 4 with --nproc-per-node and --nnodes or choose a smaller layout",
         ),
         ("native", ["-n", "2"], "leave out -n, or torchrun"),
-        ("unloadable", [], "No module named 'flash_attn'"),
     ],
 )
 def test_bad_input_ends_all_processes(
