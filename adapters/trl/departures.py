@@ -71,7 +71,9 @@ ASYNC = parse_departures(
     set: a rollout worker that has put the samples of the case into its queue, and a transfer of
     weights to nowhere
         both are extension points of TRL's own; generation and rewards come before a step
-    set: a few samples more in the queue, which no step trains on
+    set: prompts, which samples of a group share up to the last token
+        a user's share all of it; TRL packs the token before they differ for each sample
+    set: more samples in the queue, which no step trains on
         TRL's data loader reads a micro-batch ahead
     set: token_budget=0, so that micro-batches have equally many samples
         with a budget, the samples of a step would depend on those of later steps

@@ -13,6 +13,7 @@ from adapters.contract import Description, Job
 from adapters.contract.objective import CONSTANTS, Metric, Objective
 from adapters.contract.probed_batch import ENTROPIES, LOG_RATIOS, ProbedBatch
 from adapters.trl.asynchronous.adapter import CONVENTIONS
+from adapters.trl.asynchronous.rollouts import prompt_of_group
 from adapters.trl.engines import TrlAsyncAdapter
 from conformance.findings.verdict import Verdict
 from conformance.judging.gradients import judge_off_policy
@@ -108,6 +109,16 @@ def test_ranks_have_whole_prompts_however_many_samples(pool: RankPool) -> None:
         for rank in outcome.observations
     ]
     assert sorted(held) == [[-1, -1, -1, -1, 0, 0, -1, -1], [0, 0, 0, 0, -1, -1, 0, 0]]
+
+
+def test_samples_of_a_prompt_share_it_up_to_its_last_token() -> None:
+    batch = batch_of(job())
+    first, second, third, *_ = (prompt_of_group(batch, index).tolist() for index in range(3))
+
+    assert [len(prompt) for prompt in batch.prompts[:3]] == [3, 5, 2]
+    assert second[:2] == first[:2]
+    assert second[-1] + 1 == batch.responses[1][0]
+    assert not {*third} & {*first, *second}
 
 
 def test_tokens_are_counted_in_each_micro_batch(pool: RankPool) -> None:

@@ -6,10 +6,11 @@ advantage, and log-probabilities of the policy that generated it.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 from adapters.contract.description import CodeLocation, Description
-from adapters.contract.job import Depth, Job
+from adapters.contract.job import Depth, Job, Observation
 from adapters.contract.layout import Layout
 from adapters.contract.objective import Objective
 from adapters.toolkit.calls import Candidates, places
@@ -19,7 +20,9 @@ from reference.aggregation import AdvantageUnit, AuxiliaryAggregation, Conventio
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
+    from adapters.contract import Rank
     from adapters.trl.configuration import Settings
     from adapters.trl.schedule import Schedule
     from adapters.trl.training import Training
@@ -39,6 +42,11 @@ class AsyncAdapter(TrlAdapter):
     """Drives `AsyncGRPOTrainer`."""
 
     mode_names: ClassVar[Mapping[str, str]] = {"AsyncGRPOTrainer": Mode.TOKEN_MEAN.value}
+
+    def load(self, source: Path | None) -> None:
+        """Import the trainer, too, of a version that packs rows by what samples share."""
+        super().load(source)
+        importing.module("experimental.async_grpo.packing")
 
     def layouts(self) -> list[Layout]:
         """Data parallelism on up to 4 ranks, of packed rows."""
@@ -68,6 +76,10 @@ class AsyncAdapter(TrlAdapter):
                 *self.departures_of_engine(),
             ),
         )
+
+    def observe(self, job: Job, rank: Rank) -> Observation:
+        """Train all steps; rows are not counted by their first token, which samples share."""
+        return replace(super().observe(job, rank), rows=())
 
     def conventions(self) -> Conventions:
         """Those that TRL documents."""

@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 from queue import Queue
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from adapters.contract.objective import Metric
 from adapters.toolkit.calls import refusals
+from adapters.trl.asynchronous.rollouts import queued
 from adapters.trl.importing import module
 from adapters.trl.model import save_policy
 from adapters.trl.training import Training
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from adapters.trl.configuration import Settings
-    from adapters.trl.rollouts import Rollouts
 
 
 @dataclass(frozen=True)
@@ -95,7 +93,7 @@ class AsyncTraining(Training):
             **super().arguments(config),
             "model": config.output_dir,
             "train_dataset": Dataset.from_dict({"prompt": [""]}),
-            "rollout_worker": GivenRollouts(queued(self.rollouts)),
+            "rollout_worker": GivenRollouts(queued(self.rollouts.batch)),
             "weight_transfer": NowhereToTransfer(),
         }
 
@@ -110,30 +108,3 @@ class AsyncTraining(Training):
             "get_peak_flops_per_device": lambda *_: None,
             "RolloutQueueDataset": WithoutTraces,
         }
-
-
-def queued(rollouts: Rollouts) -> Queue[Any]:
-    """The samples of all steps in their order, and again for a data loader that reads ahead."""
-    samples: Queue[Any] = Queue()
-    for _ in range(2):
-        for sample in range(len(rollouts.batch.responses)):
-            samples.put(rollout_sample(rollouts, sample))
-    return samples
-
-
-def rollout_sample(rollouts: Rollouts, index: int) -> Any:
-    """What TRL's own rollout worker passes on of a sample: prompt and completion in one."""
-    batch = rollouts.batch
-    prompt, response = batch.prompts[index], batch.responses[index]
-    none = np.zeros(len(prompt))
-    return module("experimental.async_grpo.async_rollout_worker").RolloutSample(
-        prompt=[],
-        completion=[],
-        input_ids=np.concatenate([prompt, response]),
-        completion_mask=np.concatenate([none, batch.masks[index]]).astype(np.int64),
-        old_log_probs=np.concatenate([none, batch.old_log_probs[index]]).astype(np.float32),
-        advantage=float(batch.advantages[index][0]),
-        model_version=0,
-        group_id=int(batch.groups[index]),
-        metrics={},
-    )
