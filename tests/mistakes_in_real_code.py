@@ -177,6 +177,18 @@ _of_trl = partial(
     layouts=("dp1-cp1-mb2-bshd", "dp2-cp1-mb1-bshd", "dp2-cp1-mb2-bshd"),
 )
 
+_of_trl_async = partial(
+    Mistake,
+    framework="trl",
+    engine="async",
+    checks="weights",
+    modes="token_mean",
+    layouts=("dp2-cp1-mb1-thd", "dp4-cp1-mb1-thd"),
+)
+
+ASYNC_LOSS = "experimental/async_grpo/async_grpo_trainer.py", "compute_loss"
+"""The file and the function of TRL's asynchronous loss."""
+
 TRL_LOSS = "trainer/grpo_trainer.py", "_compute_loss"
 """The file and the function of TRL's loss."""
 
@@ -622,6 +634,30 @@ MISTAKES = (
         cause="sample_units_excluded",
         condition=[],
         layouts=("dp1-cp1-mb1-bshd", "dp2-cp1-mb1-bshd"),
+    ),
+    _of_trl_async(
+        name="trl_async_average_of_ranks_kept",
+        edit=Edit(*ASYNC_LOSS, "world_size", reading=1, by="1"),
+        cause="divided_by_dp",
+        condition=[],
+    ),
+    _of_trl_async(
+        name="trl_async_tokens_of_a_rank",
+        edit=Edit(*ASYNC_LOSS, "global_n_tokens", reading=1, by="(world_size * selected.sum())"),
+        cause="tokens_counted_per_rank",
+        condition=[],
+    ),
+    _of_trl_async(
+        name="trl_async_masked_tokens_trained",
+        edit=Edit(
+            "experimental/async_grpo/packing.py",
+            "pack",
+            "mask",
+            reading=1,
+            by="[any(mask[: end + 1]) for end in range(len(mask))]",
+        ),
+        cause="inactive_tokens_weigh",
+        condition=[],
     ),
 )
 

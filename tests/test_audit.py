@@ -33,6 +33,7 @@ NEWEST = (
     "trl/v1.16.0-fsdp2",
     "trl/v1.16.0-deepspeed",
     "trl/v1.16.0-rloo",
+    "trl/v1.16.0-async",
     "liger/v0.8.5",
     "verl/v0.9.1-fsdp2",
     "verl/v0.9.1-megatron",

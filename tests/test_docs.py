@@ -372,6 +372,7 @@ def test_newest_versions_are_main_branches_and_else_the_last_releases(
         "roll fsdp2": "main",
         "verl fsdp2": "v0.9.1",
         "verl megatron": "v0.9.1",
+        "trl async": "v1.16.0",
         "trl ddp": "v1.16.0",
         "trl deepspeed": "v1.16.0",
         "trl fsdp2": "v1.16.0",

@@ -1,10 +1,17 @@
 """Adapters of huggingface/trl, one for each of its trainers and engines."""
 
 from adapters.trl.engines import (
+    TrlAsyncAdapter,
     TrlDdpAdapter,
     TrlDeepspeedAdapter,
     TrlFsdp2Adapter,
     TrlRlooAdapter,
 )
 
-ENGINES = (TrlDdpAdapter, TrlFsdp2Adapter, TrlDeepspeedAdapter, TrlRlooAdapter)
+ENGINES = (
+    TrlDdpAdapter,
+    TrlFsdp2Adapter,
+    TrlDeepspeedAdapter,
+    TrlRlooAdapter,
+    TrlAsyncAdapter,
+)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 from adapters.contract.adapter import Adapter, Rank, Unsupported
 from adapters.contract.job import Job, Observation
 from adapters.contract.layout import Layout, Option
+from adapters.contract.probed_batch import ProbedBatch
 from adapters.toolkit.calls import refusals_of_configuration
 from adapters.trl import importing
 
@@ -15,11 +16,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from adapters.contract.description import Departure
-    from adapters.contract.probed_batch import ProbedBatch
     from adapters.trl.configuration import Settings
     from adapters.trl.rollouts import Rollouts
     from adapters.trl.schedule import Schedule
     from adapters.trl.training import Training
+    from reference.aggregation import Conventions
 
 OPTIONS = (Option.SHARED_GENERATION, Option.SPLIT_GENERATION, Option.MASKED_TRUNCATION)
 """The options of layouts that are those of generations, and of all trainers."""
@@ -60,17 +61,21 @@ class TrlAdapter(Adapter):
         """The engine's own settings of a job."""
         return {}
 
+    def options_of_engine(self) -> tuple[Option, ...]:
+        """The options of layouts that are the engine's."""
+        return ()
+
     def departures_of_engine(self) -> tuple[Departure, ...]:
         """What the engine needs."""
         return ()
 
     @abstractmethod
-    def probed_batch(self, job: Job) -> ProbedBatch:
-        """The job's batch, with what the trainer takes; raises `Unsupported`."""
+    def conventions(self) -> Conventions:
+        """The conventions that TRL documents of the trainer."""
 
-    @abstractmethod
     def iterations(self, job: Job) -> int:
         """How often each generation is trained on."""
+        return 1
 
     @abstractmethod
     def settings(self, job: Job, schedule: Schedule) -> Settings:
@@ -92,7 +97,7 @@ class TrlAdapter(Adapter):
 
         if importing.needs_triton():
             raise Unsupported("this version's LM head runs on Triton alone, which is not installed")
-        batch = self.probed_batch(job)
+        batch = ProbedBatch.under(self.conventions(), job.steps, job.objective)
         schedule = schedule_of(job, self.iterations(job))
         chosen = self.settings(job, schedule) | self.settings_of_engine(job)
         rollouts = Rollouts(batch, job, schedule, rank.index)

@@ -11,7 +11,6 @@ from adapters.contract import Option, Unsupported
 from adapters.contract.objective import FROM_REWARDS
 from adapters.contract.probed_batch import ProbedBatch
 from adapters.toolkit.settings import rollouts_per_prompt
-from adapters.trl.schedule import FEWEST_GENERATIONS
 
 if TYPE_CHECKING:
     from adapters.contract import Job
@@ -20,19 +19,12 @@ if TYPE_CHECKING:
     Settings = dict[str, object]
     """Values by their names in TRL's configuration."""
 
-
-def settings_of_run(job: Job, schedule: Schedule) -> Settings:
-    """The settings of a job that do not depend on its loss; raises `Unsupported`."""
-    return {**_fixed(), **_sizes(job, schedule)}
+FEWEST_GENERATIONS = 2
+"""Samples of a prompt that TRL asks for at least."""
 
 
-def gives_advantages(job: Job) -> bool:
-    """Whether advantages are given, and not TRL's."""
-    return job.objective not in FROM_REWARDS
-
-
-def _fixed() -> Settings:
-    """The settings of all jobs, which change no gradient."""
+def settings_of_run(schedule: Schedule) -> Settings:
+    """The settings of a job that depend neither on its loss nor on how rollouts come about."""
     return {
         "use_cpu": True,
         "bf16": False,
@@ -43,22 +35,31 @@ def _fixed() -> Settings:
         "report_to": [],
         "save_strategy": "no",
         "disable_tqdm": True,
-        "shuffle_dataset": False,
         "gradient_checkpointing": False,
         "dataloader_pin_memory": False,
+        "per_device_train_batch_size": schedule.micro_batch_size,
+        "gradient_accumulation_steps": schedule.micro_batches,
+        "max_steps": schedule.optimizer_steps,
     }
 
 
-def _sizes(job: Job, schedule: Schedule) -> Settings:
+def settings_of_generations(job: Job, schedule: Schedule) -> Settings:
+    """The same of trainers that generate by themselves; raises `Unsupported`."""
+    if schedule.generation_size < FEWEST_GENERATIONS:
+        raise Unsupported(f"a generation of {schedule.generation_size} sample, 2 are the fewest")
     return {
-        "per_device_train_batch_size": schedule.micro_batch_size,
-        "gradient_accumulation_steps": schedule.micro_batches,
+        **settings_of_run(schedule),
+        "shuffle_dataset": False,
         "steps_per_generation": schedule.per_generation,
         "num_iterations": schedule.iterations,
-        "max_steps": schedule.optimizer_steps,
         "num_generations": _generations_of_prompt(job, schedule),
         "mask_truncated_completions": Option.MASKED_TRUNCATION in job.layout.options,
     }
+
+
+def gives_advantages(job: Job) -> bool:
+    """Whether advantages are given, and not TRL's."""
+    return job.objective not in FROM_REWARDS
 
 
 def _generations_of_prompt(job: Job, schedule: Schedule) -> int:

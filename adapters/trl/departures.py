@@ -6,12 +6,27 @@ from adapters.contract.description import parse_departures
 
 ALL = parse_departures(
     """
-    set: a reward function that returns the rewards of the case, and a tokenizer of two words, of
-    which the end of text is the last token of samples that are not truncated
-        no text is looked at; which token it is, the token before it tells
     stubbed: the model, by one of one token, and TRL's fused LM head, by itself plus an entry for
     every token
         TRL's own functions run on the model's states; what is added is what weights are read by
+    set: clipping bounds and coefficients of terms
+        values a user may choose; the reference takes the same
+    set: learning rate 0, no weight decay, no clipping of gradients
+        all come after the gradient that is read
+    set: gradients, to 0 after they were read and before the optimizer steps
+        NaN would spoil the probe even at a learning rate of 0
+    set: no gradient checkpointing, no saving, no reports to services, no access to the hub
+        there are no layers to compute again, and nothing else is computed
+    set: bf16=False
+        the tolerance is derived from the dtype, which a report names
+    """
+)
+
+GENERATING = parse_departures(
+    """
+    set: a reward function that returns the rewards of the case, and a tokenizer of two words, of
+    which the end of text is the last token of samples that are not truncated
+        no text is looked at; which token it is, the token before it tells
     stubbed: log-probabilities of the old policy and of the reference policy, which are what their
     models answer TRL
         the answers are the case's; ratios other than 1 come about by no other way in one step
@@ -19,16 +34,8 @@ ALL = parse_departures(
         TRL shuffles it, which would mix the samples of steps
     set: sizes of prompts: 2 samples of each or all of a generation, unless advantages are TRL's
         advantages that are given are compared with no others
-    set: clipping bounds and coefficients of terms
-        values a user may choose; the reference takes the same
-    set: learning rate 0, no weight decay, no clipping of gradients, constant order of prompts
-        all come after the gradient that is read, or before rollouts
-    set: gradients, to 0 after they were read and before the optimizer steps
-        NaN would spoil the probe even at a learning rate of 0
-    set: no gradient checkpointing, no saving, no reports to services, no access to the hub
-        there are no layers to compute again, and nothing else is computed
-    set: bf16=False
-        the tolerance is derived from the dtype, which a report names
+    set: constant order of prompts
+        it comes before rollouts
     """
 )
 
@@ -56,6 +63,26 @@ RLOO = parse_departures(
         signed powers of two, on which no weight depends
     set: beta=0.0, no penalty on the divergence from a reference policy
         the penalty is a part of rewards, and has no gradient
+    """
+)
+
+ASYNC = parse_departures(
+    """
+    set: a rollout worker that has put the samples of the case into its queue, and a transfer of
+    weights to nowhere
+        both are extension points of TRL's own; generation and rewards come before a step
+    set: prompts, which samples of a group share up to the last token
+        a user's share all of it; TRL packs the token before they differ for each sample
+    set: more samples in the queue, which no step trains on
+        TRL's data loader reads a micro-batch ahead
+    set: token_budget=0, so that micro-batches have equally many samples
+        with a budget, the samples of a step would depend on those of later steps
+    set: max_staleness above the number of steps
+        the samples of all steps are in the queue from the beginning
+    stubbed: the theoretical speed of the device, which TRL asks CUDA for
+        it is logged alone
+    stubbed: the thread that sends rollouts to a service
+        reports go to no service; threads would add up over jobs
     """
 )
 

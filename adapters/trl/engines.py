@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 from adapters.contract import Layout, Unsupported
 from adapters.engines.zero import STAGES, stage_of
 from adapters.trl import departures
+from adapters.trl.adapter import TrlAdapter
+from adapters.trl.asynchronous.adapter import AsyncAdapter
 from adapters.trl.grpo.adapter import GrpoAdapter
 from adapters.trl.rloo.adapter import RlooAdapter
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from adapters.contract import Departure, Description, Job, Rank
+    from adapters.contract import Departure, Job, Option, Rank
     from adapters.trl.configuration import Settings
     from adapters.trl.rollouts import Rollouts
     from adapters.trl.training import Training
@@ -39,8 +40,8 @@ class TrlDdpAdapter(GrpoAdapter):
     engine = "ddp"
 
 
-class OnPreparedEngine(GrpoAdapter):
-    """`GRPOTrainer` on an engine that is named when the world is entered."""
+class OnPreparedEngine(TrlAdapter):
+    """A trainer on an engine that is named when the world is entered."""
 
     of_accelerate: ClassVar[str]
     """Accelerate's name of the engine."""
@@ -58,10 +59,9 @@ class OnPreparedEngine(GrpoAdapter):
         return training
 
 
-class TrlFsdp2Adapter(OnPreparedEngine):
-    """`GRPOTrainer` with FSDP2."""
+class OnFsdp2(OnPreparedEngine):
+    """A trainer with FSDP2."""
 
-    engine = "fsdp2"
     of_accelerate = "FSDP"
 
     def departures_of_engine(self) -> tuple[Departure, ...]:
@@ -91,12 +91,11 @@ class TrlFsdp2Adapter(OnPreparedEngine):
         return {**super().settings_of_engine(job), **of_engine}
 
 
-class TrlDeepspeedAdapter(OnPreparedEngine):
-    """`GRPOTrainer` with DeepSpeed's engine and the stages of its ZeRO."""
+class OnDeepspeed(OnPreparedEngine):
+    """A trainer with DeepSpeed's engine and the stages of its ZeRO."""
 
-    engine = "deepspeed"
     of_accelerate = "DEEPSPEED"
-    dependencies = (*GrpoAdapter.dependencies, "deepspeed")
+    dependencies = (*TrlAdapter.dependencies, "deepspeed")
 
     def layouts(self) -> list[Layout]:
         """All of the default stage, 2, and some of the others."""
@@ -110,10 +109,9 @@ class TrlDeepspeedAdapter(OnPreparedEngine):
         deepspeed.import_deepspeed()
         super().load(source)
 
-    def describe(self) -> Description:
-        """Add the stages."""
-        found = super().describe()
-        return replace(found, options=found.options | STAGES.keys())
+    def options_of_engine(self) -> tuple[Option, ...]:
+        """The stages that are not the default."""
+        return tuple(STAGES)
 
     def departures_of_engine(self) -> tuple[Departure, ...]:
         """What the engine needs on CPUs."""
@@ -142,7 +140,25 @@ class TrlDeepspeedAdapter(OnPreparedEngine):
         deepspeed.leave_world()
 
 
+class TrlFsdp2Adapter(OnFsdp2, GrpoAdapter):
+    """`GRPOTrainer` with FSDP2."""
+
+    engine = "fsdp2"
+
+
+class TrlDeepspeedAdapter(OnDeepspeed, GrpoAdapter):
+    """`GRPOTrainer` with DeepSpeed's engine."""
+
+    engine = "deepspeed"
+
+
 class TrlRlooAdapter(RlooAdapter):
     """`RLOOTrainer` with DistributedDataParallel."""
 
     engine = "rloo"
+
+
+class TrlAsyncAdapter(OnFsdp2, AsyncAdapter):
+    """`AsyncGRPOTrainer` with FSDP2, the one engine that TRL documents for it on several ranks."""
+
+    engine = "async"

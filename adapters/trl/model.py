@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 CHECKPOINT = Path(__file__).parent / "checkpoint"
+SHIFTED = "shift_labels"
 IGNORED = -100
 """The label of a position that is not scored."""
 
@@ -37,6 +38,7 @@ class ProbeConfig(PretrainedConfig):
 
     model_type = "trl_probe"
     num_attention_heads = num_key_value_heads = hidden_size = num_hidden_layers = vocab_size = 1
+    intermediate_size = 1
     capacity = 1
 
 
@@ -70,9 +72,9 @@ class ProbeForTRL(PreTrainedModel, GenerationMixin):
         self.post_init()
 
     @classmethod
-    def from_pretrained(cls, *_: Any, **__: Any) -> ProbeForTRL:
-        """A model that is not trained."""
-        return cls(ProbeConfig())
+    def from_pretrained(cls, folder: str, **_: Any) -> ProbeForTRL:  # type: ignore[override]
+        """A model of the size that a checkpoint says, without anything to read."""
+        return cls(ProbeConfig.from_pretrained(folder))
 
     def _init_weights(self, module: nn.Module) -> None:
         """Leave the probe at 0."""
@@ -84,15 +86,18 @@ class ProbeForTRL(PreTrainedModel, GenerationMixin):
         """The LM head, which TRL multiplies hidden states by."""
         return self.lm_head
 
-    def note(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """Begin a forward pass; returns the probe, which FSDP hooks its backward pass to."""
+    def note(self, input_ids: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        """Begin a forward pass that predicts ids.
+
+        Returns the probe, which FSDP hooks its backward pass to.
+        """
         self.passes.note(input_ids)
-        self.predicted = predicted(input_ids)
+        self.predicted = ids
         self.probe = self.layer()
         return self.probe
 
     def values(self) -> torch.Tensor:
-        """What to add to the log-probabilities of the latest forward pass's tokens: [rows, -1]."""
+        """What to add to the log-probabilities of the ids that are predicted, in their shape."""
         return (self.probe if torch.is_grad_enabled() else self.given)[self.predicted]
 
     def entropies(self) -> torch.Tensor:
@@ -104,7 +109,8 @@ class ProbeForTRL(PreTrainedModel, GenerationMixin):
         global _speaking
         _speaking = self
         logits = torch.zeros(*input_ids.shape, 1, device=input_ids.device)
-        return CausalLMOutput(logits=logits, hidden_states=(self.note(input_ids),))  # type: ignore[arg-type]
+        states = self.note(input_ids, predicted(input_ids))
+        return CausalLMOutput(logits=logits, hidden_states=(states,))  # type: ignore[arg-type]
 
 
 def predicted(input_ids: torch.Tensor) -> torch.Tensor:
@@ -134,16 +140,29 @@ def policy(capacity: int) -> ProbeForTRL:
     return ProbeForTRL(config)
 
 
+def save_policy(capacity: int, folder: str) -> None:
+    """Save the policy to train for a trainer that takes a path alone."""
+    config = ProbeConfig(architectures=[ProbeForTRL.__name__])
+    config.capacity = capacity
+    config.save_pretrained(folder)
+
+
 def put_probe_in(model: ProbeForTRL) -> None:
-    """Add to what TRL's fused LM head makes of a model: log-probabilities, and entropies."""
+    """Add to what TRL's fused LM head makes of a model: log-probabilities, and entropies.
+
+    Labels are the tokens at positions, or shifted, those that are predicted from them.
+    """
     fused = model.forward
 
-    def forward(
-        self: ProbeForTRL, input_ids: torch.Tensor, *, labels: torch.Tensor, **options: Any
-    ) -> Any:
-        self.note(input_ids)
-        output: Any = fused(input_ids=input_ids, labels=labels.clamp(max=0), **options)
-        scored, values = labels[:, 1:] != IGNORED, self.values()
+    def forward(self: ProbeForTRL, input_ids: torch.Tensor, **options: Any) -> Any:
+        name = SHIFTED if SHIFTED in options else "labels"
+        labels = options[name]
+        ids, targets = (
+            (input_ids + 1, labels) if name == SHIFTED else (predicted(input_ids), labels[:, 1:])
+        )
+        self.note(input_ids, ids)
+        output: Any = fused(input_ids=input_ids, **{**options, name: labels.clamp(max=0)})
+        scored, values = targets != IGNORED, self.values()
         zero = values.new_zeros(())
         output.log_probs = output.log_probs + torch.where(scored, values, zero)
         if output.entropy is not None:

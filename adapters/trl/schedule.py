@@ -15,9 +15,6 @@ from adapters.toolkit.settings import samples_per_step
 if TYPE_CHECKING:
     from adapters.contract import Job
 
-FEWEST_GENERATIONS = 2
-"""Samples of a prompt that TRL asks for at least."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
@@ -96,8 +93,6 @@ def schedule_of(job: Job, iterations: int) -> Schedule:
     )
     if iterations > 1 and schedule.micro_batches % (iterations * schedule.per_generation) == 0:
         raise Unsupported("an optimizer step would train on each of its generations twice")
-    if schedule.generation_size < FEWEST_GENERATIONS:
-        raise Unsupported(f"a generation of {schedule.generation_size} sample, 2 are the fewest")
     return schedule
 
 

@@ -7,12 +7,10 @@ from abc import ABC, abstractmethod
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import torch
-
 from adapters.engines.accelerate import Watch
 from adapters.trl.importing import has_fused_lm_head, module
-from adapters.trl.model import policy, predicted, put_probe_in
-from adapters.trl.rollouts import rewards, tokenizer
+from adapters.trl.model import put_probe_in
+from adapters.trl.rollouts import tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -26,12 +24,6 @@ if TYPE_CHECKING:
     from adapters.trl.rollouts import Rollouts
 
 
-def predicted_completions(made: dict[str, torch.Tensor]) -> torch.Tensor:
-    """The ids of the completions of TRL's rows, as the model predicts them."""
-    rows = torch.cat([made["prompt_ids"], made["completion_ids"]], dim=1)
-    return predicted(rows)[:, -made["completion_ids"].shape[1] :]
-
-
 class Training(ABC):
     """One run of a trainer, and what was read off it; a subclass says of which."""
 
@@ -42,10 +34,11 @@ class Training(ABC):
     """Names of the metrics that the trainer logs."""
 
     def __init__(self, job: Job, rollouts: Rollouts, capacity: int, settings: Settings) -> None:
-        self.job, self.rollouts = job, rollouts
+        self.job, self.rollouts, self.capacity = job, rollouts, capacity
         self.watch = Watch()
         with tempfile.TemporaryDirectory(prefix="rl-loss-trl-") as folder, self._replaced():
-            trainer = self._trainer(self.configured(settings, folder), capacity)
+            trainer = self.trainer_class()(**self.arguments(self.configured(settings, folder)))
+            self.prepare(trainer)
             trainer.train()
 
     @abstractmethod
@@ -56,19 +49,32 @@ class Training(ABC):
     def trainer_class(self) -> Any:
         """The trainer, or a subclass that is told what the trainer does not take."""
 
-    def arguments(self) -> dict[str, Any]:
-        """Arguments that other trainers do not have."""
-        return {}
+    def arguments(self, config: Any) -> dict[str, Any]:
+        """The arguments that the trainer is made with."""
+        return {
+            "args": config,
+            "processing_class": tokenizer(self.rollouts.end),
+            "callbacks": [self.watch],
+        }
 
     def stubs(self) -> dict[str, Any]:
-        """What stands in the place of functions of the trainer's module.
+        """What stands in the place of functions and classes of the trainer's module."""
+        return {}
 
-        The trainer shuffles a generation before it is cut, which would mix the samples of steps.
-        """
-        schedule = self.rollouts.schedule
-        if schedule.per_generation <= schedule.micro_batches:
-            return {}
-        return {"shuffle_sequence_dict": lambda rows: rows}
+    def prepare(self, trainer: Any) -> None:
+        """Put the probe into the trainer's model, and watch it."""
+        from transformers import PrinterCallback
+
+        trainer.remove_callback(PrinterCallback)
+        self.watch.trainer = trainer
+        self.give(trainer.model, self.rollouts.batch.old_log_probs)
+        self.passes = trainer.model.passes
+
+    def give(self, model: Any, log_probs: list[NDArray[np.float64]]) -> None:
+        """Tell a model what to answer where it is not trained."""
+        model.given = self.rollouts.of_tokens(log_probs)
+        if has_fused_lm_head():
+            put_probe_in(model)
 
     @property
     def gradients(self) -> list[NDArray[np.float32]]:
@@ -95,39 +101,3 @@ class Training(ABC):
             yield
         finally:
             vars(trainer).update(original)
-
-    def _trainer(self, config: Any, capacity: int) -> Any:
-        from transformers import PrinterCallback
-
-        trainer = self.trainer_class()(
-            model=policy(capacity),
-            reward_funcs=rewards,
-            args=config,
-            train_dataset=self._prompts(config),
-            processing_class=tokenizer(self.rollouts.end),
-            callbacks=[self.watch],
-            **self.arguments(),
-        )
-        trainer.remove_callback(PrinterCallback)
-        self.watch.trainer = trainer
-        self._give(trainer.model, self.rollouts.batch.old_log_probs)
-        self.passes = trainer.model.passes
-        if trainer.ref_model is not None:
-            reference = trainer.accelerator.unwrap_model(trainer.ref_model)
-            self._give(reference, self.rollouts.batch.reference_log_probs)
-        return trainer
-
-    def _give(self, model: Any, log_probs: list[NDArray[np.float64]]) -> None:
-        """Tell a model what to answer where it is not trained."""
-        model.given = self.rollouts.of_tokens(log_probs)
-        if has_fused_lm_head():
-            put_probe_in(model)
-
-    def _prompts(self, config: Any) -> Any:
-        """A row for each prompt that is sampled."""
-        from datasets import Dataset
-
-        of_generation = config.generation_batch_size // config.num_generations
-        return Dataset.from_dict(
-            {"prompt": [""] * (of_generation * self.rollouts.schedule.generations)}
-        )

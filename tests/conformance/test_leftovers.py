@@ -63,10 +63,9 @@ KINDS = {
     "two workers": Kind(adapter="native", status=0, arguments=("-n", "2")),
 }
 
-OF_ACCELERATE = {
-    f"accelerate, {engine}": Kind(adapter="trl", status=0, arguments=(f"--engine={engine}",))
-    for engine in ("ddp", "fsdp2")
-}
+WITHOUT_DEEPSPEED = pytest.mark.skipif(
+    find_spec("deepspeed") is None, reason="DeepSpeed is not installed"
+)
 
 
 @pytest.fixture
@@ -84,8 +83,20 @@ def test_nothing_is_left(tmp_path: Path, temporary: Path, runs: int) -> None:
 
 @pytest.mark.trl
 @pytest.mark.skipif(find_spec("trl") is None, reason="trl is not installed")
-def test_accelerate_leaves_nothing(tmp_path: Path, temporary: Path) -> None:
-    leave_nothing(OF_ACCELERATE.items(), tmp_path, temporary)
+@pytest.mark.parametrize(
+    "engine", ["ddp", "fsdp2", pytest.param("deepspeed", marks=WITHOUT_DEEPSPEED)]
+)
+def test_accelerate_leaves_nothing_and_two_runs_have_the_same_report(
+    tmp_path: Path, temporary: Path, engine: str
+) -> None:
+    arguments = (f"--engine={engine}", "--checks=weights,metric", "-k=one_token or two_steps")
+    kind = Kind(adapter="trl", status=0, arguments=arguments)
+    reports = []
+    for _ in range(2):
+        leave_nothing([(f"accelerate, {engine}", kind)], tmp_path, temporary)
+        reports.append((tmp_path / "reports" / "latest" / "trl.json").read_bytes())
+
+    assert reports[0] == reports[1]
 
 
 def leave_nothing(kinds: Iterable[tuple[str, Kind]], tmp_path: Path, temporary: Path) -> None:

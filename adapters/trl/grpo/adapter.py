@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, ClassVar
 from adapters.contract.configuration import Setting
 from adapters.contract.description import CodeLocation, Description
 from adapters.contract.job import Depth, Job
-from adapters.contract.probed_batch import ProbedBatch
 from adapters.toolkit.calls import Candidates, places
 from adapters.trl import departures, importing
 from adapters.trl.adapter import OPTIONS, TrlAdapter
@@ -81,31 +80,29 @@ class GrpoAdapter(TrlAdapter):
             depths=frozenset({Depth.STEP}),
             objectives=versions.objectives(),
             metrics=frozenset(GrpoTraining.names),
-            options=frozenset(OPTIONS),
+            options=frozenset({*OPTIONS, *self.options_of_engine()}),
             configurations={
                 Setting.CONFIG_FILE: (),
                 **{setting: (name,) for setting, name in startup.TYPED.items()},
             },
             records_forward_passes=True,
-            conventions=self._conventions(),
+            conventions=self.conventions(),
             rules=RULES,
             places=places(_candidates()),
             permits=PERMITTED,
             departures=(
                 *departures.ALL,
+                *departures.GENERATING,
                 *departures.GRPO,
                 *self.departures_of_engine(),
             ),
         )
 
-    def _conventions(self) -> Conventions:
+    def conventions(self) -> Conventions:
+        """Those that TRL documents, with the version's estimator of the divergence."""
         from adapters.trl.grpo import versions
 
         return replace(CONVENTIONS, kl_estimator=versions.kl_estimator())
-
-    def probed_batch(self, job: Job) -> ProbedBatch:
-        """The job's batch."""
-        return ProbedBatch.under(self._conventions(), job.steps, job.objective)
 
     def iterations(self, job: Job) -> int:
         """Several where ratios are to be others than 1."""

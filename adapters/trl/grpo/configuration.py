@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from adapters.contract import Unsupported
 from adapters.contract.objective import CONSTANTS
-from adapters.trl.configuration import settings_of_run
+from adapters.trl.configuration import settings_of_generations
 from adapters.trl.grpo.objectives import (
     BONUS,
     LOSS_TYPES,
@@ -29,7 +29,7 @@ ONE = 1.0
 def settings(job: Job, schedule: Schedule) -> Settings:
     """The settings of a job; raises `Unsupported`."""
     return {
-        **settings_of_run(job, schedule),
+        **settings_of_generations(job, schedule),
         **_loss(job),
         **_terms(job),
         **OF_OBJECTIVES.get(job.objective, {}),

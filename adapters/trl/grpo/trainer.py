@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from adapters.contract.objective import Metric, Objective
 from adapters.trl.configuration import gives_advantages
+from adapters.trl.generating import GeneratingTraining, predicted_completions
 from adapters.trl.grpo.startup import configured
 from adapters.trl.importing import module
-from adapters.trl.training import Training, predicted_completions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,7 +29,7 @@ class GivenRollouts:
         """Send nothing."""
 
 
-class GrpoTraining(Training):
+class GrpoTraining(GeneratingTraining):
     """One run of `GRPOTrainer`; it logs the policy loss apart beside an entropy bonus alone."""
 
     path = "trainer.grpo_trainer"
@@ -59,10 +59,13 @@ class GrpoTraining(Training):
         """Rollouts that are given in the place of vLLM's, too."""
         return super().stubs() | {"VLLMGeneration": GivenRollouts}
 
-    def arguments(self) -> dict[str, Any]:
-        """The user's function for rollouts."""
+    def arguments(self, config: Any) -> dict[str, Any]:
+        """The user's function for rollouts, too."""
         generations = count()
-        return {"rollout_func": lambda *_: self.rollouts.generated(next(generations))}
+        return {
+            **super().arguments(config),
+            "rollout_func": lambda *_: self.rollouts.generated(next(generations)),
+        }
 
     def trainer_class(self) -> Any:
         """TRL's trainer, which is told advantages of tokens, as it allows subclasses, if given."""

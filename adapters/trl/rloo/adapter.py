@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, ClassVar
 from adapters.contract.description import CodeLocation, Description
 from adapters.contract.job import Depth, Job
 from adapters.contract.objective import Objective
-from adapters.contract.probed_batch import ProbedBatch
 from adapters.toolkit.calls import Candidates, places
 from adapters.trl import departures, importing
 from adapters.trl.adapter import OPTIONS, TrlAdapter
@@ -50,24 +49,21 @@ class RlooAdapter(TrlAdapter):
             depths=frozenset({Depth.STEP}),
             objectives=frozenset({Objective.POLICY, Objective.LEAVE_ONE_OUT}),
             metrics=frozenset(RlooTraining.names),
-            options=frozenset(OPTIONS),
+            options=frozenset({*OPTIONS, *self.options_of_engine()}),
             records_forward_passes=True,
             conventions=CONVENTIONS,
             places=places(_candidates()),
             departures=(
                 *departures.ALL,
+                *departures.GENERATING,
                 *departures.RLOO,
                 *self.departures_of_engine(),
             ),
         )
 
-    def probed_batch(self, job: Job) -> ProbedBatch:
-        """The job's batch, one advantage for each sample."""
-        return ProbedBatch.under(CONVENTIONS, job.steps, job.objective)
-
-    def iterations(self, job: Job) -> int:
-        """Once: the trainer asks for the old policy's log-probabilities in any case."""
-        return 1
+    def conventions(self) -> Conventions:
+        """Those that TRL documents."""
+        return CONVENTIONS
 
     def settings(self, job: Job, schedule: Schedule) -> Settings:
         """The settings of a job; raises `Unsupported`."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from adapters.contract import Option, Unsupported
 from adapters.contract.objective import CONSTANTS
-from adapters.trl.configuration import settings_of_run
+from adapters.trl.configuration import settings_of_generations
 
 if TYPE_CHECKING:
     from adapters.contract import Job
@@ -23,7 +23,7 @@ def settings(job: Job, schedule: Schedule) -> Settings:
         raise Unsupported("RLOOTrainer adds the tokens of a sample up, which is constant:1 alone")
     _require_whole_samples(job)
     return {
-        **settings_of_run(job, schedule),
+        **settings_of_generations(job, schedule),
         "epsilon": CONSTANTS.clip_low,
         "epsilon_high": CONSTANTS.clip_high,
         "beta": 0.0,

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from adapters.contract.objective import Metric
 from adapters.toolkit.calls import refusals
 from adapters.trl.configuration import gives_advantages
+from adapters.trl.generating import GeneratingTraining, predicted_completions
 from adapters.trl.importing import module
-from adapters.trl.training import Training, predicted_completions
 
 if TYPE_CHECKING:
     import torch
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from adapters.trl.configuration import Settings
 
 
-class RlooTraining(Training):
+class RlooTraining(GeneratingTraining):
     """One run of `RLOOTrainer`; what it logs as clipped are samples, and no tokens."""
 
     path = "trainer.rloo_trainer"

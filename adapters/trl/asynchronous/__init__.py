@@ -1,0 +1,1 @@
+"""TRL's experimental `AsyncGRPOTrainer`: what it takes of a job, and a run of it."""

@@ -1,0 +1,110 @@
+"""The adapter of `AsyncGRPOTrainer`, whatever the engine.
+
+Its loss is a mean over the tokens of a step, and its samples come out of a queue. Each has one
+advantage, and log-probabilities of the policy that generated it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar
+
+from adapters.contract.description import CodeLocation, Description
+from adapters.contract.job import Depth, Job, Observation
+from adapters.contract.layout import Layout
+from adapters.contract.objective import Objective
+from adapters.toolkit.calls import Candidates, places
+from adapters.trl import departures, importing
+from adapters.trl.adapter import TrlAdapter
+from reference.aggregation import AdvantageUnit, AuxiliaryAggregation, Conventions, Mode
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from adapters.contract import Rank
+    from adapters.trl.configuration import Settings
+    from adapters.trl.schedule import Schedule
+    from adapters.trl.training import Training
+
+CONVENTIONS = Conventions(
+    advantage_unit=AdvantageUnit.SAMPLE,
+    diagnostics=AuxiliaryAggregation.TOKEN_MEAN,
+    logged_entropy=AuxiliaryAggregation.TOKEN_MEAN,
+)
+"""The conventions that TRL documents: an advantage for each completion, and a "global token-mean
+loss" (a comment in `experimental/async_grpo/async_rollout_worker.py`, ``_score_group``). For all
+else the documents refer to GRPO's, where logged entropies and clip ratios are averages over the
+tokens of completions (docs/source/async_grpo_trainer.md, docs/source/grpo_trainer.md)."""
+
+
+class AsyncAdapter(TrlAdapter):
+    """Drives `AsyncGRPOTrainer`."""
+
+    mode_names: ClassVar[Mapping[str, str]] = {"AsyncGRPOTrainer": Mode.TOKEN_MEAN.value}
+
+    def load(self, source: Path | None) -> None:
+        """Import the trainer, too, of a version that packs rows by what samples share."""
+        super().load(source)
+        importing.module("experimental.async_grpo.packing")
+
+    def layouts(self) -> list[Layout]:
+        """Data parallelism on up to 4 ranks, of packed rows."""
+        sizes = [(dp, micro_batches) for dp in (1, 2, 4) for micro_batches in (1, 2)]
+        return [
+            Layout(dp=dp, micro_batches=micro_batches, format="thd")
+            for dp, micro_batches in (*sizes, (2, 4))
+        ]
+
+    def describe(self) -> Description:
+        """Describe the trainer."""
+        from adapters.trl.asynchronous.trainer import AsyncTraining
+
+        return Description(
+            modes=frozenset({Mode.TOKEN_MEAN}),
+            default_mode=Mode.TOKEN_MEAN,
+            depths=frozenset({Depth.STEP}),
+            objectives=frozenset({Objective.POLICY, Objective.OFF_POLICY}),
+            metrics=frozenset(AsyncTraining.names),
+            options=frozenset(self.options_of_engine()),
+            records_forward_passes=True,
+            conventions=CONVENTIONS,
+            places=places(_candidates()),
+            departures=(
+                *departures.ALL,
+                *departures.ASYNC,
+                *self.departures_of_engine(),
+            ),
+        )
+
+    def observe(self, job: Job, rank: Rank) -> Observation:
+        """Train all steps; rows are not counted by their first token, which samples share."""
+        return replace(super().observe(job, rank), rows=())
+
+    def conventions(self) -> Conventions:
+        """Those that TRL documents."""
+        return CONVENTIONS
+
+    def settings(self, job: Job, schedule: Schedule) -> Settings:
+        """The settings of a job."""
+        from adapters.trl.asynchronous.configuration import settings
+
+        return settings(schedule)
+
+    def trainings(self) -> type[Training]:
+        """Runs of `AsyncGRPOTrainer`."""
+        from adapters.trl.asynchronous.trainer import AsyncTraining
+
+        return AsyncTraining
+
+
+def _candidates() -> Candidates:
+    """Where the trainer counts, divides, logs and validates."""
+    trainer = importing.module("experimental.async_grpo.async_grpo_trainer")
+    config = importing.module("experimental.async_grpo.async_grpo_config").AsyncGRPOConfig
+    return {
+        CodeLocation.TOKEN_COUNT: ((trainer.DataCollatorForRollout, "torch_call"),),
+        CodeLocation.TOKEN_DIVISION: ((trainer.AsyncGRPOTrainer, "compute_loss"),),
+        CodeLocation.LOG: ((trainer.AsyncGRPOTrainer, "log"),),
+        CodeLocation.ARGUMENTS: ((config, "__post_init__"),),
+    }

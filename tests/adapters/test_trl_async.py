@@ -1,0 +1,199 @@
+"""TRL's real `AsyncGRPOTrainer`, from PyPI: what it is given, and what is read off it."""
+
+from __future__ import annotations
+
+from functools import partial
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from adapters.contract import Description, Job
+from adapters.contract.objective import CONSTANTS, Metric, Objective
+from adapters.contract.probed_batch import ENTROPIES, LOG_RATIOS, ProbedBatch
+from adapters.trl.asynchronous.adapter import CONVENTIONS
+from adapters.trl.asynchronous.rollouts import prompt_of_group
+from adapters.trl.engines import TrlAsyncAdapter
+from conformance.findings.verdict import Verdict
+from conformance.judging.gradients import judge_off_policy
+from conformance.judging.metrics import judge_logged
+from conformance.ranks.messages import Declined
+from conformance.ranks.pool import Crashed, Ran, RankPool
+from reference.aggregation import Mode
+from reference.rounding import weight_bound
+from tests.adapters import steps
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+pytestmark = [
+    pytest.mark.trl,
+    pytest.mark.skipif(find_spec("trl") is None, reason="trl is not installed"),
+]
+
+WHOLE, HALVES = "dp2-cp1-mb1-thd", "dp2-cp1-mb2-thd"
+
+weights_error = partial(steps.weights_error, conventions=CONVENTIONS)
+
+
+class LogsDivergence(TrlAsyncAdapter):
+    """Reads the divergence that is logged, too, which is a quantity of no metric."""
+
+    def trainings(self) -> Any:
+        from adapters.trl.asynchronous.trainer import AsyncTraining
+
+        class WithDivergence(AsyncTraining):
+            names = {**AsyncTraining.names, Metric.POLICY_KL: "kl"}  # noqa: RUF012 - as there
+
+        return WithDivergence
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[RankPool]:
+    with RankPool(LogsDivergence(), None, 2) as pool:
+        yield pool
+
+
+def job(
+    case: str = "uneven_lengths", layout: str = WHOLE, objective: Objective = Objective.POLICY
+) -> Job:
+    return steps.job(case, Mode.TOKEN_MEAN, layout, objective)
+
+
+def description() -> Description:
+    """What the judge knows of the trainer here: its conventions."""
+    return Description(conventions=CONVENTIONS)
+
+
+def batch_of(given: Job) -> ProbedBatch:
+    """What the trainer is given."""
+    return ProbedBatch.under(CONVENTIONS, given.steps, given.objective)
+
+
+def active_ids(given: Job) -> list[NDArray[np.int64]]:
+    """The ids of each sample's tokens that are trained."""
+    batch = batch_of(given)
+    return [ids[mask] for ids, mask in zip(batch.responses, batch.masks, strict=True)]
+
+
+def logged(pool: RankPool, given: Job) -> dict[Metric, float]:
+    """What all ranks log of a step."""
+    outcome = pool.run(given)
+    assert isinstance(outcome, Ran), outcome
+    first, second = (rank.reported for rank in outcome.observations)
+    assert first == second
+    return {metric: value for metric, [value] in first.items()}
+
+
+@pytest.mark.parametrize("case", ["uneven_lengths", "fully_masked_sample", "two_steps"])
+def test_micro_batch_of_all_ranks_is_a_mean_over_tokens(pool: RankPool, case: str) -> None:
+    given = job(case)
+    outcome = pool.run(given)
+
+    assert isinstance(outcome, Ran), outcome
+    assert weights_error(outcome, given) <= weight_bound("float32")
+
+
+def test_ranks_have_whole_prompts_however_many_samples(pool: RankPool) -> None:
+    """The longest of four prompts is as costly for attention as the others together."""
+    given = job()
+    outcome = pool.run(given)
+
+    assert isinstance(outcome, Ran), outcome
+    ends = np.cumsum([len(ids) for ids in batch_of(given).responses])[:-1]
+    held = [
+        [int(sample.min()) for sample in np.split(rank.forward_passes[0], ends)]
+        for rank in outcome.observations
+    ]
+    assert sorted(held) == [[-1, -1, -1, -1, 0, 0, -1, -1], [0, 0, 0, 0, -1, -1, 0, 0]]
+
+
+def test_samples_of_a_prompt_share_it_up_to_its_last_token() -> None:
+    batch = batch_of(job())
+    first, second, third, *_ = (prompt_of_group(batch, index).tolist() for index in range(3))
+
+    assert [len(prompt) for prompt in batch.prompts[:3]] == [3, 5, 2]
+    assert second[:2] == first[:2]
+    assert second[-1] + 1 == batch.responses[1][0]
+    assert not {*third} & {*first, *second}
+
+
+def test_tokens_are_counted_in_each_micro_batch(pool: RankPool) -> None:
+    """Micro-batches of 10 and 25 active tokens are divided by 20 and 50 in a step of 35."""
+    given = job(layout=HALVES)
+    outcome = pool.run(given)
+
+    assert isinstance(outcome, Ran), outcome
+    assert [len(ids) for ids in active_ids(given)] == [1, 2, 2, 5, 7, 13, 3, 2]
+    for rank in outcome.observations:
+        [weights] = rank.token_weights
+        assert np.unique(np.round(1 / weights[weights != 0])).tolist() == [20, 50]
+
+
+def test_row_without_active_tokens_crashes(pool: RankPool) -> None:
+    """The largest number of a sample is asked for where a rank's row has none."""
+    outcome = pool.run(job("no_active_token"))
+
+    assert isinstance(outcome, Crashed)
+    assert "max(): Expected reduction dim" in str(outcome)
+
+
+def test_policy_loss_has_right_derivatives(pool: RankPool) -> None:
+    given = job(objective=Objective.OFF_POLICY)
+    outcome = pool.run(given)
+
+    assert isinstance(outcome, Ran), outcome
+    judgement = judge_off_policy(given, outcome.observations, description())
+    assert judgement.verdict is Verdict.CONFORMS
+
+
+@pytest.mark.parametrize("metric", [Metric.POLICY_LOSS, Metric.CLIP_FRACTION])
+def test_logged_numbers_of_one_micro_batch_are_right(pool: RankPool, metric: Metric) -> None:
+    given = job(objective=Objective.OFF_POLICY)
+    outcome = pool.run(given)
+
+    assert isinstance(outcome, Ran), outcome
+    judged = judge_logged(given, outcome.observations, description(), metric)
+    assert judged.verdict is Verdict.CONFORMS
+
+
+@pytest.mark.parametrize(
+    ("layout", "cuts"), [(WHOLE, (slice(0, 8),)), (HALVES, (slice(0, 4), slice(4, 8)))]
+)
+def test_logged_diagnostics_are_means_of_micro_batches(
+    pool: RankPool, layout: str, cuts: tuple[slice, ...]
+) -> None:
+    """Entropy, clip ratio and k3 of new to generating policy, over the tokens of all ranks."""
+    given = job(layout=layout, objective=Objective.OFF_POLICY)
+    found = logged(pool, given)
+    signs = np.sign([advantages[0] for advantages in batch_of(given).advantages])
+
+    def mean(values: Any) -> float:
+        """The mean over micro-batches of the mean of values by token id and advantage's sign."""
+        of_samples = [values(ids, sign) for ids, sign in zip(active_ids(given), signs, strict=True)]
+        return float(np.mean([np.concatenate(of_samples[cut]).mean() for cut in cuts]))
+
+    def clipped(ids: NDArray[np.int64], sign: float) -> NDArray[np.bool_]:
+        ratios = np.exp(LOG_RATIOS[ids % len(LOG_RATIOS)])
+        too_large = (ratios > 1 + CONSTANTS.clip_high) & (sign > 0)
+        return too_large | ((ratios < 1 - CONSTANTS.clip_low) & (sign < 0))
+
+    def divergence(ids: NDArray[np.int64], _: float) -> NDArray[np.float64]:
+        log_ratios = LOG_RATIOS[ids % len(LOG_RATIOS)]
+        return np.exp(log_ratios) - 1 - log_ratios
+
+    assert found[Metric.ENTROPY] == pytest.approx(
+        mean(lambda ids, _: ENTROPIES[ids % len(ENTROPIES)])
+    )
+    assert found[Metric.CLIP_FRACTION] == pytest.approx(mean(clipped))
+    assert found[Metric.POLICY_KL] == pytest.approx(mean(divergence))
+
+
+def test_one_rank_is_no_engine_of_several(pool: RankPool) -> None:
+    outcome = pool.run(job(layout="dp1-cp1-mb1-thd"))
+
+    assert isinstance(outcome, Declined)
+    assert "in distributed training alone" in outcome.message
