@@ -109,10 +109,9 @@ class ExpectedCause(BaseModel):
     reason: Words
     link: Annotated[str, Field(pattern=r"^https?://\S+$")]
 
-    def is_of(self, cause: Cause) -> bool:
-        """Whether a cause is the one that is expected."""
-        any_condition = self.condition is None or [*self.condition] == cause.condition
-        return self.name == cause.name and any_condition
+    def allows(self, cause: Cause) -> bool:
+        """Whether a cause shows under the condition that is expected."""
+        return self.condition is None or [*self.condition] == cause.condition
 
 
 class _File(BaseModel):

@@ -315,6 +315,17 @@ def test_another_cause_fails_be_it_alike_in_every_single_finding(tmp_path: Path)
     assert "does not list this cause: multiplied once too often by the number of a" in objection
 
 
+def test_a_cause_may_have_the_name_of_another_that_it_cannot_be_told_from(tmp_path: Path) -> None:
+    """As in a plan that is too small to tell them apart; the finding has both names."""
+    gate = expecting(tmp_path, name=MICRO.partition("/")[2])
+    ambiguous = wrong("weights/token_mean/a/dp1-cp2-mb2-thd", CP, MICRO)
+    report = report_of(gate, ambiguous)
+
+    assert [cause.name for cause in report.causes] == [CP.partition("/")[2]]
+    assert gate.objection(report) is None
+    assert expecting(tmp_path, condition=["in sample_mean"]).objection(report) is not None
+
+
 def test_a_cause_that_is_gone_or_has_another_condition_fails(tmp_path: Path) -> None:
     gate = expecting(tmp_path)
     mended = gate.objection(report_of(gate, CP_RIGHT))
