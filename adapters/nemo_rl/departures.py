@@ -17,6 +17,8 @@ ALL = parse_departures(
     set: masked tokens of a response as turns of an environment, and a sample without active tokens
     as one with a multiplier of its loss of 0
         by these NeMo-RL masks tokens and samples
+    set: a prompt as a conversation with an earlier turn of the policy, but in SFT
+        no turn of a prompt is trained
     set: log-probabilities of the policy, the reference policy and the rollouts, 64 below 0
         ratios are a case's, where all are 1 the policy's own
     stubbed: the estimator of advantages, by the job's advantages, where they are not NeMo-RL's

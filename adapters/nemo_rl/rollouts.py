@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from adapters.contract.objective import Objective
 from adapters.nemo_rl.importing import module
 from adapters.toolkit.probe import CERTAIN_LOGIT
 
@@ -62,13 +63,24 @@ class Rollouts:
         table[np.concatenate(self._batch.responses)] = np.concatenate(values)
         return torch.from_numpy(table).float()[ids]
 
+    def _prompt(self, sample: int) -> list[Message]:
+        """The prompt as a conversation with an earlier turn of the policy, which is not trained.
+
+        SFT trains all turns of the policy: for it, the prompt is one message.
+        """
+        ids = self._batch.prompts[sample]
+        if self._batch.objective is Objective.SFT:
+            return [_message("user", ids)]
+        turns = zip(("user", "assistant", "user"), np.split(ids, (1, len(ids) - 1)), strict=True)
+        return [_message(role, turn) for role, turn in turns if len(turn)]
+
     def _messages(self, sample: int) -> list[Message]:
         """The prompt, and the turns of the policy and its environment that a mask tells apart."""
         batch = self._batch
         mask, response = batch.original_masks[sample], batch.responses[sample]
         of_policy = mask | (not mask.any())
         log_probs = batch.rollout_log_probs[sample] - CERTAIN_LOGIT
-        log = [_message("user", batch.prompts[sample])]
+        log = self._prompt(sample)
         for turn in np.split(np.arange(len(mask)), np.flatnonzero(np.diff(of_policy)) + 1):
             if of_policy[turn[0]]:
                 log.append(_message("assistant", response[turn]))

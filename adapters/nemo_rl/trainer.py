@@ -35,7 +35,7 @@ NAMES_OF_ROLLOUTS = {Metric.REWARD: "reward", Metric.ADVANTAGE: "advantages/mean
 
 GENERATION: Any = SimpleNamespace(
     prepare_for_generation=lambda **_: True,
-    finish_generation=lambda: True,
+    finish_generation=lambda **_: True,
     clear_logger_metrics=lambda: None,
     get_logger_metrics=dict,
 )

@@ -81,7 +81,7 @@ class PrimeRLAdapter(Adapter):
         """Describe prime-rl."""
         from adapters.prime_rl import trainer, versions
 
-        objectives = {Objective.POLICY}
+        objectives = {Objective.POLICY, Objective.GPG}
         if versions.has_streams():
             objectives |= {Objective.KL, Objective.SFT}
         if versions.has_trust_region_of_probabilities():

@@ -26,9 +26,12 @@ ALL = parse_departures(
     set: loss.type=ipo with kl_tau=0 where tokens are rejected, of which the rollout policy was sure
         the default masks by the sign of advantages; both multiply a token's loss by 0, and the
         penalty on log-ratios would train rejected tokens too
+    set: a custom loss for off_policy.gpg, advantages times log-probabilities
+        a custom loss is the user's code; its interface and its reduction are prime-rl's
     set: weights of the component ref_kl, to the coefficient of the divergence
         prime-rl documents that a weight scales a token's loss
-    set: learning rate 0, no weight decay, no clipping of gradients (torchtitan's)
+    set: learning rate 0, no weight decay, no clipping of gradients (torchtitan's), which before
+    April 2026 is a function that does nothing
         all come after the gradient that is read
     set: gradients, to 0 after they were read and before the optimizer steps
         NaN would spoil the probe even at a learning rate of 0
@@ -45,6 +48,8 @@ ALL = parse_departures(
         fused_lm_head_token_chunk_size=disabled
     stubbed: the broadcast of weights, and the counter of operations a second
         no inference engine listens, and speed is not looked at
+    stubbed: in versions before August 2026, the configuration of an orchestrator
+        the trainer reads one for each run from a file, and the only run here has none
     stubbed: kernels of models, of expert parallelism and of inference engines
         they run on GPUs alone, and the model has no layers
     stubbed: ring_flash_attn, which replaces the attention of models

@@ -22,6 +22,9 @@ SERVICES = ("prime_cli", "setproctitle", "verifiers", "wandb", "wandb_gql", "wan
 RUNS = ("tomli", "tomli_w")
 """What versions before August 2026 read and write the configurations of runs with."""
 
+ORCHESTRATOR = ("prime_rl.configs.orchestrator",)
+"""The configuration of an orchestrator, which versions before August 2026 read for each run."""
+
 KERNELS = (
     "prime_rl.trainer.distributed.expert_parallel",
     "prime_rl.trainer.models.fp8",
@@ -59,8 +62,9 @@ def _prepare() -> None:
 
     cuda_on_cpu.install()
     gloo.sum_gradients_of_all_gather()
-    stub(KERNELS)
-    STUBBED.extend([*stub_missing([*GPU_PACKAGES, *SERVICES, *RUNS]), *KERNELS])
+    stub([*KERNELS, *ORCHESTRATOR])
+    missing = stub_missing([*GPU_PACKAGES, *SERVICES, *RUNS])
+    STUBBED.extend([*missing, *KERNELS, *ORCHESTRATOR])
 
 
 def _is_without_gpu() -> bool:

@@ -128,7 +128,7 @@ class Rollouts:
             rollouts=samples,
             seq_len=self._longest_micro_batch(),
             num_train_workers=layout.dp,
-            bin_cost=packing.build_bin_cost(None) if hasattr(packing, "build_bin_cost") else None,
+            bin_cost=packing.build_bin_cost(None) if hasattr(packing, "build_bin_cost") else sum,
             pad_to_multiple_of=layout.cp,
             idxs=[0 for _ in samples],
             num_loras=1,

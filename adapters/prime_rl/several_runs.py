@@ -32,7 +32,7 @@ class Log:
 
 def replacements(log: Log) -> list[tuple[Any, dict[str, Any]]]:
     """Modules, each with what to replace in it, where the trainer serves several runs."""
-    of_trainer = {
+    of_trainer: dict[str, Any] = {
         "setup_multi_run_manager": lambda *_: ONLY_RUN,
         "setup_monitor": lambda *_, **__: log,
         "setup_tokenizer": lambda *_: None,
@@ -41,4 +41,7 @@ def replacements(log: Log) -> list[tuple[Any, dict[str, Any]]]:
         "get_multi_run_manager": lambda: ONLY_RUN,
         "setup_packer": lambda **_: PACKER,
     }
-    return [(module("trainer.rl.train"), of_trainer), (module("trainer.rl.data"), of_loader)]
+    trainer = module("trainer.rl.train")
+    if hasattr(trainer, "build_bin_cost"):  # from June 2026 on, for the packer
+        of_trainer["build_bin_cost"] = lambda _: sum
+    return [(trainer, of_trainer), (module("trainer.rl.data"), of_loader)]

@@ -15,7 +15,7 @@ import torch
 
 from adapters.contract import Option
 from adapters.contract.objective import Metric, Objective
-from adapters.prime_rl import several_runs, versions
+from adapters.prime_rl import custom_loss, several_runs, versions
 from adapters.prime_rl.importing import module
 from adapters.prime_rl.model import setup_model
 from adapters.toolkit import cuda_on_cpu
@@ -33,8 +33,12 @@ if TYPE_CHECKING:
 NAMES = {Metric.POLICY_LOSS: "loss/mean", Metric.REJECTED: "is_masked/mean"}
 """Names of the metrics that prime-rl logs."""
 
-TRUST_REGION: dict[str, object] = {"type": "ipo", "kl_tau": 0.0}
-"""The loss that rejects a token whose probability has moved, up or down, whatever its advantage."""
+LOSSES: dict[Objective, dict[str, object]] = {
+    # It rejects a token whose probability has moved, up or down, whatever its advantage.
+    Objective.REJECTION: {"type": "ipo", "kl_tau": 0.0},
+    Objective.GPG: {"type": "custom", "import_path": custom_loss.PATH},
+}
+"""Losses other than the default one."""
 
 
 class Training:
@@ -77,16 +81,18 @@ class Training:
             "ac_offloading": None,
             "optim_cpu_offload": False,
         }
-        return configs.TrainerConfig(
-            output_dir=folder,
-            max_steps=len(self._job.steps),
-            rollout_transport={"type": "filesystem"},
-            optim={"lr": 0.0, "weight_decay": 0.0, "max_norm": None},
-            model=versions.supported(configs.ModelConfig, model),
-            gc=None,
-            log={"level": "error"},
-            **({"loss": TRUST_REGION} if self._job.objective is Objective.REJECTION else {}),
-        )
+        loss = LOSSES.get(self._job.objective)
+        settings = {
+            "output_dir": folder,
+            "max_steps": len(self._job.steps),
+            "rollout_transport": {"type": "filesystem"},
+            "optim": {"lr": 0.0, "weight_decay": 0.0, "max_norm": versions.no_clipping()},
+            "model": versions.supported(configs.ModelConfig, model),
+            "gc": None,
+            "log": {"level": "error"},
+            **({"loss": loss} if loss else {}),
+        }
+        return configs.TrainerConfig(**versions.supported(configs.TrainerConfig, settings))
 
     @contextmanager
     def _replaced(self, capacity: int) -> Iterator[None]:
@@ -128,10 +134,16 @@ WITHOUT_SERVICES: dict[str, Any] = {
     "setup_torch_distributed": lambda **_: None,
     "setup_weight_broadcast": lambda *_: None,
     "get_perf_counter": lambda *_: SimpleNamespace(
-        get_step_tokens_per_second=lambda *_: 0.0, get_step_mfu=lambda *_: 0.0
+        count_tokens=lambda *_: None,
+        get_tokens_per_second=lambda *_: 0.0,
+        get_mfu=lambda *_: 0.0,
+        get_step_tokens_per_second=lambda *_: 0.0,
+        get_step_mfu=lambda *_: 0.0,
     ),
+    "clip_grad_norm_": lambda *_, **__: torch.zeros(()),
 }
-"""Functions of the trainer's module: the world is there, and speed is not looked at."""
+"""Functions of the trainer's module: the world is there, speed is not looked at, and no gradient is
+clipped."""
 
 WITHOUT_GPU: dict[str, Any] = {
     "reset_peak_memory_stats": lambda: None,

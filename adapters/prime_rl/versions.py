@@ -6,7 +6,8 @@ advantage and one component of the loss.
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import Any, get_args
 
 from adapters.prime_rl.importing import module
 
@@ -32,6 +33,12 @@ def has_trust_region_of_probabilities() -> bool:
 def serves_several_runs() -> bool:
     """Whether the trainer finds out of which runs samples are."""
     return hasattr(module("trainer.rl.train"), "setup_multi_run_manager")
+
+
+def no_clipping() -> float | None:
+    """The largest norm of a gradient that is not clipped; before April 2026 there had to be one."""
+    largest = module("configs.trainer").AdamWConfig.model_fields["max_norm"]
+    return None if type(None) in get_args(largest.annotation) else math.inf
 
 
 def supported(config: Any, settings: dict[str, Any]) -> dict[str, Any]:

@@ -49,6 +49,9 @@ ALL = parse_departures(
     stubbed: garbage collection after a worker's method, figures of device memory, and the patch of
     attention for Ulysses, by nothing
         a step's numbers are made before, and the model has no attention
+    stubbed: in versions before March 10, 2026, a class that transformers 5 has renamed, by the one
+    of the new name, and flash_attn, where it is not installed
+        the one loads models of images, and of the other nothing is called
     stubbed: files that log lines are written to, where traces are sent to, and packages of
     environments, rewards and downloads
         what is logged is read off the tracker

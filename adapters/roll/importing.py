@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 SERVICES = ("gem", "imageio", "modelscope", "more_itertools", "nltk", "openai")
 """Packages of environments, rewards and downloads, which no training step of ours enters."""
 
+RENAMED = {"AutoModelForVision2Seq": "AutoModelForImageTextToText"}
+"""Classes that versions before March 10, 2026, import by names that transformers 5 has dropped."""
+
 TRACES = ("opentelemetry.exporter.otlp.proto.grpc", "roll.utils.otel_receiver")
 """Where traces are sent to, and a server that receives them."""
 
@@ -26,6 +29,7 @@ def import_roll(source: Path | None) -> None:
     """Import ROLL's pipeline with its FSDP2 engine, from the folder of a checkout if given."""
     os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # compiling takes longer than any step
     _stub_services()
+    _name_as_before()
     import_from("roll", [source] if source else [])
     _write_no_log_files()
     module("pipeline.rlvr.rlvr_pipeline")
@@ -42,6 +46,18 @@ def module(path: str) -> Any:
 def _stub_services() -> None:
     stub(TRACES)
     STUBBED.extend([*stub_missing(SERVICES), *TRACES])
+
+
+@cache
+def _name_as_before() -> None:
+    importlib.import_module("peft")  # which has transformers imported anew
+    transformers = importlib.import_module("transformers")
+    for old, new in RENAMED.items():
+        if not hasattr(transformers, old):
+            setattr(transformers, old, getattr(transformers, new))
+    # transformers asks for flash_attn when it is imported, and must not find our stand-in.
+    importlib.import_module("transformers.integrations.flash_attention")
+    STUBBED.extend(stub_missing(["flash_attn"]))
 
 
 @cache

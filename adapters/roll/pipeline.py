@@ -98,6 +98,7 @@ class Training:
             "tokenizer": SimpleNamespace(batch_decode=lambda *_, **__: []),
             "domain_batch_size": {DOMAIN: config.rollout_batch_size},
             "generate_schedulers": {DOMAIN: self._scheduler()},
+            "val_generate_scheduler": self._scheduler(),
             "model_update_groups": [],
             "do_checkpoint": _nothing,
         }
@@ -114,6 +115,7 @@ class Training:
             "rewards": {},
             "use_ref_model": config.enable_reference,
             "references": {"default": reference},
+            "reference": reference,  # the name before the release 0.3.0
         }
         if has_critic(self._job):
             clusters["critic"] = Given(config.critic, self._values())

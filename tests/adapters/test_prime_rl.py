@@ -97,6 +97,14 @@ def test_other_components_are_divided_by_tokens_of_their_own(
     assert weights_error(pool.run(given), given) <= weight_bound("float32")
 
 
+def test_custom_loss_is_divided_by_tokens(pool: RankPool) -> None:
+    given = job(objective=Objective.GPG)
+    outcome = pool.run(given)
+
+    assert isinstance(outcome, Ran), outcome
+    assert judge_off_policy(given, outcome.observations, description()).verdict is Verdict.CONFORMS
+
+
 def test_step_without_active_tokens_has_no_gradient(pool: RankPool) -> None:
     outcome = pool.run(job("no_active_token"))
 
