@@ -219,7 +219,7 @@ def test_causes_of_every_command_have_a_column_of_the_page() -> None:
 )
 @pytest.mark.parametrize("line", dict.fromkeys(line for _, line in ROWS))
 def test_page_names_commits_that_there_are(line: str) -> None:
-    adapter = re.search("--adapter=([a-z]+)", line)[1]  # type: ignore[index]
+    adapter = re.search("--adapter=([a-z_]+)", line)[1]  # type: ignore[index]
     repository = Path(os.environ[command.SOURCES]) / {"skyrl": "SkyRL"}.get(adapter, adapter)
 
     *_, before, after = shlex.split(line)
