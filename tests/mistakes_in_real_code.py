@@ -519,6 +519,40 @@ MISTAKES = (
         cause="divided_by_cp",
         condition=[],
     ),
+    _of_areal(
+        name="areal_megatron_average_of_micro_batches_kept",
+        engine="megatron",
+        edit=Edit("engine/megatron_engine.py", "train_batch", "mb_list", reading=2, by="[0]"),
+        cause="divided_by_micro_batches",
+        condition=[],
+    ),
+    _of_areal(
+        name="areal_megatron_average_of_ranks_kept",
+        engine="megatron",
+        edit=Edit(
+            "engine/megatron_engine.py",
+            "train_batch",
+            "mpu",
+            reading=2,
+            by='__import__("types").SimpleNamespace(get_data_parallel_world_size=lambda: 1)',
+        ),
+        cause="divided_by_dp",
+        condition=[],
+    ),
+    _of_areal(
+        name="areal_megatron_tokens_of_data_parallel_ranks",
+        engine="megatron",
+        edit=Edit(
+            "engine/megatron_engine.py",
+            "train_batch",
+            "mpu",
+            reading=1,
+            by='__import__("types").SimpleNamespace('
+            "get_data_parallel_group=lambda **_: mpu.get_data_parallel_group())",
+        ),
+        cause="multiplied_by_cp",
+        condition=[],
+    ),
     _of_roll(
         name="roll_average_of_micro_batches_kept",
         edit=Edit(
