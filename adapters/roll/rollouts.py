@@ -26,8 +26,8 @@ DOMAIN = "corpus"
 class Rollouts:
     """The batch of rollouts of each optimizer step."""
 
-    def __init__(self, batch: ProbedBatch, job: Job) -> None:
-        self._batch, self._job, self._width = batch, job, width(job)
+    def __init__(self, batch: ProbedBatch, job: Job, slices: int) -> None:
+        self._batch, self._job, self._width = batch, job, width(job, slices)
         self._ends = [0, *accumulate(step.size for step in job.steps)]
 
     def batch_of(self, step_index: int) -> Any:
