@@ -60,7 +60,7 @@ class RollAdapter(Adapter):
 
     name = "roll"
     package = "roll"
-    tree: ClassVar[tuple[str, ...]] = ("roll",)
+    tree = ("roll", "mcore_adapter")
     devices = ("cpu",)
     dtypes = ("float32",)
     mode_names: ClassVar[Mapping[str, str]] = {

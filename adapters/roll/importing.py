@@ -19,6 +19,9 @@ SERVICES = ("gem", "imageio", "modelscope", "more_itertools", "nltk", "openai")
 TRACES = ("opentelemetry.exporter.otlp.proto.grpc", "roll.utils.otel_receiver")
 """Where traces are sent to, and a server that receives them."""
 
+FOR_MEGATRON = "mcore_adapter/src"
+"""Where ROLL's repository has its package that makes models of Megatron."""
+
 Function = tuple[str, str]
 """A function of ROLL: the path of the module that it is called from, and its name there."""
 
@@ -32,7 +35,7 @@ def import_roll(source: Path | None, log_probs: Function, entropies: Function) -
     """
     os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # compiling takes longer than any step
     _stub_services()
-    import_from("roll", [source] if source else [])
+    import_from("roll", [source, source / FOR_MEGATRON] if source else [])
     _write_no_log_files()
     module("pipeline.rlvr.rlvr_pipeline")
     _let_a_cpu_do()

@@ -7,6 +7,7 @@ from dataclasses import replace
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
+from adapters.contract.adapter import Unsupported
 from adapters.contract.layout import PIPELINES, Layout, Option, grids
 from adapters.contract.objective import Objective
 from adapters.roll import departures
@@ -21,9 +22,6 @@ if TYPE_CHECKING:
 
 STRATEGY = "distributed.strategy.megatron_strategy"
 
-MCORE_ADAPTER = ("mcore_adapter", "src")
-"""Where ROLL's repository has the package that makes models of Megatron."""
-
 OPTIONS: dict[Option, str] = {
     Option.DISTRIBUTED_OPTIMIZER: "use_distributed_optimizer",
     Option.OVERLAP_GRAD_REDUCE: "overlap_grad_reduce",
@@ -35,7 +33,6 @@ class RollMegatronAdapter(RollAdapter):
     """ROLL with its Megatron engine."""
 
     engine = "megatron"
-    tree = ("roll", "mcore_adapter")
     dependencies = ("megatron-core", "tensordict", "transformers")
     engine_module = STRATEGY
     log_probs = STRATEGY, "vocab_parallel_logprobs"
@@ -59,12 +56,10 @@ class RollMegatronAdapter(RollAdapter):
         )
 
     def load(self, source: Path | None) -> None:
-        """Import ROLL and its package for Megatron, on the CPU if there is no GPU."""
+        """Import ROLL with its Megatron engine, on the CPU if there is no GPU."""
         from adapters.toolkit import cuda_on_cpu
-        from adapters.toolkit.imports import import_from
 
         cuda_on_cpu.install()
-        import_from("mcore_adapter", [source.joinpath(*MCORE_ADAPTER)] if source else [])
         super().load(source)
         strategy = module(STRATEGY).MegatronTrainStrategy
         strategy.load_states = strategy.offload_states = _move_nothing
@@ -91,6 +86,7 @@ class RollMegatronAdapter(RollAdapter):
 
     def settings(self, job: Job) -> dict[str, object]:
         """Sizes of the engine's parallelism, and options of data parallelism and of pipelines."""
+        _require_widths(job)
         layout = job.layout
         interleaved = Option.INTERLEAVED in layout.options
         return {
@@ -135,6 +131,20 @@ class RollMegatronAdapter(RollAdapter):
         from adapters.engines import megatron_core
 
         megatron_core.leave_grid()
+
+
+def _require_widths(job: Job) -> None:
+    """Raise `Unsupported` where widths of micro-batches would come on top of another mistake.
+
+    Dynamic batching cuts the rows of each micro-batch to a width of its own, by which
+    `seq-mean-token-sum-norm` divides.
+    """
+    divides_by_width = job.aggregation.divisor not in (None, 1)
+    by_tokens = job.layout.micro_batches == "tokens"
+    if divides_by_width and by_tokens and job.objective is not Objective.POLICY:
+        raise Unsupported(
+            "micro-batches by tokens differ in width, the divisor: looked at without other terms"
+        )
 
 
 def _move_nothing(*_: object, **__: object) -> None:
