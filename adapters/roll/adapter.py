@@ -84,6 +84,10 @@ class RollAdapter(Adapter):
     def slices(self, layout: Layout) -> int:
         """The number of slices of equal length that rows are cut into."""
 
+    def attends_to_all(self, job: Job) -> bool:
+        """Whether masked tokens at the end of a response are attended, as others are."""
+        return False
+
     @abstractmethod
     def make(self, role: str, config: Any, job: Job, capacity: int, rank: Rank) -> Trained:
         """A role's worker with the engine around our model."""

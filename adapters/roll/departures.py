@@ -67,6 +67,9 @@ MEGATRON = parse_departures(
         float32 themselves of logits in bfloat16, and overwrite it
     stubbed: moves of weights, gradients and states of the optimizer to the host's memory and back
         a step computes on the device alone
+    set: with dynamic batching, an attention mask of 1 on masked tokens at the end of a response,
+    unless ROLL's own advantages are looked at
+        rows are cut to the tokens that are attended, and these are tokens of a case
     set: lr_decay_steps=1
         of a learning rate of 0, for which ROLL derives no decay from so few steps
     set: the length of rows and the number of micro-batches, in a worker that is made once

@@ -56,8 +56,8 @@ class Training:
 
     def __init__(self, batch: ProbedBatch, job: Job, rank: Rank, engine: RollAdapter) -> None:
         self._batch, self._job, self._rank = batch, job, rank
+        self._rollouts = Rollouts(batch, job, engine)
         slices = engine.slices(job.layout)
-        self._rollouts = Rollouts(batch, job, slices)
         self._config = pipeline_configuration(job, engine.settings(job), slices)
         capacity = probe_capacity(batch.probe_size)
         self._trained = engine.trained(trained_role(job), self._config, job, capacity, rank)

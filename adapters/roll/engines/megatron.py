@@ -12,6 +12,7 @@ from adapters.contract.layout import PIPELINES, Layout, Option, grids
 from adapters.contract.objective import Objective
 from adapters.roll import departures
 from adapters.roll.adapter import RollAdapter
+from adapters.roll.configuration import gives_advantages
 from adapters.roll.importing import module
 
 if TYPE_CHECKING:
@@ -106,6 +107,10 @@ class RollMegatronAdapter(RollAdapter):
     def slices(self, layout: Layout) -> int:
         """Two of each context-parallel rank, of the beginning and of the end."""
         return 2 * layout.cp if layout.cp > 1 else 1
+
+    def attends_to_all(self, job: Job) -> bool:
+        """With dynamic batching, which cuts off the others, if advantages are given."""
+        return job.layout.micro_batches == "tokens" and gives_advantages(job)
 
     def make(self, role: str, config: Any, job: Job, capacity: int, rank: Rank) -> Trained:
         """A worker whose optimizer tells the gradient."""
