@@ -149,6 +149,9 @@ _of_areal = partial(
     left_out="dp2 and unequal_groups",  # which AReaL's controller does not deal
 )
 
+ROLL_MEGATRON = ("distributed/strategy/megatron_strategy.py", "train_step")
+"""The function of ROLL that multiplies losses by what Megatron divides them by."""
+
 _of_roll = partial(Mistake, framework="roll", engine="fsdp2", checks="weights", layouts=PADDED)
 
 _of_nemo_rl = partial(
@@ -531,6 +534,40 @@ MISTAKES = (
         cause="divided_by_cp",
         condition=[],
     ),
+    _of_areal(
+        name="areal_megatron_average_of_micro_batches_kept",
+        engine="megatron",
+        edit=Edit("engine/megatron_engine.py", "train_batch", "mb_list", reading=2, by="[0]"),
+        cause="divided_by_micro_batches",
+        condition=[],
+    ),
+    _of_areal(
+        name="areal_megatron_average_of_ranks_kept",
+        engine="megatron",
+        edit=Edit(
+            "engine/megatron_engine.py",
+            "train_batch",
+            "mpu",
+            reading=2,
+            by='__import__("types").SimpleNamespace(get_data_parallel_world_size=lambda: 1)',
+        ),
+        cause="divided_by_dp",
+        condition=[],
+    ),
+    _of_areal(
+        name="areal_megatron_tokens_of_data_parallel_ranks",
+        engine="megatron",
+        edit=Edit(
+            "engine/megatron_engine.py",
+            "train_batch",
+            "mpu",
+            reading=1,
+            by='__import__("types").SimpleNamespace('
+            "get_data_parallel_group=lambda **_: mpu.get_data_parallel_group())",
+        ),
+        cause="multiplied_by_cp",
+        condition=[],
+    ),
     _of_roll(
         name="roll_average_of_micro_batches_kept",
         edit=Edit(
@@ -564,6 +601,40 @@ MISTAKES = (
             "cp_size",
             reading=1,
             by="1",
+        ),
+        cause="divided_by_cp",
+        condition=[],
+        modes="token_mean",
+        layouts=("dp1-cp2-mb1-bshd", "dp1-cp2-mb2-bshd", "dp2-cp2-mb1-bshd", "dp2-cp1-mb1-bshd"),
+    ),
+    _of_roll(
+        name="roll_megatron_average_of_micro_batches_kept",
+        engine="megatron",
+        edit=Edit(*ROLL_MEGATRON, "num_microbatches", reading=4, by="1"),
+        cause="divided_by_micro_batches",
+        condition=[],
+    ),
+    _of_roll(
+        name="roll_megatron_average_of_ranks_kept",
+        engine="megatron",
+        edit=Edit(
+            *ROLL_MEGATRON,
+            "mpu",
+            reading=4,
+            by='__import__("types").SimpleNamespace(get_data_parallel_world_size=lambda: 1)',
+        ),
+        cause="divided_by_dp",
+        condition=[],
+    ),
+    _of_roll(
+        name="roll_megatron_tokens_of_slices",
+        engine="megatron",
+        edit=Edit(
+            *ROLL_MEGATRON,
+            "mpu",
+            reading=1,
+            by='__import__("types").SimpleNamespace(get_data_parallel_group=lambda:'
+            " mpu.get_data_parallel_group(with_context_parallel=True))",
         ),
         cause="divided_by_cp",
         condition=[],

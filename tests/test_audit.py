@@ -38,9 +38,11 @@ NEWEST = (
     "verl/v0.9.1-fsdp2",
     "verl/v0.9.1-megatron",
     "areal/v1.0.4",
+    "areal/v1.0.4-megatron",
     "prime_rl/main-559b447",
     "unsloth/v2026.10.9",
     "roll/main-8eb27cc",
+    "roll/main-8eb27cc-megatron",
     "nemo_rl/main-7ea279a",
     "nemo_rl/main-7ea279a-dtensor_v1",
 )

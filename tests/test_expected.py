@@ -20,6 +20,7 @@ REPORTS = Path(__file__).parents[1] / "reports"
         ("trl-ddp", "trl/v1.16.0"),
         ("openrlhf", "openrlhf/v0.11.2"),
         ("areal", "areal/v1.0.4"),
+        ("areal", "areal/v1.0.4-megatron"),
         ("roll", "roll/main-8eb27cc"),
         ("nemo_rl", "nemo_rl/main-7ea279a"),
         ("nemo_rl", "nemo_rl/main-7ea279a-dtensor_v1"),

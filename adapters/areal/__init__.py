@@ -1,1 +1,6 @@
-"""The adapter of inclusionAI/AReaL with its FSDP2 engine."""
+"""Adapters of inclusionAI/AReaL, one for each of its training engines."""
+
+from adapters.areal.fsdp import ArealFsdpAdapter
+from adapters.areal.megatron import ArealMegatronAdapter
+
+ENGINES = (ArealFsdpAdapter, ArealMegatronAdapter)

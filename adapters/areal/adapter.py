@@ -1,14 +1,15 @@
-"""The adapter of AReaL, from trajectories to the gradient of the optimizer."""
+"""The adapter that AReaL's engines share, from trajectories to the gradient of the optimizer."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from abc import abstractmethod
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from adapters.areal import departures, importing
+from adapters.areal.configuration import engine_configuration, has_critic
 from adapters.contract.adapter import Adapter, Rank
 from adapters.contract.description import CodeLocation, Description
 from adapters.contract.job import Depth, Job, Observation
-from adapters.contract.layout import Layout
 from adapters.contract.objective import Objective
 from adapters.contract.probed_batch import ProbedBatch
 from adapters.toolkit.calls import Candidates, places
@@ -47,26 +48,31 @@ class ArealAdapter(Adapter):
     """Drives inclusionAI/AReaL."""
 
     name = "areal"
-    engine = "fsdp2"
     package = "areal"
     distribution = "areal"
     tree = ("areal",)
     devices = ("cpu",)
     dtypes = ("float32",)
-    dependencies = ("transformers",)
     mode_names: ClassVar[Mapping[str, str]] = {"default": "token_mean"}
+    engine_module: ClassVar[str]
+    """AReaL's module of the engine."""
+    family: ClassVar[str]
+    """What the names of the classes in it begin with."""
 
-    def layouts(self) -> list[Layout]:
-        """Data parallelism on up to 4 ranks and Ulysses of 2; AReaL packs rows (thd)."""
-        return [
-            Layout(dp=dp, cp=cp, micro_batches=micro_batches, format="thd")
-            for dp, cp in ((1, 1), (2, 1), (1, 2), (4, 1), (2, 2))
-            for micro_batches in (1, 2, "tokens")
-        ]
+    @abstractmethod
+    def settings(self, job: Job) -> dict[str, object]:
+        """The engine's own settings in AReaL's configuration."""
+
+    @abstractmethod
+    def make(self, job: Job, rank: Rank, capacity: int) -> Any:
+        """AReaL's engine around our model, configured for the job.
+
+        It collects gradients in ``gradients`` and what its model is given in ``passes``.
+        """
 
     def load(self, source: Path | None) -> None:
-        """Import AReaL's FSDP engine and its actor."""
-        importing.import_areal(source)
+        """Import AReaL's engine and its actor."""
+        importing.import_areal(source, self.engine_module)
 
     def describe(self) -> Description:
         """Describe AReaL."""
@@ -81,7 +87,7 @@ class ArealAdapter(Adapter):
             metrics=trainer.logged(),
             records_forward_passes=True,
             conventions=CONVENTIONS,
-            places=places(_candidates()),
+            places=places(_candidates(self.class_of("Engine"))),
             stubs=tuple(importing.STUBBED),
             departures=departures.ALL,
         )
@@ -93,7 +99,7 @@ class ArealAdapter(Adapter):
         set_what_ray_sets(rank)
         batch = ProbedBatch(job.steps, job.objective)
         with rank.framework():
-            training = Training(batch, job, rank)
+            training = Training(batch, job, self._trained(job, rank, batch.probe_size))
         return Observation(
             token_weights=batch.weights_of_steps(training.gradients),
             reported=training.reported,
@@ -101,17 +107,43 @@ class ArealAdapter(Adapter):
             rows=batch.rows(training.passes),
         )
 
+    def initialized(self, job: Job) -> Any:
+        """AReaL's engine of an actor or a critic, with its process groups and its model."""
+        trained = "PPOCritic" if has_critic(job) else "PPOActor"
+        engine = self.class_of(trained)(engine_configuration(job, **self.settings(job)))
+        api = importing.module("api")
+        engine.create_process_group(api.ModelAllocation.from_str(engine.config.backend).parallel)
+        engine.initialize(None, api.FinetuneSpec(1, 1, 1))
+        return engine
 
-def _candidates() -> Candidates:
+    def class_of(self, kind: str) -> Any:
+        """The engine's class of a kind, such as ``Engine`` or ``PPOActor``."""
+        return getattr(importing.module(self.engine_module), f"{self.family}{kind}")
+
+    def _trained(self, job: Job, rank: Rank, size: int) -> Any:
+        """AReaL's engine for the job; the jobs of a world share those that fit them."""
+        from adapters.toolkit.probe import probe_capacity
+
+        layout, capacity = job.layout, probe_capacity(size)
+        key = self.engine, has_critic(job), layout.cp, layout.options, capacity
+        if key not in rank.cache:
+            rank.cache[key] = self.make(job, rank, capacity)
+        engine = rank.cache[key]
+        engine.config = engine_configuration(job, **self.settings(job))
+        for recorded in (engine.gradients, engine.passes):
+            recorded.drain()
+        return engine
+
+
+def _candidates(engine_class: Any) -> Candidates:
     """Where AReaL counts tokens, divides by them, logs, and deals samples to ranks."""
     actor, engine = importing.module("trainer.ppo.actor"), importing.module("engine.core")
     controller = importing.module("infra.controller.train_controller")
-    fsdp = importing.module("engine.fsdp_engine").FSDPEngine
     tracker = importing.module("utils.stats_tracker").DistributedStatsTracker
     return {
         CodeLocation.TOKEN_COUNT: ((engine, "compute_total_loss_weight"),),
         CodeLocation.TOKEN_DIVISION: (
-            (fsdp, "_compute_logprobs_and_loss"),
+            (engine_class, "_compute_logprobs_and_loss"),
             (actor, "grpo_loss_fn"),
         ),
         CodeLocation.LOG: ((tracker, "_aggregate"),),

@@ -49,18 +49,27 @@ def has_proximal_policy(job: Job) -> bool:
     return job.objective in REJECTIONS
 
 
-def engine_configuration(job: Job) -> Any:
-    """The configuration of the engine that trains the job: a critic's, or an actor's."""
-    if job.objective is not Objective.VALUE:
-        return actor_configuration(job)
+def has_critic(job: Job) -> bool:
+    """Whether a critic is trained, and not an actor."""
+    return job.objective is Objective.VALUE
+
+
+def engine_configuration(job: Job, **engine: object) -> Any:
+    """The configuration of the engine that trains the job: a critic's, or an actor's.
+
+    ``engine`` are settings of one engine alone.
+    """
+    if not has_critic(job):
+        return actor_configuration(job, **engine)
     critic = module("api.cli_args").PPOCriticConfig
-    return critic(**_of_engine(job), is_critic=True, ppo_n_minibatches=1)
+    return critic(**_of_engine(job), **engine, is_critic=True, ppo_n_minibatches=1)
 
 
-def actor_configuration(job: Job) -> Any:
+def actor_configuration(job: Job, **engine: object) -> Any:
     """The configuration of an actor by which a user would train the job."""
     return module("api.cli_args").PPOActorConfig(
         **_of_engine(job),
+        **engine,
         ppo_n_minibatches=1,
         eps_clip=CONSTANTS.clip_low,
         eps_clip_higher=CONSTANTS.clip_high,
@@ -75,7 +84,6 @@ def _of_engine(job: Job) -> dict[str, Any]:
         "experiment_name": "conformance",
         "trial_name": "conformance",
         "path": "probe",
-        "backend": f"fsdp:d{job.layout.dp}c{job.layout.cp}",
         "dtype": "float32",
         "optimizer": arguments.OptimizerConfig(
             lr=0.0, weight_decay=0.0, gradient_clipping=math.inf
@@ -91,6 +99,12 @@ def _micro_batches(job: Job) -> dict[str, int]:
         return {"max_tokens_per_mb": token_budget(job.steps, layout.dp)}
     assert isinstance(layout.micro_batches, int)
     return {"n_mbs": layout.micro_batches}
+
+
+def least_micro_batches(layout: Layout) -> int:
+    """How many micro-batches a rank cuts at least: AReaL fills a pipeline with two per stage."""
+    asked = layout.micro_batches if isinstance(layout.micro_batches, int) else 1
+    return max(asked, 2 * layout.pp) if layout.pp > 1 else asked
 
 
 def _of_loss(job: Job) -> dict[str, Any]:

@@ -47,3 +47,21 @@ ALL = parse_departures(
         no rollout engine listens, and what is logged is read off `export_stats`
     """
 )
+
+MEGATRON = parse_departures(
+    """
+    stubbed: mbridge, which makes a model and its configuration of a checkpoint
+        Megatron's own data parallelism is configured with what AReaL hands over, around a small
+        model of one token; AReaL has no setting of the schedule or of losses but these
+    stubbed: weights of a checkpoint, and the head of a critic, which AReaL puts into a model of
+    Megatron's: none
+        the probe starts at 0, and is a critic's value already
+    stubbed: the stages of a pipeline: each has a probe and hands on token ids and entries
+        Megatron's schedule sends them, and their gradients back, as it does activations
+    stubbed: AReaL's changes of mbridge's models for tree training, and of Megatron-Bridge's models
+    of images: none
+        tree training is off, as by default, and no such model is made
+    stubbed: on a machine without a GPU, torch's CUDA devices, by the CPU
+        the same operations in the same order, in float32
+    """
+)

@@ -22,12 +22,12 @@ OF_AGENTS = "areal.experimental.openai"
 STUBBED: list[str] = []  # what `import_areal` stubbed in this process
 
 
-def import_areal(source: Path | None) -> None:
-    """Import the trainers of AReaL's FSDP engine, from the folder of a release if given."""
+def import_areal(source: Path | None, engine: str) -> None:
+    """Import AReaL's trainers of an engine's module, from the folder of a release if given."""
     os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # compiling takes longer than any step
     _prepare()
     import_from("areal", [source] if source else [])
-    _add_the_seam()
+    _add_the_seam(engine)
 
 
 def module(path: str) -> Any:
@@ -49,9 +49,9 @@ def _prepare() -> None:
 
 
 @cache
-def _add_the_seam() -> None:
-    """Add the probe where the engine computes log-probabilities, once in a process."""
+def _add_the_seam(path: str) -> None:
+    """Add the probe where an engine computes log-probabilities, once in a process."""
     from adapters.areal.model import with_probe
 
-    engine = module("engine.fsdp_engine")
+    engine = module(path)
     engine.gather_logprobs_entropy = with_probe(engine.gather_logprobs_entropy)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from transformers.modeling_outputs import CausalLMOutput, TokenClassifierOutput
 
+from adapters.engines import megatron_core
 from adapters.toolkit.probe import ForwardPasses, ProbedModel, ProbeSeam
 
 if TYPE_CHECKING:
@@ -49,6 +50,24 @@ def _values(input_ids: torch.Tensor, probe: torch.Tensor) -> TokenClassifierOutp
     """Values as logits of one class: [*input_ids, 1]."""
     values: Any = probe[input_ids + 1].unsqueeze(-1)
     return TokenClassifierOutput(logits=values)
+
+
+def megatron_logits(
+    input_ids: torch.Tensor, probe: torch.Tensor, logit: torch.Tensor
+) -> torch.Tensor:
+    """The same logits of a part of the vocabulary, each of which has the token or has it not."""
+    logits: Any = _logits(input_ids, probe).logits
+    of_part: torch.Tensor = logits + logit + megatron_core.vocabulary_offset()
+    return of_part
+
+
+def megatron_values(
+    input_ids: torch.Tensor, probe: torch.Tensor, logit: torch.Tensor
+) -> torch.Tensor:
+    """The same values."""
+    values: Any = _values(input_ids, probe).logits
+    of_tokens: torch.Tensor = values + logit
+    return of_tokens
 
 
 def with_probe(gather: Callable[..., Any]) -> Callable[..., Any]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from adapters.areal.configuration import has_proximal_policy
+from adapters.areal.configuration import has_proximal_policy, least_micro_batches
 from adapters.areal.importing import module
 from adapters.contract import Unsupported
 from adapters.toolkit.calls import refusals
@@ -83,6 +83,6 @@ class Rollouts:
         return trajectory
 
     def _require_enough(self, samples: int) -> None:
-        micro_batches = self._job.layout.micro_batches
-        if isinstance(micro_batches, int) and samples < micro_batches:
-            raise Unsupported(f"no {micro_batches} micro-batches of {samples} samples of a rank")
+        needed = least_micro_batches(self._job.layout)
+        if samples < needed:
+            raise Unsupported(f"no {needed} micro-batches of {samples} samples of a rank")

@@ -163,8 +163,14 @@ def policy_of(bare: list[Any], rank: Rank, depth: Depth, ddp_config: Any) -> Pol
         if not ddp_config.average_in_collective:
             raise
         raise Unsupported(f"Megatron-Core: {error}") from error
+    return wrapped_policy(wrapped, bare)
+
+
+def wrapped_policy(wrapped: list[Any], bare: list[Any]) -> Policy:
+    """The policy of a model's chunks, bare and in data parallelism, which ends with the grid."""
     WRAPPED.extend(wrapped)
-    return (ShardedPolicy if ddp_config.use_distributed_optimizer else Policy)(wrapped, bare)
+    sharded = wrapped[0].ddp_config.use_distributed_optimizer
+    return (ShardedPolicy if sharded else Policy)(wrapped, bare)
 
 
 def transformer_config(layout: Layout, dtype: torch.dtype, **options: Any) -> Any:
@@ -228,8 +234,9 @@ def probed_model(config: Any, capacity: int, rank: Rank, head: Callable[..., Any
     from megatron.core.transformer.module import MegatronModule
 
     class ProbedChunk(MegatronModule):  # type: ignore[misc]
-        def __init__(self, number: int, of_all: int) -> None:
+        def __init__(self, number: int, of_all: int, vp_stage: int | None) -> None:
             super().__init__(config)
+            self.vp_stage = vp_stage
             self.share_embeddings_and_output_weights = True
             self.model_type = ModelType.encoder_or_decoder
             self.pre_process, self.post_process = number == 0, number == of_all - 1
@@ -265,7 +272,7 @@ def probed_model(config: Any, capacity: int, rank: Rank, head: Callable[..., Any
     stage, chunks = mpu.get_pipeline_model_parallel_rank(), chunks_of(config)
     stages = config.pipeline_model_parallel_size
     return [
-        ProbedChunk(stage + chunk * stages, stages * chunks).to(
+        ProbedChunk(stage + chunk * stages, stages * chunks, chunk if chunks > 1 else None).to(
             rank.device, getattr(torch, rank.dtype)
         )
         for chunk in range(chunks)

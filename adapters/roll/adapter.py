@@ -1,16 +1,16 @@
-"""The adapter of ROLL, from a batch of rollouts with rewards to the gradient of the optimizer."""
+"""The adapter that ROLL's engines share, from rollouts to the gradient of the optimizer."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from abc import abstractmethod
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from adapters.contract.adapter import Adapter, Rank
 from adapters.contract.description import CodeLocation, Description
 from adapters.contract.job import Depth, Job, Observation
-from adapters.contract.layout import Layout, Option
+from adapters.contract.layout import Option
 from adapters.contract.objective import Objective
 from adapters.contract.probed_batch import ProbedBatch
-from adapters.engines import dtensor
 from adapters.roll import departures, importing
 from adapters.toolkit.calls import Candidates, places
 from adapters.toolkit.launching import set_what_ray_sets
@@ -29,6 +29,9 @@ from reference.aggregation import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
+
+    from adapters.contract.layout import Layout
+    from adapters.roll.workers import Trained
 
 CONVENTIONS = Conventions(
     empty_units=EmptyUnits.EXCLUDED,
@@ -56,34 +59,63 @@ class RollAdapter(Adapter):
     """Drives alibaba/ROLL."""
 
     name = "roll"
-    engine = "fsdp2"
     package = "roll"
-    tree = ("roll",)
+    tree = ("roll", "mcore_adapter")
     devices = ("cpu",)
     dtypes = ("float32",)
-    dependencies = ("tensordict", "transformers")
     mode_names: ClassVar[Mapping[str, str]] = {
         "seq-mean-token-mean": "sample_mean",
         "token-mean": "token_mean",
         "seq-mean-token-sum": "constant:1",
     }
 
-    def layouts(self) -> list[Layout]:
-        """Data parallelism on up to 4 ranks and Ulysses of 2, with padded rows (bshd)."""
-        plain = [
-            Layout(dp=dp, cp=cp, micro_batches=micro_batches)
-            for dp, cp in ((1, 1), (2, 1), (1, 2), (4, 1), (2, 2))
-            for micro_batches in (1, 2, "tokens")
-        ]
-        return [
-            *plain,
-            Layout(dp=4, micro_batches=2, options=(Option.HYBRID_SHARDING,)),
-            Layout(dp=2, micro_batches=2, options=(Option.TWO_EPOCHS,)),
-        ]
+    engine_module: ClassVar[str]
+    """ROLL's module of the engine's strategy."""
+    log_probs: ClassVar[importing.Function]
+    """The function by which the engine makes log-probabilities of logits."""
+    entropies: ClassVar[importing.Function]
+    """The function by which it makes entropies of them."""
+
+    @abstractmethod
+    def settings(self, job: Job) -> dict[str, object]:
+        """Settings of a role that the engine trains on all ranks."""
+
+    @abstractmethod
+    def slices(self, layout: Layout) -> int:
+        """The number of slices of equal length that rows are cut into."""
+
+    def attends_to_all(self, job: Job) -> bool:
+        """Whether masked tokens at the end of a response are attended, as others are."""
+        return False
+
+    @abstractmethod
+    def make(self, role: str, config: Any, job: Job, capacity: int, rank: Rank) -> Trained:
+        """A role's worker with the engine around our model."""
 
     def load(self, source: Path | None) -> None:
-        """Import ROLL's RLVR pipeline and its FSDP2 engine."""
-        importing.import_roll(source)
+        """Import ROLL's RLVR pipeline and its engine."""
+        importing.import_roll(source, self.log_probs, self.entropies)
+
+    def trained(self, role: str, config: Any, job: Job, capacity: int, rank: Rank) -> Trained:
+        """A role's worker, configured for the job; the jobs of a world share those that fit."""
+        own: Any = getattr(config, role)
+        # A worker of policy gradients remembers the settings of its variant.
+        key = "roll", own.worker_cls, own.pg_variant, capacity, str(self.settings(job))
+        if key not in rank.cache:
+            rank.cache[key] = self.make(role, config, job, capacity, rank)
+        trained: Trained = rank.cache[key]
+        self.configure(trained.worker, config, own)
+        for recorded in (trained.passes, trained.gradients):
+            recorded.drain()
+        return trained
+
+    def configure(self, worker: Any, config: Any, own: Any) -> None:
+        """Give a worker the configurations of a pipeline and of its own role."""
+        worker.pipeline_config, worker.worker_config, worker.strategy.worker_config = (
+            config,
+            own,
+            own,
+        )
 
     def describe(self) -> Description:
         """Describe ROLL."""
@@ -95,7 +127,7 @@ class RollAdapter(Adapter):
             depths=frozenset({Depth.STEP}),
             objectives=OBJECTIVES,
             metrics=frozenset({*pipeline.NAMES, *pipeline.OF_BATCH}),
-            options=frozenset({Option.HYBRID_SHARDING, Option.TWO_EPOCHS}),
+            options=frozenset({Option.TWO_EPOCHS}),
             records_forward_passes=True,
             conventions=CONVENTIONS,
             places=places(_candidates()),
@@ -110,17 +142,13 @@ class RollAdapter(Adapter):
         set_what_ray_sets(rank)
         batch = ProbedBatch.under(CONVENTIONS, job.steps, job.objective)
         with rank.framework():
-            training = Training(batch, job, rank)
+            training = Training(batch, job, rank, self)
         return Observation(
             token_weights=batch.weights_of_steps(training.gradients),
             reported=training.reported,
             forward_passes=batch.forward_passes(training.passes),
             rows=batch.rows(training.passes),
         )
-
-    def leave_world(self) -> None:
-        """Forget the world's device meshes."""
-        dtensor.leave_world()
 
 
 OBJECTIVES = frozenset(

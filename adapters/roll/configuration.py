@@ -111,29 +111,44 @@ def trained_role(job: Job) -> str:
     return "critic" if job.objective is Objective.VALUE else "actor_train"
 
 
-def width(job: Job) -> int:
+def width(job: Job, slices: int) -> int:
     """The length that sequences are padded to, by which `seq-mean-token-sum-norm` divides.
 
-    Raises `Unsupported` if there is no such length for the job's divisor.
+    It is cut into slices of equal length. Raises `Unsupported` if there is no such length for the
+    job's divisor.
     """
-    cp, divisor = job.layout.cp, job.aggregation.divisor
+    divisor = job.aggregation.divisor
     longest = max(int((step.prompt_lengths + step.response_lengths).max()) for step in job.steps)
     if divisor is None or divisor == 1:
-        return -(-longest // cp) * cp
-    if divisor + 1 < longest or (divisor + 1) % cp:
+        return _rounded_up(longest, slices)
+    if divisor + 1 < longest or (divisor + 1) % slices:
         raise Unsupported(
-            f"the divisor {divisor:g} is sequence_length - 1, for {cp} slices of {longest} tokens"
+            f"the divisor {divisor:g} is sequence_length - 1,"
+            f" for {slices} slices of {longest} tokens"
         )
     return int(divisor) + 1
 
 
-def pipeline_configuration(job: Job) -> Any:
-    """The configuration of a pipeline by which a user would train the job, as validated."""
+def _rounded_up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple
+
+
+def pipeline_configuration(job: Job, engine: Settings, slices: int) -> Any:
+    """The configuration of a pipeline by which a user would train the job, as validated.
+
+    ``engine`` are settings of a role that is trained, by an engine that cuts rows into ``slices``.
+    """
     from dacite import from_dict
 
     if job.objective in WHITENED and len(job.steps) > 1:
         raise Unsupported("each step is a batch of rollouts, whose advantages are whitened alone")
     world = f"list(range({job.layout.world_size}))"
+    trained = {
+        "training_args": {"learning_rate": 0.0, "weight_decay": 0.0, **_sizes(job)},
+        "device_mapping": world,
+        **_dynamic_batching(job, slices),
+        **engine,
+    }
     groups = job.objective in OF_GROUPS
     settings: Settings = {
         "exp_name": "conformance",
@@ -142,14 +157,14 @@ def pipeline_configuration(job: Job) -> Any:
         "pretrain": "probe",
         "reward_pretrain": "probe",
         "prompt_length": 1,
-        "sequence_length": width(job),
+        "sequence_length": width(job, slices),
         "rollout_batch_size": samples_per_step(job.steps),
         "num_return_sequences_in_group": rollouts_per_prompt(job.steps) if groups else 1,
         "max_steps": len(job.steps),
         "ppo_epochs": 2 if Option.TWO_EPOCHS in job.layout.options else 1,
         "max_grad_norm": float("inf"),
-        "actor_train": _trained(job, world) | _variant(job),
-        "critic": _trained(job, world) if has_critic(job) else {},
+        "actor_train": trained | _variant(job),
+        "critic": trained if has_critic(job) else {},
         "actor_infer": {
             "generating_args": {},
             "strategy_args": {"strategy_name": "vllm", "strategy_config": {}},
@@ -202,27 +217,6 @@ def _variant(job: Job) -> Settings:
     return {"worker_cls": "roll.pipeline.rlvr.actor_pg_worker.ActorPGWorker"}
 
 
-def _trained(job: Job, world: str) -> Settings:
-    """A role that is trained on all ranks by FSDP2."""
-    shards = job.layout.world_size
-    if Option.HYBRID_SHARDING in job.layout.options:
-        shards //= 2
-    return {
-        "model_args": {"dtype": "fp32", "ulysses_size": job.layout.cp},
-        "training_args": {"learning_rate": 0.0, "weight_decay": 0.0, **_sizes(job)},
-        "strategy_args": {
-            "strategy_name": "fsdp2_train",
-            "strategy_config": {
-                "fsdp_size": shards,
-                "param_dtype": "float32",
-                "reduce_dtype": "float32",
-            },
-        },
-        "device_mapping": world,
-        **_dynamic_batching(job),
-    }
-
-
 def _sizes(job: Job) -> Settings:
     """The samples of a micro-batch and how many of them a rank trains on in a step."""
     samples, dp = samples_per_step(job.steps), job.layout.dp
@@ -238,11 +232,13 @@ def _sizes(job: Job) -> Settings:
     }
 
 
-def _dynamic_batching(job: Job) -> Settings:
+def _dynamic_batching(job: Job, slices: int) -> Settings:
     if job.layout.micro_batches != "tokens":
         return {}
     return {
         "use_dynamic_batching_in_train": True,
-        "max_tokens_per_microbatch_in_train": token_budget(job.steps, job.layout.dp),
-        "sequence_length_round_in_train": job.layout.cp,
+        "max_tokens_per_microbatch_in_train": _rounded_up(
+            token_budget(job.steps, job.layout.dp), slices
+        ),
+        "sequence_length_round_in_train": slices,
     }

@@ -57,3 +57,27 @@ ALL = parse_departures(
         what is logged is read off the tracker
     """
 )
+
+MEGATRON = parse_departures(
+    """
+    stubbed: the model that ROLL's package for Megatron makes of a checkpoint, by chunks of one of
+    one token
+        the package's own functions hold and slice it; ROLL puts it into Megatron's data parallelism
+    stubbed: the stages of a pipeline: each has a probe and hands on token ids and entries
+        Megatron's schedule sends them, and their gradients back, as it does activations
+    set: parameters in float32; ROLL's functions of logits are given copies
+        the tolerance is derived from the dtype, which a report names; the functions make a copy in
+        float32 themselves of logits in bfloat16, and overwrite it
+    stubbed: moves of weights, gradients and states of the optimizer to the host's memory and back
+        a step computes on the device alone
+    set: with dynamic batching, an attention mask of 1 on masked tokens at the end of a response,
+    unless ROLL's own advantages are looked at
+        rows are cut to the tokens that are attended, and these are tokens of a case
+    set: lr_decay_steps=1
+        of a learning rate of 0, for which ROLL derives no decay from so few steps
+    set: the length of rows and the number of micro-batches, in a worker that is made once
+        the worker's strategy has copied them from configurations
+    stubbed: on a machine without a GPU, torch's CUDA devices, by the CPU, and pinned memory
+        the same operations in the same order, in float32
+    """
+)

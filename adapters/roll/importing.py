@@ -22,19 +22,28 @@ RENAMED = {"AutoModelForVision2Seq": "AutoModelForImageTextToText"}
 TRACES = ("opentelemetry.exporter.otlp.proto.grpc", "roll.utils.otel_receiver")
 """Where traces are sent to, and a server that receives them."""
 
+FOR_MEGATRON = "mcore_adapter/src"
+"""Where ROLL's repository has its package that makes models of Megatron."""
+
+Function = tuple[str, str]
+"""A function of ROLL: the path of the module that it is called from, and its name there."""
+
 STUBBED: list[str] = []  # what `import_roll` stubbed in this process
 
 
-def import_roll(source: Path | None) -> None:
-    """Import ROLL's pipeline with its FSDP2 engine, from the folder of a checkout if given."""
+def import_roll(source: Path | None, log_probs: Function, entropies: Function) -> None:
+    """Import ROLL's pipeline and an engine, from the folder of a checkout if given.
+
+    The probe is added to the engine's functions of logits.
+    """
     os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # compiling takes longer than any step
     _stub_services()
     _name_as_before()
-    import_from("roll", [source] if source else [])
+    import_from("roll", [source, source / FOR_MEGATRON] if source else [])
     _write_no_log_files()
     module("pipeline.rlvr.rlvr_pipeline")
     _let_a_cpu_do()
-    _add_the_seams()
+    _add_the_seams(log_probs, entropies)
 
 
 def module(path: str) -> Any:
@@ -81,10 +90,10 @@ def _let_a_cpu_do() -> None:
 
 
 @cache
-def _add_the_seams() -> None:
-    """Add the probe where the engine computes log-probabilities and entropies."""
+def _add_the_seams(log_probs: Function, entropies: Function) -> None:
+    """Add the probe where an engine computes log-probabilities and entropies."""
     from adapters.roll.model import with_entropies, with_probe
 
-    engine, functions = module("distributed.strategy.fsdp2_strategy"), module("utils.functionals")
-    engine.log_probs_from_logits = with_probe(engine.log_probs_from_logits)
-    functions.entropy_from_logits = with_entropies(functions.entropy_from_logits)
+    for (path, name), adding in ((log_probs, with_probe), (entropies, with_entropies)):
+        home = module(path)
+        setattr(home, name, adding(getattr(home, name)))

@@ -43,11 +43,15 @@ def critic(capacity: int, passes: ForwardPasses) -> Model:
     return Model(capacity, passes, _values)
 
 
+# ROLL's functions for Megatron overwrite logits, if these are in float32 and not copied to it, as
+# those of a model in bfloat16 are: here they are given copies.
+
+
 def with_probe(log_probs_from_logits: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     """The log-probabilities of labels, plus the probe."""
 
-    def log_probs(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        real = log_probs_from_logits(logits, labels % SEAM.VOCABULARY)
+    def log_probs(logits: torch.Tensor, labels: torch.Tensor, **options: Any) -> torch.Tensor:
+        real = log_probs_from_logits(logits.clone(), labels % SEAM.VOCABULARY, **options)
         return real + SEAM.log_probs(labels)
 
     return log_probs
@@ -56,18 +60,32 @@ def with_probe(log_probs_from_logits: Callable[..., torch.Tensor]) -> Callable[.
 def with_entropies(entropy_from_logits: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     """The entropies at positions, plus those of the tokens that they predict and the probe."""
 
-    def entropies(logits: torch.Tensor) -> torch.Tensor:
-        assert SEAM.predicted is not None
-        return entropy_from_logits(logits) + SEAM.entropies(SEAM.predicted, trained=True)
+    def entropies(logits: torch.Tensor, **options: Any) -> torch.Tensor:
+        predicted = logits[..., 0].detach().long()
+        real = entropy_from_logits(logits.clone(), **options)
+        return real + SEAM.entropies(predicted, trained=True)
 
     return entropies
 
 
 def _logits(input_ids: torch.Tensor, probe: torch.Tensor) -> CausalLMOutput:
-    """The only token's logits of 0, in any rows; FSDP2 hooks its backward pass to them."""
-    SEAM.probe, SEAM.predicted = probe, input_ids + 1
-    logits: Any = 0.0 * probe[SEAM.predicted].unsqueeze(-1)
-    return CausalLMOutput(logits=logits)
+    """The only token's logits, in any rows; FSDP2 hooks its backward pass to them.
+
+    A logit is the id of the predicted token, which ROLL slices as it does logits: in a vocabulary
+    of one token, all logits have the same probability.
+    """
+    SEAM.probe = probe
+    logits: Any = 0.0 * probe[input_ids] + (input_ids + 1)
+    return CausalLMOutput(logits=logits.unsqueeze(-1))
+
+
+def megatron_logits(
+    input_ids: torch.Tensor, probe: torch.Tensor, logit: torch.Tensor
+) -> torch.Tensor:
+    """The same logits of Megatron's model."""
+    logits: Any = _logits(input_ids, probe).logits
+    of_tokens: torch.Tensor = logits + logit
+    return of_tokens
 
 
 def _values(input_ids: torch.Tensor, probe: torch.Tensor) -> TokenClassifierOutput:

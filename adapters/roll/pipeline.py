@@ -21,7 +21,6 @@ from adapters.roll.configuration import (
 )
 from adapters.roll.importing import module
 from adapters.roll.rollouts import DOMAIN, Rollouts
-from adapters.roll.workers import worker_of
 from adapters.toolkit.probe import probe_capacity
 
 if TYPE_CHECKING:
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
 
     from adapters.contract import Job, Rank
     from adapters.contract.probed_batch import ProbedBatch
+    from adapters.roll.adapter import RollAdapter
 
 NAMES = {
     Metric.POLICY_LOSS: "actor/pg_loss",
@@ -54,11 +54,13 @@ OF_BATCH = {
 class Training:
     """One run of the pipeline, and what was read off it."""
 
-    def __init__(self, batch: ProbedBatch, job: Job, rank: Rank) -> None:
+    def __init__(self, batch: ProbedBatch, job: Job, rank: Rank, engine: RollAdapter) -> None:
         self._batch, self._job, self._rank = batch, job, rank
-        self._rollouts = Rollouts(batch, job)
-        self._config, capacity = pipeline_configuration(job), probe_capacity(batch.probe_size)
-        self._trained = worker_of(trained_role(job), self._config, capacity, rank)
+        self._rollouts = Rollouts(batch, job, engine)
+        slices = engine.slices(job.layout)
+        self._config = pipeline_configuration(job, engine.settings(job), slices)
+        capacity = probe_capacity(batch.probe_size)
+        self._trained = engine.trained(trained_role(job), self._config, job, capacity, rank)
         self._logs: list[dict[str, float]] = []
         self.gradients: list[NDArray[np.float32]] = []
         self.passes: list[NDArray[np.int64]] = []

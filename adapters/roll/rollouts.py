@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from adapters.contract import Job
     from adapters.contract.probed_batch import ProbedBatch
+    from adapters.roll.adapter import RollAdapter
 
 DOMAIN = "corpus"
 
@@ -26,8 +27,9 @@ DOMAIN = "corpus"
 class Rollouts:
     """The batch of rollouts of each optimizer step."""
 
-    def __init__(self, batch: ProbedBatch, job: Job) -> None:
-        self._batch, self._job, self._width = batch, job, width(job)
+    def __init__(self, batch: ProbedBatch, job: Job, engine: RollAdapter) -> None:
+        self._batch, self._job, self._engine = batch, job, engine
+        self._width = width(job, engine.slices(job.layout))
         self._ends = [0, *accumulate(step.size for step in job.steps)]
 
     def batch_of(self, step_index: int) -> Any:
@@ -38,9 +40,7 @@ class Rollouts:
         ids = self._rows(batch.prompts, batch.responses)
         tensors = {
             "input_ids": ids.long(),
-            "attention_mask": self._rows(
-                prompts, map(_until_the_last, batch.original_masks)
-            ).long(),
+            "attention_mask": self._rows(prompts, map(self._attended, batch.original_masks)).long(),
             "position_ids": torch.arange(self._width).expand(ids.shape),
             "prompt_mask": self._rows(prompts, map(np.zeros_like, batch.responses)).long(),
             "response_mask": self._rows(nothing, batch.original_masks).long(),
@@ -64,6 +64,12 @@ class Rollouts:
         table = np.full(self._batch.probe_size, otherwise)
         table[np.concatenate(self._batch.responses)] = np.concatenate(values)
         return torch.from_numpy(table).float()
+
+    def _attended(self, mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Whether each token of a response is attended."""
+        if self._engine.attends_to_all(self._job):
+            return np.ones_like(mask)
+        return _until_the_last(mask)
 
     def _rows(
         self, of_prompts: Sequence[NDArray[Any]], of_responses: Iterable[NDArray[Any]]

@@ -45,6 +45,7 @@ def redirected() -> AbstractContextManager[object]:
 class _CudaToCpu(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
+        kwargs.pop("pin_memory", None)  # which is for copies to a device
         if func is torch.Tensor.cuda:
             return args[0]
         if func is torch.Tensor.type and len(args) == 1 and not kwargs:

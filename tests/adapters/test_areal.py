@@ -1,4 +1,4 @@
-"""AReaL's real code on its FSDP engine: what its adapter hands over, and reads."""
+"""AReaL's real code on its FSDP and Megatron engines: what adapters hand over, and read."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from adapters.areal.adapter import CONVENTIONS, ArealAdapter
+from adapters.areal.adapter import CONVENTIONS
+from adapters.areal.fsdp import ArealFsdpAdapter
+from adapters.areal.megatron import ArealMegatronAdapter
 from adapters.contract import Description, Job
 from adapters.contract.objective import Metric, Objective
 from adapters.contract.probed_batch import ProbedBatch
@@ -18,7 +20,7 @@ from conformance.findings.verdict import Verdict
 from conformance.judging.gradients import judge_off_policy
 from conformance.judging.metrics import judge_logged
 from conformance.ranks.messages import Declined
-from conformance.ranks.pool import Ran, RankPool
+from conformance.ranks.pool import Crashed, Ran, RankPool
 from reference.aggregation import Mode
 from reference.rounding import weight_bound
 from tests import command
@@ -43,7 +45,14 @@ weights_error = partial(steps.weights_error, conventions=CONVENTIONS)
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[RankPool]:
-    with RankPool(ArealAdapter(), released(ArealAdapter(), RELEASE), 4) as pool:
+    with RankPool(ArealFsdpAdapter(), released(ArealFsdpAdapter(), RELEASE), 4) as pool:
+        yield pool
+
+
+@pytest.fixture(scope="module")
+def megatron() -> Iterator[RankPool]:
+    pytest.importorskip("megatron.core", reason="the extra megatron is not installed")
+    with RankPool(ArealMegatronAdapter(), released(ArealMegatronAdapter(), RELEASE), 4) as pool:
         yield pool
 
 
@@ -68,10 +77,51 @@ def test_weights_are_those_of_a_mean_over_tokens(pool: RankPool, case: str, layo
     assert weights_error(pool.run(given), given) <= weight_bound("float32")
 
 
-def test_weights_of_a_critic_are_those_of_a_mean_over_tokens(pool: RankPool) -> None:
-    given = job(layout="dp2-cp2-mb2-thd", objective=Objective.VALUE)
+@pytest.mark.parametrize(
+    "layout",
+    [
+        "dp1-cp1-mb1-thd",
+        TWO,
+        "dp2-cp1-mbtokens-thd",
+        "dp1-cp4-mb2-thd",
+        "dp2-cp2-mb2-thd",
+        "dp2-cp2-mb2-thd+average_in_collective",
+        "dp2-cp2-mb2-thd+overlap_grad_reduce",
+        "dp2-cp1-tp2-mb2-thd",
+        "dp1-cp2-pp2-mb2-thd",
+        "dp1-cp1-pp2-mb2-thd+interleaved",
+    ],
+)
+@pytest.mark.parametrize("case", [MASKED.name, "two_steps"])
+def test_weights_on_megatron_are_those_of_a_mean_over_tokens(
+    megatron: RankPool, case: str, layout: str
+) -> None:
+    given = job(case, layout)
 
-    assert weights_error(pool.run(given), given) <= weight_bound("float32")
+    assert weights_error(megatron.run(given), given) <= weight_bound("float32")
+
+
+@pytest.mark.parametrize(
+    ("engine", "layout"),
+    [("pool", "dp2-cp2-mb2-thd"), ("megatron", TWO), ("megatron", "dp1-cp1-pp2-mb2-thd")],
+)
+def test_weights_of_a_critic_are_those_of_a_mean_over_tokens(
+    engine: str, layout: str, request: pytest.FixtureRequest
+) -> None:
+    given = job(layout=layout, objective=Objective.VALUE)
+    outcome = request.getfixturevalue(engine).run(given)
+
+    assert weights_error(outcome, given) <= weight_bound("float32")
+
+
+def test_a_critic_on_megatron_compares_values_of_a_slice_with_returns_of_the_row(
+    megatron: RankPool,
+) -> None:
+    """AReaL gathers slices of log-probabilities in the branch of an actor alone."""
+    outcome = megatron.run(job(layout="dp1-cp2-mb2-thd", objective=Objective.VALUE))
+
+    assert isinstance(outcome, Crashed), outcome
+    assert "must match the size of tensor b" in outcome.message
 
 
 @pytest.mark.parametrize(
@@ -85,11 +135,12 @@ def test_weights_of_a_critic_are_those_of_a_mean_over_tokens(pool: RankPool) -> 
         Objective.SEQUENCE_MASKED,
     ],
 )
+@pytest.mark.parametrize("engine", ["pool", "megatron"])
 def test_off_policy_losses_have_the_derivatives_of_the_reference(
-    pool: RankPool, objective: Objective
+    engine: str, objective: Objective, request: pytest.FixtureRequest
 ) -> None:
     given = job(layout="dp1-cp2-mb2-thd", objective=objective)
-    outcome = pool.run(given)
+    outcome = request.getfixturevalue(engine).run(given)
 
     assert isinstance(outcome, Ran), outcome
     judged = judge_off_policy(given, outcome.observations, description())
@@ -122,6 +173,18 @@ def test_rejected_fraction_is_averaged_over_micro_batches(pool: RankPool) -> Non
     judged = judge_logged(given, outcome.observations, description(), Metric.REJECTED)
     assert judged.diagnosis is not None
     assert judged.diagnosis.name == "denominators_per_micro_batch"
+
+
+def test_a_pipeline_has_two_micro_batches_of_each_stage(megatron: RankPool) -> None:
+    """Their rejected fractions are averaged: 4/10, 1/7, 1/6 and 3/7 of the samples' tokens."""
+    layout = "dp1-cp1-pp2-mb2-thd+interleaved"
+    outcome = megatron.run(job("rejected_tokens", layout, Objective.REJECTION))
+
+    assert isinstance(outcome, Ran), outcome
+    last_stage = outcome.observations[-1]
+    assert np.unique(last_stage.forward_passes[0]).tolist() == [0, 1, 2, 3]
+    averaged = (4 / 10 + 1 / 7 + 1 / 6 + 3 / 7) / 4
+    assert last_stage.reported[Metric.REJECTED] == pytest.approx((averaged,))
 
 
 @pytest.mark.parametrize("metric", [Metric.POLICY_LOSS, Metric.CLIP_FRACTION, Metric.POLICY_KL])
@@ -168,8 +231,10 @@ def test_steps_that_areal_does_not_take_are_declined(
 
 
 @pytest.mark.processes
-def test_quick_plan_names_causes_that_are_known(tmp_path: Path) -> None:
-    process = command.start(tmp_path, "--adapter=areal", f"--source={RELEASE}")
+@pytest.mark.parametrize("engine", ["fsdp2", "megatron"])
+def test_quick_plan_names_causes_that_are_known(tmp_path: Path, engine: str) -> None:
+    chosen = "--adapter=areal", f"--engine={engine}", f"--source={RELEASE}"
+    process = command.start(tmp_path, *chosen)
     report = command.finish(process, tmp_path, "areal").report
 
     assert {cause.name for cause in report.causes} == {"crashed", "denominators_per_micro_batch"}

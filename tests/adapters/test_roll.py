@@ -15,7 +15,9 @@ import pytest
 from adapters.contract import Description, Job
 from adapters.contract.objective import ADVANTAGE_CONSTANTS, Metric, Objective
 from adapters.contract.probed_batch import PADDING_VALUE, ProbedBatch
-from adapters.roll.adapter import CONVENTIONS, RollAdapter
+from adapters.roll.adapter import CONVENTIONS
+from adapters.roll.engines.fsdp import RollFsdpAdapter
+from adapters.roll.engines.megatron import RollMegatronAdapter
 from adapters.toolkit.source import resolve
 from conformance.findings.verdict import Verdict
 from conformance.judging.gradients import judge_advantages, judge_combined, judge_off_policy
@@ -52,7 +54,15 @@ weights_error = partial(steps.weights_error, conventions=CONVENTIONS)
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[RankPool]:
-    adapter = RollAdapter()
+    adapter = RollFsdpAdapter()
+    with RankPool(adapter, resolve(adapter, f"{CLONE}@{COMMIT}").path, 4) as pool:
+        yield pool
+
+
+@pytest.fixture(scope="module")
+def megatron() -> Iterator[RankPool]:
+    pytest.importorskip("megatron.core", reason="the extra megatron is not installed")
+    adapter = RollMegatronAdapter()
     with RankPool(adapter, resolve(adapter, f"{CLONE}@{COMMIT}").path, 4) as pool:
         yield pool
 
@@ -91,6 +101,41 @@ def test_weights_are_those_of_the_mode(pool: RankPool, case: str, layout: str, m
     assert weights_error(pool.run(given), given) <= weight_bound("float32")
 
 
+@pytest.mark.parametrize("mode", [Mode.SAMPLE_MEAN, Mode.TOKEN_MEAN])
+@pytest.mark.parametrize(
+    "layout",
+    [
+        "dp1-cp1-mb1-bshd",
+        TWO,
+        "dp2-cp1-mbtokens-bshd",
+        "dp1-cp4-mb2-bshd",
+        "dp2-cp2-mb2-bshd+distributed_optimizer",
+        "dp2-cp2-mb2-bshd+overlap_grad_reduce",
+        "dp2-cp2-mb2-bshd+two_epochs",
+        "dp1-cp2-pp2-mb2-bshd",
+        "dp1-cp1-pp2-mb2-bshd+interleaved",
+    ],
+)
+def test_weights_on_megatron_are_those_of_the_mode(
+    megatron: RankPool, layout: str, mode: Mode
+) -> None:
+    given = job(mode=mode, layout=layout)
+
+    assert weights_error(megatron.run(given), given) <= weight_bound("float32")
+
+
+def test_divisors_on_megatron_are_the_widths_of_micro_batches(megatron: RankPool) -> None:
+    """By tokens, rows are cut to the longest of each: 11, 14 and 19 tokens, less one."""
+    given = job("short_responses", Mode.CONSTANT, "dp2-cp1-mbtokens-bshd")
+    outcome = megatron.run(given)
+
+    assert isinstance(outcome, Ran), outcome
+    [step], sample = given.steps, ProbedBatch(given.steps).sample
+    divisors = np.array([10, 18, 10, 13, 10, 18, 10, 13])[sample]
+    [weights] = outcome.observations[0].token_weights
+    assert weights == pytest.approx(step.mask / divisors)
+
+
 def test_sums_of_samples_are_averaged_without_a_divisor(pool: RankPool) -> None:
     """`seq-mean-token-sum` is the mode of L = 1; of eight samples seven have an active token."""
     given = replace(job(), aggregation=Aggregation(Mode.CONSTANT, 1.0))
@@ -111,12 +156,14 @@ def test_sums_of_samples_are_not_averaged_with_a_divisor(pool: RankPool) -> None
 
 @pytest.mark.parametrize("objective", [Objective.ENTROPY, Objective.KL])
 @pytest.mark.parametrize("mode", [Mode.SAMPLE_MEAN, Mode.TOKEN_MEAN])
+@pytest.mark.parametrize("engine", ["pool", "megatron"])
 def test_other_terms_are_aggregated_as_the_policy_loss_is(
-    pool: RankPool, objective: Objective, mode: Mode
+    objective: Objective, mode: Mode, engine: str, request: pytest.FixtureRequest
 ) -> None:
     given = job(MASKED.name, mode, "dp2-cp2-mb2-bshd", objective)
+    outcome = request.getfixturevalue(engine).run(given)
 
-    assert weights_error(pool.run(given), given) <= weight_bound("float32")
+    assert weights_error(outcome, given) <= weight_bound("float32")
 
 
 def test_terms_of_a_loss_are_added_up(pool: RankPool) -> None:
@@ -234,6 +281,17 @@ def test_advantages_of_values_go_on_in_padding(pool: RankPool) -> None:
     assert judged.diagnosis.name == "padding_bootstrapped"
 
 
+def test_advantages_of_values_go_on_in_padding_of_slices(megatron: RankPool) -> None:
+    """Four context-parallel ranks have two slices each: 19 tokens are padded to 24."""
+    given = job("short_responses", layout="dp1-cp4-mbtokens-bshd", objective=Objective.GAE)
+    outcome = megatron.run(given)
+
+    assert isinstance(outcome, Ran), outcome
+    assert observed_advantages(given, outcome) == pytest.approx(
+        advantages_with_values(given, range(8), slices=8), rel=1e-4, abs=1e-5
+    )
+
+
 def test_values_are_those_of_other_samples_once_a_batch_is_reordered(pool: RankPool) -> None:
     """On one rank: by length, every other sample first, and then the others backwards."""
     given = job("long_prompts", layout=ONE, objective=Objective.PENALISED_GAE)
@@ -267,12 +325,14 @@ def attended(given: Job) -> NDArray[np.int64]:
     )
 
 
-def advantages_with_values(given: Job, values_of: range | list[int]) -> NDArray[np.float64]:
+def advantages_with_values(
+    given: Job, values_of: range | list[int], slices: int = 1
+) -> NDArray[np.float64]:
     """GAE over whole rows with the values of other samples' rows, whitened by active tokens."""
     batch, constants = ProbedBatch(given.steps, given.objective), ADVANTAGE_CONSTANTS
     penalty = constants.penalty * (given.objective is Objective.PENALISED_GAE)
     rows = [len(p) + len(r) for p, r in zip(batch.prompts, batch.responses, strict=True)]
-    width = max(rows) - 1
+    width = -(-max(rows) // slices) * slices - 1
     values = np.full((8, width), PADDING_VALUE)
     rewards, masks = np.zeros((8, width)), np.zeros((8, width), np.bool_)
     for index, (prompt, mask) in enumerate(zip(batch.prompts, batch.masks, strict=True)):

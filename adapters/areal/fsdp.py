@@ -1,0 +1,59 @@
+"""The adapter of AReaL's FSDP2 engine."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+from adapters.areal.adapter import ArealAdapter
+from adapters.areal.importing import module
+from adapters.contract.layout import Layout
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from adapters.contract import Job, Rank
+
+
+class ArealFsdpAdapter(ArealAdapter):
+    """AReaL with FSDP2, its default."""
+
+    engine = "fsdp2"
+    dependencies = ("transformers",)
+    engine_module = "engine.fsdp_engine"
+    family = "FSDP"
+
+    def layouts(self) -> list[Layout]:
+        """Data parallelism on up to 4 ranks and Ulysses of 2; AReaL packs rows (thd)."""
+        return [
+            Layout(dp=dp, cp=cp, micro_batches=micro_batches, format="thd")
+            for dp, cp in ((1, 1), (2, 1), (1, 2), (4, 1), (2, 2))
+            for micro_batches in (1, 2, "tokens")
+        ]
+
+    def settings(self, job: Job) -> dict[str, object]:
+        """Sizes of the engine's parallelism."""
+        return {"backend": f"fsdp:d{job.layout.dp}c{job.layout.cp}"}
+
+    def make(self, job: Job, rank: Rank, capacity: int) -> Any:
+        """An engine around our model, whose optimizer tells the gradient."""
+        from adapters.areal.model import CONFIG, critic, policy
+        from adapters.toolkit.probe import ForwardPasses, GradientReader
+
+        passes = ForwardPasses()
+        loaded: dict[str, Any] = {
+            "AutoConfig": _loader(lambda: CONFIG),
+            "AutoModelForCausalLM": _loader(lambda: policy(capacity, passes)),
+            "AutoModelForTokenClassification": _loader(lambda: critic(capacity, passes)),
+            "load_hf_tokenizer": lambda _: None,
+        }
+        with mock.patch.multiple(module(self.engine_module), **loaded):
+            engine = self.initialized(job)
+        engine.gradients, engine.passes = GradientReader(engine.optimizer), passes
+        return engine
+
+
+def _loader(make: Callable[[], object]) -> object:
+    """Stands for an automatic class of transformers."""
+    return SimpleNamespace(from_pretrained=lambda **_: make())

@@ -1,0 +1,196 @@
+"""The adapter of AReaL's Megatron engine."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from types import ModuleType, SimpleNamespace
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+from adapters.areal import departures, importing
+from adapters.areal.adapter import ArealAdapter
+from adapters.areal.configuration import has_critic
+from adapters.contract.description import CodeLocation, Description, code_location
+from adapters.contract.job import Depth
+from adapters.contract.layout import PIPELINES, Layout, Option, grids
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+    from adapters.contract import Job, Observation, Rank
+    from adapters.engines.megatron_core import Policy
+
+ENGINE = "engine.megatron_engine"
+
+BRIDGES = ("mbridge", "megatron.bridge")
+"""Packages that make models of Megatron from checkpoints."""
+
+PATCHES = "areal.engine.megatron_utils.megatron_bridge_patches"
+"""AReaL's changes of Megatron-Bridge's models, made as they are imported."""
+
+OPTIONS = frozenset({Option.AVERAGE_IN_COLLECTIVE, Option.OVERLAP_GRAD_REDUCE})
+"""AReaL's settings of Megatron's data parallelism, which have the names of options.
+
+Its checkpoints, without which no engine is made, need the distributed optimizer.
+"""
+
+
+class ArealMegatronAdapter(ArealAdapter):
+    """AReaL with its Megatron engine."""
+
+    engine = "megatron"
+    dependencies = ("megatron-core", "transformers")
+    engine_module = ENGINE
+    family = "Megatron"
+
+    def layouts(self) -> list[Layout]:
+        """Data × context parallelism on up to 4 ranks, every option, and pipelines.
+
+        AReaL packs rows (thd).
+        """
+        of_four = Layout(dp=2, cp=2, micro_batches=2, format="thd")
+        return sorted(
+            [
+                Layout(dp=dp, cp=cp, micro_batches=micro_batches, format="thd")
+                for dp, cp in grids(largest=4)
+                for micro_batches in (1, 2, "tokens")
+            ]
+            + [replace(of_four, options=(option,)) for option in sorted(OPTIONS)]
+            + [
+                Layout(dp=2, tp=2, micro_batches=2, format="thd"),
+                *PIPELINES,
+                Layout(pp=2, micro_batches=2, format="thd", options=(Option.INTERLEAVED,)),
+            ],
+            key=lambda layout: layout.world_size,
+        )
+
+    def load(self, source: Path | None) -> None:
+        """Import AReaL with its Megatron engine, on the CPU if there is no GPU."""
+        from adapters.toolkit import cuda_on_cpu
+        from adapters.toolkit.imports import stub
+
+        cuda_on_cpu.install()
+        stub([*BRIDGES, PATCHES])
+        super().load(source)
+
+    def describe(self) -> Description:
+        """Add what Megatron's parallelism can do."""
+        found = super().describe()
+        train_batch = self.class_of("Engine").train_batch
+        return replace(
+            found,
+            options=frozenset({*OPTIONS, Option.INTERLEAVED}),
+            largest_tp=2,
+            largest_pp=4,
+            # It multiplies losses by what Megatron divides them by.
+            places={**found.places, CodeLocation.REDUCTION: code_location(train_batch)},
+            stubs=(*found.stubs, *BRIDGES, PATCHES),
+            departures=(*found.departures, *departures.MEGATRON),
+        )
+
+    def observe(self, job: Job, rank: Rank) -> Observation:
+        """Train, with the CPU as CUDA device if there is no GPU."""
+        from adapters.engines import megatron_core
+        from adapters.toolkit import cuda_on_cpu
+
+        megatron_core.join_grid(job.layout, rank)
+        with cuda_on_cpu.redirected():
+            return super().observe(job, rank)
+
+    def settings(self, job: Job) -> dict[str, object]:
+        """Sizes of the engine's parallelism, and options of data parallelism and of pipelines."""
+        arguments, layout = importing.module("api.cli_args"), job.layout
+        of_data = {str(option): True for option in OPTIONS.intersection(layout.options)}
+        return {
+            "backend": f"megatron:d{layout.dp}p{layout.pp}t{layout.tp}c{layout.cp}",
+            "megatron": arguments.MegatronEngineConfig(
+                ddp=arguments.DistributedDataParallelConfig(**of_data),
+                virtual_pipeline_parallel_size=2 if Option.INTERLEAVED in layout.options else 1,
+            ),
+        }
+
+    def make(self, job: Job, rank: Rank, capacity: int) -> Any:
+        """An engine around our model, whose optimizer tells the gradient."""
+        from adapters.engines import megatron_core
+
+        bridge = Bridge(job, capacity, rank)
+        with _loading(bridge):
+            engine = self.initialized(job)
+        engine.passes = bridge.policy.passes
+        engine.gradients = megatron_core.gradients_of_steps(engine.optimizer, bridge.policy)
+        return engine
+
+    def leave_world(self) -> None:
+        """Forget Megatron's process groups."""
+        from adapters.engines import megatron_core
+
+        megatron_core.leave_grid()
+
+
+class Bridge:
+    """Makes our model, in the place of mbridge.
+
+    ``policy`` is the model in data parallelism, once the engine has asked for it.
+    """
+
+    policy: Policy
+
+    def __init__(self, job: Job, capacity: int, rank: Rank) -> None:
+        import torch
+
+        from adapters.areal import model
+        from adapters.engines import megatron_core
+
+        self.config = megatron_core.transformer_config(job.layout, torch.float32)
+        self.hf_config = SimpleNamespace(**vars(model.CONFIG))  # which AReaL writes to
+        self._capacity, self._rank = capacity, rank
+        self._output = model.megatron_values if has_critic(job) else model.megatron_logits
+
+    def get_model(self, *, ddp_config: Mapping[str, Any], **_: object) -> list[Any]:
+        """This rank's chunks of the model in Megatron's data parallelism."""
+        from megatron.core.distributed import DistributedDataParallelConfig
+
+        from adapters.engines import megatron_core
+
+        chunks = megatron_core.probed_model(self.config, self._capacity, self._rank, self._output)
+        config = DistributedDataParallelConfig(**ddp_config)
+        self.policy = megatron_core.policy_of(chunks, self._rank, Depth.STEP, config)
+        return self.policy.chunks
+
+
+@contextmanager
+def _loading(bridge: Bridge) -> Iterator[None]:
+    """Have the engine that is made in the context find the bridge, and no checkpoint."""
+    engines, registry = importing.module(ENGINE), importing.module("models.mcore.registry")
+    with (
+        mock.patch.object(engines.mbridge, "AutoBridge", _loader(bridge)),
+        mock.patch.multiple(
+            engines,
+            torch=_torch_of_the_cpu(),
+            load_hf_tokenizer=lambda _: None,
+            patch_bridge_for_tree_training=lambda _: nullcontext(),
+            load_weights_from_hf_with_mbridge_fast=lambda **_: None,
+        ),
+        mock.patch.multiple(
+            registry,
+            unwrap_to_gpt_model=lambda model: model,
+            _replace_output_layer_with_value_head=lambda *_: None,
+        ),
+    ):
+        yield
+
+
+def _loader(bridge: Bridge) -> object:
+    """Stands for mbridge's automatic class."""
+    return SimpleNamespace(from_pretrained=lambda *_, **__: bridge)
+
+
+def _torch_of_the_cpu() -> ModuleType:
+    """torch whose devices of all numbers are the CPU."""
+    import torch
+
+    found = ModuleType("torch")
+    vars(found).update(vars(torch), device=lambda _: torch.device("cpu"))
+    return found

@@ -1,0 +1,1 @@
+"""ROLL's engines, each with its adapter: what is of one engine alone."""
