@@ -715,19 +715,7 @@ MISTAKES = (
     _of_trl_async(
         name="trl_async_tokens_of_a_rank",
         edit=Edit(*ASYNC_LOSS, "global_n_tokens", reading=1, by="(world_size * selected.sum())"),
-        cause="tokens_counted_per_rank",
-        condition=[],
-    ),
-    _of_trl_async(
-        name="trl_async_masked_tokens_trained",
-        edit=Edit(
-            "experimental/async_grpo/packing.py",
-            "pack",
-            "mask",
-            reading=1,
-            by="[any(mask[: end + 1]) for end in range(len(mask))]",
-        ),
-        cause="inactive_tokens_weigh",
+        cause="denominators_per_rank",
         condition=[],
     ),
 )
