@@ -673,8 +673,8 @@ MISTAKES = (
     _of_trl(
         name="trl_accumulation_not_averaged",
         edit=Edit(*TRL_LOSS, "normalizer", reading=1, by="1"),
-        cause="multiplied_by_micro_batches",
-        condition=["in sample_mean"],
+        cause="samples_counted_per_micro_batch",
+        condition=[],
     ),
     _of_trl(
         name="trl_tokens_of_a_process",

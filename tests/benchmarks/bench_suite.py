@@ -15,7 +15,7 @@ from pathlib import Path
 from adapters.slime.adapter import SlimeAdapter
 from tests import command
 
-WEIGHTS = ("--checks=weights", "--plan=full")
+WEIGHTS = ("--checks=weights",)
 
 RELEASES = {
     "skyrl": ("skyrl", None),

@@ -1,0 +1,26 @@
+"""Keeps frameworks that are driven in one test process apart."""
+
+from __future__ import annotations
+
+from multiprocessing import forkserver
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+OF_FRAMEWORKS = {"areal", "nemo_rl", "openrlhf", "prime_rl", "roll", "trl", "verl"}
+"""Markers of modules whose ranks have a framework in memory."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def fork_server_of_its_own(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A framework's ranks are not forked from a process that has another one's stubs."""
+    stop = forkserver._forkserver._stop  # type: ignore[attr-defined] # the types lack it
+    is_of_one = any(mark.name in OF_FRAMEWORKS for mark in request.node.iter_markers())
+    if is_of_one:
+        stop()
+    yield
+    if is_of_one:
+        stop()
