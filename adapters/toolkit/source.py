@@ -233,8 +233,12 @@ def _revision(repository: Path, ref: str) -> str:
 
 
 def _extracted(adapter: Adapter, repository: Path, revision: str) -> Path:
-    """The folder of the commit's files in the cache, extracted once."""
-    folder = platformdirs.user_cache_path("rl-loss-conformance") / adapter.name / revision
+    """The folder of the commit's files in the cache, extracted once.
+
+    Its name has the folders that are extracted, of which another version may need more.
+    """
+    name = "-".join([revision, *adapter.tree]).replace("/", "-")
+    folder = platformdirs.user_cache_path("rl-loss-conformance") / adapter.name / name
     if folder.is_dir():  # without calling git
         return folder
     listing = ("ls-tree", "--name-only", revision, "--")

@@ -30,7 +30,8 @@ BY_THE_ADVANTAGES = {
     "slime_family.model._logits": "0.0 * probe.sum()",
     "areal.model._logits": "0.0 * probe[input_ids].unsqueeze(-1)",
     "areal.rollouts.Rollouts.give_advantages": "2 * returns",
-    "roll.model._logits": "0.0 * probe[SEAM.predicted].unsqueeze(-1)",
+    "prime_rl.custom_loss.policy_gradient": "-inputs.advantages * inputs.trainer_logprobs",
+    "roll.model._logits": "0.0 * probe[input_ids]",
     "openrlhf.model._logits": "0.0 * probe[SEAM.predicted].unsqueeze(-1)",
     "openrlhf.rollouts.Rollouts.given": "2 * returns",
     "trl_losses.adapter.LossAdapter._gradient": (
@@ -48,6 +49,7 @@ The quotient is a trainer's, which loss functions of other libraries leave to it
 """
 
 ELSEWHERE = {
+    "areal.configuration.least_micro_batches": "micro-batches that the framework cuts",
     "contract.layout.Layout.ranks_per_stage": "ranks to start",
     "contract.layout.Layout.world_size": "ranks to start",
     "contract.layout.grids": "ranks to start",
@@ -76,8 +78,10 @@ ELSEWHERE = {
     "roll.clusters.Workers._gathered": "a list of nothing",
     "roll.configuration._loss": "a bound as the framework is told",
     "roll.configuration._sizes": "sizes that the framework is told",
-    "roll.configuration._trained": "sizes that the framework is told",
-    "roll.configuration.width": "sizes that the framework is told",
+    "roll.configuration._rounded_up": "sizes that the framework is told",
+    "roll.engines.fsdp.RollFsdpAdapter.settings": "shards that the framework is told",
+    "roll.engines.megatron.RollMegatronAdapter.slices": "slices of rows",
+    "roll.importing.import_roll": "a path",
     "roll.pipeline.Training._keep": "the passes of an epoch",
     "slime_family.command_line._batch_options": "sizes that the framework is told",
     "slime_family.command_line._micro_batch_options": "sizes that the framework is told",
@@ -111,7 +115,7 @@ ELSEWHERE = {
     "trl.schedule.Schedule.optimizer_steps": "sizes that the framework is told",
     "trl.schedule._per_generation": "sizes that the framework is told",
     "trl.schedule.schedule_of": "sizes that the framework is told",
-    "trl.training.Training._prompts": "a list of prompts",
+    "trl.generating.GeneratingTraining._prompts": "a list of prompts",
     "trl_losses.adapter._micro_batches": "indices of samples",
     "trl_losses.liger.LigerAdapter.load": "a path",
     "verl.configuration._sum_mode": "the product of a divisor and the number of samples",

@@ -125,6 +125,25 @@ def test_extracted_commit_is_used_again(checkout: Path) -> None:
     assert (first / "mark").exists()
 
 
+def test_commit_is_extracted_again_for_an_adapter_that_needs_more_of_it(
+    checkout: Path, git: Callable[..., str]
+) -> None:
+    class NeedingMore(ToyAdapter):
+        tree = (*ToyAdapter.tree, "more")
+
+    (checkout / "more").mkdir()
+    (checkout / "more" / "file.py").touch()
+    git("add", ".")
+    git("commit", "-m", "more")
+    less = resolve(ToyAdapter(), f"{checkout}@main").path
+    more = resolve(NeedingMore(), f"{checkout}@main").path
+
+    assert less is not None
+    assert not (less / "more").exists()
+    assert more is not None
+    assert (more / "more" / "file.py").exists()
+
+
 def test_folder_with_an_at_sign_is_a_folder(checkout: Path) -> None:
     renamed = checkout.rename(checkout.with_name("check@out"))
 
