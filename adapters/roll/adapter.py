@@ -111,11 +111,8 @@ class RollAdapter(Adapter):
 
     def configure(self, worker: Any, config: Any, own: Any) -> None:
         """Give a worker the configurations of a pipeline and of its own role."""
-        worker.pipeline_config, worker.worker_config, worker.strategy.worker_config = (
-            config,
-            own,
-            own,
-        )
+        worker.pipeline_config = config
+        worker.worker_config = worker.strategy.worker_config = own
 
     def describe(self) -> Description:
         """Describe ROLL."""

@@ -176,10 +176,10 @@ def _may_be(cause: Cause, expected: ExpectedCause, report: Report) -> bool:
         return False
     if cause.name == expected.name:
         return True
-    of_cause = [report.clues_of(one) for one in report.findings if one.id in cause.findings]
+    explained = set(cause.findings)
     alike = all(
         clues is not None and any(_is_alone(expected.name, parts) for parts in clues.explanations)
-        for clues in of_cause
+        for clues in (report.clues_of(one) for one in report.findings if one.id in explained)
     )
     return alike and not _is_gone(expected, report)
 
