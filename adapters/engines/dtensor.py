@@ -7,4 +7,4 @@ def leave_world() -> None:
     """Forget reductions of sharded tensors: torch keeps the groups of the first mesh of a shape."""
     from torch.distributed.tensor import debug
 
-    debug._clear_sharding_prop_cache()  # type: ignore[no-untyped-call]
+    debug._clear_sharding_prop_cache()

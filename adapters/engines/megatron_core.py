@@ -233,7 +233,7 @@ def probed_model(config: Any, capacity: int, rank: Rank, head: Callable[..., Any
     from megatron.core.enums import ModelType
     from megatron.core.transformer.module import MegatronModule
 
-    class ProbedChunk(MegatronModule):  # type: ignore[misc]
+    class ProbedChunk(MegatronModule):
         def __init__(self, number: int, of_all: int, vp_stage: int | None) -> None:
             super().__init__(config)
             self.vp_stage = vp_stage

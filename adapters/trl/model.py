@@ -48,7 +48,7 @@ class Backbone(nn.Module):
     def forward(self, input_ids: torch.Tensor, **_: Any) -> BaseModelOutput:
         """Hidden states: [*input_ids, 1]."""
         states = torch.zeros(*input_ids.shape, 1, device=input_ids.device)
-        return BaseModelOutput(last_hidden_state=states)  # type: ignore[arg-type]
+        return BaseModelOutput(last_hidden_state=states)
 
 
 class ProbeForTRL(PreTrainedModel, GenerationMixin):
@@ -72,14 +72,14 @@ class ProbeForTRL(PreTrainedModel, GenerationMixin):
         self.post_init()
 
     @classmethod
-    def from_pretrained(cls, folder: str, **_: Any) -> ProbeForTRL:  # type: ignore[override]
+    def from_pretrained(cls, folder: str, **_: Any) -> ProbeForTRL:
         """A model of the size that a checkpoint says, without anything to read."""
         return cls(ProbeConfig.from_pretrained(folder))
 
     def _init_weights(self, module: nn.Module) -> None:
         """Leave the probe at 0."""
 
-    def get_input_embeddings(self) -> None:  # type: ignore[override] # Accelerate asks if there are
+    def get_input_embeddings(self) -> None:  # Accelerate asks if there are
         """There are none, which Accelerate would shard apart."""
 
     def get_output_embeddings(self) -> nn.Module:
@@ -110,7 +110,7 @@ class ProbeForTRL(PreTrainedModel, GenerationMixin):
         _speaking = self
         logits = torch.zeros(*input_ids.shape, 1, device=input_ids.device)
         states = self.note(input_ids, predicted(input_ids))
-        return CausalLMOutput(logits=logits, hidden_states=(states,))  # type: ignore[arg-type]
+        return CausalLMOutput(logits=logits, hidden_states=(states,))
 
 
 def predicted(input_ids: torch.Tensor) -> torch.Tensor:

@@ -10,7 +10,7 @@ from adapters.verl.cpu_device import CPU, DEVICE_MODULE, method
 
 
 @PlatformRegistry.register(platform="cpu")
-class CpuPlatform(PlatformBase):  # type: ignore[misc]  # of an untyped package
+class CpuPlatform(PlatformBase):
     """The CPU, with gloo."""
 
     device_name = vendor_name = "cpu"

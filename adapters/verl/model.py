@@ -54,7 +54,7 @@ class _ProbeModel(PreTrainedModel):
         self.post_init()
 
     @classmethod
-    def from_pretrained(cls, *_: Any, config: ProbeConfig, **__: Any) -> _ProbeModel:  # type: ignore[override]
+    def from_pretrained(cls, *_: Any, config: ProbeConfig, **__: Any) -> _ProbeModel:
         """The model of a configuration, with a probe of 0."""
         return cls(config)
 
@@ -70,7 +70,7 @@ class ProbeForCausalLM(_ProbeModel):
         PASSES.note(input_ids)
         SEAM.probe, SEAM.predicted = self.layer(), input_ids + 1
         logits = SEAM.probe.new_zeros(*input_ids.shape, SEAM.VOCABULARY)
-        return CausalLMOutput(logits=logits, hidden_states=(SEAM.probe,))  # type: ignore[arg-type]
+        return CausalLMOutput(logits=logits, hidden_states=(SEAM.probe,))
 
 
 class ProbeForTokenClassification(_ProbeModel):

@@ -220,7 +220,7 @@ def _read(worker: Any, engine: Any, bridge: Bridge) -> None:
 def _of_dtype(training_worker: Any, dtype: str) -> Any:
     """verl's training worker with parameters of a dtype that its validation may not know."""
 
-    class OfDtype(training_worker):  # type: ignore[misc]  # a class of verl's
+    class OfDtype(training_worker):
         def reset(self) -> None:
             _set_dtype(self, dtype)
             super().reset()

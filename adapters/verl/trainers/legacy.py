@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 TRAINER = "trainer.ppo.ray_trainer"
 
 
-class DispatchingGroup(WorkerGroup):  # type: ignore[misc]  # of an untyped package
+class DispatchingGroup(WorkerGroup):
     """Calls this rank's worker with its part of a batch, which verl's own dispatch cuts."""
 
     def __init__(self, worker: Any) -> None:
