@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from functools import cache, cached_property
 from itertools import accumulate, islice
 from typing import TYPE_CHECKING, Any
 
@@ -49,7 +50,7 @@ class SampleTensors(TokenTensors):
     auxiliary_denominator: float = float("nan")
     original_denominator: float = float("nan")
 
-    @property
+    @cached_property
     def tokens(self) -> int:
         """The number of active tokens."""
         return int(self.mask.sum())
@@ -84,28 +85,30 @@ class Packed(TokenTensors):
 
 def samples_of_steps(batch: ProbedBatch) -> list[list[SampleTensors]]:
     """The samples of each step."""
+    responses = np.concatenate(batch.responses)
+    lengths = [
+        len(prompt) + len(response)
+        for prompt, response in zip(batch.prompts, batch.responses, strict=True)
+    ]
+
+    def of_tokens(values: list[NDArray[Any]]) -> tuple[torch.Tensor, ...]:
+        """Values of responses, with zeros for prompts: ids count through all sequences from 1."""
+        flat = np.concatenate(values)
+        whole = np.zeros(batch.probe_size, np.float32 if flat.dtype == np.float64 else flat.dtype)
+        whole[responses] = flat
+        return torch.from_numpy(whole[1:]).split(lengths)
+
     of_policies = batch.old_log_probs, batch.reference_log_probs, batch.rollout_log_probs
     columns = batch.advantages, *of_policies, batch.masks, batch.original_masks, batch.values
-    of_tokens: Iterator[Any] = zip(*columns, strict=True)
-    of_samples = batch.groups.tolist(), batch.rewards.tolist()
-    rows = zip(*of_samples, batch.prompts, batch.responses, of_tokens, strict=True)
-    samples = (
-        SampleTensors(
-            torch.from_numpy(np.concatenate([prompt, response])),
-            *(_on_response(prompt, values) for values in per_token),  # type: ignore[arg-type]
-            response_length=len(response),  # type: ignore[misc]
-            group=group,
-            reward=reward,
-        )
-        for group, reward, prompt, response, per_token in rows
+    samples = map(
+        SampleTensors,
+        torch.arange(1, batch.probe_size).split(lengths),
+        *map(of_tokens, columns),
+        map(len, batch.responses),
+        batch.rewards.tolist(),
+        batch.groups.tolist(),
     )
     return [list(islice(samples, step.size)) for step in batch.steps]
-
-
-def _on_response(prompt: NDArray[Any], values: NDArray[Any]) -> torch.Tensor:
-    """The values of a response, preceded by zeros for its prompt."""
-    narrow = values.astype(np.float32) if values.dtype == np.float64 else values
-    return torch.from_numpy(np.concatenate([np.zeros(len(prompt), narrow.dtype), narrow]))
 
 
 def pack(micro_batch: list[SampleTensors], layout: Layout, cp_rank: int) -> Packed:
@@ -143,6 +146,7 @@ def pack(micro_batch: list[SampleTensors], layout: Layout, cp_rank: int) -> Pack
     )
 
 
+@cache
 def zigzag(width: int, cp: int, cp_rank: int) -> torch.Tensor:
     """The positions that a rank holds: two of 2·cp equal chunks, [positions].
 

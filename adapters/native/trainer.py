@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from adapters.contract.configuration import REDUCER_DIVISOR
+from adapters.contract.job import Depth
 from adapters.contract.objective import (
     CONSTANTS,
     ENTROPY_COEFFICIENT,
@@ -98,7 +99,8 @@ class Trainer:
         """The gradient of the step's loss, [probe], and its metrics, equal on all ranks."""
         gradient, logs = self.accumulate(probe, samples, self.token_losses)
         self.synchronise(gradient)
-        return gradient, {metric: self.report(values) for metric, values in logs.items()}
+        totals = self.report(torch.stack([*logs.values()], dim=1))
+        return gradient, dict(zip(logs, totals.tolist(), strict=True))
 
     def accumulate(
         self, probe: torch.Tensor, samples: list[SampleTensors], token_losses: TokenLosses
@@ -185,6 +187,8 @@ class Trainer:
         kl = self.divergence(log_probs, packed)
         entropy_coefficient, kl_coefficient = COEFFICIENTS.get(self.objective, (0.0, 0.0))
         loss = policy_loss - entropy_coefficient * entropy + kl_coefficient * kl
+        if self.job.depth is not Depth.STEP:
+            return loss, {}
         return loss, {
             Metric.POLICY_LOSS: policy_loss,
             Metric.LOSS: loss,
@@ -242,12 +246,12 @@ class Trainer:
         if self.layout.world_size > 1:
             dist.all_reduce(gradient)
 
-    def report(self, shares: torch.Tensor) -> float:
-        """A metric of the step, from the parts of this rank's micro-batches."""
-        total = shares.sum()
+    def report(self, shares: torch.Tensor) -> torch.Tensor:
+        """The step's metrics, [metrics], from this rank's parts, [micro-batches, metrics]."""
+        totals = shares.sum(dim=0)
         if self.layout.world_size > 1:
-            dist.all_reduce(total)
-        return float(total)
+            dist.all_reduce(totals)
+        return totals
 
 
 OF_SEQUENCES = (

@@ -33,8 +33,8 @@ class SlicesCountedTwice(Misreporting):
 
     diagnosis = "multiplied_by_cp"
 
-    def report(self, losses: torch.Tensor) -> float:
-        return super().report(losses) * self.layout.cp
+    def report(self, shares: torch.Tensor) -> torch.Tensor:
+        return super().report(shares) * self.layout.cp
 
 
 class ReportedMeanOverDp(Misreporting):
@@ -42,8 +42,8 @@ class ReportedMeanOverDp(Misreporting):
 
     diagnosis = "divided_by_dp"
 
-    def report(self, losses: torch.Tensor) -> float:
-        return super().report(losses) / self.layout.dp
+    def report(self, shares: torch.Tensor) -> torch.Tensor:
+        return super().report(shares) / self.layout.dp
 
 
 class ReportedByOneRank(Misreporting):
@@ -51,8 +51,8 @@ class ReportedByOneRank(Misreporting):
 
     diagnosis = "not_reduced_over_"
 
-    def report(self, losses: torch.Tensor) -> float:
-        return float(losses.sum())
+    def report(self, shares: torch.Tensor) -> torch.Tensor:
+        return shares.sum(dim=0)
 
 
 class ReportedOverDpAlone(Misreporting):
@@ -60,11 +60,11 @@ class ReportedOverDpAlone(Misreporting):
 
     diagnosis = "not_reduced_over_cp"
 
-    def report(self, losses: torch.Tensor) -> float:
-        loss = losses.sum()
-        of_ranks = [torch.empty_like(loss) for _ in range(self.layout.world_size)]
-        dist.all_gather(of_ranks, loss)
-        return float(torch.stack(of_ranks[self.cp_rank :: self.layout.cp]).sum())
+    def report(self, shares: torch.Tensor) -> torch.Tensor:
+        totals = shares.sum(dim=0)
+        of_ranks = [torch.empty_like(totals) for _ in range(self.layout.world_size)]
+        dist.all_gather(of_ranks, totals)
+        return torch.stack(of_ranks[self.cp_rank :: self.layout.cp]).sum(dim=0)
 
 
 class LastMicroBatchReported(Misreporting):
@@ -72,8 +72,8 @@ class LastMicroBatchReported(Misreporting):
 
     diagnosis = "micro_batches_lost"
 
-    def report(self, losses: torch.Tensor) -> float:
-        return super().report(losses[-1:])
+    def report(self, shares: torch.Tensor) -> torch.Tensor:
+        return super().report(shares[-1:])
 
 
 class MeanOverMicroBatchesReported(Misreporting):
@@ -81,8 +81,8 @@ class MeanOverMicroBatchesReported(Misreporting):
 
     diagnosis = "divided_by_micro_batches"
 
-    def report(self, losses: torch.Tensor) -> float:
-        return super().report(losses) / len(losses)
+    def report(self, shares: torch.Tensor) -> torch.Tensor:
+        return super().report(shares) / len(shares)
 
 
 class SharesOfAllRanksAveraged(Misreporting):
@@ -90,9 +90,9 @@ class SharesOfAllRanksAveraged(Misreporting):
 
     diagnosis = "shares_of_all_ranks_averaged"
 
-    def report(self, losses: torch.Tensor) -> float:
-        averaged = len(losses) * self.layout.dp * self.layout.cp
-        return super().report(losses) / averaged
+    def report(self, shares: torch.Tensor) -> torch.Tensor:
+        averaged = len(shares) * self.layout.dp * self.layout.cp
+        return super().report(shares) / averaged
 
 
 class SharesAveragedByTokens(Misreporting):
@@ -149,7 +149,9 @@ class ReportedPerSample(Misreporting):
             -float(sample.advantages[sample.mask].sum()) / denominator / self.layout.cp
             for sample, denominator in mine
         ]
-        return gradient, {**logs, Metric.POLICY_LOSS: torch.tensor([sum(shares)])}
+        by_micro_batch = torch.zeros_like(logs[Metric.POLICY_LOSS])
+        by_micro_batch[:1] = sum(shares)
+        return gradient, {**logs, Metric.POLICY_LOSS: by_micro_batch}
 
 
 class NormaliserNotReduced(Misreporting):
@@ -158,8 +160,8 @@ class NormaliserNotReduced(Misreporting):
     diagnosis = "multiplied_by_dp"
     modes = EVERY
 
-    def report(self, losses: torch.Tensor) -> float:
-        return super().report(losses) * self.layout.dp
+    def report(self, shares: torch.Tensor) -> torch.Tensor:
+        return super().report(shares) * self.layout.dp
 
 
 class Diagnosing(Mutant):

@@ -101,8 +101,8 @@ class ReportedMeanOverStages(MisreportingPipeline):
 
     diagnosis = "divided_by_pp"
 
-    def report(self, losses: torch.Tensor) -> float:
-        return super().report(losses) / self.layout.pp
+    def report(self, shares: torch.Tensor) -> torch.Tensor:
+        return super().report(shares) / self.layout.pp
 
 
 class ReportedSumOverStages(MisreportingPipeline):
@@ -110,8 +110,8 @@ class ReportedSumOverStages(MisreportingPipeline):
 
     diagnosis = "multiplied_by_pp"
 
-    def report(self, losses: torch.Tensor) -> float:
-        return super().report(losses) * self.layout.pp
+    def report(self, shares: torch.Tensor) -> torch.Tensor:
+        return super().report(shares) * self.layout.pp
 
 
 class LoggedByTheFirstStage(MisreportingPipeline):
@@ -119,6 +119,6 @@ class LoggedByTheFirstStage(MisreportingPipeline):
 
     diagnosis = "nothing_reported"
 
-    def report(self, losses: torch.Tensor) -> float:
-        reported = super().report(losses)
-        return reported if self.layout.is_on_last_stage(self.rank) else 0.0
+    def report(self, shares: torch.Tensor) -> torch.Tensor:
+        reported = super().report(shares)
+        return reported if self.layout.is_on_last_stage(self.rank) else 0.0 * reported
