@@ -14,6 +14,19 @@ settings.register_profile("ordinary", deadline=None)
 settings.register_profile("full", deadline=None)
 settings.load_profile("ordinary")
 
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Start the fork server of a worker of pytest-xdist with all that its tests will import.
+
+    A process has one: else that of the first test that starts ranks has its adapter in memory, and
+    all other runs and ranks of this worker import torch and frameworks anew.
+    """
+    if hasattr(session.config, "workerinput"):
+        from tests import command  # with torch, which the process that hands out tests needs not
+
+        command.warm_context()
+
+
 LEFT_OUT = {
     "soak": "takes many minutes; give -m soak",
     "processes": "starts processes and waits; give -m processes",

@@ -68,6 +68,8 @@ def _load_announced() -> None:
     if hardware.device is Device.CPU:
         hide_gpus()
         load_once(adapter, source)
+        import torch._dynamo  # noqa: F401 - a second, which a rank's first optimizer would take
+
         # Frameworks collect garbage in their steps; what all ranks are forked with is none.
         gc.freeze()
 
