@@ -13,7 +13,7 @@ import torch
 from adapters.contract.probed_batch import PADDING_ID, ProbedBatch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
@@ -91,15 +91,22 @@ def samples_of_steps(batch: ProbedBatch) -> list[list[SampleTensors]]:
         for prompt, response in zip(batch.prompts, batch.responses, strict=True)
     ]
 
-    def of_tokens(values: list[NDArray[Any]]) -> tuple[torch.Tensor, ...]:
+    def of_tokens(values: Sequence[NDArray[Any]]) -> tuple[torch.Tensor, ...]:
         """Values of responses, with zeros for prompts: ids count through all sequences from 1."""
         flat = np.concatenate(values)
         whole = np.zeros(batch.probe_size, np.float32 if flat.dtype == np.float64 else flat.dtype)
         whole[responses] = flat
         return torch.from_numpy(whole[1:]).split(lengths)
 
-    of_policies = batch.old_log_probs, batch.reference_log_probs, batch.rollout_log_probs
-    columns = batch.advantages, *of_policies, batch.masks, batch.original_masks, batch.values
+    columns: tuple[Sequence[NDArray[Any]], ...] = (
+        batch.advantages,
+        batch.old_log_probs,
+        batch.reference_log_probs,
+        batch.rollout_log_probs,
+        batch.masks,
+        batch.original_masks,
+        batch.values,
+    )
     samples = map(
         SampleTensors,
         torch.arange(1, batch.probe_size).split(lengths),
