@@ -24,6 +24,7 @@ class Option(StrEnum):
     NOT_SHARDED = "not_sharded"  # every rank has a whole model, where shards are the default
     OVERLAP_GRAD_REDUCE = "overlap_grad_reduce"  # bucket by bucket, during the backward pass
     PER_TOKEN_LOSS = "per_token_loss"  # the engine divides gradients by tokens that it counts
+    POLICY_GRADIENT_WORKER = "policy_gradient_worker"  # PPO by the worker that has other losses too
     REPLICATED_OPTIMIZER = "replicated_optimizer"  # not distributed, where that is the default
     # A batch of rollouts that fills no optimizer step comes before, as at the end of an epoch.
     SHORT_BATCH = "short_batch"

@@ -124,7 +124,7 @@ class RollAdapter(Adapter):
             depths=frozenset({Depth.STEP}),
             objectives=OBJECTIVES,
             metrics=frozenset({*pipeline.NAMES, *pipeline.OF_BATCH}),
-            options=frozenset({Option.TWO_EPOCHS}),
+            options=frozenset({Option.TWO_EPOCHS, Option.POLICY_GRADIENT_WORKER}),
             records_forward_passes=True,
             conventions=CONVENTIONS,
             places=places(_candidates()),

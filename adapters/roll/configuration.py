@@ -76,6 +76,8 @@ CORRECTED: dict[Objective, Settings] = {
 }
 """Train-inference corrections, by the ratio of the old policy to that of the rollouts."""
 
+POLICY_GRADIENT_WORKER = "roll.pipeline.rlvr.actor_pg_worker.ActorPGWorker"
+
 VARIANTS: dict[Objective, Settings] = {
     Objective.GPG: {"pg_variant": "vanilla"},
     Objective.CISPO: {
@@ -87,6 +89,14 @@ VARIANTS: dict[Objective, Settings] = {
 }
 """Settings of the worker of policy gradients. Those of a variant are documented, and read off the
 worker's configuration; its dataclass has no fields for them."""
+
+OF_DEFAULT_WORKER = {
+    Objective.GSPO: "the worker of policy gradients has ratios of tokens alone",
+    Objective.OFF_POLICY: (
+        "the worker of policy gradients logs ratios out of bounds, and not whether they are clipped"
+    ),
+}
+"""What the worker of policy gradients lacks."""
 
 WITH_CRITIC = frozenset({Objective.VALUE, *OF_VALUES})
 
@@ -142,7 +152,7 @@ def pipeline_configuration(job: Job, engine: Settings, slices: int) -> Any:
 
     if job.objective in WHITENED and len(job.steps) > 1:
         raise Unsupported("each step is a batch of rollouts, whose advantages are whitened alone")
-    world = f"list(range({job.layout.world_size}))"
+    world, variant = f"list(range({job.layout.world_size}))", _variant(job)
     trained = {
         "training_args": {"learning_rate": 0.0, "weight_decay": 0.0, **_sizes(job)},
         "device_mapping": world,
@@ -163,7 +173,7 @@ def pipeline_configuration(job: Job, engine: Settings, slices: int) -> Any:
         "max_steps": len(job.steps),
         "ppo_epochs": 2 if Option.TWO_EPOCHS in job.layout.options else 1,
         "max_grad_norm": float("inf"),
-        "actor_train": trained | _variant(job),
+        "actor_train": trained | ({"worker_cls": POLICY_GRADIENT_WORKER} if variant else {}),
         "critic": trained if has_critic(job) else {},
         "actor_infer": {
             "generating_args": {},
@@ -175,7 +185,7 @@ def pipeline_configuration(job: Job, engine: Settings, slices: int) -> Any:
         **_advantages(job),
     }
     config = from_dict(data_class=module("pipeline.rlvr.rlvr_config").RLVRConfig, data=settings)
-    for name, value in VARIANTS.get(job.objective, {}).items():
+    for name, value in variant.items():
         setattr(config.actor_train, name, value)
     return config
 
@@ -212,9 +222,15 @@ def _loss(job: Job) -> Settings:
 
 
 def _variant(job: Job) -> Settings:
-    if job.objective not in VARIANTS:
-        return {}
-    return {"worker_cls": "roll.pipeline.rlvr.actor_pg_worker.ActorPGWorker"}
+    """The settings of a worker of policy gradients; none if the default one trains.
+
+    Raises `Unsupported` if the layout wants a worker that lacks what is looked at.
+    """
+    if Option.POLICY_GRADIENT_WORKER not in job.layout.options:
+        return VARIANTS.get(job.objective, {})
+    if job.objective in OF_DEFAULT_WORKER:
+        raise Unsupported(OF_DEFAULT_WORKER[job.objective])
+    return VARIANTS.get(job.objective, {"pg_variant": "ppo"})
 
 
 def _sizes(job: Job) -> Settings:

@@ -48,6 +48,7 @@ COMMIT = "8eb27cc2dc34c4d1310b169d9b86d339004d811a"
 CLONE = Path(os.environ.get(command.SOURCES, "")) / "roll"
 
 ONE, TWO = "dp1-cp1-mb2-bshd", "dp2-cp1-mb2-bshd"
+OF_POLICY_GRADIENTS = f"{TWO}+policy_gradient_worker"
 
 weights_error = partial(steps.weights_error, conventions=CONVENTIONS)
 
@@ -92,6 +93,7 @@ def description() -> Description:
         "dp2-cp2-mb2-bshd",
         "dp4-cp1-mb2-bshd+hybrid_sharding",
         "dp2-cp1-mb2-bshd+two_epochs",
+        OF_POLICY_GRADIENTS,
     ],
 )
 @pytest.mark.parametrize("case", [MASKED.name, "two_steps"])
@@ -197,6 +199,34 @@ def test_off_policy_losses_have_the_derivatives_of_the_reference(
     assert isinstance(outcome, Ran), outcome
     judged = judge_off_policy(given, outcome.observations, description())
     assert judged.verdict is Verdict.CONFORMS, judged
+
+
+def test_ppo_of_the_worker_of_policy_gradients_is_clipped_and_logged(pool: RankPool) -> None:
+    given = job(layout=OF_POLICY_GRADIENTS, objective=Objective.DUAL_CLIP)
+    outcome = pool.run(given)
+
+    assert isinstance(outcome, Ran), outcome
+    clipped = judge_off_policy(given, outcome.observations, description())
+    assert clipped.verdict is Verdict.CONFORMS, clipped
+    logged = judge_logged(given, outcome.observations, description(), Metric.POLICY_KL)
+    assert logged.verdict is Verdict.CONFORMS, logged
+
+
+@pytest.mark.parametrize(
+    ("objective", "lacking"),
+    [
+        (Objective.GSPO, "has ratios of tokens alone"),
+        (Objective.OFF_POLICY, "not whether they are"),
+    ],
+)
+def test_worker_of_policy_gradients_is_not_asked_for_what_it_lacks(
+    pool: RankPool, objective: Objective, lacking: str
+) -> None:
+    outcome = pool.run(job(layout=OF_POLICY_GRADIENTS, objective=objective))
+
+    assert isinstance(outcome, Declined), outcome
+    assert outcome.verdict == "unsupported"
+    assert lacking in outcome.message
 
 
 def test_filtered_tokens_train_in_a_mean_over_tokens(pool: RankPool) -> None:

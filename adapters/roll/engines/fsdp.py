@@ -40,6 +40,7 @@ class RollFsdpAdapter(RollAdapter):
             *plain,
             Layout(dp=4, micro_batches=2, options=(Option.HYBRID_SHARDING,)),
             Layout(dp=2, micro_batches=2, options=(Option.TWO_EPOCHS,)),
+            Layout(dp=2, micro_batches=2, options=(Option.POLICY_GRADIENT_WORKER,)),
         ]
 
     def describe(self) -> Description:
