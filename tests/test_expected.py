@@ -22,6 +22,7 @@ REPORTS = Path(__file__).parents[1] / "reports"
         ("areal", "areal/v1.0.4"),
         ("areal", "areal/v1.0.4-megatron"),
         ("roll", "roll/main-8eb27cc"),
+        ("roll-megatron", "roll/main-8eb27cc-megatron"),
         ("nemo_rl", "nemo_rl/main-7ea279a"),
         ("nemo_rl", "nemo_rl/main-7ea279a-dtensor_v1"),
     ],
