@@ -22,7 +22,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     all other runs and ranks of this worker import torch and frameworks anew.
     """
     if hasattr(session.config, "workerinput"):
-        from tests import command  # with torch, which the process that hands out tests needs not
+        from tests import command  # imports torch, for which the controller has no use
 
         command.warm_context()
 

@@ -10,7 +10,7 @@ from importlib.metadata import entry_points
 os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
-# What frameworks print while they are imported, and when the server ends, is of no test.
+# What frameworks print while they are imported, and when the server ends, concerns no test.
 os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 for name in (
