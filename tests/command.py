@@ -21,9 +21,11 @@ from pathlib import Path
 
 import pytest
 
+from adapters.contract import Adapter
 from conformance.comparing.report_file import load
 from conformance.findings.report import Report
 from tests import broken, broken_rarely, broken_skyrl, faulty
+from tests.drifting import adapter as drifting
 
 ROOT = Path(__file__).parents[1]
 
@@ -48,11 +50,13 @@ def _adapters(*modules: object) -> dict[str, str]:
         name.lower(): f"{module.__name__}:{name}"
         for module in modules
         for name, value in vars(module).items()
-        if isinstance(value, type) and value.__module__ == module.__name__
+        if isinstance(value, type)
+        and issubclass(value, Adapter)
+        and value.__module__ == module.__name__
     }
 
 
-BROKEN = _adapters(broken, broken_rarely, broken_skyrl, faulty)
+BROKEN = _adapters(broken, broken_rarely, broken_skyrl, drifting, faulty)
 
 
 @dataclass(frozen=True)

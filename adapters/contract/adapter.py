@@ -69,6 +69,7 @@ class Adapter(ABC):
     roots: ClassVar[tuple[str, ...]] = (".",)  # folders of its repository to import packages from
     devices: ClassVar[tuple[str, ...]] = ()  # kinds of `Rank.device`, such as ``cpu`` and ``cuda``
     dtypes: ClassVar[tuple[str, ...]] = ()  # values of `Rank.dtype`, such as ``float32``
+    versions: ClassVar[str] = ""  # the versions of the framework that it drives, in words
     dependencies: ClassVar[tuple[str, ...]] = ()  # distributions whose versions may change a result
     # The framework's names of its reductions, each with the mode as `Aggregation.parse` reads it;
     # a mode with a divisor that users give has none here.

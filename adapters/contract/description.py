@@ -96,6 +96,9 @@ class Description:
     rules: Mapping[str, str] = field(default_factory=dict)
     # Rules, by name, of which this version states the opposite, each with the place.
     permits: Mapping[str, str] = field(default_factory=dict)
+    # Modes in which its documents promise to train any ordinary step, each with the place: there a
+    # refusal is wrong, elsewhere it is listed.
+    promised: Mapping[Mode, str] = field(default_factory=dict)
     # Mistakes of the catalogue, by name, that are how this version documents that it counts, each
     # with the place: finding one is advice.
     documented: Mapping[str, str] = field(default_factory=dict)

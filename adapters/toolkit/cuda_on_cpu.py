@@ -44,6 +44,7 @@ def redirected() -> AbstractContextManager[object]:
 
 class _CudaToCpu(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        __tracebackhide__ = True  # what torch raises is its caller's, and not the adapter's
         kwargs = dict(kwargs or {})
         kwargs.pop("pin_memory", None)  # which is for copies to a device
         if func is torch.Tensor.cuda:

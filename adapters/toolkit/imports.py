@@ -61,6 +61,19 @@ def provide(name: str, **attributes: object) -> None:
     package.__spec__ = importlib.machinery.ModuleSpec(name, None, is_package=True)
     vars(package).update(attributes)
     sys.modules[name] = package
+    _provided.add(name)
+
+
+_provided: set[str] = set()
+"""Names of packages that `provide` made in this process."""
+
+
+def is_stub(thing: object) -> bool:
+    """Whether an object is a stub package, or a class that one of them made up or provides."""
+    if isinstance(thing, types.ModuleType):
+        return isinstance(thing, _StubModule) or thing.__name__ in _provided
+    kind = thing if isinstance(thing, type) else type(thing)
+    return issubclass(kind, (_Stub, types.SimpleNamespace))
 
 
 class _Stub:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
@@ -11,10 +10,10 @@ from conformance.causes.cover import cover, explanation
 from conformance.causes.impact import impact
 from conformance.causes.statements import BROKEN_RULES, STATEMENTS
 from conformance.causes.table import Table
-from conformance.findings.badness import badness
+from conformance.findings.badness import badness, failure
 from conformance.findings.cause import Cause, Severity
 from conformance.findings.finding_id import GENERATED
-from conformance.findings.sanitize import wording
+from conformance.findings.sanitize import numberless
 from conformance.findings.verdict import WRONG, Check, Verdict
 
 if TYPE_CHECKING:
@@ -25,9 +24,6 @@ if TYPE_CHECKING:
     from conformance.findings.finding import Finding
 
 UNEXPLAINED = "unexplained"
-
-FRAME = re.compile(r'File "(?!adapters/|torch/)([^"]+)", line (\d+), in (\S+)')
-"""A line of a traceback in the framework's code."""
 
 
 def causes(findings: Sequence[Finding], clues: Sequence[Clues]) -> list[Cause]:
@@ -63,7 +59,9 @@ def _alike(findings: Iterable[Finding], table: Table) -> Iterator[Cause]:
     for finding in findings:
         if finding.verdict in (*WRONG, Verdict.ADVICE):
             groups[_kind(finding)].append(finding)
-    for (name, statement), group in groups.items():
+    for (name, form), group in groups.items():
+        statements = {failure(finding) for finding in group if finding.diagnosis is None}
+        statement = statements.pop() if len(statements) == 1 else form
         claims = sum(table.bits.get(finding.id, 0) for finding in group)
         condition = table.described(claims) if claims else ()
         yield _cause(name, statement, condition, group)
@@ -72,12 +70,8 @@ def _alike(findings: Iterable[Finding], table: Table) -> Iterator[Cause]:
 def _kind(finding: Finding) -> tuple[str, str]:
     """How a finding failed: a name and words that do not depend on its numbers."""
     diagnosis = finding.diagnosis
-    if finding.verdict is Verdict.CRASHED:
-        frames = FRAME.findall(finding.message or "")
-        where = "{} in {}".format(*frames[-1][::2]) if frames else "a rank"
-        return "crashed", f"{where}: {wording(finding.message)}"
     if diagnosis is None:
-        return "declined", wording(finding.message)
+        return finding.verdict, numberless(failure(finding))
     if finding.is_of_bad_input:
         is_advice = finding.verdict is Verdict.ADVICE
         rule = ", against a rule of another framework" if is_advice else ""

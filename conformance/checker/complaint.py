@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from conformance.findings.badness import explain
-from conformance.findings.sanitize import last_line
+from conformance.findings.sanitize import first_line
 from conformance.findings.verdict import WRONG, Verdict
 from conformance.ranks.messages import Declined
 from conformance.ranks.pool import Crashed
@@ -87,4 +87,4 @@ def _crash(message: str) -> str:
     """The last lines of a crash, with a hint if it is a known one."""
     hints = [hint for words, hint in HINTS.items() if words in message]
     lines = [line.rstrip() for line in message.splitlines() if line.strip()]
-    return "\n".join([*hints, *lines[-LINES_OF_A_CRASH:]]) or last_line(message)
+    return "\n".join([*hints, *lines[-LINES_OF_A_CRASH:]]) or first_line(message)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from conformance.cli.commands import WORSE as WORSE
 from conformance.cli.parser import parser
-from conformance.findings.errors import ConformanceError
+from conformance.findings.errors import ConformanceError, StartError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -24,6 +24,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     try:
         return _print(options.lines(options))
+    except StartError as error:
+        print(f"rl-loss-conformance: {error}\n{error.details}", file=sys.stderr)
+        return USAGE_ERROR
     except ConformanceError as error:
         print(f"rl-loss-conformance: {error}", file=sys.stderr)
         return USAGE_ERROR

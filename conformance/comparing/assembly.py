@@ -6,8 +6,10 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from conformance.causes.find import causes
+from conformance.findings.badness import failure
 from conformance.findings.report import Report
-from conformance.findings.verdict import WRONG
+from conformance.findings.sanitize import numberless
+from conformance.findings.verdict import UNJUDGED, WRONG, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,9 +30,25 @@ def assembled(
 
     Of clues only those are kept that bear on what is wrong, and on ``watched`` mistakes.
     """
-    by_id = sorted(findings, key=lambda finding: finding.id)
+    by_id = sorted(_credible(findings), key=lambda finding: finding.id)
     ordered, numbered = _numbered(by_id, clues, watched)
     return Report.assemble(header, ordered, selection, causes(ordered, numbered), numbered)
+
+
+def _credible(findings: Sequence[Finding]) -> Sequence[Finding]:
+    """The findings, without verdicts if each of several steps ended in one and the same exception.
+
+    Nothing then shows that the adapter can drive this version at all.
+    """
+    tried = [one for one in findings if not (one.is_of_bad_input or one.verdict in UNJUDGED)]
+    failures = {(one.verdict, numberless(failure(one))) for one in tried}
+    steps = {(one.mode, one.layout, one.case) for one in tried}
+    if len(steps) < 2 or len(failures) > 1 or tried[0].verdict is not Verdict.CRASHED:
+        return findings
+    return [
+        one.model_copy(update={"verdict": Verdict.NOT_DRIVEN}) if one in tried else one
+        for one in findings
+    ]
 
 
 def _numbered(

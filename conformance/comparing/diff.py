@@ -28,7 +28,7 @@ from conformance.findings.badness import growth
 from conformance.findings.errors import NothingToCompareError
 from conformance.findings.finding_id import GENERATED
 from conformance.findings.report import PlanSize
-from conformance.findings.sanitize import last_line
+from conformance.findings.sanitize import first_line
 from conformance.findings.verdict import WRONG, Check, Verdict
 from reference.aggregation import Mode
 
@@ -129,7 +129,7 @@ class State(NamedTuple):
     def of(cls, finding: Finding) -> State:
         """How a finding stands."""
         if finding.verdict is Verdict.CRASHED:
-            return cls(finding.verdict, last_line(finding.message))
+            return cls(finding.verdict, first_line(finding.message))
         return cls(finding.verdict, finding.diagnosis.name if finding.diagnosis else "")
 
 
@@ -340,6 +340,7 @@ def _rank(finding: Finding) -> int:
         Verdict.ADVICE: 0,
         Verdict.REFUSED: 1,
         Verdict.UNSUPPORTED: 1,
+        Verdict.NOT_DRIVEN: 1,
         Verdict.MISMATCH: 2,
         Verdict.DECLINED: 2,
         Verdict.CRASHED: 3,

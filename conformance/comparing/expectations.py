@@ -37,7 +37,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from conformance.comparing.groups import finding_groups
 from conformance.findings.errors import InvalidExpectationsError
-from conformance.findings.sanitize import last_line
+from conformance.findings.sanitize import first_line
 from conformance.findings.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ class Expectation(BaseModel):
         found = [finding.diagnosis.name, *finding.diagnosis.also] if finding.diagnosis else []
         if self.diagnoses and not set(found) & set(self.diagnoses):
             return f"the diagnosis is {' or '.join(found)}, not {' or '.join(self.diagnoses)}"
-        if self.message is not None and self.message not in last_line(finding.message):
+        if self.message is not None and self.message not in first_line(finding.message):
             return f"it is {finding.verdict} without the words {self.message!r}"
         return None
 
@@ -201,7 +201,7 @@ def _failures(group: FindingGroup) -> Iterator[str]:
     yield from (f"    {_quoted(finding.id)}," for finding in group.findings)
     yield "]"
     yield f"verdict = {_quoted(group.example.verdict)}"
-    yield f"message = {_quoted(last_line(group.example.message))}"
+    yield f"message = {_quoted(first_line(group.example.message))}"
 
 
 def _quoted(text: str) -> str:

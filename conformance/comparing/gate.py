@@ -19,9 +19,9 @@ from conformance.comparing.diff import (
     missing_part,
     parts_of,
 )
-from conformance.findings.badness import explain
+from conformance.findings.badness import explain, failure
 from conformance.findings.cause import Severity
-from conformance.findings.verdict import WRONG, Verdict
+from conformance.findings.verdict import UNJUDGED, WRONG, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -80,8 +80,13 @@ class Gate(ABC):
     def objection(self, report: Report) -> str | None:
         """Why a run of which no finding fails is to fail all the same, None if it is not."""
         found = report.findings
-        if not found or any(one.verdict is not Verdict.UNSUPPORTED for one in found):
+        if not found or any(one.verdict not in UNJUDGED for one in found):
             return None
+        if not_driven := [one for one in found if one.verdict is Verdict.NOT_DRIVEN]:
+            return (
+                f"no verdicts: {len(not_driven)} findings end in {failure(not_driven[0])}; nothing"
+                " shows that the adapter drives this version"
+            )
         return (
             f"nothing was exercised: all {len(found)} findings are unsupported, by the adapter's"
             " declaration; choose modes, layouts and checks of which it has some"
@@ -106,8 +111,8 @@ class Strict(Gate):
         """By the verdict alone."""
         if finding.verdict in WRONG:
             return GateDecision(Outcome.FAILS, f"{finding.verdict}: {explain(finding)}")
-        if finding.verdict is Verdict.UNSUPPORTED:
-            return GateDecision(Outcome.SKIPPED, f"unsupported: {finding.message}")
+        if finding.verdict in UNJUDGED:
+            return GateDecision(Outcome.SKIPPED, f"{finding.verdict}: {failure(finding)}")
         return GateDecision(Outcome.PASSES)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from conformance.findings.sanitize import last_line
+from conformance.findings.sanitize import first_line
 from conformance.findings.verdict import Verdict
 from reference.rounding import weight_bound
 
@@ -89,10 +89,15 @@ def explain(finding: Finding) -> str:
     """One line on what is wrong."""
     if finding.diagnosis is not None:
         off = f"{words}: " if (words := off_by(finding)) else ""
-        message = f" ({last_line(finding.message)})" if finding.message else ""
+        message = f" ({first_line(finding.message)})" if finding.message else ""
         place = f"; look at {finding.place}" if finding.place else ""
         return f"{off}{finding.diagnosis.explanation} [{finding.diagnosis.name}]{message}{place}"
-    words = last_line(finding.message)
-    return (
-        f"an ordinary step is declined: {words}" if finding.verdict is Verdict.DECLINED else words
-    )
+    words = failure(finding)
+    is_declined = finding.verdict is Verdict.DECLINED
+    return f"an ordinary step is declined: {words}" if is_declined else words
+
+
+def failure(finding: Finding) -> str:
+    """The framework's own words on why a step was not trained, and where it raised, if known."""
+    words = first_line(finding.message)
+    return f"{words}, at {finding.place}" if finding.place else words

@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
+from conformance.findings.sanitize import numberless
+
 
 class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -94,6 +96,7 @@ class Cause(_Frozen):
     def key(self) -> tuple[str, str]:
         """What tells it from other causes of a framework, in every version: mistake and condition.
 
-        A crash's mistake is its place and words, which the statement has.
+        The statement of a crash has its words and its place. Numbers in them do not count, such as
+        that of the line.
         """
-        return self.name, self.statement
+        return self.name, numberless(self.statement)

@@ -68,7 +68,11 @@ class TemporaryFolderError(ConformanceError):
 
 
 class StartError(ConformanceError):
-    """The framework cannot be imported in a rank."""
+    """The framework cannot be imported in a rank; ``details`` are for who writes the adapter."""
+
+    def __init__(self, problem: str, hint: str = "", details: str = "") -> None:
+        super().__init__(problem, hint)
+        self.details = details
 
 
 class NothingToCompareError(ConformanceError):

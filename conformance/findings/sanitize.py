@@ -47,15 +47,20 @@ def _is_ours(frame: FrameSummary) -> bool:
     return frame.filename.startswith(_OURS)
 
 
-def last_line(text: str | None) -> str:
-    """The last line of a traceback or other text."""
-    lines = [line.strip() for line in (text or "").splitlines() if line.strip()]
-    return printable(lines[-1]) if lines else ""
+def first_line(text: str | None) -> str:
+    """The first line that has a letter in it: a message begins with what it has to say."""
+    lines = (line.strip() for line in (text or "").splitlines())
+    return printable(next((line for line in lines if any(map(str.isalpha, line))), ""))
+
+
+def numberless(text: str) -> str:
+    """A text with # for numbers and lists of them: the same for all errors of one form."""
+    return _NUMBERS.sub("#", text)
 
 
 def wording(text: str | None) -> str:
-    """The last line with # for numbers and lists of them: the same for all errors of one form."""
-    return _NUMBERS.sub("#", last_line(text))
+    """The first line without its numbers."""
+    return numberless(first_line(text))
 
 
 def printable(text: str) -> str:

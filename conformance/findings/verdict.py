@@ -13,22 +13,27 @@ class Verdict(StrEnum):
     """Numbers are wrong."""
 
     REFUSED = "refused"
-    """The framework declined where the contract demands or allows it."""
+    """The framework declined, in an error of its own, what its documents do not promise."""
 
     UNSUPPORTED = "unsupported"
     """The framework has no such mode, layout or metric, by its adapter's declaration."""
 
     DECLINED = "declined"
-    """The framework declined an ordinary step in clear words."""
+    """The framework declined an ordinary step that its documents promise."""
 
     CRASHED = "crashed"
-    """A rank raised, hung or died."""
+    """A rank hung, died or raised, and the adapter is not at fault."""
 
     ADVICE = "advice"
     """The framework keeps its promises, but a user should know this."""
 
+    NOT_DRIVEN = "not_driven"
+    """The adapter failed, as it lacks something that this version needs: no verdict."""
+
 
 WRONG = (Verdict.MISMATCH, Verdict.DECLINED, Verdict.CRASHED)
+
+UNJUDGED = (Verdict.UNSUPPORTED, Verdict.NOT_DRIVEN)
 
 JUDGED = (Verdict.CONFORMS, Verdict.REFUSED, *WRONG)
 """Verdicts on whether the framework keeps a promise; totals count these only."""

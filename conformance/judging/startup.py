@@ -13,7 +13,7 @@ from adapters.contract.probed_batch import ProbedBatch
 from conformance.corpus.configurations import TRIALS, ConfigCase, Demand
 from conformance.diagnosis.explain import Evidence, diagnose
 from conformance.findings.agreement import agreement
-from conformance.findings.sanitize import last_line
+from conformance.findings.sanitize import first_line
 from conformance.findings.verdict import Verdict
 from conformance.judging.weights import (
     Judgement,
@@ -104,7 +104,7 @@ def _is_ignored(job: Job, run: Run) -> bool:
 
 def judge_crash(case: ConfigCase, message: str) -> Judgement:
     """Judge a configuration that the framework accepts at startup and then crashes with."""
-    words = f"{case.says} passes startup validation, and the run fails later: {last_line(message)}"
+    words = f"{case.says} passes startup validation, and the run fails later: {first_line(message)}"
     return replace(mismatch("fails_later", words), message=message)
 
 

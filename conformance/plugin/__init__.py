@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from conformance.findings.errors import ConformanceError, HarnessFaultError
+from conformance.findings.errors import ConformanceError, HarnessFaultError, StartError
 from conformance.plugin import launching, options, signals
-from conformance.plugin.controller import ATTRIBUTE, Controller
+from conformance.plugin.controller import ATTRIBUTE, NOT_DRIVEN, Controller
 from conformance.plugin.options import settings_of
 
 if TYPE_CHECKING:
@@ -92,6 +92,8 @@ def shared_jobs(request: pytest.FixtureRequest) -> Iterator[SharedJobs]:
     ):
         try:
             pool.description  # noqa: B018 - starts the ranks
+        except StartError as error:
+            pytest.exit(f"not driven: {error}", returncode=NOT_DRIVEN)
         except ConformanceError as error:
             pytest.exit(str(error), returncode=pytest.ExitCode.USAGE_ERROR)
         if any(isinstance(cell, LogCell) for cell in cells) and not _is_worker(request.config):

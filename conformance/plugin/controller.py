@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from conformance.findings.errors import ConformanceError, HarnessFaultError
+from conformance.findings.verdict import UNJUDGED, Verdict
 from conformance.plugin import signals
 from conformance.plugin.nodes import finding_id
 from conformance.plugin.options import settings_of
@@ -28,6 +29,10 @@ if TYPE_CHECKING:
 
 GITHUB_SUMMARY = "GITHUB_STEP_SUMMARY"
 """Environment variable: the file that GitHub Actions shows of a job's step."""
+
+NOT_DRIVEN = 6
+"""Exit status of a run in which the adapter could not drive something that it was asked for and
+nothing is wrong, or could drive nothing; pytest's own are 0 to 5."""
 
 ATTRIBUTE = "rl_loss_conformance"
 """Of pytest's own reports of tests, which pytest-xdist passes on as they are."""
@@ -106,8 +111,20 @@ class Controller:
             session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
         if self._recorder is not None and self._report is not None:
             self._objection = self._recorder.settings.gate.objection(self._report)
-            if self._objection is not None and session.exitstatus == pytest.ExitCode.OK:
-                session.exitstatus = pytest.ExitCode.TESTS_FAILED
+            session.exitstatus = self._exit_status(self._report, session.exitstatus)
+
+    def _exit_status(self, report: Report, of_tests: int | pytest.ExitCode) -> int:
+        """That of the tests, unless the report as a whole says otherwise."""
+        verdicts = report.summary.verdicts.keys()
+        is_judged = bool(verdicts - {*UNJUDGED})
+        if Verdict.NOT_DRIVEN in verdicts and (
+            of_tests == pytest.ExitCode.OK
+            or (of_tests == pytest.ExitCode.TESTS_FAILED and not is_judged)
+        ):
+            return NOT_DRIVEN
+        if of_tests == pytest.ExitCode.OK and self._objection is not None:
+            return pytest.ExitCode.TESTS_FAILED
+        return of_tests
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_terminal_summary(

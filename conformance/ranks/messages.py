@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]
 
     from adapters.contract import Description, Observation
+    from conformance.findings.verdict import Verdict
 
 
 @dataclass(frozen=True)
@@ -76,10 +77,17 @@ class Declined:
     message: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Raised:
-    """The framework, or the adapter, failed."""
+    """An exception ended the job.
 
+    ``verdict`` says whose failure that is: crashed, refused or not driven. ``words`` are the type
+    and the telling line of the exception, and ``place`` is where it was raised.
+    """
+
+    verdict: Verdict
+    words: str
+    place: str | None
     traceback: str
 
 

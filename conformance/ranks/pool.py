@@ -7,12 +7,13 @@ another `torch.distributed` world. After a failure all are killed and started an
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING
 
 from conformance.findings.errors import StartError
+from conformance.findings.verdict import Verdict
 from conformance.ranks.hardware import ON_CPU
 from conformance.ranks.messages import Answered, Declined, Observed, Raised, Ready, Reply, World
 from conformance.ranks.processes import LocalLauncher, WorkerSpec
@@ -47,9 +48,15 @@ class Ran:
 
 @dataclass(frozen=True)
 class Crashed:
-    """A rank raised, died or hung; the message says which and how."""
+    """A rank raised, died or hung.
+
+    The first line of the ``message`` says how, and ``verdict`` whose failure it is: crashed,
+    refused or not driven. ``place`` is the innermost line of the framework, if it is known.
+    """
 
     message: str
+    verdict: Verdict = Verdict.CRASHED
+    place: str | None = None
 
 
 class _Blame(IntEnum):
@@ -63,13 +70,16 @@ class _Blame(IntEnum):
 
     FAILED = 3
 
+    NOT_DRIVEN = 4
+    """The adapter lacks something, which excuses whatever the other ranks did."""
+
 
 @dataclass(frozen=True)
 class _Failure:
     """A rank without a usable answer."""
 
-    message: str
     blame: _Blame
+    outcome: Crashed
 
 
 @dataclass(frozen=True)
@@ -236,15 +246,10 @@ class RankPool:
         except (EOFError, OSError):
             return _Answer(rank, self._death(rank))
         reply, seconds = answered.reply, answered.framework_seconds
-        if isinstance(reply, Raised):
-            waited = any(words in reply.traceback for words in WORDS_OF_A_WAITING_RANK)
-            blame = _Blame.WAITED if waited else _Blame.FAILED
-            failure = _Failure(f"rank {rank} raised\n{reply.traceback}", blame)
-            return _Answer(rank, failure, seconds)
-        return _Answer(rank, reply, seconds)
+        return _Answer(rank, _failure(rank, reply) if isinstance(reply, Raised) else reply, seconds)
 
     def _death(self, rank: int) -> _Failure:
-        return _Failure(self._ranks[rank].process.death(), _Blame.FAILED)
+        return _Failure(_Blame.FAILED, Crashed(self._ranks[rank].process.death()))
 
     @property
     def _connections(self) -> list[Connection]:
@@ -260,7 +265,7 @@ class RankPool:
         for answer in self._gather(self._connections, deadline, START_LIMIT):
             if isinstance(answer.reply, _Failure):
                 self._stop()
-                raise StartError(f"{self.adapter.name} cannot be loaded: {answer.reply.message}")
+                raise _not_loaded(self.adapter, answer.reply.outcome)
             assert isinstance(answer.reply, Ready)
             self._description = answer.reply.description
             self._pids.append(answer.reply.pid)
@@ -283,7 +288,25 @@ class RankPool:
 def _silence(ranks: list[int], limit: float) -> _Failure:
     """Of all ranks that gave no answer: which of them the others wait for is not known."""
     names = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
-    return _Failure(f"{names} gave no answer in {limit:g} s", _Blame.SILENT)
+    return _Failure(_Blame.SILENT, Crashed(f"{names} gave no answer in {limit:g} s"))
+
+
+def _not_loaded(adapter: Adapter, failed: Crashed) -> StartError:
+    """The error of a version that the adapter cannot load."""
+    words, _, details = failed.message.partition("\n")
+    place = "" if failed.place is None else f", at {failed.place}"
+    hint = f"the adapter drives {adapter.versions}" if adapter.versions else ""
+    return StartError(f"{adapter.name} cannot be loaded: {words}{place}", hint, details)
+
+
+def _failure(rank: int, raised: Raised) -> _Failure:
+    """What a rank's exception says of the job; one that waited in vain is not to blame."""
+    message = f"{raised.words}\nrank {rank} raised\n{raised.traceback}"
+    if any(words in raised.traceback for words in WORDS_OF_A_WAITING_RANK):
+        return _Failure(_Blame.WAITED, Crashed(message, place=raised.place))
+    ours = raised.verdict is Verdict.NOT_DRIVEN
+    blame = _Blame.NOT_DRIVEN if ours else _Blame.FAILED
+    return _Failure(blame, Crashed(message, raised.verdict, raised.place))
 
 
 def _outcome(answers: list[_Answer]) -> Ran | Declined | Crashed:
@@ -293,9 +316,11 @@ def _outcome(answers: list[_Answer]) -> Ran | Declined | Crashed:
     observed = [reply for reply in by_rank if isinstance(reply, Observed)]
     if failures:
         likeliest = max(failures, key=lambda failure: failure.blame)  # of equals the lowest rank
-        if declined and likeliest.blame is not _Blame.FAILED:
+        if declined and likeliest.blame < _Blame.FAILED:
             return Crashed(f"{declined[0].message}\n(one rank declined, others ran and waited)")
-        return Crashed(likeliest.message)
+        if observed and likeliest.outcome.verdict is Verdict.REFUSED:
+            return replace(likeliest.outcome, verdict=Verdict.CRASHED)  # others had made the step
+        return likeliest.outcome
     if declined and observed:
         return Crashed(f"{declined[0].message}\n(one rank declined, others ran)")
     if declined:

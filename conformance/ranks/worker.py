@@ -16,10 +16,11 @@ import torch
 import torch.distributed as dist
 
 from adapters.contract import Job, Rank, Refused, Unsupported
-from conformance.findings.sanitize import sanitize, sanitized_traceback
+from conformance.findings.sanitize import sanitize
 from conformance.ranks import preload
+from conformance.ranks.blame import blame
 from conformance.ranks.hardware import Backend, Device, Hardware, gpus
-from conformance.ranks.messages import Answered, Declined, Observed, Raised, Ready, Reply, World
+from conformance.ranks.messages import Answered, Declined, Observed, Ready, Reply, World
 from conformance.ranks.processes import die_with_parent
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def serve(connection: Connection, spec: WorkerSpec, slot: HostSlot) -> None:
         description = replace(description, dtype=spec.hardware.dtype)
         connection.send(Answered(Ready(description, os.getpid())))
     except BaseException as error:
-        connection.send(Answered(Raised(sanitized_traceback(error, spec.source))))
+        connection.send(Answered(blame(error, spec.adapter, spec.source)))
         return
     current: World | None = None
     while True:
@@ -69,7 +70,7 @@ def serve(connection: Connection, spec: WorkerSpec, slot: HostSlot) -> None:
                 current = world
             reply = _answer(spec, job, rank)
         except BaseException as error:
-            reply = Raised(sanitized_traceback(error, spec.source))
+            reply = blame(error, spec.adapter, spec.source)
         _forget_output()
         connection.send(Answered(reply, rank.drain_framework_seconds()))
 

@@ -103,21 +103,35 @@ def judge(spec: CheckSpec) -> Judge:
 def _check_job(cell: MatrixCell, jobs: SharedJobs) -> Made:
     description, outcome = jobs.description, jobs.outcome(cell)
     if isinstance(outcome, Crashed):
-        crashed = _finding(cell, verdict=Verdict.CRASHED, message=outcome.message)
-        return Made(crashed, clues=clues_of_failure(cell.job))
+        return Made(_not_trained(cell, outcome, description), clues=clues_of_failure(cell.job))
     if isinstance(outcome, Declined):
-        return Made(_declined(cell, outcome), clues=clues_of_failure(cell.job))
+        return Made(_declined(cell, outcome, description), clues=clues_of_failure(cell.job))
     judged = judge(cell.spec)(cell.job, outcome.observations, description)
     judgement = as_documented(judged, description)
     finding = _judged(cell, judgement, description)
     return Made(finding, judgement.expected, judgement.clues)
 
 
-def _declined(cell: MatrixCell, outcome: Declined) -> Finding:
-    """A refusal where the contract allows one."""
-    allowed = outcome.verdict == "refused" and may_decline(cell)
-    verdict = Verdict.REFUSED if allowed else DECLINED[outcome.verdict]
+def _declined(cell: MatrixCell, outcome: Declined, description: Description) -> Finding:
+    """What the framework lacks, or refused before any step."""
+    verdict = Verdict(outcome.verdict)
+    if verdict is Verdict.REFUSED:
+        verdict = _refusal(cell, description)
     return _finding(cell, verdict=verdict, message=outcome.message)
+
+
+def _not_trained(cell: MatrixCell, outcome: Crashed, description: Description) -> Finding:
+    """A step that ended in an exception, a hang or the death of a rank."""
+    verdict = outcome.verdict
+    if verdict is Verdict.REFUSED:
+        verdict = _refusal(cell, description)
+    return _finding(cell, verdict=verdict, message=outcome.message, place=outcome.place)
+
+
+def _refusal(cell: MatrixCell, description: Description) -> Verdict:
+    """A framework may refuse what its documents do not promise, and what the contract allows."""
+    is_promised = cell.aggregation.mode in description.promised and not may_decline(cell)
+    return Verdict.DECLINED if is_promised else Verdict.REFUSED
 
 
 def _check_startup(cell: StartupCell, jobs: SharedJobs) -> Finding:
@@ -157,6 +171,8 @@ def judge_startup(case: ConfigCase, job: Job, jobs: SharedJobs) -> Judgement | C
     configuration does not run either, its own crash or refusal is the verdict.
     """
     outcome = jobs.run(job)
+    if isinstance(outcome, Crashed) and outcome.verdict is Verdict.NOT_DRIVEN:
+        return _ordinary(outcome)
     if isinstance(outcome, Crashed):
         return _beyond_the_ordinary(outcome, job, jobs)
     if isinstance(outcome, Declined):
@@ -180,13 +196,7 @@ def _beyond_the_ordinary(crash: Crashed, job: Job, jobs: SharedJobs) -> Crashed 
 
 def _ordinary(outcome: Crashed | Declined) -> Judgement:
     """The judgement of a default configuration that does not run."""
-    if isinstance(outcome, Crashed):
-        return Judgement(verdict=Verdict.CRASHED, message=outcome.message)
-    return Judgement(verdict=DECLINED[outcome.verdict], message=outcome.message)
-
-
-DECLINED = {"unsupported": Verdict.UNSUPPORTED, "refused": Verdict.DECLINED}
-"""Outcomes of an ordinary step that a framework need not decline."""
+    return Judgement(verdict=Verdict(outcome.verdict), message=outcome.message)
 
 
 UNJUDGED = {"unsupported": Verdict.UNSUPPORTED, "crashed": Verdict.CRASHED}

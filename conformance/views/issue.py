@@ -13,7 +13,7 @@ from importlib.metadata import metadata, version
 from typing import TYPE_CHECKING, NamedTuple
 
 from adapters.contract.objective import CORRECTIONS, FROM_REWARDS, POLICY_LOSSES
-from conformance.causes.find import FRAME, causes
+from conformance.causes.find import causes
 from conformance.causes.impact import impact_words
 from conformance.comparing.groups import FindingGroup
 from conformance.corpus.cases import ALL_CASES
@@ -326,17 +326,11 @@ def _impact(issue: Issue) -> Iterator[str]:
 
 def _where(issue: Issue) -> Iterator[str]:
     """Yields the code locations that findings determine, or where the framework raised."""
-    places = Counter(place for one in issue.findings if (place := one.place or _raised(one)))
+    places = Counter(one.place for one in issue.findings if one.place)
     for place, count in places.most_common():
         yield f"- {_code(place)} ({count} of {len(issue.findings)} findings)"
     if not places:
         yield "The findings do not determine the place in the code."
-
-
-def _raised(finding: Finding) -> str | None:
-    """Returns the last line of the framework's own code in a traceback."""
-    frames = FRAME.findall(finding.message or "")
-    return "{}:{} ({})".format(*frames[-1]) if frames else None
 
 
 def _again(issue: Issue) -> Iterator[str]:

@@ -14,9 +14,9 @@ from rich.text import Text
 
 from conformance.causes.impact import impact_words
 from conformance.comparing.groups import advice_groups, finding_groups
-from conformance.findings.badness import explain
+from conformance.findings.badness import explain, failure
 from conformance.findings.finding_id import GENERATED
-from conformance.findings.sanitize import last_line, wording
+from conformance.findings.sanitize import numberless
 from conformance.findings.verdict import Check, Verdict
 from conformance.runs.reproduce import command
 from conformance.views.tables import (
@@ -48,6 +48,7 @@ STYLES = {
     Verdict.DECLINED: "bold magenta",
     Verdict.CRASHED: "bold magenta",
     Verdict.ADVICE: "yellow",
+    Verdict.NOT_DRIVEN: "dim",
 }
 
 PIPED_WIDTH = 120
@@ -89,11 +90,11 @@ def _reasons_not_run(findings: Sequence[Finding]) -> Iterator[str]:
 
     Refusals that the contract demands are left out.
     """
-    for verdict in (Verdict.REFUSED, Verdict.UNSUPPORTED):
+    for verdict in (Verdict.REFUSED, Verdict.UNSUPPORTED, Verdict.NOT_DRIVEN):
         reasons: dict[str, list[str]] = defaultdict(list)
         for finding in findings:
             if finding.verdict is verdict and not finding.is_rightly_refused:
-                reasons[wording(finding.message)].append(last_line(finding.message))
+                reasons[numberless(words := failure(finding))].append(words)
         alike = sorted(reasons.values(), key=len, reverse=True)
         if alike:
             yield f"{verdict}: {'; '.join(f'{words[0]} ({len(words)})' for words in alike)}"

@@ -30,6 +30,7 @@ SYMBOLS = {
     Verdict.DECLINED: "DECLINED",
     Verdict.CRASHED: "CRASHED",
     Verdict.ADVICE: "advice",
+    Verdict.NOT_DRIVEN: "not driven",
 }
 
 SPECIAL_CHARACTERS = re.compile(r"[\\`*_{}\[\]#|~$]")

@@ -1,0 +1,232 @@
+"""Decides whose failure an exception is: the framework's, which may be a refusal, or the adapter's.
+
+An adapter is made for some versions of its framework. Where another version asks a stub for an
+attribute that it lacks, or has no option of a name that the adapter sets, the framework did nothing
+wrong: this version is not driven.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import dis
+import inspect
+import linecache
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import TYPE_CHECKING, Any
+
+from adapters.contract import Adapter
+from adapters.toolkit.imports import is_stub
+from conformance.findings.sanitize import sanitize, sanitized_traceback
+from conformance.findings.verdict import Verdict
+from conformance.ranks.messages import Raised
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+    from types import TracebackType
+
+PASSES_CALLS_ON = "__tracebackhide__"
+"""The local variable by which pytest hides a frame; here it marks functions that only pass calls
+on, so that what is raised below them is their caller's."""
+
+FEWEST_WORDS = 3
+"""Of the message of a deliberate error: ``f"{shape} {other}"`` explains nothing."""
+
+
+def blame(error: BaseException, adapter: Adapter, source: Path | None) -> Raised:
+    """Returns what there is to say about an exception, with the verdict that follows from it."""
+    stack = _Stack(error, type(adapter))
+    place = stack.place()
+    return Raised(
+        verdict=_verdict(error, stack),
+        words=sanitize(telling_line(error), source),
+        place=None if place is None else sanitize(place, source),
+        traceback=sanitized_traceback(error, source),
+    )
+
+
+def telling_line(error: BaseException) -> str:
+    """Returns an exception's type and the first line of its message that has a letter in it."""
+    kind = type(error)
+    name = kind.__qualname__
+    if kind.__module__ not in ("builtins", "__main__"):
+        name = f"{kind.__module__}.{name}"
+    lines = [line.strip() for line in str(error).splitlines()]
+    telling = next((line for line in lines if any(map(str.isalpha, line))), "".join(lines[:1]))
+    return f"{name}: {telling}" if telling else name
+
+
+@dataclass(frozen=True)
+class _Stack:
+    """The frames that an exception of a job or of loading a framework went through."""
+
+    error: BaseException
+    adapter: type[Adapter]
+
+    @cached_property
+    def entries(self) -> list[TracebackType]:
+        """The innermost first, without functions that only pass calls on."""
+        return [
+            entry
+            for entry in reversed([*_entries(self.error.__traceback__)])
+            if PASSES_CALLS_ON not in entry.tb_frame.f_locals
+        ]
+
+    def is_of_framework(self, module: str) -> bool:
+        """An adapter without a package is its own framework, with the modules next to it."""
+        package = self.adapter.package
+        return _is_in(module, self._homes if package is None else {package})
+
+    def is_ours(self, module: str) -> bool:
+        """Whether a module is the adapter's, or one that adapters share."""
+        ours = _is_in(module, {"adapters", "conformance", *self._homes})
+        return ours and not self.is_of_framework(module)
+
+    def is_raised_by_ours(self) -> bool:
+        """Whether the adapter is the innermost of framework and adapter; the rest are libraries."""
+        modules = map(_module, self.entries)
+        owned = (one for one in modules if self.is_ours(one) or self.is_of_framework(one))
+        return self.is_ours(next(owned, "adapters"))
+
+    def place(self) -> str | None:
+        """The innermost line of the framework, or function of the adapter if that raised.
+
+        The latter is without a line number, so that reports do not change with edits of adapters.
+        """
+        if self.is_raised_by_ours():
+            ours = [entry for entry in self.entries if self.is_ours(_module(entry))]
+            return f"{_file(ours[0])} ({_function(ours[0])})" if ours else None
+        entry = next(one for one in self.entries if self.is_of_framework(_module(one)))
+        return f"{_file(entry)}:{entry.tb_lineno} ({_function(entry)})"
+
+    @cached_property
+    def _homes(self) -> set[str]:
+        """The modules of the adapter's classes; their packages if it is its own framework."""
+        classes = [one for one in self.adapter.__mro__ if issubclass(one, Adapter)]
+        modules = {one.__module__ for one in classes if one is not Adapter}
+        if self.adapter.package is not None:
+            return modules
+        return {module.rpartition(".")[0] or module for module in modules}
+
+
+def _verdict(error: BaseException, stack: _Stack) -> Verdict:
+    if isinstance(error, (ImportError, SyntaxError)) or stack.is_raised_by_ours():
+        return Verdict.NOT_DRIVEN
+    if _asked_too_much(error, stack):
+        return Verdict.NOT_DRIVEN
+    return Verdict.REFUSED if _is_deliberate(error, stack) else Verdict.CRASHED
+
+
+def _asked_too_much(error: BaseException, stack: _Stack) -> bool:
+    """Whether the framework asked an object of the adapter's for what that does not have."""
+    if isinstance(error, AttributeError):
+        return _is_made_by_ours(error.obj, error.name, stack)
+    if isinstance(error, TypeError) and stack.entries:
+        return stack.is_ours(_module_of(_callee(stack.entries[0])))
+    return False
+
+
+def _is_made_by_ours(thing: Any, attribute: str | None, stack: _Stack) -> bool:
+    """Whether the adapter made an object: a stub, or an instance without its constructor."""
+    if is_stub(thing) or stack.is_ours(_module_of(thing)):
+        return True
+    kind = type(thing)
+    return stack.is_of_framework(_module_of(kind)) and attribute in _set_at_start(kind)
+
+
+def _set_at_start(kind: type[Any]) -> frozenset[str]:
+    """The attributes that constructors of a class assign: an instance lacks them without."""
+    constructors = [one.__dict__["__init__"] for one in kind.__mro__ if "__init__" in one.__dict__]
+    return frozenset(
+        instruction.argval
+        for constructor in constructors
+        if inspect.isfunction(constructor)
+        for instruction in dis.get_instructions(constructor)
+        if instruction.opname == "STORE_ATTR"
+    )
+
+
+def _is_deliberate(error: BaseException, stack: _Stack) -> bool:
+    """Whether the framework raised an error of its own that explains something."""
+    entry = stack.entries[0]
+    if not stack.is_of_framework(_module(entry)):
+        return False
+    words = [word for word in str(error).split() if any(map(str.isalpha, word))]
+    return len(words) >= FEWEST_WORDS and any(
+        isinstance(error, AssertionError)
+        if isinstance(statement, ast.Assert)
+        else isinstance(statement.exc, ast.Call)
+        and ast.unparse(statement.exc.func).rpartition(".")[2] == type(error).__name__
+        for statement in _statements(_file(entry))
+        if statement.lineno <= entry.tb_lineno <= (statement.end_lineno or statement.lineno)
+    )
+
+
+@cache
+def _statements(file: str) -> tuple[ast.Raise | ast.Assert, ...]:
+    """All statements of a file that raise."""
+    nodes = ast.walk(ast.parse("".join(linecache.getlines(file))))
+    return tuple(node for node in nodes if isinstance(node, (ast.Raise, ast.Assert)))
+
+
+def _callee(entry: TracebackType) -> Any:
+    """The object that was being called where an exception was raised; None if that is unknown."""
+    code, frame = entry.tb_frame.f_code, entry.tb_frame
+    first, last, start, end = [*code.co_positions()][entry.tb_lasti // 2]
+    if first is None or last is None or start is None or end is None:
+        return None
+    lines = [line.encode() for line in linecache.getlines(_file(entry))[first - 1 : last]]
+    if not lines:
+        return None
+    lines[-1] = lines[-1][:end]
+    lines[0] = lines[0][start:]
+    try:
+        call = ast.parse(b"".join(lines).decode(), mode="eval").body
+    except (SyntaxError, UnicodeDecodeError):
+        return None
+    names = {**vars(builtins), **frame.f_globals, **frame.f_locals}
+    return _resolved(call.func, names) if isinstance(call, ast.Call) else None
+
+
+def _resolved(expression: ast.expr, names: dict[str, Any]) -> Any:
+    """The value of a dotted name; None if it has none, or is another kind of expression."""
+    if isinstance(expression, ast.Name):
+        return names.get(expression.id)
+    if isinstance(expression, ast.Attribute):
+        with suppress(Exception):  # a property may raise anything
+            return getattr(_resolved(expression.value, names), expression.attr)
+    return None
+
+
+def _module_of(thing: Any) -> str:
+    """The module where a module, class or function was made, or the class of another object."""
+    if inspect.ismodule(thing):
+        return thing.__name__
+    if not isinstance(thing, type) and not inspect.isroutine(thing):
+        thing = type(thing)
+    return str(getattr(inspect.unwrap(thing), "__module__", ""))
+
+
+def _entries(trace: TracebackType | None) -> Iterator[TracebackType]:
+    while trace is not None:
+        yield trace
+        trace = trace.tb_next
+
+
+def _is_in(module: str, packages: set[str]) -> bool:
+    return any(module == package or module.startswith(f"{package}.") for package in packages)
+
+
+def _module(entry: TracebackType) -> str:
+    return str(entry.tb_frame.f_globals.get("__name__", ""))
+
+
+def _file(entry: TracebackType) -> str:
+    return entry.tb_frame.f_code.co_filename
+
+
+def _function(entry: TracebackType) -> str:
+    return entry.tb_frame.f_code.co_qualname

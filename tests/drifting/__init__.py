@@ -1,0 +1,1 @@
+"""A framework that changed after its adapter was written, and that adapter."""

@@ -1,0 +1,77 @@
+"""A framework of functions that fail; its adapter hands them objects of its own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class Actor:
+    """A worker whose constructor no adapter can run."""
+
+    def __init__(self) -> None:
+        self.mesh = torch.distributed.device_mesh.init_device_mesh("cuda", (1,))
+
+    def size(self) -> int:
+        """Need what the constructor sets."""
+        return int(self.mesh.size())
+
+    def rank(self) -> object:
+        """Need what nobody ever sets."""
+        return self.local_rank  # type: ignore[attr-defined]
+
+
+def read_new_attribute(bridge: Any) -> object:
+    """Read what the bridge of a later release has."""
+    return bridge.TransformerConfigClass
+
+
+def call_with_losses(callback: Callable[..., object]) -> object:
+    """Pass a keyword that was added later."""
+    return callback(losses=1)
+
+
+def call_module(module: torch.nn.Module) -> object:
+    """Pass a keyword that was added later, through torch."""
+    return module(torch.ones(1), attention_mask=None)
+
+
+def import_new_package() -> None:
+    """Import what a later release depends on."""
+    import werkzeug_of_a_later_release  # type: ignore[import-not-found] # noqa: F401
+
+
+def refuse(mode: str) -> None:
+    """Decline in clear words."""
+    raise ValueError(
+        f"\n{mode} is not supported with per-token losses;\nuse token-mean, or turn them off"
+    )
+
+
+def insist(tokens: int) -> None:
+    """Decline by an assert with a message."""
+    assert tokens > 0, f"Sequence at index {tokens} is fully masked."
+
+
+def insist_without_words(tokens: int) -> None:
+    """Fail an assert that explains nothing."""
+    assert tokens > 0, f"{tokens} {tokens + 1}"
+
+
+def look_up(metrics: dict[str, float]) -> float:
+    """Need a metric that is missing."""
+    return metrics["global_valid_toks"]
+
+
+def concatenate() -> torch.Tensor:
+    """Call torch wrongly, where it is redirected from CUDA to the CPU."""
+    return torch.cat([torch.ones(())])
+
+
+def call(callback: Callable[[], object]) -> object:
+    """Call the adapter back."""
+    return callback()
