@@ -77,7 +77,8 @@ class Faulty(TwoLayouts):
 
 class Raising(Faulty):
     def fail(self) -> None:
-        raise RuntimeError("no kernel image")
+        error = RuntimeError("no kernel image")
+        raise error  # as an unforeseen one comes up
 
 
 class RaisingEverywhere(NativeAdapter):
@@ -85,7 +86,8 @@ class RaisingEverywhere(NativeAdapter):
 
     def observe(self, job: Job, rank: Rank) -> Observation:
         time.sleep(0.3 * (rank.world_size - rank.index))
-        raise RuntimeError(f"no kernel image on rank {rank.index}")
+        error = RuntimeError(f"no kernel image on rank {rank.index}")
+        raise error
 
 
 class Exiting(Faulty):

@@ -117,7 +117,8 @@ class Temperamental(NativeAdapter):
         mood = Mood(job.steps[0].prompt_lengths[0])
         is_last = rank.index == rank.world_size - 1
         if mood is Mood.RAISE and is_last:
-            raise RuntimeError("no kernel image")
+            error = RuntimeError("no kernel image")
+            raise error
         if mood is Mood.EXIT and is_last:
             os._exit(7)
         if mood is Mood.DECLINE:

@@ -106,7 +106,8 @@ class Garbled(Faulty):
     """No text of it can be written to a file or shown as it is."""
 
     def fail(self) -> None:
-        raise RuntimeError(f"no kernel image {GARBAGE}")
+        error = RuntimeError(f"no kernel image {GARBAGE}")
+        raise error
 
     def aggregate(self, entries: Sequence[LogEntry], rank: Rank) -> Mapping[str, float]:
         if {*entries[0].keys} != {*entries[-1].keys}:
@@ -178,5 +179,6 @@ class _RaisingInSecond(Trainer):
     def loss(self, *arguments: object) -> object:  # type: ignore[override]
         self.losses += 1
         if self.losses == 2 and self.dp_rank == self.layout.dp - 1 and self.layout.dp > 1:
-            raise FloatingPointError("loss is not finite")
+            error = FloatingPointError("loss is not finite")
+            raise error
         return super().loss(*arguments)  # type: ignore[arg-type]

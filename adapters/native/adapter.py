@@ -55,6 +55,7 @@ class NativeAdapter(Adapter):
             largest_pp=4,
             records_forward_passes=True,
             rules=options.RULES,
+            promised=dict.fromkeys(Mode, "adapters/native/trainer.py"),
         )
 
     def trainer(self, job: Job, rank: int) -> Trainer:

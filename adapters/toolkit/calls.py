@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from argparse import ArgumentError
+from argparse import ArgumentError, ArgumentParser
 from collections.abc import Mapping
 from contextlib import contextmanager, nullcontext
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
+from unittest.mock import patch
 
 from adapters.contract import CodeLocation, Job, Refused, code_location
 from adapters.contract.configuration import DEFAULT_CONFIGURATION
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 # For each place, modules or classes with the name that a function has in them.
 Candidates = Mapping[CodeLocation, tuple[tuple[Any, str], ...]]
-# What validation raises; argparse also exits, in the context of an error of its own.
+# What validation raises.
 OBJECTIONS = (ArgumentError, AssertionError, ValueError, NotImplementedError)
 
 
@@ -26,10 +27,8 @@ OBJECTIONS = (ArgumentError, AssertionError, ValueError, NotImplementedError)
 def refusals(*more: type[Exception]) -> Iterator[None]:
     """Turn objections of a framework, and exceptions of ``more`` types, into `Refused`."""
     try:
-        yield
-    except SystemExit as error:
-        objection = error.__context__
-        raise _refused(objection if isinstance(objection, ArgumentError) else error) from error
+        with patch.object(ArgumentParser, "error", _argument_error):
+            yield
     except Exception as error:
         if not isinstance(error, (*OBJECTIONS, *more)):
             raise
@@ -39,6 +38,16 @@ def refusals(*more: type[Exception]) -> Iterator[None]:
 def refusals_of_configuration(job: Job) -> AbstractContextManager[None]:
     """`refusals` for a configuration that is not the default: a framework may decline it late."""
     return nullcontext() if job.configuration == DEFAULT_CONFIGURATION else refusals()
+
+
+def _argument_error(_: ArgumentParser, message: str) -> NoReturn:
+    """Raise what argparse would print before it exits.
+
+    An argument that the parser does not know is one that the adapter gives and this version lacks.
+    """
+    if message.startswith("unrecognized arguments"):
+        raise LookupError(message)
+    raise ArgumentError(None, message)
 
 
 def _refused(error: BaseException) -> Refused:

@@ -134,7 +134,7 @@ class _Examples:
         """
         if self.wrong is not None:
             finding, case = self.wrong
-            message = "\n".join([source(case), *self._words(finding)])
+            message = "\n".join([*self._words(finding), source(case)])
             return finding.model_copy(update={"message": message})
         counts = Counter(finding.verdict for finding in self.right)
         verdict = next(verdict for verdict in Verdict if counts[verdict])
@@ -149,12 +149,12 @@ class _Examples:
         return self.wrong is None or _kind(finding) == _kind(self.wrong[0])
 
     def _words(self, finding: Finding) -> Iterator[str]:
+        if finding.message is not None:
+            yield finding.message
         shrunk = "" if finding.verdict is Verdict.CRASHED else ", shrunk"
         yield f"example {len(self.right) + 1} of {self.cell.examples}{shrunk}"
         if not self.always_wrong:
             yield "run again, the same example was not wrong"
-        if finding.message is not None:
-            yield finding.message
 
 
 def source(case: Case) -> str:

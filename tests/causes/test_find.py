@@ -240,8 +240,8 @@ def test_what_nothing_explains_is_one_cause_for_each_pattern() -> None:
 
 
 def crashed(identity: str, line: int, words: str) -> Said:
-    frames = f'File "fw/loss.py", line {line}, in step\nFile "adapters/x.py", in run\n{words}'
-    finding = Finding(id=identity, verdict=Verdict.CRASHED, message=f"rank 0 raised\n{frames}")
+    place = f"fw/loss.py:{line} (step)"
+    finding = Finding(id=identity, verdict=Verdict.CRASHED, message=words, place=place)
     return finding, Clues(terms=["policy_loss"])
 
 
@@ -251,13 +251,14 @@ def test_crashes_are_one_cause_for_each_place_and_kind_of_error() -> None:
         for cause in found(
             crashed("weights/token_mean/a/dp1-cp2-mb1-thd", 7, "IndexError: 3 of 2"),
             crashed("weights/token_mean/b/dp1-cp2-mb1-thd", 7, "IndexError: 12 of 11"),
-            crashed("weights/token_mean/c/dp1-cp2-mb1-thd", 7, "ValueError: 3"),
+            crashed("weights/token_mean/c/dp1-cp2-mb1-thd", 7, "ValueError: 3\nTraceback"),
+            crashed("weights/token_mean/d/dp1-cp2-mb1-thd", 7, "ValueError: 3\nTraceback of"),
         )
     ]
 
-    assert sorted(statement.split(", ")[0] for statement in statements) == [
-        "fw/loss.py in step: IndexError: # of #",
-        "fw/loss.py in step: ValueError: #",
+    assert [statement.partition(" (step)")[0] for statement in sorted(statements)] == [
+        "IndexError: # of #, at fw/loss.py:#",
+        "ValueError: 3, at fw/loss.py:7",
     ]
 
 

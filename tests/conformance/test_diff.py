@@ -124,7 +124,7 @@ def test_each_verdict_is_worse_than_those_before_it(rank: int) -> None:
         (wrong(None, "not_divided"), wrong(0.4), Kind.OTHER_DIAGNOSIS),
         (wrong(None), wrong(0.4), Kind.CHANGED),
         (wrong(None), wrong(None), Kind.SAME),
-        (crashed("line 1\nKeyError: 1"), crashed("line 2\nKeyError: 1"), Kind.SAME),
+        (crashed("KeyError: 1\nline 1"), crashed("KeyError: 1\nline 2"), Kind.SAME),
         (crashed("KeyError: 1"), crashed("KeyError: 2"), Kind.OTHER_DIAGNOSIS),
     ],
 )

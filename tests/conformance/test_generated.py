@@ -35,9 +35,9 @@ ONE_CELL = (*GENERATED, "--modes=token_mean", "--layout=dp2-cp1-mb1-bshd")
 
 
 def pasted(finding: Finding) -> Case:
-    """The case that a finding's message begins with."""
-    text, end, _ = finding.message.partition("\n)\n")
-    case: Case = eval(text + end, NAMES)
+    """The case that a finding's message ends with."""
+    _, begin, text = finding.message.rpartition("\nCase(\n")
+    case: Case = eval(begin + text, NAMES)
     return case
 
 
@@ -112,7 +112,7 @@ def test_refused_example_is_shrunk_and_keeps_the_frameworks_words(tmp_path: Path
     [finding] = result.report.findings
     [step] = pasted(finding).steps
     assert finding.verdict == "declined"
-    assert finding.message.endswith("\nValueError: 5 tokens cannot be halved")
+    assert finding.message.startswith("ValueError: 5 tokens cannot be halved\n")
     assert step.active_tokens.sum() == 5
     assert "declined: ValueError: 5 tokens cannot be halved" in " ".join(result.output.split())
 
@@ -130,7 +130,7 @@ def test_crash_ends_the_search_at_once(tmp_path: Path) -> None:
     [finding] = command.run(tmp_path, "crashingonsilence", *ONE_CELL).report.findings
 
     assert finding.verdict == "crashed"
-    assert finding.message.endswith("RuntimeError: empty reduction\n")
+    assert finding.message.startswith("RuntimeError: empty reduction\nrank")
     assert "shrunk" not in finding.message
     assert any(not step.active_tokens.all() for step in pasted(finding).steps)
 
@@ -139,7 +139,7 @@ def test_what_is_wrong_only_now_and_then_is_said_to_be(tmp_path: Path) -> None:
     [finding] = command.run(tmp_path, "unsteady", *ONE_CELL).report.findings
 
     assert finding.verdict == "mismatch"
-    assert finding.message.endswith("\nrun again, the same example was not wrong")
+    assert "\nrun again, the same example was not wrong\nCase(\n" in finding.message
 
 
 def test_framework_that_declines_some_examples_conforms_in_the_others(tmp_path: Path) -> None:

@@ -110,7 +110,8 @@ Together, 4.111111 is right, and 8.222222 is logged.""",
         "weights/prompt_mean/one_token",
         "crashed",
         """\
-# Crash: `tests/broken.py in observe: RuntimeError: no kernel image on rank #`
+# Crash: `RuntimeError: no kernel image on rank 0, at tests/broken.py:90\
+ (RaisingEverywhere.observe)`
 - prompt 2 (samples 4 and 5): 1 + 0 = 1 active token · 4 prompts = 4: right 1/4 = 0.25
 - prompt 3 (samples 6 and 7): 0 + 0 = 0 active tokens: adds 0, and counts
 RuntimeError: no kernel image on rank 0
@@ -322,14 +323,16 @@ def test_step_of_a_user_is_shown_without_denominators_that_nobody_knows() -> Non
     assert "FILE is the step that the user gave." in markdown
 
 
-def test_crash_names_the_last_line_of_the_frameworks_own_code() -> None:
+def test_crash_has_its_place_and_no_line_of_the_frameworks_code() -> None:
     frames = (
-        "Traceback (most recent call last):\n"
+        "KeyError: 3\nTraceback (most recent call last):\n"
         '  File "fw/loss.py", line 7, in step\n    loss = terms[3]\n           ~~~~~^^^\n'
         '  File "adapters/x.py", in run\nKeyError: 3'
     )
-    markdown = text(toy(crash("two_prompts", frames)), "crashed")
+    crashed = crash("two_prompts", frames).model_copy(update={"place": "fw/loss.py:7 (step)"})
+    markdown = text(toy(crashed), "crashed")
 
+    assert "# Crash: `KeyError: 3, at fw/loss.py:7 (step)`" in markdown
     assert '  File "fw/loss.py", line 7, in step\n  File "adapters/x.py", in run\n' in markdown
     assert "## Where\n\n- `fw/loss.py:7 (step)` (1 of 1 findings)" in markdown
 
@@ -340,7 +343,7 @@ def test_what_a_framework_says_has_no_effect_in_a_tracker() -> None:
 
     assert "<img" not in re.sub(r"`[^`\n]*`", "", markdown)
     assert "@someone" not in re.sub(r"`[^`\n]*`", "", markdown)
-    assert "# Crash: `a rank: ValueError: <img src=x> @someone ##`" in markdown
+    assert "# Crash: `ValueError: <img src=x> @someone #7`" in markdown
 
 
 def test_cause_is_found_by_name_beginning_and_number() -> None:

@@ -78,7 +78,7 @@ def test_traceback_names_files_from_where_they_are_imported() -> None:
         outcome = pool.run(job(MASKED))
 
     assert isinstance(outcome, Crashed)
-    first = outcome.message.splitlines()[2]
+    first = outcome.message.splitlines()[3]
     assert first.startswith('  File "tests/broken.py", line '), "it begins where ours ends"
     assert 'File "/' not in outcome.message
 

@@ -39,7 +39,7 @@ def small(tmp_path: Path) -> Path:
         mismatch("b", "not_divided").model_copy(update={"error": 3.0, "agreement": 0.25}),
         mismatch("c", "not_divided").model_copy(update={"error": 0.9, "agreement": 0.1}),
         mismatch("d", "not_finite").model_copy(update={"error": None}),
-        crash("e", f"Traceback\nValueError: {HOSTILE}"),
+        crash("e", f"ValueError: {HOSTILE}\nTraceback"),
         finding("f", Verdict.REFUSED).model_copy(update={"message": "no"}),
     ]
     path = tmp_path / "small.json"
@@ -66,7 +66,7 @@ def test_groups_come_the_worst_first_with_the_worst_example(small: Path) -> None
         "MISMATCH 1 × numbers are NaN or infinite [not_finite]",
         "MISMATCH 2 × token losses are added up and not divided [not_divided]",
     ]
-    assert headings[2].startswith("CRASHED 1 × a rank: ValueError: ")
+    assert headings[2].startswith("CRASHED 1 × ValueError: [bold]not markup[/bold] ")
     assert "for example weights/token_mean/b/dp1-cp1-mb1-bshd: off by a factor of 4" in text
     assert "\n  pytest --adapter=toy --engine=torch --layout=dp1-cp1-mb1-bshd -k '[weights" in text
     assert "1 conforms, 3 mismatch, 1 refused, 1 crashed" in text

@@ -245,7 +245,7 @@ def test_rule_is_held_against_who_states_it_and_is_advice_to_others() -> None:
 
 def test_rule_of_the_command_line_need_not_hold_for_a_file() -> None:
     config_case = BY_NAME["divisor_zero_in_file"]
-    crash = judge_crash(config_case, "Traceback\nTypeError: unsupported operand")
+    crash = judge_crash(config_case, "TypeError: unsupported operand\nTraceback")
     of_both = Description(rules={**STATED.rules, config_case.name: "the same validation"})
 
     assert by_own_rules(crash, config_case, STATED).verdict is Verdict.ADVICE
