@@ -16,7 +16,7 @@ from conformance.findings.badness import explain, legend
 from conformance.findings.sanitize import printable
 from conformance.findings.verdict import WRONG
 from conformance.views.report_formats import title
-from conformance.views.tables import SYMBOLS, escape_markdown, markdown_table
+from conformance.views.tables import SYMBOLS, code, escape_html, markdown_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -328,7 +328,8 @@ def _head(difference: Difference) -> Iterator[str]:
 
 
 def _folded(group: Group, words: dict[Kind, str]) -> str:
-    heading = f"{words[group.kind]}: {len(group.changes)} × {_quoted(_group_title(group))}"
+    title = escape_html(printable(_group_title(group)))
+    heading = f"{words[group.kind]}: {len(group.changes)} × <code>{title}</code>"
     shown = [_line(change, FOLDED) for change in group.changes[: FOLDED.findings]]
     return _fold(heading, [*shown, *_rest(group.changes[FOLDED.findings :])])
 
@@ -340,7 +341,7 @@ def _fold(heading: str, found: Iterable[str]) -> str:
 
 def _quoted(text: str) -> str:
     """Returns a text as code, in which GitHub links neither users nor issues nor commits."""
-    return f"<code>{escape_markdown(printable(text))}</code>"
+    return code(printable(text))
 
 
 def _left_out(blocks: int) -> str:

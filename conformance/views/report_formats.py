@@ -21,6 +21,7 @@ from conformance.findings.verdict import Check, Verdict
 from conformance.runs.reproduce import command
 from conformance.views.tables import (
     SYMBOLS,
+    escape_html,
     escape_markdown,
     markdown_table,
     matrix_rows,
@@ -204,7 +205,7 @@ def as_markdown(report: Report) -> Iterator[str]:
 
 def _folded(report: Report, group: FindingGroup) -> Iterator[str]:
     *details, again = _details(report, group)
-    yield f"<details><summary>{escape_markdown(_heading(group))}</summary>"
+    yield f"<details><summary>{escape_html(_heading(group))}</summary>"
     yield ""
     for line in details:
         yield f"- {escape_markdown(line)}"
