@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
-from conformance.comparing.report_file import load
+from conformance.comparing.report_file import load_reliable
 from conformance.findings.badness import growth
 from conformance.findings.errors import NothingToCompareError
 from conformance.findings.finding_id import GENERATED
@@ -243,10 +243,11 @@ def load_difference(old: Path, new: Path, choice: FindingFilter) -> Difference:
     """Compare the chosen findings of two files.
 
     Raises:
-        ReportFileError: a file cannot be relied on.
+        ReportFileError: a file cannot be read.
+        UnreliableReportError: a fault of the harness stopped the run of one.
         NothingToCompareError: no chosen finding is in both.
     """
-    found = difference(choice.of(load(old)), choice.of(load(new)))
+    found = difference(choice.of(load_reliable(old)), choice.of(load_reliable(new)))
     if not found.compared:
         raise NothingToCompareError(
             f"{old} and {new} have nothing in common: no finding of one check, mode, depth, layout"

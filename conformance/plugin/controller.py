@@ -110,8 +110,9 @@ class Controller:
         if self._problem is not None:
             session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
         if self._recorder is not None and self._report is not None:
-            self._objection = self._recorder.settings.gate.objection(self._report)
-            session.exitstatus = self._exit_status(self._report, session.exitstatus)
+            if self._report.fault is None:
+                self._objection = self._recorder.settings.gate.objection(self._report)
+                session.exitstatus = self._exit_status(self._report, session.exitstatus)
 
     def _exit_status(self, report: Report, of_tests: int | pytest.ExitCode) -> int:
         """That of the tests, unless the report as a whole says otherwise."""

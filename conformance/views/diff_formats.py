@@ -88,7 +88,12 @@ ALONE = (Kind.VANISHED, Kind.APPEARED, Kind.ONLY_OLD, Kind.ONLY_NEW)
 
 
 def gate_lines(gate: Gate, report: Report) -> Iterator[str]:
-    """Yields the decision of a gate, and what changed since the report that it compares with."""
+    """Yields the decision of a gate, and what changed since the report that it compares with.
+
+    A fault of the harness leaves nothing to decide.
+    """
+    if report.fault is not None:
+        return
     yield from gate.lines(report)
     found = gate.difference(report)
     if found is not None:
