@@ -131,7 +131,8 @@ def as_json(difference: Difference) -> Iterator[str]:
     kind; ``settings`` that differ (section, name, old, new); ``parts`` of the suite that only one
     report covers (kind, check, dimension, value, findings); ``changes`` outside of these parts,
     each with its kind and the old and the new finding, which may be null; ``causes`` of what is
-    wrong in either report (fate, statement, findings).
+    wrong in either report (fate, statement, findings, and what became of these where that leaves
+    the fate open).
     """
     document = {
         "schema": SCHEMA,
@@ -147,7 +148,12 @@ def as_json(difference: Difference) -> Iterator[str]:
             for part, count in difference.parts(kind).items()
         ],
         "causes": [
-            {"fate": one.fate, "statement": one.statement, "findings": one.findings}
+            {
+                "fate": one.fate,
+                "statement": one.statement,
+                "findings": one.findings,
+                "became": one.became,
+            }
             for one in cause_changes(difference.old, difference.new)
         ],
         "changes": [
@@ -188,7 +194,8 @@ def _causes(difference: Difference) -> Iterator[str]:
     """Yields a line for each cause of what is wrong in either report, those that are new first."""
     changes = cause_changes(difference.old, difference.new)
     for change in changes:
-        yield f"cause, {change.fate}: {change.statement} ({change.findings} findings)"
+        became = f"; {change.became}" if change.became else ""
+        yield f"cause, {change.fate}: {change.statement} ({change.findings} findings{became})"
     if changes:
         yield ""
 
