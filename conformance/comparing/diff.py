@@ -6,11 +6,14 @@ verdicts, from best to worst:
 1. ``conforms`` and ``advice``, which breaks no promise; so is ``refused`` where a refusal is what
    is looked at (`Finding.is_rightly_refused`).
 2. ``refused`` and ``unsupported``: nothing is trained, and nobody is deceived. It is worse than to
-   conform, and a framework that declines what it used to reduce wrongly has become better.
+   conform, and a framework that refuses what it used to reduce wrongly has become better.
 3. ``mismatch``: training goes on with wrong weights. Of two, that off by the larger factor is
    worse, be it too large or too small (`conformance.findings.badness`).
 4. ``crashed``: nothing is trained, by no decision of the framework's, and whatever is wrong with
    the weights behind it is hidden.
+
+What was wrong and is ``unsupported`` now has not become better: nobody looked at it again. The same
+holds for whatever one of the sides has no judgement of (a verdict that is not in `JUDGED`).
 
 What only one side looked at (a check, mode, depth, layout or case) says nothing of the other's
 code. It is kept apart, and so is what was looked at on both sides and still stands on one alone.
@@ -29,7 +32,7 @@ from conformance.findings.errors import NothingToCompareError
 from conformance.findings.finding_id import GENERATED
 from conformance.findings.report import PlanSize
 from conformance.findings.sanitize import first_line
-from conformance.findings.verdict import WRONG, Check, Verdict
+from conformance.findings.verdict import JUDGED, WRONG, Check, Verdict
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:
@@ -45,6 +48,10 @@ if TYPE_CHECKING:
     """The fields that a `Group` begins with."""
 
 
+SEEN = (*JUDGED, Verdict.ADVICE)
+"""Verdicts on something that was looked at."""
+
+
 class Kind(StrEnum):
     """What became of a finding, in the order of what asks for attention."""
 
@@ -55,6 +62,12 @@ class Kind(StrEnum):
 
     CHANGED = "sideways"
     """Another verdict of the same rank, or wrong in a way of which no errors can be compared."""
+
+    UNSEEN = "not_looked_at_again"
+    """OLD has a judgement of it, and NEW has none."""
+
+    UNSEEN_BEFORE = "not_looked_at_before"
+    """The reverse."""
 
     VANISHED = "vanished"
     """Only OLD has it, though NEW looked at its check, mode, depth, layout and case."""
@@ -319,6 +332,10 @@ def missing_part(key: Key, parts: set[Part]) -> Part | None:
 
 
 def _kind(old: Finding, new: Finding) -> Kind:
+    if _says_nothing_of(new, old):
+        return Kind.UNSEEN
+    if _says_nothing_of(old, new):
+        return Kind.UNSEEN_BEFORE
     if _rank(new) != _rank(old):
         return Kind.WORSE if _rank(new) > _rank(old) else Kind.BETTER
     if old.verdict is not new.verdict:
@@ -333,19 +350,24 @@ def _kind(old: Finding, new: Finding) -> Kind:
     return Kind.CHANGED if (old.error is None) != (new.error is None) else Kind.SAME
 
 
+def _says_nothing_of(finding: Finding, other: Finding) -> bool:
+    """Whether a finding leaves open what became of another one, of which there is a judgement."""
+    if other.verdict not in SEEN or finding.verdict in SEEN:
+        return False
+    return other.verdict in WRONG or finding.verdict is not Verdict.UNSUPPORTED
+
+
 def _rank(finding: Finding) -> int:
+    """The place of a verdict from best to worst; 1 for any that is no judgement."""
     if finding.is_rightly_refused:
         return 0
     return {
         Verdict.CONFORMS: 0,
         Verdict.ADVICE: 0,
-        Verdict.REFUSED: 1,
-        Verdict.UNSUPPORTED: 1,
-        Verdict.NOT_DRIVEN: 1,
         Verdict.MISMATCH: 2,
         Verdict.DECLINED: 2,
         Verdict.CRASHED: 3,
-    }[finding.verdict]
+    }.get(finding.verdict, 1)
 
 
 def _likeness(change: Change) -> _Likeness:

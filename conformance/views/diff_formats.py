@@ -65,6 +65,8 @@ PROGRESS = {
     Kind.BETTER: "better",
     Kind.OTHER_DIAGNOSIS: "wrong in another way",
     Kind.CHANGED: "neither better nor worse",
+    Kind.UNSEEN: "not looked at again",
+    Kind.UNSEEN_BEFORE: "not looked at before",
     Kind.VANISHED: "vanished",
     Kind.APPEARED: "appeared",
     Kind.ONLY_OLD: "in parts that only OLD looked at",
@@ -78,6 +80,8 @@ SIDE_BY_SIDE = PROGRESS | {
     Kind.BETTER: "differ, NEW fares better",
     Kind.OTHER_DIAGNOSIS: "differ, both are wrong",
     Kind.CHANGED: "differ, neither fares better",
+    Kind.UNSEEN: "only OLD has a judgement",
+    Kind.UNSEEN_BEFORE: "only NEW has a judgement",
     Kind.VANISHED: "only OLD has them",
     Kind.APPEARED: "only NEW has them",
 }
