@@ -117,6 +117,21 @@ def test_a_cell_without_wrong_ones_says_so_and_links_to_all() -> None:
     assert [link for link in page.links() if link.endswith("&verdict=any")]
 
 
+def test_a_refusal_is_right_only_of_bad_input() -> None:
+    refused = finding_of("c", verdict=Verdict.REFUSED)
+    bad = finding_of("a", check=Check.ARGUMENTS, verdict=Verdict.REFUSED)
+    right = "✓ 1 conform or are rightly refused"
+
+    def cells(*findings: Finding) -> list[tuple[str, str]]:
+        page = Page(render([report_of(findings)]))
+        return [(kind, " ".join(words)) for kind, words in page.cells if "–" not in words]
+
+    assert cells(refused) == [("none", "⊘ 1 refused")]
+    assert cells(RIGHT, refused) == [("right", f"{right} ⊘ 1 refused")]
+    assert cells(bad) == [("right", right)]
+    assert cells(WRONG, refused) == [("wrong", "✕ 1 of 2 wrong")]
+
+
 def test_what_is_not_supported_is_said() -> None:
     page = Page(render([report_of([UNSUPPORTED])]))
 

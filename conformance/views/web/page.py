@@ -27,7 +27,7 @@ from conformance.comparing.writable import require_regular
 from conformance.findings.badness import explain
 from conformance.findings.cause import Severity
 from conformance.findings.errors import PagePathError
-from conformance.findings.verdict import JUDGED, WRONG, Check, Verdict
+from conformance.findings.verdict import WRONG, Check, Verdict
 from conformance.runs.reproduce import command
 from conformance.views.web.page_data import Version, document, name_versions
 from reference.aggregation import Mode
@@ -52,14 +52,24 @@ SCRIPTS = ("data.js", "picture.js", "detail.js", "list.js")
 
 @dataclass(frozen=True, kw_only=True)
 class Tally:
-    """How many findings are wrong, of how many whose verdict keeps or breaks a promise."""
+    """How many findings are wrong, right, refused and not looked at."""
 
     query: dict[str, str]
     """The filter of the page that lists them."""
 
     wrong: int
-    seen: int
+    right: int
+    """They conform, or bad input is refused."""
+
+    refused: int
+    """Ordinary steps that the framework refuses: nothing is known of their numbers."""
+
     unsupported: int
+
+    @property
+    def seen(self) -> int:
+        """How many verdicts there are on what a framework does."""
+        return self.wrong + self.right + self.refused
 
     @property
     def share(self) -> float:
@@ -69,8 +79,9 @@ class Tally:
 
 def tally(version: Version, checks: Collection[Check], modes: Collection[Mode]) -> Tally:
     """Counts the findings of a version in some checks and modes."""
-    cells = (version.matrix.get(check, {}).get(mode) for check, mode in product(checks, modes))
-    verdicts = sum(filter(None, cells), Counter[Verdict]())
+    found = [one for cell in product(checks, modes) for one in version.cells.get(cell, ())]
+    verdicts = Counter(one.verdict for one in found)
+    rightly_refused = sum(one.is_rightly_refused for one in found)
     query = {"framework": version.framework, "version": version.name}
     if len(checks) == len(modes) == 1:
         query |= {"check": next(iter(checks)), "mode": next(iter(modes))}
@@ -78,7 +89,8 @@ def tally(version: Version, checks: Collection[Check], modes: Collection[Mode]) 
     return Tally(
         query=query if wrong else query | {"verdict": "any"},
         wrong=wrong,
-        seen=sum(verdicts[verdict] for verdict in JUDGED),
+        right=verdicts[Verdict.CONFORMS] + rightly_refused,
+        refused=verdicts[Verdict.REFUSED] - rightly_refused,
         unsupported=verdicts[Verdict.UNSUPPORTED],
     )
 
