@@ -13,7 +13,7 @@ verdicts, from best to worst:
    the weights behind it is hidden.
 
 What was wrong and is ``unsupported`` now has not become better: nobody looked at it again. The same
-holds for whatever one of the sides has no judgement of (a verdict that is not in `JUDGED`).
+holds for whatever one of the sides was ``not_driven`` to.
 
 What only one side looked at (a check, mode, depth, layout or case) says nothing of the other's
 code. It is kept apart, and so is what was looked at on both sides and still stands on one alone.
@@ -27,12 +27,12 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
 from conformance.comparing.report_file import load_reliable
-from conformance.findings.badness import growth
+from conformance.findings.badness import failure, growth
 from conformance.findings.errors import NothingToCompareError
 from conformance.findings.finding_id import GENERATED
 from conformance.findings.report import PlanSize
-from conformance.findings.sanitize import first_line
-from conformance.findings.verdict import JUDGED, WRONG, Check, Verdict
+from conformance.findings.sanitize import numberless
+from conformance.findings.verdict import UNJUDGED, WRONG, Check, Verdict
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:
@@ -46,10 +46,6 @@ if TYPE_CHECKING:
 
     _Likeness = tuple["Kind", "State | None", "State | None"]
     """The fields that a `Group` begins with."""
-
-
-SEEN = (*JUDGED, Verdict.ADVICE)
-"""Verdicts on something that was looked at."""
 
 
 class Kind(StrEnum):
@@ -133,7 +129,7 @@ class Change:
 
 
 class State(NamedTuple):
-    """A verdict and, of what is wrong, the name of the mistake or a crash's last line."""
+    """A verdict and, of what is wrong, the name of the mistake or the words of the failure."""
 
     verdict: Verdict
     cause: str
@@ -141,9 +137,15 @@ class State(NamedTuple):
     @classmethod
     def of(cls, finding: Finding) -> State:
         """How a finding stands."""
-        if finding.verdict is Verdict.CRASHED:
-            return cls(finding.verdict, first_line(finding.message))
-        return cls(finding.verdict, finding.diagnosis.name if finding.diagnosis else "")
+        if finding.diagnosis is not None:
+            return cls(finding.verdict, finding.diagnosis.name)
+        return cls(finding.verdict, failure(finding) if finding.verdict in WRONG else "")
+
+    @property
+    def form(self) -> State:
+        """The same without the numbers of a failure's words, such as those of lines."""
+        is_failure = self.verdict in (Verdict.CRASHED, Verdict.DECLINED)
+        return self._replace(cause=numberless(self.cause)) if is_failure else self
 
 
 class Group(NamedTuple):
@@ -345,14 +347,14 @@ def _kind(old: Finding, new: Finding) -> Kind:
     grown = growth(old, new)
     if grown:
         return Kind.WORSE if grown > 0 else Kind.BETTER
-    if State.of(old) != State.of(new):
+    if State.of(old).form != State.of(new).form:
         return Kind.OTHER_DIAGNOSIS
     return Kind.CHANGED if (old.error is None) != (new.error is None) else Kind.SAME
 
 
 def _says_nothing_of(finding: Finding, other: Finding) -> bool:
     """Whether a finding leaves open what became of another one, of which there is a judgement."""
-    if other.verdict not in SEEN or finding.verdict in SEEN:
+    if other.verdict in UNJUDGED or finding.verdict not in UNJUDGED:
         return False
     return other.verdict in WRONG or finding.verdict is not Verdict.UNSUPPORTED
 

@@ -65,7 +65,7 @@ class Expectation(BaseModel):
     """One fault that is known.
 
     Of a mismatch one of the names in ``diagnosis`` must explain the weights; of a crash, or of a
-    step that is declined, the last line of its message must hold the words in ``message``, so that
+    step that is declined, the first line of its message must hold the words in ``message``, so that
     another crash, or a time-out, does not pass for it.
     """
 

@@ -125,7 +125,7 @@ class Expecting(Gate):
     def decision(self, finding: Finding, clues: Clues | None = None) -> GateDecision:
         """By the entry that lists the finding, if one does."""
         entry = self.expectations.of(finding.id)
-        if entry is None:
+        if entry is None or finding.verdict is Verdict.NOT_DRIVEN:
             cause = self.expectations.explaining(finding, clues)
             if cause is not None:
                 return GateDecision(Outcome.KNOWN, f"{cause.reason} ({cause.link})")

@@ -74,17 +74,19 @@ def test_what_is_new_comes_first_in_every_format() -> None:
     assert [one["fate"] for one in document["causes"]] == ["new", "gone"]
 
 
-def with_verdict(verdict: Verdict, identity: str = A, message: str | None = None) -> Said:
+def with_verdict(verdict: Verdict, identity: str = A, **fields: str) -> Said:
     """A finding that says nothing of any mistake."""
-    return Finding(id=identity, verdict=verdict, message=message), Clues(terms=["policy_loss"])
+    finding = Finding.model_validate({"id": identity, "verdict": verdict, **fields})
+    return finding, Clues(terms=["policy_loss"])
 
 
 @pytest.mark.parametrize(
     ("found", "became"),
     [
-        ([with_verdict(one) for one in (Verdict.CRASHED,)], "now 1 crashed, 1 not run"),
-        ([with_verdict(one) for one in (Verdict.REFUSED,)], "now 1 refused, 1 not run"),
-        ([with_verdict(one) for one in (Verdict.UNSUPPORTED,)], "now 1 unsupported, 1 not run"),
+        ([with_verdict(Verdict.CRASHED)], "now 1 crashed, 1 not run"),
+        ([with_verdict(Verdict.REFUSED)], "now 1 refused, 1 not run"),
+        ([with_verdict(Verdict.UNSUPPORTED)], "now 1 unsupported, 1 not run"),
+        ([with_verdict(Verdict.NOT_DRIVEN)], "now 1 not driven, 1 not run"),
         ([right(A), with_verdict(Verdict.CRASHED, B)], "now 1 right, 1 crashed"),
         ([right(A), wrong(B, EMPTY)], "now 1 right, 1 wrong in another way"),
         ([right(A)], "now 1 right, 1 not run"),
@@ -103,7 +105,6 @@ def test_a_cause_is_not_gone_unless_each_of_its_findings_is_right(
 
 @pytest.mark.parametrize("verdict", [*Verdict])
 def test_only_what_conforms_or_is_advice_is_right_again(verdict: Verdict) -> None:
-    """A verdict that comes to be later is no exception."""
     found = [wrong(A, EMPTY)] if verdict is Verdict.MISMATCH else [with_verdict(verdict)]
     changes = cause_changes(report(wrong(A, CP)), report(*found))
 
@@ -119,17 +120,22 @@ def test_a_cause_that_occurred_beside_another_is_gone_where_the_other_alone_is_l
     assert fates(old, new) == [("gone", "2"), ("the same", "2")]
 
 
-@pytest.mark.parametrize("verdict", [Verdict.CRASHED, Verdict.REFUSED, Verdict.UNSUPPORTED])
+@pytest.mark.parametrize(
+    "verdict", [Verdict.CRASHED, Verdict.REFUSED, Verdict.UNSUPPORTED, Verdict.NOT_DRIVEN]
+)
 def test_a_cause_of_what_was_not_looked_at_before_is_not_new(verdict: Verdict) -> None:
     found = cause_changes(report(with_verdict(verdict)), report(wrong(A, CP)))
 
     [change] = [one for one in found if one.old is None]
-    assert (change.fate, change.became) == ("not looked at before", f"before 1 {verdict}")
+    assert (change.fate, change.became) == (
+        "not looked at before",
+        f"before 1 {verdict.replace('_', ' ')}",
+    )
 
 
 def crash(line: int, function: str = "step", words: str = "KeyError: 3") -> Said:
-    place = f'  File "fw/loss.py", line {line}, in {function}'
-    return with_verdict(Verdict.CRASHED, message=f"rank 0 raised\n{place}\n{words}")
+    place = f"fw/loss.py:{line} ({function})"
+    return with_verdict(Verdict.CRASHED, message=words, place=place)
 
 
 @pytest.mark.parametrize(

@@ -73,6 +73,13 @@ def crashed(message: str, **fields: Any) -> Finding:
     return found(Verdict.CRASHED, message=message, **fields)
 
 
+def declined(message: str) -> Finding:
+    return found(Verdict.DECLINED, message=message)
+
+
+NOT_DRIVEN = found(Verdict.NOT_DRIVEN, message="the configuration has no group 'engine'")
+
+
 def report(*findings: Finding, header: Header = HEADER, missing: int = 0) -> Report:
     selection = Selection(selected=len(findings) + missing, deselected=0)
     return Report.assemble(header, findings, selection)
@@ -116,6 +123,14 @@ def test_each_verdict_is_worse_than_those_before_it(rank: int) -> None:
         (found(Verdict.UNSUPPORTED), wrong(), Kind.UNSEEN_BEFORE),
         (wrong(), found(Verdict.UNSUPPORTED), Kind.UNSEEN),
         (crashed("no"), found(Verdict.UNSUPPORTED), Kind.UNSEEN),
+        (found(), NOT_DRIVEN, Kind.UNSEEN),
+        (found(Verdict.ADVICE), NOT_DRIVEN, Kind.UNSEEN),
+        (found(Verdict.REFUSED), NOT_DRIVEN, Kind.UNSEEN),
+        (wrong(), NOT_DRIVEN, Kind.UNSEEN),
+        (crashed("no"), NOT_DRIVEN, Kind.UNSEEN),
+        (NOT_DRIVEN, wrong(), Kind.UNSEEN_BEFORE),
+        (found(Verdict.UNSUPPORTED), NOT_DRIVEN, Kind.CHANGED),
+        (NOT_DRIVEN, NOT_DRIVEN, Kind.SAME),
         (found(Verdict.REFUSED), found(Verdict.UNSUPPORTED), Kind.CHANGED),
         (found(Verdict.REFUSED, message="no"), found(Verdict.REFUSED, message="No"), Kind.SAME),
         (wrong(0.5), wrong(0.5 + 1.4 * TOLERANCE), Kind.SAME),
@@ -128,8 +143,15 @@ def test_each_verdict_is_worse_than_those_before_it(rank: int) -> None:
         (wrong(None, "not_divided"), wrong(0.4), Kind.OTHER_DIAGNOSIS),
         (wrong(None), wrong(0.4), Kind.CHANGED),
         (wrong(None), wrong(None), Kind.SAME),
-        (crashed("line 1\nKeyError: 1"), crashed("line 2\nKeyError: 1"), Kind.SAME),
-        (crashed("KeyError: 1"), crashed("KeyError: 2"), Kind.OTHER_DIAGNOSIS),
+        (crashed("KeyError: 1"), crashed("KeyError: 2"), Kind.SAME),
+        (crashed("KeyError: 1"), crashed("ValueError: 1"), Kind.OTHER_DIAGNOSIS),
+        (crashed("no", place="a.py:1 (f)"), crashed("no", place="a.py:2 (f)"), Kind.SAME),
+        (
+            crashed("no", place="a.py:1 (f)"),
+            crashed("no", place="a.py:1 (g)"),
+            Kind.OTHER_DIAGNOSIS,
+        ),
+        (declined("no mode a"), declined("no mode b"), Kind.OTHER_DIAGNOSIS),
     ],
 )
 def test_a_pair_of_findings_is_compared_by_rank_then_error_then_cause(

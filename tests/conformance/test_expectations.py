@@ -83,6 +83,7 @@ def crash(case: str, message: str) -> Finding:
         (finding("a"), Outcome.FAILS, "it conforms: fixed; remove it"),
         (finding("a", Verdict.UNSUPPORTED), Outcome.FAILS, "it is unsupported, not mismatch"),
         (finding("a", Verdict.REFUSED), Outcome.FAILS, "it is refused, not mismatch"),
+        (finding("a", Verdict.NOT_DRIVEN), Outcome.SKIPPED, "not_driven"),
         (crash("a", "TimeoutError: 120 s"), Outcome.FAILS, "it is crashed, not mismatch"),
         (mismatch("b", "not_divided"), Outcome.FAILS, "mismatch: relative error 1: 2 instead of 4"),
         (crash("b", "KeyError: 1"), Outcome.FAILS, "crashed: KeyError: 1"),

@@ -146,6 +146,13 @@ def page_causes_of(*reports: Report) -> list[PageCause]:
     return page_causes(name_versions(reports))
 
 
+def test_what_is_not_driven_is_said() -> None:
+    page = Page(render([report_of([UNSUPPORTED, finding_of("c", verdict=Verdict.NOT_DRIVEN)])]))
+
+    assert "not driven" in page.cells_of("none")
+    assert page.counts == []
+
+
 def test_causes_stand_before_all_else_and_say_what_is_known_of_them() -> None:
     report = report_of([of("not_divided", place="loss.py:7 (reduce)", scale=2.0, cosine=1.0)])
     page = render([report])

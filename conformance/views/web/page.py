@@ -65,6 +65,7 @@ class Tally:
     """Ordinary steps that the framework refuses: nothing is known of their numbers."""
 
     unsupported: int
+    not_driven: int
 
     @property
     def seen(self) -> int:
@@ -92,6 +93,7 @@ def tally(version: Version, checks: Collection[Check], modes: Collection[Mode]) 
         right=verdicts[Verdict.CONFORMS] + rightly_refused,
         refused=verdicts[Verdict.REFUSED] - rightly_refused,
         unsupported=verdicts[Verdict.UNSUPPORTED],
+        not_driven=verdicts[Verdict.NOT_DRIVEN],
     )
 
 
