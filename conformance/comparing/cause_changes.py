@@ -1,19 +1,20 @@
 """What became of the causes of one report in another.
 
-A cause is gone if each of its findings was looked at again and is right, and new if some of its
-findings was looked at before. Of anything else it is only said what its findings are.
+A cause is gone if each of its findings was looked at again and does not show it, and new if one of
+its findings was looked at before. Of anything else it is only said what its findings are.
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
+from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 from conformance.comparing.diff import key
-from conformance.findings.cause import Severity
+from conformance.findings.cause import UNEXPLAINED, Severity
 from conformance.findings.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -39,11 +40,16 @@ class Fate(StrEnum):
 
 
 RIGHT = "right"
+WITHOUT_IT = "wrong without it"
+"""Other mistakes explain it, and a cause that keeps steps from being trained is not there."""
+
 OTHERWISE_WRONG = "wrong in another way"
+"""No known mistake explains it, so that the cause may be a part of it."""
+
 NOT_RUN = "not run"
 
-LOOKED_AT = (RIGHT, OTHERWISE_WRONG)
-"""What a finding of the other report is if it says something of a cause."""
+LOOKED_AT = (RIGHT, WITHOUT_IT, OTHERWISE_WRONG)
+"""What a finding of the other report is if it was looked at."""
 
 
 class CauseChange(NamedTuple):
@@ -86,7 +92,7 @@ def missing_cause(cause: Cause, old: Report, new: Report) -> CauseChange:
 
 def _missing(cause: Cause, old: _Side, new: _Side) -> CauseChange:
     found = _verdicts_on(cause, old, new)
-    if set(found) <= {RIGHT}:
+    if set(found) <= {RIGHT, WITHOUT_IT}:
         return CauseChange(Fate.GONE, cause, None)
     return CauseChange(Fate.UNSEEN, cause, None, f"now {_counted(found)}")
 
@@ -132,43 +138,35 @@ class _Side:
     def findings(self) -> dict[Key, Finding]:
         return {key(self.report.request, finding): finding for finding in self.report.findings}
 
-    @cached_property
-    def mistakes(self) -> dict[str, set[str]]:
-        """The mistakes of each finding that is wrong, by its id."""
-        mistakes: dict[str, set[str]] = defaultdict(set)
-        for cause in self.report.causes:
-            for name in cause.findings:
-                mistakes[name].add(cause.mistake)
-        return mistakes
+    def suspects(self, finding: Finding) -> set[str]:
+        """All mistakes that may be a part of what is wrong with a finding."""
+        clues = self.report.clues_of(finding)
+        if clues is not None and clues.explanations:
+            parts = chain.from_iterable(chain.from_iterable(clues.explanations))
+            return {name.partition("/")[2] for name in parts}
+        return {finding.diagnosis.name, *finding.diagnosis.also} if finding.diagnosis else set()
 
 
 def _verdicts_on(cause: Cause, here: _Side, there: _Side) -> Counter[str]:
     """Counts what the findings of a cause of one report are in the other."""
     explained = {*cause.findings}
     return Counter(
-        _verdict_on(cause, finding, there.findings.get(of), here, there)
+        _verdict_on(cause, there.findings.get(of), there)
         for of, finding in here.findings.items()
         if finding.id in explained
     )
 
 
-def _verdict_on(
-    cause: Cause, finding: Finding, other: Finding | None, here: _Side, there: _Side
-) -> str:
-    """Returns what another report's finding of the same says of a cause.
-
-    It is right as well if it is wrong by mistakes alone that were there beside the cause, or if the
-    cause keeps steps from being trained, and this one is.
-    """
-    if other is None:
+def _verdict_on(cause: Cause, finding: Finding | None, there: _Side) -> str:
+    """Returns what the other report's finding says of a cause; None if it has none."""
+    if finding is None:
         return NOT_RUN
-    if other.verdict in (Verdict.CONFORMS, Verdict.ADVICE) or other.is_rightly_refused:
+    if finding.verdict in (Verdict.CONFORMS, Verdict.ADVICE) or finding.is_rightly_refused:
         return RIGHT
-    if other.verdict is not Verdict.MISMATCH:
-        return str(other.verdict).replace("_", " ")
-    others, left = here.mistakes[finding.id] - {cause.mistake}, there.mistakes[other.id]
-    is_trained_again = cause.severity is Severity.NOT_TRAINED
-    return RIGHT if is_trained_again or (left and left <= others) else OTHERWISE_WRONG
+    if finding.verdict is not Verdict.MISMATCH:
+        return str(finding.verdict).replace("_", " ")
+    is_open = not there.suspects(finding).isdisjoint({cause.name, UNEXPLAINED})
+    return OTHERWISE_WRONG if is_open and cause.severity is not Severity.NOT_TRAINED else WITHOUT_IT
 
 
 def _counted(found: Counter[str]) -> str:

@@ -88,13 +88,14 @@ def with_verdict(verdict: Verdict, identity: str = A, **fields: str) -> Said:
         ([with_verdict(Verdict.UNSUPPORTED)], "now 1 unsupported, 1 not run"),
         ([with_verdict(Verdict.NOT_DRIVEN)], "now 1 not driven, 1 not run"),
         ([right(A), with_verdict(Verdict.CRASHED, B)], "now 1 right, 1 crashed"),
-        ([right(A), wrong(B, EMPTY)], "now 1 right, 1 wrong in another way"),
+        ([right(A), wrong(B)], "now 1 right, 1 wrong in another way"),
+        ([wrong(A, EMPTY)], "now 1 wrong without it, 1 not run"),
         ([right(A)], "now 1 right, 1 not run"),
         ([right(OTHER)], "now 2 not run"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_cause_is_not_gone_unless_each_of_its_findings_is_right(
+def test_a_cause_is_not_gone_unless_each_of_its_findings_is_without_it(
     found: list[Said], became: str
 ) -> None:
     changes = cause_changes(report(wrong(A, CP), wrong(B, CP)), report(*found))
@@ -105,11 +106,15 @@ def test_a_cause_is_not_gone_unless_each_of_its_findings_is_right(
 
 @pytest.mark.parametrize("verdict", [*Verdict])
 def test_only_what_conforms_or_is_advice_is_right_again(verdict: Verdict) -> None:
-    found = [wrong(A, EMPTY)] if verdict is Verdict.MISMATCH else [with_verdict(verdict)]
+    found = [wrong(A)] if verdict is Verdict.MISMATCH else [with_verdict(verdict)]
     changes = cause_changes(report(wrong(A, CP)), report(*found))
 
     is_gone = [one.fate == "gone" for one in changes if one.new is None]
     assert is_gone == [verdict in (Verdict.CONFORMS, Verdict.ADVICE)]
+
+
+def test_a_cause_is_gone_where_another_mistake_alone_explains_what_is_wrong() -> None:
+    assert fates(report(wrong(A, CP)), report(wrong(A, EMPTY))) == [("new", "1"), ("gone", "1")]
 
 
 def test_a_cause_that_occurred_beside_another_is_gone_where_the_other_alone_is_left() -> None:

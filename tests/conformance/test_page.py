@@ -175,23 +175,19 @@ def test_causes_stand_before_all_else_and_say_what_is_known_of_them() -> None:
 
 def test_a_cause_of_several_versions_is_shown_once_with_what_became_of_it() -> None:
     old = report_of([of("not_divided"), of("tokens_lost", "b"), of("not_finite", "d")])
+    crashed = finding_of("d", verdict=Verdict.CRASHED, message="KeyError: 1")
     new = report_of(
-        [
-            of("not_divided"),
-            of("not_divided", "c"),
-            of("samples_lost", "b"),
-            finding_of("d", verdict=Verdict.CONFORMS),
-        ],
-        version="2",
+        [of("not_divided"), of("not_divided", "c"), of("samples_lost", "b"), crashed], version="2"
     )
 
     assert [(one.statement, one.fate, one.counts) for one in page_causes_of(old, new)] == [
         ("token losses are added up and not divided", "the same", {"2": 2, "1": 1}),
         ("samples are lost", "new", {"2": 1}),
-        ("tokens are lost", "not known to be gone", {"1": 1}),
-        ("numbers are NaN or infinite", "gone", {"1": 1}),
+        ("KeyError: 1", "new", {"2": 1}),
+        ("tokens are lost", "gone", {"1": 1}),
+        ("numbers are NaN or infinite", "not known to be gone", {"1": 1}),
     ]
-    assert "now 1 wrong in another way" in render([old, new])
+    assert "now 1 crashed" in render([old, new])
     assert [one.fate for one in page_causes_of(new)] == ["the same"] * 2
     assert ">new</span>" in render([old, new])
     assert "2 findings, 2 of 2 versions" in render([old, new])
