@@ -386,7 +386,7 @@ def test_newest_versions_are_main_branches_and_else_the_last_releases(
 
 
 def test_known_fault_shown_is_one_of_a_committed_report(tmp_path: Path) -> None:
-    [shown] = blocks("toml", r"\[\[expect")
+    [shown] = blocks("toml", "framework = ")
     (tmp_path / "known.toml").write_text(shown)
     gate = Expecting(load_expectations(tmp_path / "known.toml"))
     report = load(command.ROOT / "reports" / "skyrl" / "v0.3.0.json.gz")

@@ -11,7 +11,7 @@ from conformance.causes.impact import impact
 from conformance.causes.statements import BROKEN_RULES, STATEMENTS
 from conformance.causes.table import Table
 from conformance.findings.badness import badness, failure
-from conformance.findings.cause import Cause, Severity
+from conformance.findings.cause import UNEXPLAINED, Cause, Severity
 from conformance.findings.finding_id import GENERATED
 from conformance.findings.sanitize import numberless
 from conformance.findings.verdict import WRONG, Check, Verdict
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from conformance.causes.table import Pair
     from conformance.findings.cause import Clues
     from conformance.findings.finding import Finding
-
-UNEXPLAINED = "unexplained"
 
 
 def causes(findings: Sequence[Finding], clues: Sequence[Clues]) -> list[Cause]:

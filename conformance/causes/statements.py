@@ -121,6 +121,7 @@ STATEMENTS = {
     "inactive_tokens_weigh": "tokens that the mask excludes have a weight",
     "not_finite": "numbers are NaN or infinite",
     "tokens_not_held": "active tokens are on no rank",
+    "forward_passes_not_recorded": "the adapter records no forward passes",
     "group_on_several_ranks": "a prompt group is on several data-parallel ranks",
     "depends_on_cut": "a term is documented to depend on how a step is cut",
     "not_logged": "a number is missing that this version is known to log",
@@ -135,6 +136,11 @@ BROKEN_RULES = {
     "refused_without_naming": "bad input is refused by an error that does not name it",
     "refused_what_it_supports": "good input is refused",
     "not_the_same": "two ways to configure the same give different weights",
+    "several_divisors": "several divisors",
+    "tokens_missing": "active tokens have no weight",
+    "reducer_ignored": "a custom reducer is not used as it is",
+    "reducer_rescaled": "reducer rescaled",
+    "configuration_ignored": "the adapter does not pass a setting on that it declares",
 }
 
 """What a framework does against a rule about configurations, logs and group boundaries."""

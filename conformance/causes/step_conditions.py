@@ -12,7 +12,7 @@ import numpy as np
 from conformance.causes.conditions import EMPTY_SAMPLE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
 
@@ -21,50 +21,64 @@ if TYPE_CHECKING:
     from reference.step import Step
 
 
+OF_STEPS: dict[str, Callable[[Step], bool]] = {
+    EMPTY_SAMPLE: lambda step: bool((step.active_tokens == 0).any()),
+    "where no token is active": lambda step: not step.active_tokens.any(),
+    "where a sample has masked tokens": lambda step: bool(
+        (step.active_tokens < step.response_lengths).any()
+    ),
+    "where samples differ in length": lambda step: _several(step.active_tokens),
+    "where prompt groups differ in size": lambda step: _several(_group_sizes(step)),
+    "where a prompt group has several samples": lambda step: bool((_group_sizes(step) > 1).any()),
+    "where there are several prompt groups": lambda step: len(_group_sizes(step)) > 1,
+    "where a rollout has several samples": lambda step: len(set(step.rollouts)) < step.size,
+    "where tokens are rejected": lambda step: step.original_mask is not None,
+    "where no token is rejected": lambda step: step.original_mask is None,
+}
+"""Facts of steps, however they are cut."""
+
+OF_BATCHES: dict[str, Callable[[StepContext], bool]] = {
+    "where a batch has several optimizer steps": lambda context: len(context.steps) > 1,
+    "after the first optimizer step of a batch": lambda context: context.step_index > 0,
+    "where rows are repeated to fill up a batch": lambda context: context.filled_rows is not None,
+}
+"""Facts of the batch that a step is of."""
+
+OF_CUTS: dict[str, Callable[[StepContext, TokenPlacement], bool]] = {
+    "where data-parallel ranks differ in active tokens": lambda context, placement: _differ(
+        context.step.mask, placement.dp_rank
+    ),
+    "where micro-batches differ in active tokens": lambda context, placement: _differ(
+        context.step.mask, placement.micro_batch_number
+    ),
+    "where data-parallel ranks differ in micro-batches": lambda _, placement: _several(
+        placement.micro_batches
+    ),
+    "where a prompt group is on several data-parallel ranks": lambda context, placement: _split(
+        context.step.groups[context.sample], placement.dp_rank
+    ),
+    "where a prompt group is in several micro-batches": lambda context, placement: _split(
+        context.step.groups[context.sample], placement.micro_batch_number
+    ),
+}
+"""Facts of how steps are cut."""
+
+
 def of_context(context: StepContext) -> Iterator[str]:
     """Yield what is true of a step and of how it was cut."""
     yield from of_step(context.step)
-    if len(context.steps) > 1:
-        yield "where a batch has several optimizer steps"
-    if context.step_index:
-        yield "after the first optimizer step of a batch"
-    if context.filled_rows is not None:
-        yield "where rows are repeated to fill up a batch"
-    if context.placement is not None:
-        yield from _of_cut(context, context.placement)
+    yield from (fact for fact, holds in OF_BATCHES.items() if holds(context))
+    if (placement := context.placement) is not None:
+        yield from (fact for fact, holds in OF_CUTS.items() if holds(context, placement))
 
 
 def of_step(step: Step) -> Iterator[str]:
     """Yield what is true of a step, however it was cut."""
-    active = step.active_tokens
-    _, sizes = np.unique(step.groups, return_counts=True)
-    facts = {
-        EMPTY_SAMPLE: (active == 0).any(),
-        "where no token is active": not active.any(),
-        "where a sample has masked tokens": (active < step.response_lengths).any(),
-        "where samples differ in length": len(set(active)) > 1,
-        "where prompt groups differ in size": len(set(sizes)) > 1,
-        "where a prompt group has several samples": (sizes > 1).any(),
-        "where there are several prompt groups": len(sizes) > 1,
-        "where a rollout has several samples": len(set(step.rollouts)) < step.size,
-        "where tokens are rejected": step.original_mask is not None,
-        "where no token is rejected": step.original_mask is None,
-    }
-    yield from (fact for fact, holds in facts.items() if holds)
+    return (fact for fact, holds in OF_STEPS.items() if holds(step))
 
 
-def _of_cut(context: StepContext, placement: TokenPlacement) -> Iterator[str]:
-    mask, group = context.step.mask, context.step.groups[context.sample]
-    facts = {
-        "where data-parallel ranks differ in active tokens": _differ(mask, placement.dp_rank),
-        "where micro-batches differ in active tokens": _differ(mask, placement.micro_batch_number),
-        "where data-parallel ranks differ in micro-batches": _several(placement.micro_batches),
-        "where a prompt group is on several data-parallel ranks": _split(group, placement.dp_rank),
-        "where a prompt group is in several micro-batches": _split(
-            group, placement.micro_batch_number
-        ),
-    }
-    yield from (fact for fact, holds in facts.items() if holds)
+def _group_sizes(step: Step) -> NDArray[np.int64]:
+    return np.unique(step.groups, return_counts=True)[1]
 
 
 def _several(values: NDArray[np.int64]) -> bool:

@@ -144,28 +144,28 @@ def history(options: argparse.Namespace) -> Iterator[str]:
 
 def html(options: argparse.Namespace) -> Iterator[str]:
     """Writes a page and yields where it is."""
-    from conformance.comparing.report_file import load
+    from conformance.comparing.report_file import load_reliable
     from conformance.views.web import page
 
-    page.write(map(load, options.reports), options.output)
+    page.write(map(load_reliable, options.reports), options.output)
     yield f"page: {options.output}"
 
 
 def expect(options: argparse.Namespace) -> Iterator[str]:
     """Yields a file of known faults to be completed."""
     from conformance.comparing.expectations import draft
-    from conformance.comparing.report_file import load
+    from conformance.comparing.report_file import load_reliable
 
-    return draft(load(options.report))
+    return draft(load_reliable(options.report))
 
 
 def issue(options: argparse.Namespace) -> Iterator[str]:
     """Yields a cause as a bug report."""
     from conformance.comparing.groups import find_cause
-    from conformance.comparing.report_file import load
+    from conformance.comparing.report_file import load_reliable
     from conformance.views import issue as view
 
-    report = load(options.report)
+    report = load_reliable(options.report)
     yield from view.as_markdown(report, find_cause(report, options.cause))
 
 

@@ -25,6 +25,7 @@ def assembled(
     clues: Sequence[Clues],
     selection: Selection,
     watched: frozenset[str] = frozenset(),
+    fault: str | None = None,
 ) -> Report:
     """The report of findings that arrived in any order, whose clues are numbered as they came.
 
@@ -32,7 +33,8 @@ def assembled(
     """
     by_id = sorted(_credible(findings), key=lambda finding: finding.id)
     ordered, numbered = _numbered(by_id, clues, watched)
-    return Report.assemble(header, ordered, selection, causes(ordered, numbered), numbered)
+    found = causes(ordered, numbered)
+    return Report.assemble(header, ordered, selection, found, numbered, fault)
 
 
 def _credible(findings: Sequence[Finding]) -> Sequence[Finding]:

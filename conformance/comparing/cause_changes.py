@@ -1,16 +1,28 @@
-"""What became of the causes of one report in another."""
+"""What became of the causes of one report in another.
+
+A cause is gone if each of its findings was looked at again and does not show it, and new if one of
+its findings was looked at before. Of anything else it is only said what its findings are.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
+from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
-from conformance.findings.cause import Severity
+from conformance.comparing.diff import key
+from conformance.findings.cause import UNEXPLAINED, Severity
+from conformance.findings.verdict import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from conformance.comparing.diff import Key
     from conformance.findings.cause import Cause
+    from conformance.findings.finding import Finding
     from conformance.findings.report import Report
 
 
@@ -21,8 +33,23 @@ class Fate(StrEnum):
     CHANGED = "changed"
     """The same mistake under another condition."""
 
+    UNSEEN_BEFORE = "not looked at before"
+    UNSEEN = "not known to be gone"
     GONE = "gone"
     SAME = "the same"
+
+
+RIGHT = "right"
+WITHOUT_IT = "wrong without it"
+"""Other mistakes explain it, and a cause that keeps steps from being trained is not there."""
+
+OTHERWISE_WRONG = "wrong in another way"
+"""No known mistake explains it, so that the cause may be a part of it."""
+
+NOT_RUN = "not run"
+
+LOOKED_AT = (RIGHT, WITHOUT_IT, OTHERWISE_WRONG)
+"""What a finding of the other report is if it was looked at."""
 
 
 class CauseChange(NamedTuple):
@@ -31,6 +58,8 @@ class CauseChange(NamedTuple):
     fate: Fate
     old: Cause | None
     new: Cause | None
+    became: str = ""
+    """What its findings are in the report without it, where that leaves open what became of it."""
 
     @property
     def statement(self) -> str:
@@ -56,8 +85,21 @@ def cause_changes(old: Report, new: Report) -> list[CauseChange]:
     return sorted(_changes(old, new), key=lambda change: [*Fate].index(change.fate))
 
 
+def missing_cause(cause: Cause, old: Report, new: Report) -> CauseChange:
+    """What became of a cause of the old report that the new one does not have."""
+    return _missing(cause, _Side(old), _Side(new))
+
+
+def _missing(cause: Cause, old: _Side, new: _Side) -> CauseChange:
+    found = _verdicts_on(cause, old, new)
+    if set(found) <= {RIGHT, WITHOUT_IT}:
+        return CauseChange(Fate.GONE, cause, None)
+    return CauseChange(Fate.UNSEEN, cause, None, f"now {_counted(found)}")
+
+
 def _changes(old: Report, new: Report) -> Iterator[CauseChange]:
     before, after = _wrong(old), _wrong(new)
+    old_side, new_side = _Side(old), _Side(new)
     for cause in [*after]:
         same = next((one for one in before if one.key == cause.key), None)
         if same is not None:
@@ -65,15 +107,67 @@ def _changes(old: Report, new: Report) -> Iterator[CauseChange]:
             after.remove(cause)
             yield CauseChange(Fate.SAME, same, cause)
     for cause in after:
-        alike = next((one for one in before if one.name == cause.name), None)
+        alike = next((one for one in before if one.mistake == cause.mistake), None)
         if alike is None:
-            yield CauseChange(Fate.NEW, None, cause)
+            yield _appeared(cause, old_side, new_side)
         else:
             before.remove(alike)
             yield CauseChange(Fate.CHANGED, alike, cause)
     for cause in before:
-        yield CauseChange(Fate.GONE, cause, None)
+        yield _missing(cause, old_side, new_side)
+
+
+def _appeared(cause: Cause, old: _Side, new: _Side) -> CauseChange:
+    found = _verdicts_on(cause, new, old)
+    if not found.keys().isdisjoint(LOOKED_AT):
+        return CauseChange(Fate.NEW, None, cause)
+    return CauseChange(Fate.UNSEEN_BEFORE, None, cause, f"before {_counted(found)}")
 
 
 def _wrong(report: Report) -> list[Cause]:
     return [cause for cause in report.causes if cause.severity is not Severity.ADVICE]
+
+
+@dataclass(frozen=True)
+class _Side:
+    """A report, by what its findings are of."""
+
+    report: Report
+
+    @cached_property
+    def findings(self) -> dict[Key, Finding]:
+        return {key(self.report.request, finding): finding for finding in self.report.findings}
+
+    def suspects(self, finding: Finding) -> set[str]:
+        """All mistakes that may be a part of what is wrong with a finding."""
+        clues = self.report.clues_of(finding)
+        if clues is not None and clues.explanations:
+            parts = chain.from_iterable(chain.from_iterable(clues.explanations))
+            return {name.partition("/")[2] for name in parts}
+        return {finding.diagnosis.name, *finding.diagnosis.also} if finding.diagnosis else set()
+
+
+def _verdicts_on(cause: Cause, here: _Side, there: _Side) -> Counter[str]:
+    """Counts what the findings of a cause of one report are in the other."""
+    explained = {*cause.findings}
+    return Counter(
+        _verdict_on(cause, there.findings.get(of), there)
+        for of, finding in here.findings.items()
+        if finding.id in explained
+    )
+
+
+def _verdict_on(cause: Cause, finding: Finding | None, there: _Side) -> str:
+    """Returns what the other report's finding says of a cause; None if it has none."""
+    if finding is None:
+        return NOT_RUN
+    if finding.verdict in (Verdict.CONFORMS, Verdict.ADVICE) or finding.is_rightly_refused:
+        return RIGHT
+    if finding.verdict is not Verdict.MISMATCH:
+        return str(finding.verdict).replace("_", " ")
+    is_open = not there.suspects(finding).isdisjoint({cause.name, UNEXPLAINED})
+    return OTHERWISE_WRONG if is_open and cause.severity is not Severity.NOT_TRAINED else WITHOUT_IT
+
+
+def _counted(found: Counter[str]) -> str:
+    return ", ".join(f"{count} {words}" for words, count in found.most_common())

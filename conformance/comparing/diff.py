@@ -6,11 +6,14 @@ verdicts, from best to worst:
 1. ``conforms`` and ``advice``, which breaks no promise; so is ``refused`` where a refusal is what
    is looked at (`Finding.is_rightly_refused`).
 2. ``refused`` and ``unsupported``: nothing is trained, and nobody is deceived. It is worse than to
-   conform, and a framework that declines what it used to reduce wrongly has become better.
+   conform, and a framework that refuses what it used to reduce wrongly has become better.
 3. ``mismatch``: training goes on with wrong weights. Of two, that off by the larger factor is
    worse, be it too large or too small (`conformance.findings.badness`).
 4. ``crashed``: nothing is trained, by no decision of the framework's, and whatever is wrong with
    the weights behind it is hidden.
+
+What was wrong and is ``unsupported`` now has not become better: nobody looked at it again. The same
+holds for whatever one of the sides was ``not_driven`` to.
 
 What only one side looked at (a check, mode, depth, layout or case) says nothing of the other's
 code. It is kept apart, and so is what was looked at on both sides and still stands on one alone.
@@ -23,13 +26,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
-from conformance.comparing.report_file import load
-from conformance.findings.badness import growth
+from conformance.comparing.report_file import load_reliable
+from conformance.findings.badness import failure, growth
 from conformance.findings.errors import NothingToCompareError
 from conformance.findings.finding_id import GENERATED
 from conformance.findings.report import PlanSize
-from conformance.findings.sanitize import first_line
-from conformance.findings.verdict import WRONG, Check, Verdict
+from conformance.findings.sanitize import numberless
+from conformance.findings.verdict import UNJUDGED, WRONG, Check, Verdict
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:
@@ -55,6 +58,12 @@ class Kind(StrEnum):
 
     CHANGED = "sideways"
     """Another verdict of the same rank, or wrong in a way of which no errors can be compared."""
+
+    UNSEEN = "not_looked_at_again"
+    """OLD has a judgement of it, and NEW has none."""
+
+    UNSEEN_BEFORE = "not_looked_at_before"
+    """The reverse."""
 
     VANISHED = "vanished"
     """Only OLD has it, though NEW looked at its check, mode, depth, layout and case."""
@@ -120,7 +129,7 @@ class Change:
 
 
 class State(NamedTuple):
-    """A verdict and, of what is wrong, the name of the mistake or a crash's last line."""
+    """A verdict and, of what is wrong, the name of the mistake or the words of the failure."""
 
     verdict: Verdict
     cause: str
@@ -128,9 +137,15 @@ class State(NamedTuple):
     @classmethod
     def of(cls, finding: Finding) -> State:
         """How a finding stands."""
-        if finding.verdict is Verdict.CRASHED:
-            return cls(finding.verdict, first_line(finding.message))
-        return cls(finding.verdict, finding.diagnosis.name if finding.diagnosis else "")
+        if finding.diagnosis is not None:
+            return cls(finding.verdict, finding.diagnosis.name)
+        return cls(finding.verdict, failure(finding) if finding.verdict in WRONG else "")
+
+    @property
+    def form(self) -> State:
+        """The same without the numbers of a failure's words, such as those of lines."""
+        is_failure = self.verdict in (Verdict.CRASHED, Verdict.DECLINED)
+        return self._replace(cause=numberless(self.cause)) if is_failure else self
 
 
 class Group(NamedTuple):
@@ -243,10 +258,11 @@ def load_difference(old: Path, new: Path, choice: FindingFilter) -> Difference:
     """Compare the chosen findings of two files.
 
     Raises:
-        ReportFileError: a file cannot be relied on.
+        ReportFileError: a file cannot be read.
+        UnreliableReportError: a fault of the harness stopped the run of one.
         NothingToCompareError: no chosen finding is in both.
     """
-    found = difference(choice.of(load(old)), choice.of(load(new)))
+    found = difference(choice.of(load_reliable(old)), choice.of(load_reliable(new)))
     if not found.compared:
         raise NothingToCompareError(
             f"{old} and {new} have nothing in common: no finding of one check, mode, depth, layout"
@@ -318,6 +334,10 @@ def missing_part(key: Key, parts: set[Part]) -> Part | None:
 
 
 def _kind(old: Finding, new: Finding) -> Kind:
+    if _says_nothing_of(new, old):
+        return Kind.UNSEEN
+    if _says_nothing_of(old, new):
+        return Kind.UNSEEN_BEFORE
     if _rank(new) != _rank(old):
         return Kind.WORSE if _rank(new) > _rank(old) else Kind.BETTER
     if old.verdict is not new.verdict:
@@ -327,24 +347,29 @@ def _kind(old: Finding, new: Finding) -> Kind:
     grown = growth(old, new)
     if grown:
         return Kind.WORSE if grown > 0 else Kind.BETTER
-    if State.of(old) != State.of(new):
+    if State.of(old).form != State.of(new).form:
         return Kind.OTHER_DIAGNOSIS
     return Kind.CHANGED if (old.error is None) != (new.error is None) else Kind.SAME
 
 
+def _says_nothing_of(finding: Finding, other: Finding) -> bool:
+    """Whether a finding leaves open what became of another one, of which there is a judgement."""
+    if other.verdict in UNJUDGED or finding.verdict not in UNJUDGED:
+        return False
+    return other.verdict in WRONG or finding.verdict is not Verdict.UNSUPPORTED
+
+
 def _rank(finding: Finding) -> int:
+    """The place of a verdict from best to worst; 1 for any that is no judgement."""
     if finding.is_rightly_refused:
         return 0
     return {
         Verdict.CONFORMS: 0,
         Verdict.ADVICE: 0,
-        Verdict.REFUSED: 1,
-        Verdict.UNSUPPORTED: 1,
-        Verdict.NOT_DRIVEN: 1,
         Verdict.MISMATCH: 2,
         Verdict.DECLINED: 2,
         Verdict.CRASHED: 3,
-    }[finding.verdict]
+    }.get(finding.verdict, 1)
 
 
 def _likeness(change: Change) -> _Likeness:

@@ -1,6 +1,10 @@
 """Known faults of a framework: a file that says which findings are wrong, how, and why that is so.
 
-A TOML file with an entry for each fault::
+A TOML file says which framework and engine it is of, or which engines, and has an entry for each
+fault::
+
+    framework = "skyrl"
+    engine = "fsdp"
 
     [[expect]]
     findings = ["auxiliary.entropy/token_mean/*/dp1-*", "auxiliary.combined/token_mean/*/dp1-*"]
@@ -30,18 +34,20 @@ import fnmatch
 import json
 import tomllib
 from dataclasses import dataclass
+from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from conformance.causes.vocabulary import MISTAKES, facts
 from conformance.comparing.groups import finding_groups
 from conformance.findings.errors import InvalidExpectationsError
 from conformance.findings.sanitize import first_line
 from conformance.findings.verdict import Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from conformance.comparing.groups import FindingGroup
@@ -51,12 +57,15 @@ if TYPE_CHECKING:
 
 Words = Annotated[str, Field(min_length=1)]
 
+MOST_NAMES = 3
+"""Names that are proposed in the place of one that is unknown."""
+
 
 class Expectation(BaseModel):
     """One fault that is known.
 
     Of a mismatch one of the names in ``diagnosis`` must explain the weights; of a crash, or of a
-    step that is declined, the last line of its message must hold the words in ``message``, so that
+    step that is declined, the first line of its message must hold the words in ``message``, so that
     another crash, or a time-out, does not pass for it.
     """
 
@@ -117,15 +126,19 @@ class ExpectedCause(BaseModel):
 class _File(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    framework: Words
+    engine: Words | Annotated[tuple[Words, ...], Field(min_length=1)]
     expect: tuple[Expectation, ...] = ()
     cause: tuple[ExpectedCause, ...] = ()
 
 
 @dataclass(frozen=True)
 class Expectations:
-    """All entries of a file."""
+    """All entries of a file, which is of some engines of a framework."""
 
     path: Path
+    framework: str
+    engines: tuple[str, ...]
     entries: tuple[Expectation, ...]
     causes: tuple[ExpectedCause, ...] = ()
 
@@ -148,6 +161,19 @@ class Expectations:
     def of(self, finding_id: str) -> Expectation | None:
         """The entry that lists a finding, if one does."""
         return next((e for p, e in self._patterns() if fnmatchcase(finding_id, p)), None)
+
+    def require_framework(self, framework: str, engine: str) -> None:
+        """Require the file to be of what is run.
+
+        Raises:
+            InvalidExpectationsError: it is of another framework or engine.
+        """
+        if framework != self.framework or engine not in self.engines:
+            raise InvalidExpectationsError(
+                f"{self.path} is of {self.framework} on {' and '.join(self.engines)}, and this run"
+                f" is of {framework} on {engine}",
+                "give a file of that, or mend its lines framework and engine",
+            )
 
     def require_each_to_match_once(self, ids: Sequence[str]) -> None:
         """Hold the patterns against the ids of everything that can be found.
@@ -182,6 +208,9 @@ def draft(report: Report) -> Iterator[str]:
 
     Without these it cannot be loaded: a fault is known once somebody can say why it is there.
     """
+    yield f"framework = {_quoted(report.adapter)}"
+    yield f"engine = {_quoted(report.engine)}"
+    yield ""
     for group in finding_groups(report):
         if group.example.diagnosis is None:
             yield from _failures(group)
@@ -221,11 +250,58 @@ def load(path: Path) -> Expectations:
         raise InvalidExpectationsError(f"{path} cannot be read: {error.strerror}") from error
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise InvalidExpectationsError(f"{path} is no TOML: {error}", "mend it") from error
+    _require_reasons(path, document)
     try:
         file = _File.model_validate(document)
-        return Expectations(path, file.expect, file.cause)
     except ValidationError as error:
         problem = error.errors()[0]
         place = ".".join(map(str, problem["loc"]))
         words = problem["msg"].removeprefix("Value error, ")
-        raise InvalidExpectationsError(f"{path}: {place}: {words}", "mend it") from error
+        raise InvalidExpectationsError(f"{path}: {place}: {words}", _way_out(place)) from error
+    for number, cause in enumerate(file.cause):
+        _require_known(f"{path}: cause.{number}.name", cause.name, MISTAKES)
+        for fact in cause.condition or ():
+            _require_known(f"{path}: cause.{number}.condition", fact, facts())
+    engines = (file.engine,) if isinstance(file.engine, str) else file.engine
+    return Expectations(path, file.framework, engines, file.expect, file.cause)
+
+
+def _require_reasons(path: Path, document: Mapping[str, object]) -> None:
+    """Require a draft to be filled in.
+
+    Raises:
+        InvalidExpectationsError: it has entries without a reason or link.
+    """
+    tables = (document.get(name) for name in ("expect", "cause"))
+    entries = [one for table in tables if isinstance(table, list) for one in table]
+    said = [(one.get("reason"), one.get("link")) for one in entries if isinstance(one, dict)]
+    empty = sum("" in one for one in said)
+    if empty:
+        raise InvalidExpectationsError(
+            f"{path} is a draft: {empty} of its {len(entries)} entries have no reason or no link",
+            "write in each why the framework does so (reason), and the address where that can be"
+            " read, of an issue, a commit or code (link)",
+        )
+
+
+def _way_out(place: str) -> str:
+    if place.startswith(("framework", "engine")):
+        return 'say what the file is of, such as framework = "skyrl" and engine = "fsdp"'
+    return "mend it"
+
+
+def _require_known(place: str, name: str, known: Collection[str]) -> None:
+    """Require a name to be one of those that reports use.
+
+    Raises:
+        InvalidExpectationsError: it is none; the error has the nearest ones.
+    """
+    if name in known:
+        return
+    nearest = get_close_matches(name, sorted(known), n=MOST_NAMES)
+    raise InvalidExpectationsError(
+        f"{place}: no cause of a report can have {name!r}",
+        f"perhaps it is {' or '.join(map(repr, nearest))}"
+        if nearest
+        else "rl-loss-conformance expect drafts entries from a report",
+    )

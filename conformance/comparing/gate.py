@@ -125,7 +125,7 @@ class Expecting(Gate):
     def decision(self, finding: Finding, clues: Clues | None = None) -> GateDecision:
         """By the entry that lists the finding, if one does."""
         entry = self.expectations.of(finding.id)
-        if entry is None:
+        if entry is None or finding.verdict is Verdict.NOT_DRIVEN:
             cause = self.expectations.explaining(finding, clues)
             if cause is not None:
                 return GateDecision(Outcome.KNOWN, f"{cause.reason} ({cause.link})")
@@ -244,7 +244,7 @@ class Comparing(Gate):
 
     def decision(self, finding: Finding, clues: Clues | None = None) -> GateDecision:
         """By the baseline's finding of the same."""
-        before, name = self._findings.get(key(self.request, finding)), self.path.name
+        before, name = self._before(finding), self.path.name
         alone = Strict().decision(finding)
         if before is not None and compare(before, finding).kind is Kind.WORSE:
             words = f"worse than in {name} ({_state(before)}): {_state(finding)}"
@@ -252,10 +252,16 @@ class Comparing(Gate):
         if alone.outcome is not Outcome.FAILS:
             return alone
         if before is None:
-            return GateDecision(
-                Outcome.FAILS, f"not in {name}, so not known to be wrong: {alone.words}"
-            )
+            words = f"not looked at in {name}, so not known to be wrong: {alone.words}"
+            return GateDecision(Outcome.FAILS, words)
         return GateDecision(Outcome.KNOWN, f"no worse than in {name}: {alone.words}")
+
+    def _before(self, finding: Finding) -> Finding | None:
+        """The baseline's finding of the same; None if it says nothing of this one."""
+        before = self._findings.get(key(self.request, finding))
+        if before is None or compare(before, finding).kind is Kind.UNSEEN_BEFORE:
+            return None
+        return before
 
     def difference(self, report: Report) -> Difference:
         """What changed since the baseline."""
@@ -268,11 +274,11 @@ class Comparing(Gate):
             f"compared with {self.path}, which has {found.compared} of this run's"
             f" {len(report.findings)} findings"
         )
-        unknown = sum(key(self.request, one) not in self._findings for one in self.failing(report))
+        unknown = sum(self._before(one) is None for one in self.failing(report))
         if unknown:
             yield (
-                f"{unknown} wrong findings are not in {self.path} and fail for that: make it anew"
-                " with this run's selection"
+                f"{unknown} wrong findings were not looked at in {self.path} and fail for that:"
+                " make it anew with this run's selection"
             )
         elif report.complete and found.of(Kind.BETTER) and not found.worse:
             yield f"nothing is worse, and something better: renew {self.path} with this report"

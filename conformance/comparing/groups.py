@@ -15,7 +15,7 @@ from conformance.findings.verdict import Check
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from conformance.findings.cause import Cause
     from conformance.findings.finding import Finding
@@ -32,11 +32,14 @@ class FindingFilter:
     checks: frozenset[Check] = frozenset()
 
     def of(self, report: Report) -> Report:
-        """Returns the report with these findings alone and their summary."""
+        """Returns the report with these findings alone, their summary and their causes."""
         if self == FindingFilter():
             return report
         chosen = [finding for finding in report.findings if self._keeps(finding)]
-        return report.model_copy(update={"findings": chosen, "summary": Summary.of(chosen)})
+        causes = [*_causes_of(report, {finding.id for finding in chosen})]
+        return report.model_copy(
+            update={"findings": chosen, "summary": Summary.of(chosen), "causes": causes}
+        )
 
     def _keeps(self, finding: Finding) -> bool:
         return (
@@ -44,6 +47,13 @@ class FindingFilter:
             and (not self.modes or finding.mode in self.modes)
             and (not self.checks or finding.check in self.checks)
         )
+
+
+def _causes_of(report: Report, ids: Collection[str]) -> Iterator[Cause]:
+    """Yields the causes of some findings, without their other findings."""
+    for cause in report.causes:
+        if chosen := [name for name in cause.findings if name in ids]:
+            yield cause.model_copy(update={"findings": chosen})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +126,7 @@ def shared_causes(reports: Sequence[Report]) -> list[SharedCause]:
 
     Of each version the worst comes first; advice is among them.
     """
-    groups: dict[tuple[str, str], dict[int, FindingGroup]] = defaultdict(dict)
+    groups: dict[tuple[str, tuple[str, ...]], dict[int, FindingGroup]] = defaultdict(dict)
     for place, report in reversed([*enumerate(reports)]):
         for group in _groups(report, report.findings):
             groups[group.cause.key][place] = group

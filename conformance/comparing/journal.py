@@ -70,10 +70,16 @@ class Journal:
         self._findings.append(finding)
         self._write(finding.model_dump_json())
 
-    def finish(self, selection: Selection, watched: frozenset[str] = frozenset()) -> Report | None:
+    def finish(
+        self,
+        selection: Selection,
+        watched: frozenset[str] = frozenset(),
+        fault: str | None = None,
+    ) -> Report | None:
         """Write the report in one move and drop the journal; None if the run never began.
 
-        It keeps what findings say of ``watched`` mistakes, also if these do not occur.
+        It keeps what findings say of ``watched`` mistakes, also if these do not occur. ``fault`` is
+        the fault of the harness that stopped the run.
 
         Raises:
             ReportPathError: it cannot be written; what was found is kept in the journal.
@@ -81,7 +87,7 @@ class Journal:
         report = None
         if self._header is not None:
             clues = [clues for _, clues in self._clues.values()]
-            report = assembled(self._header, self._findings, clues, selection, watched)
+            report = assembled(self._header, self._findings, clues, selection, watched, fault)
             self._write_report(report)
         _journal_path(self.path).unlink(missing_ok=True)
         self._file.close()

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from conformance.causes.find import causes
 from conformance.comparing.assembly import assembled
 from conformance.findings.cause import Clues
-from conformance.findings.errors import ReportFileError
+from conformance.findings.errors import ReportFileError, UnreliableReportError
 from conformance.findings.finding import Finding
 from conformance.findings.report import SCHEMA, Header, Report, Selection
 
@@ -75,6 +75,23 @@ def load(path: Path) -> Report:
     if document["schema"] == SCHEMA:
         return report
     return report.model_copy(update={"causes": causes(report.findings, [])})
+
+
+def load_reliable(path: Path) -> Report:
+    """Read a report from whose verdicts conclusions are drawn.
+
+    Raises:
+        ReportFileError: it cannot be read, is no whole report, or contradicts itself.
+        UnreliableReportError: a fault of the harness stopped its run.
+    """
+    report = load(path)
+    if report.fault is not None:
+        raise UnreliableReportError(
+            f"{path}: no verdict of this report can be relied on, as its run was stopped by a fault"
+            f" of the harness: {report.fault}",
+            "run it again once that is mended; rl-loss-conformance show has what was found",
+        )
+    return report
 
 
 def _read(path: Path) -> bytes:

@@ -9,6 +9,9 @@ from pydantic import BaseModel, ConfigDict
 
 from conformance.findings.sanitize import numberless
 
+UNEXPLAINED = "unexplained"
+"""The name of a cause that no mistake of the catalogue explains."""
+
 
 class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -93,10 +96,20 @@ class Cause(_Frozen):
     """Ids of the findings that it explains, the smallest reproduction first."""
 
     @property
-    def key(self) -> tuple[str, str]:
-        """What tells it from other causes of a framework, in every version: mistake and condition.
+    def mistake(self) -> str:
+        """What is wrong, under any condition, by words that all versions of a framework share.
 
-        The statement of a crash has its words and its place. Numbers in them do not count, such as
-        that of the line.
+        That is the name of a mistake of the catalogue. Failures of one name have nothing in common,
+        nor has what no mistake explains: they are told apart by what is said of them, without
+        numbers such as those of lines.
         """
-        return self.name, numberless(self.statement)
+        is_explained = self.severity in (Severity.GRADIENT, Severity.LOGGED)
+        if is_explained and self.name != UNEXPLAINED:
+            return self.name
+        words = self.statement.removesuffix("".join(f", {fact}" for fact in self.condition))
+        return numberless(words)
+
+    @property
+    def key(self) -> tuple[str, tuple[str, ...]]:
+        """Mistake and condition, which tell a framework's causes apart in every version."""
+        return self.mistake, tuple(self.condition)

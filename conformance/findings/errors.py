@@ -9,7 +9,8 @@ its message, which ends with a hint, and exit as for a wrong command line.
 2. The framework's code is found: `adapters.toolkit.source.SourceError`,
    `adapters.toolkit.source.WheelError`.
 3. Files that options name are read: `InvalidCaseFileError`, with `reference.step.InvalidStepError`
-   as its cause; `InvalidExpectationsError`; `ReportFileError` for a baseline.
+   as its cause; `InvalidExpectationsError`; `ReportFileError` or
+   `UnreliableReportError` for a baseline.
 4. The report's file is opened: `ReportPathError`.
 5. Ranks are started: `LaunchError`, `TemporaryFolderError`; `StartError`, perhaps for an
    `adapters.toolkit.imports.WrongSourceError` in a rank.
@@ -17,9 +18,9 @@ its message, which ends with a hint, and exit as for a wrong command line.
    `HarnessFaultError`, which stops the run and is not the user's mistake.
 7. The report is written: `ReportPathError`.
 
-Commands that read reports raise `ReportFileError`, `NothingToCompareError`, `PagePathError`,
-`UnknownCauseError` and `AmbiguousCauseError`; the others add `InvalidHistoryError`,
-`InvalidSourceError`, `UnknownCaseError` and `UnknownReductionError`.
+Commands that read reports raise `ReportFileError`, `UnreliableReportError`,
+`NothingToCompareError`, `PagePathError`, `UnknownCauseError` and `AmbiguousCauseError`; the others
+add `InvalidHistoryError`, `InvalidSourceError`, `UnknownCaseError` and `UnknownReductionError`.
 """
 
 from __future__ import annotations
@@ -53,6 +54,10 @@ class InvalidExpectationsError(ConformanceError):
 
 class ReportFileError(ConformanceError):
     """A file holds no report that can be relied on."""
+
+
+class UnreliableReportError(ConformanceError):
+    """A fault of the harness stopped the run of a report, so that no verdict of it is reliable."""
 
 
 class ReportPathError(ConformanceError):

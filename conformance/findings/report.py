@@ -33,6 +33,7 @@ FIELD_ORDER = (
     "adapter",
     "engine",
     "complete",
+    "fault",
     "source",
     "environment",
     "conventions",
@@ -147,10 +148,14 @@ class Header(Model):
 
 
 class Report(Header):
-    """One run. ``complete`` is False if it was stopped before its last finding."""
+    """One run. ``complete`` is False if it was stopped before its last finding.
+
+    ``fault`` is the fault of the harness that stopped it, after which no verdict can be relied on.
+    """
 
     schema_: Literal["rl-loss-conformance/report/6"] = Field(default=SCHEMA, alias="schema")
     complete: bool
+    fault: str | None = None
     selection: Selection
     findings: list[Finding]
     summary: Summary
@@ -187,12 +192,14 @@ class Report(Header):
         selection: Selection,
         causes: Sequence[Cause] = (),
         clues: Sequence[Clues] = (),
+        fault: str | None = None,
     ) -> Report:
         """Make a report with findings in the order of their ids."""
         ordered = sorted(findings, key=lambda finding: finding.id)
         return cls(
             **dict(header),
             complete=len(ordered) == selection.selected,
+            fault=fault,
             selection=selection,
             findings=ordered,
             summary=Summary.of(ordered),
@@ -203,7 +210,7 @@ class Report(Header):
     def to_json(self) -> str:
         """The document, with a line for each field, cause and finding so that git can compare them.
 
-        Default values of causes, clues and findings are left out.
+        Default values of causes, clues and findings are left out, and so is no fault.
         """
         lists: dict[str, Sequence[BaseModel]] = {
             "causes": self.causes,
@@ -211,9 +218,12 @@ class Report(Header):
             "findings": self.findings,
         }
         fields = self.model_dump(mode="json", by_alias=True, exclude={*lists})
+        if self.fault is None:
+            del fields["fault"]
         texts = {name: json.dumps(value, ensure_ascii=False) for name, value in fields.items()}
         texts |= {name: _lines(models) for name, models in lists.items()}
-        return "{\n " + ",\n ".join(f'"{name}": {texts[name]}' for name in FIELD_ORDER) + "\n}\n"
+        ordered = (f'"{name}": {texts[name]}' for name in FIELD_ORDER if name in texts)
+        return "{\n " + ",\n ".join(ordered) + "\n}\n"
 
 
 def _lines(models: Iterable[BaseModel]) -> str:

@@ -9,6 +9,11 @@ from itertools import dropwhile
 from pathlib import Path
 from traceback import FrameSummary, TracebackException
 
+_ESCAPE_SEQUENCE = re.compile(
+    r"\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]|\x1b[ -/]*[0-Z\\^-~]"
+)
+"""What colours a terminal's text or moves its cursor (ECMA-48), and a title for its window."""
+
 _UNREADABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 """Control characters and lone surrogates."""
 
@@ -23,10 +28,12 @@ _LINE_OF_OURS = re.compile(r'(File "(?:adapters|conformance)/[^"]+"), line \d+,'
 
 
 def sanitize(text: str, source: Path | None) -> str:
-    """A framework's text with paths relative to import folders and control characters escaped.
+    """Returns a framework's text as plain text.
 
-    A report must not depend on the folders of a machine.
+    Paths are relative to import folders, as a report must not depend on the folders of a machine.
+    Escape sequences are left out, and other control characters escaped.
     """
+    text = _ESCAPE_SEQUENCE.sub("", text)
     folders = [*sys.path, str(source or "")]
     for folder in sorted(filter(None, folders), key=len, reverse=True):
         text = text.replace(f"{folder.rstrip(os.sep)}{os.sep}", "")

@@ -109,9 +109,10 @@ class Controller:
                 self._problem = str(error)
         if self._problem is not None:
             session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
-        if self._recorder is not None and self._report is not None:
-            self._objection = self._recorder.settings.gate.objection(self._report)
-            session.exitstatus = self._exit_status(self._report, session.exitstatus)
+        report = self._report
+        if self._recorder is not None and report is not None and report.fault is None:
+            self._objection = self._recorder.settings.gate.objection(report)
+            session.exitstatus = self._exit_status(report, session.exitstatus)
 
     def _exit_status(self, report: Report, of_tests: int | pytest.ExitCode) -> int:
         """That of the tests, unless the report as a whole says otherwise."""

@@ -60,7 +60,7 @@ class Selection:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """What became of one commit: a report, or the reason that there is none."""
+    """What became of one commit: a report, or the reason that there is none to rely on."""
 
     commit: Commit
     report: Report | None = None
@@ -135,6 +135,8 @@ def _row(commit: Commit, arguments: Sequence[str], report: Path, folder: str) ->
         loaded = report_file.load(report)
     except ReportFileError:
         return Row(commit=commit, problem=_last_words(result.stdout))
+    if loaded.fault is not None:
+        return Row(commit=commit, problem=f"fault of the harness: {loaded.fault}")
     problem = None if loaded.complete else f"stopped early: {_last_words(result.stdout)}"
     return Row(commit=commit, report=loaded, problem=problem)
 

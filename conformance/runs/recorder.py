@@ -103,6 +103,9 @@ class Recorder:
     settings: Settings
     selected: int = 0
     framework_seconds: float = 0.0
+    fault: str | None = None
+    """The first fault of the harness: no verdict of the run can be relied on."""
+
     _consistency: Consistency = field(default_factory=Consistency)
     _journal: Journal = field(init=False)
 
@@ -120,6 +123,13 @@ class Recorder:
         Raises:
             HarnessFaultError: no verdict of the run can be relied on.
         """
+        try:
+            return self._recorded(finding_message)
+        except HarnessFaultError as fault:
+            self.fault = self.fault or str(fault)
+            raise
+
+    def _recorded(self, finding_message: FindingMessage) -> Finding:
         if finding_message["header"] and not self._journal.begun:
             self._journal.begin(Header.model_validate_json(finding_message["header"]))
         if finding_message["fault"]:
@@ -141,4 +151,5 @@ class Recorder:
         return self._journal.finish(
             Selection(selected=self.selected, deselected=max(deselected, 0)),
             self.settings.gate.watched,
+            self.fault,
         )

@@ -10,7 +10,7 @@ from adapters.contract import Depth, InvalidLayoutError, Layout
 from adapters.toolkit.source import Source, resolve
 from conformance.comparing import expectations
 from conformance.comparing.gate import Comparing, Expecting, Gate, Strict
-from conformance.comparing.report_file import load
+from conformance.comparing.report_file import load_reliable
 from conformance.corpus import case_file as case_files
 from conformance.findings.errors import InvalidSettingsError
 from conformance.findings.report import PlanSize
@@ -132,6 +132,7 @@ def _gate(settings: Settings, expect: Path | None, baseline: Path | None) -> Gat
         )
     if expect is not None:
         known = expectations.load(expect)
+        known.require_framework(settings.adapter.name, settings.adapter.engine)
         everything = settings.plan.extended_to(settings.adapter.layouts())
         cells = [*everything.cells(), *settings.plan.cells()]
         known.require_each_to_match_once([cell.id for cell in cells])
@@ -140,7 +141,7 @@ def _gate(settings: Settings, expect: Path | None, baseline: Path | None) -> Gat
 
 
 def _comparing(settings: Settings, path: Path) -> Comparing:
-    report, adapter = load(path), settings.adapter
+    report, adapter = load_reliable(path), settings.adapter
     if (report.adapter, report.engine) != (adapter.name, adapter.engine):
         raise InvalidSettingsError(
             f"--baseline={path} is of {report.adapter} on {report.engine}, and this run is of"

@@ -16,7 +16,7 @@ from conformance.findings.badness import explain, legend
 from conformance.findings.sanitize import printable
 from conformance.findings.verdict import WRONG
 from conformance.views.report_formats import title
-from conformance.views.tables import SYMBOLS, escape_markdown, markdown_table
+from conformance.views.tables import SYMBOLS, code, escape_html, markdown_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -65,6 +65,8 @@ PROGRESS = {
     Kind.BETTER: "better",
     Kind.OTHER_DIAGNOSIS: "wrong in another way",
     Kind.CHANGED: "neither better nor worse",
+    Kind.UNSEEN: "not looked at again",
+    Kind.UNSEEN_BEFORE: "not looked at before",
     Kind.VANISHED: "vanished",
     Kind.APPEARED: "appeared",
     Kind.ONLY_OLD: "in parts that only OLD looked at",
@@ -78,6 +80,8 @@ SIDE_BY_SIDE = PROGRESS | {
     Kind.BETTER: "differ, NEW fares better",
     Kind.OTHER_DIAGNOSIS: "differ, both are wrong",
     Kind.CHANGED: "differ, neither fares better",
+    Kind.UNSEEN: "only OLD has a judgement",
+    Kind.UNSEEN_BEFORE: "only NEW has a judgement",
     Kind.VANISHED: "only OLD has them",
     Kind.APPEARED: "only NEW has them",
 }
@@ -88,7 +92,12 @@ ALONE = (Kind.VANISHED, Kind.APPEARED, Kind.ONLY_OLD, Kind.ONLY_NEW)
 
 
 def gate_lines(gate: Gate, report: Report) -> Iterator[str]:
-    """Yields the decision of a gate, and what changed since the report that it compares with."""
+    """Yields the decision of a gate, and what changed since the report that it compares with.
+
+    A fault of the harness leaves nothing to decide.
+    """
+    if report.fault is not None:
+        return
     yield from gate.lines(report)
     found = gate.difference(report)
     if found is not None:
@@ -126,7 +135,8 @@ def as_json(difference: Difference) -> Iterator[str]:
     kind; ``settings`` that differ (section, name, old, new); ``parts`` of the suite that only one
     report covers (kind, check, dimension, value, findings); ``changes`` outside of these parts,
     each with its kind and the old and the new finding, which may be null; ``causes`` of what is
-    wrong in either report (fate, statement, findings).
+    wrong in either report (fate, statement, findings, and what became of these where that leaves
+    the fate open).
     """
     document = {
         "schema": SCHEMA,
@@ -142,7 +152,12 @@ def as_json(difference: Difference) -> Iterator[str]:
             for part, count in difference.parts(kind).items()
         ],
         "causes": [
-            {"fate": one.fate, "statement": one.statement, "findings": one.findings}
+            {
+                "fate": one.fate,
+                "statement": one.statement,
+                "findings": one.findings,
+                "became": one.became,
+            }
             for one in cause_changes(difference.old, difference.new)
         ],
         "changes": [
@@ -183,7 +198,8 @@ def _causes(difference: Difference) -> Iterator[str]:
     """Yields a line for each cause of what is wrong in either report, those that are new first."""
     changes = cause_changes(difference.old, difference.new)
     for change in changes:
-        yield f"cause, {change.fate}: {change.statement} ({change.findings} findings)"
+        became = f"; {change.became}" if change.became else ""
+        yield f"cause, {change.fate}: {change.statement} ({change.findings} findings{became})"
     if changes:
         yield ""
 
@@ -328,7 +344,8 @@ def _head(difference: Difference) -> Iterator[str]:
 
 
 def _folded(group: Group, words: dict[Kind, str]) -> str:
-    heading = f"{words[group.kind]}: {len(group.changes)} × {_quoted(_group_title(group))}"
+    title = escape_html(printable(_group_title(group)))
+    heading = f"{words[group.kind]}: {len(group.changes)} × <code>{title}</code>"
     shown = [_line(change, FOLDED) for change in group.changes[: FOLDED.findings]]
     return _fold(heading, [*shown, *_rest(group.changes[FOLDED.findings :])])
 
@@ -340,7 +357,7 @@ def _fold(heading: str, found: Iterable[str]) -> str:
 
 def _quoted(text: str) -> str:
     """Returns a text as code, in which GitHub links neither users nor issues nor commits."""
-    return f"<code>{escape_markdown(printable(text))}</code>"
+    return code(printable(text))
 
 
 def _left_out(blocks: int) -> str:

@@ -99,7 +99,8 @@ def _change(change: CauseChange) -> str:
     name, *before = [_name(one) for one in (change.new, change.old) if one is not None]
     if change.fate is Fate.SAME:
         return name
-    return f"{change.fate}: {name}{f' (it was: {before[0]})' if before else ''}"
+    known = f"it was: {before[0]}" if before else change.became
+    return f"{change.fate}: {name}{f' ({known})' if known else ''}"
 
 
 def _name(cause: Cause) -> str:

@@ -21,6 +21,7 @@ from conformance.findings.verdict import Check, Verdict
 from conformance.runs.reproduce import command
 from conformance.views.tables import (
     SYMBOLS,
+    escape_html,
     escape_markdown,
     markdown_table,
     matrix_rows,
@@ -78,6 +79,10 @@ def title(report: Report) -> str:
     )
 
 
+def _fault(fault: str) -> str:
+    return f"fault of the harness: {fault}"
+
+
 def _advice(report: Report) -> Iterator[str]:
     """Yields a line for each form of advice, with the number of its findings and an example."""
     for group in advice_groups(report):
@@ -124,6 +129,9 @@ def _parts(report: Report) -> Iterator[RenderableType]:
     """Yields every cause, the worst first, then advice, and verdicts by check and mode."""
     yield Text(title(report), style="bold")
     yield ""
+    if report.fault is not None:
+        yield Text(_fault(report.fault), style="bold red")
+        yield ""
     for group in finding_groups(report):
         yield from _coloured_group(report, group)
         yield ""
@@ -191,6 +199,8 @@ def as_markdown(report: Report) -> Iterator[str]:
     """Yields lines of a page of GitHub's Markdown with the content of the text, details folded."""
     yield f"### {escape_markdown(title(report))}"
     yield ""
+    if report.fault is not None:
+        yield from (f"**{escape_markdown(_fault(report.fault))}**", "")
     yield escape_markdown(_totals(report))
     yield ""
     for group in finding_groups(report):
@@ -204,7 +214,7 @@ def as_markdown(report: Report) -> Iterator[str]:
 
 def _folded(report: Report, group: FindingGroup) -> Iterator[str]:
     *details, again = _details(report, group)
-    yield f"<details><summary>{escape_markdown(_heading(group))}</summary>"
+    yield f"<details><summary>{escape_html(_heading(group))}</summary>"
     yield ""
     for line in details:
         yield f"- {escape_markdown(line)}"
@@ -253,7 +263,13 @@ def add_summary(report: Report, more: Sequence[str], path: Path) -> None:
 def error_commands(
     report: Report, failing: Sequence[Finding], objections: Sequence[str] = ()
 ) -> Iterator[str]:
-    """Yields runner commands that annotate the run and each cause, the worst first."""
+    """Yields runner commands that annotate the run and each cause, the worst first.
+
+    A fault of the harness is the only annotation of its run.
+    """
+    if report.fault is not None:
+        yield f"::error::{_data(_fault(report.fault))}"
+        return
     for words in objections:
         yield f"::error::{_data(words)}"
     found = finding_groups(report, failing)

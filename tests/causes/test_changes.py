@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import json
+from typing import TYPE_CHECKING
+
+import pytest
 
 from conformance.comparing.assembly import assembled
 from conformance.comparing.cause_changes import cause_changes
-from conformance.comparing.diff import difference
+from conformance.comparing.diff import difference, load_difference
+from conformance.comparing.groups import FindingFilter
+from conformance.comparing.report_file import write
+from conformance.findings.cause import Clues
+from conformance.findings.finding import Finding
 from conformance.findings.report import Report, Selection
+from conformance.findings.verdict import Check, Verdict
 from conformance.views import diff_formats
-from tests.causes.test_find import CP, EMPTY, Said, right, wrong
+from tests.causes.test_find import CP, EMPTY, UNEXPLAINED, Said, explained, right, wrong
 from tests.conformance.test_journal import HEADER
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 A = "weights/token_mean/a/dp1-cp2-mb1-thd"
 B = "weights/token_mean/b/dp1-cp2-mb1-thd"
@@ -61,3 +72,130 @@ def test_what_is_new_comes_first_in_every_format() -> None:
     )
     document = json.loads("\n".join(diff_formats.as_json(found)))
     assert [one["fate"] for one in document["causes"]] == ["new", "gone"]
+
+
+def with_verdict(verdict: Verdict, identity: str = A, **fields: str) -> Said:
+    """A finding that says nothing of any mistake."""
+    finding = Finding.model_validate({"id": identity, "verdict": verdict, **fields})
+    return finding, Clues(terms=["policy_loss"])
+
+
+@pytest.mark.parametrize(
+    ("found", "became"),
+    [
+        ([with_verdict(Verdict.CRASHED)], "now 1 crashed, 1 not run"),
+        ([with_verdict(Verdict.REFUSED)], "now 1 refused, 1 not run"),
+        ([with_verdict(Verdict.UNSUPPORTED)], "now 1 unsupported, 1 not run"),
+        ([with_verdict(Verdict.NOT_DRIVEN)], "now 1 not driven, 1 not run"),
+        ([right(A), with_verdict(Verdict.CRASHED, B)], "now 1 right, 1 crashed"),
+        ([right(A), wrong(B)], "now 1 right, 1 wrong in another way"),
+        ([wrong(A, EMPTY)], "now 1 wrong without it, 1 not run"),
+        ([right(A)], "now 1 right, 1 not run"),
+        ([right(OTHER)], "now 2 not run"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_cause_is_not_gone_unless_each_of_its_findings_is_without_it(
+    found: list[Said], became: str
+) -> None:
+    changes = cause_changes(report(wrong(A, CP), wrong(B, CP)), report(*found))
+
+    [change] = [one for one in changes if one.new is None]
+    assert (change.fate, change.became) == ("not known to be gone", became)
+
+
+@pytest.mark.parametrize("verdict", [*Verdict])
+def test_only_what_conforms_or_is_advice_is_right_again(verdict: Verdict) -> None:
+    found = [wrong(A)] if verdict is Verdict.MISMATCH else [with_verdict(verdict)]
+    changes = cause_changes(report(wrong(A, CP)), report(*found))
+
+    is_gone = [one.fate == "gone" for one in changes if one.new is None]
+    assert is_gone == [verdict in (Verdict.CONFORMS, Verdict.ADVICE)]
+
+
+def test_a_cause_is_gone_where_another_mistake_alone_explains_what_is_wrong() -> None:
+    assert fates(report(wrong(A, CP)), report(wrong(A, EMPTY))) == [("new", "1"), ("gone", "1")]
+
+
+def test_a_cause_that_occurred_beside_another_is_gone_where_the_other_alone_is_left() -> None:
+    both = explained(A, [CP], [EMPTY])
+    old = report(both, wrong(B, EMPTY), wrong(OTHER, CP))
+    new = report(wrong(A, EMPTY), wrong(B, EMPTY), right(OTHER, CP))
+
+    assert fates(old, new) == [("gone", "2"), ("the same", "2")]
+
+
+@pytest.mark.parametrize(
+    "verdict", [Verdict.CRASHED, Verdict.REFUSED, Verdict.UNSUPPORTED, Verdict.NOT_DRIVEN]
+)
+def test_a_cause_of_what_was_not_looked_at_before_is_not_new(verdict: Verdict) -> None:
+    found = cause_changes(report(with_verdict(verdict)), report(wrong(A, CP)))
+
+    [change] = [one for one in found if one.old is None]
+    assert (change.fate, change.became) == (
+        "not looked at before",
+        f"before 1 {verdict.replace('_', ' ')}",
+    )
+
+
+def crash(line: int, function: str = "step", words: str = "KeyError: 3") -> Said:
+    place = f"fw/loss.py:{line} ({function})"
+    return with_verdict(Verdict.CRASHED, message=words, place=place)
+
+
+@pytest.mark.parametrize(
+    ("later", "expected"),
+    [
+        (crash(9), ["the same"]),
+        (crash(7, words="KeyError: 4"), ["the same"]),
+        (crash(7, function="reduce"), ["not looked at before", "not known to be gone"]),
+        (crash(7, words="ValueError: 3"), ["not looked at before", "not known to be gone"]),
+    ],
+    ids=["other line", "other number", "other function", "other error"],
+)
+def test_crashes_are_paired_by_place_and_error_whatever_the_line(
+    later: Said, expected: list[str]
+) -> None:
+    assert [fate for fate, _ in fates(report(crash(7)), report(later))] == expected
+
+
+def test_a_crash_is_gone_where_the_step_is_trained_again() -> None:
+    assert fates(report(crash(7)), report(wrong(A, CP))) == [
+        ("not looked at before", "1"),
+        ("gone", "1"),
+    ]
+
+
+def test_what_no_mistake_explains_is_paired_by_its_pattern() -> None:
+    def unexplained(pattern: str) -> Report:
+        finding, clues = wrong(A)
+        diagnosis = UNEXPLAINED.model_copy(update={"explanation": pattern})
+        return report((finding.model_copy(update={"diagnosis": diagnosis}), clues))
+
+    one, other = "weights are 2 to 3 times, one ratio per rank", "weights are 2 times, per sample"
+    assert [fate for fate, _ in fates(unexplained(one), unexplained(other))] == [
+        "new",
+        "not known to be gone",
+    ]
+    assert [fate for fate, _ in fates(unexplained(one), unexplained(one))] == ["the same"]
+
+
+def test_causes_are_those_of_the_findings_that_are_chosen(tmp_path: Path) -> None:
+    """What a filter leaves out was looked at all the same."""
+    logged = wrong("metric/token_mean/a/dp1-cp2-mb1-thd", EMPTY)
+    for name, first in (("old", wrong(A, CP)), ("new", right(A, CP))):
+        write(report(first, logged), tmp_path / name)
+    chosen = FindingFilter(checks=frozenset({Check.WEIGHTS}))
+    found = load_difference(tmp_path / "old", tmp_path / "new", chosen)
+
+    assert [one.fate for one in cause_changes(found.old, found.new)] == ["gone"]
+
+
+def test_what_is_not_known_to_be_gone_is_said_in_every_format() -> None:
+    old, new = report(wrong(A, CP)), report(with_verdict(Verdict.CRASHED, message="KeyError"))
+    found = difference(old, new)
+    for shown in (diff_formats.as_text(found), diff_formats.as_markdown(found)):
+        [line] = [line for line in "\n".join(shown).splitlines() if "not known to be gone" in line]
+        assert "(1 findings; now 1 crashed)" in line
+    document = json.loads("\n".join(diff_formats.as_json(found)))
+    assert [one["became"] for one in document["causes"]] == ["", "now 1 crashed"]

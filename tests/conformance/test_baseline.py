@@ -18,7 +18,7 @@ from conformance.plan.matrix import MatrixCell
 from reference.aggregation import Aggregation, Mode
 from tests import command
 from tests.conformance.test_diff import found
-from tests.conformance.test_expectations import crash, mismatch
+from tests.conformance.test_expectations import HEAD, crash, mismatch
 from tests.conformance.test_journal import HEADER, finding
 
 if TYPE_CHECKING:
@@ -58,9 +58,33 @@ def gate(folder: Path, *before: Finding) -> Comparing:
         (mismatch("a", "x"), crash("a", "boom"), Outcome.FAILS, "worse"),
         (mismatch("a", "x"), finding("a"), Outcome.PASSES, ""),
         (crash("a", "boom"), mismatch("a", "x"), Outcome.KNOWN, "no worse"),
-        (finding("a", Verdict.UNSUPPORTED), mismatch("a", "x"), Outcome.FAILS, "worse"),
-        (finding("b"), mismatch("a", "x"), Outcome.FAILS, "not in old.json, so not known to be"),
-        (finding("b"), crash("a", "boom"), Outcome.FAILS, "not in old.json, so not known to be"),
+        (
+            finding("a", Verdict.UNSUPPORTED),
+            mismatch("a", "x"),
+            Outcome.FAILS,
+            "not looked at in old.json, so not known to be wrong: mismatch",
+        ),
+        (mismatch("a", "x"), finding("a", Verdict.UNSUPPORTED), Outcome.SKIPPED, "unsupported"),
+        (finding("a"), finding("a", Verdict.NOT_DRIVEN), Outcome.SKIPPED, "not_driven"),
+        (mismatch("a", "x"), finding("a", Verdict.NOT_DRIVEN), Outcome.SKIPPED, "not_driven"),
+        (
+            finding("a", Verdict.NOT_DRIVEN),
+            mismatch("a", "x"),
+            Outcome.FAILS,
+            "not looked at in old.json, so not known to be wrong: mismatch",
+        ),
+        (
+            finding("b"),
+            mismatch("a", "x"),
+            Outcome.FAILS,
+            "not looked at in old.json",
+        ),
+        (
+            finding("b"),
+            crash("a", "boom"),
+            Outcome.FAILS,
+            "not looked at in old.json",
+        ),
         (finding("b"), finding("a"), Outcome.PASSES, ""),
         (finding("b"), finding("a", Verdict.UNSUPPORTED), Outcome.SKIPPED, "unsupported"),
     ],
@@ -200,7 +224,7 @@ def test_a_run_that_exercises_nothing_fails_whatever_the_gate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gated: Sequence[str]
 ) -> None:
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary.md"))
-    (tmp_path / "known.toml").write_text("expect = []")
+    (tmp_path / "known.toml").write_text(HEAD)
     before = found(Verdict.UNSUPPORTED, mode=Mode.PROMPT_MEAN, case="uneven_lengths")
     (tmp_path / "old.json").write_text(native_report(before))
     chosen = ("--checks=weights", "--layout=dp1-cp1-mb1-bshd", "-k", "uneven_lengths", *gated)

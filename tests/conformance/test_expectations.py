@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
     from conformance.findings.finding import Finding
 
+X, Y = "not_divided", "not_finite"
+
 ENTRY = {
     "findings": ["weights/token_mean/a/*"],
     "verdict": "mismatch",
@@ -38,6 +41,9 @@ CRASH = {
 }
 
 
+HEAD = 'framework = "native"\nengine = "torch"\n\n'
+
+
 def toml(*entries: dict[str, Any]) -> str:
     """Strings, and lists of them, are written in TOML as in Python's JSON-like repr."""
     return "\n".join(
@@ -48,7 +54,7 @@ def toml(*entries: dict[str, Any]) -> str:
 
 def gate(folder: Path, *entries: dict[str, Any]) -> Expecting:
     path = folder / "known.toml"
-    path.write_text(toml(*entries))
+    path.write_text(HEAD + toml(*entries))
     return Expecting(load(path))
 
 
@@ -77,6 +83,7 @@ def crash(case: str, message: str) -> Finding:
         (finding("a"), Outcome.FAILS, "it conforms: fixed; remove it"),
         (finding("a", Verdict.UNSUPPORTED), Outcome.FAILS, "it is unsupported, not mismatch"),
         (finding("a", Verdict.REFUSED), Outcome.FAILS, "it is refused, not mismatch"),
+        (finding("a", Verdict.NOT_DRIVEN), Outcome.SKIPPED, "not_driven"),
         (crash("a", "TimeoutError: 120 s"), Outcome.FAILS, "it is crashed, not mismatch"),
         (mismatch("b", "not_divided"), Outcome.FAILS, "mismatch: relative error 1: 2 instead of 4"),
         (crash("b", "KeyError: 1"), Outcome.FAILS, "crashed: KeyError: 1"),
@@ -150,7 +157,8 @@ def test_the_end_of_a_run_counts_what_was_known_and_names_what_is_out_of_date(
 @pytest.mark.parametrize(
     ("entry", "complaint"),
     [
-        ({"reason": ""}, "expect.0.reason: String should have at least 1 character"),
+        ({"reason": ""}, "is a draft: 1 of its 1 entries have no reason or no link; write in each"),
+        ({"link": ""}, "is a draft: 1 of its 1 entries have no reason or no link; write in each"),
         ({"reason": None}, "expect.0.reason: Field required"),
         ({"link": "miles#7"}, "expect.0.link: String should match pattern"),
         ({"findings": []}, "expect.0.findings: Tuple should have at least 1 item"),
@@ -204,7 +212,7 @@ def test_a_run_with_known_faults_passes_and_an_unlisted_or_mended_one_fails(
         "findings": ["weights/token_mean/uneven_lengths/*"],
         "diagnosis": ["count_off_by_one", "integer_division"],
     }
-    (tmp_path / "known.toml").write_text(toml(wrong))
+    (tmp_path / "known.toml").write_text(HEAD + toml(wrong))
     chosen = ("--checks=weights", "--modes=token_mean", "--expect=known.toml", "-rx")
 
     known = command.run(tmp_path, "onetokenshort", *chosen, "-k", "uneven_lengths")
@@ -224,13 +232,13 @@ def test_a_run_with_known_faults_passes_and_an_unlisted_or_mended_one_fails(
 
 def test_draft_lists_all_that_is_wrong_and_is_complete_once_it_says_why(tmp_path: Path) -> None:
     hostile = crash("c", 'ValueError: "quoted" \\ back\x1b[31m')
-    found = [mismatch("a", "x"), mismatch("b", "y"), hostile, finding("d"), mismatch("e", "x")]
+    found = [mismatch("a", X), mismatch("b", Y), hostile, finding("d"), mismatch("e", X)]
     report = assembled(HEADER, found, [], Selection(selected=5, deselected=0))
     text = "\n".join(draft(report))
     path = tmp_path / "known.toml"
     path.write_text(text)
 
-    with pytest.raises(InvalidExpectationsError, match="reason: String should have at least"):
+    with pytest.raises(InvalidExpectationsError, match="is a draft: 3 of its 3 entries have no"):
         load(path)
 
     path.write_text(
@@ -241,16 +249,93 @@ def test_draft_lists_all_that_is_wrong_and_is_complete_once_it_says_why(tmp_path
     complete = Expecting(load(path))
     outcomes = [complete.decision(one).outcome for one in report.findings]
     assert len(complete.expectations.entries) == 1
-    assert [cause.name for cause in complete.expectations.causes] == ["x", "y"]
+    assert [cause.name for cause in complete.expectations.causes] == [X, Y]
+    complete.expectations.require_framework(report.adapter, report.engine)
     assert complete.objection(report) is None
     assert outcomes == [*[Outcome.KNOWN] * 3, Outcome.PASSES, Outcome.KNOWN]
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        ('framework = "native"', "engine: Field required; say what the file is of, such as"),
+        ('engine = "torch"', "framework: Field required; say what the file is of, such as"),
+        ('framework = "native"\nengine = []', "; say what the file is of, such as framework"),
+    ],
+)
+def test_a_file_has_to_say_what_it_is_of(tmp_path: Path, line: str, complaint: str) -> None:
+    path = tmp_path / "known.toml"
+    path.write_text(f"{line}\n{toml(ENTRY)}")
+
+    with pytest.raises(InvalidExpectationsError, match=re.escape(complaint)):
+        load(path)
+
+
+@pytest.mark.parametrize(
+    ("framework", "engines", "said"),
+    [
+        ("nativ", ["torch"], "nativ on torch"),
+        ("skyrl", ["fsdp", "megatron"], "skyrl on fsdp and megatron"),
+        ("native", ["fsdp"], "native on fsdp"),
+    ],
+)
+def test_a_file_of_another_framework_or_engine_is_refused_before_any_rank_starts(
+    tmp_path: Path, framework: str, engines: list[str], said: str
+) -> None:
+    head = f'framework = "{framework}"\nengine = {json.dumps(engines)}\n\n'
+    (tmp_path / "known.toml").write_text(head + toml(ENTRY))
+
+    result = command.run(tmp_path, "native", "--collect-only", "--expect=known.toml")
+
+    assert result.status == pytest.ExitCode.USAGE_ERROR
+    words = f"known.toml is of {said}, and this run is of native on torch; give a file of that"
+    assert words in " ".join(result.output.split())
+
+
+def test_a_file_may_be_of_several_engines(tmp_path: Path) -> None:
+    head = 'framework = "native"\nengine = ["other", "torch"]\n\n'
+    (tmp_path / "known.toml").write_text(head)
+
+    result = command.run(tmp_path, "native", "--collect-only", "--expect=known.toml")
+
+    assert result.status == 0, result.output
+
+
+@pytest.mark.parametrize(
+    ("entry", "complaint"),
+    [
+        (
+            {"name": "multiplied_by_cpp"},
+            "known.toml: cause.0.name: no cause of a report can have 'multiplied_by_cpp';"
+            " perhaps it is 'multiplied_by_pp' or 'multiplied_by_cp'",
+        ),
+        ({"name": "crashed"}, "cause.0.name: no cause of a report can have 'crashed'"),
+        ({"name": "qqq"}, "'qqq'; rl-loss-conformance expect drafts entries from a report"),
+        (
+            {"condition": ["in token_mean", "where cp > 2"]},
+            "cause.0.condition: no cause of a report can have 'where cp > 2'; perhaps it is 'where"
+            " cp > 1'",
+        ),
+        (
+            {"condition": ["where a prompt group is on several ranks"]},
+            "'where a prompt group is on several data-parallel ranks'",
+        ),
+    ],
+)
+def test_a_cause_or_condition_that_no_report_can_have_is_refused_with_the_nearest_ones(
+    tmp_path: Path, entry: dict[str, Any], complaint: str
+) -> None:
+    with pytest.raises(InvalidExpectationsError) as refused:
+        expecting(tmp_path, **entry)
+
+    assert complaint in str(refused.value)
 
 
 def test_a_pattern_may_be_of_what_this_run_leaves_out(tmp_path: Path) -> None:
     """A file is for a framework, and a run may be of a part of the suite, or of a given step."""
     elsewhere = {"findings": ["metric.loss/sample_mean/*/dp2-cp2-mb2-thd"]}
     given = {"findings": ["weights/*/mine/*"], "reason": "my own"}
-    (tmp_path / "known.toml").write_text(toml(ENTRY | elsewhere, ENTRY | given))
+    (tmp_path / "known.toml").write_text(HEAD + toml(ENTRY | elsewhere, ENTRY | given))
     step = {"samples": [{"prompt_length": 1, "response_length": 2, "group": 0}]}
     case = {"schema": "rl-loss-conformance/case/1", "name": "mine", "steps": [step]}
     (tmp_path / "case.json").write_text(json.dumps(case))
@@ -262,7 +347,7 @@ def test_a_pattern_may_be_of_what_this_run_leaves_out(tmp_path: Path) -> None:
 
 
 def test_a_pattern_without_a_finding_stops_the_run_before_any_rank_starts(tmp_path: Path) -> None:
-    (tmp_path / "known.toml").write_text(toml(ENTRY | {"findings": ["weights/*/typo/*"]}))
+    (tmp_path / "known.toml").write_text(HEAD + toml(ENTRY | {"findings": ["weights/*/typo/*"]}))
 
     result = command.run(tmp_path, "twolayouts", "--expect=known.toml")
 
@@ -282,7 +367,7 @@ CP_RIGHT = right("weights/token_mean/b/dp1-cp4-mb1-thd", CP)
 
 def expecting(folder: Path, **entry: object) -> Expecting:
     path = folder / "known.toml"
-    path.write_text(toml(CAUSE | entry).replace("[[expect]]", "[[cause]]"))
+    path.write_text(HEAD + toml(CAUSE | entry).replace("[[expect]]", "[[cause]]"))
     return Expecting(load(path))
 
 
@@ -353,7 +438,9 @@ def test_a_cause_is_gone_only_where_its_condition_holds(tmp_path: Path) -> None:
 
 def test_a_run_with_an_expected_cause_passes(tmp_path: Path) -> None:
     path = tmp_path / "known.toml"
-    path.write_text(toml(CAUSE | {"name": "count_off_by_one"}).replace("[[expect]]", "[[cause]]"))
+    path.write_text(
+        HEAD + toml(CAUSE | {"name": "count_off_by_one"}).replace("[[expect]]", "[[cause]]")
+    )
     chosen = ("--modes=token_mean", "--expect=known.toml", "-k", "uneven or odd_groups")
 
     known = command.run(tmp_path, "onetokenshort", *chosen)

@@ -68,9 +68,9 @@ def test_a_rank_that_is_lost_costs_one_finding(adapter: Adapter, message: str) -
 @pytest.mark.parametrize(
     ("adapter", "message"),
     [
-        (faulty.Garbled(), r"RuntimeError: no kernel image \udcff\x00\x1b[2J"),
-        (faulty.GarbledLastWords(), r"no kernel image \xff\x00\x1b[2J"),
-        (faulty.GarbledRefusal(), r"no kernel image \udcff\x00\x1b[2J"),
+        (faulty.Garbled(), r"RuntimeError: no kernel image \udcff\x00"),
+        (faulty.GarbledLastWords(), r"no kernel image \xff\x00"),
+        (faulty.GarbledRefusal(), r"no kernel image \udcff\x00"),
     ],
     ids=lambda value: type(value).__name__,
 )
@@ -100,10 +100,10 @@ def test_a_garbled_framework_makes_no_garbled_report(tmp_path: Path) -> None:
         Verdict.NOT_DRIVEN,
     }
     for text in (result.output, junit, "\n".join(texts)):
-        assert r"RuntimeError: no kernel image \udcff\x00\x1b[2J" in text
-        assert r"loss \udcff\x00\x1b[2J = 1.5" in text
+        assert r"RuntimeError: no kernel image \udcff\x00" in text
+        assert r"loss \udcff\x00 = 1.5" in text
         assert not set(text) & set(faulty.GARBAGE.removesuffix("[2J"))
-    assert r"ValueError: keys \udcff\x00\x1b[2J" in "\n".join(texts)
+    assert r"ValueError: keys \udcff\x00" in "\n".join(texts)
     ET.fromstring(junit)
 
 

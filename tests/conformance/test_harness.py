@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import subprocess
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from adapters.contract import Layout
+from adapters.toolkit.source import Commit
+from conformance import cli
+from conformance.comparing.assembly import assembled
+from conformance.comparing.gate import Strict
+from conformance.comparing.report_file import load, write
 from conformance.findings.errors import InconsistentExpectationError, UnknownCutError
+from conformance.findings.report import Selection
+from conformance.runs import history
 from conformance.runs.recorder import Consistency
+from conformance.views import diff_formats, history_table, report_formats
 from reference.aggregation import AuxiliaryAggregation, Mode
 from tests import command
 from tests.conformance.given import BY_SAMPLE, UNEVEN, Given
+from tests.conformance.test_expectations import mismatch
+from tests.conformance.test_journal import HEADER, finding
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from conformance.diagnosis.step_context import ExpectedNumber
 
 
@@ -87,6 +97,8 @@ def test_cut_that_depends_on_the_mode_stops_the_run(tmp_path: Path, workers: tup
     assert "fault of the harness: clip_fraction in clip_fraction of off_policy" in result.output
     assert "no verdict of this run can be relied on" in result.output
     assert not result.report.complete
+    assert result.report.fault is not None
+    assert "no verdict of this run can be relied on" in result.report.fault
 
 
 def test_adapter_that_tells_of_no_cut_where_one_is_needed_stops_the_run(tmp_path: Path) -> None:
@@ -94,3 +106,91 @@ def test_adapter_that_tells_of_no_cut_where_one_is_needed_stops_the_run(tmp_path
 
     assert result.status == pytest.ExitCode.INTERNAL_ERROR
     assert "fault of the harness: UnknownCutError: " in result.output
+    assert result.report.fault is not None
+    assert result.report.fault.startswith("UnknownCutError: ")
+
+
+FAULT = "UnknownCutError: token_mean of micro-batches is declared"
+
+
+@pytest.fixture
+def faulty_report(tmp_path: Path) -> Path:
+    """A report of a run that a fault stopped when it had found something wrong."""
+    wrong = mismatch("a", "not_divided")
+    selection = Selection(selected=2, deselected=0)
+    path = tmp_path / "faulty.json"
+    write(assembled(HEADER, [wrong], [], selection, fault=FAULT), path)
+    return path
+
+
+@pytest.mark.parametrize("form", ["text", "markdown"])
+def test_fault_is_shown_before_anything_that_was_found(
+    faulty_report: Path, form: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["show", f"--format={form}", str(faulty_report)]) == 0
+
+    shown = capsys.readouterr().out
+    assert 0 < shown.index(f"fault of the harness: {FAULT}") < shown.index("token losses")
+
+
+def test_only_the_fault_is_annotated_on_github(faulty_report: Path) -> None:
+    report = load(faulty_report)
+
+    assert [*report_formats.error_commands(report, report.findings)] == [
+        f"::error::fault of the harness: {FAULT}"
+    ]
+    assert [*diff_formats.gate_lines(Strict(), report)] == []
+
+
+@pytest.mark.parametrize(
+    "command_line",
+    [
+        ["diff", "right.json", "faulty.json"],
+        ["diff", "faulty.json", "right.json"],
+        ["html", "faulty.json", "-o", "page.html"],
+        ["issue", "faulty.json", "1"],
+        ["expect", "faulty.json"],
+    ],
+    ids=" ".join,
+)
+def test_no_conclusion_is_drawn_from_a_run_that_a_fault_stopped(
+    command_line: list[str],
+    faulty_report: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(faulty_report.parent)
+    right = assembled(HEADER, [finding("a")], [], Selection(selected=1, deselected=0))
+    write(right, Path("right.json"))
+
+    assert cli.main(command_line) == cli.USAGE_ERROR
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert "faulty.json: no verdict of this report can be relied on" in output.err
+    assert FAULT in output.err
+
+
+def test_run_is_not_compared_with_a_baseline_that_a_fault_stopped(faulty_report: Path) -> None:
+    result = command.run(faulty_report.parent, "twolayouts", "--baseline=faulty.json")
+
+    assert result.status == pytest.ExitCode.USAGE_ERROR
+    assert FAULT in result.output
+
+
+def test_history_shows_the_fault_in_the_place_of_findings(
+    faulty_report: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(line: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        [path] = (word.removeprefix("--report=") for word in line if word.startswith("--report="))
+        Path(path).write_bytes(faulty_report.read_bytes())
+        return subprocess.CompletedProcess(line, 3, stdout="9 failed, 10 passed in 2 s")
+
+    commit = Commit(ref="v1", revision="1" * 40, date="2026-01-01", subject="Fix")
+    with monkeypatch.context() as patched:
+        patched.setattr(subprocess, "run", stopped)
+        rows = [*history.run(history.Selection(adapter="toy"), [commit], None)]
+
+    assert [*history_table.as_text(rows)] == [
+        "1111111111 v1: 2026-01-01 Fix",
+        f"  fault of the harness: {FAULT}",
+    ]

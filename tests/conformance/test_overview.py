@@ -7,7 +7,12 @@ from typing import TYPE_CHECKING
 
 from conformance.findings.verdict import Check, Verdict
 from conformance.views.overview.committed import Version
-from conformance.views.overview.pages import advice_causes, worst_causes, wrong_causes
+from conformance.views.overview.pages import (
+    advice_causes,
+    worst_causes,
+    wrong_causes,
+    wrong_of_seen,
+)
 from tests.conformance.pages import finding_of, report_of
 
 if TYPE_CHECKING:
@@ -44,6 +49,20 @@ def test_advice_is_a_table_of_its_own() -> None:
 
     assert line.split(" | ")[2] == "advice"
     assert line.endswith("| v2 (1) |")
+
+
+def test_refusals_are_counted_apart_from_what_is_right() -> None:
+    right = finding_of("a", verdict=Verdict.CONFORMS)
+    refused = finding_of("b", verdict=Verdict.REFUSED)
+    bad = finding_of("a", check=Check.ARGUMENTS, verdict=Verdict.REFUSED)
+    found = [version("v1", right, refused, bad), version("v2", refused)]
+
+    _, _, *lines = wrong_of_seen(found, "check", [Check.WEIGHTS, Check.ARGUMENTS])
+
+    assert [line.split(" | ", 3)[3] for line in lines] == [
+        "ok (1), refused (1) | ok (1) |",
+        "refused (1) | – |",
+    ]
 
 
 def test_a_version_is_told_by_its_worst_causes() -> None:

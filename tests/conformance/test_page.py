@@ -117,6 +117,21 @@ def test_a_cell_without_wrong_ones_says_so_and_links_to_all() -> None:
     assert [link for link in page.links() if link.endswith("&verdict=any")]
 
 
+def test_a_refusal_is_right_only_of_bad_input() -> None:
+    refused = finding_of("c", verdict=Verdict.REFUSED)
+    bad = finding_of("a", check=Check.ARGUMENTS, verdict=Verdict.REFUSED)
+    right = "✓ 1 conform or are rightly refused"
+
+    def cells(*findings: Finding) -> list[tuple[str, str]]:
+        page = Page(render([report_of(findings)]))
+        return [(kind, " ".join(words)) for kind, words in page.cells if "–" not in words]
+
+    assert cells(refused) == [("none", "⊘ 1 refused")]
+    assert cells(RIGHT, refused) == [("right", f"{right} ⊘ 1 refused")]
+    assert cells(bad) == [("right", right)]
+    assert cells(WRONG, refused) == [("wrong", "✕ 1 of 2 wrong")]
+
+
 def test_what_is_not_supported_is_said() -> None:
     page = Page(render([report_of([UNSUPPORTED])]))
 
@@ -129,6 +144,13 @@ def of(mistake: str, case: str = "a", **fields: Any) -> Finding:
 
 def page_causes_of(*reports: Report) -> list[PageCause]:
     return page_causes(name_versions(reports))
+
+
+def test_what_is_not_driven_is_said() -> None:
+    page = Page(render([report_of([UNSUPPORTED, finding_of("c", verdict=Verdict.NOT_DRIVEN)])]))
+
+    assert "not driven" in page.cells_of("none")
+    assert page.counts == []
 
 
 def test_causes_stand_before_all_else_and_say_what_is_known_of_them() -> None:
@@ -152,16 +174,20 @@ def test_causes_stand_before_all_else_and_say_what_is_known_of_them() -> None:
 
 
 def test_a_cause_of_several_versions_is_shown_once_with_what_became_of_it() -> None:
-    old = report_of([of("not_divided"), of("tokens_lost", "b")])
+    old = report_of([of("not_divided"), of("tokens_lost", "b"), of("not_finite", "d")])
+    crashed = finding_of("d", verdict=Verdict.CRASHED, message="KeyError: 1")
     new = report_of(
-        [of("not_divided"), of("not_divided", "c"), of("samples_lost", "b")], version="2"
+        [of("not_divided"), of("not_divided", "c"), of("samples_lost", "b"), crashed], version="2"
     )
 
     assert [(one.statement, one.fate, one.counts) for one in page_causes_of(old, new)] == [
         ("token losses are added up and not divided", "the same", {"2": 2, "1": 1}),
         ("samples are lost", "new", {"2": 1}),
+        ("KeyError: 1", "new", {"2": 1}),
         ("tokens are lost", "gone", {"1": 1}),
+        ("numbers are NaN or infinite", "not known to be gone", {"1": 1}),
     ]
+    assert "now 1 crashed" in render([old, new])
     assert [one.fate for one in page_causes_of(new)] == ["the same"] * 2
     assert ">new</span>" in render([old, new])
     assert "2 findings, 2 of 2 versions" in render([old, new])

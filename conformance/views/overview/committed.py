@@ -8,7 +8,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from adapters.contract import Depth
-from conformance.comparing.report_file import load
+from conformance.comparing.report_file import load_reliable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -64,7 +64,7 @@ def versions(folder: Path) -> list[Version]:
         Version(name=_version_name(path, report), path=path, report=report)
         for path in sorted(folder.glob("*/*.json.gz"))
         if path.parent.name != "latest"
-        for report in [load(path)]
+        for report in [load_reliable(path)]
     ]
     return sorted(found, key=lambda one: (one.report.adapter, one.report.engine, one.name))
 

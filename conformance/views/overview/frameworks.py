@@ -16,7 +16,7 @@ from conformance.comparing.conversion import (
     kind,
 )
 from conformance.corpus.cases import CORPUS, REJECTION
-from conformance.findings.verdict import JUDGED, WRONG, Check
+from conformance.findings.verdict import JUDGED, WRONG, Check, Verdict
 from conformance.runs.registry import adapter_classes
 from conformance.views.listing import detail, find
 from conformance.views.overview.committed import newest
@@ -53,7 +53,8 @@ rl-loss-conformance convert --from=verl:token-mean --to=skyrl:sequence_mean STEP
 ## Names
 
 The framework's own name of each mode. Behind it, how many of the steps that were looked at have
-wrong weights in the gradient of the policy loss, under any name of the mode.
+wrong weights in the gradient of the policy loss, under any name of the mode. Steps that a framework
+refuses are not among them.
 """
 
 CONVENTIONS_HEAD = """
@@ -162,7 +163,8 @@ def _names(latest: Sequence[Version], declarations: ByEngine) -> Iterator[str]:
 
 def _cells(report: Report, modes: Mapping[str, str]) -> Iterator[str]:
     weighed = [one for one in report.findings if one.check is Check.WEIGHTS]
-    seen = Counter(one.mode for one in weighed if one.verdict in JUDGED)
+    trained = (Verdict.CONFORMS, *WRONG)
+    seen = Counter(one.mode for one in weighed if one.verdict in trained)
     wrong = Counter(one.mode for one in weighed if one.verdict in WRONG)
     for mode in Mode:
         names = [_name(name, meant) for name, meant in modes.items() if kind(meant) is mode]

@@ -79,8 +79,8 @@ between two, of one framework or of two.
 
 ## Frameworks side by side
 
-How many findings are wrong, of how many, by mode and by check; `–` where a framework has nothing of
-the kind.
+How many findings are wrong, of how many, by mode and by check; *refused* are ordinary steps that a
+framework refuses to train, and `–` stands where it has nothing of the kind.
 """
 
 CONVENTIONS_HEAD = """
@@ -159,11 +159,16 @@ def wrong_of_seen(
 def _wrong_of_seen(report: Report, field: str, values: Iterable[StrEnum]) -> Iterator[str]:
     seen = Counter(getattr(f, field) for f in report.findings if f.verdict in JUDGED)
     wrong = Counter(getattr(f, field) for f in report.findings if f.verdict in WRONG)
+    refused = Counter(
+        getattr(f, field)
+        for f in report.findings
+        if f.verdict is Verdict.REFUSED and not f.is_rightly_refused
+    )
     for value in values:
-        if wrong[value]:
-            yield f"**{wrong[value]}** of {seen[value]}"
-        else:
-            yield f"ok ({seen[value]})" if seen[value] else "–"
+        right = seen[value] - refused[value]
+        words = [f"ok ({right})"] if right else []
+        words += [f"refused ({refused[value]})"] if refused[value] else []
+        yield f"**{wrong[value]}** of {seen[value]}" if wrong[value] else ", ".join(words) or "–"
 
 
 def wrong_causes(found: Sequence[Version]) -> Iterator[str]:

@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from conformance.causes.impact import impact_words
-from conformance.comparing.cause_changes import Fate, cause_changes
+from conformance.comparing.cause_changes import CauseChange, Fate, cause_changes, missing_cause
 from conformance.comparing.groups import shared_causes
 from conformance.comparing.writable import require_regular
 from conformance.findings.badness import explain
 from conformance.findings.cause import Severity
 from conformance.findings.errors import PagePathError
-from conformance.findings.verdict import JUDGED, WRONG, Check, Verdict
+from conformance.findings.verdict import WRONG, Check, Verdict
 from conformance.runs.reproduce import command
 from conformance.views.web.page_data import Version, document, name_versions
 from reference.aggregation import Mode
@@ -35,7 +35,6 @@ from reference.aggregation import Mode
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
 
-    from conformance.comparing.cause_changes import CauseChange
     from conformance.comparing.groups import FindingGroup, SharedCause
     from conformance.findings.report import Report
 
@@ -53,14 +52,25 @@ SCRIPTS = ("data.js", "picture.js", "detail.js", "list.js")
 
 @dataclass(frozen=True, kw_only=True)
 class Tally:
-    """How many findings are wrong, of how many whose verdict keeps or breaks a promise."""
+    """How many findings are wrong, right, refused and not looked at."""
 
     query: dict[str, str]
     """The filter of the page that lists them."""
 
     wrong: int
-    seen: int
+    right: int
+    """They conform, or bad input is refused."""
+
+    refused: int
+    """Ordinary steps that the framework refuses: nothing is known of their numbers."""
+
     unsupported: int
+    not_driven: int
+
+    @property
+    def seen(self) -> int:
+        """How many verdicts there are on what a framework does."""
+        return self.wrong + self.right + self.refused
 
     @property
     def share(self) -> float:
@@ -70,8 +80,9 @@ class Tally:
 
 def tally(version: Version, checks: Collection[Check], modes: Collection[Mode]) -> Tally:
     """Counts the findings of a version in some checks and modes."""
-    cells = (version.matrix.get(check, {}).get(mode) for check, mode in product(checks, modes))
-    verdicts = sum(filter(None, cells), Counter[Verdict]())
+    found = [one for cell in product(checks, modes) for one in version.cells.get(cell, ())]
+    verdicts = Counter(one.verdict for one in found)
+    rightly_refused = sum(one.is_rightly_refused for one in found)
     query = {"framework": version.framework, "version": version.name}
     if len(checks) == len(modes) == 1:
         query |= {"check": next(iter(checks)), "mode": next(iter(modes))}
@@ -79,8 +90,10 @@ def tally(version: Version, checks: Collection[Check], modes: Collection[Mode]) 
     return Tally(
         query=query if wrong else query | {"verdict": "any"},
         wrong=wrong,
-        seen=sum(verdicts[verdict] for verdict in JUDGED),
+        right=verdicts[Verdict.CONFORMS] + rightly_refused,
+        refused=verdicts[Verdict.REFUSED] - rightly_refused,
         unsupported=verdicts[Verdict.UNSUPPORTED],
+        not_driven=verdicts[Verdict.NOT_DRIVEN],
     )
 
 
@@ -102,6 +115,9 @@ class PageCause:
     """What it is, and what it was under another condition in the version before."""
 
     fate: Fate
+    became: str
+    """What its findings are in the last version, where that leaves open what became of it."""
+
     counts: dict[str, int]
     """The number of its findings in each version that has it, by the version's name."""
 
@@ -127,29 +143,45 @@ class PageCause:
 def page_causes(versions: Sequence[Version]) -> list[PageCause]:
     """Returns the causes of a framework, each once: those of the last version, the worst first.
 
-    Causes that are gone follow. What became of a cause is told by the last two versions.
+    Causes that the last version does not have follow.
     """
     reports = [one.report for one in versions]
-    changes = cause_changes(*reports[-2:]) if len(reports) > 1 else []
-    became = {change.new.key: change for change in changes if change.new is not None}
-    were = {change.old.key for change in changes if change.old and change.fate is Fate.CHANGED}
+    changes = [cause_changes(report, reports[-1]) for report in reports[:-1]]
+    became = ((shared, _became(shared, reports, changes)) for shared in shared_causes(reports))
     return [
-        _page_cause(shared, versions, became.get(shared.cause.key))
-        for shared in shared_causes(reports)
-        if shared.cause.key not in were
+        _page_cause(shared, versions, change) for shared, change in became if change is not None
     ]
 
 
-def _page_cause(
-    shared: SharedCause, versions: Sequence[Version], change: CauseChange | None
-) -> PageCause:
+def _became(
+    shared: SharedCause, reports: Sequence[Report], changes: Sequence[Sequence[CauseChange]]
+) -> CauseChange | None:
+    """Returns what became of a cause since the version before, or since the last that has it.
+
+    It is None if the last version has the cause under another condition. ``changes`` are those from
+    each version to the last.
+    """
+    cause, place = shared.cause, next(iter(shared.groups))
+    if place == len(changes):
+        since = changes[-1] if changes else []
+        return next(
+            (one for one in since if one.new is cause), CauseChange(Fate.SAME, cause, cause)
+        )
+    found = next((one for one in changes[place] if one.old is cause), None)
+    if found is not None:
+        return None if found.fate is Fate.CHANGED else found
+    return missing_cause(cause, reports[place], reports[-1])
+
+
+def _page_cause(shared: SharedCause, versions: Sequence[Version], change: CauseChange) -> PageCause:
     group, version = shared.newest, versions[next(iter(shared.groups))]
     query = {"framework": version.framework, "cause": group.cause.statement}
     address = f"{version.run}/{group.example.id}"
     return PageCause(
         group=group,
-        statement=change.statement if change else group.cause.statement,
-        fate=change.fate if change else (Fate.SAME if version is versions[-1] else Fate.GONE),
+        statement=change.statement,
+        fate=change.fate,
+        became=change.became,
         counts={versions[at].name: len(found.findings) for at, found in shared.groups.items()},
         query=query | ({} if group.example.verdict in WRONG else {"verdict": "any"}),
         impact=impact_words(group.cause.impact),

@@ -17,7 +17,6 @@ from conformance.findings.badness import LEGEND, off_by
 from conformance.findings.cause import Severity
 from conformance.findings.verdict import WRONG, Check, Verdict
 from conformance.runs.reproduce import command
-from conformance.views.tables import verdict_matrix
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Hashable, Iterable, Sequence
@@ -52,9 +51,12 @@ class Version:
     report: Report
 
     @cached_property
-    def matrix(self) -> dict[Check, dict[Mode, Counter[Verdict]]]:
-        """Counts of verdicts, by check and mode."""
-        return verdict_matrix(self.report.findings, "check", Check)
+    def cells(self) -> dict[tuple[Check, Mode], list[Finding]]:
+        """The findings of each check and mode."""
+        cells: dict[tuple[Check, Mode], list[Finding]] = defaultdict(list)
+        for finding in self.report.findings:
+            cells[finding.check, finding.mode].append(finding)
+        return cells
 
     @cached_property
     def causes(self) -> dict[str, list[Cause]]:

@@ -19,6 +19,7 @@ const SIGNS = {
   declined: "⊘",
   crashed: "✕",
   advice: "i",
+  not_driven: "–",
 };
 
 /** What a column says of a finding. */

@@ -150,7 +150,7 @@ function itemOf(finding) {
       "aria-expanded": isOpen,
       "data-finding": finding,
     },
-    element("span", { class: `verdict ${verdict}` }, sign, ` ${verdict}`),
+    element("span", { class: `verdict ${verdict}` }, sign, ` ${verdict.replace("_", " ")}`),
     element("span", { class: "id" }, ...breakable(ids[finding])),
     element("span", { class: "whose" }, whose),
     element("span", { class: "words" }, wordsOf(finding)),
