@@ -11,6 +11,7 @@ from adapters.contract.description import (
     Departure,
     DepartureKind,
     Description,
+    FixedMode,
     code_location,
 )
 from adapters.contract.job import Depth, Job, LogEntry, Observation, PendingReduction
@@ -24,6 +25,7 @@ __all__ = [
     "DepartureKind",
     "Depth",
     "Description",
+    "FixedMode",
     "InvalidLayoutError",
     "Job",
     "Layout",

@@ -65,6 +65,14 @@ def parse_departures(table: str) -> tuple[Departure, ...]:
     )
 
 
+@dataclass(frozen=True)
+class FixedMode:
+    """The mode that an objective has whatever mode is set, and the place that documents it."""
+
+    mode: Mode
+    place: str
+
+
 @dataclass(frozen=True, kw_only=True)
 class Description:
     """The features of a loaded framework, as found by inspecting it.
@@ -102,6 +110,9 @@ class Description:
     # Mistakes of the catalogue, by name, that are how this version documents that it counts, each
     # with the place: finding one is advice.
     documented: Mapping[str, str] = field(default_factory=dict)
+    # Objectives that this version documents to have a mode of their own: that another one is
+    # ignored is advice.
+    fixed_modes: Mapping[Objective, FixedMode] = field(default_factory=dict)
     # Packages that the framework imports, the loss never uses, and this run replaced by stubs.
     stubs: tuple[str, ...] = ()
     departures: tuple[Departure, ...] = ()  # all from a user's run, except the stubs

@@ -123,6 +123,7 @@ STATEMENTS = {
     "tokens_not_held": "active tokens are on no rank",
     "group_on_several_ranks": "a prompt group is on several data-parallel ranks",
     "depends_on_cut": "a term is documented to depend on how a step is cut",
+    "option_ignored": "an option is accepted and changes nothing",
     "not_logged": "a number is missing that this version is known to log",
     "unexplained": "no known mistake explains it",
 }
