@@ -112,6 +112,7 @@ STATEMENTS = {
     " it is less",
     "cp_shares_rounded_down": "of a micro-batch's tokens, context-parallel ranks count equal shares"
     " that are cut to a whole number",
+    "padded_width_as_divisor": "the divisor is the width of a micro-batch's rows",
     "count_off_by_one": "one token or unit too many or too few is counted",
     "other_divisor": "the constant divisor is another one",
     "samples_miscounted": "another number of samples is counted",
@@ -123,6 +124,10 @@ STATEMENTS = {
     "tokens_not_held": "active tokens are on no rank",
     "group_on_several_ranks": "a prompt group is on several data-parallel ranks",
     "depends_on_cut": "a term is documented to depend on how a step is cut",
+    "several_divisors": "tokens of one step are divided by several numbers",
+    "tokens_missing": "active tokens weigh nothing",
+    "reducer_ignored": "a custom reducer is not used",
+    "reducer_rescaled": "what a custom reducer returns is multiplied or divided besides",
     "option_ignored": "an option is accepted and changes nothing",
     "not_logged": "a number is missing that this version is known to log",
     "unexplained": "no known mistake explains it",
@@ -154,6 +159,7 @@ INFERRED = MISCOUNTED | frozenset(
         "micro_batches_lost",
         "tokens_lost",
         "nothing_reported_by_some_ranks",
+        "values_of_other_samples",
         "reduced_before_the_last_micro_batch",
     }
 )

@@ -101,6 +101,24 @@ CONSTANT = Given(mode=Mode.CONSTANT, layout=TWO, forward_pass_of_token=BY_SAMPLE
         (PROMPT, "samples_counted_as_prompts", [of_samples(15, 15, 20, 15)]),
         (CONSTANT, "prompts_counted_as_samples", [[120.0] * 10]),
         (CONSTANT, "divided_by_divisor", [[8000.0] * 10]),
+        (
+            CONSTANT,
+            "padded_width_as_divisor",
+            [
+                of_samples(15, 15, 25, 15),  # the longest responses of micro-batches, of 5 samples
+                of_samples(3, 3, 5, 3),
+                of_samples(20, 20, 40, 20),  # their longest sequences
+                of_samples(4, 4, 8, 4),
+                of_samples(15, 15, 35, 15),  # less a token
+                of_samples(3, 3, 7, 3),
+                of_samples(25, 25, 25, 15),  # the same of both ranks' first and second ones
+                of_samples(5, 5, 5, 3),
+                of_samples(40, 40, 40, 20),
+                of_samples(8, 8, 8, 4),
+                of_samples(35, 35, 35, 15),
+                of_samples(7, 7, 7, 3),
+            ],
+        ),
         # Ranks hold 3 samples, 2 prompts, 3 tokens; 2 samples, 2 prompts, 7 tokens.
         (SAMPLE, "tokens_counted_per_rank", [of_samples(10, 5, 20, 15)]),
         (SAMPLE, "denominators_per_rank", [of_samples(20, 10, 40, 30), of_samples(12, 6, 16, 12)]),

@@ -145,6 +145,13 @@ class PaddedRowsAveraged(Mutant):
         ]
 
 
+class WidthAsDivisor(PaddedRowsAveraged):
+    """The divisor is the width of a micro-batch's padded rows, and not the one that is given."""
+
+    diagnosis = "padded_width_as_divisor"
+    modes = (Mode.CONSTANT,)
+
+
 class EmptySamplesLeftOut(Counting):
     """The mean over samples goes over those that have an active token."""
 

@@ -35,6 +35,7 @@ from conformance.diagnosis.catalogue.parts import (
     filled_up,
     parts,
 )
+from conformance.diagnosis.catalogue.widths import padded_widths
 from reference.aggregation import Aggregation, EmptyUnits, Mode, SampleUnit
 from reference.weights import token_weights
 
@@ -103,6 +104,7 @@ def _mistakes(context: StepContext) -> Iterator[Mistake]:
         rounded_counts,
         clamped_shares,
         rounded_shares,
+        padded_widths,
         off_by_one,
     ):
         yield from kind(context)
