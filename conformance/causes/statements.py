@@ -31,6 +31,7 @@ STATEMENTS = {
     "not_divided": "token losses are added up and not divided",
     "samples_not_averaged": "sums of samples are divided by the constant divisor alone",
     "empty_samples_counted": "a sample without active tokens is counted as one token",
+    "rejection_left_out": "rejected tokens are trained on and counted",
     "original_mask_counted": "denominators count the mask before rejection sampling",
     "modified_mask_counted": "denominators count the mask after rejection sampling",
     "weights_of_sample_mean": "reduced by sample_mean",

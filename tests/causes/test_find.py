@@ -21,7 +21,7 @@ from conformance.findings.verdict import Verdict
 from tests.conformance.test_journal import HEADER
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from conformance.findings.cause import Cause
 
@@ -107,6 +107,20 @@ def test_a_condition_has_two_facts_where_one_would_contradict_what_is_right() ->
 
     assert (name, count) == ("empty_samples_counted", 1)
     assert condition == ("in token_mean", "where a")
+
+
+def test_terms_of_the_loss_that_are_logged_wrongly_are_one_cause() -> None:
+    """One line of code logs the loss and its terms, and another one what is only looked at."""
+    shares = "shares_averaged_by_tokens"
+
+    def logged(metric: str, make: Callable[..., Said]) -> Said:
+        finding, clues = make(f"metric.{metric}/token_mean/a/dp1-cp1-mb2-thd", f"{metric}/{shares}")
+        return finding, clues.model_copy(update={"terms": [metric]})
+
+    assert named(
+        *(logged(metric, wrong) for metric in ("loss", "entropy", "kl")),
+        *(logged(metric, right) for metric in ("clip_fraction", "policy_kl")),
+    ) == [(shares, ("in logged terms of the loss",), 3)]
 
 
 def test_another_wrong_finding_that_excludes_a_mistake_contradicts_it_too() -> None:

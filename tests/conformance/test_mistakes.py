@@ -21,7 +21,16 @@ from reference.aggregation import (
 )
 from reference.step import Sample, Step
 from tests.conformance.diagnoses import CONTEXTS, MISTAKES, known_mistakes
-from tests.conformance.given import BY_SAMPLE, SCATTERED, SLICED, STEP, UNEVEN, Given, passes
+from tests.conformance.given import (
+    BY_SAMPLE,
+    REJECTED,
+    SCATTERED,
+    SLICED,
+    STEP,
+    UNEVEN,
+    Given,
+    passes,
+)
 
 KEPT = json.loads(MISTAKES.read_text(encoding="utf-8"))
 
@@ -49,6 +58,10 @@ PROMPT = Given(mode=Mode.PROMPT_MEAN, layout=TWO, forward_pass_of_token=BY_SAMPL
 TOKEN = Given(mode=Mode.TOKEN_MEAN, layout=TWO, forward_pass_of_token=BY_SAMPLE)
 SLICES = Given(layout=Layout(dp=2, cp=2, micro_batches=2), forward_pass_of_token=SLICED)
 CONSTANT = Given(mode=Mode.CONSTANT, layout=TWO, forward_pass_of_token=BY_SAMPLE)
+
+BEFORE_TOKEN, BEFORE_SAMPLE = (
+    Given(mode=mode, steps=(REJECTED,)) for mode in (Mode.TOKEN_MEAN, Mode.SAMPLE_MEAN)
+)
 
 
 @pytest.mark.parametrize(
@@ -119,6 +132,9 @@ CONSTANT = Given(mode=Mode.CONSTANT, layout=TWO, forward_pass_of_token=BY_SAMPLE
                 of_samples(7, 7, 7, 3),
             ],
         ),
+        # Of 3, 1, 1, 4, 3 and 0 tokens before rejection, the first and third sample lost one.
+        (BEFORE_TOKEN, "rejection_left_out", [[12.0] * 12]),
+        (BEFORE_SAMPLE, "rejection_left_out", [[18.0] * 3 + [6.0] * 2 + [24.0] * 4 + [18.0] * 3]),
         # Ranks hold 3 samples, 2 prompts, 3 tokens; 2 samples, 2 prompts, 7 tokens.
         (SAMPLE, "tokens_counted_per_rank", [of_samples(10, 5, 20, 15)]),
         (SAMPLE, "denominators_per_rank", [of_samples(20, 10, 40, 30), of_samples(12, 6, 16, 12)]),

@@ -45,6 +45,19 @@ def other_mask(context: StepContext) -> Iterator[Mistake]:
             )
 
 
+def rejection_left_out(context: StepContext) -> Iterator[Mistake]:
+    """Trains on the tokens that were rejected, and counts them."""
+    step = context.step
+    if step.original_mask is None:
+        return
+    before = replace(step, mask=step.original_mask, original_mask=None)
+    yield Mistake(
+        name="rejection_left_out",
+        words="rejected tokens are trained on and counted",
+        weights=token_weights(before, context.aggregation, context.conventions),
+    )
+
+
 def other_tokens(context: StepContext) -> Iterator[Mistake]:
     """Counts other tokens than the active ones."""
     step = context.step

@@ -74,7 +74,7 @@ def _divided_by(context: StepContext, widths: Lengths, words: str) -> Iterator[M
     for units, together in ((context.units, ()), (1, ("samples_not_averaged",))):
         yield Mistake(
             name="padded_width_as_divisor",
-            words=f"the divisor is {words}" + " and samples are added up" * bool(together),
+            words=f"the divisor is {words}" + ", and samples are added up" * bool(together),
             weights=context.weights(divisors, float(units)),
             together=together,
         )
