@@ -68,8 +68,8 @@ STATEMENTS = {
         f"units_counted_per_{part}": f"prompts are counted in each {words}, and tokens in the step"
         for part, words in PARTS.items()
     },
-    "samples_counted_per_micro_batch": (
-        "samples are counted in each micro-batch, and means of micro-batches are added up"
+    "micro_batch_means_added_up": (
+        "the mean of each micro-batch is taken, and means are added up and not averaged"
     ),
     "not_reduced_over_dp": "the share of one data-parallel rank stands for all",
     "not_reduced_over_cp": "the share of one context-parallel rank stands for all",

@@ -252,7 +252,8 @@ def _several_divisors(evidence: Evidence, words: str) -> Judgement:
     if found.name == "unexplained":
         wrong = mismatch("several_divisors", words)
     else:
-        wrong = mismatch(found.name, f"{words}: {found.explanation}")
+        rule = found.explanation.partition(": ")[0]
+        wrong = mismatch(found.name, f"{words}: {rule}")
     return _with_gradient(wrong, evidence.context, evidence.observed, evidence.expected)
 
 

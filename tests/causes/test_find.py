@@ -202,6 +202,21 @@ def test_a_mistake_in_the_losses_of_tokens_is_one_cause_whatever_terms_they_have
     ) == [(mistake, ("of the policy_loss and kl terms of the loss",), 3)]
 
 
+def test_good_configuration_that_trains_wrong_weights_is_a_wrong_gradient() -> None:
+    divided = Finding(
+        id="arguments.divisor_by_default/constant/a/dp1-cp1-mb2-thd",
+        verdict=Verdict.MISMATCH,
+        scale=1.0,
+        cosine=0.9,
+        diagnosis=Diagnosis(name="several_divisors", explanation="divided by 5 to 13"),
+    )
+
+    [cause] = found((divided, Clues(terms=[])))
+
+    assert cause.severity is Severity.GRADIENT
+    assert cause.statement == "arguments: tokens of one step are divided by several numbers"
+
+
 def test_advice_is_never_one_cause_with_what_breaks_a_rule_of_the_framework() -> None:
     causes = found(
         of_input("arguments.divisor_nan/constant/a/dp1-cp1-mb1-thd", Verdict.MISMATCH),

@@ -146,6 +146,19 @@ BEFORE_TOKEN, BEFORE_SAMPLE = (
         (TOKEN, "tokens_counted_per_micro_batch", [of_samples(3, 3, 4, 3)]),
         (TOKEN, "denominators_per_micro_batch", [of_samples(12, 12, 16, 12)] * 2),
         (CONSTANT, "denominators_per_micro_batch", [of_samples(320, 320, 160, 160)]),
+        (SAMPLE, "micro_batch_means_added_up", [of_samples(4, 2, 4, 3), of_samples(8, 4, 8, 6)]),
+        (TOKEN, "micro_batch_means_added_up", [of_samples(3, 3, 4, 3), of_samples(6, 6, 8, 6)]),
+        (
+            # The first sample is with the third, which has no token and may not count.
+            replace(SAMPLE, forward_pass_of_token=SCATTERED),
+            "micro_batch_means_added_up",
+            [
+                of_samples(4, 1, 4, 3),
+                of_samples(8, 2, 8, 6),
+                of_samples(2, 1, 4, 3),
+                of_samples(4, 2, 8, 6),
+            ],
+        ),
         # The first ones of both ranks have 7 tokens, the second ones 3.
         (TOKEN, "tokens_counted_per_micro_batch_of_all_ranks", [of_samples(7, 7, 7, 3)]),
         (TOKEN, "denominators_per_micro_batch_of_all_ranks", [of_samples(14, 14, 14, 6)] * 2),
