@@ -7,6 +7,7 @@ an expected value.
 
 from adapters.contract.adapter import Adapter, Rank, Refused, Unsupported
 from adapters.contract.description import (
+    BatchProperty,
     CodeLocation,
     Departure,
     DepartureKind,
@@ -20,6 +21,7 @@ from adapters.contract.layout import PIPELINES, InvalidLayoutError, Layout, Opti
 __all__ = [
     "PIPELINES",
     "Adapter",
+    "BatchProperty",
     "CodeLocation",
     "Departure",
     "DepartureKind",

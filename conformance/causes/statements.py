@@ -129,6 +129,7 @@ STATEMENTS = {
     "tokens_missing": "active tokens weigh nothing",
     "reducer_ignored": "a custom reducer is not used",
     "reducer_rescaled": "what a custom reducer returns is multiplied or divided besides",
+    "never_made": "a batch crashes that the framework's own code never makes",
     "option_ignored": "an option is accepted and changes nothing",
     "not_logged": "a number is missing that this version is known to log",
     "unexplained": "no known mistake explains it",

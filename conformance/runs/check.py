@@ -18,6 +18,7 @@ from conformance.judging.fixed_modes import judge_by_fixed_mode
 from conformance.judging.gradients import judge_advantages, judge_combined, judge_off_policy
 from conformance.judging.logs import judge_log
 from conformance.judging.metrics import judge_logged, judge_logged_of_rollouts
+from conformance.judging.never_made import advice_on_crash
 from conformance.judging.sharding import judge_sharding
 from conformance.judging.startup import (
     NOT_BROKEN,
@@ -103,6 +104,8 @@ def judge(spec: CheckSpec) -> Judge:
 def _check_job(cell: MatrixCell, jobs: SharedJobs) -> Made:
     description, outcome = jobs.description, jobs.outcome(cell)
     if isinstance(outcome, Crashed):
+        if (advice := _advice_on(outcome, cell.job, description)) is not None:
+            return Made(_judged(cell, advice, description))
         return Made(_not_trained(cell, outcome, description), clues=clues_of_failure(cell.job))
     if isinstance(outcome, Declined):
         return Made(_declined(cell, outcome, description), clues=clues_of_failure(cell.job))
@@ -118,6 +121,13 @@ def _declined(cell: MatrixCell, outcome: Declined, description: Description) -> 
     if verdict is Verdict.REFUSED:
         verdict = _refusal(cell, description)
     return _finding(cell, verdict=verdict, message=outcome.message)
+
+
+def _advice_on(crash: Crashed, job: Job, description: Description) -> Judgement | None:
+    """Advice on a crash with a batch that the framework never makes itself."""
+    if crash.verdict is not Verdict.CRASHED:
+        return None
+    return advice_on_crash(job, crash.message, description)
 
 
 def _not_trained(cell: MatrixCell, outcome: Crashed, description: Description) -> Finding:
