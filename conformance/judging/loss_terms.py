@@ -175,7 +175,9 @@ def advantage_terms(
     batch = ProbedBatch.under(contexts[0].conventions, contexts[0].steps, objective)
     estimate, placement = _estimate(contexts, batch), _placement(contexts, batch)
     right = estimate.advantages
-    wrong = [(name, found, ()) for name, found in wrong_advantages(estimate, placement)]
+    wrong: list[tuple[str, NDArray[np.float64], tuple[str, ...]]] = [
+        (name, found, ()) for name, found in wrong_advantages(estimate, placement)
+    ]
     if observed is not None:
         wrong += values_of_others(estimate, placement, observed)
     of_steps = zip(batch.split(right), batch.split(estimate.rounding), strict=True)

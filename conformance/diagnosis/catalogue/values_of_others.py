@@ -57,7 +57,8 @@ class _Rows:
         )
         for column in range(self.width - 2, -1, -1):
             deltas[:, column] += estimate.decay * deltas[:, column + 1]
-        return deltas[cells]
+        found: Values = deltas[cells]
+        return found
 
 
 def values_of_others(
@@ -112,4 +113,5 @@ def _whitened_as(observed: Values, by_donor: Values, longest: NDArray[np.bool_])
         error = float(np.abs(design @ factors - observed[longest]).max(initial=0.0))
         fits.append((error, *factors.tolist()))
     _, factor, shift = min(fits)
-    return factor * by_donor + shift
+    whitened: Values = factor * by_donor + shift
+    return whitened
