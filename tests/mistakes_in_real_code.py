@@ -673,7 +673,7 @@ MISTAKES = (
     _of_trl(
         name="trl_accumulation_not_averaged",
         edit=Edit(*TRL_LOSS, "normalizer", reading=1, by="1"),
-        cause="samples_counted_per_micro_batch",
+        cause="micro_batch_means_added_up",
         condition=[],
     ),
     _of_trl(

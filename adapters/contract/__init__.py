@@ -7,10 +7,12 @@ an expected value.
 
 from adapters.contract.adapter import Adapter, Rank, Refused, Unsupported
 from adapters.contract.description import (
+    BatchProperty,
     CodeLocation,
     Departure,
     DepartureKind,
     Description,
+    FixedMode,
     code_location,
 )
 from adapters.contract.job import Depth, Job, LogEntry, Observation, PendingReduction
@@ -19,11 +21,13 @@ from adapters.contract.layout import PIPELINES, InvalidLayoutError, Layout, Opti
 __all__ = [
     "PIPELINES",
     "Adapter",
+    "BatchProperty",
     "CodeLocation",
     "Departure",
     "DepartureKind",
     "Depth",
     "Description",
+    "FixedMode",
     "InvalidLayoutError",
     "Job",
     "Layout",

@@ -65,6 +65,20 @@ def parse_departures(table: str) -> tuple[Departure, ...]:
     )
 
 
+class BatchProperty(StrEnum):
+    """A property of batches that a framework's own code may exclude."""
+
+    EMPTY_SAMPLE = "a sample without active tokens"
+
+
+@dataclass(frozen=True)
+class FixedMode:
+    """The mode that an objective has whatever mode is set, and the place that documents it."""
+
+    mode: Mode
+    place: str
+
+
 @dataclass(frozen=True, kw_only=True)
 class Description:
     """The features of a loaded framework, as found by inspecting it.
@@ -102,6 +116,12 @@ class Description:
     # Mistakes of the catalogue, by name, that are how this version documents that it counts, each
     # with the place: finding one is advice.
     documented: Mapping[str, str] = field(default_factory=dict)
+    # Objectives that this version documents to have a mode of their own: that another one is
+    # ignored is advice.
+    fixed_modes: Mapping[Objective, FixedMode] = field(default_factory=dict)
+    # Properties that no batch of its own has, each with the place that sees to it: that a step
+    # crashes with such a batch is advice.
+    never_made: Mapping[BatchProperty, str] = field(default_factory=dict)
     # Packages that the framework imports, the loss never uses, and this run replaced by stubs.
     stubs: tuple[str, ...] = ()
     departures: tuple[Departure, ...] = ()  # all from a user's run, except the stubs

@@ -147,6 +147,7 @@ class VerlAdapter(Adapter):
             rules=RULES,
             permits=PERMITTED,
             documented=DOCUMENTED,
+            fixed_modes=objectives.FIXED_MODES,
             departures=(
                 *_departures_of_trainers(),
                 *departures.CRITIC_AND_SFT,

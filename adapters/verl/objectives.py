@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from adapters.contract import Option
+from adapters.contract import FixedMode, Option
 from adapters.contract.objective import (
     ADVANTAGE_CONSTANTS,
     CONSTANTS,
@@ -20,6 +20,7 @@ from adapters.contract.objective import (
 )
 from adapters.toolkit.settings import has_kl_term
 from adapters.verl.importing import has_default_trainer, module
+from reference.aggregation import Mode
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -103,6 +104,16 @@ OF_LOSSES = frozenset(
     }
 ) - {*CORRECTIONS}
 """Objectives of losses alone, at which the legacy trainer is looked at: not at what goes before."""
+
+FIXED_MODES = {
+    objective: FixedMode(
+        Mode.SAMPLE_MEAN,
+        f"verl/trainer/ppo/core_algos.py (compute_policy_loss_{objective}: seq-mean-token-mean)",
+    )
+    for objective in (Objective.SAPO, Objective.GSPO)
+}
+"""Policy losses that verl says to need or to be recommended one ``loss_agg_mode``, as their papers
+have it. GSPO takes any other one too since 0.9.1."""
 
 VANILLA = {Objective.DUAL_CLIP}
 """Policy losses of ours that are verl's plain one, whose third bound is always on."""

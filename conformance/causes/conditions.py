@@ -32,6 +32,8 @@ LOGGED_LOSSES = (Check.METRIC, WHOLE_LOSS)
 Other logged numbers are diagnostics, which frameworks reduce apart.
 """
 
+LOGGED_TERMS = (*LOGGED_LOSSES, *(f"{Check.METRIC}.{term}" for term in (Metric.ENTROPY, Metric.KL)))
+"""Slugs of the checks of the logged terms of the loss and of their sum."""
 
 NEGATIVE = (
     "except in ",
@@ -69,6 +71,8 @@ def of_finding(finding: Finding, term: str) -> Iterator[str]:
         yield "in logged losses"
     elif is_logged:
         yield "in logged diagnostics"
+    if slug in LOGGED_TERMS:
+        yield "in logged terms of the loss"
     if slug.startswith(Check.ROLLOUTS):
         yield "in what is logged of rollouts"
     if not is_logged or slug == WHOLE_LOSS:

@@ -240,7 +240,11 @@ def _known(term: LossTerm, showing: Showing) -> Iterator[_Known]:
             tuple(_named(term, name) for name in mistake.together),
         )
     for wrong in term.wrong_factors:
-        yield _Known([_named(term, wrong.name)], wrong.factors * term.context.expected)
+        yield _Known(
+            [_named(term, wrong.name)],
+            wrong.factors * term.context.expected,
+            tuple(_named(term, name) for name in wrong.together),
+        )
     nothing = WITHOUT_GRADIENT
     if not showing.is_per_token:
         nothing = NOTHING_REPORTED if len(showing.terms) == 1 else LEFT_OUT

@@ -73,7 +73,8 @@ def _kind(finding: Finding) -> tuple[str, str]:
     if finding.is_of_bad_input:
         is_advice = finding.verdict is Verdict.ADVICE
         rule = ", against a rule of another framework" if is_advice else ""
-        return diagnosis.name, f"{finding.check}: {_stated(diagnosis.name, BROKEN_RULES)}{rule}"
+        stated = _stated(diagnosis.name, STATEMENTS | BROKEN_RULES)
+        return diagnosis.name, f"{finding.check}: {stated}{rule}"
     if diagnosis.name == UNEXPLAINED:
         pattern = diagnosis.explanation.partition("; ")[0].rpartition(", ")[2]
         return UNEXPLAINED, f"{STATEMENTS[UNEXPLAINED]}: {pattern}"
@@ -114,7 +115,7 @@ def _size(finding: Finding) -> tuple[int, int, int, bool, str]:
 def _severity(finding: Finding) -> Severity:
     if finding.verdict is Verdict.ADVICE:
         return Severity.ADVICE
-    if finding.is_of_bad_input:
+    if finding.is_of_bad_input and finding.scale is None:
         return Severity.ACCEPTED
     if finding.verdict is not Verdict.MISMATCH:
         return Severity.NOT_TRAINED

@@ -31,6 +31,7 @@ STATEMENTS = {
     "not_divided": "token losses are added up and not divided",
     "samples_not_averaged": "sums of samples are divided by the constant divisor alone",
     "empty_samples_counted": "a sample without active tokens is counted as one token",
+    "rejection_left_out": "rejected tokens are trained on and counted",
     "original_mask_counted": "denominators count the mask before rejection sampling",
     "modified_mask_counted": "denominators count the mask after rejection sampling",
     "weights_of_sample_mean": "reduced by sample_mean",
@@ -67,8 +68,8 @@ STATEMENTS = {
         f"units_counted_per_{part}": f"prompts are counted in each {words}, and tokens in the step"
         for part, words in PARTS.items()
     },
-    "samples_counted_per_micro_batch": (
-        "samples are counted in each micro-batch, and means of micro-batches are added up"
+    "micro_batch_means_added_up": (
+        "the mean of each micro-batch is taken, and means are added up and not averaged"
     ),
     "not_reduced_over_dp": "the share of one data-parallel rank stands for all",
     "not_reduced_over_cp": "the share of one context-parallel rank stands for all",
@@ -112,6 +113,7 @@ STATEMENTS = {
     " it is less",
     "cp_shares_rounded_down": "of a micro-batch's tokens, context-parallel ranks count equal shares"
     " that are cut to a whole number",
+    "padded_width_as_divisor": "the divisor is the width of a micro-batch's rows",
     "count_off_by_one": "one token or unit too many or too few is counted",
     "other_divisor": "the constant divisor is another one",
     "samples_miscounted": "another number of samples is counted",
@@ -124,6 +126,12 @@ STATEMENTS = {
     "forward_passes_not_recorded": "the adapter records no forward passes",
     "group_on_several_ranks": "a prompt group is on several data-parallel ranks",
     "depends_on_cut": "a term is documented to depend on how a step is cut",
+    "several_divisors": "tokens of one step are divided by several numbers",
+    "tokens_missing": "active tokens weigh nothing",
+    "reducer_ignored": "a custom reducer is not used",
+    "reducer_rescaled": "what a custom reducer returns is multiplied or divided besides",
+    "never_made": "a batch crashes that the framework's own code never makes",
+    "option_ignored": "an option is accepted and changes nothing",
     "not_logged": "a number is missing that this version is known to log",
     "unexplained": "no known mistake explains it",
 }
@@ -159,6 +167,7 @@ INFERRED = MISCOUNTED | frozenset(
         "micro_batches_lost",
         "tokens_lost",
         "nothing_reported_by_some_ranks",
+        "values_of_other_samples",
         "reduced_before_the_last_micro_batch",
     }
 )

@@ -117,6 +117,10 @@ class Evidence:
         some = seen[:: max(len(seen) // FEW, 1)]  # most predictions fail at the first
         return self._are_close(predicted, some) and self._are_close(predicted, seen)
 
+    def is_all_of(self, predicted: NDArray[np.float64]) -> bool:
+        """Whether a prediction fits every token, those that are to weigh nothing too."""
+        return self._are_close(predicted, np.arange(len(predicted)))
+
     def is_close_to(self, predicted: NDArray[np.float64]) -> bool:
         """Whether a prediction fits every token, those that are hidden too."""
         return self._are_close(predicted, np.flatnonzero(self.expected))
@@ -240,7 +244,7 @@ def _explanations(evidence: Evidence) -> Iterator[Diagnosis]:
     if not evidence.hidden_have_gradient:
         yield from _missing(evidence)
         for mistake in mistakes(evidence.context):
-            if evidence.matches(mistake.weights):
+            if evidence.matches(mistake.weights) and not _gives_inactive(evidence, mistake):
                 yield _named(evidence, mistake)
 
 
@@ -282,11 +286,21 @@ def _inactive_tokens(evidence: Evidence) -> Diagnosis | None:
     weighed = int(np.count_nonzero(inactive))
     if not weighed:
         return None
+    name, words = "inactive_tokens_weigh", f"{weighed} tokens that the mask excludes have a weight"
+    for mistake in mistakes(evidence.context):
+        if _gives_inactive(evidence, mistake) and evidence.is_all_of(mistake.weights):
+            name, words = mistake.name, f"{mistake.words}: {words}"
+            break
     return Diagnosis(
-        name="inactive_tokens_weigh",
-        explanation=f"{weighed} tokens that the mask excludes have a weight",
+        name=name,
+        explanation=words,
         numbers={"tokens": weighed, "largest": float(np.abs(inactive).max())},
     )
+
+
+def _gives_inactive(evidence: Evidence, mistake: Mistake) -> bool:
+    """Whether a mistake gives tokens a weight that are to have none."""
+    return bool(mistake.weights[evidence.expected == 0].any())
 
 
 def _denominators(evidence: Evidence) -> tuple[str, dict[str, float]]:

@@ -242,6 +242,8 @@ class WrongFactors:
 
     name: str
     factors: NDArray[np.float64]
+    together: tuple[str, ...] = ()
+    """The names of the mistakes that are made besides."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from adapters.contract import Description, Job, Observation
-    from conformance.diagnosis.step_context import LossTerm
+    from conformance.diagnosis.step_context import LossTerm, StepContext
     from conformance.findings.finding import Diagnosis
     from reference.policy_losses import PolicyTokens
 
@@ -95,12 +95,27 @@ def judge_advantages(
         step_context(job, index, observations, description) for index in range(len(job.steps))
     ]
     tokens = sum(len(step.mask) for step in job.steps)
+    of_steps = [
+        final_weights(observations, index, job, description.conventions)
+        for index in range(len(job.steps))
+    ]
+    observed = [_advantages(*pair) for pair in zip(contexts, of_steps, strict=True)]
+    terms = loss_terms.advantage_terms(contexts, job.objective, np.concatenate(observed))
     showings = [
         Showing(terms=[term], observed=-weights, tolerance=ratio_bound(description.dtype, tokens))
-        for index, term in enumerate(loss_terms.advantage_terms(contexts, job.objective))
-        for weights in final_weights(observations, index, job, description.conventions)
+        for term, of_ranks in zip(terms, of_steps, strict=True)
+        for weights in of_ranks
     ]
     return judge_showings(showings, _error, partial(_wrong, partial(_of_factors, showings)))
+
+
+def _advantages(
+    context: StepContext, of_ranks: Sequence[NDArray[np.float64]]
+) -> NDArray[np.float64]:
+    """The advantages that the first rank's gradient has if weights are right: [tokens]."""
+    weights = np.where(context.expected > 0, context.expected, np.nan)
+    found: NDArray[np.float64] = of_ranks[0] / weights
+    return found
 
 
 def condition(objective: Objective, tokens: PolicyTokens) -> float:

@@ -23,6 +23,7 @@ from adapters.contract.objective import (
 from adapters.contract.probed_batch import ENTROPIES, ProbedBatch
 from conformance.diagnosis.catalogue.advantages import BatchPlacement, Estimate, wrong_advantages
 from conformance.diagnosis.catalogue.derivatives import wrong_derivatives
+from conformance.diagnosis.catalogue.values_of_others import values_of_others
 from conformance.diagnosis.placement import zigzag_rank
 from conformance.diagnosis.step_context import LossTerm, WrongFactors
 from reference import policy_losses
@@ -162,12 +163,23 @@ def off_policy_term(context: StepContext, objective: Objective, tokens: PolicyTo
     )
 
 
-def advantage_terms(contexts: Sequence[StepContext], objective: Objective) -> list[LossTerm]:
-    """The term of each step of a batch whose advantages are computed from rewards."""
+def advantage_terms(
+    contexts: Sequence[StepContext],
+    objective: Objective,
+    observed: NDArray[np.float64] | None = None,
+) -> list[LossTerm]:
+    """The term of each step of a batch whose advantages are computed from rewards.
+
+    ``observed`` are those of all steps, [tokens], NaN where they cannot be seen.
+    """
     batch = ProbedBatch.under(contexts[0].conventions, contexts[0].steps, objective)
-    estimate = _estimate(contexts, batch)
+    estimate, placement = _estimate(contexts, batch), _placement(contexts, batch)
     right = estimate.advantages
-    wrong = [*wrong_advantages(estimate, _placement(contexts, batch))]
+    wrong: list[tuple[str, NDArray[np.float64], tuple[str, ...]]] = [
+        (name, found, ()) for name, found in wrong_advantages(estimate, placement)
+    ]
+    if observed is not None:
+        wrong += values_of_others(estimate, placement, observed)
     of_steps = zip(batch.split(right), batch.split(estimate.rounding), strict=True)
     return [
         LossTerm(
@@ -175,8 +187,10 @@ def advantage_terms(contexts: Sequence[StepContext], objective: Objective) -> li
             context=context,
             factors=-advantages,
             wrong_factors=[
-                WrongFactors(name=name, factors=-batch.split(values)[context.step_index])
-                for name, values in wrong
+                WrongFactors(
+                    name=name, factors=-batch.split(values)[context.step_index], together=together
+                )
+                for name, values, together in wrong
             ],
             rounding=rounding,
         )
@@ -264,9 +278,9 @@ def _placement(contexts: Sequence[StepContext], batch: ProbedBatch) -> BatchPlac
     steps = np.repeat(np.arange(len(batch.steps)), [len(step.mask) for step in batch.steps])
     known = [context.placement for context in contexts if context.placement is not None]
     prompts = np.concatenate([step.prompt_lengths for step in batch.steps])
-    if len(known) < len(contexts):
-        return BatchPlacement(step=steps, prompt_lengths=prompts)
     layout = contexts[0].layout
+    if len(known) < len(contexts):
+        return BatchPlacement(step=steps, prompt_lengths=prompts, slices=layout.cp)
     cp_ranks = [placement.cp_rank for placement in known]
     if Option.ALLGATHER_CP in layout.options:
         # Values of responses go back to the ranks of zigzag slices before advantages are computed.
@@ -276,6 +290,7 @@ def _placement(contexts: Sequence[StepContext], batch: ProbedBatch) -> BatchPlac
         dp_rank=np.concatenate([placement.dp_rank for placement in known]),
         cp_rank=np.concatenate(cp_ranks),
         prompt_lengths=prompts,
+        slices=layout.cp,
     )
 
 

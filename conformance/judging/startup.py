@@ -12,9 +12,10 @@ from adapters.contract.objective import ENTROPY_COEFFICIENT, KL_COEFFICIENT
 from adapters.contract.probed_batch import ProbedBatch
 from conformance.corpus.configurations import TRIALS, ConfigCase, Demand
 from conformance.diagnosis.explain import Evidence, diagnose
-from conformance.findings.agreement import agreement
+from conformance.findings.agreement import agreement, direction
 from conformance.findings.sanitize import first_line
 from conformance.findings.verdict import Verdict
+from conformance.judging.picture import picture
 from conformance.judging.weights import (
     Judgement,
     final_weights,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from adapters.contract import Description, Job, Layout, Observation
     from adapters.contract.configuration import Setting
     from conformance.corpus.log_cases import LogCase
+    from conformance.diagnosis.step_context import StepContext
     from reference.step import Step
 
     Run = Callable[[Job], Sequence[Observation] | None]
@@ -235,9 +237,41 @@ def _divided(
             if error > 2 * tolerance:
                 divisors = f"{1 / largest:.6g} to {1 / smallest:.6g}"
                 words = f"{case.says}, and tokens of one step are divided by {divisors}"
-                return mismatch("several_divisors", words, error)
+                middle = Aggregation(Mode.CONSTANT, 1 / float(of_sums.mean()))
+                of_middle = replace(job, aggregation=middle)
+                context = step_context(of_middle, step_index, observations, description)
+                evidence = Evidence(context=context, observed=observed, tolerance=tolerance)
+                return replace(_several_divisors(evidence, words), error=error)
             worst = max(worst, error)
     return Judgement(verdict=Verdict.CONFORMS, error=worst, tolerance=2 * tolerance)
+
+
+def _several_divisors(evidence: Evidence, words: str) -> Judgement:
+    """The wrong gradient of a step that is divided by several numbers, held against their mean."""
+    found = diagnose(evidence)
+    if found.name == "unexplained":
+        wrong = mismatch("several_divisors", words)
+    else:
+        rule = found.explanation.partition(": ")[0]
+        wrong = mismatch(found.name, f"{words}: {rule}")
+    return _with_gradient(wrong, evidence.context, evidence.observed, evidence.expected)
+
+
+def _with_gradient(
+    wrong: Judgement,
+    context: StepContext,
+    observed: NDArray[np.float64],
+    expected: NDArray[np.float64],
+) -> Judgement:
+    """The mismatch with what it does to the gradient, where a good configuration is trained."""
+    scale, cosine = direction(observed, expected)
+    return replace(
+        wrong,
+        agreement=agreement(observed, expected),
+        scale=scale,
+        cosine=cosine,
+        picture=picture(context, observed, expected),
+    )
 
 
 def _reduced(
@@ -253,7 +287,8 @@ def _reduced(
             if error is None or error > tolerance:
                 mode = judge_weights(job, observations, description)
                 wrong = _not_reduced(case, mode, observed, expected)
-                return replace(wrong, error=error, agreement=agreement(observed, expected))
+                context = step_context(job, step_index, observations, description)
+                return replace(_with_gradient(wrong, context, observed, expected), error=error)
             worst = max(worst, error)
     return Judgement(verdict=Verdict.CONFORMS, error=worst, tolerance=tolerance)
 

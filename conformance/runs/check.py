@@ -14,9 +14,11 @@ from conformance.corpus.configurations import TRIALS, ConfigCase, Demand
 from conformance.findings.finding import Finding
 from conformance.findings.verdict import Check, Verdict
 from conformance.judging.cut_dependence import as_documented, depends_on_cuts, judge_cut_dependence
+from conformance.judging.fixed_modes import judge_by_fixed_mode
 from conformance.judging.gradients import judge_advantages, judge_combined, judge_off_policy
 from conformance.judging.logs import judge_log
 from conformance.judging.metrics import judge_logged, judge_logged_of_rollouts
+from conformance.judging.never_made import advice_on_crash
 from conformance.judging.sharding import judge_sharding
 from conformance.judging.startup import (
     NOT_BROKEN,
@@ -35,17 +37,16 @@ from conformance.ranks.messages import Declined
 from conformance.ranks.pool import Crashed, Ran
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from adapters.contract import Description, Job, Observation
     from adapters.contract.configuration import Setting
     from conformance.diagnosis.step_context import ExpectedNumber
     from conformance.findings.cause import Clues
+    from conformance.judging.fixed_modes import Judge
     from conformance.plan.checks import CheckSpec
     from conformance.plan.matrix import AnyMatrixCell
     from conformance.runs.jobs import SharedJobs
-
-    Judge = Callable[[Job, Sequence[Observation], Description], Judgement]
 
 
 class Made(NamedTuple):
@@ -103,10 +104,12 @@ def judge(spec: CheckSpec) -> Judge:
 def _check_job(cell: MatrixCell, jobs: SharedJobs) -> Made:
     description, outcome = jobs.description, jobs.outcome(cell)
     if isinstance(outcome, Crashed):
+        if (advice := _advice_on(outcome, cell.job, description)) is not None:
+            return Made(_judged(cell, advice, description))
         return Made(_not_trained(cell, outcome, description), clues=clues_of_failure(cell.job))
     if isinstance(outcome, Declined):
         return Made(_declined(cell, outcome, description), clues=clues_of_failure(cell.job))
-    judged = judge(cell.spec)(cell.job, outcome.observations, description)
+    judged = judge_by_fixed_mode(judge(cell.spec), cell.job, outcome.observations, description)
     judgement = as_documented(judged, description)
     finding = _judged(cell, judgement, description)
     return Made(finding, judgement.expected, judgement.clues)
@@ -118,6 +121,13 @@ def _declined(cell: MatrixCell, outcome: Declined, description: Description) -> 
     if verdict is Verdict.REFUSED:
         verdict = _refusal(cell, description)
     return _finding(cell, verdict=verdict, message=outcome.message)
+
+
+def _advice_on(crash: Crashed, job: Job, description: Description) -> Judgement | None:
+    """Advice on a crash with a batch that the framework never makes itself."""
+    if crash.verdict is not Verdict.CRASHED:
+        return None
+    return advice_on_crash(job, crash.message, description)
 
 
 def _not_trained(cell: MatrixCell, outcome: Crashed, description: Description) -> Finding:

@@ -320,6 +320,9 @@ def test_advantages_of_values_go_on_in_padding_of_slices(megatron: RankPool) -> 
     assert observed_advantages(given, outcome) == pytest.approx(
         advantages_with_values(given, range(8), slices=8), rel=1e-4, abs=1e-5
     )
+    judged = judge_advantages(given, outcome.observations, description())
+    assert judged.diagnosis is not None
+    assert judged.diagnosis.name == "padding_bootstrapped"
 
 
 def test_values_are_those_of_other_samples_once_a_batch_is_reordered(pool: RankPool) -> None:
@@ -334,6 +337,9 @@ def test_values_are_those_of_other_samples_once_a_batch_is_reordered(pool: RankP
     assert observed_advantages(given, outcome) == pytest.approx(
         advantages_with_values(given, values_of), rel=1e-4, abs=1e-5
     )
+    judged = judge_advantages(given, outcome.observations, description())
+    assert judged.diagnosis is not None
+    assert judged.diagnosis.name == "values_of_other_samples"
 
 
 def observed_advantages(given: Job, outcome: Ran) -> NDArray[np.float64]:

@@ -21,7 +21,7 @@ from conformance.findings.verdict import Verdict
 from tests.conformance.test_journal import HEADER
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from conformance.findings.cause import Cause
 
@@ -109,6 +109,20 @@ def test_a_condition_has_two_facts_where_one_would_contradict_what_is_right() ->
     assert condition == ("in token_mean", "where a")
 
 
+def test_terms_of_the_loss_that_are_logged_wrongly_are_one_cause() -> None:
+    """One line of code logs the loss and its terms, and another one what is only looked at."""
+    shares = "shares_averaged_by_tokens"
+
+    def logged(metric: str, make: Callable[..., Said]) -> Said:
+        finding, clues = make(f"metric.{metric}/token_mean/a/dp1-cp1-mb2-thd", f"{metric}/{shares}")
+        return finding, clues.model_copy(update={"terms": [metric]})
+
+    assert named(
+        *(logged(metric, wrong) for metric in ("loss", "entropy", "kl")),
+        *(logged(metric, right) for metric in ("clip_fraction", "policy_kl")),
+    ) == [(shares, ("in logged terms of the loss",), 3)]
+
+
 def test_another_wrong_finding_that_excludes_a_mistake_contradicts_it_too() -> None:
     both = named(
         wrong("weights/token_mean/a/dp1-cp2-mb1-thd", CP),
@@ -186,6 +200,21 @@ def test_a_mistake_in_the_losses_of_tokens_is_one_cause_whatever_terms_they_have
         ),
         (logged, Clues(terms=["kl"], excluded=[kl])),
     ) == [(mistake, ("of the policy_loss and kl terms of the loss",), 3)]
+
+
+def test_good_configuration_that_trains_wrong_weights_is_a_wrong_gradient() -> None:
+    divided = Finding(
+        id="arguments.divisor_by_default/constant/a/dp1-cp1-mb2-thd",
+        verdict=Verdict.MISMATCH,
+        scale=1.0,
+        cosine=0.9,
+        diagnosis=Diagnosis(name="several_divisors", explanation="divided by 5 to 13"),
+    )
+
+    [cause] = found((divided, Clues(terms=[])))
+
+    assert cause.severity is Severity.GRADIENT
+    assert cause.statement == "arguments: tokens of one step are divided by several numbers"
 
 
 def test_advice_is_never_one_cause_with_what_breaks_a_rule_of_the_framework() -> None:

@@ -18,11 +18,13 @@ from conformance.diagnosis.catalogue.advantages import (
     Estimate,
     wrong_advantages,
 )
+from conformance.diagnosis.catalogue.values_of_others import values_of_others
 from conformance.diagnosis.catalogue.wordings import OF_ADVANTAGES
 from conformance.findings.verdict import Verdict
 from conformance.judging.gradients import judge_advantages
 from conformance.judging.weights import Judgement
 from conformance.plan.checks import OF_ESTIMATORS
+from reference.advantages import Rollouts
 from reference.aggregation import (
     DEFAULT_CONVENTIONS,
     Aggregation,
@@ -143,7 +145,49 @@ def test_every_mistake_is_seen_somewhere_and_has_its_statement() -> None:
         if not np.allclose(advantages[active], estimate(objective).advantages[active])
     }
 
-    assert seen | {"reward_off_the_path_lost"} == set(OF_ADVANTAGES) <= STATEMENTS.keys()
+    looked_at_below = {"reward_off_the_path_lost", "values_of_other_samples"}
+    assert seen | looked_at_below == set(OF_ADVANTAGES) <= STATEMENTS.keys()
+
+
+@pytest.mark.parametrize(
+    ("of_second", "together"),
+    [
+        # Its last token has the reward, 2 - 0, and the one before 3/4 · 0 - 1 + 3/8 · 2.
+        ([-0.25, 2.0], ()),
+        # Behind it is 0 - 2, so that its last token has 2 + 3/4 · 2 - 0 + 3/8 · -2.
+        ([0.03125, 2.75], ("padding_bootstrapped",)),
+    ],
+)
+def test_values_of_another_order_are_read_off_advantages(
+    of_second: list[float], together: tuple[str, ...]
+) -> None:
+    """Of two samples of values 1, 0, 2 and 0, 1 each has the other's.
+
+    The first one's end has that of padding, 2. From its end on, it has advantages of 1 - 2,
+    3/4 · 2 - 1 + 3/8 · -1 and 3/4 · 1 - 0 + 3/8 · 1/8.
+    """
+    rollouts = Rollouts(
+        rewards=np.array([1.0, 2.0]),
+        groups=np.zeros(2, np.int64),
+        sample=np.array([0, 0, 0, 1, 1]),
+        mask=np.ones(5, np.bool_),
+        values=np.array([1.0, 0.0, 2.0, 0.0, 1.0]),
+        divergences=np.zeros(5),
+    )
+    swapped = np.array([0.796875, 0.125, -1.0, *of_second])
+    whitened = (swapped - swapped.mean()) / swapped.std(ddof=1)
+    of_two = Estimate(
+        objective=Objective.GAE, rollouts=rollouts, conventions=EstimatorConventions()
+    )
+    placement = BatchPlacement(step=np.zeros(5, np.int64))
+
+    fitting = [
+        (name, besides)
+        for name, found, besides in values_of_others(of_two, placement, whitened)
+        if np.allclose(found, whitened)
+    ]
+
+    assert fitting == [("values_of_other_samples", together)]
 
 
 @pytest.mark.parametrize("objective", [Objective.REINFORCE_PP, Objective.GAE])

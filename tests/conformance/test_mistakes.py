@@ -21,7 +21,16 @@ from reference.aggregation import (
 )
 from reference.step import Sample, Step
 from tests.conformance.diagnoses import CONTEXTS, MISTAKES, known_mistakes
-from tests.conformance.given import BY_SAMPLE, SCATTERED, SLICED, STEP, UNEVEN, Given, passes
+from tests.conformance.given import (
+    BY_SAMPLE,
+    REJECTED,
+    SCATTERED,
+    SLICED,
+    STEP,
+    UNEVEN,
+    Given,
+    passes,
+)
 
 KEPT = json.loads(MISTAKES.read_text(encoding="utf-8"))
 
@@ -49,6 +58,10 @@ PROMPT = Given(mode=Mode.PROMPT_MEAN, layout=TWO, forward_pass_of_token=BY_SAMPL
 TOKEN = Given(mode=Mode.TOKEN_MEAN, layout=TWO, forward_pass_of_token=BY_SAMPLE)
 SLICES = Given(layout=Layout(dp=2, cp=2, micro_batches=2), forward_pass_of_token=SLICED)
 CONSTANT = Given(mode=Mode.CONSTANT, layout=TWO, forward_pass_of_token=BY_SAMPLE)
+
+BEFORE_TOKEN, BEFORE_SAMPLE = (
+    Given(mode=mode, steps=(REJECTED,)) for mode in (Mode.TOKEN_MEAN, Mode.SAMPLE_MEAN)
+)
 
 
 @pytest.mark.parametrize(
@@ -101,6 +114,27 @@ CONSTANT = Given(mode=Mode.CONSTANT, layout=TWO, forward_pass_of_token=BY_SAMPLE
         (PROMPT, "samples_counted_as_prompts", [of_samples(15, 15, 20, 15)]),
         (CONSTANT, "prompts_counted_as_samples", [[120.0] * 10]),
         (CONSTANT, "divided_by_divisor", [[8000.0] * 10]),
+        (
+            CONSTANT,
+            "padded_width_as_divisor",
+            [
+                of_samples(15, 15, 25, 15),  # the longest responses of micro-batches, of 5 samples
+                of_samples(3, 3, 5, 3),
+                of_samples(20, 20, 40, 20),  # their longest sequences
+                of_samples(4, 4, 8, 4),
+                of_samples(15, 15, 35, 15),  # less a token
+                of_samples(3, 3, 7, 3),
+                of_samples(25, 25, 25, 15),  # the same of both ranks' first and second ones
+                of_samples(5, 5, 5, 3),
+                of_samples(40, 40, 40, 20),
+                of_samples(8, 8, 8, 4),
+                of_samples(35, 35, 35, 15),
+                of_samples(7, 7, 7, 3),
+            ],
+        ),
+        # Of 3, 1, 1, 4, 3 and 0 tokens before rejection, the first and third sample lost one.
+        (BEFORE_TOKEN, "rejection_left_out", [[12.0] * 12]),
+        (BEFORE_SAMPLE, "rejection_left_out", [[18.0] * 3 + [6.0] * 2 + [24.0] * 4 + [18.0] * 3]),
         # Ranks hold 3 samples, 2 prompts, 3 tokens; 2 samples, 2 prompts, 7 tokens.
         (SAMPLE, "tokens_counted_per_rank", [of_samples(10, 5, 20, 15)]),
         (SAMPLE, "denominators_per_rank", [of_samples(20, 10, 40, 30), of_samples(12, 6, 16, 12)]),
@@ -112,6 +146,19 @@ CONSTANT = Given(mode=Mode.CONSTANT, layout=TWO, forward_pass_of_token=BY_SAMPLE
         (TOKEN, "tokens_counted_per_micro_batch", [of_samples(3, 3, 4, 3)]),
         (TOKEN, "denominators_per_micro_batch", [of_samples(12, 12, 16, 12)] * 2),
         (CONSTANT, "denominators_per_micro_batch", [of_samples(320, 320, 160, 160)]),
+        (SAMPLE, "micro_batch_means_added_up", [of_samples(4, 2, 4, 3), of_samples(8, 4, 8, 6)]),
+        (TOKEN, "micro_batch_means_added_up", [of_samples(3, 3, 4, 3), of_samples(6, 6, 8, 6)]),
+        (
+            # The first sample is with the third, which has no token and may not count.
+            replace(SAMPLE, forward_pass_of_token=SCATTERED),
+            "micro_batch_means_added_up",
+            [
+                of_samples(4, 1, 4, 3),
+                of_samples(8, 2, 8, 6),
+                of_samples(2, 1, 4, 3),
+                of_samples(4, 2, 8, 6),
+            ],
+        ),
         # The first ones of both ranks have 7 tokens, the second ones 3.
         (TOKEN, "tokens_counted_per_micro_batch_of_all_ranks", [of_samples(7, 7, 7, 3)]),
         (TOKEN, "denominators_per_micro_batch_of_all_ranks", [of_samples(14, 14, 14, 6)] * 2),

@@ -148,7 +148,29 @@ def test_divisor_that_a_framework_chooses_is_one_for_all_tokens_of_a_step() -> N
     assert wrong.error == pytest.approx(1 / 3)
     assert wrong.diagnosis is not None
     assert wrong.diagnosis.explanation.endswith("are divided by 6 to 8")
+    assert wrong.scale == pytest.approx(1)
+    assert wrong.cosine is not None
+    assert wrong.cosine < 0.999
+    assert wrong.picture is not None
     assert name_of(missing) == "tokens_missing"
+
+
+def test_divisor_that_is_left_to_a_micro_batch_is_named_after_its_width() -> None:
+    """The longest responses of the two halves of the samples have 5 and 13 tokens."""
+    by_default = BY_NAME["divisor_by_default"]
+    job = job_of(by_default, Mode.CONSTANT)
+    [step] = job.steps
+    second = np.arange(len(step.mask)) >= step.offsets[step.size // 2]
+    weights = step.mask / (np.where(second, 13.0, 5.0) * step.size)
+    seen = Observation(token_weights=(weights,), forward_passes=(second.astype(np.int32),))
+
+    wrong = judge_acceptance(by_default, job, [seen], NAMING, ())
+
+    assert name_of(wrong) == "padded_width_as_divisor"
+    assert wrong.diagnosis is not None
+    assert wrong.diagnosis.explanation.endswith(
+        "are divided by 5 to 13: the divisor is the longest response of a micro-batch"
+    )
 
 
 def test_legacy_flag_is_compared_bit_for_bit() -> None:

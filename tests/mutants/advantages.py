@@ -293,6 +293,31 @@ class PaddingBootstrapped(FromRewards):
     estimator = _OnPaddedRows
 
 
+class _OfReversedBatch(NativeEstimator):
+    def estimate(
+        self, steps: list[list[SampleTensors]], held: torch.Tensor
+    ) -> list[list[SampleTensors]]:
+        return super().estimate([self.reversed(step) for step in steps], held)
+
+    def reversed(self, samples: list[SampleTensors]) -> list[SampleTensors]:
+        """The samples, each with the values that are in its row of a reversed batch."""
+        values = []
+        for sample, other in zip(samples, samples[::-1], strict=True):
+            row = torch.full_like(sample.values, PADDING_VALUE)
+            of_response = torch.where(other.advantages != 0, other.values, PADDING_VALUE)
+            row[: len(of_response)] = of_response[: len(row)]
+            values.append(row)
+        return [replace(one, values=row) for one, row in zip(samples, values, strict=True)]
+
+
+class ValuesOfReversedBatch(FromRewards):
+    """The batch is sorted after the critic has seen it, and joined with its values by place."""
+
+    diagnosis = "values_of_other_samples"
+    spec = check_spec("advantages.gae")
+    estimator = _OfReversedBatch
+
+
 class _OfSlices(NativeEstimator):
     def estimate(
         self, steps: list[list[SampleTensors]], held: torch.Tensor

@@ -106,6 +106,16 @@ class OriginalMaskCounted(Counting):
         return with_counts(samples, self.aggregation.mode, counts)
 
 
+class RejectionLeftOut(Mutant):
+    """The mask that rejection returns is logged, and the old one goes on into the loss."""
+
+    diagnosis = "rejection_left_out"
+    spec = check_spec("rejection")
+
+    def divided(self, samples: list[SampleTensors]) -> list[SampleTensors]:
+        return super().divided([replace(one, mask=one.original_mask) for one in samples])
+
+
 class ModifiedMaskCounted(Mutant):
     """Denominators are documented to be of the original mask, and recounted after rejection."""
 
@@ -143,6 +153,13 @@ class PaddedRowsAveraged(Mutant):
             )
             for part in super().cut(samples)
         ]
+
+
+class WidthAsDivisor(PaddedRowsAveraged):
+    """The divisor is the width of a micro-batch's padded rows, and not the one that is given."""
+
+    diagnosis = "padded_width_as_divisor"
+    modes = (Mode.CONSTANT,)
 
 
 class EmptySamplesLeftOut(Counting):

@@ -48,10 +48,10 @@ class MeanOfMicroBatchMeans(Mutant):
 
 
 class SumOfMicroBatchMeans(Mutant):
-    """Each micro-batch is a mean over its own samples, and the means are added up."""
+    """Each micro-batch is a mean over its own samples or tokens, and the means are added up."""
 
-    diagnosis = "samples_counted_per_micro_batch"
-    modes = (Mode.SAMPLE_MEAN, Mode.CONSTANT)
+    diagnosis = "micro_batch_means_added_up"
+    modes = (Mode.SAMPLE_MEAN, Mode.TOKEN_MEAN, Mode.CONSTANT)
 
     def cut(self, samples: list[SampleTensors]) -> list[list[SampleTensors]]:
         return [means_of(part, self, self.layout.dp) for part in super().cut(samples)]

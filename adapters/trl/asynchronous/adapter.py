@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
-from adapters.contract.description import CodeLocation, Description
+from adapters.contract.description import BatchProperty, CodeLocation, Description
 from adapters.contract.job import Depth, Job, Observation
 from adapters.contract.layout import Layout
 from adapters.contract.objective import Objective
@@ -36,6 +36,12 @@ CONVENTIONS = Conventions(
 loss" (a comment in `experimental/async_grpo/async_rollout_worker.py`, ``_score_group``). For all
 else the documents refer to GRPO's, where logged entropies and clip ratios are averages over the
 tokens of completions (docs/source/async_grpo_trainer.md, docs/source/grpo_trainer.md)."""
+
+NEVER_MADE = {
+    BatchProperty.EMPTY_SAMPLE: "trl/experimental/async_grpo/async_rollout_worker.py"
+    " (_chain_to_sequences)"
+}
+"""What TRL's own worker sees to; users may put another one in its place (``rollout_worker``)."""
 
 
 class AsyncAdapter(TrlAdapter):
@@ -69,6 +75,7 @@ class AsyncAdapter(TrlAdapter):
             options=frozenset(self.options_of_engine()),
             records_forward_passes=True,
             conventions=CONVENTIONS,
+            never_made=NEVER_MADE,
             places=places(_candidates()),
             departures=(
                 *departures.ALL,

@@ -38,25 +38,27 @@ OTHER_SET = {TokenSet.ACTIVE: TokenSet.RESPONSE, TokenSet.RESPONSE: TokenSet.ACT
 class BatchPlacement:
     """Where the tokens of a batch were, int64 [tokens]; ranks are None if they are not known.
 
-    ``prompt_lengths`` are the tokens of each sample's prompt, [N], None if they are not known.
+    ``prompt_lengths`` are the tokens of each sample's prompt, [N], None if they are not known;
+    ``slices`` are the context-parallel ranks, of which some may hold no token.
     """
 
     step: NDArray[np.int64]
     dp_rank: NDArray[np.int64] | None = None
     cp_rank: NDArray[np.int64] | None = None
     prompt_lengths: NDArray[np.int64] | None = None
+    slices: int = 1
 
-    def padding_behind(self, responses: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
-        """Yield the padding of each sample, given its response's tokens: [N].
+    def rows(self, responses: NDArray[np.int64]) -> Iterator[tuple[NDArray[np.int64], int]]:
+        """Yield where responses start in rows, [N], and the width of rows, given their tokens: [N].
 
-        It goes up to the longest response, or to the longest sequence, of which context-parallel
-        ranks have equal slices.
+        They are as wide as the longest response, or as the longest sequence, of which
+        context-parallel ranks have one slice each, or two.
         """
-        yield responses.max() - responses
+        yield np.zeros_like(responses), int(responses.max())
         if self.prompt_lengths is not None:
-            sequences = self.prompt_lengths + responses
-            slices = 1 if self.cp_rank is None else int(self.cp_rank.max(initial=0)) + 1
-            yield -(-sequences.max() // slices) * slices - sequences
+            longest = int((self.prompt_lengths + responses).max())
+            for slices in (self.slices, 2 * self.slices) if self.slices > 1 else (1,):
+                yield self.prompt_lengths, -(-longest // slices) * slices
 
     def parts(self) -> Iterator[tuple[str, NDArray[np.int64]]]:
         """Yield names of parts of a batch, and which part each token is in."""
@@ -268,8 +270,9 @@ def _of_values(estimate: Estimate, placement: BatchPlacement) -> Iterator[Wrong]
     yield "trace_left_out", estimate.under(trace=1.0)
     yield "values_left_out", estimate.having(values=np.zeros_like(estimate.rollouts.values))
     responses = np.bincount(estimate.rollouts.sample, minlength=len(estimate.rollouts.rewards))
-    for padding in placement.padding_behind(responses):
-        yield "padding_bootstrapped", estimate.of(_with_padding(estimate, padding))
+    for starts, width in placement.rows(responses):
+        found = _with_padding(estimate, width - starts - responses)
+        yield "padding_bootstrapped", estimate.of(found)
 
 
 def _with_padding(estimate: Estimate, paddings: NDArray[np.int64]) -> Values:

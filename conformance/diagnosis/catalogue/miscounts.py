@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from conformance.diagnosis.catalogue.mistake import Mistake
+from conformance.diagnosis.catalogue.widths import of_samples, paddings
 from reference.aggregation import DenominatorMask, Mode
 from reference.weights import counted_tokens, token_weights, unit_of_sample
 
@@ -44,6 +45,19 @@ def other_mask(context: StepContext) -> Iterator[Mistake]:
             )
 
 
+def rejection_left_out(context: StepContext) -> Iterator[Mistake]:
+    """Trains on the tokens that were rejected, and counts them."""
+    step = context.step
+    if step.original_mask is None:
+        return
+    before = replace(step, mask=step.original_mask, original_mask=None)
+    yield Mistake(
+        name="rejection_left_out",
+        words="rejected tokens are trained on and counted",
+        weights=token_weights(before, context.aggregation, context.conventions),
+    )
+
+
 def other_tokens(context: StepContext) -> Iterator[Mistake]:
     """Counts other tokens than the active ones."""
     step = context.step
@@ -61,26 +75,10 @@ def other_tokens(context: StepContext) -> Iterator[Mistake]:
             "prompts are counted with their responses",
             step.prompt_lengths + step.response_lengths,
         ),
-        *_paddings(context),
+        *paddings(context),
     ):
         weights = context.weights(context.tokens_if(counts))
         yield Mistake(name=name, words=words, weights=weights)
-
-
-def _paddings(context: StepContext) -> Iterator[tuple[str, str, NDArray[np.int64]]]:
-    """Yield each sample's tokens with padding to the longest of the step or micro-batch."""
-    step = context.step
-    for what, lengths in (
-        ("response", step.response_lengths),
-        ("sequence", step.prompt_lengths + step.response_lengths),
-    ):
-        words = f"padding up to the longest {what} of the"
-        yield "padding_counted", f"{words} step is counted", np.full(step.size, lengths.max())
-        if context.placement is not None:
-            micro_batch = of_samples(context, context.placement.micro_batch_number)
-            widest = np.zeros(micro_batch.max() + 1, np.int64)
-            np.maximum.at(widest, micro_batch, lengths)
-            yield "padding_counted", f"{words} micro-batch is counted", widest[micro_batch]
 
 
 def off_by_the_same(context: StepContext) -> Iterator[Mistake]:
@@ -176,11 +174,6 @@ def other_prompts(context: StepContext) -> Iterator[Mistake]:
         words=f"prompts are taken to be {step.size} samples / {group_size} of a prompt",
         weights=context.weights(units=step.size / float(group_size)),
     )
-
-
-def of_samples(context: StepContext, of_tokens: NDArray[np.int64]) -> NDArray[np.int64]:
-    """A per-token value that is constant within samples, by sample: [N]."""
-    return of_tokens[context.step.offsets[:-1]]
 
 
 def other_steps(context: StepContext) -> Iterator[Mistake]:

@@ -24,6 +24,7 @@ from conformance.diagnosis.catalogue.miscounts import (
     other_steps,
     other_tokens,
     other_units,
+    rejection_left_out,
     rounded_counts,
     rounded_shares,
 )
@@ -35,6 +36,7 @@ from conformance.diagnosis.catalogue.parts import (
     filled_up,
     parts,
 )
+from conformance.diagnosis.catalogue.widths import padded_widths
 from reference.aggregation import Aggregation, EmptyUnits, Mode, SampleUnit
 from reference.weights import token_weights
 
@@ -77,9 +79,9 @@ def _kept(context: StepContext) -> list[Mistake]:
 def _mistakes(context: StepContext) -> Iterator[Mistake]:
     """Yield every mistake that is possible in a step.
 
-    A size of the layout comes before another way of counting, and a size of the step, which small
-    steps hit by chance, comes last. With a single active token, any ratio looks like a factor:
-    there, other ways of counting come first.
+    A size of the layout comes before another way of counting, and sizes of the step and widths,
+    which small steps hit by chance, come last. With a single active token, any ratio looks like a
+    factor: there, other ways of counting come first.
     """
     yield from filled_up(context)
     if np.count_nonzero(context.step.mask) == 1:
@@ -90,6 +92,7 @@ def _mistakes(context: StepContext) -> Iterator[Mistake]:
     for kind in (
         _undivided,
         other_steps,
+        rejection_left_out,
         other_mask,
         other_tokens,
         off_by_the_same,
@@ -107,6 +110,7 @@ def _mistakes(context: StepContext) -> Iterator[Mistake]:
     ):
         yield from kind(context)
     yield from _factors(context, of_layout=False)
+    yield from padded_widths(context)
 
 
 def _layout_sizes(context: StepContext) -> dict[str, float]:

@@ -207,14 +207,8 @@ def _of_parts(context: StepContext, part: _Part) -> Iterator[Mistake]:
         weights=context.weights(tokens, units * part.count),
         causes=part.causes("denominators"),
     )
-    if part.name == "micro_batch" and context.mode in (Mode.SAMPLE_MEAN, Mode.CONSTANT):
-        for ranks in sorted({1, context.layout.dp}):
-            averaged = f" and averaged over {ranks} ranks" if ranks > 1 else ""
-            yield Mistake(
-                name="samples_counted_per_micro_batch",
-                words=f"samples are counted per micro batch, and its means are added up{averaged}",
-                weights=context.weights(units=units * ranks),
-            )
+    if part.name == "micro_batch" and context.mode is not Mode.PROMPT_MEAN:
+        yield from _means_added_up(context, part, tokens)
     if context.mode is Mode.PROMPT_MEAN:
         yield Mistake(
             name=f"units_counted_per_{part.name}",
@@ -222,6 +216,26 @@ def _of_parts(context: StepContext, part: _Part) -> Iterator[Mistake]:
             weights=context.weights(units=units * part.count),
             causes=part.causes("units_counted"),
         )
+
+
+def _means_added_up(
+    context: StepContext, part: _Part, tokens: NDArray[np.float64] | None
+) -> Iterator[Mistake]:
+    """Adds up the means of micro-batches, over all their samples or those with tokens."""
+    unit, counted = context.unit[context.sample], counted_mask(context)
+    every = units_held(unit, part.label)
+    with_tokens = every.copy()
+    if counted.any():
+        with_tokens[counted] = units_held(unit[counted], part.label[counted])
+    differ = (with_tokens != every).any()
+    for units, words in ((every, ""), (with_tokens, " without empty samples"))[: 1 + differ]:
+        for ranks in sorted({1, context.layout.dp}):
+            averaged = f" and averaged over {ranks} ranks" if ranks > 1 else ""
+            yield Mistake(
+                name="micro_batch_means_added_up",
+                words=f"means of micro-batches{words} are added up{averaged}",
+                weights=context.weights(tokens, units * ranks),
+            )
 
 
 def _of_tokens_held(

@@ -62,6 +62,7 @@ OF_ADVANTAGES = {
     "trace_left_out": "advantages of later tokens are not multiplied by lambda",
     "values_left_out": "the critic's values are taken for 0",
     "padding_bootstrapped": "advantages have a part of the critic's values of padding",
+    "values_of_other_samples": "advantages are of the critic's values of other samples",
     "not_whitened": "advantages are not whitened",
     "whitening_keeps_the_mean": "the mean is not subtracted from advantages that are whitened",
     "whitening_keeps_the_variance": "the mean is subtracted from advantages, and that is all",
