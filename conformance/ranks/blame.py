@@ -12,9 +12,12 @@ import builtins
 import dis
 import inspect
 import linecache
+import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, cached_property
+from importlib.abc import InspectLoader
+from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 from adapters.contract import Adapter
@@ -124,9 +127,32 @@ def _asked_too_much(error: BaseException, stack: _Stack) -> bool:
     """Whether the framework asked an object of the adapter's for what that does not have."""
     if isinstance(error, AttributeError):
         return _is_made_by_ours(error.obj, error.name, stack)
-    if isinstance(error, TypeError) and stack.entries:
-        return stack.is_ours(_module_of(_callee(stack.entries[0])))
-    return False
+    return isinstance(error, TypeError) and _was_called_wrongly(str(error), stack)
+
+
+def _was_called_wrongly(words: str, stack: _Stack) -> bool:
+    """Whether a function of the adapter's got arguments that it does not take.
+
+    Python says of which qualified name it was. Where a patch has ended in the meantime, the name
+    that was called is another function's by now, and ours is looked for in the adapter's modules.
+    """
+    name, is_call, _ = words.partition("() ")
+    callee = _callee(stack.entries[0])
+    if getattr(callee, "__qualname__", None) == name:
+        return stack.is_ours(_module_of(callee))
+    ours = [module for module in sys.modules if stack.is_ours(module)]
+    return bool(is_call) and any(name in _functions(module) for module in ours)
+
+
+def _functions(module: str) -> Iterator[str]:
+    """The qualified names of all functions of a module, of those inside of others too."""
+    loader = getattr(sys.modules[module], "__loader__", None)
+    codes = [loader.get_code(module)] if isinstance(loader, InspectLoader) else []
+    while codes:
+        code = codes.pop()
+        if code is not None:
+            yield code.co_qualname
+            codes += [one for one in code.co_consts if isinstance(one, CodeType)]
 
 
 def _is_made_by_ours(thing: Any, attribute: str | None, stack: _Stack) -> bool:

@@ -102,7 +102,8 @@ def _reasons_not_run(findings: Sequence[Finding]) -> Iterator[str]:
                 reasons[numberless(words := failure(finding))].append(words)
         alike = sorted(reasons.values(), key=len, reverse=True)
         if alike:
-            yield f"{verdict}: {'; '.join(f'{words[0]} ({len(words)})' for words in alike)}"
+            counted = "; ".join(f"{words[0]} ({len(words)})" for words in alike)
+            yield f"{SYMBOLS[verdict]}: {counted}"
 
 
 def _totals(report: Report) -> str:

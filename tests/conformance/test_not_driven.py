@@ -37,7 +37,7 @@ def test_what_the_adapter_lacks_is_one_line_and_a_status_of_its_own(tmp_path: Pa
     assert result.status == NOT_DRIVEN
     assert {finding.verdict for finding in result.report.findings} == {Verdict.NOT_DRIVEN}
     assert result.report.causes == []
-    assert f"not_driven: {LACKING} (8)" in " ".join(result.output.split())
+    assert f"not driven: {LACKING} (8)" in " ".join(result.output.split())
     assert "Traceback" not in result.output
 
 

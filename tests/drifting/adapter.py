@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, ClassVar
+from unittest import mock
 
 import torch
 from omegaconf import OmegaConf
@@ -40,6 +41,11 @@ def reads_what_the_namespace_lacks() -> object:
 
 def passes_what_the_callback_does_not_take() -> object:
     return framework.call_with_losses(lambda loss: loss)
+
+
+def passes_what_the_patch_does_not_take() -> object:
+    with mock.patch.object(framework, "setup", lambda loss: loss):
+        return framework.call_setup()
 
 
 def passes_what_the_model_does_not_take() -> object:
@@ -101,6 +107,9 @@ OURS = {
     passes_what_the_callback_does_not_take: "TypeError:"
     " passes_what_the_callback_does_not_take.<locals>.<lambda>() got an unexpected keyword argument"
     " 'losses', at tests/drifting/framework.py:35 (call_with_losses)",
+    passes_what_the_patch_does_not_take: "TypeError:"
+    " passes_what_the_patch_does_not_take.<locals>.<lambda>() got an unexpected keyword argument"
+    " 'losses', at tests/drifting/framework.py:87 (call_setup)",
     passes_what_the_model_does_not_take: "TypeError: Model.forward() got an unexpected keyword"
     " argument 'attention_mask', at tests/drifting/framework.py:40 (call_module)",
     lacks_the_constructor: "AttributeError: 'Actor' object has no attribute 'mesh', at"
