@@ -188,7 +188,7 @@ def test_a_cause_of_several_versions_is_shown_once_with_what_became_of_it() -> N
         ("numbers are NaN or infinite", "not known to be gone", {"1": 1}),
     ]
     assert "now 1 crashed" in render([old, new])
-    assert [one.fate for one in page_causes_of(new)] == ["the same"] * 2
+    assert [one.fate for one in page_causes_of(new)] == ["the same"] * 3
     assert ">new</span>" in render([old, new])
     assert "2 findings, 2 of 2 versions" in render([old, new])
 
