@@ -144,10 +144,6 @@ BROKEN_RULES = {
     "refused_without_naming": "bad input is refused by an error that does not name it",
     "refused_what_it_supports": "good input is refused",
     "not_the_same": "two ways to configure the same give different weights",
-    "several_divisors": "several divisors",
-    "tokens_missing": "active tokens have no weight",
-    "reducer_ignored": "a custom reducer is not used as it is",
-    "reducer_rescaled": "reducer rescaled",
     "configuration_ignored": "the adapter does not pass a setting on that it declares",
 }
 
