@@ -49,6 +49,7 @@ class ArealAdapter(Adapter):
 
     name = "areal"
     package = "areal"
+    versions = "AReaL 1.0.3, 1.0.4 and commits since April 2026"
     distribution = "areal"
     tree = ("areal",)
     devices = ("cpu",)

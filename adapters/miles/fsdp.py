@@ -83,6 +83,7 @@ class MilesFsdpAdapter(Adapter):
 
     name = "miles"
     package = "miles"
+    versions = "miles since 0.1.0"
     tree = ("miles",)
     engine = "fsdp"
     dependencies = ("megatron-core", "ray", "transformers")

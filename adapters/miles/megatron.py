@@ -26,6 +26,7 @@ class MilesMegatronAdapter(MegatronAdapter):
 
     name = "miles"
     package = "miles"
+    versions = "miles since 0.1.0"
     tree = ("miles",)
 
     rollout_field = staticmethod(rollouts.rollout_field)

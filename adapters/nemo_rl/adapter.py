@@ -75,6 +75,7 @@ class NemoRLAdapter(Adapter):
 
     name = "nemo_rl"
     package = "nemo_rl"
+    versions = "commits since 24 May 2026"
     tree = ("nemo_rl", "examples/configs")
     devices = ("cpu",)
     dtypes = ("float32",)

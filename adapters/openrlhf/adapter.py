@@ -91,6 +91,7 @@ class OpenRLHFAdapter(Adapter):
     name = "openrlhf"
     engine = "deepspeed"
     package = "openrlhf"
+    versions = "OpenRLHF since 0.10.4"
     distribution = "openrlhf"
     tree = ("openrlhf",)
     devices = ("cpu",)

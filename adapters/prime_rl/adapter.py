@@ -48,6 +48,7 @@ class PrimeRLAdapter(Adapter):
     name = "prime_rl"
     engine = "fsdp2"
     package = "prime_rl"
+    versions = "commits since March 2026"
     tree = ("src", "packages")
     roots = importing.ROOTS
     devices = ("cpu",)

@@ -60,6 +60,7 @@ class RollAdapter(Adapter):
 
     name = "roll"
     package = "roll"
+    versions = "commits since March 2026"
     tree = ("roll", "mcore_adapter")
     devices = ("cpu",)
     dtypes = ("float32",)

@@ -86,6 +86,7 @@ class SkyRLAdapter(Adapter):
 
     name = "skyrl"
     package = "skyrl"
+    versions = "SkyRL since 0.2.0"
     distribution = "skyrl"
     tree = ("skyrl", "skyrl-gym")
     devices = ("cpu", "cuda")

@@ -29,6 +29,7 @@ class SlimeAdapter(MegatronAdapter):
 
     name = "slime"
     package = "slime"
+    versions = "slime since 0.2.2"
     tree = ("slime",)
 
     departures = parse_departures(

@@ -46,7 +46,9 @@ def _argument_error(_: ArgumentParser, message: str) -> NoReturn:
     An argument that the parser does not know is one that the adapter gives and this version lacks.
     """
     if message.startswith("unrecognized arguments"):
-        raise LookupError(message)
+        options = [word for word in message.split() if word.startswith("-")]
+        more = f" and {len(options) - 3} more" if len(options) > 3 else ""
+        raise LookupError(f"this version has no {', '.join(options[:3])}{more}")
     raise ArgumentError(None, message)
 
 

@@ -31,6 +31,7 @@ class TrlAdapter(Adapter):
 
     name = "trl"
     package = "trl"
+    versions = "TRL since 1.9.0"
     distribution = "trl"
     tree = ("trl",)
     devices = ("cpu",)

@@ -96,6 +96,7 @@ class VerlAdapter(Adapter):
 
     name = "verl"
     package = "verl"
+    versions = "verl since 0.7.1"
     distribution = "verl"
     tree = ("verl",)
     devices = ("cpu", "cuda")
