@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 import torch.distributed as dist
 
-from adapters.contract import Description, Layout, Refused, Unsupported
+from adapters.contract import Description, Documented, Layout, Refused, Unsupported
 from adapters.contract.configuration import DEFAULT_CONFIGURATION
 from adapters.contract.objective import OF_ROLLOUTS, Metric
 from adapters.native.adapter import NativeAdapter
 from adapters.native.packing import SampleTensors
 from adapters.native.trainer import Trainer, with_denominators
-from reference.aggregation import AuxiliaryAggregation, Conventions, Mode
+from reference.aggregation import AuxiliaryAggregation, Mode
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -39,8 +39,17 @@ class AveragingMicroBatches(NativeAdapter):
     """Documents that its diagnostics are averaged over micro-batches."""
 
     def describe(self) -> Description:
-        conventions = Conventions(diagnostics=AuxiliaryAggregation.MICRO_BATCH_TOKEN_MEAN)
-        return replace(super().describe(), conventions=conventions)
+        means = Documented(AuxiliaryAggregation.MICRO_BATCH_TOKEN_MEAN, "its manual")
+        return replace(super().describe(), declared={"diagnostics": means})
+
+
+class TriplingDiagnostics(AveragingMicroBatches):
+    """Logs its clip fraction three times as large as it is."""
+
+    def observe(self, job: Job, rank: Rank) -> Observation:
+        seen = super().observe(job, rank)
+        tripled = tuple(3 * value for value in seen.reported.get(Metric.CLIP_FRACTION, ()))
+        return replace(seen, reported={**seen.reported, Metric.CLIP_FRACTION: tripled})
 
 
 class MisreportingCuts(AveragingMicroBatches):
@@ -313,6 +322,14 @@ class LoggingTheFirstStep(TwoLayouts):
         observed = super().observe(job, rank)
         logged = {metric: values[:1] for metric, values in observed.reported.items()}
         return replace(observed, reported=logged)
+
+
+class LoggingOnOneRank(NativeAdapter):
+    """Logs nothing on several ranks."""
+
+    def observe(self, job: Job, rank: Rank) -> Observation:
+        observed = super().observe(job, rank)
+        return observed if job.layout.world_size == 1 else replace(observed, reported={})
 
 
 class RecordingNothing(TwoLayouts):

@@ -8,26 +8,31 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from adapters.areal import departures, importing
 from adapters.areal.configuration import engine_configuration, has_critic
 from adapters.contract.adapter import Adapter, Rank
+from adapters.contract.conventions import Assumed, Documented
 from adapters.contract.description import CodeLocation, Description
 from adapters.contract.job import Depth, Job, Observation
 from adapters.contract.objective import Objective
 from adapters.contract.probed_batch import ProbedBatch
 from adapters.toolkit.calls import Candidates, places
 from adapters.toolkit.launching import set_what_ray_sets
-from reference.aggregation import AuxiliaryAggregation, Conventions, DenominatorMask, Mode
+from reference.aggregation import AuxiliaryAggregation, DenominatorMask, Mode
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-CONVENTIONS = Conventions(
-    denominator_mask=DenominatorMask.ORIGINAL,
-    diagnostics=AuxiliaryAggregation.TOKEN_MEAN,
-)
-"""The conventions that AReaL documents. A loss is divided by the tokens of the mask before
-rejection sampling (comment in `utils/functional/functional.py`, ``ppo_actor_loss_fn``). Metrics are
-averages over the tokens of a mask, of all data-parallel ranks (`docs/en/reference/
-metrics_tracking.md`, Batch Metrics)."""
+    from adapters.contract.conventions import Convention
+CONVENTIONS: Mapping[str, Convention] = {
+    "denominator_mask": Assumed(DenominatorMask.ORIGINAL),
+    "diagnostics": Documented(
+        AuxiliaryAggregation.TOKEN_MEAN, "docs/en/reference/metrics_tracking.md, Batch Metrics"
+    ),
+    "rejected": Assumed(AuxiliaryAggregation.TOKEN_MEAN),
+}
+"""What the modes leave open. Metrics of batches are averages over the tokens of a mask, of all
+data-parallel ranks; the fraction of rejected tokens is logged as a single number, of which that
+page says nothing. That a loss is divided by the tokens of the mask before rejection sampling is
+read off ``ppo_actor_loss_fn`` in `utils/functional/functional.py`."""
 
 OBJECTIVES = frozenset(
     {
@@ -87,7 +92,7 @@ class ArealAdapter(Adapter):
             objectives=OBJECTIVES - missing,
             metrics=trainer.logged(),
             records_forward_passes=True,
-            conventions=CONVENTIONS,
+            declared=CONVENTIONS,
             places=places(_candidates(self.class_of("Engine"))),
             stubs=tuple(importing.STUBBED),
             departures=departures.ALL,

@@ -6,6 +6,7 @@ an expected value.
 """
 
 from adapters.contract.adapter import Adapter, Rank, Refused, Unsupported
+from adapters.contract.conventions import Assumed, Documented
 from adapters.contract.description import (
     BatchProperty,
     CodeLocation,
@@ -21,12 +22,14 @@ from adapters.contract.layout import PIPELINES, InvalidLayoutError, Layout, Opti
 __all__ = [
     "PIPELINES",
     "Adapter",
+    "Assumed",
     "BatchProperty",
     "CodeLocation",
     "Departure",
     "DepartureKind",
     "Depth",
     "Description",
+    "Documented",
     "FixedMode",
     "InvalidLayoutError",
     "Job",

@@ -6,18 +6,21 @@ import inspect
 import re
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
-from reference.aggregation import DEFAULT_CONVENTIONS, Conventions, Mode
+from adapters.contract.conventions import conventions_of
+from reference.aggregation import Mode
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from adapters.contract.configuration import FaultInjection, Setting
+    from adapters.contract.conventions import Convention
     from adapters.contract.job import Depth
     from adapters.contract.layout import Option
     from adapters.contract.objective import Metric, Objective
+    from reference.aggregation import Conventions
 
 
 class CodeLocation(StrEnum):
@@ -101,7 +104,8 @@ class Description:
     records_forward_passes: bool = False  # whether an observation has `forward_passes`
 
     default_mode: Mode = Mode.SAMPLE_MEAN  # the mode that is trained if a user chooses none
-    conventions: Conventions = DEFAULT_CONVENTIONS
+    # What the modes leave open, by the fields of `reference.aggregation.Conventions`.
+    declared: Mapping[str, Convention] = field(default_factory=dict)
     dtype: str = "float32"  # of the parameters; `Rank.dtype` replaces it
     # The function of the framework at each place, as `code_location` writes it.
     places: Mapping[CodeLocation, str] = field(default_factory=dict)
@@ -113,9 +117,9 @@ class Description:
     # Modes in which its documents promise to train any ordinary step, each with the place: there a
     # refusal is wrong, elsewhere it is listed.
     promised: Mapping[Mode, str] = field(default_factory=dict)
-    # Mistakes of the catalogue, by name, that are how this version documents that it counts, each
-    # with the place: finding one is advice.
-    documented: Mapping[str, str] = field(default_factory=dict)
+    # Mistakes of the catalogue, by name, that are how this version counts on purpose, each with the
+    # words for it: finding one is advice.
+    deliberate: Mapping[str, Convention] = field(default_factory=dict)
     # Objectives that this version documents to have a mode of their own: that another one is
     # ignored is advice.
     fixed_modes: Mapping[Objective, FixedMode] = field(default_factory=dict)
@@ -125,6 +129,11 @@ class Description:
     # Packages that the framework imports, the loss never uses, and this run replaced by stubs.
     stubs: tuple[str, ...] = ()
     departures: tuple[Departure, ...] = ()  # all from a user's run, except the stubs
+
+    @cached_property
+    def conventions(self) -> Conventions:
+        """The declared conventions, as the reference takes them."""
+        return conventions_of(self.declared)
 
 
 def code_location(function: Any) -> str:

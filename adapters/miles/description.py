@@ -5,20 +5,21 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, Any
 
-from adapters.contract import CodeLocation, Depth, Job, Layout, LogEntry
+from adapters.contract import Assumed, CodeLocation, Depth, Documented, Job, Layout, LogEntry
 from adapters.contract.description import parse_departures
 from adapters.contract.objective import Objective
 from adapters.miles import rollouts
 from adapters.miles.importing import module, module_if_any
 from adapters.slime_family import description
 from adapters.slime_family.framework import as_dictionaries
-from reference.aggregation import Aggregation, Conventions, Mode
+from reference.aggregation import Aggregation, Mode, SampleUnit
 from reference.step import Sample, Step
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Mapping, Sequence
 
+    from adapters.contract.conventions import Convention
     from adapters.toolkit.calls import Candidates
 
 ALONE = Job(
@@ -37,14 +38,27 @@ OBSERVED_ENTROPY = parse_departures(
 )
 
 
-def conventions(parser: argparse.ArgumentParser) -> Conventions:
-    """The conventions of miles; groups are whole on a rank if the rollout side deals them out."""
+def declared(
+    parser: argparse.ArgumentParser, sample_unit: Convention | None = None
+) -> dict[str, Convention]:
+    """The conventions of miles; groups are whole on a rank if the rollout side deals them out.
+
+    What counts as one sample is what the version counts, unless the engine counts something else.
+    """
     conversion = module("ray.rollout.train_data_conversion")
-    return description.conventions(
-        parser,
-        module_if_any("backends.training_utils.loss_hub.math_utils"),
-        by_rollout=rollouts.rollout_field() is not None,
-        whole_groups=hasattr(conversion, "_prompt_group_partitions"),
+    estimators = module_if_any("backends.training_utils.loss_hub.math_utils")
+    return {
+        **description.conventions(parser, estimators, sample_unit or _sample_unit()),
+        "whole_groups": Assumed(hasattr(conversion, "_prompt_group_partitions")),
+    }
+
+
+def _sample_unit() -> Convention:
+    """What counts as one sample; tested since samples name their rollout."""
+    if rollouts.rollout_field() is None:
+        return Assumed(SampleUnit.SAMPLE)
+    return Documented(
+        SampleUnit.ROLLOUT, "tests/fast/backends/training_utils/test_rollout_mask_sums.py"
     )
 
 

@@ -13,11 +13,11 @@ import importlib
 import inspect
 import sys
 from contextlib import contextmanager
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from adapters.contract.adapter import Adapter, Rank, Refused, Unsupported
+from adapters.contract.conventions import Assumed
 from adapters.contract.description import CodeLocation, Description, parse_departures
 from adapters.contract.job import Depth, Job, Observation, PendingReduction
 from adapters.contract.layout import Layout, Option
@@ -29,12 +29,12 @@ from adapters.slime_family import command_line, departures, framework
 from adapters.slime_family.description import offered, stated
 from adapters.slime_family.framework import LOG, METRICS
 from adapters.slime_family.rollouts import (
+    of_single_samples,
     of_steps,
     replace_advantages,
-    require_one_sample_per_rollout,
 )
 from adapters.toolkit.calls import call_supported, places, refusals, refusals_of_configuration
-from reference.aggregation import DenominatorMask, SampleUnit
+from reference.aggregation import SampleUnit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -122,11 +122,7 @@ class MilesFsdpAdapter(Adapter):
             - description.unsupported_objectives()
             - {Objective.VALUE, *OF_VALUES},
             # The other engine counts rollouts, and their tokens before a step is cut.
-            conventions=replace(
-                description.conventions(parser),
-                sample_unit=SampleUnit.SAMPLE,
-                denominator_mask=DenominatorMask.MODIFIED,
-            ),
+            declared=description.declared(parser, Assumed(SampleUnit.SAMPLE)),
             places=places(
                 {
                     **description.candidates(),
@@ -145,9 +141,9 @@ class MilesFsdpAdapter(Adapter):
         from adapters.miles import fsdp_model
         from adapters.toolkit import cuda_on_cpu
 
+        job = of_single_samples(job)  # the engine counts samples to find its steps
         batch = ProbedBatch(job.steps, job.objective)
         LOG.start()
-        require_one_sample_per_rollout(batch)  # the engine counts samples to find its steps
         with rank.framework(), cuda_on_cpu.redirected(), refusals_of_configuration(job):
             args = _arguments(job)
             _join(args, rank)

@@ -33,7 +33,7 @@ class MilesMegatronAdapter(MegatronAdapter):
     slicer = staticmethod(rollouts.slicer)
     candidates = staticmethod(description.candidates)
     keepers = staticmethod(description.keepers)
-    conventions = staticmethod(description.conventions)
+    declared = staticmethod(description.declared)
 
     departures = (
         *description.OBSERVED_ENTROPY,

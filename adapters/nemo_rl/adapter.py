@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from adapters.contract.adapter import Adapter, Rank
+from adapters.contract.conventions import Assumed, Documented, conventions_of
 from adapters.contract.description import CodeLocation, Description
 from adapters.contract.job import Depth, Job, Observation
 from adapters.contract.layout import Layout, Option
@@ -16,7 +17,6 @@ from adapters.toolkit.calls import Candidates, places
 from adapters.toolkit.launching import set_what_ray_sets
 from reference.aggregation import (
     AuxiliaryAggregation,
-    Conventions,
     DenominatorMask,
     DivergenceEstimator,
     EmptyUnits,
@@ -29,25 +29,27 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from adapters.contract.conventions import Convention
     from adapters.nemo_rl.configuration import Settings
 
-CONVENTIONS = Conventions(
-    empty_units=EmptyUnits.EXCLUDED,
-    denominator_mask=DenominatorMask.ORIGINAL,
-    kl=AuxiliaryAggregation.WITH_POLICY_LOSS,
-    diagnostics=AuxiliaryAggregation.TOKEN_MEAN,
-    of_groups=EstimatorConventions(lost_degrees_of_freedom=0),
-    logged_advantages=LoggedMean(mode=Mode.TOKEN_MEAN),
-    kl_estimator=DivergenceEstimator.K3_BY_RATIO,
-)
-"""The conventions that NeMo-RL documents. Samples whose multiplier of the loss is 0 are invalid,
-and N is the number of valid ones; a divergence is normalised as the policy loss is (docs/guides/
-grpo.md, Loss Normalization), estimated by k3 with the gradient through the sampling probability
-(comment in `algorithms/loss/loss_functions.py`, ``ClippedPGLossFn``). Tokens and sequences that
-truncated importance sampling filters get a weight of 0 (docs/guides/prorlv2.md), and denominators
-count all unmasked tokens; the fraction of filtered tokens is one of those (docs/guides/grpo.md, How
-metrics are normalized). Reinforce++ normalises across all valid response tokens of the batch
-(docs/guides/prorlv2.md), with a variance of divisor n (`algorithms/advantage_estimator.py`)."""
+NORMALIZATION = "docs/guides/grpo.md, Loss Normalization"
+
+CONVENTIONS: Mapping[str, Convention] = {
+    "empty_units": Documented(EmptyUnits.EXCLUDED, NORMALIZATION),
+    "denominator_mask": Documented(DenominatorMask.ORIGINAL, NORMALIZATION),
+    "kl": Documented(AuxiliaryAggregation.WITH_POLICY_LOSS, NORMALIZATION),
+    "diagnostics": Documented(
+        AuxiliaryAggregation.TOKEN_MEAN, "docs/guides/grpo.md, How metrics are normalized"
+    ),
+    "of_groups": Assumed(EstimatorConventions(lost_degrees_of_freedom=0)),
+    "logged_advantages": Assumed(LoggedMean(mode=Mode.TOKEN_MEAN)),
+    "kl_estimator": Assumed(DivergenceEstimator.K3_BY_RATIO),
+}
+"""What the modes leave open. Samples whose multiplier of the loss is 0 are invalid, and N is the
+number of valid ones; denominators count all unmasked tokens, and what truncated importance sampling
+filters has a weight of 0 (docs/guides/prorlv2.md, Filtering Strategies). What is assumed is read
+off `algorithms/advantage_estimator.py`, whose variance has the divisor n, and off
+``ClippedPGLossFn``, whose k3 has a gradient through the sampling probability."""
 
 OBJECTIVES = frozenset(
     {
@@ -121,7 +123,7 @@ class NemoRLAdapter(Adapter):
             metrics=frozenset({*trainer.NAMES, *trainer.NAMES_OF_ROLLOUTS}),
             options=self.options,
             records_forward_passes=True,
-            conventions=CONVENTIONS,
+            declared=CONVENTIONS,
             places=places(_candidates()),
             stubs=tuple(importing.STUBBED),
             departures=departures.ALL,
@@ -132,7 +134,7 @@ class NemoRLAdapter(Adapter):
         from adapters.nemo_rl.trainer import Training
 
         set_what_ray_sets(rank)
-        batch = ProbedBatch.under(CONVENTIONS, job.steps, job.objective)
+        batch = ProbedBatch.under(conventions_of(CONVENTIONS), job.steps, job.objective)
         with rank.framework():
             training = Training(batch, job, self.settings, rank)
         return Observation(

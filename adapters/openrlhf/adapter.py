@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from adapters.contract.adapter import Adapter, Rank
 from adapters.contract.configuration import FaultInjection, Setting
+from adapters.contract.conventions import Assumed, Documented
 from adapters.contract.description import Description
 from adapters.contract.job import Depth, Job, Observation
 from adapters.contract.layout import Layout, Option
@@ -22,7 +23,6 @@ from adapters.toolkit.calls import refusals_of_configuration
 from adapters.toolkit.launching import set_what_ray_sets
 from reference.aggregation import (
     AuxiliaryAggregation,
-    Conventions,
     DenominatorMask,
     EmptyUnits,
     EstimatorConventions,
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from adapters.contract.conventions import Convention
 MASKED = EstimatorConventions(
     valued=TokenSet.ACTIVE,
     lost_degrees_of_freedom=0,
@@ -42,24 +43,24 @@ MASKED = EstimatorConventions(
     penalties=Penalties.LATER_TOKENS,
 )
 
-CONVENTIONS = Conventions(
-    empty_units=EmptyUnits.EXCLUDED,
-    denominator_mask=DenominatorMask.ORIGINAL,
-    entropy=AuxiliaryAggregation.TOKEN_MEAN,
-    kl=AuxiliaryAggregation.TOKEN_MEAN,
-    diagnostics=AuxiliaryAggregation.TOKEN_MEAN,
-    value_loss=AuxiliaryAggregation.TOKEN_MEAN,
-    of_groups=MASKED,
-    of_returns=MASKED,
-    of_values=MASKED,
-)
-"""The conventions that OpenRLHF documents. Samples without active tokens are excluded (comment in
-`models/loss.py`, ``aggregate_loss``; docstring in `utils/loss_utils.py`). Tokens that a correction
-drops count in the mean (`tests/test_loss_aggregation.py`, trust region). `loss_agg_mode` is the
-policy loss's alone (help text of `cli/train_ppo_ray.py`): its terms and a critic's loss are means
-over tokens (`trainer/ray/ppo_actor.py`, `models/loss.py`). Metrics of a micro-batch without a
-dimension are weighted by tokens (comments in `trainer/ray/ppo_actor.py`). Returns and GAE go
-through all positions, rewards are at the last active token, values of other tokens are masked, and
+CONVENTIONS: Mapping[str, Convention] = {
+    "empty_units": Documented(
+        EmptyUnits.EXCLUDED,
+        "tests/test_loss_aggregation.py, test_loss_batch_info_excludes_fully_masked_sequences",
+    ),
+    "denominator_mask": Assumed(DenominatorMask.ORIGINAL),
+    "entropy": Assumed(AuxiliaryAggregation.TOKEN_MEAN),
+    "kl": Assumed(AuxiliaryAggregation.TOKEN_MEAN),
+    "diagnostics": Assumed(AuxiliaryAggregation.TOKEN_MEAN),
+    "value_loss": Assumed(AuxiliaryAggregation.TOKEN_MEAN),
+    "of_groups": Assumed(MASKED),
+    "of_returns": Assumed(MASKED),
+    "of_values": Assumed(MASKED),
+}
+"""What the modes leave open. What is assumed is read off the code: terms of the loss and a critic's
+loss are means over tokens, whatever the mode of the policy loss (`trainer/ray/ppo_actor.py`,
+`models/loss.py`), and metrics of micro-batches are weighted by tokens. Returns and GAE go through
+all positions, rewards are at the last active token, values of other tokens are masked, and
 advantages are whitened by the variance of active tokens; estimators with a baseline add up rewards
 of later tokens, without discount (`trainer/ppo_utils/experience_maker.py`)."""
 
@@ -145,7 +146,7 @@ class OpenRLHFAdapter(Adapter):
             options=OPTIONS,
             configurations=CONFIGURATIONS,
             records_forward_passes=True,
-            conventions=CONVENTIONS,
+            declared=CONVENTIONS,
             rules=RULES,
             stubs=tuple(importing.STUBBED),
             departures=departures.ALL,

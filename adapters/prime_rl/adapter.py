@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from adapters.contract.adapter import Adapter, Rank
+from adapters.contract.conventions import Documented, conventions_of
 from adapters.contract.description import CodeLocation, Description
 from adapters.contract.job import Depth, Job, Observation
 from adapters.contract.layout import Layout, Option
@@ -17,7 +18,6 @@ from adapters.toolkit.calls import Candidates, places
 from adapters.toolkit.launching import set_what_ray_sets
 from reference.aggregation import (
     AuxiliaryAggregation,
-    Conventions,
     DenominatorMask,
     DivergenceEstimator,
     Mode,
@@ -27,17 +27,18 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-CONVENTIONS = Conventions(
-    denominator_mask=DenominatorMask.ORIGINAL,
-    kl=AuxiliaryAggregation.TOKEN_MEAN,
-    diagnostics=AuxiliaryAggregation.SAMPLE_MEAN,
-    kl_estimator=DivergenceEstimator.K1_BY_RATIO,
-)
-"""The conventions that prime-rl documents (docs/algorithms.md). Each component of the loss is
-divided by the global count of its member tokens (Loss Components). Tokens that a trust region masks
-are members: it masks their part in the sum alone (Default RL Loss). The divergence from a reference
-model is a policy gradient with the log-ratio for an advantage (Loss Components, `ref_kl`). Metrics
-of a loss are averaged over sequences (Custom Loss)."""
+    from adapters.contract.conventions import Convention
+CONVENTIONS: Mapping[str, Convention] = {
+    "denominator_mask": Documented(DenominatorMask.ORIGINAL, "docs/algorithms.md, Default RL Loss"),
+    "kl": Documented(AuxiliaryAggregation.TOKEN_MEAN, "docs/algorithms.md, Loss Components"),
+    "diagnostics": Documented(AuxiliaryAggregation.SAMPLE_MEAN, "docs/algorithms.md, Custom Loss"),
+    "kl_estimator": Documented(
+        DivergenceEstimator.K1_BY_RATIO, "docs/algorithms.md, Loss Components, ref_kl"
+    ),
+}
+"""What the modes leave open. Tokens that a trust region masks are members of their component of the
+loss, which is divided by the global count of its members. The divergence from a reference model is
+a policy gradient with the log-ratio for an advantage. Metrics are averaged over sequences."""
 
 OPTIONS = frozenset({Option.HYBRID_SHARDING, Option.NOT_SHARDED})
 
@@ -95,7 +96,7 @@ class PrimeRLAdapter(Adapter):
             metrics=frozenset(trainer.NAMES),
             options=OPTIONS,
             records_forward_passes=True,
-            conventions=CONVENTIONS,
+            declared=CONVENTIONS,
             places=places(_candidates()),
             stubs=tuple(importing.STUBBED),
             departures=departures.ALL,
@@ -108,7 +109,7 @@ class PrimeRLAdapter(Adapter):
         from adapters.toolkit.probe import probe_capacity
 
         set_what_ray_sets(rank)
-        batch = ProbedBatch(job.steps, job.objective, CONVENTIONS.kl_estimator)
+        batch = ProbedBatch(job.steps, job.objective, conventions_of(CONVENTIONS).kl_estimator)
         with rank.framework():
             rollouts = Rollouts(batch, job)
             capacity = probe_capacity(batch.probe_size + FIRST_ID)

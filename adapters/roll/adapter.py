@@ -6,6 +6,7 @@ from abc import abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from adapters.contract.adapter import Adapter, Rank
+from adapters.contract.conventions import Assumed, Documented, conventions_of
 from adapters.contract.description import CodeLocation, Description
 from adapters.contract.job import Depth, Job, Observation
 from adapters.contract.layout import Option
@@ -16,7 +17,6 @@ from adapters.toolkit.calls import Candidates, places
 from adapters.toolkit.launching import set_what_ray_sets
 from reference.aggregation import (
     AuxiliaryAggregation,
-    Conventions,
     DenominatorMask,
     DivergenceEstimator,
     EmptyUnits,
@@ -30,29 +30,30 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from adapters.contract.conventions import Convention
     from adapters.contract.layout import Layout
     from adapters.roll.workers import Trained
 
-CONVENTIONS = Conventions(
-    empty_units=EmptyUnits.EXCLUDED,
-    denominator_mask=DenominatorMask.MODIFIED,
-    entropy=AuxiliaryAggregation.WITH_POLICY_LOSS,
-    kl=AuxiliaryAggregation.WITH_POLICY_LOSS,
-    diagnostics=AuxiliaryAggregation.WITH_POLICY_LOSS,
-    rejected=AuxiliaryAggregation.MICRO_BATCH_TOKEN_MEAN,
-    value_loss=AuxiliaryAggregation.SAMPLE_MEAN,
-    kl_estimator=DivergenceEstimator.K3,
-    of_groups=EstimatorConventions(penalties=Penalties.LATER_TOKENS),
-    logged_advantages=LoggedMean(mode=Mode.TOKEN_MEAN),
-    logged_values=LoggedMean(mode=Mode.TOKEN_MEAN),
-)
-"""The conventions that ROLL documents, in its Guide to Implementing Custom `loss_func`. A mean over
-sequences is over those with an active token, and denominators count the mask that a loss is
-computed with (6.1). Divergence and entropy are aggregated as the policy loss is (8.2, and
-`ActorWorker.loss_func`), and so are metrics of the same loss; the divergence is k3 (8.1). A metric
-whose name says nothing else is averaged over workers (7), as that of filters is. A critic's loss is
-a mean over samples (`CriticWorker.loss_func`). With a penalty in token rewards, a return has those
-of later tokens too (`compute_reinforce_return`)."""
+GUIDE = "docs_roll/docs/Development/Developer Guide/custom_loss_func.md"
+
+CONVENTIONS: Mapping[str, Convention] = {
+    "empty_units": Documented(EmptyUnits.EXCLUDED, f"{GUIDE}, 6.1"),
+    "denominator_mask": Documented(DenominatorMask.MODIFIED, f"{GUIDE}, 6.1"),
+    "entropy": Assumed(AuxiliaryAggregation.WITH_POLICY_LOSS),
+    "kl": Documented(AuxiliaryAggregation.WITH_POLICY_LOSS, f"{GUIDE}, 8.2"),
+    "diagnostics": Assumed(AuxiliaryAggregation.WITH_POLICY_LOSS),
+    "rejected": Documented(AuxiliaryAggregation.MICRO_BATCH_TOKEN_MEAN, f"{GUIDE}, 7"),
+    "value_loss": Assumed(AuxiliaryAggregation.SAMPLE_MEAN),
+    "kl_estimator": Documented(DivergenceEstimator.K3, f"{GUIDE}, 8.1"),
+    "of_groups": Assumed(EstimatorConventions(penalties=Penalties.LATER_TOKENS)),
+    "logged_advantages": Assumed(LoggedMean(mode=Mode.TOKEN_MEAN)),
+    "logged_values": Assumed(LoggedMean(mode=Mode.TOKEN_MEAN)),
+}
+"""What the modes leave open. A mean over sequences is over those with an active token, and
+denominators count the mask that a loss is computed with. A metric whose name says nothing else is
+averaged over workers, as that of filters is. What is assumed is read off ``ActorWorker.loss_func``,
+``CriticWorker.loss_func`` and ``compute_reinforce_return``, by which a return has the penalties of
+later tokens too."""
 
 
 class RollAdapter(Adapter):
@@ -127,7 +128,7 @@ class RollAdapter(Adapter):
             metrics=frozenset({*pipeline.NAMES, *pipeline.OF_BATCH}),
             options=frozenset({Option.TWO_EPOCHS, Option.POLICY_GRADIENT_WORKER}),
             records_forward_passes=True,
-            conventions=CONVENTIONS,
+            declared=CONVENTIONS,
             places=places(_candidates()),
             stubs=tuple(importing.STUBBED),
             departures=departures.ALL,
@@ -138,7 +139,7 @@ class RollAdapter(Adapter):
         from adapters.roll.pipeline import Training
 
         set_what_ray_sets(rank)
-        batch = ProbedBatch.under(CONVENTIONS, job.steps, job.objective)
+        batch = ProbedBatch.under(conventions_of(CONVENTIONS), job.steps, job.objective)
         with rank.framework():
             training = Training(batch, job, rank, self)
         return Observation(

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from adapters.contract.adapter import Adapter, Rank, Unsupported
 from adapters.contract.configuration import FaultInjection, Setting
+from adapters.contract.conventions import Assumed, Documented
 from adapters.contract.description import CodeLocation, Description, code_location
 from adapters.contract.job import Depth, Job, LogEntry, Observation, PendingReduction
 from adapters.contract.probed_batch import ProbedBatch
@@ -25,7 +26,6 @@ from adapters.skyrl.importing import STUBBED, import_skyrl, module, ppo_utils
 from adapters.toolkit.calls import places, refusals_of_configuration
 from reference.aggregation import (
     AuxiliaryAggregation,
-    Conventions,
     DenominatorMask,
     EstimatorConventions,
     LoggedMean,
@@ -37,26 +37,29 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from adapters.contract.conventions import Convention
 AT_THE_LAST_TOKEN = EstimatorConventions(rewarded=TokenSet.RESPONSE, whitened=TokenSet.RESPONSE)
 
-CONVENTIONS = Conventions(
-    denominator_mask=DenominatorMask.ORIGINAL,
-    entropy=AuxiliaryAggregation.MICRO_BATCH_TOKEN_MEAN,
-    kl=AuxiliaryAggregation.MICRO_BATCH_SAMPLE_MEAN,
-    diagnostics=AuxiliaryAggregation.MICRO_BATCH_TOKEN_MEAN,
-    of_groups=EstimatorConventions(whitened=TokenSet.RESPONSE, lost_degrees_of_freedom=0),
-    of_returns=AT_THE_LAST_TOKEN,
-    of_values=AT_THE_LAST_TOKEN,
-    logged_advantages=LoggedMean(mode=Mode.TOKEN_MEAN, tokens=TokenSet.RESPONSE),
-)
-"""The conventions that SkyRL documents. Advantages are scaled before the loss corrects its mask
-(docs/algorithms/custom_algorithms), which leaves all other tokens as they are
-(docs/algorithms/off_policy_correction). A micro-batch's entropy is a masked token mean and its
-divergence a mean over sequences; both are averaged over micro-batches and data-parallel ranks
-(where its workers add them to the loss), but only over micro-batches with samples (where its
-Megatron worker counts them). Other metrics are averaged over micro-batches (``reduce_metrics``).
-Advantages that are logged are averaged over the response tokens of all samples
-(``compute_advantages_and_returns``)."""
+CONVENTIONS: Mapping[str, Convention] = {
+    "denominator_mask": Documented(
+        DenominatorMask.ORIGINAL,
+        "docs/content/docs/algorithms/off_policy_correction.mdx, Token Masking",
+    ),
+    "entropy": Assumed(AuxiliaryAggregation.MICRO_BATCH_TOKEN_MEAN),
+    "kl": Assumed(AuxiliaryAggregation.MICRO_BATCH_SAMPLE_MEAN),
+    "diagnostics": Assumed(AuxiliaryAggregation.MICRO_BATCH_TOKEN_MEAN),
+    "of_groups": Assumed(
+        EstimatorConventions(whitened=TokenSet.RESPONSE, lost_degrees_of_freedom=0)
+    ),
+    "of_returns": Assumed(AT_THE_LAST_TOKEN),
+    "of_values": Assumed(AT_THE_LAST_TOKEN),
+    "logged_advantages": Assumed(LoggedMean(mode=Mode.TOKEN_MEAN, tokens=TokenSet.RESPONSE)),
+}
+"""What the modes leave open. A token that a correction masks leaves all other tokens as they are.
+What is assumed is read off the workers, which add a micro-batch's mean entropy of tokens and mean
+divergence of sequences to its loss and average them over micro-batches and data-parallel ranks,
+but only over micro-batches with samples; off ``reduce_metrics``, which averages other metrics over
+micro-batches; and off ``compute_advantages_and_returns``."""
 
 GROUPS = ("group", "prompt", "n_samples_per_prompt")
 
@@ -127,7 +130,7 @@ class SkyRLAdapter(Adapter):
             metrics=frozenset({*trainer.NAMES, *trainer.NAMES_OF_ROLLOUTS}),
             configurations=CONFIGURATIONS,
             records_forward_passes=True,
-            conventions=CONVENTIONS,
+            declared=CONVENTIONS,
             places=self._places(),
             rules=_rules(),
             permits=PERMITTED,

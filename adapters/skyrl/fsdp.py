@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from adapters.contract import Description, Job, Layout, Rank, Unsupported
+from adapters.contract.conventions import Assumed
 from adapters.contract.objective import OF_VALUES, Objective
 from adapters.skyrl import configuration, departures
 from adapters.skyrl.adapter import SkyRLAdapter
@@ -49,7 +50,7 @@ class SkyRLFsdpAdapter(SkyRLAdapter):
             found,
             objectives=found.objectives | {Objective.VALUE, *OF_VALUES},
             departures=(*found.departures, *departures.FSDP),
-            conventions=replace(found.conventions, micro_batch_weight=weight),
+            declared={**found.declared, "micro_batch_weight": Assumed(weight)},
         )
 
     def settings(self, job: Job, dtype: str) -> dict[str, object]:

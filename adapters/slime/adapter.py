@@ -7,21 +7,31 @@ from copy import copy
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from adapters.contract import CodeLocation, Job, Layout, LogEntry, Rank, Unsupported
+from adapters.contract import (
+    Assumed,
+    CodeLocation,
+    Documented,
+    Job,
+    Layout,
+    LogEntry,
+    Rank,
+    Unsupported,
+)
 from adapters.contract.description import parse_departures
 from adapters.slime_family import command_line, description, framework, rollouts, user_code
 from adapters.slime_family.adapter import MegatronAdapter
 from adapters.slime_family.framework import LOG, as_dictionaries
 from adapters.toolkit.calls import Candidates, call_supported, refusals
 from adapters.toolkit.imports import import_from
+from reference.aggregation import SampleUnit
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
     from types import ModuleType
 
+    from adapters.contract.conventions import Convention
     from adapters.contract.probed_batch import ProbedBatch
-    from reference.aggregation import Conventions
 
 
 class SlimeAdapter(MegatronAdapter):
@@ -116,11 +126,17 @@ class SlimeAdapter(MegatronAdapter):
         loss = self.module("backends.megatron_utils.loss")
         return loss, self.module("backends.megatron_utils.cp_utils"), loss
 
-    def conventions(self, parser: Any) -> Conventions:
+    def declared(self, parser: Any) -> Mapping[str, Convention]:
         """slime's conventions; prompt groups may be split over ranks."""
         estimators = self._module_if_any("utils.ppo_utils")
-        by_rollout = self.rollout_field() is not None
-        return description.conventions(parser, estimators, by_rollout=by_rollout)
+        return description.conventions(parser, estimators, self._sample_unit())
+
+    def _sample_unit(self) -> Convention:
+        """What counts as one sample; documented since samples name their rollout."""
+        field = self.rollout_field()
+        if field == "rollout_id":
+            return Documented(SampleUnit.ROLLOUT, "docs/en/get_started/agent.md, rollout_id")
+        return Assumed(SampleUnit.SAMPLE if field is None else SampleUnit.ROLLOUT)
 
     def candidates(self) -> Candidates:
         """Functions that a mistake may be in, newer versions first."""

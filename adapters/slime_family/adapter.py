@@ -32,13 +32,13 @@ from adapters.toolkit.calls import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from types import ModuleType
 
     import torch
 
+    from adapters.contract.conventions import Convention
     from adapters.engines.megatron_core import Policy
-    from reference.aggregation import Conventions
 
 
 class MegatronAdapter(Adapter):
@@ -102,8 +102,8 @@ class MegatronAdapter(Adapter):
         """The modules that compute log-probabilities, make reducers and choose one by mode."""
 
     @abstractmethod
-    def conventions(self, parser: Any) -> Conventions:
-        """The conventions that the framework documents."""
+    def declared(self, parser: Any) -> Mapping[str, Convention]:
+        """What the modes leave open, by the names of conventions."""
 
     @abstractmethod
     def candidates(self) -> Candidates:
@@ -146,7 +146,7 @@ class MegatronAdapter(Adapter):
             largest_tp=2,
             largest_pp=4,
             objectives=description.offered(parser, self.loss_modules()[-1]),
-            conventions=self.conventions(parser),
+            declared=self.declared(parser),
             places=places(self.candidates()),
             rules=description.stated(parser, self.keepers()),
             stubs=tuple(framework.STUBBED),
@@ -159,10 +159,10 @@ class MegatronAdapter(Adapter):
         from adapters.slime_family import model
         from adapters.toolkit import cuda_on_cpu
 
+        if self.rollout_field() is None:
+            job = rollouts.of_single_samples(job)
         batch = ProbedBatch(job.steps, job.objective)
         LOG.start()
-        if self.rollout_field() is None:
-            rollouts.require_one_sample_per_rollout(batch)
         with rank.framework(), cuda_on_cpu.redirected(), refusals_of_configuration(job):
             args = self.arguments(job)
             per_token = args.calculate_per_token_loss

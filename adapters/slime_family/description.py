@@ -11,13 +11,12 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from adapters.contract import code_location
+from adapters.contract import Assumed, Documented, code_location
 from adapters.contract.objective import Objective
 from adapters.slime_family import command_line
 from adapters.slime_family.command_line import DIVISOR, MODE, OLDER_DIVISOR, PER_TOKEN, offers
 from reference.aggregation import (
     AuxiliaryAggregation,
-    Conventions,
     DenominatorMask,
     EstimatorConventions,
     SampleUnit,
@@ -27,6 +26,8 @@ from reference.aggregation import (
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterable, Iterator
+
+    from adapters.contract.conventions import Convention
 
 
 @dataclass(frozen=True)
@@ -120,44 +121,41 @@ def offered(parser: argparse.ArgumentParser, losses: Any) -> frozenset[Objective
 
 
 def conventions(
-    parser: argparse.ArgumentParser,
-    estimators: Any,
-    *,
-    by_rollout: bool,
-    whole_groups: bool = False,
-) -> Conventions:
-    """The conventions that slime and miles document.
+    parser: argparse.ArgumentParser, estimators: Any, sample_unit: Convention
+) -> dict[str, Convention]:
+    """What the modes of slime and miles leave open.
 
     Versions that count the tokens of rollouts before a step is cut keep these denominators when
-    tokens are rejected; others count the tokens that are left. Versions with an option for the four
-    modes document that it is the policy loss's alone: all else is a mean over samples. The module
+    tokens are rejected. The option for the four modes is
+    documented to be the policy loss's alone: all else is a mean over samples. The module
     ``estimators`` has the functions that compute advantages; None if there is none.
     """
-    auxiliary = (
-        AuxiliaryAggregation.SAMPLE_MEAN
+    by_rollout = sample_unit.value is SampleUnit.ROLLOUT
+    mask = {"denominator_mask": Assumed(DenominatorMask.ORIGINAL)} if by_rollout else {}
+    auxiliary: Convention = (
+        Documented(AuxiliaryAggregation.SAMPLE_MEAN, f"the documentation of {MODE}")
         if offers(parser, MODE)
-        else AuxiliaryAggregation.WITH_TOKEN_MEAN
+        else Assumed(AuxiliaryAggregation.WITH_TOKEN_MEAN)
     )
-    return Conventions(
-        sample_unit=SampleUnit.ROLLOUT if by_rollout else SampleUnit.SAMPLE,
-        denominator_mask=DenominatorMask.ORIGINAL if by_rollout else DenominatorMask.MODIFIED,
-        entropy=auxiliary,
-        kl=auxiliary,
-        diagnostics=auxiliary,
-        whole_groups=whole_groups,
-        of_returns=_of_returns(getattr(estimators, "get_reinforce_plus_plus_returns", None)),
-        of_values=_of_values(getattr(estimators, "get_advantages_and_returns_batch", None)),
-    )
+    return {
+        "sample_unit": sample_unit,
+        **mask,
+        **dict.fromkeys(("entropy", "kl", "diagnostics"), auxiliary),
+        "of_returns": _of_returns(getattr(estimators, "get_reinforce_plus_plus_returns", None)),
+        "of_values": _of_values(getattr(estimators, "get_advantages_and_returns_batch", None)),
+    }
 
 
-def _of_returns(function: Any) -> EstimatorConventions:
+def _of_returns(function: Any) -> Convention:
     """Newer versions of slime mask the divergence; all put the reward at the last active token."""
     masks = function is None or "masked_kl" in function.__code__.co_varnames
-    return EstimatorConventions(penalised=TokenSet.ACTIVE if masks else TokenSet.RESPONSE)
+    return Assumed(EstimatorConventions(penalised=TokenSet.ACTIVE if masks else TokenSet.RESPONSE))
 
 
-def _of_values(function: Any) -> EstimatorConventions:
-    """Newer versions of miles document that GAE goes through trainable tokens alone."""
+def _of_values(function: Any) -> Convention:
+    """Newer versions of miles test that GAE goes through trainable tokens alone."""
     masks = function is not None and "loss_masks" in inspect.signature(function).parameters
     tokens = TokenSet.ACTIVE if masks else TokenSet.RESPONSE
-    return EstimatorConventions(transitions=tokens, penalised=tokens, rewarded=tokens)
+    found = EstimatorConventions(transitions=tokens, penalised=tokens, rewarded=tokens)
+    where = "tests/fast/backends/training_utils/test_ppo_gae_masks.py"
+    return Documented(found, where) if masks else Assumed(found)

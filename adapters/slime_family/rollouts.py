@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from adapters.contract.objective import (
     Objective,
 )
 from adapters.toolkit.calls import call_supported
+from reference.aggregation import Mode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -69,10 +71,24 @@ def samples(batch: ProbedBatch, sample_class: Any, rollout_field: str | None) ->
     ]
 
 
-def require_one_sample_per_rollout(batch: ProbedBatch) -> None:
-    """Raise `Unsupported` if some rollout has several samples."""
-    if any(len(np.unique(step.rollouts)) < step.size for step in batch.steps):
+def of_single_samples(job: Job) -> Job:
+    """Returns the job as a version sees it that knows no rollouts of several samples.
+
+    Every sample is a rollout there. Its options give one number of rollouts for all prompts, so
+    that every sample is given a prompt too, unless prompts matter: then it raises `Unsupported`,
+    as it does where Megatron would refuse a batch that is no multiple of its micro-batches.
+    """
+    if all(len(np.unique(step.rollouts)) == step.size for step in job.steps):
+        return job
+    parts = job.layout.micro_batches if isinstance(job.layout.micro_batches, int) else 1
+    is_uneven = any(step.size % (job.layout.dp * parts) for step in job.steps)
+    if is_uneven or job.aggregation.mode is Mode.PROMPT_MEAN or job.objective in FROM_REWARDS:
         raise Unsupported("no several samples of one rollout")
+    alone = [
+        replace(step, groups=np.arange(step.size), rollouts=np.arange(step.size))
+        for step in job.steps
+    ]
+    return replace(job, steps=tuple(alone))
 
 
 def replace_advantages(actors: ModuleType, job: Job, batch: ProbedBatch, slicer: Slicer) -> None:

@@ -6,6 +6,7 @@ from abc import abstractmethod
 from typing import TYPE_CHECKING, ClassVar
 
 from adapters.contract.adapter import Adapter, Rank, Unsupported
+from adapters.contract.conventions import conventions_of
 from adapters.contract.job import Job, Observation
 from adapters.contract.layout import Layout, Option
 from adapters.contract.probed_batch import ProbedBatch
@@ -13,14 +14,15 @@ from adapters.toolkit.calls import refusals_of_configuration
 from adapters.trl import importing
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
+    from adapters.contract.conventions import Convention
     from adapters.contract.description import Departure
     from adapters.trl.configuration import Settings
     from adapters.trl.rollouts import Rollouts
     from adapters.trl.schedule import Schedule
     from adapters.trl.training import Training
-    from reference.aggregation import Conventions
 
 OPTIONS = (Option.SHARED_GENERATION, Option.SPLIT_GENERATION, Option.MASKED_TRUNCATION)
 """The options of layouts that are those of generations, and of all trainers."""
@@ -71,8 +73,8 @@ class TrlAdapter(Adapter):
         return ()
 
     @abstractmethod
-    def conventions(self) -> Conventions:
-        """The conventions that TRL documents of the trainer."""
+    def declared(self) -> Mapping[str, Convention]:
+        """What the trainer's modes leave open, by the names of conventions."""
 
     def iterations(self, job: Job) -> int:
         """How often each generation is trained on."""
@@ -98,7 +100,7 @@ class TrlAdapter(Adapter):
 
         if importing.needs_triton():
             raise Unsupported("this version's LM head runs on Triton alone, which is not installed")
-        batch = ProbedBatch.under(self.conventions(), job.steps, job.objective)
+        batch = ProbedBatch.under(conventions_of(self.declared()), job.steps, job.objective)
         schedule = schedule_of(job, self.iterations(job))
         chosen = self.settings(job, schedule) | self.settings_of_engine(job)
         rollouts = Rollouts(batch, job, schedule, rank.index)

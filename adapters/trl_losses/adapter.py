@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from adapters.contract.adapter import Adapter, Rank, Unsupported
+from adapters.contract.conventions import Assumed
 from adapters.contract.description import parse_departures
 from adapters.contract.job import Job, Observation, PendingReduction
 from adapters.contract.layout import Layout
@@ -16,17 +17,18 @@ from adapters.contract.objective import CONSTANTS, KL_COEFFICIENT, Objective
 from adapters.contract.probed_batch import PADDING_ID, ProbedBatch
 from reference.aggregation import (
     AuxiliaryAggregation,
-    Conventions,
     DenominatorMask,
     DivergenceEstimator,
     Mode,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     import torch
     from numpy.typing import NDArray
+
+    from adapters.contract.conventions import Convention
 
 LOSS_TYPES = {Mode.SAMPLE_MEAN: "grpo", Mode.TOKEN_MEAN: "dapo", Mode.CONSTANT: "dr_grpo"}
 """The name of each mode, which is TRL's."""
@@ -45,11 +47,11 @@ SETTINGS: dict[Objective, dict[str, Any]] = {
 }
 """What each objective sets."""
 
-CONVENTIONS = Conventions(
-    denominator_mask=DenominatorMask.ORIGINAL,
-    kl=AuxiliaryAggregation.WITH_POLICY_LOSS,
-    kl_estimator=DivergenceEstimator.K3,
-)
+CONVENTIONS: Mapping[str, Convention] = {
+    "denominator_mask": Assumed(DenominatorMask.ORIGINAL),
+    "kl": Assumed(AuxiliaryAggregation.WITH_POLICY_LOSS),
+    "kl_estimator": Assumed(DivergenceEstimator.K3),
+}
 """The divergence is a part of each token's loss, and denominators count the mask that is given."""
 
 DEPARTURES = parse_departures(

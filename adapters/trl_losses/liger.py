@@ -66,7 +66,7 @@ class LigerAdapter(LossAdapter):
             depths=frozenset({Depth.LOSS}),
             objectives=frozenset(SETTINGS),
             records_forward_passes=True,
-            conventions=CONVENTIONS,
+            declared=CONVENTIONS,
             places=places(
                 {
                     CodeLocation.TOKEN_COUNT: ((function, "_compute_dapo_normalizer"),),

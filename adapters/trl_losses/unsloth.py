@@ -65,7 +65,7 @@ class UnslothAdapter(LossAdapter):
             depths=frozenset({Depth.LOSS}),
             objectives=frozenset(SETTINGS),
             records_forward_passes=True,
-            conventions=CONVENTIONS,
+            declared=CONVENTIONS,
             places={
                 CodeLocation.TOKEN_COUNT: code_location(function),
                 CodeLocation.TOKEN_DIVISION: code_location(function),

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from adapters.contract.adapter import Adapter, Rank
 from adapters.contract.configuration import FaultInjection, Setting
+from adapters.contract.conventions import Assumed, Documented
 from adapters.contract.description import Departure, Description
 from adapters.contract.job import Depth, Job, Observation
 from adapters.contract.layout import Option
@@ -21,7 +22,6 @@ from adapters.verl import configuration, departures, importing, objectives
 from adapters.verl.sizes import of_last_epoch
 from reference.aggregation import (
     AuxiliaryAggregation,
-    Conventions,
     DenominatorMask,
     EstimatorConventions,
     LoggedMean,
@@ -33,31 +33,34 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
+    from adapters.contract.conventions import Convention
     from adapters.contract.layout import Layout
 
 SKIPPING = EstimatorConventions(transitions=TokenSet.ACTIVE, rewarded=TokenSet.RESPONSE)
 OF_ACTIVE_TOKENS = LoggedMean(mode=Mode.TOKEN_MEAN)
 
-CONVENTIONS = Conventions(
-    denominator_mask=DenominatorMask.MODIFIED,
-    entropy=AuxiliaryAggregation.WITH_POLICY_LOSS,
-    kl=AuxiliaryAggregation.WITH_POLICY_LOSS,
-    diagnostics=AuxiliaryAggregation.MICRO_BATCH_TOKEN_MEAN,
-    rejected=AuxiliaryAggregation.TOKEN_MEAN,
-    value_loss=AuxiliaryAggregation.WITH_POLICY_LOSS,
-    of_returns=SKIPPING,
-    of_values=SKIPPING,
-    logged_advantages=OF_ACTIVE_TOKENS,
-    logged_values=OF_ACTIVE_TOKENS,
-)
-"""The conventions that verl documents. Entropy and divergence are aggregated by ``loss_agg_mode``
-as the policy loss is (`workers/utils/losses.py`, ``ppo_loss``), and so is by default a critic's
-loss (`trainer/config/critic/critic.yaml`). Diagnostics of the policy loss are said in ``ppo_loss``
-to be normalised by local tokens, and averaged. Losses are aggregated with the mask that rejection
-has modified, and what it rejects is logged as a fraction of tokens (docs/algo/rollout_corr.md).
-Returns and GAE skip tokens of observations (comments in `trainer/ppo/core_algos.py`); a sample's
-reward is at its last token (`experimental/agent_loop`). Means of advantages and values are over the
-tokens of the response mask (`trainer/ppo/metric_utils.py`, ``compute_data_metrics``)."""
+CONVENTIONS: Mapping[str, Convention] = {
+    "denominator_mask": Documented(
+        DenominatorMask.MODIFIED,
+        "docs/algo/rollout_corr.md, Rejection Sampling (Separate Mechanism)",
+    ),
+    "entropy": Assumed(AuxiliaryAggregation.WITH_POLICY_LOSS),
+    "kl": Assumed(AuxiliaryAggregation.WITH_POLICY_LOSS),
+    "diagnostics": Assumed(AuxiliaryAggregation.MICRO_BATCH_TOKEN_MEAN),
+    "rejected": Assumed(AuxiliaryAggregation.TOKEN_MEAN),
+    "value_loss": Documented(
+        AuxiliaryAggregation.WITH_POLICY_LOSS,
+        "verl/trainer/config/critic/critic.yaml, loss_agg_mode",
+    ),
+    "of_returns": Documented(SKIPPING, "tests/trainer/ppo/test_reinforce_pp_multiturn_on_cpu.py"),
+    "of_values": Documented(SKIPPING, "tests/trainer/ppo/test_core_algos_on_cpu.py"),
+    "logged_advantages": Assumed(OF_ACTIVE_TOKENS),
+    "logged_values": Assumed(OF_ACTIVE_TOKENS),
+}
+"""What the modes leave open. What is assumed is read off ``ppo_loss`` in `workers/utils/losses.py`,
+which aggregates entropy and divergence as the policy loss and averages diagnostics over
+micro-batches, and off ``compute_data_metrics`` in `trainer/ppo/metric_utils.py`. A sample's reward
+is at its last token (`experimental/agent_loop`)."""
 
 CONFIGURATIONS: dict[Setting | FaultInjection, tuple[str, ...]] = {
     Setting.MODE: ("loss_agg_mode",),
@@ -78,17 +81,17 @@ RULES = {
 PERMITTED = {"divisor_missing": RULES["divisor_by_default"]}
 """Rules of other frameworks whose opposite verl states."""
 
-DOCUMENTED = {
-    "filling_rows_counted": "verl/trainer/ppo/v1/trainer_base.py (_update_actor: global_batch_size"
-    " is the configured size of a mini-batch)",
-    "padding_micro_batches_averaged": "verl/workers/utils/losses.py (ppo_loss: metrics of the"
-    " policy loss are means over micro-batches)",
+DELIBERATE = {
+    "filling_rows_counted": Assumed(
+        "global_batch_size is the configured size of a mini-batch, padded or not"
+    ),
+    "padding_micro_batches_averaged": Assumed(
+        "metrics of the policy loss are means over micro-batches, those of padding alone included"
+    ),
 }
-"""Mistakes of the catalogue that are how verl says that it counts, by name.
-
-Its rows of padding are said to contribute nothing (`trainer/ppo/padding_utils.py`), which holds of
-their tokens. The divisor is the size of a mini-batch that a user configures, padded or not, and a
-micro-batch of padding alone is a micro-batch."""
+"""Mistakes of the catalogue that verl makes on purpose, by name: ``_update_actor`` in
+`trainer/ppo/v1/trainer_base.py` and ``ppo_loss`` in `workers/utils/losses.py`. Rows of padding are
+said to contribute nothing (`trainer/ppo/padding_utils.py`), which holds of their tokens."""
 
 
 class VerlAdapter(Adapter):
@@ -144,10 +147,10 @@ class VerlAdapter(Adapter):
             ),
             configurations=CONFIGURATIONS,
             records_forward_passes=True,
-            conventions=CONVENTIONS,
+            declared=CONVENTIONS,
             rules=RULES,
             permits=PERMITTED,
-            documented=DOCUMENTED,
+            deliberate=DELIBERATE,
             fixed_modes=objectives.FIXED_MODES,
             departures=(
                 *_departures_of_trainers(),

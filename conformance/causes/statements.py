@@ -25,6 +25,8 @@ PARTS = {
     "cp_slice_of_a_micro_batch": "context-parallel slice of a micro-batch",
 }
 
+ASSUMED = "which no document of the framework says"
+
 STATEMENTS = {
     **{f"multiplied_by_{size}": f"multiplied once too often by {SIZES[size]}" for size in SIZES},
     **{f"divided_by_{size}": f"divided once too often by {SIZES[size]}" for size in SIZES},
@@ -37,7 +39,6 @@ STATEMENTS = {
     "weights_of_sample_mean": "reduced by sample_mean",
     "weights_of_prompt_mean": "reduced by prompt_mean",
     "weights_of_token_mean": "reduced by token_mean",
-    "reduced_over_the_step": "reduced over the whole step, and not in each micro-batch",
     "weights_of_token_mean_counting_empty_samples": (
         "reduced by token_mean, with a sample without active tokens counted as one token"
     ),
@@ -125,14 +126,21 @@ STATEMENTS = {
     "tokens_not_held": "active tokens are on no rank",
     "forward_passes_not_recorded": "the adapter records no forward passes",
     "group_on_several_ranks": "a prompt group is on several data-parallel ranks",
-    "depends_on_cut": "a term is documented to depend on how a step is cut",
+    "depends_on_cut": "a term depends on how a step is cut",
+    "mean_of_means": "means of parts of a step are averaged, and not pooled over it",
+    "sample_unit_sample": f"several samples of a rollout count once each, {ASSUMED}",
+    "sample_unit_rollout": f"several samples of a rollout count once together, {ASSUMED}",
+    "empty_units_counted": f"samples and prompts without active tokens count, {ASSUMED}",
+    "empty_units_excluded": f"samples and prompts without active tokens do not count, {ASSUMED}",
+    "denominator_mask_modified": f"rejected tokens do not count in denominators, {ASSUMED}",
+    "denominator_mask_original": f"rejected tokens count in denominators, {ASSUMED}",
     "several_divisors": "tokens of one step are divided by several numbers",
     "tokens_missing": "active tokens weigh nothing",
     "reducer_ignored": "a custom reducer is not used",
     "reducer_rescaled": "what a custom reducer returns is multiplied or divided besides",
     "never_made": "a batch crashes that the framework's own code never makes",
     "option_ignored": "an option is accepted and changes nothing",
-    "not_logged": "a number is missing that this version is known to log",
+    "not_logged": "a number is missing that this version logs of other steps",
     "unexplained": "no known mistake explains it",
 }
 """What each mistake does, as the end of a sentence; the more common ones come first."""
@@ -169,7 +177,7 @@ INFERRED = MISCOUNTED | frozenset(
 )
 """Mistakes that are read off the weights, which no catalogue can predict."""
 
-OF_LOGGED_NUMBERS = frozenset({"shares_of_all_ranks_averaged"})
+OF_LOGGED_NUMBERS = frozenset({"shares_of_all_ranks_averaged", "mean_of_means"})
 """Mistakes that only a number which ranks add up can have, and no gradient."""
 
 _ORDER = {name: place for place, name in enumerate(STATEMENTS)}

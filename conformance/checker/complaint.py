@@ -64,6 +64,8 @@ def of_finding(finding: Finding) -> Complaint | None:
     message = finding.message or ""
     if finding.verdict is Verdict.UNSUPPORTED:
         return of_outcome(Declined("unsupported", message), finding.id)
+    if finding.verdict is Verdict.NOT_DRIVEN:
+        return Complaint(name=NOT_DELIVERED, where=finding.id, words=message)
     if finding.verdict not in WRONG:
         return None
     if finding.verdict is Verdict.MISMATCH:

@@ -10,6 +10,7 @@ import textwrap
 from typing import TYPE_CHECKING
 
 from adapters.contract import Depth
+from adapters.contract.conventions import answers, sources
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:
@@ -52,7 +53,10 @@ def _properties(entry: Entry) -> Iterator[tuple[str, str]]:
         yield "options", _list(sorted(known.options))
         yield (
             "conventions",
-            _list(f"{name}: {value}" for name, value in vars(known.conventions).items()),
+            _list(
+                f"{name}: {answer}"
+                for name, answer in answers(known.conventions, sources(known.declared)).items()
+            ),
         )
         yield "stub packages", _list(known.stubs)
         for departure in known.departures:

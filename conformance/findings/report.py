@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from pydantic import BaseModel, Field, field_serializer, model_validator
 
 from adapters.contract import Departure
+from adapters.contract.conventions import answers
 from conformance.findings.cause import Cause, Clues
 from conformance.findings.finding import Finding, Model
 from conformance.findings.verdict import Verdict
@@ -37,6 +38,7 @@ FIELD_ORDER = (
     "source",
     "environment",
     "conventions",
+    "documented",
     "departures",
     "request",
     "selection",
@@ -138,8 +140,16 @@ class Header(Model):
     source: Provenance
     environment: Environment
     conventions: Conventions
+    documented: dict[str, str] = Field(default_factory=dict)
+    """Where the framework states a convention, by the convention's name; the others are assumed."""
+
     departures: list[Departure] = Field(default_factory=list)
     request: Request = Request()
+
+    @property
+    def answers(self) -> dict[str, str]:
+        """Each convention in words, with the place where it is stated or that it is assumed."""
+        return answers(self.conventions, self.documented)
 
     @field_serializer("conventions")
     def _declared(self, conventions: Conventions) -> dict[str, Any]:

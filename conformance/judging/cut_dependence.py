@@ -1,9 +1,10 @@
-"""Advises on what depends on how a step is cut, as the framework documents."""
+"""Advises on terms of the loss that depend on how a step is cut."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from adapters.contract import Documented
 from conformance.findings.finding import Diagnosis
 from conformance.findings.verdict import Verdict
 from conformance.judging import loss_terms
@@ -26,7 +27,7 @@ OF_THE_STEP = {
 
 
 def depends_on_cuts(objective: Objective, conventions: Conventions) -> bool:
-    """Whether a framework documents that an objective's term is averaged over micro-batches."""
+    """Whether an objective's term is declared to be averaged over micro-batches."""
     return _aggregation(objective, conventions) in OF_THE_STEP
 
 
@@ -53,10 +54,14 @@ def judge_cut_dependence(
     tolerance = weight_bound(description.dtype)
     if max(high - 1, 1 - low) <= tolerance:
         return Judgement(verdict=Verdict.CONFORMS, error=0.0, tolerance=tolerance)
+    declared = description.declared[job.objective]
+    source = "which no document of the framework says"
+    if isinstance(declared, Documented):
+        source = f"as {declared.where} says"
     explanation = (
-        f"the {job.objective} term is documented to be averaged over micro-batches and workers, so"
-        f" that it depends on how a step is cut: here a token weighs {low:.4g} to {high:.4g} times"
-        f" what a {of_the_step} of the whole step gives it"
+        f"the {job.objective} term is averaged over micro-batches and workers, {source}, so that it"
+        f" depends on how a step is cut: here a token weighs {low:.4g} to {high:.4g} times what a"
+        f" {of_the_step} of the whole step gives it"
     )
     return Judgement(
         verdict=Verdict.ADVICE,
@@ -66,17 +71,3 @@ def judge_cut_dependence(
             numbers={"lowest_ratio": low, "highest_ratio": high},
         ),
     )
-
-
-def as_documented(judgement: Judgement, description: Description) -> Judgement:
-    """The judgement, turned into advice if the framework documents a mistake that explains it."""
-    diagnosis = judgement.diagnosis
-    if judgement.verdict is not Verdict.MISMATCH or diagnosis is None:
-        return judgement
-    for name in (diagnosis.name, *diagnosis.also):
-        place = description.documented.get(name)
-        if place is not None:
-            words = f"{diagnosis.explanation}; this is documented in {place}"
-            found = diagnosis.model_copy(update={"name": name, "explanation": words, "also": []})
-            return Judgement(verdict=Verdict.ADVICE, diagnosis=found, expected=judgement.expected)
-    return judgement

@@ -85,14 +85,25 @@ def reducer(objective: Objective, conventions: Conventions) -> AuxiliaryAggregat
     }.get(objective)
 
 
+CONVENTIONS_OF_LOGS = {
+    Metric.POLICY_LOSS: ("logged_policy_loss",),
+    Metric.ENTROPY: ("logged_entropy", "entropy"),
+    Metric.KL: ("logged_kl", "kl"),
+    Metric.REJECTED: ("rejected", "diagnostics"),
+}
+"""The conventions that may say how a metric is aggregated; of others it is ``diagnostics``."""
+
+
+def convention_of_log(metric: Metric, conventions: Conventions) -> str | None:
+    """The convention by which a metric that is logged alone is aggregated; None if by the mode."""
+    names = CONVENTIONS_OF_LOGS.get(metric, ("diagnostics",))
+    return next((name for name in names if getattr(conventions, name) is not None), None)
+
+
 def reducer_of_log(metric: Metric, conventions: Conventions) -> AuxiliaryAggregation | None:
     """The aggregation of a term that is logged alone; None if it is that of the policy loss."""
-    logged = {
-        Metric.POLICY_LOSS: conventions.logged_policy_loss,
-        Metric.ENTROPY: conventions.logged_entropy,
-        Metric.KL: conventions.logged_kl,
-    }
-    return logged.get(metric) or reducer_of_term(metric, conventions)
+    name = convention_of_log(metric, conventions)
+    return None if name is None else getattr(conventions, name)
 
 
 def reducer_of_term(metric: Metric, conventions: Conventions) -> AuxiliaryAggregation | None:

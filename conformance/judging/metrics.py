@@ -29,6 +29,10 @@ if TYPE_CHECKING:
     from conformance.diagnosis.step_context import LossTerm
 
 
+NOT_LOGGED = "not_logged"
+"""The mistake of a number that is missing, while the version logs it of other steps."""
+
+
 def judge_logged(
     job: Job,
     observations: Sequence[Observation],
@@ -80,7 +84,7 @@ def judge_logged_of_rollouts(
 
 
 def _not_logged(what: str) -> Judgement:
-    return mismatch("not_logged", f"no rank logs {what}, and this version is known to")
+    return mismatch(NOT_LOGGED, f"no rank logs {what}, and this version logs it of other steps")
 
 
 def _judged(job: Job, metric: Metric, showings: Sequence[Showing]) -> Judgement:

@@ -13,11 +13,12 @@ from conformance.causes.clues import clues_of_failure
 from conformance.corpus.configurations import TRIALS, ConfigCase, Demand
 from conformance.findings.finding import Finding
 from conformance.findings.verdict import Check, Verdict
-from conformance.judging.cut_dependence import as_documented, depends_on_cuts, judge_cut_dependence
+from conformance.judging.conventions import judge_by_conventions
+from conformance.judging.cut_dependence import depends_on_cuts, judge_cut_dependence
 from conformance.judging.fixed_modes import judge_by_fixed_mode
 from conformance.judging.gradients import judge_advantages, judge_combined, judge_off_policy
 from conformance.judging.logs import judge_log
-from conformance.judging.metrics import judge_logged, judge_logged_of_rollouts
+from conformance.judging.metrics import NOT_LOGGED, judge_logged, judge_logged_of_rollouts
 from conformance.judging.never_made import advice_on_crash
 from conformance.judging.sharding import judge_sharding
 from conformance.judging.startup import (
@@ -35,6 +36,7 @@ from conformance.plan.matrix import GeneratedCell, LogCell, MatrixCell, StartupC
 from conformance.plan.refusals import may_decline
 from conformance.ranks.messages import Declined
 from conformance.ranks.pool import Crashed, Ran
+from conformance.runs.jobs import reports
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -109,10 +111,35 @@ def _check_job(cell: MatrixCell, jobs: SharedJobs) -> Made:
         return Made(_not_trained(cell, outcome, description), clues=clues_of_failure(cell.job))
     if isinstance(outcome, Declined):
         return Made(_declined(cell, outcome, description), clues=clues_of_failure(cell.job))
-    judged = judge_by_fixed_mode(judge(cell.spec), cell.job, outcome.observations, description)
-    judgement = as_documented(judged, description)
+    judgement = judge_by_conventions(
+        partial(judge_by_fixed_mode, judge(cell.spec)),
+        cell.spec,
+        cell.job,
+        outcome.observations,
+        description,
+    )
+    if _lacks_a_metric(judgement) and not _is_read(cell, outcome.observations, jobs):
+        return Made(_finding(cell, verdict=Verdict.NOT_DRIVEN, message=_not_read(cell)))
     finding = _judged(cell, judgement, description)
     return Made(finding, judgement.expected, judgement.clues)
+
+
+def _lacks_a_metric(judgement: Judgement) -> bool:
+    return judgement.diagnosis is not None and judgement.diagnosis.name == NOT_LOGGED
+
+
+def _is_read(cell: MatrixCell, observations: Sequence[Observation], jobs: SharedJobs) -> bool:
+    """Whether the adapter reads a cell's metric off some step of its job, or off ordinary ones."""
+    metric = cell.spec.metric
+    assert metric is not None
+    return reports(metric, observations) or jobs.reads(metric, cell.job)
+
+
+def _not_read(cell: MatrixCell) -> str:
+    return (
+        f"the adapter reads no {cell.spec.metric}, of ordinary steps neither: this version logs it"
+        " in another place or under another name, if at all"
+    )
 
 
 def _declined(cell: MatrixCell, outcome: Declined, description: Description) -> Finding:

@@ -6,6 +6,7 @@ import platform
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
+from adapters.contract.conventions import sources
 from conformance.findings.report import Environment, Header, Provenance
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ def header(settings: Settings, description: Description) -> Header:
         source=Provenance(**{name: getattr(source, name) for name in Provenance.model_fields}),
         environment=_environment(adapter, description, settings.hardware),
         conventions=description.conventions,
+        documented=sources(description.declared),
         departures=list(description.departures),
         request=settings.plan.request,
     )

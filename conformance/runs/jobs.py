@@ -7,22 +7,29 @@ from __future__ import annotations
 
 from collections import Counter
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from conformance.corpus.cases import CORPUS
 from conformance.corpus.log_cases import LOG_ENTRIES
 from conformance.judging.startup import ignored_settings
 from conformance.ranks.log_process import LogRequest, Logs
 from conformance.ranks.pool import Ran
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from adapters.contract import Description, Job, Layout, Observation
     from adapters.contract.configuration import Setting
+    from adapters.contract.objective import Metric, Objective
     from conformance.plan.matrix import AnyMatrixCell, MatrixCell
     from conformance.ranks.messages import Declined
     from conformance.ranks.pool import Crashed, RankPool
+
+
+[ORDINARY] = [case for case in CORPUS if case.name == "split_groups"]
+"""A batch that every framework can train on."""
 
 
 class SharedJobs:
@@ -33,6 +40,7 @@ class SharedJobs:
         self._waiting = Counter(cell.job_id for cell in selected)
         self._outcomes: dict[str, Ran | Declined | Crashed] = {}
         self._ignored: frozenset[Setting] | None = None
+        self._read: dict[tuple[Metric, Objective], bool] = {}
         self._upcoming: MatrixCell | None = None
         self._running: str | None = None
         self._resources = ExitStack()
@@ -75,6 +83,26 @@ class SharedJobs:
             self._ignored = ignored_settings(self.description, layout, self._observations)
         return self._ignored
 
+    def reads(self, metric: Metric, job: Job) -> bool:
+        """Whether the adapter reads a metric of a job's objective off ordinary steps.
+
+        They are trained on one rank and on the layout of the first job that lacks the metric. What
+        none of them logs is logged elsewhere by this version, if at all.
+        """
+        key = metric, job.objective
+        if key not in self._read:
+            ordinary = replace(
+                job,
+                steps=ORDINARY.steps,
+                aggregation=ORDINARY.aggregation(self.description.default_mode),
+            )
+            smallest = min(self.pool.adapter.layouts(), key=lambda one: (one.world_size, str(one)))
+            self._read[key] = any(
+                reports(metric, self._observations(replace(ordinary, layout=layout)) or ())
+                for layout in (job.layout, smallest)
+            )
+        return self._read[key]
+
     def _observations(self, job: Job) -> tuple[Observation, ...] | None:
         outcome = self.run(job)
         return outcome.observations if isinstance(outcome, Ran) else None
@@ -105,3 +133,12 @@ class SharedJobs:
         if self.pool.is_running:
             self.pool.begin(cell.job)
             self._running = cell.job_id
+
+
+def reports(metric: Metric, observations: Sequence[Observation]) -> bool:
+    """Whether some rank reports a metric of some step."""
+    return any(
+        value is not None
+        for observation in observations
+        for value in observation.reported.get(metric, ())
+    )

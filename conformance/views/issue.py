@@ -293,18 +293,18 @@ def _right(issue: Issue) -> Iterator[str]:
         return
     for term in issue.worked.terms:
         context = term.context
-        if context.per_micro_batch:
-            yield (
-                f"- `{term.metric}` is documented to be the mean over data-parallel ranks and"
-                f" micro-batches of each micro-batch's `{context.mode}`."
-            )
-        else:
+        if not context.per_micro_batch:
             yield (
                 f"- `{term.metric}` is reduced by `{context.mode}`: the loss of an active token is"
                 f" divided by {DENOMINATORS[context.mode]}, however the step is cut over ranks and"
                 " micro-batches."
             )
-    yield f"- As the framework documents, {open_choices(issue.worked)}."
+    choices, documented = open_choices(issue.worked), issue.report.documented
+    for name, words in choices.items():
+        if name in documented:
+            yield f"- As the framework documents ({escape_markdown(documented[name])}), {words}."
+    if assumed := [words for name, words in choices.items() if name not in documented]:
+        yield f"- Assumed, as we found no document of it: {'; '.join(assumed)}."
 
 
 def _impact(issue: Issue) -> Iterator[str]:

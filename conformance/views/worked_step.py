@@ -16,6 +16,7 @@ from adapters.contract.objective import (
     OF_ROLLOUTS,
     OF_SAMPLES,
     OFF_POLICY,
+    Metric,
     Objective,
 )
 from adapters.contract.probed_batch import ProbedBatch
@@ -62,8 +63,8 @@ WHOLE = 5e-6
 """Relative distance from a whole number that six digits of a weight leave unknown."""
 
 CUT_UNKNOWN = (
-    "is a mean over data-parallel ranks and micro-batches of each micro-batch's mean, as the"
-    " framework documents; how the step was cut into micro-batches is not in the report"
+    "is a mean over data-parallel ranks and micro-batches of each micro-batch's mean; how the step"
+    " was cut into micro-batches is not in the report"
 )
 
 
@@ -84,20 +85,26 @@ def layout_words(layout: Layout) -> str:
     return f"{ranks}, {micro_batches} on each data-parallel rank, {rows} rows{options}"
 
 
-def open_choices(worked: WorkedStep) -> str:
-    """Returns what the modes leave open and a framework documents, as far as it concerns a step."""
+def open_choices(worked: WorkedStep) -> dict[str, str]:
+    """Returns what the modes leave open, as far as it concerns a step, by convention."""
     conventions = worked.context.conventions
     counted = conventions.empty_units is EmptyUnits.COUNTED
-    words = [
-        "a sample or prompt without active tokens adds 0 and"
+    choices = {
+        "empty_units": "a sample or prompt without active tokens adds 0 and"
         f" {'still counts' if counted else 'does not count'}"
-    ]
+    }
     if conventions.sample_unit is SampleUnit.ROLLOUT:
-        words.append("the samples of one rollout count as one sample")
+        choices["sample_unit"] = "the samples of one rollout count as one sample"
     if worked.spec.objective is Objective.REJECTION:
         too = conventions.denominator_mask is DenominatorMask.ORIGINAL
-        words.append(f"rejected tokens are {'' if too else 'not '}counted")
-    return "; ".join(words)
+        choices["denominator_mask"] = f"rejected tokens are {'' if too else 'not '}counted"
+    for term in worked.terms:
+        if term.context.per_micro_batch:
+            choices[worked.convention(term)] = (
+                f"`{term.metric}` is the mean over data-parallel ranks and micro-batches of each"
+                f" micro-batch's `{term.context.mode}`"
+            )
+    return choices
 
 
 def weight_words(weight: float) -> str:
@@ -136,6 +143,13 @@ class WorkedStep:
         else:
             self.context = next(filter(self._is_wrong, contexts), contexts[0])
             self.terms = self._terms(self.context)
+
+    def convention(self, term: LossTerm) -> str:
+        """The convention by which a term that is averaged over micro-batches is aggregated."""
+        metric = self.spec.metric
+        if metric is None or metric is Metric.LOSS:
+            return str(term.metric)
+        return loss_terms.convention_of_log(metric, self.context.conventions) or str(metric)
 
     def _is_wrong(self, context: StepContext) -> bool:
         """Whether the finding is about this step of the batch."""

@@ -14,6 +14,7 @@ from adapters.areal.adapter import CONVENTIONS
 from adapters.areal.fsdp import ArealFsdpAdapter
 from adapters.areal.megatron import ArealMegatronAdapter
 from adapters.contract import Description, Job
+from adapters.contract.conventions import conventions_of
 from adapters.contract.objective import Metric, Objective
 from adapters.contract.probed_batch import ProbedBatch
 from conformance.findings.verdict import Verdict
@@ -40,7 +41,7 @@ pytestmark = [
 
 RELEASE = "pypi:1.0.4"
 TWO = "dp2-cp1-mb2-thd"
-weights_error = partial(steps.weights_error, conventions=CONVENTIONS)
+weights_error = partial(steps.weights_error, conventions=conventions_of(CONVENTIONS))
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +59,7 @@ def megatron() -> Iterator[RankPool]:
 
 def description() -> Description:
     """What the judge knows of AReaL here: its conventions."""
-    return Description(conventions=CONVENTIONS)
+    return Description(declared=CONVENTIONS)
 
 
 def job(case: str = MASKED.name, layout: str = TWO, objective: Objective = Objective.POLICY) -> Job:

@@ -14,8 +14,10 @@ import torch
 import torch.distributed as dist
 
 from adapters.contract import (
+    Assumed,
     CodeLocation,
     Depth,
+    Documented,
     Job,
     Layout,
     Option,
@@ -31,7 +33,13 @@ from adapters.slime_family.adapter import pending_reduction
 from adapters.slime_family.framework import Log
 from adapters.toolkit.calls import call_supported, places
 from conformance.corpus.cases import CORPUS, REJECTION, Case
-from reference.aggregation import AuxiliaryAggregation, DenominatorMask, Mode
+from reference.aggregation import (
+    Aggregation,
+    AuxiliaryAggregation,
+    DenominatorMask,
+    Mode,
+    SampleUnit,
+)
 
 CASES = {case.name: case for case in CORPUS}
 
@@ -288,13 +296,15 @@ def test_objectives_are_what_options_and_losses_offer() -> None:
 
 
 def test_what_stands_beside_the_policy_loss_is_sampled_where_modes_are_offered() -> None:
-    older = description.conventions(parser(), None, by_rollout=True)
-    newer = description.conventions(parser("--loss-aggregation"), None, by_rollout=False)
+    by_rollout, by_sample = Assumed(SampleUnit.ROLLOUT), Assumed(SampleUnit.SAMPLE)
+    older = description.conventions(parser(), None, by_rollout)
+    newer = description.conventions(parser("--loss-aggregation"), None, by_sample)
+    stated = Documented(AuxiliaryAggregation.SAMPLE_MEAN, "the documentation of --loss-aggregation")
 
-    assert older.entropy is AuxiliaryAggregation.WITH_TOKEN_MEAN
-    assert older.denominator_mask is DenominatorMask.ORIGINAL
-    assert {newer.entropy, newer.kl, newer.diagnostics} == {AuxiliaryAggregation.SAMPLE_MEAN}
-    assert newer.denominator_mask is DenominatorMask.MODIFIED
+    assert older["entropy"] == Assumed(AuxiliaryAggregation.WITH_TOKEN_MEAN)
+    assert older["denominator_mask"] == Assumed(DenominatorMask.ORIGINAL)
+    assert [newer[name] for name in ("entropy", "kl", "diagnostics")] == [stated] * 3
+    assert "denominator_mask" not in newer
 
 
 def test_place_is_the_first_function_there_is() -> None:
@@ -321,9 +331,21 @@ def test_numbers_are_taken_from_the_logs_of_training_steps() -> None:
     assert log.reported(replace(job("two_steps"), depth=Depth.LOSS)) == {}
 
 
-def test_several_samples_of_a_rollout_are_unsupported_where_rollouts_are_unknown() -> None:
-    with pytest.raises(Unsupported, match="no several samples of one rollout"):
-        rollouts.require_one_sample_per_rollout(ProbedBatch(CASES["unequal_groups"].steps))
+def test_every_sample_is_a_rollout_where_rollouts_are_unknown() -> None:
+    """11 samples cannot be two micro-batches of one size, and are no whole prompts any more."""
+    given = job("unequal_groups", Mode.SAMPLE_MEAN)
+    [step] = rollouts.of_single_samples(given).steps
+
+    assert step.rollouts.tolist() == [*range(11)]
+    assert rollouts.of_single_samples(job("two_steps")) == job("two_steps")
+    for uneven in (
+        replace(given, layout=Layout(micro_batches=2)),
+        replace(given, layout=Layout(dp=2)),
+        replace(given, aggregation=Aggregation(Mode.PROMPT_MEAN)),
+        replace(given, objective=Objective.GROUP_CENTRED),
+    ):
+        with pytest.raises(Unsupported, match="no several samples of one rollout"):
+            rollouts.of_single_samples(uneven)
 
 
 def test_seam_adds_the_probe_to_the_log_probabilities_of_the_tokens() -> None:

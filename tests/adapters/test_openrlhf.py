@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from adapters.contract import Description
+from adapters.contract.conventions import conventions_of
 from adapters.contract.objective import Metric, Objective
 from adapters.contract.probed_batch import ProbedBatch
 from adapters.openrlhf.adapter import CONVENTIONS, OpenRLHFAdapter
@@ -36,7 +37,7 @@ pytestmark = [
 ]
 
 RELEASE = "pypi:0.11.2"
-weights_error = partial(steps.weights_error, conventions=CONVENTIONS)
+weights_error = partial(steps.weights_error, conventions=conventions_of(CONVENTIONS))
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +48,7 @@ def pool() -> Iterator[RankPool]:
 
 def description() -> Description:
     """What the judge knows of OpenRLHF here: its conventions."""
-    return Description(conventions=CONVENTIONS)
+    return Description(declared=CONVENTIONS)
 
 
 @pytest.mark.parametrize(

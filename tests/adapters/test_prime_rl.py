@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from adapters.contract import Description, Job
+from adapters.contract.conventions import conventions_of
 from adapters.contract.objective import Metric, Objective
 from adapters.contract.probed_batch import ProbedBatch
 from adapters.prime_rl.adapter import CONVENTIONS, PrimeRLAdapter
@@ -49,7 +50,7 @@ CLONE = Path(os.environ.get(command.SOURCES, "")) / "prime_rl"
 
 BY_TOKENS = "dp2-cp1-mbtokens-thd"
 
-weights_error = partial(steps.weights_error, conventions=CONVENTIONS)
+weights_error = partial(steps.weights_error, conventions=conventions_of(CONVENTIONS))
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +62,7 @@ def pool() -> Iterator[RankPool]:
 
 def description() -> Description:
     """What the judge knows of prime-rl here: its conventions."""
-    return Description(conventions=CONVENTIONS)
+    return Description(declared=CONVENTIONS)
 
 
 def job(

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from adapters.contract import Description, Job
+from adapters.contract.conventions import conventions_of
 from adapters.contract.objective import ADVANTAGE_CONSTANTS, Metric, Objective
 from adapters.contract.probed_batch import PADDING_VALUE, ProbedBatch
 from adapters.roll.adapter import CONVENTIONS
@@ -50,7 +51,7 @@ CLONE = Path(os.environ.get(command.SOURCES, "")) / "roll"
 ONE, TWO = "dp1-cp1-mb2-bshd", "dp2-cp1-mb2-bshd"
 OF_POLICY_GRADIENTS = f"{TWO}+policy_gradient_worker"
 
-weights_error = partial(steps.weights_error, conventions=CONVENTIONS)
+weights_error = partial(steps.weights_error, conventions=conventions_of(CONVENTIONS))
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +81,7 @@ def job(
 
 def description() -> Description:
     """What the judge knows of ROLL here: its conventions."""
-    return Description(conventions=CONVENTIONS)
+    return Description(declared=CONVENTIONS)
 
 
 @pytest.mark.parametrize("mode", [Mode.SAMPLE_MEAN, Mode.TOKEN_MEAN])

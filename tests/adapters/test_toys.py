@@ -110,9 +110,11 @@ def test_miles_conforms_in_both_formats(tmp_path: Path) -> None:
     ]
     found = find(tmp_path, "miles", checkout(tmp_path / "miles", "miles"), layouts, TELLING_CASES)
 
-    assert verdicts(found) == {"conforms", "unsupported"}
+    assert verdicts(found) == {"conforms", "unsupported", "advice"}
     assert reasons(found) == {(layout, "no several samples of one rollout") for layout in layouts}
-    assert {f.case for f in found if f.verdict == "unsupported"} == {"unequal_groups"}
+    assert {f.case for f in found if f.verdict != "conforms"} == {"unequal_groups"}
+    advice = {f.diagnosis.name for f in found if f.verdict == "advice"}
+    assert advice == {"sample_unit_sample"}, "every sample counts, where rollouts are unknown"
 
 
 @pytest.mark.parametrize("depth", ["reducer", "step"])
@@ -290,15 +292,16 @@ def test_denominators_of_a_micro_batch_alone_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("toy", "modes", "several_samples_of_a_rollout"),
+    ("toy", "modes", "unit", "on_two_ranks"),
     [
-        ("slime", {"sample_mean", "token_mean"}, "conforms"),
-        ("miles", {"sample_mean", "token_mean", "constant"}, "unsupported"),
+        ("slime", {"sample_mean", "token_mean"}, "sample_unit_rollout", {"conforms", "advice"}),
+        ("miles", {"sample_mean", "token_mean", "constant"}, "sample_unit_sample", {"unsupported"}),
     ],
 )
 def test_older_signatures_have_fewer_modes_and_conform(
-    tmp_path: Path, toy: str, modes: set[str], several_samples_of_a_rollout: str
+    tmp_path: Path, toy: str, modes: set[str], unit: str, on_two_ranks: set[str]
 ) -> None:
+    """What counts where a rollout has several samples is read off their code, and differs."""
     source = checkout(tmp_path / toy, toy, layers=(f"{toy}_older",))
     layouts = ["dp1-cp1-mb1-thd", "dp2-cp1-mbtokens-thd+balance_data"]
     found = find(tmp_path, toy, source, layouts, "uneven_lengths or two_steps or unequal_groups")
@@ -306,19 +309,23 @@ def test_older_signatures_have_fewer_modes_and_conform(
     told = [finding for finding in found if finding.message]
     lacking = {(f.mode, f.message) for f in told if f.mode not in modes}
     assert lacking == {(mode, f"no mode {mode}") for mode in MODES - modes}
-    for finding in found:
-        if finding.mode in modes:
-            one_each = finding.case != "unequal_groups"
-            assert finding.verdict == ("conforms" if one_each else several_samples_of_a_rollout)
+    known = [finding for finding in found if finding.mode in modes]
+    several = [finding for finding in known if finding.case == "unequal_groups"]
+    assert verdicts([finding for finding in known if finding not in several]) == {"conforms"}
+    assert verdicts([f for f in several if f.layout.dp == 1]) == {"conforms", "advice"}
+    assert verdicts([f for f in several if f.layout.dp == 2]) == on_two_ranks
+    advice = [finding for finding in several if finding.verdict == "advice"]
+    assert {finding.diagnosis.name for finding in advice} == {unit}
+    assert {finding.mode for finding in advice} == modes - {"token_mean"}
 
 
 @pytest.mark.parametrize("toy", ["slime", "miles"])
-def test_a_metric_that_is_renamed_turns_the_run_red(tmp_path: Path, toy: str) -> None:
+def test_a_metric_that_is_renamed_is_not_driven(tmp_path: Path, toy: str) -> None:
     source = checkout(tmp_path / toy, toy, Edit("terms.py", '"pg_loss": loss,', '"policy": loss,'))
     found = find(tmp_path, toy, source, ["dp1-cp1-mb1-thd"], "uneven_lengths")
 
     assert verdicts(of_check(found, "weights")) == {"conforms"}
-    assert {f.diagnosis.name for f in of_check(found, "metric")} == {"not_logged"}
+    assert verdicts(of_check(found, "metric")) == {"not_driven"}
 
 
 def test_toy_that_declines_an_ordinary_step_is_wrong(tmp_path: Path) -> None:
@@ -378,21 +385,25 @@ INDEPENDENT_OF_CUTS = {
 
 
 @pytest.mark.parametrize(
-    ("toy", "layers", "layouts"),
+    ("toy", "layers", "layouts", "assumed"),
     [
-        ("slime", (), ["dp2-cp2-mb2-thd"]),
-        ("miles", (), ["dp1-cp2-mb1-bshd", "dp2-cp1-mb2-thd"]),
-        ("miles", ("miles_newer",), ["dp2-cp2-mb2-thd"]),
+        ("slime", (), ["dp2-cp2-mb2-thd"], {"denominator_mask_original"}),
+        ("miles", (), ["dp1-cp2-mb1-bshd", "dp2-cp1-mb2-thd"], set()),
+        ("miles", ("miles_newer",), ["dp2-cp2-mb2-thd"], {"denominator_mask_original"}),
     ],
 )
 def test_all_that_can_be_trained_conforms(
-    tmp_path: Path, toy: str, layers: tuple[str, ...], layouts: list[str]
+    tmp_path: Path, toy: str, layers: tuple[str, ...], layouts: list[str], assumed: set[str]
 ) -> None:
+    """What is assumed of denominators is advice where tokens are rejected."""
     source = checkout(tmp_path / toy, toy, layers=layers)
     cases = "fully_masked_sample or rejected_tokens or rejected_group"
     found = find(tmp_path, toy, source, layouts, cases, subjects=OBJECTIVES)
 
-    assert verdicts(found) == {"conforms", "refused", "unsupported"}
+    advice = [finding for finding in found if finding.verdict == "advice"]
+    assert verdicts(found) - {"advice"} == {"conforms", "refused", "unsupported"}
+    assert {finding.diagnosis.name for finding in advice} == assumed
+    assert {finding.check for finding in advice} <= {"rejection"}
     refused = {(f.check, f.mode) for f in found if f.verdict == "refused"}
     assert refused == {
         ("auxiliary", "token_mean"),

@@ -12,6 +12,7 @@ import pytest
 
 from adapters.contract import Description, Job, Option
 from adapters.contract.configuration import Configuration, Setting
+from adapters.contract.conventions import conventions_of
 from adapters.contract.objective import CORRECTIONS, Metric, Objective
 from adapters.contract.probed_batch import ProbedBatch
 from adapters.trl.engines import TrlDdpAdapter, TrlDeepspeedAdapter, TrlFsdp2Adapter
@@ -37,7 +38,7 @@ needs_trl = [
 GRPO = (TrlDdpAdapter, TrlFsdp2Adapter, TrlDeepspeedAdapter)
 """The engines of `GRPOTrainer`."""
 
-weights_error = partial(steps.weights_error, conventions=CONVENTIONS)
+weights_error = partial(steps.weights_error, conventions=conventions_of(CONVENTIONS))
 REJECTED = "rejected_tokens"
 """21 of 30 active tokens are left."""
 
@@ -66,7 +67,7 @@ def ddp() -> Iterator[RankPool]:
 
 def description() -> Description:
     """What the judge knows of TRL here: its conventions."""
-    return Description(conventions=CONVENTIONS)
+    return Description(declared=CONVENTIONS)
 
 
 def job(

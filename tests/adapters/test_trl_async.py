@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from adapters.contract import Description, Job
+from adapters.contract.conventions import conventions_of
 from adapters.contract.objective import CONSTANTS, Metric, Objective
 from adapters.contract.probed_batch import ENTROPIES, LOG_RATIOS, ProbedBatch
 from adapters.trl.asynchronous.adapter import CONVENTIONS
@@ -36,7 +37,7 @@ pytestmark = [
 
 WHOLE, HALVES = "dp2-cp1-mb1-thd", "dp2-cp1-mb2-thd"
 
-weights_error = partial(steps.weights_error, conventions=CONVENTIONS)
+weights_error = partial(steps.weights_error, conventions=conventions_of(CONVENTIONS))
 
 
 class LogsDivergence(TrlAsyncAdapter):
@@ -65,12 +66,12 @@ def job(
 
 def description() -> Description:
     """What the judge knows of the trainer here: its conventions."""
-    return Description(conventions=CONVENTIONS)
+    return Description(declared=CONVENTIONS)
 
 
 def batch_of(given: Job) -> ProbedBatch:
     """What the trainer is given."""
-    return ProbedBatch.under(CONVENTIONS, given.steps, given.objective)
+    return ProbedBatch.under(conventions_of(CONVENTIONS), given.steps, given.objective)
 
 
 def active_ids(given: Job) -> list[NDArray[np.int64]]:

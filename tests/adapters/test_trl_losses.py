@@ -69,7 +69,7 @@ def pool(request: pytest.FixtureRequest) -> Iterator[RankPool]:
 
 
 def description() -> Description:
-    return Description(conventions=CONVENTIONS)
+    return Description(declared=CONVENTIONS)
 
 
 def job(

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from adapters.contract import Depth, Description, Job, Layout, Option
+from adapters.contract.conventions import conventions_of
 from adapters.contract.objective import CONSTANTS, KL_COEFFICIENT, Metric, Objective
 from adapters.contract.probed_batch import ENTROPIES, ProbedBatch
 from adapters.trl.engines import TrlRlooAdapter
@@ -88,12 +89,12 @@ def job(*of_steps: Step, layout: str = PLAIN, objective: Objective = Objective.P
 
 def description() -> Description:
     """What the judge knows of the trainer here: its conventions."""
-    return Description(conventions=CONVENTIONS)
+    return Description(declared=CONVENTIONS)
 
 
 def batch_of(given: Job) -> ProbedBatch:
     """What the trainer is given."""
-    return ProbedBatch.under(CONVENTIONS, given.steps, given.objective)
+    return ProbedBatch.under(conventions_of(CONVENTIONS), given.steps, given.objective)
 
 
 def of_samples(given: Job, values: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -110,7 +111,9 @@ def test_each_token_of_two_steps_weighs_one_over_the_samples(pool: RankPool, lay
     outcome = pool.run(given)
 
     assert isinstance(outcome, Ran), outcome
-    assert steps.weights_error(outcome, given, CONVENTIONS) <= weight_bound("float32")
+    assert steps.weights_error(outcome, given, conventions_of(CONVENTIONS)) <= weight_bound(
+        "float32"
+    )
     [weights, _] = outcome.observations[0].token_weights
     assert weights == pytest.approx(1 / 8)
 
@@ -131,7 +134,9 @@ def test_truncated_samples_have_no_weight_and_are_counted(pool: RankPool) -> Non
     outcome = pool.run(given)
 
     assert isinstance(outcome, Ran), outcome
-    assert steps.weights_error(outcome, given, CONVENTIONS) <= weight_bound("float32")
+    assert steps.weights_error(outcome, given, conventions_of(CONVENTIONS)) <= weight_bound(
+        "float32"
+    )
 
 
 def test_truncated_samples_are_in_the_logged_loss(pool: RankPool) -> None:

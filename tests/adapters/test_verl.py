@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from adapters.contract import Depth, Description, Job, Layout, Option, Unsupported
+from adapters.contract.conventions import conventions_of
 from adapters.contract.objective import (
     CORRECTIONS,
     KL_COEFFICIENT,
@@ -43,7 +44,7 @@ pytestmark = [
     pytest.mark.skipif(find_spec("verl") is None, reason="verl is not installed"),
 ]
 
-weights_error = partial(steps.weights_error, conventions=CONVENTIONS)
+weights_error = partial(steps.weights_error, conventions=conventions_of(CONVENTIONS))
 
 
 @pytest.fixture(scope="module", params=ENGINES, ids=lambda engine: engine.engine)
@@ -66,7 +67,7 @@ def megatron() -> Iterator[RankPool]:
 
 def description() -> Description:
     """What the judge knows of verl here: its conventions."""
-    return Description(conventions=CONVENTIONS)
+    return Description(declared=CONVENTIONS)
 
 
 @pytest.mark.parametrize("layout", ["dp2-cp1-mb2-bshd", "dp1-cp2-mbtokens-thd"])

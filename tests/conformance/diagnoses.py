@@ -25,6 +25,7 @@ from conformance.findings.verdict import Check, Verdict
 from conformance.judging.weights import judge_weights
 from reference.aggregation import Conventions, DenominatorMask, EmptyUnits, Mode, SampleUnit
 from tests.conformance.given import BY_SAMPLE, REJECTED, SLICED, STEP, UNEVEN, Given
+from tests.declaring import assumed
 from tests.mutants import MUTANTS
 from tests.mutants.mutant import Mutant, MutantJob
 from tests.mutants.one_process import is_seen, observations
@@ -68,7 +69,7 @@ def job_of(mutant: type[Mutant], case: str, layout: Layout, mode: Mode) -> Mutan
 
 def diagnoses(mutant: type[Mutant]) -> dict[str, Any]:
     """What is said of a mutant, by case, layout and mode; None where it conforms."""
-    description = replace(Description(), conventions=mutant.conventions)
+    description = replace(Description(), declared=assumed(mutant.conventions))
     cases = EVERYDAY if mutant.spec.check is Check.WEIGHTS else [case.name for case in REJECTION]
     return {
         f"{case}/{layout}/{mode}": _words(judge_weights(job, shares(job), description))

@@ -13,6 +13,7 @@ from conformance.findings.verdict import Verdict
 from conformance.judging.weights import judge_weights
 from reference.aggregation import DEFAULT_CONVENTIONS, Aggregation, Conventions, Mode
 from reference.step import Sample, Step
+from tests.declaring import assumed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -134,7 +135,7 @@ class Given:
             )
             for weights, forward_pass_of_token in zip(given, seen, strict=True)
         ]
-        return judge_weights(job, observations, Description(conventions=self.conventions))
+        return judge_weights(job, observations, Description(declared=assumed(self.conventions)))
 
     def diagnosis(self, *of_ranks: NDArray[np.float64]) -> Diagnosis:
         judgement = self.judged(*of_ranks)

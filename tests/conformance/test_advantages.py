@@ -35,6 +35,7 @@ from reference.aggregation import (
 )
 from reference.rounding import ratio_bound
 from reference.weights import token_weights
+from tests.declaring import assumed
 
 STEPS = tuple(
     step for case in CORPUS if case.name in ("long_prompts", "split_groups") for step in case.steps
@@ -83,7 +84,7 @@ def judged(
     weights = [factor * token_weights(step, AGGREGATION) for step in STEPS]
     split = np.split(advantages, [LENGTHS[0]])
     products = tuple(one * of_step for one, of_step in zip(weights, split, strict=True))
-    return judge_advantages(job, observations(products), Description(conventions=conventions))
+    return judge_advantages(job, observations(products), Description(declared=assumed(conventions)))
 
 
 def observations(products: tuple[np.ndarray, ...]) -> Sequence[Observation]:

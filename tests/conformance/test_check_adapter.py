@@ -106,7 +106,7 @@ COMPLAINTS = {
     ),
     broken.DeclaringAMetricItDoesNotLog: (
         "declared_and_not_delivered",
-        "no rank logs policy_loss of step 0",
+        "the adapter reads no policy_loss, of ordinary steps neither",
     ),
     broken.IgnoringTheConfiguration: (
         "configuration_ignored",

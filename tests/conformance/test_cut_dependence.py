@@ -9,14 +9,11 @@ import pytest
 
 from adapters.contract import Depth, Description, Job, Layout, Observation
 from adapters.contract.objective import Objective
-from conformance.findings.finding import Diagnosis
 from conformance.findings.verdict import Verdict
 from conformance.judging.cut_dependence import (
-    as_documented,
     depends_on_cuts,
     judge_cut_dependence,
 )
-from conformance.judging.weights import Judgement
 from reference.aggregation import (
     Aggregation,
     AuxiliaryAggregation,
@@ -26,6 +23,7 @@ from reference.aggregation import (
 )
 from reference.step import Sample, Step
 from tests.conformance.given import BY_SAMPLE, STEP
+from tests.declaring import assumed
 
 JOB = Job(
     steps=(STEP,),
@@ -44,7 +42,7 @@ OBSERVATIONS = [
 def test_dependence_on_the_cut_is_advice_with_its_figures() -> None:
     """A token weighs 1/(2 · 2 · 4) to 1/(2 · 2 · 3), where in the whole step it weighs 1/10."""
     conventions = Conventions(entropy=AuxiliaryAggregation.MICRO_BATCH_TOKEN_MEAN)
-    judgement = judge_cut_dependence(JOB, OBSERVATIONS, Description(conventions=conventions))
+    judgement = judge_cut_dependence(JOB, OBSERVATIONS, Description(declared=assumed(conventions)))
 
     assert judgement is not None
     assert judgement.verdict is Verdict.ADVICE
@@ -60,7 +58,7 @@ def test_dependence_on_the_cut_is_advice_with_its_figures() -> None:
 def test_mean_over_samples_is_compared_with_that_of_the_step() -> None:
     """Micro-batches hold 2, 1, 1 and 1 of the 5 samples."""
     conventions = Conventions(entropy=AuxiliaryAggregation.MICRO_BATCH_SAMPLE_MEAN)
-    judgement = judge_cut_dependence(JOB, OBSERVATIONS, Description(conventions=conventions))
+    judgement = judge_cut_dependence(JOB, OBSERVATIONS, Description(declared=assumed(conventions)))
 
     assert judgement is not None
     assert judgement.diagnosis is not None
@@ -81,7 +79,7 @@ def test_cut_that_makes_no_difference_is_no_advice() -> None:
     seen = [
         Observation(token_weights=(), forward_passes=(passes,)) for passes in forward_pass_of_token
     ]
-    judgement = judge_cut_dependence(job, seen, Description(conventions=by_samples))
+    judgement = judge_cut_dependence(job, seen, Description(declared=assumed(by_samples)))
 
     assert judgement is not None
     assert judgement.verdict is Verdict.CONFORMS
@@ -89,34 +87,3 @@ def test_cut_that_makes_no_difference_is_no_advice() -> None:
 
 def test_aggregation_of_the_whole_step_depends_on_no_cut() -> None:
     assert not depends_on_cuts(JOB.objective, Description().conventions)
-
-
-DOCUMENTED = Description(documented={"filling_rows_counted": "a document"})
-
-
-@pytest.mark.parametrize(
-    ("name", "also"),
-    [("filling_rows_counted", []), ("count_off_by_one", ["filling_rows_counted"])],
-)
-def test_mistake_that_a_framework_documents_is_advice(name: str, also: list[str]) -> None:
-    """A number that something documented explains is held against nobody."""
-    diagnosis = Diagnosis(name=name, explanation="12 instead of 11", also=also)
-    wrong = Judgement(verdict=Verdict.MISMATCH, error=0.1, diagnosis=diagnosis)
-
-    judgement = as_documented(wrong, DOCUMENTED)
-
-    assert judgement.verdict is Verdict.ADVICE
-    assert judgement.diagnosis == Diagnosis(
-        name="filling_rows_counted",
-        explanation="12 instead of 11; this is documented in a document",
-    )
-    assert as_documented(wrong, Description()) is wrong
-
-
-def test_other_mistakes_stay_wrong_and_what_conforms_is_no_advice() -> None:
-    other = Diagnosis(name="count_off_by_one", explanation="12 instead of 11")
-    for judgement in (
-        Judgement(verdict=Verdict.MISMATCH, diagnosis=other),
-        Judgement(verdict=Verdict.CONFORMS),
-    ):
-        assert as_documented(judgement, DOCUMENTED) is judgement

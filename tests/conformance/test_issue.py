@@ -95,13 +95,13 @@ Together, 0.825 is right, and 1.65 is logged, which is 16.5 divided by 10.""",
 Together, 4.111111 is right, and 8.222222 is logged.""",
     ),
     "number that is not logged": Defect(
-        "renamingametric",
+        "loggingthefirststep",
         "dp2-cp1-mb1-bshd",
-        "metric/sample_mean/two_prompts",
+        "metric/sample_mean/two_steps",
         "not_logged",
         """\
-# Wrong logged number: a number is missing that this version is known to log
-- In this step: no rank logs policy_loss of step 0, and this version is known to.
+# Wrong logged number: a number is missing that this version logs of other steps
+- In this step: no rank logs policy_loss of step 1, and this version logs it of other steps.
 - Severity: wrong logged number.""",
     ),
     "crash": Defect(
@@ -110,7 +110,7 @@ Together, 4.111111 is right, and 8.222222 is logged.""",
         "weights/prompt_mean/one_token",
         "crashed",
         """\
-# Crash: `RuntimeError: no kernel image on rank 0, at tests/broken.py:90\
+# Crash: `RuntimeError: no kernel image on rank 0, at tests/broken.py:99\
  (RaisingEverywhere.observe)`
 - prompt 2 (samples 4 and 5): 1 + 0 = 1 active token · 4 prompts = 4: right 1/4 = 0.25
 - prompt 3 (samples 6 and 7): 0 + 0 = 0 active tokens: adds 0, and counts
@@ -168,19 +168,21 @@ the whole step, however the step is cut over ranks and micro-batches.""",
         "count_off_by_one",
         """\
 | 6 | 3 | 2 | `01` (before rejection sampling `11`) |
-- As the framework documents, a sample or prompt without active tokens adds 0 and still counts; \
-rejected tokens are not counted.""",
+- Assumed, as we found no document of it: a sample or prompt without active tokens adds 0 and \
+still counts; rejected tokens are not counted.""",
     ),
     "mean over micro-batches": Defect(
-        "averagingmicrobatches",
+        "triplingdiagnostics",
         "dp1-cp1-mb2-bshd",
         "metric.clip_fraction/token_mean/fully_masked_sample",
-        "reduced_over_the_step",
+        "unexplained",
         """\
-`clip_fraction` is a mean over data-parallel ranks and micro-batches of each micro-batch's mean, \
-as the framework documents; how the step was cut into micro-batches is not in the report.
-- `clip_fraction` is documented to be the mean over data-parallel ranks and micro-batches of each \
-micro-batch's `token_mean`.""",
+`clip_fraction` is a mean over data-parallel ranks and micro-batches of each micro-batch's mean; \
+how the step was cut into micro-batches is not in the report.
+- As the framework documents (its manual), `clip_fraction` is the mean over data-parallel ranks \
+and micro-batches of each micro-batch's `token_mean`.
+- Assumed, as we found no document of it: a sample or prompt without active tokens adds 0 and \
+still counts.""",
     ),
 }
 

@@ -23,6 +23,7 @@ from reference.rounding import weight_bound
 from reference.step import Sample, Step
 from reference.weights import token_weights
 from tests.conformance.given import BY_SAMPLE, Given
+from tests.declaring import assumed
 
 STEP = Step.of(
     [
@@ -78,7 +79,7 @@ class Judge:
             )
             for w in of_ranks
         ]
-        return judge_weights(job, observations, Description(conventions=conventions))
+        return judge_weights(job, observations, Description(declared=assumed(conventions)))
 
 
 @pytest.mark.parametrize("mode", Mode)

@@ -25,6 +25,7 @@ from reference.aggregation import (
     TokenSet,
 )
 from reference.step import Sample, Step
+from tests.declaring import assumed
 
 STEPS = (
     Step.of(
@@ -81,7 +82,7 @@ def judged(
         )
         for value, passes in zip(of_ranks, PASSES, strict=True)
     ]
-    description = Description(conventions=conventions or Conventions())
+    description = Description(declared=assumed(conventions or Conventions()))
     return judge_logged_of_rollouts(job, observations, description, metric)
 
 

@@ -11,6 +11,7 @@ from conformance.judging.sharding import judge_sharding
 from conformance.judging.weights import Judgement
 from reference.aggregation import Aggregation, Conventions, Mode
 from reference.step import Sample, Step
+from tests.declaring import assumed
 
 STEP = Step.of(
     [
@@ -34,7 +35,7 @@ def judged(
     observations = [
         Observation(token_weights=(), forward_passes=(np.array(held, np.int32),)) for held in passes
     ]
-    return judge_sharding(job, observations, Description(conventions=conventions))
+    return judge_sharding(job, observations, Description(declared=assumed(conventions)))
 
 
 def diagnosis(judgement: Judgement | None) -> tuple[str, dict[str, float]]:

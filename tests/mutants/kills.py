@@ -18,6 +18,7 @@ from conformance.ranks.hardware import ON_CPU
 from conformance.ranks.log_process import LogRequest, Logs
 from conformance.ranks.pool import Ran
 from conformance.runs.check import judge, judge_startup
+from tests.declaring import assumed
 from tests.mutants import one_process
 from tests.mutants.logging import LogMutant
 from tests.mutants.mutant import LARGEST, MutantJob
@@ -121,7 +122,7 @@ def trials_on(
     depth: Depth = Depth.STEP,
 ) -> Iterator[Trial]:
     """What checks make of a mutant on some cells."""
-    description = replace(pool.description, conventions=mutant.conventions)
+    description = replace(pool.description, declared=assumed(mutant.conventions))
     for cell in cells:
         job = MutantJob(**{**vars(cell.job), "depth": depth}, mutant=mutant)
         outcome = pool.run(job)

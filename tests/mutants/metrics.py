@@ -12,7 +12,7 @@ from adapters.contract.objective import ENTROPY_COEFFICIENT, Metric, Objective
 from adapters.native.packing import SampleTensors
 from adapters.native.trainer import denominators
 from conformance.plan.checks import check_spec
-from reference.aggregation import Aggregation, AuxiliaryAggregation, Conventions, Mode
+from reference.aggregation import Aggregation, Mode
 from tests.mutants.mutant import EVERY, Mutant
 
 if TYPE_CHECKING:
@@ -121,15 +121,6 @@ class SharesOfTokensAveraged(SharesAveragedByTokens):
 
     def scale(self, micro_batches: int) -> int:
         return 1
-
-
-class ReportedOverTheStep(Misreporting):
-    """A diagnostic that is documented to be a mean over micro-batches is one over all tokens."""
-
-    diagnosis = "reduced_over_the_step"
-    spec = check_spec("metric.clip_fraction")
-    modes = (Mode.TOKEN_MEAN,)
-    conventions = Conventions(diagnostics=AuxiliaryAggregation.MICRO_BATCH_TOKEN_MEAN)
 
 
 class ReportedPerSample(Misreporting):

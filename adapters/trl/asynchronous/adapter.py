@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
+from adapters.contract.conventions import Assumed, Documented
 from adapters.contract.description import BatchProperty, CodeLocation, Description
 from adapters.contract.job import Depth, Job, Observation
 from adapters.contract.layout import Layout
@@ -16,26 +17,27 @@ from adapters.contract.objective import Objective
 from adapters.toolkit.calls import Candidates, places
 from adapters.trl import departures, importing
 from adapters.trl.adapter import TrlAdapter
-from reference.aggregation import AdvantageUnit, AuxiliaryAggregation, Conventions, Mode
+from reference.aggregation import AdvantageUnit, AuxiliaryAggregation, Mode
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
     from adapters.contract import Rank
+    from adapters.contract.conventions import Convention
     from adapters.trl.configuration import Settings
     from adapters.trl.schedule import Schedule
     from adapters.trl.training import Training
 
-CONVENTIONS = Conventions(
-    advantage_unit=AdvantageUnit.SAMPLE,
-    diagnostics=AuxiliaryAggregation.TOKEN_MEAN,
-    logged_entropy=AuxiliaryAggregation.TOKEN_MEAN,
-)
-"""The conventions that TRL documents: an advantage for each completion, and a "global token-mean
-loss" (a comment in `experimental/async_grpo/async_rollout_worker.py`, ``_score_group``). For all
-else the documents refer to GRPO's, where logged entropies and clip ratios are averages over the
-tokens of completions (docs/source/async_grpo_trainer.md, docs/source/grpo_trainer.md)."""
+CONVENTIONS: Mapping[str, Convention] = {
+    "advantage_unit": Documented(
+        AdvantageUnit.SAMPLE, "docs/source/grpo_trainer.md, Computing the advantage"
+    ),
+    "diagnostics": Assumed(AuxiliaryAggregation.TOKEN_MEAN),
+    "logged_entropy": Assumed(AuxiliaryAggregation.TOKEN_MEAN),
+}
+"""What the mode leaves open. For all that docs/source/async_grpo_trainer.md does not say, it refers
+to the page of GRPO."""
 
 NEVER_MADE = {
     BatchProperty.EMPTY_SAMPLE: "trl/experimental/async_grpo/async_rollout_worker.py"
@@ -74,7 +76,7 @@ class AsyncAdapter(TrlAdapter):
             metrics=frozenset(AsyncTraining.names),
             options=frozenset(self.options_of_engine()),
             records_forward_passes=True,
-            conventions=CONVENTIONS,
+            declared=CONVENTIONS,
             never_made=NEVER_MADE,
             places=places(_candidates()),
             departures=(
@@ -88,8 +90,8 @@ class AsyncAdapter(TrlAdapter):
         """Train all steps; rows are not counted by their first token, which samples share."""
         return replace(super().observe(job, rank), rows=())
 
-    def conventions(self) -> Conventions:
-        """Those that TRL documents."""
+    def declared(self) -> Mapping[str, Convention]:
+        """The trainer's."""
         return CONVENTIONS
 
     def settings(self, job: Job, schedule: Schedule) -> Settings:

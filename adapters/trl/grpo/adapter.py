@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 from adapters.contract.configuration import Setting
+from adapters.contract.conventions import Assumed, Documented
 from adapters.contract.description import CodeLocation, Description
 from adapters.contract.job import Depth, Job
 from adapters.toolkit.calls import Candidates, places
@@ -14,36 +14,38 @@ from adapters.trl.adapter import OPTIONS, TrlAdapter
 from adapters.trl.grpo import objectives
 from reference.aggregation import (
     AuxiliaryAggregation,
-    Conventions,
     DenominatorMask,
-    DivergenceEstimator,
     EstimatorConventions,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from adapters.contract.conventions import Convention
     from adapters.trl.configuration import Settings
     from adapters.trl.schedule import Schedule
     from adapters.trl.training import Training
 
-CONVENTIONS = Conventions(
-    denominator_mask=DenominatorMask.ORIGINAL,
-    entropy=AuxiliaryAggregation.MICRO_BATCH_TOKEN_MEAN,
-    kl=AuxiliaryAggregation.WITH_POLICY_LOSS,
-    diagnostics=AuxiliaryAggregation.TOKEN_MEAN,
-    of_groups=EstimatorConventions(std_epsilon=1e-4),
-    kl_estimator=DivergenceEstimator.K3_BY_RATIO,
-    logged_entropy=AuxiliaryAggregation.TOKEN_MEAN,
-    logged_kl=AuxiliaryAggregation.TOKEN_MEAN,
-)
-"""The conventions that TRL documents. An entropy bonus is the mean entropy of a micro-batch's
-tokens, whatever the loss type, and a divergence is a part of each token's loss (comments in
-`trainer/grpo_trainer.py`, ``_compute_loss``, and `trainer/grpo_config.py`, ``entropy_coef``); the
-latter is estimated by k3, times the ratio if ``use_bias_correction_kl`` is on. Logged entropies,
-divergences and clip ratios are averages over the tokens of completions (docs/source/
-grpo_trainer.md, Logged metrics). Ratios to vLLM's policy that are masked are 0 (the same page), and
-denominators count the mask of completions."""
+CONVENTIONS: Mapping[str, Convention] = {
+    "denominator_mask": Documented(
+        DenominatorMask.ORIGINAL, "trl/trainer/grpo_config.py, vllm_importance_sampling_mode"
+    ),
+    "entropy": Assumed(AuxiliaryAggregation.MICRO_BATCH_TOKEN_MEAN),
+    "kl": Documented(
+        AuxiliaryAggregation.WITH_POLICY_LOSS, "docs/source/grpo_trainer.md, Computing the loss"
+    ),
+    "diagnostics": Assumed(AuxiliaryAggregation.TOKEN_MEAN),
+    "of_groups": Assumed(EstimatorConventions(std_epsilon=1e-4)),
+    "logged_entropy": Assumed(AuxiliaryAggregation.TOKEN_MEAN),
+    "logged_kl": Assumed(AuxiliaryAggregation.TOKEN_MEAN),
+}
+"""What the modes leave open. Ratios to vLLM's policy outside of the bounds are set to 0 and stay in
+the mean, and a divergence is a part of each token's loss. TRL's documents call an entropy bonus the
+mean entropy of tokens, and logged entropies, divergences and clip ratios averages over completions
+(docs/source/grpo_trainer.md); they do not say whether they are pooled over a step."""
+
+ESTIMATOR = "trl/trainer/grpo_config.py, use_bias_correction_kl"
+"""Where TRL states that the divergence is estimated by k3, times the ratio if the option is on."""
 
 RULES = {
     "default_mode": "trl/trainer/grpo_config.py (loss_type)",
@@ -86,7 +88,7 @@ class GrpoAdapter(TrlAdapter):
                 **{setting: (name,) for setting, name in startup.TYPED.items()},
             },
             records_forward_passes=True,
-            conventions=self.conventions(),
+            declared=self.declared(),
             rules=RULES,
             places=places(_candidates()),
             permits=PERMITTED,
@@ -98,11 +100,11 @@ class GrpoAdapter(TrlAdapter):
             ),
         )
 
-    def conventions(self) -> Conventions:
-        """Those that TRL documents, with the version's estimator of the divergence."""
+    def declared(self) -> Mapping[str, Convention]:
+        """Those of every version, with the version's estimator of the divergence."""
         from adapters.trl.grpo import versions
 
-        return replace(CONVENTIONS, kl_estimator=versions.kl_estimator())
+        return {**CONVENTIONS, "kl_estimator": Documented(versions.kl_estimator(), ESTIMATOR)}
 
     def iterations(self, job: Job) -> int:
         """Several where ratios are to be others than 1."""

@@ -8,30 +8,34 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
+from adapters.contract.conventions import Assumed, Documented
 from adapters.contract.description import CodeLocation, Description
 from adapters.contract.job import Depth, Job
 from adapters.contract.objective import Objective
 from adapters.toolkit.calls import Candidates, places
 from adapters.trl import departures, importing
 from adapters.trl.adapter import OPTIONS, TrlAdapter
-from reference.aggregation import AdvantageUnit, AuxiliaryAggregation, Conventions, Mode
+from reference.aggregation import AdvantageUnit, AuxiliaryAggregation, Mode
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from adapters.contract.conventions import Convention
     from adapters.trl.configuration import Settings
     from adapters.trl.schedule import Schedule
     from adapters.trl.training import Training
 
-CONVENTIONS = Conventions(
-    advantage_unit=AdvantageUnit.SAMPLE,
-    logged_policy_loss=AuxiliaryAggregation.SAMPLE_MEAN,
-    logged_entropy=AuxiliaryAggregation.TOKEN_MEAN,
-)
-"""The conventions that TRL documents: an advantage for each completion, a loss that is the mean of
-what each completion has, whatever its length, and logged entropies that are averages over the
-tokens of completions (docs/source/rloo_trainer.md, Computing the advantage, Computing the loss and
-Logged metrics)."""
+PAGE = "docs/source/rloo_trainer.md"
+
+CONVENTIONS: Mapping[str, Convention] = {
+    "advantage_unit": Documented(AdvantageUnit.SAMPLE, f"{PAGE}, Computing the advantage"),
+    "logged_policy_loss": Documented(
+        AuxiliaryAggregation.SAMPLE_MEAN, f"{PAGE}, Computing the loss"
+    ),
+    "logged_entropy": Assumed(AuxiliaryAggregation.TOKEN_MEAN),
+}
+"""What the mode leaves open. A loss is the mean of what each completion has, whatever its length.
+Logged entropies are averages over completions; the page does not say whether they are pooled."""
 
 
 class RlooAdapter(TrlAdapter):
@@ -51,7 +55,7 @@ class RlooAdapter(TrlAdapter):
             metrics=frozenset(RlooTraining.names),
             options=frozenset({*OPTIONS, *self.options_of_engine()}),
             records_forward_passes=True,
-            conventions=CONVENTIONS,
+            declared=CONVENTIONS,
             places=places(_candidates()),
             departures=(
                 *departures.ALL,
@@ -61,8 +65,8 @@ class RlooAdapter(TrlAdapter):
             ),
         )
 
-    def conventions(self) -> Conventions:
-        """Those that TRL documents."""
+    def declared(self) -> Mapping[str, Convention]:
+        """The trainer's."""
         return CONVENTIONS
 
     def settings(self, job: Job, schedule: Schedule) -> Settings:

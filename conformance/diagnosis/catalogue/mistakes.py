@@ -56,8 +56,15 @@ def mistakes(context: StepContext) -> Iterable[Mistake]:
 
 
 def mistakes_of_sums(context: StepContext) -> Iterator[Mistake]:
-    """Yield every mistake in a sum over all tokens, of which single ones cannot be seen."""
-    yield from mistakes(context)
+    """Yield every mistake in a sum over all tokens, of which single ones cannot be seen.
+
+    Means of different parts of a step are one mistake in a number that is logged.
+    """
+    for mistake in mistakes(context):
+        if mistake.name.startswith("denominators_per_"):
+            yield replace(mistake, causes=[*mistake.names, "mean_of_means"])
+        else:
+            yield mistake
     yield from shares(context)
     yield from averaged_shares(context)
     step = context.step
@@ -202,12 +209,6 @@ def _other_modes(context: StepContext) -> Iterator[Mistake]:
             weights = token_weights(context.step, Aggregation(mode), context.conventions)
             words = f"these are the weights of {mode}"
             yield Mistake(name=f"weights_of_{mode}", words=words, weights=weights)
-    if context.per_micro_batch:
-        yield Mistake(
-            name="reduced_over_the_step",
-            words=f"these are the weights of {context.mode} over the whole step",
-            weights=context.weights(),
-        )
     if context.mode is not Mode.TOKEN_MEAN:
         per_token = replace(context, aggregation=Aggregation(Mode.TOKEN_MEAN))
         counts = per_token.tokens_if(np.maximum(per_token.counted, 1))

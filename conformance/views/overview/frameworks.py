@@ -60,8 +60,9 @@ refuses are not among them.
 CONVENTIONS_HEAD = """
 ## What the modes leave open
 
-As each framework documents it. None of the answers is a mistake, and all but the first three
-concern auxiliary losses and logged numbers alone.
+As each framework documents it; what no document says is read off the code, and in brackets. None
+of the answers is a mistake, and all but the first three concern auxiliary losses and logged numbers
+alone.
 """
 
 ALIKE_HEAD = """
@@ -181,11 +182,16 @@ def _conventions(latest: Sequence[Version]) -> Iterator[str]:
     rows = (
         [
             f"{one.framework} {one.name}",
-            *(str(getattr(one.report.conventions, field)) for field in SHOWN.values()),
+            *(_answer(one.report, field) for field in SHOWN.values()),
         ]
         for one in latest
     )
     return markdown_table(["", *SHOWN], rows)
+
+
+def _answer(report: Report, convention: str) -> str:
+    answer = str(getattr(report.conventions, convention))
+    return answer if convention in report.documented else f"({answer})"
 
 
 def _alike(declarations: ByEngine) -> list[list[Reduction]]:

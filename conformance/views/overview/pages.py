@@ -86,8 +86,8 @@ framework refuses to train, and `–` stands where it has nothing of the kind.
 CONVENTIONS_HEAD = """
 ## Conventions
 
-What the modes leave open, as each framework documents it. A difference between columns is one
-between frameworks, and no mistake.
+What the modes leave open, as each framework documents it; what no document says is read off the
+code, and marked as assumed. A difference between columns is one between frameworks, and no mistake.
 """
 
 DEPARTURES_HEAD = """
@@ -216,19 +216,23 @@ def _list(names: Iterable[str]) -> str:
 
 def conventions(found: Sequence[Version]) -> Iterator[str]:
     """Yields a line for each convention; a framework's versions that agree share a column."""
-    columns: dict[tuple[str, Conventions], list[str]] = defaultdict(list)
+    columns: dict[tuple[str, tuple[str, ...]], list[str]] = defaultdict(list)
     for one in found:
-        columns[one.framework, one.report.conventions].append(one.name)
+        answers = tuple(_answer(one.report, field.name) for field in fields(Conventions))
+        columns[one.framework, answers].append(one.name)
     heads = [f"{framework}: {_list(names)}" for (framework, _), names in columns.items()]
     rows = [
-        [f"`{field.name}`", *(_answer(getattr(declared, field.name)) for _, declared in columns)]
-        for field in fields(Conventions)
+        [f"`{field.name}`", *(answers[number] for _, answers in columns)]
+        for number, field in enumerate(fields(Conventions))
     ]
     yield from markdown_table(["convention", *heads], rows)
 
 
-def _answer(declared: object) -> str:
-    return "–" if declared is None else str(declared)
+def _answer(report: Report, name: str) -> str:
+    declared = getattr(report.conventions, name)
+    if declared is None:
+        return "–"
+    return f"{declared}" if name in report.documented else f"{declared} (assumed)"
 
 
 def departures(found: Sequence[Version]) -> Iterator[str]:

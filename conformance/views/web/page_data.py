@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -175,7 +175,7 @@ def _about(version: Version) -> dict[str, list[tuple[str, str]]]:
                 **environment.dependencies,
                 "stub packages": ", ".join(environment.stubs),
                 **_departures(report),
-                **{name: str(value) for name, value in asdict(report.conventions).items()},
+                **report.answers,
             }
         ),
     }

@@ -1,0 +1,268 @@
+"""Judges by the conventions of a framework: those that it documents, and those that are assumed.
+
+The better of two answers is never held against anybody: a number that is pooled over a step
+conforms wherever a mean of micro-batch means is declared. Where a framework documents nothing, a
+mean of means is advice, and so is what a step shows of an assumed convention on which frameworks
+and versions differ, whatever the answer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import combinations
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from adapters.contract import Assumed, Documented
+from adapters.contract.objective import OF_ROLLOUTS, Metric, Objective
+from conformance.causes.statements import STATEMENTS
+from conformance.findings.finding import Diagnosis
+from conformance.findings.verdict import Verdict
+from conformance.judging import loss_terms
+from conformance.judging.cut_dependence import OF_THE_STEP
+from conformance.judging.weights import Judgement
+from reference.aggregation import DenominatorMask, EmptyUnits, SampleUnit
+from reference.weights import token_weights
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from adapters.contract import Description, Job, Observation
+    from adapters.contract.conventions import Convention
+    from conformance.judging.fixed_modes import Judge
+    from conformance.plan.checks import CheckSpec
+
+MEAN_OF_MEANS = "mean_of_means"
+
+PER_PART = "denominators_per_"
+"""How the names of mistakes begin that average the means of parts of a step."""
+
+LOSSES = (Metric.POLICY_LOSS, Metric.LOSS)
+"""Metrics that the mode says how to reduce: they are the number that is trained."""
+
+ANSWERS: dict[str, tuple[SampleUnit | EmptyUnits | DenominatorMask, ...]] = {
+    "sample_unit": (*SampleUnit,),
+    "empty_units": (*EmptyUnits,),
+    "denominator_mask": (*DenominatorMask,),
+}
+"""The conventions that token weights show, each with the answers that frameworks give."""
+
+TERMS = {
+    Objective.ENTROPY: ("entropy",),
+    Objective.KL: ("kl",),
+    Objective.COMBINED: ("entropy", "kl"),
+}
+"""The conventions by which the terms of an objective are aggregated."""
+
+OF_LOGGED_ROLLOUTS = {Metric.ADVANTAGE: "logged_advantages", Metric.VALUE: "logged_values"}
+
+
+def judge_by_conventions(
+    judge: Judge,
+    spec: CheckSpec,
+    job: Job,
+    observations: Sequence[Observation],
+    description: Description,
+) -> Judgement:
+    """Judge by the declared conventions, and by others that may be right as well."""
+
+    def under(declared: dict[str, Convention]) -> Judgement:
+        changed = replace(description, declared={**description.declared, **declared})
+        return judge(job, observations, changed)
+
+    judgement = judge(job, observations, description)
+    if judgement.verdict is Verdict.CONFORMS:
+        means = _shown_means(judgement, spec, description, under)
+        return means or _shown_convention(judgement, spec, job, description) or judgement
+    if judgement.verdict is Verdict.MISMATCH:
+        return (
+            _deliberate(judgement, description)
+            or _pooled(judgement, spec, description, under)
+            or _mean_of_means(judgement, spec, description)
+            or _other_answer(judgement, description, under)
+            or judgement
+        )
+    return judgement
+
+
+def _deliberate(judgement: Judgement, description: Description) -> Judgement | None:
+    """Advice on a mistake that the framework makes on purpose; None if none explains it."""
+    diagnosis = judgement.diagnosis
+    for name in _names(diagnosis):
+        convention = description.deliberate.get(name)
+        if diagnosis is not None and convention is not None:
+            source = "documented nowhere"
+            if isinstance(convention, Documented):
+                source = f"documented in {convention.where}"
+            words = f"{diagnosis.explanation}; on purpose, as {convention.value}, which is {source}"
+            found = diagnosis.model_copy(update={"name": name, "explanation": words, "also": []})
+            return Judgement(verdict=Verdict.ADVICE, diagnosis=found, expected=judgement.expected)
+    return None
+
+
+def _pooled(
+    judgement: Judgement,
+    spec: CheckSpec,
+    description: Description,
+    under: Callable[[dict[str, Convention]], Judgement],
+) -> Judgement | None:
+    """The judgement of what is pooled where a mean of micro-batch means is declared."""
+    for pooled in _pooling(spec, description):
+        other = under(pooled)
+        if other.verdict is Verdict.CONFORMS:
+            return replace(other, expected=(*judgement.expected, *other.expected))
+    return None
+
+
+def _pooling(spec: CheckSpec, description: Description) -> Iterator[dict[str, Convention]]:
+    """Yield the conventions of a check with one or all of its means of means pooled."""
+    cut = {
+        name: convention
+        for name in _conventions_of(spec, description)
+        if (convention := description.declared.get(name)) and convention.value in OF_THE_STEP
+    }
+    for size in range(1, len(cut) + 1):
+        for names in combinations(cut, size):
+            yield {name: replace(cut[name], value=OF_THE_STEP[cut[name].value]) for name in names}
+
+
+def _conventions_of(spec: CheckSpec, description: Description) -> Iterable[str]:
+    """The conventions by which the terms of a check are aggregated."""
+    if spec.metric is None or spec.metric is Metric.LOSS:
+        return TERMS.get(spec.objective, ())
+    name = _convention_of_log(spec.metric, description)
+    return () if name is None else (name,)
+
+
+def _convention_of_log(metric: Metric, description: Description) -> str | None:
+    if metric in OF_ROLLOUTS:
+        return OF_LOGGED_ROLLOUTS.get(metric)
+    return loss_terms.convention_of_log(metric, description.conventions)
+
+
+def _is_undocumented_log(spec: CheckSpec, description: Description) -> bool:
+    """Whether a check is of a number whose mean no document of the framework describes."""
+    if spec.metric is None or spec.metric in LOSSES:
+        return False
+    name = _convention_of_log(spec.metric, description)
+    return name is None or not isinstance(description.declared.get(name), Documented)
+
+
+def _mean_of_means(
+    judgement: Judgement, spec: CheckSpec, description: Description
+) -> Judgement | None:
+    """Advice on a logged mean of means; None if it is another number or documented otherwise."""
+    names = _names(judgement.diagnosis)
+    if not _is_undocumented_log(spec, description):
+        return None
+    if not any(name.startswith(PER_PART) for name in names):
+        return None
+    return Judgement(
+        verdict=Verdict.ADVICE,
+        diagnosis=_of_means(judgement),
+        expected=judgement.expected,
+    )
+
+
+def _shown_means(
+    judgement: Judgement,
+    spec: CheckSpec,
+    description: Description,
+    under: Callable[[dict[str, Convention]], Judgement],
+) -> Judgement | None:
+    """Advice on a logged mean of means that is assumed, if the step tells it from a pooled one."""
+    if not _is_undocumented_log(spec, description):
+        return None
+    for pooled in _pooling(spec, description):
+        other = under(pooled)
+        if other.verdict is Verdict.MISMATCH:
+            return replace(judgement, verdict=Verdict.ADVICE, diagnosis=_of_means(other))
+    return None
+
+
+def _of_means(pooled: Judgement) -> Diagnosis:
+    """The diagnosis of a number that was held against a pooled one."""
+    logged = pooled.logged
+    assert logged is not None
+    assert logged.reported is not None
+    return Diagnosis(
+        name=MEAN_OF_MEANS,
+        explanation=f"{logged.reported:.7g} is logged, and pooled over the step it is"
+        f" {logged.expected:.7g}: {STATEMENTS[MEAN_OF_MEANS]}",
+        numbers={"reported": logged.reported, "pooled": logged.expected},
+    )
+
+
+def _shown_convention(
+    judgement: Judgement, spec: CheckSpec, job: Job, description: Description
+) -> Judgement | None:
+    """Advice on an assumed convention that the weights of a policy loss show."""
+    if spec.metric is not None or spec.objective not in (Objective.POLICY, Objective.REJECTION):
+        return None
+    for name, other in _other_answers(description):
+        ratios = _ratios(job, description, {name: other})
+        if ratios is not None:
+            found = _of_answer(name, description.declared[name].value, ratios)
+            return replace(judgement, verdict=Verdict.ADVICE, diagnosis=found)
+    return None
+
+
+def _other_answer(
+    judgement: Judgement,
+    description: Description,
+    under: Callable[[dict[str, Convention]], Judgement],
+) -> Judgement | None:
+    """Advice on another answer than the assumed one, if everything is right by it."""
+    for name, other in _other_answers(description):
+        if under({name: other}).verdict is Verdict.CONFORMS:
+            return Judgement(
+                verdict=Verdict.ADVICE,
+                diagnosis=_of_answer(name, other.value),
+                expected=judgement.expected,
+            )
+    return None
+
+
+def _other_answers(description: Description) -> Iterator[tuple[str, Convention]]:
+    """Yield each assumed convention that weights show with an answer that is not assumed."""
+    for name, answers in ANSWERS.items():
+        convention = description.declared.get(name)
+        if isinstance(convention, Assumed):
+            yield from (
+                (name, Assumed(answer)) for answer in answers if answer is not convention.value
+            )
+
+
+def _ratios(
+    job: Job, description: Description, other: dict[str, Convention]
+) -> tuple[float, float] | None:
+    """The least and largest weight of a token over that by another answer; None if all are 1."""
+    changed = replace(description, declared={**description.declared, **other}).conventions
+    pairs = [
+        [token_weights(step, job.aggregation, one) for one in (description.conventions, changed)]
+        for step in job.steps
+    ]
+    declared, others = (np.concatenate(weights) for weights in zip(*pairs, strict=True))
+    if np.array_equal(declared, others):
+        return None
+    ratios = declared[others > 0] / others[others > 0]
+    return float(ratios.min()), float(ratios.max())
+
+
+def _of_answer(name: str, answer: object, ratios: tuple[float, float] | None = None) -> Diagnosis:
+    found = f"{name}_{answer}"
+    if ratios is None:
+        return Diagnosis(name=found, explanation=STATEMENTS[found])
+    low, high = ratios
+    span = f"{low:.4g}" if low == high else f"{low:.4g} to {high:.4g}"
+    return Diagnosis(
+        name=found,
+        explanation=f"{STATEMENTS[found]}; a token weighs {span} times what it would otherwise",
+        numbers={"lowest_ratio": low, "highest_ratio": high},
+    )
+
+
+def _names(diagnosis: Diagnosis | None) -> list[str]:
+    """The names of all mistakes that explain a mismatch."""
+    return [] if diagnosis is None else [diagnosis.name, *diagnosis.also]

@@ -1,0 +1,303 @@
+"""What is right by a convention that is documented, and what by one that is assumed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from adapters.contract import Assumed, Depth, Description, Documented, Job, Layout, Observation
+from adapters.contract.objective import Objective
+from adapters.contract.probed_batch import ProbedBatch
+from conformance.causes.find import causes
+from conformance.findings.finding import Diagnosis, Finding
+from conformance.findings.verdict import Verdict
+from conformance.judging.conventions import judge_by_conventions
+from conformance.judging.loss_terms import quantities
+from conformance.judging.weights import Judgement
+from conformance.plan.checks import check_spec
+from conformance.runs.check import judge
+from reference.aggregation import (
+    Aggregation,
+    AuxiliaryAggregation,
+    Conventions,
+    DenominatorMask,
+    EmptyUnits,
+    Mode,
+    SampleUnit,
+)
+from reference.step import Sample, Step
+from reference.weights import token_weights
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+    from adapters.contract.conventions import Convention
+
+POOLED, MEANS = AuxiliaryAggregation.TOKEN_MEAN, AuxiliaryAggregation.MICRO_BATCH_TOKEN_MEAN
+
+STEP = Step.of(
+    [
+        Sample(prompt_length=1, loss_mask=[1, 1], group=0),
+        Sample(prompt_length=1, loss_mask=[1], group=0),
+        Sample(prompt_length=1, loss_mask=[1], group=0),
+    ]
+)
+PASSES = np.array([0, 0, 0, 1])
+"""One rank has two micro-batches, of 3 tokens and of one."""
+
+
+def logged(
+    declared: Mapping[str, Convention],
+    weights: list[float],
+    slug: str = "metric.entropy",
+    layout: Layout = Layout(micro_batches=2),  # noqa: B008 - it is frozen
+    passes: NDArray[np.int64] = PASSES[np.newaxis],
+) -> Judgement:
+    """The judgement of a number that is logged with these weights of the tokens' quantities."""
+    spec = check_spec(slug)
+    job = Job(
+        steps=(STEP,),
+        aggregation=Aggregation(Mode.TOKEN_MEAN),
+        layout=layout,
+        depth=Depth.STEP,
+        objective=spec.objective,
+    )
+    assert spec.metric is not None
+    batch = ProbedBatch(job.steps, job.objective)
+    number = float(quantities(spec.metric, batch) @ np.array(weights))
+    observations = [
+        Observation(
+            token_weights=(),
+            reported={spec.metric: (number,)},
+            forward_passes=(held.astype(np.int32),),
+        )
+        for held in passes
+    ]
+    description = Description(declared=declared)
+    return judge_by_conventions(judge(spec), spec, job, observations, description)
+
+
+OF_THE_STEP = [1 / 4] * 4
+OF_MICRO_BATCHES = [1 / 6] * 3 + [1 / 2]
+
+
+@pytest.mark.parametrize(
+    ("declared", "pooled", "means"),
+    [
+        ({}, Verdict.CONFORMS, Verdict.ADVICE),
+        ({"entropy": Assumed(POOLED)}, Verdict.CONFORMS, Verdict.ADVICE),
+        ({"entropy": Assumed(MEANS)}, Verdict.CONFORMS, Verdict.ADVICE),
+        ({"entropy": Documented(POOLED, "a page")}, Verdict.CONFORMS, Verdict.MISMATCH),
+        ({"entropy": Documented(MEANS, "a page")}, Verdict.CONFORMS, Verdict.CONFORMS),
+        (
+            {"entropy": Documented(POOLED, "a page"), "logged_entropy": Assumed(POOLED)},
+            Verdict.CONFORMS,
+            Verdict.ADVICE,
+        ),
+    ],
+)
+def test_pooled_number_is_always_right_and_a_mean_of_means_where_it_is_documented(
+    declared: Mapping[str, Convention], pooled: Verdict, means: Verdict
+) -> None:
+    assert logged(declared, OF_THE_STEP).verdict is pooled
+    assert logged(declared, OF_MICRO_BATCHES).verdict is means
+
+
+@pytest.mark.parametrize("declared", [{}, {"entropy": Assumed(MEANS)}])
+def test_advice_on_a_mean_of_means_has_both_numbers(declared: Mapping[str, Convention]) -> None:
+    found = logged(declared, OF_MICRO_BATCHES).diagnosis
+
+    assert found is not None
+    assert found.name == "mean_of_means"
+    assert set(found.numbers) == {"reported", "pooled"}
+    assert found.explanation.endswith(
+        "means of parts of a step are averaged, and not pooled over it"
+    )
+
+
+@pytest.mark.parametrize("declared", [{}, {"entropy": Assumed(MEANS)}])
+def test_other_numbers_stay_wrong_where_nothing_is_documented(
+    declared: Mapping[str, Convention],
+) -> None:
+    judgement = logged(declared, [1.0] * 4)
+
+    assert judgement.verdict is Verdict.MISMATCH
+
+
+def test_logged_loss_is_the_one_that_is_trained() -> None:
+    assert logged({}, OF_THE_STEP, "metric").verdict is Verdict.CONFORMS
+    assert logged({}, OF_MICRO_BATCHES, "metric").verdict is Verdict.MISMATCH
+
+
+def test_means_of_different_parts_are_one_cause() -> None:
+    """Of micro-batches on one rank; of two ranks with tokens 0 to 2, in two passes, and token 3."""
+    declared = {"entropy": Documented(POOLED, "a page")}
+    on_two = np.array([[0, 0, 1, -1], [-1, -1, -1, 0]])
+    cut = Layout(dp=2, micro_batches="uneven")
+    judgements = {
+        "dp1-cp1-mb2-bshd": logged(declared, OF_MICRO_BATCHES),
+        "dp2-cp1-mbuneven-bshd": logged(declared, OF_MICRO_BATCHES, layout=cut, passes=on_two),
+    }
+    names = {str(one.diagnosis and one.diagnosis.name) for one in judgements.values()}
+    found = [
+        Finding(
+            id=f"metric.entropy/token_mean/a/{layout}",
+            verdict=one.verdict,
+            diagnosis=one.diagnosis,
+            clues=number,
+        )
+        for number, (layout, one) in enumerate(judgements.items())
+    ]
+    [cause] = causes(found, [one.clues for one in judgements.values() if one.clues])
+
+    assert names == {"denominators_per_micro_batch", "denominators_per_rank"}
+    assert cause.name == "mean_of_means"
+
+
+def test_assumed_mean_of_means_may_be_pooled_in_training_too() -> None:
+    spec = check_spec("auxiliary.entropy")
+    job = Job(
+        steps=(STEP,),
+        aggregation=Aggregation(Mode.TOKEN_MEAN),
+        layout=Layout(micro_batches=2),
+        depth=Depth.STEP,
+        objective=Objective.ENTROPY,
+    )
+    for weights in (OF_THE_STEP, OF_MICRO_BATCHES):
+        seen = [
+            Observation(
+                token_weights=(np.array(weights),), forward_passes=(PASSES.astype(np.int32),)
+            )
+        ]
+        description = Description(declared={"entropy": Assumed(MEANS)})
+        judgement = judge_by_conventions(judge(spec), spec, job, seen, description)
+        assert judgement.verdict is Verdict.CONFORMS
+
+
+SHARED = Step.of(
+    [
+        Sample(prompt_length=1, loss_mask=[1, 1, 1], group=0, rollout=0),
+        Sample(prompt_length=1, loss_mask=[1], group=0, rollout=0),
+        Sample(prompt_length=1, loss_mask=[1, 1], group=1, rollout=1),
+    ]
+)
+"""Weights are 1/9, 1/3 and 1/6 if samples count, 1/8, 1/8 and 1/4 if rollouts do."""
+
+BY_SAMPLE, BY_ROLLOUT = (
+    token_weights(SHARED, Aggregation(Mode.SAMPLE_MEAN), Conventions(sample_unit=unit))
+    for unit in (SampleUnit.SAMPLE, SampleUnit.ROLLOUT)
+)
+
+
+def weighed(
+    weights: NDArray[np.float64], declared: Mapping[str, Convention], step: Step = SHARED
+) -> Judgement:
+    """The judgement of the weights of a step on one rank."""
+    spec = check_spec("weights")
+    job = Job(
+        steps=(step,),
+        aggregation=Aggregation(Mode.SAMPLE_MEAN),
+        layout=Layout(),
+        depth=Depth.STEP,
+    )
+    seen = [Observation(token_weights=(weights,))]
+    return judge_by_conventions(judge(spec), spec, job, seen, Description(declared=declared))
+
+
+@pytest.mark.parametrize("declared", SampleUnit)
+def test_either_answer_to_an_assumed_convention_is_advice(declared: SampleUnit) -> None:
+    for weights, unit in ((BY_SAMPLE, SampleUnit.SAMPLE), (BY_ROLLOUT, SampleUnit.ROLLOUT)):
+        judgement = weighed(weights, {"sample_unit": Assumed(declared)})
+        assert judgement.verdict is Verdict.ADVICE
+        assert judgement.diagnosis is not None
+        assert judgement.diagnosis.name == f"sample_unit_{unit}"
+
+
+def test_documented_convention_is_kept_or_broken() -> None:
+    declared = {"sample_unit": Documented(SampleUnit.ROLLOUT, "a page")}
+
+    assert weighed(BY_ROLLOUT, declared).verdict is Verdict.CONFORMS
+    assert weighed(BY_SAMPLE, declared).verdict is Verdict.MISMATCH
+    assert weighed(BY_ROLLOUT, {}).verdict is Verdict.MISMATCH, "the contract's default"
+    assert weighed(BY_SAMPLE, {}).verdict is Verdict.CONFORMS
+
+
+def test_step_that_does_not_show_an_assumed_convention_is_no_advice() -> None:
+    declared = {
+        "sample_unit": Assumed(SampleUnit.ROLLOUT),
+        "empty_units": Assumed(EmptyUnits.EXCLUDED),
+        "denominator_mask": Assumed(DenominatorMask.ORIGINAL),
+    }
+    weights = token_weights(STEP, Aggregation(Mode.SAMPLE_MEAN))
+
+    assert weighed(weights, declared, STEP).verdict is Verdict.CONFORMS
+
+
+def test_advice_says_by_how_much_a_token_would_weigh_otherwise() -> None:
+    """1/8 instead of 1/9 and 1/3, and 1/4 instead of 1/6."""
+    found = weighed(BY_ROLLOUT, {"sample_unit": Assumed(SampleUnit.ROLLOUT)}).diagnosis
+
+    assert found is not None
+    assert found.numbers == pytest.approx({"lowest_ratio": 3 / 8, "highest_ratio": 3 / 2})
+    assert found.explanation == (
+        "several samples of a rollout count once together, which no document of the framework"
+        " says; a token weighs 0.375 to 1.5 times what it would otherwise"
+    )
+
+
+ON_PURPOSE = Documented("a mini-batch has a configured size", "a page")
+
+
+@pytest.mark.parametrize(
+    ("name", "also"),
+    [("filling_rows_counted", []), ("count_off_by_one", ["filling_rows_counted"])],
+)
+@pytest.mark.parametrize(
+    ("convention", "source"),
+    [
+        (ON_PURPOSE, "documented in a page"),
+        (Assumed(ON_PURPOSE.value), "documented nowhere"),
+    ],
+)
+def test_mistake_that_is_made_on_purpose_is_advice(
+    name: str, also: list[str], convention: Convention, source: str
+) -> None:
+    """A number that something deliberate explains is held against nobody."""
+    diagnosis = Diagnosis(name=name, explanation="12 instead of 11", also=also)
+    wrong = Judgement(verdict=Verdict.MISMATCH, error=0.1, diagnosis=diagnosis)
+    description = Description(deliberate={"filling_rows_counted": convention})
+
+    judgement = rejudged(wrong, description)
+
+    assert judgement.verdict is Verdict.ADVICE
+    assert judgement.diagnosis == Diagnosis(
+        name="filling_rows_counted",
+        explanation="12 instead of 11; on purpose, as a mini-batch has a configured size, which is"
+        f" {source}",
+    )
+    assert rejudged(wrong, Description()) is wrong
+
+
+def test_other_mistakes_stay_wrong_and_what_conforms_is_no_advice() -> None:
+    description = Description(deliberate={"filling_rows_counted": ON_PURPOSE})
+    other = Diagnosis(name="count_off_by_one", explanation="12 instead of 11")
+    for judgement in (
+        Judgement(verdict=Verdict.MISMATCH, diagnosis=other),
+        Judgement(verdict=Verdict.CONFORMS),
+    ):
+        assert rejudged(judgement, description) is judgement
+
+
+def rejudged(judgement: Judgement, description: Description) -> Judgement:
+    """What becomes of a judgement, whatever was observed."""
+    job = Job(
+        steps=(STEP,),
+        aggregation=Aggregation(Mode.TOKEN_MEAN),
+        layout=Layout(),
+        depth=Depth.STEP,
+    )
+    return judge_by_conventions(lambda *_: judgement, check_spec("weights"), job, (), description)

@@ -1,0 +1,17 @@
+"""Conventions as an adapter declares them."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+from adapters.contract import Assumed
+from reference.aggregation import DEFAULT_CONVENTIONS, Conventions
+
+
+def assumed(conventions: Conventions) -> dict[str, Assumed[object]]:
+    """All that differs from the defaults, read off code."""
+    return {
+        field.name: Assumed(value)
+        for field in fields(Conventions)
+        if (value := getattr(conventions, field.name)) != getattr(DEFAULT_CONVENTIONS, field.name)
+    }
