@@ -40,6 +40,7 @@ FIELD_ORDER = (
     "conventions",
     "documented",
     "departures",
+    "versions",
     "request",
     "selection",
     "summary",
@@ -144,6 +145,9 @@ class Header(Model):
     """Where the framework states a convention, by the convention's name; the others are assumed."""
 
     departures: list[Departure] = Field(default_factory=list)
+    versions: str = ""
+    """Versions of the framework that the adapter drives, in words."""
+
     request: Request = Request()
 
     @property

@@ -26,6 +26,7 @@ def header(settings: Settings, description: Description) -> Header:
         conventions=description.conventions,
         documented=sources(description.declared),
         departures=list(description.departures),
+        versions=adapter.versions,
         request=settings.plan.request,
     )
 

@@ -90,14 +90,14 @@ def _advice(report: Report) -> Iterator[str]:
         yield f"advice ({len(group.findings)}): {group.cause.statement}; {words}"
 
 
-def _reasons_not_run(findings: Sequence[Finding]) -> Iterator[str]:
+def _reasons_not_run(report: Report) -> Iterator[str]:
     """Yields a line for each verdict with all reasons why something was not run, commonest first.
 
     Refusals that the contract demands are left out.
     """
     for verdict in (Verdict.REFUSED, Verdict.UNSUPPORTED, Verdict.NOT_DRIVEN):
         reasons: dict[str, list[str]] = defaultdict(list)
-        for finding in findings:
+        for finding in report.findings:
             if finding.verdict is verdict and not finding.is_rightly_refused:
                 reasons[numberless(words := failure(finding))].append(words)
         alike = sorted(reasons.values(), key=len, reverse=True)
@@ -139,8 +139,10 @@ def _parts(report: Report) -> Iterator[RenderableType]:
     for line in _advice(report):
         yield Text(line, style=STYLES[Verdict.ADVICE])
     yield _coloured_matrix(report)
-    for line in _reasons_not_run(report.findings):
+    for line in _reasons_not_run(report):
         yield Text(line, style="dim")
+    if Verdict.NOT_DRIVEN in report.summary.verdicts and report.versions:
+        yield Text(f"the adapter drives {report.versions}")
     yield Text(_totals(report), style="bold")
 
 

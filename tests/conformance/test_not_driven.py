@@ -38,6 +38,7 @@ def test_what_the_adapter_lacks_is_one_line_and_a_status_of_its_own(tmp_path: Pa
     assert {finding.verdict for finding in result.report.findings} == {Verdict.NOT_DRIVEN}
     assert result.report.causes == []
     assert f"not driven: {LACKING} (8)" in " ".join(result.output.split())
+    assert "\nthe adapter drives drifting 1.0 to 1.2\n" in result.output
     assert "Traceback" not in result.output
 
 
