@@ -13,6 +13,7 @@ from conformance.checker.complaint import Complaint, of_outcome
 from conformance.diagnosis.placement import forward_pass_of_token
 from conformance.ranks.messages import Declined
 from conformance.ranks.pool import Ran
+from conformance.runs.jobs import SharedJobs
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:
@@ -96,8 +97,14 @@ class Probing:
         Raises:
             _Wrong: it is not.
         """
-        mode = self._right_mode(self._depth)
+        try:
+            mode = self._right_mode(self._depth)
+        except _Wrong as wrong:
+            if wrong.complaint.name in MAY_BE_OF_THE_FRAMEWORK:
+                self._require_no_rescaling(min(self.pool.description.modes))
+            raise
         self._require_repetition(mode)
+        self._require_no_rescaling(mode)
         self._require_steps(mode)
         for layout in self._plain_layouts:
             self._require_padding(mode, layout)
@@ -124,6 +131,14 @@ class Probing:
             else:
                 return mode
         raise wrong[0]
+
+    def _require_no_rescaling(self, mode: Mode) -> None:
+        """The trainer neither clips nor scales the gradients that the adapter reads."""
+        job = jobs.job(self.layouts[0], self._depth, mode, jobs.EQUAL)
+        found = SharedJobs(self.pool).rescaling(job)
+        if found is not None:
+            words, where = found.diagnosis.explanation, jobs.in_words(job)
+            raise _Wrong(Complaint(name=found.name, where=where, words=words))
 
     def _require_repetition(self, mode: Mode) -> None:
         job = jobs.job(self.layouts[0], self._depth, mode, jobs.EQUAL)

@@ -110,9 +110,20 @@ def _check_job(cell: MatrixCell, jobs: SharedJobs) -> Made:
     if isinstance(outcome, Declined):
         return Made(_declined(cell, outcome, description), clues=clues_of_failure(cell.job))
     judged = judge_by_fixed_mode(judge(cell.spec), cell.job, outcome.observations, description)
-    judgement = as_documented(judged, description)
+    judgement = _but_for_rescaling(as_documented(judged, description), cell.job, jobs)
     finding = _judged(cell, judgement, description)
     return Made(finding, judgement.expected, judgement.clues)
+
+
+def _but_for_rescaling(judgement: Judgement, job: Job, jobs: SharedJobs) -> Judgement:
+    """The judgement, turned into advice if the trainer clips or scales right gradients.
+
+    Of a single job a wrong count explains as much, so that a trial has to show the same.
+    """
+    shown = jobs.rescaling(job) if judgement.rescalings else None
+    if shown is None or not any(map(shown.is_same, judgement.rescalings)):
+        return judgement
+    return Judgement(verdict=Verdict.ADVICE, diagnosis=shown.diagnosis, expected=judgement.expected)
 
 
 def _declined(cell: MatrixCell, outcome: Declined, description: Description) -> Finding:

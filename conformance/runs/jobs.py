@@ -11,18 +11,22 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from conformance.corpus.log_cases import LOG_ENTRIES
+from conformance.judging.rescaling import trial
 from conformance.judging.startup import ignored_settings
+from conformance.judging.weights import judge_weights
 from conformance.ranks.log_process import LogRequest, Logs
 from conformance.ranks.pool import Ran
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from adapters.contract import Description, Job, Layout, Observation
+    from adapters.contract import Depth, Description, Job, Layout, Observation
     from adapters.contract.configuration import Setting
+    from conformance.judging.rescaling import Rescaling
     from conformance.plan.matrix import AnyMatrixCell, MatrixCell
     from conformance.ranks.messages import Declined
     from conformance.ranks.pool import Crashed, RankPool
+    from reference.aggregation import Aggregation
 
 
 class SharedJobs:
@@ -33,6 +37,7 @@ class SharedJobs:
         self._waiting = Counter(cell.job_id for cell in selected)
         self._outcomes: dict[str, Ran | Declined | Crashed] = {}
         self._ignored: frozenset[Setting] | None = None
+        self._rescalings: dict[tuple[Aggregation, Layout, Depth], Rescaling | None] = {}
         self._upcoming: MatrixCell | None = None
         self._running: str | None = None
         self._resources = ExitStack()
@@ -74,6 +79,16 @@ class SharedJobs:
         if self._ignored is None:
             self._ignored = ignored_settings(self.description, layout, self._observations)
         return self._ignored
+
+    def rescaling(self, job: Job) -> Rescaling | None:
+        """What the trainer does to right gradients, found out by the trial of a job."""
+        key = job.aggregation, job.layout, job.depth
+        if key not in self._rescalings:
+            tried = trial(job)
+            observations = self._observations(tried)
+            shown = observations and judge_weights(tried, observations, self.description).rescalings
+            self._rescalings[key] = shown[0] if shown else None
+        return self._rescalings[key]
 
     def _observations(self, job: Job) -> tuple[Observation, ...] | None:
         outcome = self.run(job)
