@@ -67,20 +67,20 @@ def _list(names: Iterable[str]) -> str:
 
 
 def check_adapter(options: argparse.Namespace) -> Generator[str, None, int]:
-    """Yields what an adapter gets wrong, and returns whether that is anything."""
+    """Yields what is wrong, and returns whether any of it is the adapter's mistake."""
     from conformance.checker.check import AdapterCheck
 
     check = AdapterCheck(options.name, options.engine, options.source)
     wrong = False
     for complaint in check.complaints():
-        wrong = True
+        wrong = wrong or complaint.of_adapter
         yield f"{complaint.name}{'' if complaint.of_adapter else OR_OF_THE_FRAMEWORK}"
         yield f"  in {complaint.where}"
         yield from _wrapped(complaint.words)
         yield ""
     for line in check.summary():
         yield from _wrapped(line, indent="")
-    return WORSE if wrong else 0
+    return 0 if check.is_relied_on and not wrong else WORSE
 
 
 def _wrapped(text: str, indent: str = "  ") -> Iterator[str]:

@@ -35,6 +35,10 @@ FEW = 16
 """Tokens by which predictions are sorted out before all tokens are looked at."""
 
 
+MOST_ALTERNATIVES = 3
+"""Alternatives that an explanation names, the most plausible ones as `mistakes` orders them."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Evidence:
     """Observed weights of a step, [tokens], and the bound on their relative error."""
@@ -227,13 +231,14 @@ def without_gradient(term: str) -> Diagnosis:
 
 
 def _first(explanations: list[Diagnosis]) -> Diagnosis:
-    """The first explanation, with the names of the others."""
+    """The first explanation, with the names of the others, of which the likeliest are told."""
     first, *others = explanations
     also = list(dict.fromkeys(other.name for other in others if other.name != first.name))
     if not also:
         return first
+    told = ", ".join(also[:MOST_ALTERNATIVES])
     return first.model_copy(
-        update={"explanation": f"{first.explanation}; or it is {', '.join(also)}", "also": also}
+        update={"explanation": f"{first.explanation}; or it is {told}", "also": also}
     )
 
 

@@ -43,6 +43,8 @@ class Settings:
     report: Path
     gate: Gate = field(default=Strict())
     hardware: Hardware = ON_CPU
+    adapter_class: str | None = None
+    """How the adapter was named, if as ``module:Class``."""
 
     @classmethod
     def of(
@@ -107,6 +109,7 @@ class Settings:
             time_limit=time_limit,
             report=report,
             hardware=hardware,
+            adapter_class=adapter if registry.is_class(adapter) else None,
         )
         return replace(settings, gate=_gate(settings, expect, baseline))
 
