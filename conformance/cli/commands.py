@@ -106,13 +106,13 @@ def cases(options: argparse.Namespace) -> Iterator[str]:
 
 def plan(options: argparse.Namespace) -> Iterator[str]:
     """Yields what the quick plan of an adapter looks at."""
-    from conformance.plan.plan import Plan
+    from conformance.plan.plan import Plan, mode_of_advantages
     from conformance.runs.registry import create
     from conformance.views import listing
 
-    layouts = create(options.adapter, options.engine).layouts()
-    fitting = tuple(layout for layout in layouts if layout.world_size <= options.max_ranks)
-    return listing.plan_table(Plan.quick(fitting))
+    adapter = create(options.adapter, options.engine)
+    fitting = [one for one in adapter.layouts() if one.world_size <= options.max_ranks]
+    return listing.plan_table(Plan.quick(tuple(fitting), mode_of_advantages(adapter)))
 
 
 def history(options: argparse.Namespace) -> Iterator[str]:

@@ -243,8 +243,11 @@ def _check_log(cell: LogCell, jobs: SharedJobs) -> Finding:
 
 def _missing(cell: MatrixCell, description: Description) -> str | None:
     """What a cell needs that the framework, by its adapter's description, does not have."""
+    if cell.spec.is_of_advantages and cell.spec.objective not in description.objectives:
+        return f"no objective {cell.spec.objective}"
     if cell.aggregation.mode not in description.modes:
-        return f"no mode {cell.aggregation.mode}"
+        alone = ", and advantages are looked at in no other" if cell.spec.is_of_advantages else ""
+        return f"no mode {cell.aggregation.mode}{alone}"
     if cell.depth not in description.depths:
         return f"no depth {cell.depth}"
     if cell.spec.objective not in description.objectives:
