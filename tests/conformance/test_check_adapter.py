@@ -121,8 +121,12 @@ COMPLAINTS = {
         "an entry for each response token: [80, 80] entries, and it has the shapes [(160,)]",
     ),
     broken.NotDrainingTheReader: (
-        "crashed",
+        "not_driven",
         "every job must start with an empty GradientReader",
+    ),
+    broken.LosingGradientsOffPolicy: (
+        "not_driven",
+        "RuntimeError: 0 optimizer steps were made of 1",
     ),
     broken.DeclaringNoObjective: ("nothing_to_run", "declares no objectives policy"),
     broken.DeclaringNoDevice: (

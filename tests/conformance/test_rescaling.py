@@ -125,6 +125,17 @@ def test_run_names_what_a_right_trainer_does_to_gradients_and_accuses_nothing(
     assert says in " ".join(result.output.split())
 
 
+def test_skipped_step_that_the_adapter_does_not_hand_over_is_not_driven(tmp_path: Path) -> None:
+    """The adapter of docs/adapters.md, which takes the gradients of all steps at the end."""
+    place = write_tinyrl(tmp_path, SKIPPING)
+    result = command.run(tmp_path, place, *FEW, "-k", "weights and no_active_token")
+    [found] = command.load(tmp_path / "reports" / "latest" / "tinyrl.json").findings
+
+    assert found.verdict is Verdict.NOT_DRIVEN
+    assert "0 optimizer steps were made of 1; if the trainer skips steps" in result.output
+    assert "GradientReader.take" in result.output
+
+
 def test_loss_scaler_that_unscales_before_the_step_is_right(tmp_path: Path) -> None:
     result = command.run(tmp_path, write(tmp_path, UNSCALING), *FEW, *CASES)
 
