@@ -45,6 +45,9 @@ OBJECTIVES = frozenset(
         Objective.SAPO,
         Objective.SEQUENCE_MASKED,
         Objective.VALUE,
+        Objective.GROUP_NORMALISED,
+        Objective.GROUP_CENTRED,
+        Objective.LEAVE_ONE_OUT,
     }
 )
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from adapters.areal.importing import module
 from adapters.contract.objective import CONSTANTS, Objective
 from adapters.toolkit.settings import token_budget
@@ -37,6 +39,14 @@ LOSSES: dict[Objective, dict[str, object]] = {
     },
 }
 """Settings of policy losses other than PPO's."""
+
+
+NORMALISATIONS: dict[Objective, dict[str, object]] = {
+    Objective.GROUP_NORMALISED: {"mean_level": "group", "std_level": "group"},
+    Objective.GROUP_CENTRED: {"mean_level": "group", "std_level": None},
+    Objective.LEAVE_ONE_OUT: {"mean_level": "group", "mean_leave1out": True, "std_level": None},
+}
+"""Normalisation of rewards within a prompt, which all tokens of a response have as advantage."""
 
 
 def rejects() -> bool:
@@ -74,6 +84,7 @@ def actor_configuration(job: Job, **engine: object) -> Any:
         eps_clip=CONSTANTS.clip_low,
         eps_clip_higher=CONSTANTS.clip_high,
         kl_ctl=0.0,
+        reward_norm=_normalisation(job),
         **_of_loss(job),
     )
 
@@ -105,6 +116,14 @@ def least_micro_batches(layout: Layout) -> int:
     """How many micro-batches a rank cuts at least: AReaL fills a pipeline with two per stage."""
     asked = layout.micro_batches if isinstance(layout.micro_batches, int) else 1
     return max(asked, 2 * layout.pp) if layout.pp > 1 else asked
+
+
+def _normalisation(job: Job) -> Any:
+    """How rewards are normalised, if advantages are made of them; None if they are given."""
+    if job.objective not in NORMALISATIONS:
+        return None
+    size = max(np.unique(step.groups, return_counts=True)[1].max() for step in job.steps)
+    return module("api.cli_args").NormConfig(**NORMALISATIONS[job.objective], group_size=int(size))
 
 
 def _of_loss(job: Job) -> dict[str, Any]:

@@ -11,10 +11,11 @@ ALL = parse_departures(
         trainer enters them
     not_run: the trainer's forward passes of the actor and of a reference policy
         log-probabilities are given; in a decoupled loss those of the proximal policy too
-    set: advantages, after `compute_advantages` has run, to signed powers of two
+    set: advantages, after `compute_advantages` has run, to signed powers of two, unless AReaL's own
+    are what is looked at
         no weight depends on them; masks and log-probabilities are those that it returns
-    set: a reward of 1 for each trajectory, and no penalty on a divergence (kl_ctl=0)
-        both are in AReaL's advantages, which are replaced
+    set: rewards, and no penalty on a divergence (kl_ctl=0)
+        both are in AReaL's advantages, of which those from normalised rewards are looked at
     set: returns of a critic, to advantages, and values and old values, to 0
         its squared error then has their gradient
     set: ppo_n_minibatches=1, and an update for each step of several

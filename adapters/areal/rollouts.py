@@ -7,7 +7,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from adapters.areal.configuration import has_proximal_policy, least_micro_batches
+from adapters.areal.configuration import (
+    NORMALISATIONS,
+    has_proximal_policy,
+    least_micro_batches,
+)
 from adapters.areal.importing import module
 from adapters.contract import Unsupported
 from adapters.toolkit.calls import refusals
@@ -36,9 +40,11 @@ class Rollouts:
         samples = iter(range(len(self._batch.responses)))
         for step in self._job.steps:
             trajectories = [self._trajectory(next(samples)) for _ in range(step.size)]
+            if self._job.objective in NORMALISATIONS:
+                trajectories = _together(trajectories, step.groups)
             with refusals():
                 shares, _ = deal(trajectories, self._job.layout.dp)
-            self._require_enough(len(shares[dp_rank]))
+            self._require_enough(sum(len(one["rewards"]) for one in shares[dp_rank]))
             yield shares[dp_rank]
 
     def give_advantages(self, trajectories: Sequence[dict[str, torch.Tensor]]) -> None:
@@ -60,7 +66,7 @@ class Rollouts:
         return of_token[ids].roll(-1, dims=-1)
 
     def _trajectory(self, index: int) -> dict[str, torch.Tensor]:
-        """A prompt and its response: [1, tokens] each, and one reward."""
+        """A prompt and its response: [1, tokens] each, and its reward."""
         batch = self._batch
         prompt, old = batch.prompts[index], batch.old_log_probs[index]
         is_off = has_proximal_policy(self._job)
@@ -76,7 +82,7 @@ class Rollouts:
             "loss_mask": whole(batch.original_masks[index]).int(),
             "logprobs": whole(batch.rollout_log_probs[index] if is_off else old).float(),
             "values": torch.zeros(ids.shape),
-            "rewards": torch.ones(1),
+            "rewards": torch.tensor([batch.rewards[index]], dtype=torch.float32),
         }
         if is_off:  # computed by a forward pass, at the position before the token's
             trajectory["prox_logp"] = whole(old).float().roll(-1, dims=-1)
@@ -86,3 +92,14 @@ class Rollouts:
         needed = least_micro_batches(self._job.layout)
         if samples < needed:
             raise Unsupported(f"no {needed} micro-batches of {samples} samples of a rank")
+
+
+def _together(
+    trajectories: Sequence[dict[str, torch.Tensor]], groups: NDArray[np.int64]
+) -> list[dict[str, torch.Tensor]]:
+    """The samples of each prompt as one trajectory, as AReaL's workflows return them."""
+    concatenated = module("utils.data").concat_padded_tensors
+    return [
+        concatenated([trajectories[index] for index in np.flatnonzero(groups == group)])
+        for group in dict.fromkeys(groups.tolist())
+    ]

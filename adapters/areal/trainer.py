@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from adapters.areal.configuration import actor_configuration, has_critic, rejects
+from adapters.areal.configuration import (
+    NORMALISATIONS,
+    actor_configuration,
+    has_critic,
+    rejects,
+)
 from adapters.areal.importing import module
 from adapters.areal.rollouts import Rollouts
 from adapters.contract import Refused
@@ -69,7 +74,8 @@ class Training:
         config = actor_configuration(self._job, backend=self._engine.config.backend)
         actor = module("trainer.ppo.actor").PPOActor(config, self._engine)
         trajectories = actor.compute_advantages(trajectories)
-        self._rollouts.give_advantages(trajectories)
+        if self._job.objective not in NORMALISATIONS:
+            self._rollouts.give_advantages(trajectories)
         trained = self._engine if has_critic(self._job) else actor
         trained.ppo_update(trajectories)
 

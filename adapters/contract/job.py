@@ -71,6 +71,8 @@ class Observation:
     token, or -1: how the framework cut the step. It is empty if the adapter does not report it.
     ``rows`` has, for each of these forward passes, how many rows hold a sample of the step: more
     than it has samples where a framework repeats some to fill up. It may be empty too.
+    ``skipped_steps`` are those whose gradient the trainer threw away, as it was NaN or infinite:
+    their weights are 0.
     All of these may be empty on a pipeline stage without a probe, which only the last must have.
     ``reported`` are the metrics that the framework logs on this rank, after its own reduction over
     micro-batches and ranks; None if this rank logs none. Those of rollouts (`OF_ROLLOUTS`) have one
@@ -82,4 +84,5 @@ class Observation:
     counted_tokens: tuple[float, ...] = ()
     forward_passes: tuple[NDArray[np.int32], ...] = ()
     rows: tuple[NDArray[np.int32], ...] = ()
+    skipped_steps: frozenset[int] = frozenset()
     reported: Mapping[Metric, tuple[float | None, ...]] = field(default_factory=dict)

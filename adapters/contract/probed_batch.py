@@ -271,12 +271,23 @@ class ProbedBatch:
         return gradient[ids].astype(np.float64) / derivatives
 
     def weights_of_steps(
-        self, gradients: Sequence[NDArray[np.float32]]
+        self, gradients: Sequence[NDArray[np.float32] | None]
     ) -> tuple[NDArray[np.float64], ...]:
-        """Each step's weights; raises `RuntimeError` unless there is a gradient for each step."""
+        """Each step's weights, given its gradient; those of a skipped step, with None, are 0.
+
+        Raises:
+            RuntimeError: there is not one entry for each step.
+        """
         if len(gradients) != len(self.steps):
-            raise RuntimeError(f"{len(gradients)} optimizer steps were made of {len(self.steps)}")
-        return tuple(self.split(self.weights(one))[index] for index, one in enumerate(gradients))
+            raise RuntimeError(
+                f"{len(gradients)} optimizer steps were made of {len(self.steps)}; if the trainer"
+                " skips steps whose gradient is NaN or infinite, let the adapter read gradients by"
+                " GradientReader.take after each step, and name Observation.skipped_steps"
+            )
+        return tuple(
+            np.zeros(len(step.mask)) if one is None else self.split(self.weights(one))[index]
+            for index, (step, one) in enumerate(zip(self.steps, gradients, strict=True))
+        )
 
     def forward_passes(self, passes: Sequence[NDArray[np.int64]]) -> tuple[NDArray[np.int32], ...]:
         """For each step, the index of the forward pass in which a rank held each token, or -1.

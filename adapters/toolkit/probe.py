@@ -78,6 +78,17 @@ class GradientReader:
         """Return the gradients since the last call."""
         return self._gradients.drain()
 
+    def take(self) -> NDArray[np.float32] | None:
+        """Return the gradient since the last call; None if the trainer skipped its step.
+
+        Raises:
+            ValueError: it made several steps.
+        """
+        gradients = self.drain()
+        if len(gradients) > 1:
+            raise ValueError(f"{len(gradients)} optimizer steps were made of 1")
+        return gradients[0] if gradients else None
+
     def _read(self, optimizer: torch.optim.Optimizer, *arguments: object) -> None:
         [probe] = [one for one in optimizer.param_groups[0]["params"] if one.requires_grad]
         self._gradients.append(self._whole(probe.grad))

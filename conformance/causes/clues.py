@@ -52,6 +52,8 @@ def clues(showings: Sequence[Showing]) -> Clues:
         ruled_out = excluded.union(*(one.contradicted for one in others))
         inferred = _of_some_ranks(first) if _is_contradicted(first, right) else _inferred(first)
         left = [*_without(first.explanations, ruled_out), *inferred]
+        if _is_of_skipped_step(first.showing):
+            left = [[_of_term(first, ["step_skipped"])]]
         explanations = [[sorted(part) for part in parts] for parts in left]
         excluded |= replace(first, explanations=left).contradicted
     return Clues(
@@ -92,6 +94,13 @@ def _is_contradicted(wrong: Consistent, right: Sequence[Consistent]) -> bool:
     steps = [one.showing.context.step_index for one in right]
     nothing = not (wrong.showing.is_per_token or wrong.showing.observed.any())
     return nothing and wrong.showing.context.step_index in steps
+
+
+def _is_of_skipped_step(wrong: Showing) -> bool:
+    """Whether a step has no gradient, or a loss that is not finite, because it was skipped."""
+    return wrong.context.is_skipped and (
+        wrong.is_per_token or not np.isfinite(wrong.observed).all()
+    )
 
 
 def _of_some_ranks(wrong: Consistent) -> Iterator[list[frozenset[str]]]:

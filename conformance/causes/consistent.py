@@ -56,13 +56,14 @@ class Showing:
     """What one rank showed of one step: the sum of terms for each token, or over all tokens.
 
     ``observed`` is [tokens] or, of a sum over all tokens, [1]; ``tolerance`` is relative to the sum
-    of the terms' magnitudes.
+    of the terms' magnitudes. Numbers of tokens times ``derivatives`` are the gradient.
     """
 
     terms: Sequence[LossTerm]
     observed: NDArray[np.float64]
     tolerance: float
     is_per_token: bool = True
+    derivatives: NDArray[np.float64] | float = 1.0
 
     @property
     def context(self) -> StepContext:

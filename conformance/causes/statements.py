@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from conformance.diagnosis.catalogue.wordings import OF_FACTORS
+from conformance.diagnosis.catalogue.wordings import OF_FACTORS, OF_RESCALING
 
 SIZES = {
     "cp": "cp, the number of context-parallel ranks",
@@ -121,8 +121,10 @@ STATEMENTS = {
     "prompts_miscounted": "another number of prompts is counted",
     "tokens_miscounted": "another number of tokens is counted",
     **OF_FACTORS,
+    **OF_RESCALING,
     "inactive_tokens_weigh": "tokens that the mask excludes have a weight",
     "not_finite": "numbers are NaN or infinite",
+    "step_skipped": "an optimizer step is skipped whose gradient is NaN or infinite",
     "tokens_not_held": "active tokens are on no rank",
     "forward_passes_not_recorded": "the adapter records no forward passes",
     "group_on_several_ranks": "a prompt group is on several data-parallel ranks",
@@ -165,6 +167,7 @@ MISCOUNTED = frozenset(
 INFERRED = MISCOUNTED | frozenset(
     {
         "not_finite",
+        "step_skipped",
         "inactive_tokens_weigh",
         "samples_lost",
         "samples_repeated",

@@ -29,8 +29,9 @@ if TYPE_CHECKING:
 class AdapterCheck:
     """Makes the complaints about one adapter, and keeps what else is to be told.
 
-    ``conforming`` counts findings without a complaint, ``never_shown`` lists declared capabilities
-    that no finding shows.
+    ``is_relied_on`` says whether the probe is right, so that further complaints may be about the
+    framework. ``conforming`` counts findings without a complaint, ``never_shown`` lists declared
+    capabilities that no finding shows.
 
     Raises:
         ConformanceError: there is no such adapter, engine or source.
@@ -40,6 +41,7 @@ class AdapterCheck:
         processes.require_room_for_sockets()
         self.adapter: Adapter = create(name, engine)
         self.description: Description | None = None
+        self.is_relied_on = False
         self.conforming = 0
         self.never_shown: list[str] = []
         self._source = resolve(self.adapter, source)
@@ -61,6 +63,7 @@ class AdapterCheck:
         self.never_shown = [f"layout {one}" for one in layouts if one not in usable]
         with self._ranks(usable) as pool:  # new ones, in which nothing of a job is left
             complaint = first_complaint(pool, usable)
+            self.is_relied_on = complaint is None
             if complaint is None:
                 yield from self._of_findings(pool, usable)
             else:

@@ -51,7 +51,7 @@ class Complaint:
 def of_outcome(outcome: Declined | Crashed, where: str) -> Complaint:
     """The complaint about a job of declared capabilities that did not run."""
     if not isinstance(outcome, Declined):
-        return Complaint(name="crashed", where=where, words=_crash(outcome.message))
+        return Complaint(name=outcome.verdict.value, where=where, words=_crash(outcome.message))
     if outcome.verdict == "unsupported":
         words = "describe() declares all that this job needs, and observe() raised Unsupported:"
         return Complaint(name=NOT_DELIVERED, where=where, words=f"{words} {outcome.message}")
@@ -65,7 +65,7 @@ def of_finding(finding: Finding) -> Complaint | None:
     if finding.verdict is Verdict.UNSUPPORTED:
         return of_outcome(Declined("unsupported", message), finding.id)
     if finding.verdict is Verdict.NOT_DRIVEN:
-        return Complaint(name=NOT_DELIVERED, where=finding.id, words=message)
+        return of_outcome(Crashed(message, finding.verdict), finding.id)
     if finding.verdict not in WRONG:
         return None
     if finding.verdict is Verdict.MISMATCH:

@@ -114,6 +114,7 @@ def _cells(description: Description, layouts: Sequence[Layout]) -> Iterator[Matr
             checks=frozenset(Check),
             depth=depth,
             layouts=tuple(layouts[:1] if number else layouts),
+            mode_of_advantages=modes[0],
         )
         cells = (cell for cell in plan.cells() if isinstance(cell, MatrixCell))
         yield from (cell for cell in cells if _tells(cell, description))

@@ -11,6 +11,8 @@ from adapters.contract.objective import Objective
 from conformance.checker import coverage, explanations, jobs
 from conformance.checker.complaint import Complaint, of_outcome
 from conformance.diagnosis.placement import forward_pass_of_token
+from conformance.judging.rescaling import trial
+from conformance.judging.weights import judge_weights
 from conformance.ranks.messages import Declined
 from conformance.ranks.pool import Ran
 from reference.aggregation import Mode
@@ -96,9 +98,15 @@ class Probing:
         Raises:
             _Wrong: it is not.
         """
-        mode = self._right_mode(self._depth)
+        try:
+            mode = self._right_mode(self._depth)
+        except _Wrong as wrong:
+            if wrong.complaint.name in MAY_BE_OF_THE_FRAMEWORK:
+                self._require_no_rescaling(min(self.pool.description.modes))
+            raise
         self._require_repetition(mode)
         self._require_steps(mode)
+        self._require_no_rescaling(mode)
         for layout in self._plain_layouts:
             self._require_padding(mode, layout)
         for depth in coverage.depths(self.pool.description)[1:]:
@@ -124,6 +132,17 @@ class Probing:
             else:
                 return mode
         raise wrong[0]
+
+    def _require_no_rescaling(self, mode: Mode) -> None:
+        """The trainer neither clips nor scales the gradients that the adapter reads."""
+        job = trial(jobs.job(self.layouts[0], self._depth, mode, jobs.EQUAL))
+        outcome = self.pool.run(job)
+        if not isinstance(outcome, Ran):
+            return
+        self._require_shapes(job, outcome)
+        for found in judge_weights(job, outcome.observations, self.pool.description).rescalings:
+            words, where = found.diagnosis.explanation, jobs.in_words(job)
+            raise _Wrong(Complaint(name=found.name, where=where, words=words))
 
     def _require_repetition(self, mode: Mode) -> None:
         job = jobs.job(self.layouts[0], self._depth, mode, jobs.EQUAL)
@@ -170,9 +189,13 @@ class Probing:
         outcome = self.pool.run(job)
         if not isinstance(outcome, Ran):
             raise _Wrong(of_outcome(outcome, jobs.in_words(job)))
+        self._require_shapes(job, outcome)
+        return outcome.observations
+
+    def _require_shapes(self, job: Job, outcome: Ran) -> None:
+        """Every array has an entry for each token."""
         for observation in outcome.observations[job.layout.last_stage]:
             _require(job, explanations.explain_shapes(job, observation))
-        return outcome.observations
 
 
 def _require(job: Job, cause: Cause | None, step: str = "") -> None:

@@ -71,20 +71,20 @@ def _list(names: Iterable[str]) -> str:
 
 
 def check_adapter(options: argparse.Namespace) -> Generator[str, None, int]:
-    """Yields what an adapter gets wrong, and returns whether that is anything."""
+    """Yields what is wrong, and returns whether any of it is the adapter's mistake."""
     from conformance.checker.check import AdapterCheck
 
     check = AdapterCheck(options.name, options.engine, options.source)
     wrong = False
     for complaint in check.complaints():
-        wrong = True
+        wrong = wrong or complaint.of_adapter
         yield f"{complaint.name}{'' if complaint.of_adapter else OR_OF_THE_FRAMEWORK}"
         yield f"  in {complaint.where}"
         yield from _wrapped(complaint.words)
         yield ""
     for line in check.summary():
         yield from _wrapped(line, indent="")
-    return WORSE if wrong else 0
+    return 0 if check.is_relied_on and not wrong else WORSE
 
 
 def _wrapped(text: str, indent: str = "  ") -> Iterator[str]:
@@ -110,13 +110,13 @@ def cases(options: argparse.Namespace) -> Iterator[str]:
 
 def plan(options: argparse.Namespace) -> Iterator[str]:
     """Yields what the quick plan of an adapter looks at."""
-    from conformance.plan.plan import Plan
+    from conformance.plan.plan import Plan, mode_of_advantages
     from conformance.runs.registry import create
     from conformance.views import listing
 
-    layouts = create(options.adapter, options.engine).layouts()
-    fitting = tuple(layout for layout in layouts if layout.world_size <= options.max_ranks)
-    return listing.plan_table(Plan.quick(fitting))
+    adapter = create(options.adapter, options.engine)
+    fitting = [one for one in adapter.layouts() if one.world_size <= options.max_ranks]
+    return listing.plan_table(Plan.quick(tuple(fitting), mode_of_advantages(adapter)))
 
 
 def history(options: argparse.Namespace) -> Iterator[str]:

@@ -35,6 +35,10 @@ FEW = 16
 """Tokens by which predictions are sorted out before all tokens are looked at."""
 
 
+MOST_ALTERNATIVES = 3
+"""Alternatives that an explanation names, the most plausible ones as `mistakes` orders them."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Evidence:
     """Observed weights of a step, [tokens], and the bound on their relative error."""
@@ -154,7 +158,7 @@ class ReportedEvidence:
 
 def diagnose(evidence: Evidence) -> Diagnosis:
     """Name the mistake that explains weights; ``unexplained`` if none does."""
-    for fault in (_not_finite, _inactive_tokens):
+    for fault in READ_OFF:
         diagnosis = fault(evidence)
         if diagnosis is not None:
             return diagnosis
@@ -163,7 +167,7 @@ def diagnose(evidence: Evidence) -> Diagnosis:
 
 def read_off(evidence: Evidence) -> list[str]:
     """Names of the mistakes that weights show of themselves, and which nothing predicts."""
-    for fault in (_not_finite, _inactive_tokens):
+    for fault in READ_OFF:
         diagnosis = fault(evidence)
         if diagnosis is not None:
             return [diagnosis.name]
@@ -178,7 +182,11 @@ def diagnose_reported(evidence: ReportedEvidence) -> Diagnosis:
     words = f"{evidence.reported:.7g} is reported instead of {term.expected:.7g}"
     numbers = {"reported": evidence.reported, "expected": term.expected}
     if not math.isfinite(evidence.reported):
-        return Diagnosis(name="not_finite", explanation=f"{evidence.reported} is reported")
+        logged = f"{evidence.reported} is reported"
+        if context.is_skipped:
+            words = f"the optimizer step is skipped, and {logged} of it"
+            return Diagnosis(name="step_skipped", explanation=words)
+        return Diagnosis(name="not_finite", explanation=logged)
     explanations = [
         Diagnosis(
             name=mistake.name,
@@ -223,13 +231,14 @@ def without_gradient(term: str) -> Diagnosis:
 
 
 def _first(explanations: list[Diagnosis]) -> Diagnosis:
-    """The first explanation, with the names of the others."""
+    """The first explanation, with the names of the others, of which the likeliest are told."""
     first, *others = explanations
     also = list(dict.fromkeys(other.name for other in others if other.name != first.name))
     if not also:
         return first
+    told = ", ".join(also[:MOST_ALTERNATIVES])
     return first.model_copy(
-        update={"explanation": f"{first.explanation}; or it is {', '.join(also)}", "also": also}
+        update={"explanation": f"{first.explanation}; or it is {told}", "also": also}
     )
 
 
@@ -270,6 +279,18 @@ def _named(evidence: Evidence, mistake: Mistake) -> Diagnosis:
     return Diagnosis(name=mistake.name, explanation=words, numbers=numbers)
 
 
+def _skipped(evidence: Evidence) -> Diagnosis | None:
+    if not evidence.context.is_skipped:
+        return None
+    lost = int(evidence.context.step.mask.sum())
+    return Diagnosis(
+        name="step_skipped",
+        explanation=f"the optimizer step is skipped, as its gradient is NaN or infinite: {lost}"
+        " active tokens are not trained on",
+        numbers={"tokens": lost},
+    )
+
+
 def _not_finite(evidence: Evidence) -> Diagnosis | None:
     broken = int((~np.isfinite(evidence.observed)).sum())
     if not broken:
@@ -301,6 +322,10 @@ def _inactive_tokens(evidence: Evidence) -> Diagnosis | None:
 def _gives_inactive(evidence: Evidence, mistake: Mistake) -> bool:
     """Whether a mistake gives tokens a weight that are to have none."""
     return bool(mistake.weights[evidence.expected == 0].any())
+
+
+READ_OFF = (_skipped, _not_finite, _inactive_tokens)
+"""What is the matter whatever else is wrong, in this order."""
 
 
 def _denominators(evidence: Evidence) -> tuple[str, dict[str, float]]:

@@ -69,6 +69,9 @@ class StepContext:
     per_micro_batch: bool = False
     """Whether the aggregation is applied to each micro-batch, and their mean is taken."""
 
+    is_skipped: bool = False
+    """Whether the trainer threw the gradient away and made no optimizer step."""
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, StepContext) and self._identity == other._identity
 
@@ -86,6 +89,7 @@ class StepContext:
             self.layout,
             *(None if known is None else (known.shape, known.tobytes()) for known in (held, rows)),
             self.per_micro_batch,
+            self.is_skipped,
         )
 
     @cached_property

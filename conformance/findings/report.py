@@ -32,6 +32,7 @@ SCHEMA: Literal["rl-loss-conformance/report/6"] = "rl-loss-conformance/report/6"
 FIELD_ORDER = (
     "schema",
     "adapter",
+    "adapter_class",
     "engine",
     "complete",
     "fault",
@@ -137,6 +138,9 @@ class Header(Model):
     """The fields that are known before the first finding."""
 
     adapter: str
+    adapter_class: str | None = None
+    """How the adapter was named, if as ``module:Class``; left out of the document if not."""
+
     engine: str
     source: Provenance
     environment: Environment
@@ -232,12 +236,14 @@ class Report(Header):
             "findings": self.findings,
         }
         fields = self.model_dump(mode="json", by_alias=True, exclude={*lists})
-        if self.fault is None:
-            del fields["fault"]
-        texts = {name: json.dumps(value, ensure_ascii=False) for name, value in fields.items()}
+        texts = {
+            name: json.dumps(value, ensure_ascii=False)
+            for name, value in fields.items()
+            if value is not None
+        }
         texts |= {name: _lines(models) for name, models in lists.items()}
-        ordered = (f'"{name}": {texts[name]}' for name in FIELD_ORDER if name in texts)
-        return "{\n " + ",\n ".join(ordered) + "\n}\n"
+        lines = [f'"{name}": {texts[name]}' for name in FIELD_ORDER if name in texts]
+        return "{\n " + ",\n ".join(lines) + "\n}\n"
 
 
 def _lines(models: Iterable[BaseModel]) -> str:

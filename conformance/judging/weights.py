@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from adapters.contract import PendingReduction
+from adapters.contract.probed_batch import ProbedBatch
 from conformance.causes.clues import clues
 from conformance.causes.consistent import Showing
 from conformance.diagnosis.explain import Evidence, diagnose
@@ -19,6 +20,7 @@ from conformance.findings.finding import Diagnosis
 from conformance.findings.verdict import Verdict
 from conformance.judging import loss_terms
 from conformance.judging.picture import picture
+from conformance.judging.rescaling import rescalings
 from reference.aggregation import SampleUnit
 from reference.rounding import weight_bound
 
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from adapters.contract import Description, Job, Observation
     from conformance.findings.cause import Clues
     from conformance.findings.finding import Logged, Picture
+    from conformance.judging.rescaling import Rescaling
     from reference.aggregation import Conventions
     from reference.step import Step
 
@@ -57,6 +60,9 @@ class Judgement:
     clues: Clues | None = None
     """What the observations say about the known mistakes."""
 
+    rescalings: tuple[Rescaling, ...] = ()
+    """What a trainer may have done to right gradients, each of which explains a mismatch."""
+
     expected: tuple[ExpectedNumber, ...] = ()
     """Numbers that `conformance.runs.recorder` compares over the findings of a run."""
 
@@ -75,8 +81,9 @@ def judge_weights(
     The error of an active token is relative and bounded; an inactive token must weigh exactly 0.
     """
     tolerance = weight_bound(description.dtype)
+    batch = ProbedBatch.under(description.conventions, job.steps, job.objective)
     showings: list[Showing] = []
-    for step_index in range(len(job.steps)):
+    for step_index, dloss_dlogprob in enumerate(batch.split(batch.dloss_dlogprob)):
         context = step_context(job, step_index, observations, description)
         term = LossTerm(
             metric=loss_terms.trained_term(job.objective),
@@ -84,7 +91,9 @@ def judge_weights(
             factors=np.ones_like(context.expected),
         )
         showings += (
-            Showing(terms=[term], observed=observed, tolerance=tolerance)
+            Showing(
+                terms=[term], observed=observed, tolerance=tolerance, derivatives=dloss_dlogprob
+            )
             for observed in final_weights(observations, step_index, job, description.conventions)
         )
     return judge_showings(showings, _error, partial(_wrong, showings))
@@ -124,18 +133,29 @@ def judge_showings(
     finite; ``wrong`` returns the mismatch, without its error.
     """
     worst = Judgement(verdict=Verdict.CONFORMS)
-    for one in showings:
+    harmless = [one for one in showings if one.context.is_skipped and not one.expected.any()]
+    judged = [one for one in showings if one not in harmless]
+    for one in judged:
         error = error_of(one)
         if error is None or not error <= one.tolerance:
-            worst = replace(wrong(one), error=error, tolerance=one.tolerance)
+            worst = replace(
+                wrong(one),
+                error=error,
+                tolerance=one.tolerance,
+                rescalings=tuple(rescalings(judged, one)),
+            )
             break
         if worst.error is None or error > worst.error:
             worst = replace(worst, error=error, tolerance=one.tolerance)
+    if worst.verdict is Verdict.CONFORMS and harmless:
+        words = "the optimizer step is skipped, as its gradient is NaN or infinite; none of its"
+        skipped = Diagnosis(name="step_skipped", explanation=f"{words} tokens is active")
+        worst = Judgement(verdict=Verdict.ADVICE, diagnosis=skipped)
     contexts = dict.fromkeys(term.context for one in showings for term in one.terms)
     return replace(
         worst,
         expected=tuple(context.fingerprint for context in contexts),
-        clues=clues(showings),
+        clues=clues(judged) if judged else None,
     )
 
 
@@ -151,6 +171,7 @@ def step_context(
         layout=job.layout,
         forward_pass_of_token=forward_pass_of_token(observations, step_index, job.layout),
         rows_of_passes=rows_of_passes(observations, step_index, job.layout),
+        is_skipped=any(step_index in one.skipped_steps for one in observations),
     )
     return context.of_term(loss_terms.reducer(job.objective, description.conventions))
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from adapters.contract import CodeLocation, Depth, Option
 from adapters.contract.objective import (
     CORRECTIONS,
+    FROM_REWARDS,
     POLICY_LOSSES,
     Metric,
     Objective,
@@ -122,6 +123,11 @@ class CheckSpec:
             return case in self.cases
         rejected = any(step.original_mask is not None for step in case.steps)
         return rejected == (self.objective is Objective.REJECTION)
+
+    @property
+    def is_of_advantages(self) -> bool:
+        """Whether it is of advantages that the framework computes, looked at in one mode alone."""
+        return self.objective in FROM_REWARDS
 
     def is_seen_on(self, layout: Layout) -> bool:
         """Whether a layout can tell right from wrong here.

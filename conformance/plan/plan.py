@@ -23,7 +23,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
+    from adapters.contract import Adapter
     from conformance.plan.quick import Combination
+
+
+def mode_of_advantages(adapter: Adapter) -> Mode:
+    """The mode in which an adapter's advantages are looked at: `sample_mean`, if it may have it."""
+    named = [Mode(text.partition(":")[0]) for text in adapter.mode_names.values()]
+    return Mode.SAMPLE_MEAN if Mode.SAMPLE_MEAN in named or not named else named[0]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,11 +50,18 @@ class Plan:
     seed: str = ""
     """What generated cases follow from."""
 
+    mode_of_advantages: Mode = Mode.SAMPLE_MEAN
+    """The only mode in which advantages are looked at, as no mode changes them."""
+
     case: Case | None = None
     """A step that a user gave, in the place of the corpus and all else."""
 
     @classmethod
-    def quick(cls, layouts: tuple[Layout, ...]) -> Plan:
+    def quick(
+        cls,
+        layouts: tuple[Layout, ...],
+        mode_of_advantages: Mode = Mode.SAMPLE_MEAN,
+    ) -> Plan:
         """What a run looks at on some layouts where nothing else is asked for."""
         return cls(
             aggregations=dict.fromkeys(Mode),
@@ -55,6 +69,7 @@ class Plan:
             depth=Depth.STEP,
             layouts=layouts,
             size=PlanSize.QUICK,
+            mode_of_advantages=mode_of_advantages,
         )
 
     @property
@@ -127,7 +142,11 @@ class Plan:
     def _cells_of_cases(self) -> list[MatrixCell]:
         """Those that share a run next to each other."""
         cases = ALL_CASES if self.case is None else (self.case,)
-        specs = [spec for spec in CHECK_SPECS if spec.is_seen_at(self.depth)]
+        seen = [spec for spec in CHECK_SPECS if spec.is_seen_at(self.depth)]
+        specs = [
+            replace(spec, modes=(self.mode_of_advantages,)) if spec.is_of_advantages else spec
+            for spec in seen
+        ]
         taken = [(case, [spec for spec in specs if spec.takes(case)]) for case in cases]
         return [
             self._cell(mode, case, layout, spec)

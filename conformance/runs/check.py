@@ -120,6 +120,7 @@ def _check_job(cell: MatrixCell, jobs: SharedJobs) -> Made:
     )
     if _lacks_a_metric(judgement) and not _is_read(cell, outcome.observations, jobs):
         return Made(_finding(cell, verdict=Verdict.NOT_DRIVEN, message=_not_read(cell)))
+    judgement = _but_for_rescaling(judgement, cell.job, jobs)
     finding = _judged(cell, judgement, description)
     return Made(finding, judgement.expected, judgement.clues)
 
@@ -140,6 +141,17 @@ def _not_read(cell: MatrixCell) -> str:
         f"the adapter reads no {cell.spec.metric}, of ordinary steps neither: this version logs it"
         " in another place or under another name, if at all"
     )
+
+
+def _but_for_rescaling(judgement: Judgement, job: Job, jobs: SharedJobs) -> Judgement:
+    """The judgement, turned into advice if the trainer clips or scales right gradients.
+
+    Of a single job a wrong count explains as much, so that a trial has to show the same.
+    """
+    shown = jobs.rescaling(job) if judgement.rescalings else None
+    if shown is None or not any(map(shown.is_same, judgement.rescalings)):
+        return judgement
+    return Judgement(verdict=Verdict.ADVICE, diagnosis=shown.diagnosis, expected=judgement.expected)
 
 
 def _declined(cell: MatrixCell, outcome: Declined, description: Description) -> Finding:
@@ -259,8 +271,11 @@ def _check_log(cell: LogCell, jobs: SharedJobs) -> Finding:
 
 def _missing(cell: MatrixCell, description: Description) -> str | None:
     """What a cell needs that the framework, by its adapter's description, does not have."""
+    if cell.spec.is_of_advantages and cell.spec.objective not in description.objectives:
+        return f"no objective {cell.spec.objective}"
     if cell.aggregation.mode not in description.modes:
-        return f"no mode {cell.aggregation.mode}"
+        alone = ", and advantages are looked at in no other" if cell.spec.is_of_advantages else ""
+        return f"no mode {cell.aggregation.mode}{alone}"
     if cell.depth not in description.depths:
         return f"no depth {cell.depth}"
     if cell.spec.objective not in description.objectives:

@@ -20,6 +20,7 @@ def header(settings: Settings, description: Description) -> Header:
     adapter, source = settings.adapter, settings.source
     return Header(
         adapter=adapter.name,
+        adapter_class=settings.adapter_class,
         engine=adapter.engine,
         source=Provenance(**{name: getattr(source, name) for name in Provenance.model_fields}),
         environment=_environment(adapter, description, settings.hardware),

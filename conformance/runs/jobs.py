@@ -13,19 +13,23 @@ from typing import TYPE_CHECKING
 
 from conformance.corpus.cases import CORPUS
 from conformance.corpus.log_cases import LOG_ENTRIES
+from conformance.judging.rescaling import trial
 from conformance.judging.startup import ignored_settings
+from conformance.judging.weights import judge_weights
 from conformance.ranks.log_process import LogRequest, Logs
 from conformance.ranks.pool import Ran
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from adapters.contract import Description, Job, Layout, Observation
+    from adapters.contract import Depth, Description, Job, Layout, Observation
     from adapters.contract.configuration import Setting
     from adapters.contract.objective import Metric, Objective
+    from conformance.judging.rescaling import Rescaling
     from conformance.plan.matrix import AnyMatrixCell, MatrixCell
     from conformance.ranks.messages import Declined
     from conformance.ranks.pool import Crashed, RankPool
+    from reference.aggregation import Aggregation
 
 
 [ORDINARY] = [case for case in CORPUS if case.name == "split_groups"]
@@ -41,6 +45,7 @@ class SharedJobs:
         self._outcomes: dict[str, Ran | Declined | Crashed] = {}
         self._ignored: frozenset[Setting] | None = None
         self._read: dict[tuple[Metric, Objective], bool] = {}
+        self._rescalings: dict[tuple[Aggregation, Layout, Depth], Rescaling | None] = {}
         self._upcoming: MatrixCell | None = None
         self._running: str | None = None
         self._resources = ExitStack()
@@ -102,6 +107,16 @@ class SharedJobs:
                 for layout in (job.layout, smallest)
             )
         return self._read[key]
+
+    def rescaling(self, job: Job) -> Rescaling | None:
+        """What the trainer does to right gradients, found out by the trial of a job."""
+        key = job.aggregation, job.layout, job.depth
+        if key not in self._rescalings:
+            tried = trial(job)
+            observations = self._observations(tried)
+            shown = observations and judge_weights(tried, observations, self.description).rescalings
+            self._rescalings[key] = shown[0] if shown else None
+        return self._rescalings[key]
 
     def _observations(self, job: Job) -> tuple[Observation, ...] | None:
         outcome = self.run(job)

@@ -73,7 +73,25 @@ def adapter_classes(name: str) -> dict[str, type[Adapter]]:
     classes = loaded if isinstance(loaded, tuple) else (loaded,)
     if not all(isinstance(one, type) and issubclass(one, Adapter) for one in classes):
         raise AdapterError(f"adapter {name!r} ({entry.value}) is no adapters.contract.Adapter")
+    for one in classes:
+        _require_complete(one)
     return {one.engine: one for one in classes}
+
+
+def _require_complete(adapter_class: type[Adapter]) -> None:
+    """Require a class to have all that one of an adapter needs.
+
+    Raises:
+        AdapterError: something is missing.
+    """
+    missing = [f"{name}()" for name in sorted(adapter_class.__abstractmethods__)]
+    missing += [] if hasattr(adapter_class, "name") else ["name"]
+    if missing:
+        raise AdapterError(
+            f"class {adapter_class.__qualname__} of {adapter_class.__module__} lacks"
+            f" {', '.join(missing)}",
+            "docs/adapters.md shows a complete adapter",
+        )
 
 
 def is_class(name: str) -> bool:

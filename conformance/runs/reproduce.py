@@ -27,7 +27,7 @@ def command(header: Header, finding: Finding) -> str:
 
 
 def _options(header: Header, finding: Finding) -> Iterator[str]:
-    yield f"--adapter={header.adapter}"
+    yield f"--adapter={header.adapter_class or header.adapter}"
     yield f"--engine={header.engine}"
     yield from _source(header.source)
     if finding.mode is Mode.CONSTANT and header.request.divisor is not None:

@@ -15,7 +15,7 @@ from conformance.corpus import case_file as case_files
 from conformance.findings.errors import InvalidSettingsError
 from conformance.findings.report import PlanSize
 from conformance.findings.verdict import Check
-from conformance.plan.plan import Plan
+from conformance.plan.plan import Plan, mode_of_advantages
 from conformance.ranks import processes
 from conformance.ranks.hardware import ON_CPU, Hardware
 from conformance.runs import registry
@@ -43,6 +43,8 @@ class Settings:
     report: Path
     gate: Gate = field(default=Strict())
     hardware: Hardware = ON_CPU
+    adapter_class: str | None = None
+    """How the adapter was named, if as ``module:Class``."""
 
     @classmethod
     def of(
@@ -94,6 +96,7 @@ class Settings:
             size=_one_of(PlanSize, "plan", plan_size),
             examples=examples,
             seed=seed,
+            mode_of_advantages=mode_of_advantages(chosen),
             case=None if case_file is None else case_files.load(case_file),
         )
         plan.require_something_to_run()
@@ -107,6 +110,7 @@ class Settings:
             time_limit=time_limit,
             report=report,
             hardware=hardware,
+            adapter_class=adapter if registry.is_class(adapter) else None,
         )
         return replace(settings, gate=_gate(settings, expect, baseline))
 

@@ -241,10 +241,11 @@ def _summary(issue: Issue) -> str:
     words = _explanation(issue.example) if issue.is_of_rules else ""
     what = escape_markdown(words) if words else _statement(issue)
     effect = impact_words(issue.cause.impact) or off_by(issue.example)
-    judged = sum(one.verdict in (*JUDGED, Verdict.ADVICE) for one in issue.report.findings)
+    judged = sum(one.verdict in JUDGED for one in issue.report.findings)
+    those = "the" if issue.kind is ADVICE else f"{judged}"  # advice is not one of the judged
     return (
         f"{issue.kind.sentence.format(issue.framework)}: {what}."
-        f" It shows in {len(issue.findings)} of {judged} comparisons of this run"
+        f" It shows in {len(issue.findings)} of {those} comparisons of this run"
         f"{f': {effect}' if effect else ''}."
     )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,7 +20,7 @@ from adapters.contract.conventions import conventions_of
 from adapters.contract.objective import Metric, Objective
 from adapters.contract.probed_batch import ProbedBatch
 from conformance.findings.verdict import Verdict
-from conformance.judging.gradients import judge_off_policy
+from conformance.judging.gradients import judge_advantages, judge_off_policy
 from conformance.judging.metrics import judge_logged
 from conformance.ranks.messages import Declined
 from conformance.ranks.pool import Crashed, Ran, RankPool
@@ -38,6 +40,11 @@ pytestmark = [
         reason="the extra areal is not installed",
     ),
 ]
+
+CLONE = Path(os.environ.get(command.SOURCES, "nowhere")) / "areal"
+needs_clone = pytest.mark.skipif(
+    not CLONE.exists(), reason=f"{command.SOURCES} names no folder with a clone of AReaL"
+)
 
 RELEASE = "pypi:1.0.4"
 TWO = "dp2-cp1-mb2-thd"
@@ -146,6 +153,56 @@ def test_off_policy_losses_have_the_derivatives_of_the_reference(
     assert isinstance(outcome, Ran), outcome
     judged = judge_off_policy(given, outcome.observations, description())
     assert judged.verdict is Verdict.CONFORMS, judged
+
+
+ESTIMATORS = (Objective.GROUP_NORMALISED, Objective.GROUP_CENTRED, Objective.LEAVE_ONE_OUT)
+
+
+@pytest.mark.parametrize("objective", ESTIMATORS)
+def test_rewards_are_compared_with_those_of_the_prompt(
+    pool: RankPool, objective: Objective
+) -> None:
+    given = job("split_groups", "dp1-cp2-mb2-thd", objective)
+    outcome = pool.run(given)
+
+    assert isinstance(outcome, Ran), outcome
+    judged = judge_advantages(given, outcome.observations, description())
+    assert judged.verdict is Verdict.CONFORMS, judged
+
+
+UNEQUAL = {
+    "schema": "rl-loss-conformance/case/1",
+    "name": "unequal_prompts",
+    "steps": [
+        {
+            "samples": [
+                {"prompt_length": 2, "response_length": length, "group": group}
+                for length, group in [(3, 0), (2, 0), (4, 1), (1, 1), (2, 1), (4, 2), (2, 2)]
+            ]
+        }
+    ],
+}
+
+
+@needs_clone
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("revision", "verdict"),
+    [("a315ea97d2f6", Verdict.MISMATCH), ("bbc10f0e95bf", Verdict.CONFORMS)],
+    ids=["before", "after"],
+)
+def test_prompts_of_unequal_size_were_compared_across_their_bounds(
+    tmp_path: Path, revision: str, verdict: Verdict
+) -> None:
+    """AReaL's pull request 1454: rewards were cut into slices of a fixed size."""
+    path = tmp_path / "case.json"
+    path.write_text(json.dumps(UNEQUAL))
+    chosen = "--adapter=areal", f"--source={CLONE}@{revision}", "--layout=dp1-cp1-mb2-thd"
+    of_groups = "--checks=advantages", "-k", "group_ and not whitened", f"--case-file={path}"
+    process = command.start(tmp_path, *chosen, *of_groups)
+    report = command.finish(process, tmp_path, "areal").report
+
+    assert report.summary.verdicts == {verdict: 2}
 
 
 def test_rejected_tokens_have_no_weight_and_count(pool: RankPool) -> None:

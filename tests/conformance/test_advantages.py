@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from adapters.contract.formulas import ESTIMATORS, estimator_conventions
 from adapters.contract.objective import FROM_REWARDS, Objective
 from adapters.contract.probed_batch import ProbedBatch
 from conformance.causes.statements import STATEMENTS
+from conformance.comparing.report_file import load
 from conformance.corpus.cases import CORPUS
 from conformance.diagnosis.catalogue.advantages import (
     BatchPlacement,
@@ -35,6 +37,7 @@ from reference.aggregation import (
 )
 from reference.rounding import ratio_bound
 from reference.weights import token_weights
+from tests import command
 from tests.declaring import assumed
 
 STEPS = tuple(
@@ -244,3 +247,26 @@ def test_errors_are_relative_to_what_a_mean_is_subtracted_from(
     right = estimate(Objective.GAE)
 
     assert judged(Objective.GAE, right.advantages + rounding * right.rounding).verdict is verdict
+
+
+def test_advantages_are_looked_at_in_a_mode_that_the_framework_has(tmp_path: Path) -> None:
+    chosen = ("--layout=dp1-cp1-mb2-thd", "--checks=advantages,rollouts")
+    result = command.run(tmp_path, "tests.minimal.mistaken:HavingTokenMeanAlone", *chosen)
+    report = load(tmp_path / "reports" / "latest" / "native.json")
+
+    assert result.status == 0, result.output
+    assert report.summary.modes == {Mode.TOKEN_MEAN: {Verdict.CONFORMS: 31}}
+
+
+def test_missing_mode_is_said_to_be_the_only_one_of_advantages(tmp_path: Path) -> None:
+    chosen = ("--layout=dp1-cp1-mb2-thd", "--checks=advantages", "-k", "gae")
+    result = command.run(tmp_path, "tests.minimal.mistaken:NamingNoMode", *chosen)
+
+    assert "no mode sample_mean, and advantages are looked at in no other (" in result.output
+
+
+def test_missing_estimator_is_said_before_a_missing_mode(tmp_path: Path) -> None:
+    chosen = ("--layout=dp1-cp1-mb2-thd", "--checks=advantages", "-k", "advantages.gae/")
+    result = command.run(tmp_path, "tests.minimal.mistaken:ComputingNoAdvantages", *chosen)
+
+    assert "unsupported: no objective gae (" in result.output

@@ -311,6 +311,15 @@ def test_advice_is_said_to_be_no_bug() -> None:
     assert "denominator" not in markdown
 
 
+def test_advice_is_not_among_the_comparisons() -> None:
+    diagnosis = Diagnosis(name="gradients_clipped", explanation="")
+    clipped = finding("a", Verdict.ADVICE).model_copy(update={"diagnosis": diagnosis})
+    report = toy(clipped, finding("b"), mismatch("two_prompts", "not_finite"))
+
+    assert "It shows in 1 of 2 comparisons of this run" in text(report, "not_finite")
+    assert "It shows in 1 of the comparisons of this run" in text(report, "gradients_clipped")
+
+
 def test_step_of_a_user_is_shown_without_denominators_that_nobody_knows() -> None:
     samples = [
         PicturedSample(sample=0, group=0, tokens=2, runs=[Run(2, 0.5, None, None, None, None)])

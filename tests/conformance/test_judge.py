@@ -154,8 +154,19 @@ def test_another_count_is_named_before_a_factor_that_happens_to_be_the_same() ->
 
     assert diagnosis is not None
     assert diagnosis.name == "empty_samples_counted"
+    assert {"weights_of_sample_mean", "divided_by_prompts_or_samples"} < {*diagnosis.also}
+
+
+def test_explanation_names_at_most_three_alternatives_the_likeliest() -> None:
+    masks = [[1], [0], [0], [0], [0]]
+    samples = [Sample(prompt_length=1, loss_mask=mask, group=i) for i, mask in enumerate(masks)]
+    judge = Judge(Mode.TOKEN_MEAN, step=Step.of(samples))
+    diagnosis = judge(judge.weights / 5).diagnosis
+
+    assert diagnosis is not None
     _, others = diagnosis.explanation.split("; or it is ")
-    assert {"weights_of_sample_mean", "divided_by_prompts_or_samples"} < set(others.split(", "))
+    assert len(diagnosis.also) > 3
+    assert others.split(", ") == diagnosis.also[:3]
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from conformance.comparing.assembly import assembled
 from conformance.comparing.report_file import load
 from conformance.findings.finding import Finding
-from conformance.findings.report import Header, Provenance, Request
+from conformance.findings.report import Header, Provenance, Request, Selection
 from conformance.runs.reproduce import command as command_of
 from tests import command
 from tests.conformance.test_journal import HEADER, finding
@@ -80,6 +81,29 @@ def test_source_is_named_as_far_as_the_report_knows_it(
     given = [option for option in arguments(head, finding("a")) if "--source" in option]
 
     assert given == ([] if expected is None else [expected])
+
+
+def test_adapter_is_named_as_it_was_given(tmp_path: Path) -> None:
+    """A class that no entry point names is found by its module alone."""
+    place = "tests.minimal.mistaken:DrivingAMistake"
+    few = ("--layout=dp1-cp1-mb1-bshd", "--checks=weights", "-k", "sample_mean/uneven_lengths")
+    first = command.run(tmp_path, place, *few)
+    report = load(tmp_path / "reports" / "latest" / "minimal.json")
+    [found] = report.findings
+    options = arguments(report, found)
+    again = command.run(tmp_path, options[0].partition("=")[2], *options[1:])
+
+    assert options[:2] == [f"--adapter={place}", "--engine=torch"]
+    assert f"pytest --adapter={place}" in first.output
+    assert again.status == first.status == 1
+    assert load(tmp_path / "reports" / "latest" / "minimal.json").findings == [found]
+
+
+def test_report_of_an_installed_adapter_names_no_class() -> None:
+    assert (
+        '"adapter_class"'
+        not in assembled(HEADER, [], [], Selection(selected=0, deselected=0)).to_json()
+    )
 
 
 def test_what_was_chosen_besides_is_named_where_it_matters() -> None:

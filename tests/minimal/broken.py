@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from adapters.contract import Description, Job, Layout, Observation, Rank, Refused, Unsupported
-from adapters.contract.objective import Metric
+from adapters.contract.objective import Metric, Objective
 from adapters.contract.probed_batch import ProbedBatch
 from adapters.toolkit.probe import GradientReader, as_array, probe_capacity
 from reference.aggregation import Mode
@@ -214,6 +214,20 @@ class NotDrainingTheReader(MinimalAdapter):
         reader = GradientReader(optimizer)
         reader.drain = lambda: list(reader._gradients)  # type: ignore[method-assign]
         return reader
+
+
+class LosingGradientsOffPolicy(MinimalAdapter):
+    """It declares another loss, and hands over no gradient of it."""
+
+    def describe(self) -> Description:
+        both = frozenset({Objective.POLICY, Objective.OFF_POLICY})
+        return replace(super().describe(), objectives=both)
+
+    def token_weights(
+        self, batch: ProbedBatch, gradients: Sequence[NDArray[np.float32]]
+    ) -> tuple[NDArray[np.float64], ...]:
+        kept = [] if batch.objective is Objective.OFF_POLICY else gradients
+        return batch.weights_of_steps(kept)
 
 
 class DeclaringNoObjective(MinimalAdapter):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
@@ -14,7 +14,7 @@ from reference.aggregation import Mode
 from tests.minimal.right import MinimalAdapter, Trainer
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 
 class TrainerThatCountsASample(Trainer):
@@ -57,3 +57,25 @@ class HavingALossOfOneMode(NativeAdapter):
         if job.objective is Objective.CISPO and job.aggregation.mode is not Mode.TOKEN_MEAN:
             raise Unsupported("CISPO is by tokens")
         return super().observe(job, rank)
+
+
+class HavingTokenMeanAlone(NativeAdapter):
+    """This framework computes advantages, and has one mode, which it has a name for."""
+
+    mode_names: ClassVar[Mapping[str, str]] = {"default": "token_mean"}
+
+    def describe(self) -> Description:
+        return replace(super().describe(), modes=frozenset({Mode.TOKEN_MEAN}))
+
+
+class NamingNoMode(HavingTokenMeanAlone):
+    """Its modes are known only once the framework is loaded."""
+
+    mode_names: ClassVar[Mapping[str, str]] = {}
+
+
+class ComputingNoAdvantages(NamingNoMode):
+    """Neither has it the mode in which advantages would be looked at."""
+
+    def describe(self) -> Description:
+        return replace(super().describe(), objectives=frozenset({Objective.POLICY}))

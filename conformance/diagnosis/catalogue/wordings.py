@@ -76,5 +76,13 @@ OF_ADVANTAGES = {
 }
 """Each mistake in words, as the end of a sentence; the more common ones first."""
 
+OF_RESCALING = {
+    "gradients_clipped": "gradients are clipped before the optimizer reads them",
+    "gradient_values_clipped": "gradients are clipped value by value before the optimizer reads"
+    " them",
+    "loss_scaled": "gradients are read while the loss scale is still in them",
+}
+"""What a trainer may do to right gradients, in words, as the end of a sentence."""
+
 OF_FACTORS = OF_DERIVATIVES | OF_ADVANTAGES
 """All mistakes in what the weights of a policy loss are multiplied by."""

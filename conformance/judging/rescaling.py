@@ -1,0 +1,170 @@
+"""Recognises gradients that a trainer clips or scales before the optimizer reads them.
+
+A trainer that clips gradients is right, and its token weights are all too small. What it did shows
+in several steps of different gradients: clipping gives them one norm, or one largest value, and a
+loss scale multiplies all of them by the same power of two.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from adapters.contract.configuration import DEFAULT_CONFIGURATION
+from adapters.contract.objective import Objective
+from conformance.corpus.cases import fewest_micro_batches
+from conformance.diagnosis.catalogue.wordings import OF_RESCALING
+from conformance.findings.finding import Diagnosis
+from reference.step import Sample, Step
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from adapters.contract import Job, Layout
+    from conformance.causes.consistent import Showing
+
+    Array = NDArray[np.float64]
+
+SAME = 1e-4
+"""The largest relative difference of sizes that are taken for equal: torch divides by a norm to
+which 1e-6 is added, and norms are sums in float32."""
+
+SMALLEST_LOSS_SCALE = 2.0**8
+"""The least factor that is taken for a loss scale. Counts of small steps can be smaller powers of
+two."""
+
+WAYS_OUT = {
+    "gradients_clipped": (
+        "gradients are clipped to norm {size:.4g} before the optimizer reads them: their direction"
+        " is right, and their length says nothing about counts. Turn clipping off where the adapter"
+        " configures the trainer, or read gradients before they are clipped"
+    ),
+    "gradient_values_clipped": (
+        "gradients are clipped to values of at most {size:.4g} before the optimizer reads them, and"
+        " are right but for that. Turn clipping off where the adapter configures the trainer, or"
+        " read gradients before they are clipped"
+    ),
+    "loss_scaled": (
+        "every gradient is {size:.6g} = 2^{exponent:g} times the right one: it is read while the"
+        " loss scale is still in it. Read gradients after they are unscaled, as"
+        " torch.amp.GradScaler.unscale_ does, or turn loss scaling off where the adapter configures"
+        " the trainer"
+    ),
+}
+"""What is said of each kind of rescaling: what is the matter, and what to change."""
+
+assert WAYS_OUT.keys() == OF_RESCALING.keys()
+
+
+class Rescaling(NamedTuple):
+    """What was done to right gradients: its name in `WAYS_OUT`, and the norm, value or factor."""
+
+    name: str
+    size: float
+
+    @property
+    def diagnosis(self) -> Diagnosis:
+        """What is wrong, and the way out."""
+        words = WAYS_OUT[self.name].format(size=self.size, exponent=math.log2(self.size))
+        return Diagnosis(name=self.name, explanation=words, numbers={"size": self.size})
+
+    def is_same(self, other: Rescaling) -> bool:
+        """Whether two jobs show the same."""
+        same_size = math.isclose(self.size, other.size, rel_tol=SAME)
+        return self.name == other.name and same_size
+
+
+def rescalings(showings: Sequence[Showing], wrong: Showing) -> Iterator[Rescaling]:
+    """Yield what explains all gradients that a job showed, of which one is ``wrong``.
+
+    A single step proves nothing: many mistakes give a gradient another norm.
+    """
+    if not wrong.is_per_token or not wrong.observed.any() or not wrong.expected.any():
+        return
+    for name, (size_of, rescaled) in KINDS.items():
+        size = size_of(wrong.observed * wrong.derivatives, wrong.expected * wrong.derivatives)
+        if size is not None and all(_fits(one, rescaled, size) for one in showings):
+            yield Rescaling(name, size)
+
+
+def _fits(showing: Showing, rescaled: Callable[[Array, float], Array], size: float) -> bool:
+    right = showing.expected * showing.derivatives
+    predicted = rescaled(right, size)
+    shrunk = float(np.linalg.norm(predicted) / (np.linalg.norm(right) or 1.0))
+    magnitude = showing.magnitude * np.abs(showing.derivatives) * shrunk
+    off = np.abs(showing.observed * showing.derivatives - predicted)
+    return bool((off <= (SAME + showing.tolerance) * magnitude).all())
+
+
+def _clipped(gradient: Array, norm: float) -> Array:
+    """The gradient as `torch.nn.utils.clip_grad_norm_` leaves it."""
+    return gradient * min(1.0, norm / (float(np.linalg.norm(gradient)) or 1.0))
+
+
+def _values_clipped(gradient: Array, value: float) -> Array:
+    return np.clip(gradient, -value, value)
+
+
+def _scaled(gradient: Array, factor: float) -> Array:
+    return gradient * factor
+
+
+def _norm(observed: Array, _: Array) -> float:
+    return float(np.linalg.norm(observed))
+
+
+def _largest(observed: Array, _: Array) -> float:
+    return float(np.abs(observed).max())
+
+
+def _loss_scale(observed: Array, right: Array) -> float | None:
+    """The power of two by which a gradient is too large; None if it is none, or a small one."""
+    factor = float(np.linalg.norm(observed) / np.linalg.norm(right))
+    if not math.isfinite(factor) or factor < SMALLEST_LOSS_SCALE * (1 - SAME):
+        return None
+    nearest = 2.0 ** round(math.log2(factor))
+    return nearest if math.isclose(factor, nearest, rel_tol=SAME) else None
+
+
+KINDS: dict[str, tuple[Callable[[Array, Array], float | None], Callable[[Array, float], Array]]] = {
+    "gradients_clipped": (_norm, _clipped),
+    "gradient_values_clipped": (_largest, _values_clipped),
+    "loss_scaled": (_loss_scale, _scaled),
+}
+"""For each kind: its size, given an observed and a right gradient, and the gradient it makes."""
+
+
+def trial(job: Job) -> Job:
+    """A job of two steps whose gradients are large and have different norms, for one like it.
+
+    Each sample has one or two active tokens, and the first has the largest advantage.
+    """
+    steps = _large_gradients(_samples(job.layout))
+    return replace(
+        job, steps=steps, objective=Objective.POLICY, configuration=DEFAULT_CONFIGURATION
+    )
+
+
+def _samples(layout: Layout) -> int:
+    """The fewest samples that fill all micro-batches, in pairs."""
+    fewest = layout.dp * fewest_micro_batches(layout)
+    return fewest + fewest % 2
+
+
+@lru_cache
+def _large_gradients(samples: int) -> tuple[Step, Step]:
+    """Steps in which the first token of every response has the id 7k + 6.
+
+    `adapters.contract.probed_batch.ADVANTAGES` is largest there.
+    """
+    one = [Sample(prompt_length=5 + (i > 0), loss_mask=[1], group=i // 2) for i in range(samples)]
+    two = [
+        Sample(prompt_length=5 + (i == 0), loss_mask=[1, 1], group=i // 2) for i in range(samples)
+    ]
+    return Step.of(one), Step.of(two)
