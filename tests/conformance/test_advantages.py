@@ -191,6 +191,23 @@ def test_values_of_another_order_are_read_off_advantages(
     assert fitting == [("values_of_other_samples", together)]
 
 
+def test_values_of_another_order_are_not_looked_for_in_a_large_batch() -> None:
+    """What there is to compare grows with the square of the samples."""
+    tokens = 2**20
+    rollouts = Rollouts(
+        rewards=np.ones(2),
+        groups=np.zeros(2, np.int64),
+        sample=np.repeat([0, 1], tokens // 2),
+        mask=np.ones(tokens, np.bool_),
+        values=np.zeros(tokens),
+        divergences=np.zeros(tokens),
+    )
+    large = Estimate(objective=Objective.GAE, rollouts=rollouts, conventions=EstimatorConventions())
+
+    placement = BatchPlacement(step=np.zeros(tokens, np.int64))
+    assert not [*values_of_others(large, placement, np.zeros(tokens))]
+
+
 @pytest.mark.parametrize("objective", [Objective.REINFORCE_PP, Objective.GAE])
 def test_reward_that_is_lost_at_a_skipped_token_is_named(objective: Objective) -> None:
     """The last token of the fifth sample of the first step is masked."""

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     Values = NDArray[np.float64]
     Samples = NDArray[np.int64]
 
+LARGEST = 2**20
+"""Advantages of the largest batch, times its samples, that are compared by donor."""
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Rows:
@@ -74,6 +77,8 @@ def values_of_others(
     if estimate.conventions.transitions is not TokenSet.RESPONSE:
         return  # rows have no gaps
     in_order = np.arange(len(rollouts.rewards))
+    if len(in_order) * len(observed) > LARGEST:
+        return
     responses = np.bincount(rollouts.sample, minlength=len(in_order))
     for starts, width in placement.rows(responses):
         for together in ((), ("padding_bootstrapped",)):
