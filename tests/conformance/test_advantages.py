@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -189,6 +190,19 @@ def test_values_of_another_order_are_read_off_advantages(
     ]
 
     assert fitting == [("values_of_other_samples", together)]
+
+
+def test_values_of_a_sample_that_cannot_be_seen_are_its_own() -> None:
+    rollouts = estimate(Objective.GAE).rollouts
+    masked = replace(rollouts, mask=rollouts.mask & (rollouts.sample != 1))
+    right = replace(estimate(Objective.GAE), rollouts=masked)
+    seen = np.where(masked.mask, right.advantages, np.nan)
+
+    assert not [
+        name
+        for name, found, _ in values_of_others(right, BatchPlacement(step=PLACEMENT.step), seen)
+        if np.allclose(found[masked.mask], seen[masked.mask])
+    ]
 
 
 def test_values_of_another_order_are_not_looked_for_in_a_large_batch() -> None:

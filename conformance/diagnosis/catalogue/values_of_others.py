@@ -91,7 +91,7 @@ def values_of_others(
 
 
 def _donors(rows: _Rows, observed: Values) -> Samples:
-    """The sample whose values fit a sample's advantages best, for each: [N]."""
+    """The sample whose values fit a sample's advantages best, for each, itself if any does: [N]."""
     sample, seen = rows.estimate.rollouts.sample, np.isfinite(observed)
     samples = len(rows.estimate.rollouts.rewards)
     by_donor = np.stack([rows.raw(np.full(samples, donor)) for donor in range(samples)])
@@ -101,7 +101,8 @@ def _donors(rows: _Rows, observed: Values) -> Samples:
         candidates += _whitened_as(observed, by_donor, longest)
     errors = [_errors(found - observed, seen, sample) for found in candidates or [by_donor]]
     best = min(errors, key=lambda one: float(one.min(axis=0).sum()))
-    donors: Samples = best.argmin(axis=0)
+    fits_own = np.diagonal(best) <= best.min(axis=0)
+    donors: Samples = np.where(fits_own, np.arange(samples), best.argmin(axis=0))
     return donors
 
 
