@@ -23,6 +23,7 @@ from adapters.verl.sizes import of_last_epoch
 from reference.aggregation import (
     AuxiliaryAggregation,
     DenominatorMask,
+    EmptyUnits,
     EstimatorConventions,
     LoggedMean,
     Mode,
@@ -44,6 +45,7 @@ CONVENTIONS: Mapping[str, Convention] = {
         DenominatorMask.MODIFIED,
         "docs/algo/rollout_corr.md, Rejection Sampling (Separate Mechanism)",
     ),
+    "empty_units": Assumed(EmptyUnits.COUNTED),
     "entropy": Assumed(AuxiliaryAggregation.WITH_POLICY_LOSS),
     "kl": Assumed(AuxiliaryAggregation.WITH_POLICY_LOSS),
     "diagnostics": Assumed(AuxiliaryAggregation.MICRO_BATCH_TOKEN_MEAN),
@@ -60,7 +62,9 @@ CONVENTIONS: Mapping[str, Convention] = {
 """What the modes leave open. What is assumed is read off ``ppo_loss`` in `workers/utils/losses.py`,
 which aggregates entropy and divergence as the policy loss and averages diagnostics over
 micro-batches, and off ``compute_data_metrics`` in `trainer/ppo/metric_utils.py`. A sample's reward
-is at its last token (`experimental/agent_loop`)."""
+is at its last token (`experimental/agent_loop`). Comments of ``agg_loss`` in
+`trainer/ppo/core_algos.py` exclude fully masked sequences, and leave them out of its sums; its
+divisor is ``global_batch_size``, which trainers set to the configured size of a mini-batch."""
 
 CONFIGURATIONS: dict[Setting | FaultInjection, tuple[str, ...]] = {
     Setting.MODE: ("loss_agg_mode",),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -192,6 +193,36 @@ def test_values_of_another_order_are_read_off_advantages(
     ]
 
     assert fitting == [("values_of_other_samples", together)]
+
+
+def test_values_of_a_sample_that_cannot_be_seen_are_its_own() -> None:
+    rollouts = estimate(Objective.GAE).rollouts
+    masked = replace(rollouts, mask=rollouts.mask & (rollouts.sample != 1))
+    right = replace(estimate(Objective.GAE), rollouts=masked)
+    seen = np.where(masked.mask, right.advantages, np.nan)
+
+    assert not [
+        name
+        for name, found, _ in values_of_others(right, BatchPlacement(step=PLACEMENT.step), seen)
+        if np.allclose(found[masked.mask], seen[masked.mask])
+    ]
+
+
+def test_values_of_another_order_are_not_looked_for_in_a_large_batch() -> None:
+    """What there is to compare grows with the square of the samples."""
+    tokens = 2**20
+    rollouts = Rollouts(
+        rewards=np.ones(2),
+        groups=np.zeros(2, np.int64),
+        sample=np.repeat([0, 1], tokens // 2),
+        mask=np.ones(tokens, np.bool_),
+        values=np.zeros(tokens),
+        divergences=np.zeros(tokens),
+    )
+    large = Estimate(objective=Objective.GAE, rollouts=rollouts, conventions=EstimatorConventions())
+
+    placement = BatchPlacement(step=np.zeros(tokens, np.int64))
+    assert not [*values_of_others(large, placement, np.zeros(tokens))]
 
 
 @pytest.mark.parametrize("objective", [Objective.REINFORCE_PP, Objective.GAE])

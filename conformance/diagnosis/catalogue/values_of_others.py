@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     Values = NDArray[np.float64]
     Samples = NDArray[np.int64]
 
+LARGEST = 2**20
+"""Advantages of the largest batch, times its samples, that are compared by donor."""
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Rows:
@@ -74,6 +77,8 @@ def values_of_others(
     if estimate.conventions.transitions is not TokenSet.RESPONSE:
         return  # rows have no gaps
     in_order = np.arange(len(rollouts.rewards))
+    if len(in_order) * len(observed) > LARGEST:
+        return
     responses = np.bincount(rollouts.sample, minlength=len(in_order))
     for starts, width in placement.rows(responses):
         for together in ((), ("padding_bootstrapped",)):
@@ -86,32 +91,38 @@ def values_of_others(
 
 
 def _donors(rows: _Rows, observed: Values) -> Samples:
-    """The sample whose values fit a sample's advantages best, for each: [N]."""
+    """The sample whose values fit a sample's advantages best, for each, itself if any does: [N]."""
     sample, seen = rows.estimate.rollouts.sample, np.isfinite(observed)
     samples = len(rows.estimate.rollouts.rewards)
     by_donor = np.stack([rows.raw(np.full(samples, donor)) for donor in range(samples)])
+    candidates: list[Values] = []
     if rows.estimate.estimator.whitens:
         longest = seen & (sample == np.bincount(sample[seen], minlength=1).argmax())
-        by_donor = _whitened_as(observed, by_donor, longest)
-    off = np.where(seen, np.abs(by_donor - observed), 0.0)
-    largest = np.zeros((samples, samples))
-    for of_donor, so_far in zip(off, largest, strict=True):
-        np.maximum.at(so_far, sample, of_donor)
-    donors: Samples = largest.argmin(axis=0)
+        candidates += _whitened_as(observed, by_donor, longest)
+    errors = [_errors(found - observed, seen, sample) for found in candidates or [by_donor]]
+    best = min(errors, key=lambda one: float(one.min(axis=0).sum()))
+    fits_own = np.diagonal(best) <= best.min(axis=0)
+    donors: Samples = np.where(fits_own, np.arange(samples), best.argmin(axis=0))
     return donors
 
 
-def _whitened_as(observed: Values, by_donor: Values, longest: NDArray[np.bool_]) -> Values:
-    """Advantages by donor, [N, tokens], as large as those observed of the sample of most tokens.
+def _errors(off: Values, seen: NDArray[np.bool_], sample: Samples) -> Values:
+    """The largest error of a sample's tokens by each donor, given those of tokens: [N, N]."""
+    largest = np.zeros((len(off), len(off)))
+    for of_donor, so_far in zip(np.abs(off), largest, strict=True):
+        np.maximum.at(so_far, sample[seen], of_donor[seen])
+    return largest
 
-    Whitening multiplies all by one number and adds another, by which one of its donors fits.
+
+def _whitened_as(
+    observed: Values, by_donor: Values, longest: NDArray[np.bool_]
+) -> Iterator[Values]:
+    """Yield advantages by donor, [N, tokens], as whitened if one sample has a certain donor.
+
+    Whitening multiplies all by one number and adds another, which the sample of most tokens tells.
     """
-    fits = []
     for raw in by_donor:
         design = np.stack([raw[longest], np.ones(int(longest.sum()))], axis=1)
-        factors = np.linalg.lstsq(design, observed[longest], rcond=None)[0]
-        error = float(np.abs(design @ factors - observed[longest]).max(initial=0.0))
-        fits.append((error, *factors.tolist()))
-    _, factor, shift = min(fits)
-    whitened: Values = factor * by_donor + shift
-    return whitened
+        factor, shift = np.linalg.lstsq(design, observed[longest], rcond=None)[0]
+        if factor > 0:
+            yield factor * by_donor + shift
