@@ -100,6 +100,6 @@ def _together(
     """The samples of each prompt as one trajectory, as AReaL's workflows return them."""
     concatenated = module("utils.data").concat_padded_tensors
     return [
-        concatenated([trajectories[index] for index in np.flatnonzero(groups == group)])
+        concatenated([trajectories[index] for index in np.flatnonzero(groups == group).tolist()])
         for group in dict.fromkeys(groups.tolist())
     ]
