@@ -88,11 +88,8 @@ def layout_words(layout: Layout) -> str:
 def open_choices(worked: WorkedStep) -> dict[str, str]:
     """Returns what the modes leave open, as far as it concerns a step, by convention."""
     conventions = worked.context.conventions
-    counted = conventions.empty_units is EmptyUnits.COUNTED
-    choices = {
-        "empty_units": "a sample or prompt without active tokens adds 0 and"
-        f" {'still counts' if counted else 'does not count'}"
-    }
+    counts = "still counts" if conventions.empty_units is EmptyUnits.COUNTED else "does not count"
+    choices = {"empty_units": f"a sample or prompt without active tokens adds 0 and {counts}"}
     if conventions.sample_unit is SampleUnit.ROLLOUT:
         choices["sample_unit"] = "the samples of one rollout count as one sample"
     if worked.spec.objective is Objective.REJECTION:
@@ -146,10 +143,9 @@ class WorkedStep:
 
     def convention(self, term: LossTerm) -> str:
         """The convention by which a term that is averaged over micro-batches is aggregated."""
-        metric = self.spec.metric
-        if metric is None or metric is Metric.LOSS:
+        if self.spec.metric in (None, Metric.LOSS):
             return str(term.metric)
-        return loss_terms.convention_of_log(metric, self.context.conventions) or str(metric)
+        return str(loss_terms.convention_of_log(self.spec.metric, self.context.conventions))
 
     def _is_wrong(self, context: StepContext) -> bool:
         """Whether the finding is about this step of the batch."""
