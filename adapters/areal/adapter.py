@@ -15,7 +15,7 @@ from adapters.contract.objective import Objective
 from adapters.contract.probed_batch import ProbedBatch
 from adapters.toolkit.calls import Candidates, places
 from adapters.toolkit.launching import set_what_ray_sets
-from reference.aggregation import AuxiliaryAggregation, DenominatorMask, Mode
+from reference.aggregation import AuxiliaryAggregation, DenominatorMask, EstimatorConventions, Mode
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,6 +28,9 @@ CONVENTIONS: Mapping[str, Convention] = {
         AuxiliaryAggregation.TOKEN_MEAN, "docs/en/reference/metrics_tracking.md, Batch Metrics"
     ),
     "rejected": Assumed(AuxiliaryAggregation.TOKEN_MEAN),
+    "of_returns": Documented(
+        EstimatorConventions(std_epsilon=1e-5), "docs/en/cli_reference.md, NormConfig"
+    ),
 }
 """What the modes leave open. Metrics of batches are averages over the tokens of a mask, of all
 data-parallel ranks; the fraction of rejected tokens is logged as a single number, of which that

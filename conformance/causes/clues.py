@@ -13,7 +13,8 @@ from conformance.causes.consistent import consistent, without_factors
 from conformance.causes.statements import INFERRED, MISCOUNTED
 from conformance.causes.step_conditions import of_context, of_step
 from conformance.diagnosis.catalogue.mistakes import mistakes
-from conformance.diagnosis.explain import Evidence, read_off
+from conformance.diagnosis.evidence import Evidence
+from conformance.diagnosis.explain import read_off
 from conformance.findings.cause import Clues
 
 if TYPE_CHECKING:

@@ -15,7 +15,8 @@ from adapters.contract.objective import CONSTANTS, Objective
 from adapters.contract.probed_batch import ProbedBatch
 from conformance.causes.consistent import Showing
 from conformance.diagnosis.catalogue.missing_tokens import of_lost_tokens
-from conformance.diagnosis.explain import Evidence, diagnose, likeliest, without_gradient
+from conformance.diagnosis.evidence import Evidence
+from conformance.diagnosis.explain import diagnose, likeliest, without_gradient
 from conformance.diagnosis.shared_mistakes import diagnose_shared_mistake
 from conformance.findings.agreement import agreement, direction
 from conformance.findings.verdict import Verdict

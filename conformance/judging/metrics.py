@@ -10,7 +10,8 @@ import numpy as np
 
 from adapters.contract.objective import Metric, Objective
 from conformance.causes.consistent import Showing
-from conformance.diagnosis.explain import ReportedEvidence, diagnose_reported, left_out, likeliest
+from conformance.diagnosis.evidence import ReportedEvidence
+from conformance.diagnosis.explain import diagnose_reported, left_out, likeliest
 from conformance.diagnosis.shared_mistakes import diagnose_shared_mistake
 from conformance.diagnosis.step_context import ExpectedNumber
 from conformance.findings.agreement import agreement

@@ -12,7 +12,8 @@ from adapters.contract import PendingReduction
 from adapters.contract.probed_batch import ProbedBatch
 from conformance.causes.clues import clues
 from conformance.causes.consistent import Showing
-from conformance.diagnosis.explain import Evidence, diagnose
+from conformance.diagnosis.evidence import Evidence
+from conformance.diagnosis.explain import diagnose
 from conformance.diagnosis.placement import forward_pass_of_token, rows_of_passes
 from conformance.diagnosis.step_context import ExpectedNumber, LossTerm, StepContext
 from conformance.findings.agreement import agreement, direction
