@@ -65,7 +65,7 @@ def of_finding(finding: Finding) -> Complaint | None:
     if finding.verdict is Verdict.UNSUPPORTED:
         return of_outcome(Declined("unsupported", message), finding.id)
     if finding.verdict is Verdict.NOT_DRIVEN:
-        return of_outcome(Crashed(message, finding.verdict), finding.id)
+        return Complaint(name=NOT_DELIVERED, where=finding.id, words=_crash(message))
     if finding.verdict not in WRONG:
         return None
     if finding.verdict is Verdict.MISMATCH:

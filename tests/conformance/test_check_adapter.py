@@ -125,7 +125,7 @@ COMPLAINTS = {
         "every job must start with an empty GradientReader",
     ),
     broken.LosingGradientsOffPolicy: (
-        "not_driven",
+        "declared_and_not_delivered",
         "RuntimeError: 0 optimizer steps were made of 1",
     ),
     broken.DeclaringNoObjective: ("nothing_to_run", "declares no objectives policy"),
