@@ -35,6 +35,9 @@ SECONDS_TO_DIE = 3.0
 LONGEST_TEMPORARY_FOLDER = 107 - len("/pymp-12345678/listener-12345678")
 """Bytes of its name: those of a socket of Unix, less what multiprocessing adds."""
 
+WHAT = "what():"
+"""What C++ prints before the message of an exception that nobody catches."""
+
 LOG_LINES = 5
 """Lines of a dead process's output that a finding quotes."""
 
@@ -176,15 +179,17 @@ def _serve(connection: Connection, spec: WorkerSpec, slot: HostSlot) -> None:
 
 
 def last_words(who: str, code: int | None, output: bytes, source: Path | None) -> str:
-    """How a process ended, and the last of what it printed."""
+    """How a process ended, with the error that C++ names, and the last of what it printed."""
     how = (
         f"was killed by {signal.Signals(-code).name}"
         if code is not None and code < 0
         else f"exited with status {code}"
     )
     text = RACED_SIZES.sub("other sizes", output[-LOG_TAIL:].decode(errors="backslashreplace"))
-    last_lines = "\n".join(text.strip().splitlines()[-LOG_LINES:])
-    return sanitize(f"{who} {how}\n{last_lines}".strip(), source)
+    last_lines = text.strip().splitlines()[-LOG_LINES:]
+    reasons = [line.partition(WHAT)[2].strip() for line in last_lines if WHAT in line]
+    first = ": ".join([f"{who} {how}", *reasons[-1:]])
+    return sanitize("\n".join([first, *last_lines]).strip(), source)
 
 
 def require_room_for_sockets() -> None:
