@@ -91,6 +91,7 @@ def test_versions_have_their_modes_and_weigh_as_known(
         "mismatch",
         "refused",
         "unsupported",
+        "advice",
     }
     for mode in modes - {"token_mean"}:
         assert cases(report, mode, "mismatch") == set()

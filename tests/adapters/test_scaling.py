@@ -58,6 +58,7 @@ ELSEWHERE = {
     "engines.megatron_core.transformer_config": "layers of the model",
     "engines.megatron_core.probed_model": "chunks of the model",
     "engines.deepspeed.import_deepspeed": "a path",
+    "slime_family.rollouts.of_single_samples": "micro-batches of all ranks",
     "nemo_rl.configuration._budget": "sizes that the framework is told",
     "nemo_rl.configuration._micro_batch_size": "sizes that the framework is told",
     "nemo_rl.configuration._multiple": "sizes that the framework is told",

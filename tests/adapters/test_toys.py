@@ -26,7 +26,7 @@ POLICY_LOSS = "[weights/ or [metric/"
 """Its weights, and itself as it is logged."""
 
 REFUSAL = '    raise ValueError("not on a Sunday")'
-CRASH = 'raise RuntimeError("no kernel image")'
+CRASH = 'raise RuntimeError("no kernel")'
 
 MODES = {"sample_mean", "prompt_mean", "token_mean", "constant"}
 
@@ -328,7 +328,7 @@ def test_a_metric_that_is_renamed_is_not_driven(tmp_path: Path, toy: str) -> Non
     assert verdicts(of_check(found, "metric")) == {"not_driven"}
 
 
-def test_toy_that_declines_an_ordinary_step_is_wrong(tmp_path: Path) -> None:
+def test_toy_that_declines_an_ordinary_step_is_listed_with_its_words(tmp_path: Path) -> None:
     edits = (
         Edit("utils/arguments.py", "    lineage.validate(args)", REFUSAL),
         Edit("lineage.py", "choices=MODES", "choices=MODES[:3]"),
@@ -336,7 +336,7 @@ def test_toy_that_declines_an_ordinary_step_is_wrong(tmp_path: Path) -> None:
     source = checkout(tmp_path / "slime", "slime", *edits)
     found = find(tmp_path, "slime", source, ["dp1-cp1-mb1-thd"], "uneven_lengths")
 
-    assert verdicts(found) == {"declined"}
+    assert verdicts(found) == {"refused"}
     messages = {f.mode: f.message for f in found}
     assert "argument --loss-aggregation: invalid choice: 'constant'" in messages.pop("constant")
     assert set(messages.values()) == {"ValueError: not on a Sunday"}
@@ -349,7 +349,7 @@ def test_toy_that_raises_in_its_loss_crashes(tmp_path: Path) -> None:
 
     assert verdicts(found) == {"crashed"}
     message = found[0].message
-    assert message.strip().endswith("RuntimeError: no kernel image")
+    assert message.strip().endswith("RuntimeError: no kernel")
     assert 'File "slime/lineage.py", line ' in message
     assert str(tmp_path) not in message
 
@@ -455,7 +455,7 @@ def test_all_but_a_critic_conforms_on_the_other_engine(tmp_path: Path) -> None:
                 "masks = batch['loss_masks']; reduce = make_reducer(masks",
             ),
             "[rejection/",
-            "inactive_tokens_weigh",
+            "rejection_left_out",
         ),
         (
             "slime",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, ClassVar
 from unittest import mock
@@ -17,7 +18,7 @@ from tests.drifting import framework
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from adapters.contract import Job, Rank
+    from adapters.contract import Description, Job, Rank
 
 
 class Bridge:
@@ -152,6 +153,9 @@ class DriftingAdapter(NativeAdapter):
     package = "tests.drifting.framework"
     versions = "drifting 1.0 to 1.2"
     failure: ClassVar[Callable[[], object]] = reads_what_the_stub_lacks
+
+    def describe(self) -> Description:
+        return replace(super().describe(), promised={})
 
     def observe(self, job: Job, rank: Rank) -> Observation:
         type(self).failure()
