@@ -152,9 +152,13 @@ def _is_undocumented_log(spec: CheckSpec, description: Description) -> bool:
 def _mean_of_means(
     judgement: Judgement, spec: CheckSpec, description: Description
 ) -> Judgement | None:
-    """Advice on a logged mean of means; None if it is another number or documented otherwise."""
+    """Advice on a logged mean of means; None if it is another number or documented otherwise.
+
+    Where a mean of means is declared, one that differs from it is another number: padding that is
+    averaged in, for example, makes it wrong by either answer.
+    """
     names = _names(judgement.diagnosis)
-    if not _is_undocumented_log(spec, description):
+    if not _is_undocumented_log(spec, description) or [*_pooling(spec, description)]:
         return None
     if not any(name.startswith(PER_PART) for name in names):
         return None

@@ -133,14 +133,28 @@ def test_logged_loss_is_the_one_that_is_trained() -> None:
     assert logged({}, OF_MICRO_BATCHES, "metric").verdict is Verdict.MISMATCH
 
 
+UNEVEN = Layout(dp=2, micro_batches="uneven")
+
+ON_TWO = np.array([[0, 0, 1, -1], [-1, -1, -1, 0]])
+"""Two ranks with tokens 0 to 2, in two passes, and token 3."""
+
+
+def test_padding_that_is_averaged_in_is_wrong_by_either_answer() -> None:
+    """The second rank is given a micro-batch of padding, which counts as 0 in its mean."""
+    padded = [1 / 8, 1 / 8, 1 / 4, 1 / 4]
+    judgement = logged({"entropy": Assumed(MEANS)}, padded, layout=UNEVEN, passes=ON_TWO)
+
+    assert judgement.verdict is Verdict.MISMATCH
+    assert judgement.diagnosis is not None
+    assert judgement.diagnosis.name == "padding_micro_batches_averaged"
+
+
 def test_means_of_different_parts_are_one_cause() -> None:
-    """Of micro-batches on one rank; of two ranks with tokens 0 to 2, in two passes, and token 3."""
+    """Of micro-batches on one rank, and of two ranks."""
     declared = {"entropy": Documented(POOLED, "a page")}
-    on_two = np.array([[0, 0, 1, -1], [-1, -1, -1, 0]])
-    cut = Layout(dp=2, micro_batches="uneven")
     judgements = {
         "dp1-cp1-mb2-bshd": logged(declared, OF_MICRO_BATCHES),
-        "dp2-cp1-mbuneven-bshd": logged(declared, OF_MICRO_BATCHES, layout=cut, passes=on_two),
+        "dp2-cp1-mbuneven-bshd": logged(declared, OF_MICRO_BATCHES, layout=UNEVEN, passes=ON_TWO),
     }
     names = {str(one.diagnosis and one.diagnosis.name) for one in judgements.values()}
     found = [
