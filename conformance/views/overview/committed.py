@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from adapters.contract import Depth
 from conformance.comparing.report_file import load_reliable
+from reference.aggregation import Mode
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -51,9 +52,11 @@ class Version:
         }.get(source.kind, "")
         depths = {finding.depth for finding in report.findings} - {Depth.STEP}
         depth = "".join(f" --depth={depth}" for depth in depths)
+        divisor = report.request.divisor
+        modes = "" if divisor is None else f" --modes={Mode.CONSTANT}:{divisor:g}"
         return (
             f"pytest --adapter={report.adapter} --engine={report.engine}{given}"
-            f"{depth} --plan={report.request.plan}"
+            f"{depth}{modes} --plan={report.request.plan}"
             f" --report=reports/{self.file}"
         )
 
