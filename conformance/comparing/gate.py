@@ -82,11 +82,8 @@ class Gate(ABC):
         found = report.findings
         if not found or any(one.verdict not in UNJUDGED for one in found):
             return None
-        if not_driven := [one for one in found if one.verdict is Verdict.NOT_DRIVEN]:
-            return (
-                f"no verdicts: {len(not_driven)} findings end in {failure(not_driven[0])}; nothing"
-                " shows that the adapter drives this version"
-            )
+        if report.not_driven is not None:
+            return f"no verdicts, as nothing shows that this version is driven: {report.not_driven}"
         return (
             f"nothing was exercised: all {len(found)} findings are unsupported, by the adapter's"
             " declaration; choose modes, layouts and checks of which it has some"

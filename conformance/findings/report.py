@@ -18,6 +18,7 @@ from pydantic import BaseModel, Field, field_serializer, model_validator
 
 from adapters.contract import Departure
 from adapters.contract.conventions import answers
+from conformance.findings.badness import failure
 from conformance.findings.cause import Cause, Clues
 from conformance.findings.finding import Finding, Model
 from conformance.findings.verdict import Verdict
@@ -197,6 +198,17 @@ class Report(Header):
                 f"complete is {self.complete} with {len(ids)} of {self.selection.selected} findings"
             )
         return self
+
+    @property
+    def not_driven(self) -> str | None:
+        """What the adapter lacks most often, and which versions it drives; None if nothing."""
+        reasons = Counter(
+            failure(one) for one in self.findings if one.verdict is Verdict.NOT_DRIVEN
+        )
+        if not reasons:
+            return None
+        drives = f"; the adapter drives {self.versions}" if self.versions else ""
+        return f"{reasons.most_common(1)[0][0]}{drives}"
 
     def clues_of(self, finding: Finding) -> Clues | None:
         """What one of its findings says about the known mistakes."""

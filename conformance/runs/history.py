@@ -137,7 +137,9 @@ def _row(commit: Commit, arguments: Sequence[str], report: Path, folder: str) ->
         return Row(commit=commit, problem=_last_words(result.stdout))
     if loaded.fault is not None:
         return Row(commit=commit, problem=f"fault of the harness: {loaded.fault}")
-    problem = None if loaded.complete else f"stopped early: {_last_words(result.stdout)}"
+    problem = f"not driven: {loaded.not_driven}" if loaded.not_driven else None
+    if not loaded.complete:
+        problem = f"stopped early: {_last_words(result.stdout)}"
     return Row(commit=commit, report=loaded, problem=problem)
 
 

@@ -141,8 +141,6 @@ def _parts(report: Report) -> Iterator[RenderableType]:
     yield _coloured_matrix(report)
     for line in _reasons_not_run(report):
         yield Text(line, style="dim")
-    if Verdict.NOT_DRIVEN in report.summary.verdicts and report.versions:
-        yield Text(f"the adapter drives {report.versions}")
     yield Text(_totals(report), style="bold")
 
 
