@@ -41,6 +41,7 @@ class ArealMegatronAdapter(ArealAdapter):
     """AReaL with its Megatron engine."""
 
     engine = "megatron"
+    versions = "AReaL 1.0.3, 1.0.4 and commits from April to June 2026"
     dependencies = ("megatron-core", "transformers")
     engine_module = ENGINE
     family = "Megatron"

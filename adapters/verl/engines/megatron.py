@@ -48,6 +48,7 @@ class VerlMegatronAdapter(VerlAdapter):
     """verl with its Megatron engine."""
 
     engine = "megatron"
+    versions = "verl since 0.8.0"
     dependencies = ("megatron-core", "ray", "tensordict", "transformers")
 
     def layouts(self) -> list[Layout]:
