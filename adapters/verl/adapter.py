@@ -184,6 +184,7 @@ class VerlAdapter(Adapter):
         gradients = of_last_epoch(trained.gradients.drain(), job)
         return Observation(
             token_weights=batch.weights_of_steps(gradients),
+            skipped_steps=frozenset(i for i, one in enumerate(gradients) if one is None),
             reported=reported,
             forward_passes=batch.forward_passes(passes),
             rows=batch.rows(passes),

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
-    from adapters.toolkit.probe import GradientReader
+    from adapters.toolkit.probe import Recorder
 
 WRAPPED: list[Any] = []
 """The models of this process's world, as FSDP wraps them."""
@@ -171,11 +171,21 @@ def _critic(config: Any, rank: Rank) -> Any:
     return worker
 
 
-def _reader(engine: Any) -> GradientReader:
-    from adapters.toolkit.probe import GradientReader
+def _reader(engine: Any) -> Recorder[NDArray[np.float32] | None]:
+    """The gradients of an engine's steps; None of one that it skips as it is not finite."""
+    from adapters.toolkit.probe import GradientReader, Recorder
 
     WRAPPED.append(engine.module)
-    return GradientReader(engine.optimizer, partial(_whole, engine.module))
+    reader = GradientReader(engine.optimizer, partial(_whole, engine.module))
+    taken, step = Recorder["NDArray[np.float32] | None"](), engine.optimizer_step
+
+    def optimizer_step() -> Any:
+        norm = step()
+        taken.append(reader.take())
+        return norm
+
+    engine.optimizer_step = optimizer_step
+    return taken
 
 
 def _whole(wrapped: Any, gradient: torch.Tensor) -> NDArray[np.float32]:
