@@ -62,7 +62,8 @@ def badness(finding: Finding) -> tuple[bool, bool, float, float]:
 
 def off_by(finding: Finding) -> str:
     """A phrase for how wrong a finding is; empty if nothing was measured."""
-    if finding.error is None:
+    is_right = finding.verdict is Verdict.ADVICE and finding.agreement is None
+    if finding.error is None or is_right:
         return ""
     if finding.agreement is None:
         return f"relative error {finding.error:.3g}"

@@ -186,6 +186,10 @@ def test_it_is_said_in_words(fields: dict[str, float | None], words: str) -> Non
     assert off_by(found(Verdict.MISMATCH, **fields)) == words
 
 
+def test_advice_on_what_is_right_is_not_said_to_be_off() -> None:
+    assert off_by(found(Verdict.ADVICE, error=1e-9)) == ""
+
+
 @pytest.mark.parametrize(
     ("factor", "text"),
     [
