@@ -43,7 +43,7 @@ def declared(
 ) -> dict[str, Convention]:
     """The conventions of miles; groups are whole on a rank if the rollout side deals them out.
 
-    What counts as one sample is what the version counts, unless the engine counts something else.
+    The version decides what counts as one sample, unless the engine counts something else.
     """
     conversion = module("ray.rollout.train_data_conversion")
     estimators = module_if_any("backends.training_utils.loss_hub.math_utils")

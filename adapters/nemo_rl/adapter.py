@@ -47,7 +47,7 @@ CONVENTIONS: Mapping[str, Convention] = {
 }
 """What the modes leave open. Samples whose multiplier of the loss is 0 are invalid, and N is the
 number of valid ones; denominators count all unmasked tokens, and what truncated importance sampling
-filters has a weight of 0 (docs/guides/prorlv2.md, Filtering Strategies). What is assumed is read
+filters has a weight of 0 (docs/guides/prorlv2.md, Filtering Strategies). Assumptions were read
 off `algorithms/advantage_estimator.py`, whose variance has the divisor n, and off
 ``ClippedPGLossFn``, whose k3 has a gradient through the sampling probability."""
 

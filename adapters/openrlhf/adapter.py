@@ -57,7 +57,7 @@ CONVENTIONS: Mapping[str, Convention] = {
     "of_returns": Assumed(MASKED),
     "of_values": Assumed(MASKED),
 }
-"""What the modes leave open. What is assumed is read off the code: terms of the loss and a critic's
+"""What the modes leave open. Assumptions were read off the code: terms of the loss and a critic's
 loss are means over tokens, whatever the mode of the policy loss (`trainer/ray/ppo_actor.py`,
 `models/loss.py`), and metrics of micro-batches are weighted by tokens. Returns and GAE go through
 all positions, rewards are at the last active token, values of other tokens are masked, and

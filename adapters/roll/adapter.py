@@ -51,7 +51,7 @@ CONVENTIONS: Mapping[str, Convention] = {
 }
 """What the modes leave open. A mean over sequences is over those with an active token, and
 denominators count the mask that a loss is computed with. A metric whose name says nothing else is
-averaged over workers, as that of filters is. What is assumed is read off ``ActorWorker.loss_func``,
+averaged over workers, as that of filters is. Assumptions were read off ``ActorWorker.loss_func``,
 ``CriticWorker.loss_func`` and ``compute_reinforce_return``, by which a return has the penalties of
 later tokens too."""
 

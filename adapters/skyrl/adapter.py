@@ -56,7 +56,7 @@ CONVENTIONS: Mapping[str, Convention] = {
     "logged_advantages": Assumed(LoggedMean(mode=Mode.TOKEN_MEAN, tokens=TokenSet.RESPONSE)),
 }
 """What the modes leave open. A token that a correction masks leaves all other tokens as they are.
-What is assumed is read off the workers, which add a micro-batch's mean entropy of tokens and mean
+Assumptions were read off the workers, which add a micro-batch's mean entropy of tokens and mean
 divergence of sequences to its loss and average them over micro-batches and data-parallel ranks,
 but only over micro-batches with samples; off ``reduce_metrics``, which averages other metrics over
 micro-batches; and off ``compute_advantages_and_returns``."""

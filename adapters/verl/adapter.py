@@ -59,7 +59,7 @@ CONVENTIONS: Mapping[str, Convention] = {
     "logged_advantages": Assumed(OF_ACTIVE_TOKENS),
     "logged_values": Assumed(OF_ACTIVE_TOKENS),
 }
-"""What the modes leave open. What is assumed is read off ``ppo_loss`` in `workers/utils/losses.py`,
+"""What the modes leave open. Assumptions were read off ``ppo_loss`` in `workers/utils/losses.py`,
 which aggregates entropy and divergence as the policy loss and averages diagnostics over
 micro-batches, and off ``compute_data_metrics`` in `trainer/ppo/metric_utils.py`. A sample's reward
 is at its last token (`experimental/agent_loop`). Comments of ``agg_loss`` in

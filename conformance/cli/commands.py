@@ -71,7 +71,7 @@ def _list(names: Iterable[str]) -> str:
 
 
 def check_adapter(options: argparse.Namespace) -> Generator[str, None, int]:
-    """Yields what is wrong, and returns whether any of it is the adapter's mistake."""
+    """Yields every complaint, and returns whether one of them is about the adapter."""
     from conformance.checker.check import AdapterCheck
 
     check = AdapterCheck(options.name, options.engine, options.source)

@@ -353,7 +353,7 @@ def _kind(old: Finding, new: Finding) -> Kind:
 
 
 def _says_nothing_of(finding: Finding, other: Finding) -> bool:
-    """Whether a finding leaves open what became of another one, of which there is a judgement."""
+    """Whether a finding was not judged, so that it says nothing about one that was."""
     if other.verdict in UNJUDGED or finding.verdict not in UNJUDGED:
         return False
     return other.verdict in WRONG or finding.verdict is not Verdict.UNSUPPORTED

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 Words = Annotated[str, Field(min_length=1)]
 
 MOST_NAMES = 3
-"""Names that are proposed in the place of one that is unknown."""
+"""How many known names are proposed for an unknown one."""
 
 
 class Expectation(BaseModel):

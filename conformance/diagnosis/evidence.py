@@ -34,11 +34,11 @@ class Evidence:
     """By what the rounding error of each weight may be larger than the bound: [tokens]."""
 
     hidden: NDArray[np.bool_] | None = None
-    """Tokens whose weight cannot be seen, as their loss has no derivative, in the place of which
-    is their gradient: [tokens]; None if there are none."""
+    """Tokens whose weight cannot be seen, as their loss has no derivative; their gradient is given
+    instead: [tokens]; None if there are none."""
 
     wrong_factors: Sequence[WrongFactors] = ()
-    """What known mistakes would give, [tokens], in the place of weights."""
+    """Factors that known mistakes would leave instead of weights: [tokens]."""
 
     @classmethod
     def of_term(

@@ -109,7 +109,7 @@ def without_gradient(term: str) -> Diagnosis:
 
 
 def _first(explanations: list[Diagnosis]) -> Diagnosis:
-    """The first explanation, with the names of the others, of which the likeliest are told."""
+    """The first explanation, with the names of the others; its text names the likeliest of them."""
     first, *others = explanations
     also = list(dict.fromkeys(other.name for other in others if other.name != first.name))
     if not also:

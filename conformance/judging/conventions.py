@@ -107,7 +107,7 @@ def _pooled(
     description: Description,
     under: Callable[[dict[str, Convention]], Judgement],
 ) -> Judgement | None:
-    """The judgement of what is pooled where a mean of micro-batch means is declared."""
+    """The judgement of a pooled number where a mean of micro-batch means is declared."""
     for pooled in _pooling(spec, description):
         other = under(pooled)
         if other.verdict is Verdict.CONFORMS:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def advice_on_crash(job: Job, message: str, description: Description) -> Judgement | None:
     """Advice if a batch that made a step crash is one that the framework never makes itself.
 
-    Code that a user puts in the place of the framework's may make one all the same.
+    Code with which a user replaces the framework's may make one all the same.
     """
     for found in _properties(job):
         place = description.never_made.get(found)

@@ -47,7 +47,7 @@ WAYS_OUT = {
     ),
     "gradient_values_clipped": (
         "gradients are clipped to values of at most {size:.4g} before the optimizer reads them, and"
-        " are right but for that. Turn clipping off where the adapter configures the trainer, or"
+        " are otherwise right. Turn clipping off where the adapter configures the trainer, or"
         " read gradients before they are clipped"
     ),
     "loss_scaled": (
@@ -57,7 +57,7 @@ WAYS_OUT = {
         " the trainer"
     ),
 }
-"""What is said of each kind of rescaling: what is the matter, and what to change."""
+"""For each kind of rescaling, a sentence on it and on what to change."""
 
 assert WAYS_OUT.keys() == OF_RESCALING.keys()
 
