@@ -33,8 +33,8 @@ CONVENTIONS: Mapping[str, Convention] = {
     ),
 }
 """What the modes leave open. Metrics of batches are averages over the tokens of a mask, of all
-data-parallel ranks; the fraction of rejected tokens is logged as a single number, of which no
-page says how it is averaged. That a loss is divided by the tokens of the mask before rejection sampling is
+data-parallel ranks. The fraction of rejected tokens is logged as a single number, and no page says
+how it is averaged. That a loss is divided by the tokens of the mask before rejection sampling was
 read off ``ppo_actor_loss_fn`` in `utils/functional/functional.py`."""
 
 OBJECTIVES = frozenset(
