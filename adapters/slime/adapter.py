@@ -66,7 +66,8 @@ class SlimeAdapter(MegatronAdapter):
         self._choose_accelerator()
         framework.drop_server_options("slime")
         LOG.listen(self.module("backends.megatron_utils.model"))
-        self.module("backends.megatron_utils.actor")
+        # Versions before 0.3 exchange a critic's values here, between processes; they are given.
+        self.module("backends.megatron_utils.actor").sync_actor_critic_data = lambda *_: None
         for name in ("ray.rollout", "utils.data"):
             self.module(name).ray = framework.OBJECT_STORE
         loss, reducers, _ = self.loss_modules()

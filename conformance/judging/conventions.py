@@ -35,8 +35,9 @@ if TYPE_CHECKING:
 
 MEAN_OF_MEANS = "mean_of_means"
 
-PER_PART = "denominators_per_"
-"""How the names of mistakes begin that average the means of parts of a step."""
+MEANS = ("denominators_per_", "weights_of_sample_mean")
+"""How the names of mistakes begin that average the means of parts of a step, or of samples. Where
+a likelier mistake gives the same number, it is that mistake."""
 
 LOSSES = (Metric.POLICY_LOSS, Metric.LOSS)
 """Metrics that the mode says how to reduce: they are the number that is trained."""
@@ -157,10 +158,10 @@ def _mean_of_means(
     Where a mean of means is declared, one that differs from it is another number: padding that is
     averaged in, for example, makes it wrong by either answer.
     """
-    names = _names(judgement.diagnosis)
+    diagnosis = judgement.diagnosis
     if not _is_undocumented_log(spec, description) or [*_pooling(spec, description)]:
         return None
-    if not any(name.startswith(PER_PART) for name in names):
+    if diagnosis is None or not diagnosis.name.startswith(MEANS):
         return None
     return Judgement(
         verdict=Verdict.ADVICE,
