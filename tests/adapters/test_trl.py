@@ -12,11 +12,11 @@ import pytest
 
 from adapters.contract import Description, Job, Option
 from adapters.contract.configuration import Configuration, Setting
-from adapters.contract.conventions import conventions_of
+from adapters.contract.conventions import Documented, conventions_of
 from adapters.contract.objective import CORRECTIONS, Metric, Objective
 from adapters.contract.probed_batch import ProbedBatch
 from adapters.trl.engines import TrlDdpAdapter, TrlDeepspeedAdapter, TrlFsdp2Adapter
-from adapters.trl.grpo.adapter import CONVENTIONS
+from adapters.trl.grpo.adapter import CONVENTIONS, ESTIMATOR
 from adapters.trl.schedule import schedule_of
 from conformance.findings.verdict import Verdict
 from conformance.judging.gradients import judge_advantages, judge_combined, judge_off_policy
@@ -24,7 +24,12 @@ from conformance.judging.metrics import judge_logged
 from conformance.judging.weights import step_context
 from conformance.ranks.messages import Declined
 from conformance.ranks.pool import Ran, RankPool
-from reference.aggregation import Aggregation, AuxiliaryAggregation, Mode
+from reference.aggregation import (
+    Aggregation,
+    AuxiliaryAggregation,
+    DivergenceEstimator,
+    Mode,
+)
 from reference.rounding import weight_bound
 from reference.step import Step
 from tests.adapters import steps
@@ -38,7 +43,13 @@ needs_trl = [
 GRPO = (TrlDdpAdapter, TrlFsdp2Adapter, TrlDeepspeedAdapter)
 """The engines of `GRPOTrainer`."""
 
-weights_error = partial(steps.weights_error, conventions=conventions_of(CONVENTIONS))
+DECLARED = {
+    **CONVENTIONS,
+    "kl_estimator": Documented(DivergenceEstimator.K3_BY_RATIO, ESTIMATOR),
+}
+"""What the adapter declares of TRL 1.16.0."""
+
+weights_error = partial(steps.weights_error, conventions=conventions_of(DECLARED))
 REJECTED = "rejected_tokens"
 """21 of 30 active tokens are left."""
 
@@ -67,7 +78,7 @@ def ddp() -> Iterator[RankPool]:
 
 def description() -> Description:
     """What the judge knows of TRL here: its conventions."""
-    return Description(declared=CONVENTIONS)
+    return Description(declared=DECLARED)
 
 
 def job(
