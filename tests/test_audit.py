@@ -23,7 +23,6 @@ NEWEST = (
     "miles/main-31f1ca9-fsdp",
     "miles/pull-1498-fsdp",
     "miles/pull-1498",
-    "miles/pull-1350-fsdp",
     "miles/main-31f1ca9",
     "verl/v0.9.1",
     "trl/v1.16.0",

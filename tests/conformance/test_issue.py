@@ -419,5 +419,5 @@ def test_gradient_of_own_advantages_is_worked_out_with_the_advantage_of_each_tok
     padded = -4 * math.sqrt(0.5) / 240
     variance = 0.5 - 2 * mean * padded + padded**2
     observed = -(math.sqrt(0.5) - padded) / math.sqrt(variance) / 8
-    assert f"| 0 | 1 | 0 | 0 | 0 | {-advantage / 8:.6g} | {observed:.6g} |" in text
+    assert f"| 0 | 1 | 0 | 1 | 2 | {-advantage / 8:.6g} | {observed:.6g} |" in text
     assert "Single active tokens weigh" not in text

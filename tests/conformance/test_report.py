@@ -139,7 +139,7 @@ def test_every_finding_is_one_line_of_the_file() -> None:
         HEADER, [finding("a"), finding("b")], Selection(selected=2, deselected=0)
     )
 
-    assert {*FIELD_ORDER} - {"fault"} == set(json.loads(report.to_json()))
+    assert {*FIELD_ORDER} - {"fault", "adapter_class"} == set(json.loads(report.to_json()))
     assert sum(line.startswith('  {"id": ') for line in report.to_json().splitlines()) == 2
 
 
