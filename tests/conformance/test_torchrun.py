@@ -86,7 +86,7 @@ def test_failing_ranks_are_named_and_the_run_goes_on(tmp_path: Path) -> None:
     assert found.keys() - crashed.keys() == {"padded_widths"}
     assert crashed["two_prompts"].startswith("rank 1 was killed by SIGKILL")
     assert crashed["fibonacci_lengths"].startswith("rank 1 exited with status 7\n")
-    assert crashed["odd_groups"].startswith("rank 1 raised\n")
+    assert crashed["odd_groups"].startswith("RuntimeError: no kernel image\nrank 1 raised\n")
     assert crashed["ten_samples"].startswith("rank")
     assert result.report.complete
     wait_for(lambda: not processes_in(tmp_path))
