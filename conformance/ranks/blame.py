@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import builtins
 import dis
+import importlib.metadata
 import inspect
 import linecache
 import sys
@@ -19,6 +20,9 @@ from functools import cache, cached_property
 from importlib.abc import InspectLoader
 from types import CodeType
 from typing import TYPE_CHECKING, Any
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from adapters.contract import Adapter
 from adapters.toolkit.imports import is_stub
@@ -45,7 +49,7 @@ def blame(error: BaseException, adapter: Adapter, source: Path | None) -> Raised
     place = stack.place()
     return Raised(
         verdict=_verdict(error, stack),
-        words=sanitize(telling_line(error), source),
+        words=sanitize(telling_line(error) + _remedy(error, adapter.name), source),
         place=None if place is None else sanitize(place, source),
         traceback=sanitized_traceback(error, source),
     )
@@ -60,6 +64,30 @@ def telling_line(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines()]
     telling = next((line for line in lines if any(map(str.isalpha, line))), "".join(lines[:1]))
     return f"{name}: {telling}" if telling else name
+
+
+def _remedy(error: BaseException, framework: str) -> str:
+    """What to do about a package that is missing or a file of a newer Python; often nothing."""
+    if isinstance(error, SyntaxError):
+        return f"; this is Python {sys.version_info.major}.{sys.version_info.minor}"
+    if not isinstance(error, ModuleNotFoundError) or error.name is None:
+        return ""
+    extras = _extras_with(error.name.partition(".")[0])
+    if canonicalize_name(framework) in extras:
+        extras = [canonicalize_name(framework)]
+    return f"; pip install 'rl-loss-conformance[{extras[0]}]'" if extras else ""
+
+
+def _extras_with(package: str) -> list[str]:
+    """The extras that require a package, by the names that distributions give to theirs."""
+    name = canonicalize_name(package)
+    names = {name, f"py{name}", f"{name}-core"}  # pyyaml has yaml, megatron-core has megatron
+    requirements = map(Requirement, importlib.metadata.requires("rl-loss-conformance") or ())
+    markers = [one.marker for one in requirements if canonicalize_name(one.name) in names]
+    extras = importlib.metadata.metadata("rl-loss-conformance").get_all("Provides-Extra") or []
+    return [
+        extra for extra in extras if any(one and one.evaluate({"extra": extra}) for one in markers)
+    ]
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, ClassVar
@@ -75,6 +76,14 @@ def has_no_package() -> object:
     return framework.import_new_package()
 
 
+def has_no_extra() -> object:
+    return framework.import_megatron()
+
+
+def has_an_old_python() -> object:
+    return framework.read_newer_python()
+
+
 def is_refused() -> object:
     return framework.refuse("seq-mean")
 
@@ -123,6 +132,11 @@ OURS = {
     " (fails_when_called_back.<locals>.<lambda>)",
     has_no_package: "ModuleNotFoundError: No module named 'werkzeug_of_a_later_release', at"
     " tests/drifting/framework.py:45 (import_new_package)",
+    has_no_extra: "ModuleNotFoundError: No module named 'megatron'; pip install"
+    " 'rl-loss-conformance[megatron]', at tests/drifting/framework.py:92 (import_megatron)",
+    has_an_old_python: "SyntaxError: invalid syntax (newer.py, line 1); this is Python"
+    f" {sys.version_info.major}.{sys.version_info.minor}, at tests/drifting/framework.py:97"
+    " (read_newer_python)",
 }
 """Failures that are the adapter's, each with what a user reads."""
 

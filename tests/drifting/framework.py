@@ -85,3 +85,13 @@ def setup(losses: int) -> int:
 def call_setup() -> object:
     """Pass what was added later."""
     return setup(losses=1)
+
+
+def import_megatron() -> None:
+    """Import what an optional dependency has, where it is not installed."""
+    raise ModuleNotFoundError("No module named 'megatron'", name="megatron")
+
+
+def read_newer_python() -> None:
+    """Parse a file of a Python that is newer than any."""
+    compile("lazy import torch", "areal/newer.py", "exec")
