@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from adapters.contract import Description, Job, Observation
     from adapters.contract.conventions import Convention
-    from conformance.judging.fixed_modes import Judge
+    from conformance.judging.documented import Judge
     from conformance.plan.checks import CheckSpec
 
 MEAN_OF_MEANS = "mean_of_means"

@@ -105,10 +105,10 @@ def _is_ignored(job: Job, run: Run) -> bool:
     )
 
 
-def judge_crash(case: ConfigCase, message: str) -> Judgement:
+def judge_crash(case: ConfigCase, message: str, place: str | None) -> Judgement:
     """Judge a configuration that the framework accepts at startup and then crashes with."""
     words = f"{case.says} passes startup validation, and the run fails later: {first_line(message)}"
-    return replace(mismatch("fails_later", words), message=message)
+    return replace(mismatch("fails_later", words), message=message, place=place)
 
 
 def judge_refusal(case: ConfigCase, message: str, description: Description) -> Judgement:

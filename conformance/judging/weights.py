@@ -56,6 +56,9 @@ class Judgement:
     message: str | None = None
     """The framework's own message, if it declined."""
 
+    place: str | None = None
+    """Where the framework raised, as ``file:line (function)``."""
+
     picture: Picture | None = None
     logged: Logged | None = None
     clues: Clues | None = None

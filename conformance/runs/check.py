@@ -15,11 +15,10 @@ from conformance.findings.finding import Finding
 from conformance.findings.verdict import Check, Verdict
 from conformance.judging.conventions import judge_by_conventions
 from conformance.judging.cut_dependence import depends_on_cuts, judge_cut_dependence
-from conformance.judging.fixed_modes import judge_by_fixed_mode
+from conformance.judging.documented import advice_on_crash, judge_by_fixed_mode
 from conformance.judging.gradients import judge_advantages, judge_combined, judge_off_policy
 from conformance.judging.logs import judge_log
 from conformance.judging.metrics import NOT_LOGGED, judge_logged, judge_logged_of_rollouts
-from conformance.judging.never_made import advice_on_crash
 from conformance.judging.sharding import judge_sharding
 from conformance.judging.startup import (
     NOT_BROKEN,
@@ -45,7 +44,7 @@ if TYPE_CHECKING:
     from adapters.contract.configuration import Setting
     from conformance.diagnosis.step_context import ExpectedNumber
     from conformance.findings.cause import Clues
-    from conformance.judging.fixed_modes import Judge
+    from conformance.judging.documented import Judge
     from conformance.plan.checks import CheckSpec
     from conformance.plan.matrix import AnyMatrixCell
     from conformance.runs.jobs import SharedJobs
@@ -192,7 +191,7 @@ def _check_startup(cell: StartupCell, jobs: SharedJobs) -> Finding:
     if isinstance(judged, Declined):
         return _finding(cell, verdict=Verdict.UNSUPPORTED, message=judged.message)
     if isinstance(judged, Crashed):
-        judged = judge_crash(case, judged.message)
+        judged = judge_crash(case, judged.message, judged.place)
     judged = by_own_rules(judged, case, description)
     if judged.verdict not in NOT_BROKEN and (ignored := _ignored(cell, jobs)):
         judged = judge_ignored(ignored, judged.message)
@@ -245,7 +244,8 @@ def _beyond_the_ordinary(crash: Crashed, job: Job, jobs: SharedJobs) -> Crashed 
 
 def _ordinary(outcome: Crashed | Declined) -> Judgement:
     """The judgement of a default configuration that does not run."""
-    return Judgement(verdict=Verdict(outcome.verdict), message=outcome.message)
+    place = outcome.place if isinstance(outcome, Crashed) else None
+    return Judgement(verdict=Verdict(outcome.verdict), message=outcome.message, place=place)
 
 
 UNJUDGED = {"unsupported": Verdict.UNSUPPORTED, "crashed": Verdict.CRASHED}
@@ -317,7 +317,9 @@ def _judged(cell: MatrixCell, judgement: Judgement, description: Description) ->
 
 
 def _place(cell: MatrixCell, judgement: Judgement, description: Description) -> str | None:
-    """Where the mistake must have been made, if it and the check determine that."""
+    """Where the framework raised, or must have made the mistake if that and the check tell."""
+    if judgement.place is not None:
+        return judgement.place
     if judgement.verdict is not Verdict.MISMATCH or judgement.diagnosis is None:
         return None
     determined = place(cell.spec, cell.aggregation.mode, judgement.diagnosis)

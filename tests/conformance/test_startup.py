@@ -267,12 +267,13 @@ def test_rule_is_held_against_who_states_it_and_is_advice_to_others() -> None:
 
 def test_rule_of_the_command_line_need_not_hold_for_a_file() -> None:
     config_case = BY_NAME["divisor_zero_in_file"]
-    crash = judge_crash(config_case, "TypeError: unsupported operand\nTraceback")
+    crash = judge_crash(config_case, "TypeError: unsupported operand\nTraceback", PLACE)
     of_both = Description(rules={**STATED.rules, config_case.name: "the same validation"})
 
     assert by_own_rules(crash, config_case, STATED).verdict is Verdict.ADVICE
     assert by_own_rules(crash, config_case, of_both).verdict is Verdict.MISMATCH
     assert name_of(crash) == "fails_later"
+    assert crash.place == PLACE
     assert crash.diagnosis is not None
     assert crash.diagnosis.explanation.endswith("fails later: TypeError: unsupported operand")
 
@@ -322,6 +323,9 @@ def test_configurations_take_one_rank() -> None:
     assert not ZERO.fits(Layout.parse("dp1-cp2-mb2-bshd"))
 
 
+PLACE = "trainer.py:7 (step)"
+
+
 class Outcomes:
     """A pool that runs what deviates, and crashes in what it is compared with."""
 
@@ -333,14 +337,15 @@ class Outcomes:
     def run(self, job: Job) -> Ran | Crashed:
         self.jobs.append(job)
         if job.configuration == DEFAULT_CONFIGURATION:
-            return Crashed("no kernel image")
+            return Crashed("no kernel image", place=PLACE)
         return Ran(tuple(observed(job, job.aggregation)))
 
 
 def test_what_crashes_in_the_ordinary_configuration_is_a_crash_and_breaks_no_rule() -> None:
     judgement = judge_startup(LEGACY, job_of(LEGACY, Mode.TOKEN_MEAN), Outcomes())  # type: ignore[arg-type]
 
-    assert judgement == Judgement(verdict=Verdict.CRASHED, message="no kernel image")
+    assert judgement.verdict is Verdict.CRASHED
+    assert (judgement.message, judgement.place) == ("no kernel image", PLACE)
     assert by_own_rules(judgement, LEGACY, Description()) == judgement
 
 
