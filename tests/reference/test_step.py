@@ -111,7 +111,7 @@ def test_refuses_rollouts_given_for_some_samples_only() -> None:
         Sample(prompt_length=1, loss_mask=[1], group=0, rollout=rollout) for rollout in (None, 3)
     ]
 
-    with pytest.raises(InvalidStepError, match="give it for all or for none"):
+    with pytest.raises(InvalidStepError, match="give it for all samples or for none"):
         Step.of(samples)
 
 
@@ -142,12 +142,12 @@ def sample(mask: object = (1, 0), **fields: object) -> Sample:
         ),
         (
             [sample([1, 1]), sample([1, 0], original_mask=[1, 1]), sample(original_mask=[0, 0])],
-            "1 active tokens are not in the original masks, but rejection takes tokens away and"
-            " adds none; set them in both",
+            "1 active tokens are not in the original masks, but rejection only removes"
+            " tokens; set them in both",
         ),
         (
             [sample(rollout=1), sample()],
-            "some samples have a rollout and some have none; give it for all or for none",
+            "only some samples have a rollout; give it for all samples or for none",
         ),
         (
             [sample([[1]])],
