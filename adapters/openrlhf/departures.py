@@ -29,7 +29,7 @@ ALL = parse_departures(
         OpenRLHF logs one mean over all steps of a batch
     set: with the layout option short_batch, a batch of one micro-batch per rank first
         it can be the last batch of an epoch; what it leaves behind is OpenRLHF's own
-    set: with the layout option two_epochs, two epochs, of which the second is observed
+    set: with the layout option two_epochs, two epochs; only the second is observed
         at a learning rate of 0 the model does not change
     set: ZeRO 3's counts of modules and parameters, and OpenRLHF's ring-attention group, to those of
     a new process

@@ -50,7 +50,8 @@ MEGATRON = parse_departures(
         validation requires one; log-probabilities of the reference policy are given
     set: sizes of a small model
         they only estimate workload when ranks are balanced, where the lengths of samples decide
-    stubbed: Megatron's argument parser: its options with its defaults, as far as they are read
+    stubbed: Megatron's argument parser: those of its options that are read, with its
+    defaults
         no distribution of Megatron-Core contains megatron.training
     passed_by: validation of Megatron's own options, and the framework's additions to it
         options run as they are switched on; slime, for example, allows allgather_cp only for some

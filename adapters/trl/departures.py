@@ -48,7 +48,7 @@ GRPO = parse_departures(
     set: a subclass of the trainer that sets token advantages, except in checks on TRL's own
         TRL's loss supports such subclasses; they are signed powers of two, on which no weight
         depends
-    set: num_iterations=2 for ratios other than 1, of which the last iteration is observed
+    set: num_iterations=2 for ratios other than 1; only the last iteration is observed
         TRL asks for log-probabilities of the old policy only if it may have changed
     set: use_vllm=True where rollout and old policy are compared; vLLM's engine is a stub
         it would generate, and receive weights
