@@ -1,4 +1,4 @@
-"""What a device module of torch answers for the CPU, in the place of `torch.cuda`."""
+"""A device module of torch for the CPU, in place of `torch.cuda`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ CPU = torch.device("cpu")
 
 
 def method(answer: object) -> Any:
-    """What only a device with memory or streams of its own has to do: here it has one answer."""
+    """A stub, with a fixed answer, of a function that manages a device's memory or streams."""
     return lambda *_, **__: answer
 
 
@@ -29,11 +29,11 @@ DEVICE_MODULE = SimpleNamespace(
     **dict.fromkeys(("set_device", "synchronize", "empty_cache"), method(None)),
     reset_peak_memory_stats=method(None),
 )
-"""Takes the place of `torch.cuda`."""
+"""Replaces `torch.cuda`."""
 
 
 def complete_torch_cpu() -> None:
-    """Give `torch.cpu` what a device module has: older verl asks it where there is no GPU."""
+    """Add the functions of a device module to `torch.cpu`, which older verl uses without a GPU."""
     for name, answer in vars(DEVICE_MODULE).items():
         if not hasattr(torch.cpu, name):
             setattr(torch.cpu, name, answer)

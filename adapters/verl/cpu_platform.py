@@ -1,4 +1,4 @@
-"""The CPU as a platform of verl, where there is no GPU: an extension point of verl's own."""
+"""The CPU as a platform of verl, through verl's own extension point, on machines without a GPU."""
 
 from __future__ import annotations
 

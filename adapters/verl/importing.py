@@ -25,7 +25,7 @@ def import_verl(source: Path | None) -> None:
 
 @cache
 def _put_the_probe_in() -> None:
-    """Once in a process, whichever engines are driven in it."""
+    """Put the probe in once per process, for all engines."""
     import torch
 
     _keep_trl_out_of_sight()
@@ -42,7 +42,7 @@ def _put_the_probe_in() -> None:
         _let_engines_run_on_the_cpu(engine)
     _pack_without_flash_attention()
     workers = module("workers.engine_workers")
-    if hasattr(workers, "CheckpointEngineRegistry"):  # which versions before 2026 lack
+    if hasattr(workers, "CheckpointEngineRegistry"):  # versions before 2026 lack it
         workers.CheckpointEngineRegistry.new = lambda *_, **__: None
     importlib.import_module("adapters.verl.trainers.default").register_given_advantages()
 
@@ -53,7 +53,7 @@ def module(path: str) -> Any:
 
 
 def has_default_trainer() -> bool:
-    """Whether this version has the trainer that `trainer` drives; if not, the legacy one is all."""
+    """Whether this version has the default trainer; if not, only the legacy one exists."""
     try:
         trainer = module("trainer.ppo.v1.trainer_sync").PPOTrainerSync
     except ModuleNotFoundError:
@@ -62,16 +62,16 @@ def has_default_trainer() -> bool:
 
 
 def _keep_trl_out_of_sight() -> None:
-    """Let verl find no TRL, whose value heads newer releases have moved or dropped.
+    """Make verl find no TRL, whose value heads newer releases have moved or dropped.
 
-    verl patches them before it makes any model, and wants TRL 0.27.0 for it. Modules take the
-    answer's name from this one when they are imported, which is later.
+    verl patches them before it builds any model, and supports only TRL 0.27.0. Modules import
+    the name of the answer from this one later.
     """
     module("utils.import_utils").is_trl_available = lambda: False
 
 
 def _choose_the_cpu() -> None:
-    """Make the CPU verl's device: by its platforms, or in versions without them by torch's CPU."""
+    """Make the CPU verl's device: by its platforms, or in older versions by torch's CPU."""
     if importlib.util.find_spec("verl.plugin") is None:
         importlib.import_module("adapters.verl.cpu_device").complete_torch_cpu()
     else:
@@ -79,7 +79,7 @@ def _choose_the_cpu() -> None:
 
 
 def _name_what_transformers_has_renamed() -> None:
-    """Give a class of transformers 5 the name by which versions before 0.7.1 import it."""
+    """Add the old name of a class that transformers 5 renamed, for versions before 0.7.1."""
     try:
         module("utils.model")
     except ImportError:
@@ -88,7 +88,7 @@ def _name_what_transformers_has_renamed() -> None:
 
 
 def _pack_without_flash_attention() -> None:
-    """Let versions before 0.9.1 pack rows by the functions that transformers has of these names."""
+    """Make versions before 0.9.1 pack rows with transformers' functions of the same names."""
     packing = module("utils.attention_utils")
     try:
         packing._get_attention_functions()
@@ -99,7 +99,7 @@ def _pack_without_flash_attention() -> None:
 
 
 def _let_engines_run_on_the_cpu(engine: Any) -> None:
-    """Register verl's engines for the CPU, and pass by a check of torch's that wants a GPU."""
+    """Register verl's engines for the CPU, and skip a check of torch's that requires a GPU."""
     register = module("workers.engine").EngineRegistry.register
     for model, of_model in (
         ("language_model", engine.FSDPEngineWithLMHead),

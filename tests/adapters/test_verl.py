@@ -140,7 +140,7 @@ def test_mini_batches_of_several_steps_are_not_filled_up(pool: RankPool) -> None
 
     assert isinstance(outcome, Declined)
     assert outcome.verdict == "unsupported"
-    assert "mini-batches are multiples of 2 ranks, 9 samples are none" in outcome.message
+    assert "9 samples cannot be split evenly over 2 ranks" in outcome.message
 
 
 def test_mini_batch_is_counted_in_prompts_of_several_samples() -> None:
@@ -173,7 +173,7 @@ def test_fine_tuning_knows_no_epochs_of_a_batch(pool: RankPool) -> None:
     outcome = pool.run(job(layout="dp2-cp1-mb2-thd+two_epochs", objective=Objective.SFT))
 
     assert isinstance(outcome, Declined)
-    assert "epochs of a batch are PPO's" in outcome.message
+    assert "no epochs of fine-tuning" in outcome.message
 
 
 def test_verl_finds_no_trl() -> None:

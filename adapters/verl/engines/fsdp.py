@@ -44,7 +44,7 @@ class VerlFsdpAdapter(VerlAdapter):
     def layouts(self) -> list[Layout]:
         """Data parallelism on up to 4 ranks, Ulysses of 2, padded (bshd) or packed (thd) rows.
 
-        Options are those of packed rows.
+        The layout options need packed rows.
         """
         hybrid, legacy = (Option.HYBRID_SHARDING,), (Option.LEGACY_TRAINER,)
         epochs = (Option.TWO_EPOCHS,)
@@ -95,14 +95,14 @@ class VerlFsdpAdapter(VerlAdapter):
         }
 
     def divisor(self, layout: Layout) -> int:
-        """All ranks, those of sequence parallelism too."""
+        """All ranks, including those of sequence parallelism."""
         return layout.world_size
 
     def leave_world(self) -> None:
-        """Take the models apart, and have torch forget their meshes.
+        """Take the models apart, and clear torch's cache of their meshes.
 
-        FSDP1's views of a parameter keep it, and it keeps its model with the views and the threads
-        of its groups: a cycle that no garbage collector of Python sees.
+        FSDP1's views of a parameter hold it, and the parameter holds its model with the views and
+        the threads of its groups: a cycle that Python's garbage collector cannot see.
         """
         dtensor.leave_world()
         while WRAPPED:
@@ -145,14 +145,14 @@ class VerlFsdp2Adapter(VerlFsdpAdapter):
 
 
 def _shards(layout: Layout) -> int:
-    """The number of shards of a model; -1 is one for each rank."""
+    """The number of shards of a model; -1 means one per rank."""
     if Option.NOT_SHARDED in layout.options:
         return 1
     return layout.world_size // 2 if Option.HYBRID_SHARDING in layout.options else -1
 
 
 def _worker(config: Any, rank: Rank) -> Any:
-    """verl's worker with its engine, whose optimizer tells the gradient that it steps with."""
+    """verl's worker with its engine, whose optimizer records the gradient of each step."""
     from adapters.verl.model import PASSES
 
     worker = new_worker(config, rank)
@@ -162,7 +162,7 @@ def _worker(config: Any, rank: Rank) -> Any:
 
 
 def _critic(config: Any, rank: Rank) -> Any:
-    """verl's worker of the critic, whose optimizer tells the gradient that it steps with."""
+    """verl's critic worker, whose optimizer records the gradient of each step."""
     from adapters.verl.model import CRITIC_PASSES
 
     worker = new_critic(config, rank)
@@ -172,7 +172,7 @@ def _critic(config: Any, rank: Rank) -> Any:
 
 
 def _reader(engine: Any) -> Recorder[NDArray[np.float32] | None]:
-    """The gradients of an engine's steps; None of one that it skips as it is not finite."""
+    """The gradients of an engine's steps; None for a step skipped because it is not finite."""
     from adapters.toolkit.probe import GradientReader, Recorder
 
     WRAPPED.append(engine.module)
@@ -189,7 +189,7 @@ def _reader(engine: Any) -> Recorder[NDArray[np.float32] | None]:
 
 
 def _whole(wrapped: Any, gradient: torch.Tensor) -> NDArray[np.float32]:
-    """The gradient of the probe: FSDP1 leaves each rank a shard of it, [capacity / shards]."""
+    """The probe's whole gradient: FSDP1 leaves each rank a shard of it, [capacity / shards]."""
     import torch
     import torch.distributed as dist
 

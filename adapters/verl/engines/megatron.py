@@ -36,12 +36,12 @@ OPTIONS: dict[Option, tuple[str, object]] = {
     Option.PER_TOKEN_LOSS: ("override_transformer_config.calculate_per_token_loss", True),
     Option.REPLICATED_OPTIMIZER: ("use_distributed_optimizer", False),
 }
-"""Settings of an engine by options of layouts."""
+"""Settings of an engine for each layout option."""
 
 LOOKED_AT_ALONE = frozenset(
     {*FROM_REWARDS, Objective.GEO_MEAN, Objective.SAPO, Objective.REJECTION}
 )
-"""Objectives in which verl has mistakes besides that in its counts of tokens."""
+"""Objectives in which verl has mistakes other than its token counts."""
 
 
 class VerlMegatronAdapter(VerlAdapter):
@@ -54,8 +54,8 @@ class VerlMegatronAdapter(VerlAdapter):
     def layouts(self) -> list[Layout]:
         """Data × context parallelism on up to 4 ranks, in both formats; every option and pipelines.
 
-        Options are those of packed rows on 4 ranks. What verl does per token depends on the number
-        of tokens of micro-batches, and is run with fewer and with more ranks that share them.
+        Options use packed rows on 4 ranks. With ``per_token_loss``, verl depends on the number of
+        tokens in micro-batches, so it also runs with fewer and with more ranks that share them.
         """
         of_four = Layout(dp=2, cp=2, micro_batches=2, format="thd")
         per_token = (Option.PER_TOKEN_LOSS,)
@@ -93,7 +93,7 @@ class VerlMegatronAdapter(VerlAdapter):
         put_the_probe_in()
 
     def describe(self) -> Description:
-        """Add what Megatron's parallelism can do."""
+        """Add the parallelism that Megatron supports."""
         found = super().describe()
         return replace(
             found,
@@ -104,7 +104,7 @@ class VerlMegatronAdapter(VerlAdapter):
         )
 
     def settings(self, job: Job, dtype: str) -> dict[str, object]:
-        """Settings of the engines: their sizes, and the options of the layout."""
+        """The engines' settings: their sizes, and the options of the layout."""
         _require_counts(job)
         settings = {"model_engine": "megatron", **_of_model(f"{ACTOR}.megatron", MODEL, job.layout)}
         if objectives.has_critic(job):
@@ -156,22 +156,22 @@ class VerlMegatronAdapter(VerlAdapter):
 
 
 def _require_counts(job: Job) -> None:
-    """Raise `Unsupported` where cut counts of tokens would come on top of another mistake.
+    """Raise `Unsupported` if rounded-down token counts would combine with another mistake.
 
-    With ``per_token_loss``, Megatron divides by what context-parallel ranks count, which is cut to
-    whole numbers: a known factor, by which all weights are off.
+    With ``per_token_loss``, Megatron divides by the counts of context-parallel ranks, which are
+    rounded down to whole numbers: all weights are off by a known factor.
     """
     layout = job.layout
     if Option.PER_TOKEN_LOSS not in layout.options or layout.cp == 1:
         return
     if job.objective in LOOKED_AT_ALONE or samples_per_step(job.steps) % layout.dp:
         raise Unsupported(
-            "context-parallel ranks cut counts with per_token_loss: looked at without"
+            "with per_token_loss, context-parallel ranks round counts down: run without the option"
         )
 
 
 def _of_model(engine: str, model: str, layout: Layout) -> dict[str, object]:
-    """The settings of the engine at a path of the configuration, and of its model."""
+    """The settings of the engine at a configuration path, and of its model."""
     sizes = {"tensor_model": layout.tp, "context": layout.cp, "pipeline_model": layout.pp}
     return {
         **{f"{engine}.{kind}_parallel_size": size for kind, size in sizes.items()},
@@ -180,13 +180,13 @@ def _of_model(engine: str, model: str, layout: Layout) -> dict[str, object]:
             for option in OPTIONS
             if option in layout.options
         },
-        f"{engine}.vanilla_mbridge": False,  # another bridge is older versions' default
+        f"{engine}.vanilla_mbridge": False,  # older versions use another bridge by default
         f"{model}.use_remove_padding": layout.format == "thd",
     }
 
 
 def _worker(config: Any, layout: Layout, capacity: int, rank: Rank) -> Any:
-    """verl's worker with its engine, whose optimizer tells the gradient that it steps with."""
+    """verl's worker with its engine, whose optimizer records the gradient of each step."""
     from adapters.verl.engines.megatron_model import policy_bridge
 
     bridge = policy_bridge(layout, capacity, rank)
@@ -198,7 +198,7 @@ def _worker(config: Any, layout: Layout, capacity: int, rank: Rank) -> Any:
 
 
 def _critic(config: Any, layout: Layout, capacity: int, rank: Rank) -> Any:
-    """verl's worker of the critic, with the same."""
+    """verl's critic worker, whose optimizer records the same."""
     from adapters.verl.engines.megatron_model import critic_bridge
 
     bridge = critic_bridge(layout, capacity, rank)
@@ -210,7 +210,7 @@ def _critic(config: Any, layout: Layout, capacity: int, rank: Rank) -> Any:
 
 
 def _read(worker: Any, engine: Any, bridge: Bridge) -> None:
-    """Have a worker tell what its model was given and the gradients that it steps with."""
+    """Make a worker record its model's inputs and the gradient of each step."""
     from adapters.engines import megatron_core
 
     engine.model_config.tokenizer = SimpleNamespace(pad_token_id=PADDING_ID)
@@ -219,7 +219,7 @@ def _read(worker: Any, engine: Any, bridge: Bridge) -> None:
 
 
 def _of_dtype(training_worker: Any, dtype: str) -> Any:
-    """verl's training worker with parameters of a dtype that its validation may not know."""
+    """verl's training worker with parameters of a dtype that its validation may not allow."""
 
     class OfDtype(training_worker):
         def reset(self) -> None:

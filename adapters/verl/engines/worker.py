@@ -1,4 +1,4 @@
-"""verl's workers on this rank, as every engine needs them."""
+"""verl's workers on this rank, as all engines need them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def new_worker(config: Any, rank: Rank) -> Any:
-    """verl's worker without a model: its `init_model` makes the engine."""
+    """verl's worker without a model; its `init_model` makes the engine."""
     set_what_ray_sets(rank)
     workers = module("workers.engine_workers")
     return workers.ActorRolloutRefWorker(config.actor_rollout_ref, role="actor")
@@ -35,7 +35,7 @@ def configure_anew(worker: Any, config: Any) -> None:
 
 
 def new_critic(config: Any, rank: Rank) -> Any:
-    """The worker of a critic without a model, as the trainer's `_setup` makes it: `reset` does."""
+    """A critic's worker without a model, as the trainer's `_setup` makes it; `reset` makes one."""
     set_what_ray_sets(rank)
     workers, critic = module("workers.engine_workers"), _critic_config(config)
     return workers.TrainingWorker(
@@ -68,7 +68,7 @@ def _critic_config(config: Any) -> Any:
 
 
 def _as_dataclass(config: Any) -> Any:
-    """A part of the configuration as verl's dataclass, one for all jobs that have the same."""
+    """A part of the configuration as verl's dataclass, shared by all jobs with the same values."""
     from omegaconf import OmegaConf
 
     return _dataclass_of(pickle.dumps(OmegaConf.to_container(config)))

@@ -1,4 +1,4 @@
-"""The batch of rollouts in memory, in the place of verl's TransferQueue."""
+"""The batch of rollouts in memory, in place of verl's TransferQueue."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
 
 class MemoryQueue:
-    """Keeps the fields of each row by key, of which every rank has all."""
+    """Keeps the fields of all rows by key, on every rank."""
 
     def __init__(self, rows: dict[str, dict[str, Any]], tags: dict[str, dict[str, Any]]) -> None:
         self.rows, self.tags = rows, tags
 
     def batch(self) -> KVBatchMeta:
-        """All rows, as the replay buffer hands them on."""
+        """All rows, as the replay buffer returns them."""
         return KVBatchMeta(
             keys=[*self.rows], tags=[*self.tags.values()], partition_id="train", extra_info={}
         )
@@ -43,8 +43,8 @@ class MemoryQueue:
         fields: Any = None,
         tags: Sequence[dict[str, Any]] = (),
     ) -> KVBatchMeta:
-        """Add fields, and rows that are new."""
-        for name in fields.keys():  # noqa: SIM118 - of a tensor dictionary, whose items are rows
+        """Add fields, and rows with new keys."""
+        for name in fields.keys():  # noqa: SIM118 - iterating over a tensor dictionary gives rows
             for key, value in zip(keys, _rows(fields[name]), strict=True):
                 self.rows.setdefault(key, {})[name] = value
         self.tags |= dict(zip(keys, tags, strict=False))

@@ -21,26 +21,26 @@ if TYPE_CHECKING:
     from adapters.contract.probed_batch import ProbedBatch
 
 GENERATED = {"num_turns": 2, "min_global_steps": 0, "max_global_steps": 0}
-"""What is logged of how a sample was generated: one turn of a user and one of the model, by the
-weights before the first step."""
+"""What is logged about how a sample was generated: a user's turn and the model's, by the initial
+weights."""
 
 
 @dataclass(frozen=True, eq=False)
 class Given:
-    """Outputs of models on rollouts, which the job has instead of a model."""
+    """Outputs of models on rollouts, which the job gives instead."""
 
     batch: ProbedBatch
     job: Job
 
     @property
     def values(self) -> list[NDArray[np.float64]]:
-        """A critic's values of each sample's tokens: 0 where the critic's loss is looked at."""
+        """A critic's values of each sample's tokens: 0 in the check on the critic's loss."""
         if self.job.objective in OF_VALUES:
             return self.batch.values
         return [np.zeros(len(ids)) for ids in self.batch.responses]
 
     def of_positions(self, values: Sequence[NDArray[np.float64]], data: Any) -> Any:
-        """Values of response tokens at all positions of rows that predict them: jagged."""
+        """Values of response tokens at the row positions that predict them: jagged."""
         of_token = np.zeros(self.batch.probe_size + 1)
         of_token[np.concatenate(self.batch.responses)] = np.concatenate(values)
         predicted = [torch.from_numpy(of_token[(ids + 1).numpy()]).float() for ids in data.unbind()]
@@ -50,9 +50,9 @@ class Given:
 def queue_of(batch: ProbedBatch, job: Job) -> MemoryQueue:
     """The samples of a batch.
 
-    verl deals a batch to ranks by length, and each rank cuts its part into mini-batches. Where a
-    job has several steps, all samples are said to be of one length: they are then dealt out in
-    their order, so that each mini-batch is a step.
+    verl deals a batch to ranks by length, and each rank cuts its part into mini-batches. If a job
+    has several steps, all samples are given the same length: they are then dealt in order, and
+    each mini-batch is a step.
     """
     rows = {
         f"{index}_0_0": _row(batch, index, group)
