@@ -1,4 +1,4 @@
-"""The models and the seam by which slime and miles train the probe on Megatron-Core."""
+"""The models and the seam with which slime and miles train the probe on Megatron-Core."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from adapters.toolkit.probe import ProbeSeam, probe_capacity
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# Arguments by which newer versions of miles and slime ask for a gradient of entropies.
+# Arguments with which newer versions of miles and slime request a gradient of entropies.
 ENTROPY_IS_TRAINED = ("entropy_requires_grad", "with_entropy_grad")
 SEAM = ProbeSeam()  # the seam of this process, which trains one job at a time
 
@@ -33,7 +33,7 @@ def seam_around(calculate: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def cached_policy(job: Job, probe_size: int, rank: Rank, *, per_token: bool) -> Any:
-    """The policy for a job, kept while process groups are; `Unsupported` if Megatron refuses it."""
+    """The policy for a job, kept with its process groups; `Unsupported` if Megatron refuses it."""
     capacity, critic = probe_capacity(probe_size), job.objective is Objective.VALUE
     key = (job.depth, job.layout.options, per_token, capacity, critic)
     if key not in rank.cache:
@@ -41,7 +41,7 @@ def cached_policy(job: Job, probe_size: int, rank: Rank, *, per_token: bool) -> 
     policy = rank.cache[key]
     policy.counted_tokens.drain()
     policy.passes.drain()
-    policy.chunks[0].config.no_sync_func = None  # as a framework finds it in a new model
+    policy.chunks[0].config.no_sync_func = None  # as in a new model
     return policy
 
 
@@ -51,7 +51,7 @@ def _policy(job: Job, capacity: int, rank: Rank, *, per_token: bool) -> megatron
     config = megatron_core.transformer_config(
         job.layout,
         getattr(torch, rank.dtype),
-        # Depth `reducer` ends before any scaling, and only per token does the schedule do none.
+        # Depth `reducer` ends before any scaling, and the schedule scales except per token.
         calculate_per_token_loss=per_token or job.depth is Depth.REDUCER,
     )
     head = _values if job.objective is Objective.VALUE else _logits
@@ -66,9 +66,9 @@ def _policy(job: Job, capacity: int, rank: Rank, *, per_token: bool) -> megatron
 
 
 def _logits(input_ids: torch.Tensor, probe: torch.Tensor, logit: torch.Tensor) -> torch.Tensor:
-    """The only token's logits, by which a loss without tokens on this rank reaches the probe.
+    """The only token's logits, which connect a loss without tokens on this rank to the probe.
 
-    The loss of a micro-batch comes right after its logits, and is given the same probe.
+    The loss of a micro-batch follows its logits directly and gets the same probe.
     """
     SEAM.probe = probe
     logits = logit + megatron_core.vocabulary_offset() + 0.0 * probe.sum()
@@ -76,5 +76,5 @@ def _logits(input_ids: torch.Tensor, probe: torch.Tensor, logit: torch.Tensor) -
 
 
 def _values(input_ids: torch.Tensor, probe: torch.Tensor, logit: torch.Tensor) -> torch.Tensor:
-    """A critic's values: the probe's entries of the tokens that are predicted."""
+    """A critic's values: the probe's entries of the predicted tokens."""
     return logit + probe[(input_ids + 1) % len(probe)].unsqueeze(-1)

@@ -121,7 +121,7 @@ def test_budget_of_all_ranks_of_a_slice_holds_the_longest_sample(
     ("layout", "message"),
     [
         ({"micro_batches": "uneven"}, "no micro-batches by uneven"),
-        ({"dp": 4, "micro_batches": 2}, "no size of micro-batches that makes 8"),
+        ({"dp": 4, "micro_batches": 2}, "no micro-batch size that cuts the samples of every"),
         ({"format": "bshd"}, "no format bshd"),
     ],
 )
@@ -344,7 +344,7 @@ def test_every_sample_is_a_rollout_where_rollouts_are_unknown() -> None:
         replace(given, aggregation=Aggregation(Mode.PROMPT_MEAN)),
         replace(given, objective=Objective.GROUP_CENTRED),
     ):
-        with pytest.raises(Unsupported, match="no several samples of one rollout"):
+        with pytest.raises(Unsupported, match="no rollouts of several samples"):
             rollouts.of_single_samples(uneven)
 
 

@@ -283,7 +283,7 @@ def entry(values: tuple[float, ...], keys: str = "ab", **others: Any) -> LogEntr
 
 PLAIN = entry((1.0, 2.0), count=4.0)
 NORMALIZED = entry((1.0, 2.0), normalizers=(4.0, 2.0))
-NO_NORMALIZERS = "no normalizers of their own for values that are logged"
+NO_NORMALIZERS = "no separate normalizers for logged values"
 
 
 def test_toys_make_logs_or_raise_without_asserts_too(tmp_path: Path) -> None:
@@ -318,7 +318,7 @@ def test_version_that_makes_logs_inside_its_train_step_makes_no_others(tmp_path:
     source = checkout(tmp_path / "slime", "slime", edit)
 
     [(outcome, _)] = aggregate("slime", str(source), [[PLAIN]])
-    assert outcome == ("no function that makes a log: the train step makes its own")
+    assert outcome == ("no function that aggregates logs: the train step does it itself")
 
 
 def real(adapter: str, ref: str) -> str:

@@ -111,7 +111,7 @@ def test_miles_conforms_in_both_formats(tmp_path: Path) -> None:
     found = find(tmp_path, "miles", checkout(tmp_path / "miles", "miles"), layouts, TELLING_CASES)
 
     assert verdicts(found) == {"conforms", "unsupported", "advice"}
-    assert reasons(found) == {(layout, "no several samples of one rollout") for layout in layouts}
+    assert reasons(found) == {(layout, "no rollouts of several samples") for layout in layouts}
     assert {f.case for f in found if f.verdict != "conforms"} == {"unequal_groups"}
     advice = {f.diagnosis.name for f in found if f.verdict == "advice"}
     assert advice == {"sample_unit_sample"}, "every sample counts, where rollouts are unknown"
