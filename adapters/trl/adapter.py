@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from adapters.trl.training import Training
 
 OPTIONS = (Option.SHARED_GENERATION, Option.SPLIT_GENERATION, Option.MASKED_TRUNCATION)
-"""The options of layouts that are those of generations, and of all trainers."""
+"""The layout options of generations, which all trainers have."""
 
 
 class TrlAdapter(Adapter):
-    """Drives huggingface/trl; a subclass says which trainer."""
+    """Drives huggingface/trl; subclasses choose the trainer."""
 
     name = "trl"
     package = "trl"
@@ -41,7 +41,7 @@ class TrlAdapter(Adapter):
     dependencies: ClassVar[tuple[str, ...]] = ("accelerate", "transformers")
 
     def layouts(self) -> list[Layout]:
-        """Data parallelism on up to 4 ranks, and generations of more and fewer micro-batches."""
+        """Data parallelism on up to 4 ranks, and generations of several and of parts of steps."""
         plain = [
             Layout(dp=dp, micro_batches=micro_batches)
             for dp in (1, 2, 4)
@@ -55,29 +55,29 @@ class TrlAdapter(Adapter):
         importing.import_trl(source)
 
     def enter_world(self, rank: Rank) -> None:
-        """Let the next trainer find this rank's world."""
+        """Make the next trainer find this rank's world."""
         from adapters.engines import accelerate
 
         accelerate.enter_world(rank)
 
     def settings_of_engine(self, job: Job) -> Settings:
-        """The engine's own settings of a job."""
+        """The engine's own settings for a job."""
         return {}
 
     def options_of_engine(self) -> tuple[Option, ...]:
-        """The options of layouts that are the engine's."""
+        """The layout options that belong to the engine."""
         return ()
 
     def departures_of_engine(self) -> tuple[Departure, ...]:
-        """What the engine needs."""
+        """The departures that the engine needs."""
         return ()
 
     @abstractmethod
     def declared(self) -> Mapping[str, Convention]:
-        """What the trainer's modes leave open, by the names of conventions."""
+        """What the trainer's modes leave open, by convention."""
 
     def iterations(self, job: Job) -> int:
-        """How often each generation is trained on."""
+        """How many times each generation is trained on."""
         return 1
 
     @abstractmethod
@@ -99,7 +99,7 @@ class TrlAdapter(Adapter):
         from adapters.trl.schedule import schedule_of
 
         if importing.needs_triton():
-            raise Unsupported("this version's LM head runs on Triton alone, which is not installed")
+            raise Unsupported("this version's LM head requires Triton, which is not installed")
         batch = ProbedBatch.under(conventions_of(self.declared()), job.steps, job.objective)
         schedule = schedule_of(job, self.iterations(job))
         chosen = self.settings(job, schedule) | self.settings_of_engine(job)
@@ -116,7 +116,7 @@ class TrlAdapter(Adapter):
         )
 
     def leave_world(self) -> None:
-        """Forget what Accelerate keeps of the world."""
+        """Reset the state that Accelerate keeps of the world."""
         from adapters.engines import accelerate
 
         accelerate.leave_world()

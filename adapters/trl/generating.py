@@ -1,4 +1,4 @@
-"""Runs of trainers that generate by themselves, on prompts, and have their completions rewarded."""
+"""Runs of trainers that generate completions of prompts themselves and have them rewarded."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def predicted_completions(made: dict[str, torch.Tensor]) -> torch.Tensor:
-    """The ids of the completions of TRL's rows, as the model predicts them."""
+    """The completion ids in TRL's rows, as the model predicts them."""
     rows = torch.cat([made["prompt_ids"], made["completion_ids"]], dim=1)
     return predicted(rows)[:, -made["completion_ids"].shape[1] :]
 
@@ -24,7 +24,7 @@ class GeneratingTraining(Training):
     """One run of a trainer that generates."""
 
     def arguments(self, config: Any) -> dict[str, Any]:
-        """The policy, rewards and prompts, too."""
+        """Add the policy, rewards and prompts."""
         return {
             **super().arguments(config),
             "model": policy(self.capacity),
@@ -40,14 +40,14 @@ class GeneratingTraining(Training):
         return {"shuffle_sequence_dict": lambda rows: rows}
 
     def prepare(self, trainer: Any) -> None:
-        """Tell the reference policy its answers, too."""
+        """Also give the reference policy its outputs."""
         super().prepare(trainer)
         if trainer.ref_model is not None:
             reference = trainer.accelerator.unwrap_model(trainer.ref_model)
             self.give(reference, self.rollouts.batch.reference_log_probs)
 
     def _prompts(self, config: Any) -> Dataset:
-        """A row for each prompt that is sampled."""
+        """A row for each sampled prompt."""
         from datasets import Dataset
 
         of_generation = config.generation_batch_size // config.num_generations

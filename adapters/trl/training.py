@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 
 class Training(ABC):
-    """One run of a trainer, and what was read off it; a subclass says of which."""
+    """One run of a trainer and what was read from it; subclasses choose the trainer."""
 
     path: ClassVar[str]
-    """The module of the trainer."""
+    """The trainer's module."""
 
     names: ClassVar[Mapping[Metric, str]]
     """Names of the metrics that the trainer logs."""
@@ -47,10 +47,10 @@ class Training(ABC):
 
     @abstractmethod
     def trainer_class(self) -> Any:
-        """The trainer, or a subclass that is told what the trainer does not take."""
+        """The trainer, or a subclass that sets what the trainer has no argument for."""
 
     def arguments(self, config: Any) -> dict[str, Any]:
-        """The arguments that the trainer is made with."""
+        """The arguments of the trainer's constructor."""
         return {
             "args": config,
             "processing_class": tokenizer(self.rollouts.end),
@@ -58,11 +58,11 @@ class Training(ABC):
         }
 
     def stubs(self) -> dict[str, Any]:
-        """What stands in the place of functions and classes of the trainer's module."""
+        """Replacements for functions and classes of the trainer's module."""
         return {}
 
     def prepare(self, trainer: Any) -> None:
-        """Put the probe into the trainer's model, and watch it."""
+        """Put the probe into the trainer's model, and record its gradients."""
         from transformers import PrinterCallback
 
         trainer.remove_callback(PrinterCallback)
@@ -71,20 +71,20 @@ class Training(ABC):
         self.passes = trainer.model.passes
 
     def give(self, model: Any, log_probs: list[NDArray[np.float64]]) -> None:
-        """Tell a model what to answer where it is not trained."""
+        """Set the outputs that a model returns when it is not trained."""
         model.given = self.rollouts.of_tokens(log_probs)
         if has_fused_lm_head():
             put_probe_in(model)
 
     @property
     def gradients(self) -> list[NDArray[np.float32]]:
-        """The gradient of each step of the job, as it is trained for the last time."""
+        """The gradient of each step of the job, from the last time it is trained."""
         found = self.watch.gradients()
         return [found[index] for index in self.rollouts.schedule.observed]
 
     @property
     def reported(self) -> Mapping[Metric, tuple[float, ...]]:
-        """What is logged of each step of the job."""
+        """The metrics of each step of the job."""
         logs = [self.watch.logs[index] for index in self.rollouts.schedule.observed]
         return {
             metric: tuple(float(log[name]) for log in logs)

@@ -219,7 +219,7 @@ class TestReal:
         outcome = ddp.run(job("nine_samples"))
 
         assert isinstance(outcome, Declined)
-        assert "9 samples are no 4 micro-batches of equal size" in outcome.message
+        assert "9 samples cannot be cut into 4 equal micro-batches" in outcome.message
 
     @pytest.mark.parametrize(
         ("layout", "divisors"),

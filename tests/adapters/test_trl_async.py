@@ -197,4 +197,4 @@ def test_one_rank_is_no_engine_of_several(pool: RankPool) -> None:
     outcome = pool.run(job(layout="dp1-cp1-mb1-thd"))
 
     assert isinstance(outcome, Declined)
-    assert "in distributed training alone" in outcome.message
+    assert "only in distributed training" in outcome.message

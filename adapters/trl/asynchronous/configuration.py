@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def settings(schedule: Schedule) -> Settings:
-    """The settings of a job."""
+    """The settings for a job."""
     return {
         **settings_of_run(schedule),
         "epsilon": CONSTANTS.clip_low,

@@ -1,4 +1,4 @@
-"""A batch of rollouts as a rollout worker puts it into its queue."""
+"""A batch of rollouts in a rollout worker's queue."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def queued(batch: ProbedBatch) -> Queue[Any]:
-    """The samples of all steps in their order, and again for a data loader that reads ahead."""
+    """The samples of all steps in order, and then again, because the data loader reads ahead."""
     samples: Queue[Any] = Queue()
     for _ in range(2):
         for sample in range(len(batch.responses)):
@@ -25,7 +25,7 @@ def queued(batch: ProbedBatch) -> Queue[Any]:
 
 
 def rollout_sample(batch: ProbedBatch, index: int) -> Any:
-    """What TRL's own rollout worker passes on of a sample: prompt and completion in one."""
+    """A sample as TRL's own rollout worker returns it: prompt and completion in one."""
     prompt, response = prompt_of_group(batch, index), batch.responses[index]
     none = np.zeros(len(prompt))
     return module("experimental.async_grpo.async_rollout_worker").RolloutSample(
@@ -44,7 +44,7 @@ def rollout_sample(batch: ProbedBatch, index: int) -> Any:
 def prompt_of_group(batch: ProbedBatch, index: int) -> NDArray[np.int64]:
     """A sample's prompt, which begins like that of its group's first sample, as TRL packs them.
 
-    The last token is its own: the first one of the response is predicted from it.
+    The last token differs: it predicts the first token of the response.
     """
     own = batch.prompts[index]
     first = batch.prompts[int(np.argmax(batch.groups == batch.groups[index]))]

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 
 ONE = 1.0
-"""The divisor of luspo, which adds the tokens of a sample up."""
+"""The divisor of luspo, which sums the tokens of a sample."""
 
 
 def settings(job: Job, schedule: Schedule) -> Settings:
-    """The settings of a job; raises `Unsupported`."""
+    """The settings for a job; raises `Unsupported`."""
     return {
         **settings_of_generations(job, schedule),
         **_loss(job),
@@ -58,7 +58,7 @@ def _loss_type(job: Job) -> str:
     if job.objective in OWN_LOSS_TYPES:
         own_mode, name = OWN_LOSS_TYPES[job.objective]
         if mode is not own_mode:
-            raise Unsupported(f"loss_type={name} is {own_mode} alone")
+            raise Unsupported(f"loss_type={name} is only {own_mode}")
         return name
     name = "luspo" if job.aggregation.divisor == ONE else LOSS_TYPES[mode]
     if not has_loss_type(name):
@@ -67,12 +67,12 @@ def _loss_type(job: Job) -> str:
 
 
 def _divisor(job: Job) -> int | str | None:
-    """The divisor as it is typed, else that of the mode; None if it needs none."""
+    """The divisor as typed, else that of the mode; None if the mode needs none."""
     if job.configuration.divisor is not None:
         return job.configuration.divisor
     divisor = job.aggregation.divisor
     if divisor is None or divisor == ONE:
         return None
     if not divisor.is_integer():
-        raise Unsupported(f"max_completion_length is a number of tokens, {divisor:g} is none")
+        raise Unsupported(f"max_completion_length is a number of tokens, but L is {divisor:g}")
     return int(divisor)

@@ -1,4 +1,4 @@
-"""What `GRPOTrainer` has for each objective: its settings, and what they need."""
+"""What `GRPOTrainer` needs for each objective: settings and iterations."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ NAMES_OF_MODES = {name: mode.value for mode, name in LOSS_TYPES.items()} | {
     "sapo": "sample_mean",
     "luspo": "constant:1",
 }
-"""Loss types that are reduced by a mode, whatever their token losses are. The divisor of `dr_grpo`
-is ``max_completion_length``; `bnpo` is a token mean of each micro-batch, and no mode."""
+"""Loss types that a mode reduces, whatever their token losses are. The divisor of `dr_grpo` is
+``max_completion_length``; `bnpo`, a token mean of each micro-batch, is none of the modes."""
 
 OWN_LOSS_TYPES = {Objective.SAPO: (Mode.SAMPLE_MEAN, "sapo")}
-"""Objectives that TRL has as a loss type, which has one mode."""
+"""Objectives that are a loss type in TRL, which has one mode."""
 
 BONUS: Settings = {"entropy_coef": ENTROPY_COEFFICIENT}
 PENALTY: Settings = {"beta": KL_COEFFICIENT}
@@ -40,7 +40,7 @@ COMPARED: Settings = {
     "use_vllm": True,
     "vllm_importance_sampling_clip_max": CONSTANTS.truncation,
 }
-"""What sets rollout and old policy apart: only rollouts of vLLM are told to have another one."""
+"""The setting that lets rollout and old policy differ: TRL compares only vLLM's rollouts."""
 
 OF_OBJECTIVES: dict[Objective, Settings] = {
     Objective.DUAL_CLIP: {"delta": CONSTANTS.dual_clip},
@@ -58,9 +58,9 @@ OF_OBJECTIVES: dict[Objective, Settings] = {
     Objective.GROUP_NORMALISED: {"scale_rewards": "group"},
     Objective.GROUP_CENTRED: {"scale_rewards": "none"},
 }
-"""What objectives set."""
+"""The settings of each objective."""
 
 
 def iterations(job: Job) -> int:
-    """How often each generation is trained on: the ratio is not 1 from the second time on."""
+    """How many times each generation is trained on: from the second time on, the ratio is not 1."""
     return 2 if job.objective in OFF_POLICY and job.objective not in CORRECTIONS else 1

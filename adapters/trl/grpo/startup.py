@@ -1,7 +1,7 @@
-"""The `GRPOConfig` of a job, made as a user's script makes it.
+"""The `GRPOConfig` of a job, made as in a user's script.
 
-What a job's `Configuration` sets is typed: on the command line or in a configuration file that
-TRL's parser reads.
+The settings of a job's `Configuration` are typed on the command line or in a configuration file,
+which TRL's parser reads.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ TYPED = {
     Setting.ENTROPY: "entropy_coef",
     Setting.KL: "beta",
 }
-"""TRL's names of what a configuration may set."""
+"""TRL's names for the settings of a configuration."""
 
 
 def configured(job: Job, chosen: Settings, folder: str) -> Any:
-    """TRL's configuration as validated, with a folder for output; raises `Refused`."""
+    """TRL's validated configuration, with a folder for output; raises `Refused`."""
     chosen = {"output_dir": folder, **chosen}
     with refusals():
         if job.configuration == DEFAULT_CONFIGURATION:
@@ -37,7 +37,7 @@ def configured(job: Job, chosen: Settings, folder: str) -> Any:
 
 
 def _parsed(job: Job, chosen: Settings, file: Path) -> Any:
-    """The configuration as TRL's parser makes it; what is not typed are defaults."""
+    """The configuration from TRL's parser, with defaults for everything that is not typed."""
     typed = {
         setting: (name, str(chosen.pop(name))) for setting, name in TYPED.items() if name in chosen
     }

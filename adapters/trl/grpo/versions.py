@@ -1,4 +1,4 @@
-"""What a version of TRL's `GRPOTrainer` has, found in its code and its configuration."""
+"""What a version of TRL's `GRPOTrainer` supports, found in its code and its configuration."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ CORRECTION = "use_bias_correction_kl"
 
 
 def modes() -> frozenset[Mode]:
-    """The modes whose loss types the loss knows."""
+    """The modes whose loss types the loss implements."""
     return frozenset(mode for mode, name in LOSS_TYPES.items() if has_loss_type(name))
 
 
 def default_mode() -> Mode:
-    """The mode of the loss type that is trained if a user chooses none."""
+    """The mode of the default loss type."""
     return {name: mode for mode, name in LOSS_TYPES.items()}[_defaults()["loss_type"]]
 
 
 def has_loss_type(name: str) -> bool:
-    """Whether the loss has a case for a loss type."""
+    """Whether the loss implements a loss type."""
     return name in _texts(_loss().__code__.co_consts)
 
 
 def objectives() -> frozenset[Objective]:
-    """The objectives whose settings and loss types there are.
+    """The objectives whose settings and loss types exist.
 
-    Versions before 1.10 add an entropy bonus in a way that depends on the loss type.
+    In versions before 1.10 the entropy bonus depends on the loss type.
     """
     found = {
         objective
@@ -51,7 +51,7 @@ def objectives() -> frozenset[Objective]:
 
 
 def kl_estimator() -> DivergenceEstimator:
-    """The estimator of the divergence in the loss, by default."""
+    """The default estimator of the divergence in the loss."""
     corrected = _defaults().get(CORRECTION)
     return DivergenceEstimator.K3_BY_RATIO if corrected else DivergenceEstimator.K3
 
@@ -66,7 +66,7 @@ def _defaults() -> dict[str, Any]:
 
 
 def _texts(constants: tuple[object, ...]) -> Iterator[str]:
-    """Yield the texts of a function's constants, which lists and sets are tuples of."""
+    """Yield the strings among a function's constants, where lists and sets are tuples."""
     for constant in constants:
         if isinstance(constant, str):
             yield constant

@@ -1,7 +1,7 @@
-"""The adapter of `RLOOTrainer`, whatever the engine.
+"""The adapter of `RLOOTrainer`, for every engine.
 
-Its loss is that of a whole sequence, averaged over samples: with a ratio of 1, each token weighs
-1/N times the advantage of its sample, which is `constant` with L = 1.
+Its loss belongs to a whole sequence and is averaged over samples. With a ratio of 1, each token
+weighs 1/N times the advantage of its sample, which is `constant` with L = 1.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ CONVENTIONS: Mapping[str, Convention] = {
     ),
     "logged_entropy": Assumed(AuxiliaryAggregation.TOKEN_MEAN),
 }
-"""What the mode leaves open. A loss is the mean of what each completion has, whatever its length.
-Logged entropies are averages over completions; the page does not say whether they are pooled."""
+"""What the mode leaves open. The loss is a mean over completions, whatever their lengths. Logged
+entropies are averages over completions; the page does not say whether they are pooled."""
 
 
 class RlooAdapter(TrlAdapter):
@@ -66,11 +66,11 @@ class RlooAdapter(TrlAdapter):
         )
 
     def declared(self) -> Mapping[str, Convention]:
-        """The trainer's."""
+        """The trainer's conventions."""
         return CONVENTIONS
 
     def settings(self, job: Job, schedule: Schedule) -> Settings:
-        """The settings of a job; raises `Unsupported`."""
+        """The settings for a job; raises `Unsupported`."""
         from adapters.trl.rloo.configuration import settings
 
         return settings(job, schedule)
@@ -83,7 +83,7 @@ class RlooAdapter(TrlAdapter):
 
 
 def _candidates() -> Candidates:
-    """Where the trainer logs and validates; it counts no tokens."""
+    """The functions in which the trainer logs and validates; it counts no tokens."""
     trainer = importing.module("trainer.rloo_trainer").RLOOTrainer
     config = importing.module("trainer.rloo_config").RLOOConfig
     return {

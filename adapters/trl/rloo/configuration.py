@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from adapters.trl.schedule import Schedule
 
 ONE = 1.0
-"""The divisor of a sample's token losses, which are added up."""
+"""The divisor of a sample's token losses, which are summed."""
 
 
 def settings(job: Job, schedule: Schedule) -> Settings:
-    """The settings of a job; raises `Unsupported`."""
+    """The settings for a job; raises `Unsupported`."""
     if job.aggregation.divisor != ONE:
-        raise Unsupported("RLOOTrainer adds the tokens of a sample up, which is constant:1 alone")
+        raise Unsupported("RLOOTrainer sums the tokens of a sample, which is only constant:1")
     _require_whole_samples(job)
     return {
         **settings_of_generations(job, schedule),
@@ -31,10 +31,10 @@ def settings(job: Job, schedule: Schedule) -> Settings:
 
 
 def _require_whole_samples(job: Job) -> None:
-    """A mask is of all tokens of a sample or of none, where TRL itself masks truncated ones."""
+    """Raise `Unsupported` if a sample is partly masked, or masked without being truncated."""
     masks = [step.mask[response] for step in job.steps for response in step.responses]
     if any(mask.any() and not mask.all() for mask in masks):
-        raise Unsupported("RLOOTrainer has no mask of tokens: it trains on whole completions")
+        raise Unsupported("RLOOTrainer has no token mask: it trains on whole completions")
     truncates = Option.MASKED_TRUNCATION in job.layout.options
     if not truncates and not all(mask.all() for mask in masks):
-        raise Unsupported("RLOOTrainer masks no sample that is not truncated")
+        raise Unsupported("RLOOTrainer masks only truncated samples")
