@@ -1,4 +1,4 @@
-"""Advantages that are computed wrong from rewards."""
+"""Mistakes in computing advantages from rewards."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class FromRewards(Mutant):
-    """A mutant that goes wrong in one mode as in all others."""
+    """A mutant that is equally wrong in all modes, and is checked in one."""
 
     modes = (Mode.SAMPLE_MEAN,)
 
@@ -34,7 +34,7 @@ class _AllPrompts(NativeEstimator):
 
 
 class GroupsMerged(FromRewards):
-    """Rewards are viewed as one row when the numbers of samples are not as configured."""
+    """Rewards are viewed as one row if the numbers of samples are not as configured."""
 
     diagnosis = "groups_merged"
     spec = check_spec("advantages.group_normalised")
@@ -69,7 +69,7 @@ class _WithoutBaseline(NativeEstimator):
 
 
 class BaselineForgotten(FromRewards):
-    """The option to leave out the standard deviation leaves out the mean too."""
+    """The option to leave out the standard deviation also leaves out the mean."""
 
     diagnosis = "baseline_left_out"
     spec = check_spec("advantages.group_centred")
@@ -82,7 +82,7 @@ class _Centred(NativeEstimator):
 
 
 class OwnRewardInBaseline(FromRewards):
-    """The mean is that of all samples of the prompt, and not of the others."""
+    """The baseline is the mean of all samples of the prompt instead of the others."""
 
     diagnosis = "own_reward_in_baseline"
     spec = check_spec("advantages.leave_one_out")
@@ -106,7 +106,7 @@ class _OfPopulation(NativeEstimator):
 
 
 class StdOfPopulation(FromRewards):
-    """NumPy's standard deviation in the place of torch's."""
+    """NumPy's standard deviation instead of torch's."""
 
     diagnosis = "biased_std"
     spec = check_spec("advantages.group_normalised")
@@ -114,7 +114,7 @@ class StdOfPopulation(FromRewards):
 
 
 class VarianceOfPopulation(FromRewards):
-    """The divisor of the variance is the number of tokens."""
+    """The variance is divided by the number of tokens."""
 
     diagnosis = "biased_variance"
     spec = check_spec("advantages.reinforce_pp")
@@ -127,7 +127,7 @@ class _OfOneRank(NativeEstimator):
 
 
 class WhitenedPerRank(FromRewards):
-    """Mean and variance are those of the tokens that a rank has."""
+    """Mean and variance are taken over the rank's own tokens."""
 
     diagnosis = "whitened_per_rank"
     spec = check_spec("advantages.reinforce_pp")
@@ -145,7 +145,7 @@ class _OfContextParallelRanks(NativeEstimator):
 
 
 class WhitenedPerDataRank(FromRewards):
-    """Mean and variance are added up over context-parallel ranks alone."""
+    """Mean and variance are reduced only over context-parallel ranks."""
 
     diagnosis = "whitened_per_dp_rank"
     spec = check_spec("advantages.gae")
@@ -165,7 +165,7 @@ class _OfDataParallelRanks(NativeEstimator):
 
 
 class WhitenedPerSlice(FromRewards):
-    """The data-parallel group without context parallelism adds up mean and variance."""
+    """Mean and variance are reduced over the data-parallel group without context parallelism."""
 
     diagnosis = "whitened_per_cp_slice"
     spec = check_spec("advantages.group_whitened")
@@ -173,7 +173,7 @@ class WhitenedPerSlice(FromRewards):
 
 
 class MaskForgottenInWhitening(FromRewards):
-    """Mean and variance count the tokens that the mask excludes."""
+    """Mean and variance include tokens that the mask excludes."""
 
     diagnosis = "whitened_by_other_tokens"
     spec = check_spec("advantages.reinforce_pp")
@@ -194,7 +194,7 @@ class _WithMean(NativeEstimator):
 
 
 class MeanKept(FromRewards):
-    """Whitening is called with the flag that adds the mean again."""
+    """Whitening is called with the flag that adds the mean back."""
 
     diagnosis = "whitening_keeps_the_mean"
     spec = check_spec("advantages.reinforce_pp_baseline")
@@ -213,7 +213,7 @@ def _with(**wrong: float) -> type[NativeEstimator]:
 
 
 class DiscountForgotten(FromRewards):
-    """The option for the discount is read by PPO alone."""
+    """Only PPO reads the option for the discount."""
 
     diagnosis = "discount_left_out"
     spec = check_spec("advantages.reinforce_pp")
@@ -229,7 +229,7 @@ class LambdaForgotten(FromRewards):
 
 
 class DivergenceIgnored(FromRewards):
-    """The reference model is loaded, and its log-probabilities are not subtracted."""
+    """The reference model is loaded, but its log-probabilities are not subtracted."""
 
     diagnosis = "divergence_left_out"
     spec = check_spec("advantages.reinforce_pp_baseline")
@@ -242,7 +242,7 @@ class _PenalisedEverywhere(NativeEstimator):
 
 
 class DivergenceOfToolOutput(FromRewards):
-    """The penalty is on tokens that the policy did not write."""
+    """The penalty includes tokens that the policy did not write."""
 
     diagnosis = "divergence_of_other_tokens"
     spec = check_spec("advantages.penalised_gae")
@@ -257,7 +257,7 @@ class _RewardedAtTheEnd(NativeEstimator):
 
 
 class RewardAtTheLastToken(FromRewards):
-    """The reward is at the last token, though it may be a tool's."""
+    """The reward is at the last token, even if that is a tool's."""
 
     diagnosis = "reward_at_another_token"
     spec = check_spec("advantages.reinforce_pp")
@@ -286,7 +286,7 @@ class _OnPaddedRows(NativeEstimator):
 
 
 class PaddingBootstrapped(FromRewards):
-    """Advantages begin at the end of the row, with the values that a critic has for padding."""
+    """GAE starts at the end of the row, with the critic's values of padding."""
 
     diagnosis = "padding_bootstrapped"
     spec = check_spec("advantages.gae")
@@ -300,7 +300,7 @@ class _OfReversedBatch(NativeEstimator):
         return super().estimate([self.reversed(step) for step in steps], held)
 
     def reversed(self, samples: list[SampleTensors]) -> list[SampleTensors]:
-        """The samples, each with the values that are in its row of a reversed batch."""
+        """The samples, each with the values of its row in a reversed batch."""
         values = []
         for sample, other in zip(samples, samples[::-1], strict=True):
             row = torch.full_like(sample.values, PADDING_VALUE)
@@ -311,7 +311,7 @@ class _OfReversedBatch(NativeEstimator):
 
 
 class ValuesOfReversedBatch(FromRewards):
-    """The batch is sorted after the critic has seen it, and joined with its values by place."""
+    """The batch is sorted after the critic has seen it, and joined with its values by position."""
 
     diagnosis = "values_of_other_samples"
     spec = check_spec("advantages.gae")
@@ -339,7 +339,7 @@ class _OfSlices(NativeEstimator):
 
 
 class SlicesApart(FromRewards):
-    """Returns are added up before the slices of context-parallel ranks are gathered."""
+    """Returns are accumulated before the slices of context-parallel ranks are gathered."""
 
     diagnosis = "slices_apart"
     spec = check_spec("advantages.reinforce_pp")

@@ -1,4 +1,4 @@
-"""The policy loss is right, and auxiliary losses or what is trained in its place are not."""
+"""The policy loss is right; auxiliary losses, or losses trained instead of it, are wrong."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 
 def trained_only(right: torch.Tensor, wrong: torch.Tensor) -> torch.Tensor:
-    """The value of one and the gradient of the other: what is logged stays right."""
+    """The value of one and the gradient of the other: the logged number stays right."""
     return right.detach() + wrong - wrong.detach()
 
 
 class PlainPathUnscaled(Mutant):
-    """Where the policy loss is the only term, a shorter path forgets the average over ranks."""
+    """If the policy loss is the only term, a shorter path forgets the average over ranks."""
 
     diagnosis = "divided_by_dp"
 
@@ -45,12 +45,12 @@ class WrongEntropy(Mutant):
         return trained_only(right, self.wrong(right, probe[packed.ids], packed))
 
     def wrong(self, right: torch.Tensor, of_tokens: torch.Tensor, packed: Packed) -> torch.Tensor:
-        """What is trained, from the right share and what the tokens add to it."""
+        """The trained share, from the right one and the tokens' contribution."""
         raise NotImplementedError
 
 
 class EntropyOfMicroBatches(Mutant):
-    """The entropy is the mean of a micro-batch's tokens, and these means are averaged."""
+    """The entropy is averaged over each micro-batch's tokens, and then over micro-batches."""
 
     diagnosis = "denominators_per_"
     spec = check_spec("auxiliary.entropy")
@@ -68,7 +68,7 @@ class EntropyOfMicroBatches(Mutant):
 
 
 class EntropyAveragedOverDp(WrongEntropy):
-    """The policy loss makes up for the average over data-parallel ranks, the entropy does not."""
+    """The policy loss undoes the average over data-parallel ranks, the entropy does not."""
 
     diagnosis = "divided_by_dp"
 
@@ -77,7 +77,7 @@ class EntropyAveragedOverDp(WrongEntropy):
 
 
 class EntropyOfPadding(WrongEntropy):
-    """The entropy is added up over whole rows, prompts and padding and tool output included."""
+    """The entropy is summed over whole rows, including prompts, padding and tool output."""
 
     diagnosis = "inactive_tokens_weigh"
 
@@ -86,7 +86,7 @@ class EntropyOfPadding(WrongEntropy):
 
 
 class DivergenceByMode(Mutant):
-    """The divergence takes the policy loss's reducer instead of the default one."""
+    """The divergence uses the policy loss's reducer instead of the default one."""
 
     diagnosis = "weights_of_prompt_mean"
     spec = check_spec("auxiliary.kl")
@@ -98,7 +98,7 @@ class DivergenceByMode(Mutant):
 
 
 class DivergenceOnEveryMicroBatch(Mutant):
-    """The divergence is divided by the micro-batches, where the entropy is trained with it."""
+    """The divergence is divided by the micro-batches if the entropy is trained too."""
 
     diagnosis = "divided_by_micro_batches"
     spec = check_spec("auxiliary.combined")
@@ -111,7 +111,7 @@ class DivergenceOnEveryMicroBatch(Mutant):
 
 
 class EntropyLeftOutTogether(Mutant):
-    """With a divergence to be trained, the entropy bonus is left out of the gradient."""
+    """If a divergence is trained, the entropy bonus is left out of the gradient."""
 
     diagnosis = "term_without_gradient"
     spec = check_spec("auxiliary.combined")
@@ -122,7 +122,7 @@ class EntropyLeftOutTogether(Mutant):
 
 
 class CispoPerSample(Mutant):
-    """A policy loss of its own brings its own reducer, a mean over samples."""
+    """A separate policy loss brings its own reducer, a mean over samples."""
 
     diagnosis = "weights_of_sample_mean"
     spec = check_spec("off_policy.cispo")
@@ -135,7 +135,7 @@ class CispoPerSample(Mutant):
 
 
 class OtherDefault(Mutant):
-    """What stands in the place of the policy loss is divided otherwise than documented."""
+    """A loss that is trained instead of the policy loss is not normalised as documented."""
 
     by: ClassVar[Mode]
 
@@ -151,7 +151,7 @@ class OtherDefault(Mutant):
 
 
 class LikelihoodPerSample(OtherDefault):
-    """SFT keeps the mean over samples where the per-token path is on (review of miles 1498)."""
+    """SFT keeps the mean over samples on the per-token path (review of miles 1498)."""
 
     diagnosis = "weights_of_sample_mean"
     spec = check_spec("other_losses.sft")
@@ -160,7 +160,7 @@ class LikelihoodPerSample(OtherDefault):
 
 
 class ValuesPerToken(OtherDefault):
-    """A critic is trained per token where the per-token path is off."""
+    """A critic is trained per token although the per-token path is off."""
 
     diagnosis = "weights_of_token_mean"
     spec = check_spec("other_losses.value")
@@ -169,7 +169,7 @@ class ValuesPerToken(OtherDefault):
 
 
 class RowsOfPaddingCounted(Mutant):
-    """Masked rows fill up a rank's micro-batches to its largest; a mean over rows counts them."""
+    """Masked rows pad a rank's micro-batches to its largest; a mean over rows counts them."""
 
     diagnosis = "dummy_rows_averaged"
     spec = check_spec("auxiliary.kl")
@@ -185,12 +185,12 @@ class RowsOfPaddingCounted(Mutant):
         ]
 
     def counted_rows(self, rows: list[int]) -> list[int]:
-        """What the mean of each micro-batch divides by, given its rows."""
+        """The divisor of each micro-batch's mean, given its rows."""
         return [max(rows)] * len(rows)
 
 
 class RepeatedSamplesCounted(RowsOfPaddingCounted):
-    """Copies of a sample fill up the ranks; masked as they are, a mean over samples counts them."""
+    """Masked copies of a sample fill up the ranks; a mean over samples counts them."""
 
     diagnosis = "repeated_rows_averaged"
     corpus = tuple(case for case in EVERYDAY if case.name in ("nine_samples", "ten_samples"))
@@ -200,12 +200,12 @@ class RepeatedSamplesCounted(RowsOfPaddingCounted):
         return super().shard([*samples, *[copy] * (-len(samples) % self.layout.dp)])
 
     def counted_rows(self, rows: list[int]) -> list[int]:
-        """Each micro-batch's own, copies included."""
+        """Each micro-batch's own rows, copies included."""
         return rows
 
 
 class EntropyWeightedBySamples(EntropyOfMicroBatches):
-    """The means of micro-batches are averaged by how many samples each has."""
+    """The means of micro-batches are averaged, weighted by their numbers of samples."""
 
     diagnosis = "denominators_per_micro_batch_by_samples"
 

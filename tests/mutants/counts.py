@@ -1,4 +1,4 @@
-"""Something else is counted than active tokens, samples or prompts."""
+"""Something other than active tokens, samples or prompts is counted."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class OtherTokens(Counting):
-    """Samples count ``tokens`` in the place of their active ones."""
+    """Samples count ``tokens`` instead of their active tokens."""
 
     modes = MEANS
 
@@ -30,14 +30,14 @@ class OtherTokens(Counting):
         return with_counts(samples, self.aggregation.mode, [*map(self.tokens, samples)])
 
     def tokens(self, sample: SampleTensors) -> float:
-        """Tokens that a sample counts."""
+        """The tokens that a sample counts."""
         raise NotImplementedError
 
 
 def with_counts(
     samples: Sequence[SampleTensors], mode: Mode, counts: Sequence[float]
 ) -> list[float]:
-    """Denominators, if samples had so many tokens."""
+    """Denominators if samples had these numbers of tokens."""
     if mode is Mode.SAMPLE_MEAN:
         return [float(len(samples) * max(count, 1)) for count in counts]
     if mode is Mode.TOKEN_MEAN:
@@ -49,7 +49,7 @@ def with_counts(
 
 
 class EmptySamplesClamped(OtherTokens):
-    """Each sample's count is clamped to 1, so that an empty one adds a token to the sum."""
+    """Each sample's count is clamped to 1, so an empty one adds a token to the sum."""
 
     diagnosis = "empty_samples_counted"
     modes = (Mode.PROMPT_MEAN, Mode.TOKEN_MEAN)
@@ -59,7 +59,7 @@ class EmptySamplesClamped(OtherTokens):
 
 
 class MaskedTokensCounted(OtherTokens):
-    """The response's length is taken for its number of active tokens."""
+    """The response's length is used instead of its number of active tokens."""
 
     diagnosis = "masked_tokens_counted"
 
@@ -68,7 +68,7 @@ class MaskedTokensCounted(OtherTokens):
 
 
 class PromptTokensCounted(OtherTokens):
-    """The sequence's length is taken for the response's."""
+    """The sequence's length is used instead of the response's."""
 
     diagnosis = "prompt_tokens_counted"
 
@@ -77,7 +77,7 @@ class PromptTokensCounted(OtherTokens):
 
 
 class EndOfSequenceCounted(OtherTokens):
-    """A token more per sample, for the end of sequence that the mask has too."""
+    """One token more per sample, for an end of sequence that the mask already includes."""
 
     diagnosis = "tokens_per_sample_miscounted"
 
@@ -86,7 +86,7 @@ class EndOfSequenceCounted(OtherTokens):
 
 
 class LastTokenNotCounted(OtherTokens):
-    """A token less per sample: counted after the mask was shifted to the labels."""
+    """One token less per sample, counted after the mask was shifted to the labels."""
 
     diagnosis = "tokens_per_sample_miscounted"
 
@@ -95,7 +95,7 @@ class LastTokenNotCounted(OtherTokens):
 
 
 class OriginalMaskCounted(Counting):
-    """Rejected tokens are left out of the sum and counted in the denominator all the same."""
+    """Rejected tokens are excluded from the sum but still counted in the denominator."""
 
     diagnosis = "original_mask_counted"
     modes = MEANS
@@ -107,7 +107,7 @@ class OriginalMaskCounted(Counting):
 
 
 class RejectionLeftOut(Mutant):
-    """The mask that rejection returns is logged, and the old one goes on into the loss."""
+    """The mask that rejection returns is logged, but the old one enters the loss."""
 
     diagnosis = "rejection_left_out"
     spec = check_spec("rejection")
@@ -117,7 +117,7 @@ class RejectionLeftOut(Mutant):
 
 
 class ModifiedMaskCounted(Mutant):
-    """Denominators are documented to be of the original mask, and recounted after rejection."""
+    """Denominators are documented to use the original mask, but are recounted after rejection."""
 
     diagnosis = "modified_mask_counted"
     modes = MEANS
@@ -126,7 +126,7 @@ class ModifiedMaskCounted(Mutant):
 
 
 class ResponsePaddingCounted(Counting):
-    """The mean goes over rows that are padded to the longest response of the step."""
+    """The mean is over rows that are padded to the longest response of the step."""
 
     diagnosis = "padding_counted"
     modes = MEANS
@@ -137,7 +137,7 @@ class ResponsePaddingCounted(Counting):
 
 
 class PaddedRowsAveraged(Mutant):
-    """`mean()` over the padded rows of a micro-batch: padding counts, here more, there less."""
+    """`mean()` over the padded rows of a micro-batch: padding counts, differently in each."""
 
     diagnosis = "padding_counted"
     modes = (Mode.SAMPLE_MEAN,)
@@ -156,14 +156,14 @@ class PaddedRowsAveraged(Mutant):
 
 
 class WidthAsDivisor(PaddedRowsAveraged):
-    """The divisor is the width of a micro-batch's padded rows, and not the one that is given."""
+    """The divisor is the width of a micro-batch's padded rows instead of the given one."""
 
     diagnosis = "padded_width_as_divisor"
     modes = (Mode.CONSTANT,)
 
 
 class EmptySamplesLeftOut(Counting):
-    """The mean over samples goes over those that have an active token."""
+    """The mean over samples is over those that have an active token."""
 
     diagnosis = "sample_units_excluded"
     modes = (Mode.SAMPLE_MEAN, Mode.PROMPT_MEAN, Mode.CONSTANT)
@@ -178,7 +178,7 @@ class EmptySamplesLeftOut(Counting):
 
 
 class FillingRowsCounted(Counting):
-    """The mean goes over the rows that fill a step up to a multiple of the ranks too (verl)."""
+    """The mean includes the rows that pad the batch to a multiple of the ranks (verl)."""
 
     diagnosis = "filling_rows_counted"
     modes = (Mode.SAMPLE_MEAN, Mode.CONSTANT)
@@ -201,7 +201,7 @@ class SamplesCountedAsPrompts(Counting):
 
 
 class RunsCountedAsPrompts(Counting):
-    """A prompt ends where the next sample has another: its members are taken to be adjacent."""
+    """A prompt ends where the next sample has another one, as if its samples were adjacent."""
 
     diagnosis = "runs_counted_as_prompts"
     modes = (Mode.PROMPT_MEAN,)
@@ -214,7 +214,7 @@ class RunsCountedAsPrompts(Counting):
 
 
 class PromptsByGroupSize(Counting):
-    """P is the batch size over n_samples_per_prompt, also where filtering has dropped rollouts."""
+    """P is the batch size over n_samples_per_prompt, even after filtering has dropped rollouts."""
 
     diagnosis = "prompts_by_group_size"
     modes = (Mode.PROMPT_MEAN,)
@@ -239,7 +239,7 @@ class PromptsCountedAsSamples(Counting):
 
 
 class TokensCountedAsUnits(Counting):
-    """The train step divides by its tokens what is a sum over samples or prompts already."""
+    """The train step divides by its tokens although the loss is a mean over samples or prompts."""
 
     diagnosis = "tokens_counted_as_"
     modes = (Mode.SAMPLE_MEAN, Mode.PROMPT_MEAN, Mode.CONSTANT)
@@ -252,7 +252,7 @@ class TokensCountedAsUnits(Counting):
 
 
 class NothingDivided(Counting):
-    """Losses are added up; the normaliser is returned with them and nobody uses it."""
+    """Losses are summed; the normaliser is returned with them but never used."""
 
     diagnosis = "not_divided"
 
@@ -261,7 +261,7 @@ class NothingDivided(Counting):
 
 
 class SamplesNotAveraged(Counting):
-    """Sums of samples are divided by L, and nobody divides by the number of samples."""
+    """Sums of samples are divided by L, but not by the number of samples."""
 
     diagnosis = "samples_not_averaged"
     modes = (Mode.CONSTANT,)
@@ -272,7 +272,7 @@ class SamplesNotAveraged(Counting):
 
 
 class AsAnotherMode(Counting):
-    """The aggregation that was asked for does not arrive where losses are reduced."""
+    """The requested aggregation does not reach the code that reduces losses."""
 
     given: Mode
 
@@ -281,7 +281,7 @@ class AsAnotherMode(Counting):
 
 
 class AlwaysPerSample(AsAnotherMode):
-    """The reducer's default, per sample, is used whatever was chosen."""
+    """The reducer's default, per sample, is always used."""
 
     diagnosis = "weights_of_sample_mean"
     modes = (Mode.PROMPT_MEAN, Mode.TOKEN_MEAN, Mode.CONSTANT)
@@ -289,7 +289,7 @@ class AlwaysPerSample(AsAnotherMode):
 
 
 class AlwaysPerToken(AsAnotherMode):
-    """The legacy per-token flag overrides what was chosen."""
+    """The legacy per-token flag overrides the chosen mode."""
 
     diagnosis = "weights_of_token_mean"
     modes = (Mode.SAMPLE_MEAN, Mode.PROMPT_MEAN, Mode.CONSTANT)
@@ -297,7 +297,7 @@ class AlwaysPerToken(AsAnotherMode):
 
 
 class AlwaysPerPrompt(AsAnotherMode):
-    """Groups' totals are handed to the default reducer as its denominators."""
+    """Groups' totals are passed to the default reducer as its denominators."""
 
     diagnosis = "weights_of_prompt_mean"
     modes = (Mode.SAMPLE_MEAN, Mode.TOKEN_MEAN, Mode.CONSTANT)
@@ -305,7 +305,7 @@ class AlwaysPerPrompt(AsAnotherMode):
 
 
 class Remembering(Counting):
-    """Denominators of another step than this one."""
+    """Denominators come from another step."""
 
     def counted(self, samples: list[SampleTensors]) -> list[float]:
         mode, own = self.aggregation.mode, denominators(samples, self.aggregation)
@@ -317,12 +317,12 @@ class Remembering(Counting):
         return [value / right * count for value in own]
 
     def remembered(self, samples: list[SampleTensors]) -> list[SampleTensors]:
-        """The samples that are counted."""
+        """The samples whose tokens are counted."""
         raise NotImplementedError
 
 
 class StepBeforeCounted(Remembering):
-    """The number of tokens is kept from one step to the next and updated too late."""
+    """The number of tokens is kept from step to step and updated too late."""
 
     diagnosis = "counted_of_the_step_before"
     modes = (Mode.TOKEN_MEAN,)
@@ -334,7 +334,7 @@ class StepBeforeCounted(Remembering):
 
 
 class BatchCounted(Counting):
-    """Normalisers are computed where rollouts arrive, over all steps made of them."""
+    """Normalisers are computed when rollouts arrive, over all steps of the batch."""
 
     diagnosis = "counted_over_batch"
 
@@ -352,7 +352,7 @@ class BatchCounted(Counting):
 
 
 class MeanOfTheBatchCounted(Counting):
-    """Tokens are counted where rollouts arrive, and shared out evenly over the steps."""
+    """Tokens are counted when rollouts arrive, and divided equally among the steps."""
 
     diagnosis = "mean_of_the_batch_counted"
     modes = (Mode.TOKEN_MEAN,)
@@ -382,27 +382,27 @@ class Rounded(Counting):
 
 
 class CountedInBfloat16(Rounded):
-    """The mask has the dtype of the model, and so has its sum: no odd number above 256."""
+    """The mask has the model's dtype, and so has its sum: no odd number above 256."""
 
     diagnosis = "counted_in_bfloat16"
     dtype = torch.bfloat16
 
 
 class CountedInFloat16(Rounded):
-    """The same in float16: no odd number above 2,048."""
+    """The mask's sum is in float16: no odd number above 2,048."""
 
     diagnosis = "counted_in_float16"
     dtype = torch.float16
 
 
 class CountedInFloat32(Counting):
-    """Tokens are added up sample by sample in float32, where 2^24 + 1 is 2^24."""
+    """Tokens are summed sample by sample in float32, where 2^24 + 1 is 2^24."""
 
     diagnosis = "counted_in_float32"
     modes = (Mode.TOKEN_MEAN,)
     case = Case(
         name="2^24 tokens",
-        catches="a counter that stops: no case of the corpus, as no framework is given so much",
+        catches="a counter that stops: not in the corpus, whose steps are all smaller",
         steps=(
             Step.of(
                 [
@@ -421,7 +421,7 @@ class CountedInFloat32(Counting):
 
 
 class IntegerDivision(Counting):
-    """Tokens per sample, `//`, times samples: what is left over is not counted."""
+    """Tokens per sample, `//`, times samples: the remainder is not counted."""
 
     diagnosis = "integer_division"
     modes = (Mode.TOKEN_MEAN,)
@@ -443,7 +443,7 @@ class IntegerDivisionByDp(Counting):
 
 
 class SharesOfRanksClamped(Counting):
-    """A rank's share of all tokens is clamped to 1, and not their number (Liger-Kernel 0.8.5)."""
+    """A rank's share of the tokens is clamped to 1, instead of their total (Liger-Kernel 0.8.5)."""
 
     diagnosis = "shares_of_ranks_clamped"
     modes = (Mode.TOKEN_MEAN,)
@@ -455,7 +455,7 @@ class SharesOfRanksClamped(Counting):
 
 
 class EmptyStepDividedByZero(Counting):
-    """No clamp at all: where nothing is active, 0 is divided by 0."""
+    """No clamp at all: without active tokens, 0 is divided by 0."""
 
     diagnosis = "not_finite"
     modes = MEANS
@@ -470,7 +470,7 @@ class EmptyStepDividedByZero(Counting):
 
 
 class MaskIgnored(Mutant):
-    """The mask is in the denominator and not in the sum."""
+    """The mask is in the denominator but not in the sum."""
 
     diagnosis = "inactive_tokens_weigh"
 

@@ -1,4 +1,4 @@
-"""Everything is right but for a factor: the size of something."""
+"""Everything is right except a factor: the size of something."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Scaled(Mutant):
 
     @property
     def factor(self) -> float:
-        """Wrong unless it is 1."""
+        """The factor, wrong unless it is 1."""
         raise NotImplementedError
 
     def reduce(self, token_losses: torch.Tensor, packed: Packed) -> torch.Tensor:
@@ -43,7 +43,7 @@ class AveragedOverDp(Scaled):
 
 
 class AveragedOverCp(Scaled):
-    """Context-parallel ranks are averaged, though each has the sum of its own tokens alone."""
+    """Context-parallel ranks are averaged, although each has only the sum of its own tokens."""
 
     diagnosis = "divided_by_cp"
 
@@ -53,7 +53,7 @@ class AveragedOverCp(Scaled):
 
 
 class AveragedOverDpAndCp(Scaled):
-    """DDP averages over the group of data and context parallelism, and nothing makes up for it."""
+    """DDP averages over data- and context-parallel ranks, and nothing compensates."""
 
     diagnosis = "divided_by_dp_cp"
 
@@ -63,7 +63,7 @@ class AveragedOverDpAndCp(Scaled):
 
 
 class MultipliedByDp(Scaled):
-    """The factor that was to undo DDP's average stayed when DDP was told to sum."""
+    """A factor that undid DDP's average remained when DDP was told to sum."""
 
     diagnosis = "multiplied_by_dp"
 
@@ -73,7 +73,7 @@ class MultipliedByDp(Scaled):
 
 
 class MultipliedByCp(Scaled):
-    """The loss is scaled by cp, which the schedule does already (SkyRL 0.2.0 on Megatron)."""
+    """The loss is scaled by cp, which the schedule already does (SkyRL 0.2.0 on Megatron)."""
 
     diagnosis = "multiplied_by_cp"
 
@@ -83,7 +83,7 @@ class MultipliedByCp(Scaled):
 
 
 class MultipliedByDpAndCp(Scaled):
-    """An average over all ranks is undone that was never taken."""
+    """An average over all ranks is undone although none was taken."""
 
     diagnosis = "multiplied_by_dp_cp"
 
@@ -93,7 +93,7 @@ class MultipliedByDpAndCp(Scaled):
 
 
 class DividedByMicroBatches(Scaled):
-    """Gradient accumulation divides by its steps, as where losses are means of micro-batches."""
+    """Gradient accumulation divides by its steps, as if losses were means of micro-batches."""
 
     diagnosis = "divided_by_micro_batches"
 
@@ -103,7 +103,7 @@ class DividedByMicroBatches(Scaled):
 
 
 class MultipliedByMicroBatches(Scaled):
-    """A division by the number of micro-batches is undone that this path does not have."""
+    """A division by the number of micro-batches is undone that this path lacks."""
 
     diagnosis = "multiplied_by_micro_batches"
 
@@ -113,7 +113,7 @@ class MultipliedByMicroBatches(Scaled):
 
 
 class DividedByGroupSize(Scaled):
-    """The mean over a prompt's rollouts is taken once too often."""
+    """An extra factor of 1 / group size: the mean over a prompt's rollouts is taken twice."""
 
     diagnosis = "divided_by_group_size"
 
@@ -124,7 +124,7 @@ class DividedByGroupSize(Scaled):
 
 
 class SummedOverSamples(Scaled):
-    """A sample's mean is taken, and the mean over samples forgotten."""
+    """A sample's mean is taken, but not the mean over samples."""
 
     diagnosis = "multiplied_by_samples"
     modes = (Mode.SAMPLE_MEAN,)
@@ -135,7 +135,7 @@ class SummedOverSamples(Scaled):
 
 
 class SummedOverPrompts(Scaled):
-    """A prompt's mean is taken, and the mean over prompts forgotten."""
+    """A prompt's mean is taken, but not the mean over prompts."""
 
     diagnosis = "multiplied_by_prompts"
     modes = (Mode.PROMPT_MEAN,)
@@ -146,7 +146,7 @@ class SummedOverPrompts(Scaled):
 
 
 class DividedBySamplesTwice(Scaled):
-    """The train step's final divisor is the batch size, which the loss has divided by."""
+    """The train step's final divisor is the batch size, by which the loss is already divided."""
 
     diagnosis = "divided_by_samples"
     modes = MEANS
@@ -157,7 +157,7 @@ class DividedBySamplesTwice(Scaled):
 
 
 class DivisorAppliedTwice(Scaled):
-    """Once in the reducer and once more on the per-token path (miles pull request 1328)."""
+    """The reducer divides, and the per-token path divides again (miles pull request 1328)."""
 
     diagnosis = "divided_by_divisor"
     modes = (Mode.CONSTANT,)
@@ -168,7 +168,7 @@ class DivisorAppliedTwice(Scaled):
 
 
 class DivisorNeverApplied(Scaled):
-    """The per-token path takes the masked sum as it is, and the divisor is silently ignored."""
+    """The per-token path uses the masked sum as it is, and silently ignores the divisor."""
 
     diagnosis = "multiplied_by_divisor"
     modes = (Mode.CONSTANT,)
@@ -179,7 +179,7 @@ class DivisorNeverApplied(Scaled):
 
 
 class HardCodedDivisor(Scaled):
-    """The divisor is 1000 whatever was asked for (miles pull request 1328)."""
+    """The divisor is always 1000 (miles pull request 1328)."""
 
     diagnosis = "other_divisor"
     modes = (Mode.CONSTANT,)
@@ -201,7 +201,7 @@ class StaleBatchSize(Scaled):
 
 
 class StaleNumberOfPrompts(Scaled):
-    """The number of prompts is that of the command line, 19, and not of the step."""
+    """The number of prompts is the command line's, 19, instead of the step's."""
 
     diagnosis = "prompts_miscounted"
     modes = (Mode.PROMPT_MEAN,)

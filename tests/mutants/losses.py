@@ -1,4 +1,4 @@
-"""Some tokens are lost on the way, or come twice."""
+"""Some tokens are lost, or trained on twice."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OF_SEVERAL_SAMPLES = tuple(case for case in EVERYDAY if case.fewest_samples > 1)
 
 
 class TruncatedByZip(Mutant):
-    """`zip` over samples and denominators that are one too few: the last sample is gone."""
+    """`zip` over samples and one denominator too few: the last sample is lost."""
 
     diagnosis = "samples_lost"
     corpus = OF_SEVERAL_SAMPLES
@@ -42,7 +42,7 @@ class LastMicroBatchDropped(Mutant):
 
 
 class AccumulationOverwritten(Mutant):
-    """Gradients are zeroed before every micro-batch and not before every step."""
+    """Gradients are zeroed before every micro-batch instead of every step."""
 
     diagnosis = "micro_batches_lost"
 
@@ -59,7 +59,7 @@ class AccumulationOverwritten(Mutant):
 
 
 class NotReducedOverDp(Mutant):
-    """Gradients are reduced over slices, and every data-parallel rank keeps its own."""
+    """Gradients are reduced over slices, but every data-parallel rank keeps its own."""
 
     diagnosis = "not_reduced_over_dp"
 
@@ -69,7 +69,7 @@ class NotReducedOverDp(Mutant):
 
 
 class DividedAndNotReduced(NotReducedOverDp):
-    """A reduction among one rank that still divides, in each micro-batch, all gradients so far."""
+    """A reduction over one rank that still divides all gradients so far, in each micro-batch."""
 
     def accumulate(
         self, probe: torch.Tensor, samples: list[SampleTensors], token_losses: TokenLosses
@@ -84,7 +84,7 @@ class DividedAndNotReduced(NotReducedOverDp):
 
 
 class NotReducedOverCp(Mutant):
-    """Gradients are reduced over data-parallel ranks, and every slice keeps its own."""
+    """Gradients are reduced over data-parallel ranks, but every slice keeps its own."""
 
     diagnosis = "not_reduced_over_cp"
 
@@ -94,14 +94,14 @@ class NotReducedOverCp(Mutant):
 
 
 def reduce_among(ranks: range, gradient: torch.Tensor, world_size: int) -> None:
-    """Add up what some ranks hold."""
+    """Sum the gradients of some ranks."""
     of_ranks = [torch.empty_like(gradient) for _ in range(world_size)]
     dist.all_gather(of_ranks, gradient)
     gradient.copy_(torch.stack([of_ranks[rank] for rank in ranks]).sum(dim=0))
 
 
 class PredictionsAcrossChunksLost(Mutant):
-    """Labels are shifted after slicing: what a chunk's last token predicts lies in another one."""
+    """Labels are shifted after slicing: the label of a chunk's last token is in another chunk."""
 
     diagnosis = "tokens_lost"
 
@@ -114,7 +114,7 @@ class PredictionsAcrossChunksLost(Mutant):
 
 
 class FirstTokenLost(Mutant):
-    """Log-probabilities are taken from the response on: the prompt's last position is cut off."""
+    """Log-probabilities start at the response, without the prompt's last position."""
 
     diagnosis = "tokens_lost"
 
@@ -130,7 +130,7 @@ def without_first(sample: SampleTensors) -> torch.Tensor:
 
 
 class FilledUpWithRepeats(Mutant):
-    """Samples are repeated until their number suits the ranks, and trained on twice."""
+    """Samples are repeated until their number is a multiple of the ranks, and trained on twice."""
 
     diagnosis = "samples_repeated"
     corpus = OF_SEVERAL_SAMPLES
@@ -141,7 +141,7 @@ class FilledUpWithRepeats(Mutant):
 
 
 class FilledUpAndCounted(Mutant):
-    """The same, and the repeated samples are counted as well."""
+    """Samples are repeated to fill up the ranks, and the repeated ones are counted as well."""
 
     diagnosis = "samples_repeated"
     corpus = OF_SEVERAL_SAMPLES

@@ -1,4 +1,4 @@
-"""The gradient is right, and the number that is reported of the step is not."""
+"""The gradient is right, but the step's logged number is not."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 
 class Misreporting(Mutant):
-    """Its weights conform."""
+    """A mutant whose weights conform."""
 
     spec = check_spec("metric")
 
 
 class SlicesCountedTwice(Misreporting):
-    """Every context-parallel rank has the whole loss, and all of them are added up."""
+    """Every context-parallel rank has the whole loss, and all of them are summed."""
 
     diagnosis = "multiplied_by_cp"
 
@@ -38,7 +38,7 @@ class SlicesCountedTwice(Misreporting):
 
 
 class ReportedMeanOverDp(Misreporting):
-    """The reported loss is averaged over data-parallel ranks, of which each has a share."""
+    """The logged loss is averaged over data-parallel ranks, although each has only a share."""
 
     diagnosis = "divided_by_dp"
 
@@ -47,7 +47,7 @@ class ReportedMeanOverDp(Misreporting):
 
 
 class ReportedByOneRank(Misreporting):
-    """The first rank reports its own share."""
+    """The first rank logs its own share."""
 
     diagnosis = "not_reduced_over_"
 
@@ -56,7 +56,7 @@ class ReportedByOneRank(Misreporting):
 
 
 class ReportedOverDpAlone(Misreporting):
-    """The reported loss is reduced over the data-parallel group without context parallelism."""
+    """The logged loss is reduced over the data-parallel group without context parallelism."""
 
     diagnosis = "not_reduced_over_cp"
 
@@ -68,7 +68,7 @@ class ReportedOverDpAlone(Misreporting):
 
 
 class LastMicroBatchReported(Misreporting):
-    """The dictionary of each micro-batch overwrites the one before."""
+    """Each micro-batch's dictionary overwrites the previous one."""
 
     diagnosis = "micro_batches_lost"
 
@@ -77,7 +77,7 @@ class LastMicroBatchReported(Misreporting):
 
 
 class MeanOverMicroBatchesReported(Misreporting):
-    """The micro-batches' shares are averaged in the report."""
+    """The log averages the micro-batches' shares."""
 
     diagnosis = "divided_by_micro_batches"
 
@@ -86,7 +86,7 @@ class MeanOverMicroBatchesReported(Misreporting):
 
 
 class SharesOfAllRanksAveraged(Misreporting):
-    """Micro-batches' shares are averaged over all ranks in the report (prime-rl 559b447)."""
+    """The log averages micro-batches' shares over all ranks (prime-rl 559b447)."""
 
     diagnosis = "shares_of_all_ranks_averaged"
 
@@ -96,7 +96,7 @@ class SharesOfAllRanksAveraged(Misreporting):
 
 
 class SharesAveragedByTokens(Misreporting):
-    """What micro-batches have of the loss, times their number, is averaged by tokens."""
+    """Micro-batches' shares of the loss, times their number, are averaged, weighted by tokens."""
 
     diagnosis = "shares_averaged_by_tokens"
     modes = (Mode.SAMPLE_MEAN, Mode.TOKEN_MEAN)
@@ -117,14 +117,14 @@ class SharesAveragedByTokens(Misreporting):
 
 
 class SharesOfTokensAveraged(SharesAveragedByTokens):
-    """What micro-batches have of the loss is averaged by their tokens."""
+    """Micro-batches' shares of the loss are averaged, weighted by tokens, instead of summed."""
 
     def scale(self, micro_batches: int) -> int:
         return 1
 
 
 class ReportedPerSample(Misreporting):
-    """The report keeps the default reducer, a mean over samples, whatever the mode."""
+    """The log keeps the default reducer, a mean over samples, in every mode."""
 
     diagnosis = "weights_of_sample_mean"
     modes = (Mode.PROMPT_MEAN, Mode.TOKEN_MEAN, Mode.CONSTANT)
@@ -146,7 +146,7 @@ class ReportedPerSample(Misreporting):
 
 
 class NormaliserNotReduced(Misreporting):
-    """The reported sum is divided by the tokens of one rank instead of all."""
+    """The logged sum is divided by the tokens of one rank instead of all."""
 
     diagnosis = "multiplied_by_dp"
     modes = EVERY
@@ -156,7 +156,7 @@ class NormaliserNotReduced(Misreporting):
 
 
 class Diagnosing(Mutant):
-    """Only a diagnostic is wrong."""
+    """A mutant with only a diagnostic wrong."""
 
     def diagnostics(self, log_probs: torch.Tensor, packed: Packed) -> Mapping[Metric, torch.Tensor]:
         right = super().diagnostics(log_probs, packed)
@@ -165,12 +165,12 @@ class Diagnosing(Mutant):
         return {**right, metric: self.wrong(right[metric], packed)}
 
     def wrong(self, right: torch.Tensor, packed: Packed) -> torch.Tensor:
-        """What is logged instead of the right share."""
+        """The number that is logged instead of the right share."""
         raise NotImplementedError
 
 
 class DriftOfEverySlice(Diagnosing):
-    """Every context-parallel rank logs the whole drift from the old policy, and all are added."""
+    """Every context-parallel rank logs the whole drift from the old policy, and all are summed."""
 
     diagnosis = "multiplied_by_cp"
     spec = check_spec("metric.policy_kl")
@@ -180,7 +180,7 @@ class DriftOfEverySlice(Diagnosing):
 
 
 class ClipFractionByMode(Mutant):
-    """The clip fraction follows the policy loss's reducer, so that modes cannot be compared."""
+    """The clip fraction uses the policy loss's reducer, so modes cannot be compared."""
 
     diagnosis = "weights_of_prompt_mean"
     spec = check_spec("metric.clip_fraction")
@@ -192,7 +192,7 @@ class ClipFractionByMode(Mutant):
 
 
 class RejectedCountedAfterwards(Diagnosing):
-    """How many tokens were rejected is averaged over those that were not: it is always 0."""
+    """The number of rejected tokens is averaged over those that remain: it is always 0."""
 
     diagnosis = "nothing_reported"
     spec = check_spec("rejection.metric")
@@ -202,7 +202,7 @@ class RejectedCountedAfterwards(Diagnosing):
 
 
 class LossWithoutEntropy(Mutant):
-    """What is logged as the loss lacks the entropy bonus that is trained."""
+    """The logged loss lacks the entropy bonus that is trained."""
 
     diagnosis = "term_left_out"
     spec = check_spec("metric.loss")

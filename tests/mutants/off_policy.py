@@ -1,4 +1,4 @@
-"""Policy losses that go wrong where ratios of policies are not 1."""
+"""Policy losses that are wrong if ratios of policies are not 1."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LOW, HIGH = 1 - CONSTANTS.clip_low, 1 + CONSTANTS.clip_high
 
 
 class OffPolicy(Mutant):
-    """A mutant that is right wherever its own check does not look."""
+    """A mutant that is right in all other checks."""
 
     spec = check_spec("off_policy")
 
@@ -30,10 +30,10 @@ class OffPolicy(Mutant):
         if self.objective is not self.spec.objective:
             return right
         wrong = self.wrong(log_probs, packed)
-        return right.detach() + wrong - wrong.detach()  # what is logged stays right
+        return right.detach() + wrong - wrong.detach()  # the logged number stays right
 
     def wrong(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
-        """The losses of tokens, of which the gradient is taken."""
+        """The token losses that the gradient is taken of."""
         raise NotImplementedError
 
 
@@ -55,7 +55,7 @@ def larger(first: torch.Tensor, second: torch.Tensor, packed: Packed) -> torch.T
 
 
 class OldPolicyIsNew(OffPolicy):
-    """Old log-probabilities are computed again after the first update."""
+    """Old log-probabilities are recomputed after the first update."""
 
     diagnosis = "ratios_left_out"
 
@@ -83,7 +83,7 @@ class ClippingForgotten(OffPolicy):
 
 
 class ClippedWithoutMinimum(OffPolicy):
-    """The clipped ratio alone, without the minimum with the ratio itself."""
+    """Only the clipped ratio, without the minimum with the ratio itself."""
 
     diagnosis = "clipped_on_both_sides"
 
@@ -102,7 +102,7 @@ class ClipBoundsSwapped(OffPolicy):
 
 
 class UpperClipBoundIgnored(OffPolicy):
-    """The option for the upper bound is read, and the lower one used for both."""
+    """The option for the upper bound is read, but the lower one is used for both."""
 
     diagnosis = "one_clip_bound"
 
@@ -126,7 +126,7 @@ class SequenceRatioPerToken(TakenForPpo):
 
 
 class SequenceRatioOfPaddedWidth(OffPolicy):
-    """The mean of a sequence's log-ratios takes in its masked tokens."""
+    """The mean of a sequence's log-ratios includes its masked tokens."""
 
     diagnosis = "masked_tokens_in_ratios"
     spec = check_spec("off_policy.gspo")
@@ -137,7 +137,7 @@ class SequenceRatioOfPaddedWidth(OffPolicy):
 
 
 class SequenceRatioMultiplied(OffPolicy):
-    """The ratio of a sequence is the product of its tokens' ratios, without the root."""
+    """A sequence's ratio is the product of its tokens' ratios, without the root."""
 
     diagnosis = "ratios_multiplied"
     spec = check_spec("off_policy.gspo")
@@ -149,13 +149,13 @@ class SequenceRatioMultiplied(OffPolicy):
 
 
 class SequenceRatioPerSlice(Mutant):
-    """The mean of a sequence's log-ratios is that of the slice of a context-parallel rank."""
+    """The mean of a sequence's log-ratios is over a context-parallel rank's slice."""
 
     diagnosis = "ratios_per_cp_slice"
     spec = check_spec("off_policy.gspo")
 
     def add_slices(self, sums: torch.Tensor) -> None:
-        """Nothing is added."""
+        """Sum nothing."""
 
 
 class ClippedTokensDropped(TakenForPpo):
@@ -166,7 +166,7 @@ class ClippedTokensDropped(TakenForPpo):
 
 
 class OneTemperature(OffPolicy):
-    """SAPO with the temperature of positive advantages for all."""
+    """SAPO with the temperature of positive advantages for all tokens."""
 
     diagnosis = "one_temperature"
     spec = check_spec("off_policy.sapo")
@@ -178,7 +178,7 @@ class OneTemperature(OffPolicy):
 
 
 class TemperaturesSwapped(OffPolicy):
-    """SAPO with a comparison the wrong way round."""
+    """SAPO with a reversed comparison."""
 
     diagnosis = "temperatures_swapped"
     spec = check_spec("off_policy.sapo")
@@ -189,7 +189,7 @@ class TemperaturesSwapped(OffPolicy):
 
 
 class PenaltyNotDivided(OffPolicy):
-    """Advantages are divided before the loss, and the penalty is added to them."""
+    """Advantages are divided before the loss, and the penalty is added undivided."""
 
     diagnosis = "penalty_not_divided"
     spec = check_spec("off_policy.kl_cov")
@@ -201,7 +201,7 @@ class PenaltyNotDivided(OffPolicy):
 
 
 class PenaltyWithoutSign(OffPolicy):
-    """The log-ratio itself is added, and not its absolute value."""
+    """The log-ratio itself is added instead of its absolute value."""
 
     diagnosis = "penalty_of_one_sign"
     spec = check_spec("off_policy.kl_cov")
@@ -212,7 +212,7 @@ class PenaltyWithoutSign(OffPolicy):
 
 
 class GeometricMeanOfAllTokens(OffPolicy):
-    """GMPO with clipping on neither side: what is clipped keeps its gradient."""
+    """GMPO without clipping: clipped tokens keep their gradient."""
 
     diagnosis = "clipping_left_out"
     spec = check_spec("off_policy.geo_mean")
@@ -225,13 +225,13 @@ class GeometricMeanOfAllTokens(OffPolicy):
 
 
 class GeometricMeanPerSlice(SequenceRatioPerSlice):
-    """GMPO with the mean of the slice of a context-parallel rank."""
+    """GMPO with the mean over a context-parallel rank's slice."""
 
     spec = check_spec("off_policy.geo_mean")
 
 
 class GeometricMeanPerMicroBatch(OffPolicy):
-    """GMPO's loss is averaged over micro-batches by itself, and then they are added up."""
+    """GMPO's loss is a mean of its own over each micro-batch, and these are summed."""
 
     diagnosis = "multiplied_by_micro_batches"
     spec = check_spec("off_policy.geo_mean")
@@ -253,7 +253,7 @@ class PenaltyOfDirectRewardsInverted(OffPolicy):
 
 
 class PenaltyOfDirectRewardsForgotten(OffPolicy):
-    """DRO whose penalty is computed of log-probabilities without gradient."""
+    """DRO whose penalty is computed from log-probabilities without gradient."""
 
     diagnosis = "penalty_left_out"
     spec = check_spec("off_policy.dro")
@@ -279,12 +279,12 @@ class Corrected(OffPolicy):
         return losses.ppo(log_probs, packed, self.of_sequence) * of_rollouts
 
     def correction(self, log_ratios: torch.Tensor, packed: Packed) -> torch.Tensor:
-        """What losses are multiplied by, from log-ratios of old to rollout policy."""
+        """The factor on losses, given log-ratios of old to rollout policy."""
         raise NotImplementedError
 
 
 class CorrectionForgotten(Corrected):
-    """The flag is read, and losses are not multiplied."""
+    """The flag is read, but losses are not multiplied."""
 
     diagnosis = "correction_left_out"
 
@@ -302,7 +302,7 @@ class CorrectionNotTruncated(Corrected):
 
 
 class CorrectionInverted(Corrected):
-    """The rollout policy in the numerator."""
+    """The rollout policy is in the numerator."""
 
     diagnosis = "correction_inverted"
 
@@ -311,7 +311,7 @@ class CorrectionInverted(Corrected):
 
 
 class CorrectionOfNewPolicy(Corrected):
-    """The ratio of the new policy to that of the rollouts, on top of the ratio to the old one."""
+    """The ratio of the new to the rollout policy, in addition to the ratio to the old one."""
 
     diagnosis = "correction_by_the_new_policy"
 
@@ -320,7 +320,7 @@ class CorrectionOfNewPolicy(Corrected):
 
 
 class CorrectionOfTheSequence(Corrected):
-    """The level of the correction is not looked at."""
+    """The level of the correction is ignored."""
 
     diagnosis = "correction_of_sequences"
 
@@ -335,7 +335,7 @@ class CorrectionOfTheSequence(Corrected):
 
 
 class GeometricMean(Corrected):
-    """The correction of a sequence is that of its average token."""
+    """A sequence is corrected by the ratio of its average token."""
 
     diagnosis = "correction_averaged"
     spec = check_spec("off_policy.tis_sequence")
@@ -357,7 +357,7 @@ class MaskingSequences(Corrected):
 
 
 class SequencesKept(MaskingSequences):
-    """Tokens are corrected, and no sequence is dropped."""
+    """Tokens are corrected, but no sequence is dropped."""
 
     diagnosis = "sequences_kept"
 
@@ -366,7 +366,7 @@ class SequencesKept(MaskingSequences):
 
 
 class TokensDropped(MaskingSequences):
-    """The level of the mask is not looked at."""
+    """The level of the mask is ignored."""
 
     diagnosis = "tokens_dropped"
 
@@ -375,7 +375,7 @@ class TokensDropped(MaskingSequences):
 
 
 class KeptTokensNotCorrected(MaskingSequences):
-    """A mask alone, which is taken for the whole correction."""
+    """Only a mask, without the correction of the tokens that are kept."""
 
     diagnosis = "kept_tokens_not_corrected"
 

@@ -1,4 +1,4 @@
-"""Denominators of what a rank, a micro-batch or a slice holds of the step."""
+"""Denominators of a single rank, micro-batch or slice."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 
 def means_of(part: Sequence[SampleTensors], mutant: Mutant, count: int) -> list[SampleTensors]:
-    """A part reduced as if it were the step, and averaged over so many."""
+    """A part reduced as if it were the step, averaged over ``count`` parts."""
     own = denominators(part, mutant.aggregation)
     return with_denominators(part, [value * count for value in own])
 
 
 class MeanOfRankMeans(Mutant):
-    """Each rank reduces what it has, and DDP averages the ranks."""
+    """Each rank reduces its own samples, and DDP averages the ranks."""
 
     diagnosis = "denominators_per_rank"
 
@@ -38,7 +38,7 @@ class MeanOfRankMeans(Mutant):
 
 
 class MeanOfMicroBatchMeans(Mutant):
-    """Each micro-batch is reduced as if it were the step, and their mean is taken."""
+    """A mean of micro-batch means: each micro-batch is reduced as if it were the step."""
 
     diagnosis = "denominators_per_micro_batch"
 
@@ -48,7 +48,7 @@ class MeanOfMicroBatchMeans(Mutant):
 
 
 class SumOfMicroBatchMeans(Mutant):
-    """Each micro-batch is a mean over its own samples or tokens, and the means are added up."""
+    """Each micro-batch is a mean over its own samples or tokens, and the means are summed."""
 
     diagnosis = "micro_batch_means_added_up"
     modes = (Mode.SAMPLE_MEAN, Mode.TOKEN_MEAN, Mode.CONSTANT)
@@ -58,7 +58,7 @@ class SumOfMicroBatchMeans(Mutant):
 
 
 class MeanOfMicroBatchesOfAllRanks(Counting):
-    """A micro-batch is divided by its tokens on all ranks, and the mean over them is taken."""
+    """A micro-batch is divided by its tokens on all ranks, and micro-batches are averaged."""
 
     diagnosis = "denominators_per_micro_batch"
     modes = (Mode.TOKEN_MEAN,)
@@ -75,7 +75,7 @@ class MeanOfMicroBatchesOfAllRanks(Counting):
 
 
 class TokensCountedPerSlice(Mutant):
-    """A sample's tokens are counted where it is sliced, and the slices' means added up."""
+    """Each slice counts its own tokens of a sample, and the slices' means are summed."""
 
     diagnosis = "tokens_counted_per_cp_slice"
     modes = (Mode.SAMPLE_MEAN,)
@@ -107,7 +107,7 @@ class MeanOfSliceMeans(TokensCountedPerSlice):
 
 
 class SharesRoundedDown(Mutant):
-    """The tokens of micro-batches, `//`, context-parallel ranks are what the step is divided by."""
+    """The step is divided by the sum of micro-batch tokens `//` context-parallel ranks."""
 
     diagnosis = "cp_shares_rounded_down"
 
@@ -126,7 +126,7 @@ class SharesRoundedDown(Mutant):
 
 
 class GroupsCountedPerRank(Mutant):
-    """A prompt's tokens are counted on each rank that has some of its samples."""
+    """Each rank counts a prompt's tokens in its own samples."""
 
     diagnosis = "tokens_counted_per_rank"
     modes = (Mode.PROMPT_MEAN,)
@@ -136,7 +136,7 @@ class GroupsCountedPerRank(Mutant):
 
 
 def counted_among(part: list[SampleTensors], prompts: int) -> list[SampleTensors]:
-    """A part of the step with the tokens of its prompts counted among itself."""
+    """A part of the step, with the tokens of its prompts counted within it."""
     tokens = tokens_of_groups(part)
     return with_denominators(
         part, [float(prompts * max(tokens[sample.group], 1)) for sample in part]
@@ -152,7 +152,7 @@ class GroupsStripedOverRanks(GroupsCountedPerRank):
 
 
 class GroupsCountedPerMicroBatch(Mutant):
-    """A prompt's tokens are counted in each micro-batch that has some of its samples."""
+    """Each micro-batch counts a prompt's tokens in its own samples."""
 
     diagnosis = "tokens_counted_per_micro_batch"
     modes = (Mode.PROMPT_MEAN,)
@@ -166,7 +166,7 @@ class GroupsCountedPerMicroBatch(Mutant):
 
 
 class PromptsCountedPerRank(Mutant):
-    """Groups' totals are of the step, but P is what a rank sees of the prompts, then averaged."""
+    """Groups' totals are the step's, but P is the number of prompts on a rank, then averaged."""
 
     diagnosis = "units_counted_per_rank"
     modes = (Mode.PROMPT_MEAN,)
@@ -180,7 +180,7 @@ class PromptsCountedPerRank(Mutant):
 
 
 class TokensCountedPerRank(Mutant):
-    """The tokens of a rank divide its sum, and the ranks' means are added, not averaged."""
+    """A rank's sum is divided by its own tokens, and the ranks' means are summed."""
 
     diagnosis = "tokens_counted_per_rank"
     modes = (Mode.TOKEN_MEAN,)
@@ -190,7 +190,7 @@ class TokensCountedPerRank(Mutant):
 
 
 class TokensCountedPerMicroBatch(Mutant):
-    """The tokens of a micro-batch divide its sum, and gradients accumulate."""
+    """A micro-batch's sum is divided by its own tokens, and gradients accumulate."""
 
     diagnosis = "tokens_counted_per_micro_batch"
     modes = (Mode.TOKEN_MEAN,)
@@ -200,7 +200,7 @@ class TokensCountedPerMicroBatch(Mutant):
 
 
 class MeanOfProcessMeans(Mutant):
-    """Every process divides by the active tokens it holds, its slice of its micro-batch."""
+    """Every process divides by its own active tokens, its slice of its micro-batch."""
 
     diagnosis = "denominators_per_cp_slice_of_a_micro_batch"
     modes = (Mode.TOKEN_MEAN,)
@@ -212,7 +212,7 @@ class MeanOfProcessMeans(Mutant):
 
 
 class MicroBatchesCarriedOver(Mutant):
-    """A batch that filled no step left a micro-batch, and the engine counts on from it."""
+    """A leftover micro-batch of a batch that filled no step leaks into the next step."""
 
     diagnosis = "micro_batches_carried_over"
     modes = (Mode.SAMPLE_MEAN, Mode.TOKEN_MEAN)

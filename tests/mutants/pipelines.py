@@ -1,4 +1,4 @@
-"""Right without a pipeline: what goes wrong where stages that compute no loss take part."""
+"""Mistakes that need a pipeline: stages that compute no loss take part."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
     from adapters.native.trainer import TokenLosses
 
 LAYOUTS = tuple(layout for layout in PIPELINES if layout.micro_batches != "tokens")
-"""Those that `native` has, which does not cut micro-batches by tokens."""
+"""`native`'s pipeline layouts, which do not cut micro-batches by tokens."""
 
 
 class Pipelined(Mutant):
-    """It takes pipelines to see the mistake."""
+    """A mutant that needs pipelines to show."""
 
     corpus = TELLING
     further_layouts = LAYOUTS
 
 
 class LossScaledByStages(Pipelined):
-    """The loss is multiplied by the number of stages, to undo an average that nobody takes."""
+    """The loss is multiplied by the number of stages, to undo an average that is never taken."""
 
     diagnosis = "multiplied_by_pp"
 
@@ -40,7 +40,7 @@ class LossScaledByStages(Pipelined):
 
 
 class StagesTakenForDataParallel(Pipelined):
-    """The data-parallel size is the world size by cp, and stages are averaged over too."""
+    """The data-parallel size is the world size over cp, so stages are averaged over too."""
 
     diagnosis = "divided_by_pp"
 
@@ -49,7 +49,7 @@ class StagesTakenForDataParallel(Pipelined):
 
 
 class TokensSummedOverStages(Pipelined, Counting):
-    """Each stage counts the tokens of its micro-batches, and the counts of all are added up."""
+    """Each stage counts the tokens of its micro-batches, and all counts are summed."""
 
     diagnosis = "divided_by_pp"
 
@@ -71,7 +71,7 @@ class TokensOfTheFirstStage(Pipelined, Counting):
 
 
 class PipelineNotFlushed(Pipelined):
-    """The schedule ends with the last forward pass, whose backward pass is left in the pipeline."""
+    """The schedule ends after the last forward pass, before its backward pass."""
 
     diagnosis = "micro_batches_lost"
     further_layouts = tuple(layout for layout in LAYOUTS if layout.micro_batches != 1)
@@ -91,13 +91,13 @@ class PipelineNotFlushed(Pipelined):
 
 
 class MisreportingPipeline(Pipelined):
-    """Its weights conform."""
+    """A mutant whose weights conform."""
 
     spec = check_spec("metric")
 
 
 class ReportedMeanOverStages(MisreportingPipeline):
-    """The logged loss is averaged over stages, of which all but the last have 0."""
+    """The logged loss is averaged over stages, although only the last is not 0."""
 
     diagnosis = "divided_by_pp"
 
@@ -106,7 +106,7 @@ class ReportedMeanOverStages(MisreportingPipeline):
 
 
 class ReportedSumOverStages(MisreportingPipeline):
-    """The last stage broadcasts its loss to the others, and then all ranks are added up."""
+    """The last stage broadcasts its loss to the others, and then all ranks are summed."""
 
     diagnosis = "multiplied_by_pp"
 
@@ -115,7 +115,7 @@ class ReportedSumOverStages(MisreportingPipeline):
 
 
 class LoggedByTheFirstStage(MisreportingPipeline):
-    """The first stage logs as well, and its loss of a stage that computes none is 0."""
+    """The first stage, which computes no loss, logs a 0 as well."""
 
     diagnosis = "nothing_reported"
 

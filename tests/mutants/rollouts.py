@@ -1,4 +1,4 @@
-"""The gradient is right, and a number that is logged of the rollouts is not."""
+"""The gradient is right, but a logged number about the rollouts is not."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class _OfRanks(RolloutLog):
 
 
 class MeansOfRanksAveraged(FromRewards):
-    """Every rank logs the mean of its own samples, of which some ranks have fewer."""
+    """Every rank logs the mean of its own samples, although some ranks have fewer."""
 
     diagnosis = "denominators_per_rank"
     spec = check_spec("rollouts.response_length")
@@ -35,7 +35,7 @@ class _OfSlices(RolloutLog):
 
 
 class SamplesOfSlicesAddedUp(FromRewards):
-    """Sums go over context-parallel ranks too, which all have the same samples."""
+    """Context-parallel ranks, which all have the same samples, are summed over too."""
 
     diagnosis = "multiplied_by_cp"
     spec = check_spec("rollouts.reward")
@@ -67,7 +67,7 @@ class _OfOneRank(RolloutLog):
 
 
 class OneRankLogs(FromRewards):
-    """The rank that logs has its own share alone."""
+    """The rank that logs has only its own share."""
 
     diagnosis = "not_reduced_over_"
     spec = check_spec("rollouts.gae_advantage")
@@ -103,7 +103,7 @@ class _OfResponses(RolloutLog):
 
 
 class MasksForgotten(FromRewards):
-    """Means of samples are those over all their tokens."""
+    """Sample means are over all tokens of a sample."""
 
     diagnosis = "inactive_tokens_weigh"
     spec = check_spec("rollouts.value")

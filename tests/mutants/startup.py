@@ -1,4 +1,4 @@
-"""Startup validation that lets something pass, or stops what is right."""
+"""Startup validation that accepts a wrong configuration, or refuses a right one."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 
 def config_cases(*names: str) -> tuple[ConfigCase, ...]:
-    """Those of the table whose names begin so."""
+    """The cases whose names begin with one of these."""
     return tuple(case for case in CONFIG_CASES if case.name.startswith(names))
 
 
 class StartupMutant(Mutant):
-    """It trains right what it should train, and is seen by configurations."""
+    """A mutant that trains right, and shows in configurations."""
 
     spec = CheckSpec(check=Check.ARGUMENTS)
     layout = Layout(micro_batches=2, format="thd")
@@ -44,7 +44,7 @@ class StartupMutant(Mutant):
 
 
 class DivisorOnlyCompared(StartupMutant):
-    """`divisor <= 0` is refused, which NaN is not, nor infinity."""
+    """`divisor <= 0` is refused, which is false for NaN and infinity."""
 
     diagnosis = "accepted"
     config_cases = config_cases("divisor_nan", "divisor_infinite", "divisor_zero")
@@ -56,7 +56,7 @@ class DivisorOnlyCompared(StartupMutant):
 
 
 class ValidatedBeforeTheFile(StartupMutant):
-    """The command line is validated, and a configuration file read after that is not."""
+    """The command line is validated, but not a configuration file that is read later."""
 
     diagnosis = "accepted"
 
@@ -67,14 +67,14 @@ class ValidatedBeforeTheFile(StartupMutant):
 
 
 class DivisorOfEachLength(StartupMutant):
-    """A divisor that is left out is the length of each response."""
+    """A missing divisor is the length of each response."""
 
     diagnosis = "several_divisors"
     config_cases = config_cases("divisor_by_default")
 
     @classmethod
     def started(cls, job: Job) -> None:
-        """It has a default, and nothing to validate."""
+        """Accept a missing divisor, which has a default."""
 
     def divided(self, samples: list[SampleTensors]) -> list[SampleTensors]:
         return with_denominators(
@@ -83,7 +83,7 @@ class DivisorOfEachLength(StartupMutant):
 
 
 class DivisorIgnoredElsewhere(StartupMutant):
-    """A divisor is read by `constant`, and goes unnoticed with every other mode."""
+    """`constant` reads a divisor; every other mode silently ignores it."""
 
     diagnosis = "accepted"
     config_cases = config_cases("divisor_of_another_mode")
@@ -95,7 +95,7 @@ class DivisorIgnoredElsewhere(StartupMutant):
 
 
 class NamelessRefusal(StartupMutant):
-    """All is refused that must be, with an error that does not say what to change."""
+    """Everything wrong is refused, but the error does not say what to change."""
 
     diagnosis = "refused_without_naming"
 
@@ -108,7 +108,7 @@ class NamelessRefusal(StartupMutant):
 
 
 class GroupsNotAskedFor(StartupMutant):
-    """Samples without a prompt group are put into one."""
+    """Samples without a prompt group are put into one group."""
 
     diagnosis = "accepted"
     config_cases = config_cases("groups_missing", "denominators_dropped")
@@ -119,7 +119,7 @@ class GroupsNotAskedFor(StartupMutant):
 
 
 class LegacyFlagForgotten(StartupMutant):
-    """Since there are modes, the flag that stood for `token_mean` means nothing."""
+    """Since modes exist, the flag that selected `token_mean` is ignored."""
 
     diagnosis = "not_the_same"
     config_cases = config_cases("legacy_flag")
@@ -132,7 +132,7 @@ class LegacyFlagForgotten(StartupMutant):
 
 
 class CustomReducerAfterMode(StartupMutant):
-    """The mode is reduced by its own reducer, and the custom one is for the default alone."""
+    """The mode's reducer is used, and the custom one only by default."""
 
     diagnosis = "reducer_ignored"
     config_cases = config_cases("custom_reducer")
