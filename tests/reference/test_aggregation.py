@@ -1,4 +1,4 @@
-"""What a mode and divisor may be (the startup validation of miles' pull request 1328)."""
+"""Valid modes and divisors (the startup validation of miles' pull request 1328)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a step holds, and what it refuses."""
+"""The contents of a step, and the inputs that it refuses."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ WHOLE: dict[str, np.ndarray] = {
     "groups": ONE,
     "rollouts": ONE,
 }
-"""A step of one token, of which refusals change one field."""
+"""A step of one token; each refusal changes one field."""
 
 
 def sample(mask: object = (1, 0), **fields: object) -> Sample:
@@ -239,7 +239,7 @@ def test_samples_keep_what_they_are_given() -> None:
 
 
 def test_numbers_are_kept_in_the_same_width_whatever_they_came_in() -> None:
-    """Lengths of 8 bits would overflow where they are added up."""
+    """Lengths of 8 bits would overflow when summed."""
     numbers = {"prompt_length": np.int8(100), "group": np.int8(3), "rollout": np.int16(4)}
     step = Step.of([sample([1], **numbers), sample([1, 0], **numbers)])
 
