@@ -53,7 +53,7 @@ NAMES: dict[Setting | FaultInjection, tuple[str, ...]] = {
     Setting.CONFIG_FILE: (),
     **dict.fromkeys(FaultInjection, GROUPS),
 }
-"""The words for a setting, one of which an error must contain."""
+"""The words for a setting; an error must contain one of them."""
 
 NEEDED: dict[Setting | FaultInjection | None, tuple[str, ...]] = {
     Setting.DIVISOR: (DIVISOR, OLDER_DIVISOR),

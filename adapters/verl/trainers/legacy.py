@@ -48,7 +48,7 @@ class DispatchingGroup(WorkerGroup):
 
     @property
     def world_size(self) -> int:
-        """The number of ranks, each of which has a worker."""
+        """The number of ranks; each has one worker."""
         return dist.get_world_size()
 
     def _query_dispatch_info(self, mesh: str) -> list[int]:
