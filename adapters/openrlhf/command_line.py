@@ -22,7 +22,7 @@ from adapters.contract.objective import (
     PENALISING,
     Objective,
 )
-from adapters.engines.zero import stage_of
+from adapters.engines.shells import stage_of
 from adapters.openrlhf.importing import module
 from adapters.toolkit.calls import refusals
 from adapters.toolkit.settings import (

@@ -7,15 +7,16 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from adapters.contract.objective import OF_VALUES, Objective
 from adapters.openrlhf.command_line import corrects
 from adapters.openrlhf.importing import module
+from adapters.toolkit.probe import by_token_id
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import torch
     from numpy.typing import NDArray
 
     from adapters.contract import Job
@@ -55,10 +56,7 @@ class Rollouts:
 
     def laid_out(self, values: Values, sequences: torch.Tensor) -> torch.Tensor:
         """Values of response tokens where they are predicted, 0 elsewhere: [rows, width - 1]."""
-        of_token = torch.zeros(self.batch.probe_size)
-        ids = torch.from_numpy(np.concatenate(self.batch.responses))
-        of_token[ids] = torch.from_numpy(np.concatenate(values)).float()
-        return of_token[sequences[:, 1:]]
+        return by_token_id(self.batch, values)[sequences[:, 1:]]
 
     def given(self, experiences: Sequence[Any]) -> Sequence[Any]:
         """The experiences with our advantages; OpenRLHF's critic has half of the squared error."""

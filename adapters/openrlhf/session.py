@@ -1,15 +1,17 @@
-"""One job on this rank: OpenRLHF's actors, and the batches of rollouts they train on."""
+"""One job on this rank: OpenRLHF's actors, and its own `train_step` on batches of rollouts."""
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from adapters.contract.objective import PENALISING, Metric, Objective
+from adapters.contract.objective import FROM_REWARDS, PENALISING, Metric, Objective
 from adapters.engines.deepspeed import number_from_zero
-from adapters.openrlhf import actors, command_line, trainer
+from adapters.openrlhf import actors, command_line
 from adapters.openrlhf.importing import module
 from adapters.openrlhf.rollouts import Rollouts
 from adapters.toolkit import cuda_on_cpu
@@ -76,7 +78,8 @@ class Session:
         """Train on samples as a batch of rollouts; returns what is logged, by OpenRLHF's names."""
         rollouts = Rollouts(self._batch, self._job, samples)
         with cuda_on_cpu.redirected():
-            return trainer.train(self._args, self._actors, rollouts, self._rank.index)
+            status, _ = self._trainer(rollouts).train_step(rollouts.experiences(), 0)
+        return status
 
     def reported(self, logged: Mapping[str, Any]) -> dict[Metric, tuple[float, ...]]:
         """The metrics of a batch of rollouts that was trained on, and of each of its steps.
@@ -97,6 +100,23 @@ class Session:
             if name in logged and metric not in self._never_computed
         }
 
+    def _trainer(self, rollouts: Rollouts) -> Any:
+        """The trainer with the groups that OpenRLHF's script starts for these arguments."""
+        group = partial(actors.group, rollouts=rollouts, rank=self._rank.index)
+        critic, job = self._actors.get("critic"), self._job
+        trainer = module("trainer.ppo_trainer").BasePPOTrainer(
+            module("utils").get_strategy(self._args),
+            group("actor", self._actors["actor"]),
+            group("critic", critic) if critic else None,
+            None,
+            group("reference", None) if command_line.has_reference(job) else None,
+            None,
+            SimpleNamespace(pad_token_id=0, decode=lambda *_, **__: [""]),
+        )
+        if job.objective not in FROM_REWARDS:
+            _give_advantages(trainer.experience_maker, rollouts)
+        return trainer
+
     @property
     def _never_computed(self) -> set[Metric]:
         """Divergences that are logged as 0 where there is no such term."""
@@ -105,3 +125,11 @@ class Session:
             Metric.DIVERGENCE: self._job.objective in PENALISING,
         }
         return {metric for metric, is_computed in computed.items() if not is_computed}
+
+
+def _give_advantages(maker: Any, rollouts: Rollouts) -> None:
+    """Put our advantages in the place of OpenRLHF's, which it would compute token by token."""
+    compute = maker.compute_advantages_and_returns
+    maker.get_cumulative_returns = lambda rewards, *_: rewards
+    maker.get_advantages_and_returns = lambda values, rewards, *_: (rewards, rewards)
+    maker.compute_advantages_and_returns = lambda experiences: rollouts.given(compute(experiences))

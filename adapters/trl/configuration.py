@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     Settings = dict[str, object]
     """Values by their names in TRL's configuration."""
 
+ONE = 1.0
+"""The divisor of losses that add the tokens of a sample up."""
+
 FEWEST_GENERATIONS = 2
 """Samples of a prompt that TRL asks for at least."""
 

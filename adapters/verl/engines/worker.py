@@ -6,7 +6,7 @@ import pickle
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
-from adapters.toolkit.launching import set_what_ray_sets
+from adapters.toolkit.worlds import set_what_ray_sets
 from adapters.verl.importing import module
 
 if TYPE_CHECKING:
