@@ -53,8 +53,8 @@ def stage_of(layout: Layout) -> int:
     return chosen[0] if chosen else DEFAULT_STAGE
 
 
-class OnFsdp2(Adapter):
-    """An adapter of an engine with torch's FSDP2."""
+class OnFsdp(Adapter):
+    """An adapter of an engine with torch's FSDP."""
 
     def leave_world(self) -> None:
         """Forget reductions of sharded tensors, whose groups are those of the first mesh."""

@@ -10,7 +10,7 @@ from adapters.contract.job import Depth, Job, Observation
 from adapters.contract.layout import Layout, Option
 from adapters.contract.objective import Objective
 from adapters.contract.probed_batch import ProbedBatch
-from adapters.engines.shells import OnFsdp2
+from adapters.engines.shells import OnFsdp
 from adapters.nemo_rl import departures, importing
 from adapters.toolkit.calls import Candidates, places
 from adapters.toolkit.worlds import set_what_ray_sets
@@ -72,7 +72,7 @@ OBJECTIVES = frozenset(
 )
 
 
-class NemoRLAdapter(OnFsdp2):
+class NemoRLAdapter(OnFsdp):
     """Drives NVIDIA-NeMo/RL; ``settings`` choose the engine in its configuration."""
 
     name = "nemo_rl"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from adapters.contract.layout import Layout, Option
-from adapters.engines.shells import ON_FOUR, OnFsdp2, cuts
+from adapters.engines.shells import ON_FOUR, OnFsdp, cuts
 from adapters.roll.adapter import RollAdapter
 from adapters.roll.importing import module
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 STRATEGY = "distributed.strategy.fsdp2_strategy"
 
 
-class RollFsdpAdapter(OnFsdp2, RollAdapter):
+class RollFsdpAdapter(OnFsdp, RollAdapter):
     """ROLL with FSDP2, the first that its guide names."""
 
     engine = "fsdp2"

@@ -54,7 +54,7 @@ def _policy(job: Job, capacity: int, rank: Rank, *, per_token: bool) -> megatron
         # Depth `reducer` ends before any scaling, and only per token does the schedule do none.
         calculate_per_token_loss=per_token or job.depth is Depth.REDUCER,
     )
-    head = _values if job.objective is Objective.VALUE else _logits
+    head = megatron_core.values_head if job.objective is Objective.VALUE else _logits
     ddp_config = DistributedDataParallelConfig(
         grad_reduce_in_fp32=True,
         overlap_grad_reduce=Option.OVERLAP_GRAD_REDUCE in job.layout.options,
@@ -73,8 +73,3 @@ def _logits(input_ids: torch.Tensor, probe: torch.Tensor, logit: torch.Tensor) -
     SEAM.probe = probe
     logits = logit + megatron_core.vocabulary_offset() + 0.0 * probe.sum()
     return logits.expand(*input_ids.shape, SEAM.VOCABULARY)
-
-
-def _values(input_ids: torch.Tensor, probe: torch.Tensor, logit: torch.Tensor) -> torch.Tensor:
-    """A critic's values: the probe's entries of the tokens that are predicted."""
-    return logit + probe[(input_ids + 1) % len(probe)].unsqueeze(-1)

@@ -1,4 +1,4 @@
-"""verl's workers on this rank, as every engine needs them."""
+"""verl's workers on this rank, by their roles: the actor and the critic."""
 
 from __future__ import annotations
 
@@ -13,31 +13,13 @@ if TYPE_CHECKING:
     from adapters.contract import Rank
 
 
-def new_worker(config: Any, rank: Rank) -> Any:
-    """verl's worker without a model: its `init_model` makes the engine."""
+def new_worker(role: str, config: Any, rank: Rank) -> Any:
+    """A role's worker without a model, the critic's as the trainer's `_setup` makes it."""
     set_what_ray_sets(rank)
     workers = module("workers.engine_workers")
-    return workers.ActorRolloutRefWorker(config.actor_rollout_ref, role="actor")
-
-
-def configure_anew(worker: Any, config: Any) -> None:
-    """Give a worker the loss and the micro-batches of another job, as its `init_model` does."""
-    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
-    actor_config = _as_dataclass(actor)
-    actor_config.model_config = worker.actor.model_config
-    engine = worker.actor.engine_config
-    engine.use_dynamic_bsz = actor.use_dynamic_bsz
-    engine.max_token_len_per_gpu = actor.ppo_max_token_len_per_gpu
-    engine.micro_batch_size_per_gpu = actor.ppo_micro_batch_size_per_gpu
-    engine.infer_max_token_len_per_gpu = rollout.log_prob_max_token_len_per_gpu
-    engine.infer_micro_batch_size_per_gpu = rollout.log_prob_micro_batch_size_per_gpu
-    worker.actor.set_loss_fn(partial(module("workers.utils.losses").ppo_loss, config=actor_config))
-
-
-def new_critic(config: Any, rank: Rank) -> Any:
-    """The worker of a critic without a model, as the trainer's `_setup` makes it: `reset` does."""
-    set_what_ray_sets(rank)
-    workers, critic = module("workers.engine_workers"), _critic_config(config)
+    if role == "actor":
+        return workers.ActorRolloutRefWorker(config.actor_rollout_ref, role="actor")
+    critic = _critic_config(config)
     return workers.TrainingWorker(
         workers.TrainingWorkerConfig(
             model_type="value_model",
@@ -49,14 +31,38 @@ def new_critic(config: Any, rank: Rank) -> Any:
     )
 
 
-def configure_critic_anew(worker: Any, config: Any) -> None:
-    """Give a critic the loss and the micro-batches of another job."""
-    critic = _critic_config(config)
-    engine = worker.engine_config
-    engine.use_dynamic_bsz = critic.engine.use_dynamic_bsz
-    engine.max_token_len_per_gpu = critic.engine.max_token_len_per_gpu
-    engine.micro_batch_size_per_gpu = critic.engine.micro_batch_size_per_gpu
-    worker.set_loss_fn(partial(module("workers.utils.losses").value_loss, config=critic))
+def made_engine(role: str, worker: Any) -> Any:
+    """The engine that a worker makes with its model."""
+    if role == "actor":
+        worker.init_model()
+        return worker.actor.engine
+    worker.reset()
+    return worker.engine
+
+
+def configure_anew(role: str, worker: Any, config: Any) -> None:
+    """Give a worker the loss and the micro-batches of another job, as it is given its first."""
+    losses = module("workers.utils.losses")
+    if role == "critic":
+        critic = _critic_config(config)
+        _set_micro_batches(worker.engine_config, critic.engine)
+        worker.set_loss_fn(partial(losses.value_loss, config=critic))
+        return
+    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
+    actor_config = _as_dataclass(actor)
+    actor_config.model_config = worker.actor.model_config
+    engine = worker.actor.engine_config
+    _set_micro_batches(engine, actor, prefix="ppo_")
+    engine.infer_max_token_len_per_gpu = rollout.log_prob_max_token_len_per_gpu
+    engine.infer_micro_batch_size_per_gpu = rollout.log_prob_micro_batch_size_per_gpu
+    worker.actor.set_loss_fn(partial(losses.ppo_loss, config=actor_config))
+
+
+def _set_micro_batches(engine: Any, config: Any, prefix: str = "") -> None:
+    """Have an engine cut micro-batches as a configuration says, by names with a prefix."""
+    engine.use_dynamic_bsz = config.use_dynamic_bsz
+    for name in ("max_token_len_per_gpu", "micro_batch_size_per_gpu"):
+        setattr(engine, name, getattr(config, f"{prefix}{name}"))
 
 
 def _critic_config(config: Any) -> Any:

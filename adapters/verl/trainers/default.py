@@ -22,7 +22,7 @@ from adapters.verl.trainers.worker_groups import ActorGroup, CriticGroup
 if TYPE_CHECKING:
     from adapters.contract import Job
     from adapters.contract.probed_batch import ProbedBatch
-    from adapters.verl.trainers.queue import MemoryQueue
+    from adapters.verl.trainers.rollouts import MemoryQueue
 
 TRAINER = "trainer.ppo.v1.trainer_base"
 PADDING = "trainer.ppo.padding_utils"

@@ -21,10 +21,11 @@ from verl.single_controller.base.decorator import MAGIC_ATTR
 
 from adapters.contract import Unsupported
 from adapters.contract.probed_batch import PADDING_ID
+from adapters.toolkit.worlds import of_all_ranks
 from adapters.verl.importing import module
 from adapters.verl.objectives import OF_LOSSES, has_reference, trained_model
 from adapters.verl.sizes import of_last_epoch
-from adapters.verl.trainers.worker_groups import NAMES, of_all_ranks
+from adapters.verl.trainers.worker_groups import NAMES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

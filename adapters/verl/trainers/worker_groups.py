@@ -7,9 +7,9 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 
 from adapters.contract.objective import Metric
+from adapters.toolkit.worlds import of_all_ranks
 from adapters.verl.importing import module
 from adapters.verl.objectives import gives_old_log_probs
 from adapters.verl.sizes import of_last_epoch
@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from adapters.verl.trainers.queue import MemoryQueue
-    from adapters.verl.trainers.rollouts import Given
+    from adapters.verl.trainers.rollouts import Given, MemoryQueue
 
 NAMES = {
     Metric.POLICY_LOSS: "actor/pg_loss",
@@ -118,10 +117,3 @@ class CriticGroup(WorkerGroup):
         """Train the critic; its outputs are there when they are asked for."""
         outputs = [output for _, output in self._call("train_mini_batch", batch)]
         return SimpleNamespace(get=module("protocol").BatchData(outputs).concat)
-
-
-def of_all_ranks(value: Any) -> list[Any]:
-    """The value of each rank."""
-    values = [None] * dist.get_world_size()
-    dist.all_gather_object(values, value)
-    return values
