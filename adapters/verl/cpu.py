@@ -36,7 +36,6 @@ DEVICE_MODULE = SimpleNamespace(
 )
 """Takes the place of `torch.cuda`."""
 
-
 PLATFORM: dict[str, Any] = {
     **dict.fromkeys(("device_name", "vendor_name"), "cpu"),
     "device_module": DEVICE_MODULE,
@@ -50,20 +49,9 @@ PLATFORM: dict[str, Any] = {
     "get_device_capability": method((None, None)),
     "is_ipc_supported": method(False),
     "nvtx_range": method(contextlib.nullcontext()),
-    **dict.fromkeys(
-        (
-            "manual_seed",
-            "manual_seed_all",
-            "set_device",
-            "synchronize",
-            "empty_cache",
-            "set_allocator_settings",
-            "profiler_start",
-            "profiler_stop",
-            "cudart",
-        ),
-        method(None),
-    ),
+    **dict.fromkeys(("manual_seed", "manual_seed_all", "set_device"), method(None)),
+    **dict.fromkeys(("synchronize", "empty_cache", "set_allocator_settings"), method(None)),
+    **dict.fromkeys(("profiler_start", "profiler_stop", "cudart"), method(None)),
 }
 """The attributes of the CPU as a platform of verl, with gloo."""
 
