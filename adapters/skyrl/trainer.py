@@ -231,12 +231,10 @@ class Rollouts:
         self, of_samples: list[NDArray[np.float64]], data: Any, elsewhere: float = 0.0
     ) -> torch.Tensor:
         """Response values, [rows, width]; rows that SkyRL adds repeat the first, to show leaks."""
-        import torch
+        from adapters.toolkit.probe import by_token_id
 
-        of_token = torch.full([self.batch.probe_size], elsewhere)
-        ids = torch.from_numpy(np.concatenate(self.batch.responses))
-        of_token[ids] = torch.from_numpy(np.concatenate(of_samples)).float()
-        return of_token[data["sequences"][:, -data.metadata["response_length"] :]]
+        table = by_token_id(self.batch, of_samples, elsewhere)
+        return table[data["sequences"][:, -data.metadata["response_length"] :]]
 
 
 def _trainer(config: Any, dispatch: Dispatch) -> Any:

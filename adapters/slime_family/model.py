@@ -10,6 +10,7 @@ from adapters.contract import Depth, Job, Option, Rank
 from adapters.contract.objective import Objective
 from adapters.engines import megatron_core
 from adapters.toolkit.probe import ProbeSeam, probe_capacity
+from adapters.toolkit.worlds import cached
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,11 +37,7 @@ def cached_policy(job: Job, probe_size: int, rank: Rank, *, per_token: bool) -> 
     """The policy for a job, kept while process groups are; `Unsupported` if Megatron refuses it."""
     capacity, critic = probe_capacity(probe_size), job.objective is Objective.VALUE
     key = (job.depth, job.layout.options, per_token, capacity, critic)
-    if key not in rank.cache:
-        rank.cache[key] = _policy(job, capacity, rank, per_token=per_token)
-    policy = rank.cache[key]
-    policy.counted_tokens.drain()
-    policy.passes.drain()
+    policy = cached(rank, key, lambda: _policy(job, capacity, rank, per_token=per_token))
     policy.chunks[0].config.no_sync_func = None  # as a framework finds it in a new model
     return policy
 
