@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from adapters.contract import Adapter, Layout, Option
+from adapters.contract.description import parse_departures
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -16,6 +17,22 @@ if TYPE_CHECKING:
 
 ON_FOUR = ((1, 1), (2, 1), (1, 2), (4, 1), (2, 2))
 """(dp, cp) of data parallelism on up to 4 ranks and sequence parallelism of 2."""
+
+NOTHING_LEARNED, ZEROED, CPU_AS_CUDA, PIPELINE_STAGES, ONE_BY_ONE = parse_departures(
+    """
+    set: learning rate 0, no weight decay, no clipping of gradients
+        all come after the gradient that is read
+    set: gradients, to 0 after they were read and before the optimizer steps
+        NaN would spoil the probe even at a learning rate of 0
+    stubbed: on a machine without a GPU, torch's CUDA device, by the CPU
+        the same operations in the same order, in float32
+    stubbed: the stages of a pipeline: each has a probe and hands on token ids and entries
+        Megatron's schedule sends them, and their gradients back, as it does activations
+    stubbed: Megatron's joined collectives, over gloo on a GPU, by one after another
+        the same sums; where they would overlap, the layout is declined
+    """
+)
+"""Departures of several frameworks."""
 
 DEFAULT_STAGE = 2
 STAGES = {Option.ZERO_0: 0, Option.ZERO_1: 1, Option.ZERO_3: 3}

@@ -20,8 +20,8 @@ from adapters.contract.probed_batch import ProbedBatch
 from adapters.toolkit.calls import refusals_of_configuration
 from adapters.toolkit.worlds import cached, observation
 from adapters.verl import configuration, departures, importing, objectives
-from adapters.verl.engines.worker import configure_anew
 from adapters.verl.sizes import of_last_epoch
+from adapters.verl.worker import configure_anew
 from reference.aggregation import (
     AuxiliaryAggregation,
     DenominatorMask,

@@ -11,9 +11,9 @@ from adapters.engines.shells import ON_FOUR, OnFsdp, cuts
 from adapters.verl import objectives
 from adapters.verl.adapter import VerlAdapter
 from adapters.verl.configuration import CRITIC_MODEL, MODEL
-from adapters.verl.engines.worker import made_engine, new_worker
 from adapters.verl.objectives import ACTOR
 from adapters.verl.sizes import CRITIC, critics_micro_batches
+from adapters.verl.worker import made_engine, new_worker
 
 if TYPE_CHECKING:
     import numpy as np

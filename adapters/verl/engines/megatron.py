@@ -14,9 +14,9 @@ from adapters.toolkit.settings import samples_per_step
 from adapters.verl import departures, objectives
 from adapters.verl.adapter import VerlAdapter
 from adapters.verl.configuration import CRITIC_MODEL, MODEL
-from adapters.verl.engines.worker import made_engine, new_worker
 from adapters.verl.objectives import ACTOR
 from adapters.verl.sizes import CRITIC, critics_micro_batches
+from adapters.verl.worker import made_engine, new_worker
 
 if TYPE_CHECKING:
     from pathlib import Path
