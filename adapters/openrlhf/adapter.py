@@ -177,23 +177,11 @@ OPTIONS = frozenset({Option.OVERLAP_GRAD_REDUCE, Option.TWO_EPOCHS, Option.SHORT
 
 OBJECTIVES = frozenset(
     {
-        Objective.POLICY,
-        Objective.OFF_POLICY,
-        Objective.REJECTION,
-        Objective.TIS_TOKEN,
-        Objective.ENTROPY,
-        Objective.KL,
-        Objective.COMBINED,
-        Objective.DUAL_CLIP,
-        Objective.GSPO,
-        Objective.SEQUENCE_MASKED,
-        Objective.VALUE,
-        Objective.GROUP_NORMALISED,
-        Objective.GROUP_CENTRED,
-        Objective.LEAVE_ONE_OUT,
-        Objective.REINFORCE_PP,
-        Objective.REINFORCE_PP_BASELINE,
-        Objective.GAE,
-        Objective.PENALISED_GAE,
+        *(Objective.POLICY, Objective.OFF_POLICY, Objective.DUAL_CLIP, Objective.GSPO),
+        *(Objective.REJECTION, Objective.TIS_TOKEN, Objective.SEQUENCE_MASKED),
+        *(Objective.ENTROPY, Objective.KL, Objective.COMBINED),
+        *(Objective.GROUP_NORMALISED, Objective.GROUP_CENTRED, Objective.LEAVE_ONE_OUT),
+        *(Objective.REINFORCE_PP, Objective.REINFORCE_PP_BASELINE),
+        *(Objective.GAE, Objective.PENALISED_GAE, Objective.VALUE),
     }
 )

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from adapters.toolkit import worlds
-from adapters.toolkit.imports import import_from, provide, stub_missing
+from adapters.toolkit.imports import import_from, modules_of, provide, stub_missing
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+module = modules_of("openrlhf")
 
 STUBBED: list[str] = []  # packages stubbed in this process
 
@@ -35,11 +37,6 @@ def import_openrlhf(source: Path | None) -> None:
     # Compiling takes longer than any step.
     with mock.patch.object(torch, "compile", lambda function: function):
         module("models")
-
-
-def module(path: str) -> Any:
-    """Import a module of OpenRLHF by its path below the package."""
-    return importlib.import_module(f"openrlhf.{path}")
 
 
 @cache

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from adapters.contract.objective import OF_VALUES, Objective
+from adapters.contract.objective import Objective
 from adapters.openrlhf.command_line import corrects
 from adapters.openrlhf.importing import module
 from adapters.toolkit.probe import by_token_id
+from adapters.toolkit.settings import given_values
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,7 +49,7 @@ class Rollouts:
         values = {
             "actor": self.batch.old_log_probs,
             "reference": self.batch.reference_log_probs,
-            "critic": self._values,
+            "critic": given_values(self.batch),
         }
         pairs = zip(data["sequences"], data["action_mask"], strict=True)
         return [self.laid_out(values[role], ids) * mask.float() for ids, mask in pairs]
@@ -66,13 +66,6 @@ class Rollouts:
                 returns = [2 * returns for returns in self.batch.returns]
                 experience.returns = self.laid_out(returns, experience.sequences)
         return experiences
-
-    @cached_property
-    def _values(self) -> Values:
-        """A critic's values: 0 where its loss is looked at."""
-        if self.job.objective in OF_VALUES:
-            return self.batch.values
-        return [np.zeros(len(ids)) for ids in self.batch.responses]
 
     def _response(self, index: int) -> dict[str, Any]:
         """A sample as a rollout engine answers: active tokens are ranges of actions."""

@@ -16,6 +16,7 @@ from adapters.contract.objective import Objective
 from adapters.contract.probed_batch import ProbedBatch
 from adapters.roll import departures, importing
 from adapters.toolkit.calls import Candidates, places
+from adapters.toolkit.settings import trained_model
 from adapters.toolkit.worlds import cached, observation, set_what_ray_sets
 from reference.aggregation import (
     AuxiliaryAggregation,
@@ -143,7 +144,7 @@ class RollAdapter(Adapter):
         set_what_ray_sets(rank)
         batch = ProbedBatch.under(conventions_of(CONVENTIONS), job.steps, job.objective)
         with rank.framework():
-            slices, role = self.slices(job.layout), configuration.trained_role(job)
+            slices, role = self.slices(job.layout), trained_model(job, "actor_train")
             width = configuration.width(job, slices)
             config = configuration.pipeline_configuration(job, self.settings(job), slices)
             capacity = probe_capacity(batch.probe_size)

@@ -15,8 +15,8 @@ from adapters.contract.objective import Objective
 from adapters.engines.shells import OnMegatron, by_size, cuts
 from adapters.roll import departures
 from adapters.roll.adapter import RollAdapter
-from adapters.roll.configuration import gives_advantages
 from adapters.roll.importing import module
+from adapters.toolkit.settings import gives_advantages
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -14,15 +14,12 @@ import torch
 from adapters.contract import Refused
 from adapters.contract.objective import Metric
 from adapters.contract.probed_batch import PADDING_ID, PADDING_VALUE
-from adapters.roll.configuration import (
-    gives_advantages,
-    has_critic,
-    has_rollout_policy,
-    trained_role,
-)
+from adapters.roll.configuration import has_rollout_policy
 from adapters.roll.importing import module
 from adapters.roll.workers import Given, Workers
 from adapters.toolkit.probe import by_token_id
+from adapters.toolkit.settings import given_values, gives_advantages, has_critic, trained_model
+from adapters.toolkit.worlds import numbers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -120,13 +117,10 @@ class Training:
     def reported(self) -> Mapping[Metric, tuple[float | None, ...]]:
         """What the driver logs of each step, the same on all ranks."""
         of_steps = {
-            metric: tuple(_signed(metric, log.get(name)) for log in self._logs)
-            for metric, name in NAMES.items()
-            if any(name in log for log in self._logs)
+            metric: tuple(_signed(metric, number) for number in of_steps)
+            for metric, of_steps in numbers(NAMES, self._logs).items()
         }
-        [first, *others] = self._logs
-        of_batch = {metric: (first.get(name),) for metric, name in OF_BATCH.items() if not others}
-        return of_steps | of_batch
+        return of_steps | (numbers(OF_BATCH, self._logs) if len(self._logs) == 1 else {})
 
     def _run(self) -> None:
         """Run the pipeline, made without its constructor, which starts clusters of Ray."""
@@ -171,16 +165,14 @@ class Training:
         }
         if has_critic(self._job):
             clusters["critic"] = Given(config.critic, self._values())
-        role = trained_role(self._job)
+        role = trained_model(self._job, "actor_train")
         clusters[role] = Workers(self._trained.worker, self._rank, given=clusters[role])
         return clusters
 
     def _values(self) -> torch.Tensor:
         """The critic's values by token ids, 0 if it is trained on given advantages."""
-        batch = self._batch
-        if gives_advantages(self._job):
-            return by_token_id(batch, [*map(np.zeros_like, batch.values)])
-        return by_token_id(batch, batch.values, elsewhere=PADDING_VALUE)
+        elsewhere = 0.0 if gives_advantages(self._job) else PADDING_VALUE
+        return by_token_id(self._batch, given_values(self._batch), elsewhere)
 
     def _scheduler(self) -> Any:
         """Stands for the scheduler of rollouts of a domain: a batch for each step."""

@@ -24,6 +24,7 @@ from adapters.contract.probed_batch import ProbedBatch
 from adapters.skyrl import configuration, departures, trainer
 from adapters.skyrl.importing import STUBBED, import_skyrl, module, ppo_utils
 from adapters.toolkit.calls import places, refusals_of_configuration
+from adapters.toolkit.settings import has_critic, trained_model
 from adapters.toolkit.worlds import observation
 from reference.aggregation import (
     AuxiliaryAggregation,
@@ -150,8 +151,8 @@ class SkyRLAdapter(Adapter):
                 gradient = trainer.reduce(config, rollouts)
             return Observation(token_weights=batch.split(batch.weights(gradient)))
         workers = {"policy": self.worker(config, job, batch.probe_size, rank)}
-        trained = trainer.trained_model(job)
-        if configuration.has_critic(job):
+        trained = trained_model(job, "policy")
+        if has_critic(job):
             workers["critic"] = self.critic(config, job, batch.probe_size, rank)
         dispatch = trainer.Dispatch(workers, rollouts)
         with rank.framework(), refusals_of_configuration(job):

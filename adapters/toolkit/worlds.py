@@ -51,6 +51,17 @@ def observation(
     )
 
 
+def numbers(
+    names: Mapping[Metric, str], logs: Sequence[Mapping[str, Any]]
+) -> dict[Metric, tuple[float | None, ...]]:
+    """The metrics by their names in logs, with a number of each log; None where it lacks one."""
+    return {
+        metric: tuple(float(log[name]) if name in log else None for log in logs)
+        for metric, name in names.items()
+        if any(name in log for log in logs)
+    }
+
+
 def of_all_ranks(value: Any) -> list[Any]:
     """The value of each rank of the world."""
     import torch.distributed as dist

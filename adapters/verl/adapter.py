@@ -18,6 +18,7 @@ from adapters.contract.layout import Option
 from adapters.contract.objective import Metric, Objective
 from adapters.contract.probed_batch import ProbedBatch
 from adapters.toolkit.calls import refusals_of_configuration
+from adapters.toolkit.settings import has_critic, trained_model
 from adapters.toolkit.worlds import cached, observation
 from adapters.verl import configuration, departures, importing, objectives
 from adapters.verl.sizes import of_last_epoch
@@ -182,12 +183,12 @@ class VerlAdapter(Adapter):
             config = configuration.configure(
                 job, {**settings, **self.settings(job, rank.dtype)}, self.divisor(job.layout)
             )
-            roles = ("actor", "critic") if objectives.has_critic(job) else ("actor",)
+            roles = ("actor", "critic") if has_critic(job) else ("actor",)
             workers = {
                 role: self.worker(role, config, job.layout, capacity, rank) for role in roles
             }
             reported = _training(job)(config, workers, batch, job)
-        trained = workers[objectives.trained_model(job)]
+        trained = workers[trained_model(job, "actor")]
         passes = of_last_epoch(trained.passes.drain(), job)
         gradients = of_last_epoch(trained.gradients.drain(), job)
         skipped = frozenset(i for i, one in enumerate(gradients) if one is None)
@@ -213,7 +214,7 @@ def _departures_of_trainers() -> tuple[Departure, ...]:
     return (*departures.LEGACY_TRAINER, *departures.OLDER_VERSIONS)
 
 
-def _training(job: Job) -> Callable[..., Mapping[Metric, tuple[float, ...]]]:
+def _training(job: Job) -> Callable[..., Mapping[Metric, tuple[float | None, ...]]]:
     """The function that drives the trainer of a job."""
     from adapters.verl.trainers import default, legacy, sft
 

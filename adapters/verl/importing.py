@@ -6,10 +6,12 @@ import importlib
 import os
 from typing import TYPE_CHECKING, Any
 
-from adapters.toolkit.imports import import_from
+from adapters.toolkit.imports import import_from, modules_of
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+module = modules_of("verl")
 
 
 def import_verl(source: Path | None) -> None:
@@ -17,11 +19,6 @@ def import_verl(source: Path | None) -> None:
     os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # compiling takes longer than any step
     import_from("verl", [source] if source else [])
     _keep_trl_out_of_sight()
-
-
-def module(path: str) -> Any:
-    """Import a module of verl by its path below the package."""
-    return importlib.import_module(f"verl.{path}")
 
 
 def has_default_trainer() -> bool:

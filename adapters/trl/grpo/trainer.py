@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from adapters.contract.objective import Metric, Objective
 from adapters.toolkit.probe import by_token_id
-from adapters.trl.configuration import gives_advantages
+from adapters.toolkit.settings import gives_advantages
 from adapters.trl.grpo.configuration import configured
 from adapters.trl.importing import module
 from adapters.trl.training import GeneratingTraining, predicted_completions

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from adapters.contract import Description, Job, Layout, Option, Rank
 from adapters.engines.shells import ON_FOUR, OnFsdp, cuts
-from adapters.verl import objectives
+from adapters.toolkit.settings import has_critic
 from adapters.verl.adapter import VerlAdapter
 from adapters.verl.configuration import CRITIC_MODEL, MODEL
 from adapters.verl.objectives import ACTOR
@@ -65,7 +65,7 @@ class VerlFsdpAdapter(OnFsdp, VerlAdapter):
     def settings(self, job: Job, dtype: str) -> dict[str, object]:
         """Settings of the engines, with parameters in the dtype of the run."""
         settings = self._of_model(ACTOR, f"{ACTOR}.fsdp_config", MODEL, job, dtype)
-        if objectives.has_critic(job):
+        if has_critic(job):
             engine = f"{CRITIC}.fsdp"
             settings |= self._of_model(CRITIC, engine, CRITIC_MODEL, job, dtype)
             settings |= critics_micro_batches(job, self.divisor(job.layout), engine)

@@ -10,8 +10,8 @@ from adapters.contract import PIPELINES, Description, Job, Layout, Option, Rank,
 from adapters.contract.objective import FROM_REWARDS, Objective
 from adapters.contract.probed_batch import PADDING_ID
 from adapters.engines.shells import OnMegatron, by_size, cuts
-from adapters.toolkit.settings import samples_per_step
-from adapters.verl import departures, objectives
+from adapters.toolkit.settings import has_critic, samples_per_step
+from adapters.verl import departures
 from adapters.verl.adapter import VerlAdapter
 from adapters.verl.configuration import CRITIC_MODEL, MODEL
 from adapters.verl.objectives import ACTOR
@@ -90,7 +90,7 @@ class VerlMegatronAdapter(OnMegatron, VerlAdapter):
         """Settings of the engines: their sizes, and the options of the layout."""
         _require_counts(job)
         settings = {"model_engine": "megatron", **_of_model(f"{ACTOR}.megatron", MODEL, job.layout)}
-        if objectives.has_critic(job):
+        if has_critic(job):
             engine = f"{CRITIC}.megatron"
             settings |= _of_model(engine, CRITIC_MODEL, job.layout)
             settings |= critics_micro_batches(job, self.divisor(job.layout), engine)

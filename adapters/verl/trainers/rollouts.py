@@ -10,7 +10,6 @@ import torch
 from tensordict import NonTensorStack, TensorDict
 from transfer_queue import KVBatchMeta
 
-from adapters.contract.objective import OF_VALUES
 from adapters.toolkit.probe import by_token_id
 from adapters.verl.objectives import token_rewards
 
@@ -33,13 +32,6 @@ class Given:
 
     batch: ProbedBatch
     job: Job
-
-    @property
-    def values(self) -> list[NDArray[np.float64]]:
-        """A critic's values of each sample's tokens: 0 where the critic's loss is looked at."""
-        if self.job.objective in OF_VALUES:
-            return self.batch.values
-        return [np.zeros(len(ids)) for ids in self.batch.responses]
 
     def of_positions(self, values: Sequence[NDArray[np.float64]], data: Any) -> Any:
         """Values of response tokens at all positions of rows that predict them: jagged."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from adapters.contract.objective import Metric
+from adapters.toolkit.settings import given_values
 from adapters.toolkit.worlds import of_all_ranks
 from adapters.verl.importing import module
 from adapters.verl.objectives import gives_old_log_probs
@@ -74,7 +75,7 @@ class ActorGroup(WorkerGroup):
 
     def __init__(self, worker: Any, queue: MemoryQueue, given: Given) -> None:
         super().__init__(worker, "actor", worker.actor.engine, queue, given)
-        self.reported: dict[Metric, tuple[float, ...]] = {}
+        self.reported: dict[Metric, tuple[float | None, ...]] = {}
 
     def compute_log_prob(self, batch: Any) -> Any:
         """The old policy's log-probabilities: the worker's, unless the job gives them."""
@@ -110,7 +111,7 @@ class CriticGroup(WorkerGroup):
 
     def infer_batch(self, batch: Any) -> Any:
         """The critic's values, which are given; nothing is left to wait for."""
-        self._put("values", batch, self._given.values)
+        self._put("values", batch, given_values(self._given.batch))
         return SimpleNamespace(futures=[])
 
     def train_mini_batch(self, batch: Any) -> Any:
