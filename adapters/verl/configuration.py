@@ -55,8 +55,8 @@ def configure(job: Job, of_engine: Mapping[str, object], divisor: int) -> Any:
     The samples of a mini-batch are a multiple of ``divisor`` ranks.
     """
     _require_objective(job)
-    settings = sizes(job, divisor) | _loss(job) | _fixed() | _critic(job)
-    settings |= {**of_engine}
+    settings = sizes(job, divisor) | _loss(job) | _trained(ACTOR, MODEL) | _critic(job)
+    settings |= {f"{ROLLOUT}.name": "vllm", **of_engine}
     return pickle.loads(_validated(pickle.dumps((settings, has_reference(job), has_critic(job)))))
 
 
@@ -161,11 +161,6 @@ def _divisor(job: Job) -> object:
     if typed:
         return OverridesParser.create().parse_override(f"divisor={typed}").value()
     return None if typed == "" else whole_divisor(job, "loss_scale_factor")
-
-
-def _fixed() -> Settings:
-    """What every job has."""
-    return {**_trained(ACTOR, MODEL), f"{ROLLOUT}.name": "vllm"}
 
 
 def _trained(role: str, model: str) -> Settings:
