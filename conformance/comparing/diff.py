@@ -267,7 +267,7 @@ def load_difference(old: Path, new: Path, choice: FindingFilter) -> Difference:
         raise NothingToCompareError(
             f"{old} and {new} have nothing in common: no finding of one check, mode, depth, layout"
             " and case is in both",
-            "give reports of one selection, or fewer --check and --mode",
+            "give reports of one selection, or fewer --checks and --modes",
         )
     return found
 

@@ -219,7 +219,7 @@ def _require_summary() -> None:
     Raises:
         pytest.UsageError: it cannot.
     """
-    from conformance.comparing.writable import require_regular
+    from conformance.comparing.report_file import require_regular
 
     if not os.environ.get(GITHUB_SUMMARY):
         return

@@ -251,7 +251,7 @@ def test_what_was_exercised_in_part_was_exercised(tmp_path: Path) -> None:
     ("arguments", "complaint"),
     [
         (("--baseline=none.json",), "none.json cannot be read: No such file"),
-        (("--baseline=torn.json",), "torn.json, line 1, is no JSON"),
+        (("--baseline=torn.json",), "torn.json is no report (Invalid JSON: "),
         (("--baseline=other.json",), "is of toy on torch, and this run is of native on torch"),
         (("--baseline=narrow.json",), "is of bfloat16, and this run is of float32, which is held"),
         (("--baseline=other.json", "--expect=known.toml"), "are two gates; choose one"),

@@ -16,8 +16,7 @@ import pytest
 from adapters.toolkit.source import Commit
 from conformance import cli
 from conformance.comparing.journal import Journal
-from conformance.comparing.report_file import load
-from conformance.comparing.writable import require_regular
+from conformance.comparing.report_file import load, require_regular
 from conformance.findings.errors import InvalidHistoryError, PagePathError, ReportPathError
 from conformance.findings.report import Report
 from conformance.findings.report import Selection as Selected
