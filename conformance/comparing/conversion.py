@@ -15,7 +15,7 @@ from pydantic import TypeAdapter
 
 from conformance.findings.agreement import direction
 from conformance.findings.errors import UnknownReductionError
-from conformance.findings.finding import Model
+from conformance.findings.finding import FrozenModel
 from reference.aggregation import (
     Aggregation,
     Conventions,
@@ -40,7 +40,7 @@ Value = TypeVar("Value")
 DECLARED = Path(__file__).with_name("frameworks.json")
 
 
-class Declared(Model):
+class Declared(FrozenModel):
     """What a version of a framework declares that the weights of its policy loss depend on."""
 
     version: str

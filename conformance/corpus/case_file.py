@@ -12,7 +12,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from conformance.corpus.cases import ALL_CASES, DIVISOR, Case
 from conformance.findings.errors import InvalidCaseFileError
-from conformance.findings.finding import Model
+from conformance.findings.finding import FrozenModel
 from conformance.findings.finding_id import GENERATED
 from conformance.findings.report import json_schema
 from reference.step import InvalidStepError, Sample, Step
@@ -25,7 +25,7 @@ SCHEMA: Literal["rl-loss-conformance/case/1"] = "rl-loss-conformance/case/1"
 Bit = Annotated[int, Field(ge=0, le=1)]
 
 
-class GivenSample(Model):
+class GivenSample(FrozenModel):
     """One sequence of a step.
 
     ``loss_mask`` has a 1 for each response token that is trained on and a 0 for each other one;
@@ -57,13 +57,13 @@ class GivenSample(Model):
         return self.loss_mask or [1] * (self.response_length or 0)
 
 
-class GivenStep(Model):
+class GivenStep(FrozenModel):
     """The samples of one optimizer step, in their order."""
 
     samples: Annotated[list[GivenSample], Field(min_length=1)]
 
 
-class CaseFile(Model):
+class CaseFile(FrozenModel):
     """A batch of rollouts: its optimizer steps, and L of `constant`."""
 
     schema_: Literal["rl-loss-conformance/case/1"] = Field(alias="schema")

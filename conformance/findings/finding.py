@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from reference.aggregation import Mode
 
 
-class Model(BaseModel):
+class FrozenModel(BaseModel):
     """A frozen model that forbids unknown fields."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 
 
-class Diagnosis(Model):
+class Diagnosis(FrozenModel):
     """The mistake that explains a mismatch, with its numbers."""
 
     name: str
@@ -46,7 +46,7 @@ class Run(NamedTuple):
     micro_batch: int | None
 
 
-class PicturedSample(Model):
+class PicturedSample(FrozenModel):
     """The response of a sample; ``runs`` may cover only the first of its ``tokens``."""
 
     sample: int
@@ -55,7 +55,7 @@ class PicturedSample(Model):
     runs: list[Run]
 
 
-class Picture(Model):
+class Picture(FrozenModel):
     """Expected and observed weights of one step, for the samples with the largest errors."""
 
     step: int
@@ -63,14 +63,14 @@ class Picture(Model):
     samples: list[PicturedSample]
 
 
-class Logged(Model):
+class Logged(FrozenModel):
     """A number that a framework logs and the expected one; None if it is not finite."""
 
     expected: float
     reported: Annotated[float | None, Field(allow_inf_nan=False)] = None
 
 
-class Finding(Model):
+class Finding(FrozenModel):
     """The verdict on one check, mode, case and layout, which its ``id`` names.
 
     ``error`` is the largest relative error of a token weight or logged number and ``tolerance`` its
