@@ -11,9 +11,8 @@ from adapters.contract.objective import Metric, Objective
 from conformance.corpus.configurations import CONFIG_CASES
 from conformance.findings.verdict import Check
 from conformance.plan.covering import pairwise
-from conformance.plan.matrix import MatrixCell, StartupCell
+from conformance.plan.matrix import MatrixCell, StartupCell, may_decline
 from conformance.plan.plan import Plan
-from conformance.plan.refusals import may_decline
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:

@@ -104,7 +104,7 @@ def shared_jobs(request: pytest.FixtureRequest) -> Iterator[SharedJobs]:
 @pytest.fixture(scope="session")
 def report_header(shared_jobs: SharedJobs, request: pytest.FixtureRequest) -> Header:
     """What every finding of this run has in common."""
-    from conformance.runs.header import header
+    from conformance.runs.recorder import header
 
     return header(settings_of(request.config), shared_jobs.pool.description)
 

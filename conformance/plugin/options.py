@@ -20,6 +20,9 @@ DEFAULT_ADAPTER = "native"
 
 SETTINGS: pytest.StashKey[Settings] = pytest.StashKey()
 
+NODE_ID = "test_conformance.py::test_finding["
+"""In the node id of every finding, before the finding's own id."""
+
 
 OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "--adapter": {
@@ -100,6 +103,12 @@ def declare(group: pytest.OptionGroup) -> None:
     """Declare the options."""
     for name, told in OPTIONS.items():
         group.addoption(name, **told)
+
+
+def finding_id(nodeid: str) -> str | None:
+    """The id of the finding that a test makes; None for other tests."""
+    _, found, rest = nodeid.partition(NODE_ID)
+    return rest.rpartition("]")[0] if found else None
 
 
 def settings_of(config: pytest.Config) -> Settings:

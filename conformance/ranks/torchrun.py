@@ -23,15 +23,9 @@ from typing import TYPE_CHECKING
 
 from conformance.findings.errors import LaunchError
 from conformance.ranks.hardware import RankBudget
-from conformance.ranks.messages import Rendezvous, SharedStore
-from conformance.ranks.processes import (
-    HostSlot,
-    LocalProcess,
-    Running,
-    WorkerSpec,
-    die_with_parent,
-    running,
-)
+from conformance.ranks.messages import HostSlot, Rendezvous, SharedStore, WorkerSpec
+from conformance.ranks.preload import die_with_parent
+from conformance.ranks.processes import LocalProcess, Running, running
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 import hypothesis
@@ -17,7 +17,6 @@ from hypothesis.errors import Flaky
 
 from conformance.corpus.strategies import DIVISORS, cases
 from conformance.findings.verdict import WRONG, Verdict
-from conformance.runs.check import Made, make
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:
@@ -28,12 +27,14 @@ if TYPE_CHECKING:
     from conformance.corpus.cases import Case
     from conformance.findings.cause import Clues
     from conformance.findings.finding import Finding
-    from conformance.plan.matrix import GeneratedCell
-    from conformance.runs.jobs import SharedJobs
+    from conformance.plan.matrix import GeneratedCell, MatrixCell
     from reference.step import Step
 
+    Make = Callable[[MatrixCell], tuple[Finding, Any, Clues | None]]
+    """Makes the finding of an example, with what else a run has to know and its clues."""
 
-class _Wrong(Exception):  # noqa: N818 - to hypothesis, what it looks for
+
+class _Mismatched(Exception):  # noqa: N818 - to hypothesis, what it looks for
     """An example is a mismatch: hypothesis goes on to smaller ones."""
 
 
@@ -48,18 +49,18 @@ class _Fault(BaseException):
         self.error = error
 
 
-def check_generated(cell: GeneratedCell, jobs: SharedJobs) -> Made:
-    """Runs the cell's examples and makes one finding of them."""
-    examples = _Examples(cell, jobs)
+def check_generated(cell: GeneratedCell, make: Make) -> tuple[Finding, Clues | None]:
+    """Runs the cell's examples and makes one finding of them, with its clues."""
+    examples = _Examples(cell, make)
     try:
         _search(cell, examples.run)
-    except (_Wrong, _Crashed):
+    except (_Mismatched, _Crashed):
         pass
     except Flaky:
         examples.always_wrong = False
     except _Fault as fault:
         raise fault.error from None
-    return Made(examples.finding(), clues=examples.clues)
+    return examples.finding(), examples.clues
 
 
 def _search(cell: GeneratedCell, run: Callable[[Case], None]) -> None:
@@ -92,7 +93,7 @@ class _Examples:
     """What became of a cell's examples."""
 
     cell: GeneratedCell
-    jobs: SharedJobs
+    make: Make
     right: list[Finding] = field(default_factory=list)
     """Those before the first wrong one."""
 
@@ -111,18 +112,18 @@ class _Examples:
         end at another one.
 
         Raises:
-            _Wrong: it is a mismatch.
+            _Mismatched: it is a mismatch.
             _Crashed: it crashed.
             _Fault: the harness did.
         """
         with _faults_end_the_search():
-            finding, _, clues = make(self.cell.of(case), self.jobs)
+            finding, _, clues = self.make(self.cell.of(case))
         if finding.verdict is Verdict.CRASHED:
             self.wrong, self.clues = (finding, case), clues
             raise _Crashed
         if finding.verdict in WRONG and self._counts(finding):
             self.wrong, self.clues = (finding, case), clues
-            raise _Wrong
+            raise _Mismatched
         if self.wrong is None:
             self.right.append(finding)
 

@@ -18,7 +18,8 @@ from conformance.findings.errors import StartError
 from conformance.findings.finding import Finding
 from conformance.plan.matrix import GeneratedCell
 from conformance.ranks.pool import RankPool
-from conformance.runs.generated import check_generated, source
+from conformance.runs.check import make
+from conformance.runs.generated import source
 from conformance.runs.jobs import SharedJobs
 from reference.aggregation import Mode
 from reference.step import Sample, Step
@@ -205,4 +206,4 @@ def test_fault_of_the_harness_is_no_finding() -> None:
         RankPool(broken.Unloadable(), None, size=1) as pool,
         pytest.raises(StartError, match="cannot be loaded"),
     ):
-        check_generated(cell, SharedJobs(pool))
+        make(cell, SharedJobs(pool))
