@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 WORSE = 1
 
+OF_EVERY_COMMIT = ("engine", "modes", "checks", "depth", "max-ranks", "time-limit")
+"""Options of a run that a history hands on."""
+
 OR_OF_THE_FRAMEWORK = ", which may be the framework's own mistake"
 
 
@@ -124,17 +127,14 @@ def history(options: argparse.Namespace) -> Iterator[str]:
     from conformance.runs import history as runs
     from conformance.views import history_table
 
-    selection = runs.Selection(
+    given = [(name, getattr(options, name.replace("-", "_"))) for name in OF_EVERY_COMMIT]
+    given += [("layout", layout) for layout in options.layout]
+    selection = runs.CommitRuns(
         adapter=options.adapter,
         repository=options.source and options.source.resolve(),
         engine=options.engine,
-        modes=options.modes,
-        checks=options.checks,
-        depth=options.depth,
-        layouts=tuple(options.layout),
+        options=tuple(f"--{name}={value}" for name, value in given if value is not None),
         cases=tuple(options.case),
-        max_ranks=options.max_ranks,
-        time_limit=options.time_limit,
     )
     commits = runs.find_commits(selection, options.refs)
     if options.reports is not None:
@@ -186,7 +186,7 @@ def convert(options: argparse.Namespace) -> Iterator[str]:
 def _filter(options: argparse.Namespace) -> FindingFilter:
     from conformance.comparing.groups import FindingFilter
 
-    return FindingFilter(verdicts=options.verdict, modes=options.mode, checks=options.check)
+    return FindingFilter(verdicts=options.verdicts, modes=options.modes, checks=options.checks)
 
 
 def diff(options: argparse.Namespace) -> Generator[str, None, int]:

@@ -20,7 +20,7 @@ from conformance.comparing.report_file import load, require_regular
 from conformance.findings.errors import InvalidHistoryError, PagePathError, ReportPathError
 from conformance.findings.report import Report
 from conformance.findings.report import Selection as Selected
-from conformance.runs.history import Selection, require_folder
+from conformance.runs.history import CommitRuns, require_folder
 from conformance.views.web.page import write
 from tests import command
 from tests.conformance.test_journal import HEADER, finding
@@ -162,7 +162,7 @@ def test_no_report_of_a_history_is_written_there(
 ) -> None:
     make(path)
     commit = Commit(ref="main", revision="0123456789abcdef", date="", subject="")
-    selection = Selection(adapter="toy", repository=path.parent)
+    selection = CommitRuns(adapter="toy", repository=path.parent)
     path.rename(path.parent / "toy-0123456789.json")
 
     with pytest.raises(InvalidHistoryError, match=f"is {kind}, and only .* --reports=FOLDER"):
