@@ -252,7 +252,7 @@ def test_stopped_run_keeps_its_findings_and_leaves_no_process(
         (["--adapter=native", "--modes=constant:True"], "divisor 'True' of 'constant:True' is not"),
         (["--adapter=native", "--modes=token_mean:4"], "only constant divides by one"),
         (["--adapter=native", "--checks=speed"], "'speed' is not a valid Check; choose from"),
-        (["--adapter=native", "--depth=hull"], "depth 'hull' is unknown; choose reducer or loss"),
+        (["--adapter=native", "--depth=hull"], "--depth=hull is unknown; choose reducer or loss"),
         (["--adapter=native", "--layout=dp2"], "layout 'dp2' is not of the form"),
         (
             ["--adapter=native", "--layout=dp4-cp1-mb1-thd", "--max-ranks=2"],

@@ -120,7 +120,7 @@ def test_who_names_a_layout_a_case_or_a_finding_gets_all_of_it(
 def test_unknown_plan_is_named_with_the_way_out(pytester: pytest.Pytester) -> None:
     config = pytester.parseconfig("--adapter=native", "--plan=short")
 
-    with pytest.raises(pytest.UsageError, match="plan 'short' is unknown; choose quick or full"):
+    with pytest.raises(pytest.UsageError, match="--plan=short is unknown; choose quick or full"):
         settings_of(config)
 
 
