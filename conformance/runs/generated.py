@@ -1,7 +1,7 @@
 """Makes one finding of many generated cases: hypothesis looks for one that does not conform.
 
-A case whose weights are wrong is shrunk and handed over as text that can be pasted. A crash is not
-shrunk, as every crash costs the ranks: the first one ends the search.
+A case whose weights are wrong is shrunk and handed over as a ``--case-file``. A crash is not shrunk,
+as every crash costs the ranks: the first one ends the search.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from zlib import crc32
 import hypothesis
 from hypothesis.errors import Flaky
 
+from conformance.corpus.case_file import CaseFile
 from conformance.corpus.strategies import DIVISORS, cases
 from conformance.findings.verdict import WRONG, Verdict
 from reference.aggregation import Mode
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from conformance.findings.cause import Clues
     from conformance.findings.finding import Finding
     from conformance.plan.matrix import GeneratedCell, MatrixCell
-    from reference.step import Step
 
     Make = Callable[[MatrixCell], tuple[Finding, Any, Clues | None]]
     """Makes the finding of an example, with what else a run has to know and its clues."""
@@ -135,7 +135,7 @@ class _Examples:
         """
         if self.wrong is not None:
             finding, case = self.wrong
-            message = "\n".join([*self._words(finding), source(case)])
+            message = "\n".join([*self._words(finding), CaseFile.of(case, "example").text()])
             return finding.model_copy(update={"message": message})
         counts = Counter(finding.verdict for finding in self.right)
         verdict = next(verdict for verdict in Verdict if counts[verdict])
@@ -152,41 +152,10 @@ class _Examples:
     def _words(self, finding: Finding) -> Iterator[str]:
         if finding.message is not None:
             yield finding.message
-        shrunk = "" if finding.verdict is Verdict.CRASHED else ", shrunk"
-        yield f"example {len(self.right) + 1} of {self.cell.examples}{shrunk}"
         if not self.always_wrong:
             yield "run again, the same example was not wrong"
-
-
-def source(case: Case) -> str:
-    """A case as Python source; needs the names of `corpus.cases` and `reference.step`."""
-    steps = "".join(_step_source(step) for step in case.steps)
-    return (
-        "Case(\n"
-        f"    name={case.name!r},\n"
-        f"    catches={case.catches!r},\n"
-        f"    steps=(\n{steps}    ),\n"
-        f"    divisor={case.divisor!r},\n"
-        ")"
-    )
-
-
-def _step_source(step: Step) -> str:
-    samples = "".join(
-        f"                Sample({', '.join(_sample_source(step, i, response))}),\n"
-        for i, response in enumerate(step.responses)
-    )
-    return f"        Step.of(\n            [\n{samples}            ]\n        ),\n"
-
-
-def _sample_source(step: Step, i: int, response: slice) -> Iterator[str]:
-    yield f"prompt_length={step.prompt_lengths[i]}"
-    yield f"group={step.groups[i]}"
-    if step.rollouts.tolist() != list(range(step.size)):
-        yield f"rollout={step.rollouts[i]}"
-    yield f"loss_mask={step.mask[response].astype(int).tolist()}"
-    if step.original_mask is not None:
-        yield f"original_mask={step.original_mask[response].astype(int).tolist()}"
+        shrunk = "" if finding.verdict is Verdict.CRASHED else ", shrunk"
+        yield f"example {len(self.right) + 1} of {self.cell.examples}{shrunk}, as a --case-file:"
 
 
 def _kind(finding: Finding) -> tuple[bool, bool]:
