@@ -1,7 +1,7 @@
 """Makes one finding of many generated cases: hypothesis looks for one that does not conform.
 
-A case whose weights are wrong is shrunk and handed over as a ``--case-file``. A crash is not shrunk,
-as every crash costs the ranks: the first one ends the search.
+A case whose weights are wrong is shrunk and handed over as a ``--case-file``. A crash is not
+shrunk, as every crash costs the ranks: the first one ends the search.
 """
 
 from __future__ import annotations
