@@ -113,13 +113,20 @@ def cases(options: argparse.Namespace) -> Iterator[str]:
 
 def plan(options: argparse.Namespace) -> Iterator[str]:
     """Yields what the quick plan of an adapter looks at."""
+    from conformance.findings.report import PlanSize
     from conformance.plan.plan import Plan, mode_of_advantages
     from conformance.runs.registry import create
     from conformance.views import listing
 
     adapter = create(options.adapter, options.engine)
     fitting = [one for one in adapter.layouts() if one.world_size <= options.max_ranks]
-    return listing.plan_table(Plan.quick(tuple(fitting), mode_of_advantages(adapter)))
+    return listing.plan_table(
+        Plan(
+            layouts=tuple(fitting),
+            size=PlanSize.QUICK,
+            mode_of_advantages=mode_of_advantages(adapter),
+        )
+    )
 
 
 def history(options: argparse.Namespace) -> Iterator[str]:

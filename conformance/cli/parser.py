@@ -51,7 +51,7 @@ def parser() -> argparse.ArgumentParser:
 def _take(parser: argparse.ArgumentParser, *names: str, **changed: Any) -> None:
     """Options of a run, with what is another here."""
     for name in names:
-        parser.add_argument(f"--{name}", **OPTIONS[name] | changed)
+        parser.add_argument(f"--{name}", **{**OPTIONS[name], **changed})
 
 
 def _add_running(parsers: Mapping[str, argparse.ArgumentParser]) -> None:

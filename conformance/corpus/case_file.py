@@ -77,7 +77,7 @@ class CaseFile(FrozenModel):
         """The file of a case, under another name."""
         steps = [GivenStep(samples=[*_samples(step)]) for step in case.steps]
         return cls(
-            schema_=SCHEMA, name=name, catches=case.catches, divisor=case.divisor, steps=steps
+            schema=SCHEMA, name=name, catches=case.catches, divisor=case.divisor, steps=steps
         )
 
     def case(self) -> Case:
