@@ -44,9 +44,6 @@ if TYPE_CHECKING:
     from conformance.findings.report import Report, Request
     from conformance.plan.matrix import AnyMatrixCell
 
-    _Likeness = tuple["Kind", "State | None", "State | None"]
-    """The fields that a `Group` begins with."""
-
 
 class Kind(StrEnum):
     """What became of a finding, in the order of what asks for attention."""
@@ -159,7 +156,7 @@ class Group(NamedTuple):
     @property
     def subjects(self) -> dict[str, int]:
         """How many there are of each check, or subject of one, the largest numbers first."""
-        return dict(Counter(_subject(change.finding) for change in self.changes).most_common())
+        return dict(Counter(change.finding.identity.slug for change in self.changes).most_common())
 
     @property
     def modes(self) -> dict[Mode, int]:
@@ -240,10 +237,11 @@ class Difference:
 
     def groups(self) -> list[Group]:
         """All changes but those of parts that one side lacks, by kind, the largest groups first."""
-        alike: dict[_Likeness, list[Change]] = defaultdict(list)
+        alike: dict[tuple[Kind, State | None, State | None], list[Change]] = defaultdict(list)
         for change in self.changes:
             if change.kind is not Kind.SAME and change.part is None:
-                alike[_likeness(change)].append(change)
+                before, after = (State.of(one) if one else None for one in (change.old, change.new))
+                alike[change.kind, before, after].append(change)
         groups = [Group(*likeness, tuple(changes)) for likeness, changes in alike.items()]
         order = list(Kind)
         return sorted(groups, key=lambda group: (order.index(group.kind), -len(group.changes)))
@@ -319,10 +317,6 @@ def key(request: Request, of: Finding | AnyMatrixCell) -> Key:
     return Key(check=check, subject=subject, depth=of.depth, mode=mode, layout=layout, case=case)
 
 
-def _subject(finding: Finding) -> str:
-    return finding.identity.slug
-
-
 def parts_of(findings: Iterable[Key]) -> set[Part]:
     """All parts that any of the findings belongs to."""
     return {part for key in findings for part in key.parts()}
@@ -370,11 +364,6 @@ def _rank(finding: Finding) -> int:
         Verdict.DECLINED: 2,
         Verdict.CRASHED: 3,
     }.get(finding.verdict, 1)
-
-
-def _likeness(change: Change) -> _Likeness:
-    before, after = (State.of(one) if one else None for one in (change.old, change.new))
-    return change.kind, before, after
 
 
 def _settings(report: Report) -> dict[str, dict[str, str]]:

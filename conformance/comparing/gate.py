@@ -180,15 +180,11 @@ def _may_be(cause: Cause, expected: KnownMistake, report: Report) -> bool:
         return True
     explained = set(cause.findings)
     alike = all(
-        clues is not None and any(_is_alone(expected.name, parts) for parts in clues.by_mistake)
+        clues is not None
+        and any(len(parts) == 1 and expected.name in parts[0] for parts in clues.by_mistake)
         for clues in (report.clues_of(one) for one in report.findings if one.id in explained)
     )
     return alike and not _is_gone(expected, report)
-
-
-def _is_alone(mistake: str, parts: list[set[str]]) -> bool:
-    """Whether a mistake, and no other beside it, is an explanation."""
-    return len(parts) == 1 and mistake in parts[0]
 
 
 def _is_gone(expected: KnownMistake, report: Report) -> bool:

@@ -161,14 +161,9 @@ def may_decline(cell: MatrixCell) -> bool:
     return (
         not all(step.mask.any() and _groups_are_adjacent(step) for step in steps)
         or mode in MODES_OF_OBJECTIVE.get(cell.spec.objective, ())
-        or any(_is_uneven(step, dp) for step in steps)
+        or any(step.size % dp or len(np.unique(step.rollouts)) % dp for step in steps)
         or (mode is Mode.PROMPT_MEAN and any(len(np.unique(step.groups)) % dp for step in steps))
     )
-
-
-def _is_uneven(step: Step, dp: int) -> bool:
-    """Whether data-parallel ranks get different numbers of samples or rollouts of a step."""
-    return bool(step.size % dp or len(np.unique(step.rollouts)) % dp)
 
 
 def _groups_are_adjacent(step: Step) -> bool:

@@ -186,16 +186,13 @@ class Plan:
             if mode in self.aggregations
         ]
 
-    @property
-    def _layouts_of_generated(self) -> Sequence[Layout]:
-        return self.layouts if self.size is PlanSize.FULL else pairwise(self.layouts)
-
     def _log_cells(self) -> list[LogCell]:
         if self.depth is not Depth.STEP:
             return []
         return [LogCell(log_case=case) for case in LOG_CASES if case.mode in self.aggregations]
 
     def _generated_cells(self) -> list[GeneratedCell]:
+        layouts = self.layouts if self.size is PlanSize.FULL else pairwise(self.layouts)
         return [
             GeneratedCell(
                 mode=mode,
@@ -205,7 +202,7 @@ class Plan:
                 examples=self.examples,
                 seed=self.seed,
             )
-            for layout in self._layouts_of_generated
+            for layout in layouts
             if self.examples
             for mode, aggregation in self.aggregations.items()
         ]

@@ -11,7 +11,7 @@ import pytest
 
 from conformance.findings.errors import ConformanceError, HarnessFaultError
 from conformance.findings.verdict import UNJUDGED, Verdict
-from conformance.plugin import signals
+from conformance.plugin import launching, signals
 from conformance.plugin.options import finding_id, settings_of
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class Controller:
         return self._recorder
 
     def pytest_sessionstart(self, session: pytest.Session) -> None:
-        """Keep what a run is stopped by."""
+        """Keep what a run is stopped by, and what will know its exit status."""
         self._session = session
 
     @pytest.hookimpl(optionalhook=True)
@@ -97,6 +97,10 @@ class Controller:
                 self._progress.show(finding)
         elif self._first_finding is None and finding_id(report.nodeid) is None:
             self._start = report.stop  # another test, which ran before the suite began
+
+    def pytest_unconfigure(self) -> None:
+        """Let the other processes of torchrun go, if it started this run."""
+        launching.dismiss_workers(self._config, self._session)
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Write the report, also of a run that was stopped."""

@@ -58,14 +58,14 @@ class WorkerSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class HostSlot:
-    """What its machine has for a rank: the ``index``-th of it, with a file for its output.
+    """What its machine has for a rank: the ``index``-th of ``ranks``, with a file for its output.
 
     ``interface`` is what it is to reach the others through, None where gloo is to find out.
     """
 
     index: int
+    ranks: int
     log: Path
-    share_cores: bool
     interface: str | None
 
 

@@ -259,7 +259,13 @@ class RankPool(AbstractContextManager["RankPool"]):
     def _start(self) -> None:
         if self._ranks:
             return
-        self._ranks = self._launcher.start([self._spec(index) for index in range(self._size)])
+        specs = [
+            WorkerSpec(
+                index=index, adapter=self.adapter, source=self.source, hardware=self.hardware
+            )
+            for index in range(self._size)
+        ]
+        self._ranks = self._launcher.start(specs)
         self._world = None
         self._pids.clear()
         deadline = time.monotonic() + START_LIMIT
@@ -270,11 +276,6 @@ class RankPool(AbstractContextManager["RankPool"]):
             assert isinstance(answer.reply, Ready)
             self._description = answer.reply.description
             self._pids.append(answer.reply.pid)
-
-    def _spec(self, index: int) -> WorkerSpec:
-        return WorkerSpec(
-            index=index, adapter=self.adapter, source=self.source, hardware=self.hardware
-        )
 
     def _stop(self) -> None:
         for rank in self._ranks:

@@ -83,7 +83,7 @@ class LocalLauncher:
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="rl-loss-conformance-")
-        self._meetings = count()
+        self.meetings = count()
 
     @property
     def folder(self) -> Path:
@@ -92,12 +92,11 @@ class LocalLauncher:
 
     def start(self, specs: Sequence[WorkerSpec]) -> list[Running]:
         """A process for each worker, in their order."""
-        share_cores = len(specs) > (os.cpu_count() or 1)
         slots = [
             HostSlot(
                 index=spec.index,
+                ranks=len(specs),
                 log=self.folder / f"rank-{spec.index}.log",
-                share_cores=share_cores,
                 interface="lo",
             )
             for spec in specs
@@ -106,7 +105,7 @@ class LocalLauncher:
 
     def rendezvous(self) -> Rendezvous:
         """A file."""
-        return SharedFile(self.folder / f"world-{next(self._meetings)}")
+        return SharedFile(self.folder / f"world-{next(self.meetings)}")
 
     def close(self) -> None:
         """Remove logs and rendezvous files."""

@@ -121,7 +121,8 @@ class _Examples:
         if finding.verdict is Verdict.CRASHED:
             self.wrong, self.clues = (finding, case), clues
             raise _Crashed
-        if finding.verdict in WRONG and self._counts(finding):
+        is_alike = self.wrong is None or _kind(finding) == _kind(self.wrong[0])
+        if finding.verdict in WRONG and is_alike:
             self.wrong, self.clues = (finding, case), clues
             raise _Mismatched
         if self.wrong is None:
@@ -145,9 +146,6 @@ class _Examples:
             return worst
         words = ", ".join(f"{counts[verdict]} {verdict}" for verdict in Verdict if counts[verdict])
         return worst.model_copy(update={"message": f"{len(self.right)} examples: {words}"})
-
-    def _counts(self, finding: Finding) -> bool:
-        return self.wrong is None or _kind(finding) == _kind(self.wrong[0])
 
     def _words(self, finding: Finding) -> Iterator[str]:
         if finding.message is not None:
