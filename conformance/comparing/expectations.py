@@ -42,7 +42,7 @@ from pydantic import AfterValidator, Discriminator, Field, Tag, ValidationError
 from conformance.causes.vocabulary import MISTAKES, facts
 from conformance.comparing.groups import finding_groups
 from conformance.findings.errors import InvalidExpectationsError
-from conformance.findings.finding import FrozenModel
+from conformance.findings.finding import FrozenModel, first_problem
 from conformance.findings.sanitize import first_line
 from conformance.findings.verdict import Verdict
 
@@ -245,9 +245,7 @@ def load(path: Path) -> Expectations:
     try:
         file = _File.model_validate(document)
     except ValidationError as error:
-        problem = error.errors()[0]
-        place = ".".join(map(str, problem["loc"]))
-        words = problem["msg"].removeprefix("Value error, ")
+        place, words = first_problem(error)
         raise InvalidExpectationsError(f"{path}: {place}: {words}", _way_out(place)) from error
     return Expectations(
         path,

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from conformance.comparing.assembly import assembled
 from conformance.findings.cause import Clues
 from conformance.findings.errors import ReportFileError, UnreliableReportError
-from conformance.findings.finding import Finding
+from conformance.findings.finding import Finding, first_problem
 from conformance.findings.report import SCHEMA, Header, Report, Selection
 
 if TYPE_CHECKING:
@@ -124,8 +124,7 @@ def write(report: Report, path: Path) -> None:
 
 def _refusal(path: Path, content: bytes, error: ValidationError) -> ReportFileError:
     """The first thing that is wrong with a file, and where."""
-    problem = error.errors()[0]
-    words = problem["msg"].removeprefix("Value error, ")
+    problem, (place, words) = error.errors()[0], first_problem(error)
     if problem["type"] == "json_invalid":
         return ReportFileError(f"{path} is no report ({words}): it is cut short or edited", WAY_OUT)
     document = json.loads(content)
@@ -136,13 +135,12 @@ def _refusal(path: Path, content: bytes, error: ValidationError) -> ReportFileEr
             f" is {schema!r}, not {SCHEMA!r}",
             "give a file that its --report wrote",
         )
-    place = problem["loc"]
-    line = _line(content.decode(), document, place)
+    line = _line(content.decode(), document, problem["loc"])
     where = f"{path}, line {line}," if line else f"{path}:"
-    field = ".".join(map(str, place)) or "the report"
-    return ReportFileError(
-        f"{where} {field}: {words}: the file was edited or is of another program", WAY_OUT
+    words = (
+        f"{where} {place or 'the report'}: {words}: the file was edited or is of another program"
     )
+    return ReportFileError(words, WAY_OUT)
 
 
 def _line(text: str, document: dict[str, Any], place: Sequence[int | str]) -> int | None:

@@ -12,7 +12,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from conformance.corpus.cases import ALL_CASES, DIVISOR, Case
 from conformance.findings.errors import InvalidCaseFileError
-from conformance.findings.finding import FrozenModel
+from conformance.findings.finding import FrozenModel, first_problem
 from conformance.findings.finding_id import GENERATED
 from conformance.findings.report import json_schema
 from reference.step import InvalidStepError, Sample, Step
@@ -105,11 +105,10 @@ def load(path: Path) -> Case:
     except OSError as error:
         raise InvalidCaseFileError(f"{path} cannot be read: {error.strerror}") from error
     except ValidationError as error:
-        problem = error.errors()[0]
-        place = ".".join(map(str, problem["loc"])) or "the file"
-        words = problem["msg"].removeprefix("Value error, ")
+        place, words = first_problem(error)
         raise InvalidCaseFileError(
-            f"{path}: {place}: {words}", "see case.schema.json of rl-loss-conformance"
+            f"{path}: {place or 'the file'}: {words}",
+            "see case.schema.json of rl-loss-conformance",
         ) from error
     except InvalidStepError as error:
         raise InvalidCaseFileError(f"{path}: {error}") from error

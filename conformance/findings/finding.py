@@ -12,6 +12,8 @@ from conformance.findings.finding_id import FindingId
 from conformance.findings.verdict import Check, Verdict
 
 if TYPE_CHECKING:
+    from pydantic import ValidationError
+
     from reference.aggregation import Mode
 
 
@@ -19,6 +21,12 @@ class FrozenModel(BaseModel):
     """A frozen model that forbids unknown fields."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+
+
+def first_problem(error: ValidationError) -> tuple[str, str]:
+    """The place of the first thing that is wrong with a document, and what is wrong there."""
+    problem = error.errors()[0]
+    return ".".join(map(str, problem["loc"])), problem["msg"].removeprefix("Value error, ")
 
 
 class Diagnosis(FrozenModel):
