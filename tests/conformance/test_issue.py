@@ -48,17 +48,18 @@ DEFECTS = {
         """\
 # Wrong gradient: one token or unit too many or too few is counted
 - Mode: `token_mean`, the mean over all active tokens of the step.
-- Cut: one rank, 2 micro-batches on each data-parallel rank, padded rows.
+- Layout: one rank, 2 micro-batches on each data-parallel rank, padded rows.
 | 2 | 1 | 2 | `000` |
 - all samples: 3 + 4 + 0 + 0 + 4 + 1 + 2 + 6 = 20 active tokens: right 1/20 = 0.05, observed \
 1/19 = 0.0526316 (1.053 times)
 | 4 | 1–2 | 0 | 0 | 1 | 0.05 | 0.0526316 |
 | 4 | 3 | 0 | 0 | 1 | 0 | 0 |
-- Severity: wrong gradient.
-- In effect as if the learning rate were multiplied by 1.029 to 1.053.
+native (engine torch) computes a wrong gradient in a training step: one token or unit too \
+many or too few is counted. It shows in 2 of 2 comparisons of this run: as if the learning rate \
+were multiplied by 1.029 to 1.053.
 - Single active tokens weigh 1.029 to 1.053 times what they should.
 - Seen in the gradient of the policy loss (2).
-The findings do not determine the place in the code.
+- The findings do not determine the place in the code.
 - engine: `torch`""",
     ),
     "wrong logged number": Defect(
@@ -71,8 +72,9 @@ The findings do not determine the place in the code.
 - Compared: the logged policy loss.
 | `policy_loss` | sample 1 | 4 active tokens · 4 samples = 16 | 6.5 | 0.40625 |
 Together, 0.3020833 is right, and 0.6041667 is logged.
-- Severity: wrong logged number.
-- In effect 2 times the right number is logged.""",
+native (engine torch) logs a wrong number for a training step: multiplied once too often \
+by dp, the number of data-parallel ranks. It shows in 1 of 1 comparisons of this run: 2 times the \
+right number is logged.""",
     ),
     "wrong logged number with one denominator": Defect(
         "loggingranksums",
@@ -101,8 +103,7 @@ Together, 4.111111 is right, and 8.222222 is logged.""",
         "not_logged",
         """\
 # Wrong logged number: a number is missing that this version logs of other steps
-- In this step: no rank logs policy_loss of step 1, and this version logs it of other steps.
-- Severity: wrong logged number.""",
+- In this step: no rank logs policy_loss of step 1, and this version logs it of other steps.""",
     ),
     "crash": Defect(
         "raisingeverywhere",
@@ -114,8 +115,7 @@ Together, 4.111111 is right, and 8.222222 is logged.""",
  (RaisingEverywhere.observe)`
 - prompt 2 (samples 4 and 5): 1 + 0 = 1 active token · 4 prompts = 4: right 1/4 = 0.25
 - prompt 3 (samples 6 and 7): 0 + 0 = 0 active tokens: adds 0, and counts
-RuntimeError: no kernel image on rank 0
-- Severity: ordinary step declined or crashed.""",
+RuntimeError: no kernel image on rank 0""",
     ),
     "declined step": Defect(
         "declining",
@@ -136,7 +136,6 @@ ValueError: constant is out of fashion""",
 # Configuration: constant with a divisor that is negative passes startup validation, and the run \
 fails later: reference.aggregation.InvalidAggregationError: divisor -4.0 is not a positive finite \
 number
-- Severity: bad input accepted.
 - Seen in arguments: divisor negative (1).""",
     ),
     "unexplained": Defect(
@@ -168,8 +167,9 @@ the whole step, however the step is cut over ranks and micro-batches.""",
         "count_off_by_one",
         """\
 | 6 | 3 | 2 | `01` (before rejection sampling `11`) |
-- Assumed, as we found no document of it: a sample or prompt without active tokens adds 0 and \
-still counts; rejected tokens are not counted.""",
+- Assumed, since no document says it: a sample or prompt without active tokens adds 0 and still \
+counts.
+- Assumed, since no document says it: rejected tokens are not counted.""",
     ),
     "mean over micro-batches": Defect(
         "triplingdiagnostics",
@@ -177,12 +177,12 @@ still counts; rejected tokens are not counted.""",
         "metric.clip_fraction/token_mean/fully_masked_sample",
         "unexplained",
         """\
-`clip_fraction` is a mean over data-parallel ranks and micro-batches of each micro-batch's mean; \
-how the step was cut into micro-batches is not in the report.
+`clip_fraction` is the mean over data-parallel ranks and micro-batches of each micro-batch's mean; \
+the report does not say how the step was cut into micro-batches.
 - As the framework documents (its manual), `clip_fraction` is the mean over data-parallel ranks \
 and micro-batches of each micro-batch's `token_mean`.
-- Assumed, as we found no document of it: a sample or prompt without active tokens adds 0 and \
-still counts.""",
+- Assumed, since no document says it: a sample or prompt without active tokens adds 0 and still \
+counts.""",
     ),
 }
 
@@ -224,7 +224,7 @@ def test_bug_report_is_complete_and_worked_out_by_hand(
     found = text(report_on(name), DEFECTS[name].cause).splitlines()
 
     assert [line for line in DEFECTS[name].lines.splitlines() if line not in found] == []
-    assert {"## Impact", "## Where", "## How to see it again", "## Versions"} <= {*found}
+    assert {"## Where it shows", "## How to reproduce it", "## Versions"} <= {*found}
     assert f"The run fails and names the cause `{DEFECTS[name].cause}`." in found
 
 
@@ -277,8 +277,8 @@ def test_a_step_that_several_mistakes_explain_is_said_to_be_one() -> None:
     )
 
     assert (
-        "names the cause `multiplied_by_cp`.\n"
-        "For `multiplied_by_micro_batches`, which explains it as well, speak the other steps"
+        "names the cause `multiplied_by_cp`.\nThe other steps of the report's run show that it is"
+        " `multiplied_by_micro_batches`, which explains this step as well."
     ) in text(report, "multiplied_by_micro_batches")
 
 
@@ -296,7 +296,7 @@ def test_conditions_need_no_knowledge_of_checks() -> None:
     assert "in the logged sum of policy loss, entropy and KL term" in first
 
 
-def test_advice_is_said_to_be_no_bug() -> None:
+def test_advice_is_not_a_bug() -> None:
     diagnosis = Diagnosis(name="accepted", explanation="other keys: logged; the rule is another's")
     advice = Finding(
         id="logging/sample_mean/different_keys/dp1-cp1-mb1-bshd",
@@ -305,7 +305,9 @@ def test_advice_is_said_to_be_no_bug() -> None:
     )
     markdown = text(toy(advice), "accepted")
 
-    assert markdown.startswith("# Advice: other keys: logged\n\nThis is not a bug, as nothing that")
+    assert markdown.startswith(
+        "# Advice: other keys: logged\n\nThis is not a bug, since it breaks nothing"
+    )
     assert "- other keys: logged; the rule is another's" in markdown
     assert "The run passes and ends with the advice." in markdown
     assert "denominator" not in markdown
@@ -345,7 +347,7 @@ def test_crash_has_its_place_and_no_line_of_the_frameworks_code() -> None:
 
     assert "# Crash: `KeyError: 3, at fw/loss.py:7 (step)`" in markdown
     assert '  File "fw/loss.py", line 7, in step\n  File "adapters/x.py", in run\n' in markdown
-    assert "## Where\n\n- `fw/loss.py:7 (step)` (1 of 1 findings)" in markdown
+    assert "- In the code: `fw/loss.py:7 (step)` (1 of 1 findings)." in markdown
 
 
 def test_what_a_framework_says_has_no_effect_in_a_tracker() -> None:

@@ -19,8 +19,8 @@ from conformance.corpus.cases import CORPUS, REJECTION
 from conformance.findings.verdict import JUDGED, WRONG, Check, Verdict
 from conformance.runs.registry import adapter_classes
 from conformance.views.listing import detail, find
+from conformance.views.markdown import environment
 from conformance.views.overview.committed import newest
-from conformance.views.tables import markdown_table
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:
@@ -35,52 +35,6 @@ PAGE = Path("docs/frameworks.md")
 
 EXAMPLE = "unequal_groups"
 """The case whose step the factors between reductions are told of."""
-
-HEAD = """\
-# Frameworks side by side
-
-What each framework calls a mode, what it means by the name, and by how much the learning rate
-changes for somebody who takes a recipe from one to another. All of it is of the newest
-[committed reports](../reports/README.md); `python -m conformance.views.overview` writes this page.
-
-For a step of your own, with masks and lengths as your recipe has them
-([its form](check-a-framework.md#a-step-of-your-own)):
-
-```sh
-rl-loss-conformance convert --from=verl:token-mean --to=skyrl:sequence_mean STEP.json
-```
-
-## Names
-
-The framework's own name of each mode. Behind it, how many of the steps that were looked at have
-wrong weights in the gradient of the policy loss, under any name of the mode. Steps that a framework
-refuses are not among them.
-"""
-
-CONVENTIONS_HEAD = """
-## What the modes leave open
-
-As each framework documents it; what no document says is read off the code, and in brackets. None
-of the answers is a mistake, and all but the first three concern auxiliary losses and logged numbers
-alone.
-"""
-
-ALIKE_HEAD = """
-## Names for the same thing
-
-Reductions of one row weigh every token of every case of the corpus alike, rejected tokens and
-rollouts of several samples included, so that a recipe keeps its learning rate. Where users give the
-divisor L, it is the same for all.
-"""
-
-FACTORS_HEAD = """
-## Factors on the learning rate
-
-What becomes of the gradient where a recipe moves from the row's reduction to the column's: the
-factor on the learning rate, and the cosine of the angle between both gradients where it is below 1.
-Rows and columns are those of the table above. All of it depends on the step; this is a case of the
-corpus:
-"""
 
 SHOWN = {
     "N counts": "sample_unit",
@@ -100,7 +54,7 @@ def pages(found: Sequence[Version]) -> dict[Path, str]:
     declarations = declared(latest)
     document = FRAMEWORKS.dump_python(declarations, mode="json")
     return {
-        PAGE: "".join(f"{line}\n" for line in page(latest, declarations)),
+        PAGE: page(latest, declarations),
         DECLARED: json.dumps(document, indent=1) + "\n",
     }
 
@@ -132,34 +86,44 @@ def _declared(version: Version, names: Mapping[str, str]) -> Declared:
     )
 
 
-def page(latest: Sequence[Version], declarations: ByEngine) -> Iterator[str]:
-    """Yields the lines of docs/frameworks.md."""
-    yield HEAD
-    yield from _names(latest, declarations)
-    yield CONVENTIONS_HEAD
-    yield from _conventions(latest)
-    yield ALIKE_HEAD
+def page(latest: Sequence[Version], declarations: ByEngine) -> str:
+    """Returns the text of docs/frameworks.md."""
     alike = _alike(declarations)
-    yield from _table_of_alike(alike)
-    yield FACTORS_HEAD
-    yield "```text"
-    yield from detail(find(EXAMPLE))
-    yield "```"
-    yield ""
-    yield from _factors(alike)
-
-
-def _names(latest: Sequence[Version], declarations: ByEngine) -> Iterator[str]:
-    rows = (
-        [
-            one.report.adapter,
-            one.report.engine,
-            one.name,
-            *_cells(one.report, declarations[one.report.adapter][one.report.engine].modes),
-        ]
-        for one in latest
+    numbers = [str(number) for number in range(1, len(alike) + 1)]
+    return (
+        environment()
+        .get_template("frameworks.md.jinja")
+        .render(
+            modes=[*Mode],
+            shown=[*SHOWN],
+            names=[
+                [
+                    one.report.adapter,
+                    one.report.engine,
+                    one.name,
+                    *_cells(one.report, declarations[one.report.adapter][one.report.engine].modes),
+                ]
+                for one in latest
+            ],
+            conventions=[
+                [
+                    f"{one.framework} {one.name}",
+                    *(_answer(one.report, name) for name in SHOWN.values()),
+                ]
+                for one in latest
+            ],
+            alike=[
+                [number, one[0].mode, ", ".join(f"`{each}`" for each in one)]
+                for number, one in zip(numbers, alike, strict=True)
+            ],
+            example="\n".join(detail(find(EXAMPLE))),
+            factors_header=["from, to", *numbers],
+            factors=[
+                [number, *(_factor(before[0], after[0]) for after in alike)]
+                for number, before in zip(numbers, alike, strict=True)
+            ],
+        )
     )
-    return markdown_table(["framework", "engine", "version", *Mode], rows)
 
 
 def _cells(report: Report, modes: Mapping[str, str]) -> Iterator[str]:
@@ -176,17 +140,6 @@ def _cells(report: Report, modes: Mapping[str, str]) -> Iterator[str]:
 def _name(name: str, meant: str) -> str:
     _, _, divisor = meant.partition(":")
     return f"`{name}` (L = {divisor})" if divisor else f"`{name}`"
-
-
-def _conventions(latest: Sequence[Version]) -> Iterator[str]:
-    rows = (
-        [
-            f"{one.framework} {one.name}",
-            *(_answer(one.report, field) for field in SHOWN.values()),
-        ]
-        for one in latest
-    )
-    return markdown_table(["", *SHOWN], rows)
 
 
 def _answer(report: Report, convention: str) -> str:
@@ -215,23 +168,6 @@ def _weights(one: Reduction) -> bytes:
     """Returns the weights of all cases of the corpus."""
     steps = [(step, case.divisor) for case in (*CORPUS, *REJECTION) for step in case.steps]
     return b"".join(one.weights(step, divisor).tobytes() for step, divisor in steps)
-
-
-def _table_of_alike(alike: Sequence[Sequence[Reduction]]) -> Iterator[str]:
-    rows = (
-        [str(number), one[0].mode, ", ".join(f"`{each}`" for each in one)]
-        for number, one in enumerate(alike, 1)
-    )
-    return markdown_table(["", "mode", "reductions"], rows)
-
-
-def _factors(alike: Sequence[Sequence[Reduction]]) -> Iterator[str]:
-    numbers = [str(number) for number in range(1, len(alike) + 1)]
-    rows = (
-        [number, *(_factor(before[0], after[0]) for after in alike)]
-        for number, before in zip(numbers, alike, strict=True)
-    )
-    return markdown_table(["from, to", *numbers], rows)
 
 
 def _factor(before: Reduction, after: Reduction) -> str:
