@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from conformance.corpus.cases import ALL_CASES
+from conformance.corpus.cases import ALL_CASES, CASES_BY_NAME
 from conformance.findings.errors import UnknownCaseError
 from conformance.findings.report import PlanSize
 from conformance.views.tables import text_table
@@ -42,11 +42,9 @@ def find(name: str) -> Case:
     Raises:
         UnknownCaseError: there is none.
     """
-    for case in ALL_CASES:
-        if case.name == name:
-            return case
-    known = ", ".join(case.name for case in ALL_CASES)
-    raise UnknownCaseError(f"case {name!r} is unknown", f"choose {known}")
+    if name not in CASES_BY_NAME:
+        raise UnknownCaseError(f"case {name!r} is unknown", f"choose {', '.join(CASES_BY_NAME)}")
+    return CASES_BY_NAME[name]
 
 
 def table() -> list[str]:

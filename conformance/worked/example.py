@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from adapters.contract.objective import Objective
 from conformance.causes.find import causes
 from conformance.comparing.groups import FindingGroup
-from conformance.corpus.cases import ALL_CASES
+from conformance.corpus.cases import CASES_BY_NAME
 from conformance.findings.cause import Severity
 from conformance.findings.verdict import Check
 
@@ -78,7 +78,7 @@ class ShownCause:
     def _size(self, finding: Finding) -> tuple[bool, int, bool, int, int, str]:
         """A sort key: what the cause is named after, then fewest ranks, tokens, plainest check."""
         gradient = self.cause.severity is Severity.GRADIENT
-        case = next((one for one in ALL_CASES if one.name == finding.case), None)
+        case = CASES_BY_NAME.get(finding.case)
         tokens = sum(len(step.mask) for step in case.steps) if case else 0
         check = [*Check].index(finding.check)
         is_sum = finding.subject in ("combined", "loss")

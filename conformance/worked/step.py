@@ -11,7 +11,7 @@ import numpy as np
 
 from adapters.contract.objective import FROM_REWARDS, OF_ROLLOUTS, OFF_POLICY, Metric, Objective
 from adapters.contract.probed_batch import ProbedBatch
-from conformance.corpus.cases import ALL_CASES
+from conformance.corpus.cases import CASES_BY_NAME
 from conformance.diagnosis.step_context import LossTerm, StepContext
 from conformance.judging import loss_terms
 from conformance.plan.checks import CHECK_SPECS
@@ -163,7 +163,7 @@ def worked_step(report: Report, finding: Finding) -> WorkedStep | None:
     """Returns the step of a finding; None if it is of no check or case that is known."""
     slug = finding.identity.slug
     spec = next((one for one in CHECK_SPECS if one.slug == slug), None)
-    case = next((one for one in ALL_CASES if one.name == finding.case), None)
+    case = CASES_BY_NAME.get(finding.case)
     if spec is None or case is None or report.request.case:
         return None
     return WorkedStep(report, finding, spec, case)

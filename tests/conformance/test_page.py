@@ -180,7 +180,9 @@ def test_a_cause_of_several_versions_is_shown_once_with_what_became_of_it() -> N
         [of("not_divided"), of("not_divided", "c"), of("samples_lost", "b"), crashed], version="2"
     )
 
-    assert [(one.statement, one.fate, one.counts) for one in page_causes_of(old, new)] == [
+    assert [
+        (one.change.statement, one.change.fate, one.counts) for one in page_causes_of(old, new)
+    ] == [
         ("token losses are added up and not divided", "the same", {"2": 2, "1": 1}),
         ("samples are lost", "new", {"2": 1}),
         ("KeyError: 1", "new", {"2": 1}),
@@ -188,7 +190,7 @@ def test_a_cause_of_several_versions_is_shown_once_with_what_became_of_it() -> N
         ("numbers are NaN or infinite", "not known to be gone", {"1": 1}),
     ]
     assert "now 1 crashed" in render([old, new])
-    assert [one.fate for one in page_causes_of(new)] == ["the same"] * 3
+    assert [one.change.fate for one in page_causes_of(new)] == ["the same"] * 3
     assert ">new</span>" in render([old, new])
     assert "2 findings, 2 of 2 versions" in render([old, new])
 
@@ -199,16 +201,16 @@ def test_a_cause_under_another_condition_is_one_that_changed() -> None:
     new = assembled_of(wrong(here, CP), right(there, CP))
 
     [cause] = page_causes_of(old, new)
-    assert cause.fate == "changed"
-    assert cause.statement.startswith("multiplied once too often by cp")
-    assert "in token_mean (it was: multiplied once too often" in cause.statement
+    assert cause.change.fate == "changed"
+    assert cause.change.statement.startswith("multiplied once too often by cp")
+    assert "in token_mean (it was: multiplied once too often" in cause.change.statement
 
 
 def test_a_cause_that_was_gone_before_the_last_two_versions_is_gone() -> None:
     fixed = report_of([RIGHT])
     causes = page_causes_of(report_of([of("not_divided")]), fixed, fixed)
 
-    assert [(one.fate, one.counts) for one in causes] == [("gone", {"1": 1})]
+    assert [(one.change.fate, one.counts) for one in causes] == [("gone", {"1": 1})]
 
 
 def test_advice_is_folded_apart_from_what_is_wrong() -> None:

@@ -18,23 +18,22 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
 from conformance.causes.impact import impact_words
-from conformance.comparing.cause_changes import CauseChange, Fate, cause_changes, missing_cause
-from conformance.comparing.groups import shared_causes
+from conformance.comparing.cause_changes import cause_histories
 from conformance.comparing.writable import require_regular
 from conformance.findings.badness import explain
 from conformance.findings.cause import Severity
 from conformance.findings.errors import PagePathError
 from conformance.findings.verdict import WRONG, Check, Verdict
 from conformance.runs.reproduce import command
+from conformance.views.markdown import environment
 from conformance.views.web.page_data import Version, document, name_versions
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
 
+    from conformance.comparing.cause_changes import CauseChange
     from conformance.comparing.groups import FindingGroup, SharedCause
     from conformance.findings.report import Report
 
@@ -111,12 +110,8 @@ class PageCause:
     """A cause of a framework, as it is in the last version that has it."""
 
     group: FindingGroup
-    statement: str
-    """What it is, and what it was under another condition in the version before."""
-
-    fate: Fate
-    became: str
-    """What its findings are in the last version, where that leaves open what became of it."""
+    change: CauseChange
+    """What became of it."""
 
     counts: dict[str, int]
     """The number of its findings in each version that has it, by the version's name."""
@@ -124,12 +119,8 @@ class PageCause:
     query: dict[str, str]
     """The filter of the page that lists its findings."""
 
-    impact: str
-    example: str
-    """What an ordinary finding shows."""
-
     link: dict[str, str]
-    """The filter of the page that opens that finding."""
+    """The filter of the page that opens an ordinary finding."""
 
     command: str
     """Runs the smallest reproduction."""
@@ -141,36 +132,9 @@ class PageCause:
 
 
 def page_causes(versions: Sequence[Version]) -> list[PageCause]:
-    """Returns the causes of a framework, each once: those of the last version, the worst first.
-
-    Causes that the last version does not have follow.
-    """
-    reports = [one.report for one in versions]
-    changes = [cause_changes(report, reports[-1]) for report in reports[:-1]]
-    became = ((shared, _became(shared, reports, changes)) for shared in shared_causes(reports))
-    return [
-        _page_cause(shared, versions, change) for shared, change in became if change is not None
-    ]
-
-
-def _became(
-    shared: SharedCause, reports: Sequence[Report], changes: Sequence[Sequence[CauseChange]]
-) -> CauseChange | None:
-    """Returns what became of a cause since the version before, or since the last that has it.
-
-    It is None if the last version has the cause under another condition. ``changes`` are those from
-    each version to the last.
-    """
-    cause, place = shared.cause, next(iter(shared.groups))
-    if place == len(changes):
-        since = changes[-1] if changes else []
-        return next(
-            (one for one in since if one.new is cause), CauseChange(Fate.SAME, cause, cause)
-        )
-    found = next((one for one in changes[place] if one.old is cause), None)
-    if found is not None:
-        return None if found.fate is Fate.CHANGED else found
-    return missing_cause(cause, reports[place], reports[-1])
+    """Returns the causes of a framework's versions, each once, the worst of the last one first."""
+    histories = cause_histories([one.report for one in versions])
+    return [_page_cause(shared, versions, change) for shared, change in histories]
 
 
 def _page_cause(shared: SharedCause, versions: Sequence[Version], change: CauseChange) -> PageCause:
@@ -179,13 +143,9 @@ def _page_cause(shared: SharedCause, versions: Sequence[Version], change: CauseC
     address = f"{version.run}/{group.example.id}"
     return PageCause(
         group=group,
-        statement=change.statement,
-        fate=change.fate,
-        became=change.became,
+        change=change,
         counts={versions[at].name: len(found.findings) for at, found in shared.groups.items()},
         query=query | ({} if group.example.verdict in WRONG else {"verdict": "any"}),
-        impact=impact_words(group.cause.impact),
-        example=explain(group.example),
         link={"verdict": "any", "finding": address},
         command=command(version.report, group.smallest),
     )
@@ -227,15 +187,9 @@ def render(reports: Sequence[Report], left_out: Collection[Verdict] = ()) -> str
         frameworks.setdefault(version.framework, []).append(version)
     style = _part("style.css")
     script = "".join(map(_part, SCRIPTS))
-    environment = Environment(
-        loader=FileSystemLoader(PARTS),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
     data = document(versions, left_out)
-    return environment.get_template("frame.html").render(
+    templates = environment(impact=impact_words, explained=explain)
+    return templates.get_template("page.html").render(
         policy=_policy(style, script),
         style=style,
         script=script,
