@@ -25,8 +25,10 @@ from tests.conformance.test_expectations import crash, mismatch
 from tests.conformance.test_journal import HEADER, finding
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
+
+    from conformance.findings.cause import Clues
 
 
 class Defect(NamedTuple):
@@ -206,15 +208,14 @@ def text(report: Report, cause: str) -> str:
     return "\n".join(issue.as_markdown(report, find_cause(report, cause)))
 
 
-def toy(*findings: Finding, **header: object) -> Report:
+def toy(*findings: Finding, clues: Sequence[Clues] = (), **header: object) -> Report:
     chosen = Selection(selected=len(findings), deselected=0)
-    return assembled(HEADER.model_copy(update=header), findings, [], chosen)
+    return assembled(HEADER.model_copy(update=header), findings, clues, chosen)
 
 
 def said_by(*said: Said) -> Report:
     findings = [one.model_copy(update={"clues": n}) for n, (one, _) in enumerate(said)]
-    chosen = Selection(selected=len(said), deselected=0)
-    return assembled(HEADER, findings, [clues for _, clues in said], chosen)
+    return toy(*findings, clues=[clues for _, clues in said])
 
 
 @pytest.mark.parametrize("name", DEFECTS)
@@ -258,28 +259,21 @@ def test_command_on_skyrl_shows_the_same_cause_again(tmp_path: Path) -> None:
 
 
 def test_example_is_the_smallest_that_the_cause_alone_explains() -> None:
-    report = said_by(
-        wrong("weights/token_mean/two_prompts/dp1-cp2-mb2-thd", MICRO, CP),
+    both = wrong("weights/token_mean/two_prompts/dp1-cp2-mb2-thd", MICRO, CP)
+    not_micro = right("weights/token_mean/two_prompts/dp1-cp2-mb1-thd", CP)
+    alone = said_by(
+        both,
         wrong("weights/token_mean/uneven_lengths/dp1-cp4-mb2-thd", MICRO),
         wrong("weights/token_mean/two_prompts/dp1-cp4-mb2-thd", MICRO),
-        right("weights/token_mean/two_prompts/dp1-cp2-mb1-thd", CP),
+        not_micro,
     )
 
-    assert "-k '[weights/token_mean/two_prompts/dp1-cp4-mb2-thd]'" in text(
-        report, "multiplied_by_m"
-    )
-
-
-def test_a_step_that_several_mistakes_explain_is_said_to_be_one() -> None:
-    report = said_by(
-        wrong("weights/token_mean/two_prompts/dp1-cp2-mb2-thd", MICRO, CP),
-        right("weights/token_mean/two_prompts/dp1-cp2-mb1-thd", CP),
-    )
-
+    smallest = "-k '[weights/token_mean/two_prompts/dp1-cp4-mb2-thd]'"
+    assert smallest in text(alone, "multiplied_by_m")
     assert (
         "names the cause `multiplied_by_cp`.\nThe other steps of the report's run show that it is"
         " `multiplied_by_micro_batches`, which explains this step as well."
-    ) in text(report, "multiplied_by_micro_batches")
+    ) in text(said_by(both, not_micro), "multiplied_by_micro_batches")
 
 
 def test_conditions_need_no_knowledge_of_checks() -> None:
@@ -296,30 +290,22 @@ def test_conditions_need_no_knowledge_of_checks() -> None:
     assert "in the logged sum of policy loss, entropy and KL term" in first
 
 
-def test_advice_is_not_a_bug() -> None:
+def test_advice_is_not_a_bug_and_not_among_the_comparisons() -> None:
     diagnosis = Diagnosis(name="accepted", explanation="other keys: logged; the rule is another's")
     advice = Finding(
         id="logging/sample_mean/different_keys/dp1-cp1-mb1-bshd",
         verdict=Verdict.ADVICE,
         diagnosis=diagnosis,
     )
-    markdown = text(toy(advice), "accepted")
+    report = toy(advice, finding("b"), mismatch("two_prompts", "not_finite"))
+    markdown = text(report, "accepted")
 
-    assert markdown.startswith(
-        "# Advice: other keys: logged\n\nThis is not a bug, since it breaks nothing"
-    )
+    assert markdown.startswith("# Advice: other keys: logged\n\nThis is not a bug, since it breaks")
     assert "- other keys: logged; the rule is another's" in markdown
+    assert "It shows in 1 of the comparisons of this run" in markdown
     assert "The run passes and ends with the advice." in markdown
     assert "denominator" not in markdown
-
-
-def test_advice_is_not_among_the_comparisons() -> None:
-    diagnosis = Diagnosis(name="gradients_clipped", explanation="")
-    clipped = finding("a", Verdict.ADVICE).model_copy(update={"diagnosis": diagnosis})
-    report = toy(clipped, finding("b"), mismatch("two_prompts", "not_finite"))
-
     assert "It shows in 1 of 2 comparisons of this run" in text(report, "not_finite")
-    assert "It shows in 1 of the comparisons of this run" in text(report, "gradients_clipped")
 
 
 def test_step_of_a_user_is_shown_without_denominators_that_nobody_knows() -> None:
@@ -336,42 +322,29 @@ def test_step_of_a_user_is_shown_without_denominators_that_nobody_knows() -> Non
     assert "FILE is the step that the user gave." in markdown
 
 
-def test_crash_has_its_place_and_no_line_of_the_frameworks_code() -> None:
+def test_crash_has_its_place_and_none_of_the_frameworks_code_or_effects() -> None:
     frames = (
-        "KeyError: 3\nTraceback (most recent call last):\n"
+        "KeyError: `<img src=x>` @someone #7\nTraceback (most recent call last):\n"
         '  File "fw/loss.py", line 7, in step\n    loss = terms[3]\n           ~~~~~^^^\n'
         '  File "adapters/x.py", in run\nKeyError: 3'
     )
     crashed = crash("two_prompts", frames).model_copy(update={"place": "fw/loss.py:7 (step)"})
     markdown = text(toy(crashed), "crashed")
-
-    assert "# Crash: `KeyError: 3, at fw/loss.py:7 (step)`" in markdown
-    assert '  File "fw/loss.py", line 7, in step\n  File "adapters/x.py", in run\n' in markdown
-    assert "- In the code: `fw/loss.py:7 (step)` (1 of 1 findings)." in markdown
-
-
-def test_what_a_framework_says_has_no_effect_in_a_tracker() -> None:
-    report = toy(crash("two_prompts", "ValueError: `<img src=x>` @someone #7"))
-    markdown = text(report, "crashed")
-
     outside_of_code = re.sub(r"^```text\n.*?^```$|`[^`\n]*`", "", markdown, flags=re.M | re.S)
+
+    assert "# Crash: `KeyError: <img src=x> @someone #7, at fw/loss.py:7 (step)`" in markdown
+    assert '  File "fw/loss.py", line 7, in step\n  File "adapters/x.py", in run\n' in markdown
+    assert "- In the code: `fw/loss.py:7 (step)` (1 of 1 findings)" in markdown
     assert "<img" not in outside_of_code
     assert "@someone" not in outside_of_code
-    assert "# Crash: `ValueError: <img src=x> @someone #7`" in markdown
 
 
-def test_cause_is_found_by_name_beginning_and_number() -> None:
-    report = toy(mismatch("a", "not_divided"), mismatch("b", "not_finite"), crash("c", "no"))
+def test_cause_is_found_by_name_beginning_and_number_or_choices_are_listed() -> None:
+    report = toy(crash("a", "KeyError: 1"), crash("b", "ValueError"), mismatch("c", "not_divided"))
     by_number = [find_cause(report, str(number)).name for number in (1, 2, 3)]
 
-    assert sorted(by_number) == ["crashed", "not_divided", "not_finite"]
-    assert find_cause(report, "crash").name == "crashed"
-    assert find_cause(report, "not_divided").name == "not_divided"
-
-
-def test_choices_are_listed_where_a_name_is_that_of_several_causes_or_of_none() -> None:
-    report = toy(crash("a", "KeyError: 1"), crash("b", "ValueError"), mismatch("c", "not_divided"))
-
+    assert sorted(by_number) == ["crashed", "crashed", "not_divided"]
+    assert find_cause(report, "not").name == find_cause(report, "not_divided").name == "not_divided"
     with pytest.raises(AmbiguousCauseError) as several:
         find_cause(report, "crashed")
     choices = r"2 causes are named 'crashed'; choose \d, crashed: [^;]*; \d, crashed: [^;]*"
@@ -396,30 +369,26 @@ def test_command_line_prints_a_bug_report_or_the_choices(
 
 def test_off_policy_gradient_is_worked_out_with_the_derivative_of_each_token() -> None:
     """The first token: (-e^0.25/2 + 1/2) / (40·8) is right."""
-    report = load(command.ROOT / "reports" / "skyrl" / "v0.3.0.json.gz")
-    [cause] = [one for one in report.causes if one.name == "penalty_not_divided"]
-    text = "\n".join(issue.as_markdown(report, cause))
+    markdown = text(load(command.ROOT / "reports/skyrl/v0.3.0.json.gz"), "penalty_not_divided")
 
-    assert "of its loss by its log-probability: -A·r + 0.5·sign(log r), with every token" in text
-    assert "| sample | token | A | log r | derivative |" in text
-    assert "| 0 | 1 | 0.5 | 0.25 | -0.142013 |" in text
-    assert "| 0 | 1 | 0 | 0 | 0 | -0.00044379 | 0.497994 |" in text
-    assert "Single active tokens weigh" not in text
+    assert "of its loss by its log-probability: -A·r + 0.5·sign(log r), with every" in markdown
+    assert "| sample | token | A | log r | derivative |" in markdown
+    assert "| 0 | 1 | 0.5 | 0.25 | -0.142013 |" in markdown
+    assert "| 0 | 1 | 0 | 0 | 0 | -0.00044379 | 0.497994 |" in markdown
+    assert "Single active tokens weigh" not in markdown
 
 
 def test_gradient_of_own_advantages_is_worked_out_with_the_advantage_of_each_token() -> None:
     """Of 94 response tokens 45 have 1/√2 before they are whitened, 49 the opposite."""
-    report = load(command.ROOT / "reports" / "skyrl" / "v0.3.0-megatron.json.gz")
-    [cause] = [one for one in report.causes if one.name == "padding_whitened"]
-    text = "\n".join(issue.as_markdown(report, cause))
+    markdown = text(load(command.ROOT / "reports/skyrl/v0.3.0-megatron.json.gz"), "padding_white")
 
     mean = -4 * math.sqrt(0.5) / 94
     advantage = (math.sqrt(0.5) - mean) / math.sqrt(0.5 - mean**2)
-    assert "its weight times -A, where A is its advantage: the sample's reward minus" in text
-    assert f"| 0 | 1 | 1 | {advantage:.6g} |" in text
+    assert "weight times -A, where A is its advantage: the sample's reward minus" in markdown
+    assert f"| 0 | 1 | 1 | {advantage:.6g} |" in markdown
     # SkyRL's mean is over 16 rows of 15 positions.
     padded = -4 * math.sqrt(0.5) / 240
     variance = 0.5 - 2 * mean * padded + padded**2
     observed = -(math.sqrt(0.5) - padded) / math.sqrt(variance) / 8
-    assert f"| 0 | 1 | 0 | 1 | 2 | {-advantage / 8:.6g} | {observed:.6g} |" in text
-    assert "Single active tokens weigh" not in text
+    assert f"| 0 | 1 | 0 | 1 | 2 | {-advantage / 8:.6g} | {observed:.6g} |" in markdown
+    assert "Single active tokens weigh" not in markdown
