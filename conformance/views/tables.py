@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections import Counter, defaultdict
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from conformance.findings.verdict import Verdict
+from conformance.findings.verdict import WRONG, Verdict
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:
@@ -75,3 +76,38 @@ def matrix_rows(
 
 def _counts(verdicts: Counter[Verdict]) -> str:
     return ", ".join(verdict_words(verdicts).values())
+
+
+@dataclass(frozen=True)
+class Tally:
+    """How many findings are wrong, right, refused and not looked at."""
+
+    verdicts: Counter[Verdict]
+    rightly_refused: int
+
+    @classmethod
+    def of(cls, findings: Iterable[Finding]) -> Tally:
+        """Counts findings."""
+        found = [*findings]
+        rightly_refused = sum(one.is_rightly_refused for one in found)
+        return cls(Counter(one.verdict for one in found), rightly_refused)
+
+    @property
+    def wrong(self) -> int:
+        """Mismatches, crashes, and ordinary steps declined against a promise."""
+        return sum(self.verdicts[verdict] for verdict in WRONG)
+
+    @property
+    def right(self) -> int:
+        """They conform, or bad input is refused."""
+        return self.verdicts[Verdict.CONFORMS] + self.rightly_refused
+
+    @property
+    def refused(self) -> int:
+        """Ordinary steps that the framework refuses: nothing is known of their numbers."""
+        return self.verdicts[Verdict.REFUSED] - self.rightly_refused
+
+    @property
+    def seen(self) -> int:
+        """How many verdicts there are on what a framework does."""
+        return self.wrong + self.right + self.refused

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections import Counter, defaultdict
+from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,11 +16,12 @@ from conformance.comparing.conversion import (
     kind,
 )
 from conformance.corpus.cases import CORPUS, REJECTION
-from conformance.findings.verdict import JUDGED, WRONG, Check, Verdict
+from conformance.findings.verdict import JUDGED, Check
 from conformance.runs.registry import adapter_classes
 from conformance.views.listing import detail, find
 from conformance.views.markdown import environment
 from conformance.views.overview.committed import newest
+from conformance.views.tables import Tally
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:
@@ -35,17 +36,6 @@ PAGE = Path("docs/frameworks.md")
 
 EXAMPLE = "unequal_groups"
 """The case whose step the factors between reductions are told of."""
-
-SHOWN = {
-    "N counts": "sample_unit",
-    "samples without active tokens": "empty_units",
-    "mask of denominators": "denominator_mask",
-    "entropy": "entropy",
-    "KL": "kl",
-    "estimator of KL": "kl_estimator",
-    "diagnostics": "diagnostics",
-}
-"""Fields of `reference.aggregation.Conventions` by the words of the page."""
 
 
 def pages(found: Sequence[Version]) -> dict[Path, str]:
@@ -95,20 +85,12 @@ def page(latest: Sequence[Version], declarations: ByEngine) -> str:
         .get_template("frameworks.md.jinja")
         .render(
             modes=[*Mode],
-            shown=[*SHOWN],
             names=[
                 [
                     one.report.adapter,
                     one.report.engine,
                     one.name,
                     *_cells(one.report, declarations[one.report.adapter][one.report.engine].modes),
-                ]
-                for one in latest
-            ],
-            conventions=[
-                [
-                    f"{one.framework} {one.name}",
-                    *(_answer(one.report, name) for name in SHOWN.values()),
                 ]
                 for one in latest
             ],
@@ -128,23 +110,17 @@ def page(latest: Sequence[Version], declarations: ByEngine) -> str:
 
 def _cells(report: Report, modes: Mapping[str, str]) -> Iterator[str]:
     weighed = [one for one in report.findings if one.check is Check.WEIGHTS]
-    trained = (Verdict.CONFORMS, *WRONG)
-    seen = Counter(one.mode for one in weighed if one.verdict in trained)
-    wrong = Counter(one.mode for one in weighed if one.verdict in WRONG)
     for mode in Mode:
+        tally = Tally.of(one for one in weighed if one.mode is mode)
         names = [_name(name, meant) for name, meant in modes.items() if kind(meant) is mode]
-        verdict = f"**{wrong[mode]} of {seen[mode]}**" if wrong[mode] else f"0 of {seen[mode]}"
-        yield f"{', '.join(names)}: {verdict}" if names else "–"
+        wrong = f"{tally.wrong} of {tally.wrong + tally.right}"
+        wrong = f"**{wrong}**" if tally.wrong else wrong
+        yield f"{', '.join(names)}: {wrong}" if names else "–"
 
 
 def _name(name: str, meant: str) -> str:
     _, _, divisor = meant.partition(":")
     return f"`{name}` (L = {divisor})" if divisor else f"`{name}`"
-
-
-def _answer(report: Report, convention: str) -> str:
-    answer = str(getattr(report.conventions, convention))
-    return answer if convention in report.documented else f"({answer})"
 
 
 def _alike(declarations: ByEngine) -> list[list[Reduction]]:

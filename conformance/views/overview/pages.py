@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING
 from conformance.causes.impact import impact_words
 from conformance.comparing.groups import shared_causes
 from conformance.findings.cause import Severity
-from conformance.findings.verdict import JUDGED, WRONG, Check, Verdict
+from conformance.findings.verdict import Check, Verdict
 from conformance.views import issue
 from conformance.views.markdown import environment, escape_markdown, markdown_table
 from conformance.views.overview.committed import newest
+from conformance.views.tables import Tally
 from conformance.views.web.page import render
 from reference.aggregation import Conventions, Mode
 
@@ -115,7 +116,7 @@ def _cause(shared: SharedCause, versions: Sequence[Version]) -> list[str]:
 
 
 def wrong_of_seen(
-    found: Sequence[Version], field: str, values: Iterable[StrEnum]
+    found: Sequence[Version], field: str, values: Collection[StrEnum]
 ) -> list[list[str]]:
     """Returns a row for each report and a column for each value of a field of its findings.
 
@@ -123,28 +124,24 @@ def wrong_of_seen(
     """
     return [
         [
-            one.report.adapter,
-            one.report.engine,
-            one.name,
-            *_wrong_of_seen(one.report, field, values),
+            *(one.report.adapter, one.report.engine, one.name),
+            *(
+                _wrong_of_seen(
+                    Tally.of(each for each in one.report.findings if getattr(each, field) == value)
+                )
+                for value in values
+            ),
         ]
         for one in found
     ]
 
 
-def _wrong_of_seen(report: Report, field: str, values: Iterable[StrEnum]) -> Iterator[str]:
-    seen = Counter(getattr(f, field) for f in report.findings if f.verdict in JUDGED)
-    wrong = Counter(getattr(f, field) for f in report.findings if f.verdict in WRONG)
-    refused = Counter(
-        getattr(f, field)
-        for f in report.findings
-        if f.verdict is Verdict.REFUSED and not f.is_rightly_refused
-    )
-    for value in values:
-        right = seen[value] - refused[value]
-        words = [f"ok ({right})"] if right else []
-        words += [f"refused ({refused[value]})"] if refused[value] else []
-        yield f"**{wrong[value]}** of {seen[value]}" if wrong[value] else ", ".join(words) or "–"
+def _wrong_of_seen(tally: Tally) -> str:
+    if tally.wrong:
+        return f"**{tally.wrong}** of {tally.seen}"
+    words = [f"ok ({tally.right})"] if tally.right else []
+    words += [f"refused ({tally.refused})"] if tally.refused else []
+    return ", ".join(words) or "–"
 
 
 def _conventions(found: Sequence[Version]) -> tuple[list[list[str]], list[str]]:

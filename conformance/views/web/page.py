@@ -11,12 +11,11 @@ import base64
 import gzip
 import hashlib
 import json
-from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from conformance.causes.impact import impact_words
 from conformance.comparing.cause_changes import cause_histories
@@ -24,9 +23,10 @@ from conformance.comparing.writable import require_regular
 from conformance.findings.badness import explain
 from conformance.findings.cause import Severity
 from conformance.findings.errors import PagePathError
-from conformance.findings.verdict import WRONG, Check, Verdict
+from conformance.findings.verdict import WRONG, Check
 from conformance.runs.reproduce import command
 from conformance.views.markdown import environment
+from conformance.views.tables import Tally
 from conformance.views.web.page_data import Version, document, name_versions
 from reference.aggregation import Mode
 
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from conformance.comparing.cause_changes import CauseChange
     from conformance.comparing.groups import FindingGroup, SharedCause
     from conformance.findings.report import Report
+    from conformance.findings.verdict import Verdict
 
 PARTS = Path(__file__).with_name("page_parts")
 
@@ -49,51 +50,23 @@ SCRIPTS = ("data.js", "picture.js", "detail.js", "list.js")
 """The scripts in the order in which they build on each other."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Tally:
-    """How many findings are wrong, right, refused and not looked at."""
+class Cell(NamedTuple):
+    """The findings of a version in some checks and modes."""
+
+    tally: Tally
 
     query: dict[str, str]
     """The filter of the page that lists them."""
 
-    wrong: int
-    right: int
-    """They conform, or bad input is refused."""
 
-    refused: int
-    """Ordinary steps that the framework refuses: nothing is known of their numbers."""
-
-    unsupported: int
-    not_driven: int
-
-    @property
-    def seen(self) -> int:
-        """How many verdicts there are on what a framework does."""
-        return self.wrong + self.right + self.refused
-
-    @property
-    def share(self) -> float:
-        """The percentage that is wrong, at least 2 so that a single one can be seen."""
-        return max(round(100 * self.wrong / self.seen, 1), 2.0 if self.wrong else 0.0)
-
-
-def tally(version: Version, checks: Collection[Check], modes: Collection[Mode]) -> Tally:
+def cell(version: Version, checks: Collection[Check], modes: Collection[Mode]) -> Cell:
     """Counts the findings of a version in some checks and modes."""
-    found = [one for cell in product(checks, modes) for one in version.cells.get(cell, ())]
-    verdicts = Counter(one.verdict for one in found)
-    rightly_refused = sum(one.is_rightly_refused for one in found)
+    cells = (version.cells.get(place, ()) for place in product(checks, modes))
+    tally = Tally.of(chain.from_iterable(cells))
     query = {"framework": version.framework, "version": version.name}
     if len(checks) == len(modes) == 1:
         query |= {"check": next(iter(checks)), "mode": next(iter(modes))}
-    wrong = sum(verdicts[verdict] for verdict in WRONG)
-    return Tally(
-        query=query if wrong else query | {"verdict": "any"},
-        wrong=wrong,
-        right=verdicts[Verdict.CONFORMS] + rightly_refused,
-        refused=verdicts[Verdict.REFUSED] - rightly_refused,
-        unsupported=verdicts[Verdict.UNSUPPORTED],
-        not_driven=verdicts[Verdict.NOT_DRIVEN],
-    )
+    return Cell(tally, query if tally.wrong else query | {"verdict": "any"})
 
 
 def judged_cells(versions: Sequence[Version]) -> list[tuple[Check, Mode]]:
@@ -101,7 +74,7 @@ def judged_cells(versions: Sequence[Version]) -> list[tuple[Check, Mode]]:
     return [
         (check, mode)
         for check, mode in product(Check, Mode)
-        if any(tally(version, [check], [mode]).seen for version in versions)
+        if any(cell(version, [check], [mode]).tally.seen for version in versions)
     ]
 
 
@@ -199,7 +172,7 @@ def render(reports: Sequence[Report], left_out: Collection[Verdict] = ()) -> str
         frameworks=frameworks,
         checks=list(Check),
         modes=list(Mode),
-        tally=tally,
+        cell=cell,
         judged_cells=judged_cells,
         page_causes=page_causes,
         unfolded=max(UNFOLDED // max(len(frameworks), 1), LEAST_UNFOLDED),
