@@ -337,9 +337,8 @@ def test_hostile_words_arrive_as_they_are_and_begin_no_tag() -> None:
 
 
 def test_verdicts_that_are_left_out_are_counted_and_neither_listed_nor_linked() -> None:
-    conforming = {"verdict": Verdict.CONFORMS, "error": 0.0}
-    logged = finding_of("b", check=Check.METRIC, **conforming)
-    report = report_of([WRONG, finding_of("b", **conforming), logged])
+    logged = finding_of("b", check=Check.METRIC, verdict=Verdict.CONFORMS)
+    report = report_of([WRONG, finding_of("b", verdict=Verdict.CONFORMS), logged])
     text = render([report], left_out=[Verdict.CONFORMS])
     page, data = Page(text), json.loads(unpacked(text))
 

@@ -195,9 +195,9 @@ def pages(found: Sequence[Version], readme: str) -> dict[Path, str]:
         INDEX: templates.get_template("reports.md.jinja").render(
             who=["framework", "engine", "version"],
             modes=[*Mode],
-            by_mode=wrong_of_seen(found, "mode", Mode),
+            by_mode=wrong_of_seen(found, "mode", [*Mode]),
             checks=[*Check],
-            by_check=wrong_of_seen(found, "check", Check),
+            by_check=wrong_of_seen(found, "check", [*Check]),
             conventions=conventions,
             convention_header=convention_header,
             departures=_departures(found),
