@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from conformance.findings.cause import Severity
 from conformance.findings.verdict import Check, Verdict
-from conformance.views.overview.committed import Version
+from conformance.views.overview.committed import CommittedReport
 from conformance.views.overview.pages import cause_rows, kinds_of_causes, wrong_of_seen
 from tests.conformance.pages import finding_of, report_of
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from conformance.findings.finding import Finding
 
 
-def version(name: str, *findings: Finding) -> Version:
-    return Version(name=name, path=Path(f"toy/{name}.json.gz"), report=report_of(findings))
+def version(name: str, *findings: Finding) -> CommittedReport:
+    return CommittedReport(name=name, path=Path(f"toy/{name}.json.gz"), report=report_of(findings))
 
 
 def of(mistake: str, check: Check = Check.WEIGHTS, verdict: Verdict = Verdict.MISMATCH) -> Finding:

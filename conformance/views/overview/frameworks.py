@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,11 +10,10 @@ from conformance.comparing.conversion import (
     DECLARED,
     FRAMEWORKS,
     Declared,
-    Reduction,
+    alike_reductions,
     differences,
     kind,
 )
-from conformance.corpus.cases import CORPUS, REJECTION
 from conformance.findings.verdict import JUDGED, Check
 from conformance.runs.registry import adapter_classes
 from conformance.views.listing import detail, find
@@ -27,8 +25,9 @@ from reference.aggregation import Mode
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from conformance.comparing.conversion import Reduction
     from conformance.findings.report import Report
-    from conformance.views.overview.committed import Version
+    from conformance.views.overview.committed import CommittedReport
 
     ByEngine = Mapping[str, Mapping[str, Declared]]
 
@@ -38,7 +37,7 @@ EXAMPLE = "unequal_groups"
 """The case whose step the factors between reductions are told of."""
 
 
-def pages(found: Sequence[Version]) -> dict[Path, str]:
+def pages(found: Sequence[CommittedReport]) -> dict[Path, str]:
     """Returns the text of docs/frameworks.md and of the file that conversions read."""
     latest = newest(found)
     declarations = declared(latest)
@@ -49,7 +48,7 @@ def pages(found: Sequence[Version]) -> dict[Path, str]:
     }
 
 
-def declared(latest: Sequence[Version]) -> dict[str, dict[str, Declared]]:
+def declared(latest: Sequence[CommittedReport]) -> dict[str, dict[str, Declared]]:
     """Returns what the newest versions declare, the default engine of each framework first."""
     reports = {(one.report.adapter, one.report.engine): one for one in latest}
     return {
@@ -62,7 +61,7 @@ def declared(latest: Sequence[Version]) -> dict[str, dict[str, Declared]]:
     }
 
 
-def _declared(version: Version, names: Mapping[str, str]) -> Declared:
+def _declared(version: CommittedReport, names: Mapping[str, str]) -> Declared:
     """Returns a version's own conventions, and its names of the modes that were looked at."""
     report = version.report
     conventions = report.conventions
@@ -76,9 +75,9 @@ def _declared(version: Version, names: Mapping[str, str]) -> Declared:
     )
 
 
-def page(latest: Sequence[Version], declarations: ByEngine) -> str:
+def page(latest: Sequence[CommittedReport], declarations: ByEngine) -> str:
     """Returns the text of docs/frameworks.md."""
-    alike = _alike(declarations)
+    alike = alike_reductions(declarations)
     numbers = [str(number) for number in range(1, len(alike) + 1)]
     return (
         environment()
@@ -121,29 +120,6 @@ def _cells(report: Report, modes: Mapping[str, str]) -> Iterator[str]:
 def _name(name: str, meant: str) -> str:
     _, _, divisor = meant.partition(":")
     return f"`{name}` (L = {divisor})" if divisor else f"`{name}`"
-
-
-def _alike(declarations: ByEngine) -> list[list[Reduction]]:
-    """Returns all reductions; those that weigh every case of the corpus alike are one list.
-
-    Engines of one framework that are alike are named once.
-    """
-    classes: dict[bytes, list[Reduction]] = defaultdict(list)
-    for framework, engines in declarations.items():
-        for number, (engine, found) in enumerate(engines.items()):
-            for name in found.modes:
-                place = f"{framework}/{engine}" if number else framework
-                one = Reduction(place=place, name=name, declared=found)
-                alike = classes[_weights(one)]
-                if f"{framework}:{name}" not in map(str, alike):
-                    alike.append(one)
-    return sorted(classes.values(), key=lambda reductions: [*Mode].index(kind(reductions[0].mode)))
-
-
-def _weights(one: Reduction) -> bytes:
-    """Returns the weights of all cases of the corpus."""
-    steps = [(step, case.divisor) for case in (*CORPUS, *REJECTION) for step in case.steps]
-    return b"".join(one.weights(step, divisor).tobytes() for step, divisor in steps)
 
 
 def _factor(before: Reduction, after: Reduction) -> str:

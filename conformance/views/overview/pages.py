@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from conformance.comparing.groups import SharedCause
     from conformance.findings.cause import Cause
     from conformance.findings.report import Report
-    from conformance.views.overview.committed import Version
+    from conformance.views.overview.committed import CommittedReport
 
 REPORTS = Path("reports")
 README = Path("README.md")
@@ -54,7 +54,7 @@ LONGEST = 80
 """Characters of a cause in README.md's table; all of it is in `CAUSES`."""
 
 
-def kinds_of_causes(latest: Sequence[Version]) -> str:
+def kinds_of_causes(latest: Sequence[CommittedReport]) -> str:
     """Returns README.md's table: each framework with the causes of its newest version, by kind."""
     occurring = {cause.severity for one in latest for cause in one.report.causes}
     kinds = {kind: words for kind, words in KINDS.items() if kind in occurring}
@@ -66,7 +66,7 @@ def kinds_of_causes(latest: Sequence[Version]) -> str:
     return _lines(markdown_table(["framework", "version", *kinds.values()], rows))
 
 
-def _by_kind(versions: Sequence[Version], kinds: Iterable[Severity]) -> Iterator[str]:
+def _by_kind(versions: Sequence[CommittedReport], kinds: Iterable[Severity]) -> Iterator[str]:
     """Yields the causes of one kind after the other; engines that share one show it once."""
     links: dict[Severity, dict[str, str]] = defaultdict(dict)
     for one in versions:
@@ -89,7 +89,9 @@ def _link(path: Path, cause: Cause) -> str:
     return f"[{escape_markdown(shorten(without_brackets, LONGEST, placeholder=' …'))}]({path})"
 
 
-def cause_rows(found: Sequence[Version], severities: Collection[Severity]) -> Iterator[list[str]]:
+def cause_rows(
+    found: Sequence[CommittedReport], severities: Collection[Severity]
+) -> Iterator[list[str]]:
     """Yields a row for each cause, the worst of each framework first."""
     for _, grouped in groupby(found, key=attrgetter("report.adapter")):
         versions = [*grouped]
@@ -98,7 +100,7 @@ def cause_rows(found: Sequence[Version], severities: Collection[Severity]) -> It
             yield from (_cause(one, versions) for one in shared if one.cause.severity is severity)
 
 
-def _cause(shared: SharedCause, versions: Sequence[Version]) -> list[str]:
+def _cause(shared: SharedCause, versions: Sequence[CommittedReport]) -> list[str]:
     """Returns the cells of a cause, worded as in the report that has most of its findings."""
     largest = max(shared.groups.values(), key=lambda group: len(group.findings))
     place = f"; look at `{largest.cause.place}`" if largest.cause.place else ""
@@ -116,7 +118,7 @@ def _cause(shared: SharedCause, versions: Sequence[Version]) -> list[str]:
 
 
 def wrong_of_seen(
-    found: Sequence[Version], field: str, values: Collection[StrEnum]
+    found: Sequence[CommittedReport], field: str, values: Collection[StrEnum]
 ) -> list[list[str]]:
     """Returns a row for each report and a column for each value of a field of its findings.
 
@@ -144,7 +146,7 @@ def _wrong_of_seen(tally: Tally) -> str:
     return ", ".join(words) or "–"
 
 
-def _conventions(found: Sequence[Version]) -> tuple[list[list[str]], list[str]]:
+def _conventions(found: Sequence[CommittedReport]) -> tuple[list[list[str]], list[str]]:
     """Returns a row for each convention, and a header; versions that agree share a column."""
     columns: dict[tuple[str, tuple[str, ...]], list[str]] = defaultdict(list)
     for one in found:
@@ -165,7 +167,7 @@ def _answer(report: Report, name: str) -> str:
     return f"{declared}" if name in report.documented else f"{declared} (assumed)"
 
 
-def _departures(found: Sequence[Version]) -> Iterator[list[str]]:
+def _departures(found: Sequence[CommittedReport]) -> Iterator[list[str]]:
     """Yields a row for each departure of a framework, with the versions that have it."""
     for adapter, grouped in groupby(found, key=attrgetter("report.adapter")):
         versions = [*grouped]
@@ -179,7 +181,7 @@ def _departures(found: Sequence[Version]) -> Iterator[list[str]]:
             yield [*map(escape_markdown, (adapter, kind, departure.what, departure.why, known))]
 
 
-def pages(found: Sequence[Version], readme: str) -> dict[Path, str]:
+def pages(found: Sequence[CommittedReport], readme: str) -> dict[Path, str]:
     """Returns the text of each page, that of README.md with its table renewed."""
     before, rest = readme.split(BEGIN)
     _, after = rest.split(END)
@@ -212,13 +214,13 @@ def _lines(lines: Iterable[str]) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def web_page(found: Sequence[Version]) -> dict[Path, str]:
+def web_page(found: Sequence[CommittedReport]) -> dict[Path, str]:
     """Returns the web page of the newest versions, which lists what is wrong, refused or advice."""
     reports = [one.report for one in newest(found)]
     return {WEB_PAGE: render(reports, left_out=[Verdict.CONFORMS, Verdict.UNSUPPORTED])}
 
 
-def issues(found: Sequence[Version]) -> dict[Path, str]:
+def issues(found: Sequence[CommittedReport]) -> dict[Path, str]:
     """Returns a bug report for each cause of what is wrong in the newest versions."""
     return {
         path: _lines(issue.as_markdown(one.report, cause))
