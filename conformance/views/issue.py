@@ -17,7 +17,7 @@ from conformance.findings.cause import Severity
 from conformance.findings.sanitize import printable
 from conformance.findings.verdict import JUDGED, Check, Verdict
 from conformance.plan.checks import CHECK_SPECS
-from conformance.runs.reproduce import command
+from conformance.runs.reproduce import PLACEHOLDERS, command
 from conformance.views import worked_step as words
 from conformance.views.markdown import environment, escape_markdown, preformatted
 from conformance.worked.example import ShownCause
@@ -44,13 +44,6 @@ ALTERNATIVES = "; or it is "
 
 RULES = (Check.ARGUMENTS, Check.LOGGING)
 """Checks of what a framework refuses, which compare no step."""
-
-PLACEHOLDERS = {
-    "CLONE": "a clone of the framework's repository",
-    "CHECKOUT": "a checkout of the framework",
-    "FILE": "the step that the user gave",
-}
-"""What stands for places in commands."""
 
 SLUGS = frozenset(one.slug for one in CHECK_SPECS)
 

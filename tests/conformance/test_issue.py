@@ -11,24 +11,22 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 
 from conformance import cli
-from conformance.comparing.assembly import assembled
 from conformance.comparing.groups import find_cause
 from conformance.comparing.report_file import load, write
 from conformance.findings.errors import AmbiguousCauseError, UnknownCauseError
 from conformance.findings.finding import Diagnosis, Finding, Picture, PicturedSample, Run
-from conformance.findings.report import Report, Request, Selection
+from conformance.findings.report import Report, Request
 from conformance.findings.verdict import Verdict
 from conformance.views import issue
 from tests import command
 from tests.causes.test_find import CP, MICRO, Said, right, wrong
+from tests.conformance.pages import report_of
 from tests.conformance.test_expectations import crash, mismatch
-from tests.conformance.test_journal import HEADER, finding
+from tests.conformance.test_journal import finding
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
     from pathlib import Path
-
-    from conformance.findings.cause import Clues
 
 
 class Defect(NamedTuple):
@@ -208,14 +206,9 @@ def text(report: Report, cause: str) -> str:
     return "\n".join(issue.as_markdown(report, find_cause(report, cause)))
 
 
-def toy(*findings: Finding, clues: Sequence[Clues] = (), **header: object) -> Report:
-    chosen = Selection(selected=len(findings), deselected=0)
-    return assembled(HEADER.model_copy(update=header), findings, clues, chosen)
-
-
 def said_by(*said: Said) -> Report:
     findings = [one.model_copy(update={"clues": n}) for n, (one, _) in enumerate(said)]
-    return toy(*findings, clues=[clues for _, clues in said])
+    return report_of(findings, clues=[clues for _, clues in said])
 
 
 @pytest.mark.parametrize("name", DEFECTS)
@@ -297,7 +290,7 @@ def test_advice_is_not_a_bug_and_not_among_the_comparisons() -> None:
         verdict=Verdict.ADVICE,
         diagnosis=diagnosis,
     )
-    report = toy(advice, finding("b"), mismatch("two_prompts", "not_finite"))
+    report = report_of([advice, finding("b"), mismatch("two_prompts", "not_finite")])
     markdown = text(report, "accepted")
 
     assert markdown.startswith("# Advice: other keys: logged\n\nThis is not a bug, since it breaks")
@@ -314,7 +307,7 @@ def test_step_of_a_user_is_shown_without_denominators_that_nobody_knows() -> Non
     ]
     picture = Picture(step=0, samples_of_step=2, samples=samples)
     found = mismatch("two_prompts", "not_finite").model_copy(update={"picture": picture})
-    markdown = text(toy(found, request=Request(case="two_prompts")), "not_finite")
+    markdown = text(report_of([found], request=Request(case="two_prompts")), "not_finite")
 
     assert "| 0 | 1–2 | ? | ? | ? | 0.5 | NaN or infinite |" in markdown
     assert "These are 1 of 2 samples, those with the largest errors." in markdown
@@ -329,7 +322,7 @@ def test_crash_has_its_place_and_none_of_the_frameworks_code_or_effects() -> Non
         '  File "adapters/x.py", in run\nKeyError: 3'
     )
     crashed = crash("two_prompts", frames).model_copy(update={"place": "fw/loss.py:7 (step)"})
-    markdown = text(toy(crashed), "crashed")
+    markdown = text(report_of([crashed]), "crashed")
     outside_of_code = re.sub(r"^```text\n.*?^```$|`[^`\n]*`", "", markdown, flags=re.M | re.S)
 
     assert "# Crash: `KeyError: <img src=x> @someone #7, at fw/loss.py:7 (step)`" in markdown
@@ -340,7 +333,9 @@ def test_crash_has_its_place_and_none_of_the_frameworks_code_or_effects() -> Non
 
 
 def test_cause_is_found_by_name_beginning_and_number_or_choices_are_listed() -> None:
-    report = toy(crash("a", "KeyError: 1"), crash("b", "ValueError"), mismatch("c", "not_divided"))
+    report = report_of(
+        [crash("a", "KeyError: 1"), crash("b", "ValueError"), mismatch("c", "not_divided")]
+    )
     by_number = [find_cause(report, str(number)).name for number in (1, 2, 3)]
 
     assert sorted(by_number) == ["crashed", "crashed", "not_divided"]
@@ -352,14 +347,14 @@ def test_cause_is_found_by_name_beginning_and_number_or_choices_are_listed() -> 
     with pytest.raises(UnknownCauseError, match="1, not_divided: token losses are added up"):
         find_cause(report, "multiplied")
     with pytest.raises(UnknownCauseError, match="it has none"):
-        find_cause(toy(finding("a")), "1")
+        find_cause(report_of([finding("a")]), "1")
 
 
 def test_command_line_prints_a_bug_report_or_the_choices(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "report.json"
-    write(toy(mismatch("two_prompts", "not_divided")), path)
+    write(report_of([mismatch("two_prompts", "not_divided")]), path)
 
     assert cli.main(["issue", str(path), "not"]) == 0
     assert capsys.readouterr().out.startswith("# Wrong gradient: token losses are added up")

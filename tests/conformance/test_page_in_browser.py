@@ -79,22 +79,21 @@ class Browser:
         self.driver.get(address)
         self.until(lambda: self.texts("#count") != [""])
 
+    def each(self, selector: str, expression: str) -> list[Any]:
+        """The values of an expression of JavaScript about `one`, of elements of the page."""
+        code = f"return [...document.querySelectorAll(arguments[0])].map(one => {expression})"
+        return list(self.script(code, selector))
+
     def texts(self, selector: str) -> list[str]:
-        texts: list[str] = self.script(
-            "return [...document.querySelectorAll(arguments[0])]"
-            ".map(one => one.innerText ?? one.textContent)",
-            selector,
-        )
-        return texts
+        return self.each(selector, "one.innerText ?? one.textContent")
 
     def content(self, selector: str) -> str:
         """What is there to the letter, blanks and all."""
-        return str(self.script("return document.querySelector(arguments[0]).textContent", selector))
+        return str(self.each(selector, "one.textContent")[0])
 
-    def numbers(self, selector: str, attribute: str) -> set[float]:
-        """The values of an attribute in the picture."""
-        elements = self.driver.find_elements(By.CSS_SELECTOR, f"svg.picture {selector}")
-        return {float(one.get_attribute(attribute) or "nan") for one in elements}
+    def bottoms(self, selector: str) -> list[float]:
+        """Where elements end below the top of the page, in pixels."""
+        return self.each(selector, "one.getBoundingClientRect().bottom")
 
     def click(self, selector: str) -> None:
         self.driver.find_element(By.CSS_SELECTOR, selector).click()
@@ -109,15 +108,6 @@ class Browser:
     def until(self, condition: Callable[[], bool]) -> None:
         """Browsers follow links and open boxes in their own time."""
         WebDriverWait(self.driver, SOON).until(lambda _: condition())
-
-    def bottoms(self, selector: str) -> list[float]:
-        """Returns where elements end below the top of the page, in pixels."""
-        bottoms: list[float] = self.script(
-            "return [...document.querySelectorAll(arguments[0])]"
-            ".map(one => one.getBoundingClientRect().bottom)",
-            selector,
-        )
-        return bottoms
 
     def script(self, code: str, *arguments: object) -> Any:
         return self.driver.execute_script(code, *arguments)
@@ -215,10 +205,7 @@ def test_every_newest_version_is_on_the_first_screen_with_its_worst_causes(
     browser.driver.execute_cdp_cmd("Network.setBlockedURLs", {"urls": ["http*"]})
     browser.visit(page.as_uri())
     headings = browser.texts(".causes h3")
-    causes = browser.script(
-        "return [...document.querySelectorAll('.causes article')]"
-        ".map(one => one.querySelectorAll('.worst .cause').length)"
-    )
+    causes = browser.each(".causes article", "one.querySelectorAll('.worst .cause').length")
 
     assert page.stat().st_size < 2_000_000
     for heading, shown, version in zip(
@@ -340,12 +327,12 @@ def test_a_picture_says_what_it_shows(browser: Browser) -> None:
 
 def test_bars_are_as_high_as_weights(browser: Browser) -> None:
     browser.open(MISTAKEN, fragment=link_to("by_rank"))
-
     too_heavy, too_light = (
-        browser.numbers(".bar.heavy", "height"),
-        browser.numbers(".bar.light", "height"),
+        browser.each(f"svg.picture .bar.{kind}", "+one.getAttribute('height')")
+        for kind in ("heavy", "light")
     )
-    assert too_heavy == {4 * height for height in too_light} == {40.0}
+
+    assert {*too_heavy} == {4 * height for height in too_light} == {40.0}
 
 
 def test_what_a_picture_cannot_show_is_said(browser: Browser) -> None:
@@ -365,7 +352,7 @@ def test_what_a_picture_cannot_show_is_said(browser: Browser) -> None:
     browser.click(".row")
     assert "Short stretches are drawn wider than they are." in browser.texts("figcaption")[0]
     assert browser.texts("svg.picture .ratio") == ["×2"]
-    assert min(browser.numbers(".bar.heavy", "width")) > 5
+    assert browser.each("svg.picture .bar.heavy", "one.getAttribute('width') > 5") == [True]
 
 
 def test_a_picture_is_a_table_too(browser: Browser) -> None:

@@ -13,18 +13,17 @@ from typing import Any
 import pytest
 
 from conformance import cli
-from conformance.comparing.assembly import assembled
 from conformance.comparing.groups import FindingFilter, finding_groups
 from conformance.comparing.report_file import load, write
 from conformance.findings.cause import Clues
 from conformance.findings.finding import Diagnosis, Finding
-from conformance.findings.report import Selection
 from conformance.findings.verdict import Check, Verdict
 from conformance.views.report_formats import as_text
 from reference.aggregation import Mode
 from tests import command
+from tests.conformance.pages import report_of
 from tests.conformance.test_expectations import crash, mismatch
-from tests.conformance.test_journal import HEADER, finding
+from tests.conformance.test_journal import finding
 
 REPORT = command.ROOT / "reports" / "miles" / "main-31f1ca9-fsdp.json.gz"
 
@@ -42,7 +41,7 @@ def small(tmp_path: Path) -> Path:
         finding("f", Verdict.REFUSED).model_copy(update={"message": "no"}),
     ]
     path = tmp_path / "small.json"
-    write(assembled(HEADER, findings, [], Selection(selected=6, deselected=0)), path)
+    write(report_of(findings), path)
     return path
 
 
@@ -85,12 +84,7 @@ def test_causes_come_first_and_each_form_of_advice_once(tmp_path: Path) -> None:
         finding(case, Verdict.REFUSED).model_copy(update={"message": f"ValueError: no {number}"})
         for number, case in enumerate("ab")
     ]
-    report = assembled(
-        HEADER,
-        [*advice, *refused, mismatch("c", "not_divided")],
-        [],
-        Selection(selected=5, deselected=0),
-    )
+    report = report_of([*advice, *refused, mismatch("c", "not_divided")])
     write(report, tmp_path / "report.json")
     text = shown(tmp_path / "report.json", COLUMNS="1000")
     document = json.loads(shown(tmp_path / "report.json", "--format=json"))
@@ -114,8 +108,7 @@ def test_example_is_an_ordinary_step_and_the_command_runs_the_smallest() -> None
     large = mismatch("production_step", "not_divided")
 
     for findings, example in ((found, "b_ordinary"), ([*found, large], "production_step")):
-        selection = Selection(selected=len(findings), deselected=0)
-        report = assembled(HEADER, findings, [empty, ordinary], selection)
+        report = report_of(findings, clues=[empty, ordinary])
         [group] = finding_groups(report)
 
         assert (group.smallest.case, group.example.case) == ("a_small", example)
@@ -218,8 +211,7 @@ def test_diff_tells_by_its_exit_status_whether_something_is_worse(
     tmp_path: Path, small: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fixed = tmp_path / "fixed.json"
-    right = [finding(case) for case in "abcdef"]
-    write(assembled(HEADER, right, [], Selection(selected=6, deselected=0)), fixed)
+    write(report_of(finding(case) for case in "abcdef"), fixed)
 
     assert cli.main(["diff", str(small), str(fixed)]) == 0
     assert "better: 5" in capsys.readouterr().out
