@@ -107,7 +107,8 @@ def as_markdown(report: Report, cause: Cause) -> Iterator[str]:
     worked = None if is_of_rules else worked_step(report, example)
     judged = sum(one.verdict in JUDGED for one in report.findings)
     slugs = Counter(sorted(finding.identity.slug for finding in shown.findings))
-    statement = _statement(cause, is_quoted=kind in (CRASH, DECLINED))
+    said = (_name if kind in (CRASH, DECLINED) else escape_markdown)(cause.words)
+    statement = ", ".join([said, *map(_fact, cause.condition)])
     text = TEMPLATE.render(
         report=report,
         shown=shown,
@@ -148,14 +149,8 @@ def _title_of_rules(shown: ShownCause) -> str:
     return f"{escape_markdown(first)}{f', and {more} more' if more else ''}"
 
 
-def _statement(cause: Cause, *, is_quoted: bool) -> str:
-    """Returns the cause in words that need no knowledge of this project's checks."""
-    said = cause.statement.removesuffix("".join(f", {fact}" for fact in cause.condition))
-    first = _name(said) if is_quoted else escape_markdown(said)
-    return ", ".join([first, *map(_fact, cause.condition)])
-
-
 def _fact(fact: str) -> str:
+    """Returns a condition in words that need no knowledge of this project's checks."""
     where, _, name = fact.rpartition(" ")
     if name in tuple(Mode):
         return f"{where} `{name}`"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from dataclasses import fields
 from itertools import groupby
@@ -84,8 +85,7 @@ def _by_kind(versions: Sequence[CommittedReport], kinds: Iterable[Severity]) -> 
 
 
 def _link(path: Path, cause: Cause) -> str:
-    words = cause.statement.removesuffix("".join(f", {fact}" for fact in cause.condition))
-    without_brackets = words.replace("[", "").replace("]", "")  # which would end the link's text
+    without_brackets = re.sub(r"[\[\]]", "", cause.words)  # which would end the link's text
     return f"[{escape_markdown(shorten(without_brackets, LONGEST, placeholder=' …'))}]({path})"
 
 
