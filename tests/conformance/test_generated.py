@@ -141,7 +141,7 @@ def test_what_is_wrong_only_now_and_then_is_said_to_be(tmp_path: Path) -> None:
     [finding] = command.run(tmp_path, "unsteady", *ONE_CELL).report.findings
 
     assert finding.verdict == "mismatch"
-    assert "\nrun again, the same example was not wrong\nexample " in finding.message
+    assert "run again, the same example was not wrong\nexample " in finding.message
 
 
 def test_framework_that_declines_some_examples_conforms_in_the_others(tmp_path: Path) -> None:
