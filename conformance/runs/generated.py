@@ -15,7 +15,7 @@ from zlib import crc32
 import hypothesis
 from hypothesis.errors import Flaky
 
-from conformance.corpus.case_file import CaseFile
+from conformance.corpus import case_file
 from conformance.corpus.strategies import DIVISORS, cases
 from conformance.findings.verdict import WRONG, Verdict
 from reference.aggregation import Mode
@@ -136,7 +136,7 @@ class _Examples:
         """
         if self.wrong is not None:
             finding, case = self.wrong
-            message = "\n".join([*self._words(finding), CaseFile.of(case, "example").text()])
+            message = "\n".join([*self._words(finding), case_file.text(case, "example")])
             return finding.model_copy(update={"message": message})
         counts = Counter(finding.verdict for finding in self.right)
         verdict = next(verdict for verdict in Verdict if counts[verdict])
