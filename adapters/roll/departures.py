@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from adapters.contract.description import parse_departures
+from adapters.engines.shells import NOTHING_LEARNED, PIPELINE_STAGES, ZEROED
 
 ALL = parse_departures(
     """
@@ -27,10 +28,6 @@ ALL = parse_departures(
         otherwise ROLL uses the step's own log-probabilities instead of the given old ones
     set: settings of a `pg_variant`, as attributes of the worker's configuration
         ROLL documents them and reads them there, but its dataclass drops them from a file
-    set: learning rate 0, no weight decay, no gradient clipping
-        they act after the gradient is read
-    set: gradients to 0 after they are read and before the optimizer steps
-        NaN would corrupt the probe even at a learning rate of 0
     set: param_dtype=float32, reduce_dtype=float32
         the tolerance is derived from the dtype, which a report names
     set: the sign of `actor/policykl`, which ROLL logs as the new log-probability minus the old one,
@@ -54,22 +51,21 @@ ALL = parse_departures(
         the class loads vision models, and flash_attn is never called
     stubbed: log files, trace targets, and packages of environments, rewards and downloads
         logged numbers are taken from the tracker
-    """
+    """,
+    NOTHING_LEARNED,
+    ZEROED,
 )
 
 MEGATRON = parse_departures(
     """
-    stubbed: the model that mcore_adapter builds from a checkpoint, by chunks of a model with one
-    token
-        mcore_adapter's own functions hold and slice it; ROLL wraps it in Megatron's data
-        parallelism
-    stubbed: the pipeline stages: each has a probe and passes on token ids and entries
-        Megatron's schedule sends them and their gradients as it does activations
-    set: parameters in float32; ROLL's functions of logits get copies
-        the tolerance is derived from the dtype, which a report names; the functions copy bfloat16
-        logits to float32 themselves, and overwrite the copy
-    stubbed: moving weights, gradients and optimizer states to host memory and back
-        a step computes only on the device
+    stubbed: the model that ROLL's package for Megatron makes of a checkpoint, by chunks of one of
+    one token
+        the package's own functions hold and slice it; ROLL puts it into Megatron's data parallelism
+    set: parameters in float32; ROLL's functions of logits are given copies
+        the tolerance is derived from the dtype, which a report names; the functions make a copy in
+        float32 themselves of logits in bfloat16, and overwrite it
+    stubbed: moves of weights, gradients and states of the optimizer to the host's memory and back
+        a step computes on the device alone
     set: with dynamic batching, an attention mask of 1 on masked tokens at the end of a response,
     except in checks on ROLL's own advantages
         rows are cut to the attended tokens, and these are tokens of a case
@@ -79,5 +75,6 @@ MEGATRON = parse_departures(
         the worker's strategy has copied them from configurations
     stubbed: on a machine without a GPU, torch's CUDA devices, by the CPU, and pinned memory
         the same operations in the same order, in float32
-    """
+    """,
+    PIPELINE_STAGES,
 )

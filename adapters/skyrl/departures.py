@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from adapters.contract.description import parse_departures
+from adapters.engines.shells import CPU_AS_CUDA, ONE_BY_ONE, PIPELINE_STAGES
 
 ALL_ENGINES = parse_departures(
     """
@@ -35,9 +36,8 @@ ALL_ENGINES = parse_departures(
     the functions that compute log-probabilities and entropies from logits, by themselves plus that
     entry
         SkyRL's own functions run on the model's logits; weights are read through the entry
-    stubbed: on a machine without a GPU, torch's CUDA device, by the CPU
-        the same operations in the same order, in float32
-    """
+    """,
+    CPU_AS_CUDA,
 )
 
 FSDP = parse_departures(
@@ -60,12 +60,10 @@ MEGATRON = parse_departures(
     set: flash_attn=False
         the model has no attention
     stubbed: Megatron-Bridge, init_configs and the model provider
-        they build a model and its configuration from a checkpoint
-    stubbed: the pipeline stages: each has a probe and passes on token ids and entries
-        Megatron's schedule sends them and their gradients as it does activations
+        they make a model and its configuration of a checkpoint
     stubbed: get_megatron_optimizer and its scheduler, by an optimizer that reads the gradient
         it runs after all reductions, and gathers a distributed optimizer's shards
-    stubbed: Megatron's coalesced collectives, over gloo on a GPU, by separate ones
-        the same sums; if they would overlap, the layout is declined
-    """
+    """,
+    PIPELINE_STAGES,
+    ONE_BY_ONE,
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from adapters.contract.description import parse_departures
+from adapters.engines.shells import PIPELINE_STAGES
 
 ALL_ENGINES = parse_departures(
     """
@@ -58,8 +59,6 @@ MEGATRON = parse_departures(
         models
     set: Megatron's DistributedDataParallel with gradients reduced in float32
         frameworks of this lineage use it in the same way; the layout's options are passed on
-    stubbed: the pipeline stages: each has a probe and passes on token ids and entries
-        Megatron's schedule sends them and their gradients as it does activations
     stubbed: the optimizer and the learning-rate schedule: the gradient is read, nothing is stepped
         gradients are final when an optimizer sees them
     stubbed: get_args and finalize_model_grads of the framework's training module
@@ -68,5 +67,6 @@ MEGATRON = parse_departures(
         Megatron-Core versions newer than the framework's expect one; the number is the same
     stubbed: coalesced collectives, with gloo on CUDA, by separate ones
         gloo coalesces only CPU tensors; each bucket is reduced as before
-    """
+    """,
+    PIPELINE_STAGES,
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from adapters.contract.description import parse_departures
+from adapters.engines.shells import CPU_AS_CUDA, ONE_BY_ONE, PIPELINE_STAGES, ZEROED
 
 DEFAULT_TRAINER = parse_departures(
     """
@@ -101,30 +102,25 @@ ALL_ENGINES = parse_departures(
 
 MEGATRON = parse_departures(
     """
-    stubbed: Megatron-Bridge, which builds a model, its configuration and its weights from a
-    checkpoint
-        verl's overrides are applied to a small model's configuration as the bridge applies them,
-        and Megatron's own data parallelism gets verl's configuration
-    stubbed: the pipeline stages: each has a probe and passes on token ids and entries
-        Megatron's schedule sends them and their gradients as it does activations
-    set: the parameters' dtype, if it is float32, after verl has validated another one
-        verl's validation allows only two 16-bit dtypes; its engine supports float32 too
-    set: a padding id, instead of a tokenizer's
-        it pads rows where there is no token
-    set: gradients to 0 after they are read and before the optimizer steps
-        NaN would corrupt the probe even at a learning rate of 0
-    stubbed: the checkpoint manager, by nothing
+    stubbed: Megatron-Bridge, which makes a model, its configuration and its weights of a checkpoint
+        verl's overrides are applied to the configuration of a small model as the bridge applies
+        them, and Megatron's own data parallelism is configured with what verl hands over
+    set: the dtype of parameters, after verl has validated another where it is float32
+        verl's validation knows two dtypes of 16 bits alone, its engine float32 too
+    set: an id for padding, in the place of a tokenizer's
+        rows are padded with it where no token is
+    stubbed: the checkpoint manager: none
         nothing is saved
-    stubbed: on a machine without a GPU, torch's CUDA device, by the CPU
-        the same operations in the same order, in float32
     stubbed: on a machine without a GPU, the engine's token count, by a copy of it
         ranks sum their counts in place, and the count is a view of the batch's offsets, which a GPU
         would get a copy of
     passed_by: on a machine without a GPU, verl's patch of Megatron's activation recomputation
         nothing is recomputed
-    stubbed: Megatron's coalesced collectives, over gloo on a GPU, by separate ones
-        the same sums; if they would overlap, the layout is declined
-    """
+    """,
+    ZEROED,
+    CPU_AS_CUDA,
+    PIPELINE_STAGES,
+    ONE_BY_ONE,
 )
 
 CRITIC_AND_SFT = parse_departures(
