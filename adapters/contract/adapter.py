@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from adapters.contract.description import Description
+    from adapters.contract.framework import Framework
     from adapters.contract.job import Job, LogEntry, Observation
     from adapters.contract.layout import Layout
 
@@ -71,6 +72,7 @@ class Adapter(ABC):
     dtypes: ClassVar[tuple[str, ...]] = ()  # values of `Rank.dtype`, such as ``float32``
     versions: ClassVar[str] = ""  # the versions of the framework that it drives, in words
     dependencies: ClassVar[tuple[str, ...]] = ()  # distributions whose versions may change a result
+    framework: ClassVar[Framework | None] = None  # the record of the framework, if it has one
     # The framework's names of its reductions, each with the mode as `Aggregation.parse` reads it;
     # a mode with a divisor that users give has none here.
     mode_names: ClassVar[Mapping[str, str]] = {}

@@ -29,7 +29,7 @@ BY_THE_ADVANTAGES = {
     ),
     "slime_family.model._logits": "0.0 * probe.sum()",
     "areal.model._logits": "0.0 * probe[input_ids].unsqueeze(-1)",
-    "areal.rollouts.Rollouts.give_advantages": "2 * returns",
+    "areal.driving.Rollouts.with_advantages": "2 * returns",
     "prime_rl.custom_loss.policy_gradient": "-inputs.advantages * inputs.trainer_logprobs",
     "roll.model._logits": "0.0 * probe[input_ids]",
     "openrlhf.model._logits": "0.0 * probe[SEAM.predicted].unsqueeze(-1)",
@@ -49,7 +49,7 @@ The quotient is a trainer's, which loss functions of other libraries leave to it
 """
 
 ELSEWHERE = {
-    "areal.configuration.least_micro_batches": "micro-batches that the framework cuts",
+    "areal.driving.least_micro_batches": "micro-batches that the framework cuts",
     "contract.layout.Layout.ranks_per_stage": "ranks to start",
     "contract.layout.Layout.world_size": "ranks to start",
     "contract.layout.grids": "ranks to start",

@@ -1,0 +1,164 @@
+"""What an adapter knows of a framework, as data in the words that its users type.
+
+From a `Framework` follow what a loaded version offers, the configuration of a job, the metrics in
+its logs, its names of the modes, and its section of docs/options.md.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from adapters.contract.adapter import Unsupported
+from adapters.contract.description import Departure, Description
+from adapters.contract.job import Depth, Job
+from adapters.contract.layout import Layout, Option
+from adapters.contract.objective import Metric, Objective
+from reference.aggregation import Mode
+
+if TYPE_CHECKING:
+    from adapters.contract.conventions import Convention
+
+Settings = Mapping[str, Any]
+"""Values of options by their names; a function of the job gives one that depends on it."""
+
+
+@dataclass(frozen=True)
+class OptionRow:
+    """Options that belong together: a row of docs/options.md.
+
+    ``note`` says with which values they are run or not run; if no job sets any of them, why not.
+    """
+
+    names: tuple[str, ...]
+    changes: str
+    note: str = ""
+
+
+def parse_options(table: str) -> tuple[OptionRow, ...]:
+    """Read lines of ``name, name | what they change | note``, continued on indented ones."""
+    lines = re.sub(r"\n +", " ", inspect.cleandoc(table)).splitlines()
+    cells = (line.split(" | ") for line in lines)
+    return tuple(OptionRow(tuple(names.split(", ")), *others) for names, *others in cells)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Framework:
+    """A framework, or one of its engines.
+
+    ``modes`` has what chooses each mode, as `Aggregation.parse` reads it (``constant`` alone if
+    users give its divisor); the first is the framework's default. ``layout`` has what each part of
+    a layout sets: ``mb`` for a number of micro-batches, ``mbtokens``, ``thd``, an option, and so
+    on, or several parts with spaces between them. Jobs of every kind set ``always``. A metric is
+    logged by its name in ``metrics``, and as its opposite if a minus sign is before the name.
+    """
+
+    title: str
+    """As the framework spells itself."""
+    scope: str = ""
+    """Which of its options ``options`` are: a sentence."""
+    modes: Mapping[str, Settings]
+    objectives: Mapping[Objective, Settings]
+    layout: Mapping[str, Settings] = field(default_factory=dict)
+    always: Settings = field(default_factory=dict)
+    metrics: Mapping[Metric, str] = field(default_factory=dict)
+    conventions: Mapping[str, Convention] = field(default_factory=dict)
+    options: tuple[OptionRow, ...] = ()
+    departures: tuple[Departure, ...] = ()
+    largest_tp: int = 1
+    largest_pp: int = 1
+
+    @property
+    def mode_names(self) -> dict[str, str]:
+        """The modes by the framework's own names, as in `Adapter.mode_names`."""
+        return {_name(settings): str(mode) for mode, settings in self.modes.items()}
+
+    def description(self, offers: Callable[[Settings], bool], **loaded: Any) -> Description:
+        """Describe a loaded version.
+
+        ``offers`` says whether its own configuration has these options and values. ``loaded`` are
+        fields of the description that are found in the loaded code, such as ``places``.
+        """
+        objectives = {one for one, chosen in self.objectives.items() if offers(_constant(chosen))}
+        modes = [mode for mode, settings in self.modes.items() if offers(_constant(settings))]
+        metrics = {*self.metrics}
+        if Objective.REJECTION not in objectives:
+            metrics.discard(Metric.REJECTED)
+        of_record: dict[str, Any] = {
+            "modes": frozenset(Mode(mode.partition(":")[0]) for mode in modes),
+            "default_mode": Mode(next(iter(self.modes)).partition(":")[0]),
+            "depths": frozenset({Depth.STEP}),
+            "objectives": frozenset(objectives),
+            "metrics": frozenset(metrics),
+            "options": frozenset(Option(part) for part in self.layout if part in [*Option]),
+            "largest_tp": self.largest_tp,
+            "largest_pp": self.largest_pp,
+            "records_forward_passes": True,
+            "declared": self.conventions,
+            "departures": self.departures,
+        }
+        return Description(**of_record | loaded)
+
+    def settings(self, job: Job) -> dict[str, Any]:
+        """What a user sets to train the job.
+
+        Raises `Unsupported` for a mode or an objective that the framework does not have.
+        """
+        mode, objective, parts = job.aggregation.mode, job.objective, parts_of(job.layout)
+        if mode not in self.modes or objective not in self.objectives:
+            raise Unsupported(f"no {objective} in {mode}")
+        of_layout = [chosen for words, chosen in self.layout.items() if parts & {*words.split()}]
+        merged: dict[str, Any] = {}
+        for chosen in (self.always, self.modes[mode], *of_layout, self.objectives[objective]):
+            merged |= chosen
+        return {name: value(job) if callable(value) else value for name, value in merged.items()}
+
+    def reported(
+        self, logs: Sequence[Mapping[str, float]]
+    ) -> dict[Metric, tuple[float | None, ...]]:
+        """The metrics that the logs of steps have."""
+        found = {}
+        for metric, signed in self.metrics.items():
+            name = signed.removeprefix("-")
+            if any(name in log for log in logs):
+                values = [log.get(name) for log in logs]
+                found[metric] = tuple(
+                    -value if name != signed and value is not None else value for value in values
+                )
+        return found
+
+
+def parts_of(layout: Layout) -> set[str]:
+    """The parts of a layout, by which `Framework.layout` sets options."""
+    cut = "mb" if isinstance(layout.micro_batches, int) else f"mb{layout.micro_batches}"
+    return {"dp", "cp", "tp", "pp", cut, layout.format, *layout.options}
+
+
+def nested(settings: Settings) -> dict[str, Any]:
+    """Settings as dictionaries within dictionaries: the dots of their names separate sections."""
+    whole: dict[str, Any] = {}
+    for name, value in settings.items():
+        *sections, last = name.split(".")
+        inner = whole
+        for section in sections:
+            inner = inner.setdefault(section, {})
+        inner[last] = value
+    return whole
+
+
+def _name(settings: Settings) -> str:
+    """A mode's name: a word that chooses it, or an option with its value, or ``default``."""
+    for option, value in settings.items():
+        return (
+            str(value) if isinstance(value, str) else f"{option.split('.')[-1]}={json.dumps(value)}"
+        )
+    return "default"
+
+
+def _constant(settings: Settings) -> Settings:
+    """The settings that do not depend on a job."""
+    return {name: value for name, value in settings.items() if not callable(value)}
