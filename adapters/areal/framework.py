@@ -36,7 +36,7 @@ OF_PROMPTS = {"reward_norm.mean_level": "group", "reward_norm.group_size": _grou
 AREAL = Framework(
     title="AReaL",
     scope="Of the actor.",
-    modes={Mode.TOKEN_MEAN: {}},
+    modes={"default": (Mode.TOKEN_MEAN, {})},
     objectives={
         Objective.POLICY: {},
         Objective.OFF_POLICY: CLIPPED,

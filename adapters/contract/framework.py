@@ -7,7 +7,6 @@ its logs, its names of the modes, and its section of docs/options.md.
 from __future__ import annotations
 
 import inspect
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -50,18 +49,18 @@ def parse_options(table: str) -> tuple[OptionRow, ...]:
 class Framework:
     """A framework, or one of its engines.
 
-    ``modes`` has what chooses each mode, as `Aggregation.parse` reads it (``constant`` alone if
-    users give its divisor); the first is the framework's default. ``layout`` has what each part of
-    a layout sets: ``mb`` for a number of micro-batches, ``mbtokens``, ``thd``, an option, and so
-    on, or several parts with spaces between them. Jobs of every kind set ``always``. A metric is
-    logged by its name in ``metrics``, and as its opposite if a minus sign is before the name.
+    ``modes`` has, by the framework's own name, a mode as `Aggregation.parse` reads it (``constant``
+    alone if users give its divisor) and what chooses it; the first is the default. ``layout`` has
+    what each part of a layout sets: ``mb`` for a number of micro-batches, ``mbtokens``, ``thd``, an
+    option, and so on, or several parts with spaces between them. Jobs of every kind set ``always``.
+    A metric is logged by its name in ``metrics``, and as its opposite if a minus sign is before it.
     """
 
     title: str
     """As the framework spells itself."""
     scope: str = ""
     """Which of its options ``options`` are: a sentence."""
-    modes: Mapping[str, Settings]
+    modes: Mapping[str, tuple[str, Settings]]
     objectives: Mapping[Objective, Settings]
     layout: Mapping[str, Settings] = field(default_factory=dict)
     always: Settings = field(default_factory=dict)
@@ -75,7 +74,7 @@ class Framework:
     @property
     def mode_names(self) -> dict[str, str]:
         """The modes by the framework's own names, as in `Adapter.mode_names`."""
-        return {_name(settings): str(mode) for mode, settings in self.modes.items()}
+        return {name: mode for name, (mode, _) in self.modes.items()}
 
     def description(self, offers: Callable[[Settings], bool], **loaded: Any) -> Description:
         """Describe a loaded version.
@@ -84,13 +83,13 @@ class Framework:
         fields of the description that are found in the loaded code, such as ``places``.
         """
         objectives = {one for one, chosen in self.objectives.items() if offers(_constant(chosen))}
-        modes = [mode for mode, settings in self.modes.items() if offers(_constant(settings))]
+        modes = [mode for mode, chosen in self.modes.values() if offers(_constant(chosen))]
         metrics = {*self.metrics}
         if Objective.REJECTION not in objectives:
             metrics.discard(Metric.REJECTED)
         of_record: dict[str, Any] = {
-            "modes": frozenset(Mode(mode.partition(":")[0]) for mode in modes),
-            "default_mode": Mode(next(iter(self.modes)).partition(":")[0]),
+            "modes": frozenset(map(_kind, modes)),
+            "default_mode": _kind(next(iter(self.mode_names.values()))),
             "depths": frozenset({Depth.STEP}),
             "objectives": frozenset(objectives),
             "metrics": frozenset(metrics),
@@ -109,11 +108,12 @@ class Framework:
         Raises `Unsupported` for a mode or an objective that the framework does not have.
         """
         mode, objective, parts = job.aggregation.mode, job.objective, parts_of(job.layout)
-        if mode not in self.modes or objective not in self.objectives:
+        of_mode = [chosen for text, chosen in self.modes.values() if _kind(text) is mode]
+        if not of_mode or objective not in self.objectives:
             raise Unsupported(f"no {objective} in {mode}")
         of_layout = [chosen for words, chosen in self.layout.items() if parts & {*words.split()}]
         merged: dict[str, Any] = {}
-        for chosen in (self.always, self.modes[mode], *of_layout, self.objectives[objective]):
+        for chosen in (self.always, of_mode[0], *of_layout, self.objectives[objective]):
             merged |= chosen
         return {name: value(job) if callable(value) else value for name, value in merged.items()}
 
@@ -150,13 +150,9 @@ def nested(settings: Settings) -> dict[str, Any]:
     return whole
 
 
-def _name(settings: Settings) -> str:
-    """A mode's name: a word that chooses it, or an option with its value, or ``default``."""
-    for option, value in settings.items():
-        return (
-            str(value) if isinstance(value, str) else f"{option.split('.')[-1]}={json.dumps(value)}"
-        )
-    return "default"
+def _kind(mode: str) -> Mode:
+    """The mode of a text such as `Aggregation.parse` reads, with its divisor or without."""
+    return Mode(mode.partition(":")[0])
 
 
 def _constant(settings: Settings) -> Settings:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from adapters.native.rollout_log import RolloutLog
+from adapters.native.rollouts import RolloutLog
 from conformance.plan.checks import check_spec
 from tests.mutants.advantages import FromRewards
 

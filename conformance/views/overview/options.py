@@ -78,7 +78,7 @@ def _covered(row: OptionRow, engines: list[Framework]) -> str:
 def _checks(row: OptionRow, engines: list[Framework]) -> Iterator[str]:
     """Yields the checks of jobs that set one of a row's options, on the layouts where they do."""
     names, [of_all, *_] = {*row.names}, engines
-    if any(names & {*settings} for settings in of_all.modes.values()):
+    if any(names & {*settings} for _, settings in of_all.modes.values()):
         yield f"`{Check.WEIGHTS}`"
     objectives = {one for one, settings in of_all.objectives.items() if names & {*settings}}
     for spec in CHECK_SPECS:
