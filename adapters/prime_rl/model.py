@@ -1,4 +1,4 @@
-"""A model that is nothing but the probe, wrapped by prime-rl's own `setup_fsdp`."""
+"""A model that is nothing but the probe, wrapped by prime-rl's `setup_fsdp`, and a user's loss."""
 
 from __future__ import annotations
 
@@ -48,3 +48,12 @@ def _in_dtype(models: Any, dtype: str) -> Callable[..., Any]:
     """FSDP2's policy with parameters in a dtype; prime-rl computes in bfloat16 alone."""
     policy = models.MixedPrecisionPolicy
     return lambda **options: policy(**options | {"param_dtype": getattr(torch, dtype)})
+
+
+def policy_gradient(inputs: Any) -> Any:
+    """A loss that a user adds: the policy gradient of a sample, without ratios.
+
+    It is a sum over tokens, by the interface that prime-rl documents.
+    """
+    losses = -inputs.advantages * inputs.trainer_logprobs
+    return module("trainer.rl.loss").LossOutputs(loss=losses[inputs.loss_mask].sum(), metrics={})

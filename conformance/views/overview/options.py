@@ -6,10 +6,10 @@ that have no record are written by hand in adapters/options.md.
 
 from __future__ import annotations
 
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from adapters.contract.objective import Objective
 from conformance.findings.verdict import Check
 from conformance.plan.checks import CHECK_SPECS
 from conformance.runs.registry import adapter_classes, known
@@ -18,7 +18,7 @@ from conformance.views.tables import markdown_table
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from adapters.contract.framework import Framework, OptionRow
+    from adapters.contract.framework import Framework, OptionRow, Settings
 
 PAGE = Path("docs/options.md")
 BY_HAND = Path("adapters/options.md")
@@ -78,13 +78,18 @@ def _covered(row: OptionRow, engines: list[Framework]) -> str:
 def _checks(row: OptionRow, engines: list[Framework]) -> Iterator[str]:
     """Yields the checks of jobs that set one of a row's options, on the layouts where they do."""
     names, [of_all, *_] = {*row.names}, engines
-    if any(names & {*settings} for _, settings in of_all.modes.values()):
-        yield f"`{Check.WEIGHTS}`"
-    objectives = {one for one, settings in of_all.objectives.items() if names & {*settings}}
-    for spec in CHECK_SPECS:
-        is_logged = spec.metric is None or spec.metric in of_all.metrics
-        if spec.objective in objectives - {Objective.POLICY} and is_logged:
-            yield f"`{spec.slug}`"
+    of_modes = [settings for _, settings in of_all.modes.values() if names & {*settings}]
+    words = [_word(row, settings) for settings in of_modes]
+    if words:
+        yield f"`{Check.WEIGHTS}`{_for(*words)}"
+    for objective, specs in groupby(CHECK_SPECS, lambda spec: spec.objective):
+        settings = of_all.objectives.get(objective, {})
+        if names & {*settings}:
+            yield ", ".join(
+                f"`{spec.slug}`"
+                for spec in specs
+                if spec.metric is None or spec.metric in of_all.metrics
+            ) + _for(_word(row, settings))
     of_layouts = [
         part
         for engine in engines
@@ -95,3 +100,14 @@ def _checks(row: OptionRow, engines: list[Framework]) -> Iterator[str]:
     if of_layouts:
         parts = ", ".join(f"`{part}`" for part in dict.fromkeys(of_layouts))
         yield f"`{Check.WEIGHTS}` on layouts with {parts}"
+
+
+def _word(row: OptionRow, settings: Settings) -> str:
+    """The word that the first of a row's options is set to; empty if it is no word."""
+    value = settings.get(row.names[0])
+    return value if isinstance(value, str) else ""
+
+
+def _for(*words: str) -> str:
+    named = " and ".join(f"`{word}`" for word in dict.fromkeys(words) if word)
+    return f" for {named}" if named else ""
