@@ -51,9 +51,10 @@ class Framework:
 
     ``modes`` has, by the framework's own name, a mode as `Aggregation.parse` reads it (``constant``
     alone if users give its divisor) and what chooses it; the first is the default. ``layout`` has
-    what each part of a layout sets: ``mb`` for a number of micro-batches, ``mbtokens``, ``thd``, an
-    option, and so on, or several parts with spaces between them. Jobs of every kind set ``always``.
-    A metric is logged by its name in ``metrics``, and as its opposite if a minus sign is before it.
+    what each part of a layout's name sets: ``mb`` for a number of micro-batches, ``mbtokens``,
+    ``thd``, ``mb-thd``, an option, and so on, or several with spaces between them. Jobs of every
+    kind set ``always``. A metric is logged by its name in ``metrics``, and as its opposite if a
+    minus sign is before it.
     """
 
     title: str
@@ -62,6 +63,8 @@ class Framework:
     """Which of its options ``options`` are: a sentence."""
     modes: Mapping[str, tuple[str, Settings]]
     objectives: Mapping[Objective, Settings]
+    only_modes: Mapping[Objective, Mode] = field(default_factory=dict)
+    """Of objectives that are documented in one mode alone."""
     layout: Mapping[str, Settings] = field(default_factory=dict)
     always: Settings = field(default_factory=dict)
     metrics: Mapping[Metric, str] = field(default_factory=dict)
@@ -111,6 +114,8 @@ class Framework:
         of_mode = [chosen for text, chosen in self.modes.values() if _kind(text) is mode]
         if not of_mode or objective not in self.objectives:
             raise Unsupported(f"no {objective} in {mode}")
+        if self.only_modes.get(objective, mode) is not mode:
+            raise Unsupported(f"{objective} is documented to have no {mode}")
         of_layout = [chosen for words, chosen in self.layout.items() if parts & {*words.split()}]
         merged: dict[str, Any] = {}
         for chosen in (self.always, of_mode[0], *of_layout, self.objectives[objective]):
@@ -125,9 +130,9 @@ class Framework:
         for metric, signed in self.metrics.items():
             name = signed.removeprefix("-")
             if any(name in log for log in logs):
-                values = [log.get(name) for log in logs]
+                sign = -1.0 if name != signed else 1.0
                 found[metric] = tuple(
-                    -value if name != signed and value is not None else value for value in values
+                    sign * float(log[name]) if name in log else None for log in logs
                 )
         return found
 
@@ -135,7 +140,8 @@ class Framework:
 def parts_of(layout: Layout) -> set[str]:
     """The parts of a layout, by which `Framework.layout` sets options."""
     cut = "mb" if isinstance(layout.micro_batches, int) else f"mb{layout.micro_batches}"
-    return {"dp", "cp", "tp", "pp", cut, layout.format, *layout.options}
+    stored = layout.format
+    return {"dp", "cp", "tp", "pp", cut, stored, f"{cut}-{stored}", *layout.options}
 
 
 def nested(settings: Settings) -> dict[str, Any]:

@@ -10,9 +10,8 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-from adapters.nemo_rl.importing import module
+from adapters.nemo_rl.importing import module, without_binding
 from adapters.nemo_rl.model import model_class
-from adapters.nemo_rl.versions import without_binding
 from adapters.toolkit import cuda_on_cpu
 from adapters.toolkit.probe import ForwardPasses, GradientReader
 

@@ -145,5 +145,7 @@ def test_options_that_jobs_set_are_documented(record: Framework) -> None:
 @pytest.mark.parametrize("record", RECORDS)
 def test_parts_of_layouts_that_set_options_exist(record: Framework) -> None:
     named = {part for words in record.layout for part in words.split()}
+    cuts = ("mb", "mbuneven", "mbtokens")
+    cut_and_stored = {f"{cut}-{stored}" for cut in cuts for stored in ("thd", "bshd")}
 
-    assert named <= {"dp", "cp", "tp", "pp", "mb", "mbuneven", "mbtokens", "thd", "bshd", *Option}
+    assert named <= {"dp", "cp", "tp", "pp", *cuts, "thd", "bshd", *cut_and_stored, *Option}

@@ -50,6 +50,7 @@ The quotient is a trainer's, which loss functions of other libraries leave to it
 
 ELSEWHERE = {
     "areal.driving.least_micro_batches": "micro-batches that the framework cuts",
+    "contract.framework.Framework.reported": "the sign with which a number is logged",
     "contract.layout.Layout.ranks_per_stage": "ranks to start",
     "contract.layout.Layout.world_size": "ranks to start",
     "contract.layout.grids": "ranks to start",
@@ -59,10 +60,10 @@ ELSEWHERE = {
     "engines.megatron_core.probed_model": "chunks of the model",
     "engines.deepspeed.import_deepspeed": "a path",
     "slime_family.rollouts.of_single_samples": "micro-batches of all ranks",
-    "nemo_rl.configuration._budget": "sizes that the framework is told",
-    "nemo_rl.configuration._micro_batch_size": "sizes that the framework is told",
-    "nemo_rl.configuration._multiple": "sizes that the framework is told",
-    "nemo_rl.importing.example": "a path",
+    "nemo_rl.framework._budget": "sizes that the framework is told",
+    "nemo_rl.framework._micro_batch_size": "sizes that the framework is told",
+    "nemo_rl.framework._multiple": "sizes that the framework is told",
+    "nemo_rl.importing._example": "a path",
     "nemo_rl.worker.Workers.run_all_workers_sharded_data": "a list of results",
     "openrlhf.command_line._micro_batches": "sizes that the framework is told",
     "openrlhf.command_line._sizes": "sizes that the framework is told",
