@@ -62,6 +62,7 @@ class ArealAdapter(Adapter):
         """Describe AReaL."""
         return self.framework.description(
             importing.offers,
+            importing.option_names(),
             places=places(_candidates(self.class_of("Engine"))),
             stubs=tuple(importing.STUBBED),
         )

@@ -135,6 +135,10 @@ AREAL = Framework(
         reward_norm.mean_level, reward_norm.std_level, reward_norm.mean_leave1out,
             reward_norm.group_size | rewards are compared within a prompt | the level `batch` is not
             run
+        reward_norm.std_unbiased, reward_norm.eps | the deviation that they are divided by | those
+            of the default are run
+        behave_imp_weight_cap, behave_imp_weight_mode | what came before `rejection_sampling`, in
+            1.0.3 | no version after it has them
         adv_norm, reward_scaling, reward_bias, reward_clip, overlong_reward_penalty,
             overlong_tokens, overlong_penalty_factor, mask_no_eos_with_zero, discount, gae_lambda,
             kl_ctl, kl_estimator | advantages | advantages are given

@@ -14,6 +14,7 @@ from adapters.contract.framework import nested
 from adapters.toolkit.imports import import_from, provide, stub, stub_missing
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from adapters.contract.framework import Settings
@@ -23,6 +24,9 @@ SERVICES = ("aiofiles", "flask", "openai", "swanlab", "tensorboardX", "trackio",
 
 OF_AGENTS = "areal.experimental.openai"
 """AReaL's client and proxy of agents, whose annotations need openai."""
+
+SECTIONS = {"rejection_sampling.": "RejectionSamplingConfig", "reward_norm.": "NormConfig"}
+"""Sections of an actor's options, each with the class of its configuration."""
 
 STUBBED: list[str] = []  # what `import_areal` stubbed in this process
 
@@ -59,6 +63,17 @@ def offers(settings: Settings) -> bool:
     except OmegaConfBaseException:
         return False
     return all(_is_choice(config, name) for name in settings)
+
+
+def option_names() -> Iterator[str]:
+    """Yields the options of an actor, and of their sections, that not every engine has."""
+    configs = module("api.cli_args")
+    for section, kind in SECTIONS.items():
+        if hasattr(configs, kind):
+            yield from (f"{section}{one.name}" for one in fields(getattr(configs, kind)))
+    of_engines = {one.name for one in fields(configs.TrainEngineConfig)}
+    of_actor = {one.name for one in fields(configs.PPOActorConfig)}
+    yield from of_actor - of_engines - {section.rstrip(".") for section in SECTIONS}
 
 
 def _is_choice(config: Any, name: str) -> bool:

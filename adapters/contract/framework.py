@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -79,11 +79,14 @@ class Framework:
         """The modes by the framework's own names, as in `Adapter.mode_names`."""
         return {name: mode for name, (mode, _) in self.modes.items()}
 
-    def description(self, offers: Callable[[Settings], bool], **loaded: Any) -> Description:
+    def description(
+        self, offers: Callable[[Settings], bool], names: Iterable[str], **loaded: Any
+    ) -> Description:
         """Describe a loaded version.
 
-        ``offers`` says whether its own configuration has these options and values. ``loaded`` are
-        fields of the description that are found in the loaded code, such as ``places``.
+        ``offers`` says whether its own configuration has these options and values; ``names`` are
+        those of all options that the loss depends on. ``loaded`` are fields of the description that
+        are found in the loaded code, such as ``places``.
         """
         objectives = {one for one, chosen in self.objectives.items() if offers(_constant(chosen))}
         modes = [mode for mode, chosen in self.modes.values() if offers(_constant(chosen))]
@@ -100,10 +103,16 @@ class Framework:
             "largest_tp": self.largest_tp,
             "largest_pp": self.largest_pp,
             "records_forward_passes": True,
+            "new_options": tuple(sorted({*names} - self._documented)),
             "declared": self.conventions,
             "departures": self.departures,
         }
         return Description(**of_record | loaded)
+
+    @property
+    def _documented(self) -> set[str]:
+        """The options that a row of the table says something of, and those of all jobs."""
+        return {name for row in self.options for name in row.names} | {*self.always}
 
     def settings(self, job: Job) -> dict[str, Any]:
         """What a user sets to train the job.

@@ -59,6 +59,7 @@ class NativeAdapter(Adapter):
         """Describe the framework, which has everything."""
         return self.framework.description(
             offers=lambda _: True,
+            names=(),
             depths=frozenset(Depth),
             configurations=options.NAMES,
             rules=options.RULES,

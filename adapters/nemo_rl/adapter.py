@@ -63,7 +63,10 @@ class NemoRLAdapter(Adapter):
     def describe(self) -> Description:
         """Describe NeMo-RL."""
         return self.framework.description(
-            importing.offers, places=places(_candidates()), stubs=tuple(importing.STUBBED)
+            importing.offers,
+            importing.option_names(),
+            places=places(_candidates()),
+            stubs=tuple(importing.STUBBED),
         )
 
     def observe(self, job: Job, rank: Rank) -> Observation:

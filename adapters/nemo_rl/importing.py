@@ -85,6 +85,13 @@ def offers(settings: Settings) -> bool:
     return True
 
 
+def option_names() -> list[str]:
+    """The options of the loss."""
+    kind = module("algorithms.loss").ClippedPGLossConfig
+    options = getattr(kind, "model_fields", None) or kind.__annotations__
+    return [f"loss_fn.{option}" for option in options]
+
+
 @cache
 def _example(name: str) -> Any:
     """One of NeMo-RL's example configurations, which lie beside the package."""

@@ -64,7 +64,10 @@ class PrimeRLAdapter(Adapter):
     def describe(self) -> Description:
         """Describe prime-rl."""
         return self.framework.description(
-            importing.offers, places=places(_candidates()), stubs=tuple(importing.STUBBED)
+            importing.offers,
+            importing.option_names(),
+            places=places(_candidates()),
+            stubs=tuple(importing.STUBBED),
         )
 
     def observe(self, job: Job, rank: Rank) -> Observation:

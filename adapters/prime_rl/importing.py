@@ -12,6 +12,7 @@ from adapters.contract.framework import nested
 from adapters.toolkit.imports import import_from, stub, stub_missing
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from adapters.contract.framework import Settings
@@ -101,6 +102,13 @@ def offers(settings: Settings) -> bool:
     except ValidationError:
         return False
     return True
+
+
+def option_names() -> Iterator[str]:
+    """Yields the options of all losses."""
+    losses = module(CONFIGS).TrainerConfig.model_fields["loss"].annotation
+    for loss in get_args(losses) or (losses,):
+        yield from (f"loss.{option}" for option in loss.model_fields)
 
 
 def _no_clipping() -> float | None:

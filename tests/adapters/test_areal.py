@@ -74,6 +74,10 @@ def job(case: str = MASKED.name, layout: str = TWO, objective: Objective = Objec
     return steps.job(case, Mode.TOKEN_MEAN, layout, objective)
 
 
+def test_every_option_of_the_loss_is_known(pool: RankPool) -> None:
+    assert pool.description.new_options == ()
+
+
 @pytest.mark.parametrize(
     "layout",
     ["dp1-cp1-mb1-thd", TWO, "dp2-cp1-mbtokens-thd", "dp2-cp2-mb2-thd", "dp4-cp1-mb1-thd"],

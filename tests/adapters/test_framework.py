@@ -44,7 +44,7 @@ def job(layout: str = "dp1-cp1-mb2-thd", objective: Objective = Objective.POLICY
 
 def described(*missing: str) -> Description:
     """What a version without some options is described to have."""
-    return RECORD.description(lambda settings: not {*settings} & {*missing}, stubs=("ray",))
+    return RECORD.description(lambda settings: not {*settings} & {*missing}, (), stubs=("ray",))
 
 
 def test_settings_are_those_of_the_mode_the_layout_and_the_objective() -> None:
@@ -88,9 +88,22 @@ def test_options_whose_values_depend_on_the_job_are_not_asked_for() -> None:
         modes={"token": (Mode.TOKEN_MEAN, {})},
         objectives={Objective.GROUP_CENTRED: {"group": len, "std": None}},
     )
-    record.description(lambda settings: asked.extend(settings) or True)
+    record.description(lambda settings: asked.extend(settings) or True, ())
 
     assert asked == ["std"]
+
+
+def test_options_that_no_row_speaks_of_are_new() -> None:
+    record = Framework(
+        title="Example",
+        modes={"token": (Mode.TOKEN_MEAN, {})},
+        objectives={},
+        always={"lr": 0.0},
+        options=parse_options("low, high | the bounds"),
+    )
+    found = record.description(lambda _: True, ["lr", "low", "use_fifth_loss", "high"])
+
+    assert found.new_options == ("use_fifth_loss",)
 
 
 def test_modes_have_the_frameworks_own_names() -> None:

@@ -75,6 +75,10 @@ def job(
     return steps.job(case, mode, layout, objective)
 
 
+def test_every_option_of_the_loss_is_known(pool: RankPool) -> None:
+    assert pool.description.new_options == ()
+
+
 @pytest.mark.parametrize(
     "layout",
     [
