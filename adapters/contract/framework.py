@@ -115,19 +115,20 @@ class Framework:
         return {name for row in self.options for name in row.names} | {*self.always}
 
     def settings(self, job: Job) -> dict[str, Any]:
-        """What a user sets to train the job.
+        """What a user sets to train the job; nothing for an objective that is not in the record.
 
-        Raises `Unsupported` for a mode or an objective that the framework does not have.
+        Raises `Unsupported` for a mode that the framework does not have, at all or for the loss.
         """
         mode, objective, parts = job.aggregation.mode, job.objective, parts_of(job.layout)
         of_mode = [chosen for text, chosen in self.modes.values() if _kind(text) is mode]
-        if not of_mode or objective not in self.objectives:
-            raise Unsupported(f"no {objective} in {mode}")
+        if not of_mode:
+            raise Unsupported(f"no {mode}")
         if self.only_modes.get(objective, mode) is not mode:
             raise Unsupported(f"{objective} is documented to have no {mode}")
         of_layout = [chosen for words, chosen in self.layout.items() if parts & {*words.split()}]
         merged: dict[str, Any] = {}
-        for chosen in (self.always, of_mode[0], *of_layout, self.objectives[objective]):
+        of_objective = self.objectives.get(objective, {})
+        for chosen in (self.always, of_mode[0], *of_layout, of_objective):
             merged |= chosen
         return {name: value(job) if callable(value) else value for name, value in merged.items()}
 

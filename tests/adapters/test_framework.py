@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from adapters.contract import Depth, Job, Layout, Option, Unsupported
@@ -62,9 +64,17 @@ def test_settings_are_those_of_the_mode_the_layout_and_the_objective() -> None:
     }
 
 
-def test_objective_that_a_framework_lacks_is_unsupported() -> None:
-    with pytest.raises(Unsupported, match="no gae in token_mean"):
-        RECORD.settings(job(objective=Objective.GAE))
+def test_mode_that_a_framework_lacks_is_unsupported() -> None:
+    with pytest.raises(Unsupported, match="no sample_mean"):
+        RECORD.settings(replace(job(), aggregation=Aggregation(Mode.SAMPLE_MEAN)))
+
+
+def test_loss_is_unsupported_in_modes_that_it_is_documented_not_to_have() -> None:
+    of_one = replace(RECORD, only_modes={Objective.DUAL_CLIP: Mode.CONSTANT})
+
+    assert of_one.settings(job())
+    with pytest.raises(Unsupported, match="dual_clip is documented to have no token_mean"):
+        of_one.settings(job(objective=Objective.DUAL_CLIP))
 
 
 def test_version_offers_what_its_configuration_has() -> None:
