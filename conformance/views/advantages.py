@@ -6,8 +6,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from adapters.contract.formulas import ESTIMATORS, estimator_conventions
-from adapters.contract.objective import OF_GROUPS, OF_VALUES, PENALISING, Objective
+from adapters.contract.objective import (
+    ESTIMATORS,
+    OF_GROUPS,
+    OF_VALUES,
+    PENALISING,
+    Objective,
+    estimator_conventions,
+)
 from adapters.contract.probed_batch import ProbedBatch
 from conformance.views.derivatives import token_table
 
