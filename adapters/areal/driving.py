@@ -13,11 +13,10 @@ from adapters.areal.framework import AREAL
 from adapters.areal.importing import configured, module
 from adapters.contract.adapter import Adapter, Rank, Refused, Unsupported
 from adapters.contract.description import CodeLocation, Description
-from adapters.contract.job import Job, Observation
 from adapters.contract.objective import FROM_REWARDS, Objective
 from adapters.contract.probed_batch import ProbedBatch
 from adapters.toolkit.calls import Candidates, places, refusals
-from adapters.toolkit.launching import set_what_ray_sets
+from adapters.toolkit.worlds import cached, observation, set_what_ray_sets
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
-    from adapters.contract import Layout
+    from adapters.contract import Job, Layout, Observation
     from adapters.contract.framework import Framework, Settings
 
 
@@ -76,13 +75,8 @@ class ArealAdapter(Adapter):
             rollouts = Rollouts(batch, job, is_decoupled="use_decoupled_loss" in settings)
             shares = rollouts.steps_of_rank(engine.data_parallel_rank)
             logs = [_train(engine, settings, rollouts, share) for share in shares]
-        passes = engine.passes.drain()
-        return Observation(
-            token_weights=batch.weights_of_steps(engine.gradients.drain()),
-            reported=self.framework.reported(logs),
-            forward_passes=batch.forward_passes(passes),
-            rows=batch.rows(passes),
-        )
+        reported = self.framework.reported(logs)
+        return observation(batch, engine.gradients.drain(), engine.passes.drain(), reported)
 
     def initialized(self, settings: Settings) -> Any:
         """AReaL's engine of an actor or a critic, with its process groups and its model."""
@@ -103,12 +97,8 @@ class ArealAdapter(Adapter):
 
         layout, capacity = job.layout, probe_capacity(size)
         key = self.engine, job.objective is Objective.VALUE, layout.cp, layout.options, capacity
-        if key not in rank.cache:
-            rank.cache[key] = self.make(settings, job, rank, capacity)
-        engine = rank.cache[key]
+        engine = cached(rank, key, lambda: self.make(settings, job, rank, capacity))
         engine.config = _engine_configuration(settings)
-        for recorded in (engine.gradients, engine.passes):
-            recorded.drain()
         return engine
 
 
@@ -181,21 +171,15 @@ class Rollouts:
         """
         if self._job.objective in FROM_REWARDS:
             return trajectories
-        returns = [2 * returns for returns in self._batch.returns]
-        for trajectory in trajectories:
+        from adapters.toolkit.probe import by_token_id
+
+        advantages = by_token_id(self._batch, self._batch.advantages)
+        returns = by_token_id(self._batch, [2 * returns for returns in self._batch.returns])
+        for trajectory in trajectories:  # each token's are at the position before it
             ids = trajectory["input_ids"]
-            trajectory["advantages"] = self._laid_out(self._batch.advantages, ids)
-            trajectory["returns"] = self._laid_out(returns, ids)
+            trajectory["advantages"] = advantages[ids].roll(-1, dims=-1)
+            trajectory["returns"] = returns[ids].roll(-1, dims=-1)
         return trajectories
-
-    def _laid_out(self, values: Sequence[NDArray[np.float64]], ids: torch.Tensor) -> torch.Tensor:
-        """Values of response tokens, each at the position before its token's: [1, tokens]."""
-        import torch
-
-        of_token = torch.zeros(self._batch.probe_size)
-        responses = torch.from_numpy(np.concatenate(self._batch.responses))
-        of_token[responses] = torch.from_numpy(np.concatenate(values)).float()
-        return of_token[ids].roll(-1, dims=-1)
 
     def _trajectory(self, index: int) -> dict[str, torch.Tensor]:
         """A prompt and its response: [1, tokens] each, and its reward."""

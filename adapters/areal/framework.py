@@ -13,6 +13,7 @@ from adapters.contract.description import parse_departures
 from adapters.contract.framework import Framework, parse_options
 from adapters.contract.layout import Option
 from adapters.contract.objective import CONSTANTS, Metric, Objective
+from adapters.engines.shells import CPU_AS_CUDA, NOTHING_LEARNED, PIPELINE_STAGES, ZEROED
 from adapters.toolkit.settings import token_budget
 from reference.aggregation import AuxiliaryAggregation, DenominatorMask, EstimatorConventions, Mode
 
@@ -165,10 +166,6 @@ AREAL = Framework(
             its squared error then has their gradient
         set: ppo_n_minibatches=1, and an update for each step of several
             AReaL deals the samples of a rank to mini-batches by length; these are a case's
-        set: learning rate 0, no weight decay, no clipping of gradients
-            all come after the gradient that is read
-        set: gradients, to 0 after they were read and before the optimizer steps
-            NaN would spoil the probe even at a learning rate of 0
         set: dtype=float32
             the tolerance is derived from the dtype, which a report names
         set: the sign of `approx_kl`, which AReaL logs as the new log-probability minus the old one
@@ -191,7 +188,9 @@ AREAL = Framework(
             the same operations in the same order, in float32
         stubbed: packages that serve rollouts or follow a run, and AReaL's client of agents
             no rollout engine listens, and what is logged is read off `export_stats`
-        """
+        """,
+        NOTHING_LEARNED,
+        ZEROED,
     ),
 )
 
@@ -233,14 +232,12 @@ MEGATRON = replace(
             stubbed: weights of a checkpoint, and the head of a critic, which AReaL puts into a
             model of Megatron's: none
                 the probe starts at 0, and is a critic's value already
-            stubbed: the stages of a pipeline: each has a probe and hands on token ids and entries
-                Megatron's schedule sends them, and their gradients back, as it does activations
             stubbed: AReaL's changes of mbridge's models for tree training, and of Megatron-Bridge's
             models of images: none
                 tree training is off, as by default, and no such model is made
-            stubbed: on a machine without a GPU, torch's CUDA devices, by the CPU
-                the same operations in the same order, in float32
-            """
+            """,
+            PIPELINE_STAGES,
+            CPU_AS_CUDA,
         ),
     ),
 )

@@ -9,12 +9,12 @@ from unittest import mock
 from adapters.areal.driving import ArealAdapter
 from adapters.areal.framework import FSDP2
 from adapters.areal.importing import module
-from adapters.contract.layout import Layout
+from adapters.engines.shells import ON_FOUR, cuts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from adapters.contract import Job, Rank
+    from adapters.contract import Job, Layout, Rank
     from adapters.contract.framework import Settings
 
 
@@ -29,11 +29,7 @@ class ArealFsdpAdapter(ArealAdapter):
 
     def layouts(self) -> list[Layout]:
         """Data parallelism on up to 4 ranks and Ulysses of 2; AReaL packs rows (thd)."""
-        return [
-            Layout(dp=dp, cp=cp, micro_batches=micro_batches, format="thd")
-            for dp, cp in ((1, 1), (2, 1), (1, 2), (4, 1), (2, 2))
-            for micro_batches in (1, 2, "tokens")
-        ]
+        return cuts(ON_FOUR, "thd")
 
     def make(self, settings: Settings, job: Job, rank: Rank, capacity: int) -> Any:
         """An engine around our model, whose optimizer tells the gradient."""

@@ -15,6 +15,7 @@ from adapters.contract.description import CodeLocation, Description, code_locati
 from adapters.contract.job import Depth
 from adapters.contract.layout import PIPELINES, Layout, Option, grids
 from adapters.contract.objective import Objective
+from adapters.engines.shells import OnMegatron, by_size, cuts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -33,7 +34,7 @@ PATCHES = "areal.engine.megatron_utils.megatron_bridge_patches"
 """AReaL's changes of Megatron-Bridge's models, made as they are imported."""
 
 
-class ArealMegatronAdapter(ArealAdapter):
+class ArealMegatronAdapter(OnMegatron, ArealAdapter):
     """AReaL with its Megatron engine."""
 
     engine = "megatron"
@@ -48,11 +49,6 @@ class ArealMegatronAdapter(ArealAdapter):
 
         AReaL packs rows (thd).
         """
-        plain = [
-            Layout(dp=dp, cp=cp, micro_batches=micro_batches, format="thd")
-            for dp, cp in grids(largest=4)
-            for micro_batches in (1, 2, "tokens")
-        ]
         of_two, of_four = (Layout(dp=2, cp=cp, micro_batches=2, format="thd") for cp in (1, 2))
         further = [
             replace(of_four, options=(Option.AVERAGE_IN_COLLECTIVE,)),
@@ -61,14 +57,12 @@ class ArealMegatronAdapter(ArealAdapter):
             *PIPELINES,
             replace(of_two, dp=1, pp=2, options=(Option.INTERLEAVED,)),
         ]
-        return sorted([*plain, *further], key=lambda layout: layout.world_size)
+        return by_size([*cuts(grids(largest=4), "thd"), *further])
 
     def load(self, source: Path | None) -> None:
-        """Import AReaL with its Megatron engine, on the CPU if there is no GPU."""
-        from adapters.toolkit import cuda_on_cpu
+        """Import AReaL with its Megatron engine."""
         from adapters.toolkit.imports import stub
 
-        cuda_on_cpu.install()
         stub([*BRIDGES, PATCHES])
         super().load(source)
 
@@ -84,13 +78,11 @@ class ArealMegatronAdapter(ArealAdapter):
         )
 
     def observe(self, job: Job, rank: Rank) -> Observation:
-        """Train, with the CPU as CUDA device if there is no GPU."""
+        """Train on the layout's process groups."""
         from adapters.engines import megatron_core
-        from adapters.toolkit import cuda_on_cpu
 
         megatron_core.join_grid(job.layout, rank)
-        with cuda_on_cpu.redirected():
-            return super().observe(job, rank)
+        return super().observe(job, rank)
 
     def make(self, settings: Settings, job: Job, rank: Rank, capacity: int) -> Any:
         """An engine around our model, whose optimizer tells the gradient."""
@@ -102,12 +94,6 @@ class ArealMegatronAdapter(ArealAdapter):
         engine.passes = bridge.policy.passes
         engine.gradients = megatron_core.gradients_of_steps(engine.optimizer, bridge.policy)
         return engine
-
-    def leave_world(self) -> None:
-        """Forget Megatron's process groups."""
-        from adapters.engines import megatron_core
-
-        megatron_core.leave_grid()
 
 
 class Bridge:

@@ -4,28 +4,27 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from adapters.contract.adapter import Adapter, Rank
 from adapters.contract.conventions import conventions_of
 from adapters.contract.description import CodeLocation
 from adapters.contract.job import Job, Observation
 from adapters.contract.layout import Layout, Option
 from adapters.contract.objective import FROM_REWARDS, OF_ROLLOUTS
 from adapters.contract.probed_batch import ProbedBatch
-from adapters.engines import dtensor
+from adapters.engines.shells import ON_FOUR, OnFsdp, by_size, cuts
 from adapters.nemo_rl import importing
 from adapters.nemo_rl.framework import DTENSOR_V1, DTENSOR_V2, NEMO_RL
 from adapters.toolkit.calls import Candidates, places
-from adapters.toolkit.launching import set_what_ray_sets
+from adapters.toolkit.worlds import set_what_ray_sets
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from adapters.contract import Description
+    from adapters.contract import Description, Rank
     from adapters.contract.framework import Framework
 
 
-class NemoRLAdapter(Adapter):
+class NemoRLAdapter(OnFsdp):
     """Drives NVIDIA-NeMo/RL."""
 
     name = "nemo_rl"
@@ -44,17 +43,8 @@ class NemoRLAdapter(Adapter):
         Rows of micro-batches are padded, in micro-batches of equal size or cut by tokens (dynamic
         batching), or packed, which NeMo-RL does without context parallelism alone.
         """
-        padded = [
-            Layout(dp=dp, cp=cp, micro_batches=micro_batches)
-            for dp, cp in ((1, 1), (2, 1), (1, 2), (4, 1), (2, 2))
-            for micro_batches in (1, 2, "tokens")
-        ]
-        packed = [
-            Layout(dp=dp, micro_batches=micro_batches, format="thd")
-            for dp in (1, 2, 4)
-            for micro_batches in (1, "tokens")
-        ]
-        return sorted([*padded, *packed], key=lambda layout: layout.world_size)
+        packed = cuts([(dp, 1) for dp in (1, 2, 4)], "thd", micro_batches=(1, "tokens"))
+        return by_size([*cuts(ON_FOUR, "bshd"), *packed])
 
     def load(self, source: Path | None) -> None:
         """Import NeMo-RL's trainers and its worker."""
@@ -87,10 +77,6 @@ class NemoRLAdapter(Adapter):
             forward_passes=batch.forward_passes(training.passes),
             rows=batch.rows(training.passes),
         )
-
-    def leave_world(self) -> None:
-        """Forget the world's device meshes."""
-        dtensor.leave_world()
 
 
 class DTensorV1Adapter(NemoRLAdapter):

@@ -17,6 +17,7 @@ from adapters.contract.objective import (
     Metric,
     Objective,
 )
+from adapters.engines.shells import CPU_AS_CUDA, NOTHING_LEARNED, ZEROED
 from adapters.toolkit.settings import samples_per_step, token_budget
 from reference.aggregation import (
     AuxiliaryAggregation,
@@ -247,10 +248,6 @@ NEMO_RL = Framework(
             signed powers of two, on which no weight depends
         set: prompts that NeMo-RL's estimators tell groups by, to one token
             token ids of probed samples are all different, also in prompts
-        set: learning rate 0, no weight decay, no clipping of gradients
-            all come after the gradient that is read
-        set: gradients, to 0 after they were read and before the optimizer steps
-            NaN would spoil the probe even at a learning rate of 0
         set: precision=float32
             the tolerance is derived from the dtype, which a report names
         set: lengths of rows as multiples of 2 · cp where there is context parallelism
@@ -270,9 +267,10 @@ NEMO_RL = Framework(
         stubbed: packages that follow a run, read images and sound or measure GPUs, and the data
         sets that are read by them
             none is used by a step
-        stubbed: on a machine without a GPU, torch's CUDA device, by the CPU
-            the same operations in the same order, in float32
-        """
+        """,
+        NOTHING_LEARNED,
+        ZEROED,
+        CPU_AS_CUDA,
     ),
 )
 

@@ -14,6 +14,7 @@ from adapters.nemo_rl.importing import module, without_binding
 from adapters.nemo_rl.model import model_class
 from adapters.toolkit import cuda_on_cpu
 from adapters.toolkit.probe import ForwardPasses, GradientReader
+from adapters.toolkit.worlds import cached, of_all_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -37,9 +38,7 @@ class Workers:
         share = data[self._worker.dp_mesh.get_local_rank()]
         with on_this_machine():
             result = getattr(self._worker, method)(share, **common_kwargs)
-        results: list[Any] = [None] * self._rank.world_size
-        dist.all_gather_object(results, result)
-        return results[:: self._worker.cp_size]
+        return of_all_ranks(result)[:: self._worker.cp_size]
 
     def get_all_worker_results(self, results: list[Any]) -> list[Any]:
         """They are results already."""
@@ -58,12 +57,8 @@ def made_worker(config: Any, capacity: int, rank: Rank) -> Any:
     of_engine, packing = config["dtensor_cfg"], config["sequence_packing"]
     sizes = of_engine["context_parallel_size"], of_engine.get("dp_replicate_size")
     key = "nemo_rl", *sizes, packing["enabled"], capacity
-    if key not in rank.cache:
-        rank.cache[key] = _constructed(config, capacity)
-    worker = rank.cache[key]
+    worker = cached(rank, key, lambda: _constructed(config, capacity))
     worker.cfg = config
-    for recorded in (worker.gradients, worker.passes):
-        recorded.drain()
     return worker
 
 

@@ -12,10 +12,11 @@ from adapters.contract.description import CodeLocation
 from adapters.contract.job import Job, Observation
 from adapters.contract.layout import Layout, Option
 from adapters.contract.probed_batch import ProbedBatch
+from adapters.engines.shells import ON_FOUR, cuts
 from adapters.prime_rl import importing
 from adapters.prime_rl.framework import PRIME_RL
 from adapters.toolkit.calls import Candidates, places
-from adapters.toolkit.launching import set_what_ray_sets
+from adapters.toolkit.worlds import set_what_ray_sets
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -44,11 +45,7 @@ class PrimeRLAdapter(Adapter):
 
         Samples are packed by tokens, into one micro-batch of each rank or into several.
         """
-        plain = [
-            Layout(dp=dp, cp=cp, micro_batches=micro_batches, format="thd")
-            for dp, cp in ((1, 1), (2, 1), (1, 2), (4, 1), (2, 2), (1, 4))
-            for micro_batches in (1, "tokens")
-        ]
+        plain = cuts([*ON_FOUR, (1, 4)], "thd", micro_batches=(1, "tokens"))
         hybrid = (Option.HYBRID_SHARDING,)
         return [
             *plain,

@@ -10,6 +10,7 @@ from adapters.contract.description import parse_departures
 from adapters.contract.framework import Framework, parse_options
 from adapters.contract.layout import Option
 from adapters.contract.objective import Metric, Objective
+from adapters.engines.shells import ZEROED
 from adapters.toolkit.settings import token_budget
 from reference.aggregation import AuxiliaryAggregation, DenominatorMask, DivergenceEstimator, Mode
 
@@ -145,8 +146,6 @@ PRIME_RL = Framework(
         set: learning rate 0, no weight decay, no clipping of gradients (torchtitan's), which before
         April 2026 is a function that does nothing
             all come after the gradient that is read
-        set: gradients, to 0 after they were read and before the optimizer steps
-            NaN would spoil the probe even at a learning rate of 0
         set: no offloading to the CPU, no garbage collection by steps
             there are no activations, and nothing is computed
         set: float32 in FSDP2's mixed precision, unless bfloat16 is asked for
@@ -174,6 +173,7 @@ PRIME_RL = Framework(
         gradients of torch's all_gather, which torch itself makes over gloo from the wrong ranks, by
         an all_reduce
             the same operations in the same order, in float32
-        """
+        """,
+        ZEROED,
     ),
 )

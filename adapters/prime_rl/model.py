@@ -9,7 +9,7 @@ from unittest import mock
 import torch
 
 from adapters.prime_rl.importing import module
-from adapters.toolkit.probe import ProbedModel, logits_head
+from adapters.toolkit.probe import ProbedTransformer, logits_head
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,24 +17,14 @@ if TYPE_CHECKING:
     from adapters.toolkit.probe import ForwardPasses
 
 
-class Policy(ProbedModel):
-    """The probe with the attributes by which prime-rl finds a model's layers and vocabulary."""
-
-    def __init__(self, capacity: int, passes: ForwardPasses) -> None:
-        super().__init__(capacity, passes, logits_head)
-        self.config = SimpleNamespace(vocab_size=capacity, tie_word_embeddings=True)
-
-    @property
-    def model(self) -> Any:
-        """The part with the transformer's layers."""
-        return SimpleNamespace(layers=[self.layer])
-
-
-def setup_model(capacity: int, passes: ForwardPasses, dtype: str) -> Callable[..., Policy]:
+def setup_model(
+    capacity: int, passes: ForwardPasses, dtype: str
+) -> Callable[..., ProbedTransformer]:
     """Stands for prime-rl's function of this name: the probe in place of a checkpoint."""
 
-    def setup(config: Any, parallel_dims: Any, *_: object) -> Policy:
-        policy = Policy(capacity, passes)
+    def setup(config: Any, parallel_dims: Any, *_: object) -> ProbedTransformer:
+        of_model = SimpleNamespace(vocab_size=capacity, tie_word_embeddings=True)
+        policy = ProbedTransformer(capacity, passes, logits_head, of_model)
         models = module("trainer.model")
         policies = mock.patch.object(models, "MixedPrecisionPolicy", _in_dtype(models, dtype))
         with policies:
