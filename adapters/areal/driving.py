@@ -11,8 +11,9 @@ import numpy as np
 from adapters.areal import importing
 from adapters.areal.framework import AREAL
 from adapters.areal.importing import configured, module
-from adapters.contract.adapter import Adapter, Rank, Refused, Unsupported
+from adapters.contract.adapter import Adapter, Rank
 from adapters.contract.description import CodeLocation, Description
+from adapters.contract.job import Refused, Unsupported
 from adapters.contract.objective import FROM_REWARDS, Objective
 from adapters.contract.probed_batch import ProbedBatch
 from adapters.toolkit.calls import Candidates, places, refusals

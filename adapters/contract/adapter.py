@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from adapters.contract.job import Unsupported
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
@@ -16,14 +18,6 @@ if TYPE_CHECKING:
     from adapters.contract.framework import Framework
     from adapters.contract.job import Job, LogEntry, Observation
     from adapters.contract.layout import Layout
-
-
-class Unsupported(Exception):  # noqa: N818 - a verdict, not an error
-    """The framework has no such mode, depth or layout; the message says which."""
-
-
-class Refused(Exception):  # noqa: N818 - a verdict, not an error
-    """The framework declined to run, before any step, with an error of its own."""
 
 
 @dataclass(frozen=True, kw_only=True)

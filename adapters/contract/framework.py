@@ -12,9 +12,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from adapters.contract.adapter import Unsupported
 from adapters.contract.description import Departure, Description
-from adapters.contract.job import Depth, Job
+from adapters.contract.job import Depth, Job, Unsupported
 from adapters.contract.layout import Layout, Option
 from adapters.contract.objective import Metric, Objective
 from reference.aggregation import Mode
