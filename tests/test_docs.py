@@ -25,6 +25,7 @@ from conformance.plan.checks import CHECK_SPECS
 from conformance.plugin import options
 from conformance.runs import registry
 from conformance.views.overview import committed, frameworks, pages
+from conformance.views.overview import options as table_of_options
 from conformance.views.report_formats import as_text
 from reference.aggregation import AuxiliaryAggregation, Conventions
 from tests import command
@@ -329,6 +330,13 @@ def test_table_and_findings_are_those_of_the_committed_reports(
     """`python -m conformance.views.overview` writes them anew."""
     for path, text in (pages.pages(found, README) | frameworks.pages(found)).items():
         assert (command.ROOT / path).read_text() == text
+
+
+def test_table_of_options_is_that_of_the_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`python -m conformance.views.overview` writes it anew."""
+    monkeypatch.chdir(command.ROOT)
+    for path, text in table_of_options.pages().items():
+        assert path.read_text() == text
 
 
 @pytest.mark.skipif(
