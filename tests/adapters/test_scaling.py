@@ -61,6 +61,7 @@ ELSEWHERE = {
     "engines.deepspeed.import_deepspeed": "a path",
     "slime_family.rollouts.of_single_samples": "micro-batches of all ranks",
     "nemo_rl.framework._budget": "sizes that the framework is told",
+    "nemo_rl.framework._micro_batch_size": "sizes that the framework is told",
     "nemo_rl.framework._multiple": "sizes that the framework is told",
     "nemo_rl.importing._example": "a path",
     "openrlhf.command_line._micro_batches": "sizes that the framework is told",
