@@ -18,7 +18,7 @@ from adapters.contract.objective import (
     Objective,
 )
 from adapters.engines.shells import CPU_AS_CUDA, NOTHING_LEARNED, ZEROED
-from adapters.toolkit.settings import samples_per_step, token_budget
+from adapters.toolkit.settings import micro_batch_size, samples_per_step, token_budget
 from reference.aggregation import (
     AuxiliaryAggregation,
     DenominatorMask,
@@ -51,14 +51,8 @@ def _all_tokens(job: Job) -> int:
 
 
 def _micro_batch_size(job: Job) -> int:
-    """The samples of a micro-batch; raises `Unsupported` if they leave some over."""
-    layout = job.layout
-    assert isinstance(layout.micro_batches, int)
-    per_rank = samples_per_step(job.steps) // layout.dp
-    samples = max(per_rank // layout.micro_batches, 1)
-    if per_rank % samples:
-        raise Unsupported(f"no micro-batches of {samples} of a rank's {per_rank} samples")
-    return samples
+    """The samples of a micro-batch."""
+    return micro_batch_size(job, samples_per_step(job.steps) // job.layout.dp)
 
 
 CLIPPED = {
