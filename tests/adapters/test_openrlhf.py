@@ -1,26 +1,17 @@
-"""OpenRLHF's real code on the real DeepSpeed engine: what its adapter hands over, and reads."""
+"""OpenRLHF's real code on the real DeepSpeed engine: what runs leave, and an older version."""
 
 from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-import numpy as np
 import pytest
 
-from adapters.contract.objective import Metric, Objective
-from adapters.openrlhf.adapter import OpenRLHFAdapter
 from conformance.findings.verdict import Verdict
-from conformance.ranks.pool import Ran, RankPool
 from reference.aggregation import Mode
 from tests import command
-from tests.adapters.steps import job, released
 from tests.conformance.test_leftovers import OF_OTHERS, forgotten_memory, names, processes_of
 from tests.conformance.test_plugin import wait_for
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 pytestmark = [
     pytest.mark.openrlhf,
@@ -28,42 +19,6 @@ pytestmark = [
 ]
 
 RELEASE = "pypi:0.11.2"
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[RankPool]:
-    with RankPool(OpenRLHFAdapter(), released(OpenRLHFAdapter(), RELEASE), 2) as pool:
-        yield pool
-
-
-def test_ranks_have_whole_samples_and_log_the_same(pool: RankPool) -> None:
-    given = job("odd_groups", objective=Objective.COMBINED)
-    outcome = pool.run(given)
-
-    assert isinstance(outcome, Ran), outcome
-    first, second = outcome.observations
-    held = np.stack([rank.forward_passes[0] >= 0 for rank in (first, second)])
-    assert (held.sum(axis=0) == 1).all()
-    assert first.reported == second.reported
-    assert first.reported.keys() == {
-        Metric.POLICY_LOSS,
-        Metric.CLIP_FRACTION,
-        Metric.POLICY_KL,
-        Metric.ENTROPY,
-        Metric.KL,
-        Metric.REWARD,
-    }
-
-
-def test_steps_of_a_batch_are_logged_one_by_one(pool: RankPool) -> None:
-    given = job("two_steps", objective=Objective.COMBINED)
-    outcome = pool.run(given)
-
-    assert isinstance(outcome, Ran), outcome
-    reported = outcome.observations[0].reported
-    assert {len(values) for metric, values in reported.items() if metric is not Metric.REWARD} == {
-        2
-    }
 
 
 @pytest.mark.processes

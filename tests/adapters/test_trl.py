@@ -7,14 +7,13 @@ from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 
-import numpy as np
 import pytest
 
 from adapters.contract import Description, Job, Option
 from adapters.contract.configuration import Configuration, Setting
 from adapters.contract.conventions import Documented, conventions_of
 from adapters.contract.objective import Metric, Objective
-from adapters.trl.engines import TrlDdpAdapter, TrlDeepspeedAdapter, TrlFsdp2Adapter
+from adapters.trl.engines import TrlDdpAdapter, TrlFsdp2Adapter
 from adapters.trl.grpo.adapter import CONVENTIONS, ESTIMATOR
 from adapters.trl.schedule import schedule_of
 from conformance.judging.metrics import judge_logged
@@ -36,8 +35,6 @@ needs_trl = [
     pytest.mark.skipif(find_spec("trl") is None, reason="trl is not installed"),
 ]
 
-GRPO = (TrlDdpAdapter, TrlFsdp2Adapter, TrlDeepspeedAdapter)
-"""The engines of `GRPOTrainer`."""
 
 DECLARED = {
     **CONVENTIONS,
@@ -50,12 +47,6 @@ PLAIN, ONE_RANK = "dp2-cp1-mb2-bshd", "dp1-cp1-mb2-bshd"
 SHARED, SPLIT = (
     f"{PLAIN}+{option}" for option in (Option.SHARED_GENERATION, Option.SPLIT_GENERATION)
 )
-
-
-@pytest.fixture(scope="module", params=GRPO, ids=lambda engine: engine.engine)
-def pool(request: pytest.FixtureRequest) -> Iterator[RankPool]:
-    with RankPool(request.param(), None, 2) as pool:
-        yield pool
 
 
 @pytest.fixture(scope="module")
@@ -139,22 +130,6 @@ class TestReal:
 
         assert isinstance(outcome, Declined)
         assert "MULTI_CPU in the place of FSDP" in outcome.message
-
-    def test_ranks_have_whole_samples_and_log_the_same(self, pool: RankPool) -> None:
-        outcome = pool.run(job(objective=Objective.COMBINED))
-
-        assert isinstance(outcome, Ran), outcome
-        first, second = outcome.observations
-        held = np.stack([rank.forward_passes[0] >= 0 for rank in (first, second)])
-        assert (held.sum(axis=0) == 1).all()
-        assert first.reported == second.reported
-        assert first.reported.keys() == {
-            Metric.LOSS,
-            Metric.CLIP_FRACTION,
-            Metric.ENTROPY,
-            Metric.KL,
-            Metric.REWARD,
-        }
 
     def test_luspo_adds_the_tokens_of_a_sample_up(self, ddp: RankPool) -> None:
         given = replace(job(), aggregation=Aggregation(Mode.CONSTANT, 1.0))

@@ -8,12 +8,11 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from adapters.contract import Job, Layout, Option, Unsupported
 from adapters.contract.conventions import conventions_of
-from adapters.contract.objective import OF_ROLLOUTS, Metric, Objective
+from adapters.contract.objective import Objective
 from adapters.verl.adapter import CONVENTIONS
 from adapters.verl.engines.fsdp import VerlFsdp2Adapter
 from adapters.verl.engines.megatron import VerlMegatronAdapter
@@ -54,25 +53,6 @@ on_megatron = pytest.mark.parametrize(
 def of_constant(divisor: float) -> Job:
     """A step that is divided by its samples and a constant."""
     return replace(job(), aggregation=Aggregation(Mode.CONSTANT, divisor))
-
-
-def test_ranks_have_whole_samples_and_log_the_same(pool: RankPool) -> None:
-    given = job(objective=Objective.COMBINED)
-    outcome = pool.run(given)
-
-    assert isinstance(outcome, Ran), outcome
-    first, second = outcome.observations
-    held = np.stack([rank.forward_passes[0] >= 0 for rank in (first, second)])
-    assert (held.sum(axis=0) == 1).all()
-    assert first.reported == second.reported
-    assert first.reported.keys() - {*OF_ROLLOUTS} == {
-        Metric.POLICY_LOSS,
-        Metric.LOSS,
-        Metric.CLIP_FRACTION,
-        Metric.POLICY_KL,
-        Metric.ENTROPY,
-        Metric.KL,
-    }
 
 
 def test_mini_batch_is_counted_in_prompts_of_several_samples() -> None:
