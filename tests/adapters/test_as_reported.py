@@ -67,10 +67,11 @@ SELECTIONS = (
     Selection("skyrl/v0.3.0", ("dp1-cp1-mb2-bshd",), STARTUP),
     Selection("skyrl/v0.3.0-megatron", ("dp1-cp1-pp2-mb2-bshd", "dp2-cp1-mbtokens-bshd")),
     Selection("skyrl/v0.3.0-megatron", ("dp2-cp2-tp2-mb2-thd",), ("fully_masked_sample",)),
+    Selection("verl/v0.9.1-fsdp2", ("dp2-cp1-mb2-thd+two_epochs",), TELLING),
     Selection(
         "verl/v0.9.1-fsdp2",
-        ("dp2-cp1-mb2-thd+two_epochs", "dp1-cp2-mbtokens-thd+legacy_trainer"),
-        TELLING,
+        ("dp1-cp2-mbtokens-thd+legacy_trainer",),
+        ("fully_masked_sample", "two_steps"),
     ),
     Selection("verl/v0.9.1-fsdp2", ("dp1-cp1-mb2-bshd",), STARTUP),
     Selection(
