@@ -60,12 +60,16 @@ _ENTRY = re.compile(
 )
 
 
-def parse_departures(table: str) -> tuple[Departure, ...]:
-    """Read a table of departures: lines of ``kind: what``, each with its reason indented below."""
-    return tuple(
+def parse_departures(table: str, *others: Departure) -> tuple[Departure, ...]:
+    """Read a table of departures: lines of ``kind: what``, each with its reason indented below.
+
+    ``others``, which are not in the table, come last.
+    """
+    found = (
         Departure(DepartureKind(kind), " ".join(what.split()), " ".join(why.split()))
         for kind, what, why in _ENTRY.findall(inspect.cleandoc(table))
     )
+    return (*found, *others)
 
 
 class BatchProperty(StrEnum):
@@ -126,6 +130,8 @@ class Description:
     # Properties that no batch of its own has, each with the place that sees to it: that a step
     # crashes with such a batch is advice.
     never_made: Mapping[BatchProperty, str] = field(default_factory=dict)
+    # Options of this version that its adapter does not know.
+    new_options: tuple[str, ...] = ()
     # Packages that the framework imports, the loss never uses, and this run replaced by stubs.
     stubs: tuple[str, ...] = ()
     departures: tuple[Departure, ...] = ()  # all from a user's run, except the stubs

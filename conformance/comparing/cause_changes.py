@@ -7,20 +7,18 @@ its findings was looked at before. Of anything else it is only said what its fin
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 from enum import StrEnum
-from functools import cached_property
-from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
-from conformance.comparing.diff import key
+from conformance.comparing.diff import by_key
+from conformance.comparing.groups import shared_causes
 from conformance.findings.cause import UNEXPLAINED, Severity
 from conformance.findings.verdict import Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
-    from conformance.comparing.diff import Key
+    from conformance.comparing.groups import SharedCause
     from conformance.findings.cause import Cause
     from conformance.findings.finding import Finding
     from conformance.findings.report import Report
@@ -85,9 +83,27 @@ def cause_changes(old: Report, new: Report) -> list[CauseChange]:
     return sorted(_changes(old, new), key=lambda change: [*Fate].index(change.fate))
 
 
-def missing_cause(cause: Cause, old: Report, new: Report) -> CauseChange:
-    """What became of a cause of the old report that the new one does not have."""
-    return _missing(cause, _Side(old), _Side(new))
+def cause_histories(reports: Sequence[Report]) -> list[tuple[SharedCause, CauseChange]]:
+    """The causes of several versions, each once, with what became of it.
+
+    It is told by the last version and the one before, or the last that has the cause. Those of the
+    last version come first, the worst before others; causes that it does not have follow, except
+    those that it has under another condition.
+    """
+    *before, last = reports
+    changes = [cause_changes(report, last) for report in before]
+    histories = []
+    for shared in shared_causes(reports):
+        place = next(iter(shared.groups))
+        since = changes[min(place, len(changes) - 1)] if changes else []
+        found = (one for one in since if shared.cause is one.new or shared.cause is one.old)
+        change = next(found, None)
+        if change is None and place < len(before):  # advice, which is not among the changes
+            change = _missing(shared.cause, _Side(reports[place]), _Side(last))
+        change = change or CauseChange(Fate.SAME, shared.cause, shared.cause)
+        if place == len(before) or change.fate is not Fate.CHANGED:
+            histories.append((shared, change))
+    return histories
 
 
 def _missing(cause: Cause, old: _Side, new: _Side) -> CauseChange:
@@ -128,22 +144,18 @@ def _wrong(report: Report) -> list[Cause]:
     return [cause for cause in report.causes if cause.severity is not Severity.ADVICE]
 
 
-@dataclass(frozen=True)
 class _Side:
     """A report, by what its findings are of."""
 
-    report: Report
-
-    @cached_property
-    def findings(self) -> dict[Key, Finding]:
-        return {key(self.report.request, finding): finding for finding in self.report.findings}
+    def __init__(self, report: Report) -> None:
+        self.report = report
+        self.findings = by_key(report)
 
     def suspects(self, finding: Finding) -> set[str]:
         """All mistakes that may be a part of what is wrong with a finding."""
         clues = self.report.clues_of(finding)
         if clues is not None and clues.explanations:
-            parts = chain.from_iterable(chain.from_iterable(clues.explanations))
-            return {name.partition("/")[2] for name in parts}
+            return clues.suspects
         return {finding.diagnosis.name, *finding.diagnosis.also} if finding.diagnosis else set()
 
 

@@ -6,6 +6,7 @@ The conventions of every framework are those of its newest committed report, whi
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -13,9 +14,10 @@ from typing import TYPE_CHECKING, TypeVar
 
 from pydantic import TypeAdapter
 
+from conformance.corpus.cases import CORPUS, REJECTION
 from conformance.findings.agreement import direction
 from conformance.findings.errors import UnknownReductionError
-from conformance.findings.finding import Model
+from conformance.findings.finding import FrozenModel
 from reference.aggregation import (
     Aggregation,
     Conventions,
@@ -40,7 +42,7 @@ Value = TypeVar("Value")
 DECLARED = Path(__file__).with_name("frameworks.json")
 
 
-class Declared(Model):
+class Declared(FrozenModel):
     """What a version of a framework declares that the weights of its policy loss depend on."""
 
     version: str
@@ -101,7 +103,7 @@ class Reduction:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Difference:
+class StepChange:
     """The gradient of a step under another reduction, compared with that before.
 
     Gradients of tokens count as orthogonal and of one length, as in all reports.
@@ -139,11 +141,30 @@ def _one_of(known: Mapping[str, Value], name: str, kind: str) -> Value:
     return known[name]
 
 
-def differences(case: Case, before: Reduction, after: Reduction) -> list[Difference]:
+def differences(case: Case, before: Reduction, after: Reduction) -> list[StepChange]:
     """Returns what changes in each step of a batch that moves from one reduction to another."""
     found = []
     for step in case.steps:
         old, new = (one.weights(step, case.divisor) for one in (before, after))
         scale, cosine = direction(new, old)
-        found.append(Difference(step=step, scale=scale, cosine=cosine))
+        found.append(StepChange(step=step, scale=scale, cosine=cosine))
     return found
+
+
+def alike_reductions(declarations: Mapping[str, Mapping[str, Declared]]) -> list[list[Reduction]]:
+    """Returns all reductions; those that weigh every case of the corpus alike are one list.
+
+    ``declarations`` are by framework and engine. Engines of one framework that are alike are named
+    once.
+    """
+    steps = [(step, case.divisor) for case in (*CORPUS, *REJECTION) for step in case.steps]
+    classes: dict[bytes, list[Reduction]] = defaultdict(list)
+    for framework, engines in declarations.items():
+        for number, (engine, found) in enumerate(engines.items()):
+            for name in found.modes:
+                place = f"{framework}/{engine}" if number else framework
+                one = Reduction(place=place, name=name, declared=found)
+                alike = classes[b"".join(one.weights(*step).tobytes() for step in steps)]
+                if f"{framework}:{name}" not in map(str, alike):
+                    alike.append(one)
+    return sorted(classes.values(), key=lambda reductions: [*Mode].index(kind(reductions[0].mode)))

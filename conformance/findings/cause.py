@@ -36,6 +36,19 @@ class Clues(_Frozen):
     conditions: list[str] = []
     """Plain facts of the step and its cut, such as ``where a sample has no active token``."""
 
+    @property
+    def by_mistake(self) -> list[list[set[str]]]:
+        """The explanations, by the names of mistakes without those of terms."""
+        return [
+            [{name.partition("/")[2] for name in part} for part in parts]
+            for parts in self.explanations
+        ]
+
+    @property
+    def suspects(self) -> set[str]:
+        """All mistakes that may be a part of what is wrong."""
+        return set().union(*(part for parts in self.by_mistake for part in parts))
+
     def about(self, mistakes: frozenset[str]) -> Clues:
         """The same without the mistakes that are not among these."""
         excluded = [name for name in self.excluded if name.partition("/")[2] in mistakes]
@@ -96,6 +109,11 @@ class Cause(_Frozen):
     """Ids of the findings that it explains, the smallest reproduction first."""
 
     @property
+    def words(self) -> str:
+        """The statement without the condition."""
+        return self.statement.removesuffix("".join(f", {fact}" for fact in self.condition))
+
+    @property
     def mistake(self) -> str:
         """What is wrong, under any condition, by words that all versions of a framework share.
 
@@ -106,8 +124,7 @@ class Cause(_Frozen):
         is_explained = self.severity in (Severity.GRADIENT, Severity.LOGGED)
         if is_explained and self.name != UNEXPLAINED:
             return self.name
-        words = self.statement.removesuffix("".join(f", {fact}" for fact in self.condition))
-        return numberless(words)
+        return numberless(self.words)
 
     @property
     def key(self) -> tuple[str, tuple[str, ...]]:

@@ -17,7 +17,7 @@ from adapters.contract.conventions import conventions_of
 from adapters.contract.objective import Objective
 from adapters.contract.probed_batch import ProbedBatch
 from adapters.roll.adapter import CONVENTIONS
-from adapters.roll.engines.fsdp import RollFsdpAdapter
+from adapters.roll.fsdp import RollFsdpAdapter
 from adapters.toolkit.source import resolve
 from conformance.ranks.messages import Declined
 from conformance.ranks.pool import Ran, RankPool

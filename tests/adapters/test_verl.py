@@ -141,9 +141,9 @@ def test_world_is_entered_again_with_groups_of_its_own() -> None:
 
 
 def find_no_trl() -> None:
-    from adapters.verl.importing import import_verl, module
+    from adapters.verl.importing import module
 
-    import_verl(None)
+    VerlFsdp2Adapter().load(None)
     assert not module("models.transformers.monkey_patch").is_trl_available()
     assert not module("utils.model").is_trl_available()
 

@@ -1,0 +1,187 @@
+"""What `native` computes of a batch of rollouts: advantages from rewards, and a log of means.
+
+Formulas and sources of advantages are those of `reference.advantages`. Every rank has all samples
+and computes their advantages; what they are whitened by and all that is logged are sums over what
+each rank holds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+from adapters.contract.objective import ESTIMATORS, OF_GROUPS, Metric, Objective
+from reference.advantages import VARIANCE_EPSILON
+from reference.aggregation import STD_EPSILON
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from adapters.contract import Job
+    from adapters.native.packing import SampleTensors
+
+
+class OverRanks:
+    """What is computed from numbers that ranks have of their own tokens."""
+
+    def __init__(self, job: Job) -> None:
+        self.layout = job.layout
+
+    def added_up(self, sums: torch.Tensor) -> torch.Tensor:
+        """Sums of all ranks."""
+        if self.layout.world_size > 1:
+            dist.all_reduce(sums)
+        return sums
+
+
+class NativeEstimator(OverRanks):
+    """Estimates by an objective; each possible mistake has a method of its own."""
+
+    def __init__(self, job: Job) -> None:
+        super().__init__(job)
+        self.objective = job.objective
+        self.constants = ESTIMATORS[job.objective].constants
+
+    def estimate(
+        self, steps: list[list[SampleTensors]], held: torch.Tensor
+    ) -> list[list[SampleTensors]]:
+        """The samples of all steps with their advantages.
+
+        ``held`` are the ids of this rank's tokens that mean and variance count.
+        """
+        samples = [sample for step in steps for sample in step]
+        raw = [self.raw(sample, self.rewards_of_prompt(sample, samples)) for sample in samples]
+        if ESTIMATORS[self.objective].whitens:
+            raw = self.whitened(raw, samples, held)
+        estimated = iter(raw)
+        return [[replace(sample, advantages=next(estimated)) for sample in step] for step in steps]
+
+    def rewards_of_prompt(
+        self, sample: SampleTensors, samples: list[SampleTensors]
+    ) -> torch.Tensor:
+        """The rewards of all samples of a sample's prompt."""
+        return torch.tensor([other.reward for other in samples if other.group == sample.group])
+
+    def raw(self, sample: SampleTensors, rewards: torch.Tensor) -> torch.Tensor:
+        """The advantages of a sample before they are whitened: [prompt + response]."""
+        if self.objective in OF_GROUPS:
+            return self.of_group(sample, rewards)
+        if self.objective is Objective.REINFORCE_PP:
+            return self.discounted(self.token_rewards(sample), self.constants.discount)
+        following = self.following(sample)
+        deltas = self.token_rewards(sample) + self.constants.discount * following - sample.values
+        return self.discounted(deltas, self.constants.discount * self.constants.trace)
+
+    def of_group(self, sample: SampleTensors, rewards: torch.Tensor) -> torch.Tensor:
+        """A sample's reward compared with those of its prompt."""
+        centred = torch.full_like(sample.values, sample.reward - self.baseline(rewards))
+        if self.objective in (Objective.GROUP_NORMALISED, Objective.GROUP_WHITENED):
+            return centred / (self.spread(rewards) + STD_EPSILON)
+        if self.objective is Objective.LEAVE_ONE_OUT:
+            return centred * len(rewards) / max(len(rewards) - 1, 1)
+        if self.objective is Objective.REINFORCE_PP_BASELINE:
+            return centred - self.penalties(sample)
+        return centred
+
+    def baseline(self, rewards: torch.Tensor) -> float:
+        """What is subtracted from the rewards of a prompt."""
+        return float(rewards.mean())
+
+    def spread(self, rewards: torch.Tensor) -> float:
+        """The standard deviation of the rewards of a prompt, 0 of a single one."""
+        return float(rewards.std()) if len(rewards) > 1 else 0.0
+
+    def penalties(self, sample: SampleTensors) -> torch.Tensor:
+        """The penalty on the divergence of each token."""
+        divergences = sample.old_log_probs - sample.reference_log_probs
+        return torch.where(sample.mask, self.constants.penalty * divergences, 0)
+
+    def token_rewards(self, sample: SampleTensors) -> torch.Tensor:
+        """The reward of each token: penalties, and the sample's reward at its last active token."""
+        rewards = -self.penalties(sample)
+        active = sample.mask.nonzero()
+        if len(active):
+            rewards[active[-1]] += sample.reward
+        return rewards
+
+    def following(self, sample: SampleTensors) -> torch.Tensor:
+        """The critic's value of the next token of the response."""
+        return torch.cat([sample.values[1:], torch.zeros(1)])
+
+    def discounted(self, values: torch.Tensor, decay: float) -> torch.Tensor:
+        """Sums of what follows, each token's times another factor of the decay."""
+        found = values.clone()
+        for token in range(len(values) - 2, -1, -1):
+            found[token] += decay * found[token + 1]
+        return found
+
+    def whitened(
+        self, raw: list[torch.Tensor], samples: list[SampleTensors], held: torch.Tensor
+    ) -> list[torch.Tensor]:
+        """Advantages with mean 0 and variance 1 over the active tokens of all ranks."""
+        of_id = torch.zeros(1 + max(int(sample.ids.max()) for sample in samples))
+        for sample, values in zip(samples, raw, strict=True):
+            of_id[sample.ids] = values
+        mine = of_id[held]
+        total, tokens = self.added_up(torch.stack([mine.sum(), torch.tensor(float(len(mine)))]))
+        mean = total / tokens.clamp(min=1)
+        squares = self.added_up(((mine - mean) ** 2).sum())
+        variance = squares / self.degrees_of_freedom(tokens)
+        return [(values - mean) / torch.sqrt(variance + VARIANCE_EPSILON) for values in raw]
+
+    def degrees_of_freedom(self, tokens: torch.Tensor) -> torch.Tensor:
+        """The divisor of the variance."""
+        return (tokens - 1).clamp(min=1)
+
+
+class RolloutLog(OverRanks):
+    """The means of a batch; each possible mistake has a method of its own."""
+
+    def means(
+        self, samples: list[SampleTensors], mine: list[SampleTensors], held: torch.Tensor
+    ) -> Mapping[Metric, float]:
+        """All that is logged of ``samples``, the whole batch.
+
+        ``mine`` are those of this data-parallel rank; ``held`` are the ids of the active tokens
+        that this rank has, which may be some of theirs alone.
+        """
+        of_tokens = {
+            Metric.ADVANTAGE: [sample.advantages for sample in samples],
+            Metric.VALUE: [sample.values for sample in samples],
+            Metric.REFERENCE_LOG_PROB: [sample.reference_log_probs for sample in samples],
+            Metric.DIVERGENCE: [
+                sample.old_log_probs - sample.reference_log_probs for sample in samples
+            ],
+        }
+        return {
+            Metric.REWARD: self.of_samples(samples, [one.reward for one in mine]),
+            Metric.RESPONSE_LENGTH: self.of_samples(samples, [one.response_length for one in mine]),
+            **{
+                metric: self.of_tokens(samples, values, held)
+                for metric, values in of_tokens.items()
+            },
+        }
+
+    def of_samples(self, samples: list[SampleTensors], values: list[float]) -> float:
+        """The mean of what each sample has one of; context-parallel ranks have the same ones."""
+        return self.mean(torch.tensor(sum(values) / self.layout.cp), len(samples))
+
+    def of_tokens(
+        self, samples: list[SampleTensors], values: list[torch.Tensor], held: torch.Tensor
+    ) -> float:
+        """The mean over samples of the mean over their active tokens."""
+        of_id = torch.zeros(1 + max(int(sample.ids.max()) for sample in samples))
+        for sample, of_sample in zip(samples, values, strict=True):
+            of_id[sample.ids] = of_sample / self.tokens(sample)
+        return self.mean(of_id[held].sum(), len(samples))
+
+    def tokens(self, sample: SampleTensors) -> int:
+        """What the sum of a sample's tokens is divided by."""
+        return max(sample.tokens, 1)
+
+    def mean(self, total: torch.Tensor, samples: int) -> float:
+        """The mean over the samples of all ranks, given the sum of this one."""
+        return float(self.added_up(total)) / samples

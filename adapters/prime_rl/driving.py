@@ -1,0 +1,170 @@
+"""prime-rl's trainer, run on every rank: `train()` takes packed micro-batches to the last step."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections import defaultdict
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+import torch
+
+from adapters.prime_rl.importing import configured, module, serves_several_runs
+from adapters.prime_rl.model import setup_model
+from adapters.toolkit import cuda_on_cpu
+from adapters.toolkit.probe import ForwardPasses, GradientReader
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from adapters.contract import Rank
+    from adapters.contract.framework import Settings
+    from adapters.prime_rl.rollouts import Rollouts
+
+
+class Training:
+    """One run of the trainer, and what was read off it."""
+
+    def __init__(self, settings: Settings, rollouts: Rollouts, capacity: int, rank: Rank) -> None:
+        self._rank = rank
+        self.passes, self._log = ForwardPasses(), Log()
+        self._readers: list[GradientReader] = []
+        with tempfile.TemporaryDirectory(prefix="rl-loss-prime-rl-") as folder:
+            rollouts.send(Path(folder))
+            with _as_in_a_new_process(), self._replaced(capacity), cuda_on_cpu.redirected():
+                config = configured({**settings, "output_dir": Path(folder)})
+                module("trainer.rl.train").train.__wrapped__(config)
+            self.logs = _by_step([*self._log.history, *_logged(Path(folder) / "metrics.jsonl")])
+
+    def gradients(self) -> list[NDArray[np.float32]]:
+        """The probe's gradient of each optimizer step: [capacity]."""
+        [reader] = self._readers
+        return reader.drain()
+
+    @contextmanager
+    def _replaced(self, capacity: int) -> Iterator[None]:
+        """Let the trainer make our model, tell its optimizer, and start nothing outside a step."""
+        trainer = module("trainer.rl.train")
+        real = trainer.setup_optimizer
+
+        def setup_optimizer(*arguments: Any, **options: Any) -> Any:
+            made = real(*arguments, **options)
+            self._readers.append(GradientReader(made[0] if isinstance(made, tuple) else made))
+            return made
+
+        of_step = {
+            "setup_model": setup_model(capacity, self.passes, self._rank.dtype),
+            "setup_optimizer": setup_optimizer,
+            "get_parallel_dims": self._parallel_dims(trainer.get_parallel_dims),
+        }
+        replaced = [(trainer, of_step), (trainer, WITHOUT_SERVICES), (torch.cuda, WITHOUT_GPU)]
+        if serves_several_runs():
+            replaced += _of_several_runs(self._log)
+        with ExitStack() as stack:
+            for home, names in replaced:
+                stack.enter_context(mock.patch.multiple(home, **names))
+            yield
+
+    def _parallel_dims(self, make: Any) -> Any:
+        """Makes the process groups of a world once for all of its jobs."""
+
+        def cached(config: Any) -> Any:
+            key = "parallel_dims", config.cp, config.dp_replicate
+            if key not in self._rank.cache:
+                self._rank.cache[key] = make(config)
+            return self._rank.cache[key]
+
+        return cached
+
+
+WITHOUT_SERVICES: dict[str, Any] = {
+    "setup_torch_distributed": lambda **_: None,
+    "setup_weight_broadcast": lambda *_: None,
+    "get_perf_counter": lambda *_: SimpleNamespace(
+        count_tokens=lambda *_: None,
+        get_tokens_per_second=lambda *_: 0.0,
+        get_mfu=lambda *_: 0.0,
+        get_step_tokens_per_second=lambda *_: 0.0,
+        get_step_mfu=lambda *_: 0.0,
+    ),
+    "clip_grad_norm_": lambda *_, **__: torch.zeros(()),
+}
+"""Functions of the trainer's module: the world is there, speed is not looked at, and no gradient is
+clipped."""
+
+WITHOUT_GPU: dict[str, Any] = {
+    "reset_peak_memory_stats": lambda: None,
+    "max_memory_reserved": lambda: 0,
+}
+
+
+ONLY_RUN = SimpleNamespace(max_runs=1, used_idxs=(), synchronize_state=lambda: None)
+"""Stands for the manager of runs: none has a configuration or an adapter of its own."""
+
+PACKER = SimpleNamespace(
+    pack=lambda: None, _arm_watchdog=lambda: None, _disarm_watchdog=lambda: None
+)
+"""Stands for the packer on the first rank: micro-batches are packed and sent already."""
+
+
+class Log:
+    """Keeps what is logged, as the trainer's monitor does."""
+
+    def __init__(self) -> None:
+        self.history: list[dict[str, Any]] = []
+
+    def log(self, metrics: Mapping[str, Any], step: int) -> None:
+        """Keep metrics of a step."""
+        self.history.append({**metrics, "step": step})
+
+
+def _of_several_runs(log: Log) -> list[tuple[Any, dict[str, Any]]]:
+    """Modules, each with what to replace in it, where the trainer serves several runs.
+
+    This was before August 2026.
+    """
+    of_trainer: dict[str, Any] = {
+        "setup_multi_run_manager": lambda *_: ONLY_RUN,
+        "setup_monitor": lambda *_, **__: log,
+        "setup_tokenizer": lambda *_: None,
+    }
+    of_loader = {
+        "get_multi_run_manager": lambda: ONLY_RUN,
+        "setup_packer": lambda **_: PACKER,
+    }
+    trainer = module("trainer.rl.train")
+    if hasattr(trainer, "build_bin_cost"):  # from June 2026 on, for the packer
+        of_trainer["build_bin_cost"] = lambda _: sum
+    return [(trainer, of_trainer), (module("trainer.rl.data"), of_loader)]
+
+
+@contextmanager
+def _as_in_a_new_process() -> Iterator[None]:
+    """Forget the world and the monitors of a trainer that ran before, and its logger at the end."""
+    module("trainer.world").reset_world()
+    if not serves_several_runs():
+        module("monitors").MONITORS.clear()
+    try:
+        yield
+    finally:
+        module("utils.logger").reset_logger()
+
+
+def _logged(file: Path) -> list[dict[str, float]]:
+    """All that the file monitor has written, which is on the first rank alone."""
+    return [*map(json.loads, file.read_text("utf-8").splitlines())] if file.exists() else []
+
+
+def _by_step(rows: list[dict[str, float]]) -> list[dict[str, float]]:
+    """What was logged of each step, by prime-rl's names."""
+    steps: defaultdict[float, dict[str, float]] = defaultdict(dict)
+    for row in rows:
+        steps[row["step"]].update(row)
+    return [steps[number] for number in sorted(steps)]
