@@ -1,11 +1,13 @@
 """The interface between adapters and the rest of the project.
 
+What an adapter knows of its framework is data, a `Framework`; all else is how it is driven.
+
 An adapter drives one framework. It is created in the controlling process, which only asks for its
 properties, and pickled to every rank, where it imports the framework and runs steps. It never sees
 an expected value.
 """
 
-from adapters.contract.adapter import Adapter, Rank, Refused, Unsupported
+from adapters.contract.adapter import Adapter, Rank
 from adapters.contract.conventions import Assumed, Documented
 from adapters.contract.description import (
     BatchProperty,
@@ -16,7 +18,16 @@ from adapters.contract.description import (
     FixedMode,
     code_location,
 )
-from adapters.contract.job import Depth, Job, LogEntry, Observation, PendingReduction
+from adapters.contract.framework import Framework
+from adapters.contract.job import (
+    Depth,
+    Job,
+    LogEntry,
+    Observation,
+    PendingReduction,
+    Refused,
+    Unsupported,
+)
 from adapters.contract.layout import PIPELINES, InvalidLayoutError, Layout, Option, grids
 
 __all__ = [
@@ -31,6 +42,7 @@ __all__ = [
     "Description",
     "Documented",
     "FixedMode",
+    "Framework",
     "InvalidLayoutError",
     "Job",
     "Layout",

@@ -58,14 +58,15 @@ ALL = parse_departures(
 
 MEGATRON = parse_departures(
     """
-    stubbed: the model that ROLL's package for Megatron makes of a checkpoint, by chunks of one of
-    one token
-        the package's own functions hold and slice it; ROLL puts it into Megatron's data parallelism
-    set: parameters in float32; ROLL's functions of logits are given copies
-        the tolerance is derived from the dtype, which a report names; the functions make a copy in
-        float32 themselves of logits in bfloat16, and overwrite it
-    stubbed: moves of weights, gradients and states of the optimizer to the host's memory and back
-        a step computes on the device alone
+    stubbed: the model that mcore_adapter builds from a checkpoint, by chunks of a model with one
+    token
+        mcore_adapter's own functions hold and slice it; ROLL wraps it in Megatron's data
+        parallelism
+    set: parameters in float32; ROLL's functions of logits get copies
+        the tolerance is derived from the dtype, which a report names; the functions copy bfloat16
+        logits to float32 themselves, and overwrite the copy
+    stubbed: moving weights, gradients and optimizer states to host memory and back
+        a step computes only on the device
     set: with dynamic batching, an attention mask of 1 on masked tokens at the end of a response,
     except in checks on ROLL's own advantages
         rows are cut to the attended tokens, and these are tokens of a case

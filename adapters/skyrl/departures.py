@@ -60,7 +60,7 @@ MEGATRON = parse_departures(
     set: flash_attn=False
         the model has no attention
     stubbed: Megatron-Bridge, init_configs and the model provider
-        they make a model and its configuration of a checkpoint
+        they build a model and its configuration from a checkpoint
     stubbed: get_megatron_optimizer and its scheduler, by an optimizer that reads the gradient
         it runs after all reductions, and gathers a distributed optimizer's shards
     """,

@@ -102,14 +102,15 @@ ALL_ENGINES = parse_departures(
 
 MEGATRON = parse_departures(
     """
-    stubbed: Megatron-Bridge, which makes a model, its configuration and its weights of a checkpoint
-        verl's overrides are applied to the configuration of a small model as the bridge applies
-        them, and Megatron's own data parallelism is configured with what verl hands over
-    set: the dtype of parameters, after verl has validated another where it is float32
-        verl's validation knows two dtypes of 16 bits alone, its engine float32 too
-    set: an id for padding, in the place of a tokenizer's
-        rows are padded with it where no token is
-    stubbed: the checkpoint manager: none
+    stubbed: Megatron-Bridge, which builds a model, its configuration and its weights from a
+    checkpoint
+        verl's overrides are applied to a small model's configuration as the bridge applies them,
+        and Megatron's own data parallelism gets verl's configuration
+    set: the parameters' dtype, if it is float32, after verl has validated another one
+        verl's validation allows only two 16-bit dtypes; its engine supports float32 too
+    set: a padding id, instead of a tokenizer's
+        it pads rows where there is no token
+    stubbed: the checkpoint manager, by nothing
         nothing is saved
     stubbed: on a machine without a GPU, the engine's token count, by a copy of it
         ranks sum their counts in place, and the count is a view of the batch's offsets, which a GPU

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from adapters.contract.probed_batch import PADDING_VALUE
-from adapters.native.advantages import NativeEstimator
+from adapters.native.rollouts import NativeEstimator
 from tests.mutants.mutant import SAMPLE, Mutant
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class FromRewards(Mutant, modes=SAMPLE):
-    """A mutant whose advantages ``of`` an estimator are wrong, in one mode as in all others."""
+    """A mutant that is equally wrong in all modes, and is checked in one."""
 
     def __init_subclass__(cls, of: str, **says: object) -> None:
         super().__init_subclass__(f"advantages.{of}", **says)

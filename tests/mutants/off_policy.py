@@ -126,7 +126,7 @@ class SequenceRatioPerSlice(Mutant, diagnosis="ratios_per_cp_slice", check="off_
     """The mean of a sequence's log-ratios is over a context-parallel rank's slice."""
 
     def add_slices(self, sums: torch.Tensor) -> None:
-        """Nothing is added."""
+        """Sum nothing."""
 
 
 class ClippedTokensDropped(

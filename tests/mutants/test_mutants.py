@@ -37,7 +37,7 @@ TABLE = Path(__file__).parents[2] / "reports" / "mutants.md"
 TRIED = 1
 """Cells that are tried if no case kills."""
 
-EVERY = 8
+EVERY = 32
 """One in this many cells is tried."""
 
 BY_NAME = {mutant.__name__: mutant for mutant in MUTANTS}
