@@ -1,4 +1,4 @@
-"""A case as a JSON file: a user's own, such as a training run may dump, or one that was generated.
+"""A case as a JSON file: a user's own, for example dumped by a training run, or a generated one.
 
 Its JSON Schema is ``case.schema.json`` next to this module.
 """
@@ -103,7 +103,7 @@ def load(path: Path) -> Case:
         raise InvalidCaseFileError(f"{path}: {error}") from error
     if case.name in {GENERATED, *(one.name for one in ALL_CASES)}:
         raise InvalidCaseFileError(
-            f"{path}: name: {case.name!r} is a case of the corpus", "give it another"
+            f"{path}: name: {case.name!r} is a case of the corpus", "choose another name"
         )
     return case
 

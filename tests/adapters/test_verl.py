@@ -86,12 +86,12 @@ def test_megatron_deals_mini_batches_to_data_parallel_ranks_alone(pool: RankPool
 @pytest.mark.parametrize(
     ("given", "reason"),
     [
-        (of_constant(2.5), "the divisor 2.5 is none"),
-        (job("two_steps", objective=Objective.REJECTION), "logged once for a batch"),
-        # Rows of padding would lie behind the samples of the last step.
+        (of_constant(2.5), "the divisor is 2.5"),
+        (job("two_steps", objective=Objective.REJECTION), "logged once per batch"),
+        # Padding rows would follow the samples of the last step.
         (
             replace(job("nine_samples"), steps=job("nine_samples").steps * 2),
-            "mini-batches are multiples of 2 ranks, 9 samples are none",
+            "9 samples cannot be split evenly over 2 ranks",
         ),
     ],
     ids=["fraction", "rejection", "padding"],
