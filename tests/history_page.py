@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING
 
 from conformance import cli
 from tests.command import ROOT, SOURCES
-from tests.reproduction import CLONES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 PAGE = ROOT / "reports" / "history.md"
+
+CLONES = {"skyrl": "SkyRL"}
+"""Names of clones that are not those of their adapters."""
 
 COLUMN = "causes, before → after"
 
