@@ -43,6 +43,7 @@ AREAL = Framework(
         Objective.OFF_POLICY: CLIPPED,
         Objective.DUAL_CLIP: {**CLIPPED, "c_clip": CONSTANTS.dual_clip},
         Objective.GSPO: {**CLIPPED, "importance_sampling_level": "sequence"},
+        Objective.CISPO: {**CLIPPED, "use_cispo_loss": True},
         Objective.SAPO: {
             "use_sapo_loss": True,
             "sapo_tau_pos": CONSTANTS.positive_temperature,
@@ -111,6 +112,7 @@ AREAL = Framework(
         eps_clip, eps_clip_higher | the bounds of the ratio
         c_clip | the bound of the loss for negative advantages
         importance_sampling_level | ratios of tokens or of sequences
+        use_cispo_loss | clipped ratios on the log-probability, since 2.0.0
         use_sapo_loss, sapo_tau_pos, sapo_tau_neg | soft gates in the place of clipping
         use_decoupled_loss | the proximal policy is not that of the rollouts
         rejection_sampling.level, rejection_sampling.action, rejection_sampling.metric,
