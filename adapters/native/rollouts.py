@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from adapters.contract.objective import ESTIMATORS, OF_GROUPS, Metric, Objective
+from adapters.contract.formulas import ESTIMATORS
+from adapters.contract.objective import OF_GROUPS, Metric, Objective
 from reference.advantages import VARIANCE_EPSILON
 from reference.aggregation import STD_EPSILON
 

@@ -9,8 +9,6 @@ import sys
 import textwrap
 from typing import TYPE_CHECKING
 
-from adapters.contract import Depth
-from adapters.contract.conventions import answers, sources
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:
@@ -43,6 +41,9 @@ def adapters(options: argparse.Namespace) -> Iterator[str]:
 
 def _properties(entry: Entry) -> Iterator[tuple[str, str]]:
     """Yields the names and values of what is known about one engine of an adapter."""
+    from adapters.contract import Depth
+    from adapters.contract.conventions import answers, sources
+
     if entry.source is not None:
         source = entry.source
         parts = [source.kind, source.version, source.ref, source.revision]

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from adapters.contract.formulas import 
 from adapters.contract.objective import (
     CONSTANTS,
     ESTIMATORS,

@@ -8,13 +8,8 @@ import numpy as np
 import pytest
 
 from adapters.contract import Depth, Description, Job, Layout, Observation
-from adapters.contract.objective import (
-    ESTIMATORS,
-    OF_ROLLOUTS,
-    Metric,
-    Objective,
-    estimator_conventions,
-)
+from adapters.contract.formulas import ESTIMATORS, estimator_conventions
+from adapters.contract.objective import OF_ROLLOUTS, Metric, Objective
 from adapters.contract.probed_batch import ProbedBatch
 from conformance.diagnosis.catalogue.advantages import BatchPlacement, Estimate, wrong_advantages
 from conformance.findings.verdict import Verdict

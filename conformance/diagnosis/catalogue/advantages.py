@@ -13,14 +13,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from adapters.contract.objective import (
-    ESTIMATORS,
-    OF_GROUPS,
-    OF_VALUES,
-    PENALISING,
-    AdvantageEstimator,
-    Objective,
-)
+from adapters.contract.formulas import ESTIMATORS, AdvantageEstimator
+from adapters.contract.objective import OF_GROUPS, OF_VALUES, PENALISING, Objective
 from adapters.contract.probed_batch import PADDING_VALUE
 from reference import advantages
 from reference.aggregation import Penalties, TokenSet

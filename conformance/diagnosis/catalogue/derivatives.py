@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from adapters.contract.objective import CONSTANTS, DERIVATIVES, Objective
+from adapters.contract.formulas import DERIVATIVES
+from adapters.contract.objective import CONSTANTS, Objective
 from conformance.diagnosis.step_context import WrongFactors
 from reference import policy_losses
 
