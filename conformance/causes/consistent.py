@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from conformance.causes.statements import MISCOUNTED
+from conformance.diagnosis.catalogue.factors import wrong_factors
 from conformance.diagnosis.catalogue.missing_tokens import kinds_of_loss, shares
 from conformance.diagnosis.catalogue.mistakes import mistakes, mistakes_of_sums
 
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from conformance.diagnosis.step_context import LossTerm, StepContext
+    from conformance.expected.step_context import StepContext
+    from conformance.expected.term import LossTerm
 
 RIGHT = ""
 """The name of what is right, among those of mistakes."""
@@ -240,7 +242,7 @@ def _known(term: LossTerm, showing: Showing) -> Iterator[_Known]:
             term.factors * mistake.weights,
             tuple(_named(term, name) for name in mistake.together),
         )
-    for wrong in term.wrong_factors:
+    for wrong in wrong_factors(term):
         yield _Known(
             [_named(term, wrong.name)],
             wrong.factors * term.context.expected,

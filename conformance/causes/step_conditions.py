@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from conformance.diagnosis.placement import TokenPlacement
-    from conformance.diagnosis.step_context import StepContext
+    from conformance.expected.placement import TokenPlacement
+    from conformance.expected.step_context import StepContext
     from reference.step import Step
 
 

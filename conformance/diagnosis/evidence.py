@@ -9,12 +9,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from conformance.diagnosis.catalogue.factors import wrong_factors
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from conformance.diagnosis.step_context import LossTerm, StepContext, WrongFactors
+    from conformance.diagnosis.catalogue.factors import WrongFactors
+    from conformance.expected.step_context import StepContext
+    from conformance.expected.term import LossTerm
 
 FEW = 16
 """Tokens by which predictions are sorted out before all tokens are looked at."""
@@ -54,7 +58,7 @@ class Evidence:
             hidden=term.hidden,
             wrong_factors=[
                 replace(each, factors=term.weights_of(each.factors * term.context.expected))
-                for each in term.wrong_factors
+                for each in wrong_factors(term)
             ],
         )
 

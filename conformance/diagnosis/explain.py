@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from conformance.diagnosis.catalogue import missing_tokens
+from conformance.diagnosis.catalogue.factors import wrong_factors
 from conformance.diagnosis.catalogue.mistakes import mistakes, mistakes_of_sums
 from conformance.diagnosis.catalogue.wordings import OF_FACTORS
 from conformance.findings.finding import Diagnosis
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
     from conformance.diagnosis.catalogue.mistake import Mistake
     from conformance.diagnosis.evidence import Evidence, ReportedEvidence
-    from conformance.diagnosis.step_context import StepContext
+    from conformance.expected.step_context import StepContext
 
 
 MOST_ALTERNATIVES = 3
@@ -78,7 +79,7 @@ def diagnose_reported(evidence: ReportedEvidence) -> Diagnosis:
         Diagnosis(
             name=wrong.name, explanation=f"{words}: {OF_FACTORS[wrong.name]}", numbers=numbers
         )
-        for wrong in term.wrong_factors
+        for wrong in wrong_factors(term)
         if evidence.is_sum_of(wrong.factors * context.expected)
     ]
     name = "unexplained" if evidence.reported else "nothing_reported"

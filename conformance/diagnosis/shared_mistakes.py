@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from conformance.diagnosis.step_context import LossTerm
+    from conformance.expected.term import LossTerm
 
 
 def diagnose_shared_mistake(

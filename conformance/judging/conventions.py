@@ -17,9 +17,9 @@ import numpy as np
 from adapters.contract import Assumed, Documented
 from adapters.contract.objective import OF_ROLLOUTS, Metric, Objective
 from conformance.causes.statements import STATEMENTS
+from conformance.expected import loss_terms
 from conformance.findings.finding import Diagnosis
 from conformance.findings.verdict import Verdict
-from conformance.judging import loss_terms
 from conformance.judging.cut_dependence import OF_THE_STEP
 from conformance.judging.weights import Judgement
 from reference.aggregation import DenominatorMask, EmptyUnits, SampleUnit

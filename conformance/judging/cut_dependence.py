@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from adapters.contract import Documented
+from conformance.expected import loss_terms
 from conformance.findings.finding import Diagnosis
 from conformance.findings.verdict import Verdict
-from conformance.judging import loss_terms
 from conformance.judging.weights import Judgement, step_context
 from reference.aggregation import AuxiliaryAggregation
 from reference.rounding import weight_bound

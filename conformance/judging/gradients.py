@@ -18,9 +18,9 @@ from conformance.diagnosis.catalogue.missing_tokens import of_lost_tokens
 from conformance.diagnosis.evidence import Evidence
 from conformance.diagnosis.explain import diagnose, likeliest, without_gradient
 from conformance.diagnosis.shared_mistakes import diagnose_shared_mistake
+from conformance.expected import loss_terms
 from conformance.findings.agreement import agreement, direction
 from conformance.findings.verdict import Verdict
-from conformance.judging import loss_terms
 from conformance.judging.picture import picture
 from conformance.judging.weights import (
     Judgement,
@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from adapters.contract import Description, Job, Observation
-    from conformance.diagnosis.step_context import LossTerm, StepContext
+    from conformance.expected.step_context import StepContext
+    from conformance.expected.term import LossTerm
     from conformance.findings.finding import Diagnosis
     from reference.policy_losses import PolicyTokens
 

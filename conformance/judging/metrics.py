@@ -13,11 +13,11 @@ from conformance.causes.consistent import Showing
 from conformance.diagnosis.evidence import ReportedEvidence
 from conformance.diagnosis.explain import diagnose_reported, left_out, likeliest
 from conformance.diagnosis.shared_mistakes import diagnose_shared_mistake
-from conformance.diagnosis.step_context import ExpectedNumber
+from conformance.expected import loss_terms
+from conformance.expected.step_context import ExpectedNumber
 from conformance.findings.agreement import agreement
 from conformance.findings.finding import Diagnosis, Logged
 from conformance.findings.verdict import Verdict
-from conformance.judging import loss_terms
 from conformance.judging.weights import Judgement, judge_showings, mismatch, step_context
 from reference.rounding import TERM_OPERATIONS, ratio_bound, reported_bound
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from adapters.contract import Description, Job, Observation
-    from conformance.diagnosis.step_context import LossTerm
+    from conformance.expected.term import LossTerm
 
 
 NOT_LOGGED = "not_logged"

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from adapters.contract import Description, Job, Layout, Observation
     from adapters.contract.configuration import Setting
     from conformance.corpus.log_cases import LogCase
-    from conformance.diagnosis.step_context import StepContext
+    from conformance.expected.step_context import StepContext
     from reference.step import Step
 
     Run = Callable[[Job], Sequence[Observation] | None]

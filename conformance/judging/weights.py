@@ -14,12 +14,13 @@ from conformance.causes.clues import clues
 from conformance.causes.consistent import Showing
 from conformance.diagnosis.evidence import Evidence
 from conformance.diagnosis.explain import diagnose
-from conformance.diagnosis.placement import forward_pass_of_token, rows_of_passes
-from conformance.diagnosis.step_context import ExpectedNumber, LossTerm, StepContext
+from conformance.expected import loss_terms
+from conformance.expected.placement import forward_pass_of_token, rows_of_passes
+from conformance.expected.step_context import ExpectedNumber, StepContext
+from conformance.expected.term import LossTerm
 from conformance.findings.agreement import agreement, direction
 from conformance.findings.finding import Diagnosis
 from conformance.findings.verdict import Verdict
-from conformance.judging import loss_terms
 from conformance.judging.picture import picture
 from conformance.judging.rescaling import rescalings
 from reference.aggregation import SampleUnit

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from adapters.contract import Description, Job, Observation
     from adapters.contract.configuration import Setting
-    from conformance.diagnosis.step_context import ExpectedNumber
+    from conformance.expected.step_context import ExpectedNumber
     from conformance.findings.cause import Clues
     from conformance.judging.documented import Judge
     from conformance.plan.checks import CheckSpec

@@ -14,7 +14,7 @@ from conformance.views.derivatives import token_table
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from conformance.diagnosis.step_context import LossTerm
+    from conformance.expected.term import LossTerm
 
 _CENTRED = "the sample's reward minus the mean of its prompt's rewards"
 _NORMALISED = f"{_CENTRED}, divided by their standard deviation (n - 1) plus 1e-6"

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from conformance.diagnosis.step_context import LossTerm, StepContext
+    from conformance.expected.step_context import StepContext
+    from conformance.expected.term import LossTerm
 
 PPO = "-A·r, or 0 where PPO's loss is that of the clipped ratio"
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from conformance.corpus.cases import Case
-    from conformance.diagnosis.step_context import StepContext
+    from conformance.expected.step_context import StepContext
     from conformance.plan.plan import Plan
     from conformance.plan.quick import Combination
     from reference.step import Step

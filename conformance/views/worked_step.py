@@ -20,9 +20,10 @@ from adapters.contract.objective import (
     Objective,
 )
 from adapters.contract.probed_batch import ProbedBatch
-from conformance.diagnosis.step_context import LossTerm, StepContext
+from conformance.expected import loss_terms
+from conformance.expected.step_context import StepContext
+from conformance.expected.term import LossTerm
 from conformance.findings.verdict import Check
-from conformance.judging import loss_terms
 from conformance.views.advantages import advantage_table, advantage_words
 from conformance.views.derivatives import derivative_table, derivative_words
 from conformance.views.listing import denominators, mask_digits

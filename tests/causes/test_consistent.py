@@ -12,10 +12,10 @@ from adapters.contract.objective import Metric, Objective
 from adapters.contract.probed_batch import ProbedBatch
 from conformance.causes.consistent import Showing, consistent
 from conformance.corpus.cases import CORPUS
-from conformance.diagnosis.step_context import LossTerm
+from conformance.expected.loss_terms import quantities
+from conformance.expected.term import LossTerm
 from conformance.findings.cause import Clues
 from conformance.findings.verdict import Verdict
-from conformance.judging.loss_terms import quantities
 from conformance.judging.metrics import judge_logged
 from reference.aggregation import Aggregation, AuxiliaryAggregation, Mode
 from reference.step import Sample, Step

@@ -16,13 +16,10 @@ from adapters.contract.probed_batch import ProbedBatch
 from conformance.causes.statements import STATEMENTS
 from conformance.comparing.report_file import load
 from conformance.corpus.cases import CORPUS
-from conformance.diagnosis.catalogue.advantages import (
-    BatchPlacement,
-    Estimate,
-    wrong_advantages,
-)
+from conformance.diagnosis.catalogue.advantages import wrong_advantages
 from conformance.diagnosis.catalogue.values_of_others import values_of_others
 from conformance.diagnosis.catalogue.wordings import OF_ADVANTAGES
+from conformance.expected.advantages import BatchPlacement, Estimate
 from conformance.findings.verdict import Verdict
 from conformance.judging.gradients import judge_advantages
 from conformance.judging.weights import Judgement

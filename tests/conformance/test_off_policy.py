@@ -80,9 +80,9 @@ def test_step_has_clipped_tokens_and_others_of_either_sign(objective: Objective)
 
 
 MISTAKES = [
-    (objective, wrong.name, wrong.factors)
+    (objective, name, factors)
     for objective in OFF_POLICY
-    for wrong in wrong_derivatives(
+    for name, factors in wrong_derivatives(
         objective, ProbedBatch((STEP,), objective).policy_tokens, weights(), CP_RANK
     )
 ]

@@ -10,8 +10,8 @@ import pytest
 from adapters.contract import Depth, Description, Job, Layout, Observation
 from adapters.contract.objective import Metric, Objective
 from adapters.contract.probed_batch import ProbedBatch
+from conformance.expected.loss_terms import COMBINED, quantities
 from conformance.findings.verdict import Verdict
-from conformance.judging.loss_terms import COMBINED, quantities
 from conformance.judging.metrics import judge_logged
 from conformance.judging.weights import Judgement
 from reference.aggregation import Aggregation, Mode

@@ -8,7 +8,7 @@ import pytest
 from adapters.contract import Layout
 from adapters.contract.objective import Metric
 from conformance.diagnosis.shared_mistakes import diagnose_shared_mistake
-from conformance.diagnosis.step_context import LossTerm
+from conformance.expected.term import LossTerm
 from reference.aggregation import AuxiliaryAggregation, Mode
 from tests.conformance.given import Given, passes
 

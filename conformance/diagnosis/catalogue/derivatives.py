@@ -14,11 +14,10 @@ import numpy as np
 
 from adapters.contract.formulas import DERIVATIVES
 from adapters.contract.objective import CONSTANTS, Objective
-from conformance.diagnosis.step_context import WrongFactors
 from reference import policy_losses
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from numpy.typing import NDArray
 
@@ -82,20 +81,19 @@ def wrong_derivatives(
     tokens: PolicyTokens,
     weights: NDArray[np.float64],
     cp_rank: NDArray[np.int64] | None,
-) -> Sequence[WrongFactors]:
-    """Derivatives of the tokens of a step, [tokens], with each mistake that its loss may have.
+) -> Iterator[tuple[str, NDArray[np.float64]]]:
+    """Yield names and derivatives, [tokens], with each mistake that a loss may have.
 
     ``weights`` are the reference's. ``cp_rank`` is the context-parallel rank that holds each token,
     if it is known.
     """
     loss = _Loss(objective=objective, tokens=tokens, weights=weights)
-    found = [
-        *(_of_ratios(loss) if objective not in WITHOUT_RATIOS else ()),
-        *(_of_clipping(loss) if objective in CLIPPED else ()),
-        *_of_loss(loss),
-        *_of_slices(loss, cp_rank),
-    ]
-    return [WrongFactors(name=name, factors=wrong) for name, wrong in found]
+    if objective not in WITHOUT_RATIOS:
+        yield from _of_ratios(loss)
+    if objective in CLIPPED:
+        yield from _of_clipping(loss)
+    yield from _of_loss(loss)
+    yield from _of_slices(loss, cp_rank)
 
 
 def _of_ratios(loss: _Loss) -> Iterator[tuple[str, NDArray[np.float64]]]:

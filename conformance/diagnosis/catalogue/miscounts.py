@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from conformance.diagnosis.step_context import StepContext
+    from conformance.expected.step_context import StepContext
 
 
 COARSE_DTYPES = {"bfloat16": (8, 3.4e38), "float16": (11, 65504.0)}

@@ -43,7 +43,7 @@ from reference.weights import token_weights
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from conformance.diagnosis.step_context import StepContext
+    from conformance.expected.step_context import StepContext
 
 
 SMALL = 4096

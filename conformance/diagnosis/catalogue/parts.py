@@ -11,8 +11,8 @@ import numpy as np
 from adapters.contract import Option
 from conformance.diagnosis.catalogue.miscounts import counted_mask
 from conformance.diagnosis.catalogue.mistake import Mistake
-from conformance.diagnosis.placement import FilledRows
-from conformance.diagnosis.step_context import StepContext, by_samples, units_held
+from conformance.expected.placement import FilledRows
+from conformance.expected.step_context import StepContext, by_samples, units_held
 from reference.aggregation import EmptyUnits, MicroBatchWeight, Mode
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from adapters.contract import Layout
-    from conformance.diagnosis.placement import TokenPlacement
+    from conformance.expected.placement import TokenPlacement
 
 
 FILLINGS = {

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from conformance.diagnosis.catalogue.advantages import BatchPlacement, Estimate
+    from conformance.expected.advantages import BatchPlacement, Estimate
 
     Values = NDArray[np.float64]
     Samples = NDArray[np.int64]

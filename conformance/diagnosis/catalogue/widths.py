@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from conformance.diagnosis.step_context import StepContext
+    from conformance.expected.step_context import StepContext
 
     Lengths = NDArray[np.int64]
 
