@@ -40,8 +40,9 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from conformance.causes.vocabulary import MISTAKES, facts
 from conformance.comparing.groups import finding_groups
+from conformance.explain.catalogue.mistake import MISTAKES
+from conformance.explain.vocabulary import facts
 from conformance.findings.errors import InvalidExpectationsError
 from conformance.findings.sanitize import first_line
 from conformance.findings.verdict import Verdict

@@ -9,7 +9,6 @@ from enum import StrEnum
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from conformance.causes.conditions import of_finding
 from conformance.comparing.diff import (
     Kind,
     by_key,
@@ -19,6 +18,7 @@ from conformance.comparing.diff import (
     missing_part,
     parts_of,
 )
+from conformance.explain.conditions import of_finding
 from conformance.findings.badness import explain, failure
 from conformance.findings.cause import Severity
 from conformance.findings.verdict import UNJUDGED, WRONG, Verdict

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from conformance.causes.find import causes
 from conformance.comparing.assembly import assembled
 from conformance.findings.cause import Clues
 from conformance.findings.errors import ReportFileError, UnreliableReportError
@@ -74,6 +73,8 @@ def load(path: Path) -> Report:
         raise ReportFileError(_complaint(path, text, migrated, error), WAY_OUT) from error
     if document["schema"] == SCHEMA:
         return report
+    from conformance.explain.find import causes  # imports numpy
+
     return report.model_copy(update={"causes": causes(report.findings, [])})
 
 

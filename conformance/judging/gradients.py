@@ -13,12 +13,12 @@ import numpy as np
 
 from adapters.contract.objective import CONSTANTS, Objective
 from adapters.contract.probed_batch import ProbedBatch
-from conformance.causes.consistent import Showing
-from conformance.diagnosis.catalogue.missing_tokens import of_lost_tokens
-from conformance.diagnosis.evidence import Evidence
-from conformance.diagnosis.explain import diagnose, likeliest, without_gradient
-from conformance.diagnosis.shared_mistakes import diagnose_shared_mistake
 from conformance.expected import loss_terms
+from conformance.explain.catalogue.missing_tokens import of_lost_tokens
+from conformance.explain.consistent import Showing
+from conformance.explain.diagnosis import diagnose, likeliest, without_gradient
+from conformance.explain.evidence import Evidence
+from conformance.explain.shared_mistakes import diagnose_shared_mistake
 from conformance.findings.agreement import agreement, direction
 from conformance.findings.verdict import Verdict
 from conformance.judging.picture import picture

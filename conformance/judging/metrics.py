@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from adapters.contract.objective import Metric, Objective
-from conformance.causes.consistent import Showing
-from conformance.diagnosis.evidence import ReportedEvidence
-from conformance.diagnosis.explain import diagnose_reported, left_out, likeliest
-from conformance.diagnosis.shared_mistakes import diagnose_shared_mistake
 from conformance.expected import loss_terms
 from conformance.expected.step_context import ExpectedNumber
+from conformance.explain.consistent import Showing
+from conformance.explain.diagnosis import diagnose_reported, left_out, likeliest
+from conformance.explain.evidence import ReportedEvidence
+from conformance.explain.shared_mistakes import diagnose_shared_mistake
 from conformance.findings.agreement import agreement
 from conformance.findings.finding import Diagnosis, Logged
 from conformance.findings.verdict import Verdict

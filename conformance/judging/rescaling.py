@@ -17,7 +17,6 @@ import numpy as np
 from adapters.contract.configuration import DEFAULT_CONFIGURATION
 from adapters.contract.objective import Objective
 from conformance.corpus.cases import fewest_micro_batches
-from conformance.diagnosis.catalogue.wordings import OF_RESCALING
 from conformance.findings.finding import Diagnosis
 from reference.step import Sample, Step
 
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from adapters.contract import Job, Layout
-    from conformance.causes.consistent import Showing
+    from conformance.explain.consistent import Showing
 
     Array = NDArray[np.float64]
 
@@ -58,8 +57,6 @@ WAYS_OUT = {
     ),
 }
 """For each kind of rescaling, a sentence on it and on what to change."""
-
-assert WAYS_OUT.keys() == OF_RESCALING.keys()
 
 
 class Rescaling(NamedTuple):

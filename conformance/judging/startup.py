@@ -11,8 +11,8 @@ from adapters.contract.configuration import DEFAULT_CONFIGURATION, REDUCER_DIVIS
 from adapters.contract.objective import ENTROPY_COEFFICIENT, KL_COEFFICIENT
 from adapters.contract.probed_batch import ProbedBatch
 from conformance.corpus.configurations import TRIALS, ConfigCase, Demand
-from conformance.diagnosis.evidence import Evidence
-from conformance.diagnosis.explain import diagnose
+from conformance.explain.diagnosis import diagnose
+from conformance.explain.evidence import Evidence
 from conformance.findings.agreement import agreement, direction
 from conformance.findings.sanitize import first_line
 from conformance.findings.verdict import Verdict

@@ -10,14 +10,14 @@ import numpy as np
 
 from adapters.contract import PendingReduction
 from adapters.contract.probed_batch import ProbedBatch
-from conformance.causes.clues import clues
-from conformance.causes.consistent import Showing
-from conformance.diagnosis.evidence import Evidence
-from conformance.diagnosis.explain import diagnose
 from conformance.expected import loss_terms
 from conformance.expected.placement import forward_pass_of_token, rows_of_passes
 from conformance.expected.step_context import ExpectedNumber, StepContext
 from conformance.expected.term import LossTerm
+from conformance.explain.clues import clues
+from conformance.explain.consistent import Showing
+from conformance.explain.diagnosis import diagnose
+from conformance.explain.evidence import Evidence
 from conformance.findings.agreement import agreement, direction
 from conformance.findings.finding import Diagnosis
 from conformance.findings.verdict import Verdict

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from adapters.contract import CodeLocation
 from adapters.contract.configuration import DEFAULT_CONFIGURATION
 from adapters.contract.objective import FROM_REWARDS, OF_ROLLOUTS, OFF_POLICY, Objective
-from conformance.causes.clues import clues_of_failure
 from conformance.corpus.configurations import TRIALS, ConfigCase, Demand
+from conformance.explain.clues import clues_of_failure
+from conformance.explain.diagnosis import place
 from conformance.findings.finding import Finding
 from conformance.findings.verdict import Check, Verdict
 from conformance.judging.conventions import judge_by_conventions
@@ -30,7 +31,6 @@ from conformance.judging.startup import (
     judge_refusal,
 )
 from conformance.judging.weights import Judgement, judge_weights
-from conformance.plan.checks import place
 from conformance.plan.matrix import GeneratedCell, LogCell, MatrixCell, StartupCell
 from conformance.plan.refusals import may_decline
 from conformance.ranks.messages import Declined

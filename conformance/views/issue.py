@@ -13,10 +13,10 @@ from importlib.metadata import metadata, version
 from typing import TYPE_CHECKING, NamedTuple
 
 from adapters.contract.objective import CORRECTIONS, FROM_REWARDS, POLICY_LOSSES
-from conformance.causes.find import causes
-from conformance.causes.impact import impact_words
 from conformance.comparing.groups import FindingGroup
 from conformance.corpus.cases import ALL_CASES
+from conformance.explain.find import causes
+from conformance.explain.impact import impact_words
 from conformance.findings.badness import explain, off_by
 from conformance.findings.cause import Severity
 from conformance.findings.sanitize import printable

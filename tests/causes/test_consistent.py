@@ -10,10 +10,10 @@ import pytest
 from adapters.contract import Description, Layout, Observation
 from adapters.contract.objective import Metric, Objective
 from adapters.contract.probed_batch import ProbedBatch
-from conformance.causes.consistent import Showing, consistent
 from conformance.corpus.cases import CORPUS
 from conformance.expected.loss_terms import quantities
 from conformance.expected.term import LossTerm
+from conformance.explain.consistent import Showing, consistent
 from conformance.findings.cause import Clues
 from conformance.findings.verdict import Verdict
 from conformance.judging.metrics import judge_logged

@@ -19,8 +19,8 @@ import numpy as np
 
 from adapters.contract import Depth, Description, Layout
 from conformance.corpus.cases import CORPUS, REJECTION
-from conformance.diagnosis.catalogue import missing_tokens
-from conformance.diagnosis.catalogue.mistakes import mistakes
+from conformance.explain.catalogue import missing_tokens
+from conformance.explain.catalogue.predictions import predictions
 from conformance.findings.verdict import Check, Verdict
 from conformance.judging.weights import judge_weights
 from reference.aggregation import Conventions, DenominatorMask, EmptyUnits, Mode, SampleUnit
@@ -133,9 +133,9 @@ def known_mistakes(given: Given) -> dict[str, Any]:
     """By mode: name, words, sizes, and what each token is divided by, 0 where it has no weight."""
     return {
         mode: [
-            [mistake.name, mistake.words, mistake.sizes, _denominators(mistake.weights)]
+            [mistake.name, mistake.says, mistake.sizes, _denominators(mistake.weights)]
             for context in [replace(given, mode=mode).context]
-            for mistake in (*mistakes(context), *missing_tokens.shares(context))
+            for mistake in (*predictions(context), *missing_tokens.shares(context))
         ]
         for mode in Mode
     }

@@ -7,8 +7,8 @@ import pytest
 
 from adapters.contract import Layout
 from adapters.contract.objective import Metric
-from conformance.diagnosis.shared_mistakes import diagnose_shared_mistake
 from conformance.expected.term import LossTerm
+from conformance.explain.shared_mistakes import diagnose_shared_mistake
 from reference.aggregation import AuxiliaryAggregation, Mode
 from tests.conformance.given import Given, passes
 

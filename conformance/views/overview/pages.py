@@ -10,8 +10,8 @@ from pathlib import Path
 from textwrap import shorten
 from typing import TYPE_CHECKING, Literal
 
-from conformance.causes.impact import impact_words
 from conformance.comparing.groups import finding_groups, shared_causes
+from conformance.explain.impact import impact_words
 from conformance.findings.cause import Severity
 from conformance.findings.verdict import JUDGED, WRONG, Check, Verdict
 from conformance.views import issue

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from conformance.causes.impact import impact_words
 from conformance.comparing.cause_changes import CauseChange, Fate, cause_changes, missing_cause
 from conformance.comparing.groups import shared_causes
 from conformance.comparing.writable import require_regular
+from conformance.explain.impact import impact_words
 from conformance.findings.badness import explain
 from conformance.findings.cause import Severity
 from conformance.findings.errors import PagePathError

@@ -7,16 +7,12 @@ from itertools import product
 
 from adapters.contract import Layout, Option
 from adapters.contract.objective import Metric
-from conformance.causes.conditions import of_finding
-from conformance.causes.statements import BROKEN_RULES, STATEMENTS
-from conformance.causes.step_conditions import OF_BATCHES, OF_CUTS, OF_STEPS
+from conformance.explain.conditions import of_finding
+from conformance.explain.step_conditions import OF_BATCHES, OF_CUTS, OF_STEPS
 from conformance.findings.finding import Finding
 from conformance.findings.verdict import Verdict
 from conformance.plan.checks import CHECK_SPECS
 from reference.aggregation import Mode
-
-MISTAKES = frozenset({*STATEMENTS, *BROKEN_RULES})
-"""All that a cause can be named, except where the framework crashed or declined."""
 
 LAYOUTS = (
     Layout(),

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from conformance.diagnosis.catalogue.missing_tokens import shares
-from conformance.diagnosis.catalogue.mistakes import mistakes
-from conformance.diagnosis.catalogue.parts import filled_up
+from conformance.explain.catalogue.missing_tokens import shares
+from conformance.explain.catalogue.parts import filled_up
+from conformance.explain.catalogue.predictions import predictions
 from conformance.findings.finding import Diagnosis
 
 if TYPE_CHECKING:
@@ -62,8 +62,8 @@ def _with_policy_loss(
 def _alternatives(term: LossTerm) -> Iterator[tuple[str, NDArray[np.float64]]]:
     """Yield the products of a term if it is right, and with each known mistake."""
     yield "", term.products
-    for mistake in mistakes(term.context):
-        yield mistake.words, term.factors * mistake.weights
+    for mistake in predictions(term.context):
+        yield mistake.says, term.factors * mistake.weights
 
 
 def _apart(others: Sequence[LossTerm]) -> Iterator[tuple[str, str, NDArray[np.float64]]]:
@@ -72,7 +72,7 @@ def _apart(others: Sequence[LossTerm]) -> Iterator[tuple[str, str, NDArray[np.fl
     for mistaken in product(*own):
         pairs = [*zip(others, mistaken, strict=True)]
         name = "_and_".join(dict.fromkeys(mistake.name for mistake in mistaken))
-        words = "; ".join(f"{other.metric}: {mistake.words}" for other, mistake in pairs)
+        words = "; ".join(f"{other.metric}: {mistake.says}" for other, mistake in pairs)
         total = sum(other.factors * mistake.weights for other, mistake in pairs)
         yield name, words, total  # type: ignore[misc]
 
@@ -80,7 +80,7 @@ def _apart(others: Sequence[LossTerm]) -> Iterator[tuple[str, str, NDArray[np.fl
 def _shared(others: Sequence[LossTerm]) -> Iterator[tuple[str, str, NDArray[np.float64]]]:
     """Yield the sum of the others for each mistake that all of them may share."""
     terms = " and ".join(other.metric for other in others)
-    known = [{(m.name, m.words): m for m in mistakes(other.context)} for other in others]
+    known = [{(m.name, m.says): m for m in predictions(other.context)} for other in others]
     for name, words in known[0]:
         if all((name, words) in of_other for of_other in known):
             total = sum(

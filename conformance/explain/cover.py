@@ -11,12 +11,12 @@ from collections import defaultdict
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from conformance.causes.statements import INFERRED, OF_LOGGED_NUMBERS, commonness
+from conformance.explain.catalogue.mistake import MISTAKES, Kind, commonness
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from conformance.causes.table import Explanation, Pair, Part, Table
+    from conformance.explain.table import Explanation, Pair, Part, Table
 
 LARGEST = 9
 """Mistakes in an explanation: a factor and two others for each term of the largest loss."""
@@ -43,7 +43,7 @@ def _by_certainty(table: Table) -> tuple[list[Pair], list[Pair]]:
         [
             pair
             for mistake in ordered
-            if (mistake in INFERRED) is is_inferred
+            if MISTAKES[mistake].is_read_off is is_inferred
             for pair in table.pairs(mistake)
         ]
         for is_inferred in (False, True)
@@ -95,7 +95,7 @@ def _most_frequent(
 
 def _facts(pair: Pair) -> int:
     """The facts of a pair's condition; that it is of logged numbers may lie in the mistake."""
-    return max(len(pair.condition), pair.mistake in OF_LOGGED_NUMBERS)
+    return max(len(pair.condition), MISTAKES[pair.mistake].kind is Kind.LOGGED)
 
 
 def _without_needless(chosen: list[Pair], covered: Sequence[Sequence[Explanation]]) -> list[Pair]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from conformance.causes.conditions import EMPTY_SAMPLE
+from conformance.explain.conditions import EMPTY_SAMPLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -14,10 +14,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from conformance.causes.statements import MISCOUNTED
-from conformance.diagnosis.catalogue.factors import wrong_factors
-from conformance.diagnosis.catalogue.missing_tokens import kinds_of_loss, shares
-from conformance.diagnosis.catalogue.mistakes import mistakes, mistakes_of_sums
+from conformance.explain.catalogue.missing_tokens import kinds_of_loss, shares
+from conformance.explain.catalogue.mistake import MISTAKES, Kind
+from conformance.explain.catalogue.predictions import (
+    predictions,
+    predictions_of_factors,
+    predictions_of_sums,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
 
     from conformance.expected.step_context import StepContext
     from conformance.expected.term import LossTerm
+    from conformance.explain.catalogue.mistake import Mistake
 
 RIGHT = ""
 """The name of what is right, among those of mistakes."""
@@ -36,12 +40,6 @@ WITHOUT_GRADIENT = "term_without_gradient"
 LEFT_OUT = "term_left_out"
 NOTHING_REPORTED = "nothing_reported"
 """The mistake of a term that adds nothing to the gradient, to a logged number, or is all of it."""
-
-NOTHING = (WITHOUT_GRADIENT, LEFT_OUT, NOTHING_REPORTED)
-"""Mistakes that hide all others of their term."""
-
-FACTORS = ("multiplied_by_", "divided_by_")
-"""How the names of mistakes begin that another mistake may come on top of."""
 
 MANY = 4096
 """Tokens of a step of which all are looked at."""
@@ -129,9 +127,9 @@ class Consistent:
     @property
     def contradicted(self) -> frozenset[str]:
         """Mistakes that are not there; of something wrong that nothing explains, none is known."""
-        if not self.is_right and MISCOUNTED.issuperset(map(_mistake_of, self.explaining)):
+        if not self.is_right and all(_mistake(name).kind is Kind.COUNT for name in self.explaining):
             return NONE
-        hidden = {_term_of(name) for name in self.explaining if _mistake_of(name) in NOTHING}
+        hidden = {_term_of(name) for name in self.explaining if _mistake(name).kind is Kind.ABSENT}
         shown = self.visible - self.explaining
         return frozenset(name for name in shown if _term_of(name) not in hidden)
 
@@ -235,18 +233,13 @@ def _known(term: LossTerm, showing: Showing) -> Iterator[_Known]:
     """Yield what is right and every known mistake."""
     yield _Known([RIGHT], term.products)
     context = term.context
-    of_tokens = chain(mistakes(context), shares(context))
-    for mistake in of_tokens if showing.is_per_token else mistakes_of_sums(context):
+    of_tokens = chain(predictions(context), shares(context))
+    of_weights = of_tokens if showing.is_per_token else predictions_of_sums(context)
+    for one in chain(of_weights, predictions_of_factors(term)):
         yield _Known(
-            [_named(term, name) for name in mistake.names],
-            term.factors * mistake.weights,
-            tuple(_named(term, name) for name in mistake.together),
-        )
-    for wrong in wrong_factors(term):
-        yield _Known(
-            [_named(term, wrong.name)],
-            wrong.factors * term.context.expected,
-            tuple(_named(term, name) for name in wrong.together),
+            [_named(term, mistake.name) for mistake in one.mistakes],
+            one.products(term),
+            tuple(_named(term, name) for name in one.together),
         )
     nothing = WITHOUT_GRADIENT
     if not showing.is_per_token:
@@ -316,7 +309,7 @@ def _with_a_factor(of_terms: Sequence[Alternatives], look: _Look) -> Iterator[li
     first = of_terms[0]
     ratios = first.magnitude.sum(axis=1) / (first.magnitude[0].sum() or 1.0)
     for (names, *_), ratio in zip(first.parts[1:], ratios[1:], strict=True):
-        factors = [_mistake_of(name) for name in names if _is_factor(name)]
+        factors = [_mistake(name).name for name in names if _is_factor(name)]
         if factors:
             on_top = [
                 frozenset(_named(term, factor) for factor in factors) for term in look.showing.terms
@@ -339,7 +332,7 @@ def _with_losses(of_terms: Sequence[Alternatives], look: _Look) -> Iterator[list
 
 
 def _is_factor(name: str) -> bool:
-    return _mistake_of(name).startswith(FACTORS)
+    return _mistake(name).kind is Kind.FACTOR
 
 
 def without_factors(names: Iterable[str]) -> frozenset[str]:
@@ -351,5 +344,5 @@ def _term_of(name: str) -> str:
     return name.partition("/")[0]
 
 
-def _mistake_of(name: str) -> str:
-    return name.rpartition("/")[2]
+def _mistake(name: str) -> Mistake:
+    return MISTAKES[name.rpartition("/")[2]]

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from itertools import chain, combinations
 from typing import TYPE_CHECKING, NamedTuple
 
-from conformance.causes.conditions import of_finding, plainness
-from conformance.causes.statements import INFERRED
+from conformance.explain.catalogue.mistake import MISTAKES
+from conformance.explain.conditions import of_finding, plainness
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -83,7 +83,7 @@ class Table:
     def pairs(self, mistake: str) -> Iterator[Pair]:
         """Yield the conditions that no finding contradicts, each with the fewest facts."""
         claims, excluded = self.claims[mistake], self._excluded[mistake]
-        if mistake in INFERRED:
+        if MISTAKES[mistake].is_read_off:
             yield Pair(
                 mistake=mistake,
                 condition=(condition := self.described(claims)),

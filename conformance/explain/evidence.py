@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from conformance.diagnosis.catalogue.factors import wrong_factors
+from conformance.explain.catalogue.predictions import predictions_of_factors
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from conformance.diagnosis.catalogue.factors import WrongFactors
     from conformance.expected.step_context import StepContext
     from conformance.expected.term import LossTerm
+    from conformance.explain.catalogue.mistake import Prediction
 
 FEW = 16
 """Tokens by which predictions are sorted out before all tokens are looked at."""
@@ -41,8 +41,8 @@ class Evidence:
     """Tokens whose weight cannot be seen, as their loss has no derivative; their gradient is given
     instead: [tokens]; None if there are none."""
 
-    wrong_factors: Sequence[WrongFactors] = ()
-    """Factors that known mistakes would leave instead of weights: [tokens]."""
+    wrong_factors: Sequence[Prediction] = ()
+    """Predictions of what is left instead of weights where factors are wrong: [tokens]."""
 
     @classmethod
     def of_term(
@@ -57,8 +57,8 @@ class Evidence:
             elsewhere=elsewhere,
             hidden=term.hidden,
             wrong_factors=[
-                replace(each, factors=term.weights_of(each.factors * term.context.expected))
-                for each in wrong_factors(term)
+                replace(each, weights=term.weights_of(each.products(term)))
+                for each in predictions_of_factors(term)
             ],
         )
 

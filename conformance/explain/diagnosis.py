@@ -14,11 +14,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from conformance.diagnosis.catalogue import missing_tokens
-from conformance.diagnosis.catalogue.factors import wrong_factors
-from conformance.diagnosis.catalogue.mistakes import mistakes, mistakes_of_sums
-from conformance.diagnosis.catalogue.wordings import OF_FACTORS
+from adapters.contract import CodeLocation
+from conformance.explain.catalogue import missing_tokens
+from conformance.explain.catalogue.mistake import MISTAKES, Kind
+from conformance.explain.catalogue.predictions import (
+    predictions,
+    predictions_of_factors,
+    predictions_of_sums,
+)
 from conformance.findings.finding import Diagnosis
+from conformance.findings.verdict import Check
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:
@@ -26,9 +31,10 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from conformance.diagnosis.catalogue.mistake import Mistake
-    from conformance.diagnosis.evidence import Evidence, ReportedEvidence
     from conformance.expected.step_context import StepContext
+    from conformance.explain.catalogue.mistake import Prediction
+    from conformance.explain.evidence import Evidence, ReportedEvidence
+    from conformance.plan.checks import CheckSpec
 
 
 MOST_ALTERNATIVES = 3
@@ -69,18 +75,16 @@ def diagnose_reported(evidence: ReportedEvidence) -> Diagnosis:
     explanations = [
         Diagnosis(
             name=mistake.name,
-            explanation=f"{words}: {mistake.words}",
+            explanation=f"{words}: {mistake.says}",
             numbers=numbers | mistake.sizes,
         )
-        for mistake in mistakes_of_sums(context)
+        for mistake in predictions_of_sums(context)
         if evidence.matches(mistake.weights)
     ]
     explanations += [
-        Diagnosis(
-            name=wrong.name, explanation=f"{words}: {OF_FACTORS[wrong.name]}", numbers=numbers
-        )
-        for wrong in wrong_factors(term)
-        if evidence.is_sum_of(wrong.factors * context.expected)
+        Diagnosis(name=wrong.name, explanation=f"{words}: {wrong.says}", numbers=numbers)
+        for wrong in predictions_of_factors(term)
+        if evidence.is_sum_of(wrong.products(term))
     ]
     name = "unexplained" if evidence.reported else "nothing_reported"
     return _first(explanations or [Diagnosis(name=name, explanation=words, numbers=numbers)])
@@ -91,11 +95,27 @@ def likeliest(of_terms: Iterable[tuple[str, Diagnosis]]) -> Diagnosis:
 
     def doubt(of_term: tuple[str, Diagnosis]) -> int:
         name = of_term[1].name
-        inferred = name == "other_divisor" or name.endswith("s_miscounted")
-        return 2 if name in ("unexplained", "nothing_reported") else int(inferred)
+        is_counted = name in MISTAKES and MISTAKES[name].kind is Kind.COUNT
+        return 2 if name in ("unexplained", "nothing_reported") else int(is_counted)
 
     term, diagnosis = min(of_terms, key=doubt)
     return diagnosis.model_copy(update={"explanation": f"{term}: {diagnosis.explanation}"})
+
+
+def place(spec: CheckSpec, mode: Mode, diagnosis: Diagnosis) -> CodeLocation | None:
+    """Where in a framework a mistake must have been made; None if it may be in several places.
+
+    A factor may be anywhere between the loss and the optimizer, and a number that is logged wrongly
+    anywhere between the micro-batch and the log. Only in `token_mean` are tokens counted once.
+    """
+    if spec.check is Check.SHARDING:
+        return CodeLocation.SHARDING
+    at = MISTAKES[diagnosis.name].at if diagnosis.name in MISTAKES else None
+    if (at is CodeLocation.ARGUMENTS) is not (spec.check is Check.ARGUMENTS):
+        return None
+    of_any_mode = (CodeLocation.ARGUMENTS, CodeLocation.REDUCTION)
+    is_told = spec.metric is None and (mode is Mode.TOKEN_MEAN or at in of_any_mode)
+    return at if is_told else None
 
 
 def left_out(term: str) -> Diagnosis:
@@ -127,11 +147,11 @@ def _explanations(evidence: Evidence) -> Iterator[Diagnosis]:
     A wrong derivative comes first: tokens that have none seem to be lost.
     """
     for wrong in evidence.wrong_factors:
-        if evidence.is_close_to(wrong.factors):
-            yield Diagnosis(name=wrong.name, explanation=OF_FACTORS[wrong.name])
+        if evidence.is_close_to(wrong.weights):
+            yield Diagnosis(name=wrong.name, explanation=wrong.says)
     if not evidence.hidden_have_gradient:
         yield from _missing(evidence)
-        for mistake in mistakes(evidence.context):
+        for mistake in predictions(evidence.context):
             if evidence.matches(mistake.weights) and not _gives_inactive(evidence, mistake):
                 yield _named(evidence, mistake)
 
@@ -146,15 +166,15 @@ def _missing(evidence: Evidence) -> Iterator[Diagnosis]:
     )
 
 
-def _named(evidence: Evidence, mistake: Mistake) -> Diagnosis:
+def _named(evidence: Evidence, mistake: Prediction) -> Diagnosis:
     if mistake.sizes:
         assert evidence.common_ratio is not None
         ratio = _fraction(evidence.common_ratio)
-        words = f"every weight is {ratio} of the expected one: {mistake.words}"
+        words = f"every weight is {ratio} of the expected one: {mistake.says}"
         numbers = {"ratio": evidence.common_ratio, **mistake.sizes}
     else:
         denominators, numbers = _denominators(evidence)
-        words = f"{mistake.words}: {denominators}"
+        words = f"{mistake.says}: {denominators}"
     return Diagnosis(name=mistake.name, explanation=words, numbers=numbers)
 
 
@@ -187,9 +207,9 @@ def _inactive_tokens(evidence: Evidence) -> Diagnosis | None:
     if not weighed:
         return None
     name, words = "inactive_tokens_weigh", f"{weighed} tokens that the mask excludes have a weight"
-    for mistake in mistakes(evidence.context):
+    for mistake in predictions(evidence.context):
         if _gives_inactive(evidence, mistake) and evidence.is_all_of(mistake.weights):
-            name, words = mistake.name, f"{mistake.words}: {words}"
+            name, words = mistake.name, f"{mistake.says}: {words}"
             break
     return Diagnosis(
         name=name,
@@ -198,7 +218,7 @@ def _inactive_tokens(evidence: Evidence) -> Diagnosis | None:
     )
 
 
-def _gives_inactive(evidence: Evidence, mistake: Mistake) -> bool:
+def _gives_inactive(evidence: Evidence, mistake: Prediction) -> bool:
     """Whether a mistake gives tokens a weight that are to have none."""
     return bool(mistake.weights[evidence.expected == 0].any())
 

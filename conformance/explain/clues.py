@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from adapters.contract.objective import Metric
-from conformance.causes.consistent import consistent, without_factors
-from conformance.causes.statements import INFERRED, MISCOUNTED
-from conformance.causes.step_conditions import of_context, of_step
-from conformance.diagnosis.catalogue.mistakes import mistakes
-from conformance.diagnosis.evidence import Evidence
-from conformance.diagnosis.explain import read_off
+from conformance.explain.catalogue.mistake import MISTAKES, Kind
+from conformance.explain.catalogue.predictions import predictions
+from conformance.explain.consistent import consistent, without_factors
+from conformance.explain.diagnosis import read_off
+from conformance.explain.evidence import Evidence
+from conformance.explain.step_conditions import of_context, of_step
 from conformance.findings.cause import Clues
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from adapters.contract import Job
-    from conformance.causes.consistent import Consistent, Showing
+    from conformance.explain.consistent import Consistent, Showing
 
 
 ALL_LOST = ("tokens_lost", "samples_lost")
@@ -113,7 +113,7 @@ def _inferred(wrong: Consistent) -> Iterator[list[frozenset[str]]]:
     """Yield the mistakes that a single term's numbers show of themselves."""
     if len(wrong.terms) > 1:
         return
-    names = [name for name in _read_off(wrong.showing) if name in INFERRED]
+    names = [name for name in _read_off(wrong.showing) if MISTAKES[name].is_read_off]
     if not wrong.showing.observed.any():
         names += ALL_LOST
     if INACTIVE in names:
@@ -136,13 +136,13 @@ def _inactive_tokens_besides(wrong: Consistent) -> Iterator[list[frozenset[str]]
 def _counted_besides(wrong: Consistent) -> Iterator[list[frozenset[str]]]:
     """Yield a wrong count with each known mistake that it may come on top of."""
     showing, expected = wrong.showing, wrong.showing.context.expected
-    for mistake in mistakes(showing.context):
+    for mistake in predictions(showing.context):
         if not mistake.together and np.array_equal(mistake.weights > 0, expected > 0):
             rest = np.divide(expected, mistake.weights, where=expected > 0, out=expected.copy())
-            names = MISCOUNTED.intersection(
-                _read_off(replace(showing, observed=showing.observed * rest))
-            )
-            if names and (others := without_factors(mistake.names)):
+            read_off = _read_off(replace(showing, observed=showing.observed * rest))
+            names = [name for name in read_off if MISTAKES[name].kind is Kind.COUNT]
+            others = without_factors(one.name for one in mistake.mistakes)
+            if names and others:
                 yield [_of_term(wrong, names), _of_term(wrong, others)]
 
 

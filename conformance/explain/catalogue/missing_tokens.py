@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from adapters.contract import Option
-from conformance.diagnosis.catalogue.mistake import Mistake
-from conformance.diagnosis.catalogue.parts import filled_up
+from adapters.contract import CodeLocation, Option
+from conformance.explain.catalogue.mistake import Kind, Prediction, known
+from conformance.explain.catalogue.parts import filled_up
 from conformance.findings.finding import Diagnosis
 
 if TYPE_CHECKING:
@@ -22,6 +22,45 @@ if TYPE_CHECKING:
 
     Matches = Callable[[NDArray[np.float64]], bool]
 
+
+known(
+    {
+        "not_reduced_over_dp": "the share of one data-parallel rank stands for all",
+        "not_reduced_over_cp": "the share of one context-parallel rank stands for all",
+        "not_reduced_over_ranks": "the share of one rank stands for all",
+    },
+    rank=7,
+)
+known(
+    {
+        "reduced_before_the_last_micro_batch": (
+            "gradients are reduced before the last micro-batch has added its own"
+        ),
+    },
+    rank=7,
+    kind=Kind.READ_OFF,
+    at=CodeLocation.REDUCTION,
+)
+known(
+    {
+        "micro_batches_lost": "whole micro-batches are lost",
+        "samples_lost": "samples are lost",
+        "tokens_lost": "tokens are lost",
+        "samples_repeated": ("samples are repeated to fill up a batch, and weigh twice as much"),
+        "nothing_reported_by_some_ranks": "some ranks log 0, and others the right number",
+    },
+    rank=9,
+    kind=Kind.READ_OFF,
+)
+known(
+    {
+        "term_without_gradient": "the term has no gradient",
+        "term_left_out": "the term is left out",
+        "nothing_reported": "0 is logged",
+    },
+    rank=9,
+    kind=Kind.ABSENT,
+)
 
 OVER_DP, OVER_CP = "not_reduced_over_dp", "not_reduced_over_cp"
 
@@ -72,11 +111,11 @@ def _without_gradient(tokens: int) -> Diagnosis:
     )
 
 
-def shares(context: StepContext) -> Iterator[Mistake]:
+def shares(context: StepContext) -> Iterator[Prediction]:
     """Yield the weights that are left if only some ranks or micro-batches contribute."""
     filled = [*filled_up(context)]
     for name, words, kept in _shares(context):
-        yield Mistake(name=name, words=words, weights=np.where(kept, context.expected, 0))
+        yield Prediction(name=name, words=words, weights=np.where(kept, context.expected, 0))
         # A framework that fills up ranks has the same rows on all context-parallel ranks of each.
         for other in filled if name == OVER_CP else ():
             yield replace(
@@ -92,20 +131,20 @@ def shares(context: StepContext) -> Iterator[Mistake]:
             ("last", placement.micro_batch == placement.micro_batches - 1),
             ("first", placement.micro_batch == 0),
         ):
-            yield Mistake(
+            yield Prediction(
                 name="micro_batches_lost",
                 words=f"it is that of the {words} micro-batch of each rank",
                 weights=np.where(kept, context.expected, 0),
             )
 
 
-def _divided_again(context: StepContext) -> Iterator[Mistake]:
+def _divided_again(context: StepContext) -> Iterator[Prediction]:
     """Yield the weights of one rank if each micro-batch divides all gradients since the first."""
     for name, words, kept in _shares(context):
         if name == OVER_DP:
             assert context.placement is not None
             later = context.placement.micro_batches - 1 - context.placement.micro_batch
-            yield Mistake(
+            yield Prediction(
                 name=name,
                 words=f"{words}, and each micro-batch divided earlier ones by dp once more",
                 weights=np.where(kept, context.expected / float(context.layout.dp) ** later, 0),

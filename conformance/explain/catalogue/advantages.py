@@ -14,6 +14,7 @@ import numpy as np
 
 from adapters.contract.objective import OF_GROUPS, OF_VALUES, PENALISING, Objective
 from adapters.contract.probed_batch import PADDING_VALUE
+from conformance.explain.catalogue.mistake import Kind, known
 from reference import advantages
 from reference.aggregation import TokenSet
 
@@ -26,6 +27,50 @@ if TYPE_CHECKING:
 
     Values = NDArray[np.float64]
     Wrong = tuple[str, Values]
+
+PARTS_OF_A_BATCH = {
+    "step": "optimizer step",
+    "dp_rank": "data-parallel rank",
+    "cp_slice": "context-parallel slice",
+    "rank": "rank",
+}
+
+known(
+    {
+        "groups_merged": "rewards are compared with those of all prompts",
+        "groups_per_dp_rank": "rewards are compared within what a rank has of a prompt's samples",
+        "baseline_left_out": "the mean of the prompt's rewards is not subtracted",
+        "own_reward_in_baseline": "the baseline has a part of the sample's own reward",
+        "std_left_out": "rewards are not divided by their standard deviation",
+        "std_of_the_batch": "rewards are divided by the standard deviation of all prompts",
+        "biased_std": "the standard deviation of a group has the divisor n",
+        "divergence_left_out": "rewards have no penalty on the divergence",
+        "divergence_added": "the divergence is rewarded and not penalised",
+        "divergence_of_other_tokens": "the divergence of other tokens is penalised",
+        "discount_left_out": "later rewards are not discounted",
+        "reward_at_another_token": "the reward is at another token",
+        "slices_apart": "returns end with the slice of a context-parallel rank",
+        "reward_off_the_path_lost": (
+            "the reward of a sample is lost where its last token is skipped"
+        ),
+        "other_transitions": "other tokens have a part in advantages",
+        "trace_left_out": "advantages of later tokens are not multiplied by lambda",
+        "values_left_out": "the critic's values are taken for 0",
+        "padding_bootstrapped": "advantages have a part of the critic's values of padding",
+        "not_whitened": "advantages are not whitened",
+        "whitening_keeps_the_mean": "the mean is not subtracted from advantages that are whitened",
+        "whitening_keeps_the_variance": "the mean is subtracted from advantages, and that is all",
+        "whitened_by_other_tokens": "mean and variance of advantages are those of other tokens",
+        "biased_variance": "the variance of advantages has another divisor",
+        "padding_whitened": "the mean of advantages counts padding",
+        **{
+            f"whitened_per_{name}": f"advantages are whitened in each {words} alone"
+            for name, words in PARTS_OF_A_BATCH.items()
+        },
+    },
+    rank=15,
+    kind=Kind.ADVANTAGE,
+)
 
 OTHER_SET = {TokenSet.ACTIVE: TokenSet.RESPONSE, TokenSet.RESPONSE: TokenSet.ACTIVE}
 
