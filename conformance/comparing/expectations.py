@@ -42,7 +42,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from conformance.comparing.groups import finding_groups
 from conformance.explain.catalogue.mistake import MISTAKES
-from conformance.explain.vocabulary import facts
+from conformance.explain.step_conditions import facts
 from conformance.findings.errors import InvalidExpectationsError
 from conformance.findings.sanitize import first_line
 from conformance.findings.verdict import Verdict

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 
 from conformance.explain.catalogue.mistake import MISTAKES
 from conformance.explain.conditions import METRIC_CHECKS
-from conformance.explain.cover import cover, explanation
+from conformance.explain.cover import Table, cover, explanation
 from conformance.explain.impact import impact
-from conformance.explain.table import Table
 from conformance.findings.badness import badness, failure
 from conformance.findings.cause import UNEXPLAINED, Cause, Severity
 from conformance.findings.finding_id import GENERATED
@@ -19,7 +18,7 @@ from conformance.findings.verdict import WRONG, Check, Verdict
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from conformance.explain.table import Pair
+    from conformance.explain.cover import Pair
     from conformance.findings.cause import Clues
     from conformance.findings.finding import Finding
 

@@ -12,7 +12,7 @@ from adapters.contract.objective import ENTROPY_COEFFICIENT, KL_COEFFICIENT
 from adapters.contract.probed_batch import ProbedBatch
 from conformance.corpus.configurations import TRIALS, ConfigCase, Demand
 from conformance.explain.diagnosis import diagnose
-from conformance.explain.evidence import Evidence
+from conformance.explain.measurement import Measurement
 from conformance.findings.agreement import agreement, direction
 from conformance.findings.sanitize import first_line
 from conformance.findings.verdict import Verdict
@@ -23,6 +23,7 @@ from conformance.judging.weights import (
     judge_weights,
     largest_error,
     mismatch,
+    plain_term,
     step_context,
 )
 from reference.aggregation import Aggregation, AuxiliaryAggregation, Mode
@@ -190,10 +191,10 @@ def _term_words(
     tolerance = weight_bound(description.dtype, terms=2) * float(
         1 + (amplified / context.expected[active]).max(initial=0.0)
     )
-    evidence = Evidence(context=context, observed=left, tolerance=tolerance)
-    if evidence.matches(context.expected):
+    measurement = Measurement(terms=[plain_term(context)], observed=left, tolerance=tolerance)
+    if measurement.is_given_by(context.expected):
         return f"its {name} term is a mean over samples"
-    found = diagnose(evidence)
+    found = diagnose(measurement)
     if found.name in ("unexplained", "inactive_tokens_weigh", "not_finite"):
         return f"no known aggregation of its {name} term explains the gradient"
     return f"of its {name} term, which would be a mean over samples, {found.explanation}"
@@ -241,21 +242,23 @@ def _divided(
                 middle = Aggregation(Mode.CONSTANT, 1 / float(of_sums.mean()))
                 of_middle = replace(job, aggregation=middle)
                 context = step_context(of_middle, step_index, observations, description)
-                evidence = Evidence(context=context, observed=observed, tolerance=tolerance)
-                return replace(_several_divisors(evidence, words), error=error)
+                measurement = Measurement(
+                    terms=[plain_term(context)], observed=observed, tolerance=tolerance
+                )
+                return replace(_several_divisors(measurement, words), error=error)
             worst = max(worst, error)
     return Judgement(verdict=Verdict.CONFORMS, error=worst, tolerance=2 * tolerance)
 
 
-def _several_divisors(evidence: Evidence, words: str) -> Judgement:
+def _several_divisors(measurement: Measurement, words: str) -> Judgement:
     """The wrong gradient of a step that is divided by several numbers, held against their mean."""
-    found = diagnose(evidence)
+    found = diagnose(measurement)
     if found.name == "unexplained":
         wrong = mismatch("several_divisors", words)
     else:
         rule = found.explanation.partition(": ")[0]
         wrong = mismatch(found.name, f"{words}: {rule}")
-    return _with_gradient(wrong, evidence.context, evidence.observed, evidence.expected)
+    return _with_gradient(wrong, measurement.context, measurement.observed, measurement.expected)
 
 
 def _with_gradient(

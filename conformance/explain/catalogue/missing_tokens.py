@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from conformance.expected.placement import TokenPlacement
     from conformance.expected.step_context import StepContext
+    from conformance.explain.measurement import ObservedWeights
 
     Matches = Callable[[NDArray[np.float64]], bool]
 
@@ -30,6 +31,7 @@ known(
         "not_reduced_over_ranks": "the share of one rank stands for all",
     },
     rank=7,
+    kind=Kind.UNREDUCED,
 )
 known(
     {
@@ -65,22 +67,14 @@ known(
 OVER_DP, OVER_CP = "not_reduced_over_dp", "not_reduced_over_cp"
 
 
-def diagnoses(
-    context: StepContext,
-    observed: NDArray[np.float64],
-    active: NDArray[np.bool_],
-    matches: Matches,
-    *,
-    elsewhere: bool,
-) -> Iterator[Diagnosis]:
-    """Yield diagnoses of lost or repeated tokens, if ``matches`` accepts all other weights.
-
-    ``active`` are the tokens whose weights can be seen, [tokens]; ``elsewhere`` says whether other
-    ranks have weights even if this one has none.
-    """
+def diagnoses_of_lost(weights: ObservedWeights) -> Iterator[Diagnosis]:
+    """Yield diagnoses of tokens that are lost or repeated, if all others weigh what is right."""
+    context, observed, active = weights.context, weights.observed, weights.active
+    measurement = weights.measurement
+    matches = measurement.is_given_by
     gone = active & np.equal(observed, 0)
     none = active.any() and gone[active].all()
-    if none and not elsewhere and not context.untrained[active].any():
+    if none and not measurement.elsewhere and not context.untrained[active].any():
         yield _without_gradient(int(active.sum()))
         return
     if gone.any() and matches(np.where(gone, 0, context.expected)):

@@ -22,6 +22,8 @@ class Kind(StrEnum):
     WEIGHTS = "the weights of tokens"
     FACTOR = "one factor of all weights, which may come on top of another mistake"
     PARTS = "denominators of parts of a step, whose means are averaged"
+    FILLED = "what a mean counts besides samples: padding or repeated rows"
+    UNREDUCED = "the shares of other ranks, which are left out"
     DERIVATIVE = "the derivative of a policy loss, which weights are multiplied by"
     ADVANTAGE = "the advantages, which weights are multiplied by"
     COUNT = "a count that is read off a factor which no other mistake explains"
@@ -106,6 +108,9 @@ class Prediction:
     def products(self, term: LossTerm) -> NDArray[np.float64]:
         """Weight · factor of each token of a term: [tokens]."""
         return self.weights * (term.factors if self.factors is None else self.factors)
+
+    order: int = 0
+    """Its place among the predictions for a term, the most plausible ones first."""
 
     @property
     def mistakes(self) -> list[Mistake]:

@@ -40,6 +40,7 @@ known(
         "repeated_rows_averaged": "samples that are repeated to fill up ranks count as 0 in a mean",
     },
     rank=6,
+    kind=Kind.FILLED,
 )
 known(
     {
