@@ -20,7 +20,7 @@ from conformance.expected import loss_terms
 from conformance.explain.catalogue.mistake import MISTAKES, Kind
 from conformance.findings.finding import Diagnosis
 from conformance.findings.verdict import Verdict
-from conformance.judging.cut_dependence import OF_THE_STEP
+from conformance.judging.advice import OF_THE_STEP
 from conformance.judging.weights import Judgement
 from reference.aggregation import DenominatorMask, EmptyUnits, Mode, SampleUnit
 from reference.weights import token_weights
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from adapters.contract import Description, Job, Observation
     from adapters.contract.conventions import Convention
-    from conformance.judging.documented import Judge
+    from conformance.judging.advice import Judge
     from conformance.plan.checks import CheckSpec
 
 MEAN_OF_MEANS = "mean_of_means"

@@ -1,4 +1,8 @@
-"""Judges how a framework handles a configuration: whether it refuses it, or what it trains."""
+"""Judges how a framework handles a configuration: whether it refuses it, or what it trains.
+
+Malformed logs of micro-batches must be refused as well, under ``python -O`` too, which removes
+asserts: every case of a log also runs there.
+"""
 
 from __future__ import annotations
 
@@ -38,6 +42,7 @@ if TYPE_CHECKING:
     from adapters.contract.configuration import Setting
     from conformance.corpus.log_cases import LogCase
     from conformance.expected.step_context import StepContext
+    from conformance.ranks.log_process import LogOutcome
     from reference.step import Step
 
     Run = Callable[[Job], Sequence[Observation] | None]
@@ -319,3 +324,24 @@ def _not_reduced(
 def _reducer_weights(step: Step, mode: Mode) -> NDArray[np.float64]:
     units = step.active_tokens.sum() if mode is Mode.TOKEN_MEAN else step.size
     return step.mask / (REDUCER_DIVISOR * float(units))
+
+
+def judge_log(case: LogCase, outcome: LogOutcome, optimized: LogOutcome) -> Judgement:
+    """Judge whether a framework logs a well-formed case and refuses any other.
+
+    ``optimized`` is the outcome under ``python -O``.
+    """
+    if case.is_well_formed:
+        if outcome.kind == "logged":
+            return Judgement(verdict=Verdict.CONFORMS)
+        return mismatch("refused_what_it_supports", f"{case.says} are refused")
+    if outcome.kind == "raised" and optimized.kind == "logged":
+        words = f"{case.says}: an assert alone refuses them; under python -O they are logged, as"
+        return mismatch("refused_by_an_assert", f"{words} {_numbers(optimized)}")
+    if outcome.kind == "raised":
+        return Judgement(verdict=Verdict.REFUSED)
+    return mismatch("accepted", f"{case.says}: logged all the same, as {_numbers(outcome)}")
+
+
+def _numbers(outcome: LogOutcome) -> str:
+    return ", ".join(f"{key} = {value:.7g}" for key, value in outcome.log.items()) or "nothing"

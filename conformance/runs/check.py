@@ -14,11 +14,14 @@ from conformance.explain.clues import clues_of_failure
 from conformance.explain.diagnosis import place
 from conformance.findings.finding import Finding
 from conformance.findings.verdict import Check, Verdict
+from conformance.judging.advice import (
+    advice_on_crash,
+    depends_on_cuts,
+    judge_by_fixed_mode,
+    judge_cut_dependence,
+)
 from conformance.judging.conventions import judge_by_conventions
-from conformance.judging.cut_dependence import depends_on_cuts, judge_cut_dependence
-from conformance.judging.documented import advice_on_crash, judge_by_fixed_mode
 from conformance.judging.gradients import judge_advantages, judge_combined, judge_off_policy
-from conformance.judging.logs import judge_log
 from conformance.judging.metrics import NOT_LOGGED, judge_logged, judge_logged_of_rollouts
 from conformance.judging.sharding import judge_sharding
 from conformance.judging.startup import (
@@ -28,6 +31,7 @@ from conformance.judging.startup import (
     judge_acceptance,
     judge_crash,
     judge_ignored,
+    judge_log,
     judge_refusal,
 )
 from conformance.judging.weights import Judgement, judge_weights
@@ -44,7 +48,7 @@ if TYPE_CHECKING:
     from adapters.contract.configuration import Setting
     from conformance.expected.step_context import ExpectedNumber
     from conformance.findings.cause import Clues
-    from conformance.judging.documented import Judge
+    from conformance.judging.advice import Judge
     from conformance.plan.checks import CheckSpec
     from conformance.plan.matrix import AnyMatrixCell
     from conformance.runs.jobs import SharedJobs

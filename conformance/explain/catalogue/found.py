@@ -9,6 +9,16 @@ ASSUMED = "which no document of the framework says"
 
 known(
     {
+        "other_divisor": "the constant divisor is another one",
+        "samples_miscounted": "another number of samples is counted",
+        "prompts_miscounted": "another number of prompts is counted",
+        "tokens_miscounted": "another number of tokens is counted",
+    },
+    rank=13,
+    kind=Kind.COUNT,
+)
+known(
+    {
         "gradients_clipped": "gradients are clipped before the optimizer reads them",
         "gradient_values_clipped": (
             "gradients are clipped value by value before the optimizer reads them"

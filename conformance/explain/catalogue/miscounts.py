@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from adapters.contract import CodeLocation
-from conformance.explain.catalogue.mistake import Kind, Prediction, known
+from conformance.explain.catalogue.mistake import Prediction, known
 from reference.aggregation import DenominatorMask, Mode
 from reference.weights import counted_tokens, token_weights, unit_of_sample
 
@@ -20,13 +20,9 @@ if TYPE_CHECKING:
 
     from conformance.expected.step_context import StepContext
 
-    Lengths = NDArray[np.int64]
-
 
 known(
-    {
-        "empty_samples_counted": "a sample without active tokens is counted as one token",
-    },
+    {"empty_samples_counted": "a sample without active tokens is counted as one token"},
     rank=3,
     at=CodeLocation.TOKEN_COUNT,
 )
@@ -59,7 +55,7 @@ known(
             "a token or two of every sample are not counted, or too many"
         ),
         "runs_counted_as_prompts": "runs of adjacent samples are taken for prompts",
-        "prompts_by_group_size": ("prompts are taken to be samples divided by the size of a group"),
+        "prompts_by_group_size": "prompts are taken to be samples divided by the size of a group",
     },
     rank=10,
 )
@@ -85,18 +81,6 @@ known(
     },
     rank=12,
 )
-known(
-    {
-        "other_divisor": "the constant divisor is another one",
-        "samples_miscounted": "another number of samples is counted",
-        "prompts_miscounted": "another number of prompts is counted",
-        "tokens_miscounted": "another number of tokens is counted",
-    },
-    rank=13,
-    kind=Kind.COUNT,
-)
-
-
 COARSE_DTYPES = {"bfloat16": (8, 3.4e38), "float16": (11, 65504.0)}
 """Number of significant bits and largest finite number of each dtype."""
 
@@ -123,8 +107,7 @@ def other_mask(context: StepContext) -> Iterator[Prediction]:
 
 def rejection_left_out(context: StepContext) -> Iterator[Prediction]:
     """Trains on the tokens that were rejected, and counts them."""
-    step = context.step
-    if step.original_mask is None:
+    if (step := context.step).original_mask is None:
         return
     before = replace(step, mask=step.original_mask, original_mask=None)
     yield Prediction(
@@ -178,15 +161,14 @@ def off_by_one(context: StepContext) -> Iterator[Prediction]:
     count = float(context.counted.sum()) if of_tokens else float(context.units)
     for difference, sign in ((-1, "less"), (1, "more")):
         counted = max(count + difference, 1.0)
-        if of_tokens:
-            weights = context.weights(np.full(context.step.size, counted))
-        else:
-            weights = context.weights(units=counted)
+        tokens, units = (
+            (np.full(context.step.size, counted), None) if of_tokens else (None, counted)
+        )
         what = "token" if of_tokens else "unit"
         yield Prediction(
             name="count_off_by_one",
             words=f"one {what} {sign} is counted than there is: {counted:g}",
-            weights=weights,
+            weights=context.weights(tokens, units),
         )
 
 
@@ -217,8 +199,7 @@ def filling_rows(context: StepContext) -> Iterator[Prediction]:
         return
     layout, size = context.layout, context.step.size
     for ranks in sorted({layout.dp, layout.ranks_per_stage}):
-        filling = -size % ranks
-        if filling:
+        if filling := -size % ranks:
             yield Prediction(
                 name="filling_rows_counted",
                 words=f"{filling} rows that fill {size} samples up for {ranks} ranks are counted",
@@ -344,11 +325,9 @@ def rounded_shares(context: StepContext) -> Iterator[Prediction]:
 def _added_in_float32(context: StepContext) -> NDArray[np.float64]:
     """Tokens of the unit of each sample, added up in float32: [N]."""
     tokens = context.counted.astype(np.float32)
-    totals = [
-        float(np.cumsum(tokens[context.unit == unit], dtype=np.float32)[-1])
-        for unit in range(int(context.unit.max()) + 1)
-    ]
-    return np.array(totals)[context.unit]
+    units = range(int(context.unit.max()) + 1)
+    totals = [np.cumsum(tokens[context.unit == unit], dtype=np.float32)[-1] for unit in units]
+    return np.array(totals, np.float64)[context.unit]
 
 
 def _rounded(counts: NDArray[np.float64], bits: int, largest: float) -> NDArray[np.float64]:
@@ -358,7 +337,7 @@ def _rounded(counts: NDArray[np.float64], bits: int, largest: float) -> NDArray[
     return np.where(rounded > largest, np.inf, rounded)
 
 
-def paddings(context: StepContext) -> Iterator[tuple[str, str, Lengths]]:
+def paddings(context: StepContext) -> Iterator[tuple[str, str, NDArray[np.int64]]]:
     """Yield each sample's tokens with padding to the longest of the step or micro-batch."""
     for what, lengths in _lengths(context):
         words = f"padding up to the longest {what} of the"
@@ -394,20 +373,22 @@ def of_samples(context: StepContext, of_tokens: NDArray[np.int64]) -> NDArray[np
     return of_tokens[context.step.offsets[:-1]]
 
 
-def _lengths(context: StepContext) -> Iterator[tuple[str, Lengths]]:
+def _lengths(context: StepContext) -> Iterator[tuple[str, NDArray[np.int64]]]:
     step = context.step
     yield "response", step.response_lengths
     yield "sequence", step.prompt_lengths + step.response_lengths
 
 
-def _widest(lengths: Lengths, micro_batch: NDArray[np.int64]) -> Lengths:
+def _widest(lengths: NDArray[np.int64], micro_batch: NDArray[np.int64]) -> NDArray[np.int64]:
     """The largest length of each sample's micro-batch: [N]."""
     widest = np.zeros(micro_batch.max() + 1, np.int64)
     np.maximum.at(widest, micro_batch, lengths)
     return widest[micro_batch]
 
 
-def _divided_by(context: StepContext, widths: Lengths, words: str) -> Iterator[Prediction]:
+def _divided_by(
+    context: StepContext, widths: NDArray[np.int64], words: str
+) -> Iterator[Prediction]:
     """Yield the mean over samples, and their sum, of what is divided by widths."""
     divisors = widths.astype(np.float64)
     for units, together in ((context.units, ()), (1, ("samples_not_averaged",))):

@@ -48,7 +48,7 @@ known(
         "micro_batches_lost": "whole micro-batches are lost",
         "samples_lost": "samples are lost",
         "tokens_lost": "tokens are lost",
-        "samples_repeated": ("samples are repeated to fill up a batch, and weigh twice as much"),
+        "samples_repeated": "samples are repeated to fill up a batch, and weigh twice as much",
         "nothing_reported_by_some_ranks": "some ranks log 0, and others the right number",
     },
     rank=9,
