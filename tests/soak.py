@@ -21,7 +21,7 @@ from conformance.findings.verdict import Verdict
 from conformance.plan.matrix import GeneratedCell
 from conformance.ranks.pool import RankPool
 from conformance.runs import registry
-from conformance.runs.generated import check_generated
+from conformance.runs.check import make
 from conformance.runs.jobs import SharedJobs
 from reference.aggregation import Mode
 
@@ -93,7 +93,7 @@ def rounds(pool: RankPool, ranks: int) -> Iterator[int]:
                     examples=EXAMPLES,
                     seed=f"soak-{number}",
                 )
-                finding, *_ = check_generated(cell, SharedJobs(pool))
+                finding, *_ = make(cell, SharedJobs(pool))
                 assert finding.verdict is not Verdict.CRASHED, finding.message
         yield len(layouts) * len(Mode)
 

@@ -11,7 +11,7 @@ import pytest
 from conformance.comparing.report_file import load
 from conformance.findings.finding import Finding
 from conformance.findings.report import Report
-from conformance.findings.sanitize import wording
+from conformance.findings.sanitize import first_line, numberless
 from conformance.findings.verdict import WRONG, Verdict
 
 REPORTS = Path(__file__).parents[1] / "reports"
@@ -72,7 +72,7 @@ class Row:
 def mistake(finding: Finding) -> str:
     if finding.diagnosis is not None:
         return finding.diagnosis.name
-    return f"crash: {wording(finding.message)}"
+    return f"crash: {numberless(first_line(finding.message))}"
 
 
 def rows() -> list[Row]:

@@ -9,11 +9,9 @@ from adapters.contract import Depth, Layout, Option
 from adapters.contract.configuration import FaultInjection, Setting
 from adapters.contract.objective import Metric, Objective
 from conformance.corpus.configurations import CONFIG_CASES
-from conformance.findings.verdict import Check
 from conformance.plan.covering import pairwise
-from conformance.plan.matrix import MatrixCell, StartupCell
+from conformance.plan.matrix import MatrixCell, StartupCell, may_decline
 from conformance.plan.plan import Plan
-from conformance.plan.refusals import may_decline
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:
@@ -111,7 +109,6 @@ def _cells(description: Description, layouts: Sequence[Layout]) -> Iterator[Matr
     for number, depth in enumerate(depths(description)):
         plan = Plan(
             aggregations=dict.fromkeys(modes),
-            checks=frozenset(Check),
             depth=depth,
             layouts=tuple(layouts[:1] if number else layouts),
             mode_of_advantages=modes[0],

@@ -31,11 +31,11 @@ MEASURED = 2.0**-16
 over some thousand tokens."""
 
 SHOWN = 4
-"""How many tokens a cause names."""
+"""How many tokens a flaw names."""
 
 
 @dataclass(frozen=True)
-class Cause:
+class Flaw:
     """What an adapter got wrong: its name in `WORDS`, and the numbers that these need."""
 
     name: str
@@ -47,7 +47,7 @@ class Cause:
         return WORDS[self.name].format(**self.numbers)
 
 
-def explain_shapes(job: Job, observation: Observation) -> Cause | None:
+def explain_shapes(job: Job, observation: Observation) -> Flaw | None:
     """Which field of an observation has other arrays than one of every token for each step."""
     right = [len(step.mask) for step in job.steps]
     shapes_of = {
@@ -56,23 +56,23 @@ def explain_shapes(job: Job, observation: Observation) -> Cause | None:
     }
     for name, shapes in shapes_of.items():
         if (shapes or name == "token_weights") and shapes != [(tokens,) for tokens in right]:
-            return Cause("wrong_shape", {"field": name, "right": right, "shapes": shapes})
+            return Flaw("wrong_shape", {"field": name, "right": right, "shapes": shapes})
     return None
 
 
-def explain_weights(weights: StepWeights) -> Cause | None:
-    """The first cause that explains all weights of a step; None if they are right."""
+def explain_weights(weights: StepWeights) -> Flaw | None:
+    """The first flaw that explains all weights of a step; None if they are right."""
     if weights.are_right:
         return None
     divided = replace(weights, observed=weights.observed / weights.dloss_dlogprob)
-    if (cause := _first(weights)) is None and _first(divided) is not None:
-        return Cause("gradients_returned")  # and something else, which comes to light after it
-    return cause or _unexplained(weights)
+    if (flaw := _first(weights)) is None and _first(divided) is not None:
+        return Flaw("gradients_returned")  # and something else, which comes to light after it
+    return flaw or _unexplained(weights)
 
 
-def _first(weights: StepWeights) -> Cause | None:
+def _first(weights: StepWeights) -> Flaw | None:
     """The first explanation that holds."""
-    found = (cause for explain in EXPLANATIONS if (cause := explain(weights)))
+    found = (flaw for explain in EXPLANATIONS if (flaw := explain(weights)))
     return next(found, None)
 
 
@@ -85,33 +85,33 @@ def factor(observed: Array, expected: Array) -> float | None:
     return common if common and is_common and not observed[~used].any() else None
 
 
-def _not_finite(weights: StepWeights) -> Cause | None:
+def _not_finite(weights: StepWeights) -> Flaw | None:
     strange = ~np.isfinite(weights.observed)
-    return Cause("not_finite", {"tokens": _tokens(strange, weights)}) if strange.any() else None
+    return Flaw("not_finite", {"tokens": _tokens(strange, weights)}) if strange.any() else None
 
 
-def _no_gradient(weights: StepWeights) -> Cause | None:
-    return None if weights.observed.any() else Cause("no_gradient")
+def _no_gradient(weights: StepWeights) -> Flaw | None:
+    return None if weights.observed.any() else Flaw("no_gradient")
 
 
-def _gradients(weights: StepWeights) -> Cause | None:
+def _gradients(weights: StepWeights) -> Flaw | None:
     """Weights that were not divided by the derivative of the loss."""
     found = factor(weights.observed, weights.expected_gradient)
-    return None if found is None else Cause("gradients_returned")
+    return None if found is None else Flaw("gradients_returned")
 
 
-def _scaled(weights: StepWeights) -> Cause | None:
+def _scaled(weights: StepWeights) -> Flaw | None:
     """Weights that are all off by one factor."""
     common = factor(weights.observed, weights.expected)
     if common is None or common < 0:
-        return None if common is None else Cause("wrong_sign")
+        return None if common is None else Flaw("wrong_sign")
     tokens = _whole(1 / (1 - common), weights) if 0 < common < 1 else None
     if tokens is None:
-        return Cause("factor", {"factor": common})
-    return Cause("derivative_not_one", {"factor": common, "vocabulary": tokens})
+        return Flaw("factor", {"factor": common})
+    return Flaw("derivative_not_one", {"factor": common, "vocabulary": tokens})
 
 
-def _shifted(weights: StepWeights) -> Cause | None:
+def _shifted(weights: StepWeights) -> Flaw | None:
     """Gradients of the token after or before."""
     seen, right = weights.gradient, weights.expected_gradient
     responses = list(weights.step.responses)
@@ -120,11 +120,11 @@ def _shifted(weights: StepWeights) -> Cause | None:
         observed = np.concatenate([seen[one][mine] for one in responses])
         expected = np.concatenate([right[one][other] for one in responses])
         if factor(observed, expected) is not None:
-            return Cause("probe_of_another_token", {"way": way})
+            return Flaw("probe_of_another_token", {"way": way})
     return None
 
 
-def _clipped(weights: StepWeights) -> Cause | None:
+def _clipped(weights: StepWeights) -> Flaw | None:
     """Weights of 0 where advantages have one sign, and one factor where they have the other."""
     positive = weights.dloss_dlogprob < 0
     for clipped, trained in (("negative", positive), ("positive", ~positive)):
@@ -132,7 +132,7 @@ def _clipped(weights: StepWeights) -> Cause | None:
         if common is not None and common > 0 and not weights.observed[~trained].any():
             softmax = _softmax_words(common, weights)
             numbers = {"difference": math.log(common), "softmax": softmax, "clipped": clipped}
-            return Cause("ratio_not_one", {"factor": common, **numbers})
+            return Flaw("ratio_not_one", {"factor": common, **numbers})
     return None
 
 
@@ -151,14 +151,14 @@ def _whole(tokens: float, weights: StepWeights) -> int | None:
     return round(tokens) if abs(tokens - round(tokens)) <= tokens * MEASURED else None
 
 
-def _whole_probe(weights: StepWeights) -> Cause | None:
+def _whole_probe(weights: StepWeights) -> Flaw | None:
     """A further gradient that is the same for all tokens, active or not."""
     further = weights.gradient - weights.expected_gradient
     is_equal = np.ptp(further) <= MEASURED * np.abs(weights.expected_gradient).max()
-    return Cause("depends_on_the_whole_probe") if is_equal and further.all() else None
+    return Flaw("depends_on_the_whole_probe") if is_equal and further.all() else None
 
 
-EXPLANATIONS: Sequence[Callable[[StepWeights], Cause | None]] = (
+EXPLANATIONS: Sequence[Callable[[StepWeights], Flaw | None]] = (
     _not_finite,
     _no_gradient,
     _gradients,
@@ -170,22 +170,22 @@ EXPLANATIONS: Sequence[Callable[[StepWeights], Cause | None]] = (
 """In this order: a later one takes for granted that no earlier one holds."""
 
 
-def _unexplained(weights: StepWeights) -> Cause:
+def _unexplained(weights: StepWeights) -> Flaw:
     wrong = np.abs(weights.observed - weights.expected) > weights.tolerance * weights.expected
-    return Cause("unexplained", _counted(wrong, weights))
+    return Flaw("unexplained", _counted(wrong, weights))
 
 
-def explain_repetition(first: StepWeights, second: StepWeights) -> Cause | None:
+def explain_repetition(first: StepWeights, second: StepWeights) -> Flaw | None:
     """Why the weights of a job that ran twice in the same processes differ; None if they do not."""
     if second.are_right:
         return None
     added = factor(second.observed - first.observed, first.expected)
     if added is not None and abs(added - 1) <= MEASURED:
-        return Cause("gradient_not_zeroed")
-    return Cause("state_left_behind", _counted(second.observed != second.expected, second))
+        return Flaw("gradient_not_zeroed")
+    return Flaw("state_left_behind", _counted(second.observed != second.expected, second))
 
 
-def explain_padding(weights: StepWeights) -> Cause | None:
+def explain_padding(weights: StepWeights) -> Flaw | None:
     """Which tokens weigh more or less than others of their sample, if samples are padded.
 
     A factor of all tokens of a sample is left to findings: padding that is counted gives it too.
@@ -193,7 +193,7 @@ def explain_padding(weights: StepWeights) -> Cause | None:
     wrong = np.concatenate(
         [_differ(weights.observed[one], weights.expected[one]) for one in weights.step.responses]
     )
-    return Cause("padding_reaches_the_probe", _counted(wrong, weights)) if wrong.any() else None
+    return Flaw("padding_reaches_the_probe", _counted(wrong, weights)) if wrong.any() else None
 
 
 def _differ(observed: Array, expected: Array) -> Chosen:
@@ -204,18 +204,18 @@ def _differ(observed: Array, expected: Array) -> Chosen:
     return differ
 
 
-def explain_forward_passes(step: Step, passes: NDArray[np.int32] | None) -> Cause | None:
+def explain_forward_passes(step: Step, passes: NDArray[np.int32] | None) -> Flaw | None:
     """What is wrong with the forward passes of tokens, [ranks, tokens]; None if nothing is."""
     held = np.full((1, len(step.mask)), -1, np.int32) if passes is None else passes
     missing: Chosen = np.all(held < 0, axis=0)
     first = np.zeros_like(missing)
     first[step.offsets[:-1]] = True
     if (missing == first).all():
-        return Cause("prompts_not_recorded")
-    return Cause("forward_passes_not_recorded", _named(missing, step)) if missing.any() else None
+        return Flaw("prompts_not_recorded")
+    return Flaw("forward_passes_not_recorded", _named(missing, step)) if missing.any() else None
 
 
-def explain_strays(step: Step, passes: NDArray[np.int32]) -> Cause | None:
+def explain_strays(step: Step, passes: NDArray[np.int32]) -> Flaw | None:
     """Which tokens are in other forward passes, [ranks, tokens], than the rest of their sample.
 
     It holds where a rank has whole samples: without context parallelism.
@@ -224,7 +224,7 @@ def explain_strays(step: Step, passes: NDArray[np.int32]) -> Cause | None:
     stray = np.concatenate(
         [(passes[:, s] != u).any(axis=0) for s, u in zip(step.responses, usual, strict=True)]
     )
-    return Cause("padding_has_the_id_of_a_token", _named(stray, step)) if stray.any() else None
+    return Flaw("padding_has_the_id_of_a_token", _named(stray, step)) if stray.any() else None
 
 
 def _counted(chosen: Chosen, weights: StepWeights) -> dict[str, object]:

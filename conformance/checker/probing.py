@@ -21,16 +21,16 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from adapters.contract import Description, Job, Layout, Observation
-    from conformance.checker.explanations import Cause
+    from conformance.checker.explanations import Flaw
     from conformance.checker.jobs import StepWeights
     from conformance.ranks.pool import RankPool
 
 
 MAY_BE_OF_THE_FRAMEWORK = {"factor", "unexplained", "not_finite"}
-"""Causes that a mistake of the framework shows as well."""
+"""Flaws that a mistake of the framework shows as well."""
 
 
-class _Wrong(Exception):  # noqa: N818 - it carries a complaint, and no error
+class _Complained(Exception):  # noqa: N818 - it carries a complaint, and no error
     """Something is wrong, and what comes after would not tell more."""
 
     def __init__(self, complaint: Complaint) -> None:
@@ -69,7 +69,7 @@ def first_complaint(pool: RankPool, layouts: Sequence[Layout]) -> Complaint | No
     try:
         _require_capabilities(pool.description)
         Probing(pool, layouts).require_all()
-    except _Wrong as wrong:
+    except _Complained as wrong:
         return wrong.complaint
     return None
 
@@ -82,7 +82,7 @@ def _require_capabilities(description: Description) -> None:
         words = (
             f"describe() declares no {' and no '.join(lacking)}; what is not declared is not run"
         )
-        raise _Wrong(Complaint(name="nothing_to_run", where="describe()", words=words))
+        raise _Complained(Complaint(name="nothing_to_run", where="describe()", words=words))
 
 
 @dataclass(frozen=True)
@@ -96,11 +96,11 @@ class Probing:
         """See to it that the probe is right, the most basic first.
 
         Raises:
-            _Wrong: it is not.
+            _Complained: it is not.
         """
         try:
             mode = self._right_mode(self._depth)
-        except _Wrong as wrong:
+        except _Complained as wrong:
             if wrong.complaint.name in MAY_BE_OF_THE_FRAMEWORK:
                 self._require_no_rescaling(min(self.pool.description.modes))
             raise
@@ -123,11 +123,11 @@ class Probing:
 
     def _right_mode(self, depth: Depth) -> Mode:
         """The first mode in which weights are right; a framework may be wrong in some."""
-        wrong: list[_Wrong] = []
+        wrong: list[_Complained] = []
         for mode in (mode for mode in Mode if mode in self.pool.description.modes):
             try:
                 self._require_weights(jobs.job(self.layouts[0], depth, mode, jobs.EQUAL))
-            except _Wrong as found:
+            except _Complained as found:
                 wrong.append(found)
             else:
                 return mode
@@ -142,7 +142,7 @@ class Probing:
         self._require_shapes(job, outcome)
         for found in judge_weights(job, outcome.observations, self.pool.description).rescalings:
             words, where = found.diagnosis.explanation, jobs.in_words(job)
-            raise _Wrong(Complaint(name=found.name, where=where, words=words))
+            raise _Complained(Complaint(name=found.name, where=where, words=words))
 
     def _require_repetition(self, mode: Mode) -> None:
         job = jobs.job(self.layouts[0], self._depth, mode, jobs.EQUAL)
@@ -188,7 +188,7 @@ class Probing:
         """What the ranks observed, in arrays of the right shapes."""
         outcome = self.pool.run(job)
         if not isinstance(outcome, Ran):
-            raise _Wrong(of_outcome(outcome, jobs.in_words(job)))
+            raise _Complained(of_outcome(outcome, jobs.in_words(job)))
         self._require_shapes(job, outcome)
         return outcome.observations
 
@@ -198,10 +198,10 @@ class Probing:
             _require(job, explanations.explain_shapes(job, observation))
 
 
-def _require(job: Job, cause: Cause | None, step: str = "") -> None:
-    if cause is not None:
+def _require(job: Job, flaw: Flaw | None, step: str = "") -> None:
+    if flaw is not None:
         where = f"{jobs.in_words(job)}{step}"
-        of_adapter = cause.name not in MAY_BE_OF_THE_FRAMEWORK
-        raise _Wrong(
-            Complaint(name=cause.name, where=where, words=cause.words, of_adapter=of_adapter)
+        of_adapter = flaw.name not in MAY_BE_OF_THE_FRAMEWORK
+        raise _Complained(
+            Complaint(name=flaw.name, where=where, words=flaw.words, of_adapter=of_adapter)
         )

@@ -1,4 +1,4 @@
-"""What an author is told of each cause: what is wrong with the probe, and the way out."""
+"""What an author is told of each flaw: what is wrong with the probe, and the way out."""
 
 WORDS = {
     "wrong_shape": (
@@ -81,4 +81,4 @@ WORDS = {
         " (adapters.contract.probed_batch.PADDING_ID)"
     ),
 }
-"""By name; fields in braces are filled in where the cause is found."""
+"""By name; fields in braces are filled in where the flaw is found."""

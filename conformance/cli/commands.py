@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 WORSE = 1
 
+OF_EVERY_COMMIT = ("engine", "modes", "checks", "depth", "max-ranks", "time-limit")
+"""Options of a run that a history hands on."""
+
 OR_OF_THE_FRAMEWORK = ", which may be the framework's own mistake"
 
 
@@ -110,13 +113,20 @@ def cases(options: argparse.Namespace) -> Iterator[str]:
 
 def plan(options: argparse.Namespace) -> Iterator[str]:
     """Yields what the quick plan of an adapter looks at."""
+    from conformance.findings.report import PlanSize
     from conformance.plan.plan import Plan, mode_of_advantages
     from conformance.runs.registry import create
     from conformance.views import listing
 
     adapter = create(options.adapter, options.engine)
     fitting = [one for one in adapter.layouts() if one.world_size <= options.max_ranks]
-    return listing.plan_table(Plan.quick(tuple(fitting), mode_of_advantages(adapter)))
+    return listing.plan_table(
+        Plan(
+            layouts=tuple(fitting),
+            size=PlanSize.QUICK,
+            mode_of_advantages=mode_of_advantages(adapter),
+        )
+    )
 
 
 def history(options: argparse.Namespace) -> Iterator[str]:
@@ -124,17 +134,14 @@ def history(options: argparse.Namespace) -> Iterator[str]:
     from conformance.runs import history as runs
     from conformance.views import history_table
 
-    selection = runs.Selection(
+    given = [(name, getattr(options, name.replace("-", "_"))) for name in OF_EVERY_COMMIT]
+    given += [("layout", layout) for layout in options.layout]
+    selection = runs.CommitRuns(
         adapter=options.adapter,
         repository=options.source and options.source.resolve(),
         engine=options.engine,
-        modes=options.modes,
-        checks=options.checks,
-        depth=options.depth,
-        layouts=tuple(options.layout),
+        options=tuple(f"--{name}={value}" for name, value in given if value is not None),
         cases=tuple(options.case),
-        max_ranks=options.max_ranks,
-        time_limit=options.time_limit,
     )
     commits = runs.find_commits(selection, options.refs)
     if options.reports is not None:
@@ -186,7 +193,7 @@ def convert(options: argparse.Namespace) -> Iterator[str]:
 def _filter(options: argparse.Namespace) -> FindingFilter:
     from conformance.comparing.groups import FindingFilter
 
-    return FindingFilter(verdicts=options.verdict, modes=options.mode, checks=options.check)
+    return FindingFilter(verdicts=options.verdicts, modes=options.modes, checks=options.checks)
 
 
 def diff(options: argparse.Namespace) -> Generator[str, None, int]:

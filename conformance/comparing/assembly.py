@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import chain
 from typing import TYPE_CHECKING
 
 from conformance.findings.badness import failure
@@ -59,8 +58,7 @@ def _numbered(
 ) -> tuple[list[Finding], list[Clues]]:
     """The findings and the clues that are kept, numbered in their order."""
     are_kept = watched or any(finding.verdict in WRONG for finding in findings)
-    parts = chain.from_iterable(chain.from_iterable(one.explanations) for one in clues)
-    suspected = watched.union(name.partition("/")[2] for name in chain.from_iterable(parts))
+    suspected = watched.union(*(one.suspects for one in clues))
     kept = [one.about(suspected) for one in clues]
     lines = [one.model_dump_json() for one in kept]
     places: dict[str, tuple[int, Clues]] = {}

@@ -7,20 +7,16 @@ its findings was looked at before. Of anything else it is only said what its fin
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 from enum import StrEnum
-from functools import cached_property
-from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
-from conformance.comparing.diff import key
+from conformance.comparing.diff import by_key
 from conformance.findings.cause import UNEXPLAINED, Severity
 from conformance.findings.verdict import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from conformance.comparing.diff import Key
     from conformance.findings.cause import Cause
     from conformance.findings.finding import Finding
     from conformance.findings.report import Report
@@ -128,22 +124,18 @@ def _wrong(report: Report) -> list[Cause]:
     return [cause for cause in report.causes if cause.severity is not Severity.ADVICE]
 
 
-@dataclass(frozen=True)
 class _Side:
     """A report, by what its findings are of."""
 
-    report: Report
-
-    @cached_property
-    def findings(self) -> dict[Key, Finding]:
-        return {key(self.report.request, finding): finding for finding in self.report.findings}
+    def __init__(self, report: Report) -> None:
+        self.report = report
+        self.findings = by_key(report)
 
     def suspects(self, finding: Finding) -> set[str]:
         """All mistakes that may be a part of what is wrong with a finding."""
         clues = self.report.clues_of(finding)
         if clues is not None and clues.explanations:
-            parts = chain.from_iterable(chain.from_iterable(clues.explanations))
-            return {name.partition("/")[2] for name in parts}
+            return clues.suspects
         return {finding.diagnosis.name, *finding.diagnosis.also} if finding.diagnosis else set()
 
 

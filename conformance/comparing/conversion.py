@@ -15,7 +15,7 @@ from pydantic import TypeAdapter
 
 from conformance.findings.agreement import direction
 from conformance.findings.errors import UnknownReductionError
-from conformance.findings.finding import Model
+from conformance.findings.finding import FrozenModel
 from reference.aggregation import (
     Aggregation,
     Conventions,
@@ -40,7 +40,7 @@ Value = TypeVar("Value")
 DECLARED = Path(__file__).with_name("frameworks.json")
 
 
-class Declared(Model):
+class Declared(FrozenModel):
     """What a version of a framework declares that the weights of its policy loss depend on."""
 
     version: str
@@ -101,7 +101,7 @@ class Reduction:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Difference:
+class StepChange:
     """The gradient of a step under another reduction, compared with that before.
 
     Gradients of tokens count as orthogonal and of one length, as in all reports.
@@ -139,11 +139,11 @@ def _one_of(known: Mapping[str, Value], name: str, kind: str) -> Value:
     return known[name]
 
 
-def differences(case: Case, before: Reduction, after: Reduction) -> list[Difference]:
+def differences(case: Case, before: Reduction, after: Reduction) -> list[StepChange]:
     """Returns what changes in each step of a batch that moves from one reduction to another."""
     found = []
     for step in case.steps:
         old, new = (one.weights(step, case.divisor) for one in (before, after))
         scale, cosine = direction(new, old)
-        found.append(Difference(step=step, scale=scale, cosine=cosine))
+        found.append(StepChange(step=step, scale=scale, cosine=cosine))
     return found

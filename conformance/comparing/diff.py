@@ -44,9 +44,6 @@ if TYPE_CHECKING:
     from conformance.findings.report import Report, Request
     from conformance.plan.matrix import AnyMatrixCell
 
-    _Likeness = tuple["Kind", "State | None", "State | None"]
-    """The fields that a `Group` begins with."""
-
 
 class Kind(StrEnum):
     """What became of a finding, in the order of what asks for attention."""
@@ -80,7 +77,7 @@ class Kind(StrEnum):
     SAME = "same"
 
 
-class Part(NamedTuple):
+class Slice(NamedTuple):
     """What of a check has one value of a dimension: one layout, one case; or all of the check."""
 
     check: Check
@@ -102,10 +99,10 @@ class Key(NamedTuple):
     layout: str
     case: str
 
-    def parts(self) -> Iterator[Part]:
+    def parts(self) -> Iterator[Slice]:
         """What it belongs to, the largest part first."""
         for dimension in self._fields:
-            yield Part(self.check, dimension, getattr(self, dimension))
+            yield Slice(self.check, dimension, getattr(self, dimension))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +115,7 @@ class Change:
     kind: Kind
     old: Finding | None
     new: Finding | None
-    part: Part | None = None
+    part: Slice | None = None
 
     @property
     def finding(self) -> Finding:
@@ -159,7 +156,7 @@ class Group(NamedTuple):
     @property
     def subjects(self) -> dict[str, int]:
         """How many there are of each check, or subject of one, the largest numbers first."""
-        return dict(Counter(_subject(change.finding) for change in self.changes).most_common())
+        return dict(Counter(change.finding.identity.slug for change in self.changes).most_common())
 
     @property
     def modes(self) -> dict[Mode, int]:
@@ -176,7 +173,7 @@ class Group(NamedTuple):
         )
 
 
-class Setting(NamedTuple):
+class SettingChange(NamedTuple):
     """An option, a convention or something of the environment that the sides do not share."""
 
     section: str
@@ -228,11 +225,11 @@ class Difference:
         return None
 
     @property
-    def settings(self) -> tuple[Setting, ...]:
+    def settings(self) -> tuple[SettingChange, ...]:
         """Options, conventions and environment that differ."""
         olds, news = _settings(self.old), _settings(self.new)
         both = [
-            Setting(section, name, olds[section].get(name), news[section].get(name))
+            SettingChange(section, name, olds[section].get(name), news[section].get(name))
             for section in olds
             for name in olds[section] | news[section]
         ]
@@ -240,15 +237,16 @@ class Difference:
 
     def groups(self) -> list[Group]:
         """All changes but those of parts that one side lacks, by kind, the largest groups first."""
-        alike: dict[_Likeness, list[Change]] = defaultdict(list)
+        alike: dict[tuple[Kind, State | None, State | None], list[Change]] = defaultdict(list)
         for change in self.changes:
             if change.kind is not Kind.SAME and change.part is None:
-                alike[_likeness(change)].append(change)
+                before, after = (State.of(one) if one else None for one in (change.old, change.new))
+                alike[change.kind, before, after].append(change)
         groups = [Group(*likeness, tuple(changes)) for likeness, changes in alike.items()]
         order = list(Kind)
         return sorted(groups, key=lambda group: (order.index(group.kind), -len(group.changes)))
 
-    def parts(self, kind: Kind) -> dict[Part, int]:
+    def parts(self, kind: Kind) -> dict[Slice, int]:
         """What one side alone looked at, with the number of its findings, the largest first."""
         counts = Counter(change.part for change in self.of(kind) if change.part is not None)
         return dict(counts.most_common())
@@ -267,7 +265,7 @@ def load_difference(old: Path, new: Path, choice: FindingFilter) -> Difference:
         raise NothingToCompareError(
             f"{old} and {new} have nothing in common: no finding of one check, mode, depth, layout"
             " and case is in both",
-            "give reports of one selection, or fewer --check and --mode",
+            "give reports of one selection, or fewer --checks and --modes",
         )
     return found
 
@@ -291,10 +289,10 @@ def difference(old: Report, new: Report) -> Difference:
     return Difference(old=old, new=new, changes=tuple(changes))
 
 
-def _unplanned(key: Key, report: Report) -> Part | None:
+def _unplanned(key: Key, report: Report) -> Slice | None:
     """What a report that lacks a key has little of by its plan; None if it was to have all."""
     size = report.request.plan
-    return Part(key.check, "plan", size) if size is PlanSize.QUICK else None
+    return Slice(key.check, "plan", size) if size is PlanSize.QUICK else None
 
 
 def compare(old: Finding, new: Finding) -> Change:
@@ -319,16 +317,12 @@ def key(request: Request, of: Finding | AnyMatrixCell) -> Key:
     return Key(check=check, subject=subject, depth=of.depth, mode=mode, layout=layout, case=case)
 
 
-def _subject(finding: Finding) -> str:
-    return finding.identity.slug
-
-
-def parts_of(findings: Iterable[Key]) -> set[Part]:
+def parts_of(findings: Iterable[Key]) -> set[Slice]:
     """All parts that any of the findings belongs to."""
     return {part for key in findings for part in key.parts()}
 
 
-def missing_part(key: Key, parts: set[Part]) -> Part | None:
+def missing_part(key: Key, parts: set[Slice]) -> Slice | None:
     """The largest part that a key belongs to and a side has nothing of."""
     return next((part for part in key.parts() if part not in parts), None)
 
@@ -370,11 +364,6 @@ def _rank(finding: Finding) -> int:
         Verdict.DECLINED: 2,
         Verdict.CRASHED: 3,
     }.get(finding.verdict, 1)
-
-
-def _likeness(change: Change) -> _Likeness:
-    before, after = (State.of(one) if one else None for one in (change.old, change.new))
-    return change.kind, before, after
 
 
 def _settings(report: Report) -> dict[str, dict[str, str]]:

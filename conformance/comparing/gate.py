@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from conformance.comparing.diff import Difference, Key
-    from conformance.comparing.expectations import Expectations, ExpectedCause
+    from conformance.comparing.expectations import Expectations, KnownMistake
     from conformance.findings.cause import Cause, Clues
     from conformance.findings.finding import Finding
     from conformance.findings.report import Report, Request
@@ -120,20 +120,20 @@ class Expecting(Gate):
     expectations: Expectations
 
     def decision(self, finding: Finding, clues: Clues | None = None) -> GateDecision:
-        """By the entry that lists the finding, if one does."""
-        entry = self.expectations.of(finding.id)
-        if entry is None or finding.verdict is Verdict.NOT_DRIVEN:
-            cause = self.expectations.explaining(finding, clues)
-            if cause is not None:
-                return GateDecision(Outcome.KNOWN, f"{cause.reason} ({cause.link})")
+        """By the failure that lists the finding, or by a mistake that explains it."""
+        failure = self.expectations.failure_of(finding.id)
+        if failure is None or finding.verdict is Verdict.NOT_DRIVEN:
+            mistake = self.expectations.mistake_of(finding, clues)
+            if mistake is not None:
+                return GateDecision(Outcome.KNOWN, mistake.why)
             return Strict().decision(finding)
-        objection = entry.objection(finding)
+        objection = failure.objection(finding)
         if objection is None:
-            return GateDecision(Outcome.KNOWN, f"{entry.reason} ({entry.link})")
+            return GateDecision(Outcome.KNOWN, failure.why)
         found = f"; {explain(finding)}" if finding.verdict in WRONG else ""
         return GateDecision(
             Outcome.FAILS,
-            f"{self.expectations.path} lists it as {entry.verdict} ({entry.reason}), but"
+            f"{self.expectations.path} lists it as {failure.name} ({failure.reason}), but"
             f" {objection}{found}",
         )
 
@@ -144,7 +144,7 @@ class Expecting(Gate):
             decision = self.decision(finding, report.clues_of(finding))
             if decision.outcome is Outcome.KNOWN:
                 known[decision.words] += 1
-            elif decision.outcome is Outcome.FAILS and self.expectations.of(finding.id):
+            elif decision.outcome is Outcome.FAILS and self.expectations.failure_of(finding.id):
                 yield f"{finding.id}: {decision.words}"
         for words, count in known.most_common():
             yield f"known ({count}): {words}"
@@ -152,24 +152,24 @@ class Expecting(Gate):
     @property
     def watched(self) -> frozenset[str]:
         """Those of the expected causes."""
-        return self.expectations.mistakes
+        return self.expectations.names
 
     def objection(self, report: Report) -> str | None:
         """A cause that is not expected though its findings are alike, or one that is gone."""
         path = self.expectations.path
         for cause in report.causes:
-            wanted = any(_may_be(cause, one, report) for one in self.expectations.causes)
-            entered = all(self.expectations.of(name) for name in cause.findings)
+            wanted = any(_may_be(cause, one, report) for one in self.expectations.mistakes)
+            entered = all(self.expectations.failure_of(name) for name in cause.findings)
             if cause.severity is not Severity.ADVICE and not wanted and not entered:
                 return f"{path} does not list this cause: {cause.statement} [{cause.name}]"
-        for expected in self.expectations.causes:
+        for expected in self.expectations.mistakes:
             is_there = any(_may_be(cause, expected, report) for cause in report.causes)
             if not is_there and _is_gone(expected, report):
                 return f"{path} lists {expected.name} ({expected.reason}): fixed; remove it"
         return super().objection(report)
 
 
-def _may_be(cause: Cause, expected: ExpectedCause, report: Report) -> bool:
+def _may_be(cause: Cause, expected: KnownMistake, report: Report) -> bool:
     """Whether a cause is the expected one, or cannot be told from it by the findings of a report.
 
     A small plan may name a mistake by another that would give the same on all of its layouts.
@@ -180,25 +180,21 @@ def _may_be(cause: Cause, expected: ExpectedCause, report: Report) -> bool:
         return True
     explained = set(cause.findings)
     alike = all(
-        clues is not None and any(_is_alone(expected.name, parts) for parts in clues.explanations)
+        clues is not None
+        and any(len(parts) == 1 and expected.name in parts[0] for parts in clues.by_mistake)
         for clues in (report.clues_of(one) for one in report.findings if one.id in explained)
     )
     return alike and not _is_gone(expected, report)
 
 
-def _is_alone(mistake: str, parts: list[list[str]]) -> bool:
-    """Whether a mistake, and no other beside it, is an explanation."""
-    return len(parts) == 1 and any(name.partition("/")[2] == mistake for name in parts[0])
-
-
-def _is_gone(expected: ExpectedCause, report: Report) -> bool:
+def _is_gone(expected: KnownMistake, report: Report) -> bool:
     """Whether some finding that the condition holds for would show the mistake and does not."""
     excluding = (
-        (finding, clues, term)
+        (finding, clues, name.term)
         for finding in report.findings
         if (clues := report.clues_of(finding)) is not None
-        for term, _, mistake in (name.partition("/") for name in clues.excluded)
-        if mistake == expected.name
+        for name in clues.excluded
+        if name.mistake == expected.name
     )
     condition = set(expected.condition or ())
     return any(

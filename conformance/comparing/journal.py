@@ -16,8 +16,12 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from conformance.comparing.assembly import assembled
-from conformance.comparing.report_file import JOURNAL, write
-from conformance.comparing.writable import require_regular, require_regular_itself
+from conformance.comparing.report_file import (
+    JOURNAL,
+    require_regular,
+    require_regular_itself,
+    write,
+)
 from conformance.findings.errors import ReportPathError
 
 if TYPE_CHECKING:

@@ -1,16 +1,15 @@
-"""Reports as files: written in one move, and read, those of an older schema included."""
+"""Reports as files: written in one move, to regular files alone, and read."""
 
 from __future__ import annotations
 
-import gc
+import errno
 import gzip
 import json
 import os
+import stat
 import tempfile
 import zlib
-from collections import Counter
-from contextlib import contextmanager, suppress
-from operator import itemgetter
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,35 +18,31 @@ from pydantic import ValidationError
 from conformance.comparing.assembly import assembled
 from conformance.findings.cause import Clues
 from conformance.findings.errors import ReportFileError, UnreliableReportError
-from conformance.findings.finding import Finding
+from conformance.findings.finding import Finding, first_problem
 from conformance.findings.report import SCHEMA, Header, Report, Selection
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    Document = dict[str, Any]
+    from collections.abc import Callable, Sequence
 
 WAY_OUT = "restore it, or run again what made it"
 
 JOURNAL = ".journal"
 """How the names of journals end, which `conformance.comparing.journal` writes."""
 
+KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFLNK: "a symbolic link",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+}
+"""What may stand where a file is to be written: a device, a pipe or a socket would be replaced by
+it, or would swallow it."""
 
-@contextmanager
-def _garbage_collection_paused() -> Iterator[None]:
-    """Saves a quarter of the time to read a report, which makes many objects and no garbage."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
-
-@_garbage_collection_paused()
 def load(path: Path) -> Report:
-    """Read a report, of this schema or an older one, or the journal of a run that was killed.
+    """Read a report, or the journal of a run that was killed.
 
     Raises:
         ReportFileError: it cannot be read, is no whole report, or contradicts itself.
@@ -56,26 +51,9 @@ def load(path: Path) -> Report:
     if path.suffix == JOURNAL:
         return _of_journal(content.split(b"\n"), path)
     try:
-        text = content.decode("utf-8")
-        document = json.loads(text)
-    except UnicodeDecodeError as error:
-        raise ReportFileError(f"{path} is no report: it is no text", "give a report") from error
-    except json.JSONDecodeError as error:
-        raise ReportFileError(
-            f"{path}, line {error.lineno}, is no JSON ({error.msg}): the file is cut short or was"
-            " edited",
-            WAY_OUT,
-        ) from error
-    migrated = _migrated(document, path)
-    try:
-        report = Report.model_validate(migrated)
+        return Report.model_validate_json(content)
     except ValidationError as error:
-        raise ReportFileError(_complaint(path, text, migrated, error), WAY_OUT) from error
-    if document["schema"] == SCHEMA:
-        return report
-    from conformance.explain.find import causes  # imports numpy
-
-    return report.model_copy(update={"causes": causes(report.findings, [])})
+        raise _refusal(path, content, error) from error
 
 
 def load_reliable(path: Path) -> Report:
@@ -144,115 +122,28 @@ def write(report: Report, path: Path) -> None:
             raise
 
 
-def _from_1(document: Document) -> Document:
-    """Reports said nothing of how cases were generated, nor how wrong weights look."""
-    return {**document, "schema": "rl-loss-conformance/report/2"}
-
-
-def _from_2(document: Document) -> Document:
-    """Reports listed no departures, and one mean over micro-batches stood for that of tokens."""
-    conventions = {
-        name: "micro_batch_token_mean" if value == "micro_batch_mean" else value
-        for name, value in document["conventions"].items()
-    }
-    return {**document, "schema": "rl-loss-conformance/report/3", "conventions": conventions}
-
-
-SAID_BY_THE_ID = frozenset({"check", "subject", "mode", "case", "layout"})
-
-
-def _from_3(document: Document) -> Document:
-    """Findings said again what their ids say, and two things had other names."""
-    environment = {
-        "stubs" if name == "stand_ins" else name: value
-        for name, value in document["environment"].items()
-    }
-    findings = [
-        {name: value for name, value in finding.items() if name not in SAID_BY_THE_ID}
-        | {"id": finding["id"].replace("auxiliary.together/", "auxiliary.combined/")}
-        for finding in document["findings"]
-    ]
-    return {
-        **document,
-        "schema": "rl-loss-conformance/report/4",
-        "environment": environment,
-        "findings": sorted(findings, key=itemgetter("id")),
-    }
-
-
-DECLINED_A_CONFIGURATION = ("arguments.", "logging.", "sharding.")
-"""How the ids of findings begin that are no ordinary steps."""
-
-
-def _from_4(document: Document) -> Document:
-    """An ordinary step that was declined was a mismatch."""
-    findings = [_declined(finding) for finding in document["findings"]]
-    modes = {mode: Counter(counts) for mode, counts in document["summary"]["modes"].items()}
-    for finding in findings:
-        if finding["verdict"] == "declined":
-            modes[finding["id"].split("/")[1]].update(mismatch=-1, declined=1)
-    summary = {"verdicts": +sum(modes.values(), Counter()), "modes": {m: +modes[m] for m in modes}}
-    return {
-        **document,
-        "schema": "rl-loss-conformance/report/5",
-        "findings": findings,
-        "summary": summary,
-    }
-
-
-def _from_5(document: Document) -> Document:
-    """Reports said nothing of causes."""
-    return {**document, "schema": SCHEMA, "causes": [], "clues": []}
-
-
-def _declined(finding: Document) -> Document:
-    """The finding, with the verdict of an ordinary step that was declined if it is one."""
-    name = (finding.get("diagnosis") or {}).get("name")
-    if name != "refused_what_it_supports" or finding["id"].startswith(DECLINED_A_CONFIGURATION):
-        return finding
-    return {**finding, "verdict": "declined", "diagnosis": None}
-
-
-MIGRATIONS: dict[str, Callable[[Document], Document]] = {
-    "rl-loss-conformance/report/1": _from_1,
-    "rl-loss-conformance/report/2": _from_2,
-    "rl-loss-conformance/report/3": _from_3,
-    "rl-loss-conformance/report/4": _from_4,
-    "rl-loss-conformance/report/5": _from_5,
-}
-"""From each older schema to the next."""
-
-
-def _migrated(document: object, path: Path) -> Document:
+def _refusal(path: Path, content: bytes, error: ValidationError) -> ReportFileError:
+    """The first thing that is wrong with a file, and where."""
+    problem, (place, words) = error.errors()[0], first_problem(error)
+    if problem["type"] == "json_invalid":
+        return ReportFileError(f"{path} is no report ({words}): it is cut short or edited", WAY_OUT)
+    document = json.loads(content)
     schema = document.get("schema") if isinstance(document, dict) else None
-    if not isinstance(document, dict) or not str(schema).startswith("rl-loss-conformance/report/"):
-        raise ReportFileError(
-            f"{path} is no report of rl-loss-conformance: its field schema is {schema!r}, not"
-            f" {SCHEMA!r}",
-            "give a file that --report wrote",
+    if schema != SCHEMA:
+        return ReportFileError(
+            f"{path} is no report that this version of rl-loss-conformance reads: its field schema"
+            f" is {schema!r}, not {SCHEMA!r}",
+            "give a file that its --report wrote",
         )
-    while document["schema"] in MIGRATIONS:
-        document = MIGRATIONS[document["schema"]](document)
-    if document["schema"] != SCHEMA:
-        raise ReportFileError(
-            f"{path} has schema {schema!r}, and this version reads up to {SCHEMA!r}",
-            "install a newer rl-loss-conformance",
-        )
-    return document
-
-
-def _complaint(path: Path, text: str, document: Document, error: ValidationError) -> str:
-    """The first thing that is wrong, and where."""
-    problem = error.errors()[0]
-    place = problem["loc"]
-    line = _line(text, document, place)
+    line = _line(content.decode(), document, problem["loc"])
     where = f"{path}, line {line}," if line else f"{path}:"
-    field = ".".join(map(str, place)) or "the report"
-    words = problem["msg"].removeprefix("Value error, ")
-    return f"{where} {field}: {words}: the file was edited or is of another program"
+    words = (
+        f"{where} {place or 'the report'}: {words}: the file was edited or is of another program"
+    )
+    return ReportFileError(words, WAY_OUT)
 
 
-def _line(text: str, document: Document, place: Sequence[int | str]) -> int | None:
+def _line(text: str, document: dict[str, Any], place: Sequence[int | str]) -> int | None:
     """Where a field or a finding stands in the file, if its lines are as we write them."""
     match place:
         case ["findings", int(number), *_]:
@@ -264,3 +155,32 @@ def _line(text: str, document: Document, place: Sequence[int | str]) -> int | No
             return None
     lines = enumerate(text.splitlines(), 1)
     return next((n for n, line in lines if line.lstrip(" {").startswith(start)), None)
+
+
+def require_regular(path: Path) -> None:
+    """Require that a file can be written at ``path``, or where a symbolic link there leads to.
+
+    Raises:
+        OSError: something else is there, or it cannot be found out.
+    """
+    _require(path, path.stat)
+
+
+def require_regular_itself(path: Path) -> None:
+    """The same for a file whose name we have chosen, so that whoever left a link there chose ours.
+
+    Raises:
+        OSError: something else is there, or it cannot be found out.
+    """
+    _require(path, path.lstat)
+
+
+def _require(path: Path, status: Callable[[], os.stat_result]) -> None:
+    try:
+        mode = status().st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISREG(mode):
+        kind = KINDS.get(stat.S_IFMT(mode), "no regular file")
+        words = f"{path} is {kind}, and only regular files are written"
+        raise OSError(errno.EINVAL, words, os.fspath(path))

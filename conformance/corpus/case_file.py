@@ -1,4 +1,4 @@
-"""Reads a user's own case from a JSON file, such as a training run may dump.
+"""A case as a JSON file: a user's own, such as a training run may dump, or one that was generated.
 
 Its JSON Schema is published as ``case.schema.json`` next to this module.
 """
@@ -12,20 +12,20 @@ from pydantic import Field, ValidationError, model_validator
 
 from conformance.corpus.cases import ALL_CASES, DIVISOR, Case
 from conformance.findings.errors import InvalidCaseFileError
-from conformance.findings.finding import Model
+from conformance.findings.finding import FrozenModel, first_problem
 from conformance.findings.finding_id import GENERATED
 from conformance.findings.report import json_schema
 from reference.step import InvalidStepError, Sample, Step
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
+    from collections.abc import Hashable, Iterator
 
 SCHEMA: Literal["rl-loss-conformance/case/1"] = "rl-loss-conformance/case/1"
 
 Bit = Annotated[int, Field(ge=0, le=1)]
 
 
-class GivenSample(Model):
+class GivenSample(FrozenModel):
     """One sequence of a step.
 
     ``loss_mask`` has a 1 for each response token that is trained on and a 0 for each other one;
@@ -57,13 +57,13 @@ class GivenSample(Model):
         return self.loss_mask or [1] * (self.response_length or 0)
 
 
-class GivenStep(Model):
+class GivenStep(FrozenModel):
     """The samples of one optimizer step, in their order."""
 
     samples: Annotated[list[GivenSample], Field(min_length=1)]
 
 
-class CaseFile(Model):
+class CaseFile(FrozenModel):
     """A batch of rollouts: its optimizer steps, and L of `constant`."""
 
     schema_: Literal["rl-loss-conformance/case/1"] = Field(alias="schema")
@@ -71,6 +71,27 @@ class CaseFile(Model):
     catches: str = "a step that was given"
     divisor: Annotated[float, Field(gt=0, allow_inf_nan=False)] = DIVISOR
     steps: Annotated[list[GivenStep], Field(min_length=1)]
+
+    @classmethod
+    def of(cls, case: Case, name: str) -> Self:
+        """The file of a case, under another name."""
+        steps = [GivenStep(samples=[*_samples(step)]) for step in case.steps]
+        return cls(
+            schema=SCHEMA, name=name, catches=case.catches, divisor=case.divisor, steps=steps
+        )
+
+    def case(self) -> Case:
+        """The case that the file has.
+
+        Raises:
+            InvalidStepError: its samples make no step.
+        """
+        steps = tuple(_step(step) for step in self.steps)
+        return Case(name=self.name, catches=self.catches, steps=steps, divisor=self.divisor)
+
+    def text(self) -> str:
+        """The file's content, in one line."""
+        return self.model_dump_json(by_alias=True, exclude_none=True)
 
 
 def load(path: Path) -> Case:
@@ -80,24 +101,22 @@ def load(path: Path) -> Case:
         InvalidCaseFileError: the file cannot be read, or is no case.
     """
     try:
-        given = CaseFile.model_validate_json(path.read_bytes())
-        steps = tuple(_step(step) for step in given.steps)
+        case = CaseFile.model_validate_json(path.read_bytes()).case()
     except OSError as error:
         raise InvalidCaseFileError(f"{path} cannot be read: {error.strerror}") from error
     except ValidationError as error:
-        problem = error.errors()[0]
-        place = ".".join(map(str, problem["loc"])) or "the file"
-        words = problem["msg"].removeprefix("Value error, ")
+        place, words = first_problem(error)
         raise InvalidCaseFileError(
-            f"{path}: {place}: {words}", "see case.schema.json of rl-loss-conformance"
+            f"{path}: {place or 'the file'}: {words}",
+            "see case.schema.json of rl-loss-conformance",
         ) from error
     except InvalidStepError as error:
         raise InvalidCaseFileError(f"{path}: {error}") from error
-    if given.name in {GENERATED, *(case.name for case in ALL_CASES)}:
+    if case.name in {GENERATED, *(one.name for one in ALL_CASES)}:
         raise InvalidCaseFileError(
-            f"{path}: name: {given.name!r} is a case of the corpus", "give it another"
+            f"{path}: name: {case.name!r} is a case of the corpus", "give it another"
         )
-    return Case(name=given.name, catches=given.catches, steps=steps, divisor=given.divisor)
+    return case
 
 
 def _step(given: GivenStep) -> Step:
@@ -117,6 +136,20 @@ def _step(given: GivenStep) -> Step:
             for sample in given.samples
         ]
     )
+
+
+def _samples(step: Step) -> Iterator[GivenSample]:
+    """Yield the samples of a step, with rollouts unless each of them is one."""
+    has_rollouts = step.rollouts.tolist() != list(range(step.size))
+    for i, response in enumerate(step.responses):
+        before = step.original_mask
+        yield GivenSample(
+            prompt_length=step.prompt_lengths[i],
+            loss_mask=step.mask[response].astype(int).tolist(),
+            original_mask=None if before is None else before[response].astype(int).tolist(),
+            group=int(step.groups[i]),
+            rollout=int(step.rollouts[i]) if has_rollouts else None,
+        )
 
 
 if __name__ == "__main__":

@@ -2,5 +2,5 @@
 
 It imports nothing of the project but the adapters' contract and the reference. `report` is the
 document and its schema, `badness` orders findings, `sanitize` cleans text from outside, `errors`
-lists the exceptions in the order of a run, `harness` checks that the reference is consistent.
+lists the exceptions in the order of a run.
 """

@@ -59,6 +59,16 @@ class Clues(_Frozen):
     conditions: list[str] = []
     """Plain facts of the step and its cut, such as ``where a sample has no active token``."""
 
+    @property
+    def by_mistake(self) -> list[list[set[str]]]:
+        """The explanations, by the names of mistakes without those of terms."""
+        return [[{name.mistake for name in part} for part in parts] for parts in self.explanations]
+
+    @property
+    def suspects(self) -> set[str]:
+        """All mistakes that may be a part of what is wrong."""
+        return set().union(*(part for parts in self.by_mistake for part in parts))
+
     def about(self, mistakes: frozenset[str]) -> Clues:
         """The same without the mistakes that are not among these."""
         excluded = [name for name in self.excluded if name.mistake in mistakes]

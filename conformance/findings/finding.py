@@ -12,16 +12,24 @@ from conformance.findings.finding_id import FindingId
 from conformance.findings.verdict import Check, Verdict
 
 if TYPE_CHECKING:
+    from pydantic import ValidationError
+
     from reference.aggregation import Mode
 
 
-class Model(BaseModel):
+class FrozenModel(BaseModel):
     """A frozen model that forbids unknown fields."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 
 
-class Diagnosis(Model):
+def first_problem(error: ValidationError) -> tuple[str, str]:
+    """The place of the first thing that is wrong with a document, and what is wrong there."""
+    problem = error.errors()[0]
+    return ".".join(map(str, problem["loc"])), problem["msg"].removeprefix("Value error, ")
+
+
+class Diagnosis(FrozenModel):
     """The mistake that explains a mismatch, with its numbers."""
 
     name: str
@@ -46,7 +54,7 @@ class Run(NamedTuple):
     micro_batch: int | None
 
 
-class PicturedSample(Model):
+class PicturedSample(FrozenModel):
     """The response of a sample; ``runs`` may cover only the first of its ``tokens``."""
 
     sample: int
@@ -55,7 +63,7 @@ class PicturedSample(Model):
     runs: list[Run]
 
 
-class Picture(Model):
+class Picture(FrozenModel):
     """Expected and observed weights of one step, for the samples with the largest errors."""
 
     step: int
@@ -63,14 +71,14 @@ class Picture(Model):
     samples: list[PicturedSample]
 
 
-class Logged(Model):
+class Logged(FrozenModel):
     """A number that a framework logs and the expected one; None if it is not finite."""
 
     expected: float
     reported: Annotated[float | None, Field(allow_inf_nan=False)] = None
 
 
-class Finding(Model):
+class Finding(FrozenModel):
     """The verdict on one check, mode, case and layout, which its ``id`` names.
 
     ``error`` is the largest relative error of a token weight or logged number and ``tolerance`` its

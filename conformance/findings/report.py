@@ -20,7 +20,7 @@ from adapters.contract import Departure
 from adapters.contract.conventions import answers
 from conformance.findings.badness import failure
 from conformance.findings.cause import Cause, Clues
-from conformance.findings.finding import Finding, Model
+from conformance.findings.finding import Finding, FrozenModel
 from conformance.findings.verdict import Verdict
 from reference.aggregation import Conventions, Mode
 
@@ -53,7 +53,7 @@ FIELD_ORDER = (
 """The order of the fields in a report's file."""
 
 
-class Provenance(Model):
+class Provenance(FrozenModel):
     """The source of the framework's code: `adapters.toolkit.source.Source` without its path."""
 
     kind: Literal["builtin", "installed", "checkout", "git", "pypi"]
@@ -63,7 +63,7 @@ class Provenance(Model):
     dirty: bool
 
 
-class Environment(Model):
+class Environment(FrozenModel):
     """The software and hardware that a result may depend on."""
 
     python: str
@@ -93,7 +93,7 @@ class PlanSize(StrEnum):
     FULL = "full"
 
 
-class Request(Model):
+class Request(FrozenModel):
     """Options of a run that determine its findings and do not appear in them."""
 
     plan: PlanSize = PlanSize.FULL
@@ -109,14 +109,14 @@ class Request(Model):
     """The name of the only case, if it was given as a file."""
 
 
-class Selection(Model):
+class Selection(FrozenModel):
     """The number of findings that were selected and deselected."""
 
     selected: int
     deselected: int
 
 
-class Summary(Model):
+class Summary(FrozenModel):
     """Counts of verdicts."""
 
     verdicts: dict[Verdict, int]
@@ -135,7 +135,7 @@ class Summary(Model):
         )
 
 
-class Header(Model):
+class Header(FrozenModel):
     """The fields that are known before the first finding."""
 
     adapter: str

@@ -65,11 +65,6 @@ def numberless(text: str) -> str:
     return _NUMBERS.sub("#", text)
 
 
-def wording(text: str | None) -> str:
-    """The first line without its numbers."""
-    return numberless(first_line(text))
-
-
 def printable(text: str) -> str:
     """A text with unprintable characters replaced."""
     if text.isprintable():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -37,12 +37,14 @@ def mode_of_advantages(adapter: Adapter) -> Mode:
 class Plan:
     """What a run looks at."""
 
-    aggregations: dict[Mode, Aggregation | None]
+    layouts: tuple[Layout, ...]
+    aggregations: dict[Mode, Aggregation | None] = field(
+        default_factory=lambda: dict.fromkeys(Mode)
+    )
     """Modes to run, with a divisor that replaces the cases' own."""
 
-    checks: frozenset[Check]
-    depth: Depth
-    layouts: tuple[Layout, ...]
+    checks: frozenset[Check] = frozenset(Check)
+    depth: Depth = Depth.STEP
     size: PlanSize = PlanSize.FULL
     examples: int = 0
     """How many cases to generate for each mode and layout."""
@@ -55,22 +57,6 @@ class Plan:
 
     case: Case | None = None
     """A step that a user gave, in the place of the corpus and all else."""
-
-    @classmethod
-    def quick(
-        cls,
-        layouts: tuple[Layout, ...],
-        mode_of_advantages: Mode = Mode.SAMPLE_MEAN,
-    ) -> Plan:
-        """What a run looks at on some layouts where nothing else is asked for."""
-        return cls(
-            aggregations=dict.fromkeys(Mode),
-            checks=frozenset(Check),
-            depth=Depth.STEP,
-            layouts=layouts,
-            size=PlanSize.QUICK,
-            mode_of_advantages=mode_of_advantages,
-        )
 
     @property
     def request(self) -> Request:
@@ -200,16 +186,13 @@ class Plan:
             if mode in self.aggregations
         ]
 
-    @property
-    def _layouts_of_generated(self) -> Sequence[Layout]:
-        return self.layouts if self.size is PlanSize.FULL else pairwise(self.layouts)
-
     def _log_cells(self) -> list[LogCell]:
         if self.depth is not Depth.STEP:
             return []
         return [LogCell(log_case=case) for case in LOG_CASES if case.mode in self.aggregations]
 
     def _generated_cells(self) -> list[GeneratedCell]:
+        layouts = self.layouts if self.size is PlanSize.FULL else pairwise(self.layouts)
         return [
             GeneratedCell(
                 mode=mode,
@@ -219,7 +202,7 @@ class Plan:
                 examples=self.examples,
                 seed=self.seed,
             )
-            for layout in self._layouts_of_generated
+            for layout in layouts
             if self.examples
             for mode, aggregation in self.aggregations.items()
         ]

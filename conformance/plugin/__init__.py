@@ -78,7 +78,8 @@ def shared_jobs(request: pytest.FixtureRequest) -> Iterator[SharedJobs]:
     from conformance.ranks.pool import RankPool
     from conformance.runs.jobs import SharedJobs
 
-    settings, cells = settings_of(request.config), _selected_cells(request.session)
+    settings = settings_of(request.config)
+    cells = [cell for item in request.session.items if (cell := _cell(item)) is not None]
     with (
         RankPool(
             settings.adapter,
@@ -104,7 +105,7 @@ def shared_jobs(request: pytest.FixtureRequest) -> Iterator[SharedJobs]:
 @pytest.fixture(scope="session")
 def report_header(shared_jobs: SharedJobs, request: pytest.FixtureRequest) -> Header:
     """What every finding of this run has in common."""
-    from conformance.runs.header import header
+    from conformance.runs.recorder import header
 
     return header(settings_of(request.config), shared_jobs.pool.description)
 
@@ -160,11 +161,6 @@ def pytest_runtest_makereport(
     if report.when == "call" and FINDING_MESSAGE in item.stash:
         setattr(report, ATTRIBUTE, item.stash[FINDING_MESSAGE])
     return report
-
-
-def _selected_cells(session: pytest.Session) -> list[AnyMatrixCell]:
-    """The cells of all tests of this session that make a finding."""
-    return [cell for item in session.items if (cell := _cell(item)) is not None]
 
 
 def _cell(item: pytest.Item) -> AnyMatrixCell | None:

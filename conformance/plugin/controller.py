@@ -11,9 +11,8 @@ import pytest
 
 from conformance.findings.errors import ConformanceError, HarnessFaultError
 from conformance.findings.verdict import UNJUDGED, Verdict
-from conformance.plugin import signals
-from conformance.plugin.nodes import finding_id
-from conformance.plugin.options import settings_of
+from conformance.plugin import launching, signals
+from conformance.plugin.options import finding_id, settings_of
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from conformance.findings.report import Report
     from conformance.plugin.progress import ProgressLine
     from conformance.plugin.scheduling import JobScheduling
-    from conformance.runs.recorder import FindingMessage, Recorder
+    from conformance.runs.recorder import FindingMessage, FindingRecorder
 
 GITHUB_SUMMARY = "GITHUB_STEP_SUMMARY"
 """Environment variable: the file that GitHub Actions shows of a job's step."""
@@ -43,7 +42,7 @@ class Controller:
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
-        self._recorder: Recorder | None = None
+        self._recorder: FindingRecorder | None = None
         self._report: Report | None = None
         self._progress: ProgressLine | None = None
         self._problem: str | None = None
@@ -52,21 +51,21 @@ class Controller:
         self._start = time.time()
         self._first_finding: float | None = None
 
-    def recorder(self) -> Recorder:
+    def recorder(self) -> FindingRecorder:
         """The recorder of this run, made when first needed."""
-        from conformance.runs.recorder import Recorder
+        from conformance.runs.recorder import FindingRecorder
 
         if self._recorder is None:
             _require_summary()
             try:
-                self._recorder = Recorder(settings_of(self._config))
+                self._recorder = FindingRecorder(settings_of(self._config))
             except ConformanceError as error:
                 raise pytest.UsageError(str(error)) from error
             self._config.add_cleanup(self._recorder.close)
         return self._recorder
 
     def pytest_sessionstart(self, session: pytest.Session) -> None:
-        """Keep what a run is stopped by."""
+        """Keep what a run is stopped by, and what will know its exit status."""
         self._session = session
 
     @pytest.hookimpl(optionalhook=True)
@@ -98,6 +97,10 @@ class Controller:
                 self._progress.show(finding)
         elif self._first_finding is None and finding_id(report.nodeid) is None:
             self._start = report.stop  # another test, which ran before the suite began
+
+    def pytest_unconfigure(self) -> None:
+        """Let the other processes of torchrun go, if it started this run."""
+        launching.dismiss_workers(self._config, self._session)
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Write the report, also of a run that was stopped."""
@@ -219,7 +222,7 @@ def _require_summary() -> None:
     Raises:
         pytest.UsageError: it cannot.
     """
-    from conformance.comparing.writable import require_regular
+    from conformance.comparing.report_file import require_regular
 
     if not os.environ.get(GITHUB_SUMMARY):
         return

@@ -45,13 +45,19 @@ def connect_workers(config: pytest.Config) -> None:
         return
     from conformance.ranks.torchrun import RemoteWorkers
 
-    config.stash[REMOTE_WORKERS] = workers = RemoteWorkers(launch)
-    config.pluginmanager.register(_Dismissal(workers), "conformance-dismissal")
+    config.stash[REMOTE_WORKERS] = RemoteWorkers(launch)
     if config.getoption("dist", default="no") != "no":
         raise pytest.UsageError(
             "pytest-xdist shares findings out among processes, and torchrun started one for each"
             " rank; leave out -n, or torchrun"
         )
+
+
+def dismiss_workers(config: pytest.Config, session: pytest.Session | None) -> None:
+    """Dismiss the other processes of torchrun; without a session the command line was at fault."""
+    if REMOTE_WORKERS in config.stash:
+        status = pytest.ExitCode.USAGE_ERROR if session is None else session.exitstatus
+        config.stash[REMOTE_WORKERS].dismiss(0 if status in SOUND else status)
 
 
 def launcher(config: pytest.Config) -> Launcher:
@@ -74,23 +80,6 @@ def rank_budget(config: pytest.Config) -> RankBudget:
     if launch is not None:
         return launch.rank_budget(max_ranks)
     return RankBudget.of(MAX_RANKS if max_ranks is None else max_ranks)
-
-
-class _Dismissal:
-    """Hooks that dismiss the other processes of torchrun when the run is over."""
-
-    def __init__(self, workers: RemoteWorkers) -> None:
-        self._workers = workers
-        self._session: pytest.Session | None = None
-
-    def pytest_sessionstart(self, session: pytest.Session) -> None:
-        """Remember what will know the exit status."""
-        self._session = session
-
-    def pytest_unconfigure(self) -> None:
-        """Without a session the command line was at fault."""
-        status = self._session.exitstatus if self._session else pytest.ExitCode.USAGE_ERROR
-        self._workers.dismiss(0 if status in SOUND else status)
 
 
 def _launch(config: pytest.Config) -> Launch | None:

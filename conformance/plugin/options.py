@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from conformance.findings.errors import ConformanceError
 from conformance.findings.report import PlanSize
 from conformance.plugin import launching
+from conformance.runs.options import OPTIONS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from pathlib import Path
 
     from conformance.runs.settings import Settings
 
@@ -20,86 +20,20 @@ DEFAULT_ADAPTER = "native"
 
 SETTINGS: pytest.StashKey[Settings] = pytest.StashKey()
 
-
-OPTIONS: Mapping[str, Mapping[str, Any]] = {
-    "--adapter": {
-        "metavar": "NAME|MODULE:CLASS",
-        "help": "framework to check; runs only its suite",
-    },
-    "--source": {
-        "metavar": "PATH[@REF]|pypi:VERSION",
-        "help": "its code: a checkout, any commit, or a release (as installed)",
-    },
-    "--engine": {"metavar": "NAME", "help": "training engine, where it has several"},
-    "--modes": {"metavar": "MODE,…", "help": "modes to run, such as token_mean,constant:64"},
-    "--checks": {"metavar": "CHECK,…", "help": "what to look at, such as weights,metric (all)"},
-    "--depth": {"default": "step", "metavar": "DEPTH", "help": "reducer, loss or step (default)"},
-    "--layout": {
-        "action": "append",
-        "default": [],
-        "metavar": "LAYOUT",
-        "help": "run this layout only, such as dp2-cp2-mb2-thd (repeatable)",
-    },
-    "--plan": {
-        "metavar": "quick|full",
-        "help": "the fewest findings that tell as much as all, or all (quick; full where a layout,"
-        " a case or a finding is named)",
-    },
-    "--max-ranks": {
-        "type": int,
-        "metavar": "N",
-        "help": "leave out larger layouts (8; under torchrun, as many as it started)",
-    },
-    "--device": {"default": "cpu", "metavar": "DEVICE", "help": "cpu (default) or cuda"},
-    "--backend": {
-        "metavar": "BACKEND",
-        "help": "gloo or nccl (nccl on cuda with a GPU for every rank, else gloo)",
-    },
-    "--dtype": {
-        "default": "float32",
-        "metavar": "DTYPE",
-        "help": "of parameters and their gradients: float32 (default) or bfloat16",
-    },
-    "--time-limit": {
-        "type": float,
-        "default": 120.0,
-        "metavar": "S",
-        "help": "seconds per finding (120)",
-    },
-    "--examples": {
-        "type": int,
-        "default": 0,
-        "metavar": "N",
-        "help": "also generate N steps for each mode and layout, and shrink what fails (0)",
-    },
-    "--case-file": {
-        "type": Path,
-        "metavar": "FILE",
-        "help": "run a step of your own, given as JSON, and nothing else",
-    },
-    "--baseline": {
-        "type": Path,
-        "metavar": "REPORT",
-        "help": "an earlier report: fail only on what is worse than there, or wrong and not in it",
-    },
-    "--expect": {
-        "type": Path,
-        "metavar": "FILE",
-        "help": "known faults: fail on all that is wrong in another way, or no longer",
-    },
-    "--report": {
-        "type": Path,
-        "metavar": "FILE",
-        "help": "where the report goes (reports/latest/ADAPTER.json)",
-    },
-}
-"""Names, and what `argparse` is told of each."""
+NODE_ID = "test_conformance.py::test_finding["
+"""In the node id of every finding, before the finding's own id."""
 
 
 def declare(group: pytest.OptionGroup) -> None:
     """Declare the options."""
     for name, told in OPTIONS.items():
-        group.addoption(name, **told)
+        group.addoption(f"--{name}", **told)
+
+
+def finding_id(nodeid: str) -> str | None:
+    """The id of the finding that a test makes; None for other tests."""
+    _, found, rest = nodeid.partition(NODE_ID)
+    return rest.rpartition("]")[0] if found else None
 
 
 def settings_of(config: pytest.Config) -> Settings:

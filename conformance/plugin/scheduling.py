@@ -6,8 +6,7 @@ from functools import cached_property
 
 from xdist.scheduler import LoadFileScheduling
 
-from conformance.plugin.nodes import finding_id
-from conformance.plugin.options import settings_of
+from conformance.plugin.options import finding_id, settings_of
 
 
 class JobScheduling(LoadFileScheduling):  # type: ignore[misc]

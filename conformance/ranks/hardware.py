@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, TypeVar
 
-from conformance.findings.errors import InvalidHardwareError
+from conformance.findings.errors import InvalidHardwareError, InvalidSettingsError
 
 if TYPE_CHECKING:
     from typing import Self
@@ -82,11 +82,12 @@ class Hardware:
         Without a backend it is nccl where each of them has a GPU of its own, else gloo.
 
         Raises:
-            InvalidHardwareError: there is no such hardware, or too little.
+            InvalidSettingsError: there is no hardware of that name.
+            InvalidHardwareError: there is none here, or too little.
         """
-        chosen = _choice(Device, "device", device)
-        precision = _choice(Dtype, "dtype", dtype)
-        asked = None if backend is None else _choice(Backend, "backend", backend)
+        chosen = choice(Device, "device", device)
+        precision = choice(Dtype, "dtype", dtype)
+        asked = None if backend is None else choice(Backend, "backend", backend)
         if chosen is Device.CPU:
             _require_no_nccl(asked)
             return cls(dtype=precision)
@@ -112,11 +113,16 @@ def gpus() -> int:
     return torch.cuda.device_count()
 
 
-def _choice(known: type[_Choice], option: str, text: str) -> _Choice:
+def choice(known: type[_Choice], option: str, text: str) -> _Choice:
+    """What an option is set to.
+
+    Raises:
+        InvalidSettingsError: it is none of those known.
+    """
     try:
         return known(text)
     except ValueError:
-        raise InvalidHardwareError(
+        raise InvalidSettingsError(
             f"--{option}={text} is unknown", f"choose {' or '.join(known)}"
         ) from None
 

@@ -1,8 +1,15 @@
-"""Has a framework make logs in processes of their own, with asserts and without."""
+"""Has a framework make logs in processes of their own, with asserts and without.
+
+The folder of each has what the framework printed, what came of the request and, for the process
+without asserts, the request itself.
+"""
 
 from __future__ import annotations
 
+import os
 import pickle
+import signal
+import sys
 import tempfile
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -10,11 +17,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from conformance.ranks.processes import WorkerSpec, last_words, start_server
+from adapters.contract import Rank, Unsupported
+from conformance.findings.sanitize import sanitize
+from conformance.ranks import preload
+from conformance.ranks.messages import WorkerSpec
+from conformance.ranks.processes import last_words, start_server
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from types import TracebackType
 
     from adapters.contract import Adapter, LogEntry
     from conformance.ranks.hardware import Hardware
@@ -44,24 +54,13 @@ class LogRequest:
     cases: Mapping[str, Sequence[LogEntry]]
 
 
-class Logs:
+class Logs(ExitStack):
     """What a framework makes of the entries of every case; a first process starts at once."""
 
     def __init__(self, request: LogRequest) -> None:
+        super().__init__()
         self._request = request
-        self._processes = ExitStack()
-        self._plain = self._processes.enter_context(LogProcess(request, _answer))
-
-    def __enter__(self) -> Logs:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._processes.close()
+        self._plain = self._started(answer)
 
     def of(self, case: str) -> tuple[LogOutcome, LogOutcome]:
         """What came of a case, and what comes of it under ``python -O``, which removes asserts."""
@@ -78,32 +77,29 @@ class Logs:
 
     @cached_property
     def _optimized(self) -> LogProcess:
-        process = LogProcess(self._request, _answer_without_asserts)
-        return self._processes.enter_context(process)
+        return self._started(_become_optimized)
+
+    def _started(self, target: Callable[[LogRequest, Path], None]) -> LogProcess:
+        process = LogProcess(self._request, target)
+        self.callback(process.end)
+        return process
 
 
 class LogProcess:
     """A process that answers a request; it starts at once, and is waited for when asked."""
 
-    def __init__(self, request: LogRequest, answer: Callable[[LogRequest, Path], None]) -> None:
+    def __init__(self, request: LogRequest, target: Callable[[LogRequest, Path], None]) -> None:
         self._source, self._names = request.source, tuple(request.cases)
         self._folder = tempfile.TemporaryDirectory(prefix="rl-loss-conformance-")
         spec = WorkerSpec(
             index=0, adapter=request.adapter, source=request.source, hardware=request.hardware
         )
         arguments = (request, Path(self._folder.name))
-        self._child = start_server(spec).Process(target=answer, args=arguments, daemon=True)
+        self._child = start_server(spec).Process(target=target, args=arguments, daemon=True)
         self._child.start()
 
-    def __enter__(self) -> LogProcess:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def end(self) -> None:
+        """Put an end to it, whatever it does."""
         self._child.kill()
         self._child.join()
         self._folder.cleanup()
@@ -129,15 +125,49 @@ class LogProcess:
         return dict.fromkeys(self._names, LogOutcome(kind="crashed", log={}, message=message))
 
 
-def _answer(request: LogRequest, folder: Path) -> None:
-    """Answer in this process; torch is imported in it alone."""
-    from conformance.ranks.log_child import answer
+def _become_optimized(request: LogRequest, folder: Path) -> None:
+    """Answer in the place of this process, in an interpreter that removes asserts."""
+    _print_to(folder)
+    (folder / "request").write_bytes(pickle.dumps(request))
+    command = f"from {__name__} import answer_pickled; answer_pickled({str(folder)!r})"
+    environ = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    os.execve(sys.executable, [sys.executable, "-O", "-c", command], environ)
 
-    answer(request, folder)
+
+def answer_pickled(folder: str) -> None:
+    """Answer the request in a folder."""
+    answer(pickle.loads((Path(folder) / "request").read_bytes()), Path(folder))
 
 
-def _answer_without_asserts(request: LogRequest, folder: Path) -> None:
-    """Become a process that answers without asserts."""
-    from conformance.ranks.log_child import become_optimized
+def answer(request: LogRequest, folder: Path) -> None:
+    """Write what comes of a request into its folder; torch is imported in this process alone."""
+    import torch.distributed as dist
 
-    become_optimized(request, folder)
+    preload.die_with_parent(signal.SIGKILL)
+    _print_to(folder)
+    preload.hide_gpus()
+    preload.load_once(request.adapter, request.source)
+    os.environ.update(RANK="0", WORLD_SIZE="1")
+    store = dist.HashStore()  # type: ignore[attr-defined]
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    outcomes = {name: _outcome(request, entries) for name, entries in request.cases.items()}
+    (folder / "answer").write_bytes(pickle.dumps(outcomes))
+
+
+def _print_to(folder: Path) -> None:
+    with (folder / "errors").open("ab") as errors:
+        os.dup2(errors.fileno(), 1)
+        os.dup2(errors.fileno(), 2)
+
+
+def _outcome(request: LogRequest, entries: Sequence[LogEntry]) -> LogOutcome:
+    source = request.source
+    try:
+        log = request.adapter.aggregate(entries, Rank(index=0, world_size=1))
+    except Unsupported as reason:
+        return LogOutcome(kind="unsupported", log={}, message=sanitize(str(reason), source))
+    except Exception as error:
+        message = sanitize(f"{type(error).__name__}: {error}", source)
+        return LogOutcome(kind="raised", log={}, message=message)
+    named = {sanitize(key, source): float(value) for key, value in log.items()}
+    return LogOutcome(kind="logged", log=named)

@@ -10,8 +10,9 @@ if TYPE_CHECKING:
 
     from torch.distributed import Store  # type: ignore[attr-defined]
 
-    from adapters.contract import Description, Observation
+    from adapters.contract import Adapter, Description, Observation
     from conformance.findings.verdict import Verdict
+    from conformance.ranks.hardware import Hardware
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,29 @@ class SharedStore:
 
 
 Rendezvous = SharedFile | SharedStore
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerSpec:
+    """What a rank is told once, when it starts."""
+
+    index: int
+    adapter: Adapter
+    source: Path | None
+    hardware: Hardware
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostSlot:
+    """What its machine has for a rank: the ``index``-th of ``ranks``, with a file for its output.
+
+    ``interface`` is what it is to reach the others through, None where gloo is to find out.
+    """
+
+    index: int
+    ranks: int
+    log: Path
+    interface: str | None
 
 
 @dataclass(frozen=True, kw_only=True)

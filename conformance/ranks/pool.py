@@ -7,6 +7,7 @@ another `torch.distributed` world. After a failure all are killed and started an
 from __future__ import annotations
 
 import time
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from multiprocessing.connection import Connection, wait
@@ -15,12 +16,20 @@ from typing import TYPE_CHECKING
 from conformance.findings.errors import StartError
 from conformance.findings.verdict import Verdict
 from conformance.ranks.hardware import ON_CPU
-from conformance.ranks.messages import Answered, Declined, Observed, Raised, Ready, Reply, World
-from conformance.ranks.processes import LocalLauncher, WorkerSpec
+from conformance.ranks.messages import (
+    Answered,
+    Declined,
+    Observed,
+    Raised,
+    Ready,
+    Reply,
+    WorkerSpec,
+    World,
+)
+from conformance.ranks.processes import LocalLauncher
 
 if TYPE_CHECKING:
     from pathlib import Path
-    from types import TracebackType
 
     from adapters.contract import Adapter, Description, Job, Observation
     from conformance.ranks.hardware import Hardware
@@ -100,7 +109,7 @@ class _Begun:
     dead: list[_Answer]
 
 
-class RankPool:
+class RankPool(AbstractContextManager["RankPool"]):
     """Processes that run jobs through one adapter and source.
 
     ``size`` is the largest world served, ``time_limit`` the seconds a job may take; without a
@@ -129,15 +138,7 @@ class RankPool:
         self._framework_seconds = 0.0
         self._description: Description | None = None
 
-    def __enter__(self) -> RankPool:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stop()
         self._launcher.close()
 
@@ -258,7 +259,13 @@ class RankPool:
     def _start(self) -> None:
         if self._ranks:
             return
-        self._ranks = self._launcher.start([self._spec(index) for index in range(self._size)])
+        specs = [
+            WorkerSpec(
+                index=index, adapter=self.adapter, source=self.source, hardware=self.hardware
+            )
+            for index in range(self._size)
+        ]
+        self._ranks = self._launcher.start(specs)
         self._world = None
         self._pids.clear()
         deadline = time.monotonic() + START_LIMIT
@@ -269,11 +276,6 @@ class RankPool:
             assert isinstance(answer.reply, Ready)
             self._description = answer.reply.description
             self._pids.append(answer.reply.pid)
-
-    def _spec(self, index: int) -> WorkerSpec:
-        return WorkerSpec(
-            index=index, adapter=self.adapter, source=self.source, hardware=self.hardware
-        )
 
     def _stop(self) -> None:
         for rank in self._ranks:

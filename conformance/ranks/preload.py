@@ -1,8 +1,12 @@
-"""Imported by the fork server, so that ranks start with the framework already in memory."""
+"""What a process does before it is a rank.
+
+The fork server imports this, so that ranks start with the framework already in memory.
+"""
 
 from __future__ import annotations
 
 import base64
+import ctypes
 import gc
 import os
 import pickle
@@ -11,6 +15,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import signal
     from pathlib import Path
 
     from adapters.contract import Adapter, Description
@@ -55,10 +60,18 @@ def hide_gpus() -> None:
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
+def die_with_parent(sign: signal.Signals) -> None:
+    """Have the kernel send us this signal when our parent ends, even if we hang in native code."""
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, sign)
+
+
 def _load_announced() -> None:
     # torch reads it when imported; else frameworks' compiled losses compile C++ in every rank.
     os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
-    import conformance.ranks.worker  # noqa: F401 - torch, for every rank
+    import torch
+
     from conformance.ranks.hardware import Device
 
     folders, loading = pickle.loads(base64.b64decode(os.environ[VARIABLE]))

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
 import multiprocessing
 import os
 import re
 import signal
-import sys
 import tempfile
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,15 +17,13 @@ from typing import TYPE_CHECKING, Protocol
 from conformance.findings.errors import TemporaryFolderError
 from conformance.findings.sanitize import sanitize
 from conformance.ranks import preload
-from conformance.ranks.messages import Rendezvous, SharedFile
+from conformance.ranks.messages import HostSlot, Rendezvous, SharedFile, WorkerSpec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from multiprocessing.connection import Connection
     from multiprocessing.context import ForkServerContext
 
-    from adapters.contract import Adapter
-    from conformance.ranks.hardware import Hardware
 
 SECONDS_TO_DIE = 3.0
 """Between the end of a rank's connection and that of its process."""
@@ -46,29 +42,6 @@ LOG_TAIL = 20_000
 
 RACED_SIZES = re.compile(r"\d+ vs \d+(?=\. Received data size)")
 """Bytes in gloo's words on a collective mismatch: which of two collectives meet is a race."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class WorkerSpec:
-    """What a rank is told once, when it starts."""
-
-    index: int
-    adapter: Adapter
-    source: Path | None
-    hardware: Hardware
-
-
-@dataclass(frozen=True, kw_only=True)
-class HostSlot:
-    """What its machine has for a rank: the ``index``-th of it, with a file for its output.
-
-    ``interface`` is what it is to reach the others through, None where gloo is to find out.
-    """
-
-    index: int
-    log: Path
-    share_cores: bool
-    interface: str | None
 
 
 class RankProcess(Protocol):
@@ -110,7 +83,7 @@ class LocalLauncher:
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="rl-loss-conformance-")
-        self._meetings = count()
+        self.meetings = count()
 
     @property
     def folder(self) -> Path:
@@ -119,12 +92,11 @@ class LocalLauncher:
 
     def start(self, specs: Sequence[WorkerSpec]) -> list[Running]:
         """A process for each worker, in their order."""
-        share_cores = len(specs) > (os.cpu_count() or 1)
         slots = [
             HostSlot(
                 index=spec.index,
+                ranks=len(specs),
                 log=self.folder / f"rank-{spec.index}.log",
-                share_cores=share_cores,
                 interface="lo",
             )
             for spec in specs
@@ -133,7 +105,7 @@ class LocalLauncher:
 
     def rendezvous(self) -> Rendezvous:
         """A file."""
-        return SharedFile(self.folder / f"world-{next(self._meetings)}")
+        return SharedFile(self.folder / f"world-{next(self.meetings)}")
 
     def close(self) -> None:
         """Remove logs and rendezvous files."""
@@ -208,13 +180,6 @@ def require_room_for_sockets() -> None:
         )
 
 
-def die_with_parent(sign: signal.Signals) -> None:
-    """Have the kernel send us this signal when our parent ends, even if we hang in native code."""
-    if sys.platform == "linux":
-        pr_set_pdeathsig = 1
-        ctypes.CDLL(None).prctl(pr_set_pdeathsig, sign)
-
-
 def running(spec: WorkerSpec, slot: HostSlot) -> Running:
     """A rank of this machine, connected to this process."""
     ours, theirs = start_server(spec).Pipe()
@@ -225,6 +190,6 @@ def start_server(spec: WorkerSpec) -> ForkServerContext:
     """Have a fork server that loads what a worker needs; the first of a process is its only one."""
     preload.announce(spec.adapter, spec.source, spec.hardware)
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([preload.__name__])
+    context.set_forkserver_preload([preload.__name__, "conformance.ranks.worker"])
     forkserver.ensure_running()
     return context

@@ -7,7 +7,6 @@ nobody with it. They find rank 0 through the store that torchrun keeps.
 
 from __future__ import annotations
 
-import os
 import secrets
 import signal
 import socket
@@ -16,22 +15,15 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import Enum, auto
-from itertools import count
 from multiprocessing.connection import Client, Listener, wait
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from conformance.findings.errors import LaunchError
 from conformance.ranks.hardware import RankBudget
-from conformance.ranks.messages import Rendezvous, SharedStore
-from conformance.ranks.processes import (
-    HostSlot,
-    LocalProcess,
-    Running,
-    WorkerSpec,
-    die_with_parent,
-    running,
-)
+from conformance.ranks.messages import HostSlot, Rendezvous, SharedStore, WorkerSpec
+from conformance.ranks.preload import die_with_parent
+from conformance.ranks.processes import LocalLauncher, LocalProcess, Running, running
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -104,8 +96,8 @@ class Launch:
         """What this machine has for the rank of this process."""
         return HostSlot(
             index=self.local_rank,
+            ranks=self.local_world_size,
             log=folder / f"rank-{self.rank}.log",
-            share_cores=self.local_world_size > (os.cpu_count() or 1),
             interface="lo" if self.machines == 1 else None,
         )
 
@@ -192,27 +184,25 @@ class _RemoteProcess:
         """Nothing to wait for: no order is followed before the one that kills."""
 
 
-class TorchrunLauncher:
-    """A rank for each process that torchrun started, the first of them in our care."""
+class TorchrunLauncher(LocalLauncher):
+    """A rank for each process that torchrun started, the first of them in our care.
+
+    The others remove their logs when they leave.
+    """
 
     def __init__(self, launch: Launch, workers: RemoteWorkers) -> None:
+        super().__init__()
         self._launch = launch
         self._workers = workers
-        self._folder = tempfile.TemporaryDirectory(prefix="rl-loss-conformance-")
-        self._meetings = count()
 
     def start(self, specs: Sequence[WorkerSpec]) -> list[Running]:
         """The others first: they load the framework while we do."""
         others = [self._workers.start(spec) for spec in specs[1:]]
-        return [running(specs[0], self._launch.slot(Path(self._folder.name))), *others]
+        return [running(specs[0], self._launch.slot(self.folder)), *others]
 
     def rendezvous(self) -> Rendezvous:
         """A part of torchrun's store, which all machines reach."""
-        return self._launch.shared(f"world-{next(self._meetings)}")
-
-    def close(self) -> None:
-        """Remove our log; the others remove theirs when they leave."""
-        self._folder.cleanup()
+        return self._launch.shared(f"world-{next(self.meetings)}")
 
 
 def serve(launch: Launch) -> int:

@@ -20,13 +20,12 @@ from conformance.findings.sanitize import sanitize
 from conformance.ranks import preload
 from conformance.ranks.blame import blame
 from conformance.ranks.hardware import Backend, Device, Hardware, gpus
-from conformance.ranks.messages import Answered, Declined, Observed, Ready, Reply, World
-from conformance.ranks.processes import die_with_parent
+from conformance.ranks.messages import Answered, Declined, Observed, Ready, Reply
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
-    from conformance.ranks.processes import HostSlot, WorkerSpec
+    from conformance.ranks.messages import HostSlot, WorkerSpec, World
 
 
 BACKENDS = {
@@ -145,7 +144,7 @@ def _settle(slot: HostSlot) -> None:
     if sys.platform == "linux":
         if slot.interface is not None:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", slot.interface)
-        if slot.share_cores:
+        if slot.ranks > (os.cpu_count() or 1):
             # Waiting ranks then leave the core to those with work: a small all_reduce on 4 ranks
             # and 2 cores takes 0.8 ms instead of 4.8.
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
@@ -157,7 +156,7 @@ def _ignore(*_: object, **__: object) -> None:
 
 def _die_with_the_fork_server() -> None:
     """It ends when nobody holds its life line any more, so ranks must not hold it."""
-    die_with_parent(signal.SIGKILL)
+    preload.die_with_parent(signal.SIGKILL)
     life_line = getattr(multiprocessing.forkserver._forkserver, "_forkserver_alive_fd", None)
     if life_line is not None:
         os.close(life_line)

@@ -35,8 +35,7 @@ from conformance.judging.startup import (
     judge_refusal,
 )
 from conformance.judging.weights import Judgement, judge_weights
-from conformance.plan.matrix import GeneratedCell, LogCell, MatrixCell, StartupCell
-from conformance.plan.refusals import may_decline
+from conformance.plan.matrix import GeneratedCell, LogCell, MatrixCell, StartupCell, may_decline
 from conformance.ranks.messages import Declined
 from conformance.ranks.pool import Crashed, Ran
 from conformance.runs.jobs import reports
@@ -71,7 +70,8 @@ def make(cell: AnyMatrixCell, jobs: SharedJobs) -> Made:
         case GeneratedCell():
             from conformance.runs.generated import check_generated  # imports hypothesis: 0.3 s
 
-            return check_generated(cell, jobs)
+            finding, clues = check_generated(cell, partial(make, jobs=jobs))
+            return Made(finding, clues=clues)
         case LogCell():
             return Made(_check_log(cell, jobs))
         case MatrixCell() if (missing := _missing(cell, jobs.description)) is not None:

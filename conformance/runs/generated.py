@@ -1,6 +1,6 @@
 """Makes one finding of many generated cases: hypothesis looks for one that does not conform.
 
-A case whose weights are wrong is shrunk and handed over as text that can be pasted. A crash is not
+A case whose weights are wrong is shrunk and handed over as a ``--case-file``. A crash is not
 shrunk, as every crash costs the ranks: the first one ends the search.
 """
 
@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 import hypothesis
 from hypothesis.errors import Flaky
 
+from conformance.corpus.case_file import CaseFile
 from conformance.corpus.strategies import DIVISORS, cases
 from conformance.findings.verdict import WRONG, Verdict
-from conformance.runs.check import Made, make
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:
@@ -28,12 +28,13 @@ if TYPE_CHECKING:
     from conformance.corpus.cases import Case
     from conformance.findings.cause import Clues
     from conformance.findings.finding import Finding
-    from conformance.plan.matrix import GeneratedCell
-    from conformance.runs.jobs import SharedJobs
-    from reference.step import Step
+    from conformance.plan.matrix import GeneratedCell, MatrixCell
+
+    Make = Callable[[MatrixCell], tuple[Finding, Any, Clues | None]]
+    """Makes the finding of an example, with what else a run has to know and its clues."""
 
 
-class _Wrong(Exception):  # noqa: N818 - to hypothesis, what it looks for
+class _Mismatched(Exception):  # noqa: N818 - to hypothesis, what it looks for
     """An example is a mismatch: hypothesis goes on to smaller ones."""
 
 
@@ -48,18 +49,18 @@ class _Fault(BaseException):
         self.error = error
 
 
-def check_generated(cell: GeneratedCell, jobs: SharedJobs) -> Made:
-    """Runs the cell's examples and makes one finding of them."""
-    examples = _Examples(cell, jobs)
+def check_generated(cell: GeneratedCell, make: Make) -> tuple[Finding, Clues | None]:
+    """Runs the cell's examples and makes one finding of them, with its clues."""
+    examples = _Examples(cell, make)
     try:
         _search(cell, examples.run)
-    except (_Wrong, _Crashed):
+    except (_Mismatched, _Crashed):
         pass
     except Flaky:
         examples.always_wrong = False
     except _Fault as fault:
         raise fault.error from None
-    return Made(examples.finding(), clues=examples.clues)
+    return examples.finding(), examples.clues
 
 
 def _search(cell: GeneratedCell, run: Callable[[Case], None]) -> None:
@@ -92,7 +93,7 @@ class _Examples:
     """What became of a cell's examples."""
 
     cell: GeneratedCell
-    jobs: SharedJobs
+    make: Make
     right: list[Finding] = field(default_factory=list)
     """Those before the first wrong one."""
 
@@ -111,18 +112,19 @@ class _Examples:
         end at another one.
 
         Raises:
-            _Wrong: it is a mismatch.
+            _Mismatched: it is a mismatch.
             _Crashed: it crashed.
             _Fault: the harness did.
         """
         with _faults_end_the_search():
-            finding, _, clues = make(self.cell.of(case), self.jobs)
+            finding, _, clues = self.make(self.cell.of(case))
         if finding.verdict is Verdict.CRASHED:
             self.wrong, self.clues = (finding, case), clues
             raise _Crashed
-        if finding.verdict in WRONG and self._counts(finding):
+        is_alike = self.wrong is None or _kind(finding) == _kind(self.wrong[0])
+        if finding.verdict in WRONG and is_alike:
             self.wrong, self.clues = (finding, case), clues
-            raise _Wrong
+            raise _Mismatched
         if self.wrong is None:
             self.right.append(finding)
 
@@ -134,7 +136,7 @@ class _Examples:
         """
         if self.wrong is not None:
             finding, case = self.wrong
-            message = "\n".join([*self._words(finding), source(case)])
+            message = "\n".join([*self._words(finding), CaseFile.of(case, "example").text()])
             return finding.model_copy(update={"message": message})
         counts = Counter(finding.verdict for finding in self.right)
         verdict = next(verdict for verdict in Verdict if counts[verdict])
@@ -145,47 +147,13 @@ class _Examples:
         words = ", ".join(f"{counts[verdict]} {verdict}" for verdict in Verdict if counts[verdict])
         return worst.model_copy(update={"message": f"{len(self.right)} examples: {words}"})
 
-    def _counts(self, finding: Finding) -> bool:
-        return self.wrong is None or _kind(finding) == _kind(self.wrong[0])
-
     def _words(self, finding: Finding) -> Iterator[str]:
         if finding.message is not None:
             yield finding.message
-        shrunk = "" if finding.verdict is Verdict.CRASHED else ", shrunk"
-        yield f"example {len(self.right) + 1} of {self.cell.examples}{shrunk}"
         if not self.always_wrong:
             yield "run again, the same example was not wrong"
-
-
-def source(case: Case) -> str:
-    """A case as Python source; needs the names of `corpus.cases` and `reference.step`."""
-    steps = "".join(_step_source(step) for step in case.steps)
-    return (
-        "Case(\n"
-        f"    name={case.name!r},\n"
-        f"    catches={case.catches!r},\n"
-        f"    steps=(\n{steps}    ),\n"
-        f"    divisor={case.divisor!r},\n"
-        ")"
-    )
-
-
-def _step_source(step: Step) -> str:
-    samples = "".join(
-        f"                Sample({', '.join(_sample_source(step, i, response))}),\n"
-        for i, response in enumerate(step.responses)
-    )
-    return f"        Step.of(\n            [\n{samples}            ]\n        ),\n"
-
-
-def _sample_source(step: Step, i: int, response: slice) -> Iterator[str]:
-    yield f"prompt_length={step.prompt_lengths[i]}"
-    yield f"group={step.groups[i]}"
-    if step.rollouts.tolist() != list(range(step.size)):
-        yield f"rollout={step.rollouts[i]}"
-    yield f"loss_mask={step.mask[response].astype(int).tolist()}"
-    if step.original_mask is not None:
-        yield f"original_mask={step.original_mask[response].astype(int).tolist()}"
+        shrunk = "" if finding.verdict is Verdict.CRASHED else ", shrunk"
+        yield f"example {len(self.right) + 1} of {self.cell.examples}{shrunk}, as a --case-file:"
 
 
 def _kind(finding: Finding) -> tuple[bool, bool]:

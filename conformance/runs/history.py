@@ -14,7 +14,6 @@ from adapters.toolkit.source import find_commits as commits_of
 from conformance.comparing import journal, report_file
 from conformance.corpus.cases import ALL_CASES
 from conformance.findings.errors import InvalidHistoryError, ReportFileError
-from conformance.ranks.hardware import MAX_RANKS
 from conformance.runs import registry
 
 if TYPE_CHECKING:
@@ -27,33 +26,22 @@ NO_TESTS = 5
 
 
 @dataclass(frozen=True, kw_only=True)
-class Selection:
-    """What is run of every commit; each field is an option of the run, None where not given."""
+class CommitRuns:
+    """What is run of every commit; ``options`` are further ones of pytest, as a user types them."""
 
     adapter: str
     repository: Path | None = None
     engine: str | None = None
-    modes: str | None = None
-    checks: str | None = None
-    depth: str = "step"
-    layouts: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
     cases: tuple[str, ...] = ()
-    max_ranks: int = MAX_RANKS
-    time_limit: float = 120.0
 
     def arguments(self, commit: Commit, report: Path) -> list[str]:
         """The run of a commit, as a user would type it after ``pytest``."""
         return [
             f"--adapter={self.adapter}",
             f"--source={commit.source(self.repository)}",
-            *([] if self.engine is None else [f"--engine={self.engine}"]),
-            *([] if self.modes is None else [f"--modes={self.modes}"]),
-            *([] if self.checks is None else [f"--checks={self.checks}"]),
-            f"--depth={self.depth}",
-            *(f"--layout={layout}" for layout in self.layouts),
+            *self.options,
             *(["-k", " or ".join(f"/{case}/" for case in self.cases)] if self.cases else []),
-            f"--max-ranks={self.max_ranks}",
-            f"--time-limit={self.time_limit:g}",
             f"--report={report}",
         ]
 
@@ -67,7 +55,7 @@ class Row:
     problem: str | None = None
 
 
-def find_commits(selection: Selection, refs: Sequence[str]) -> list[Commit]:
+def find_commits(selection: CommitRuns, refs: Sequence[str]) -> list[Commit]:
     """The commits of refs and ranges, fit to be run as far as can be known before they are.
 
     Raises:
@@ -85,7 +73,7 @@ def find_commits(selection: Selection, refs: Sequence[str]) -> list[Commit]:
     return commits
 
 
-def _collect(selection: Selection, commit: Commit) -> None:
+def _collect(selection: CommitRuns, commit: Commit) -> None:
     """Have pytest look at everything else, which is the same for every commit."""
     with tempfile.TemporaryDirectory() as folder:
         arguments = selection.arguments(commit, Path(folder) / "report.json")
@@ -99,7 +87,7 @@ def _collect(selection: Selection, commit: Commit) -> None:
         raise InvalidHistoryError(_last_words(result.stdout).removeprefix("ERROR: "))
 
 
-def run(selection: Selection, commits: Iterable[Commit], reports: Path | None) -> Iterator[Row]:
+def run(selection: CommitRuns, commits: Iterable[Commit], reports: Path | None) -> Iterator[Row]:
     """Run one commit after another; keep their reports in a folder if one is given."""
     with tempfile.TemporaryDirectory() as scratch:
         folder = (reports or Path(scratch)).resolve()
@@ -108,8 +96,8 @@ def run(selection: Selection, commits: Iterable[Commit], reports: Path | None) -
             yield _row(commit, selection.arguments(commit, report), report, scratch)
 
 
-def require_folder(folder: Path, selection: Selection, commits: Iterable[Commit]) -> None:
-    """See to it that a folder can keep the commits' reports.
+def require_folder(folder: Path, selection: CommitRuns, commits: Iterable[Commit]) -> None:
+    """Require that a folder can keep the commits' reports.
 
     Raises:
         InvalidHistoryError: it cannot.
@@ -124,7 +112,7 @@ def require_folder(folder: Path, selection: Selection, commits: Iterable[Commit]
         ) from error
 
 
-def _report_path(folder: Path, selection: Selection, commit: Commit) -> Path:
+def _report_path(folder: Path, selection: CommitRuns, commit: Commit) -> Path:
     return folder / f"{selection.adapter}-{commit.revision[:SHORT]}.json"
 
 

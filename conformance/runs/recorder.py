@@ -1,21 +1,29 @@
-"""Carries findings to the process that writes the report, and gathers them there."""
+"""Carries findings to the process that writes the report, and gathers them there.
+
+The report's header comes with the first finding of each process that makes some.
+"""
 
 from __future__ import annotations
 
+import platform
 from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, TypedDict
 
+from adapters.contract.conventions import sources
 from conformance.comparing.journal import Journal
 from conformance.findings.cause import Clues
 from conformance.findings.errors import HarnessFaultError, InconsistentExpectationError
 from conformance.findings.finding import Finding
-from conformance.findings.report import Header, Selection
+from conformance.findings.report import Environment, Header, Provenance, Selection
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
+    from adapters.contract import Adapter, Description
     from conformance.findings.report import Report
+    from conformance.ranks.hardware import Hardware
     from conformance.runs.check import Made
     from conformance.runs.settings import Settings
 
@@ -40,6 +48,45 @@ class FindingMessage(TypedDict):
 
     fault: str
     """What is wrong with the harness; empty where nothing is."""
+
+
+def header(settings: Settings, description: Description) -> Header:
+    """The header of a run's report."""
+    adapter, source = settings.adapter, settings.source
+    return Header(
+        adapter=adapter.name,
+        adapter_class=settings.adapter_class,
+        engine=adapter.engine,
+        source=Provenance(**{name: getattr(source, name) for name in Provenance.model_fields}),
+        environment=_environment(adapter, description, settings.hardware),
+        conventions=description.conventions,
+        documented=sources(description.declared),
+        departures=list(description.departures),
+        versions=adapter.versions,
+        request=settings.plan.request,
+    )
+
+
+def _environment(adapter: Adapter, description: Description, hardware: Hardware) -> Environment:
+    """Versions and machine kind, without a name of the machine, its user or its folders."""
+    versions = {name: _version(name) for name in adapter.dependencies}
+    return Environment(
+        python=platform.python_version(),
+        torch=version("torch"),
+        backend=hardware.backend,
+        device=hardware.device,
+        dtype=hardware.dtype,
+        platform=f"{platform.system()} {platform.machine()}",
+        dependencies={name: found for name, found in versions.items() if found},
+        stubs=list(description.stubs),
+    )
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return None
 
 
 def message(made: Made, header: str, framework_seconds: float) -> FindingMessage:
@@ -93,7 +140,7 @@ class Consistency:
 
 
 @dataclass
-class Recorder:
+class FindingRecorder:
     """Gathers findings into the report, where the report is written.
 
     Raises:

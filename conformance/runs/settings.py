@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from adapters.contract import Depth, InvalidLayoutError, Layout
 from adapters.toolkit.source import Source, resolve
@@ -17,7 +16,7 @@ from conformance.findings.report import PlanSize
 from conformance.findings.verdict import Check
 from conformance.plan.plan import Plan, mode_of_advantages
 from conformance.ranks import processes
-from conformance.ranks.hardware import ON_CPU, Hardware
+from conformance.ranks.hardware import ON_CPU, Hardware, choice
 from conformance.runs import registry
 from reference.aggregation import Aggregation, Mode
 
@@ -27,9 +26,6 @@ if TYPE_CHECKING:
 
     from adapters.contract import Adapter
     from conformance.ranks.hardware import RankBudget
-
-
-Known = TypeVar("Known", bound=StrEnum)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,9 +87,9 @@ class Settings:
         plan = Plan(
             aggregations=_modes(modes),
             checks=_checks(checks),
-            depth=_one_of(Depth, "depth", depth),
+            depth=choice(Depth, "depth", depth),
             layouts=_layouts(chosen, layouts, rank_budget),
-            size=_one_of(PlanSize, "plan", plan_size),
+            size=choice(PlanSize, "plan", plan_size),
             examples=examples,
             seed=seed,
             mode_of_advantages=mode_of_advantages(chosen),
@@ -180,15 +176,6 @@ def _checks(text: str | None) -> frozenset[Check]:
         return frozenset(map(Check, names))
     except ValueError as error:
         raise InvalidSettingsError(str(error), f"choose from {', '.join(Check)}") from None
-
-
-def _one_of(known: type[Known], what: str, text: str) -> Known:
-    try:
-        return known(text)
-    except ValueError:
-        raise InvalidSettingsError(
-            f"{what} {text!r} is unknown", f"choose {' or '.join(known)}"
-        ) from None
 
 
 def _layouts(adapter: Adapter, texts: Sequence[str], rank_budget: RankBudget) -> tuple[Layout, ...]:

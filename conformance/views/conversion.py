@@ -10,7 +10,7 @@ from conformance.views.tables import text_table
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from conformance.comparing.conversion import Difference, Reduction
+    from conformance.comparing.conversion import Reduction, StepChange
     from conformance.corpus.cases import Case
 
 WORDS = {
@@ -42,7 +42,7 @@ def as_text(case: Case, before: Reduction, after: Reduction) -> Iterator[str]:
     )
 
 
-def _row(number: int, one: Difference) -> list[str]:
+def _row(number: int, one: StepChange) -> list[str]:
     return [
         str(number),
         str(one.step.size),

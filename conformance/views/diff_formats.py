@@ -21,7 +21,7 @@ from conformance.views.tables import SYMBOLS, code, escape_html, markdown_table
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from conformance.comparing.diff import Change, Difference, Group, Part, Setting, State
+    from conformance.comparing.diff import Change, Difference, Group, SettingChange, Slice, State
     from conformance.comparing.gate import Gate
     from conformance.findings.finding import Finding
     from conformance.findings.report import Report
@@ -303,7 +303,7 @@ def _others(difference: Difference, limits: OutputLimits) -> Iterator[tuple[str,
         yield "besides findings (each side is held to its own conventions)", settings
 
 
-def _parts(parts: dict[Part, int], limits: OutputLimits) -> Iterator[str]:
+def _parts(parts: dict[Slice, int], limits: OutputLimits) -> Iterator[str]:
     """Yields a line for each dimension of each check."""
     values: dict[str, list[str]] = defaultdict(list)
     for part, count in parts.items():
@@ -313,7 +313,7 @@ def _parts(parts: dict[Part, int], limits: OutputLimits) -> Iterator[str]:
         yield f"{dimension}: {_enumerated(found, limits)}"
 
 
-def _setting(setting: Setting) -> str:
+def _setting(setting: SettingChange) -> str:
     return f"{setting.name} {setting.old or 'none'} -> {setting.new or 'none'}"
 
 

@@ -19,23 +19,6 @@ def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, s
     return status, " ".join(capsys.readouterr().out.split())
 
 
-def test_right_adapter_has_no_complaint(capsys: pytest.CaptureFixture[str]) -> None:
-    status, text = printed(capsys, "tests.minimal.right:MinimalAdapter")
-
-    assert status == 0
-    assert text.startswith(
-        "6 findings show nothing wrong. Not declared, and so never run:"
-        " modes: prompt_mean, constant depths: loss, reducer objectives: off_policy, "
-    )
-
-
-def test_native_delivers_all_that_it_declares(capsys: pytest.CaptureFixture[str]) -> None:
-    status, text = printed(capsys, "native")
-
-    assert status == 0
-    assert "nothing that could be run shows it" not in text
-
-
 COMPLAINTS = {
     broken.ReturningGradients: (
         "gradients_returned",
@@ -160,39 +143,50 @@ def test_every_broken_adapter_is_looked_at() -> None:
     } == {*COMPLAINTS}
 
 
-def test_mistake_of_the_framework_is_listed_and_is_no_failure(
-    capsys: pytest.CaptureFixture[str],
+NOT_SHOWN = "nothing that could be run shows it"
+
+
+@pytest.mark.parametrize(
+    ("adapter", "status", "words", "absent"),
+    [
+        (
+            "tests.minimal.right:MinimalAdapter",
+            0,
+            "^6 findings show nothing wrong. Not declared, and so never run: modes: prompt_mean,"
+            " constant depths: loss, reducer objectives: off_policy, ",
+            NOT_SHOWN,
+        ),
+        ("native", 0, "findings show nothing wrong", NOT_SHOWN),
+        (
+            "tests.minimal.mistaken:DrivingAMistake",
+            0,
+            "which may be the framework's own mistake in weights/sample_mean/.* show nothing wrong",
+            "Traceback",
+        ),
+        (
+            "tests.minimal.mistaken:ListingALayoutOfOtherVersions",
+            0,
+            f"Declared, and {NOT_SHOWN}: layout dp1-cp1-mb1-thd.",
+            "Traceback",
+        ),
+        ("tests.minimal.mistaken:HavingALossOfOneMode", 0, "show nothing wrong", NOT_SHOWN),
+        (
+            "tests.broken:OneTokenShort",
+            cli.WORSE,
+            "^factor, which may be the framework's own mistake in sample_mean, depth .* every"
+            " weight is 1.015873 times as large as it should be",
+            "Traceback",
+        ),
+    ],
+)
+def test_what_is_right_or_of_the_framework_is_no_complaint_about_the_adapter(
+    capsys: pytest.CaptureFixture[str], adapter: str, status: int, words: str, absent: str
 ) -> None:
-    status, text = printed(capsys, "tests.minimal.mistaken:DrivingAMistake")
+    found, text = printed(capsys, adapter)
 
-    assert status == 0
-    assert re.search("which may be the framework's own mistake in weights/sample_mean/", text)
-    assert "findings show nothing wrong" in text
-
-
-def test_layouts_of_other_versions_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:
-    status, text = printed(capsys, "tests.minimal.mistaken:ListingALayoutOfOtherVersions")
-
-    assert status == 0
-    assert "Declared, and nothing that could be run shows it: layout dp1-cp1-mb1-thd." in text
-
-
-def test_loss_of_one_mode_is_looked_at_in_that_mode(capsys: pytest.CaptureFixture[str]) -> None:
-    status, text = printed(capsys, "tests.minimal.mistaken:HavingALossOfOneMode")
-
-    assert status == 0
-    assert "findings show nothing wrong" in text
-    assert "nothing that could be run shows it" not in text
-
-
-def test_factor_of_all_modes_may_be_the_framework_s_mistake(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    status, text = printed(capsys, "tests.broken:OneTokenShort")
-
-    assert status == cli.WORSE
-    assert text.startswith("factor, which may be the framework's own mistake in sample_mean, depth")
-    assert "every weight is 1.015873 times as large as it should be" in text
+    assert found == status
+    assert re.search(words, text), text
+    assert absent not in text
 
 
 @pytest.mark.parametrize(

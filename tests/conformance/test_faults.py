@@ -180,21 +180,6 @@ def test_a_run_that_is_stopped_before_its_first_finding_leaves_nothing(
 
 
 @pytest.mark.processes
-def test_a_run_that_is_terminated_writes_its_report(tmp_path: Path) -> None:
-    process = command.start(tmp_path, "--adapter=slow", "--modes=token_mean")
-    journal = tmp_path / "reports" / "latest" / "slow.json.journal"
-    wait_for(lambda: command.findings_in(journal) >= 2)
-    process.terminate()
-    result = command.finish(process, tmp_path, "slow")
-
-    assert result.status == 128 + signal.SIGTERM
-    assert "stopped by SIGTERM" in result.output
-    assert not load(result.report_path).complete
-    assert len(load(result.report_path).findings) >= 2
-    wait_for(lambda: not processes_of_session(process.pid))
-
-
-@pytest.mark.processes
 def test_a_second_run_on_the_same_report_is_refused_and_the_first_goes_on(tmp_path: Path) -> None:
     chosen = ("--modes=token_mean", "--checks=weights")
     first = command.start(tmp_path, "--adapter=slow", *chosen)

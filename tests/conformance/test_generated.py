@@ -1,4 +1,4 @@
-"""`--examples`: rare defects are found, shrunk and handed over as a case that can be pasted."""
+"""`--examples`: rare defects are found, shrunk and handed over as a file that can be run again."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from hypothesis import given
 
 from adapters import native  # noqa: F401 - torch does not survive a second import
 from adapters.contract import Depth, Layout
+from conformance.corpus.case_file import CaseFile
 from conformance.corpus.cases import Case
 from conformance.corpus.strategies import cases, steps
 from conformance.findings.errors import StartError
 from conformance.findings.finding import Finding
 from conformance.plan.matrix import GeneratedCell
 from conformance.ranks.pool import RankPool
-from conformance.runs.generated import check_generated, source
+from conformance.runs.check import make
 from conformance.runs.jobs import SharedJobs
 from reference.aggregation import Mode
-from reference.step import Sample, Step
 from tests import broken, command
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-NAMES = {"Case": Case, "Step": Step, "Sample": Sample}
+    from reference.step import Step
 
 GENERATED = ("--examples=40", "-k", "generated")
 
@@ -36,14 +36,16 @@ ONE_CELL = (*GENERATED, "--modes=token_mean", "--layout=dp2-cp1-mb1-bshd")
 
 def pasted(finding: Finding) -> Case:
     """The case that a finding's message ends with."""
-    _, begin, text = finding.message.rpartition("\nCase(\n")
-    case: Case = eval(begin + text, NAMES)
-    return case
+    return CaseFile.model_validate_json(finding.message.splitlines()[-1]).case()
 
 
 def fields(step: Step) -> list[list[int]]:
-    values = [getattr(step, field.name) for field in dataclasses.fields(step)]
-    return [[] if value is None else value.tolist() for value in values]
+    """Each as a list; of groups and rollouts only the first samples that have them count."""
+    named = {field.name: getattr(step, field.name) for field in dataclasses.fields(step)}
+    lists = {name: value.tolist() for name, value in named.items() if value is not None}
+    for name in ("groups", "rollouts"):
+        lists[name] = [lists[name].index(one) for one in lists[name]]
+    return [*lists.values()]
 
 
 def after_rejection(step: Step) -> Case:
@@ -53,12 +55,12 @@ def after_rejection(step: Step) -> Case:
 
 
 @given(cases(Layout(dp=2)), steps().map(after_rejection))
-def test_source_makes_the_same_case(trained: Case, wild: Case) -> None:
+def test_file_makes_the_same_case(trained: Case, wild: Case) -> None:
     for case in (trained, wild):
-        made = eval(source(case), NAMES)
+        made = CaseFile.model_validate_json(CaseFile.of(case, "mine").text()).case()
 
         assert [fields(step) for step in made.steps] == [fields(step) for step in case.steps]
-        assert (made.name, made.catches, made.divisor) == (case.name, case.catches, case.divisor)
+        assert (made.name, made.catches, made.divisor) == ("mine", case.catches, case.divisor)
 
 
 def test_examples_that_conform_are_one_finding_with_their_number(tmp_path: Path) -> None:
@@ -93,7 +95,7 @@ def test_rare_defect_is_found_and_shrunk(tmp_path: Path, adapter: str, most_samp
         assert finding.diagnosis is not None
         assert step.size <= most_samples
         assert step.prompt_lengths.max() == step.response_lengths.max() == 1
-        assert " of 40, shrunk" in finding.message
+        assert " of 40, shrunk, as a --case-file:\n{" in finding.message
     output = " ".join(result.output.split())
     assert any(" ".join(finding.message.split()) in output for finding in findings)
 
@@ -139,7 +141,7 @@ def test_what_is_wrong_only_now_and_then_is_said_to_be(tmp_path: Path) -> None:
     [finding] = command.run(tmp_path, "unsteady", *ONE_CELL).report.findings
 
     assert finding.verdict == "mismatch"
-    assert "\nrun again, the same example was not wrong\nCase(\n" in finding.message
+    assert "\nrun again, the same example was not wrong\nexample " in finding.message
 
 
 def test_framework_that_declines_some_examples_conforms_in_the_others(tmp_path: Path) -> None:
@@ -205,4 +207,4 @@ def test_fault_of_the_harness_is_no_finding() -> None:
         RankPool(broken.Unloadable(), None, size=1) as pool,
         pytest.raises(StartError, match="cannot be loaded"),
     ):
-        check_generated(cell, SharedJobs(pool))
+        make(cell, SharedJobs(pool))

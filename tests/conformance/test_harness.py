@@ -188,7 +188,7 @@ def test_history_shows_the_fault_in_the_place_of_findings(
     commit = Commit(ref="v1", revision="1" * 40, date="2026-01-01", subject="Fix")
     with monkeypatch.context() as patched:
         patched.setattr(subprocess, "run", stopped)
-        rows = [*history.run(history.Selection(adapter="toy"), [commit], None)]
+        rows = [*history.run(history.CommitRuns(adapter="toy"), [commit], None)]
 
     assert [*history_table.as_text(rows)] == [
         "1111111111 v1: 2026-01-01 Fix",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from adapters.contract import Depth, Description, Layout
+from adapters.contract import Description, Layout
 from adapters.native.adapter import NativeAdapter
 from conformance.findings.verdict import Check, Verdict
 from conformance.plan.covering import pairwise
@@ -31,12 +31,7 @@ LAYOUTS = (Layout(dp=2), Layout(dp=2, cp=2, micro_batches=2))
 
 
 def cells(*checks: Check) -> list[AnyMatrixCell]:
-    return Plan(
-        aggregations=dict.fromkeys(Mode),
-        checks=frozenset(checks or Check),
-        depth=Depth.STEP,
-        layouts=LAYOUTS,
-    ).cells()
+    return Plan(layouts=LAYOUTS, checks=frozenset(checks or Check)).cells()
 
 
 @dataclass

@@ -27,7 +27,7 @@ from tests.conformance.test_journal import HEADER
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-QUICK = Plan.quick(tuple(NativeAdapter().layouts()))
+QUICK = Plan(layouts=tuple(NativeAdapter().layouts()), size=PlanSize.QUICK)
 FULL = QUICK.extended_to(())
 
 
@@ -120,7 +120,7 @@ def test_who_names_a_layout_a_case_or_a_finding_gets_all_of_it(
 def test_unknown_plan_is_named_with_the_way_out(pytester: pytest.Pytester) -> None:
     config = pytester.parseconfig("--adapter=native", "--plan=short")
 
-    with pytest.raises(pytest.UsageError, match="plan 'short' is unknown; choose quick or full"):
+    with pytest.raises(pytest.UsageError, match="--plan=short is unknown; choose quick or full"):
         settings_of(config)
 
 
@@ -144,7 +144,7 @@ def test_command_lists_the_jobs_and_what_each_is_for(capsys: pytest.CaptureFixtu
     assert cli.main(["plan", "--adapter=skyrl"]) == 0
 
     lines = capsys.readouterr().out.splitlines()
-    plan = Plan.quick(tuple(SkyRLFsdpAdapter().layouts()))
+    plan = Plan(layouts=tuple(SkyRLFsdpAdapter().layouts()), size=PlanSize.QUICK)
     assert lines[0].startswith(f"{len(plan.cells())} of ")
     assert len(lines) == len({cell.job_id for cell in plan.cells()}) + 3
     assert any(" × format=thd" in line for line in lines)

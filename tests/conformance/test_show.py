@@ -155,7 +155,7 @@ def test_lines_fit_the_terminal_but_for_the_commands(width: int) -> None:
 
 
 def test_choice_leaves_out_all_else(small: Path) -> None:
-    text = shown(REPORT, "--check=rejection,logging", "--mode=token_mean", "--verdict=mismatch")
+    text = shown(REPORT, "--checks=rejection,logging", "--modes=token_mean", "--verdicts=mismatch")
     report = FindingFilter(
         verdicts=frozenset({Verdict.MISMATCH}),
         modes=frozenset({Mode.TOKEN_MEAN}),
@@ -208,9 +208,9 @@ def test_matrix_counts_every_finding_once() -> None:
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["--check=weight"], "choose from weights, metric"),
-        (["--mode=mean"], "choose from sample_mean"),
-        (["--verdict=ok"], "choose from conforms"),
+        (["--checks=weight"], "choose from weights, metric"),
+        (["--modes=mean"], "choose from sample_mean"),
+        (["--verdicts=ok"], "choose from conforms"),
     ],
 )
 def test_choice_of_what_there_is_not_is_refused(
@@ -230,7 +230,7 @@ def test_files_that_are_no_reports_are_refused(
     torn.write_text("{")
 
     assert cli.main(["show", str(torn)]) == cli.USAGE_ERROR
-    assert "torn.json, line 1, is no JSON" in capsys.readouterr().err
+    assert "torn.json is no report (Invalid JSON: " in capsys.readouterr().err
     assert cli.main(["diff", str(torn), str(REPORT)]) == cli.USAGE_ERROR
     assert "torn.json" in capsys.readouterr().err
 

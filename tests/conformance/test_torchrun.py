@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import signal
 import socket
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ import pytest
 from conformance.findings.errors import LaunchError
 from conformance.ranks.torchrun import Launch
 from tests import command
+from tests.conformance.test_plugin import wait_for
 
 pytestmark = pytest.mark.processes
 
@@ -42,7 +42,7 @@ def test_finds_what_the_pool_finds_byte_for_byte(tmp_path: Path) -> None:
     assert result.findings == pool
     assert result.output.count("test session starts") == 1
     assert result.report.complete
-    wait_for(lambda: not processes_in(tmp_path))
+    wait_for(lambda: not processes_in(tmp_path), seconds=120)
 
 
 def test_runs_at_once_find_what_each_finds_alone(tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_two_groups_of_processes_find_the_same_as_one(tmp_path: Path) -> None:
     assert first.findings == pool.findings
     assert first.report.complete
     assert "test session starts" not in second.output
-    wait_for(lambda: not processes_in(tmp_path))
+    wait_for(lambda: not processes_in(tmp_path), seconds=120)
 
 
 def test_failing_ranks_are_named_and_the_run_goes_on(tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_failing_ranks_are_named_and_the_run_goes_on(tmp_path: Path) -> None:
     assert crashed["odd_groups"].startswith("RuntimeError: no kernel image\nrank 1 raised\n")
     assert crashed["ten_samples"].startswith("rank")
     assert result.report.complete
-    wait_for(lambda: not processes_in(tmp_path))
+    wait_for(lambda: not processes_in(tmp_path), seconds=120)
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_bad_input_ends_all_processes(
     assert "exitcode  : 4 " in result.output
     assert message in result.output
     assert not result.report_path.exists()
-    wait_for(lambda: not processes_in(tmp_path))
+    wait_for(lambda: not processes_in(tmp_path), seconds=120)
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_stopped_run_keeps_its_findings_and_leaves_no_process(
 ) -> None:
     process = command.start(tmp_path, "--adapter=slow", "--modes=token_mean", torchrun=TWO)
     journal = tmp_path / "reports" / "latest" / "slow.json.journal"
-    wait_for(lambda: command.findings_in(journal) >= 2)
+    wait_for(lambda: command.findings_in(journal) >= 2, seconds=120)
     running = processes_in(tmp_path)
     if sign is signal.SIGINT:
         command.interrupt(process, sign)
@@ -135,7 +135,7 @@ def test_stopped_run_keeps_its_findings_and_leaves_no_process(
     assert len(running) >= 7, "torchrun, two runs, their fork servers and a rank each"
     assert len(result.report.findings) >= 2
     assert not result.report.complete
-    wait_for(lambda: not processes_in(tmp_path))
+    wait_for(lambda: not processes_in(tmp_path), seconds=120)
 
 
 def test_launch_is_read_off_the_environment() -> None:
@@ -216,10 +216,3 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 120) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)

@@ -16,12 +16,11 @@ import pytest
 from adapters.toolkit.source import Commit
 from conformance import cli
 from conformance.comparing.journal import Journal
-from conformance.comparing.report_file import load
-from conformance.comparing.writable import require_regular
-from conformance.findings.errors import InvalidHistoryError, PagePathError, ReportPathError
+from conformance.comparing.report_file import load, require_regular
+from conformance.findings.errors import ConformanceError, ReportPathError
 from conformance.findings.report import Report
 from conformance.findings.report import Selection as Selected
-from conformance.runs.history import Selection, require_folder
+from conformance.runs.history import CommitRuns, require_folder
 from conformance.views.web.page import write
 from tests import command
 from tests.conformance.test_journal import HEADER, finding
@@ -60,36 +59,54 @@ EACH = pytest.mark.parametrize(
 )
 
 
-@pytest.fixture
-def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Where a file is to be written; what is made there is still there in the end, as it was."""
+def unread() -> Iterator[Report]:
+    raise AssertionError("a report was asked for")
+    yield
+
+
+def require_history(folder: Path) -> None:
+    commit = Commit(ref="main", revision="0123456789abcdef", date="", subject="")
+    require_folder(folder, CommitRuns(adapter="toy", repository=folder), [commit])
+
+
+WRITERS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "report.json": (
+        lambda folder: Journal(folder / "report.json"),
+        r"no report can be written to .*: .* is {kind}, and only regular .* --report=FILE",
+    ),
+    "report.json.journal": (
+        lambda folder: Journal(folder / "report.json"),
+        r"report\.json\.journal is {kind}, and only regular",
+    ),
+    "page.html": (
+        lambda folder: write(unread(), folder / "page.html"),
+        r"page\.html is {kind}, and only regular .* with -o FILE",
+    ),
+    "toy-0123456789.json": (require_history, "is {kind}, and only regular .* --reports=FOLDER"),
+}
+"""By the file that each would write, and how it is refused."""
+
+
+@EACH
+@pytest.mark.parametrize("name", WRITERS)
+def test_what_is_no_file_is_not_written_to(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    make: Callable[[Path], None],
+    kind: str,
+) -> None:
     monkeypatch.chdir(tmp_path)  # the name of a socket may be 107 characters
-    path = tmp_path / "given"
-    yield path
+    path = tmp_path / name
+    make(path)
+    writer, words = WRITERS[name]
+    if make is link_to_a_device and name.endswith("journal"):
+        kind = "a symbolic link"
+
+    with pytest.raises(ConformanceError, match=words.format(kind=kind)):
+        writer(tmp_path)
+    assert [*tmp_path.iterdir()] == [path]
     assert not path.is_file()
-    assert os.path.lexists(path)
-
-
-@EACH
-def test_no_report_is_written_there(path: Path, make: Callable[[Path], None], kind: str) -> None:
-    make(path)
-    words = f"no report can be written to .*given: .* is {kind}, and only regular .* --report=FILE"
-
-    with pytest.raises(ReportPathError, match=words):
-        Journal(path)
-    assert [*path.parent.iterdir()] == [path]
-
-
-@EACH
-def test_no_journal_is_written_there(path: Path, make: Callable[[Path], None], kind: str) -> None:
-    make(path)
-    report = path.parent / "report.json"
-    path.rename(report.with_name("report.json.journal"))
-    kind = "a symbolic link" if make is link_to_a_device else kind
-
-    with pytest.raises(ReportPathError, match=rf"report\.json\.journal is {kind}, and only reg"):
-        Journal(report)
-    report.with_name("report.json.journal").rename(path)
 
 
 def test_a_link_in_the_place_of_a_journal_is_not_followed(tmp_path: Path) -> None:
@@ -133,21 +150,6 @@ def test_links_in_a_circle_are_refused(tmp_path: Path) -> None:
         Journal(tmp_path / "a")
 
 
-def unread() -> Iterator[Report]:
-    raise AssertionError("a report was asked for")
-    yield
-
-
-@EACH
-def test_no_page_is_written_there_and_no_report_read_for_it(
-    path: Path, make: Callable[[Path], None], kind: str
-) -> None:
-    make(path)
-
-    with pytest.raises(PagePathError, match=rf"given is {kind}, and only regular .* with -o FILE"):
-        write(unread(), path)
-
-
 def test_the_command_reads_no_report_either(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -155,20 +157,6 @@ def test_the_command_reads_no_report_either(
 
     assert status == cli.USAGE_ERROR
     assert f"{os.devnull} is a device, and only regular files" in capsys.readouterr().err
-
-
-@EACH
-def test_no_report_of_a_history_is_written_there(
-    path: Path, make: Callable[[Path], None], kind: str
-) -> None:
-    make(path)
-    commit = Commit(ref="main", revision="0123456789abcdef", date="", subject="")
-    selection = Selection(adapter="toy", repository=path.parent)
-    path.rename(path.parent / "toy-0123456789.json")
-
-    with pytest.raises(InvalidHistoryError, match=f"is {kind}, and only .* --reports=FOLDER"):
-        require_folder(path.parent, selection, [commit])
-    (path.parent / "toy-0123456789.json").rename(path)
 
 
 def test_a_regular_file_or_nothing_is_what_a_file_is_written_to(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from adapters.contract import Depth, Layout
 from adapters.native.adapter import NativeAdapter
 from conformance.corpus.log_cases import LOG_CASES, LOG_ENTRIES
+from conformance.findings.report import PlanSize
 from conformance.findings.verdict import Verdict
 from conformance.judging.startup import judge_log
 from conformance.judging.weights import Judgement
@@ -111,7 +112,7 @@ def cells_of(spec: CheckSpec, mutant: type[Mutant]) -> list[MatrixCell]:
 @cache
 def _quick_plan(further_layouts: tuple[Layout, ...]) -> list[MatrixCell]:
     layouts = (one for one in NativeAdapter().layouts() if one.world_size <= LARGEST)
-    plan = Plan.quick((*layouts, *further_layouts))
+    plan = Plan(layouts=(*layouts, *further_layouts), size=PlanSize.QUICK)
     return [cell for cell in plan.cells() if type(cell) is MatrixCell]
 
 

@@ -22,7 +22,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from conformance.comparing.cause_changes import CauseChange, Fate, cause_changes, missing_cause
 from conformance.comparing.groups import shared_causes
-from conformance.comparing.writable import require_regular
+from conformance.comparing.report_file import require_regular
 from conformance.explain.impact import impact_words
 from conformance.findings.badness import explain
 from conformance.findings.cause import Severity
