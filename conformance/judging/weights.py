@@ -18,7 +18,7 @@ from conformance.explain.clues import clues
 from conformance.explain.diagnosis import diagnose
 from conformance.explain.measurement import Measurement
 from conformance.findings.agreement import agreement, direction
-from conformance.findings.finding import Diagnosis
+from conformance.findings.finding import Diagnosis, Finding
 from conformance.findings.verdict import Verdict
 from conformance.judging.picture import picture
 from conformance.judging.rescaling import rescalings
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from adapters.contract import Description, Job, Observation
+    from adapters.contract import Depth, Description, Job, Observation
     from adapters.contract.objective import Objective
     from conformance.findings.cause import Clues
     from conformance.findings.finding import Logged, Picture
@@ -41,11 +41,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Judgement:
-    """A verdict, with the largest relative error found and its bound."""
+    """The verdict on one cell, with the largest relative error found and its bound.
+
+    It has all that a finding has but for its name, and what the run needs to know besides.
+    """
 
     verdict: Verdict
     error: float | None = None
-    tolerance: float = 0.0
+    tolerance: float | None = 0.0
+    """None where nothing was measured."""
+
     agreement: float | None = None
     """`conformance.findings.agreement.agreement`, for a mismatch."""
 
@@ -70,6 +75,16 @@ class Judgement:
 
     expected: tuple[ExpectedNumber, ...] = ()
     """Numbers that `conformance.runs.recorder` compares over the findings of a run."""
+
+    def finding(self, id_: str, depth: Depth) -> Finding:
+        """What the journal keeps of it; clues are kept apart, as many findings share them."""
+        kept = Finding.model_fields.keys() - {"id", "depth", "clues"}
+        return Finding(id=id_, depth=depth, **{name: getattr(self, name) for name in kept})
+
+
+def unjudged(verdict: Verdict, message: str, place: str | None = None) -> Judgement:
+    """The judgement where a framework raised, declined or was not run: nothing was measured."""
+    return Judgement(verdict=verdict, tolerance=None, message=message, place=place)
 
 
 def mismatch(name: str, explanation: str, error: float | None = None) -> Judgement:
