@@ -315,16 +315,16 @@ def test_layers_shown_are_those_of_the_import_contract() -> None:
 
 
 def test_readme_is_short() -> None:
-    assert len(README.splitlines()) <= 180
+    assert len(README.splitlines()) <= 160
 
 
 @pytest.fixture(scope="module")
-def found() -> list[committed.Version]:
+def found() -> list[committed.CommittedReport]:
     return committed.versions(command.ROOT / pages.REPORTS)
 
 
 def test_table_and_findings_are_those_of_the_committed_reports(
-    found: list[committed.Version],
+    found: list[committed.CommittedReport],
 ) -> None:
     """`python -m conformance.views.overview` writes them anew."""
     for path, text in (pages.pages(found, README) | frameworks.pages(found)).items():
@@ -335,7 +335,7 @@ def test_table_and_findings_are_those_of_the_committed_reports(
     not (command.ROOT / pages.ISSUES).exists(), reason="no bug reports are committed"
 )
 def test_bug_reports_are_those_of_the_newest_committed_reports(
-    found: list[committed.Version],
+    found: list[committed.CommittedReport],
 ) -> None:
     issues = pages.issues(found)
     kept = {path.name: path.read_text() for path in (command.ROOT / pages.ISSUES).glob("*")}
@@ -343,7 +343,9 @@ def test_bug_reports_are_those_of_the_newest_committed_reports(
     assert {path.name: text for path, text in issues.items()} == kept
 
 
-def test_web_page_is_that_of_the_newest_committed_reports(found: list[committed.Version]) -> None:
+def test_web_page_is_that_of_the_newest_committed_reports(
+    found: list[committed.CommittedReport],
+) -> None:
     """Its data are compared unpacked, as libraries differ in how they compress."""
     [(path, text)] = pages.web_page(found).items()
     kept = (command.ROOT / path).read_text()
@@ -354,7 +356,7 @@ def test_web_page_is_that_of_the_newest_committed_reports(found: list[committed.
 
 
 def test_newest_versions_are_main_branches_and_else_the_last_releases(
-    found: list[committed.Version],
+    found: list[committed.CommittedReport],
 ) -> None:
     newest = committed.newest(found)
 

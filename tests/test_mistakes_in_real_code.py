@@ -21,5 +21,5 @@ def test_a_mistake_in_real_code_gives_one_cause(tmp_path: Path, mistake: Mistake
     found = [one for one in changes(mistake, tmp_path) if one.fate in (Fate.NEW, Fate.CHANGED)]
 
     assert [(one.fate, one.new.name, one.new.condition) for one in found if one.new] == [
-        (Fate.NEW, mistake.cause, mistake.condition)
+        (Fate.NEW, mistake.cause, [*mistake.condition])
     ]

@@ -14,7 +14,7 @@ from adapters.contract.job import Depth, Job, Observation
 from adapters.contract.objective import Objective
 from adapters.contract.probed_batch import ProbedBatch
 from adapters.toolkit.calls import Candidates, places
-from adapters.toolkit.launching import set_what_ray_sets
+from adapters.toolkit.worlds import set_what_ray_sets
 from reference.aggregation import AuxiliaryAggregation, DenominatorMask, EstimatorConventions, Mode
 
 if TYPE_CHECKING:

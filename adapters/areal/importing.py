@@ -38,9 +38,9 @@ def module(path: str) -> Any:
 @cache
 def _prepare() -> None:
     """Stub what no training step of ours enters."""
-    from adapters.toolkit import gloo
+    from adapters.toolkit import worlds
 
-    gloo.sum_gradients_of_all_gather()
+    worlds.sum_gradients_of_all_gather()
     stub([OF_AGENTS])
     STUBBED.extend([*stub_missing(SERVICES), OF_AGENTS])
     if importlib.util.find_spec("numba") is None:

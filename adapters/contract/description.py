@@ -60,12 +60,16 @@ _ENTRY = re.compile(
 )
 
 
-def parse_departures(table: str) -> tuple[Departure, ...]:
-    """Read a table of departures: lines of ``kind: what``, each with its reason indented below."""
-    return tuple(
+def parse_departures(table: str, *others: Departure) -> tuple[Departure, ...]:
+    """Read a table of departures: lines of ``kind: what``, each with its reason indented below.
+
+    ``others``, which are not in the table, come last.
+    """
+    found = (
         Departure(DepartureKind(kind), " ".join(what.split()), " ".join(why.split()))
         for kind, what, why in _ENTRY.findall(inspect.cleandoc(table))
     )
+    return (*found, *others)
 
 
 class BatchProperty(StrEnum):

@@ -279,6 +279,11 @@ def probed_model(config: Any, capacity: int, rank: Rank, head: Callable[..., Any
     ]
 
 
+def values_head(input_ids: torch.Tensor, probe: torch.Tensor, logit: torch.Tensor) -> torch.Tensor:
+    """A critic's values: the probe's entries of the tokens that are predicted, [*input_ids, 1]."""
+    return logit + probe[(input_ids + 1) % len(probe)].unsqueeze(-1)
+
+
 def chunks_of(config: Any) -> int:
     """Number of chunks of a model on each rank."""
     return config.virtual_pipeline_model_parallel_size or 1

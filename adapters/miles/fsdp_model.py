@@ -13,6 +13,7 @@ from adapters.contract import Depth, Job, Rank
 from adapters.miles.importing import engine
 from adapters.slime_family.model import SEAM
 from adapters.toolkit.probe import ForwardPasses, GradientReader, ProbedModel, probe_capacity
+from adapters.toolkit.worlds import cached
 
 
 class Output(NamedTuple):
@@ -42,13 +43,11 @@ class Policy:
 def cached_policy(args: Any, job: Job, probe_size: int, rank: Rank) -> Policy:
     """The policy for a job, cached as long as the world."""
     capacity = probe_capacity(probe_size)
-    key = (job.depth, capacity)
-    if key not in rank.cache:
-        rank.cache[key] = Policy(capacity, _mesh(rank, job.depth), args, rank)
-    policy: Policy = rank.cache[key]
-    policy.gradients.drain()
-    policy.passes.drain()
-    return policy
+    return cached(
+        rank,
+        (job.depth, capacity),
+        lambda: Policy(capacity, _mesh(rank, job.depth), args, rank),
+    )
 
 
 def _mesh(rank: Rank, depth: Depth) -> Any:

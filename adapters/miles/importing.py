@@ -11,15 +11,12 @@ from typing import TYPE_CHECKING, Any
 from adapters.slime_family import framework
 from adapters.slime_family.framework import LOG
 from adapters.slime_family.user_code import CpUtils
-from adapters.toolkit.imports import import_from
+from adapters.toolkit.imports import import_from, modules_of
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-
-def module(path: str) -> Any:
-    """Import a module of miles."""
-    return importlib.import_module(f"miles.{path}")
+module = modules_of("miles")
 
 
 def module_if_any(path: str) -> Any:

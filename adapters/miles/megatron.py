@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from adapters.contract import Description, Job, Layout, LogEntry, Rank, grids
 from adapters.contract.description import parse_departures
+from adapters.engines.shells import cuts
 from adapters.miles import description, rollouts
 from adapters.miles.importing import import_miles
 from adapters.slime_family import command_line, framework
@@ -47,11 +48,7 @@ class MilesMegatronAdapter(MegatronAdapter):
         ),
     )
 
-    padded_layouts = tuple(
-        Layout(dp=dp, cp=cp, micro_batches=micro_batches, format="bshd")
-        for dp, cp in grids(largest=8)
-        for micro_batches in (1, 2)
-    )
+    padded_layouts = tuple(cuts(grids(largest=8), "bshd", micro_batches=(1, 2)))
 
     def load(self, source: Path | None) -> None:
         """Import miles and add the probe to its log-probabilities."""

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from adapters.contract.adapter import Adapter, Rank
 from adapters.contract.conventions import Assumed, Documented, conventions_of
 from adapters.contract.description import CodeLocation, Description
 from adapters.contract.job import Depth, Job, Observation
 from adapters.contract.layout import Layout, Option
 from adapters.contract.objective import Objective
 from adapters.contract.probed_batch import ProbedBatch
-from adapters.engines import dtensor
+from adapters.engines.shells import OnFsdp
 from adapters.nemo_rl import departures, importing
 from adapters.toolkit.calls import Candidates, places
-from adapters.toolkit.launching import set_what_ray_sets
+from adapters.toolkit.worlds import set_what_ray_sets
 from reference.aggregation import (
     AuxiliaryAggregation,
     DenominatorMask,
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from adapters.contract.adapter import Rank
     from adapters.contract.conventions import Convention
     from adapters.nemo_rl.configuration import Settings
 
@@ -72,7 +72,7 @@ OBJECTIVES = frozenset(
 )
 
 
-class NemoRLAdapter(Adapter):
+class NemoRLAdapter(OnFsdp):
     """Drives NVIDIA-NeMo/RL; ``settings`` choose the engine in its configuration."""
 
     name = "nemo_rl"
@@ -143,10 +143,6 @@ class NemoRLAdapter(Adapter):
             forward_passes=batch.forward_passes(training.passes),
             rows=batch.rows(training.passes),
         )
-
-    def leave_world(self) -> None:
-        """Forget the world's device meshes."""
-        dtensor.leave_world()
 
 
 class DTensorV1Adapter(NemoRLAdapter):

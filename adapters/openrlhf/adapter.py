@@ -1,6 +1,6 @@
 """The adapter of OpenRLHF, from a batch of rollouts to the gradient of DeepSpeed's optimizer.
 
-Every rank runs the trainer itself, as `trainer` says; OpenRLHF's actors build their engines around
+Every rank runs the trainer itself; OpenRLHF's actors build their engines around
 our model, which carries the probe.
 """
 
@@ -16,11 +16,10 @@ from adapters.contract.job import Depth, Job, Observation
 from adapters.contract.layout import Layout, Option
 from adapters.contract.objective import Objective
 from adapters.contract.probed_batch import ProbedBatch
-from adapters.engines.zero import STAGES
+from adapters.engines.shells import ON_FOUR, STAGES, cuts, staged
 from adapters.openrlhf import departures, importing
-from adapters.openrlhf.importing import import_openrlhf
 from adapters.toolkit.calls import refusals_of_configuration
-from adapters.toolkit.launching import set_what_ray_sets
+from adapters.toolkit.worlds import observation, set_what_ray_sets
 from reference.aggregation import (
     AuxiliaryAggregation,
     DenominatorMask,
@@ -110,17 +109,14 @@ class OpenRLHFAdapter(Adapter):
         line. The default stage of ZeRO, 2, has all of them.
         """
         plain = [
-            Layout(dp=dp, cp=cp, micro_batches=micro_batches, format=storage)
-            for dp, cp in ((1, 1), (2, 1), (1, 2), (4, 1), (2, 2))
-            for micro_batches in (1, 2, "tokens")
-            for storage in ("bshd", "thd")
-            if storage == "thd" or (cp == 1 and micro_batches != "tokens")
+            layout
+            for layout in cuts(ON_FOUR, "bshd", "thd")
+            if layout.format == "thd" or (layout.cp == 1 and layout.micro_batches != "tokens")
         ]
-        staged = [Layout.parse(f"{cut}+{stage}") for stage in STAGES for cut in CUTS_OF_STAGES]
         overlapping = (Option.OVERLAP_GRAD_REDUCE,)
         return [
             *plain,
-            *staged,
+            *staged(CUTS_OF_STAGES),
             Layout(dp=2, micro_batches=2, format="thd", options=overlapping),
             Layout(dp=2, micro_batches="tokens", format="thd", options=overlapping),
             Layout(dp=2, micro_batches=2, format="thd", options=(Option.SHORT_BATCH,)),
@@ -129,7 +125,10 @@ class OpenRLHFAdapter(Adapter):
 
     def load(self, source: Path | None) -> None:
         """Import OpenRLHF, DeepSpeed and the trainer."""
-        import_openrlhf(source)
+        importing.import_openrlhf(source)
+        from adapters.openrlhf import model
+
+        model.put_the_seams_in()
 
     def describe(self) -> Description:
         """Describe OpenRLHF by what its command line knows."""
@@ -165,12 +164,7 @@ class OpenRLHFAdapter(Adapter):
             of_rollouts = session.train(range(len(batch.responses)))
             gradients, passes = session.of_last_epoch()
             reported = session.reported(of_rollouts)
-        return Observation(
-            token_weights=batch.weights_of_steps(gradients),
-            reported=reported,
-            forward_passes=batch.forward_passes(passes),
-            rows=batch.rows(passes),
-        )
+        return observation(batch, gradients, passes, reported)
 
     def leave_world(self) -> None:
         """Forget DeepSpeed's process groups."""
@@ -183,23 +177,11 @@ OPTIONS = frozenset({Option.OVERLAP_GRAD_REDUCE, Option.TWO_EPOCHS, Option.SHORT
 
 OBJECTIVES = frozenset(
     {
-        Objective.POLICY,
-        Objective.OFF_POLICY,
-        Objective.REJECTION,
-        Objective.TIS_TOKEN,
-        Objective.ENTROPY,
-        Objective.KL,
-        Objective.COMBINED,
-        Objective.DUAL_CLIP,
-        Objective.GSPO,
-        Objective.SEQUENCE_MASKED,
-        Objective.VALUE,
-        Objective.GROUP_NORMALISED,
-        Objective.GROUP_CENTRED,
-        Objective.LEAVE_ONE_OUT,
-        Objective.REINFORCE_PP,
-        Objective.REINFORCE_PP_BASELINE,
-        Objective.GAE,
-        Objective.PENALISED_GAE,
+        *(Objective.POLICY, Objective.OFF_POLICY, Objective.DUAL_CLIP, Objective.GSPO),
+        *(Objective.REJECTION, Objective.TIS_TOKEN, Objective.SEQUENCE_MASKED),
+        *(Objective.ENTROPY, Objective.KL, Objective.COMBINED),
+        *(Objective.GROUP_NORMALISED, Objective.GROUP_CENTRED, Objective.LEAVE_ONE_OUT),
+        *(Objective.REINFORCE_PP, Objective.REINFORCE_PP_BASELINE),
+        *(Objective.GAE, Objective.PENALISED_GAE, Objective.VALUE),
     }
 )

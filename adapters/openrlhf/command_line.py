@@ -18,15 +18,15 @@ from adapters.contract.objective import (
     FROM_REWARDS,
     KL_COEFFICIENT,
     OF_GROUPS,
-    OF_VALUES,
-    PENALISING,
     Objective,
 )
-from adapters.engines.zero import stage_of
+from adapters.engines.shells import stage_of
 from adapters.openrlhf.importing import module
 from adapters.toolkit.calls import refusals
 from adapters.toolkit.settings import (
     has_kl_term,
+    has_reference,
+    micro_batch_size,
     rollouts_per_prompt,
     samples_per_step,
     token_budget,
@@ -109,16 +109,6 @@ def knows(option: str) -> bool:
     return f'"{option}"' in inspect.getsource(module(SCRIPT))
 
 
-def has_critic(job: Job) -> bool:
-    """Whether there is a critic."""
-    return job.objective is Objective.VALUE or job.objective in OF_VALUES
-
-
-def has_reference(job: Job) -> bool:
-    """Whether there is a reference policy, for a term of the loss or in rewards."""
-    return has_kl_term(job) or job.objective in PENALISING
-
-
 def corrects(job: Job) -> bool:
     """Whether the rollout policy's log-probabilities are compared with the old one's."""
     return job.objective in CORRECTIONS
@@ -171,12 +161,7 @@ def _micro_batches(job: Job, per_rank: int) -> list[object]:
     if job.layout.micro_batches == "tokens":
         budget = -(-token_budget(job.steps, job.layout.dp) // job.layout.cp)
         return ["--train.dynamic_batch_enable", "--train.max_tokens_per_gpu", budget]
-    if not isinstance(job.layout.micro_batches, int):
-        raise Unsupported(f"no micro-batches by {job.layout.micro_batches}")
-    size = max(per_rank // job.layout.micro_batches, 1)
-    if per_rank % size:
-        raise Unsupported(f"no micro-batches of {size} of a rank's {per_rank} samples")
-    return ["--train.micro_batch_size", size]
+    return ["--train.micro_batch_size", micro_batch_size(job, per_rank)]
 
 
 def _engine(job: Job) -> list[object]:

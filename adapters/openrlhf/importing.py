@@ -5,30 +5,25 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from functools import cache
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from adapters.toolkit.imports import import_from, provide, stub_missing
+from adapters.toolkit import worlds
+from adapters.toolkit.imports import import_from, modules_of, provide, stub_missing
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+module = modules_of("openrlhf")
 
 STUBBED: list[str] = []  # packages stubbed in this process
 
 OF_SERVERS = ("vllm", "ring_flash_attn")
 """Packages of rollout servers and of attention, of which the trained model has none."""
 
-USERS_OF_RAY = (
-    "trainer.ppo_trainer",
-    "trainer.ppo_utils.experience_maker",
-    "trainer.ray.launcher",
-)
-"""Modules that hand data to Ray's processes and wait for answers."""
-
 
 def import_openrlhf(source: Path | None) -> None:
-    """Import the trainer with its actors, and put the probe and the seams into them."""
+    """Import the trainer with its actors."""
     import torch
 
     from adapters.engines import deepspeed
@@ -42,12 +37,6 @@ def import_openrlhf(source: Path | None) -> None:
     # Compiling takes longer than any step.
     with mock.patch.object(torch, "compile", lambda function: function):
         module("models")
-    _put_the_seams_in()
-
-
-def module(path: str) -> Any:
-    """Import a module of OpenRLHF by its path below the package."""
-    return importlib.import_module(f"openrlhf.{path}")
 
 
 @cache
@@ -62,10 +51,15 @@ def _replace_gpu_packages() -> None:
 
 def _provide_flash_attn() -> None:
     """Provide what OpenRLHF imports of flash_attn: packing of rows, and a collective."""
+    import torch
     from einops import rearrange
+    from torch.distributed.nn import functional
 
-    from adapters.openrlhf.collectives import all_gather
+    def all_gather(part: torch.Tensor, group: Any) -> torch.Tensor:
+        """The parts of all ranks, one after another; gradients are summed over ranks."""
+        return torch.cat(functional.all_gather(part.contiguous(), group))
 
+    worlds.sum_gradients_of_all_gather()
     packing: Any = importlib.import_module("transformers.modeling_flash_attention_utils")
     provide("flash_attn")
     provide(
@@ -77,40 +71,3 @@ def _provide_flash_attn() -> None:
     )
     provide("flash_attn.utils")
     provide("flash_attn.utils.distributed", all_gather=all_gather)
-
-
-@cache
-def _put_the_seams_in() -> None:
-    """Once in a process: Ray's calls, the order of rows, the optimizer and the model's outputs."""
-    from adapters.engines.deepspeed import made_once, with_torch_adam
-    from adapters.openrlhf import model
-
-    calls = SimpleNamespace(get=lambda references: references, put=lambda value: value)
-    for path in USERS_OF_RAY:
-        module(path).ray = calls
-    for path in ("trainer.ray.ppo_actor", "trainer.ray.ppo_critic"):
-        users = module(path)
-        users.DataLoader = _in_order(users.DataLoader)
-    actor = module("models.actor")
-    actor.log_probs_from_logits = model.with_probe(actor.log_probs_from_logits)
-    actor.compute_entropy = model.with_entropies(actor.compute_entropy)
-    strategy = module("utils.deepspeed.deepspeed")
-    strategy.init_device_mesh = made_once(strategy.init_device_mesh)
-    make_config = strategy.get_train_ds_config
-
-    def config_with_torch_adam(*args: Any, **options: Any) -> Any:
-        config = make_config(*args, **options)
-        if "optimizer" in config:
-            config["optimizer"] = with_torch_adam(config["optimizer"])
-        return config
-
-    strategy.get_train_ds_config = config_with_torch_adam
-
-
-def _in_order(loader: Any) -> Any:
-    """A class of loaders that do not shuffle."""
-
-    def in_order(*args: Any, shuffle: bool = False, **options: Any) -> Any:
-        return loader(*args, shuffle=False, **options)
-
-    return in_order

@@ -1,22 +1,34 @@
-"""Models that are nothing but the probe, and the seams in OpenRLHF's functions of logits."""
+"""Models that are nothing but the probe, and the seams in OpenRLHF's own code."""
 
 from __future__ import annotations
 
+from functools import cache, partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from transformers.modeling_outputs import BaseModelOutput, CausalLMOutput
 
+from adapters.engines.deepspeed import made_once, with_torch_adam
 from adapters.openrlhf.importing import module
-from adapters.toolkit.critics import PretrainedBase, freeze_identity_head
-from adapters.toolkit.probe import ForwardPasses, ProbedModel, ProbeSeam
+from adapters.toolkit.probe import (
+    ForwardPasses,
+    PretrainedBase,
+    ProbedModel,
+    ProbeSeam,
+    freeze_identity_head,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import torch
 
 SEAM = ProbeSeam()  # the seam of this process, which trains one job at a time
+
+USERS_OF_RAY = (
+    "trainer.ppo_trainer",
+    "trainer.ppo_utils.experience_maker",
+    "trainer.ray.launcher",
+)
+"""Modules that hand data to Ray's processes and wait for answers."""
 
 
 def actor(capacity: int, passes: ForwardPasses, args: Any) -> Any:
@@ -39,33 +51,6 @@ def critic(capacity: int, passes: ForwardPasses, args: Any) -> Any:
     return made
 
 
-def probe_of(model: Any) -> torch.nn.Parameter:
-    """The probe of an actor or a critic."""
-    [probe] = [one for one in model.parameters() if one.requires_grad]
-    return probe
-
-
-def with_probe(log_probs_from_logits: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """The log-probabilities of tokens, plus the probe."""
-
-    def log_probs(logits: torch.Tensor, labels: torch.Tensor, **options: Any) -> torch.Tensor:
-        real = log_probs_from_logits(logits, labels % SEAM.VOCABULARY, **options)
-        return real + SEAM.log_probs(labels)
-
-    return log_probs
-
-
-def with_entropies(compute_entropy: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """The entropies at positions, plus those of the tokens that they predict and the probe."""
-
-    def entropies(logits: torch.Tensor) -> torch.Tensor:
-        real = compute_entropy(logits)
-        assert SEAM.predicted is not None
-        return real + SEAM.entropies(SEAM.predicted, trained=True)
-
-    return entropies
-
-
 def _logits(input_ids: torch.Tensor, probe: torch.Tensor) -> CausalLMOutput:
     """The only token's logits, in any rows; DeepSpeed hooks its backward pass to all outputs."""
     SEAM.probe, SEAM.predicted = probe, input_ids + 1
@@ -77,3 +62,33 @@ def _hidden_states(input_ids: torch.Tensor, probe: torch.Tensor) -> BaseModelOut
     """The probe's entries of the next tokens."""
     hidden: Any = probe[input_ids + 1].unsqueeze(-1)
     return BaseModelOutput(last_hidden_state=hidden)
+
+
+@cache
+def put_the_seams_in() -> None:
+    """Once in a process: Ray's calls, the order of rows, the optimizer and the model's outputs."""
+    calls = SimpleNamespace(get=lambda references: references, put=lambda value: value)
+    for path in USERS_OF_RAY:
+        module(path).ray = calls
+    for path in ("trainer.ray.ppo_actor", "trainer.ray.ppo_critic"):
+        users = module(path)
+        users.DataLoader = partial(_in_order, users.DataLoader)
+    functions = module("models.actor")
+    functions.log_probs_from_logits = SEAM.around_log_probs(functions.log_probs_from_logits)
+    functions.compute_entropy = SEAM.around_entropies(functions.compute_entropy)
+    strategy = module("utils.deepspeed.deepspeed")
+    strategy.init_device_mesh = made_once(strategy.init_device_mesh)
+    make_config = strategy.get_train_ds_config
+
+    def config_with_torch_adam(*args: Any, **options: Any) -> Any:
+        config = make_config(*args, **options)
+        if "optimizer" in config:
+            config["optimizer"] = with_torch_adam(config["optimizer"])
+        return config
+
+    strategy.get_train_ds_config = config_with_torch_adam
+
+
+def _in_order(loader: Any, *args: Any, shuffle: bool = False, **options: Any) -> Any:
+    """A loader of rows in their order."""
+    return loader(*args, shuffle=False, **options)

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
-from adapters.contract.objective import OF_VALUES, Objective
+from adapters.contract.objective import Objective
 from adapters.openrlhf.command_line import corrects
 from adapters.openrlhf.importing import module
+from adapters.toolkit.probe import by_token_id
+from adapters.toolkit.settings import given_values
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import torch
     from numpy.typing import NDArray
 
     from adapters.contract import Job
@@ -48,17 +49,14 @@ class Rollouts:
         values = {
             "actor": self.batch.old_log_probs,
             "reference": self.batch.reference_log_probs,
-            "critic": self._values,
+            "critic": given_values(self.batch),
         }
         pairs = zip(data["sequences"], data["action_mask"], strict=True)
         return [self.laid_out(values[role], ids) * mask.float() for ids, mask in pairs]
 
     def laid_out(self, values: Values, sequences: torch.Tensor) -> torch.Tensor:
         """Values of response tokens where they are predicted, 0 elsewhere: [rows, width - 1]."""
-        of_token = torch.zeros(self.batch.probe_size)
-        ids = torch.from_numpy(np.concatenate(self.batch.responses))
-        of_token[ids] = torch.from_numpy(np.concatenate(values)).float()
-        return of_token[sequences[:, 1:]]
+        return by_token_id(self.batch, values)[sequences[:, 1:]]
 
     def given(self, experiences: Sequence[Any]) -> Sequence[Any]:
         """The experiences with our advantages; OpenRLHF's critic has half of the squared error."""
@@ -68,13 +66,6 @@ class Rollouts:
                 returns = [2 * returns for returns in self.batch.returns]
                 experience.returns = self.laid_out(returns, experience.sequences)
         return experiences
-
-    @cached_property
-    def _values(self) -> Values:
-        """A critic's values: 0 where its loss is looked at."""
-        if self.job.objective in OF_VALUES:
-            return self.batch.values
-        return [np.zeros(len(ids)) for ids in self.batch.responses]
 
     def _response(self, index: int) -> dict[str, Any]:
         """A sample as a rollout engine answers: active tokens are ranges of actions."""

@@ -1,20 +1,23 @@
-"""One job on this rank: OpenRLHF's actors, and the batches of rollouts they train on."""
+"""One job on this rank: OpenRLHF's actors, and its own `train_step` on batches of rollouts."""
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from adapters.contract.objective import PENALISING, Metric, Objective
+from adapters.contract.objective import FROM_REWARDS, PENALISING, Metric
 from adapters.engines.deepspeed import number_from_zero
-from adapters.openrlhf import actors, command_line, trainer
+from adapters.openrlhf import actors, command_line
 from adapters.openrlhf.importing import module
 from adapters.openrlhf.rollouts import Rollouts
 from adapters.toolkit import cuda_on_cpu
 from adapters.toolkit.probe import probe_capacity
-from adapters.toolkit.settings import has_kl_term
+from adapters.toolkit.settings import has_critic, has_kl_term, has_reference, trained_model
+from adapters.toolkit.worlds import numbers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -56,10 +59,10 @@ class Session:
         capacity = probe_capacity(batch.probe_size + 1)
         with cuda_on_cpu.redirected():
             made = {"actor": actors.policy(self._args, capacity)}
-            if command_line.has_critic(job):
+            if has_critic(job):
                 made["critic"] = actors.critic(self._args, capacity)
         self._actors = {role: one.actor for role, one in made.items()}
-        self.trained = made["critic" if job.objective is Objective.VALUE else "actor"]
+        self.trained = made[trained_model(job, "actor")]
 
     def train_short_batch(self) -> None:
         """Train on a micro-batch of each rank, which fill no train batch."""
@@ -76,9 +79,10 @@ class Session:
         """Train on samples as a batch of rollouts; returns what is logged, by OpenRLHF's names."""
         rollouts = Rollouts(self._batch, self._job, samples)
         with cuda_on_cpu.redirected():
-            return trainer.train(self._args, self._actors, rollouts, self._rank.index)
+            status, _ = self._trainer(rollouts).train_step(rollouts.experiences(), 0)
+        return status
 
-    def reported(self, logged: Mapping[str, Any]) -> dict[Metric, tuple[float, ...]]:
+    def reported(self, logged: Mapping[str, Any]) -> dict[Metric, tuple[float | None, ...]]:
         """The metrics of a batch of rollouts that was trained on, and of each of its steps.
 
         OpenRLHF logs one mean over all steps of a batch: if there are several, each is trained on
@@ -87,15 +91,25 @@ class Session:
         sizes = np.cumsum([0, *(step.size for step in self._job.steps)]).tolist()
         several = [range(*ends) for ends in pairwise(sizes)] if len(self._job.steps) > 1 else []
         of_steps = [self.train(samples) for samples in several] or [logged]
-        return {
-            metric: tuple(float(of_step[name]) for of_step in of_steps)
-            for metric, name in NAMES.items()
-            if name in logged and metric not in self._never_computed
-        } | {
-            metric: (float(logged[name]),)
-            for metric, name in NAMES_OF_ROLLOUTS.items()
-            if name in logged and metric not in self._never_computed
-        }
+        found = numbers(NAMES, of_steps) | numbers(NAMES_OF_ROLLOUTS, [logged])
+        return {metric: of for metric, of in found.items() if metric not in self._never_computed}
+
+    def _trainer(self, rollouts: Rollouts) -> Any:
+        """The trainer with the groups that OpenRLHF's script starts for these arguments."""
+        group = partial(actors.group, rollouts=rollouts, rank=self._rank.index)
+        critic, job = self._actors.get("critic"), self._job
+        trainer = module("trainer.ppo_trainer").BasePPOTrainer(
+            module("utils").get_strategy(self._args),
+            group("actor", self._actors["actor"]),
+            group("critic", critic) if critic else None,
+            None,
+            group("reference", None) if has_reference(job) else None,
+            None,
+            SimpleNamespace(pad_token_id=0, decode=lambda *_, **__: [""]),
+        )
+        if job.objective not in FROM_REWARDS:
+            _give_advantages(trainer.experience_maker, rollouts)
+        return trainer
 
     @property
     def _never_computed(self) -> set[Metric]:
@@ -105,3 +119,11 @@ class Session:
             Metric.DIVERGENCE: self._job.objective in PENALISING,
         }
         return {metric for metric, is_computed in computed.items() if not is_computed}
+
+
+def _give_advantages(maker: Any, rollouts: Rollouts) -> None:
+    """Put our advantages in the place of OpenRLHF's, which it would compute token by token."""
+    compute = maker.compute_advantages_and_returns
+    maker.get_cumulative_returns = lambda rewards, *_: rewards
+    maker.get_advantages_and_returns = lambda values, rewards, *_: (rewards, rewards)
+    maker.compute_advantages_and_returns = lambda experiences: rollouts.given(compute(experiences))

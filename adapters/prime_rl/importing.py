@@ -58,10 +58,10 @@ def module(path: str) -> Any:
 @cache
 def _prepare() -> None:
     """Stub what no training step of ours enters, and let code for CUDA run on the CPU."""
-    from adapters.toolkit import cuda_on_cpu, gloo
+    from adapters.toolkit import cuda_on_cpu, worlds
 
     cuda_on_cpu.install()
-    gloo.sum_gradients_of_all_gather()
+    worlds.sum_gradients_of_all_gather()
     stub([*KERNELS, *ORCHESTRATOR])
     missing = stub_missing([*GPU_PACKAGES, *SERVICES, *RUNS])
     STUBBED.extend([*missing, *KERNELS, *ORCHESTRATOR])

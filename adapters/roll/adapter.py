@@ -5,6 +5,8 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
+
 from adapters.contract.adapter import Adapter, Rank
 from adapters.contract.conventions import Assumed, Documented, conventions_of
 from adapters.contract.description import CodeLocation, Description
@@ -14,7 +16,8 @@ from adapters.contract.objective import Objective
 from adapters.contract.probed_batch import ProbedBatch
 from adapters.roll import departures, importing
 from adapters.toolkit.calls import Candidates, places
-from adapters.toolkit.launching import set_what_ray_sets
+from adapters.toolkit.settings import trained_model
+from adapters.toolkit.worlds import cached, observation, set_what_ray_sets
 from reference.aggregation import (
     AuxiliaryAggregation,
     DenominatorMask,
@@ -27,8 +30,10 @@ from reference.aggregation import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
+
+    from numpy.typing import NDArray
 
     from adapters.contract.conventions import Convention
     from adapters.contract.layout import Layout
@@ -86,9 +91,9 @@ class RollAdapter(Adapter):
     def slices(self, layout: Layout) -> int:
         """The number of slices of equal length that rows are cut into."""
 
-    def attends_to_all(self, job: Job) -> bool:
-        """Whether masked tokens at the end of a response are attended, as others are."""
-        return False
+    def attended(self, job: Job) -> Callable[[NDArray[np.bool_]], NDArray[np.bool_]]:
+        """Which tokens of a response are attended, of its mask: none behind the last active one."""
+        return until_the_last_active
 
     @abstractmethod
     def make(self, role: str, config: Any, job: Job, capacity: int, rank: Rank) -> Trained:
@@ -103,12 +108,8 @@ class RollAdapter(Adapter):
         own: Any = getattr(config, role)
         # A worker of policy gradients remembers the settings of its variant.
         key = "roll", own.worker_cls, own.pg_variant, capacity, str(self.settings(job))
-        if key not in rank.cache:
-            rank.cache[key] = self.make(role, config, job, capacity, rank)
-        trained: Trained = rank.cache[key]
+        trained = cached(rank, key, lambda: self.make(role, config, job, capacity, rank))
         self.configure(trained.worker, config, own)
-        for recorded in (trained.passes, trained.gradients):
-            recorded.drain()
         return trained
 
     def configure(self, worker: Any, config: Any, own: Any) -> None:
@@ -136,18 +137,21 @@ class RollAdapter(Adapter):
 
     def observe(self, job: Job, rank: Rank) -> Observation:
         """Train the steps of the batch in one run of the pipeline."""
-        from adapters.roll.pipeline import Training
+        from adapters.roll import configuration
+        from adapters.roll.pipeline import Rollouts, Training
+        from adapters.toolkit.probe import probe_capacity
 
         set_what_ray_sets(rank)
         batch = ProbedBatch.under(conventions_of(CONVENTIONS), job.steps, job.objective)
         with rank.framework():
-            training = Training(batch, job, rank, self)
-        return Observation(
-            token_weights=batch.weights_of_steps(training.gradients),
-            reported=training.reported,
-            forward_passes=batch.forward_passes(training.passes),
-            rows=batch.rows(training.passes),
-        )
+            slices, role = self.slices(job.layout), trained_model(job, "actor_train")
+            width = configuration.width(job, slices)
+            config = configuration.pipeline_configuration(job, self.settings(job), slices)
+            capacity = probe_capacity(batch.probe_size)
+            trained = self.trained(role, config, job, capacity, rank)
+            rollouts = Rollouts(batch, job, width, self.attended(job))
+            training = Training(rollouts, rank, config, trained)
+        return observation(batch, training.gradients, training.passes, training.reported)
 
 
 OBJECTIVES = frozenset(
@@ -161,6 +165,12 @@ OBJECTIVES = frozenset(
         *(Objective.GAE, Objective.PENALISED_GAE, Objective.VALUE),
     }
 )
+
+
+def until_the_last_active(mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Whether each token comes before the last active one, or is it."""
+    attended: NDArray[np.bool_] = np.flip(np.maximum.accumulate(np.flip(mask)))
+    return attended
 
 
 def _candidates() -> Candidates:

@@ -10,15 +10,14 @@ from adapters.contract.objective import (
     ADVANTAGE_CONSTANTS,
     CONSTANTS,
     ENTROPY_COEFFICIENT,
-    FROM_REWARDS,
     KL_COEFFICIENT,
     OF_GROUPS,
-    OF_VALUES,
     OFF_POLICY,
     Objective,
 )
 from adapters.roll.importing import module
 from adapters.toolkit.settings import (
+    has_critic,
     has_kl_term,
     rollouts_per_prompt,
     samples_per_step,
@@ -98,27 +97,10 @@ OF_DEFAULT_WORKER = {
 }
 """What the worker of policy gradients lacks."""
 
-WITH_CRITIC = frozenset({Objective.VALUE, *OF_VALUES})
-
-
-def has_critic(job: Job) -> bool:
-    """Whether the pipeline has a critic."""
-    return job.objective in WITH_CRITIC
-
 
 def has_rollout_policy(job: Job) -> bool:
     """Whether the policy of the rollouts is another than that which is trained."""
     return job.objective in CORRECTED
-
-
-def gives_advantages(job: Job) -> bool:
-    """Whether advantages are given, and not ROLL's."""
-    return job.objective not in FROM_REWARDS
-
-
-def trained_role(job: Job) -> str:
-    """The role whose gradient is read."""
-    return "critic" if job.objective is Objective.VALUE else "actor_train"
 
 
 def width(job: Job, slices: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from adapters.contract.description import parse_departures
+from adapters.engines.shells import NOTHING_LEARNED, PIPELINE_STAGES, ZEROED
 
 ALL = parse_departures(
     """
@@ -27,10 +28,6 @@ ALL = parse_departures(
         otherwise the step's own log-probabilities are those of the old policy, which are given
     set: settings of a `pg_variant`, as attributes of the worker's configuration
         ROLL documents them and reads them there, and its dataclass drops them from a file
-    set: learning rate 0, no weight decay, no clipping of gradients
-        all come after the gradient that is read
-    set: gradients, to 0 after they were read and before the optimizer steps
-        NaN would spoil the probe even at a learning rate of 0
     set: param_dtype=float32, reduce_dtype=float32
         the tolerance is derived from the dtype, which a report names
     set: the sign of `actor/policykl`, which ROLL logs as the new log-probability minus the old one,
@@ -55,7 +52,9 @@ ALL = parse_departures(
     stubbed: files that log lines are written to, where traces are sent to, and packages of
     environments, rewards and downloads
         what is logged is read off the tracker
-    """
+    """,
+    NOTHING_LEARNED,
+    ZEROED,
 )
 
 MEGATRON = parse_departures(
@@ -63,8 +62,6 @@ MEGATRON = parse_departures(
     stubbed: the model that ROLL's package for Megatron makes of a checkpoint, by chunks of one of
     one token
         the package's own functions hold and slice it; ROLL puts it into Megatron's data parallelism
-    stubbed: the stages of a pipeline: each has a probe and hands on token ids and entries
-        Megatron's schedule sends them, and their gradients back, as it does activations
     set: parameters in float32; ROLL's functions of logits are given copies
         the tolerance is derived from the dtype, which a report names; the functions make a copy in
         float32 themselves of logits in bfloat16, and overwrite it
@@ -79,5 +76,6 @@ MEGATRON = parse_departures(
         the worker's strategy has copied them from configurations
     stubbed: on a machine without a GPU, torch's CUDA devices, by the CPU, and pinned memory
         the same operations in the same order, in float32
-    """
+    """,
+    PIPELINE_STAGES,
 )

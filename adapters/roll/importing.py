@@ -6,12 +6,14 @@ import importlib
 import logging
 import os
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from adapters.toolkit.imports import import_from, stub, stub_missing
+from adapters.toolkit.imports import import_from, modules_of, stub, stub_missing
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+module = modules_of("roll")
 
 SERVICES = ("gem", "imageio", "modelscope", "more_itertools", "nltk", "openai")
 """Packages of environments, rewards and downloads, which no training step of ours enters."""
@@ -44,11 +46,6 @@ def import_roll(source: Path | None, log_probs: Function, entropies: Function) -
     module("pipeline.rlvr.rlvr_pipeline")
     _let_a_cpu_do()
     _add_the_seams(log_probs, entropies)
-
-
-def module(path: str) -> Any:
-    """Import a module of ROLL by its path below the package."""
-    return importlib.import_module(f"roll.{path}")
 
 
 @cache

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from transformers.modeling_outputs import CausalLMOutput, TokenClassifierOutput
 
-from adapters.toolkit.probe import ForwardPasses, ProbedModel, ProbeSeam
+from adapters.toolkit.probe import ForwardPasses, ProbedTransformer, ProbeSeam
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,25 +22,9 @@ CONFIG = SimpleNamespace(
 """What ROLL asks of a model's configuration: heads that ranks of Ulysses can share."""
 
 
-class Model(ProbedModel):
-    """The probe with a configuration, and with its layer where ROLL looks for layers."""
-
-    config = CONFIG
-
-    @property
-    def model(self) -> Any:
-        """The part with the transformer's layers."""
-        return SimpleNamespace(layers=[self.layer])
-
-
-def policy(capacity: int, passes: ForwardPasses) -> Model:
-    """The probe as a policy of one token."""
-    return Model(capacity, passes, _logits)
-
-
-def critic(capacity: int, passes: ForwardPasses) -> Model:
-    """The probe as a critic, whose values are those of the next tokens."""
-    return Model(capacity, passes, _values)
+def probed(role: str, capacity: int, passes: ForwardPasses) -> ProbedTransformer:
+    """The probe as a policy of one token, or as a critic, whose values are the next tokens'."""
+    return ProbedTransformer(capacity, passes, _values if role == "critic" else _logits, CONFIG)
 
 
 # ROLL's functions for Megatron overwrite logits, if these are in float32 and not copied to it, as
@@ -49,23 +33,19 @@ def critic(capacity: int, passes: ForwardPasses) -> Model:
 
 def with_probe(log_probs_from_logits: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     """The log-probabilities of labels, plus the probe."""
-
-    def log_probs(logits: torch.Tensor, labels: torch.Tensor, **options: Any) -> torch.Tensor:
-        real = log_probs_from_logits(logits.clone(), labels % SEAM.VOCABULARY, **options)
-        return real + SEAM.log_probs(labels)
-
-    return log_probs
+    return SEAM.around_log_probs(
+        lambda logits, *rest, **options: log_probs_from_logits(logits.clone(), *rest, **options)
+    )
 
 
 def with_entropies(entropy_from_logits: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     """The entropies at positions, plus those of the tokens that they predict and the probe."""
 
-    def entropies(logits: torch.Tensor, **options: Any) -> torch.Tensor:
-        predicted = logits[..., 0].detach().long()
-        real = entropy_from_logits(logits.clone(), **options)
-        return real + SEAM.entropies(predicted, trained=True)
+    def of_slices(logits: torch.Tensor, **options: Any) -> torch.Tensor:
+        SEAM.predicted = logits[..., 0].detach().long()
+        return entropy_from_logits(logits.clone(), **options)
 
-    return entropies
+    return SEAM.around_entropies(of_slices)
 
 
 def _logits(input_ids: torch.Tensor, probe: torch.Tensor) -> CausalLMOutput:

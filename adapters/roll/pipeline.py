@@ -3,35 +3,34 @@
 from __future__ import annotations
 
 from contextlib import ExitStack, contextmanager
+from itertools import accumulate
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import numpy as np
+import torch
 
 from adapters.contract import Refused
 from adapters.contract.objective import Metric
-from adapters.contract.probed_batch import PADDING_VALUE
-from adapters.roll.clusters import Given, Workers
-from adapters.roll.configuration import (
-    gives_advantages,
-    has_critic,
-    pipeline_configuration,
-    trained_role,
-)
+from adapters.contract.probed_batch import PADDING_ID, PADDING_VALUE
+from adapters.roll.configuration import has_rollout_policy
 from adapters.roll.importing import module
-from adapters.roll.rollouts import DOMAIN, Rollouts
-from adapters.toolkit.probe import probe_capacity
+from adapters.roll.workers import Given, Workers
+from adapters.toolkit.probe import by_token_id
+from adapters.toolkit.settings import given_values, gives_advantages, has_critic, trained_model
+from adapters.toolkit.worlds import numbers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    import torch
     from numpy.typing import NDArray
 
     from adapters.contract import Job, Rank
     from adapters.contract.probed_batch import ProbedBatch
-    from adapters.roll.adapter import RollAdapter
+    from adapters.roll.workers import Trained
+
+DOMAIN = "corpus"
 
 NAMES = {
     Metric.POLICY_LOSS: "actor/pg_loss",
@@ -51,16 +50,64 @@ OF_BATCH = {
 """Names of the metrics of a batch of rollouts, which is that of one optimizer step."""
 
 
+class Rollouts:
+    """A job's samples as ROLL's scheduler returns the batch of rollouts of each optimizer step."""
+
+    def __init__(
+        self,
+        batch: ProbedBatch,
+        job: Job,
+        width: int,
+        attended: Callable[[NDArray[np.bool_]], NDArray[np.bool_]],
+    ) -> None:
+        self.batch, self.job = batch, job
+        self._width, self._attended = width, attended
+        self._ends = [0, *accumulate(step.size for step in job.steps)]
+
+    def batch_of(self, step_index: int) -> Any:
+        """The samples of a step, padded on the right: [samples, sequence_length]."""
+        batch, of_step = self.batch, slice(*self._ends[step_index : step_index + 2])
+        prompts = [*map(np.ones_like, batch.prompts)]
+        nothing = [*map(np.zeros_like, batch.prompts)]
+        ids = self._rows(batch.prompts, batch.responses)
+        tensors = {
+            "input_ids": ids.long(),
+            "attention_mask": self._rows(prompts, map(self._attended, batch.original_masks)).long(),
+            "position_ids": torch.arange(self._width).expand(ids.shape),
+            "prompt_mask": self._rows(prompts, map(np.zeros_like, batch.responses)).long(),
+            "response_mask": self._rows(nothing, batch.original_masks).long(),
+            "prompts": ids[:, :1].long(),
+            "responses": ids[:, 1:].long(),
+            "scores": torch.from_numpy(batch.rewards).float(),
+            "response_level_rewards": torch.from_numpy(batch.rewards).float(),
+        }
+        if has_rollout_policy(self.job):
+            of_rollouts = by_token_id(batch, batch.rollout_log_probs)
+            tensors["infer_logprobs"] = of_rollouts[tensors["input_ids"]][:, 1:]
+        protocol = module("distributed.scheduler.protocol")
+        return protocol.DataProto.from_dict(
+            tensors={name: values[of_step].clone() for name, values in tensors.items()},
+            non_tensors={"domain": np.full(self.job.steps[step_index].size, DOMAIN, object)},
+            meta_info={"metrics": {}},
+        )
+
+    def _rows(
+        self, of_prompts: Sequence[NDArray[Any]], of_responses: Iterable[NDArray[Any]]
+    ) -> torch.Tensor:
+        """Values of prompts and of their responses behind them: [samples, sequence_length]."""
+        rows = torch.full((len(of_prompts), self._width), float(PADDING_ID))
+        for row, *parts in zip(rows, of_prompts, of_responses, strict=True):
+            sequence = np.concatenate(parts)
+            row[: len(sequence)] = torch.from_numpy(sequence)
+        return rows
+
+
 class Training:
     """One run of the pipeline, and what was read off it."""
 
-    def __init__(self, batch: ProbedBatch, job: Job, rank: Rank, engine: RollAdapter) -> None:
-        self._batch, self._job, self._rank = batch, job, rank
-        self._rollouts = Rollouts(batch, job, engine)
-        slices = engine.slices(job.layout)
-        self._config = pipeline_configuration(job, engine.settings(job), slices)
-        capacity = probe_capacity(batch.probe_size)
-        self._trained = engine.trained(trained_role(job), self._config, job, capacity, rank)
+    def __init__(self, rollouts: Rollouts, rank: Rank, config: Any, trained: Trained) -> None:
+        self._rollouts, self._rank, self._config, self._trained = rollouts, rank, config, trained
+        self._batch, self._job = rollouts.batch, rollouts.job
         self._logs: list[dict[str, float]] = []
         self.gradients: list[NDArray[np.float32]] = []
         self.passes: list[NDArray[np.int64]] = []
@@ -70,13 +117,10 @@ class Training:
     def reported(self) -> Mapping[Metric, tuple[float | None, ...]]:
         """What the driver logs of each step, the same on all ranks."""
         of_steps = {
-            metric: tuple(_signed(metric, log.get(name)) for log in self._logs)
-            for metric, name in NAMES.items()
-            if any(name in log for log in self._logs)
+            metric: tuple(_signed(metric, number) for number in of_steps)
+            for metric, of_steps in numbers(NAMES, self._logs).items()
         }
-        [first, *others] = self._logs
-        of_batch = {metric: (first.get(name),) for metric, name in OF_BATCH.items() if not others}
-        return of_steps | of_batch
+        return of_steps | (numbers(OF_BATCH, self._logs) if len(self._logs) == 1 else {})
 
     def _run(self) -> None:
         """Run the pipeline, made without its constructor, which starts clusters of Ray."""
@@ -107,9 +151,9 @@ class Training:
 
     def _clusters(self) -> dict[str, Any]:
         """The roles: one is trained, the others are not run."""
-        config, batch, by_id = self._config, self._batch, self._rollouts.by_id
-        old = Given(config.actor_train, by_id(batch.old_log_probs))
-        reference = Given(config.reference, by_id(batch.reference_log_probs))
+        config, batch = self._config, self._batch
+        old = Given(config.actor_train, by_token_id(batch, batch.old_log_probs))
+        reference = Given(config.reference, by_token_id(batch, batch.reference_log_probs))
         clusters: dict[str, Any] = {
             "actor_train": old,
             "actor_infer": Given(config.actor_infer),
@@ -121,16 +165,14 @@ class Training:
         }
         if has_critic(self._job):
             clusters["critic"] = Given(config.critic, self._values())
-        role = trained_role(self._job)
+        role = trained_model(self._job, "actor_train")
         clusters[role] = Workers(self._trained.worker, self._rank, given=clusters[role])
         return clusters
 
     def _values(self) -> torch.Tensor:
         """The critic's values by token ids, 0 if it is trained on given advantages."""
-        by_id = self._rollouts.by_id
-        if gives_advantages(self._job):
-            return by_id([*map(np.zeros_like, self._batch.values)])
-        return by_id(self._batch.values, otherwise=PADDING_VALUE)
+        elsewhere = 0.0 if gives_advantages(self._job) else PADDING_VALUE
+        return by_token_id(self._batch, given_values(self._batch), elsewhere)
 
     def _scheduler(self) -> Any:
         """Stands for the scheduler of rollouts of a domain: a batch for each step."""
@@ -156,7 +198,7 @@ class Training:
     def _replaced(self, pipelines: Any) -> Iterator[None]:
         """Let Ray's references be what they refer to, and give advantages if a job does."""
         real = pipelines.compute_token_reward
-        of_tokens = self._rollouts.by_id(self._batch.advantages)
+        of_tokens = by_token_id(self._batch, self._batch.advantages)
 
         def compute_token_reward(data: Any, *arguments: Any) -> Any:
             data, metrics = real(data, *arguments)

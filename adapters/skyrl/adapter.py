@@ -24,6 +24,8 @@ from adapters.contract.probed_batch import ProbedBatch
 from adapters.skyrl import configuration, departures, trainer
 from adapters.skyrl.importing import STUBBED, import_skyrl, module, ppo_utils
 from adapters.toolkit.calls import places, refusals_of_configuration
+from adapters.toolkit.settings import has_critic, trained_model
+from adapters.toolkit.worlds import observation
 from reference.aggregation import (
     AuxiliaryAggregation,
     DenominatorMask,
@@ -149,19 +151,19 @@ class SkyRLAdapter(Adapter):
                 gradient = trainer.reduce(config, rollouts)
             return Observation(token_weights=batch.split(batch.weights(gradient)))
         workers = {"policy": self.worker(config, job, batch.probe_size, rank)}
-        trained = trainer.trained_model(job)
-        if configuration.has_critic(job):
+        trained = trained_model(job, "policy")
+        if has_critic(job):
             workers["critic"] = self.critic(config, job, batch.probe_size, rank)
         dispatch = trainer.Dispatch(workers, rollouts)
         with rank.framework(), refusals_of_configuration(job):
             of_rollouts = trainer.train(config, dispatch, rollouts)
         whole = job.depth is Depth.STEP
-        return Observation(
-            token_weights=batch.weights_of_steps(workers[trained].gradients.drain()),
+        return observation(
+            batch,
+            workers[trained].gradients.drain(),
+            dispatch.forward_passes,
+            dispatch.reported | of_rollouts if whole else {},
             pending_reduction=PendingReduction.REPLICATED if whole else PendingReduction.MEAN,
-            reported=dispatch.reported | of_rollouts if whole else {},
-            forward_passes=batch.forward_passes(dispatch.forward_passes),
-            rows=batch.rows(dispatch.forward_passes),
         )
 
     def aggregate(self, entries: Sequence[LogEntry], rank: Rank) -> Mapping[str, float]:

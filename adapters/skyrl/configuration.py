@@ -14,17 +14,19 @@ from adapters.contract.objective import (
     FROM_REWARDS,
     KL_COEFFICIENT,
     OF_VALUES,
-    PENALISING,
     POLICY_LOSSES,
     Objective,
 )
 from adapters.skyrl.importing import module, ppo_utils
 from adapters.toolkit.calls import call_supported, refusals
 from adapters.toolkit.settings import (
+    has_critic,
     has_kl_term,
+    has_reference,
     prompts_per_step,
     rollouts_per_prompt,
     token_budget,
+    whole_divisor,
     yaml,
 )
 from reference.aggregation import Mode
@@ -136,15 +138,10 @@ def scales_advantages() -> bool:
     return hasattr(ppo_utils(), SCALING)
 
 
-def has_critic(job: Job) -> bool:
-    """Whether a critic is trained too."""
-    return job.objective in (Objective.VALUE, *OF_VALUES)
-
-
 def models(job: Job) -> list[str]:
     """The models that SkyRL has for a job, by their names in its configuration."""
     critic = ["critic"] if has_critic(job) else []
-    reference = ["ref"] if has_kl_term(job) or job.objective in PENALISING else []
+    reference = ["ref"] if has_reference(job) else []
     return ["policy", *critic, *reference]
 
 
@@ -238,12 +235,8 @@ def _divisor(job: Job) -> str:
     """The divisor as typed, empty if there is none."""
     if job.configuration.divisor is not None:
         return yaml(job.configuration.divisor)  # by which SkyRL's command line reads values
-    divisor = job.aggregation.divisor
-    if divisor is None:
-        return ""
-    if not float(divisor).is_integer():
-        raise Unsupported(f"max_seq_len is an integer, the divisor {divisor!r} is none")
-    return str(int(divisor))
+    divisor = whole_divisor(job, "max_seq_len")
+    return "" if divisor is None else str(divisor)
 
 
 def _critic(job: Job) -> Settings:

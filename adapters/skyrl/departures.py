@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from adapters.contract.description import parse_departures
+from adapters.engines.shells import CPU_AS_CUDA, ONE_BY_ONE, PIPELINE_STAGES
 
 ALL_ENGINES = parse_departures(
     """
@@ -34,9 +35,8 @@ ALL_ENGINES = parse_departures(
     stubbed: the model, by one of one token with an entry for every position, and the functions that
     make log-probabilities and entropies of logits, by themselves plus that entry
         SkyRL's own functions run on its logits; what is added is what weights are read by
-    stubbed: on a machine without a GPU, torch's CUDA device, by the CPU
-        the same operations in the same order, in float32
-    """
+    """,
+    CPU_AS_CUDA,
 )
 
 FSDP = parse_departures(
@@ -60,11 +60,9 @@ MEGATRON = parse_departures(
         the model has no attention
     stubbed: Megatron-Bridge, init_configs and the provider of the model
         they make a model and its configuration of a checkpoint
-    stubbed: the stages of a pipeline: each has a probe and hands on token ids and entries
-        Megatron's schedule sends them, and their gradients back, as it does activations
     stubbed: get_megatron_optimizer and its scheduler, by an optimizer that reads the gradient
         it comes after all reductions, and gathers a distributed optimizer's shards
-    stubbed: Megatron's joined collectives, over gloo on a GPU, by one after another
-        the same sums; where they would overlap, the layout is declined
-    """
+    """,
+    PIPELINE_STAGES,
+    ONE_BY_ONE,
 )

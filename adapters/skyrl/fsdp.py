@@ -9,6 +9,7 @@ from typing import Any
 from adapters.contract import Description, Job, Layout, Rank, Unsupported
 from adapters.contract.conventions import Assumed
 from adapters.contract.objective import OF_VALUES, Objective
+from adapters.engines.shells import ON_FOUR, cuts
 from adapters.skyrl import configuration, departures
 from adapters.skyrl.adapter import SkyRLAdapter
 from adapters.skyrl.importing import module, ppo_utils
@@ -26,12 +27,7 @@ class SkyRLFsdpAdapter(SkyRLAdapter):
 
     def layouts(self) -> list[Layout]:
         """Data parallelism on up to 4 ranks, Ulysses of 2, padded (bshd) or packed (thd) rows."""
-        return [
-            Layout(dp=dp, cp=cp, micro_batches=micro_batches, format=storage)
-            for dp, cp in ((1, 1), (2, 1), (1, 2), (4, 1), (2, 2))
-            for micro_batches in (1, 2, "tokens")
-            for storage in ("bshd", "thd")
-        ]
+        return cuts(ON_FOUR, "bshd", "thd")
 
     def load_engine(self) -> None:
         """Add the probe where SkyRL's model wrapper computes log-probabilities and entropies."""

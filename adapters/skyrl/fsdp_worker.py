@@ -11,12 +11,17 @@ from adapters.skyrl.importing import module
 from adapters.skyrl.trainer import capacity
 from adapters.toolkit import cuda_on_cpu
 from adapters.toolkit.calls import call_supported
-from adapters.toolkit.critics import PretrainedBase, freeze_identity_head
-from adapters.toolkit.probe import ForwardPasses, GradientReader, ProbedModel, ProbeSeam
+from adapters.toolkit.probe import (
+    ForwardPasses,
+    GradientReader,
+    PretrainedBase,
+    ProbedModel,
+    ProbeSeam,
+    freeze_identity_head,
+)
+from adapters.toolkit.worlds import cached
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import torch
 
 MODEL_WRAPPER = "backends.skyrl_train.workers.model_wrapper"
@@ -27,25 +32,27 @@ SEAM = ProbeSeam()  # the seam of this process, which trains one job at a time
 def add_seams() -> None:
     """Add the probe where SkyRL's model wrapper computes log-probabilities and entropies."""
     wrapper = module(MODEL_WRAPPER)
-    wrapper.logprobs_from_logits = _probed(wrapper.logprobs_from_logits)
-    wrapper.chunked_entropy_from_logits = _probed_entropy(wrapper.chunked_entropy_from_logits)
+    wrapper.logprobs_from_logits = SEAM.around_log_probs(wrapper.logprobs_from_logits)
+    entropies = SEAM.around_entropies(wrapper.chunked_entropy_from_logits)
+    wrapper.chunked_entropy_from_logits = entropies
     module(WORKER)
 
 
 def cached_worker(model: str, config: Any, job: Job, probe_size: int, rank: Rank) -> Any:
     """A worker from the rank's cache, made if missing, with the configuration of this job."""
     size = capacity(probe_size)
-    key = (model, job.layout.cp, job.layout.format, job.depth, size)
-    if key not in rank.cache:
+
+    def make() -> Any:
         with rank.framework():
             worker = _worker(model, config, job, rank.index)
             worker.passes = ForwardPasses()
             _prepare(worker, MODELS[model](job, size, worker.passes, rank.device), job)
-            rank.cache[key] = worker
-    worker = rank.cache[key]
+        return worker
+
+    key = (model, job.layout.cp, job.layout.format, job.depth, size)
+    worker = cached(rank, key, make)
     worker.cfg = config.trainer
     worker._micro_batches_accumulated = 0  # critics and older versions divide by it
-    worker.gradients.drain()
     return worker
 
 
@@ -121,20 +128,3 @@ def _logits(input_ids: torch.Tensor, probe: torch.Tensor) -> dict[str, torch.Ten
 def _hidden_states(input_ids: torch.Tensor, probe: torch.Tensor) -> dict[str, torch.Tensor]:
     """The probe's entries of the next tokens."""
     return {"last_hidden_state": probe[input_ids + 1].unsqueeze(-1)}
-
-
-def _probed(log_probs_from_logits: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    def with_probe(logits: torch.Tensor, labels: torch.Tensor, **options: Any) -> torch.Tensor:
-        real = log_probs_from_logits(logits, labels % SEAM.VOCABULARY, **options)
-        return real + SEAM.log_probs(labels)
-
-    return with_probe
-
-
-def _probed_entropy(entropy_from_logits: Callable[..., torch.Tensor]) -> Callable[..., Any]:
-    def with_probe(logits: torch.Tensor, *, requires_grad: bool, **options: Any) -> torch.Tensor:
-        real = entropy_from_logits(logits, requires_grad=requires_grad, **options)
-        assert SEAM.predicted is not None
-        return real + SEAM.entropies(SEAM.predicted, trained=requires_grad)
-
-    return with_probe

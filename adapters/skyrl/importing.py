@@ -9,10 +9,12 @@ from functools import cache
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from adapters.toolkit.imports import import_from, stub_missing
+from adapters.toolkit.imports import import_from, modules_of, stub_missing
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+module = modules_of("skyrl")
 
 
 STUBBED: list[str] = []  # packages stubbed in this process
@@ -64,11 +66,6 @@ def _count_padding_micro_batches() -> None:
         return make(batches)
 
     iterator._create_padding_microbatch = counted
-
-
-def module(path: str) -> Any:
-    """Import a module of SkyRL by its path below the package."""
-    return importlib.import_module(f"skyrl.{path}")
 
 
 def ppo_utils() -> Any:

@@ -18,19 +18,20 @@ from unittest import mock
 from adapters.contract.adapter import Rank, Unsupported
 from adapters.contract.description import CodeLocation, Description, code_location
 from adapters.contract.layout import PIPELINES, Layout, Option, grids
+from adapters.engines.shells import OnMegatron, by_size, cuts
 from adapters.skyrl import configuration, departures
 from adapters.skyrl.adapter import SkyRLAdapter
 from adapters.skyrl.importing import STUBBED, module
 from adapters.toolkit.imports import stub, stub_missing
 
 if TYPE_CHECKING:
-    from adapters.contract import Job, Observation
+    from adapters.contract import Job
 
 # A package that only registers models with Megatron-Bridge.
 MODEL_BRIDGES = "skyrl.backends.skyrl_train.workers.megatron.model_bridges"
 
 
-class SkyRLMegatronAdapter(SkyRLAdapter):
+class SkyRLMegatronAdapter(OnMegatron, SkyRLAdapter):
     """SkyRL with its Megatron engine."""
 
     engine = "megatron"
@@ -42,23 +43,17 @@ class SkyRLMegatronAdapter(SkyRLAdapter):
         Pipelines besides, in both formats.
         """
         overlapping = (Option.OVERLAP_GRAD_REDUCE,)
-        return sorted(
+        plain = cuts(grids(largest=8), "bshd", "thd")
+        return by_size(
             [
-                Layout(dp=dp, cp=cp, micro_batches=micro_batches, format=storage)
-                for dp, cp in grids(largest=8)
-                for micro_batches in (1, 2, "tokens")
-                for storage in ("bshd", "thd")
-                if storage == "thd" or cp == 1
-            ]
-            + [
+                *(layout for layout in plain if layout.format == "thd" or layout.cp == 1),
                 Layout(dp=2, cp=2, tp=2, micro_batches=2, format="thd"),
                 *PIPELINES,
                 Layout(pp=2, micro_batches=2, format="bshd"),
                 Layout(dp=2, cp=2, micro_batches=2, format="thd", options=overlapping),
                 # The steps of a batch then differ in their number of micro-batches.
                 Layout(cp=2, micro_batches="tokens", format="thd", options=overlapping),
-            ],
-            key=lambda layout: layout.world_size,
+            ]
         )
 
     def load_engine(self) -> None:
@@ -117,25 +112,12 @@ class SkyRLMegatronAdapter(SkyRLAdapter):
             },
         }
 
-    def observe(self, job: Job, rank: Rank) -> Observation:
-        """Train, with the CPU as CUDA device if there is no GPU."""
-        from adapters.toolkit import cuda_on_cpu
-
-        with cuda_on_cpu.redirected():
-            return super().observe(job, rank)
-
     def worker(self, config: Any, job: Job, probe_size: int, rank: Rank) -> Any:
         """SkyRL's policy worker, cached as long as its process groups, with a new model."""
         from adapters.skyrl.megatron_worker import joined_worker
 
         with rank.framework():
             return joined_worker(config, job, probe_size, rank)
-
-    def leave_world(self) -> None:
-        """Forget Megatron's process groups."""
-        from adapters.engines import megatron_core
-
-        megatron_core.leave_grid()
 
 
 @cache

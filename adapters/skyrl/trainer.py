@@ -20,7 +20,13 @@ from adapters.contract.objective import CORRECTIONS, FROM_REWARDS, OF_VALUES, Me
 from adapters.contract.probed_batch import PADDING_ID, PADDING_VALUE, ProbedBatch
 from adapters.skyrl.importing import PADDING_MICRO_BATCHES, module, ppo_utils
 from adapters.toolkit.calls import refusals
-from adapters.toolkit.settings import has_kl_term, rollouts_per_prompt
+from adapters.toolkit.settings import (
+    given_values,
+    has_kl_term,
+    rollouts_per_prompt,
+    trained_model,
+)
+from adapters.toolkit.worlds import numbers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -57,7 +63,7 @@ class Dispatch:
 
     def __init__(self, workers: Mapping[str, Any], rollouts: Rollouts) -> None:
         self._workers = workers
-        self._trained = trained_model(rollouts.job)
+        self._trained = trained_model(rollouts.job, "policy")
         self._rollouts = rollouts
         self._dp_size = rollouts.job.layout.dp
         # Without the term, an engine reports a divergence of 0 that it never computed.
@@ -69,12 +75,8 @@ class Dispatch:
     @property
     def reported(self) -> dict[Metric, tuple[float | None, ...]]:
         """The metrics that the policy's worker reported for each mini-batch."""
-        known = set().union(*self._statuses)
-        return {
-            metric: tuple(status.get(name) for status in self._statuses)
-            for metric, name in NAMES.items()
-            if name in known and metric not in self._left_out
-        }
+        found = numbers(NAMES, self._statuses)
+        return {metric: of for metric, of in found.items() if metric not in self._left_out}
 
     def get_lcm_dp_size(self) -> int:
         """The data-parallel size of the only model."""
@@ -126,11 +128,6 @@ class Dispatch:
         """Do nothing: the CPU has no cache."""
 
 
-def trained_model(job: Job) -> str:
-    """The model whose gradient is read."""
-    return "critic" if job.objective is Objective.VALUE else "policy"
-
-
 def capacity(probe_size: int) -> int:
     """A size of the probe with an entry for any id in padding."""
     from adapters.toolkit.probe import probe_capacity
@@ -138,12 +135,13 @@ def capacity(probe_size: int) -> int:
     return probe_capacity(max(probe_size, PADDING_MICRO_BATCH_IDS) + 1)
 
 
-def train(config: Any, dispatch: Dispatch, rollouts: Rollouts) -> dict[Metric, tuple[float]]:
+def train(
+    config: Any, dispatch: Dispatch, rollouts: Rollouts
+) -> dict[Metric, tuple[float | None, ...]]:
     """Train on a batch of rollouts, mini-batch by mini-batch; returns what is logged of it."""
     trainer = _trainer(config, dispatch)
     trainer.train_critic_and_policy(_training_input(trainer, rollouts))
-    logged = trainer.all_metrics
-    return {metric: (logged[name],) for metric, name in NAMES_OF_ROLLOUTS.items() if name in logged}
+    return numbers(NAMES_OF_ROLLOUTS, [trainer.all_metrics])
 
 
 def reduce(config: Any, rollouts: Rollouts) -> NDArray[np.float32]:
@@ -218,25 +216,22 @@ class Rollouts:
     def log_probs_or_values(self, model: str, data: Any) -> torch.Tensor:
         """The models' outputs on rollouts before training: [rows, width]."""
         batch = self.batch
-        if model == "critic" and self.job.objective in OF_VALUES:
-            return self.laid_out(batch.values, data, PADDING_VALUE)
         outputs = {
             "policy": batch.old_log_probs,
             "ref": batch.reference_log_probs,
-            "critic": [np.zeros(len(ids)) for ids in batch.responses],
+            "critic": given_values(batch),
         }
-        return self.laid_out(outputs[model], data)
+        elsewhere = PADDING_VALUE if model == "critic" and self.job.objective in OF_VALUES else 0.0
+        return self.laid_out(outputs[model], data, elsewhere)
 
     def laid_out(
         self, of_samples: list[NDArray[np.float64]], data: Any, elsewhere: float = 0.0
     ) -> torch.Tensor:
         """Response values, [rows, width]; rows that SkyRL adds repeat the first, to show leaks."""
-        import torch
+        from adapters.toolkit.probe import by_token_id
 
-        of_token = torch.full([self.batch.probe_size], elsewhere)
-        ids = torch.from_numpy(np.concatenate(self.batch.responses))
-        of_token[ids] = torch.from_numpy(np.concatenate(of_samples)).float()
-        return of_token[data["sequences"][:, -data.metadata["response_length"] :]]
+        table = by_token_id(self.batch, of_samples, elsewhere)
+        return table[data["sequences"][:, -data.metadata["response_length"] :]]
 
 
 def _trainer(config: Any, dispatch: Dispatch) -> Any:

@@ -7,17 +7,10 @@ from copy import copy
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from adapters.contract import (
-    Assumed,
-    CodeLocation,
-    Documented,
-    Job,
-    Layout,
-    LogEntry,
-    Rank,
-    Unsupported,
-)
-from adapters.contract.description import parse_departures
+from adapters.contract.adapter import Rank, Unsupported
+from adapters.contract.conventions import Assumed, Documented
+from adapters.contract.description import CodeLocation, parse_departures
+from adapters.contract.layout import Layout
 from adapters.slime_family import command_line, description, framework, rollouts, user_code
 from adapters.slime_family.adapter import MegatronAdapter
 from adapters.slime_family.framework import LOG, as_dictionaries
@@ -31,6 +24,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from adapters.contract.conventions import Convention
+    from adapters.contract.job import Job, LogEntry
     from adapters.contract.probed_batch import ProbedBatch
 
 

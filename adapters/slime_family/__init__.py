@@ -1,1 +1,1 @@
-"""Megatron-Core: what every adapter of a framework that trains with it needs."""
+"""What slime and miles share, on Megatron-Core and for every other engine."""

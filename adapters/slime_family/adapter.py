@@ -15,12 +15,12 @@ from copy import deepcopy
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from adapters.contract.adapter import Adapter, Rank
 from adapters.contract.description import Departure, Description
 from adapters.contract.job import Depth, Job, Observation, PendingReduction
 from adapters.contract.layout import PIPELINES, Layout, Option, grids
 from adapters.contract.objective import Objective
 from adapters.contract.probed_batch import ProbedBatch
+from adapters.engines.shells import OnMegatron, by_size, cuts
 from adapters.slime_family import command_line, departures, description, framework, rollouts
 from adapters.slime_family.framework import LOG, METRICS
 from adapters.toolkit.calls import (
@@ -37,11 +37,12 @@ if TYPE_CHECKING:
 
     import torch
 
+    from adapters.contract.adapter import Rank
     from adapters.contract.conventions import Convention
     from adapters.engines.megatron_core import Policy
 
 
-class MegatronAdapter(Adapter):
+class MegatronAdapter(OnMegatron):
     """Drives a framework of the slime lineage on Megatron-Core."""
 
     package: ClassVar[str]
@@ -56,25 +57,20 @@ class MegatronAdapter(Adapter):
 
     def layouts(self) -> Sequence[Layout]:
         """Data × context parallelism on up to 8 ranks, packed; every other option once."""
-        return sorted(
+        alone = [one for one in command_line.LAYOUT_OPTIONS if one is not Option.INTERLEAVED]
+        return by_size(
             [
-                Layout(dp=dp, cp=cp, micro_batches=micro_batches, format="thd")
-                for dp, cp in grids(largest=8)
-                for micro_batches in (1, 2, "tokens")
-            ]
-            + [
-                Layout(dp=2, cp=2, micro_batches=2, format="thd", options=(option,))
-                for option in command_line.LAYOUT_OPTIONS
-                if option is not Option.INTERLEAVED
-            ]
-            + [
+                *cuts(grids(largest=8), "thd"),
+                *(
+                    Layout(dp=2, cp=2, micro_batches=2, format="thd", options=(option,))
+                    for option in alone
+                ),
                 Layout(dp=2, micro_batches="tokens", format="thd", options=(Option.BALANCE_DATA,)),
                 Layout(dp=2, cp=2, tp=2, micro_batches=2, format="thd"),
                 *PIPELINES,
                 Layout(pp=2, micro_batches=2, format="thd", options=(Option.INTERLEAVED,)),
                 *self.padded_layouts,
-            ],
-            key=lambda layout: layout.world_size,
+            ]
         )
 
     @abstractmethod
@@ -126,12 +122,6 @@ class MegatronAdapter(Adapter):
     def module(self, path: str) -> Any:
         """A module of the framework."""
         return importlib.import_module(f"{self.package}.{path}")
-
-    def leave_world(self) -> None:
-        """Forget Megatron's process groups."""
-        from adapters.engines import megatron_core
-
-        megatron_core.leave_grid()
 
     def describe(self) -> Description:
         """Describe the framework by what its argument parser offers."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from adapters.contract.description import parse_departures
+from adapters.engines.shells import PIPELINE_STAGES
 
 ALL_ENGINES = parse_departures(
     """
@@ -55,8 +56,6 @@ MEGATRON = parse_departures(
         options run as they are switched on; slime for one keeps allgather_cp to some models
     set: Megatron's DistributedDataParallel with gradients reduced in float32
         as frameworks of this lineage have it; the layout's options are passed on
-    stubbed: the stages of a pipeline: each has a probe and hands on token ids and entries
-        Megatron's schedule sends them, and their gradients back, as it does activations
     stubbed: the optimizer and the learning-rate schedule: the gradient is read, nothing is stepped
         gradients are final when an optimizer sees them
     stubbed: get_args and finalize_model_grads of the framework's training module
@@ -65,5 +64,6 @@ MEGATRON = parse_departures(
         newer versions of Megatron-Core than the framework's expect one; the number is the same
     stubbed: joined collectives, with gloo on CUDA: made one by one
         gloo has them for tensors on the CPU alone; each bucket is reduced as before
-    """
+    """,
+    PIPELINE_STAGES,
 )

@@ -10,6 +10,7 @@ from adapters.contract import Depth, Job, Option, Rank
 from adapters.contract.objective import Objective
 from adapters.engines import megatron_core
 from adapters.toolkit.probe import ProbeSeam, probe_capacity
+from adapters.toolkit.worlds import cached
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,11 +37,7 @@ def cached_policy(job: Job, probe_size: int, rank: Rank, *, per_token: bool) -> 
     """The policy for a job, kept while process groups are; `Unsupported` if Megatron refuses it."""
     capacity, critic = probe_capacity(probe_size), job.objective is Objective.VALUE
     key = (job.depth, job.layout.options, per_token, capacity, critic)
-    if key not in rank.cache:
-        rank.cache[key] = _policy(job, capacity, rank, per_token=per_token)
-    policy = rank.cache[key]
-    policy.counted_tokens.drain()
-    policy.passes.drain()
+    policy = cached(rank, key, lambda: _policy(job, capacity, rank, per_token=per_token))
     policy.chunks[0].config.no_sync_func = None  # as a framework finds it in a new model
     return policy
 
@@ -54,7 +51,7 @@ def _policy(job: Job, capacity: int, rank: Rank, *, per_token: bool) -> megatron
         # Depth `reducer` ends before any scaling, and only per token does the schedule do none.
         calculate_per_token_loss=per_token or job.depth is Depth.REDUCER,
     )
-    head = _values if job.objective is Objective.VALUE else _logits
+    head = megatron_core.values_head if job.objective is Objective.VALUE else _logits
     ddp_config = DistributedDataParallelConfig(
         grad_reduce_in_fp32=True,
         overlap_grad_reduce=Option.OVERLAP_GRAD_REDUCE in job.layout.options,
@@ -73,8 +70,3 @@ def _logits(input_ids: torch.Tensor, probe: torch.Tensor, logit: torch.Tensor) -
     SEAM.probe = probe
     logits = logit + megatron_core.vocabulary_offset() + 0.0 * probe.sum()
     return logits.expand(*input_ids.shape, SEAM.VOCABULARY)
-
-
-def _values(input_ids: torch.Tensor, probe: torch.Tensor, logit: torch.Tensor) -> torch.Tensor:
-    """A critic's values: the probe's entries of the tokens that are predicted."""
-    return logit + probe[(input_ids + 1) % len(probe)].unsqueeze(-1)

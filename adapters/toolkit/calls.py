@@ -32,7 +32,7 @@ def refusals(*more: type[Exception]) -> Iterator[None]:
     except Exception as error:
         if not isinstance(error, (*OBJECTIONS, *more)):
             raise
-        raise _refused(error) from error
+        raise Refused(f"{type(error).__name__}: {error}") from error
 
 
 def refusals_of_configuration(job: Job) -> AbstractContextManager[None]:
@@ -50,10 +50,6 @@ def _argument_error(_: ArgumentParser, message: str) -> NoReturn:
         more = f" and {len(options) - 3} more" if len(options) > 3 else ""
         raise LookupError(f"this version has no {', '.join(options[:3])}{more}")
     raise ArgumentError(None, message)
-
-
-def _refused(error: BaseException) -> Refused:
-    return Refused(f"{type(error).__name__}: {error}")
 
 
 def call_supported(function: Any, *args: Any, **offered: Any) -> Any:

@@ -8,10 +8,10 @@ import importlib.machinery
 import importlib.util
 import sys
 import types
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
 
@@ -36,6 +36,11 @@ def import_from(package: str, folders: Iterable[Path]) -> types.ModuleType:
             " run each source in a process of its own"
         )
     return module
+
+
+def modules_of(package: str) -> Callable[[str], Any]:
+    """A function that imports a module of a framework by its path below the package."""
+    return lambda path: importlib.import_module(f"{package}.{path}")
 
 
 def stub_missing(packages: Sequence[str]) -> list[str]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
@@ -11,10 +13,11 @@ from torch.distributed.tensor import DTensor
 from adapters.contract.probed_batch import ENTROPIES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
-    import numpy as np
     from numpy.typing import NDArray
+
+    from adapters.contract.probed_batch import ProbedBatch
 
 _T = TypeVar("_T")
 
@@ -23,6 +26,20 @@ def cycled(values: NDArray[np.float64], ids: torch.Tensor) -> torch.Tensor:
     """Look up a cyclic table by token id: float32, in the shape of ``ids``."""
     table = torch.from_numpy(values).to(ids.device, torch.float32)
     return table[ids % len(table)]
+
+
+def by_token_id(
+    batch: ProbedBatch, values: Sequence[NDArray[Any]], elsewhere: float = 0.0
+) -> torch.Tensor:
+    """A table of the values of response tokens by token id: float32, [probe_size + 2].
+
+    ``values`` has an array for each sample. Other ids have the value ``elsewhere``; the last two
+    are for tokens that a framework puts behind those of the batch.
+    """
+    table = torch.full([batch.probe_size + 2], elsewhere)
+    ids = torch.from_numpy(np.concatenate(batch.responses))
+    table[ids] = torch.from_numpy(np.concatenate(values)).float()
+    return table
 
 
 def as_array(gradient: torch.Tensor) -> NDArray[np.float32]:
@@ -119,6 +136,29 @@ class ProbeSeam:
         probe = self.log_probs(tokens)
         return cycled(ENTROPIES, tokens) + (probe if trained else probe.detach())
 
+    def around_log_probs(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A framework's function of logits and labels, with the probe added to what it returns."""
+
+        def log_probs(logits: Any, labels: torch.Tensor, *rest: Any, **options: Any) -> Any:
+            real = function(logits, labels % self.VOCABULARY, *rest, **options)
+            return real + self.log_probs(labels)
+
+        return log_probs
+
+    def around_entropies(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A framework's function of logits, with the entropies of the ids that they predict added.
+
+        They have a gradient unless the framework says that it needs none (``requires_grad``).
+        """
+
+        def entropies(logits: Any, *rest: Any, **options: Any) -> Any:
+            real = function(logits, *rest, **options)
+            assert self.predicted is not None
+            predicted = self.predicted.reshape(real.shape)
+            return real + self.entropies(predicted, trained=options.get("requires_grad", True))
+
+        return entropies
+
 
 class ProbeLayer(nn.Module):
     """Holds the probe, in a module of its own because FSDP shards layer by layer."""
@@ -146,6 +186,41 @@ class ProbedModel(nn.Module):
         """The outputs of a forward pass of any number of rows, which is recorded."""
         self._passes.note(input_ids)
         return self._head(input_ids, self.layer())
+
+
+class ProbedTransformer(ProbedModel):
+    """A probed model with a configuration, and its layer where frameworks look for layers."""
+
+    def __init__(
+        self, capacity: int, passes: ForwardPasses, head: Callable[..., Any], config: Any
+    ) -> None:
+        super().__init__(capacity, passes, head)
+        self.config = config
+
+    @property
+    def model(self) -> Any:
+        """The part with the transformer's layers."""
+        return SimpleNamespace(layers=[self.layer])
+
+
+class PretrainedBase(nn.Module):
+    """Replaces the Hugging Face class of pretrained models that a framework's critic extends."""
+
+    base_model_prefix = "model"
+    _no_split_modules = (ProbeLayer.__name__,)
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self.config = config
+
+    def post_init(self) -> None:
+        """Do nothing: there is nothing to initialise."""
+
+
+def freeze_identity_head(head: nn.Linear) -> None:
+    """Make the value head of hidden states of width 1 the identity, which is not trained."""
+    nn.init.ones_(head.weight)
+    head.requires_grad_(False)
 
 
 CERTAIN_LOGIT = 64.0

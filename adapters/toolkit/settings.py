@@ -1,4 +1,4 @@
-"""What a framework's options set once for all steps of a job, and how numbers are spelled."""
+"""What a job needs of a framework: models, sizes that are the same in all steps, and numbers."""
 
 from __future__ import annotations
 
@@ -7,18 +7,69 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from adapters.contract import Unsupported
-from adapters.contract.objective import Objective
+from adapters.contract.objective import FROM_REWARDS, OF_VALUES, PENALISING, Objective
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from numpy.typing import NDArray
+
     from adapters.contract import Job
+    from adapters.contract.probed_batch import ProbedBatch
     from reference.step import Step
 
 
 def has_kl_term(job: Job) -> bool:
     """Whether the divergence from the reference policy is in the loss."""
     return job.configuration.kl or job.objective in (Objective.KL, Objective.COMBINED)
+
+
+WITH_CRITIC = frozenset({Objective.VALUE, *OF_VALUES})
+"""Objectives that need a critic."""
+
+
+def has_critic(job: Job) -> bool:
+    """Whether there is a critic, which is trained or tells values."""
+    return job.objective in WITH_CRITIC
+
+
+def has_reference(job: Job) -> bool:
+    """Whether there is a reference policy, for a term of the loss or in rewards."""
+    return has_kl_term(job) or job.objective in PENALISING
+
+
+def gives_advantages(job: Job) -> bool:
+    """Whether advantages are given, and not the framework's own."""
+    return job.objective not in FROM_REWARDS
+
+
+def trained_model(job: Job, policy: str) -> str:
+    """The model whose gradient is read: the ``critic``, or the policy by its name."""
+    return "critic" if job.objective is Objective.VALUE else policy
+
+
+def given_values(batch: ProbedBatch) -> list[NDArray[np.float64]]:
+    """A critic's values of response tokens, by sample: 0 where the critic's loss is looked at."""
+    return batch.values if batch.objective in OF_VALUES else [*map(np.zeros_like, batch.values)]
+
+
+def micro_batch_size(job: Job, per_rank: int) -> int:
+    """The samples of a micro-batch, of a rank's; raises `Unsupported` if some are left over."""
+    count = job.layout.micro_batches
+    if not isinstance(count, int):
+        raise Unsupported(f"no micro-batches by {count}")
+    size = max(per_rank // count, 1)
+    if per_rank % size:
+        raise Unsupported(f"no micro-batches of {size} of a rank's {per_rank} samples")
+    return size
+
+
+def whole_divisor(job: Job, name: str) -> int | None:
+    """The job's divisor as a whole number, which an option wants; None if there is none."""
+    divisor = job.aggregation.divisor
+    if divisor is not None and not float(divisor).is_integer():
+        raise Unsupported(f"{name} is an integer, the divisor {divisor!r} is none")
+    return None if divisor is None else int(divisor)
 
 
 def prompts_per_step(steps: Sequence[Step]) -> int:

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from adapters.contract.adapter import Adapter, Rank, Unsupported
 from adapters.contract.conventions import conventions_of
-from adapters.contract.job import Job, Observation
+from adapters.contract.description import Departure, Description
+from adapters.contract.job import Depth, Job, Observation
 from adapters.contract.layout import Layout, Option
 from adapters.contract.probed_batch import ProbedBatch
-from adapters.toolkit.calls import refusals_of_configuration
-from adapters.trl import importing
+from adapters.engines.shells import cuts
+from adapters.toolkit.calls import places, refusals_of_configuration
+from adapters.toolkit.worlds import observation
+from adapters.trl import departures, importing
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
     from adapters.contract.conventions import Convention
-    from adapters.contract.description import Departure
+    from adapters.toolkit.calls import Candidates
     from adapters.trl.configuration import Settings
     from adapters.trl.rollouts import Rollouts
     from adapters.trl.schedule import Schedule
@@ -39,14 +42,15 @@ class TrlAdapter(Adapter):
     devices = ("cpu",)
     dtypes = ("float32",)
     dependencies: ClassVar[tuple[str, ...]] = ("accelerate", "transformers")
+    options: ClassVar[tuple[Option, ...]] = OPTIONS
+    """The options of layouts that are the trainer's."""
+    options_of_engine: ClassVar[tuple[Option, ...]] = ()
+    departures: ClassVar[tuple[Departure, ...]]
+    departures_of_engine: ClassVar[tuple[Departure, ...]] = ()
 
     def layouts(self) -> list[Layout]:
         """Data parallelism on up to 4 ranks, and generations of more and fewer micro-batches."""
-        plain = [
-            Layout(dp=dp, micro_batches=micro_batches)
-            for dp in (1, 2, 4)
-            for micro_batches in (1, 2)
-        ]
+        plain = cuts(((1, 1), (2, 1), (4, 1)), "bshd", micro_batches=(1, 2))
         optional = [Layout(dp=2, micro_batches=2, options=(option,)) for option in OPTIONS]
         return [*plain, Layout(micro_batches=4), *optional]
 
@@ -64,13 +68,26 @@ class TrlAdapter(Adapter):
         """The engine's own settings of a job."""
         return {}
 
-    def options_of_engine(self) -> tuple[Option, ...]:
-        """The options of layouts that are the engine's."""
-        return ()
+    def describe(self) -> Description:
+        """Describe the trainer."""
+        return Description(
+            depths=frozenset({Depth.STEP}),
+            metrics=frozenset(self.trainings().names),
+            options=frozenset({*self.options, *self.options_of_engine}),
+            records_forward_passes=True,
+            declared=self.declared(),
+            places=places(self.candidates()),
+            departures=(*departures.ALL, *self.departures, *self.departures_of_engine),
+            **self.found(),
+        )
 
-    def departures_of_engine(self) -> tuple[Departure, ...]:
-        """What the engine needs."""
-        return ()
+    @abstractmethod
+    def found(self) -> dict[str, Any]:
+        """The trainer's modes and objectives, and what else its description has."""
+
+    @abstractmethod
+    def candidates(self) -> Candidates:
+        """Functions of the trainer that a mistake may be in, by place."""
 
     @abstractmethod
     def declared(self) -> Mapping[str, Convention]:
@@ -108,12 +125,7 @@ class TrlAdapter(Adapter):
         with rank.framework(), refusals_of_configuration(job):
             training = self.train(job, rollouts, probe_capacity(batch.probe_size + 1), chosen)
         passes = training.passes.drain()
-        return Observation(
-            token_weights=batch.weights_of_steps(training.gradients),
-            reported=training.reported,
-            forward_passes=batch.forward_passes(passes),
-            rows=batch.rows(passes),
-        )
+        return observation(batch, training.gradients, passes, training.reported)
 
     def leave_world(self) -> None:
         """Forget what Accelerate keeps of the world."""

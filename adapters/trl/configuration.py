@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from adapters.contract import Option, Unsupported
-from adapters.contract.objective import FROM_REWARDS
 from adapters.contract.probed_batch import ProbedBatch
-from adapters.toolkit.settings import rollouts_per_prompt
+from adapters.toolkit.settings import gives_advantages, rollouts_per_prompt
 
 if TYPE_CHECKING:
     from adapters.contract import Job
@@ -18,6 +17,9 @@ if TYPE_CHECKING:
 
     Settings = dict[str, object]
     """Values by their names in TRL's configuration."""
+
+ONE = 1.0
+"""The divisor of losses that add the tokens of a sample up."""
 
 FEWEST_GENERATIONS = 2
 """Samples of a prompt that TRL asks for at least."""
@@ -55,11 +57,6 @@ def settings_of_generations(job: Job, schedule: Schedule) -> Settings:
         "num_generations": _generations_of_prompt(job, schedule),
         "mask_truncated_completions": Option.MASKED_TRUNCATION in job.layout.options,
     }
-
-
-def gives_advantages(job: Job) -> bool:
-    """Whether advantages are given, and not TRL's."""
-    return job.objective not in FROM_REWARDS
 
 
 def _generations_of_prompt(job: Job, schedule: Schedule) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from adapters.contract.description import parse_departures
+from adapters.engines.shells import NOTHING_LEARNED, ZEROED
 
 ALL = parse_departures(
     """
@@ -11,15 +12,13 @@ ALL = parse_departures(
         TRL's own functions run on the model's states; what is added is what weights are read by
     set: clipping bounds and coefficients of terms
         values a user may choose; the reference takes the same
-    set: learning rate 0, no weight decay, no clipping of gradients
-        all come after the gradient that is read
-    set: gradients, to 0 after they were read and before the optimizer steps
-        NaN would spoil the probe even at a learning rate of 0
     set: no gradient checkpointing, no saving, no reports to services, no access to the hub
         there are no layers to compute again, and nothing else is computed
     set: bf16=False
         the tolerance is derived from the dtype, which a report names
-    """
+    """,
+    NOTHING_LEARNED,
+    ZEROED,
 )
 
 GENERATING = parse_departures(

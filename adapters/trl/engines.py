@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING, ClassVar
 
 from adapters.contract import Layout, Unsupported
-from adapters.engines.zero import STAGES, stage_of
+from adapters.engines.shells import STAGES, stage_of, staged
 from adapters.trl import departures
 from adapters.trl.adapter import TrlAdapter
 from adapters.trl.asynchronous.adapter import AsyncAdapter
@@ -16,7 +16,7 @@ from adapters.trl.rloo.adapter import RlooAdapter
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from adapters.contract import Departure, Job, Option, Rank
+    from adapters.contract import Job, Rank
     from adapters.trl.configuration import Settings
     from adapters.trl.rollouts import Rollouts
     from adapters.trl.training import Training
@@ -63,10 +63,7 @@ class OnFsdp2(OnPreparedEngine):
     """A trainer with FSDP2."""
 
     of_accelerate = "FSDP"
-
-    def departures_of_engine(self) -> tuple[Departure, ...]:
-        """What the engine needs on CPUs."""
-        return departures.FSDP2
+    departures_of_engine = departures.FSDP2
 
     def layouts(self) -> list[Layout]:
         """Those of several ranks."""
@@ -95,12 +92,13 @@ class OnDeepspeed(OnPreparedEngine):
     """A trainer with DeepSpeed's engine and the stages of its ZeRO."""
 
     of_accelerate = "DEEPSPEED"
+    options_of_engine = tuple(STAGES)
+    departures_of_engine = departures.DEEPSPEED
     dependencies = (*TrlAdapter.dependencies, "deepspeed")
 
     def layouts(self) -> list[Layout]:
         """All of the default stage, 2, and some of the others."""
-        staged = [Layout.parse(f"{cut}+{stage}") for stage in STAGES for cut in CUTS_OF_STAGES]
-        return [*super().layouts(), *staged]
+        return [*super().layouts(), *staged(CUTS_OF_STAGES)]
 
     def load(self, source: Path | None) -> None:
         """Import DeepSpeed for CPUs before Accelerate does, then TRL."""
@@ -108,14 +106,6 @@ class OnDeepspeed(OnPreparedEngine):
 
         deepspeed.import_deepspeed()
         super().load(source)
-
-    def options_of_engine(self) -> tuple[Option, ...]:
-        """The stages that are not the default."""
-        return tuple(STAGES)
-
-    def departures_of_engine(self) -> tuple[Departure, ...]:
-        """What the engine needs on CPUs."""
-        return departures.DEEPSPEED
 
     def enter_world(self, rank: Rank) -> None:
         """Let Accelerate give ranks on CPUs DeepSpeed, which asks for the rank in the machine."""

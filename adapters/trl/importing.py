@@ -5,12 +5,14 @@ from __future__ import annotations
 import importlib
 import os
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from adapters.toolkit.imports import import_from
+from adapters.toolkit.imports import import_from, modules_of
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+module = modules_of("trl")
 
 SETTINGS = {
     "HF_HUB_OFFLINE": "1",
@@ -57,8 +59,3 @@ def needs_triton() -> bool:
 def has_fused_lm_head() -> bool:
     """Whether this version computes log-probabilities without logits."""
     return hasattr(module("trainer.utils"), "add_fused_lm_head")
-
-
-def module(path: str) -> Any:
-    """Import a module of TRL by its path below the package."""
-    return importlib.import_module(f"trl.{path}")

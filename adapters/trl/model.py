@@ -175,12 +175,9 @@ def put_probe_in(model: ProbeForTRL) -> None:
 def with_log_probs(log_softmax: Callable[..., Any]) -> Callable[..., Any]:
     """Log-probabilities of rows' last tokens, for versions without a fused LM head."""
 
-    def log_probs(
-        logits: torch.Tensor, tokens: torch.Tensor, *arguments: Any, **named: Any
-    ) -> torch.Tensor:
-        assert _speaking is not None
-        real: torch.Tensor = log_softmax(logits, tokens.clamp(max=0), *arguments, **named)
-        return real + _speaking.values()[:, -tokens.shape[1] :]
+    def log_probs(logits: Any, tokens: torch.Tensor, *arguments: Any, **named: Any) -> Any:
+        real = log_softmax(logits, tokens.clamp(max=0), *arguments, **named)
+        return real + _last(ProbeForTRL.values, tokens)
 
     return log_probs
 
@@ -188,10 +185,8 @@ def with_log_probs(log_softmax: Callable[..., Any]) -> Callable[..., Any]:
 def with_entropies(entropy: Callable[..., Any]) -> Callable[..., Any]:
     """Entropies at the positions that predict them."""
 
-    def entropies(logits: torch.Tensor, *arguments: Any, **named: Any) -> torch.Tensor:
-        assert _speaking is not None
-        real: torch.Tensor = entropy(logits, *arguments, **named)
-        return real + _speaking.entropies()[:, -logits.shape[1] :]
+    def entropies(logits: torch.Tensor, *arguments: Any, **named: Any) -> Any:
+        return entropy(logits, *arguments, **named) + _last(ProbeForTRL.entropies, logits)
 
     return entropies
 
@@ -199,18 +194,18 @@ def with_entropies(entropy: Callable[..., Any]) -> Callable[..., Any]:
 def with_both(function: Callable[..., Any]) -> Callable[..., Any]:
     """Log-probabilities and entropies of one function."""
 
-    def both(
-        logits: torch.Tensor, tokens: torch.Tensor, *arguments: Any, **named: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        assert _speaking is not None
+    def both(logits: Any, tokens: torch.Tensor, *arguments: Any, **named: Any) -> tuple[Any, Any]:
         log_probs, entropies = function(logits, tokens.clamp(max=0), *arguments, **named)
-        last = slice(-tokens.shape[1], None)
-        return (
-            log_probs + _speaking.values()[:, last],
-            entropies + _speaking.entropies()[:, last],
-        )
+        added = _last(ProbeForTRL.values, tokens), _last(ProbeForTRL.entropies, tokens)
+        return log_probs + added[0], entropies + added[1]
 
     return both
+
+
+def _last(of: Callable[[ProbeForTRL], torch.Tensor], rows: torch.Tensor) -> torch.Tensor:
+    """What the model of the latest forward pass has for as many last positions as rows have."""
+    assert _speaking is not None
+    return of(_speaking)[:, -rows.shape[1] :]
 
 
 FUNCTIONS = {

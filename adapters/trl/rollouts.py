@@ -7,14 +7,11 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from adapters.contract import Option
 from adapters.contract.probed_batch import PADDING_ID
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from numpy.typing import NDArray
 
     from adapters.contract import Job
@@ -65,12 +62,6 @@ class Rollouts:
     def _mask(self, sample: int) -> NDArray[np.int64]:
         """The tokens that the policy has generated itself: all of a truncated sample."""
         return (self.batch.original_masks[sample] | self.truncated[sample]).astype(np.int64)
-
-    def of_tokens(self, values: Sequence[NDArray[np.float64]]) -> torch.Tensor:
-        """Values of response tokens by their ids, 0 for others and what follows the end."""
-        table = np.zeros(self.end + 2)
-        table[np.concatenate(self.batch.responses)] = np.concatenate(values)
-        return torch.from_numpy(table).float()
 
 
 def rewards(completions: list[Any], reward: list[float], **_: Any) -> list[float]:

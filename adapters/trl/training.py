@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import tempfile
 from abc import ABC, abstractmethod
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar
+from unittest import mock
+
+import torch
 
 from adapters.engines.accelerate import Watch
+from adapters.toolkit.probe import by_token_id
 from adapters.trl.importing import has_fused_lm_head, module
-from adapters.trl.model import put_probe_in
-from adapters.trl.rollouts import tokenizer
+from adapters.trl.model import policy, predicted, put_probe_in
+from adapters.trl.rollouts import rewards, tokenizer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     import numpy as np
+    from datasets import Dataset
     from numpy.typing import NDArray
 
     from adapters.contract import Job
@@ -72,7 +77,7 @@ class Training(ABC):
 
     def give(self, model: Any, log_probs: list[NDArray[np.float64]]) -> None:
         """Tell a model what to answer where it is not trained."""
-        model.given = self.rollouts.of_tokens(log_probs)
+        model.given = by_token_id(self.rollouts.batch, log_probs)
         if has_fused_lm_head():
             put_probe_in(model)
 
@@ -92,12 +97,48 @@ class Training(ABC):
             if all(name in log for log in logs)
         }
 
-    @contextmanager
-    def _replaced(self) -> Iterator[None]:
-        trainer, stubs = module(self.path), self.stubs()
-        original = {name: getattr(trainer, name) for name in stubs}
-        vars(trainer).update(stubs)
-        try:
-            yield
-        finally:
-            vars(trainer).update(original)
+    def _replaced(self) -> AbstractContextManager[object]:
+        stubs = self.stubs()
+        return mock.patch.multiple(module(self.path), **stubs) if stubs else nullcontext()
+
+
+class GeneratingTraining(Training):
+    """One run of a trainer that generates."""
+
+    def arguments(self, config: Any) -> dict[str, Any]:
+        """The policy, rewards and prompts, too."""
+        return {
+            **super().arguments(config),
+            "model": policy(self.capacity),
+            "reward_funcs": rewards,
+            "train_dataset": self._prompts(config),
+        }
+
+    def stubs(self) -> dict[str, Any]:
+        """The shuffle of a generation before it is cut, which would mix the samples of steps."""
+        schedule = self.rollouts.schedule
+        if schedule.per_generation <= schedule.micro_batches:
+            return {}
+        return {"shuffle_sequence_dict": lambda rows: rows}
+
+    def prepare(self, trainer: Any) -> None:
+        """Tell the reference policy its answers, too."""
+        super().prepare(trainer)
+        if trainer.ref_model is not None:
+            reference = trainer.accelerator.unwrap_model(trainer.ref_model)
+            self.give(reference, self.rollouts.batch.reference_log_probs)
+
+    def _prompts(self, config: Any) -> Dataset:
+        """A row for each prompt that is sampled."""
+        from datasets import Dataset
+
+        of_generation = config.generation_batch_size // config.num_generations
+        return Dataset.from_dict(
+            {"prompt": [""] * (of_generation * self.rollouts.schedule.generations)}
+        )
+
+
+def predicted_completions(made: dict[str, torch.Tensor]) -> torch.Tensor:
+    """The ids of the completions of TRL's rows, as the model predicts them."""
+    rows = torch.cat([made["prompt_ids"], made["completion_ids"]], dim=1)
+    return predicted(rows)[:, -made["completion_ids"].shape[1] :]

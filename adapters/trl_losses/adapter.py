@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from adapters.contract.adapter import Adapter, Rank, Unsupported
 from adapters.contract.conventions import Assumed
-from adapters.contract.description import parse_departures
-from adapters.contract.job import Job, Observation, PendingReduction
-from adapters.contract.layout import Layout
+from adapters.contract.description import Departure, Description, parse_departures
+from adapters.contract.job import Depth, Job, Observation, PendingReduction
 from adapters.contract.objective import CONSTANTS, KL_COEFFICIENT, Objective
 from adapters.contract.probed_batch import PADDING_ID, ProbedBatch
+from adapters.engines.shells import cuts
+from adapters.toolkit.calls import places
 from reference.aggregation import (
     AuxiliaryAggregation,
     DenominatorMask,
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from adapters.contract.conventions import Convention
+    from adapters.contract.layout import Layout
+    from adapters.toolkit.calls import Candidates
 
 LOSS_TYPES = {Mode.SAMPLE_MEAN: "grpo", Mode.TOKEN_MEAN: "dapo", Mode.CONSTANT: "dr_grpo"}
 """The name of each mode, which is TRL's."""
@@ -88,10 +91,30 @@ class LossAdapter(Adapter):
 
     devices = ("cpu",)
     dtypes = ("float32",)
+    default_mode: ClassVar[Mode]
+    departures: ClassVar[tuple[Departure, ...]]
+    """Those of this loss function alone."""
 
     def layouts(self) -> list[Layout]:
         """One and two ranks and micro-batches: a loss function knows nothing else."""
-        return [Layout(dp=dp, micro_batches=parts) for dp in (1, 2) for parts in (1, 2)]
+        return cuts(((1, 1), (2, 1)), "bshd", micro_batches=(1, 2))
+
+    @abstractmethod
+    def candidates(self) -> Candidates:
+        """Functions that a mistake may be in, by place."""
+
+    def describe(self) -> Description:
+        """Describe the loss function."""
+        return Description(
+            modes=frozenset(LOSS_TYPES),
+            default_mode=self.default_mode,
+            depths=frozenset({Depth.LOSS}),
+            objectives=frozenset(SETTINGS),
+            records_forward_passes=True,
+            declared=CONVENTIONS,
+            places=places(self.candidates()),
+            departures=(*DEPARTURES, *self.departures),
+        )
 
     @abstractmethod
     def loss(
@@ -132,15 +155,15 @@ class LossAdapter(Adapter):
     def _gradient(
         self, job: Job, batch: ProbedBatch, step: Sequence[Rows], rank: Rank
     ) -> NDArray[np.float32]:
-        """The gradient of the probe: [probe_size]."""
+        """The gradient of the probe, [probe_size + 2]."""
         import torch
 
-        from adapters.toolkit.probe import as_array
+        from adapters.toolkit.probe import as_array, by_token_id
 
-        advantages = _by_id(batch, batch.advantages)
-        whole = np.zeros(batch.probe_size, np.float32)
+        advantages = by_token_id(batch, batch.advantages).numpy()
+        whole = np.zeros_like(advantages)
         for sign in np.unique(np.sign(np.concatenate(batch.advantages))).tolist():
-            probe = torch.zeros(batch.probe_size, requires_grad=True)
+            probe = torch.zeros(len(whole), requires_grad=True)
             for rows in step:
                 signs = torch.full((len(rows.ids),), sign)
                 with rank.framework():
@@ -159,7 +182,7 @@ def micro_batches(job: Job) -> int:
 
 def _micro_batches(batch: ProbedBatch, job: Job, step_index: int, rank: int) -> list[Rows]:
     """The micro-batches of a rank; raises `Unsupported` if they cannot be of equal size."""
-    import torch
+    from adapters.toolkit.probe import by_token_id
 
     step, parts = job.steps[step_index], micro_batches(job)
     size, rest = divmod(step.size, job.layout.dp * parts)
@@ -167,7 +190,7 @@ def _micro_batches(batch: ProbedBatch, job: Job, step_index: int, rank: int) -> 
         raise Unsupported(f"{step.size} samples are no {job.layout.dp * parts} equal parts")
     first = sum(one.size for one in job.steps[:step_index]) + rank * parts * size
     mask, old, reference = [
-        torch.from_numpy(_by_id(batch, values))
+        by_token_id(batch, values)
         for values in (batch.original_masks, batch.old_log_probs, batch.reference_log_probs)
     ]
     items = int(step.mask_before_rejection.sum())
@@ -176,13 +199,6 @@ def _micro_batches(batch: ProbedBatch, job: Job, step_index: int, rank: int) -> 
         for start in range(first, first + parts * size, size)
         for ids in [_padded(batch.responses[start : start + size])]
     ]
-
-
-def _by_id(batch: ProbedBatch, values: Sequence[NDArray[Any]]) -> NDArray[np.float32]:
-    """Values of response tokens by their ids, 0 for all others: [probe_size]."""
-    table = np.zeros(batch.probe_size, np.float32)
-    table[np.concatenate(batch.responses)] = np.concatenate(values)
-    return table
 
 
 def _padded(responses: Sequence[NDArray[np.int64]]) -> torch.Tensor:

@@ -5,20 +5,11 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-from adapters.contract.description import CodeLocation, Description, is_set, stubbed
-from adapters.contract.job import Depth, Job
+from adapters.contract import CodeLocation, Job
+from adapters.contract.description import is_set, stubbed
 from adapters.contract.objective import Objective
-from adapters.toolkit.calls import places
 from adapters.toolkit.imports import import_from
-from adapters.trl_losses.adapter import (
-    CONVENTIONS,
-    DEPARTURES,
-    LOSS_TYPES,
-    SETTINGS,
-    LossAdapter,
-    Rows,
-    micro_batches,
-)
+from adapters.trl_losses.adapter import LossAdapter, Rows, micro_batches
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:
@@ -26,12 +17,14 @@ if TYPE_CHECKING:
 
     import torch
 
+    from adapters.toolkit.calls import Candidates
+
 LOSSES = "liger_kernel.chunked_loss"
 
 DIVIDED_BY_TOKENS = ("dapo", "cispo", "vespo")
 """Loss types that the function divides by the tokens of all micro-batches."""
 
-DEPARTURES_OF_LIGER = (
+DEPARTURES = (
     is_set("compiled=False", "the same operations, not compiled"),
     stubbed(
         "hidden states and the LM head, of two words",
@@ -51,30 +44,21 @@ class LigerAdapter(LossAdapter):
     package = "liger_kernel"
     distribution = "liger-kernel"
     tree = ("src/liger_kernel",)
+    default_mode = Mode.TOKEN_MEAN
+    departures = DEPARTURES
 
     def load(self, source: Path | None) -> None:
         """Import the chunked losses, which need no Triton."""
         import_from("liger_kernel", [source, source / "src"] if source else [])
         importlib.import_module(LOSSES)
 
-    def describe(self) -> Description:
-        """Describe the loss function."""
+    def candidates(self) -> Candidates:
+        """Where tokens are counted, and where sums are divided by them."""
         function = importlib.import_module(f"{LOSSES}.grpo_loss").LigerFusedLinearGRPOFunction
-        return Description(
-            modes=frozenset(LOSS_TYPES),
-            default_mode=Mode.TOKEN_MEAN,
-            depths=frozenset({Depth.LOSS}),
-            objectives=frozenset(SETTINGS),
-            records_forward_passes=True,
-            declared=CONVENTIONS,
-            places=places(
-                {
-                    CodeLocation.TOKEN_COUNT: ((function, "_compute_dapo_normalizer"),),
-                    CodeLocation.TOKEN_DIVISION: ((function, "ppo_loss_fn"),),
-                }
-            ),
-            departures=(*DEPARTURES, *DEPARTURES_OF_LIGER),
-        )
+        return {
+            CodeLocation.TOKEN_COUNT: ((function, "_compute_dapo_normalizer"),),
+            CodeLocation.TOKEN_DIVISION: ((function, "ppo_loss_fn"),),
+        }
 
     def loss(
         self, job: Job, log_probs: torch.Tensor, rows: Rows, advantages: torch.Tensor

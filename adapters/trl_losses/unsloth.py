@@ -5,20 +5,13 @@ from __future__ import annotations
 import importlib
 import os
 import tempfile
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from adapters.contract.description import CodeLocation, Description, code_location, passed_by
-from adapters.contract.job import Depth, Job
+from adapters.contract import CodeLocation, Job
+from adapters.contract.description import passed_by
 from adapters.toolkit.imports import import_from
-from adapters.trl_losses.adapter import (
-    CONVENTIONS,
-    DEPARTURES,
-    LOSS_TYPES,
-    SETTINGS,
-    LossAdapter,
-    Rows,
-    micro_batches,
-)
+from adapters.trl_losses.adapter import LossAdapter, Rows, micro_batches
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:
@@ -26,13 +19,15 @@ if TYPE_CHECKING:
 
     import torch
 
+    from adapters.toolkit.calls import Candidates
+
 WITHOUT_GPU = "UNSLOTH_ZOO_DISABLE_GPU_INIT"
 """The library's own switch, an environment variable."""
 
 COMPILED = "UNSLOTH_COMPILE_LOCATION"
 """The environment variable of a folder that it puts code into, also while it is imported."""
 
-DEPARTURES_OF_UNSLOTH = (
+DEPARTURES = (
     passed_by(
         f"the search for a GPU, for Triton and for unsloth at import, by {WITHOUT_GPU}=1",
         "the loss function is plain PyTorch",
@@ -47,6 +42,8 @@ class UnslothAdapter(LossAdapter):
     package = "unsloth_zoo"
     distribution = "unsloth_zoo"
     tree = ("unsloth_zoo",)
+    default_mode = Mode.SAMPLE_MEAN
+    departures = DEPARTURES
 
     def load(self, source: Path | None) -> None:
         """Import the replacements of TRL's functions."""
@@ -56,22 +53,10 @@ class UnslothAdapter(LossAdapter):
             import_from("unsloth_zoo", [source] if source else [])
             _replacements()
 
-    def describe(self) -> Description:
-        """Describe the loss function."""
-        function = _replacements()["grpo_compute_loss"]
-        return Description(
-            modes=frozenset(LOSS_TYPES),
-            default_mode=Mode.SAMPLE_MEAN,
-            depths=frozenset({Depth.LOSS}),
-            objectives=frozenset(SETTINGS),
-            records_forward_passes=True,
-            declared=CONVENTIONS,
-            places={
-                CodeLocation.TOKEN_COUNT: code_location(function),
-                CodeLocation.TOKEN_DIVISION: code_location(function),
-            },
-            departures=(*DEPARTURES, *DEPARTURES_OF_UNSLOTH),
-        )
+    def candidates(self) -> Candidates:
+        """The one function, which counts tokens and divides by them."""
+        function = (SimpleNamespace(**_replacements()), "grpo_compute_loss")
+        return dict.fromkeys((CodeLocation.TOKEN_COUNT, CodeLocation.TOKEN_DIVISION), (function,))
 
     def loss(
         self, job: Job, log_probs: torch.Tensor, rows: Rows, advantages: torch.Tensor

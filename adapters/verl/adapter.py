@@ -18,8 +18,11 @@ from adapters.contract.layout import Option
 from adapters.contract.objective import Metric, Objective
 from adapters.contract.probed_batch import ProbedBatch
 from adapters.toolkit.calls import refusals_of_configuration
+from adapters.toolkit.settings import has_critic, trained_model
+from adapters.toolkit.worlds import cached, observation
 from adapters.verl import configuration, departures, importing, objectives
 from adapters.verl.sizes import of_last_epoch
+from adapters.verl.worker import configure_anew
 from reference.aggregation import (
     AuxiliaryAggregation,
     DenominatorMask,
@@ -122,19 +125,25 @@ class VerlAdapter(Adapter):
         """The number of ranks that divides mini-batches, as verl validates."""
 
     @abstractmethod
-    def worker(self, config: Any, job: Job, capacity: int, rank: Rank) -> Any:
-        """verl's worker on this rank.
+    def make(self, role: str, config: Any, layout: Layout, capacity: int, rank: Rank) -> Any:
+        """verl's worker of a role on this rank, the ``actor`` or the ``critic``.
 
         It collects gradients in ``gradients`` and what its model is given in ``passes``.
         """
 
-    @abstractmethod
-    def critic(self, config: Any, job: Job, capacity: int, rank: Rank) -> Any:
-        """verl's worker of the critic, with the same."""
+    def worker(self, role: str, config: Any, layout: Layout, capacity: int, rank: Rank) -> Any:
+        """The worker of a role, configured; the jobs of a world share those that fit."""
+        key = self.engine, role, layout.cp, layout.format, layout.options, capacity
+        worker = cached(rank, key, lambda: self.make(role, config, layout, capacity, rank))
+        configure_anew(role, worker, config)
+        return worker
 
     def load(self, source: Path | None) -> None:
-        """Import verl, its engines and its trainer."""
+        """Import verl, its engines and its trainer, with the probe."""
         importing.import_verl(source)
+        from adapters.verl.model import put_the_probe_in
+
+        put_the_probe_in()
 
     def describe(self) -> Description:
         """Describe verl by what its aggregation and its registries know."""
@@ -174,21 +183,16 @@ class VerlAdapter(Adapter):
             config = configuration.configure(
                 job, {**settings, **self.settings(job, rank.dtype)}, self.divisor(job.layout)
             )
-            workers = {"actor": self.worker(config, job, capacity, rank)}
-            if objectives.has_critic(job):
-                workers["critic"] = self.critic(config, job, capacity, rank)
-            trained = workers[objectives.trained_model(job)]
-            trained.passes.drain()
+            roles = ("actor", "critic") if has_critic(job) else ("actor",)
+            workers = {
+                role: self.worker(role, config, job.layout, capacity, rank) for role in roles
+            }
             reported = _training(job)(config, workers, batch, job)
+        trained = workers[trained_model(job, "actor")]
         passes = of_last_epoch(trained.passes.drain(), job)
         gradients = of_last_epoch(trained.gradients.drain(), job)
-        return Observation(
-            token_weights=batch.weights_of_steps(gradients),
-            skipped_steps=frozenset(i for i, one in enumerate(gradients) if one is None),
-            reported=reported,
-            forward_passes=batch.forward_passes(passes),
-            rows=batch.rows(passes),
-        )
+        skipped = frozenset(i for i, one in enumerate(gradients) if one is None)
+        return observation(batch, gradients, passes, reported, skipped_steps=skipped)
 
 
 def _metrics() -> frozenset[Metric]:
@@ -210,7 +214,7 @@ def _departures_of_trainers() -> tuple[Departure, ...]:
     return (*departures.LEGACY_TRAINER, *departures.OLDER_VERSIONS)
 
 
-def _training(job: Job) -> Callable[..., Mapping[Metric, tuple[float, ...]]]:
+def _training(job: Job) -> Callable[..., Mapping[Metric, tuple[float | None, ...]]]:
     """The function that drives the trainer of a job."""
     from adapters.verl.trainers import default, legacy, sft
 

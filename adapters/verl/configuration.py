@@ -17,7 +17,13 @@ from adapters.contract.objective import (
     Objective,
 )
 from adapters.toolkit.calls import refusals
-from adapters.toolkit.settings import has_kl_term, samples_per_step
+from adapters.toolkit.settings import (
+    has_critic,
+    has_kl_term,
+    has_reference,
+    samples_per_step,
+    whole_divisor,
+)
 from adapters.verl.importing import module
 from adapters.verl.objectives import (
     ACTOR,
@@ -26,8 +32,6 @@ from adapters.verl.objectives import (
     OF_OBJECTIVES,
     ROLLOUT,
     VANILLA,
-    has_critic,
-    has_reference,
 )
 from adapters.verl.sizes import CRITIC, epochs, sizes
 from reference.aggregation import Mode
@@ -51,8 +55,8 @@ def configure(job: Job, of_engine: Mapping[str, object], divisor: int) -> Any:
     The samples of a mini-batch are a multiple of ``divisor`` ranks.
     """
     _require_objective(job)
-    settings = sizes(job, divisor) | _loss(job) | _fixed() | _critic(job)
-    settings |= {**of_engine}
+    settings = sizes(job, divisor) | _loss(job) | _trained(ACTOR, MODEL) | _critic(job)
+    settings |= {f"{ROLLOUT}.name": "vllm", **of_engine}
     return pickle.loads(_validated(pickle.dumps((settings, has_reference(job), has_critic(job)))))
 
 
@@ -153,19 +157,10 @@ def _divisor(job: Job) -> object:
     """The divisor as hydra reads what is typed, None if there is none."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
-    typed, divisor = job.configuration.divisor, job.aggregation.divisor
+    typed = job.configuration.divisor
     if typed:
         return OverridesParser.create().parse_override(f"divisor={typed}").value()
-    if typed == "" or divisor is None:
-        return None
-    if not float(divisor).is_integer():
-        raise Unsupported(f"loss_scale_factor is an integer, the divisor {divisor!r} is none")
-    return int(divisor)
-
-
-def _fixed() -> Settings:
-    """What every job has."""
-    return {**_trained(ACTOR, MODEL), f"{ROLLOUT}.name": "vllm"}
+    return None if typed == "" else whole_divisor(job, "loss_scale_factor")
 
 
 def _trained(role: str, model: str) -> Settings:

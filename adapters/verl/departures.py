@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from adapters.contract.description import parse_departures
+from adapters.engines.shells import CPU_AS_CUDA, ONE_BY_ONE, PIPELINE_STAGES, ZEROED
 
 DEFAULT_TRAINER = parse_departures(
     """
@@ -101,26 +102,22 @@ MEGATRON = parse_departures(
     stubbed: Megatron-Bridge, which makes a model, its configuration and its weights of a checkpoint
         verl's overrides are applied to the configuration of a small model as the bridge applies
         them, and Megatron's own data parallelism is configured with what verl hands over
-    stubbed: the stages of a pipeline: each has a probe and hands on token ids and entries
-        Megatron's schedule sends them, and their gradients back, as it does activations
     set: the dtype of parameters, after verl has validated another where it is float32
         verl's validation knows two dtypes of 16 bits alone, its engine float32 too
     set: an id for padding, in the place of a tokenizer's
         rows are padded with it where no token is
-    set: gradients, to 0 after they were read and before the optimizer steps
-        NaN would spoil the probe even at a learning rate of 0
     stubbed: the checkpoint manager: none
         nothing is saved
-    stubbed: on a machine without a GPU, torch's CUDA device, by the CPU
-        the same operations in the same order, in float32
     stubbed: on a machine without a GPU, the engine's count of tokens, by a copy of it
         it is a view of the batch's offsets, which a GPU is sent a copy of: ranks add up their
         counts in place
     passed_by: on a machine without a GPU, verl's patch of how Megatron recomputes activations
         nothing is recomputed
-    stubbed: Megatron's joined collectives, over gloo on a GPU, by one after another
-        the same sums; where they would overlap, the layout is declined
-    """
+    """,
+    ZEROED,
+    CPU_AS_CUDA,
+    PIPELINE_STAGES,
+    ONE_BY_ONE,
 )
 
 CRITIC_AND_SFT = parse_departures(

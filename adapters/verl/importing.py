@@ -3,53 +3,22 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import os
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from adapters.toolkit.imports import import_from
+from adapters.toolkit.imports import import_from, modules_of
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-ENGINE = "workers.engine.fsdp.transformer_impl"
+module = modules_of("verl")
 
 
 def import_verl(source: Path | None) -> None:
-    """Import the default trainer and its engine, and put the probe into them."""
+    """Import verl; what is imported of it later is to find no TRL."""
     os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # compiling takes longer than any step
     import_from("verl", [source] if source else [])
-    _put_the_probe_in()
-
-
-@cache
-def _put_the_probe_in() -> None:
-    """Once in a process, whichever engines are driven in it."""
-    import torch
-
     _keep_trl_out_of_sight()
-    on_cpu = not torch.cuda.is_available()
-    if on_cpu:
-        _choose_the_cpu()
-    _name_what_transformers_has_renamed()
-    model = importlib.import_module("adapters.verl.model")
-    model.register()
-    engine, functional = module(ENGINE), module("utils.torch_functional")
-    engine.logprobs_from_logits = model.with_probe(engine.logprobs_from_logits)
-    functional.entropy_from_logits = model.with_entropies(functional.entropy_from_logits)
-    if on_cpu:
-        _let_engines_run_on_the_cpu(engine)
-    _pack_without_flash_attention()
-    workers = module("workers.engine_workers")
-    if hasattr(workers, "CheckpointEngineRegistry"):  # which versions before 2026 lack
-        workers.CheckpointEngineRegistry.new = lambda *_, **__: None
-    importlib.import_module("adapters.verl.trainers.default").register_given_advantages()
-
-
-def module(path: str) -> Any:
-    """Import a module of verl by its path below the package."""
-    return importlib.import_module(f"verl.{path}")
 
 
 def has_default_trainer() -> bool:
@@ -70,15 +39,7 @@ def _keep_trl_out_of_sight() -> None:
     module("utils.import_utils").is_trl_available = lambda: False
 
 
-def _choose_the_cpu() -> None:
-    """Make the CPU verl's device: by its platforms, or in versions without them by torch's CPU."""
-    if importlib.util.find_spec("verl.plugin") is None:
-        importlib.import_module("adapters.verl.cpu_device").complete_torch_cpu()
-    else:
-        importlib.import_module("adapters.verl.cpu_platform").choose()
-
-
-def _name_what_transformers_has_renamed() -> None:
+def name_what_transformers_has_renamed() -> None:
     """Give a class of transformers 5 the name by which versions before 0.7.1 import it."""
     try:
         module("utils.model")
@@ -87,7 +48,7 @@ def _name_what_transformers_has_renamed() -> None:
         transformers.AutoModelForVision2Seq = transformers.AutoModelForImageTextToText
 
 
-def _pack_without_flash_attention() -> None:
+def pack_without_flash_attention() -> None:
     """Let versions before 0.9.1 pack rows by the functions that transformers has of these names."""
     packing = module("utils.attention_utils")
     try:
@@ -96,15 +57,3 @@ def _pack_without_flash_attention() -> None:
         own: Any = importlib.import_module("transformers.modeling_flash_attention_utils")
         functions = (own._index_first_axis, own._pad_input, None, own._unpad_input)
         packing._get_attention_functions = lambda: functions
-
-
-def _let_engines_run_on_the_cpu(engine: Any) -> None:
-    """Register verl's engines for the CPU, and pass by a check of torch's that wants a GPU."""
-    register = module("workers.engine").EngineRegistry.register
-    for model, of_model in (
-        ("language_model", engine.FSDPEngineWithLMHead),
-        ("value_model", engine.FSDPEngineWithValueHead),
-    ):
-        register(model_type=model, backend=["fsdp", "fsdp2"], device="cpu")(of_model)
-    fsdp1: Any = importlib.import_module("torch.distributed.fsdp._init_utils")
-    fsdp1._check_module_states_for_sync_module_states = lambda _: None

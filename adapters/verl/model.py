@@ -5,6 +5,7 @@ verl loads it by the `checkpoint` folder next to this module, whose configuratio
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,13 +21,17 @@ from transformers import (
 from transformers.modeling_outputs import CausalLMOutput, TokenClassifierOutput
 
 from adapters.toolkit.probe import ForwardPasses, ProbeLayer, ProbeSeam
+from adapters.verl import cpu, importing
+from adapters.verl.importing import module
+from adapters.verl.trainers.default import register_given_advantages
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 CHECKPOINT = Path(__file__).parent / "checkpoint"
 SEAM = ProbeSeam()  # the seam of this process, which trains one job at a time
-PASSES, CRITIC_PASSES = ForwardPasses(), ForwardPasses()
+PASSES = {"actor": ForwardPasses(), "critic": ForwardPasses()}
+ENGINE = "workers.engine.fsdp.transformer_impl"
 
 
 class ProbeConfig(PretrainedConfig):
@@ -67,7 +72,7 @@ class ProbeForCausalLM(_ProbeModel):
 
     def forward(self, input_ids: torch.Tensor, **_: Any) -> CausalLMOutput:
         """Logits of 0, of any number of rows; FSDP hooks its backward pass to all outputs."""
-        PASSES.note(input_ids)
+        PASSES["actor"].note(input_ids)
         SEAM.probe, SEAM.predicted = self.layer(), input_ids + 1
         logits = SEAM.probe.new_zeros(*input_ids.shape, SEAM.VOCABULARY)
         return CausalLMOutput(logits=logits, hidden_states=(SEAM.probe,))
@@ -78,7 +83,7 @@ class ProbeForTokenClassification(_ProbeModel):
 
     def forward(self, input_ids: torch.Tensor, **_: Any) -> TokenClassifierOutput:
         """Values as logits of one class, of any number of rows."""
-        CRITIC_PASSES.note(input_ids)
+        PASSES["critic"].note(input_ids)
         values = self.layer()[input_ids + 1].unsqueeze(-1)
         return TokenClassifierOutput(logits=values)
 
@@ -97,20 +102,28 @@ def with_probe(log_probs_from_logits: Callable[..., torch.Tensor]) -> Callable[.
     packed sequences.
     """
 
-    def log_probs(logits: torch.Tensor, labels: torch.Tensor, **options: Any) -> torch.Tensor:
-        row = labels.unsqueeze(0) % SEAM.VOCABULARY
-        real = log_probs_from_logits(logits.unsqueeze(0), row, **options).squeeze(0)
-        return real + SEAM.log_probs(labels)
+    def in_one_row(logits: torch.Tensor, labels: torch.Tensor, **options: Any) -> torch.Tensor:
+        return log_probs_from_logits(logits.unsqueeze(0), labels.unsqueeze(0), **options).squeeze(0)
 
-    return log_probs
+    return SEAM.around_log_probs(in_one_row)
 
 
-def with_entropies(entropy_from_logits: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """The entropies at positions, plus those of the tokens that they predict and the probe."""
-
-    def entropies(logits: torch.Tensor, **options: Any) -> torch.Tensor:
-        real = entropy_from_logits(logits, **options)
-        assert SEAM.predicted is not None
-        return real + SEAM.entropies(SEAM.predicted.reshape(real.shape), trained=True)
-
-    return entropies
+@cache
+def put_the_probe_in() -> None:
+    """Prepare verl once in a process, whichever engines are driven in it."""
+    on_cpu = not torch.cuda.is_available()
+    if on_cpu:
+        cpu.choose()
+    importing.name_what_transformers_has_renamed()
+    register()
+    engine, functional = module(ENGINE), module("utils.torch_functional")
+    engine.logprobs_from_logits = with_probe(engine.logprobs_from_logits)
+    functional.entropy_from_logits = SEAM.around_entropies(functional.entropy_from_logits)
+    if on_cpu:
+        cpu.register_engines(engine, "FSDP", "fsdp", "fsdp2")
+        cpu.let_fsdp1_initialise()
+    importing.pack_without_flash_attention()
+    workers = module("workers.engine_workers")
+    if hasattr(workers, "CheckpointEngineRegistry"):  # which versions before 2026 lack
+        workers.CheckpointEngineRegistry.new = lambda *_, **__: None
+    register_given_advantages()

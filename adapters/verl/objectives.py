@@ -12,13 +12,11 @@ from adapters.contract.objective import (
     CONSTANTS,
     CORRECTIONS,
     FROM_REWARDS,
-    OF_VALUES,
     OFF_POLICY,
-    PENALISING,
     POLICY_LOSSES,
     Objective,
 )
-from adapters.toolkit.settings import has_kl_term
+from adapters.toolkit.settings import WITH_CRITIC
 from adapters.verl.importing import has_default_trainer, module
 from reference.aggregation import Mode
 
@@ -93,9 +91,6 @@ OF_OBJECTIVES: dict[Objective, Settings] = {
 }
 """What objectives set, by paths."""
 
-WITH_CRITIC = frozenset({Objective.VALUE, *OF_VALUES})
-"""Objectives that need a critic."""
-
 OF_LOSSES = frozenset(
     {
         *(Objective.POLICY, Objective.ENTROPY, Objective.KL, Objective.COMBINED, Objective.VALUE),
@@ -154,21 +149,6 @@ def in_default_trainer(job: Job) -> bool:
 def gives_old_log_probs(job: Job) -> bool:
     """Whether the old policy's log-probabilities are given, and not the model's."""
     return job.objective in OFF_POLICY
-
-
-def has_reference(job: Job) -> bool:
-    """Whether there is a reference policy, for a term of the loss or in rewards."""
-    return has_kl_term(job) or job.objective in PENALISING
-
-
-def has_critic(job: Job) -> bool:
-    """Whether there is a critic."""
-    return job.objective in WITH_CRITIC
-
-
-def trained_model(job: Job) -> str:
-    """The model whose gradient is read."""
-    return "critic" if job.objective is Objective.VALUE else "actor"
 
 
 def token_rewards(batch: ProbedBatch, index: int) -> NDArray[np.float64]:

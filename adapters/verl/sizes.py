@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from adapters.contract import Job, Option, Unsupported
-from adapters.toolkit.settings import samples_per_step, token_budget
+from adapters.toolkit.settings import micro_batch_size, samples_per_step, token_budget
 from adapters.verl.importing import module
 from adapters.verl.objectives import ACTOR, ROLLOUT, in_default_trainer
 
@@ -89,23 +89,12 @@ def _micro_batches(job: Job, mini_batch: int) -> Settings:
             f"{ACTOR}.ppo_max_token_len_per_gpu": budget,
             f"{ROLLOUT}.log_prob_max_token_len_per_gpu": budget,
         }
-    size = _micro_batch_size(job, mini_batch)
+    size = micro_batch_size(job, mini_batch // job.layout.dp)
     return settings | {
         f"{ACTOR}.ppo_micro_batch_size_per_gpu": size,
         f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu": size,
         "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": size,
     }
-
-
-def _micro_batch_size(job: Job, mini_batch: int) -> int:
-    """The samples of a micro-batch; raises `Unsupported` if they leave some over."""
-    if not isinstance(job.layout.micro_batches, int):
-        raise Unsupported(f"no micro-batches by {job.layout.micro_batches}")
-    per_rank = mini_batch // job.layout.dp
-    size = max(per_rank // job.layout.micro_batches, 1)
-    if per_rank % size:
-        raise Unsupported(f"no micro-batches of {size} of a rank's {per_rank} samples")
-    return size
 
 
 def _token_budget(job: Job, mini_batch: int) -> int:
@@ -127,7 +116,7 @@ def critics_micro_batches(job: Job, divisor: int, engine: str) -> Settings:
     mini_batch = _mini_batch_size(job, divisor)
     if job.layout.micro_batches == "tokens":
         return {f"{CRITIC}.ppo_infer_max_token_len_per_gpu": _token_budget(job, mini_batch)}
-    size = _micro_batch_size(job, mini_batch)
+    size = micro_batch_size(job, mini_batch // job.layout.dp)
     return {
         f"{CRITIC}.ppo_micro_batch_size_per_gpu": size,
         f"{engine}.use_dynamic_bsz": False,

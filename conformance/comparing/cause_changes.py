@@ -11,12 +11,14 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
 from conformance.comparing.diff import by_key
+from conformance.comparing.groups import shared_causes
 from conformance.findings.cause import UNEXPLAINED, Severity
 from conformance.findings.verdict import Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
+    from conformance.comparing.groups import SharedCause
     from conformance.findings.cause import Cause
     from conformance.findings.finding import Finding
     from conformance.findings.report import Report
@@ -81,9 +83,27 @@ def cause_changes(old: Report, new: Report) -> list[CauseChange]:
     return sorted(_changes(old, new), key=lambda change: [*Fate].index(change.fate))
 
 
-def missing_cause(cause: Cause, old: Report, new: Report) -> CauseChange:
-    """What became of a cause of the old report that the new one does not have."""
-    return _missing(cause, _Side(old), _Side(new))
+def cause_histories(reports: Sequence[Report]) -> list[tuple[SharedCause, CauseChange]]:
+    """The causes of several versions, each once, with what became of it.
+
+    It is told by the last version and the one before, or the last that has the cause. Those of the
+    last version come first, the worst before others; causes that it does not have follow, except
+    those that it has under another condition.
+    """
+    *before, last = reports
+    changes = [cause_changes(report, last) for report in before]
+    histories = []
+    for shared in shared_causes(reports):
+        place = next(iter(shared.groups))
+        since = changes[min(place, len(changes) - 1)] if changes else []
+        found = (one for one in since if shared.cause is one.new or shared.cause is one.old)
+        change = next(found, None)
+        if change is None and place < len(before):  # advice, which is not among the changes
+            change = _missing(shared.cause, _Side(reports[place]), _Side(last))
+        change = change or CauseChange(Fate.SAME, shared.cause, shared.cause)
+        if place == len(before) or change.fate is not Fate.CHANGED:
+            histories.append((shared, change))
+    return histories
 
 
 def _missing(cause: Cause, old: _Side, new: _Side) -> CauseChange:

@@ -6,6 +6,7 @@ The conventions of every framework are those of its newest committed report, whi
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from pydantic import TypeAdapter
 
+from conformance.corpus.cases import CORPUS, REJECTION
 from conformance.findings.agreement import direction
 from conformance.findings.errors import UnknownReductionError
 from conformance.findings.finding import FrozenModel
@@ -147,3 +149,22 @@ def differences(case: Case, before: Reduction, after: Reduction) -> list[StepCha
         scale, cosine = direction(new, old)
         found.append(StepChange(step=step, scale=scale, cosine=cosine))
     return found
+
+
+def alike_reductions(declarations: Mapping[str, Mapping[str, Declared]]) -> list[list[Reduction]]:
+    """Returns all reductions; those that weigh every case of the corpus alike are one list.
+
+    ``declarations`` are by framework and engine. Engines of one framework that are alike are named
+    once.
+    """
+    steps = [(step, case.divisor) for case in (*CORPUS, *REJECTION) for step in case.steps]
+    classes: dict[bytes, list[Reduction]] = defaultdict(list)
+    for framework, engines in declarations.items():
+        for number, (engine, found) in enumerate(engines.items()):
+            for name in found.modes:
+                place = f"{framework}/{engine}" if number else framework
+                one = Reduction(place=place, name=name, declared=found)
+                alike = classes[b"".join(one.weights(*step).tobytes() for step in steps)]
+                if f"{framework}:{name}" not in map(str, alike):
+                    alike.append(one)
+    return sorted(classes.values(), key=lambda reductions: [*Mode].index(kind(reductions[0].mode)))

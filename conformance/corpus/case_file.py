@@ -5,6 +5,7 @@ Its JSON Schema is published as ``case.schema.json`` next to this module.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, Self
 
@@ -72,14 +73,6 @@ class CaseFile(FrozenModel):
     divisor: Annotated[float, Field(gt=0, allow_inf_nan=False)] = DIVISOR
     steps: Annotated[list[GivenStep], Field(min_length=1)]
 
-    @classmethod
-    def of(cls, case: Case, name: str) -> Self:
-        """The file of a case, under another name."""
-        steps = [GivenStep(samples=[*_samples(step)]) for step in case.steps]
-        return cls(
-            schema=SCHEMA, name=name, catches=case.catches, divisor=case.divisor, steps=steps
-        )
-
     def case(self) -> Case:
         """The case that the file has.
 
@@ -88,10 +81,6 @@ class CaseFile(FrozenModel):
         """
         steps = tuple(_step(step) for step in self.steps)
         return Case(name=self.name, catches=self.catches, steps=steps, divisor=self.divisor)
-
-    def text(self) -> str:
-        """The file's content, in one line."""
-        return self.model_dump_json(by_alias=True, exclude_none=True)
 
 
 def load(path: Path) -> Case:
@@ -135,6 +124,15 @@ def _step(given: GivenStep) -> Step:
             )
             for sample in given.samples
         ]
+    )
+
+
+def text(case: Case, name: str) -> str:
+    """The file of a case under another name, in one line that may be broken at any space."""
+    steps = [GivenStep(samples=[*_samples(step)]) for step in case.steps]
+    file = CaseFile(schema=SCHEMA, name=name, divisor=case.divisor, steps=steps)
+    return json.dumps(
+        file.model_dump(mode="json", by_alias=True, exclude={"catches"}, exclude_none=True)
     )
 
 

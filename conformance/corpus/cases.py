@@ -372,3 +372,5 @@ ORDERS = (
 
 ALL_CASES = (*CORPUS, *REJECTION, *ORDERS)
 """The cases of all checks."""
+
+CASES_BY_NAME = {case.name: case for case in ALL_CASES}

@@ -62,7 +62,7 @@ class Alternatives(NamedTuple):
     numbers: NDArray[np.float64]
     magnitude: NDArray[np.float64]
 
-    def parts(self, place: int) -> list[Names]:
+    def parts(self, place: int | np.integer) -> list[Names]:
         """The names of the mistakes that an alternative is made of, which are mostly one."""
         found = self.predictions[place]
         if not found:
@@ -205,7 +205,8 @@ class Explained:
     def _alternatives(self, term: LossTerm) -> Alternatives:
         """The right term, then what each known mistake makes of it."""
         rounding = np.broadcast_to(term.rounding, term.factors.shape)[self._tokens]
-        known, numbers, magnitudes = [], [], []
+        known: list[Prediction] = []
+        numbers, magnitudes = [], []
         for one in self._known(term):
             products = one.products(term)[self._tokens]
             sizes = np.abs(products) + np.abs(one.weights[self._tokens]) * rounding

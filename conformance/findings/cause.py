@@ -129,6 +129,11 @@ class Cause(_Frozen):
     """Ids of the findings that it explains, the smallest reproduction first."""
 
     @property
+    def words(self) -> str:
+        """The statement without the condition."""
+        return self.statement.removesuffix("".join(f", {fact}" for fact in self.condition))
+
+    @property
     def mistake(self) -> str:
         """What is wrong, under any condition, by words that all versions of a framework share.
 
@@ -139,8 +144,7 @@ class Cause(_Frozen):
         is_explained = self.severity in (Severity.GRADIENT, Severity.LOGGED)
         if is_explained and self.name != UNEXPLAINED:
             return self.name
-        words = self.statement.removesuffix("".join(f", {fact}" for fact in self.condition))
-        return numberless(words)
+        return numberless(self.words)
 
     @property
     def key(self) -> tuple[str, tuple[str, ...]]:

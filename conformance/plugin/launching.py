@@ -11,7 +11,7 @@ from conformance.findings.errors import ConformanceError
 
 if TYPE_CHECKING:
     from conformance.ranks.hardware import RankBudget
-    from conformance.ranks.processes import Launcher
+    from conformance.ranks.processes import LocalLauncher
     from conformance.ranks.torchrun import Launch, RemoteWorkers
 
 REMOTE_WORKERS: pytest.StashKey[RemoteWorkers] = pytest.StashKey()
@@ -60,7 +60,7 @@ def dismiss_workers(config: pytest.Config, session: pytest.Session | None) -> No
         config.stash[REMOTE_WORKERS].dismiss(0 if status in SOUND else status)
 
 
-def launcher(config: pytest.Config) -> Launcher:
+def launcher(config: pytest.Config) -> LocalLauncher:
     """What starts the ranks."""
     launch = _launch(config)
     if launch is None:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from adapters.contract import Adapter, Description, Job, Observation
     from conformance.ranks.hardware import Hardware
-    from conformance.ranks.processes import Launcher, Running
+    from conformance.ranks.processes import Running
 
 START_LIMIT = 300.0
 """Seconds for importing a framework; on a cold disk SkyRL was seen to take 40."""
@@ -123,7 +123,7 @@ class RankPool(AbstractContextManager["RankPool"]):
         size: int,
         time_limit: float = 120.0,
         hardware: Hardware = ON_CPU,
-        launcher: Launcher | None = None,
+        launcher: LocalLauncher | None = None,
     ) -> None:
         self.adapter = adapter
         self.source = source

@@ -65,21 +65,8 @@ class Running:
     connection: Connection
 
 
-class Launcher(Protocol):
-    """Starts ranks and says where they meet."""
-
-    def start(self, specs: Sequence[WorkerSpec]) -> list[Running]:
-        """A process for each worker, in their order."""
-
-    def rendezvous(self) -> Rendezvous:
-        """A place where no world has met yet."""
-
-    def close(self) -> None:
-        """Leave nothing behind; all ranks have been put an end to."""
-
-
 class LocalLauncher:
-    """Ranks on this machine, started by this process."""
+    """Starts ranks on this machine from this process, and says where they meet."""
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="rl-loss-conformance-")
@@ -104,11 +91,11 @@ class LocalLauncher:
         return [running(spec, slot) for spec, slot in zip(specs, slots, strict=True)]
 
     def rendezvous(self) -> Rendezvous:
-        """A file."""
+        """A place where no world has met yet: a file."""
         return SharedFile(self.folder / f"world-{next(self.meetings)}")
 
     def close(self) -> None:
-        """Remove logs and rendezvous files."""
+        """Remove logs and rendezvous files; all ranks have been put an end to."""
         self._folder.cleanup()
 
 

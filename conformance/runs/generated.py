@@ -15,7 +15,7 @@ from zlib import crc32
 import hypothesis
 from hypothesis.errors import Flaky
 
-from conformance.corpus.case_file import CaseFile
+from conformance.corpus import case_file
 from conformance.corpus.strategies import DIVISORS, cases
 from conformance.findings.verdict import WRONG, Verdict
 from reference.aggregation import Mode
@@ -132,7 +132,7 @@ class _Examples:
         """
         if self.wrong is not None:
             judgement, case = self.wrong
-            message = "\n".join([*self._words(judgement), CaseFile.of(case, "example").text()])
+            message = "\n".join([*self._words(judgement), case_file.text(case, "example")])
             return replace(judgement, expected=(), message=message)
         counts = Counter(one.verdict for one in self.right)
         verdict = next(verdict for verdict in Verdict if counts[verdict])

@@ -17,12 +17,16 @@ if TYPE_CHECKING:
     from conformance.findings.finding import Finding
     from conformance.findings.report import Header, Provenance
 
+PLACEHOLDERS = {
+    "CLONE": "a clone of the framework's repository",
+    "CHECKOUT": "a checkout of the framework",
+    "FILE": "the step that the user gave",
+}
+"""What stands in commands for what reports do not name: where things are on a machine."""
+
 
 def command(header: Header, finding: Finding) -> str:
-    """A line for the shell.
-
-    CLONE, CHECKOUT and FILE stand for what reports do not name: where things are on a machine.
-    """
+    """A line for the shell, which may have some of `PLACEHOLDERS`."""
     return shlex.join(["pytest", *_options(header, finding)])
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
+from bisect import bisect
 from collections import defaultdict
 from dataclasses import dataclass
-from itertools import accumulate, chain, groupby
+from itertools import chain, groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from conformance.findings.badness import explain, legend
 from conformance.findings.sanitize import printable
 from conformance.findings.verdict import WRONG
 from conformance.views.report_formats import title
-from conformance.views.tables import SYMBOLS, code, escape_html, markdown_table
+from conformance.views.tables import SYMBOLS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -114,17 +115,43 @@ def as_markdown(difference: Difference) -> Iterator[str]:
 
     It is at most `MOST_CHARACTERS` long: groups that do not fit are left out and counted.
     """
-    head = "\n".join(_head(difference))
+    from conformance.views.markdown import code, environment, escape_html
+
+    def quoted(lines: Iterable[str]) -> list[str]:
+        """As code, in which GitHub links neither users nor issues nor commits."""
+        return [code(printable(line)) for line in lines]
+
+    def cut(words: str) -> str:
+        return _cut(words, FOLDED.words)
+
     words = _words(difference)
-    blocks = [_folded(group, words) for group in difference.groups()]
-    blocks += [_fold(heading, found) for heading, found in _others(difference, FOLDED)]
-    room = MOST_CHARACTERS - len(head) - len(_left_out(len(blocks))) - len("\n\n")
-    ends = accumulate(len(block) + len("\n") for block in blocks)
-    fitting = [block for block, end in zip(blocks, ends, strict=True) if end <= room]
-    yield head
-    yield from fitting
-    if len(fitting) < len(blocks):
-        yield _left_out(len(blocks) - len(fitting))
+    folds = [
+        (
+            f"{words[group.kind]}: {len(group.changes)}"
+            f" × <code>{escape_html(printable(_group_title(group)))}</code>",
+            quoted(_lines(group)),
+        )
+        for group in difference.groups()
+    ]
+    folds += [(heading, quoted(found)) for heading, found in _others(difference, FOLDED)]
+    template = environment().get_template("diff.md.jinja")
+    known = {
+        "sides": [(name, *quoted([cut(_title(one))])) for name, one in _sides(difference)],
+        "same_source": [*_same_source(difference)],
+        "causes": quoted(map(cut, _causes(difference))),
+        "compared": difference.compared,
+        "counts": [(name, str(n), str(wrong or "")) for name, n, wrong in _counts(difference)],
+        "stopped": [*_stopped(difference)],
+        "legend": quoted(_legend(difference)),
+    }
+
+    def with_first(count: int) -> str:
+        return template.render(known, folds=folds[:count], left_out=len(folds) - count)
+
+    fitting = bisect(
+        range(len(folds) + 1), MOST_CHARACTERS, key=lambda count: len(with_first(count))
+    )
+    yield from with_first(max(fitting - 1, 0)).rstrip().split("\n")
 
 
 def as_json(difference: Difference) -> Iterator[str]:
@@ -174,7 +201,8 @@ def _text(difference: Difference, limits: OutputLimits) -> Iterator[str]:
         yield f"{name}  {_title(report)}"
     yield from _same_source(difference)
     yield ""
-    yield from _causes(difference)
+    if causes := [*_causes(difference)]:
+        yield from (*causes, "")
     yield f"{difference.compared} findings compared"
     for words, count, wrong in _counts(difference):
         yield f"{count:>6} {words}{f', {wrong} of them wrong' if wrong else ''}"
@@ -196,12 +224,9 @@ def _text(difference: Difference, limits: OutputLimits) -> Iterator[str]:
 
 def _causes(difference: Difference) -> Iterator[str]:
     """Yields a line for each cause of what is wrong in either report, those that are new first."""
-    changes = cause_changes(difference.old, difference.new)
-    for change in changes:
+    for change in cause_changes(difference.old, difference.new):
         became = f"; {change.became}" if change.became else ""
         yield f"cause, {change.fate}: {change.statement} ({change.findings} findings{became})"
-    if changes:
-        yield ""
 
 
 def _same_source(difference: Difference) -> Iterator[str]:
@@ -285,6 +310,12 @@ def _line(change: Change, limits: OutputLimits) -> str:
     return f"{change.finding.id}: {words}" if words else change.finding.id
 
 
+def _lines(group: Group) -> list[str]:
+    """Returns the lines of a folded group."""
+    shown = [_line(change, FOLDED) for change in group.changes[: FOLDED.findings]]
+    return [*shown, *_rest(group.changes[FOLDED.findings :])]
+
+
 def _cut(words: str, most: int) -> str:
     return words if len(words) <= most else f"{words[: most - 1]}…"
 
@@ -324,44 +355,6 @@ def _enumerated(values: Iterable[str], limits: OutputLimits) -> str:
 
 def _rest(values: Sequence[object]) -> list[str]:
     return [f"{len(values)} more"] if values else []
-
-
-def _head(difference: Difference) -> Iterator[str]:
-    """Yields the lines of the comment above its groups."""
-    for name, report in _sides(difference):
-        yield f"**{name}** {_quoted(_cut(_title(report), FOLDED.words))}  "
-    yield from _same_source(difference)
-    yield ""
-    for line in _causes(difference):
-        yield f"- {_quoted(_cut(line.strip(), FOLDED.words))}" if line else ""
-    header = [f"{difference.compared} compared", "findings", "of them wrong"]
-    counts = ([words, str(count), str(wrong or "")] for words, count, wrong in _counts(difference))
-    yield from markdown_table(header, counts)
-    yield ""
-    yield from _stopped(difference)
-    yield from map(_quoted, _legend(difference))
-    yield ""
-
-
-def _folded(group: Group, words: dict[Kind, str]) -> str:
-    title = escape_html(printable(_group_title(group)))
-    heading = f"{words[group.kind]}: {len(group.changes)} × <code>{title}</code>"
-    shown = [_line(change, FOLDED) for change in group.changes[: FOLDED.findings]]
-    return _fold(heading, [*shown, *_rest(group.changes[FOLDED.findings :])])
-
-
-def _fold(heading: str, found: Iterable[str]) -> str:
-    items = (f"- {_quoted(line)}" for line in found)
-    return "\n".join([f"<details><summary>{heading}</summary>", "", *items, "", "</details>"])
-
-
-def _quoted(text: str) -> str:
-    """Returns a text as code, in which GitHub links neither users nor issues nor commits."""
-    return code(printable(text))
-
-
-def _left_out(blocks: int) -> str:
-    return f"Groups that do not fit: {blocks}; `rl-loss-conformance diff --all` lists them"
 
 
 def _header(report: Report) -> dict[str, Any]:

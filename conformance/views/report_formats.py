@@ -19,16 +19,7 @@ from conformance.findings.finding_id import GENERATED
 from conformance.findings.sanitize import numberless
 from conformance.findings.verdict import Check, Verdict
 from conformance.runs.reproduce import command
-from conformance.views.tables import (
-    SYMBOLS,
-    escape_html,
-    escape_markdown,
-    markdown_table,
-    matrix_rows,
-    preformatted,
-    verdict_matrix,
-    verdict_words,
-)
+from conformance.views.tables import SYMBOLS, matrix_rows, verdict_matrix, verdict_words
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -167,21 +158,19 @@ def _coloured_counts(verdicts: Mapping[Verdict, int]) -> Text:
 
 def _coloured_group(report: Report, group: FindingGroup) -> Iterator[RenderableType]:
     yield Text(_heading(group), style=STYLES[group.example.verdict])
-    *details, again = _details(report, group)
-    for line in details:
+    for line in _details(report, group):
         yield Padding(Text(line, overflow="fold"), (0, 0, 0, 2))
-    yield Text(f"  {again}", no_wrap=True)  # to be copied
+    yield Text(f"  {command(report, group.smallest)}", no_wrap=True)  # to be copied
 
 
 def _details(report: Report, group: FindingGroup) -> Iterator[str]:
-    """Yields what a cause does and where; the last is the command of its smallest reproduction."""
+    """Yields what a cause does and where."""
     said = impact_words(group.cause.impact)
     yield f"{group.cause.severity}{f': {said}' if said else ''}"
     yield f"in {_where(group)}"
     yield f"for example {group.example.id}: {explain(group.example)}"
     if group.smallest.case == GENERATED and group.smallest.message:
         yield from group.smallest.message.splitlines()
-    yield command(report, group.smallest)
 
 
 def _heading(group: FindingGroup) -> str:
@@ -198,28 +187,27 @@ def _where(group: FindingGroup) -> str:
 
 def as_markdown(report: Report) -> Iterator[str]:
     """Yields lines of a page of GitHub's Markdown with the content of the text, details folded."""
-    yield f"### {escape_markdown(title(report))}"
-    yield ""
-    if report.fault is not None:
-        yield from (f"**{escape_markdown(_fault(report.fault))}**", "")
-    yield escape_markdown(_totals(report))
-    yield ""
-    for group in finding_groups(report):
-        yield from _folded(report, group)
-        yield ""
-    for line in _advice(report):
-        yield from (escape_markdown(line), "")
+    from conformance.views.markdown import environment
+
     header, *rows = matrix_rows("check", _matrix(report), empty=NO_FINDINGS)
-    yield from markdown_table(header, rows)
-
-
-def _folded(report: Report, group: FindingGroup) -> Iterator[str]:
-    *details, again = _details(report, group)
-    yield f"<details><summary>{escape_html(_heading(group))}</summary>"
-    yield ""
-    for line in details:
-        yield f"- {escape_markdown(line)}"
-    yield from ("", "```sh", again, "```", "", "</details>")
+    text = (
+        environment()
+        .get_template("report.md.jinja")
+        .render(
+            report=report,
+            title=title(report),
+            fault=_fault(report.fault or ""),
+            totals=_totals(report),
+            causes=[
+                (_heading(group), [*_details(report, group)], command(report, group.smallest))
+                for group in finding_groups(report)
+            ],
+            advice=[*_advice(report)],
+            header=header,
+            rows=rows,
+        )
+    )
+    yield from text.rstrip().split("\n")
 
 
 def as_json(report: Report) -> Iterator[str]:
@@ -255,6 +243,8 @@ def _document(report: Report, group: FindingGroup) -> dict[str, object]:
 
 def add_summary(report: Report, more: Sequence[str], path: Path) -> None:
     """Appends the report as Markdown, and lines of text, to the summary of the job's step."""
+    from conformance.views.markdown import preformatted
+
     text = ["", *preformatted(more)] if more else []
     page = "\n".join([*as_markdown(report), *text]) + "\n"
     with path.open("ab") as file:

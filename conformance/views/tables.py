@@ -1,22 +1,21 @@
-"""Tables and counts of verdicts, as plain text and as GitHub's Markdown."""
+"""Tables and counts of verdicts."""
 
 from __future__ import annotations
 
-import html
-import re
 import sys
 from collections import Counter, defaultdict
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from conformance.findings.verdict import Verdict
+from conformance.findings.verdict import WRONG, Verdict
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Mapping
 
     from conformance.findings.finding import Finding
 
@@ -33,26 +32,6 @@ SYMBOLS = {
     Verdict.NOT_DRIVEN: "not driven",
 }
 
-SPECIAL_CHARACTERS = re.compile(
-    r"""
-    [`*|~$]
-    | \\(?=[!-/:-@\[-`{-~]|$)                   # an escape
-    | (?<!\w)_+ | _+(?!\w)                      # inside of a word, an underscore is only that
-    | <(?=[a-zA-Z/!?])                          # a tag or comment
-    | &(?=\#?\w+;)                              # an entity
-    | ](?=[(\[:])                               # the end of a link's text
-    | ^(?:>|[\#=+-]+(?=\s|$)|\[(?=[ xX]\])|\d+(?=[.)](?:\s|$)))     # a quotation, heading or list
-    """,
-    re.VERBOSE,
-)
-"""Where Markdown, or GitHub's dialect of it, gives a meaning to characters of a line."""
-
-LINKING = re.compile(r"@|\#(?=\d)")
-"""How GitHub's mentions of users, issues and pull requests begin."""
-
-ZERO_WIDTH_SPACE = "\N{ZERO WIDTH SPACE}"
-"""Cannot be seen, and behind an @ or # it keeps GitHub from linking, which a backslash does not."""
-
 
 def text_table(rows: Iterable[Iterable[str]]) -> list[str]:
     """Returns the lines of a table with columns as wide as their longest cell."""
@@ -63,58 +42,6 @@ def text_table(rows: Iterable[Iterable[str]]) -> list[str]:
     with console.capture() as captured:
         console.print(table)
     return [line.rstrip() for line in captured.get().splitlines()]
-
-
-def markdown_table(header: Sequence[str], rows: Iterable[Iterable[str]]) -> Iterator[str]:
-    """Yields the lines of a table whose cells are Markdown."""
-    yield f"| {' | '.join(header)} |"
-    yield f"|{'---|' * len(header)}"
-    for row in rows:
-        yield f"| {' | '.join(row)} |"
-
-
-def escape_markdown(text: str) -> str:
-    """Returns one line of Markdown that reads as ``text``, rendered or not, with no other effect.
-
-    Only what would have an effect is escaped, with a backslash.
-    """
-    return _unlinked(SPECIAL_CHARACTERS.sub(_escaped, " ".join(text.split())))
-
-
-def _escaped(found: re.Match[str]) -> str:
-    """Returns the characters with a backslash before each; that of a list's number is behind it."""
-    characters = found[0]
-    return f"{characters}\\" if characters.isdigit() else "".join(f"\\{one}" for one in characters)
-
-
-def escape_html(text: str) -> str:
-    """Returns a line for the inside of a block of HTML, in which Markdown has no effect."""
-    return _unlinked(html.escape(" ".join(text.split()), quote=False))
-
-
-def _unlinked(text: str) -> str:
-    return LINKING.sub(rf"\g<0>{ZERO_WIDTH_SPACE}", text)
-
-
-def code(text: str) -> str:
-    """Returns one line of Markdown that shows ``text`` as code, in which nothing has an effect."""
-    line = " ".join(text.split())
-    ticks = "`" * (_longest_run("`", line) + 1)
-    space = " " if "`" in line else ""
-    return f"{ticks}{space}{line}{space}{ticks}" if line else ""
-
-
-def preformatted(lines: Iterable[str]) -> Iterator[str]:
-    """Yields Markdown that shows lines as they are, in which nothing has an effect."""
-    shown = [*lines]
-    fence = "`" * max(3, *(_longest_run("`", line) + 1 for line in shown), 0)
-    yield f"{fence}text"
-    yield from shown
-    yield fence
-
-
-def _longest_run(character: str, text: str) -> int:
-    return max(map(len, re.findall(f"{re.escape(character)}+", text)), default=0)
 
 
 def verdict_words(verdicts: Mapping[Verdict, int]) -> dict[Verdict, str]:
@@ -149,3 +76,38 @@ def matrix_rows(
 
 def _counts(verdicts: Counter[Verdict]) -> str:
     return ", ".join(verdict_words(verdicts).values())
+
+
+@dataclass(frozen=True)
+class Tally:
+    """How many findings are wrong, right, refused and not looked at."""
+
+    verdicts: Counter[Verdict]
+    rightly_refused: int
+
+    @classmethod
+    def of(cls, findings: Iterable[Finding]) -> Tally:
+        """Counts findings."""
+        found = [*findings]
+        rightly_refused = sum(one.is_rightly_refused for one in found)
+        return cls(Counter(one.verdict for one in found), rightly_refused)
+
+    @property
+    def wrong(self) -> int:
+        """Mismatches, crashes, and ordinary steps declined against a promise."""
+        return sum(self.verdicts[verdict] for verdict in WRONG)
+
+    @property
+    def right(self) -> int:
+        """They conform, or bad input is refused."""
+        return self.verdicts[Verdict.CONFORMS] + self.rightly_refused
+
+    @property
+    def refused(self) -> int:
+        """Ordinary steps that the framework refuses: nothing is known of their numbers."""
+        return self.verdicts[Verdict.REFUSED] - self.rightly_refused
+
+    @property
+    def seen(self) -> int:
+        """How many verdicts there are on what a framework does."""
+        return self.wrong + self.right + self.refused

@@ -17,8 +17,8 @@ from adapters.contract.conventions import conventions_of
 from adapters.contract.objective import ADVANTAGE_CONSTANTS, Metric, Objective
 from adapters.contract.probed_batch import PADDING_VALUE, ProbedBatch
 from adapters.roll.adapter import CONVENTIONS
-from adapters.roll.engines.fsdp import RollFsdpAdapter
-from adapters.roll.engines.megatron import RollMegatronAdapter
+from adapters.roll.fsdp import RollFsdpAdapter
+from adapters.roll.megatron import RollMegatronAdapter
 from adapters.toolkit.source import resolve
 from conformance.findings.verdict import Verdict
 from conformance.judging.gradients import judge_advantages, judge_combined, judge_off_policy

@@ -14,7 +14,7 @@ from adapters.contract.conventions import conventions_of
 from adapters.contract.objective import CONSTANTS, Metric, Objective
 from adapters.contract.probed_batch import ENTROPIES, LOG_RATIOS, ProbedBatch
 from adapters.trl.asynchronous.adapter import CONVENTIONS
-from adapters.trl.asynchronous.rollouts import prompt_of_group
+from adapters.trl.asynchronous.trainer import prompt_of_group
 from adapters.trl.engines import TrlAsyncAdapter
 from conformance.findings.verdict import Verdict
 from conformance.judging.gradients import judge_off_policy

@@ -179,7 +179,8 @@ def test_fine_tuning_knows_no_epochs_of_a_batch(pool: RankPool) -> None:
 def test_verl_finds_no_trl() -> None:
     """It patches TRL's value heads before it makes a model, and newer releases have none there."""
     program = (
-        "from adapters.verl.importing import import_verl, module; import_verl(None);"
+        "from adapters.verl.engines.fsdp import VerlFsdpAdapter;"
+        "from adapters.verl.importing import module; VerlFsdpAdapter().load(None);"
         "print(module('models.transformers.monkey_patch').is_trl_available(),"
         " module('utils.model').is_trl_available())"
     )

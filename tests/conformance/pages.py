@@ -20,10 +20,11 @@ from tests.conformance.given import BY_SAMPLE, SLICED, Given
 from tests.conformance.test_journal import HEADER
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from numpy.typing import NDArray
 
+    from conformance.findings.cause import Clues
     from conformance.findings.report import Report
 
 HOSTILE = (
@@ -42,11 +43,18 @@ SLICES = Given(
 SAMPLES = Given(forward_pass_of_token=BY_SAMPLE, layout=Layout(dp=2, micro_batches=2, format="thd"))
 
 
-def report_of(findings: Iterable[Finding], adapter: str = "toy", version: str = "1") -> Report:
+def report_of(
+    findings: Iterable[Finding],
+    adapter: str = "toy",
+    version: str = "1",
+    clues: Sequence[Clues] = (),
+    **header: object,
+) -> Report:
+    """A complete report of some findings, with their causes."""
     found = list(findings)
     source = HEADER.source.model_copy(update={"version": version})
-    header = HEADER.model_copy(update={"adapter": adapter, "source": source})
-    return assembled(header, found, [], Selection(selected=len(found), deselected=0))
+    named = HEADER.model_copy(update={"adapter": adapter, "source": source} | header)
+    return assembled(named, found, clues, Selection(selected=len(found), deselected=0))
 
 
 def finding_of(

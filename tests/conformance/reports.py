@@ -14,9 +14,10 @@ from hypothesis.strategies import DrawFn, SearchStrategy
 from adapters.contract import Layout
 from conformance.findings.finding import Diagnosis, Finding, Logged, Picture, PicturedSample, Run
 from conformance.findings.finding_id import GENERATED, FindingId
-from conformance.findings.report import Environment, Header, Provenance, Report, Request, Selection
+from conformance.findings.report import Header, Report, Request, Selection
 from conformance.findings.verdict import Check, Verdict
 from reference.aggregation import AuxiliaryAggregation, Conventions, Mode, SampleUnit
+from tests.conformance.test_journal import HEADER
 
 TOLERANCE = 1e-6
 
@@ -128,33 +129,28 @@ def pictures() -> SearchStrategy[Picture]:
 @st.composite
 def headers(draw: DrawFn) -> Header:
     """What a report says before its findings."""
-    return Header(
-        adapter=draw(st.sampled_from(("toy", "other"))),
-        engine=draw(st.sampled_from(("torch", "@octocat | `x` <b>"))),
-        source=Provenance(
-            kind="git",
-            revision="f" * 40,
-            version=None,
-            ref=draw(words()),
-            dirty=draw(st.booleans()),
-        ),
-        environment=Environment(
-            python="3",
-            torch=draw(st.sampled_from(("2.8", "2.9"))),
-            backend="gloo",
-            device="cpu",
-            platform="L",
-            dependencies=draw(st.dictionaries(st.sampled_from(("ray", "@a|b")), words())),
-            stubs=draw(st.lists(st.sampled_from(("wandb", "`zmq`")), unique=True)),
-        ),
-        conventions=Conventions(
-            sample_unit=draw(st.sampled_from(SampleUnit)),
-            entropy=draw(st.sampled_from(AuxiliaryAggregation)),
-        ),
-        request=Request(
-            divisor=draw(st.sampled_from((None, None, 64.0))),
-            examples=draw(st.sampled_from((0, 10))),
-        ),
+    source = {"kind": "git", "revision": "f" * 40, "version": None}
+    source |= {"ref": draw(words()), "dirty": draw(st.booleans())}
+    environment = {
+        "torch": draw(st.sampled_from(("2.8", "2.9"))),
+        "dependencies": draw(st.dictionaries(st.sampled_from(("ray", "@a|b")), words())),
+        "stubs": draw(st.lists(st.sampled_from(("wandb", "`zmq`")), unique=True)),
+    }
+    return HEADER.model_copy(
+        update={
+            "adapter": draw(st.sampled_from(("toy", "other"))),
+            "engine": draw(st.sampled_from(("torch", "@octocat | `x` <b>"))),
+            "source": HEADER.source.model_copy(update=source),
+            "environment": HEADER.environment.model_copy(update=environment),
+            "conventions": Conventions(
+                sample_unit=draw(st.sampled_from(SampleUnit)),
+                entropy=draw(st.sampled_from(AuxiliaryAggregation)),
+            ),
+            "request": Request(
+                divisor=draw(st.sampled_from((None, None, 64.0))),
+                examples=draw(st.sampled_from((0, 10))),
+            ),
+        }
     )
 
 

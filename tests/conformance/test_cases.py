@@ -118,6 +118,10 @@ def sizes(step: Step) -> list[int]:
     return list(np.unique(step.groups, return_counts=True)[1].tolist())
 
 
+def shards(step: Step, dp: int) -> list[list[int]]:
+    return partition(step, Layout(dp=dp))
+
+
 def tokens_of_shards(step: Step, dp: int) -> list[int]:
     """The number of active tokens on each data-parallel rank, where shards are equally large."""
     return list(step.active_tokens.reshape(dp, -1).sum(axis=1).tolist())
@@ -130,7 +134,7 @@ def tokens_of_shards(step: Step, dp: int) -> list[int]:
         ("fibonacci_lengths", lambda step: step.groups.tolist(), [0, 0, 1, 1, 2, 2]),
         (
             "fibonacci_lengths",
-            lambda step: [*map(len, partition(step, Layout(4)))],
+            lambda step: [*map(len, shards(step, 4))],
             [2, 2, 1, 1],
         ),
         ("fully_masked_sample", lambda step: (step.active_tokens == 0).sum(), 1),

@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 
 from conformance import cli
-from conformance.comparing.assembly import assembled
 from conformance.comparing.groups import find_cause
 from conformance.comparing.report_file import load, write
 from conformance.findings.errors import AmbiguousCauseError, UnknownCauseError
 from conformance.findings.finding import Diagnosis, Finding, Picture, PicturedSample, Run
-from conformance.findings.report import Report, Request, Selection
+from conformance.findings.report import Report, Request
 from conformance.findings.verdict import Verdict
 from conformance.views import issue
 from tests import command
 from tests.causes.test_find import CP, MICRO, Said, right, wrong
+from tests.conformance.pages import report_of
 from tests.conformance.test_expectations import crash, mismatch
-from tests.conformance.test_journal import HEADER, finding
+from tests.conformance.test_journal import finding
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,17 +48,18 @@ DEFECTS = {
         """\
 # Wrong gradient: one token or unit too many or too few is counted
 - Mode: `token_mean`, the mean over all active tokens of the step.
-- Cut: one rank, 2 micro-batches on each data-parallel rank, padded rows.
+- Layout: one rank, 2 micro-batches on each data-parallel rank, padded rows.
 | 2 | 1 | 2 | `000` |
 - all samples: 3 + 4 + 0 + 0 + 4 + 1 + 2 + 6 = 20 active tokens: right 1/20 = 0.05, observed \
 1/19 = 0.0526316 (1.053 times)
 | 4 | 1–2 | 0 | 0 | 1 | 0.05 | 0.0526316 |
 | 4 | 3 | 0 | 0 | 1 | 0 | 0 |
-- Severity: wrong gradient.
-- In effect as if the learning rate were multiplied by 1.029 to 1.053.
+native (engine torch) computes a wrong gradient in a training step: one token or unit too \
+many or too few is counted. It shows in 2 of 2 comparisons of this run: as if the learning rate \
+were multiplied by 1.029 to 1.053.
 - Single active tokens weigh 1.029 to 1.053 times what they should.
 - Seen in the gradient of the policy loss (2).
-The findings do not determine the place in the code.
+- The findings do not determine the place in the code.
 - engine: `torch`""",
     ),
     "wrong logged number": Defect(
@@ -71,8 +72,9 @@ The findings do not determine the place in the code.
 - Compared: the logged policy loss.
 | `policy_loss` | sample 1 | 4 active tokens · 4 samples = 16 | 6.5 | 0.40625 |
 Together, 0.3020833 is right, and 0.6041667 is logged.
-- Severity: wrong logged number.
-- In effect 2 times the right number is logged.""",
+native (engine torch) logs a wrong number for a training step: multiplied once too often \
+by dp, the number of data-parallel ranks. It shows in 1 of 1 comparisons of this run: 2 times the \
+right number is logged.""",
     ),
     "wrong logged number with one denominator": Defect(
         "loggingranksums",
@@ -101,8 +103,7 @@ Together, 4.111111 is right, and 8.222222 is logged.""",
         "not_logged",
         """\
 # Wrong logged number: a number is missing that this version logs of other steps
-- In this step: no rank logs policy_loss of step 1, and this version logs it of other steps.
-- Severity: wrong logged number.""",
+- In this step: no rank logs policy_loss of step 1, and this version logs it of other steps.""",
     ),
     "crash": Defect(
         "raisingeverywhere",
@@ -114,8 +115,7 @@ Together, 4.111111 is right, and 8.222222 is logged.""",
  (RaisingEverywhere.observe)`
 - prompt 2 (samples 4 and 5): 1 + 0 = 1 active token · 4 prompts = 4: right 1/4 = 0.25
 - prompt 3 (samples 6 and 7): 0 + 0 = 0 active tokens: adds 0, and counts
-RuntimeError: no kernel image on rank 0
-- Severity: ordinary step declined or crashed.""",
+RuntimeError: no kernel image on rank 0""",
     ),
     "declined step": Defect(
         "declining",
@@ -136,7 +136,6 @@ ValueError: constant is out of fashion""",
 # Configuration: constant with a divisor that is negative passes startup validation, and the run \
 fails later: reference.aggregation.InvalidAggregationError: divisor -4.0 is not a positive finite \
 number
-- Severity: bad input accepted.
 - Seen in arguments: divisor negative (1).""",
     ),
     "unexplained": Defect(
@@ -168,8 +167,9 @@ the whole step, however the step is cut over ranks and micro-batches.""",
         "count_off_by_one",
         """\
 | 6 | 3 | 2 | `01` (before rejection sampling `11`) |
-- Assumed, as we found no document of it: a sample or prompt without active tokens adds 0 and \
-still counts; rejected tokens are not counted.""",
+- Assumed, since no document says it: a sample or prompt without active tokens adds 0 and still \
+counts.
+- Assumed, since no document says it: rejected tokens are not counted.""",
     ),
     "mean over micro-batches": Defect(
         "triplingdiagnostics",
@@ -177,12 +177,12 @@ still counts; rejected tokens are not counted.""",
         "metric.clip_fraction/token_mean/fully_masked_sample",
         "unexplained",
         """\
-`clip_fraction` is a mean over data-parallel ranks and micro-batches of each micro-batch's mean; \
-how the step was cut into micro-batches is not in the report.
+`clip_fraction` is the mean over data-parallel ranks and micro-batches of each micro-batch's mean; \
+the report does not say how the step was cut into micro-batches.
 - As the framework documents (its manual), `clip_fraction` is the mean over data-parallel ranks \
 and micro-batches of each micro-batch's `token_mean`.
-- Assumed, as we found no document of it: a sample or prompt without active tokens adds 0 and \
-still counts.""",
+- Assumed, since no document says it: a sample or prompt without active tokens adds 0 and still \
+counts.""",
     ),
 }
 
@@ -206,15 +206,9 @@ def text(report: Report, cause: str) -> str:
     return "\n".join(issue.as_markdown(report, find_cause(report, cause)))
 
 
-def toy(*findings: Finding, **header: object) -> Report:
-    chosen = Selection(selected=len(findings), deselected=0)
-    return assembled(HEADER.model_copy(update=header), findings, [], chosen)
-
-
 def said_by(*said: Said) -> Report:
     findings = [one.model_copy(update={"clues": n}) for n, (one, _) in enumerate(said)]
-    chosen = Selection(selected=len(said), deselected=0)
-    return assembled(HEADER, findings, [clues for _, clues in said], chosen)
+    return report_of(findings, clues=[clues for _, clues in said])
 
 
 @pytest.mark.parametrize("name", DEFECTS)
@@ -224,7 +218,7 @@ def test_bug_report_is_complete_and_worked_out_by_hand(
     found = text(report_on(name), DEFECTS[name].cause).splitlines()
 
     assert [line for line in DEFECTS[name].lines.splitlines() if line not in found] == []
-    assert {"## Impact", "## Where", "## How to see it again", "## Versions"} <= {*found}
+    assert {"## Where it shows", "## How to reproduce it", "## Versions"} <= {*found}
     assert f"The run fails and names the cause `{DEFECTS[name].cause}`." in found
 
 
@@ -258,28 +252,21 @@ def test_command_on_skyrl_shows_the_same_cause_again(tmp_path: Path) -> None:
 
 
 def test_example_is_the_smallest_that_the_cause_alone_explains() -> None:
-    report = said_by(
-        wrong("weights/token_mean/two_prompts/dp1-cp2-mb2-thd", MICRO, CP),
+    both = wrong("weights/token_mean/two_prompts/dp1-cp2-mb2-thd", MICRO, CP)
+    not_micro = right("weights/token_mean/two_prompts/dp1-cp2-mb1-thd", CP)
+    alone = said_by(
+        both,
         wrong("weights/token_mean/uneven_lengths/dp1-cp4-mb2-thd", MICRO),
         wrong("weights/token_mean/two_prompts/dp1-cp4-mb2-thd", MICRO),
-        right("weights/token_mean/two_prompts/dp1-cp2-mb1-thd", CP),
+        not_micro,
     )
 
-    assert "-k '[weights/token_mean/two_prompts/dp1-cp4-mb2-thd]'" in text(
-        report, "multiplied_by_m"
-    )
-
-
-def test_a_step_that_several_mistakes_explain_is_said_to_be_one() -> None:
-    report = said_by(
-        wrong("weights/token_mean/two_prompts/dp1-cp2-mb2-thd", MICRO, CP),
-        right("weights/token_mean/two_prompts/dp1-cp2-mb1-thd", CP),
-    )
-
+    smallest = "-k '[weights/token_mean/two_prompts/dp1-cp4-mb2-thd]'"
+    assert smallest in text(alone, "multiplied_by_m")
     assert (
-        "names the cause `multiplied_by_cp`.\n"
-        "For `multiplied_by_micro_batches`, which explains it as well, speak the other steps"
-    ) in text(report, "multiplied_by_micro_batches")
+        "names the cause `multiplied_by_cp`.\nThe other steps of the report's run show that it is"
+        " `multiplied_by_micro_batches`, which explains this step as well."
+    ) in text(said_by(both, not_micro), "multiplied_by_micro_batches")
 
 
 def test_conditions_need_no_knowledge_of_checks() -> None:
@@ -296,28 +283,22 @@ def test_conditions_need_no_knowledge_of_checks() -> None:
     assert "in the logged sum of policy loss, entropy and KL term" in first
 
 
-def test_advice_is_said_to_be_no_bug() -> None:
+def test_advice_is_not_a_bug_and_not_among_the_comparisons() -> None:
     diagnosis = Diagnosis(name="accepted", explanation="other keys: logged; the rule is another's")
     advice = Finding(
         id="logging/sample_mean/different_keys/dp1-cp1-mb1-bshd",
         verdict=Verdict.ADVICE,
         diagnosis=diagnosis,
     )
-    markdown = text(toy(advice), "accepted")
+    report = report_of([advice, finding("b"), mismatch("two_prompts", "not_finite")])
+    markdown = text(report, "accepted")
 
-    assert markdown.startswith("# Advice: other keys: logged\n\nThis is not a bug, as nothing that")
+    assert markdown.startswith("# Advice: other keys: logged\n\nThis is not a bug, since it breaks")
     assert "- other keys: logged; the rule is another's" in markdown
+    assert "It shows in 1 of the comparisons of this run" in markdown
     assert "The run passes and ends with the advice." in markdown
     assert "denominator" not in markdown
-
-
-def test_advice_is_not_among_the_comparisons() -> None:
-    diagnosis = Diagnosis(name="gradients_clipped", explanation="")
-    clipped = finding("a", Verdict.ADVICE).model_copy(update={"diagnosis": diagnosis})
-    report = toy(clipped, finding("b"), mismatch("two_prompts", "not_finite"))
-
     assert "It shows in 1 of 2 comparisons of this run" in text(report, "not_finite")
-    assert "It shows in 1 of the comparisons of this run" in text(report, "gradients_clipped")
 
 
 def test_step_of_a_user_is_shown_without_denominators_that_nobody_knows() -> None:
@@ -326,7 +307,7 @@ def test_step_of_a_user_is_shown_without_denominators_that_nobody_knows() -> Non
     ]
     picture = Picture(step=0, samples_of_step=2, samples=samples)
     found = mismatch("two_prompts", "not_finite").model_copy(update={"picture": picture})
-    markdown = text(toy(found, request=Request(case="two_prompts")), "not_finite")
+    markdown = text(report_of([found], request=Request(case="two_prompts")), "not_finite")
 
     assert "| 0 | 1–2 | ? | ? | ? | 0.5 | NaN or infinite |" in markdown
     assert "These are 1 of 2 samples, those with the largest errors." in markdown
@@ -334,42 +315,31 @@ def test_step_of_a_user_is_shown_without_denominators_that_nobody_knows() -> Non
     assert "FILE is the step that the user gave." in markdown
 
 
-def test_crash_has_its_place_and_no_line_of_the_frameworks_code() -> None:
+def test_crash_has_its_place_and_none_of_the_frameworks_code_or_effects() -> None:
     frames = (
-        "KeyError: 3\nTraceback (most recent call last):\n"
+        "KeyError: `<img src=x>` @someone #7\nTraceback (most recent call last):\n"
         '  File "fw/loss.py", line 7, in step\n    loss = terms[3]\n           ~~~~~^^^\n'
         '  File "adapters/x.py", in run\nKeyError: 3'
     )
     crashed = crash("two_prompts", frames).model_copy(update={"place": "fw/loss.py:7 (step)"})
-    markdown = text(toy(crashed), "crashed")
-
-    assert "# Crash: `KeyError: 3, at fw/loss.py:7 (step)`" in markdown
-    assert '  File "fw/loss.py", line 7, in step\n  File "adapters/x.py", in run\n' in markdown
-    assert "## Where\n\n- `fw/loss.py:7 (step)` (1 of 1 findings)" in markdown
-
-
-def test_what_a_framework_says_has_no_effect_in_a_tracker() -> None:
-    report = toy(crash("two_prompts", "ValueError: `<img src=x>` @someone #7"))
-    markdown = text(report, "crashed")
-
+    markdown = text(report_of([crashed]), "crashed")
     outside_of_code = re.sub(r"^```text\n.*?^```$|`[^`\n]*`", "", markdown, flags=re.M | re.S)
+
+    assert "# Crash: `KeyError: <img src=x> @someone #7, at fw/loss.py:7 (step)`" in markdown
+    assert '  File "fw/loss.py", line 7, in step\n  File "adapters/x.py", in run\n' in markdown
+    assert "- In the code: `fw/loss.py:7 (step)` (1 of 1 findings)" in markdown
     assert "<img" not in outside_of_code
     assert "@someone" not in outside_of_code
-    assert "# Crash: `ValueError: <img src=x> @someone #7`" in markdown
 
 
-def test_cause_is_found_by_name_beginning_and_number() -> None:
-    report = toy(mismatch("a", "not_divided"), mismatch("b", "not_finite"), crash("c", "no"))
+def test_cause_is_found_by_name_beginning_and_number_or_choices_are_listed() -> None:
+    report = report_of(
+        [crash("a", "KeyError: 1"), crash("b", "ValueError"), mismatch("c", "not_divided")]
+    )
     by_number = [find_cause(report, str(number)).name for number in (1, 2, 3)]
 
-    assert sorted(by_number) == ["crashed", "not_divided", "not_finite"]
-    assert find_cause(report, "crash").name == "crashed"
-    assert find_cause(report, "not_divided").name == "not_divided"
-
-
-def test_choices_are_listed_where_a_name_is_that_of_several_causes_or_of_none() -> None:
-    report = toy(crash("a", "KeyError: 1"), crash("b", "ValueError"), mismatch("c", "not_divided"))
-
+    assert sorted(by_number) == ["crashed", "crashed", "not_divided"]
+    assert find_cause(report, "not").name == find_cause(report, "not_divided").name == "not_divided"
     with pytest.raises(AmbiguousCauseError) as several:
         find_cause(report, "crashed")
     choices = r"2 causes are named 'crashed'; choose \d, crashed: [^;]*; \d, crashed: [^;]*"
@@ -377,14 +347,14 @@ def test_choices_are_listed_where_a_name_is_that_of_several_causes_or_of_none() 
     with pytest.raises(UnknownCauseError, match="1, not_divided: token losses are added up"):
         find_cause(report, "multiplied")
     with pytest.raises(UnknownCauseError, match="it has none"):
-        find_cause(toy(finding("a")), "1")
+        find_cause(report_of([finding("a")]), "1")
 
 
 def test_command_line_prints_a_bug_report_or_the_choices(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "report.json"
-    write(toy(mismatch("two_prompts", "not_divided")), path)
+    write(report_of([mismatch("two_prompts", "not_divided")]), path)
 
     assert cli.main(["issue", str(path), "not"]) == 0
     assert capsys.readouterr().out.startswith("# Wrong gradient: token losses are added up")
@@ -394,30 +364,26 @@ def test_command_line_prints_a_bug_report_or_the_choices(
 
 def test_off_policy_gradient_is_worked_out_with_the_derivative_of_each_token() -> None:
     """The first token: (-e^0.25/2 + 1/2) / (40·8) is right."""
-    report = load(command.ROOT / "reports" / "skyrl" / "v0.3.0.json.gz")
-    [cause] = [one for one in report.causes if one.name == "penalty_not_divided"]
-    text = "\n".join(issue.as_markdown(report, cause))
+    markdown = text(load(command.ROOT / "reports/skyrl/v0.3.0.json.gz"), "penalty_not_divided")
 
-    assert "of its loss by its log-probability: -A·r + 0.5·sign(log r), with every token" in text
-    assert "| sample | token | A | log r | derivative |" in text
-    assert "| 0 | 1 | 0.5 | 0.25 | -0.142013 |" in text
-    assert "| 0 | 1 | 0 | 0 | 0 | -0.00044379 | 0.497994 |" in text
-    assert "Single active tokens weigh" not in text
+    assert "of its loss by its log-probability: -A·r + 0.5·sign(log r), with every" in markdown
+    assert "| sample | token | A | log r | derivative |" in markdown
+    assert "| 0 | 1 | 0.5 | 0.25 | -0.142013 |" in markdown
+    assert "| 0 | 1 | 0 | 0 | 0 | -0.00044379 | 0.497994 |" in markdown
+    assert "Single active tokens weigh" not in markdown
 
 
 def test_gradient_of_own_advantages_is_worked_out_with_the_advantage_of_each_token() -> None:
     """Of 94 response tokens 45 have 1/√2 before they are whitened, 49 the opposite."""
-    report = load(command.ROOT / "reports" / "skyrl" / "v0.3.0-megatron.json.gz")
-    [cause] = [one for one in report.causes if one.name == "padding_whitened"]
-    text = "\n".join(issue.as_markdown(report, cause))
+    markdown = text(load(command.ROOT / "reports/skyrl/v0.3.0-megatron.json.gz"), "padding_white")
 
     mean = -4 * math.sqrt(0.5) / 94
     advantage = (math.sqrt(0.5) - mean) / math.sqrt(0.5 - mean**2)
-    assert "its weight times -A, where A is its advantage: the sample's reward minus" in text
-    assert f"| 0 | 1 | 1 | {advantage:.6g} |" in text
+    assert "weight times -A, where A is its advantage: the sample's reward minus" in markdown
+    assert f"| 0 | 1 | 1 | {advantage:.6g} |" in markdown
     # SkyRL's mean is over 16 rows of 15 positions.
     padded = -4 * math.sqrt(0.5) / 240
     variance = 0.5 - 2 * mean * padded + padded**2
     observed = -(math.sqrt(0.5) - padded) / math.sqrt(variance) / 8
-    assert f"| 0 | 1 | 0 | 1 | 2 | {-advantage / 8:.6g} | {observed:.6g} |" in text
-    assert "Single active tokens weigh" not in text
+    assert f"| 0 | 1 | 0 | 1 | 2 | {-advantage / 8:.6g} | {observed:.6g} |" in markdown
+    assert "Single active tokens weigh" not in markdown

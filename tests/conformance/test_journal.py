@@ -45,13 +45,22 @@ def finding(case: str, verdict: Verdict = Verdict.CONFORMS) -> Finding:
     )
 
 
-def test_finished_journal_becomes_a_report_in_one_order(tmp_path: Path) -> None:
-    path = tmp_path / "deep" / "report.json"
+def begun(path: Path, *cases: str) -> Journal:
+    """A journal with findings of some cases."""
     journal = Journal(path)
     journal.begin(HEADER)
-    for case in ("b", "a"):
+    for case in cases:
         journal.add(finding(case))
-    report = journal.finish(Selection(selected=2, deselected=1))
+    return journal
+
+
+def selection(selected: int) -> Selection:
+    return Selection(selected=selected, deselected=0)
+
+
+def test_finished_journal_becomes_a_report_in_one_order(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "report.json"
+    report = begun(path, "b", "a").finish(Selection(selected=2, deselected=1))
 
     assert load(path) == report
     assert [f.case for f in report.findings] == ["a", "b"]
@@ -61,10 +70,7 @@ def test_finished_journal_becomes_a_report_in_one_order(tmp_path: Path) -> None:
 
 def test_run_stopped_early_leaves_an_incomplete_report(tmp_path: Path) -> None:
     path = tmp_path / "report.json"
-    journal = Journal(path)
-    journal.begin(HEADER)
-    journal.add(finding("a"))
-    journal.finish(Selection(selected=2, deselected=0))
+    begun(path, "a").finish(selection(2))
 
     assert not load(path).complete
 
@@ -73,7 +79,7 @@ def test_run_that_found_nothing_leaves_what_was_there(tmp_path: Path) -> None:
     path = tmp_path / "report.json"
     path.write_text("older")
 
-    assert Journal(path).finish(Selection(selected=0, deselected=0)) is None
+    assert Journal(path).finish(selection(0)) is None
     assert path.read_text() == "older"
 
 
@@ -82,17 +88,13 @@ def test_journal_of_a_killed_run_is_kept_and_read_up_to_the_finding_in_flight(
     tmp_path: Path, torn: int
 ) -> None:
     path = tmp_path / "report.json"
-    journal = Journal(path)
-    journal.begin(HEADER)
-    journal.add(finding("a"))
-    journal.add(finding("b"))
+    journal = begun(path, "a", "b")
     [file] = tmp_path.iterdir()
     file.write_bytes(file.read_bytes()[: -torn or None])
     del journal  # its process is gone, and with it the lock
 
-    again = Journal(path)
-    again.begin(HEADER)
-    again.finish(Selection(selected=1, deselected=0))
+    again = begun(path)
+    again.finish(selection(1))
 
     assert again.kept == tmp_path / "report.json.killed-1.journal"
     report = load(again.kept)
@@ -104,10 +106,7 @@ def test_journal_of_a_killed_run_is_kept_and_read_up_to_the_finding_in_flight(
 def test_journals_of_several_killed_runs_are_all_kept(tmp_path: Path) -> None:
     path = tmp_path / "report.json"
     for case in ("a", "b"):
-        killed = Journal(path)
-        killed.begin(HEADER)
-        killed.add(finding(case))
-        del killed
+        begun(path, case)  # and its process is gone
 
     Journal(path).close()
 
@@ -118,7 +117,7 @@ def test_journals_of_several_killed_runs_are_all_kept(tmp_path: Path) -> None:
 def test_journal_of_a_run_killed_before_its_first_finding_is_an_empty_report(
     tmp_path: Path,
 ) -> None:
-    Journal(tmp_path / "report.json").begin(HEADER)
+    begun(tmp_path / "report.json")
 
     report = load(tmp_path / "report.json.journal")
     assert not report.complete
@@ -128,8 +127,7 @@ def test_journal_of_a_run_killed_before_its_first_finding_is_an_empty_report(
 def test_journal_torn_within_a_character_is_read_and_line_separators_in_words_end_no_line(
     tmp_path: Path,
 ) -> None:
-    journal = Journal(tmp_path / "report.json")
-    journal.begin(HEADER)
+    journal = begun(tmp_path / "report.json")
     for case in ("a", "b"):
         journal.add(finding(case, Verdict.CRASHED).model_copy(update={"message": "one\u2028two é"}))
     path = tmp_path / "report.json.journal"
@@ -151,18 +149,16 @@ def test_journal_without_a_header_of_this_version_is_refused(tmp_path: Path, con
 
 def test_a_run_does_not_take_the_journal_of_another_that_goes_on(tmp_path: Path) -> None:
     path = tmp_path / "report.json"
-    first = Journal(path)
-    first.begin(HEADER)
-    first.add(finding("a"))
+    first = begun(path, "a")
 
     with pytest.raises(ReportPathError, match=r"another run is about to write .*report\.json"):
         Journal(path)
 
     first.add(finding("b"))
-    report = first.finish(Selection(selected=2, deselected=0))
+    report = first.finish(selection(2))
     assert report is not None
     assert [f.case for f in load(path).findings] == ["a", "b"]
-    assert Journal(path).finish(Selection(selected=0, deselected=0)) is None
+    assert Journal(path).finish(selection(0)) is None
     assert list(tmp_path.iterdir()) == [path]
 
 
@@ -176,13 +172,11 @@ def test_what_finds_no_room_is_kept_as_far_as_there_was_some(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "report.json"
-    journal = Journal(path)
-    journal.begin(HEADER)
-    journal.add(finding("a"))
+    journal = begun(path, "a")
     with monkeypatch.context() as full:
         full.setattr("os.fsync", no_room)
         with pytest.raises(ReportPathError, match=r"No space left on device; make room; report"):
-            journal.finish(Selection(selected=1, deselected=0))
+            journal.finish(selection(1))
     journal.close()
 
     journal_path = tmp_path / "report.json.journal"

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from conformance.findings.cause import Severity
 from conformance.findings.verdict import Check, Verdict
-from conformance.views.overview.committed import Version
-from conformance.views.overview.pages import (
-    advice_causes,
-    worst_causes,
-    wrong_causes,
-    wrong_of_seen,
-)
+from conformance.views.overview.committed import CommittedReport
+from conformance.views.overview.pages import cause_rows, kinds_of_causes, wrong_of_seen
 from tests.conformance.pages import finding_of, report_of
 
 if TYPE_CHECKING:
     from conformance.findings.finding import Finding
 
 
-def version(name: str, *findings: Finding) -> Version:
-    return Version(name=name, path=Path(f"toy/{name}.json.gz"), report=report_of(findings))
+def version(name: str, *findings: Finding) -> CommittedReport:
+    return CommittedReport(name=name, path=Path(f"toy/{name}.json.gz"), report=report_of(findings))
 
 
 def of(mistake: str, check: Check = Check.WEIGHTS, verdict: Verdict = Verdict.MISMATCH) -> Finding:
@@ -34,21 +31,28 @@ FOUND = [
 ]
 
 
-def test_causes_of_several_versions_are_one_line_the_worst_first() -> None:
-    _, _, *lines = wrong_causes(FOUND)
+def test_causes_of_several_versions_are_one_row_the_worst_first() -> None:
+    rows = [*cause_rows(FOUND, [Severity.GRADIENT, Severity.ACCEPTED])]
 
-    assert [line.split(" | ")[2:4] for line in lines] == [
+    assert [row[1:3] for row in rows] == [
         ["wrong gradient", "token losses are added up and not divided"],
         ["bad input accepted", "arguments: bad input is accepted"],
     ]
-    assert lines[0].endswith("| v1 (1), v2 (1) |")
+    assert rows[0][-1] == "torch: v1 (1), v2 (1)"
 
 
-def test_advice_is_a_table_of_its_own() -> None:
-    _, _, line = advice_causes(FOUND)
+def test_advice_is_chosen_by_its_severity() -> None:
+    [row] = cause_rows(FOUND, [Severity.ADVICE])
 
-    assert line.split(" | ")[2] == "advice"
-    assert line.endswith("| v2 (1) |")
+    assert (row[1], row[-1]) == ("advice", "torch: v2 (1)")
+
+
+def test_a_cause_of_several_engines_is_one_row() -> None:
+    other = FOUND[1].report.model_copy(update={"engine": "fsdp"})
+    found = [replace(FOUND[1], report=other), *FOUND]
+    [row] = cause_rows(found, [Severity.GRADIENT])
+
+    assert row[-1] == "fsdp: v2 (1); torch: v1 (1), v2 (1)"
 
 
 def test_refusals_are_counted_apart_from_what_is_right() -> None:
@@ -57,21 +61,25 @@ def test_refusals_are_counted_apart_from_what_is_right() -> None:
     bad = finding_of("a", check=Check.ARGUMENTS, verdict=Verdict.REFUSED)
     found = [version("v1", right, refused, bad), version("v2", refused)]
 
-    _, _, *lines = wrong_of_seen(found, "check", [Check.WEIGHTS, Check.ARGUMENTS])
+    rows = wrong_of_seen(found, "check", [Check.WEIGHTS, Check.ARGUMENTS])
 
-    assert [line.split(" | ", 3)[3] for line in lines] == [
-        "ok (1), refused (1) | ok (1) |",
-        "refused (1) | – |",
-    ]
+    assert [row[3:] for row in rows] == [["ok (1), refused (1)", "ok (1)"], ["refused (1)", "–"]]
 
 
-def test_a_version_is_told_by_its_worst_causes() -> None:
-    many = version("v3", *(of(f"mistake {number}") for number in range(5)))
-    _, _, *lines = worst_causes([*FOUND, many, version("v4")])
+def test_a_framework_has_a_row_with_its_causes_by_kind_and_their_bug_reports() -> None:
+    crash = finding_of("a", verdict=Verdict.CRASHED, message="KeyError: [1")
+    other = version("v2", of("not_divided"), crash).report.model_copy(update={"engine": "fsdp"})
+    found = [replace(FOUND[1], report=other), FOUND[1]]
+    header, _, row = kinds_of_causes(found).splitlines()
 
-    assert (
-        lines[1]
-        == "| toy | torch | v2 | **1** of 1 | token losses are added up and not divided (1) |"
+    assert header == "| framework | version | wrong gradient | step that cannot run | advice |"
+    assert row == (
+        "| toy | v2 | [token losses are added up and not divided]"
+        "(reports/issues/toy-fsdp-not_divided.md)"
+        " | [KeyError: 1](reports/issues/toy-fsdp-crashed.md)"
+        " | [1 form](reports/causes.md#advice) |"
     )
-    assert lines[2].endswith("(1); 2 more |")
-    assert lines[3] == "| toy | torch | v4 | none of 0 | – |"
+
+
+def test_a_framework_without_causes_is_a_row_too() -> None:
+    assert kinds_of_causes([version("v4")]).splitlines()[-1] == "| toy | v4 |"

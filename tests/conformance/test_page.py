@@ -65,14 +65,10 @@ class Page(HTMLParser):
         self._inside = ""
         self._in_cell = self._in_cell and tag != "td"
 
-    def cells_of(self, *kinds: str) -> list[str]:
-        """What cells of tables say."""
-        return [" ".join(words) for kind, words in self.cells if kind in kinds]
-
     @property
     def counts(self) -> list[str]:
-        """What those say in which anything was run."""
-        return self.cells_of("right", "wrong")
+        """What cells say in which anything was run."""
+        return [" ".join(words) for kind, words in self.cells if kind in ("right", "wrong")]
 
     def links(self) -> list[str]:
         return [a["href"] or "" for tag, a in self.elements if tag == "a" and "href" in a]
@@ -103,39 +99,34 @@ def shown(report: Report, data: dict[str, Any]) -> list[Finding]:
     ]
 
 
-def test_a_cell_counts_what_is_wrong_of_what_was_run_and_links_to_it() -> None:
-    page = Page(render([report_of([WRONG, UNSUPPORTED, finding_of("c", verdict=Verdict.CRASHED)])]))
-
-    assert page.counts == ["✕ 2 of 2 wrong"]
-    assert "#framework=toy+torch&version=1&check=weights&mode=token_mean" in page.links()
+REFUSED = finding_of("c", verdict=Verdict.REFUSED)
+BAD_INPUT = finding_of("a", check=Check.ARGUMENTS, verdict=Verdict.REFUSED)
+CONFORM = "✓ 1 conform or are rightly refused"
 
 
-def test_a_cell_without_wrong_ones_says_so_and_links_to_all() -> None:
-    page = Page(render([report_of([RIGHT, UNSUPPORTED])]))
+@pytest.mark.parametrize(
+    ("findings", "cell"),
+    [
+        ([WRONG, UNSUPPORTED, finding_of("c", verdict=Verdict.CRASHED)], "wrong: ✕ 2 of 2 wrong"),
+        ([RIGHT, UNSUPPORTED], f"right: {CONFORM}"),
+        ([UNSUPPORTED], "none: unsupported"),
+        ([UNSUPPORTED, finding_of("c", verdict=Verdict.NOT_DRIVEN)], "none: not driven"),
+        ([REFUSED], "none: ⊘ 1 refused"),
+        ([RIGHT, REFUSED], f"right: {CONFORM} ⊘ 1 refused"),
+        ([BAD_INPUT], f"right: {CONFORM}"),
+        ([WRONG, REFUSED], "wrong: ✕ 1 of 2 wrong"),
+    ],
+)
+def test_a_cell_counts_what_is_wrong_of_what_was_run_and_links_to_it(
+    findings: list[Finding], cell: str
+) -> None:
+    page = Page(render([report_of(findings)]))
+    shown = [f"{kind}: {' '.join(words)}" for kind, words in page.cells if "–" not in words]
+    [check] = {str(one.check) for one in findings}
+    link = f"#framework=toy+torch&version=1&check={check}&mode=token_mean"
 
-    assert page.counts == ["✓ 1 conform or are rightly refused"]
-    assert [link for link in page.links() if link.endswith("&verdict=any")]
-
-
-def test_a_refusal_is_right_only_of_bad_input() -> None:
-    refused = finding_of("c", verdict=Verdict.REFUSED)
-    bad = finding_of("a", check=Check.ARGUMENTS, verdict=Verdict.REFUSED)
-    right = "✓ 1 conform or are rightly refused"
-
-    def cells(*findings: Finding) -> list[tuple[str, str]]:
-        page = Page(render([report_of(findings)]))
-        return [(kind, " ".join(words)) for kind, words in page.cells if "–" not in words]
-
-    assert cells(refused) == [("none", "⊘ 1 refused")]
-    assert cells(RIGHT, refused) == [("right", f"{right} ⊘ 1 refused")]
-    assert cells(bad) == [("right", right)]
-    assert cells(WRONG, refused) == [("wrong", "✕ 1 of 2 wrong")]
-
-
-def test_what_is_not_supported_is_said() -> None:
-    page = Page(render([report_of([UNSUPPORTED])]))
-
-    assert "unsupported" in page.cells_of("none")
+    assert shown == [cell]
+    assert (link if "✕" in cell else f"{link}&verdict=any") in page.links()
 
 
 def of(mistake: str, case: str = "a", **fields: Any) -> Finding:
@@ -144,13 +135,6 @@ def of(mistake: str, case: str = "a", **fields: Any) -> Finding:
 
 def page_causes_of(*reports: Report) -> list[PageCause]:
     return page_causes(name_versions(reports))
-
-
-def test_what_is_not_driven_is_said() -> None:
-    page = Page(render([report_of([UNSUPPORTED, finding_of("c", verdict=Verdict.NOT_DRIVEN)])]))
-
-    assert "not driven" in page.cells_of("none")
-    assert page.counts == []
 
 
 def test_causes_stand_before_all_else_and_say_what_is_known_of_them() -> None:
@@ -180,7 +164,9 @@ def test_a_cause_of_several_versions_is_shown_once_with_what_became_of_it() -> N
         [of("not_divided"), of("not_divided", "c"), of("samples_lost", "b"), crashed], version="2"
     )
 
-    assert [(one.statement, one.fate, one.counts) for one in page_causes_of(old, new)] == [
+    assert [
+        (one.change.statement, one.change.fate, one.counts) for one in page_causes_of(old, new)
+    ] == [
         ("token losses are added up and not divided", "the same", {"2": 2, "1": 1}),
         ("samples are lost", "new", {"2": 1}),
         ("KeyError: 1", "new", {"2": 1}),
@@ -188,7 +174,7 @@ def test_a_cause_of_several_versions_is_shown_once_with_what_became_of_it() -> N
         ("numbers are NaN or infinite", "not known to be gone", {"1": 1}),
     ]
     assert "now 1 crashed" in render([old, new])
-    assert [one.fate for one in page_causes_of(new)] == ["the same"] * 3
+    assert [one.change.fate for one in page_causes_of(new)] == ["the same"] * 3
     assert ">new</span>" in render([old, new])
     assert "2 findings, 2 of 2 versions" in render([old, new])
 
@@ -199,16 +185,16 @@ def test_a_cause_under_another_condition_is_one_that_changed() -> None:
     new = assembled_of(wrong(here, CP), right(there, CP))
 
     [cause] = page_causes_of(old, new)
-    assert cause.fate == "changed"
-    assert cause.statement.startswith("multiplied once too often by cp")
-    assert "in token_mean (it was: multiplied once too often" in cause.statement
+    assert cause.change.fate == "changed"
+    assert cause.change.statement.startswith("multiplied once too often by cp")
+    assert "in token_mean (it was: multiplied once too often" in cause.change.statement
 
 
 def test_a_cause_that_was_gone_before_the_last_two_versions_is_gone() -> None:
     fixed = report_of([RIGHT])
     causes = page_causes_of(report_of([of("not_divided")]), fixed, fixed)
 
-    assert [(one.fate, one.counts) for one in causes] == [("gone", {"1": 1})]
+    assert [(one.change.fate, one.counts) for one in causes] == [("gone", {"1": 1})]
 
 
 def test_advice_is_folded_apart_from_what_is_wrong() -> None:
@@ -231,18 +217,13 @@ def test_findings_come_by_what_their_causes_do() -> None:
 
 
 def test_matrix_has_the_report_given_last_and_the_timeline_all_in_the_order_given() -> None:
-    page = Page(render([report_of([WRONG], version="9"), report_of([RIGHT], version="10")]))
+    text = render([report_of([WRONG], version="9"), report_of([RIGHT], version="10")])
+    matrix, *timeline = Page(text).counts
 
-    matrix, timeline = page.counts[:1], page.counts[1:]
-    assert matrix == ["✓ 1 conform or are rightly refused"]
-    assert timeline == ["✕ 1 of 1 wrong", "✓ 1 conform or are rightly refused"] * 2
-
-
-def test_one_report_of_each_framework_has_no_timeline() -> None:
-    page = render([report_of([WRONG]), report_of([WRONG], adapter="other")])
-
-    assert "Over versions" not in page
-    assert "Over versions" in render([report_of([WRONG]), report_of([WRONG], version="2")])
+    assert matrix == CONFORM
+    assert timeline == ["✕ 1 of 1 wrong", CONFORM] * 2
+    assert "Over versions" in text
+    assert "Over versions" not in render([report_of([WRONG]), report_of([WRONG], adapter="other")])
 
 
 def test_engines_of_one_framework_are_apart() -> None:
@@ -270,13 +251,10 @@ def test_versions_are_called_what_people_call_them(source: dict[str, Any], name:
     assert [one.name for one in name_versions([report, report])] == [name, f"{name} (2)"]
 
 
-def test_a_run_that_was_stopped_is_said_to_be() -> None:
+def test_stopped_runs_and_pages_without_findings_are_said_to_be() -> None:
     stopped = Report.assemble(HEADER, [WRONG], Selection(selected=3, deselected=0))
 
     assert "stopped at 1 of 3 findings" in render([stopped])
-
-
-def test_no_findings_and_no_reports_are_pages_too() -> None:
     assert "no findings" in render([report_of([])])
     assert "0 findings of 0 reports" in render([])
 
@@ -284,35 +262,23 @@ def test_no_findings_and_no_reports_are_pages_too() -> None:
 def test_data_are_what_findings_say() -> None:
     report = mistaken()
     data = data_of(report)
+    findings = shown(report, data)
+    said = [one.diagnosis for one in findings]
 
     assert data["count"] == len(report.findings)
-    for name in ("case", "verdict", "place", "message"):
-        assert column(data, name) == [getattr(finding, name) for finding in shown(report, data)]
-    for finding, diagnosis in zip(shown(report, data), column(data, "diagnosis"), strict=True):
-        if finding.diagnosis is None:
-            assert diagnosis is None
-        else:
-            said = finding.diagnosis
-            assert diagnosis == [
-                said.name,
-                said.explanation,
-                [list(item) for item in said.numbers.items()],
-                said.also,
-            ]
-    assert [None if p is None else tuple(p) for p in column(data, "logged")] == [
-        f.logged and (f.logged.expected, f.logged.reported) for f in shown(report, data)
-    ]
-
-
-def test_the_factor_that_a_finding_is_off_by_is_said_with_what_it_means() -> None:
-    report = mistaken()
-    data = data_of(report)
-
-    assert column(data, "off_by") == [
-        None if one.agreement is None else off_by(one) for one in shown(report, data)
-    ]
-    assert "off by a factor of 2" in column(data, "off_by")
     assert data["legend"] == LEGEND
+    for name in ("case", "verdict", "place", "message"):
+        assert column(data, name) == [getattr(finding, name) for finding in findings]
+    assert column(data, "diagnosis") == [
+        one and [one.name, one.explanation, [[*each] for each in one.numbers.items()], one.also]
+        for one in said
+    ]
+    assert [p and tuple(p) for p in column(data, "logged")] == [
+        f.logged and (f.logged.expected, f.logged.reported) for f in findings
+    ]
+    factors = [None if one.agreement is None else off_by(one) for one in findings]
+    assert column(data, "off_by") == factors
+    assert "off by a factor of 2" in factors
 
 
 def test_pictures_can_be_read_off_the_data() -> None:
@@ -359,32 +325,27 @@ def test_nothing_hostile_becomes_an_element() -> None:
     assert not any(name.startswith("on") for _, attributes in page.elements for name in attributes)
 
 
-@pytest.mark.parametrize("text", HOSTILE)
-def test_hostile_words_arrive_as_they_are(text: str) -> None:
+def test_hostile_words_arrive_as_they_are_and_begin_no_tag() -> None:
+    [packed] = re.findall(r'id="data">(.*?)</script>', render([hostile()]), re.DOTALL)
     data = data_of(hostile())
 
-    assert text.replace("/", "") in column(data, "case")  # ids have no other slashes
-    assert text in column(data, "place")
-    assert f"Traceback\n{text}" in column(data, "message")
-
-
-def test_no_tag_begins_in_the_data() -> None:
-    [data] = re.findall(r'id="data">(.*?)</script>', render([hostile()]), re.DOTALL)
-
-    assert not set(data) & set("<>&'")
+    assert not set(packed) & set("<>&'")
+    for text in HOSTILE:
+        assert text.replace("/", "") in column(data, "case")  # ids have no other slashes
+        assert text in column(data, "place")
+        assert f"Traceback\n{text}" in column(data, "message")
 
 
 def test_verdicts_that_are_left_out_are_counted_and_neither_listed_nor_linked() -> None:
-    conforming = {"verdict": Verdict.CONFORMS, "error": 0.0}
-    logged = finding_of("b", check=Check.METRIC, **conforming)
-    report = report_of([WRONG, finding_of("b", **conforming), logged])
+    logged = finding_of("b", check=Check.METRIC, verdict=Verdict.CONFORMS)
+    report = report_of([WRONG, finding_of("b", verdict=Verdict.CONFORMS), logged])
     text = render([report], left_out=[Verdict.CONFORMS])
     page, data = Page(text), json.loads(unpacked(text))
 
     assert (data["count"], data["total"]) == (1, 3)
     assert column(data, "verdict") == ["mismatch"]
     assert "3 findings of 1 report. Those that say “conforms” are counted in the table" in text
-    assert page.counts == ["✕ 1 of 2 wrong", "✓ 1 conform or are rightly refused"]
+    assert page.counts == ["✕ 1 of 2 wrong", CONFORM]
     assert not [link for link in page.links() if link.endswith("&verdict=any")]
 
 
@@ -402,16 +363,13 @@ def test_only_our_own_style_and_script_are_in_force_and_nothing_is_fetched() -> 
     assert all(link.startswith("#") for link in page.links())
 
 
-def test_a_thousand_findings_with_pictures_take_less_than_a_megabyte() -> None:
-    assert len(render([many(1000)]).encode()) < 1_000_000
-
-
-def test_what_is_said_of_every_finding_is_said_once() -> None:
+def test_what_is_said_of_every_finding_is_said_once_and_pictures_are_small() -> None:
     words = "a message that is long enough to be kept once"
     diagnosis = {"name": "n", "explanation": words}
     report = report_of([finding_of(f"c{n}", diagnosis=diagnosis) for n in range(9)])
 
     assert json.dumps(data_of(report)).count(words) == 1
+    assert len(render([many(1000)]).encode()) < 1_000_000
 
 
 def test_checks_and_modes_are_counted_apart() -> None:
@@ -430,18 +388,13 @@ def test_cases_of_the_corpus_say_what_they_catch() -> None:
     assert data["cases"].keys() == {"fully_masked_sample"}
 
 
-def test_a_page_is_written(tmp_path: Path) -> None:
-    write([mistaken()], tmp_path / "page.html")
+def test_a_page_is_written_with_half_a_character_as_json_has_it(tmp_path: Path) -> None:
+    path, report = tmp_path / "page.html", report_of([finding_of("a", message="file \udc80")])
+    write([report], path)
 
-    assert (tmp_path / "page.html").read_text(encoding="utf-8") == render([mistaken()])
-
-
-def test_half_a_character_is_written_as_json_has_it(tmp_path: Path) -> None:
-    path = tmp_path / "page.html"
-    write([report_of([finding_of("a", message="file \udc80")])], path)
-
-    data = json.loads(unpacked(path.read_text(encoding="utf-8")))
-    assert column(data, "message") == ["file \udc80"]
+    text = path.read_text(encoding="utf-8")
+    assert text == render([report])
+    assert column(json.loads(unpacked(text)), "message") == ["file \udc80"]
 
 
 @pytest.mark.parametrize("name", ["", "missing/page.html"])

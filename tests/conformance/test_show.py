@@ -13,19 +13,17 @@ from typing import Any
 import pytest
 
 from conformance import cli
-from conformance.comparing.assembly import assembled
 from conformance.comparing.groups import FindingFilter, finding_groups
 from conformance.comparing.report_file import load, write
 from conformance.findings.cause import Clues
 from conformance.findings.finding import Diagnosis, Finding
-from conformance.findings.report import Selection
 from conformance.findings.verdict import Check, Verdict
 from conformance.views.report_formats import as_text
-from conformance.views.tables import verdict_matrix
 from reference.aggregation import Mode
 from tests import command
+from tests.conformance.pages import report_of
 from tests.conformance.test_expectations import crash, mismatch
-from tests.conformance.test_journal import HEADER, finding
+from tests.conformance.test_journal import finding
 
 REPORT = command.ROOT / "reports" / "miles" / "main-31f1ca9-fsdp.json.gz"
 
@@ -43,7 +41,7 @@ def small(tmp_path: Path) -> Path:
         finding("f", Verdict.REFUSED).model_copy(update={"message": "no"}),
     ]
     path = tmp_path / "small.json"
-    write(assembled(HEADER, findings, [], Selection(selected=6, deselected=0)), path)
+    write(report_of(findings), path)
     return path
 
 
@@ -70,6 +68,7 @@ def test_groups_come_the_worst_first_with_the_worst_example(small: Path) -> None
     assert "for example weights/token_mean/b/dp1-cp1-mb1-bshd: off by a factor of 4" in text
     assert "\n  pytest --adapter=toy --engine=torch --layout=dp1-cp1-mb1-bshd -k '[weights" in text
     assert "1 conforms, 3 mismatch, 1 refused, 1 crashed" in text
+    assert not re.search(r"[\x1b\x07]", text), "which steer a terminal"
 
 
 def test_causes_come_first_and_each_form_of_advice_once(tmp_path: Path) -> None:
@@ -85,12 +84,7 @@ def test_causes_come_first_and_each_form_of_advice_once(tmp_path: Path) -> None:
         finding(case, Verdict.REFUSED).model_copy(update={"message": f"ValueError: no {number}"})
         for number, case in enumerate("ab")
     ]
-    report = assembled(
-        HEADER,
-        [*advice, *refused, mismatch("c", "not_divided")],
-        [],
-        Selection(selected=5, deselected=0),
-    )
+    report = report_of([*advice, *refused, mismatch("c", "not_divided")])
     write(report, tmp_path / "report.json")
     text = shown(tmp_path / "report.json", COLUMNS="1000")
     document = json.loads(shown(tmp_path / "report.json", "--format=json"))
@@ -114,22 +108,13 @@ def test_example_is_an_ordinary_step_and_the_command_runs_the_smallest() -> None
     large = mismatch("production_step", "not_divided")
 
     for findings, example in ((found, "b_ordinary"), ([*found, large], "production_step")):
-        selection = Selection(selected=len(findings), deselected=0)
-        report = assembled(HEADER, findings, [empty, ordinary], selection)
+        report = report_of(findings, clues=[empty, ordinary])
         [group] = finding_groups(report)
 
         assert (group.smallest.case, group.example.case) == ("a_small", example)
         text = "\n".join(as_text(report))
         assert f"for example {group.example.id}: " in text
         assert f"-k '[{group.smallest.id}]'" in text
-
-
-def test_what_a_framework_prints_is_shown_as_it_is_and_steers_no_terminal(small: Path) -> None:
-    text = shown(small)
-
-    assert "[bold]not markup[/bold]" in text
-    assert "\x1b" not in text
-    assert "\x07" not in text
 
 
 @pytest.mark.parametrize(
@@ -171,13 +156,14 @@ def test_choice_leaves_out_all_else(small: Path) -> None:
     assert "sample_mean" not in text
 
 
-def test_json_has_every_wrong_finding_once() -> None:
+def test_json_has_every_wrong_finding_once_and_counts_every_finding() -> None:
     document: dict[str, Any] = json.loads(shown(REPORT, "--format=json"))
     report = load(REPORT)
     wrong = {f.id for f in report.findings if f.verdict in (Verdict.MISMATCH, Verdict.CRASHED)}
-    listed = {one for cause in document["causes"] for one in cause["findings"]}
+    listed = [one for cause in document["causes"] for one in cause["findings"]]
 
-    assert listed == wrong
+    assert len(wrong) > 40
+    assert {*listed} == wrong
     assert document["summary"]["verdicts"] == report.summary.verdicts
     cells = [cell for row in document["matrix"].values() for cell in row.values()]
     assert sum(sum(cell.values()) for cell in cells) == len(report.findings)
@@ -189,20 +175,6 @@ def test_markdown_folds_details_and_neutralises_what_others_say(small: Path) -> 
     assert "| weights | 1 ok, 3 MISMATCH, 1 refused, 1 CRASHED |" in text
     assert text.count("<details>") == text.count("</details>") == 3
     assert "\x1b" not in text
-
-
-def test_matrix_counts_every_finding_once() -> None:
-    report = load(REPORT)
-    cells = verdict_matrix(report.findings, "check", Check)
-
-    assert sum(cell.total() for row in cells.values() for cell in row.values()) == len(
-        report.findings
-    )
-    wrong = [f for f in report.findings if f.verdict in (Verdict.MISMATCH, Verdict.CRASHED)]
-    assert len(wrong) > 40
-    assert {f.id for group in finding_groups(report) for f in group.findings} == {
-        finding.id for finding in wrong
-    }
 
 
 @pytest.mark.parametrize(
@@ -239,8 +211,7 @@ def test_diff_tells_by_its_exit_status_whether_something_is_worse(
     tmp_path: Path, small: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fixed = tmp_path / "fixed.json"
-    right = [finding(case) for case in "abcdef"]
-    write(assembled(HEADER, right, [], Selection(selected=6, deselected=0)), fixed)
+    write(report_of(finding(case) for case in "abcdef"), fixed)
 
     assert cli.main(["diff", str(small), str(fixed)]) == 0
     assert "better: 5" in capsys.readouterr().out

@@ -11,19 +11,18 @@ import torch.distributed as dist
 
 from adapters.contract.probed_batch import PADDING_VALUE
 from adapters.native.advantages import NativeEstimator
-from conformance.plan.checks import check_spec
-from reference.aggregation import Mode
-from tests.mutants.mutant import Mutant
+from tests.mutants.mutant import SAMPLE, Mutant
 
 if TYPE_CHECKING:
     from adapters.contract import Job
     from adapters.native.packing import Packed, SampleTensors
 
 
-class FromRewards(Mutant):
-    """A mutant that goes wrong in one mode as in all others."""
+class FromRewards(Mutant, modes=SAMPLE):
+    """A mutant whose advantages ``of`` an estimator are wrong, in one mode as in all others."""
 
-    modes = (Mode.SAMPLE_MEAN,)
+    def __init_subclass__(cls, of: str, **says: object) -> None:
+        super().__init_subclass__(f"advantages.{of}", **says)
 
 
 class _AllPrompts(NativeEstimator):
@@ -33,12 +32,10 @@ class _AllPrompts(NativeEstimator):
         return torch.tensor([other.reward for other in samples])
 
 
-class GroupsMerged(FromRewards):
+class GroupsMerged(
+    FromRewards, diagnosis="groups_merged", of="group_normalised", estimator=_AllPrompts
+):
     """Rewards are viewed as one row when the numbers of samples are not as configured."""
-
-    diagnosis = "groups_merged"
-    spec = check_spec("advantages.group_normalised")
-    estimator = _AllPrompts
 
 
 class _OfShares(NativeEstimator):
@@ -55,12 +52,10 @@ class _OfShares(NativeEstimator):
         ]
 
 
-class GroupsOfARank(FromRewards):
+class GroupsOfARank(
+    FromRewards, diagnosis="groups_per_dp_rank", of="group_centred", estimator=_OfShares
+):
     """Rewards are compared after the samples were dealt to ranks."""
-
-    diagnosis = "groups_per_dp_rank"
-    spec = check_spec("advantages.group_centred")
-    estimator = _OfShares
 
 
 class _WithoutBaseline(NativeEstimator):
@@ -68,12 +63,10 @@ class _WithoutBaseline(NativeEstimator):
         return 0.0
 
 
-class BaselineForgotten(FromRewards):
+class BaselineForgotten(
+    FromRewards, diagnosis="baseline_left_out", of="group_centred", estimator=_WithoutBaseline
+):
     """The option to leave out the standard deviation leaves out the mean too."""
-
-    diagnosis = "baseline_left_out"
-    spec = check_spec("advantages.group_centred")
-    estimator = _WithoutBaseline
 
 
 class _Centred(NativeEstimator):
@@ -81,20 +74,16 @@ class _Centred(NativeEstimator):
         return torch.full_like(sample.values, sample.reward - self.baseline(rewards))
 
 
-class OwnRewardInBaseline(FromRewards):
+class OwnRewardInBaseline(
+    FromRewards, diagnosis="own_reward_in_baseline", of="leave_one_out", estimator=_Centred
+):
     """The mean is that of all samples of the prompt, and not of the others."""
 
-    diagnosis = "own_reward_in_baseline"
-    spec = check_spec("advantages.leave_one_out")
-    estimator = _Centred
 
-
-class StdForgotten(FromRewards):
+class StdForgotten(
+    FromRewards, diagnosis="std_left_out", of="group_normalised", estimator=_Centred
+):
     """The option to leave out the standard deviation is always on."""
-
-    diagnosis = "std_left_out"
-    spec = check_spec("advantages.group_normalised")
-    estimator = _Centred
 
 
 class _OfPopulation(NativeEstimator):
@@ -105,20 +94,16 @@ class _OfPopulation(NativeEstimator):
         return tokens
 
 
-class StdOfPopulation(FromRewards):
+class StdOfPopulation(
+    FromRewards, diagnosis="biased_std", of="group_normalised", estimator=_OfPopulation
+):
     """NumPy's standard deviation in the place of torch's."""
 
-    diagnosis = "biased_std"
-    spec = check_spec("advantages.group_normalised")
-    estimator = _OfPopulation
 
-
-class VarianceOfPopulation(FromRewards):
+class VarianceOfPopulation(
+    FromRewards, diagnosis="biased_variance", of="reinforce_pp", estimator=_OfPopulation
+):
     """The divisor of the variance is the number of tokens."""
-
-    diagnosis = "biased_variance"
-    spec = check_spec("advantages.reinforce_pp")
-    estimator = _OfPopulation
 
 
 class _OfOneRank(NativeEstimator):
@@ -126,12 +111,10 @@ class _OfOneRank(NativeEstimator):
         return sums
 
 
-class WhitenedPerRank(FromRewards):
+class WhitenedPerRank(
+    FromRewards, diagnosis="whitened_per_rank", of="reinforce_pp", estimator=_OfOneRank
+):
     """Mean and variance are those of the tokens that a rank has."""
-
-    diagnosis = "whitened_per_rank"
-    spec = check_spec("advantages.reinforce_pp")
-    estimator = _OfOneRank
 
 
 class _OfContextParallelRanks(NativeEstimator):
@@ -144,12 +127,10 @@ class _OfContextParallelRanks(NativeEstimator):
         return sums
 
 
-class WhitenedPerDataRank(FromRewards):
+class WhitenedPerDataRank(
+    FromRewards, diagnosis="whitened_per_dp_rank", of="gae", estimator=_OfContextParallelRanks
+):
     """Mean and variance are added up over context-parallel ranks alone."""
-
-    diagnosis = "whitened_per_dp_rank"
-    spec = check_spec("advantages.gae")
-    estimator = _OfContextParallelRanks
 
 
 class _OfDataParallelRanks(NativeEstimator):
@@ -164,19 +145,19 @@ class _OfDataParallelRanks(NativeEstimator):
         return sums
 
 
-class WhitenedPerSlice(FromRewards):
+class WhitenedPerSlice(
+    FromRewards,
+    diagnosis="whitened_per_cp_slice",
+    of="group_whitened",
+    estimator=_OfDataParallelRanks,
+):
     """The data-parallel group without context parallelism adds up mean and variance."""
 
-    diagnosis = "whitened_per_cp_slice"
-    spec = check_spec("advantages.group_whitened")
-    estimator = _OfDataParallelRanks
 
-
-class MaskForgottenInWhitening(FromRewards):
+class MaskForgottenInWhitening(
+    FromRewards, diagnosis="whitened_by_other_tokens", of="reinforce_pp"
+):
     """Mean and variance count the tokens that the mask excludes."""
-
-    diagnosis = "whitened_by_other_tokens"
-    spec = check_spec("advantages.reinforce_pp")
 
     def whitened_ids(self, packed: Packed) -> torch.Tensor:
         return packed.ids[packed.advantages != 0]
@@ -193,12 +174,13 @@ class _WithMean(NativeEstimator):
         return [values / spread for values in raw]
 
 
-class MeanKept(FromRewards):
+class MeanKept(
+    FromRewards,
+    diagnosis="whitening_keeps_the_mean",
+    of="reinforce_pp_baseline",
+    estimator=_WithMean,
+):
     """Whitening is called with the flag that adds the mean again."""
-
-    diagnosis = "whitening_keeps_the_mean"
-    spec = check_spec("advantages.reinforce_pp_baseline")
-    estimator = _WithMean
 
 
 def _with(**wrong: float) -> type[NativeEstimator]:
@@ -212,28 +194,25 @@ def _with(**wrong: float) -> type[NativeEstimator]:
     return Wrong
 
 
-class DiscountForgotten(FromRewards):
+class DiscountForgotten(
+    FromRewards, diagnosis="discount_left_out", of="reinforce_pp", estimator=_with(discount=1.0)
+):
     """The option for the discount is read by PPO alone."""
 
-    diagnosis = "discount_left_out"
-    spec = check_spec("advantages.reinforce_pp")
-    estimator = _with(discount=1.0)
 
-
-class LambdaForgotten(FromRewards):
+class LambdaForgotten(
+    FromRewards, diagnosis="trace_left_out", of="gae", estimator=_with(trace=1.0)
+):
     """The option for lambda does not reach the estimator."""
 
-    diagnosis = "trace_left_out"
-    spec = check_spec("advantages.gae")
-    estimator = _with(trace=1.0)
 
-
-class DivergenceIgnored(FromRewards):
+class DivergenceIgnored(
+    FromRewards,
+    diagnosis="divergence_left_out",
+    of="reinforce_pp_baseline",
+    estimator=_with(penalty=0.0),
+):
     """The reference model is loaded, and its log-probabilities are not subtracted."""
-
-    diagnosis = "divergence_left_out"
-    spec = check_spec("advantages.reinforce_pp_baseline")
-    estimator = _with(penalty=0.0)
 
 
 class _PenalisedEverywhere(NativeEstimator):
@@ -241,12 +220,13 @@ class _PenalisedEverywhere(NativeEstimator):
         return super().penalties(replace(sample, mask=sample.advantages != 0))
 
 
-class DivergenceOfToolOutput(FromRewards):
+class DivergenceOfToolOutput(
+    FromRewards,
+    diagnosis="divergence_of_other_tokens",
+    of="penalised_gae",
+    estimator=_PenalisedEverywhere,
+):
     """The penalty is on tokens that the policy did not write."""
-
-    diagnosis = "divergence_of_other_tokens"
-    spec = check_spec("advantages.penalised_gae")
-    estimator = _PenalisedEverywhere
 
 
 class _RewardedAtTheEnd(NativeEstimator):
@@ -256,12 +236,10 @@ class _RewardedAtTheEnd(NativeEstimator):
         return rewards
 
 
-class RewardAtTheLastToken(FromRewards):
+class RewardAtTheLastToken(
+    FromRewards, diagnosis="reward_at_another_token", of="reinforce_pp", estimator=_RewardedAtTheEnd
+):
     """The reward is at the last token, though it may be a tool's."""
-
-    diagnosis = "reward_at_another_token"
-    spec = check_spec("advantages.reinforce_pp")
-    estimator = _RewardedAtTheEnd
 
 
 class _OnPaddedRows(NativeEstimator):
@@ -285,12 +263,10 @@ class _OnPaddedRows(NativeEstimator):
         return super().raw(padded, rewards)[: len(sample.values)]
 
 
-class PaddingBootstrapped(FromRewards):
+class PaddingBootstrapped(
+    FromRewards, diagnosis="padding_bootstrapped", of="gae", estimator=_OnPaddedRows
+):
     """Advantages begin at the end of the row, with the values that a critic has for padding."""
-
-    diagnosis = "padding_bootstrapped"
-    spec = check_spec("advantages.gae")
-    estimator = _OnPaddedRows
 
 
 class _OfReversedBatch(NativeEstimator):
@@ -310,12 +286,10 @@ class _OfReversedBatch(NativeEstimator):
         return [replace(one, values=row) for one, row in zip(samples, values, strict=True)]
 
 
-class ValuesOfReversedBatch(FromRewards):
+class ValuesOfReversedBatch(
+    FromRewards, diagnosis="values_of_other_samples", of="gae", estimator=_OfReversedBatch
+):
     """The batch is sorted after the critic has seen it, and joined with its values by place."""
-
-    diagnosis = "values_of_other_samples"
-    spec = check_spec("advantages.gae")
-    estimator = _OfReversedBatch
 
 
 class _OfSlices(NativeEstimator):
@@ -338,12 +312,8 @@ class _OfSlices(NativeEstimator):
         return torch.cat([super(_OfSlices, self).discounted(p, decay) for p in values.split(parts)])
 
 
-class SlicesApart(FromRewards):
+class SlicesApart(FromRewards, diagnosis="slices_apart", of="reinforce_pp", estimator=_OfSlices):
     """Returns are added up before the slices of context-parallel ranks are gathered."""
-
-    diagnosis = "slices_apart"
-    spec = check_spec("advantages.reinforce_pp")
-    estimator = _OfSlices
 
     def whitened_ids(self, packed: Packed) -> torch.Tensor:
         return packed.ids[packed.advantages != 0]

@@ -10,9 +10,8 @@ import torch
 from adapters.contract.objective import Objective
 from adapters.native.packing import SampleTensors
 from adapters.native.trainer import denominators, with_denominators
-from conformance.plan.checks import check_spec
 from reference.aggregation import Aggregation, AuxiliaryAggregation, Conventions, Mode
-from tests.mutants.mutant import EVERYDAY, Mutant
+from tests.mutants.mutant import EVERYDAY, PROMPT, TOKEN, Mutant
 
 if TYPE_CHECKING:
     from adapters.native.packing import Packed
@@ -23,10 +22,8 @@ def trained_only(right: torch.Tensor, wrong: torch.Tensor) -> torch.Tensor:
     return right.detach() + wrong - wrong.detach()
 
 
-class PlainPathUnscaled(Mutant):
+class PlainPathUnscaled(Mutant, diagnosis="divided_by_dp"):
     """Where the policy loss is the only term, a shorter path forgets the average over ranks."""
-
-    diagnosis = "divided_by_dp"
 
     def reduce(self, values: torch.Tensor, packed: Packed) -> torch.Tensor:
         right = super().reduce(values, packed)
@@ -35,10 +32,8 @@ class PlainPathUnscaled(Mutant):
         return trained_only(right, right / self.layout.dp)
 
 
-class WrongEntropy(Mutant):
+class WrongEntropy(Mutant, check="auxiliary.entropy"):
     """Only the gradient of the entropy is wrong."""
-
-    spec = check_spec("auxiliary.entropy")
 
     def entropy(self, probe: torch.Tensor, packed: Packed) -> torch.Tensor:
         right = super().entropy(probe, packed)
@@ -49,12 +44,10 @@ class WrongEntropy(Mutant):
         raise NotImplementedError
 
 
-class EntropyOfMicroBatches(Mutant):
+class EntropyOfMicroBatches(
+    Mutant, diagnosis="denominators_per_", check="auxiliary.entropy", modes=TOKEN
+):
     """The entropy is the mean of a micro-batch's tokens, and these means are averaged."""
-
-    diagnosis = "denominators_per_"
-    spec = check_spec("auxiliary.entropy")
-    modes = (Mode.TOKEN_MEAN,)
 
     def cut(self, samples: list[SampleTensors]) -> list[list[SampleTensors]]:
         parts = super().cut(samples)
@@ -67,41 +60,34 @@ class EntropyOfMicroBatches(Mutant):
         return [replace(sample, auxiliary_denominator=divisor) for sample in part]
 
 
-class EntropyAveragedOverDp(WrongEntropy):
+class EntropyAveragedOverDp(WrongEntropy, diagnosis="divided_by_dp"):
     """The policy loss makes up for the average over data-parallel ranks, the entropy does not."""
-
-    diagnosis = "divided_by_dp"
 
     def wrong(self, right: torch.Tensor, of_tokens: torch.Tensor, packed: Packed) -> torch.Tensor:
         return right / self.layout.dp
 
 
-class EntropyOfPadding(WrongEntropy):
+class EntropyOfPadding(WrongEntropy, diagnosis="inactive_tokens_weigh"):
     """The entropy is added up over whole rows, prompts and padding and tool output included."""
-
-    diagnosis = "inactive_tokens_weigh"
 
     def wrong(self, right: torch.Tensor, of_tokens: torch.Tensor, packed: Packed) -> torch.Tensor:
         return (of_tokens / packed.auxiliary_denominators).sum()
 
 
-class DivergenceByMode(Mutant):
+class DivergenceByMode(
+    Mutant, diagnosis="weights_of_prompt_mean", check="auxiliary.kl", modes=PROMPT
+):
     """The divergence takes the policy loss's reducer instead of the default one."""
-
-    diagnosis = "weights_of_prompt_mean"
-    spec = check_spec("auxiliary.kl")
-    modes = (Mode.PROMPT_MEAN,)
 
     def divergence(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
         wrong = self.reduce(log_probs - packed.reference_log_probs, packed)
         return trained_only(super().divergence(log_probs, packed), wrong)
 
 
-class DivergenceOnEveryMicroBatch(Mutant):
+class DivergenceOnEveryMicroBatch(
+    Mutant, diagnosis="divided_by_micro_batches", check="auxiliary.combined"
+):
     """The divergence is divided by the micro-batches, where the entropy is trained with it."""
-
-    diagnosis = "divided_by_micro_batches"
-    spec = check_spec("auxiliary.combined")
 
     def divergence(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
         right = super().divergence(log_probs, packed)
@@ -110,23 +96,21 @@ class DivergenceOnEveryMicroBatch(Mutant):
         return trained_only(right, right / self.micro_batches)
 
 
-class EntropyLeftOutTogether(Mutant):
+class EntropyLeftOutTogether(Mutant, diagnosis="term_without_gradient", check="auxiliary.combined"):
     """With a divergence to be trained, the entropy bonus is left out of the gradient."""
-
-    diagnosis = "term_without_gradient"
-    spec = check_spec("auxiliary.combined")
 
     def entropy(self, probe: torch.Tensor, packed: Packed) -> torch.Tensor:
         right = super().entropy(probe, packed)
         return right.detach() if self.objective is Objective.COMBINED else right
 
 
-class CispoPerSample(Mutant):
+class CispoPerSample(
+    Mutant,
+    diagnosis="weights_of_sample_mean",
+    check="off_policy.cispo",
+    modes=(Mode.PROMPT_MEAN, Mode.TOKEN_MEAN),
+):
     """A policy loss of its own brings its own reducer, a mean over samples."""
-
-    diagnosis = "weights_of_sample_mean"
-    spec = check_spec("off_policy.cispo")
-    modes = (Mode.PROMPT_MEAN, Mode.TOKEN_MEAN)
 
     def divided(self, samples: list[SampleTensors]) -> list[SampleTensors]:
         if self.objective is not Objective.CISPO:
@@ -150,30 +134,33 @@ class OtherDefault(Mutant):
         ]
 
 
-class LikelihoodPerSample(OtherDefault):
+class LikelihoodPerSample(
+    OtherDefault,
+    diagnosis="weights_of_sample_mean",
+    check="other_losses.sft",
+    modes=TOKEN,
+    by=Mode.SAMPLE_MEAN,
+):
     """SFT keeps the mean over samples where the per-token path is on (review of miles 1498)."""
 
-    diagnosis = "weights_of_sample_mean"
-    spec = check_spec("other_losses.sft")
-    modes = (Mode.TOKEN_MEAN,)
-    by = Mode.SAMPLE_MEAN
 
-
-class ValuesPerToken(OtherDefault):
+class ValuesPerToken(
+    OtherDefault,
+    diagnosis="weights_of_token_mean",
+    check="other_losses.value",
+    modes=(Mode.SAMPLE_MEAN, Mode.CONSTANT),
+    by=Mode.TOKEN_MEAN,
+):
     """A critic is trained per token where the per-token path is off."""
 
-    diagnosis = "weights_of_token_mean"
-    spec = check_spec("other_losses.value")
-    modes = (Mode.SAMPLE_MEAN, Mode.CONSTANT)
-    by = Mode.TOKEN_MEAN
 
-
-class RowsOfPaddingCounted(Mutant):
+class RowsOfPaddingCounted(
+    Mutant,
+    diagnosis="dummy_rows_averaged",
+    check="auxiliary.kl",
+    conventions=Conventions(kl=AuxiliaryAggregation.MICRO_BATCH_SAMPLE_MEAN),
+):
     """Masked rows fill up a rank's micro-batches to its largest; a mean over rows counts them."""
-
-    diagnosis = "dummy_rows_averaged"
-    spec = check_spec("auxiliary.kl")
-    conventions = Conventions(kl=AuxiliaryAggregation.MICRO_BATCH_SAMPLE_MEAN)
 
     def cut(self, samples: list[SampleTensors]) -> list[list[SampleTensors]]:
         parts = super().cut(samples)
@@ -189,11 +176,12 @@ class RowsOfPaddingCounted(Mutant):
         return [max(rows)] * len(rows)
 
 
-class RepeatedSamplesCounted(RowsOfPaddingCounted):
+class RepeatedSamplesCounted(
+    RowsOfPaddingCounted,
+    diagnosis="repeated_rows_averaged",
+    corpus=tuple(case for case in EVERYDAY if case.name in ("nine_samples", "ten_samples")),
+):
     """Copies of a sample fill up the ranks; masked as they are, a mean over samples counts them."""
-
-    diagnosis = "repeated_rows_averaged"
-    corpus = tuple(case for case in EVERYDAY if case.name in ("nine_samples", "ten_samples"))
 
     def shard(self, samples: list[SampleTensors]) -> list[SampleTensors]:
         copy = replace(samples[0], mask=torch.zeros_like(samples[0].mask))
@@ -204,10 +192,10 @@ class RepeatedSamplesCounted(RowsOfPaddingCounted):
         return rows
 
 
-class EntropyWeightedBySamples(EntropyOfMicroBatches):
+class EntropyWeightedBySamples(
+    EntropyOfMicroBatches, diagnosis="denominators_per_micro_batch_by_samples"
+):
     """The means of micro-batches are averaged by how many samples each has."""
-
-    diagnosis = "denominators_per_micro_batch_by_samples"
 
     def cut(self, samples: list[SampleTensors]) -> list[list[SampleTensors]]:
         return [self.averaged(part, len(samples) / len(part)) for part in Mutant.cut(self, samples)]

@@ -12,19 +12,16 @@ import torch
 from adapters.native.packing import Packed, SampleTensors
 from adapters.native.trainer import denominators, tokens_of_groups, with_denominators
 from conformance.corpus.cases import CORPUS, Case
-from conformance.plan.checks import check_spec
 from reference.aggregation import Aggregation, Conventions, DenominatorMask, Mode
 from reference.step import Sample, Step
-from tests.mutants.mutant import MEANS, Counting, Mutant
+from tests.mutants.mutant import CONSTANT, MEANS, PROMPT, SAMPLE, TOKEN, Counting, Mutant
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-class OtherTokens(Counting):
+class OtherTokens(Counting, modes=MEANS):
     """Samples count ``tokens`` in the place of their active ones."""
-
-    modes = MEANS
 
     def counted(self, samples: list[SampleTensors]) -> list[float]:
         return with_counts(samples, self.aggregation.mode, [*map(self.tokens, samples)])
@@ -48,99 +45,79 @@ def with_counts(
     return [float(len(of_group) * max(of_group[sample.group], 1)) for sample in samples]
 
 
-class EmptySamplesClamped(OtherTokens):
+class EmptySamplesClamped(
+    OtherTokens, diagnosis="empty_samples_counted", modes=(Mode.PROMPT_MEAN, Mode.TOKEN_MEAN)
+):
     """Each sample's count is clamped to 1, so that an empty one adds a token to the sum."""
-
-    diagnosis = "empty_samples_counted"
-    modes = (Mode.PROMPT_MEAN, Mode.TOKEN_MEAN)
 
     def tokens(self, sample: SampleTensors) -> float:
         return max(sample.tokens, 1)
 
 
-class MaskedTokensCounted(OtherTokens):
+class MaskedTokensCounted(OtherTokens, diagnosis="masked_tokens_counted"):
     """The response's length is taken for its number of active tokens."""
-
-    diagnosis = "masked_tokens_counted"
 
     def tokens(self, sample: SampleTensors) -> float:
         return int((sample.advantages != 0).sum())
 
 
-class PromptTokensCounted(OtherTokens):
+class PromptTokensCounted(
+    OtherTokens, diagnosis="prompt_tokens_counted", tokens=lambda self, sample: len(sample.ids)
+):
     """The sequence's length is taken for the response's."""
 
-    diagnosis = "prompt_tokens_counted"
 
-    def tokens(self, sample: SampleTensors) -> float:
-        return len(sample.ids)
-
-
-class EndOfSequenceCounted(OtherTokens):
+class EndOfSequenceCounted(OtherTokens, diagnosis="tokens_per_sample_miscounted"):
     """A token more per sample, for the end of sequence that the mask has too."""
-
-    diagnosis = "tokens_per_sample_miscounted"
 
     def tokens(self, sample: SampleTensors) -> float:
         return sample.tokens + (sample.tokens > 0)
 
 
-class LastTokenNotCounted(OtherTokens):
+class LastTokenNotCounted(OtherTokens, diagnosis="tokens_per_sample_miscounted"):
     """A token less per sample: counted after the mask was shifted to the labels."""
-
-    diagnosis = "tokens_per_sample_miscounted"
 
     def tokens(self, sample: SampleTensors) -> float:
         return max(sample.tokens - 1, 0)
 
 
-class OriginalMaskCounted(Counting):
+class OriginalMaskCounted(
+    Counting, diagnosis="original_mask_counted", check="rejection", modes=MEANS
+):
     """Rejected tokens are left out of the sum and counted in the denominator all the same."""
-
-    diagnosis = "original_mask_counted"
-    modes = MEANS
-    spec = check_spec("rejection")
 
     def counted(self, samples: list[SampleTensors]) -> list[float]:
         counts = [int(sample.original_mask.sum()) for sample in samples]
         return with_counts(samples, self.aggregation.mode, counts)
 
 
-class RejectionLeftOut(Mutant):
+class RejectionLeftOut(Mutant, diagnosis="rejection_left_out", check="rejection"):
     """The mask that rejection returns is logged, and the old one goes on into the loss."""
-
-    diagnosis = "rejection_left_out"
-    spec = check_spec("rejection")
 
     def divided(self, samples: list[SampleTensors]) -> list[SampleTensors]:
         return super().divided([replace(one, mask=one.original_mask) for one in samples])
 
 
-class ModifiedMaskCounted(Mutant):
+class ModifiedMaskCounted(
+    Mutant,
+    diagnosis="modified_mask_counted",
+    check="rejection",
+    modes=MEANS,
+    conventions=Conventions(denominator_mask=DenominatorMask.ORIGINAL),
+):
     """Denominators are documented to be of the original mask, and recounted after rejection."""
 
-    diagnosis = "modified_mask_counted"
-    modes = MEANS
-    spec = check_spec("rejection")
-    conventions = Conventions(denominator_mask=DenominatorMask.ORIGINAL)
 
-
-class ResponsePaddingCounted(Counting):
+class ResponsePaddingCounted(Counting, diagnosis="padding_counted", modes=MEANS):
     """The mean goes over rows that are padded to the longest response of the step."""
-
-    diagnosis = "padding_counted"
-    modes = MEANS
 
     def counted(self, samples: list[SampleTensors]) -> list[float]:
         widest = max(int((sample.advantages != 0).sum()) for sample in samples)
         return with_counts(samples, self.aggregation.mode, [widest] * len(samples))
 
 
-class PaddedRowsAveraged(Mutant):
+class PaddedRowsAveraged(Mutant, diagnosis="padding_counted", modes=SAMPLE):
     """`mean()` over the padded rows of a micro-batch: padding counts, here more, there less."""
-
-    diagnosis = "padding_counted"
-    modes = (Mode.SAMPLE_MEAN,)
 
     def divided(self, samples: list[SampleTensors]) -> list[SampleTensors]:
         self.size = len(samples)
@@ -155,18 +132,16 @@ class PaddedRowsAveraged(Mutant):
         ]
 
 
-class WidthAsDivisor(PaddedRowsAveraged):
+class WidthAsDivisor(PaddedRowsAveraged, diagnosis="padded_width_as_divisor", modes=CONSTANT):
     """The divisor is the width of a micro-batch's padded rows, and not the one that is given."""
 
-    diagnosis = "padded_width_as_divisor"
-    modes = (Mode.CONSTANT,)
 
-
-class EmptySamplesLeftOut(Counting):
+class EmptySamplesLeftOut(
+    Counting,
+    diagnosis="sample_units_excluded",
+    modes=(Mode.SAMPLE_MEAN, Mode.PROMPT_MEAN, Mode.CONSTANT),
+):
     """The mean over samples goes over those that have an active token."""
-
-    diagnosis = "sample_units_excluded"
-    modes = (Mode.SAMPLE_MEAN, Mode.PROMPT_MEAN, Mode.CONSTANT)
 
     def counted(self, samples: list[SampleTensors]) -> list[float]:
         kept = [sample for sample in samples if sample.tokens]
@@ -177,11 +152,10 @@ class EmptySamplesLeftOut(Counting):
         return [by_sample.get(id(sample), 1.0) for sample in samples]
 
 
-class FillingRowsCounted(Counting):
+class FillingRowsCounted(
+    Counting, diagnosis="filling_rows_counted", modes=(Mode.SAMPLE_MEAN, Mode.CONSTANT)
+):
     """The mean goes over the rows that fill a step up to a multiple of the ranks too (verl)."""
-
-    diagnosis = "filling_rows_counted"
-    modes = (Mode.SAMPLE_MEAN, Mode.CONSTANT)
 
     def counted(self, samples: list[SampleTensors]) -> list[float]:
         rows = len(samples) + -len(samples) % self.layout.dp
@@ -189,22 +163,16 @@ class FillingRowsCounted(Counting):
         return [value / len(samples) * rows for value in right]
 
 
-class SamplesCountedAsPrompts(Counting):
+class SamplesCountedAsPrompts(Counting, diagnosis="samples_counted_as_", modes=PROMPT):
     """The sum over prompts is divided by the number of samples (slime pull request 2090)."""
-
-    diagnosis = "samples_counted_as_"
-    modes = (Mode.PROMPT_MEAN,)
 
     def counted(self, samples: list[SampleTensors]) -> list[float]:
         tokens = tokens_of_groups(samples)
         return [float(len(samples) * max(tokens[sample.group], 1)) for sample in samples]
 
 
-class RunsCountedAsPrompts(Counting):
+class RunsCountedAsPrompts(Counting, diagnosis="runs_counted_as_prompts", modes=PROMPT):
     """A prompt ends where the next sample has another: its members are taken to be adjacent."""
-
-    diagnosis = "runs_counted_as_prompts"
-    modes = (Mode.PROMPT_MEAN,)
 
     def counted(self, samples: list[SampleTensors]) -> list[float]:
         groups = [sample.group for sample in samples]
@@ -213,11 +181,8 @@ class RunsCountedAsPrompts(Counting):
         return denominators(runs, self.aggregation)
 
 
-class PromptsByGroupSize(Counting):
+class PromptsByGroupSize(Counting, diagnosis="prompts_by_group_size", modes=PROMPT):
     """P is the batch size over n_samples_per_prompt, also where filtering has dropped rollouts."""
-
-    diagnosis = "prompts_by_group_size"
-    modes = (Mode.PROMPT_MEAN,)
 
     def counted(self, samples: list[SampleTensors]) -> list[float]:
         size = max(Counter(sample.group for sample in samples).values())
@@ -226,11 +191,10 @@ class PromptsByGroupSize(Counting):
         return [value / prompts * len(samples) / size for value in right]
 
 
-class PromptsCountedAsSamples(Counting):
+class PromptsCountedAsSamples(
+    Counting, diagnosis="prompts_counted_as_", modes=(Mode.SAMPLE_MEAN, Mode.CONSTANT)
+):
     """The sum over samples is divided by the number of prompts."""
-
-    diagnosis = "prompts_counted_as_"
-    modes = (Mode.SAMPLE_MEAN, Mode.CONSTANT)
 
     def counted(self, samples: list[SampleTensors]) -> list[float]:
         prompts = len(tokens_of_groups(samples))
@@ -238,11 +202,12 @@ class PromptsCountedAsSamples(Counting):
         return [value / len(samples) * prompts for value in right]
 
 
-class TokensCountedAsUnits(Counting):
+class TokensCountedAsUnits(
+    Counting,
+    diagnosis="tokens_counted_as_",
+    modes=(Mode.SAMPLE_MEAN, Mode.PROMPT_MEAN, Mode.CONSTANT),
+):
     """The train step divides by its tokens what is a sum over samples or prompts already."""
-
-    diagnosis = "tokens_counted_as_"
-    modes = (Mode.SAMPLE_MEAN, Mode.PROMPT_MEAN, Mode.CONSTANT)
 
     def counted(self, samples: list[SampleTensors]) -> list[float]:
         prompts = len(tokens_of_groups(samples))
@@ -251,20 +216,14 @@ class TokensCountedAsUnits(Counting):
         return [value / units * tokens for value in denominators(samples, self.aggregation)]
 
 
-class NothingDivided(Counting):
+class NothingDivided(
+    Counting, diagnosis="not_divided", counted=lambda self, samples: [1.0] * len(samples)
+):
     """Losses are added up; the normaliser is returned with them and nobody uses it."""
 
-    diagnosis = "not_divided"
 
-    def counted(self, samples: list[SampleTensors]) -> list[float]:
-        return [1.0] * len(samples)
-
-
-class SamplesNotAveraged(Counting):
+class SamplesNotAveraged(Counting, diagnosis="samples_not_averaged", modes=CONSTANT):
     """Sums of samples are divided by L, and nobody divides by the number of samples."""
-
-    diagnosis = "samples_not_averaged"
-    modes = (Mode.CONSTANT,)
 
     def counted(self, samples: list[SampleTensors]) -> list[float]:
         assert self.aggregation.divisor is not None
@@ -280,28 +239,31 @@ class AsAnotherMode(Counting):
         return denominators(samples, Aggregation(self.given))
 
 
-class AlwaysPerSample(AsAnotherMode):
+class AlwaysPerSample(
+    AsAnotherMode,
+    diagnosis="weights_of_sample_mean",
+    modes=(Mode.PROMPT_MEAN, Mode.TOKEN_MEAN, Mode.CONSTANT),
+    given=Mode.SAMPLE_MEAN,
+):
     """The reducer's default, per sample, is used whatever was chosen."""
 
-    diagnosis = "weights_of_sample_mean"
-    modes = (Mode.PROMPT_MEAN, Mode.TOKEN_MEAN, Mode.CONSTANT)
-    given = Mode.SAMPLE_MEAN
 
-
-class AlwaysPerToken(AsAnotherMode):
+class AlwaysPerToken(
+    AsAnotherMode,
+    diagnosis="weights_of_token_mean",
+    modes=(Mode.SAMPLE_MEAN, Mode.PROMPT_MEAN, Mode.CONSTANT),
+    given=Mode.TOKEN_MEAN,
+):
     """The legacy per-token flag overrides what was chosen."""
 
-    diagnosis = "weights_of_token_mean"
-    modes = (Mode.SAMPLE_MEAN, Mode.PROMPT_MEAN, Mode.CONSTANT)
-    given = Mode.TOKEN_MEAN
 
-
-class AlwaysPerPrompt(AsAnotherMode):
+class AlwaysPerPrompt(
+    AsAnotherMode,
+    diagnosis="weights_of_prompt_mean",
+    modes=(Mode.SAMPLE_MEAN, Mode.TOKEN_MEAN, Mode.CONSTANT),
+    given=Mode.PROMPT_MEAN,
+):
     """Groups' totals are handed to the default reducer as its denominators."""
-
-    diagnosis = "weights_of_prompt_mean"
-    modes = (Mode.SAMPLE_MEAN, Mode.TOKEN_MEAN, Mode.CONSTANT)
-    given = Mode.PROMPT_MEAN
 
 
 class Remembering(Counting):
@@ -321,11 +283,9 @@ class Remembering(Counting):
         raise NotImplementedError
 
 
-class StepBeforeCounted(Remembering):
+class StepBeforeCounted(Remembering, diagnosis="counted_of_the_step_before", modes=TOKEN):
     """The number of tokens is kept from one step to the next and updated too late."""
 
-    diagnosis = "counted_of_the_step_before"
-    modes = (Mode.TOKEN_MEAN,)
     latest: list[SampleTensors] | None = None
 
     def remembered(self, samples: list[SampleTensors]) -> list[SampleTensors]:
@@ -333,10 +293,8 @@ class StepBeforeCounted(Remembering):
         return before
 
 
-class BatchCounted(Counting):
+class BatchCounted(Counting, diagnosis="counted_over_batch"):
     """Normalisers are computed where rollouts arrive, over all steps made of them."""
-
-    diagnosis = "counted_over_batch"
 
     def counted(self, samples: list[SampleTensors]) -> list[float]:
         steps, mode = self.job.steps, self.aggregation.mode
@@ -351,22 +309,17 @@ class BatchCounted(Counting):
         return [value / right * count for value in own]
 
 
-class MeanOfTheBatchCounted(Counting):
+class MeanOfTheBatchCounted(Counting, diagnosis="mean_of_the_batch_counted", modes=TOKEN):
     """Tokens are counted where rollouts arrive, and shared out evenly over the steps."""
-
-    diagnosis = "mean_of_the_batch_counted"
-    modes = (Mode.TOKEN_MEAN,)
 
     def counted(self, samples: list[SampleTensors]) -> list[float]:
         tokens = sum(int(step.active_tokens.sum()) for step in self.job.steps)
         return [max(tokens, 1) / len(self.job.steps)] * len(samples)
 
 
-class Rounded(Counting):
+class Rounded(Counting, modes=MEANS, corpus=CORPUS):
     """Tokens are counted in ``dtype``."""
 
-    modes = MEANS
-    corpus = CORPUS
     dtype: torch.dtype
 
     def counted(self, samples: list[SampleTensors]) -> list[float]:
@@ -381,25 +334,17 @@ class Rounded(Counting):
         return (units * rounded.double()).tolist()
 
 
-class CountedInBfloat16(Rounded):
+class CountedInBfloat16(Rounded, diagnosis="counted_in_bfloat16", dtype=torch.bfloat16):
     """The mask has the dtype of the model, and so has its sum: no odd number above 256."""
 
-    diagnosis = "counted_in_bfloat16"
-    dtype = torch.bfloat16
 
-
-class CountedInFloat16(Rounded):
+class CountedInFloat16(Rounded, diagnosis="counted_in_float16", dtype=torch.float16):
     """The same in float16: no odd number above 2,048."""
 
-    diagnosis = "counted_in_float16"
-    dtype = torch.float16
 
-
-class CountedInFloat32(Counting):
+class CountedInFloat32(Counting, diagnosis="counted_in_float32", modes=TOKEN):
     """Tokens are added up sample by sample in float32, where 2^24 + 1 is 2^24."""
 
-    diagnosis = "counted_in_float32"
-    modes = (Mode.TOKEN_MEAN,)
     case = Case(
         name="2^24 tokens",
         catches="a counter that stops: no case of the corpus, as no framework is given so much",
@@ -420,33 +365,24 @@ class CountedInFloat32(Counting):
         return [float(counter)] * len(samples)
 
 
-class IntegerDivision(Counting):
+class IntegerDivision(Counting, diagnosis="integer_division", modes=TOKEN):
     """Tokens per sample, `//`, times samples: what is left over is not counted."""
-
-    diagnosis = "integer_division"
-    modes = (Mode.TOKEN_MEAN,)
 
     def counted(self, samples: list[SampleTensors]) -> list[float]:
         tokens = sum(sample.tokens for sample in samples)
         return [float(max(len(samples) * (tokens // len(samples)), 1))] * len(samples)
 
 
-class IntegerDivisionByDp(Counting):
+class IntegerDivisionByDp(Counting, diagnosis="integer_division", modes=TOKEN):
     """Tokens per rank, `//`, times ranks."""
-
-    diagnosis = "integer_division"
-    modes = (Mode.TOKEN_MEAN,)
 
     def counted(self, samples: list[SampleTensors]) -> list[float]:
         tokens = sum(sample.tokens for sample in samples)
         return [float(max(self.layout.dp * (tokens // self.layout.dp), 1))] * len(samples)
 
 
-class SharesOfRanksClamped(Counting):
+class SharesOfRanksClamped(Counting, diagnosis="shares_of_ranks_clamped", modes=TOKEN):
     """A rank's share of all tokens is clamped to 1, and not their number (Liger-Kernel 0.8.5)."""
-
-    diagnosis = "shares_of_ranks_clamped"
-    modes = (Mode.TOKEN_MEAN,)
 
     def counted(self, samples: list[SampleTensors]) -> list[float]:
         dp = self.layout.dp
@@ -454,11 +390,8 @@ class SharesOfRanksClamped(Counting):
         return [dp * max(tokens / dp, 1.0)] * len(samples)
 
 
-class EmptyStepDividedByZero(Counting):
+class EmptyStepDividedByZero(Counting, diagnosis="not_finite", modes=MEANS):
     """No clamp at all: where nothing is active, 0 is divided by 0."""
-
-    diagnosis = "not_finite"
-    modes = MEANS
 
     def counted(self, samples: list[SampleTensors]) -> list[float]:
         wrong = with_counts(samples, self.aggregation.mode, [sample.tokens for sample in samples])
@@ -469,10 +402,8 @@ class EmptyStepDividedByZero(Counting):
         return (values * packed.mask / packed.denominators).sum()
 
 
-class MaskIgnored(Mutant):
+class MaskIgnored(Mutant, diagnosis="inactive_tokens_weigh"):
     """The mask is in the denominator and not in the sum."""
-
-    diagnosis = "inactive_tokens_weigh"
 
     def reduce(self, values: torch.Tensor, packed: Packed) -> torch.Tensor:
         return super().reduce(values, replace(packed, mask=torch.ones_like(packed.mask)))

@@ -16,20 +16,16 @@ if TYPE_CHECKING:
     from adapters.contract import LogEntry
 
 
-class LogMutant(Mutant):
+class LogMutant(Mutant, spec=CheckSpec(check=Check.LOGGING)):
     """It trains right, and is seen by entries of micro-batches."""
-
-    spec = CheckSpec(check=Check.LOGGING)
 
     @staticmethod
     def aggregate(entries: Sequence[LogEntry]) -> Mapping[str, float]:
         raise NotImplementedError
 
 
-class KeysAsserted(LogMutant):
+class KeysAsserted(LogMutant, diagnosis="refused_by_an_assert"):
     """Keys are compared by an assert, which ``python -O`` leaves out."""
-
-    diagnosis = "refused_by_an_assert"
 
     @staticmethod
     def aggregate(entries: Sequence[LogEntry]) -> Mapping[str, float]:
@@ -38,20 +34,16 @@ class KeysAsserted(LogMutant):
         return by_position(entries)
 
 
-class KeysIgnored(LogMutant):
+class KeysIgnored(LogMutant, diagnosis="accepted"):
     """Values are added up by position, under the keys of the first entry."""
-
-    diagnosis = "accepted"
 
     @staticmethod
     def aggregate(entries: Sequence[LogEntry]) -> Mapping[str, float]:
         return by_position(entries)
 
 
-class OrderIgnored(LogMutant):
+class OrderIgnored(LogMutant, diagnosis="accepted"):
     """Keys are compared as sets."""
-
-    diagnosis = "accepted"
 
     @staticmethod
     def aggregate(entries: Sequence[LogEntry]) -> Mapping[str, float]:

@@ -21,30 +21,23 @@ OF_SEVERAL_SAMPLES = tuple(case for case in EVERYDAY if case.fewest_samples > 1)
 """Without a step of one sample, which is lost or repeated as a whole."""
 
 
-class TruncatedByZip(Mutant):
+class TruncatedByZip(Mutant, diagnosis="samples_lost", corpus=OF_SEVERAL_SAMPLES):
     """`zip` over samples and denominators that are one too few: the last sample is gone."""
-
-    diagnosis = "samples_lost"
-    corpus = OF_SEVERAL_SAMPLES
 
     def divided(self, samples: list[SampleTensors]) -> list[SampleTensors]:
         return super().divided(samples)[: len(samples) - 1] if len(samples) > 1 else samples
 
 
-class LastMicroBatchDropped(Mutant):
+class LastMicroBatchDropped(Mutant, diagnosis="samples_lost"):
     """`drop_last`: the micro-batch that is not full is not trained on."""
-
-    diagnosis = "samples_lost"
 
     def cut(self, samples: list[SampleTensors]) -> list[list[SampleTensors]]:
         parts = super().cut(samples)
         return parts[:-1] if len(parts) > 1 else parts
 
 
-class AccumulationOverwritten(Mutant):
+class AccumulationOverwritten(Mutant, diagnosis="micro_batches_lost"):
     """Gradients are zeroed before every micro-batch and not before every step."""
-
-    diagnosis = "micro_batches_lost"
 
     def accumulate(
         self, probe: torch.Tensor, samples: list[SampleTensors], token_losses: TokenLosses
@@ -58,10 +51,8 @@ class AccumulationOverwritten(Mutant):
         return super().reduce(token_losses, packed)
 
 
-class NotReducedOverDp(Mutant):
+class NotReducedOverDp(Mutant, diagnosis="not_reduced_over_dp"):
     """Gradients are reduced over slices, and every data-parallel rank keeps its own."""
-
-    diagnosis = "not_reduced_over_dp"
 
     def synchronise(self, gradient: torch.Tensor) -> None:
         first = self.dp_rank * self.layout.cp
@@ -83,10 +74,8 @@ class DividedAndNotReduced(NotReducedOverDp):
         return super().handed_on(packed)
 
 
-class NotReducedOverCp(Mutant):
+class NotReducedOverCp(Mutant, diagnosis="not_reduced_over_cp"):
     """Gradients are reduced over data-parallel ranks, and every slice keeps its own."""
-
-    diagnosis = "not_reduced_over_cp"
 
     def synchronise(self, gradient: torch.Tensor) -> None:
         world = self.layout.world_size
@@ -100,10 +89,8 @@ def reduce_among(ranks: range, gradient: torch.Tensor, world_size: int) -> None:
     gradient.copy_(torch.stack([of_ranks[rank] for rank in ranks]).sum(dim=0))
 
 
-class PredictionsAcrossChunksLost(Mutant):
+class PredictionsAcrossChunksLost(Mutant, diagnosis="tokens_lost"):
     """Labels are shifted after slicing: what a chunk's last token predicts lies in another one."""
-
-    diagnosis = "tokens_lost"
 
     def token_losses(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
         here = packed.ids
@@ -113,10 +100,8 @@ class PredictionsAcrossChunksLost(Mutant):
         return super().token_losses(log_probs, packed) * border
 
 
-class FirstTokenLost(Mutant):
+class FirstTokenLost(Mutant, diagnosis="tokens_lost"):
     """Log-probabilities are taken from the response on: the prompt's last position is cut off."""
-
-    diagnosis = "tokens_lost"
 
     def shard(self, samples: list[SampleTensors]) -> list[SampleTensors]:
         return [replace(sample, mask=without_first(sample)) for sample in super().shard(samples)]
@@ -129,23 +114,21 @@ def without_first(sample: SampleTensors) -> torch.Tensor:
     return mask
 
 
-class FilledUpWithRepeats(Mutant):
+class FilledUpWithRepeats(Mutant, diagnosis="samples_repeated", corpus=OF_SEVERAL_SAMPLES):
     """Samples are repeated until their number suits the ranks, and trained on twice."""
-
-    diagnosis = "samples_repeated"
-    corpus = OF_SEVERAL_SAMPLES
 
     def divided(self, samples: list[SampleTensors]) -> list[SampleTensors]:
         divided = super().divided(samples)
         return [*divided, *divided[: 1 + -len(divided) % self.layout.dp]]
 
 
-class FilledUpAndCounted(Mutant):
+class FilledUpAndCounted(
+    Mutant,
+    diagnosis="samples_repeated",
+    modes=(Mode.SAMPLE_MEAN, Mode.CONSTANT),
+    corpus=OF_SEVERAL_SAMPLES,
+):
     """The same, and the repeated samples are counted as well."""
-
-    diagnosis = "samples_repeated"
-    corpus = OF_SEVERAL_SAMPLES
-    modes = (Mode.SAMPLE_MEAN, Mode.CONSTANT)
 
     def divided(self, samples: list[SampleTensors]) -> list[SampleTensors]:
         return super().divided([*samples, *samples[: 1 + -len(samples) % self.layout.dp]])

@@ -11,9 +11,8 @@ import torch.distributed as dist
 from adapters.contract.objective import ENTROPY_COEFFICIENT, Metric, Objective
 from adapters.native.packing import SampleTensors
 from adapters.native.trainer import denominators
-from conformance.plan.checks import check_spec
 from reference.aggregation import Aggregation, Mode
-from tests.mutants.mutant import EVERY, Mutant
+from tests.mutants.mutant import EVERY, PROMPT, Mutant
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,43 +21,32 @@ if TYPE_CHECKING:
     from adapters.native.trainer import TokenLosses
 
 
-class Misreporting(Mutant):
+class Misreporting(Mutant, check="metric"):
     """Its weights conform."""
 
-    spec = check_spec("metric")
 
-
-class SlicesCountedTwice(Misreporting):
+class SlicesCountedTwice(Misreporting, diagnosis="multiplied_by_cp"):
     """Every context-parallel rank has the whole loss, and all of them are added up."""
-
-    diagnosis = "multiplied_by_cp"
 
     def report(self, shares: torch.Tensor) -> torch.Tensor:
         return super().report(shares) * self.layout.cp
 
 
-class ReportedMeanOverDp(Misreporting):
+class ReportedMeanOverDp(Misreporting, diagnosis="divided_by_dp"):
     """The reported loss is averaged over data-parallel ranks, of which each has a share."""
-
-    diagnosis = "divided_by_dp"
 
     def report(self, shares: torch.Tensor) -> torch.Tensor:
         return super().report(shares) / self.layout.dp
 
 
-class ReportedByOneRank(Misreporting):
+class ReportedByOneRank(
+    Misreporting, diagnosis="not_reduced_over_", report=lambda self, shares: shares.sum(dim=0)
+):
     """The first rank reports its own share."""
 
-    diagnosis = "not_reduced_over_"
 
-    def report(self, shares: torch.Tensor) -> torch.Tensor:
-        return shares.sum(dim=0)
-
-
-class ReportedOverDpAlone(Misreporting):
+class ReportedOverDpAlone(Misreporting, diagnosis="not_reduced_over_cp"):
     """The reported loss is reduced over the data-parallel group without context parallelism."""
-
-    diagnosis = "not_reduced_over_cp"
 
     def report(self, shares: torch.Tensor) -> torch.Tensor:
         totals = shares.sum(dim=0)
@@ -67,39 +55,32 @@ class ReportedOverDpAlone(Misreporting):
         return torch.stack(of_ranks[self.cp_rank :: self.layout.cp]).sum(dim=0)
 
 
-class LastMicroBatchReported(Misreporting):
+class LastMicroBatchReported(Misreporting, diagnosis="micro_batches_lost"):
     """The dictionary of each micro-batch overwrites the one before."""
-
-    diagnosis = "micro_batches_lost"
 
     def report(self, shares: torch.Tensor) -> torch.Tensor:
         return super().report(shares[-1:])
 
 
-class MeanOverMicroBatchesReported(Misreporting):
+class MeanOverMicroBatchesReported(Misreporting, diagnosis="divided_by_micro_batches"):
     """The micro-batches' shares are averaged in the report."""
-
-    diagnosis = "divided_by_micro_batches"
 
     def report(self, shares: torch.Tensor) -> torch.Tensor:
         return super().report(shares) / len(shares)
 
 
-class SharesOfAllRanksAveraged(Misreporting):
+class SharesOfAllRanksAveraged(Misreporting, diagnosis="shares_of_all_ranks_averaged"):
     """Micro-batches' shares are averaged over all ranks in the report (prime-rl 559b447)."""
-
-    diagnosis = "shares_of_all_ranks_averaged"
 
     def report(self, shares: torch.Tensor) -> torch.Tensor:
         averaged = len(shares) * self.layout.dp * self.layout.cp
         return super().report(shares) / averaged
 
 
-class SharesAveragedByTokens(Misreporting):
+class SharesAveragedByTokens(
+    Misreporting, diagnosis="shares_averaged_by_tokens", modes=(Mode.SAMPLE_MEAN, Mode.TOKEN_MEAN)
+):
     """What micro-batches have of the loss, times their number, is averaged by tokens."""
-
-    diagnosis = "shares_averaged_by_tokens"
-    modes = (Mode.SAMPLE_MEAN, Mode.TOKEN_MEAN)
 
     def accumulate(
         self, probe: torch.Tensor, samples: list[SampleTensors], token_losses: TokenLosses
@@ -116,18 +97,16 @@ class SharesAveragedByTokens(Misreporting):
         return micro_batches
 
 
-class SharesOfTokensAveraged(SharesAveragedByTokens):
+class SharesOfTokensAveraged(SharesAveragedByTokens, scale=lambda self, micro_batches: 1):
     """What micro-batches have of the loss is averaged by their tokens."""
 
-    def scale(self, micro_batches: int) -> int:
-        return 1
 
-
-class ReportedPerSample(Misreporting):
+class ReportedPerSample(
+    Misreporting,
+    diagnosis="weights_of_sample_mean",
+    modes=(Mode.PROMPT_MEAN, Mode.TOKEN_MEAN, Mode.CONSTANT),
+):
     """The report keeps the default reducer, a mean over samples, whatever the mode."""
-
-    diagnosis = "weights_of_sample_mean"
-    modes = (Mode.PROMPT_MEAN, Mode.TOKEN_MEAN, Mode.CONSTANT)
 
     def accumulate(
         self, probe: torch.Tensor, samples: list[SampleTensors], token_losses: TokenLosses
@@ -145,11 +124,8 @@ class ReportedPerSample(Misreporting):
         return gradient, {**logs, Metric.POLICY_LOSS: by_micro_batch}
 
 
-class NormaliserNotReduced(Misreporting):
+class NormaliserNotReduced(Misreporting, diagnosis="multiplied_by_dp", modes=EVERY):
     """The reported sum is divided by the tokens of one rank instead of all."""
-
-    diagnosis = "multiplied_by_dp"
-    modes = EVERY
 
     def report(self, shares: torch.Tensor) -> torch.Tensor:
         return super().report(shares) * self.layout.dp
@@ -169,43 +145,32 @@ class Diagnosing(Mutant):
         raise NotImplementedError
 
 
-class DriftOfEverySlice(Diagnosing):
+class DriftOfEverySlice(Diagnosing, diagnosis="multiplied_by_cp", check="metric.policy_kl"):
     """Every context-parallel rank logs the whole drift from the old policy, and all are added."""
-
-    diagnosis = "multiplied_by_cp"
-    spec = check_spec("metric.policy_kl")
 
     def wrong(self, right: torch.Tensor, packed: Packed) -> torch.Tensor:
         return right * self.layout.cp
 
 
-class ClipFractionByMode(Mutant):
+class ClipFractionByMode(
+    Mutant, diagnosis="weights_of_prompt_mean", check="metric.clip_fraction", modes=PROMPT
+):
     """The clip fraction follows the policy loss's reducer, so that modes cannot be compared."""
-
-    diagnosis = "weights_of_prompt_mean"
-    spec = check_spec("metric.clip_fraction")
-    modes = (Mode.PROMPT_MEAN,)
 
     def diagnostics(self, log_probs: torch.Tensor, packed: Packed) -> Mapping[Metric, torch.Tensor]:
         by_mode = replace(packed, auxiliary_denominators=packed.denominators)
         return super().diagnostics(log_probs, by_mode)
 
 
-class RejectedCountedAfterwards(Diagnosing):
+class RejectedCountedAfterwards(Diagnosing, diagnosis="nothing_reported", check="rejection.metric"):
     """How many tokens were rejected is averaged over those that were not: it is always 0."""
-
-    diagnosis = "nothing_reported"
-    spec = check_spec("rejection.metric")
 
     def wrong(self, right: torch.Tensor, packed: Packed) -> torch.Tensor:
         return self.reduce((packed.original_mask & ~packed.mask).float(), packed.auxiliary)
 
 
-class LossWithoutEntropy(Mutant):
+class LossWithoutEntropy(Mutant, diagnosis="term_left_out", check="metric.loss"):
     """What is logged as the loss lacks the entropy bonus that is trained."""
-
-    diagnosis = "term_left_out"
-    spec = check_spec("metric.loss")
 
     def loss(
         self, probe: torch.Tensor, packed: Packed, token_losses: TokenLosses

@@ -21,6 +21,7 @@ LARGEST = 4
 
 EVERY = tuple(Mode)
 MEANS = (Mode.SAMPLE_MEAN, Mode.PROMPT_MEAN, Mode.TOKEN_MEAN)
+SAMPLE, PROMPT, TOKEN, CONSTANT = ((mode,) for mode in Mode)
 
 
 EVERYDAY = tuple(case for case in ALL_CASES if not case.layouts)
@@ -42,6 +43,14 @@ class Mutant(Trainer):
     further_layouts: ClassVar[Sequence[Layout]] = ()
     case: ClassVar[Case | None] = None
     conventions: ClassVar[Conventions] = DEFAULT_CONVENTIONS
+
+    def __init_subclass__(cls, check: str | None = None, **says: object) -> None:
+        """What a mutant says of itself, and a method of one line, stand in its class statement."""
+        super().__init_subclass__()
+        if check is not None:
+            cls.spec = check_spec(check)
+        for name, value in says.items():
+            setattr(cls, name, value)
 
     @property
     def micro_batches(self) -> int:

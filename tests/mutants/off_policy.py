@@ -10,7 +10,6 @@ import torch.distributed as dist
 
 from adapters.contract.objective import CONSTANTS
 from adapters.native import losses
-from conformance.plan.checks import check_spec
 from tests.mutants.mutant import Mutant
 
 if TYPE_CHECKING:
@@ -20,10 +19,8 @@ if TYPE_CHECKING:
 LOW, HIGH = 1 - CONSTANTS.clip_low, 1 + CONSTANTS.clip_high
 
 
-class OffPolicy(Mutant):
+class OffPolicy(Mutant, check="off_policy"):
     """A mutant that is right wherever its own check does not look."""
-
-    spec = check_spec("off_policy")
 
     def token_losses(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
         right = super().token_losses(log_probs, packed)
@@ -37,11 +34,10 @@ class OffPolicy(Mutant):
         raise NotImplementedError
 
 
-class TakenForPpo(OffPolicy):
+class TakenForPpo(
+    OffPolicy, wrong=lambda self, log_probs, packed: losses.ppo(log_probs, packed, self.of_sequence)
+):
     """Another policy loss that has PPO's gradient."""
-
-    def wrong(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
-        return losses.ppo(log_probs, packed, self.of_sequence)
 
 
 def ratio(log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
@@ -54,93 +50,71 @@ def larger(first: torch.Tensor, second: torch.Tensor, packed: Packed) -> torch.T
     return torch.maximum(-packed.advantages * first, -packed.advantages * second)
 
 
-class OldPolicyIsNew(OffPolicy):
+class OldPolicyIsNew(OffPolicy, diagnosis="ratios_left_out"):
     """Old log-probabilities are computed again after the first update."""
-
-    diagnosis = "ratios_left_out"
 
     def wrong(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
         now = replace(packed, old_log_probs=log_probs.detach())
         return losses.ppo(log_probs, now, self.of_sequence)
 
 
-class RatioInverted(OffPolicy):
+class RatioInverted(OffPolicy, diagnosis="ratios_inverted"):
     """The old log-probability minus the new one."""
-
-    diagnosis = "ratios_inverted"
 
     def wrong(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
         return losses.clipped_losses(packed.old_log_probs - log_probs, packed)
 
 
-class ClippingForgotten(OffPolicy):
+class ClippingForgotten(OffPolicy, diagnosis="clipping_left_out"):
     """The plain surrogate."""
-
-    diagnosis = "clipping_left_out"
 
     def wrong(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
         return -packed.advantages * ratio(log_probs, packed)
 
 
-class ClippedWithoutMinimum(OffPolicy):
+class ClippedWithoutMinimum(OffPolicy, diagnosis="clipped_on_both_sides"):
     """The clipped ratio alone, without the minimum with the ratio itself."""
-
-    diagnosis = "clipped_on_both_sides"
 
     def wrong(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
         return -packed.advantages * losses.clipped(ratio(log_probs, packed))
 
 
-class ClipBoundsSwapped(OffPolicy):
+class ClipBoundsSwapped(OffPolicy, diagnosis="clip_bounds_swapped"):
     """Two positional arguments in the wrong order."""
-
-    diagnosis = "clip_bounds_swapped"
 
     def wrong(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
         one = ratio(log_probs, packed)
         return larger(one, one.clamp(1 - CONSTANTS.clip_high, 1 + CONSTANTS.clip_low), packed)
 
 
-class UpperClipBoundIgnored(OffPolicy):
+class UpperClipBoundIgnored(OffPolicy, diagnosis="one_clip_bound"):
     """The option for the upper bound is read, and the lower one used for both."""
-
-    diagnosis = "one_clip_bound"
 
     def wrong(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
         one = ratio(log_probs, packed)
         return larger(one, one.clamp(LOW, 1 + CONSTANTS.clip_low), packed)
 
 
-class DualClipIgnored(TakenForPpo):
+class DualClipIgnored(TakenForPpo, diagnosis="dual_clip_left_out", check="off_policy.dual_clip"):
     """The bound for negative advantages does not reach the loss."""
 
-    diagnosis = "dual_clip_left_out"
-    spec = check_spec("off_policy.dual_clip")
 
-
-class SequenceRatioPerToken(TakenForPpo):
+class SequenceRatioPerToken(TakenForPpo, diagnosis="ratios_of_tokens", check="off_policy.gspo"):
     """GSPO falls through to PPO's ratios."""
 
-    diagnosis = "ratios_of_tokens"
-    spec = check_spec("off_policy.gspo")
 
-
-class SequenceRatioOfPaddedWidth(OffPolicy):
+class SequenceRatioOfPaddedWidth(
+    OffPolicy, diagnosis="masked_tokens_in_ratios", check="off_policy.gspo"
+):
     """The mean of a sequence's log-ratios takes in its masked tokens."""
-
-    diagnosis = "masked_tokens_in_ratios"
-    spec = check_spec("off_policy.gspo")
 
     def wrong(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
         response = replace(packed, mask=packed.advantages != 0)
         return losses.gspo(log_probs, response, self.of_sequence)
 
 
-class SequenceRatioMultiplied(OffPolicy):
+class SequenceRatioMultiplied(OffPolicy, diagnosis="ratios_multiplied", check="off_policy.gspo"):
     """The ratio of a sequence is the product of its tokens' ratios, without the root."""
-
-    diagnosis = "ratios_multiplied"
-    spec = check_spec("off_policy.gspo")
 
     def wrong(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
         log_ratios = (log_probs - packed.old_log_probs).detach()
@@ -148,28 +122,21 @@ class SequenceRatioMultiplied(OffPolicy):
         return losses.clipped_losses(log_probs - log_probs.detach() + of_sequences, packed)
 
 
-class SequenceRatioPerSlice(Mutant):
+class SequenceRatioPerSlice(Mutant, diagnosis="ratios_per_cp_slice", check="off_policy.gspo"):
     """The mean of a sequence's log-ratios is that of the slice of a context-parallel rank."""
-
-    diagnosis = "ratios_per_cp_slice"
-    spec = check_spec("off_policy.gspo")
 
     def add_slices(self, sums: torch.Tensor) -> None:
         """Nothing is added."""
 
 
-class ClippedTokensDropped(TakenForPpo):
+class ClippedTokensDropped(
+    TakenForPpo, diagnosis="clipped_tokens_left_out", check="off_policy.cispo"
+):
     """CISPO with PPO's clipping: a clipped token has no gradient."""
 
-    diagnosis = "clipped_tokens_left_out"
-    spec = check_spec("off_policy.cispo")
 
-
-class OneTemperature(OffPolicy):
+class OneTemperature(OffPolicy, diagnosis="one_temperature", check="off_policy.sapo"):
     """SAPO with the temperature of positive advantages for all."""
-
-    diagnosis = "one_temperature"
-    spec = check_spec("off_policy.sapo")
 
     def wrong(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
         temperature = CONSTANTS.positive_temperature
@@ -177,22 +144,16 @@ class OneTemperature(OffPolicy):
         return -packed.advantages * gate * 4 / temperature
 
 
-class TemperaturesSwapped(OffPolicy):
+class TemperaturesSwapped(OffPolicy, diagnosis="temperatures_swapped", check="off_policy.sapo"):
     """SAPO with a comparison the wrong way round."""
-
-    diagnosis = "temperatures_swapped"
-    spec = check_spec("off_policy.sapo")
 
     def wrong(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
         opposite = replace(packed, advantages=-packed.advantages)
         return -losses.sapo(log_probs, opposite, self.of_sequence)
 
 
-class PenaltyNotDivided(OffPolicy):
+class PenaltyNotDivided(OffPolicy, diagnosis="penalty_not_divided", check="off_policy.kl_cov"):
     """Advantages are divided before the loss, and the penalty is added to them."""
-
-    diagnosis = "penalty_not_divided"
-    spec = check_spec("off_policy.kl_cov")
 
     def wrong(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
         penalty = CONSTANTS.kl_penalty * (log_probs - packed.old_log_probs).abs()
@@ -200,22 +161,18 @@ class PenaltyNotDivided(OffPolicy):
         return right + penalty * (packed.denominators - 1)
 
 
-class PenaltyWithoutSign(OffPolicy):
+class PenaltyWithoutSign(OffPolicy, diagnosis="penalty_of_one_sign", check="off_policy.kl_cov"):
     """The log-ratio itself is added, and not its absolute value."""
-
-    diagnosis = "penalty_of_one_sign"
-    spec = check_spec("off_policy.kl_cov")
 
     def wrong(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
         log_ratios = log_probs - packed.old_log_probs
         return -packed.advantages * torch.exp(log_ratios) + CONSTANTS.kl_penalty * log_ratios
 
 
-class GeometricMeanOfAllTokens(OffPolicy):
+class GeometricMeanOfAllTokens(
+    OffPolicy, diagnosis="clipping_left_out", check="off_policy.geo_mean"
+):
     """GMPO with clipping on neither side: what is clipped keeps its gradient."""
-
-    diagnosis = "clipping_left_out"
-    spec = check_spec("off_policy.geo_mean")
 
     def wrong(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
         log_ratios = log_probs - packed.old_log_probs
@@ -224,27 +181,23 @@ class GeometricMeanOfAllTokens(OffPolicy):
         return -packed.advantages * torch.exp(log_ratios - log_ratios.detach() + of_sequences)
 
 
-class GeometricMeanPerSlice(SequenceRatioPerSlice):
+class GeometricMeanPerSlice(SequenceRatioPerSlice, check="off_policy.geo_mean"):
     """GMPO with the mean of the slice of a context-parallel rank."""
 
-    spec = check_spec("off_policy.geo_mean")
 
-
-class GeometricMeanPerMicroBatch(OffPolicy):
+class GeometricMeanPerMicroBatch(
+    OffPolicy, diagnosis="multiplied_by_micro_batches", check="off_policy.geo_mean"
+):
     """GMPO's loss is averaged over micro-batches by itself, and then they are added up."""
-
-    diagnosis = "multiplied_by_micro_batches"
-    spec = check_spec("off_policy.geo_mean")
 
     def wrong(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
         return losses.geo_mean(log_probs, packed, self.of_sequence) * self.micro_batches
 
 
-class PenaltyOfDirectRewardsInverted(OffPolicy):
+class PenaltyOfDirectRewardsInverted(
+    OffPolicy, diagnosis="penalty_inverted", check="off_policy.dro"
+):
     """DRO with a penalty that drives the policy away from the old one."""
-
-    diagnosis = "penalty_inverted"
-    spec = check_spec("off_policy.dro")
 
     def wrong(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
         return 2 * losses.linear(log_probs, packed) - losses.dro(
@@ -252,27 +205,21 @@ class PenaltyOfDirectRewardsInverted(OffPolicy):
         )
 
 
-class PenaltyOfDirectRewardsForgotten(OffPolicy):
+class PenaltyOfDirectRewardsForgotten(
+    OffPolicy, diagnosis="penalty_left_out", check="off_policy.dro"
+):
     """DRO whose penalty is computed of log-probabilities without gradient."""
-
-    diagnosis = "penalty_left_out"
-    spec = check_spec("off_policy.dro")
 
     def wrong(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
         return losses.linear(log_probs, packed)
 
 
-class RatioLeftIn(TakenForPpo):
+class RatioLeftIn(TakenForPpo, diagnosis="ratios_put_in", check="off_policy.gpg"):
     """GPG with PPO's clipped ratios."""
 
-    diagnosis = "ratios_put_in"
-    spec = check_spec("off_policy.gpg")
 
-
-class Corrected(OffPolicy):
+class Corrected(OffPolicy, check="off_policy.tis_token"):
     """PPO's losses with a wrong correction."""
-
-    spec = check_spec("off_policy.tis_token")
 
     def wrong(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
         of_rollouts = self.correction(packed.old_log_probs - packed.rollout_log_probs, packed)
@@ -283,46 +230,36 @@ class Corrected(OffPolicy):
         raise NotImplementedError
 
 
-class CorrectionForgotten(Corrected):
+class CorrectionForgotten(Corrected, diagnosis="correction_left_out"):
     """The flag is read, and losses are not multiplied."""
-
-    diagnosis = "correction_left_out"
 
     def correction(self, log_ratios: torch.Tensor, packed: Packed) -> torch.Tensor:
         return torch.ones_like(log_ratios)
 
 
-class CorrectionNotTruncated(Corrected):
+class CorrectionNotTruncated(Corrected, diagnosis="correction_not_truncated"):
     """Importance sampling without its bound."""
-
-    diagnosis = "correction_not_truncated"
 
     def correction(self, log_ratios: torch.Tensor, packed: Packed) -> torch.Tensor:
         return torch.exp(log_ratios)
 
 
-class CorrectionInverted(Corrected):
+class CorrectionInverted(Corrected, diagnosis="correction_inverted"):
     """The rollout policy in the numerator."""
-
-    diagnosis = "correction_inverted"
 
     def correction(self, log_ratios: torch.Tensor, packed: Packed) -> torch.Tensor:
         return losses.truncated(-log_ratios)
 
 
-class CorrectionOfNewPolicy(Corrected):
+class CorrectionOfNewPolicy(Corrected, diagnosis="correction_by_the_new_policy"):
     """The ratio of the new policy to that of the rollouts, on top of the ratio to the old one."""
-
-    diagnosis = "correction_by_the_new_policy"
 
     def correction(self, log_ratios: torch.Tensor, packed: Packed) -> torch.Tensor:
         return losses.truncated(-packed.rollout_log_probs)  # new log-probabilities are 0
 
 
-class CorrectionOfTheSequence(Corrected):
+class CorrectionOfTheSequence(Corrected, diagnosis="correction_of_sequences"):
     """The level of the correction is not looked at."""
-
-    diagnosis = "correction_of_sequences"
 
     def __init__(self, job: Job, rank: int) -> None:
         super().__init__(job, rank)
@@ -334,21 +271,16 @@ class CorrectionOfTheSequence(Corrected):
         return losses.truncated(of_sequences)
 
 
-class GeometricMean(Corrected):
+class GeometricMean(Corrected, diagnosis="correction_averaged", check="off_policy.tis_sequence"):
     """The correction of a sequence is that of its average token."""
-
-    diagnosis = "correction_averaged"
-    spec = check_spec("off_policy.tis_sequence")
 
     def correction(self, log_ratios: torch.Tensor, packed: Packed) -> torch.Tensor:
         tokens = self.of_sequence(torch.ones_like(log_ratios), packed).clamp(min=1)
         return losses.truncated(self.of_sequence(log_ratios, packed) / tokens)
 
 
-class MaskingSequences(Corrected):
+class MaskingSequences(Corrected, check="off_policy.sequence_masked"):
     """PPO's losses with a wrong mask of sequences."""
-
-    spec = check_spec("off_policy.sequence_masked")
 
     def means(self, log_ratios: torch.Tensor, packed: Packed) -> torch.Tensor:
         """The means of sequences."""
@@ -356,28 +288,22 @@ class MaskingSequences(Corrected):
         return self.of_sequence(log_ratios, packed) / tokens
 
 
-class SequencesKept(MaskingSequences):
+class SequencesKept(MaskingSequences, diagnosis="sequences_kept"):
     """Tokens are corrected, and no sequence is dropped."""
-
-    diagnosis = "sequences_kept"
 
     def correction(self, log_ratios: torch.Tensor, packed: Packed) -> torch.Tensor:
         return torch.exp(log_ratios)
 
 
-class TokensDropped(MaskingSequences):
+class TokensDropped(MaskingSequences, diagnosis="tokens_dropped"):
     """The level of the mask is not looked at."""
-
-    diagnosis = "tokens_dropped"
 
     def correction(self, log_ratios: torch.Tensor, packed: Packed) -> torch.Tensor:
         return torch.exp(log_ratios) * losses.kept(log_ratios)
 
 
-class KeptTokensNotCorrected(MaskingSequences):
+class KeptTokensNotCorrected(MaskingSequences, diagnosis="kept_tokens_not_corrected"):
     """A mask alone, which is taken for the whole correction."""
-
-    diagnosis = "kept_tokens_not_corrected"
 
     def correction(self, log_ratios: torch.Tensor, packed: Packed) -> torch.Tensor:
         return losses.kept(self.means(log_ratios, packed)).to(log_ratios.dtype)

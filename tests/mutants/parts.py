@@ -13,7 +13,7 @@ from adapters.contract import Layout, Option
 from adapters.native.packing import Packed, SampleTensors, pack
 from adapters.native.trainer import denominators, tokens_of_groups, with_denominators
 from reference.aggregation import Mode
-from tests.mutants.mutant import EVERYDAY, Counting, Mutant
+from tests.mutants.mutant import EVERYDAY, PROMPT, SAMPLE, TOKEN, Counting, Mutant
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -28,40 +28,34 @@ def means_of(part: Sequence[SampleTensors], mutant: Mutant, count: int) -> list[
     return with_denominators(part, [value * count for value in own])
 
 
-class MeanOfRankMeans(Mutant):
+class MeanOfRankMeans(Mutant, diagnosis="denominators_per_rank"):
     """Each rank reduces what it has, and DDP averages the ranks."""
-
-    diagnosis = "denominators_per_rank"
 
     def shard(self, samples: list[SampleTensors]) -> list[SampleTensors]:
         return means_of(super().shard(samples), self, self.layout.dp)
 
 
-class MeanOfMicroBatchMeans(Mutant):
+class MeanOfMicroBatchMeans(Mutant, diagnosis="denominators_per_micro_batch"):
     """Each micro-batch is reduced as if it were the step, and their mean is taken."""
-
-    diagnosis = "denominators_per_micro_batch"
 
     def cut(self, samples: list[SampleTensors]) -> list[list[SampleTensors]]:
         parts = super().cut(samples)
         return [means_of(part, self, self.layout.dp * len(parts)) for part in parts]
 
 
-class SumOfMicroBatchMeans(Mutant):
+class SumOfMicroBatchMeans(
+    Mutant,
+    diagnosis="micro_batch_means_added_up",
+    modes=(Mode.SAMPLE_MEAN, Mode.TOKEN_MEAN, Mode.CONSTANT),
+):
     """Each micro-batch is a mean over its own samples or tokens, and the means are added up."""
-
-    diagnosis = "micro_batch_means_added_up"
-    modes = (Mode.SAMPLE_MEAN, Mode.TOKEN_MEAN, Mode.CONSTANT)
 
     def cut(self, samples: list[SampleTensors]) -> list[list[SampleTensors]]:
         return [means_of(part, self, self.layout.dp) for part in super().cut(samples)]
 
 
-class MeanOfMicroBatchesOfAllRanks(Counting):
+class MeanOfMicroBatchesOfAllRanks(Counting, diagnosis="denominators_per_micro_batch", modes=TOKEN):
     """A micro-batch is divided by its tokens on all ranks, and the mean over them is taken."""
-
-    diagnosis = "denominators_per_micro_batch"
-    modes = (Mode.TOKEN_MEAN,)
 
     def counted(self, samples: list[SampleTensors]) -> list[float]:
         number, tokens = dict[int, int](), Counter[int]()
@@ -74,12 +68,10 @@ class MeanOfMicroBatchesOfAllRanks(Counting):
         return [float(max(tokens[number[int(one.ids[0])]], 1) * len(tokens)) for one in samples]
 
 
-class TokensCountedPerSlice(Mutant):
+class TokensCountedPerSlice(
+    Mutant, diagnosis="tokens_counted_per_cp_slice", modes=SAMPLE, averaged_over=1
+):
     """A sample's tokens are counted where it is sliced, and the slices' means added up."""
-
-    diagnosis = "tokens_counted_per_cp_slice"
-    modes = (Mode.SAMPLE_MEAN,)
-    averaged_over = 1
 
     def cut(self, samples: list[SampleTensors]) -> list[list[SampleTensors]]:
         units = self.job.steps[0].size * self.averaged_over
@@ -96,20 +88,16 @@ class TokensCountedPerSlice(Mutant):
         return [int(pack([sample], self.layout, self.cp_rank).mask.sum()) for sample in part]
 
 
-class MeanOfSliceMeans(TokensCountedPerSlice):
+class MeanOfSliceMeans(TokensCountedPerSlice, diagnosis="denominators_per_cp_slice"):
     """Each context-parallel rank takes the mean of its own tokens, and the ranks are averaged."""
-
-    diagnosis = "denominators_per_cp_slice"
 
     @property
     def averaged_over(self) -> int:  # type: ignore[override]
         return self.layout.cp
 
 
-class SharesRoundedDown(Mutant):
+class SharesRoundedDown(Mutant, diagnosis="cp_shares_rounded_down"):
     """The tokens of micro-batches, `//`, context-parallel ranks are what the step is divided by."""
-
-    diagnosis = "cp_shares_rounded_down"
 
     def divided(self, samples: list[SampleTensors]) -> list[SampleTensors]:
         held = [sum(len(one.ids) for one in part) for part in self.of_all_ranks(samples)]
@@ -125,11 +113,8 @@ class SharesRoundedDown(Mutant):
             yield from other.cut(other.shard(samples))
 
 
-class GroupsCountedPerRank(Mutant):
+class GroupsCountedPerRank(Mutant, diagnosis="tokens_counted_per_rank", modes=PROMPT):
     """A prompt's tokens are counted on each rank that has some of its samples."""
-
-    diagnosis = "tokens_counted_per_rank"
-    modes = (Mode.PROMPT_MEAN,)
 
     def shard(self, samples: list[SampleTensors]) -> list[SampleTensors]:
         return counted_among(super().shard(samples), len(tokens_of_groups(samples)))
@@ -151,11 +136,8 @@ class GroupsStripedOverRanks(GroupsCountedPerRank):
         return counted_among(mine, prompts)
 
 
-class GroupsCountedPerMicroBatch(Mutant):
+class GroupsCountedPerMicroBatch(Mutant, diagnosis="tokens_counted_per_micro_batch", modes=PROMPT):
     """A prompt's tokens are counted in each micro-batch that has some of its samples."""
-
-    diagnosis = "tokens_counted_per_micro_batch"
-    modes = (Mode.PROMPT_MEAN,)
 
     def divided(self, samples: list[SampleTensors]) -> list[SampleTensors]:
         self.prompts_of_step = len(tokens_of_groups(samples))
@@ -165,11 +147,8 @@ class GroupsCountedPerMicroBatch(Mutant):
         return [counted_among(part, self.prompts_of_step) for part in super().cut(samples)]
 
 
-class PromptsCountedPerRank(Mutant):
+class PromptsCountedPerRank(Mutant, diagnosis="units_counted_per_rank", modes=PROMPT):
     """Groups' totals are of the step, but P is what a rank sees of the prompts, then averaged."""
-
-    diagnosis = "units_counted_per_rank"
-    modes = (Mode.PROMPT_MEAN,)
 
     def shard(self, samples: list[SampleTensors]) -> list[SampleTensors]:
         tokens, mine = tokens_of_groups(samples), super().shard(samples)
@@ -179,31 +158,24 @@ class PromptsCountedPerRank(Mutant):
         )
 
 
-class TokensCountedPerRank(Mutant):
+class TokensCountedPerRank(Mutant, diagnosis="tokens_counted_per_rank", modes=TOKEN):
     """The tokens of a rank divide its sum, and the ranks' means are added, not averaged."""
-
-    diagnosis = "tokens_counted_per_rank"
-    modes = (Mode.TOKEN_MEAN,)
 
     def shard(self, samples: list[SampleTensors]) -> list[SampleTensors]:
         return means_of(super().shard(samples), self, 1)
 
 
-class TokensCountedPerMicroBatch(Mutant):
+class TokensCountedPerMicroBatch(Mutant, diagnosis="tokens_counted_per_micro_batch", modes=TOKEN):
     """The tokens of a micro-batch divide its sum, and gradients accumulate."""
-
-    diagnosis = "tokens_counted_per_micro_batch"
-    modes = (Mode.TOKEN_MEAN,)
 
     def cut(self, samples: list[SampleTensors]) -> list[list[SampleTensors]]:
         return [means_of(part, self, 1) for part in super().cut(samples)]
 
 
-class MeanOfProcessMeans(Mutant):
+class MeanOfProcessMeans(
+    Mutant, diagnosis="denominators_per_cp_slice_of_a_micro_batch", modes=TOKEN
+):
     """Every process divides by the active tokens it holds, its slice of its micro-batch."""
-
-    diagnosis = "denominators_per_cp_slice_of_a_micro_batch"
-    modes = (Mode.TOKEN_MEAN,)
 
     def reduce(self, token_losses: torch.Tensor, packed: Packed) -> torch.Tensor:
         own = packed.mask.sum().clamp(min=1)
@@ -211,13 +183,15 @@ class MeanOfProcessMeans(Mutant):
         return torch.where(packed.mask, token_losses, 0).sum() / (own * parts)
 
 
-class MicroBatchesCarriedOver(Mutant):
+class MicroBatchesCarriedOver(
+    Mutant,
+    diagnosis="micro_batches_carried_over",
+    modes=(Mode.SAMPLE_MEAN, Mode.TOKEN_MEAN),
+    further_layouts=(Layout.parse("dp2-cp1-mb2-thd+short_batch"),),
+    corpus=tuple(case for case in EVERYDAY if case.steps[0].size % 4 == 0),
+):
     """A batch that filled no step left a micro-batch, and the engine counts on from it."""
 
-    diagnosis = "micro_batches_carried_over"
-    modes = (Mode.SAMPLE_MEAN, Mode.TOKEN_MEAN)
-    further_layouts = (Layout.parse("dp2-cp1-mb2-thd+short_batch"),)
-    corpus = tuple(case for case in EVERYDAY if case.steps[0].size % 4 == 0)
     lacks_the_last = False
 
     def accumulate(

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from adapters.contract import PIPELINES
 from adapters.native.trainer import Trainer
-from conformance.plan.checks import TELLING, check_spec
+from conformance.plan.checks import TELLING
 from reference.aggregation import Mode
-from tests.mutants.mutant import Counting, Mutant
+from tests.mutants.mutant import TOKEN, Counting, Mutant
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,35 +23,26 @@ LAYOUTS = tuple(layout for layout in PIPELINES if layout.micro_batches != "token
 """Those that `native` has, which does not cut micro-batches by tokens."""
 
 
-class Pipelined(Mutant):
+class Pipelined(Mutant, corpus=TELLING, further_layouts=LAYOUTS):
     """It takes pipelines to see the mistake."""
 
-    corpus = TELLING
-    further_layouts = LAYOUTS
 
-
-class LossScaledByStages(Pipelined):
+class LossScaledByStages(Pipelined, diagnosis="multiplied_by_pp"):
     """The loss is multiplied by the number of stages, to undo an average that nobody takes."""
-
-    diagnosis = "multiplied_by_pp"
 
     def reduce(self, values: torch.Tensor, packed: Packed) -> torch.Tensor:
         return super().reduce(values, packed) * self.layout.pp
 
 
-class StagesTakenForDataParallel(Pipelined):
+class StagesTakenForDataParallel(Pipelined, diagnosis="divided_by_pp"):
     """The data-parallel size is the world size by cp, and stages are averaged over too."""
-
-    diagnosis = "divided_by_pp"
 
     def reduce(self, values: torch.Tensor, packed: Packed) -> torch.Tensor:
         return super().reduce(values, packed) / self.layout.pp
 
 
-class TokensSummedOverStages(Pipelined, Counting):
+class TokensSummedOverStages(Pipelined, Counting, diagnosis="divided_by_pp"):
     """Each stage counts the tokens of its micro-batches, and the counts of all are added up."""
-
-    diagnosis = "divided_by_pp"
 
     def counted(self, samples: list[SampleTensors]) -> list[float]:
         right = [sample.denominator for sample in Trainer.divided(self, samples)]
@@ -59,22 +50,20 @@ class TokensSummedOverStages(Pipelined, Counting):
         return [denominator * stages for denominator in right]
 
 
-class TokensOfTheFirstStage(Pipelined, Counting):
+class TokensOfTheFirstStage(Pipelined, Counting, diagnosis="not_divided", modes=TOKEN):
     """The number of tokens is broadcast from the first stage, which counts none: it becomes 1."""
-
-    diagnosis = "not_divided"
-    modes = (Mode.TOKEN_MEAN,)
 
     def counted(self, samples: list[SampleTensors]) -> list[float]:
         right = [sample.denominator for sample in Trainer.divided(self, samples)]
         return [1.0] * len(samples) if self.layout.pp > 1 else right
 
 
-class PipelineNotFlushed(Pipelined):
+class PipelineNotFlushed(
+    Pipelined,
+    diagnosis="micro_batches_lost",
+    further_layouts=tuple(layout for layout in LAYOUTS if layout.micro_batches != 1),
+):
     """The schedule ends with the last forward pass, whose backward pass is left in the pipeline."""
-
-    diagnosis = "micro_batches_lost"
-    further_layouts = tuple(layout for layout in LAYOUTS if layout.micro_batches != 1)
 
     def cut(self, samples: list[SampleTensors]) -> list[list[SampleTensors]]:
         parts = super().cut(samples)
@@ -90,34 +79,26 @@ class PipelineNotFlushed(Pipelined):
         return (loss if is_flushed else 0.0 * loss), log
 
 
-class MisreportingPipeline(Pipelined):
+class MisreportingPipeline(Pipelined, check="metric"):
     """Its weights conform."""
 
-    spec = check_spec("metric")
 
-
-class ReportedMeanOverStages(MisreportingPipeline):
+class ReportedMeanOverStages(MisreportingPipeline, diagnosis="divided_by_pp"):
     """The logged loss is averaged over stages, of which all but the last have 0."""
-
-    diagnosis = "divided_by_pp"
 
     def report(self, shares: torch.Tensor) -> torch.Tensor:
         return super().report(shares) / self.layout.pp
 
 
-class ReportedSumOverStages(MisreportingPipeline):
+class ReportedSumOverStages(MisreportingPipeline, diagnosis="multiplied_by_pp"):
     """The last stage broadcasts its loss to the others, and then all ranks are added up."""
-
-    diagnosis = "multiplied_by_pp"
 
     def report(self, shares: torch.Tensor) -> torch.Tensor:
         return super().report(shares) * self.layout.pp
 
 
-class LoggedByTheFirstStage(MisreportingPipeline):
+class LoggedByTheFirstStage(MisreportingPipeline, diagnosis="nothing_reported"):
     """The first stage logs as well, and its loss of a stage that computes none is 0."""
-
-    diagnosis = "nothing_reported"
 
     def report(self, shares: torch.Tensor) -> torch.Tensor:
         reported = super().report(shares)

@@ -8,11 +8,14 @@ import torch
 import torch.distributed as dist
 
 from adapters.native.rollout_log import RolloutLog
-from conformance.plan.checks import check_spec
-from tests.mutants.advantages import FromRewards
+from tests.mutants.mutant import SAMPLE, Mutant
 
 if TYPE_CHECKING:
     from adapters.native.packing import SampleTensors
+
+
+class OfRollouts(Mutant, modes=SAMPLE):
+    """A mutant that goes wrong in one mode as in all others."""
 
 
 class _OfRanks(RolloutLog):
@@ -21,12 +24,13 @@ class _OfRanks(RolloutLog):
         return float(self.added_up(own)) / self.layout.world_size
 
 
-class MeansOfRanksAveraged(FromRewards):
+class MeansOfRanksAveraged(
+    OfRollouts,
+    diagnosis="denominators_per_rank",
+    check="rollouts.response_length",
+    rollout_log=_OfRanks,
+):
     """Every rank logs the mean of its own samples, of which some ranks have fewer."""
-
-    diagnosis = "denominators_per_rank"
-    spec = check_spec("rollouts.response_length")
-    rollout_log = _OfRanks
 
 
 class _OfSlices(RolloutLog):
@@ -34,12 +38,10 @@ class _OfSlices(RolloutLog):
         return super().of_samples(samples, values) * self.layout.cp
 
 
-class SamplesOfSlicesAddedUp(FromRewards):
+class SamplesOfSlicesAddedUp(
+    OfRollouts, diagnosis="multiplied_by_cp", check="rollouts.reward", rollout_log=_OfSlices
+):
     """Sums go over context-parallel ranks too, which all have the same samples."""
-
-    diagnosis = "multiplied_by_cp"
-    spec = check_spec("rollouts.reward")
-    rollout_log = _OfSlices
 
 
 class _OfAllTokens(RolloutLog):
@@ -53,12 +55,13 @@ class _OfAllTokens(RolloutLog):
         return 1
 
 
-class LongSamplesCountMore(FromRewards):
+class LongSamplesCountMore(
+    OfRollouts,
+    diagnosis="weights_of_token_mean",
+    check="rollouts.value",
+    rollout_log=_OfAllTokens,
+):
     """The values of a batch are put in one row and averaged."""
-
-    diagnosis = "weights_of_token_mean"
-    spec = check_spec("rollouts.value")
-    rollout_log = _OfAllTokens
 
 
 class _OfOneRank(RolloutLog):
@@ -66,12 +69,13 @@ class _OfOneRank(RolloutLog):
         return sums
 
 
-class OneRankLogs(FromRewards):
+class OneRankLogs(
+    OfRollouts,
+    diagnosis="not_reduced_over_",
+    check="rollouts.gae_advantage",
+    rollout_log=_OfOneRank,
+):
     """The rank that logs has its own share alone."""
-
-    diagnosis = "not_reduced_over_"
-    spec = check_spec("rollouts.gae_advantage")
-    rollout_log = _OfOneRank
 
 
 class _OfTrained(RolloutLog):
@@ -82,12 +86,13 @@ class _OfTrained(RolloutLog):
         return super().of_tokens(samples, values, held) * len(samples) / trained
 
 
-class MaskedSamplesSkipped(FromRewards):
+class MaskedSamplesSkipped(
+    OfRollouts,
+    diagnosis="sample_units_excluded",
+    check="rollouts.reference_log_prob",
+    rollout_log=_OfTrained,
+):
     """A sample without active tokens has no mean, and is left out."""
-
-    diagnosis = "sample_units_excluded"
-    spec = check_spec("rollouts.reference_log_prob")
-    rollout_log = _OfTrained
 
 
 class _OfResponses(RolloutLog):
@@ -102,9 +107,10 @@ class _OfResponses(RolloutLog):
         return sample.response_length
 
 
-class MasksForgotten(FromRewards):
+class MasksForgotten(
+    OfRollouts,
+    diagnosis="inactive_tokens_weigh",
+    check="rollouts.value",
+    rollout_log=_OfResponses,
+):
     """Means of samples are those over all their tokens."""
-
-    diagnosis = "inactive_tokens_weigh"
-    spec = check_spec("rollouts.value")
-    rollout_log = _OfResponses

@@ -25,11 +25,11 @@ def config_cases(*names: str) -> tuple[ConfigCase, ...]:
     return tuple(case for case in CONFIG_CASES if case.name.startswith(names))
 
 
-class StartupMutant(Mutant):
+class StartupMutant(Mutant, spec=CheckSpec(check=Check.ARGUMENTS)):
     """It trains right what it should train, and is seen by configurations."""
 
-    spec = CheckSpec(check=Check.ARGUMENTS)
     layout = Layout(micro_batches=2, format="thd")
+
     config_cases: ClassVar[tuple[ConfigCase, ...]] = CONFIG_CASES
 
     @classmethod
@@ -43,11 +43,12 @@ class StartupMutant(Mutant):
         native.validate(options, job)
 
 
-class DivisorOnlyCompared(StartupMutant):
+class DivisorOnlyCompared(
+    StartupMutant,
+    diagnosis="accepted",
+    config_cases=config_cases("divisor_nan", "divisor_infinite", "divisor_zero"),
+):
     """`divisor <= 0` is refused, which NaN is not, nor infinity."""
-
-    diagnosis = "accepted"
-    config_cases = config_cases("divisor_nan", "divisor_infinite", "divisor_zero")
 
     @classmethod
     def validate(cls, options: Options, job: Job) -> None:
@@ -55,10 +56,8 @@ class DivisorOnlyCompared(StartupMutant):
             raise Refused(f"divisor {options.divisor} is not positive")
 
 
-class ValidatedBeforeTheFile(StartupMutant):
+class ValidatedBeforeTheFile(StartupMutant, diagnosis="accepted"):
     """The command line is validated, and a configuration file read after that is not."""
-
-    diagnosis = "accepted"
 
     @classmethod
     def started(cls, job: Job) -> None:
@@ -66,11 +65,10 @@ class ValidatedBeforeTheFile(StartupMutant):
             super().started(job)
 
 
-class DivisorOfEachLength(StartupMutant):
+class DivisorOfEachLength(
+    StartupMutant, diagnosis="several_divisors", config_cases=config_cases("divisor_by_default")
+):
     """A divisor that is left out is the length of each response."""
-
-    diagnosis = "several_divisors"
-    config_cases = config_cases("divisor_by_default")
 
     @classmethod
     def started(cls, job: Job) -> None:
@@ -82,11 +80,10 @@ class DivisorOfEachLength(StartupMutant):
         )
 
 
-class DivisorIgnoredElsewhere(StartupMutant):
+class DivisorIgnoredElsewhere(
+    StartupMutant, diagnosis="accepted", config_cases=config_cases("divisor_of_another_mode")
+):
     """A divisor is read by `constant`, and goes unnoticed with every other mode."""
-
-    diagnosis = "accepted"
-    config_cases = config_cases("divisor_of_another_mode")
 
     @classmethod
     def validate(cls, options: Options, job: Job) -> None:
@@ -94,10 +91,8 @@ class DivisorIgnoredElsewhere(StartupMutant):
             native.validate(options, job)
 
 
-class NamelessRefusal(StartupMutant):
+class NamelessRefusal(StartupMutant, diagnosis="refused_without_naming"):
     """All is refused that must be, with an error that does not say what to change."""
-
-    diagnosis = "refused_without_naming"
 
     @classmethod
     def started(cls, job: Job) -> None:
@@ -107,22 +102,22 @@ class NamelessRefusal(StartupMutant):
             raise Refused("AssertionError: invalid arguments") from error
 
 
-class GroupsNotAskedFor(StartupMutant):
+class GroupsNotAskedFor(
+    StartupMutant,
+    diagnosis="accepted",
+    config_cases=config_cases("groups_missing", "denominators_dropped"),
+):
     """Samples without a prompt group are put into one."""
-
-    diagnosis = "accepted"
-    config_cases = config_cases("groups_missing", "denominators_dropped")
 
     @classmethod
     def started(cls, job: Job) -> None:
         native.validate(native.merged(job), job)
 
 
-class LegacyFlagForgotten(StartupMutant):
+class LegacyFlagForgotten(
+    StartupMutant, diagnosis="not_the_same", config_cases=config_cases("legacy_flag")
+):
     """Since there are modes, the flag that stood for `token_mean` means nothing."""
-
-    diagnosis = "not_the_same"
-    config_cases = config_cases("legacy_flag")
 
     def divided(self, samples: list[SampleTensors]) -> list[SampleTensors]:
         if self.job.configuration.says_mode:
@@ -131,11 +126,10 @@ class LegacyFlagForgotten(StartupMutant):
         return with_denominators(samples, denominators(samples, per_sample))
 
 
-class CustomReducerAfterMode(StartupMutant):
+class CustomReducerAfterMode(
+    StartupMutant, diagnosis="reducer_ignored", config_cases=config_cases("custom_reducer")
+):
     """The mode is reduced by its own reducer, and the custom one is for the default alone."""
-
-    diagnosis = "reducer_ignored"
-    config_cases = config_cases("custom_reducer")
 
     def divided(self, samples: list[SampleTensors]) -> list[SampleTensors]:
         if self.aggregation.mode is Mode.SAMPLE_MEAN:

@@ -7,16 +7,16 @@ advantage, and log-probabilities of the policy that generated it.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from adapters.contract.conventions import Assumed, Documented
-from adapters.contract.description import BatchProperty, CodeLocation, Description
-from adapters.contract.job import Depth, Job, Observation
+from adapters.contract.description import BatchProperty, CodeLocation
 from adapters.contract.layout import Layout
-from adapters.contract.objective import Objective
-from adapters.toolkit.calls import Candidates, places
+from adapters.contract.objective import CONSTANTS, Objective
+from adapters.engines.shells import cuts
 from adapters.trl import departures, importing
 from adapters.trl.adapter import TrlAdapter
+from adapters.trl.configuration import settings_of_run
 from reference.aggregation import AdvantageUnit, AuxiliaryAggregation, Mode
 
 if TYPE_CHECKING:
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
     from adapters.contract import Rank
     from adapters.contract.conventions import Convention
+    from adapters.contract.job import Job, Observation
+    from adapters.toolkit.calls import Candidates
     from adapters.trl.configuration import Settings
     from adapters.trl.schedule import Schedule
     from adapters.trl.training import Training
@@ -50,6 +52,8 @@ class AsyncAdapter(TrlAdapter):
     """Drives `AsyncGRPOTrainer`."""
 
     mode_names: ClassVar[Mapping[str, str]] = {"AsyncGRPOTrainer": Mode.TOKEN_MEAN.value}
+    options = ()
+    departures = departures.ASYNC
 
     def load(self, source: Path | None) -> None:
         """Import the trainer, too, of a version that packs rows by what samples share."""
@@ -58,33 +62,17 @@ class AsyncAdapter(TrlAdapter):
 
     def layouts(self) -> list[Layout]:
         """Data parallelism on up to 4 ranks, of packed rows."""
-        sizes = [(dp, micro_batches) for dp in (1, 2, 4) for micro_batches in (1, 2)]
-        return [
-            Layout(dp=dp, micro_batches=micro_batches, format="thd")
-            for dp, micro_batches in (*sizes, (2, 4))
-        ]
+        plain = cuts(((1, 1), (2, 1), (4, 1)), "thd", micro_batches=(1, 2))
+        return [*plain, Layout(dp=2, micro_batches=4, format="thd")]
 
-    def describe(self) -> Description:
-        """Describe the trainer."""
-        from adapters.trl.asynchronous.trainer import AsyncTraining
-
-        return Description(
-            modes=frozenset({Mode.TOKEN_MEAN}),
-            default_mode=Mode.TOKEN_MEAN,
-            depths=frozenset({Depth.STEP}),
-            objectives=frozenset({Objective.POLICY, Objective.OFF_POLICY}),
-            metrics=frozenset(AsyncTraining.names),
-            options=frozenset(self.options_of_engine()),
-            records_forward_passes=True,
-            declared=CONVENTIONS,
-            never_made=NEVER_MADE,
-            places=places(_candidates()),
-            departures=(
-                *departures.ALL,
-                *departures.ASYNC,
-                *self.departures_of_engine(),
-            ),
-        )
+    def found(self) -> dict[str, Any]:
+        """The trainer's only mode, and its objectives."""
+        return {
+            "modes": frozenset({Mode.TOKEN_MEAN}),
+            "default_mode": Mode.TOKEN_MEAN,
+            "objectives": frozenset({Objective.POLICY, Objective.OFF_POLICY}),
+            "never_made": NEVER_MADE,
+        }
 
     def observe(self, job: Job, rank: Rank) -> Observation:
         """Train all steps; rows are not counted by their first token, which samples share."""
@@ -96,9 +84,13 @@ class AsyncAdapter(TrlAdapter):
 
     def settings(self, job: Job, schedule: Schedule) -> Settings:
         """The settings of a job."""
-        from adapters.trl.asynchronous.configuration import settings
-
-        return settings(schedule)
+        return {
+            **settings_of_run(schedule),
+            "epsilon": CONSTANTS.clip_low,
+            "epsilon_high": CONSTANTS.clip_high,
+            "token_budget": 0,
+            "max_staleness": schedule.optimizer_steps + 1,
+        }
 
     def trainings(self) -> type[Training]:
         """Runs of `AsyncGRPOTrainer`."""
@@ -106,14 +98,13 @@ class AsyncAdapter(TrlAdapter):
 
         return AsyncTraining
 
-
-def _candidates() -> Candidates:
-    """Where the trainer counts, divides, logs and validates."""
-    trainer = importing.module("experimental.async_grpo.async_grpo_trainer")
-    config = importing.module("experimental.async_grpo.async_grpo_config").AsyncGRPOConfig
-    return {
-        CodeLocation.TOKEN_COUNT: ((trainer.DataCollatorForRollout, "torch_call"),),
-        CodeLocation.TOKEN_DIVISION: ((trainer.AsyncGRPOTrainer, "compute_loss"),),
-        CodeLocation.LOG: ((trainer.AsyncGRPOTrainer, "log"),),
-        CodeLocation.ARGUMENTS: ((config, "__post_init__"),),
-    }
+    def candidates(self) -> Candidates:
+        """Where the trainer counts, divides, logs and validates."""
+        trainer = importing.module("experimental.async_grpo.async_grpo_trainer")
+        config = importing.module("experimental.async_grpo.async_grpo_config").AsyncGRPOConfig
+        return {
+            CodeLocation.TOKEN_COUNT: ((trainer.DataCollatorForRollout, "torch_call"),),
+            CodeLocation.TOKEN_DIVISION: ((trainer.AsyncGRPOTrainer, "compute_loss"),),
+            CodeLocation.LOG: ((trainer.AsyncGRPOTrainer, "log"),),
+            CodeLocation.ARGUMENTS: ((config, "__post_init__"),),
+        }

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from queue import Queue
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from adapters.contract.objective import Metric
 from adapters.toolkit.calls import refusals
-from adapters.trl.asynchronous.rollouts import queued
 from adapters.trl.importing import module
 from adapters.trl.model import save_policy
 from adapters.trl.training import Training
@@ -17,6 +18,9 @@ from adapters.trl.training import Training
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from numpy.typing import NDArray
+
+    from adapters.contract.probed_batch import ProbedBatch
     from adapters.trl.configuration import Settings
 
 
@@ -108,3 +112,40 @@ class AsyncTraining(Training):
             "get_peak_flops_per_device": lambda *_: None,
             "RolloutQueueDataset": WithoutTraces,
         }
+
+
+def queued(batch: ProbedBatch) -> Queue[Any]:
+    """The samples of all steps in their order, and again for a data loader that reads ahead."""
+    samples: Queue[Any] = Queue()
+    for _ in range(2):
+        for sample in range(len(batch.responses)):
+            samples.put(rollout_sample(batch, sample))
+    return samples
+
+
+def rollout_sample(batch: ProbedBatch, index: int) -> Any:
+    """What TRL's own rollout worker passes on of a sample: prompt and completion in one."""
+    prompt, response = prompt_of_group(batch, index), batch.responses[index]
+    none = np.zeros(len(prompt))
+    return module("experimental.async_grpo.async_rollout_worker").RolloutSample(
+        prompt=[],
+        completion=[],
+        input_ids=np.concatenate([prompt, response]),
+        completion_mask=np.concatenate([none, batch.masks[index]]).astype(np.int64),
+        old_log_probs=np.concatenate([none, batch.old_log_probs[index]]).astype(np.float32),
+        advantage=float(batch.advantages[index][0]),
+        model_version=0,
+        group_id=int(batch.groups[index]),
+        metrics={},
+    )
+
+
+def prompt_of_group(batch: ProbedBatch, index: int) -> NDArray[np.int64]:
+    """A sample's prompt, which begins like that of its group's first sample, as TRL packs them.
+
+    The last token is its own: the first one of the response is predicted from it.
+    """
+    own = batch.prompts[index]
+    first = batch.prompts[int(np.argmax(batch.groups == batch.groups[index]))]
+    shared = min(len(own), len(first)) - 1
+    return np.concatenate([first[:shared], own[shared:]])

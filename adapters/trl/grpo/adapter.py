@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from adapters.contract import Assumed, CodeLocation, Documented, Job
 from adapters.contract.configuration import Setting
-from adapters.contract.conventions import Assumed, Documented
-from adapters.contract.description import CodeLocation, Description
-from adapters.contract.job import Depth, Job
-from adapters.toolkit.calls import Candidates, places
 from adapters.trl import departures, importing
-from adapters.trl.adapter import OPTIONS, TrlAdapter
+from adapters.trl.adapter import TrlAdapter
 from adapters.trl.grpo import objectives
-from reference.aggregation import (
-    AuxiliaryAggregation,
-    DenominatorMask,
-    EstimatorConventions,
-)
+from adapters.trl.grpo.configuration import TYPED, settings
+from reference.aggregation import AuxiliaryAggregation, DenominatorMask, EstimatorConventions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from adapters.contract.conventions import Convention
+    from adapters.toolkit.calls import Candidates
     from adapters.trl.configuration import Settings
     from adapters.trl.schedule import Schedule
     from adapters.trl.training import Training
@@ -71,40 +66,25 @@ class GrpoAdapter(TrlAdapter):
 
     mode_names: ClassVar[Mapping[str, str]] = objectives.NAMES_OF_MODES
 
-    def describe(self) -> Description:
-        """Describe the trainer."""
-        from adapters.trl.grpo import startup, versions
-        from adapters.trl.grpo.trainer import GrpoTraining
+    departures = (*departures.GENERATING, *departures.GRPO)
 
-        return Description(
-            modes=versions.modes(),
-            default_mode=versions.default_mode(),
-            depths=frozenset({Depth.STEP}),
-            objectives=versions.objectives(),
-            metrics=frozenset(GrpoTraining.names),
-            options=frozenset({*OPTIONS, *self.options_of_engine()}),
-            configurations={
+    def found(self) -> dict[str, Any]:
+        """What the version has, and what its configuration may set."""
+        return {
+            "modes": objectives.modes(),
+            "default_mode": objectives.default_mode(),
+            "objectives": objectives.objectives(),
+            "configurations": {
                 Setting.CONFIG_FILE: (),
-                **{setting: (name,) for setting, name in startup.TYPED.items()},
+                **{setting: (name,) for setting, name in TYPED.items()},
             },
-            records_forward_passes=True,
-            declared=self.declared(),
-            rules=RULES,
-            places=places(_candidates()),
-            permits=PERMITTED,
-            departures=(
-                *departures.ALL,
-                *departures.GENERATING,
-                *departures.GRPO,
-                *self.departures_of_engine(),
-            ),
-        )
+            "rules": RULES,
+            "permits": PERMITTED,
+        }
 
     def declared(self) -> Mapping[str, Convention]:
         """Those of every version, with the version's estimator of the divergence."""
-        from adapters.trl.grpo import versions
-
-        return {**CONVENTIONS, "kl_estimator": Documented(versions.kl_estimator(), ESTIMATOR)}
+        return {**CONVENTIONS, "kl_estimator": Documented(objectives.kl_estimator(), ESTIMATOR)}
 
     def iterations(self, job: Job) -> int:
         """Several where ratios are to be others than 1."""
@@ -112,8 +92,6 @@ class GrpoAdapter(TrlAdapter):
 
     def settings(self, job: Job, schedule: Schedule) -> Settings:
         """The settings of a job; raises `Unsupported`."""
-        from adapters.trl.grpo.configuration import settings
-
         return settings(job, schedule)
 
     def trainings(self) -> type[Training]:
@@ -122,14 +100,13 @@ class GrpoAdapter(TrlAdapter):
 
         return GrpoTraining
 
-
-def _candidates() -> Candidates:
-    """Where the trainer counts, divides, logs and validates."""
-    trainer = importing.module("trainer.grpo_trainer").GRPOTrainer
-    config = importing.module("trainer.grpo_config").GRPOConfig
-    return {
-        CodeLocation.TOKEN_COUNT: ((trainer, "_generate_and_score_completions"),),
-        CodeLocation.TOKEN_DIVISION: ((trainer, "_compute_loss"), (trainer, "compute_loss")),
-        CodeLocation.LOG: ((trainer, "log"),),
-        CodeLocation.ARGUMENTS: ((config, "__post_init__"),),
-    }
+    def candidates(self) -> Candidates:
+        """Where the trainer counts, divides, logs and validates."""
+        trainer = importing.module("trainer.grpo_trainer").GRPOTrainer
+        config = importing.module("trainer.grpo_config").GRPOConfig
+        return {
+            CodeLocation.TOKEN_COUNT: ((trainer, "_generate_and_score_completions"),),
+            CodeLocation.TOKEN_DIVISION: ((trainer, "_compute_loss"), (trainer, "compute_loss")),
+            CodeLocation.LOG: ((trainer, "log"),),
+            CodeLocation.ARGUMENTS: ((config, "__post_init__"),),
+        }

@@ -1,29 +1,42 @@
-"""A job as the configuration of `GRPOTrainer`."""
+"""A job as the configuration of `GRPOTrainer`, made as a user's script makes it.
+
+What a job's `Configuration` sets is typed: on the command line or in a configuration file that
+TRL's parser reads.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from adapters.contract import Unsupported
+from adapters.contract.configuration import DEFAULT_CONFIGURATION, Setting
 from adapters.contract.objective import CONSTANTS
-from adapters.trl.configuration import settings_of_generations
+from adapters.toolkit.calls import refusals
+from adapters.toolkit.settings import yaml
+from adapters.trl.configuration import ONE, settings_of_generations
 from adapters.trl.grpo.objectives import (
     BONUS,
     LOSS_TYPES,
     OF_OBJECTIVES,
     OWN_LOSS_TYPES,
     PENALTY,
+    has_loss_type,
 )
-from adapters.trl.grpo.versions import has_loss_type
+from adapters.trl.importing import module
 
 if TYPE_CHECKING:
     from adapters.contract import Job
     from adapters.trl.configuration import Settings
     from adapters.trl.schedule import Schedule
 
-
-ONE = 1.0
-"""The divisor of luspo, which adds the tokens of a sample up."""
+TYPED = {
+    Setting.MODE: "loss_type",
+    Setting.DIVISOR: "max_completion_length",
+    Setting.ENTROPY: "entropy_coef",
+    Setting.KL: "beta",
+}
+"""TRL's names of what a configuration may set."""
 
 
 def settings(job: Job, schedule: Schedule) -> Settings:
@@ -76,3 +89,26 @@ def _divisor(job: Job) -> int | str | None:
     if not divisor.is_integer():
         raise Unsupported(f"max_completion_length is a number of tokens, {divisor:g} is none")
     return int(divisor)
+
+
+def configured(job: Job, chosen: Settings, folder: str) -> Any:
+    """TRL's configuration as validated, with a folder for output; raises `Refused`."""
+    chosen = {"output_dir": folder, **chosen}
+    with refusals():
+        if job.configuration == DEFAULT_CONFIGURATION:
+            return module("trainer.grpo_config").GRPOConfig(**chosen)
+        return _parsed(job, chosen, Path(folder) / "config.yaml")
+
+
+def _parsed(job: Job, chosen: Settings, file: Path) -> Any:
+    """The configuration as TRL's parser makes it; what is not typed are defaults."""
+    typed = {
+        setting: (name, str(chosen.pop(name))) for setting, name in TYPED.items() if name in chosen
+    }
+    in_file = {typed[setting] for setting in job.configuration.in_file if setting in typed}
+    file.write_text("".join(f"{name}: {yaml(text)}\n" for name, text in in_file) or "{}\n", "utf-8")
+    parser = module("scripts.utils").TrlParser(module("trainer.grpo_config").GRPOConfig)
+    parser.set_defaults(**chosen)
+    options = [f"--{name}={text}" for name, text in typed.values() if (name, text) not in in_file]
+    [config] = parser.parse_args_and_config(["--config", str(file), *options])
+    return config

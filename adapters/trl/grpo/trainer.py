@@ -6,10 +6,11 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from adapters.contract.objective import Metric, Objective
-from adapters.trl.configuration import gives_advantages
-from adapters.trl.generating import GeneratingTraining, predicted_completions
-from adapters.trl.grpo.startup import configured
+from adapters.toolkit.probe import by_token_id
+from adapters.toolkit.settings import gives_advantages
+from adapters.trl.grpo.configuration import configured
 from adapters.trl.importing import module
+from adapters.trl.training import GeneratingTraining, predicted_completions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -72,7 +73,7 @@ class GrpoTraining(GeneratingTraining):
         trainer = module(self.path).GRPOTrainer
         if not gives_advantages(self.job):
             return trainer
-        advantages = self.rollouts.of_tokens(self.rollouts.batch.advantages)
+        advantages = by_token_id(self.rollouts.batch, self.rollouts.batch.advantages)
 
         class WithAdvantages(trainer):  # type: ignore[misc,valid-type] # loaded when run
             def _generate_and_score_completions(self, inputs: Any) -> dict[str, torch.Tensor]:

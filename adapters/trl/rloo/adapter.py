@@ -6,21 +6,20 @@ Its loss is that of a whole sequence, averaged over samples: with a ratio of 1, 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from adapters.contract.conventions import Assumed, Documented
-from adapters.contract.description import CodeLocation, Description
-from adapters.contract.job import Depth, Job
-from adapters.contract.objective import Objective
-from adapters.toolkit.calls import Candidates, places
+from adapters.contract import Assumed, CodeLocation, Documented, Job, Option, Unsupported
+from adapters.contract.objective import CONSTANTS, Objective
 from adapters.trl import departures, importing
-from adapters.trl.adapter import OPTIONS, TrlAdapter
+from adapters.trl.adapter import TrlAdapter
+from adapters.trl.configuration import ONE, settings_of_generations
 from reference.aggregation import AdvantageUnit, AuxiliaryAggregation, Mode
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from adapters.contract.conventions import Convention
+    from adapters.toolkit.calls import Candidates
     from adapters.trl.configuration import Settings
     from adapters.trl.schedule import Schedule
     from adapters.trl.training import Training
@@ -43,27 +42,15 @@ class RlooAdapter(TrlAdapter):
 
     mode_names: ClassVar[Mapping[str, str]] = {"RLOOTrainer": "constant:1"}
 
-    def describe(self) -> Description:
-        """Describe the trainer."""
-        from adapters.trl.rloo.trainer import RlooTraining
+    departures = (*departures.GENERATING, *departures.RLOO)
 
-        return Description(
-            modes=frozenset({Mode.CONSTANT}),
-            default_mode=Mode.CONSTANT,
-            depths=frozenset({Depth.STEP}),
-            objectives=frozenset({Objective.POLICY, Objective.LEAVE_ONE_OUT}),
-            metrics=frozenset(RlooTraining.names),
-            options=frozenset({*OPTIONS, *self.options_of_engine()}),
-            records_forward_passes=True,
-            declared=CONVENTIONS,
-            places=places(_candidates()),
-            departures=(
-                *departures.ALL,
-                *departures.GENERATING,
-                *departures.RLOO,
-                *self.departures_of_engine(),
-            ),
-        )
+    def found(self) -> dict[str, Any]:
+        """The trainer's only mode, and its objectives."""
+        return {
+            "modes": frozenset({Mode.CONSTANT}),
+            "default_mode": Mode.CONSTANT,
+            "objectives": frozenset({Objective.POLICY, Objective.LEAVE_ONE_OUT}),
+        }
 
     def declared(self) -> Mapping[str, Convention]:
         """The trainer's."""
@@ -71,9 +58,17 @@ class RlooAdapter(TrlAdapter):
 
     def settings(self, job: Job, schedule: Schedule) -> Settings:
         """The settings of a job; raises `Unsupported`."""
-        from adapters.trl.rloo.configuration import settings
-
-        return settings(job, schedule)
+        if job.aggregation.divisor != ONE:
+            raise Unsupported(
+                "RLOOTrainer adds the tokens of a sample up, which is constant:1 alone"
+            )
+        _require_whole_samples(job)
+        return {
+            **settings_of_generations(job, schedule),
+            "epsilon": CONSTANTS.clip_low,
+            "epsilon_high": CONSTANTS.clip_high,
+            "beta": 0.0,
+        }
 
     def trainings(self) -> type[Training]:
         """Runs of `RLOOTrainer`."""
@@ -81,12 +76,21 @@ class RlooAdapter(TrlAdapter):
 
         return RlooTraining
 
+    def candidates(self) -> Candidates:
+        """Where the trainer logs and validates; it counts no tokens."""
+        trainer = importing.module("trainer.rloo_trainer").RLOOTrainer
+        config = importing.module("trainer.rloo_config").RLOOConfig
+        return {
+            CodeLocation.LOG: ((trainer, "log"),),
+            CodeLocation.ARGUMENTS: ((config, "__post_init__"),),
+        }
 
-def _candidates() -> Candidates:
-    """Where the trainer logs and validates; it counts no tokens."""
-    trainer = importing.module("trainer.rloo_trainer").RLOOTrainer
-    config = importing.module("trainer.rloo_config").RLOOConfig
-    return {
-        CodeLocation.LOG: ((trainer, "log"),),
-        CodeLocation.ARGUMENTS: ((config, "__post_init__"),),
-    }
+
+def _require_whole_samples(job: Job) -> None:
+    """A mask is of all tokens of a sample or of none, where TRL itself masks truncated ones."""
+    masks = [step.mask[response] for step in job.steps for response in step.responses]
+    if any(mask.any() and not mask.all() for mask in masks):
+        raise Unsupported("RLOOTrainer has no mask of tokens: it trains on whole completions")
+    truncates = Option.MASKED_TRUNCATION in job.layout.options
+    if not truncates and not all(mask.all() for mask in masks):
+        raise Unsupported("RLOOTrainer masks no sample that is not truncated")

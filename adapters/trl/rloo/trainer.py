@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from adapters.contract.objective import Metric
 from adapters.toolkit.calls import refusals
-from adapters.trl.configuration import gives_advantages
-from adapters.trl.generating import GeneratingTraining, predicted_completions
+from adapters.toolkit.probe import by_token_id
+from adapters.toolkit.settings import gives_advantages
 from adapters.trl.importing import module
+from adapters.trl.training import GeneratingTraining, predicted_completions
 
 if TYPE_CHECKING:
     import torch
@@ -36,7 +37,7 @@ class RlooTraining(GeneratingTraining):
     def trainer_class(self) -> Any:
         """TRL's trainer with the rollouts of the case, and its advantages if they are given."""
         generations = map(self.rollouts.generated, count())
-        of_tokens = self.rollouts.of_tokens(self.rollouts.batch.advantages)
+        of_tokens = by_token_id(self.rollouts.batch, self.rollouts.batch.advantages)
         given = gives_advantages(self.job)
 
         class WithRollouts(module(self.path).RLOOTrainer):  # type: ignore[misc] # loaded when run

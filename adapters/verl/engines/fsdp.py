@@ -7,22 +7,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from adapters.contract import Description, Job, Layout, Option, Rank
-from adapters.engines import dtensor
-from adapters.verl import objectives
+from adapters.engines.shells import ON_FOUR, OnFsdp, cuts
+from adapters.toolkit.settings import has_critic
 from adapters.verl.adapter import VerlAdapter
 from adapters.verl.configuration import CRITIC_MODEL, MODEL
-from adapters.verl.engines.worker import (
-    configure_anew,
-    configure_critic_anew,
-    new_critic,
-    new_worker,
-)
 from adapters.verl.objectives import ACTOR
 from adapters.verl.sizes import CRITIC, critics_micro_batches
+from adapters.verl.worker import made_engine, new_worker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import numpy as np
     import torch
     from numpy.typing import NDArray
@@ -35,7 +28,7 @@ WRAPPED: list[Any] = []
 PRECISIONS = {"float32": "fp32", "bfloat16": "bf16"}  # dtypes by their names in verl
 
 
-class VerlFsdpAdapter(VerlAdapter):
+class VerlFsdpAdapter(OnFsdp, VerlAdapter):
     """verl with FSDP1, its default."""
 
     engine = "fsdp"
@@ -49,11 +42,9 @@ class VerlFsdpAdapter(VerlAdapter):
         hybrid, legacy = (Option.HYBRID_SHARDING,), (Option.LEGACY_TRAINER,)
         epochs = (Option.TWO_EPOCHS,)
         plain = [
-            Layout(dp=dp, cp=cp, micro_batches=micro_batches, format=storage)
-            for dp, cp in ((1, 1), (2, 1), (1, 2), (4, 1), (2, 2))
-            for micro_batches in (1, 2, "tokens")
-            for storage in ("bshd", "thd")
-            if cp == 1 or storage == "thd"
+            layout
+            for layout in cuts(ON_FOUR, "bshd", "thd")
+            if layout.cp == 1 or layout.format == "thd"
         ]
         return [
             *plain,
@@ -74,7 +65,7 @@ class VerlFsdpAdapter(VerlAdapter):
     def settings(self, job: Job, dtype: str) -> dict[str, object]:
         """Settings of the engines, with parameters in the dtype of the run."""
         settings = self._of_model(ACTOR, f"{ACTOR}.fsdp_config", MODEL, job, dtype)
-        if objectives.has_critic(job):
+        if has_critic(job):
             engine = f"{CRITIC}.fsdp"
             settings |= self._of_model(CRITIC, engine, CRITIC_MODEL, job, dtype)
             settings |= critics_micro_batches(job, self.divisor(job.layout), engine)
@@ -104,38 +95,18 @@ class VerlFsdpAdapter(VerlAdapter):
         FSDP1's views of a parameter keep it, and it keeps its model with the views and the threads
         of its groups: a cycle that no garbage collector of Python sees.
         """
-        dtensor.leave_world()
+        super().leave_world()
         while WRAPPED:
             for module in [*WRAPPED.pop().modules()]:
                 vars(module).clear()
 
-    def worker(self, config: Any, job: Job, capacity: int, rank: Rank) -> Any:
-        """verl's worker, cached for all jobs that can share its model."""
-        worker = self._cached("actor", _worker, config, job, capacity, rank)
-        configure_anew(worker, config)
+    def make(self, role: str, config: Any, layout: Layout, capacity: int, rank: Rank) -> Any:
+        """A worker whose engine's optimizer tells the gradient that it steps with."""
+        from adapters.verl.model import PASSES
+
+        worker = new_worker(role, config, rank)
+        worker.gradients, worker.passes = _reader(made_engine(role, worker)), PASSES[role]
         return worker
-
-    def critic(self, config: Any, job: Job, capacity: int, rank: Rank) -> Any:
-        """verl's worker of the critic, cached in the same way."""
-        critic = self._cached("critic", _critic, config, job, capacity, rank)
-        configure_critic_anew(critic, config)
-        return critic
-
-    def _cached(
-        self,
-        role: str,
-        made: Callable[[Any, Rank], Any],
-        config: Any,
-        job: Job,
-        capacity: int,
-        rank: Rank,
-    ) -> Any:
-        layout = job.layout
-        key = (self.engine, role, layout.cp, layout.format, layout.options, capacity)
-        if key not in rank.cache:
-            rank.cache[key] = made(config, rank)
-        rank.cache[key].gradients.drain()
-        return rank.cache[key]
 
 
 class VerlFsdp2Adapter(VerlFsdpAdapter):
@@ -149,26 +120,6 @@ def _shards(layout: Layout) -> int:
     if Option.NOT_SHARDED in layout.options:
         return 1
     return layout.world_size // 2 if Option.HYBRID_SHARDING in layout.options else -1
-
-
-def _worker(config: Any, rank: Rank) -> Any:
-    """verl's worker with its engine, whose optimizer tells the gradient that it steps with."""
-    from adapters.verl.model import PASSES
-
-    worker = new_worker(config, rank)
-    worker.init_model()
-    worker.gradients, worker.passes = _reader(worker.actor.engine), PASSES
-    return worker
-
-
-def _critic(config: Any, rank: Rank) -> Any:
-    """verl's worker of the critic, whose optimizer tells the gradient that it steps with."""
-    from adapters.verl.model import CRITIC_PASSES
-
-    worker = new_critic(config, rank)
-    worker.reset()
-    worker.gradients, worker.passes = _reader(worker.engine), CRITIC_PASSES
-    return worker
 
 
 def _reader(engine: Any) -> Recorder[NDArray[np.float32] | None]:

@@ -9,25 +9,17 @@ from typing import TYPE_CHECKING, Any
 from adapters.contract import PIPELINES, Description, Job, Layout, Option, Rank, Unsupported, grids
 from adapters.contract.objective import FROM_REWARDS, Objective
 from adapters.contract.probed_batch import PADDING_ID
-from adapters.toolkit.settings import samples_per_step
-from adapters.verl import departures, objectives
+from adapters.engines.shells import OnMegatron, by_size, cuts
+from adapters.toolkit.settings import has_critic, samples_per_step
+from adapters.verl import departures
 from adapters.verl.adapter import VerlAdapter
 from adapters.verl.configuration import CRITIC_MODEL, MODEL
-from adapters.verl.engines.worker import (
-    configure_anew,
-    configure_critic_anew,
-    new_critic,
-    new_worker,
-)
 from adapters.verl.objectives import ACTOR
 from adapters.verl.sizes import CRITIC, critics_micro_batches
+from adapters.verl.worker import made_engine, new_worker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
-
-    from adapters.contract import Observation
-    from adapters.verl.engines.megatron_model import Bridge
 
 OPTIONS: dict[Option, tuple[str, object]] = {
     Option.AVERAGE_IN_COLLECTIVE: ("override_ddp_config.average_in_collective", True),
@@ -44,7 +36,7 @@ LOOKED_AT_ALONE = frozenset(
 """Objectives in which verl has mistakes besides that in its counts of tokens."""
 
 
-class VerlMegatronAdapter(VerlAdapter):
+class VerlMegatronAdapter(OnMegatron, VerlAdapter):
     """verl with its Megatron engine."""
 
     engine = "megatron"
@@ -59,34 +51,25 @@ class VerlMegatronAdapter(VerlAdapter):
         """
         of_four = Layout(dp=2, cp=2, micro_batches=2, format="thd")
         per_token = (Option.PER_TOKEN_LOSS,)
-        return sorted(
+        return by_size(
             [
-                Layout(dp=dp, cp=cp, micro_batches=micro_batches, format=storage)
-                for dp, cp in grids(largest=4)
-                for micro_batches in (1, 2, "tokens")
-                for storage in ("bshd", "thd")
-            ]
-            + [
-                replace(of_four, options=(option,))
-                for option in (*OPTIONS, Option.TWO_EPOCHS)
-                if option is not Option.INTERLEAVED
-            ]
-            + [
+                *cuts(grids(largest=4), "bshd", "thd"),
+                *(
+                    replace(of_four, options=(option,))
+                    for option in (*OPTIONS, Option.TWO_EPOCHS)
+                    if option is not Option.INTERLEAVED
+                ),
                 Layout(dp=2, micro_batches="tokens", format="thd", options=per_token),
                 Layout(cp=2, micro_batches="tokens", format="thd", options=per_token),
                 Layout(dp=2, tp=2, micro_batches=2, format="thd"),
                 *PIPELINES,
                 Layout(pp=2, micro_batches=2, format="bshd"),
                 Layout(pp=2, micro_batches=2, format="thd", options=(Option.INTERLEAVED,)),
-            ],
-            key=lambda layout: layout.world_size,
+            ]
         )
 
     def load(self, source: Path | None) -> None:
-        """Import verl and its Megatron engine, on the CPU if there is no GPU."""
-        from adapters.toolkit import cuda_on_cpu
-
-        cuda_on_cpu.install()
+        """Import verl and its Megatron engine."""
         super().load(source)
         from adapters.verl.engines.megatron_model import put_the_probe_in
 
@@ -107,52 +90,39 @@ class VerlMegatronAdapter(VerlAdapter):
         """Settings of the engines: their sizes, and the options of the layout."""
         _require_counts(job)
         settings = {"model_engine": "megatron", **_of_model(f"{ACTOR}.megatron", MODEL, job.layout)}
-        if objectives.has_critic(job):
+        if has_critic(job):
             engine = f"{CRITIC}.megatron"
             settings |= _of_model(engine, CRITIC_MODEL, job.layout)
             settings |= critics_micro_batches(job, self.divisor(job.layout), engine)
         return settings
 
-    def observe(self, job: Job, rank: Rank) -> Observation:
-        """Train, with the CPU as CUDA device if there is no GPU."""
-        from adapters.toolkit import cuda_on_cpu
-
-        with cuda_on_cpu.redirected():
-            return super().observe(job, rank)
-
     def divisor(self, layout: Layout) -> int:
         """Data-parallel ranks."""
         return layout.dp
 
-    def worker(self, config: Any, job: Job, capacity: int, rank: Rank) -> Any:
-        """verl's worker, cached for all jobs that can share its model and process groups."""
-        worker = self._cached(_worker, config, job.layout, capacity, rank)
-        configure_anew(worker, config)
-        return worker
-
-    def critic(self, config: Any, job: Job, capacity: int, rank: Rank) -> Any:
-        """verl's worker of the critic, cached in the same way."""
-        critic = self._cached(_critic, config, job.layout, capacity, rank)
-        configure_critic_anew(critic, config)
-        return critic
-
-    def _cached(
-        self, made: Callable[..., Any], config: Any, layout: Layout, capacity: int, rank: Rank
-    ) -> Any:
+    def worker(self, role: str, config: Any, layout: Layout, capacity: int, rank: Rank) -> Any:
+        """The worker of a role, in the layout's process groups."""
         from adapters.engines import megatron_core
 
         megatron_core.enter_grid(layout, rank)
-        key = (made, layout.options, layout.format, capacity)
-        if key not in rank.cache:
-            rank.cache[key] = made(config, layout, capacity, rank)
-        rank.cache[key].gradients.drain()
-        return rank.cache[key]
+        return super().worker(role, config, layout, capacity, rank)
 
-    def leave_world(self) -> None:
-        """Forget Megatron's process groups."""
+    def make(self, role: str, config: Any, layout: Layout, capacity: int, rank: Rank) -> Any:
+        """A worker whose engine's optimizer tells the gradient that it steps with."""
         from adapters.engines import megatron_core
+        from adapters.verl.engines.megatron_model import found_bridge
 
-        megatron_core.leave_grid()
+        bridge = found_bridge(role, layout, capacity, rank)
+        worker = new_worker(role, config, rank)
+        if role == "actor":
+            worker.actor_worker_cls = _of_dtype(worker.actor_worker_cls, rank.dtype)
+        else:
+            _set_dtype(worker, rank.dtype)
+        engine = made_engine(role, worker)
+        engine.model_config.tokenizer = SimpleNamespace(pad_token_id=PADDING_ID)
+        worker.passes = bridge.policy.passes
+        worker.gradients = megatron_core.gradients_of_steps(engine.optimizer, bridge.policy)
+        return worker
 
 
 def _require_counts(job: Job) -> None:
@@ -183,39 +153,6 @@ def _of_model(engine: str, model: str, layout: Layout) -> dict[str, object]:
         f"{engine}.vanilla_mbridge": False,  # another bridge is older versions' default
         f"{model}.use_remove_padding": layout.format == "thd",
     }
-
-
-def _worker(config: Any, layout: Layout, capacity: int, rank: Rank) -> Any:
-    """verl's worker with its engine, whose optimizer tells the gradient that it steps with."""
-    from adapters.verl.engines.megatron_model import policy_bridge
-
-    bridge = policy_bridge(layout, capacity, rank)
-    worker = new_worker(config, rank)
-    worker.actor_worker_cls = _of_dtype(worker.actor_worker_cls, rank.dtype)
-    worker.init_model()
-    _read(worker, worker.actor.engine, bridge)
-    return worker
-
-
-def _critic(config: Any, layout: Layout, capacity: int, rank: Rank) -> Any:
-    """verl's worker of the critic, with the same."""
-    from adapters.verl.engines.megatron_model import critic_bridge
-
-    bridge = critic_bridge(layout, capacity, rank)
-    critic = new_critic(config, rank)
-    _set_dtype(critic, rank.dtype)
-    critic.reset()
-    _read(critic, critic.engine, bridge)
-    return critic
-
-
-def _read(worker: Any, engine: Any, bridge: Bridge) -> None:
-    """Have a worker tell what its model was given and the gradients that it steps with."""
-    from adapters.engines import megatron_core
-
-    engine.model_config.tokenizer = SimpleNamespace(pad_token_id=PADDING_ID)
-    worker.passes = bridge.policy.passes
-    worker.gradients = megatron_core.gradients_of_steps(engine.optimizer, bridge.policy)
 
 
 def _of_dtype(training_worker: Any, dtype: str) -> Any:

@@ -10,8 +10,9 @@ import torch
 from adapters.contract import Depth, Layout, Rank
 from adapters.engines import megatron_core
 from adapters.toolkit.imports import stub
+from adapters.verl import cpu
 from adapters.verl.importing import module
-from adapters.verl.model import SEAM, with_entropies, with_probe
+from adapters.verl.model import SEAM, with_probe
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -29,7 +30,7 @@ def put_the_probe_in() -> None:
     engine = module(ENGINE)
     engine.MegatronCheckpointManager = lambda **_: None
     setattr(engine, LOG_PROBS, with_probe(getattr(engine, LOG_PROBS)))
-    setattr(engine, ENTROPIES, with_entropies(getattr(engine, ENTROPIES)))
+    setattr(engine, ENTROPIES, SEAM.around_entropies(getattr(engine, ENTROPIES)))
     if not torch.cuda.is_available():
         _let_the_engine_run_on_the_cpu(engine)
 
@@ -39,12 +40,7 @@ def _let_the_engine_run_on_the_cpu(engine: Any) -> None:
 
     The count is a view of a batch's offsets, and ranks add up their counts in place.
     """
-    register = module("workers.engine").EngineRegistry.register
-    for model, of_model in (
-        ("language_model", engine.MegatronEngineWithLMHead),
-        ("value_model", engine.MegatronEngineWithValueHead),
-    ):
-        register(model_type=model, backend="megatron", device="cpu")(of_model)
+    cpu.register_engines(engine, "Megatron", "megatron")
     of_data = getattr(engine.MegatronEngine, "_routed_num_tokens", None)
     if of_data is None:  # in versions that do not share their counts
         return
@@ -106,18 +102,10 @@ class Bridge:
         """Leave the probe at 0."""
 
 
-def policy_bridge(layout: Layout, capacity: int, rank: Rank) -> Bridge:
-    """The bridge of a policy, which the engine that is made next finds."""
-    return _found(Bridge(layout, capacity, rank, _logits))
-
-
-def critic_bridge(layout: Layout, capacity: int, rank: Rank) -> Bridge:
-    """The same of a critic."""
-    return _found(Bridge(layout, capacity, rank, _values))
-
-
-def _found(bridge: Bridge) -> Bridge:
-    module(BRIDGE).AutoBridge = bridge
+def found_bridge(role: str, layout: Layout, capacity: int, rank: Rank) -> Bridge:
+    """The bridge of a role's model, which the engine that is made next finds."""
+    head = megatron_core.values_head if role == "critic" else _logits
+    module(BRIDGE).AutoBridge = bridge = Bridge(layout, capacity, rank, head)
     return bridge
 
 
@@ -136,8 +124,3 @@ def _logits(input_ids: torch.Tensor, probe: torch.Tensor, logit: torch.Tensor) -
     """The only token's logits, which the engine divides by the temperature in place."""
     SEAM.probe, SEAM.predicted = probe, input_ids + 1
     return (logit + megatron_core.vocabulary_offset()).repeat(*input_ids.shape, SEAM.VOCABULARY)
-
-
-def _values(input_ids: torch.Tensor, probe: torch.Tensor, logit: torch.Tensor) -> torch.Tensor:
-    """A critic's values of the next tokens, as logits of one class."""
-    return (probe[input_ids + 1] + logit).unsqueeze(-1)

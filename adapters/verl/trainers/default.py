@@ -14,15 +14,17 @@ from uuid import UUID
 from adapters.contract.objective import Metric
 from adapters.contract.probed_batch import PADDING_ID
 from adapters.toolkit.calls import refusals
+from adapters.toolkit.settings import has_critic, has_reference
+from adapters.toolkit.worlds import numbers
 from adapters.verl.importing import module
-from adapters.verl.objectives import GIVEN, has_critic, has_reference
+from adapters.verl.objectives import GIVEN
 from adapters.verl.trainers.rollouts import Given, queue_of
 from adapters.verl.trainers.worker_groups import ActorGroup, CriticGroup
 
 if TYPE_CHECKING:
     from adapters.contract import Job
     from adapters.contract.probed_batch import ProbedBatch
-    from adapters.verl.trainers.queue import MemoryQueue
+    from adapters.verl.trainers.rollouts import MemoryQueue
 
 TRAINER = "trainer.ppo.v1.trainer_base"
 PADDING = "trainer.ppo.padding_utils"
@@ -49,7 +51,7 @@ def register_given_advantages() -> None:
 
 def train(
     config: Any, workers: dict[str, Any], batch: ProbedBatch, job: Job
-) -> dict[Metric, tuple[float, ...]]:
+) -> dict[Metric, tuple[float | None, ...]]:
     """Train on a batch of rollouts, mini-batch by mini-batch; returns what is logged.
 
     ``workers`` are this rank's: the ``actor``, and the ``critic`` if there is one.
@@ -63,13 +65,7 @@ def train(
     trainer = _trainer(config, job, queue, actor)
     if has_critic(job):
         trainer.critic_wg = CriticGroup(workers["critic"], queue, given)
-    metrics = _one_step(trainer, queue)
-    of_rollouts = {
-        metric: (float(metrics[name]),)
-        for metric, name in NAMES_OF_ROLLOUTS.items()
-        if name in metrics
-    }
-    return actor.reported | of_rollouts
+    return actor.reported | numbers(NAMES_OF_ROLLOUTS, [_one_step(trainer, queue)])
 
 
 def _trainer(config: Any, job: Job, queue: MemoryQueue, actor: ActorGroup) -> Any:

@@ -21,10 +21,12 @@ from verl.single_controller.base.decorator import MAGIC_ATTR
 
 from adapters.contract import Unsupported
 from adapters.contract.probed_batch import PADDING_ID
+from adapters.toolkit.settings import has_reference, trained_model
+from adapters.toolkit.worlds import of_all_ranks
 from adapters.verl.importing import module
-from adapters.verl.objectives import OF_LOSSES, has_reference, trained_model
+from adapters.verl.objectives import OF_LOSSES
 from adapters.verl.sizes import of_last_epoch
-from adapters.verl.trainers.worker_groups import NAMES, of_all_ranks
+from adapters.verl.trainers.worker_groups import NAMES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -87,7 +89,7 @@ def train(
     data = _padded(batch, job, config.data.max_response_length)
     data.meta_info["temperature"] = config.actor_rollout_ref.rollout.temperature
     _order(trainer, data, job)
-    if trained_model(job) == "critic":
+    if trained_model(job, "actor") == "critic":
         trainer._update_critic(data)
         return {}
     return _reported(trainer._update_actor(data).meta_info["metrics"], job)

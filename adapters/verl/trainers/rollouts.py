@@ -1,4 +1,4 @@
-"""A batch of rollouts as verl's rollout servers put it into the queue."""
+"""A batch of rollouts as verl's rollout servers put it into a queue, which lies in memory."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from tensordict import NonTensorStack, TensorDict
+from transfer_queue import KVBatchMeta
 
-from adapters.contract.objective import OF_VALUES
+from adapters.toolkit.probe import by_token_id
 from adapters.verl.objectives import token_rewards
-from adapters.verl.trainers.queue import MemoryQueue
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -32,19 +33,12 @@ class Given:
     batch: ProbedBatch
     job: Job
 
-    @property
-    def values(self) -> list[NDArray[np.float64]]:
-        """A critic's values of each sample's tokens: 0 where the critic's loss is looked at."""
-        if self.job.objective in OF_VALUES:
-            return self.batch.values
-        return [np.zeros(len(ids)) for ids in self.batch.responses]
-
     def of_positions(self, values: Sequence[NDArray[np.float64]], data: Any) -> Any:
         """Values of response tokens at all positions of rows that predict them: jagged."""
-        of_token = np.zeros(self.batch.probe_size + 1)
-        of_token[np.concatenate(self.batch.responses)] = np.concatenate(values)
-        predicted = [torch.from_numpy(of_token[(ids + 1).numpy()]).float() for ids in data.unbind()]
-        return torch.nested.as_nested_tensor(predicted, layout=torch.jagged)
+        of_token = by_token_id(self.batch, values)
+        return torch.nested.as_nested_tensor(
+            [of_token[ids + 1] for ids in data.unbind()], layout=torch.jagged
+        )
 
 
 def queue_of(batch: ProbedBatch, job: Job) -> MemoryQueue:
@@ -86,3 +80,59 @@ def _row(batch: ProbedBatch, index: int, group: int) -> dict[str, Any]:
 def _tag(row: Mapping[str, Any]) -> dict[str, int]:
     fields = {"prompt_len": "prompts", "response_len": "responses", "seq_len": "input_ids"}
     return {name: len(row[field]) for name, field in fields.items()} | GENERATED
+
+
+class MemoryQueue:
+    """Keeps the fields of each row by key, of which every rank has all."""
+
+    def __init__(self, rows: dict[str, dict[str, Any]], tags: dict[str, dict[str, Any]]) -> None:
+        self.rows, self.tags = rows, tags
+
+    def batch(self) -> KVBatchMeta:
+        """All rows, as the replay buffer hands them on."""
+        return KVBatchMeta(
+            keys=[*self.rows], tags=[*self.tags.values()], partition_id="train", extra_info={}
+        )
+
+    def kv_batch_get(
+        self,
+        keys: Sequence[str],
+        partition_id: str | None = None,
+        select_fields: Sequence[str] | None = None,
+    ) -> TensorDict:
+        """Some fields of some rows: jagged tensors, and stacks of anything else."""
+        chosen = [self.rows[key] for key in keys]
+        names = [name for name in chosen[0] if select_fields is None or name in select_fields]
+        fields = {name: _stacked([row[name] for row in chosen]) for name in names}
+        return TensorDict(fields, batch_size=len(keys))
+
+    def kv_batch_put(
+        self,
+        keys: Sequence[str],
+        partition_id: str | None = None,
+        fields: Any = None,
+        tags: Sequence[dict[str, Any]] = (),
+    ) -> KVBatchMeta:
+        """Add fields, and rows that are new."""
+        for name in fields.keys():  # noqa: SIM118 - of a tensor dictionary, whose items are rows
+            for key, value in zip(keys, _rows(fields[name]), strict=True):
+                self.rows.setdefault(key, {})[name] = value
+        self.tags |= dict(zip(keys, tags, strict=False))
+        return KVBatchMeta(
+            keys=[*keys],
+            tags=[self.tags[key] for key in keys],
+            partition_id=partition_id,
+            extra_info={},
+        )
+
+
+def _stacked(values: list[Any]) -> Any:
+    if isinstance(values[0], torch.Tensor):
+        return torch.nested.as_nested_tensor(values, layout=torch.jagged)
+    return NonTensorStack(*values)
+
+
+def _rows(field: Any) -> list[Any]:
+    if isinstance(field, torch.Tensor):
+        return list(field.unbind())
+    return list(field.tolist()) if hasattr(field, "tolist") else list(field)

@@ -7,9 +7,10 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 
 from adapters.contract.objective import Metric
+from adapters.toolkit.settings import given_values
+from adapters.toolkit.worlds import of_all_ranks
 from adapters.verl.importing import module
 from adapters.verl.objectives import gives_old_log_probs
 from adapters.verl.sizes import of_last_epoch
@@ -20,8 +21,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from adapters.verl.trainers.queue import MemoryQueue
-    from adapters.verl.trainers.rollouts import Given
+    from adapters.verl.trainers.rollouts import Given, MemoryQueue
 
 NAMES = {
     Metric.POLICY_LOSS: "actor/pg_loss",
@@ -75,7 +75,7 @@ class ActorGroup(WorkerGroup):
 
     def __init__(self, worker: Any, queue: MemoryQueue, given: Given) -> None:
         super().__init__(worker, "actor", worker.actor.engine, queue, given)
-        self.reported: dict[Metric, tuple[float, ...]] = {}
+        self.reported: dict[Metric, tuple[float | None, ...]] = {}
 
     def compute_log_prob(self, batch: Any) -> Any:
         """The old policy's log-probabilities: the worker's, unless the job gives them."""
@@ -111,17 +111,10 @@ class CriticGroup(WorkerGroup):
 
     def infer_batch(self, batch: Any) -> Any:
         """The critic's values, which are given; nothing is left to wait for."""
-        self._put("values", batch, self._given.values)
+        self._put("values", batch, given_values(self._given.batch))
         return SimpleNamespace(futures=[])
 
     def train_mini_batch(self, batch: Any) -> Any:
         """Train the critic; its outputs are there when they are asked for."""
         outputs = [output for _, output in self._call("train_mini_batch", batch)]
         return SimpleNamespace(get=module("protocol").BatchData(outputs).concat)
-
-
-def of_all_ranks(value: Any) -> list[Any]:
-    """The value of each rank."""
-    values = [None] * dist.get_world_size()
-    dist.all_gather_object(values, value)
-    return values

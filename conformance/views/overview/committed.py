@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Version:
+class CommittedReport:
     """A committed report with its path and the name of the framework's version."""
 
     name: str
@@ -61,10 +61,10 @@ class Version:
         )
 
 
-def versions(folder: Path) -> list[Version]:
+def versions(folder: Path) -> list[CommittedReport]:
     """Returns all committed reports, by framework, engine and version."""
     found = [
-        Version(name=_version_name(path, report), path=path, report=report)
+        CommittedReport(name=_version_name(path, report), path=path, report=report)
         for path in sorted(folder.glob("*/*.json.gz"))
         if path.parent.name != "latest"
         for report in [load_reliable(path)]
@@ -77,13 +77,13 @@ def _version_name(path: Path, report: Report) -> str:
     return path.name.removesuffix(".json.gz").removesuffix(f"-{report.engine}")
 
 
-def newest(found: Sequence[Version]) -> list[Version]:
+def newest(found: Sequence[CommittedReport]) -> list[CommittedReport]:
     """Returns the newest version of each engine: its main branch, or else its last release."""
     merged = (one for one in found if not one.name.startswith("pull-"))
     latest = {one.framework: one for one in sorted(merged, key=_age)}
     return sorted(latest.values(), key=attrgetter("framework"))
 
 
-def _age(version: Version) -> tuple[bool, list[int]]:
+def _age(version: CommittedReport) -> tuple[bool, list[int]]:
     numbers = [int(number) for number in re.findall(r"\d+", version.name)]
     return version.name.startswith("main-"), numbers

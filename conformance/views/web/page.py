@@ -11,32 +11,32 @@ import base64
 import gzip
 import hashlib
 import json
-from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-from conformance.comparing.cause_changes import CauseChange, Fate, cause_changes, missing_cause
-from conformance.comparing.groups import shared_causes
+from conformance.comparing.cause_changes import cause_histories
 from conformance.comparing.report_file import require_regular
 from conformance.explain.impact import impact_words
 from conformance.findings.badness import explain
 from conformance.findings.cause import Severity
 from conformance.findings.errors import PagePathError
-from conformance.findings.verdict import WRONG, Check, Verdict
+from conformance.findings.verdict import WRONG, Check
 from conformance.runs.reproduce import command
+from conformance.views.markdown import environment
+from conformance.views.tables import Tally
 from conformance.views.web.page_data import Version, document, name_versions
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
 
+    from conformance.comparing.cause_changes import CauseChange
     from conformance.comparing.groups import FindingGroup, SharedCause
     from conformance.findings.report import Report
+    from conformance.findings.verdict import Verdict
 
 PARTS = Path(__file__).with_name("page_parts")
 
@@ -50,51 +50,23 @@ SCRIPTS = ("data.js", "picture.js", "detail.js", "list.js")
 """The scripts in the order in which they build on each other."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Tally:
-    """How many findings are wrong, right, refused and not looked at."""
+class Cell(NamedTuple):
+    """The findings of a version in some checks and modes."""
+
+    tally: Tally
 
     query: dict[str, str]
     """The filter of the page that lists them."""
 
-    wrong: int
-    right: int
-    """They conform, or bad input is refused."""
 
-    refused: int
-    """Ordinary steps that the framework refuses: nothing is known of their numbers."""
-
-    unsupported: int
-    not_driven: int
-
-    @property
-    def seen(self) -> int:
-        """How many verdicts there are on what a framework does."""
-        return self.wrong + self.right + self.refused
-
-    @property
-    def share(self) -> float:
-        """The percentage that is wrong, at least 2 so that a single one can be seen."""
-        return max(round(100 * self.wrong / self.seen, 1), 2.0 if self.wrong else 0.0)
-
-
-def tally(version: Version, checks: Collection[Check], modes: Collection[Mode]) -> Tally:
+def cell(version: Version, checks: Collection[Check], modes: Collection[Mode]) -> Cell:
     """Counts the findings of a version in some checks and modes."""
-    found = [one for cell in product(checks, modes) for one in version.cells.get(cell, ())]
-    verdicts = Counter(one.verdict for one in found)
-    rightly_refused = sum(one.is_rightly_refused for one in found)
+    cells = (version.cells.get(place, ()) for place in product(checks, modes))
+    tally = Tally.of(chain.from_iterable(cells))
     query = {"framework": version.framework, "version": version.name}
     if len(checks) == len(modes) == 1:
         query |= {"check": next(iter(checks)), "mode": next(iter(modes))}
-    wrong = sum(verdicts[verdict] for verdict in WRONG)
-    return Tally(
-        query=query if wrong else query | {"verdict": "any"},
-        wrong=wrong,
-        right=verdicts[Verdict.CONFORMS] + rightly_refused,
-        refused=verdicts[Verdict.REFUSED] - rightly_refused,
-        unsupported=verdicts[Verdict.UNSUPPORTED],
-        not_driven=verdicts[Verdict.NOT_DRIVEN],
-    )
+    return Cell(tally, query if tally.wrong else query | {"verdict": "any"})
 
 
 def judged_cells(versions: Sequence[Version]) -> list[tuple[Check, Mode]]:
@@ -102,7 +74,7 @@ def judged_cells(versions: Sequence[Version]) -> list[tuple[Check, Mode]]:
     return [
         (check, mode)
         for check, mode in product(Check, Mode)
-        if any(tally(version, [check], [mode]).seen for version in versions)
+        if any(cell(version, [check], [mode]).tally.seen for version in versions)
     ]
 
 
@@ -111,12 +83,8 @@ class PageCause:
     """A cause of a framework, as it is in the last version that has it."""
 
     group: FindingGroup
-    statement: str
-    """What it is, and what it was under another condition in the version before."""
-
-    fate: Fate
-    became: str
-    """What its findings are in the last version, where that leaves open what became of it."""
+    change: CauseChange
+    """What became of it."""
 
     counts: dict[str, int]
     """The number of its findings in each version that has it, by the version's name."""
@@ -124,12 +92,8 @@ class PageCause:
     query: dict[str, str]
     """The filter of the page that lists its findings."""
 
-    impact: str
-    example: str
-    """What an ordinary finding shows."""
-
     link: dict[str, str]
-    """The filter of the page that opens that finding."""
+    """The filter of the page that opens an ordinary finding."""
 
     command: str
     """Runs the smallest reproduction."""
@@ -141,36 +105,9 @@ class PageCause:
 
 
 def page_causes(versions: Sequence[Version]) -> list[PageCause]:
-    """Returns the causes of a framework, each once: those of the last version, the worst first.
-
-    Causes that the last version does not have follow.
-    """
-    reports = [one.report for one in versions]
-    changes = [cause_changes(report, reports[-1]) for report in reports[:-1]]
-    became = ((shared, _became(shared, reports, changes)) for shared in shared_causes(reports))
-    return [
-        _page_cause(shared, versions, change) for shared, change in became if change is not None
-    ]
-
-
-def _became(
-    shared: SharedCause, reports: Sequence[Report], changes: Sequence[Sequence[CauseChange]]
-) -> CauseChange | None:
-    """Returns what became of a cause since the version before, or since the last that has it.
-
-    It is None if the last version has the cause under another condition. ``changes`` are those from
-    each version to the last.
-    """
-    cause, place = shared.cause, next(iter(shared.groups))
-    if place == len(changes):
-        since = changes[-1] if changes else []
-        return next(
-            (one for one in since if one.new is cause), CauseChange(Fate.SAME, cause, cause)
-        )
-    found = next((one for one in changes[place] if one.old is cause), None)
-    if found is not None:
-        return None if found.fate is Fate.CHANGED else found
-    return missing_cause(cause, reports[place], reports[-1])
+    """Returns the causes of a framework's versions, each once, the worst of the last one first."""
+    histories = cause_histories([one.report for one in versions])
+    return [_page_cause(shared, versions, change) for shared, change in histories]
 
 
 def _page_cause(shared: SharedCause, versions: Sequence[Version], change: CauseChange) -> PageCause:
@@ -179,13 +116,9 @@ def _page_cause(shared: SharedCause, versions: Sequence[Version], change: CauseC
     address = f"{version.run}/{group.example.id}"
     return PageCause(
         group=group,
-        statement=change.statement,
-        fate=change.fate,
-        became=change.became,
+        change=change,
         counts={versions[at].name: len(found.findings) for at, found in shared.groups.items()},
         query=query | ({} if group.example.verdict in WRONG else {"verdict": "any"}),
-        impact=impact_words(group.cause.impact),
-        example=explain(group.example),
         link={"verdict": "any", "finding": address},
         command=command(version.report, group.smallest),
     )
@@ -227,15 +160,9 @@ def render(reports: Sequence[Report], left_out: Collection[Verdict] = ()) -> str
         frameworks.setdefault(version.framework, []).append(version)
     style = _part("style.css")
     script = "".join(map(_part, SCRIPTS))
-    environment = Environment(
-        loader=FileSystemLoader(PARTS),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
     data = document(versions, left_out)
-    return environment.get_template("frame.html").render(
+    templates = environment(impact=impact_words, explained=explain)
+    return templates.get_template("page.html").render(
         policy=_policy(style, script),
         style=style,
         script=script,
@@ -245,7 +172,7 @@ def render(reports: Sequence[Report], left_out: Collection[Verdict] = ()) -> str
         frameworks=frameworks,
         checks=list(Check),
         modes=list(Mode),
-        tally=tally,
+        cell=cell,
         judged_cells=judged_cells,
         page_causes=page_causes,
         unfolded=max(UNFOLDED // max(len(frameworks), 1), LEAST_UNFOLDED),

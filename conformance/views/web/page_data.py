@@ -16,7 +16,7 @@ from conformance.corpus.cases import ALL_CASES
 from conformance.findings.badness import LEGEND, off_by
 from conformance.findings.cause import Severity
 from conformance.findings.verdict import WRONG, Check, Verdict
-from conformance.runs.reproduce import command
+from conformance.runs.reproduce import PLACEHOLDERS, command
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Hashable, Iterable, Sequence
@@ -31,12 +31,6 @@ if TYPE_CHECKING:
 
 DIGITS = 3
 """Significant digits of errors and tolerances."""
-
-FOLDERS = {
-    "CLONE": "the folder of a clone of the framework's repository",
-    "CHECKOUT": "the folder with the framework's code as it was run",
-}
-"""What stands in a command for folders that reports do not name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,7 +135,7 @@ def document(versions: Sequence[Version], left_out: Collection[Verdict] = ()) ->
         "cases": {case.name: case.catches for case in ALL_CASES if case.name in occurring},
         "legend": LEGEND,
         "wrong": [*WRONG],
-        "folders": FOLDERS,
+        "placeholders": PLACEHOLDERS,
     }
 
 

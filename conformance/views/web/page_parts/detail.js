@@ -88,9 +88,10 @@ function reproduced(finding) {
   const command = element("code", {}, commandOf(finding));
   const copy = element("button", { type: "button", class: "copy" }, "Copy");
   const box = element("div", { class: "command" }, element("pre", { tabindex: 0 }, command), copy);
-  const folder = /--source=([A-Z]+)\b/.exec(command.textContent)?.[1];
-  const hint = folder && element("p", { class: "hint" }, `${folder} is ${data.folders[folder]}.`);
-  return part("Run it again", box, hint);
+  const hints = Object.entries(data.placeholders)
+    .filter(([name]) => command.textContent.includes(`=${name}`))
+    .map(([name, meaning]) => element("p", { class: "hint" }, `${name} is ${meaning}.`));
+  return part("Run it again", box, ...hints);
 }
 
 document.addEventListener("click", ({ target }) => {

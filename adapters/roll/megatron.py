@@ -7,16 +7,22 @@ from dataclasses import replace
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from adapters.contract.adapter import Unsupported
 from adapters.contract.layout import PIPELINES, Layout, Option, grids
 from adapters.contract.objective import Objective
+from adapters.engines.shells import OnMegatron, by_size, cuts
 from adapters.roll import departures
 from adapters.roll.adapter import RollAdapter
-from adapters.roll.configuration import gives_advantages
 from adapters.roll.importing import module
+from adapters.toolkit.settings import gives_advantages
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
+
+    from numpy.typing import NDArray
 
     from adapters.contract import Description, Job, Observation, Rank
     from adapters.roll.workers import Trained
@@ -30,7 +36,7 @@ OPTIONS: dict[Option, str] = {
 """ROLL's settings of Megatron's data parallelism, by options of layouts."""
 
 
-class RollMegatronAdapter(RollAdapter):
+class RollMegatronAdapter(OnMegatron, RollAdapter):
     """ROLL with its Megatron engine."""
 
     engine = "megatron"
@@ -42,25 +48,17 @@ class RollMegatronAdapter(RollAdapter):
     def layouts(self) -> list[Layout]:
         """Data × context parallelism on up to 4 ranks, options and pipelines, with padded rows."""
         of_four = Layout(dp=2, cp=2, micro_batches=2)
-        return sorted(
+        return by_size(
             [
-                Layout(dp=dp, cp=cp, micro_batches=micro_batches)
-                for dp, cp in grids(largest=4)
-                for micro_batches in (1, 2, "tokens")
-            ]
-            + [replace(of_four, options=(option,)) for option in (*OPTIONS, Option.TWO_EPOCHS)]
-            + [
+                *cuts(grids(largest=4), "bshd"),
+                *(replace(of_four, options=(option,)) for option in (*OPTIONS, Option.TWO_EPOCHS)),
                 *(replace(pipeline, format="bshd") for pipeline in PIPELINES),
                 Layout(pp=2, micro_batches=2, options=(Option.INTERLEAVED,)),
-            ],
-            key=lambda layout: layout.world_size,
+            ]
         )
 
     def load(self, source: Path | None) -> None:
-        """Import ROLL with its Megatron engine, on the CPU if there is no GPU."""
-        from adapters.toolkit import cuda_on_cpu
-
-        cuda_on_cpu.install()
+        """Import ROLL with its Megatron engine."""
         super().load(source)
         strategy = module(STRATEGY).MegatronTrainStrategy
         strategy.load_states = strategy.offload_states = _move_nothing
@@ -77,13 +75,11 @@ class RollMegatronAdapter(RollAdapter):
         )
 
     def observe(self, job: Job, rank: Rank) -> Observation:
-        """Train, with the CPU as CUDA device if there is no GPU."""
+        """Train in the layout's process groups."""
         from adapters.engines import megatron_core
-        from adapters.toolkit import cuda_on_cpu
 
         megatron_core.join_grid(job.layout, rank)
-        with cuda_on_cpu.redirected():
-            return super().observe(job, rank)
+        return super().observe(job, rank)
 
     def settings(self, job: Job) -> dict[str, object]:
         """Sizes of the engine's parallelism, and options of data parallelism and of pipelines."""
@@ -108,9 +104,10 @@ class RollMegatronAdapter(RollAdapter):
         """Two of each context-parallel rank, of the beginning and of the end."""
         return 2 * layout.cp if layout.cp > 1 else 1
 
-    def attends_to_all(self, job: Job) -> bool:
-        """With dynamic batching, which cuts off the others, if advantages are given."""
-        return job.layout.micro_batches == "tokens" and gives_advantages(job)
+    def attended(self, job: Job) -> Callable[[NDArray[np.bool_]], NDArray[np.bool_]]:
+        """All, if advantages are given, with dynamic batching, which cuts off the others."""
+        is_cut = job.layout.micro_batches == "tokens" and gives_advantages(job)
+        return np.ones_like if is_cut else super().attended(job)
 
     def make(self, role: str, config: Any, job: Job, capacity: int, rank: Rank) -> Trained:
         """A worker whose optimizer tells the gradient."""
@@ -130,12 +127,6 @@ class RollMegatronAdapter(RollAdapter):
         strategy, steps = worker.strategy, own.training_args.gradient_accumulation_steps
         strategy.seq_length = config.sequence_length
         strategy.megatron_train_args.gradient_accumulation_steps = steps
-
-    def leave_world(self) -> None:
-        """Forget Megatron's process groups."""
-        from adapters.engines import megatron_core
-
-        megatron_core.leave_grid()
 
 
 def _require_widths(job: Job) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from adapters.contract.layout import Layout, Option
-from adapters.engines import dtensor
+from adapters.engines.shells import ON_FOUR, OnFsdp, cuts
 from adapters.roll.adapter import RollAdapter
 from adapters.roll.importing import module
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 STRATEGY = "distributed.strategy.fsdp2_strategy"
 
 
-class RollFsdpAdapter(RollAdapter):
+class RollFsdpAdapter(OnFsdp, RollAdapter):
     """ROLL with FSDP2, the first that its guide names."""
 
     engine = "fsdp2"
@@ -31,13 +31,8 @@ class RollFsdpAdapter(RollAdapter):
 
     def layouts(self) -> list[Layout]:
         """Data parallelism on up to 4 ranks and Ulysses of 2, with padded rows (bshd)."""
-        plain = [
-            Layout(dp=dp, cp=cp, micro_batches=micro_batches)
-            for dp, cp in ((1, 1), (2, 1), (1, 2), (4, 1), (2, 2))
-            for micro_batches in (1, 2, "tokens")
-        ]
         return [
-            *plain,
+            *cuts(ON_FOUR, "bshd"),
             Layout(dp=4, micro_batches=2, options=(Option.HYBRID_SHARDING,)),
             Layout(dp=2, micro_batches=2, options=(Option.TWO_EPOCHS,)),
             Layout(dp=2, micro_batches=2, options=(Option.POLICY_GRADIENT_WORKER,)),
@@ -67,12 +62,12 @@ class RollFsdpAdapter(RollAdapter):
 
     def make(self, role: str, config: Any, job: Job, capacity: int, rank: Rank) -> Trained:
         """A worker whose optimizer tells the gradient."""
-        from adapters.roll.model import CONFIG, critic, policy
+        from adapters.roll.model import CONFIG, probed
         from adapters.roll.workers import Trained, loading, new_worker
         from adapters.toolkit.probe import ForwardPasses, GradientReader
 
         passes = ForwardPasses()
-        model = (critic if role == "critic" else policy)(capacity, passes)
+        model = probed(role, capacity, passes)
         of_engine: dict[str, Any] = {
             "AutoConfig": SimpleNamespace(from_pretrained=lambda *_, **__: CONFIG),
             "download_model": lambda path: path,
@@ -84,7 +79,3 @@ class RollFsdpAdapter(RollAdapter):
             worker = new_worker(role, config)
         gradients = GradientReader(worker.strategy.optimizer)
         return Trained(worker=worker, passes=passes, gradients=gradients)
-
-    def leave_world(self) -> None:
-        """Forget the world's device meshes."""
-        dtensor.leave_world()

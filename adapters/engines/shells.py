@@ -1,0 +1,104 @@
+"""What the adapters of an engine share and is known without importing it: layouts and worlds."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from adapters.contract import Adapter, Layout, Option
+from adapters.contract.description import parse_departures
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
+
+    from adapters.contract import Job, Observation, Rank
+
+    MicroBatches = int | Literal["uneven", "tokens"]
+
+ON_FOUR = ((1, 1), (2, 1), (1, 2), (4, 1), (2, 2))
+"""(dp, cp) of data parallelism on up to 4 ranks and sequence parallelism of 2."""
+
+NOTHING_LEARNED, ZEROED, CPU_AS_CUDA, PIPELINE_STAGES, ONE_BY_ONE = parse_departures(
+    """
+    set: learning rate 0, no weight decay, no clipping of gradients
+        all come after the gradient that is read
+    set: gradients, to 0 after they were read and before the optimizer steps
+        NaN would spoil the probe even at a learning rate of 0
+    stubbed: on a machine without a GPU, torch's CUDA device, by the CPU
+        the same operations in the same order, in float32
+    stubbed: the stages of a pipeline: each has a probe and hands on token ids and entries
+        Megatron's schedule sends them, and their gradients back, as it does activations
+    stubbed: Megatron's joined collectives, over gloo on a GPU, by one after another
+        the same sums; where they would overlap, the layout is declined
+    """
+)
+"""Departures of several frameworks."""
+
+DEFAULT_STAGE = 2
+STAGES = {Option.ZERO_0: 0, Option.ZERO_1: 1, Option.ZERO_3: 3}
+"""Options that choose a stage of DeepSpeed's ZeRO other than the default."""
+
+
+def cuts(
+    grids: Iterable[tuple[int, int]],
+    *formats: Literal["thd", "bshd"],
+    micro_batches: Sequence[MicroBatches] = (1, 2, "tokens"),
+) -> list[Layout]:
+    """Each (dp, cp) with all micro-batches in all formats."""
+    return [
+        Layout(dp=dp, cp=cp, micro_batches=parts, format=storage)
+        for dp, cp in grids
+        for parts in micro_batches
+        for storage in formats
+    ]
+
+
+def by_size(layouts: Iterable[Layout]) -> list[Layout]:
+    """The layouts, those of few ranks first."""
+    return sorted(layouts, key=lambda layout: layout.world_size)
+
+
+def staged(cut: Iterable[str]) -> list[Layout]:
+    """Layouts, given in words, with each stage of ZeRO that is not the default."""
+    layouts = [*cut]
+    return [Layout.parse(f"{layout}+{stage}") for stage in STAGES for layout in layouts]
+
+
+def stage_of(layout: Layout) -> int:
+    """The stage of ZeRO of a layout."""
+    chosen = [stage for option, stage in STAGES.items() if option in layout.options]
+    return chosen[0] if chosen else DEFAULT_STAGE
+
+
+class OnFsdp(Adapter):
+    """An adapter of an engine with torch's FSDP."""
+
+    def leave_world(self) -> None:
+        """Forget reductions of sharded tensors, whose groups are those of the first mesh."""
+        from torch.distributed.tensor import debug
+
+        debug._clear_sharding_prop_cache()
+
+
+class OnMegatron(Adapter):
+    """An adapter of an engine on Megatron-Core, with the CPU as CUDA device if there is no GPU."""
+
+    def load(self, source: Path | None) -> None:
+        """Import the framework."""
+        from adapters.toolkit import cuda_on_cpu
+
+        cuda_on_cpu.install()
+        super().load(source)  # type: ignore[safe-super]
+
+    def observe(self, job: Job, rank: Rank) -> Observation:
+        """Train."""
+        from adapters.toolkit import cuda_on_cpu
+
+        with cuda_on_cpu.redirected():
+            return super().observe(job, rank)  # type: ignore[safe-super]
+
+    def leave_world(self) -> None:
+        """Forget Megatron's process groups."""
+        from adapters.engines import megatron_core
+
+        megatron_core.leave_grid()

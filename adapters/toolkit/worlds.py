@@ -1,0 +1,100 @@
+"""A world of ranks: what is kept and observed in it, and what frameworks take for granted there."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from adapters.contract import Observation
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Mapping, Sequence
+
+    import numpy as np
+    import torch
+    from numpy.typing import NDArray
+
+    from adapters.contract import Rank
+    from adapters.contract.objective import Metric
+    from adapters.contract.probed_batch import ProbedBatch
+
+_Kept = TypeVar("_Kept")
+RECORDERS = ("gradients", "passes", "counted_tokens")
+"""Attributes of what is cached that record a job."""
+
+
+def cached(rank: Rank, key: Hashable, make: Callable[[], _Kept]) -> _Kept:
+    """What a world has under a key, made once; what it recorded of an earlier job is forgotten."""
+    if key not in rank.cache:
+        rank.cache[key] = make()
+    kept: _Kept = rank.cache[key]
+    for name in RECORDERS:
+        if hasattr(kept, name):
+            getattr(kept, name).drain()
+    return kept
+
+
+def observation(
+    batch: ProbedBatch,
+    gradients: Sequence[NDArray[np.float32] | None],
+    passes: Sequence[NDArray[np.int64]],
+    reported: Mapping[Metric, tuple[float | None, ...]],
+    **others: Any,
+) -> Observation:
+    """The observation of a rank, from the probe's gradients of steps and its forward passes."""
+    return Observation(
+        token_weights=batch.weights_of_steps(gradients),
+        reported=reported,
+        forward_passes=batch.forward_passes(passes),
+        rows=batch.rows(passes),
+        **others,
+    )
+
+
+def numbers(
+    names: Mapping[Metric, str], logs: Sequence[Mapping[str, Any]]
+) -> dict[Metric, tuple[float | None, ...]]:
+    """The metrics by their names in logs, with a number of each log; None where it lacks one."""
+    return {
+        metric: tuple(float(log[name]) if name in log else None for log in logs)
+        for metric, name in names.items()
+        if any(name in log for log in logs)
+    }
+
+
+def of_all_ranks(value: Any) -> list[Any]:
+    """The value of each rank of the world."""
+    import torch.distributed as dist
+
+    values = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
+def set_what_ray_sets(rank: Rank) -> None:
+    """Name a rank in environment variables; no address is called, as the process group exists."""
+    os.environ |= {"RANK": str(rank.index), "WORLD_SIZE": str(rank.world_size)}
+    os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "0"}
+    os.environ.setdefault("LOCAL_RANK", "0")
+
+
+def sum_gradients_of_all_gather() -> None:
+    """Let gradients of torch's all_gather be summed by an all_reduce, unless CUDA is available.
+
+    With gloo torch scatters them from each rank of the group by its number in the world, which
+    fails in every group but that of the first ranks.
+    """
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.nn import functional
+
+    if torch.cuda.is_available():
+        return
+
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[None, torch.Tensor]:
+        summed = torch.stack([each.contiguous() for each in gradients])
+        dist.all_reduce(summed, group=ctx.group)
+        return None, summed[dist.get_rank(ctx.group)]
+
+    gather: Any = functional._AllGather
+    gather.backward = staticmethod(backward)

@@ -1,0 +1,195 @@
+"""The step of one finding, reconstructed from its report and its case."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from adapters.contract.objective import FROM_REWARDS, OF_ROLLOUTS, OFF_POLICY, Metric, Objective
+from adapters.contract.probed_batch import ProbedBatch
+from conformance.corpus.cases import CASES_BY_NAME
+from conformance.expected import loss_terms
+from conformance.expected.step_context import StepContext
+from conformance.expected.term import LossTerm
+from conformance.plan.checks import CHECK_SPECS
+from conformance.worked.denominators import denominators
+from conformance.worked.formulas import formula
+from reference.aggregation import Mode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from conformance.corpus.cases import Case
+    from conformance.findings.finding import Finding, Picture, Run
+    from conformance.findings.report import Report
+    from conformance.plan.checks import CheckSpec
+    from conformance.worked.denominators import Denominator
+    from conformance.worked.formulas import Formula
+    from reference.step import Step
+
+
+class WorkedTerm:
+    """One term of a step's loss, or of a number that it logs, with its right denominators."""
+
+    def __init__(self, term: LossTerm, convention: str) -> None:
+        self.term, self.name, self.convention = term, str(term.metric), convention
+        self.context, self.mode = term.context, term.context.mode
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the right weights are known: without the cut, or because the cut is known."""
+        return not self.context.per_micro_batch or self.context.placement is not None
+
+    @cached_property
+    def denominators(self) -> list[Denominator]:
+        """The right denominators."""
+        return [*denominators(self.context)]
+
+    @property
+    def addends(self) -> list[tuple[Denominator, float, float]]:
+        """Each denominator with the sum of its tokens' values, and what they add to the term."""
+        term = self.term
+        return [
+            (one, math.fsum(term.factors[one.tokens]), math.fsum(term.products[one.tokens]))
+            for one in self.denominators
+        ]
+
+
+class WorkedStep:
+    """The step that a finding of a check is about, reconstructed from case and report."""
+
+    def __init__(self, report: Report, finding: Finding, spec: CheckSpec, case: Case) -> None:
+        self.finding, self.spec = finding, spec
+        aggregation = case.aggregation(finding.mode)
+        if finding.mode is Mode.CONSTANT and report.request.divisor is not None:
+            aggregation = replace(aggregation, divisor=report.request.divisor)
+        contexts = [
+            StepContext(
+                steps=case.steps,
+                step_index=index,
+                aggregation=aggregation,
+                conventions=report.conventions,
+                layout=finding.layout,
+                forward_pass_of_token=_passes(finding, index, step),
+            )
+            for index, step in enumerate(case.steps)
+        ]
+        if spec.metric in OF_ROLLOUTS:
+            terms = [loss_terms.rollout_term(contexts, spec.objective, spec.metric)]
+            self.context = terms[0].context
+        else:
+            self.context = next(filter(self._is_wrong, contexts), contexts[0])
+            terms = self._terms(self.context)
+        self.terms = [WorkedTerm(term, self._convention(term)) for term in terms]
+
+    @property
+    def step(self) -> Step:
+        """The step itself."""
+        return self.context.step
+
+    @cached_property
+    def formula(self) -> Formula | None:
+        """What weights are multiplied by; None if that is a constant, or a number is logged."""
+        if self.finding.logged is not None:
+            return None
+        return formula(self.terms[0].term, self.spec.objective)
+
+    @cached_property
+    def observed(self) -> NDArray[np.float64] | None:
+        """The observed weights, NaN where unknown, infinite if not finite: [tokens].
+
+        None if the finding has no picture.
+        """
+        if self.finding.picture is None:
+            return None
+        observed = np.full(len(self.step.mask), np.nan)
+        for tokens, run in _spans(self.finding.picture, self.step):
+            observed[tokens] = np.inf if run.observed is None else run.observed
+        return observed
+
+    def _convention(self, term: LossTerm) -> str:
+        """The convention by which a term that is averaged over micro-batches is aggregated."""
+        if self.spec.metric in (None, Metric.LOSS):
+            return str(term.metric)
+        return str(loss_terms.convention_of_log(self.spec.metric, term.context.conventions))
+
+    def _is_wrong(self, context: StepContext) -> bool:
+        """Whether the finding is about this step of the batch."""
+        if self.finding.picture is not None:
+            return self.finding.picture.step == context.step_index
+        logged, terms = self.finding.logged, self._terms(context)
+        if logged is None or not all(WorkedTerm(term, "").is_known for term in terms):
+            return False
+        total = math.fsum(term.expected for term in terms)
+        return math.isclose(total, logged.expected, rel_tol=1e-9)
+
+    def _terms(self, context: StepContext) -> list[LossTerm]:
+        """The terms of what the check looks at, with what their weights are multiplied by."""
+        objective = self.spec.objective
+        if self.spec.metric is not None:
+            return loss_terms.logged_terms(context, objective, self.spec.metric)
+        batch = ProbedBatch.under(context.conventions, context.steps, objective)
+        dloss_dlogprob = batch.split(batch.dloss_dlogprob)[context.step_index]
+        if objective is Objective.COMBINED:
+            return loss_terms.combined_terms(context, dloss_dlogprob)
+        if objective in OFF_POLICY:
+            tokens = batch.policy_tokens_of_step(context.step_index)
+            return [loss_terms.off_policy_term(context, objective, tokens)]
+        if objective in FROM_REWARDS:
+            return [self._advantage_term(context)]
+        return [
+            LossTerm(
+                metric=loss_terms.trained_term(objective),
+                context=context.of_term(loss_terms.reducer(objective, context.conventions)),
+                factors=np.ones_like(dloss_dlogprob),
+            )
+        ]
+
+    def _advantage_term(self, context: StepContext) -> LossTerm:
+        """The term of a step, whose advantages may depend on the others of its batch."""
+        batch = [
+            replace(context, step_index=index, forward_pass_of_token=None)
+            for index in range(len(context.steps))
+        ]
+        return loss_terms.advantage_terms(batch, self.spec.objective)[context.step_index]
+
+
+def worked_step(report: Report, finding: Finding) -> WorkedStep | None:
+    """Returns the step of a finding; None if it is of no check or case that is known."""
+    slug = finding.identity.slug
+    spec = next((one for one in CHECK_SPECS if one.slug == slug), None)
+    case = CASES_BY_NAME.get(finding.case)
+    if spec is None or case is None or report.request.case:
+        return None
+    return WorkedStep(report, finding, spec, case)
+
+
+def _passes(finding: Finding, step_index: int, step: Step) -> NDArray[np.int32] | None:
+    """The micro-batch in which each rank held each token, or -1: [ranks, tokens].
+
+    None if the finding has no picture of the step.
+    """
+    picture, layout = finding.picture, finding.layout
+    if picture is None or picture.step != step_index:
+        return None
+    held = np.full((layout.dp * layout.cp, len(step.mask)), -1, np.int32)
+    for tokens, run in _spans(picture, step):
+        if run.dp_rank is None or run.cp_rank is None or run.micro_batch is None:
+            return None
+        held[run.dp_rank * layout.cp + run.cp_rank, tokens] = run.micro_batch
+    return held
+
+
+def _spans(picture: Picture, step: Step) -> Iterator[tuple[slice, Run]]:
+    """Yield the place of each run among all response tokens of a step."""
+    for sample in picture.samples:
+        start = int(step.offsets[sample.sample])
+        for run in sample.runs:
+            yield slice(start, start + run.tokens), run
+            start += run.tokens
