@@ -100,7 +100,6 @@ def other_mask(context: StepContext) -> Iterator[Prediction]:
             other = replace(declared, denominator_mask=mask)
             yield Prediction(
                 name=f"{mask}_mask_counted",
-                words=f"denominators count the tokens of the {mask} mask",
                 weights=token_weights(context.step, context.aggregation, other),
             )
 
@@ -124,11 +123,7 @@ def other_tokens(context: StepContext) -> Iterator[Prediction]:
     for name, words, counts in (
         ("empty_samples_counted", "", np.maximum(context.counted, 1)),
         ("masked_tokens_counted", "", step.response_lengths),
-        (
-            "prompt_tokens_counted",
-            "prompts are counted with their responses",
-            step.prompt_lengths + step.response_lengths,
-        ),
+        ("prompt_tokens_counted", "", step.prompt_lengths + step.response_lengths),
         *paddings(context),
     ):
         weights = context.weights(context.tokens_if(counts))
@@ -230,13 +225,9 @@ def other_prompts(context: StepContext) -> Iterator[Prediction]:
 
 def other_steps(context: StepContext) -> Iterator[Prediction]:
     """Counts over the whole batch of rollouts, or over the previous step."""
-    for name, words, others in (
-        ("counted_over_batch", "of all steps of the batch together", context.steps),
-        (
-            "counted_of_the_step_before",
-            "of the step before",
-            context.steps[: context.step_index][-1:],
-        ),
+    for name, others in (
+        ("counted_over_batch", context.steps),
+        ("counted_of_the_step_before", context.steps[: context.step_index][-1:]),
     ):
         if len(context.steps) == 1 or not others:
             continue
@@ -250,13 +241,9 @@ def other_steps(context: StepContext) -> Iterator[Prediction]:
             counted = sum(int(counted_tokens(step, context.conventions).sum()) for step in others)
             tokens = np.full(context.step.size, float(counted))
         weights = context.weights(tokens, units)
-        yield Prediction(name=name, words=f"what is counted is that {words}", weights=weights)
+        yield Prediction(name=name, weights=weights)
         if others is context.steps:
-            yield Prediction(
-                name="mean_of_the_batch_counted",
-                words=f"what is counted is the mean of the batch's {len(others)} steps",
-                weights=weights * len(others),
-            )
+            yield Prediction(name="mean_of_the_batch_counted", weights=weights * len(others))
 
 
 def rounded_counts(context: StepContext) -> Iterator[Prediction]:
@@ -276,14 +263,10 @@ def rounded_counts(context: StepContext) -> Iterator[Prediction]:
         weights=context.weights(_added_in_float32(context)),
     )
     members = np.bincount(context.unit)[context.unit]
-    for what, count in (("samples", members), ("dp", np.full_like(members, context.layout.dp))):
+    for count in (members, np.full_like(members, context.layout.dp)):
         cut = count * (tokens // count)
-        words = f"tokens per {what} are cut to a whole number before they are multiplied again"
-        yield Prediction(name="integer_division", words=words, weights=context.weights(cut))
-        if not cut.all():
-            words = f"{words}, and are 1 at least"
-            weights = context.weights(np.maximum(cut, 1))
-            yield Prediction(name="integer_division", words=words, weights=weights)
+        for tokens_left in (cut, np.maximum(cut, 1))[: 1 + (not cut.all())]:
+            yield Prediction(name="integer_division", weights=context.weights(tokens_left))
 
 
 def clamped_shares(context: StepContext) -> Iterator[Prediction]:

@@ -181,11 +181,7 @@ def averaged_shares(context: StepContext) -> Iterator[Prediction]:
     rows = context.filled_rows or _unfilled(context, context.placement)
     averaged = context.layout.dp * context.layout.cp * rows.most_micro_batches
     if averaged > 1:
-        yield Prediction(
-            name="shares_of_all_ranks_averaged",
-            words=f"the shares of {averaged} micro-batches of all ranks are averaged",
-            weights=context.expected / averaged,
-        )
+        yield Prediction(name="shares_of_all_ranks_averaged", weights=context.expected / averaged)
 
 
 def parts(context: StepContext) -> Iterator[Prediction]:
@@ -220,10 +216,6 @@ class _Part:
     def causes(self, what: str) -> list[str]:
         """The names of a mistake that something is counted in such parts."""
         return [f"{what}_per_{name}" for name in (self.name, *self.same)]
-
-    @property
-    def words(self) -> str:
-        return self.name.replace("_", " ")
 
 
 def _cut_into(placement: TokenPlacement, layout: Layout) -> Iterator[_Part]:
@@ -277,7 +269,6 @@ def _of_parts(context: StepContext, part: _Part) -> Iterator[Prediction]:
     """Counts tokens and units per part and averages over parts, or only one of them."""
     unit = context.unit[context.sample]
     units = units_held(unit, part.whole)
-    words = f"counted per {part.words} and averaged over {int(part.count.max())}"
     tokens = None
     if context.mode is not Mode.CONSTANT:
         tokens = _tokens_held(unit, part.label, counted_mask(context))
@@ -288,7 +279,6 @@ def _of_parts(context: StepContext, part: _Part) -> Iterator[Prediction]:
             yield from _averaged_by_tokens(context, part)
     yield Prediction(
         name=f"denominators_per_{part.name}",
-        words=f"denominators are {words}",
         weights=context.weights(tokens, units * part.count),
         causes=part.causes("denominators"),
     )
@@ -297,7 +287,6 @@ def _of_parts(context: StepContext, part: _Part) -> Iterator[Prediction]:
     if context.mode is Mode.PROMPT_MEAN:
         yield Prediction(
             name=f"units_counted_per_{part.name}",
-            words=f"prompts are {words}",
             weights=context.weights(units=units * part.count),
             causes=part.causes("units_counted"),
         )
@@ -313,12 +302,10 @@ def _means_added_up(
     if counted.any():
         with_tokens[counted] = units_held(unit[counted], part.label[counted])
     differ = (with_tokens != every).any()
-    for units, words in ((every, ""), (with_tokens, " without empty samples"))[: 1 + differ]:
+    for units in (every, with_tokens)[: 1 + differ]:
         for ranks in sorted({1, context.layout.dp}):
-            averaged = f" and averaged over {ranks} ranks" if ranks > 1 else ""
             yield Prediction(
                 name="micro_batch_means_added_up",
-                words=f"means of micro-batches{words} are added up{averaged}",
                 weights=context.weights(tokens, units * ranks),
             )
 
@@ -329,14 +316,12 @@ def _of_tokens_held(
     """Counts tokens per part and units in the step; the parts' means are added or averaged."""
     yield Prediction(
         name=f"tokens_counted_per_{part.name}",
-        words=f"tokens are counted per {part.words}",
         weights=context.weights(tokens),
         causes=part.causes("tokens_counted"),
     )
     for count in {int(part.count.max()), part.slices} - {1}:
         yield Prediction(
             name=f"denominators_per_{part.name}",
-            words=f"tokens are counted per {part.words} and means averaged over {count}",
             weights=context.weights(tokens, float(context.units * count)),
             causes=part.causes("denominators"),
         )
@@ -346,7 +331,6 @@ def _means_by_samples(context: StepContext, tokens: NDArray[np.float64]) -> Pred
     assert context.placement is not None
     return Prediction(
         name="denominators_per_micro_batch_by_samples",
-        words="tokens are counted per micro batch and means weighted by samples",
         weights=context.weights(tokens, by_samples(context, context.placement)),
     )
 
@@ -358,12 +342,8 @@ def _averaged_by_tokens(context: StepContext, part: _Part) -> Iterator[Predictio
     """
     mask = counted_mask(context)
     held = np.bincount(part.label, weights=mask)[part.label] / max(mask.sum(), 1)
-    for name, count in (("micro-batches", part.count), ("ranks", context.layout.dp)):
-        yield Prediction(
-            name="shares_averaged_by_tokens",
-            words=f"shares of micro-batches are multiplied by {name} and averaged by tokens",
-            weights=context.expected * held * count,
-        )
+    for count in (part.count, context.layout.dp):
+        yield Prediction(name="shares_averaged_by_tokens", weights=context.expected * held * count)
 
 
 def carried_over(context: StepContext) -> Iterator[Prediction]:
@@ -384,7 +364,6 @@ def carried_over(context: StepContext) -> Iterator[Prediction]:
         before = (context.sample < size) * counted.sum() / counted[:size].sum()
         yield Prediction(
             name="micro_batches_carried_over",
-            words="a step has the micro-batch of a short batch before, and lacks its own last one",
             weights=context.expected * (in_time + before),
         )
 

@@ -130,7 +130,6 @@ def predictions_of_sums(context: StepContext) -> Iterator[Prediction]:
         steps = [unmasked if one is step else one for one in context.steps]
         yield Prediction(
             name="inactive_tokens_weigh",
-            words="tokens that the mask excludes are counted and added up too",
             weights=replace(context, steps=tuple(steps)).expected,
         )
 
@@ -284,11 +283,7 @@ def _undivided(context: StepContext) -> Iterator[Prediction]:
         )
         yield Prediction(name="not_divided", words=averaged, weights=ones / value)
     if context.aggregation.divisor is not None:
-        yield Prediction(
-            name="samples_not_averaged",
-            words=f"the sums of {context.units} samples are divided by L alone and added up",
-            weights=ones / context.aggregation.divisor,
-        )
+        yield Prediction(name="samples_not_averaged", weights=ones / context.aggregation.divisor)
 
 
 def _other_modes(context: StepContext) -> Iterator[Prediction]:
@@ -296,14 +291,12 @@ def _other_modes(context: StepContext) -> Iterator[Prediction]:
     for mode in Mode:
         if mode not in (context.mode, Mode.CONSTANT):
             weights = token_weights(context.step, Aggregation(mode), context.conventions)
-            words = f"these are the weights of {mode}"
-            yield Prediction(name=f"weights_of_{mode}", words=words, weights=weights)
+            yield Prediction(name=f"weights_of_{mode}", weights=weights)
     if context.mode is not Mode.TOKEN_MEAN:
         per_token = replace(context, aggregation=Aggregation(Mode.TOKEN_MEAN))
         counts = per_token.tokens_if(np.maximum(per_token.counted, 1))
         yield Prediction(
             name="weights_of_token_mean_counting_empty_samples",
-            words="these are the weights of token_mean with an empty sample counted as one token",
             weights=per_token.weights(counts),
         )
 
@@ -316,6 +309,5 @@ def _other_conventions(context: StepContext) -> Iterator[Prediction]:
         if other != declared:
             yield Prediction(
                 name=f"{unit}_units_{empty}",
-                words=f"{unit}s are the units and empty ones are {empty}",
                 weights=token_weights(context.step, context.aggregation, other),
             )
