@@ -6,14 +6,16 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from adapters.areal.adapter import ArealAdapter
+from adapters.areal.driving import ArealAdapter
+from adapters.areal.framework import FSDP2
 from adapters.areal.importing import module
-from adapters.contract.layout import Layout
+from adapters.engines.shells import ON_FOUR, cuts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from adapters.contract import Job, Rank
+    from adapters.contract import Job, Layout, Rank
+    from adapters.contract.framework import Settings
 
 
 class ArealFsdpAdapter(ArealAdapter):
@@ -23,20 +25,13 @@ class ArealFsdpAdapter(ArealAdapter):
     dependencies = ("transformers",)
     engine_module = "engine.fsdp_engine"
     family = "FSDP"
+    framework = FSDP2
 
     def layouts(self) -> list[Layout]:
         """Data parallelism on up to 4 ranks and Ulysses of 2; AReaL packs rows (thd)."""
-        return [
-            Layout(dp=dp, cp=cp, micro_batches=micro_batches, format="thd")
-            for dp, cp in ((1, 1), (2, 1), (1, 2), (4, 1), (2, 2))
-            for micro_batches in (1, 2, "tokens")
-        ]
+        return cuts(ON_FOUR, "thd")
 
-    def settings(self, job: Job) -> dict[str, object]:
-        """Sizes of the engine's parallelism."""
-        return {"backend": f"fsdp:d{job.layout.dp}c{job.layout.cp}"}
-
-    def make(self, job: Job, rank: Rank, capacity: int) -> Any:
+    def make(self, settings: Settings, job: Job, rank: Rank, capacity: int) -> Any:
         """An engine around our model, whose optimizer tells the gradient."""
         from adapters.areal.model import CONFIG, critic, policy
         from adapters.toolkit.probe import ForwardPasses, GradientReader
@@ -49,7 +44,7 @@ class ArealFsdpAdapter(ArealAdapter):
             "load_hf_tokenizer": lambda _: None,
         }
         with mock.patch.multiple(module(self.engine_module), **loaded):
-            engine = self.initialized(job)
+            engine = self.initialized(settings)
         engine.gradients, engine.passes = GradientReader(engine.optimizer), passes
         return engine
 

@@ -1,23 +1,32 @@
-"""Imports AReaL's trainer on a machine without its servers, and puts the probe into it."""
+"""Imports AReaL's trainer on a machine without its servers, with the probe, and configures it."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
 import os
-from functools import cache
+from dataclasses import fields
+from functools import cache, reduce
 from typing import TYPE_CHECKING, Any
 
+from adapters.areal.framework import AREAL
+from adapters.contract.framework import nested
 from adapters.toolkit.imports import import_from, provide, stub, stub_missing
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
+
+    from adapters.contract.framework import Settings
 
 SERVICES = ("aiofiles", "flask", "openai", "swanlab", "tensorboardX", "trackio", "uvloop", "wandb")
 """Packages that serve rollouts, or that follow a run."""
 
 OF_AGENTS = "areal.experimental.openai"
 """AReaL's client and proxy of agents, whose annotations need openai."""
+
+SECTIONS = {"rejection_sampling.": "RejectionSamplingConfig", "reward_norm.": "NormConfig"}
+"""Sections of an actor's options, each with the class of its configuration."""
 
 STUBBED: list[str] = []  # what `import_areal` stubbed in this process
 
@@ -33,6 +42,53 @@ def import_areal(source: Path | None, engine: str) -> None:
 def module(path: str) -> Any:
     """Import a module of AReaL by its path below the package."""
     return importlib.import_module(f"areal.{path}")
+
+
+def configured(kind: str, settings: Settings) -> Any:
+    """AReaL's configuration of a kind, such as ``PPOActorConfig``, as a user's file is read.
+
+    Raises `OmegaConfBaseException` for an option that this version lacks.
+    """
+    from omegaconf import OmegaConf
+
+    return OmegaConf.to_object(OmegaConf.merge(_schema(kind), nested(settings)))
+
+
+def offers(settings: Settings) -> bool:
+    """Whether this version's actor has these options and values."""
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        config = configured("PPOActorConfig", {**AREAL.always, "backend": "fsdp:d1", **settings})
+    except OmegaConfBaseException:
+        return False
+    return all(_is_choice(config, name) for name in settings)
+
+
+def option_names() -> Iterator[str]:
+    """Yields the options of an actor, and of their sections, that not every engine has."""
+    configs = module("api.cli_args")
+    for section, kind in SECTIONS.items():
+        if hasattr(configs, kind):
+            yield from (f"{section}{one.name}" for one in fields(getattr(configs, kind)))
+    of_engines = {one.name for one in fields(configs.TrainEngineConfig)}
+    of_actor = {one.name for one in fields(configs.PPOActorConfig)}
+    yield from of_actor - of_engines - {section.rstrip(".") for section in SECTIONS}
+
+
+def _is_choice(config: Any, name: str) -> bool:
+    """Whether an option's value is one of its choices, if it has any."""
+    *sections, last = name.split(".")
+    section = reduce(getattr, sections, config)
+    [choices] = [one.metadata.get("choices") for one in fields(section) if one.name == last]
+    return choices is None or getattr(section, last) in choices
+
+
+@cache
+def _schema(kind: str) -> Any:
+    from omegaconf import OmegaConf
+
+    return OmegaConf.structured(getattr(module("api.cli_args"), kind))
 
 
 @cache

@@ -8,18 +8,21 @@ from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from adapters.areal import departures, importing
-from adapters.areal.adapter import ArealAdapter
-from adapters.areal.configuration import has_critic
+from adapters.areal import importing
+from adapters.areal.driving import ArealAdapter
+from adapters.areal.framework import MEGATRON
 from adapters.contract.description import CodeLocation, Description, code_location
 from adapters.contract.job import Depth
 from adapters.contract.layout import PIPELINES, Layout, Option, grids
+from adapters.contract.objective import Objective
+from adapters.engines.shells import OnMegatron, by_size, cuts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from adapters.contract import Job, Observation, Rank
+    from adapters.contract.framework import Settings
     from adapters.engines.megatron_core import Policy
 
 ENGINE = "engine.megatron_engine"
@@ -30,14 +33,8 @@ BRIDGES = ("mbridge", "megatron.bridge")
 PATCHES = "areal.engine.megatron_utils.megatron_bridge_patches"
 """AReaL's changes of Megatron-Bridge's models, made as they are imported."""
 
-OPTIONS = frozenset({Option.AVERAGE_IN_COLLECTIVE, Option.OVERLAP_GRAD_REDUCE})
-"""AReaL's settings of Megatron's data parallelism, which have the names of options.
 
-Its checkpoints, without which no engine is made, need the distributed optimizer.
-"""
-
-
-class ArealMegatronAdapter(ArealAdapter):
+class ArealMegatronAdapter(OnMegatron, ArealAdapter):
     """AReaL with its Megatron engine."""
 
     engine = "megatron"
@@ -45,89 +42,58 @@ class ArealMegatronAdapter(ArealAdapter):
     dependencies = ("megatron-core", "transformers")
     engine_module = ENGINE
     family = "Megatron"
+    framework = MEGATRON
 
     def layouts(self) -> list[Layout]:
         """Data × context parallelism on up to 4 ranks, every option, and pipelines.
 
         AReaL packs rows (thd).
         """
-        of_four = Layout(dp=2, cp=2, micro_batches=2, format="thd")
-        return sorted(
-            [
-                Layout(dp=dp, cp=cp, micro_batches=micro_batches, format="thd")
-                for dp, cp in grids(largest=4)
-                for micro_batches in (1, 2, "tokens")
-            ]
-            + [replace(of_four, options=(option,)) for option in sorted(OPTIONS)]
-            + [
-                Layout(dp=2, tp=2, micro_batches=2, format="thd"),
-                *PIPELINES,
-                Layout(pp=2, micro_batches=2, format="thd", options=(Option.INTERLEAVED,)),
-            ],
-            key=lambda layout: layout.world_size,
-        )
+        of_two, of_four = (Layout(dp=2, cp=cp, micro_batches=2, format="thd") for cp in (1, 2))
+        further = [
+            replace(of_four, options=(Option.AVERAGE_IN_COLLECTIVE,)),
+            replace(of_four, options=(Option.OVERLAP_GRAD_REDUCE,)),
+            replace(of_two, tp=2),
+            *PIPELINES,
+            replace(of_two, dp=1, pp=2, options=(Option.INTERLEAVED,)),
+        ]
+        return by_size([*cuts(grids(largest=4), "thd"), *further])
 
     def load(self, source: Path | None) -> None:
-        """Import AReaL with its Megatron engine, on the CPU if there is no GPU."""
-        from adapters.toolkit import cuda_on_cpu
+        """Import AReaL with its Megatron engine."""
         from adapters.toolkit.imports import stub
 
-        cuda_on_cpu.install()
         stub([*BRIDGES, PATCHES])
         super().load(source)
 
     def describe(self) -> Description:
-        """Add what Megatron's parallelism can do."""
+        """Add what is replaced for Megatron, and where it is told when to reduce."""
         found = super().describe()
         train_batch = self.class_of("Engine").train_batch
         return replace(
             found,
-            options=frozenset({*OPTIONS, Option.INTERLEAVED}),
-            largest_tp=2,
-            largest_pp=4,
             # It multiplies losses by what Megatron divides them by.
             places={**found.places, CodeLocation.REDUCTION: code_location(train_batch)},
             stubs=(*found.stubs, *BRIDGES, PATCHES),
-            departures=(*found.departures, *departures.MEGATRON),
         )
 
     def observe(self, job: Job, rank: Rank) -> Observation:
-        """Train, with the CPU as CUDA device if there is no GPU."""
+        """Train on the layout's process groups."""
         from adapters.engines import megatron_core
-        from adapters.toolkit import cuda_on_cpu
 
         megatron_core.join_grid(job.layout, rank)
-        with cuda_on_cpu.redirected():
-            return super().observe(job, rank)
+        return super().observe(job, rank)
 
-    def settings(self, job: Job) -> dict[str, object]:
-        """Sizes of the engine's parallelism, and options of data parallelism and of pipelines."""
-        arguments, layout = importing.module("api.cli_args"), job.layout
-        of_data = {str(option): True for option in OPTIONS.intersection(layout.options)}
-        return {
-            "backend": f"megatron:d{layout.dp}p{layout.pp}t{layout.tp}c{layout.cp}",
-            "megatron": arguments.MegatronEngineConfig(
-                ddp=arguments.DistributedDataParallelConfig(**of_data),
-                virtual_pipeline_parallel_size=2 if Option.INTERLEAVED in layout.options else 1,
-            ),
-        }
-
-    def make(self, job: Job, rank: Rank, capacity: int) -> Any:
+    def make(self, settings: Settings, job: Job, rank: Rank, capacity: int) -> Any:
         """An engine around our model, whose optimizer tells the gradient."""
         from adapters.engines import megatron_core
 
         bridge = Bridge(job, capacity, rank)
         with _loading(bridge):
-            engine = self.initialized(job)
+            engine = self.initialized(settings)
         engine.passes = bridge.policy.passes
         engine.gradients = megatron_core.gradients_of_steps(engine.optimizer, bridge.policy)
         return engine
-
-    def leave_world(self) -> None:
-        """Forget Megatron's process groups."""
-        from adapters.engines import megatron_core
-
-        megatron_core.leave_grid()
 
 
 class Bridge:
@@ -147,7 +113,8 @@ class Bridge:
         self.config = megatron_core.transformer_config(job.layout, torch.float32)
         self.hf_config = SimpleNamespace(**vars(model.CONFIG))  # which AReaL writes to
         self._capacity, self._rank = capacity, rank
-        self._output = model.megatron_values if has_critic(job) else model.megatron_logits
+        has_critic = job.objective is Objective.VALUE
+        self._output = model.megatron_values if has_critic else model.megatron_logits
 
     def get_model(self, *, ddp_config: Mapping[str, Any], **_: object) -> list[Any]:
         """This rank's chunks of the model in Megatron's data parallelism."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from transformers.modeling_outputs import CausalLMOutput, TokenClassifierOutput
 
 from adapters.engines import megatron_core
-from adapters.toolkit.probe import ForwardPasses, ProbedModel, ProbeSeam
+from adapters.toolkit.probe import ForwardPasses, ProbedTransformer, ProbeSeam
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,20 +23,14 @@ CONFIG = SimpleNamespace(
 """What AReaL asks of a model's configuration: heads that ranks of Ulysses can share."""
 
 
-class Model(ProbedModel):
-    """The probe with a configuration."""
-
-    config = CONFIG
-
-
-def policy(capacity: int, passes: ForwardPasses) -> Model:
+def policy(capacity: int, passes: ForwardPasses) -> ProbedTransformer:
     """The probe as a policy of one token."""
-    return Model(capacity, passes, _logits)
+    return ProbedTransformer(capacity, passes, _logits, CONFIG)
 
 
-def critic(capacity: int, passes: ForwardPasses) -> Model:
+def critic(capacity: int, passes: ForwardPasses) -> ProbedTransformer:
     """The probe as a critic, whose values are those of the next tokens."""
-    return Model(capacity, passes, _values)
+    return ProbedTransformer(capacity, passes, _values, CONFIG)
 
 
 def _logits(input_ids: torch.Tensor, probe: torch.Tensor) -> CausalLMOutput:

@@ -5,7 +5,7 @@ properties, and pickled to every rank, where it imports the framework and runs s
 an expected value.
 """
 
-from adapters.contract.adapter import Adapter, Rank, Refused, Unsupported
+from adapters.contract.adapter import Adapter, Rank
 from adapters.contract.conventions import Assumed, Documented
 from adapters.contract.description import (
     BatchProperty,
@@ -16,7 +16,15 @@ from adapters.contract.description import (
     FixedMode,
     code_location,
 )
-from adapters.contract.job import Depth, Job, LogEntry, Observation, PendingReduction
+from adapters.contract.job import (
+    Depth,
+    Job,
+    LogEntry,
+    Observation,
+    PendingReduction,
+    Refused,
+    Unsupported,
+)
 from adapters.contract.layout import PIPELINES, InvalidLayoutError, Layout, Option, grids
 
 __all__ = [

@@ -8,21 +8,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from adapters.contract.job import Unsupported
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from adapters.contract.description import Description
+    from adapters.contract.framework import Framework
     from adapters.contract.job import Job, LogEntry, Observation
     from adapters.contract.layout import Layout
-
-
-class Unsupported(Exception):  # noqa: N818 - a verdict, not an error
-    """The framework has no such mode, depth or layout; the message says which."""
-
-
-class Refused(Exception):  # noqa: N818 - a verdict, not an error
-    """The framework declined to run, before any step, with an error of its own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +66,7 @@ class Adapter(ABC):
     dtypes: ClassVar[tuple[str, ...]] = ()  # values of `Rank.dtype`, such as ``float32``
     versions: ClassVar[str] = ""  # the versions of the framework that it drives, in words
     dependencies: ClassVar[tuple[str, ...]] = ()  # distributions whose versions may change a result
+    framework: ClassVar[Framework | None] = None  # the record of the framework, if it has one
     # The framework's names of its reductions, each with the mode as `Aggregation.parse` reads it;
     # a mode with a divisor that users give has none here.
     mode_names: ClassVar[Mapping[str, str]] = {}

@@ -40,6 +40,14 @@ class Job:
     configuration: Configuration = DEFAULT_CONFIGURATION
 
 
+class Unsupported(Exception):  # noqa: N818 - a verdict, not an error
+    """The framework has no such mode, depth or layout; the message says which."""
+
+
+class Refused(Exception):  # noqa: N818 - a verdict, not an error
+    """The framework declined to run, before any step, with an error of its own."""
+
+
 class PendingReduction(StrEnum):
     """The reduction that the rest of a train step would apply to the ranks' gradients."""
 

@@ -1,4 +1,4 @@
-"""Objectives of training and the metrics that are logged.
+"""Objectives of training with the reference's formulas for them, and the metrics that are logged.
 
 A framework's loss is a sum of terms, each a reduction of a quantity of every token: its
 policy-gradient loss, its entropy, its divergence from a reference policy. A job has one objective,
@@ -7,9 +7,22 @@ which determines the terms. Every term is linear in its quantity and thus descri
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
+from reference import advantages, policy_losses
+from reference.aggregation import EstimatorConventions
 from reference.loss_constants import AdvantageConstants, LossConstants
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from reference.advantages import Estimator, Rollouts
+    from reference.aggregation import Conventions
+
+    Values = NDArray[np.float64]
 
 
 class Objective(StrEnum):
@@ -119,6 +132,66 @@ CONSTANTS = LossConstants(
 
 ADVANTAGE_CONSTANTS = AdvantageConstants(discount=0.75, trace=0.5, penalty=KL_COEFFICIENT)
 """Constants of all estimators of advantages, as adapters configure them."""
+
+DERIVATIVES = {
+    Objective.OFF_POLICY: policy_losses.ppo,
+    Objective.DUAL_CLIP: policy_losses.dual_clip,
+    Objective.GSPO: policy_losses.gspo,
+    Objective.CISPO: policy_losses.cispo,
+    Objective.SAPO: policy_losses.sapo,
+    # New log-probabilities are all 0, and so are covariances: no token is clipped by its own.
+    Objective.CLIP_COV: policy_losses.ppo,
+    Objective.KL_COV: policy_losses.kl_cov,
+    Objective.GEO_MEAN: policy_losses.geo_mean,
+    Objective.GPG: policy_losses.gpg,
+    Objective.DRO: policy_losses.dro,
+    Objective.TIS_TOKEN: policy_losses.tis_token,
+    Objective.TIS_SEQUENCE: policy_losses.tis_sequence,
+    Objective.SEQUENCE_MASKED: policy_losses.sequence_masked,
+}
+"""The derivative of each off-policy loss by a token's log-probability."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdvantageEstimator:
+    """An estimator of advantages, and whether its results are whitened."""
+
+    raw: Estimator
+    whitens: bool = False
+    constants: AdvantageConstants = ADVANTAGE_CONSTANTS
+
+    def __call__(self, rollouts: Rollouts, conventions: EstimatorConventions) -> Values:
+        """The advantages of the tokens of a batch: [tokens]."""
+        raw = self.raw(rollouts, self.constants, conventions)
+        return advantages.whitened(raw, rollouts, conventions) if self.whitens else raw
+
+
+WITHOUT_PENALTY = replace(ADVANTAGE_CONSTANTS, penalty=0.0)
+
+ESTIMATORS = {
+    Objective.GROUP_NORMALISED: AdvantageEstimator(raw=advantages.group_normalised),
+    Objective.GROUP_CENTRED: AdvantageEstimator(raw=advantages.group_centred),
+    Objective.LEAVE_ONE_OUT: AdvantageEstimator(raw=advantages.leave_one_out),
+    Objective.GROUP_WHITENED: AdvantageEstimator(raw=advantages.group_normalised, whitens=True),
+    Objective.REINFORCE_PP: AdvantageEstimator(raw=advantages.discounted_returns, whitens=True),
+    Objective.REINFORCE_PP_BASELINE: AdvantageEstimator(
+        raw=advantages.penalised_centred, whitens=True
+    ),
+    Objective.GAE: AdvantageEstimator(raw=advantages.gae, whitens=True, constants=WITHOUT_PENALTY),
+    Objective.PENALISED_GAE: AdvantageEstimator(raw=advantages.gae, whitens=True),
+}
+"""The estimator of each objective whose advantages the framework computes."""
+
+
+def estimator_conventions(objective: Objective, conventions: Conventions) -> EstimatorConventions:
+    """The conventions of an estimator of advantages."""
+    if objective in OF_VALUES:
+        declared = conventions.of_values
+    elif objective is Objective.REINFORCE_PP:
+        declared = conventions.of_returns
+    else:
+        declared = conventions.of_groups
+    return declared or EstimatorConventions()
 
 
 class Metric(StrEnum):

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from adapters.contract.formulas import DERIVATIVES
 from adapters.contract.objective import (
     CONSTANTS,
+    DERIVATIVES,
     ENTROPY_COEFFICIENT,
     FROM_REWARDS,
     KL_COEFFICIENT,

@@ -1,4 +1,5 @@
-"""Training engines that several frameworks share, one module for each.
+"""Training engines that several frameworks share, each driven once.
 
-In comes a job's layout; out come models that carry the probe and readers of its gradient.
+`shells` has what is known of them without importing them: layouts, and the frame of an adapter on
+FSDP or Megatron-Core. The others drive Megatron-Core, DeepSpeed and Accelerate on a rank.
 """

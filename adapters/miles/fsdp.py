@@ -16,10 +16,10 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from adapters.contract.adapter import Adapter, Rank, Refused, Unsupported
+from adapters.contract.adapter import Adapter, Rank
 from adapters.contract.conventions import Assumed
 from adapters.contract.description import CodeLocation, Description, parse_departures
-from adapters.contract.job import Depth, Job, Observation, PendingReduction
+from adapters.contract.job import Depth, Job, Observation, PendingReduction, Refused, Unsupported
 from adapters.contract.layout import Layout, Option
 from adapters.contract.objective import OF_VALUES, Objective
 from adapters.contract.probed_batch import ProbedBatch

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from adapters.contract.adapter import Adapter, Rank
-from adapters.contract.description import Description
+from adapters.contract.framework import Framework
 from adapters.contract.job import Depth, Job, LogEntry, Observation, PendingReduction
 from adapters.contract.layout import Layout, grids
 from adapters.contract.objective import Metric, Objective
@@ -20,7 +20,17 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from adapters.contract import Description
     from adapters.native.trainer import Trainer
+
+NATIVE = Framework(
+    title="native",
+    modes={mode: (mode, {"mode": mode}) for mode in Mode},
+    objectives={objective: {} for objective in Objective},
+    metrics={metric: metric.value for metric in Metric},
+    largest_pp=4,
+)
+"""The record of the framework, which trains every objective as a job has it."""
 
 
 class NativeAdapter(Adapter):
@@ -29,7 +39,8 @@ class NativeAdapter(Adapter):
     name = "native"
     devices = ("cpu", "cuda")
     dtypes = ("float32", "bfloat16")
-    mode_names: ClassVar[Mapping[str, str]] = {mode: mode for mode in Mode}
+    framework: ClassVar[Framework] = NATIVE
+    mode_names: ClassVar[Mapping[str, str]] = NATIVE.mode_names
 
     def layouts(self) -> Sequence[Layout]:
         """Every dp × cp of powers of two on up to 8 ranks; one number of micro-batches on 8."""
@@ -46,14 +57,11 @@ class NativeAdapter(Adapter):
 
     def describe(self) -> Description:
         """Describe the framework, which has everything."""
-        return Description(
-            modes=frozenset(Mode),
+        return self.framework.description(
+            offers=lambda _: True,
+            names=(),
             depths=frozenset(Depth),
-            objectives=frozenset(Objective),
-            metrics=frozenset(Metric),
             configurations=options.NAMES,
-            largest_pp=4,
-            records_forward_passes=True,
             rules=options.RULES,
             promised=dict.fromkeys(Mode, "adapters/native/trainer.py"),
         )

@@ -28,10 +28,9 @@ from adapters.contract.objective import (
     Objective,
 )
 from adapters.contract.probed_batch import ENTROPIES, PADDING_ID
-from adapters.native.advantages import NativeEstimator
 from adapters.native.losses import OTHER_LOSSES, POLICY_LOSSES, ppo
 from adapters.native.packing import Packed, SampleTensors, pack
-from adapters.native.rollout_log import RolloutLog
+from adapters.native.rollouts import NativeEstimator, RolloutLog
 from adapters.toolkit.probe import ForwardPasses, cycled
 from reference.aggregation import Aggregation, AuxiliaryAggregation, Mode, auxiliary_aggregation
 

@@ -4,76 +4,28 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from adapters.contract.conventions import Assumed, Documented, conventions_of
-from adapters.contract.description import CodeLocation, Description
-from adapters.contract.job import Depth, Job, Observation
+from adapters.contract.conventions import conventions_of
+from adapters.contract.description import CodeLocation
+from adapters.contract.job import Job, Observation
 from adapters.contract.layout import Layout, Option
-from adapters.contract.objective import Objective
+from adapters.contract.objective import FROM_REWARDS, OF_ROLLOUTS
 from adapters.contract.probed_batch import ProbedBatch
-from adapters.engines.shells import OnFsdp
-from adapters.nemo_rl import departures, importing
+from adapters.engines.shells import ON_FOUR, OnFsdp, by_size, cuts
+from adapters.nemo_rl import importing
+from adapters.nemo_rl.framework import DTENSOR_V1, DTENSOR_V2, NEMO_RL
 from adapters.toolkit.calls import Candidates, places
 from adapters.toolkit.worlds import set_what_ray_sets
-from reference.aggregation import (
-    AuxiliaryAggregation,
-    DenominatorMask,
-    DivergenceEstimator,
-    EmptyUnits,
-    EstimatorConventions,
-    LoggedMean,
-    Mode,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from adapters.contract.adapter import Rank
-    from adapters.contract.conventions import Convention
-    from adapters.nemo_rl.configuration import Settings
-
-NORMALIZATION = "docs/guides/grpo.md, Loss Normalization"
-
-CONVENTIONS: Mapping[str, Convention] = {
-    "empty_units": Documented(EmptyUnits.EXCLUDED, NORMALIZATION),
-    "denominator_mask": Documented(DenominatorMask.ORIGINAL, NORMALIZATION),
-    "kl": Documented(AuxiliaryAggregation.WITH_POLICY_LOSS, NORMALIZATION),
-    "diagnostics": Documented(
-        AuxiliaryAggregation.TOKEN_MEAN, "docs/guides/grpo.md, How metrics are normalized"
-    ),
-    "of_groups": Assumed(EstimatorConventions(lost_degrees_of_freedom=0)),
-    "logged_advantages": Assumed(LoggedMean(mode=Mode.TOKEN_MEAN)),
-    "kl_estimator": Assumed(DivergenceEstimator.K3_BY_RATIO),
-}
-"""What the modes leave open. Samples whose multiplier of the loss is 0 are invalid, and N is the
-number of valid ones; denominators count all unmasked tokens, and what truncated importance sampling
-filters has a weight of 0 (docs/guides/prorlv2.md, Filtering Strategies). Assumptions were read
-off `algorithms/advantage_estimator.py`, whose variance has the divisor n, and off
-``ClippedPGLossFn``, whose k3 has a gradient through the sampling probability."""
-
-OBJECTIVES = frozenset(
-    {
-        Objective.POLICY,
-        Objective.OFF_POLICY,
-        Objective.DUAL_CLIP,
-        Objective.GSPO,
-        Objective.CISPO,
-        Objective.GPG,
-        Objective.KL,
-        Objective.TIS_TOKEN,
-        Objective.REJECTION,
-        Objective.SEQUENCE_MASKED,
-        Objective.GROUP_NORMALISED,
-        Objective.GROUP_CENTRED,
-        Objective.LEAVE_ONE_OUT,
-        Objective.REINFORCE_PP_BASELINE,
-        Objective.SFT,
-    }
-)
+    from adapters.contract import Description, Rank
+    from adapters.contract.framework import Framework
 
 
 class NemoRLAdapter(OnFsdp):
-    """Drives NVIDIA-NeMo/RL; ``settings`` choose the engine in its configuration."""
+    """Drives NVIDIA-NeMo/RL."""
 
     name = "nemo_rl"
     package = "nemo_rl"
@@ -82,12 +34,8 @@ class NemoRLAdapter(OnFsdp):
     devices = ("cpu",)
     dtypes = ("float32",)
     dependencies: ClassVar[tuple[str, ...]] = ("transformers",)
-    mode_names: ClassVar[Mapping[str, str]] = {
-        "token_level_loss=true": "token_mean",
-        "token_level_loss=false": "sample_mean",
-    }
-    settings: ClassVar[Settings]
-    options: ClassVar[frozenset[Option]] = frozenset()
+    framework: ClassVar[Framework] = NEMO_RL
+    mode_names: ClassVar[Mapping[str, str]] = NEMO_RL.mode_names
 
     def layouts(self) -> list[Layout]:
         """Data and context parallelism on up to 4 ranks.
@@ -95,17 +43,8 @@ class NemoRLAdapter(OnFsdp):
         Rows of micro-batches are padded, in micro-batches of equal size or cut by tokens (dynamic
         batching), or packed, which NeMo-RL does without context parallelism alone.
         """
-        padded = [
-            Layout(dp=dp, cp=cp, micro_batches=micro_batches)
-            for dp, cp in ((1, 1), (2, 1), (1, 2), (4, 1), (2, 2))
-            for micro_batches in (1, 2, "tokens")
-        ]
-        packed = [
-            Layout(dp=dp, micro_batches=micro_batches, format="thd")
-            for dp in (1, 2, 4)
-            for micro_batches in (1, "tokens")
-        ]
-        return sorted([*padded, *packed], key=lambda layout: layout.world_size)
+        packed = cuts([(dp, 1) for dp in (1, 2, 4)], "thd", micro_batches=(1, "tokens"))
+        return by_size([*cuts(ON_FOUR, "bshd"), *packed])
 
     def load(self, source: Path | None) -> None:
         """Import NeMo-RL's trainers and its worker."""
@@ -113,33 +52,28 @@ class NemoRLAdapter(OnFsdp):
 
     def describe(self) -> Description:
         """Describe NeMo-RL."""
-        from adapters.nemo_rl import configuration, trainer
-
-        return Description(
-            modes=frozenset(configuration.TOKEN_LEVEL),
-            default_mode=Mode.TOKEN_MEAN,
-            depths=frozenset({Depth.STEP}),
-            objectives=OBJECTIVES,
-            metrics=frozenset({*trainer.NAMES, *trainer.NAMES_OF_ROLLOUTS}),
-            options=self.options,
-            records_forward_passes=True,
-            declared=CONVENTIONS,
+        return self.framework.description(
+            importing.offers,
+            importing.option_names(),
             places=places(_candidates()),
             stubs=tuple(importing.STUBBED),
-            departures=departures.ALL,
         )
 
     def observe(self, job: Job, rank: Rank) -> Observation:
         """Train the steps of the batch by NeMo-RL's trainer."""
-        from adapters.nemo_rl.trainer import Training
+        from adapters.nemo_rl.driving import Training
 
         set_what_ray_sets(rank)
-        batch = ProbedBatch.under(conventions_of(CONVENTIONS), job.steps, job.objective)
+        batch = ProbedBatch.under(conventions_of(NEMO_RL.conventions), job.steps, job.objective)
         with rank.framework():
-            training = Training(batch, job, self.settings, rank)
+            training = Training(batch, job, self.framework, rank)
         return Observation(
             token_weights=batch.weights_of_steps(training.gradients),
-            reported=training.reported,
+            reported={
+                metric: values
+                for metric, values in self.framework.reported(training.logs).items()
+                if (metric in OF_ROLLOUTS) is (job.objective in FROM_REWARDS)
+            },
             forward_passes=batch.forward_passes(training.passes),
             rows=batch.rows(training.passes),
         )
@@ -149,7 +83,7 @@ class DTensorV1Adapter(NemoRLAdapter):
     """The first version of the worker, which shards models itself."""
 
     engine = "dtensor_v1"
-    settings: ClassVar[Settings] = {"policy.dtensor_cfg._v2": False}
+    framework = DTENSOR_V1
 
 
 class DTensorV2Adapter(NemoRLAdapter):
@@ -157,8 +91,7 @@ class DTensorV2Adapter(NemoRLAdapter):
 
     engine = "dtensor_v2"
     dependencies = ("nemo_automodel", "transformers")
-    settings: ClassVar[Settings] = {"policy.dtensor_cfg._v2": True}
-    options = frozenset({Option.HYBRID_SHARDING})
+    framework = DTENSOR_V2
 
     def layouts(self) -> list[Layout]:
         """The same, and copies of a sharded model (dp_replicate_size)."""

@@ -1,20 +1,25 @@
-"""Imports NeMo-RL's trainers and workers on a machine without its GPU packages."""
+"""Imports NeMo-RL's trainers and workers on a machine without its GPU packages; configures them."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
+import json
 import os
 import sys
 import typing
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 from adapters.toolkit.imports import import_from, provide, stub, stub_missing
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from adapters.contract.framework import Settings
 
 SERVICES = ("decord", "mlflow", "nvtx", "plotly", "pynvml", "soundfile", "swanlab", "wandb")
 """Packages that follow a run or read media."""
@@ -51,11 +56,65 @@ def module(path: str) -> Any:
     return importlib.import_module(f"nemo_rl.{path}")
 
 
-def example(name: str) -> Path:
-    """The file of one of NeMo-RL's example configurations, which lie beside the package."""
+def configured(settings: Settings, *, sft: bool = False) -> Any:
+    """The configuration of a trainer by one of NeMo-RL's examples and overrides, as validated.
+
+    Settings of sections that the example does not have are left out. Raises `OverridesError` for an
+    option that this version lacks.
+    """
+    from omegaconf import OmegaConf
+
+    trainer, name = ("sft", "sft.yaml") if sft else ("grpo", "grpo_math_1B.yaml")
+    example = _example(name).copy()
+    overrides = [
+        f"{option}={json.dumps(value)}"
+        for option, value in settings.items()
+        if option.lstrip("+").split(".")[0] in example
+    ]
+    config = module("utils.config").parse_hydra_overrides(example, overrides)
+    chosen: Any = OmegaConf.to_container(config, resolve=True)
+    return module(f"algorithms.{trainer}").MasterConfig(**chosen)
+
+
+def offers(settings: Settings) -> bool:
+    """Whether this version's example has these options."""
+    try:
+        configured(settings)
+    except module("utils.config").OverridesError:
+        return False
+    return True
+
+
+def option_names() -> list[str]:
+    """The options of the loss."""
+    kind = module("algorithms.loss").ClippedPGLossConfig
+    options = getattr(kind, "model_fields", None) or kind.__annotations__
+    return [f"loss_fn.{option}" for option in options]
+
+
+@cache
+def _example(name: str) -> Any:
+    """One of NeMo-RL's example configurations, which lie beside the package."""
     from pathlib import Path
 
-    return Path(module("package_info").__file__).parents[1] / "examples" / "configs" / name
+    configs = module("utils.config")
+    configs.register_omegaconf_resolvers()
+    folder = Path(module("package_info").__file__).parents[1] / "examples" / "configs"
+    return configs.load_config(folder / name)
+
+
+def initial_state(trainer: str) -> Any:
+    """The state in which a trainer begins, which another function made before August 2026."""
+    home = module(f"algorithms.{trainer}")
+    names = (f"_initial_{trainer}_save_state", f"_default_{trainer}_save_state")
+    return next(getattr(home, name) for name in names if hasattr(home, name))()
+
+
+def without_binding() -> AbstractContextManager[object]:
+    """Leave processes where they are, which workers bound to cores since July 2026."""
+    if importlib.util.find_spec("nemo_rl.distributed.numa_utils") is None:
+        return nullcontext()
+    return mock.patch.object(module("distributed.numa_utils"), "bind_to_gpu_numa")
 
 
 @cache

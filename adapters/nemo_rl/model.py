@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from transformers.modeling_outputs import CausalLMOutput
 
-from adapters.toolkit.probe import ProbedModel, logits_head
+from adapters.toolkit.probe import ProbedTransformer, logits_head
 
 if TYPE_CHECKING:
     import torch
@@ -16,15 +16,13 @@ if TYPE_CHECKING:
     from adapters.toolkit.probe import ForwardPasses
 
 
-class Policy(ProbedModel):
-    """The probe with the attributes by which NeMo-RL finds a model's layers and heads."""
-
-    def __init__(self, capacity: int, passes: ForwardPasses) -> None:
-        super().__init__(capacity, passes, _outputs)
-        self.model = SimpleNamespace(layers=[self.layer])
-        self.config = SimpleNamespace(
-            model_type="probe", num_attention_heads=1, num_key_value_heads=1, pad_token_id=0
-        )
+CONFIG: dict[str, object] = {
+    "model_type": "probe",
+    "num_attention_heads": 1,
+    "num_key_value_heads": 1,
+    "pad_token_id": 0,
+}
+"""What NeMo-RL asks of a model's configuration."""
 
 
 def _outputs(input_ids: torch.Tensor, probe: torch.Tensor) -> CausalLMOutput:
@@ -38,13 +36,13 @@ def model_class(capacity: int, passes: ForwardPasses) -> Any:
     The second worker has its model sharded while it is loaded, by Automodel.
     """
 
-    def from_config(*_: object, **__: object) -> Policy:
-        return Policy(capacity, passes)
+    def from_config(*_: object, **__: object) -> ProbedTransformer:
+        return ProbedTransformer(capacity, passes, _outputs, SimpleNamespace(**CONFIG))
 
     def from_pretrained(
         *_: object, device_mesh: Any = None, distributed_config: Any = None, **__: object
-    ) -> Policy:
-        policy = Policy(capacity, passes)
+    ) -> ProbedTransformer:
+        policy = from_config()
         if device_mesh is None:
             return policy
         fsdp2 = importlib.import_module("nemo_automodel.components.distributed.fsdp2")

@@ -9,7 +9,7 @@ import torch
 
 from adapters.contract.objective import Objective
 from adapters.nemo_rl.importing import module
-from adapters.toolkit.probe import CERTAIN_LOGIT
+from adapters.toolkit.probe import CERTAIN_LOGIT, by_token_id
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -59,9 +59,7 @@ class Rollouts:
 
     def values(self, values: Sequence[NDArray[np.float64]], ids: torch.Tensor) -> torch.Tensor:
         """Values of response tokens at their ids, and 0 at others: [*ids]."""
-        table = np.zeros(self._batch.probe_size)
-        table[np.concatenate(self._batch.responses)] = np.concatenate(values)
-        return torch.from_numpy(table).float()[ids]
+        return by_token_id(self._batch, values)[ids]
 
     def _prompt(self, sample: int) -> list[Message]:
         """The prompt as a conversation with an earlier turn of the policy, which is not trained.

@@ -10,11 +10,11 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-from adapters.nemo_rl.importing import module
+from adapters.nemo_rl.importing import module, without_binding
 from adapters.nemo_rl.model import model_class
-from adapters.nemo_rl.versions import without_binding
 from adapters.toolkit import cuda_on_cpu
 from adapters.toolkit.probe import ForwardPasses, GradientReader
+from adapters.toolkit.worlds import cached, of_all_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -38,9 +38,7 @@ class Workers:
         share = data[self._worker.dp_mesh.get_local_rank()]
         with on_this_machine():
             result = getattr(self._worker, method)(share, **common_kwargs)
-        results: list[Any] = [None] * self._rank.world_size
-        dist.all_gather_object(results, result)
-        return results[:: self._worker.cp_size]
+        return of_all_ranks(result)[:: self._worker.cp_size]
 
     def get_all_worker_results(self, results: list[Any]) -> list[Any]:
         """They are results already."""
@@ -59,12 +57,8 @@ def made_worker(config: Any, capacity: int, rank: Rank) -> Any:
     of_engine, packing = config["dtensor_cfg"], config["sequence_packing"]
     sizes = of_engine["context_parallel_size"], of_engine.get("dp_replicate_size")
     key = "nemo_rl", *sizes, packing["enabled"], capacity
-    if key not in rank.cache:
-        rank.cache[key] = _constructed(config, capacity)
-    worker = rank.cache[key]
+    worker = cached(rank, key, lambda: _constructed(config, capacity))
     worker.cfg = config
-    for recorded in (worker.gradients, worker.passes):
-        recorded.drain()
     return worker
 
 

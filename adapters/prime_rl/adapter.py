@@ -7,40 +7,22 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from adapters.contract.adapter import Adapter, Rank
-from adapters.contract.conventions import Documented, conventions_of
-from adapters.contract.description import CodeLocation, Description
-from adapters.contract.job import Depth, Job, Observation
+from adapters.contract.conventions import conventions_of
+from adapters.contract.description import CodeLocation
+from adapters.contract.job import Job, Observation
 from adapters.contract.layout import Layout, Option
-from adapters.contract.objective import Objective
 from adapters.contract.probed_batch import ProbedBatch
-from adapters.prime_rl import departures, importing
+from adapters.engines.shells import ON_FOUR, cuts
+from adapters.prime_rl import importing
+from adapters.prime_rl.framework import PRIME_RL
 from adapters.toolkit.calls import Candidates, places
 from adapters.toolkit.worlds import set_what_ray_sets
-from reference.aggregation import (
-    AuxiliaryAggregation,
-    DenominatorMask,
-    DivergenceEstimator,
-    Mode,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from adapters.contract.conventions import Convention
-CONVENTIONS: Mapping[str, Convention] = {
-    "denominator_mask": Documented(DenominatorMask.ORIGINAL, "docs/algorithms.md, Default RL Loss"),
-    "kl": Documented(AuxiliaryAggregation.TOKEN_MEAN, "docs/algorithms.md, Loss Components"),
-    "diagnostics": Documented(AuxiliaryAggregation.SAMPLE_MEAN, "docs/algorithms.md, Custom Loss"),
-    "kl_estimator": Documented(
-        DivergenceEstimator.K1_BY_RATIO, "docs/algorithms.md, Loss Components, ref_kl"
-    ),
-}
-"""What the modes leave open. Tokens that a trust region masks are members of their component of the
-loss, which is divided by the global count of its members. The divergence from a reference model is
-a policy gradient with the log-ratio for an advantage. Metrics are averaged over sequences."""
-
-OPTIONS = frozenset({Option.HYBRID_SHARDING, Option.NOT_SHARDED})
+    from adapters.contract import Description
 
 
 class PrimeRLAdapter(Adapter):
@@ -55,18 +37,15 @@ class PrimeRLAdapter(Adapter):
     devices = ("cpu",)
     dtypes = ("float32", "bfloat16")
     dependencies = ("transformers",)
-    mode_names: ClassVar[Mapping[str, str]] = {"default": "token_mean", "ipo": "token_mean"}
+    framework = PRIME_RL
+    mode_names: ClassVar[Mapping[str, str]] = PRIME_RL.mode_names
 
     def layouts(self) -> list[Layout]:
         """Data and context parallelism on up to 4 ranks, sharded, replicated and both.
 
         Samples are packed by tokens, into one micro-batch of each rank or into several.
         """
-        plain = [
-            Layout(dp=dp, cp=cp, micro_batches=micro_batches, format="thd")
-            for dp, cp in ((1, 1), (2, 1), (1, 2), (4, 1), (2, 2), (1, 4))
-            for micro_batches in (1, "tokens")
-        ]
+        plain = cuts([*ON_FOUR, (1, 4)], "thd", micro_batches=(1, "tokens"))
         hybrid = (Option.HYBRID_SHARDING,)
         return [
             *plain,
@@ -81,39 +60,26 @@ class PrimeRLAdapter(Adapter):
 
     def describe(self) -> Description:
         """Describe prime-rl."""
-        from adapters.prime_rl import trainer, versions
-
-        objectives = {Objective.POLICY, Objective.GPG}
-        if versions.has_streams():
-            objectives |= {Objective.KL, Objective.SFT}
-        if versions.has_trust_region_of_probabilities():
-            objectives.add(Objective.REJECTION)
-        return Description(
-            modes=frozenset({Mode.TOKEN_MEAN}),
-            default_mode=Mode.TOKEN_MEAN,
-            depths=frozenset({Depth.STEP}),
-            objectives=frozenset(objectives),
-            metrics=frozenset(trainer.NAMES),
-            options=OPTIONS,
-            records_forward_passes=True,
-            declared=CONVENTIONS,
+        return self.framework.description(
+            importing.offers,
+            importing.option_names(),
             places=places(_candidates()),
             stubs=tuple(importing.STUBBED),
-            departures=departures.ALL,
         )
 
     def observe(self, job: Job, rank: Rank) -> Observation:
         """Train the steps of the batch as the first of one run of the trainer."""
+        from adapters.prime_rl.driving import Training
         from adapters.prime_rl.rollouts import FIRST_ID, Rollouts
-        from adapters.prime_rl.trainer import Training
         from adapters.toolkit.probe import probe_capacity
 
         set_what_ray_sets(rank)
-        batch = ProbedBatch(job.steps, job.objective, conventions_of(CONVENTIONS).kl_estimator)
+        estimator = conventions_of(self.framework.conventions).kl_estimator
+        batch, settings = ProbedBatch(job.steps, job.objective, estimator), PRIME_RL.settings(job)
         with rank.framework():
-            rollouts = Rollouts(batch, job)
+            rollouts = Rollouts(batch, job, settings["orchestrator.seq_len"])
             capacity = probe_capacity(batch.probe_size + FIRST_ID)
-            training = Training(job, rollouts, capacity, rank)
+            training = Training(settings, rollouts, capacity, rank)
         passes = [ids - FIRST_ID for ids in training.passes.drain()]
         are_samples = rollouts.are_samples(rank.index // job.layout.cp)
         held = [
@@ -123,7 +89,7 @@ class PrimeRLAdapter(Adapter):
         gradients = [gradient[FIRST_ID:] for gradient in training.gradients()]
         return Observation(
             token_weights=batch.weights_of_steps(gradients),
-            reported=training.reported,
+            reported=self.framework.reported(training.logs),
             forward_passes=batch.forward_passes(held),
             rows=batch.rows(passes),
         )

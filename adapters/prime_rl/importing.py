@@ -1,16 +1,23 @@
-"""Imports prime-rl's trainer on a machine without its GPU packages."""
+"""Imports prime-rl's trainer on a machine without its GPU packages, and configures it."""
 
 from __future__ import annotations
 
 import importlib
+import math
 import os
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
+from adapters.contract.framework import nested
 from adapters.toolkit.imports import import_from, stub, stub_missing
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
+
+    from adapters.contract.framework import Settings
+
+CONFIGS = "configs.trainer"
 
 ROOTS = ("src", "packages/prime-rl-configs/src")
 """Folders of the repository that its package is imported from: the trainer, and configurations."""
@@ -53,6 +60,66 @@ def import_prime_rl(source: Path | None) -> None:
 def module(path: str) -> Any:
     """Import a module of prime-rl by its path below the package."""
     return importlib.import_module(f"prime_rl.{path}")
+
+
+def transport(name: str) -> Any:
+    """A module of the transport of rollouts, which August 2026 has moved."""
+    try:
+        return module(f"transports.rollouts.{name}")
+    except ModuleNotFoundError:
+        return module(f"transport.{name}")
+
+
+def has_streams() -> bool:
+    """Whether samples have advantages and weights of tokens, as since July 2026."""
+    return "advantages" in transport("types").TrainingSample.__struct_fields__
+
+
+def serves_several_runs() -> bool:
+    """Whether the trainer finds out of which runs samples are, as before August 2026."""
+    return hasattr(module("trainer.rl.train"), "setup_multi_run_manager")
+
+
+def configured(settings: Settings) -> Any:
+    """The trainer's configuration, as validated; without what it alone does not read.
+
+    Raises `ValidationError` for an option or a value that this version lacks.
+    """
+    trainer = {name: one for name, one in settings.items() if not name.startswith("orchestrator.")}
+    of_trainer, kind = nested({"optim.max_norm": _no_clipping(), **trainer}), module(CONFIGS)
+    of_trainer["model"] = _supported(kind.ModelConfig, of_trainer["model"])
+    return kind.TrainerConfig(**_supported(kind.TrainerConfig, of_trainer))
+
+
+def offers(settings: Settings) -> bool:
+    """Whether this version has these options and values."""
+    from pydantic import ValidationError
+
+    if "orchestrator.algo.type" in settings:
+        return has_streams()
+    try:
+        module(CONFIGS).TrainerConfig(**nested(settings))
+    except ValidationError:
+        return False
+    return True
+
+
+def option_names() -> Iterator[str]:
+    """Yields the options of all losses."""
+    losses = module(CONFIGS).TrainerConfig.model_fields["loss"].annotation
+    for loss in get_args(losses) or (losses,):
+        yield from (f"loss.{option}" for option in loss.model_fields)
+
+
+def _no_clipping() -> float | None:
+    """The largest norm of a gradient that is not clipped; before April 2026 there had to be one."""
+    largest = module(CONFIGS).AdamWConfig.model_fields["max_norm"]
+    return None if type(None) in get_args(largest.annotation) else math.inf
+
+
+def _supported(kind: Any, settings: dict[str, Any]) -> dict[str, Any]:
+    """Those settings that a class of configurations has."""
+    return {name: value for name, value in settings.items() if name in kind.model_fields}
 
 
 @cache

@@ -8,13 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from adapters.contract import Unsupported
 from adapters.contract.objective import KL_COEFFICIENT, Objective
-from adapters.prime_rl import versions
-from adapters.prime_rl.importing import module
+from adapters.prime_rl.importing import has_streams, module, transport
 from adapters.toolkit.calls import call_supported
 from adapters.toolkit.probe import CERTAIN_LOGIT
-from adapters.toolkit.settings import token_budget
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,15 +35,16 @@ COMPONENTS = {
 class Rollouts:
     """The micro-batches of each optimizer step, for all data-parallel ranks."""
 
-    def __init__(self, batch: ProbedBatch, job: Job) -> None:
-        self._batch, self._job = batch, job
+    def __init__(self, batch: ProbedBatch, job: Job, seq_len: int) -> None:
+        self._batch, self._job, self._seq_len = batch, job, seq_len
         self._grids = [self._packed(samples) for samples in self._samples_of_steps()]
 
     def send(self, folder: Path) -> None:
         """Write the micro-batches to where the trainer's ranks read them."""
         first_step = module("trainer.rl.train").Progress().step
-        transport = versions.transport("filesystem")
-        sender = transport.FileSystemMicroBatchSender(folder, self._job.layout.dp, first_step)
+        sender = transport("filesystem").FileSystemMicroBatchSender(
+            folder, self._job.layout.dp, first_step
+        )
         for grid in self._grids:
             sending = sender.send(grid)
             if sending is not None:  # versions before August 2026 have sent it
@@ -66,7 +64,7 @@ class Rollouts:
 
     def _samples_of_steps(self) -> Iterator[list[Any]]:
         """The training samples of each optimizer step."""
-        made = self._sample if versions.has_streams() else self._sample_in_two_parts
+        made = self._sample if has_streams() else self._sample_in_two_parts
         samples = map(made, range(len(self._batch.responses)))
         for step in self._job.steps:
             yield [next(samples) for _ in range(step.size)]
@@ -79,7 +77,7 @@ class Rollouts:
         def whole(values: NDArray[Any]) -> list[Any]:
             return np.concatenate([np.zeros(len(prompt), values.dtype), values]).tolist()
 
-        return versions.transport("types").TrainingSample(
+        return transport("types").TrainingSample(
             token_ids=ids.tolist(),
             mask=whole(batch.original_masks[index]),
             logprobs=whole(self._log_probs(index)),
@@ -93,7 +91,7 @@ class Rollouts:
         batch = self._batch
         prompt, response = (ids[index] + FIRST_ID for ids in (batch.prompts, batch.responses))
         return call_supported(
-            versions.transport("types").TrainingSample,
+            transport("types").TrainingSample,
             prompt_ids=prompt.tolist(),
             prompt_mask=[False] * len(prompt),
             completion_ids=response.tolist(),
@@ -126,14 +124,14 @@ class Rollouts:
         made = call_supported(
             packing.prepare_batch,
             rollouts=samples,
-            seq_len=self._longest_micro_batch(),
+            seq_len=self._seq_len,
             num_train_workers=layout.dp,
             bin_cost=packing.build_bin_cost(None) if hasattr(packing, "build_bin_cost") else sum,
             pad_to_multiple_of=layout.cp,
             idxs=[0 for _ in samples],
             num_loras=1,
         )
-        return made if versions.has_streams() else self._with_advantages(made)
+        return made if has_streams() else self._with_advantages(made)
 
     def _with_advantages(self, grid: list[list[Any]]) -> list[list[Any]]:
         """The same micro-batches, with advantages of tokens in the place of those of samples."""
@@ -143,15 +141,6 @@ class Rollouts:
         for micro_batch in chain.from_iterable(grid):
             micro_batch.advantages = advantages[micro_batch.input_ids].tolist()
         return grid
-
-    def _longest_micro_batch(self) -> int:
-        """The number of tokens up to which samples are packed; raises `Unsupported`."""
-        layout = self._job.layout
-        if layout.micro_batches == "tokens":
-            return token_budget(self._job.steps, layout.dp)
-        if layout.micro_batches != 1:
-            raise Unsupported("micro-batches are cut by tokens, not by their number")
-        return self._batch.probe_size
 
 
 def _originals(grid: list[list[Any]]) -> dict[int, tuple[int, int]]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from adapters.contract.adapter import Unsupported
+from adapters.contract.job import Unsupported
 from adapters.contract.layout import PIPELINES, Layout, Option, grids
 from adapters.contract.objective import Objective
 from adapters.engines.shells import OnMegatron, by_size, cuts

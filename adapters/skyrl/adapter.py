@@ -15,11 +15,11 @@ from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from adapters.contract.adapter import Adapter, Rank, Unsupported
+from adapters.contract.adapter import Adapter, Rank
 from adapters.contract.configuration import FaultInjection, Setting
 from adapters.contract.conventions import Assumed, Documented
 from adapters.contract.description import CodeLocation, Description, code_location
-from adapters.contract.job import Depth, Job, LogEntry, Observation, PendingReduction
+from adapters.contract.job import Depth, Job, LogEntry, Observation, PendingReduction, Unsupported
 from adapters.contract.probed_batch import ProbedBatch
 from adapters.skyrl import configuration, departures, trainer
 from adapters.skyrl.importing import STUBBED, import_skyrl, module, ppo_utils

@@ -15,8 +15,8 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from adapters.contract.adapter import Rank, Unsupported
 from adapters.contract.description import CodeLocation, Description, code_location
+from adapters.contract.job import Unsupported
 from adapters.contract.layout import PIPELINES, Layout, Option, grids
 from adapters.engines.shells import OnMegatron, by_size, cuts
 from adapters.skyrl import configuration, departures
@@ -26,6 +26,7 @@ from adapters.toolkit.imports import stub, stub_missing
 
 if TYPE_CHECKING:
     from adapters.contract import Job
+    from adapters.contract.adapter import Rank
 
 # A package that only registers models with Megatron-Bridge.
 MODEL_BRIDGES = "skyrl.backends.skyrl_train.workers.megatron.model_bridges"

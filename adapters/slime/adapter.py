@@ -7,9 +7,9 @@ from copy import copy
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from adapters.contract.adapter import Rank, Unsupported
 from adapters.contract.conventions import Assumed, Documented
 from adapters.contract.description import CodeLocation, parse_departures
+from adapters.contract.job import Unsupported
 from adapters.contract.layout import Layout
 from adapters.slime_family import command_line, description, framework, rollouts, user_code
 from adapters.slime_family.adapter import MegatronAdapter
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import ModuleType
 
+    from adapters.contract.adapter import Rank
     from adapters.contract.conventions import Convention
     from adapters.contract.job import Job, LogEntry
     from adapters.contract.probed_batch import ProbedBatch

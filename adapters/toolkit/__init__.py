@@ -1,4 +1,6 @@
-"""Helpers for all adapters: the probe in torch, sources of a framework, imports with stubs.
+"""Helpers that all adapters share, and that know no framework.
 
-Nothing here knows a framework.
+`probe` has the probe in torch with its seams, models and readers, and tables of values by token id.
+`worlds` keeps what jobs of one world share, and makes observations; `settings` says what a job
+needs. `source`, `imports`, `calls` and `cuda_on_cpu` load a framework's code and call it.
 """

@@ -5,10 +5,10 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from adapters.contract.adapter import Adapter, Rank, Unsupported
+from adapters.contract.adapter import Adapter, Rank
 from adapters.contract.conventions import conventions_of
 from adapters.contract.description import Departure, Description
-from adapters.contract.job import Depth, Job, Observation
+from adapters.contract.job import Depth, Job, Observation, Unsupported
 from adapters.contract.layout import Layout, Option
 from adapters.contract.probed_batch import ProbedBatch
 from adapters.engines.shells import cuts

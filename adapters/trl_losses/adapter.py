@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from adapters.contract.adapter import Adapter, Rank, Unsupported
+from adapters.contract.adapter import Adapter, Rank
 from adapters.contract.conventions import Assumed
 from adapters.contract.description import Departure, Description, parse_departures
-from adapters.contract.job import Depth, Job, Observation, PendingReduction
+from adapters.contract.job import Depth, Job, Observation, PendingReduction, Unsupported
 from adapters.contract.objective import CONSTANTS, KL_COEFFICIENT, Objective
 from adapters.contract.probed_batch import PADDING_ID, ProbedBatch
 from adapters.engines.shells import cuts

@@ -61,6 +61,7 @@ def _properties(entry: Entry) -> Iterator[tuple[str, str]]:
                 for name, answer in answers(known.conventions, sources(known.declared)).items()
             ),
         )
+        yield "new options", _list(known.new_options)
         yield "stub packages", _list(known.stubs)
         for departure in known.departures:
             yield departure.kind.replace("_", " "), f"{departure.what}: {departure.why}"

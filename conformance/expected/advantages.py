@@ -8,8 +8,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from adapters.contract.formulas import ESTIMATORS, AdvantageEstimator
-from adapters.contract.objective import OF_GROUPS, OF_VALUES, Objective
+from adapters.contract.objective import (
+    ESTIMATORS,
+    OF_GROUPS,
+    OF_VALUES,
+    AdvantageEstimator,
+    Objective,
+)
 from reference import advantages
 from reference.aggregation import Penalties
 

@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from adapters.contract import Option
-from adapters.contract.formulas import DERIVATIVES, estimator_conventions
 from adapters.contract.objective import (
     CONSTANTS,
+    DERIVATIVES,
     ENTROPY_COEFFICIENT,
     KL_COEFFICIENT,
     OF_SAMPLES,
     Metric,
     Objective,
+    estimator_conventions,
 )
 from adapters.contract.probed_batch import ENTROPIES, ProbedBatch
 from conformance.expected.advantages import BatchAdvantages, BatchPlacement, Estimate

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from adapters.contract.formulas import ESTIMATORS, estimator_conventions
 from adapters.contract.objective import (
     CONSTANTS,
+    ESTIMATORS,
     FROM_REWARDS,
     OF_GROUPS,
     OF_ROLLOUT_RATIOS,
@@ -16,6 +16,7 @@ from adapters.contract.objective import (
     OFF_POLICY,
     PENALISING,
     Objective,
+    estimator_conventions,
 )
 from adapters.contract.probed_batch import ProbedBatch
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from adapters.areal.adapter import CONVENTIONS
+from adapters.areal.framework import AREAL
 from adapters.areal.fsdp import ArealFsdpAdapter
 from adapters.areal.megatron import ArealMegatronAdapter
 from adapters.contract import Description, Job
@@ -48,7 +48,7 @@ needs_clone = pytest.mark.skipif(
 
 RELEASE = "pypi:1.0.4"
 TWO = "dp2-cp1-mb2-thd"
-weights_error = partial(steps.weights_error, conventions=conventions_of(CONVENTIONS))
+weights_error = partial(steps.weights_error, conventions=conventions_of(AREAL.conventions))
 
 
 @pytest.fixture(scope="module")
@@ -66,12 +66,16 @@ def megatron() -> Iterator[RankPool]:
 
 def description() -> Description:
     """What the judge knows of AReaL here: its conventions."""
-    return Description(declared=CONVENTIONS)
+    return Description(declared=AREAL.conventions)
 
 
 def job(case: str = MASKED.name, layout: str = TWO, objective: Objective = Objective.POLICY) -> Job:
     """A mean over tokens, as all of AReaL's are."""
     return steps.job(case, Mode.TOKEN_MEAN, layout, objective)
+
+
+def test_every_option_of_the_loss_is_known(pool: RankPool) -> None:
+    assert pool.description.new_options == ()
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from adapters.contract.conventions import conventions_of
 from adapters.contract.objective import Metric, Objective
 from adapters.contract.probed_batch import ProbedBatch
 from adapters.nemo_rl import DTensorV1Adapter, DTensorV2Adapter
-from adapters.nemo_rl.adapter import CONVENTIONS
+from adapters.nemo_rl.framework import NEMO_RL
 from adapters.toolkit.source import resolve
 from conformance.findings.verdict import Verdict
 from conformance.judging.gradients import judge_advantages, judge_off_policy
@@ -51,7 +51,7 @@ SECOND = pytest.param(
 BOTH_MODES = [Mode.TOKEN_MEAN, Mode.SAMPLE_MEAN]
 BY_TOKENS = "dp2-cp1-mbtokens-bshd"
 
-weights_error = partial(steps.weights_error, conventions=conventions_of(CONVENTIONS))
+weights_error = partial(steps.weights_error, conventions=conventions_of(NEMO_RL.conventions))
 
 
 @pytest.fixture(scope="module", params=[DTensorV1Adapter, SECOND], ids=lambda one: one.engine)
@@ -63,7 +63,7 @@ def pool(request: pytest.FixtureRequest) -> Iterator[RankPool]:
 
 def description() -> Description:
     """What the judge knows of NeMo-RL here: its conventions."""
-    return Description(declared=CONVENTIONS)
+    return Description(declared=NEMO_RL.conventions)
 
 
 def job(
@@ -73,6 +73,10 @@ def job(
     objective: Objective = Objective.POLICY,
 ) -> Job:
     return steps.job(case, mode, layout, objective)
+
+
+def test_every_option_of_the_loss_is_known(pool: RankPool) -> None:
+    assert pool.description.new_options == ()
 
 
 @pytest.mark.parametrize(
@@ -150,7 +154,9 @@ def test_losses_of_one_mode_are_declined_in_the_other(
 def test_divergence_is_divided_as_the_policy_loss_is(pool: RankPool, mode: Mode) -> None:
     given = job("two_steps", mode, "dp2-cp2-mb2-bshd", Objective.KL)
     outcome = pool.run(given)
-    batch = ProbedBatch(given.steps, given.objective, conventions_of(CONVENTIONS).kl_estimator)
+    batch = ProbedBatch(
+        given.steps, given.objective, conventions_of(NEMO_RL.conventions).kl_estimator
+    )
 
     assert weights_error(outcome, given) <= weight_bound("float32")
     assert not np.concatenate(batch.advantages).any()

@@ -15,7 +15,8 @@ from adapters.contract import Description, Job
 from adapters.contract.conventions import conventions_of
 from adapters.contract.objective import Metric, Objective
 from adapters.contract.probed_batch import ProbedBatch
-from adapters.prime_rl.adapter import CONVENTIONS, PrimeRLAdapter
+from adapters.prime_rl.adapter import PrimeRLAdapter
+from adapters.prime_rl.framework import PRIME_RL
 from adapters.toolkit.source import resolve
 from conformance.findings.verdict import Verdict
 from conformance.judging.gradients import judge_off_policy
@@ -50,7 +51,7 @@ CLONE = Path(os.environ.get(command.SOURCES, "")) / "prime_rl"
 
 BY_TOKENS = "dp2-cp1-mbtokens-thd"
 
-weights_error = partial(steps.weights_error, conventions=conventions_of(CONVENTIONS))
+weights_error = partial(steps.weights_error, conventions=conventions_of(PRIME_RL.conventions))
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +63,7 @@ def pool() -> Iterator[RankPool]:
 
 def description() -> Description:
     """What the judge knows of prime-rl here: its conventions."""
-    return Description(declared=CONVENTIONS)
+    return Description(declared=PRIME_RL.conventions)
 
 
 def job(
@@ -70,6 +71,10 @@ def job(
 ) -> Job:
     """A mean over tokens, as all of prime-rl's are."""
     return steps.job(case, Mode.TOKEN_MEAN, layout, objective)
+
+
+def test_every_option_of_the_loss_is_known(pool: RankPool) -> None:
+    assert pool.description.new_options == ()
 
 
 @pytest.mark.parametrize(

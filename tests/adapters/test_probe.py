@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters.contract.objective import CONSTANTS, CORRECTIONS, Objective
-from adapters.contract.probed_batch import ADVANTAGES, ProbedBatch
+from adapters.contract import Rank
+from adapters.contract.objective import CONSTANTS, CORRECTIONS, Metric, Objective
+from adapters.contract.probed_batch import ADVANTAGES, ENTROPIES, ProbedBatch
+from adapters.toolkit.probe import ProbeSeam, Recorder, by_token_id
+from adapters.toolkit.worlds import cached, numbers
 from conformance.corpus.strategies import steps
 from reference.step import Sample, Step
 
@@ -102,3 +108,53 @@ def test_corrections_have_ratios_to_the_rollout_policy_on_either_side_of_the_bou
 
     assert ratios.min() < 1 < ratios.max()
     assert (ratios > CONSTANTS.truncation).any()
+
+
+def test_values_of_response_tokens_are_looked_up_by_token_id() -> None:
+    step = Step.of([Sample(prompt_length=1, loss_mask=[1] * length, group=0) for length in (2, 1)])
+    values = [np.array([0.5, -1.0]), np.array([2.0])]
+
+    table = by_token_id(ProbedBatch((step,)), values, elsewhere=9.0)
+
+    assert table.tolist() == [9.0, 9.0, 0.5, -1.0, 9.0, 2.0, 9.0, 9.0]
+
+
+def test_seam_adds_the_probe_of_labels_that_a_framework_never_sees() -> None:
+    seam, labels = ProbeSeam(), torch.tensor([1, 3])
+    seam.probe = torch.tensor([0.0, 0.25, 0.5, 4.0])
+
+    log_probs = seam.around_log_probs(lambda logits, labels: logits.squeeze(-1) + labels)
+
+    assert log_probs(torch.zeros(2, 1), labels).tolist() == [0.25, 4.0]
+
+
+@pytest.mark.parametrize(("options", "trained"), [({}, True), ({"requires_grad": False}, False)])
+def test_seam_adds_entropies_with_a_gradient_unless_a_framework_needs_none(
+    options: dict[str, bool], trained: bool
+) -> None:
+    seam = ProbeSeam()
+    seam.probe, seam.predicted = torch.zeros(4, requires_grad=True), torch.tensor([[1, 2]])
+
+    found = seam.around_entropies(lambda logits, **_: logits.sum(-1))(torch.zeros(2, 1), **options)
+
+    assert found.tolist() == ENTROPIES[1:3].tolist()
+    assert found.requires_grad is trained
+
+
+def test_what_a_world_keeps_forgets_the_records_of_the_job_before() -> None:
+    rank = Rank(index=0, world_size=1)
+    first = cached(rank, "worker", lambda: SimpleNamespace(gradients=Recorder[float]()))
+    first.gradients.append(1.0)
+
+    again = cached(rank, "worker", lambda: SimpleNamespace())
+
+    assert again is first
+    assert again.gradients.drain() == []
+
+
+def test_numbers_of_logs_have_a_gap_where_a_log_lacks_one() -> None:
+    names = {Metric.LOSS: "loss", Metric.KL: "kl", Metric.REWARD: "reward"}
+
+    found = numbers(names, [{"loss": 1, "kl": 0.5}, {"loss": 2}])
+
+    assert found == {Metric.LOSS: (1.0, 2.0), Metric.KL: (0.5, None)}

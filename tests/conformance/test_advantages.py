@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from adapters.contract import Depth, Description, Job, Layout, Observation
-from adapters.contract.formulas import ESTIMATORS, estimator_conventions
-from adapters.contract.objective import FROM_REWARDS, Objective
+from adapters.contract.objective import ESTIMATORS, FROM_REWARDS, Objective, estimator_conventions
 from adapters.contract.probed_batch import ProbedBatch
 from conformance.comparing.report_file import load
 from conformance.corpus.cases import CORPUS

@@ -8,8 +8,13 @@ import numpy as np
 import pytest
 
 from adapters.contract import Depth, Description, Job, Layout, Observation
-from adapters.contract.formulas import ESTIMATORS, estimator_conventions
-from adapters.contract.objective import OF_ROLLOUTS, Metric, Objective
+from adapters.contract.objective import (
+    ESTIMATORS,
+    OF_ROLLOUTS,
+    Metric,
+    Objective,
+    estimator_conventions,
+)
 from adapters.contract.probed_batch import ProbedBatch
 from conformance.expected.advantages import BatchPlacement, Estimate
 from conformance.explain.catalogue.advantages import wrong_advantages

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from adapters.contract.probed_batch import PADDING_VALUE
-from adapters.native.advantages import NativeEstimator
+from adapters.native.rollouts import NativeEstimator
 from tests.mutants.mutant import SAMPLE, Mutant
 
 if TYPE_CHECKING:

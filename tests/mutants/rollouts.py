@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from adapters.native.rollout_log import RolloutLog
+from adapters.native.rollouts import RolloutLog
 from tests.mutants.mutant import SAMPLE, Mutant
 
 if TYPE_CHECKING:

@@ -11,8 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adapters.contract.formulas import DERIVATIVES
-from adapters.contract.objective import CONSTANTS, OFF_POLICY, Objective
+from adapters.contract.objective import CONSTANTS, DERIVATIVES, OFF_POLICY, Objective
 from adapters.native.losses import POLICY_LOSSES, ppo
 from adapters.native.packing import Packed
 from reference import policy_losses

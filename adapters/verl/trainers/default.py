@@ -65,7 +65,8 @@ def train(
     trainer = _trainer(config, job, queue, actor)
     if has_critic(job):
         trainer.critic_wg = CriticGroup(workers["critic"], queue, given)
-    return actor.reported | numbers(NAMES_OF_ROLLOUTS, [_one_step(trainer, queue)])
+    of_rollouts = numbers(NAMES_OF_ROLLOUTS, [_one_step(trainer, queue)])
+    return actor.reported | of_rollouts
 
 
 def _trainer(config: Any, job: Job, queue: MemoryQueue, actor: ActorGroup) -> Any:

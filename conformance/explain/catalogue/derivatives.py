@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from adapters.contract.formulas import DERIVATIVES
-from adapters.contract.objective import CONSTANTS, Objective
+from adapters.contract.objective import CONSTANTS, DERIVATIVES, Objective
 from conformance.explain.catalogue.mistake import Kind, known
 from reference import policy_losses
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from adapters.contract.objective import FROM_REWARDS, Metric, Objective
-from adapters.nemo_rl.configuration import configuration
-from adapters.nemo_rl.importing import module
+from adapters.contract.objective import FROM_REWARDS, Objective
+from adapters.nemo_rl.importing import configured, initial_state, module
 from adapters.nemo_rl.rollouts import Rollouts
-from adapters.nemo_rl.versions import initial_state
 from adapters.nemo_rl.worker import TOKENIZER, made_policy, made_worker
 from adapters.toolkit.calls import refusals
 from adapters.toolkit.probe import probe_capacity
@@ -23,15 +22,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from adapters.contract import Job, Rank
+    from adapters.contract.framework import Framework
     from adapters.contract.probed_batch import ProbedBatch
-    from adapters.nemo_rl.configuration import Settings
     from reference.step import Step
-
-NAMES = {Metric.POLICY_LOSS: "loss", Metric.REJECTED: "is_oob_ratio"}
-"""Names of the metrics that NeMo-RL logs of an optimizer step."""
-
-NAMES_OF_ROLLOUTS = {Metric.REWARD: "reward", Metric.ADVANTAGE: "advantages/mean"}
-"""The same of a batch of rollouts."""
 
 GENERATION: Any = SimpleNamespace(
     prepare_for_generation=lambda **_: True,
@@ -74,21 +67,11 @@ class Training:
     of one batch of rollouts.
     """
 
-    def __init__(self, batch: ProbedBatch, job: Job, engine: Settings, rank: Rank) -> None:
-        self._batch, self._job, self._engine, self._rank = batch, job, engine, rank
+    def __init__(self, batch: ProbedBatch, job: Job, framework: Framework, rank: Rank) -> None:
+        self._batch, self._job, self._framework, self._rank = batch, job, framework, rank
         self.gradients: list[NDArray[np.float32]] = []
         self.passes: list[NDArray[np.int64]] = []
-        self._logs = [self._train(steps, samples) for steps, samples in self._batches()]
-
-    @property
-    def reported(self) -> Mapping[Metric, tuple[float, ...]]:
-        """What is logged, the same on all ranks."""
-        names = NAMES_OF_ROLLOUTS if self._job.objective in FROM_REWARDS else NAMES
-        return {
-            metric: tuple(float(log[name]) for log in self._logs)
-            for metric, name in names.items()
-            if all(name in log for log in self._logs)
-        }
+        self.logs = [self._train(steps, samples) for steps, samples in self._batches()]
 
     def _batches(self) -> Iterator[tuple[Sequence[Step], range]]:
         """The optimizer steps of each batch of rollouts, and its samples."""
@@ -102,7 +85,8 @@ class Training:
         """Run a step of the trainer; returns what it logs."""
         rollouts, log = Rollouts(self._batch, samples), Log()
         is_sft = self._job.objective is Objective.SFT
-        config = configuration(self._job, steps, self._engine)
+        settings = self._framework.settings(replace(self._job, steps=tuple(steps)))
+        config = configured(settings, sft=is_sft)
         capacity = probe_capacity(self._batch.probe_size)
         worker = made_worker(config.policy, capacity, self._rank)
         policy = self._policy(config, worker, rollouts)

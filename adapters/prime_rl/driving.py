@@ -13,10 +13,7 @@ from unittest import mock
 
 import torch
 
-from adapters.contract import Option
-from adapters.contract.objective import Metric, Objective
-from adapters.prime_rl import custom_loss, several_runs, versions
-from adapters.prime_rl.importing import module
+from adapters.prime_rl.importing import configured, module, serves_several_runs
 from adapters.prime_rl.model import setup_model
 from adapters.toolkit import cuda_on_cpu
 from adapters.toolkit.probe import ForwardPasses, GradientReader
@@ -27,72 +24,29 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from adapters.contract import Job, Layout, Rank
+    from adapters.contract import Rank
+    from adapters.contract.framework import Settings
     from adapters.prime_rl.rollouts import Rollouts
-
-NAMES = {Metric.POLICY_LOSS: "loss/mean", Metric.REJECTED: "is_masked/mean"}
-"""Names of the metrics that prime-rl logs."""
-
-LOSSES: dict[Objective, dict[str, object]] = {
-    # It rejects a token whose probability has moved, up or down, whatever its advantage.
-    Objective.REJECTION: {"type": "ipo", "kl_tau": 0.0},
-    Objective.GPG: {"type": "custom", "import_path": custom_loss.PATH},
-}
-"""Losses other than the default one."""
 
 
 class Training:
     """One run of the trainer, and what was read off it."""
 
-    def __init__(self, job: Job, rollouts: Rollouts, capacity: int, rank: Rank) -> None:
-        self._job, self._rank = job, rank
-        self.passes, self._log = ForwardPasses(), several_runs.Log()
+    def __init__(self, settings: Settings, rollouts: Rollouts, capacity: int, rank: Rank) -> None:
+        self._rank = rank
+        self.passes, self._log = ForwardPasses(), Log()
         self._readers: list[GradientReader] = []
         with tempfile.TemporaryDirectory(prefix="rl-loss-prime-rl-") as folder:
             rollouts.send(Path(folder))
             with _as_in_a_new_process(), self._replaced(capacity), cuda_on_cpu.redirected():
-                module("trainer.rl.train").train.__wrapped__(self._config(Path(folder)))
-            self._logs = _by_step([*self._log.history, *_logged(Path(folder) / "metrics.jsonl")])
+                config = configured({**settings, "output_dir": Path(folder)})
+                module("trainer.rl.train").train.__wrapped__(config)
+            self.logs = _by_step([*self._log.history, *_logged(Path(folder) / "metrics.jsonl")])
 
     def gradients(self) -> list[NDArray[np.float32]]:
         """The probe's gradient of each optimizer step: [capacity]."""
         [reader] = self._readers
         return reader.drain()
-
-    @property
-    def reported(self) -> Mapping[Metric, tuple[float | None, ...]]:
-        """What is logged of each step, on the first rank alone."""
-        return {
-            metric: tuple(log.get(name) for log in self._logs)
-            for metric, name in NAMES.items()
-            if any(name in log for log in self._logs)
-        }
-
-    def _config(self, folder: Path) -> Any:
-        """The configuration of the job, as validated."""
-        configs, layout = module("configs.trainer"), self._job.layout
-        model = {
-            "name": "probe",
-            "attn": "flash_attention_2",
-            "impl": "custom",
-            "ep": 1,
-            "cp": layout.cp,
-            "dp_replicate": _copies(layout),
-            "ac_offloading": None,
-            "optim_cpu_offload": False,
-        }
-        loss = LOSSES.get(self._job.objective)
-        settings = {
-            "output_dir": folder,
-            "max_steps": len(self._job.steps),
-            "rollout_transport": {"type": "filesystem"},
-            "optim": {"lr": 0.0, "weight_decay": 0.0, "max_norm": versions.no_clipping()},
-            "model": versions.supported(configs.ModelConfig, model),
-            "gc": None,
-            "log": {"level": "error"},
-            **({"loss": loss} if loss else {}),
-        }
-        return configs.TrainerConfig(**versions.supported(configs.TrainerConfig, settings))
 
     @contextmanager
     def _replaced(self, capacity: int) -> Iterator[None]:
@@ -111,8 +65,8 @@ class Training:
             "get_parallel_dims": self._parallel_dims(trainer.get_parallel_dims),
         }
         replaced = [(trainer, of_step), (trainer, WITHOUT_SERVICES), (torch.cuda, WITHOUT_GPU)]
-        if versions.serves_several_runs():
-            replaced += several_runs.replacements(self._log)
+        if serves_several_runs():
+            replaced += _of_several_runs(self._log)
         with ExitStack() as stack:
             for home, names in replaced:
                 stack.enter_context(mock.patch.multiple(home, **names))
@@ -151,18 +105,51 @@ WITHOUT_GPU: dict[str, Any] = {
 }
 
 
-def _copies(layout: Layout) -> int:
-    """The number of groups of ranks that each have a whole model."""
-    if Option.NOT_SHARDED in layout.options:
-        return layout.dp
-    return 2 if Option.HYBRID_SHARDING in layout.options else 1
+ONLY_RUN = SimpleNamespace(max_runs=1, used_idxs=(), synchronize_state=lambda: None)
+"""Stands for the manager of runs: none has a configuration or an adapter of its own."""
+
+PACKER = SimpleNamespace(
+    pack=lambda: None, _arm_watchdog=lambda: None, _disarm_watchdog=lambda: None
+)
+"""Stands for the packer on the first rank: micro-batches are packed and sent already."""
+
+
+class Log:
+    """Keeps what is logged, as the trainer's monitor does."""
+
+    def __init__(self) -> None:
+        self.history: list[dict[str, Any]] = []
+
+    def log(self, metrics: Mapping[str, Any], step: int) -> None:
+        """Keep metrics of a step."""
+        self.history.append({**metrics, "step": step})
+
+
+def _of_several_runs(log: Log) -> list[tuple[Any, dict[str, Any]]]:
+    """Modules, each with what to replace in it, where the trainer serves several runs.
+
+    This was before August 2026.
+    """
+    of_trainer: dict[str, Any] = {
+        "setup_multi_run_manager": lambda *_: ONLY_RUN,
+        "setup_monitor": lambda *_, **__: log,
+        "setup_tokenizer": lambda *_: None,
+    }
+    of_loader = {
+        "get_multi_run_manager": lambda: ONLY_RUN,
+        "setup_packer": lambda **_: PACKER,
+    }
+    trainer = module("trainer.rl.train")
+    if hasattr(trainer, "build_bin_cost"):  # from June 2026 on, for the packer
+        of_trainer["build_bin_cost"] = lambda _: sum
+    return [(trainer, of_trainer), (module("trainer.rl.data"), of_loader)]
 
 
 @contextmanager
 def _as_in_a_new_process() -> Iterator[None]:
     """Forget the world and the monitors of a trainer that ran before, and its logger at the end."""
     module("trainer.world").reset_world()
-    if not versions.serves_several_runs():
+    if not serves_several_runs():
         module("monitors").MONITORS.clear()
     try:
         yield

@@ -1,7 +1,8 @@
-"""The advantages that `native` computes from the rewards of a batch of rollouts.
+"""What `native` computes of a batch of rollouts: advantages from rewards, and a log of means.
 
-Formulas and sources are those of `reference.advantages`. Every rank has all samples and computes
-their advantages; mean and variance to whiten them by are added up from what each rank holds.
+Formulas and sources of advantages are those of `reference.advantages`. Every rank has all samples
+and computes their advantages; what they are whitened by and all that is logged are sums over what
+each rank holds.
 """
 
 from __future__ import annotations
@@ -10,16 +11,30 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
+import torch.distributed as dist
 
-from adapters.contract.formulas import ESTIMATORS
-from adapters.contract.objective import OF_GROUPS, Objective
-from adapters.native.over_ranks import OverRanks
+from adapters.contract.objective import ESTIMATORS, OF_GROUPS, Metric, Objective
 from reference.advantages import VARIANCE_EPSILON
 from reference.aggregation import STD_EPSILON
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from adapters.contract import Job
     from adapters.native.packing import SampleTensors
+
+
+class OverRanks:
+    """What is computed from numbers that ranks have of their own tokens."""
+
+    def __init__(self, job: Job) -> None:
+        self.layout = job.layout
+
+    def added_up(self, sums: torch.Tensor) -> torch.Tensor:
+        """Sums of all ranks."""
+        if self.layout.world_size > 1:
+            dist.all_reduce(sums)
+        return sums
 
 
 class NativeEstimator(OverRanks):
@@ -120,3 +135,53 @@ class NativeEstimator(OverRanks):
     def degrees_of_freedom(self, tokens: torch.Tensor) -> torch.Tensor:
         """The divisor of the variance."""
         return (tokens - 1).clamp(min=1)
+
+
+class RolloutLog(OverRanks):
+    """The means of a batch; each possible mistake has a method of its own."""
+
+    def means(
+        self, samples: list[SampleTensors], mine: list[SampleTensors], held: torch.Tensor
+    ) -> Mapping[Metric, float]:
+        """All that is logged of ``samples``, the whole batch.
+
+        ``mine`` are those of this data-parallel rank; ``held`` are the ids of the active tokens
+        that this rank has, which may be some of theirs alone.
+        """
+        of_tokens = {
+            Metric.ADVANTAGE: [sample.advantages for sample in samples],
+            Metric.VALUE: [sample.values for sample in samples],
+            Metric.REFERENCE_LOG_PROB: [sample.reference_log_probs for sample in samples],
+            Metric.DIVERGENCE: [
+                sample.old_log_probs - sample.reference_log_probs for sample in samples
+            ],
+        }
+        return {
+            Metric.REWARD: self.of_samples(samples, [one.reward for one in mine]),
+            Metric.RESPONSE_LENGTH: self.of_samples(samples, [one.response_length for one in mine]),
+            **{
+                metric: self.of_tokens(samples, values, held)
+                for metric, values in of_tokens.items()
+            },
+        }
+
+    def of_samples(self, samples: list[SampleTensors], values: list[float]) -> float:
+        """The mean of what each sample has one of; context-parallel ranks have the same ones."""
+        return self.mean(torch.tensor(sum(values) / self.layout.cp), len(samples))
+
+    def of_tokens(
+        self, samples: list[SampleTensors], values: list[torch.Tensor], held: torch.Tensor
+    ) -> float:
+        """The mean over samples of the mean over their active tokens."""
+        of_id = torch.zeros(1 + max(int(sample.ids.max()) for sample in samples))
+        for sample, of_sample in zip(samples, values, strict=True):
+            of_id[sample.ids] = of_sample / self.tokens(sample)
+        return self.mean(of_id[held].sum(), len(samples))
+
+    def tokens(self, sample: SampleTensors) -> int:
+        """What the sum of a sample's tokens is divided by."""
+        return max(sample.tokens, 1)
+
+    def mean(self, total: torch.Tensor, samples: int) -> float:
+        """The mean over the samples of all ranks, given the sum of this one."""
+        return float(self.added_up(total)) / samples

@@ -1,0 +1,241 @@
+"""Drives AReaL from the trajectories of a batch to the gradient of the optimizer."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from adapters.areal import importing
+from adapters.areal.framework import AREAL
+from adapters.areal.importing import configured, module
+from adapters.contract.adapter import Adapter, Rank
+from adapters.contract.description import CodeLocation, Description
+from adapters.contract.job import Refused, Unsupported
+from adapters.contract.objective import FROM_REWARDS, Objective
+from adapters.contract.probed_batch import ProbedBatch
+from adapters.toolkit.calls import Candidates, places, refusals
+from adapters.toolkit.worlds import cached, observation, set_what_ray_sets
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    import torch
+    from numpy.typing import NDArray
+
+    from adapters.contract import Job, Layout, Observation
+    from adapters.contract.framework import Framework, Settings
+
+
+class ArealAdapter(Adapter):
+    """Drives inclusionAI/AReaL."""
+
+    name = "areal"
+    package = "areal"
+    versions = "AReaL 1.0.3, 1.0.4 and commits since April 2026"
+    distribution = "areal"
+    tree = ("areal",)
+    devices = ("cpu",)
+    dtypes = ("float32",)
+    framework: ClassVar[Framework] = AREAL
+    mode_names = AREAL.mode_names
+    engine_module: ClassVar[str]
+    """AReaL's module of the engine."""
+    family: ClassVar[str]
+    """What the names of the classes in it begin with."""
+
+    @abstractmethod
+    def make(self, settings: Settings, job: Job, rank: Rank, capacity: int) -> Any:
+        """AReaL's engine around our model, configured for the job.
+
+        It collects gradients in ``gradients`` and what its model is given in ``passes``.
+        """
+
+    def load(self, source: Path | None) -> None:
+        """Import AReaL's engine and its actor."""
+        importing.import_areal(source, self.engine_module)
+
+    def describe(self) -> Description:
+        """Describe AReaL."""
+        return self.framework.description(
+            importing.offers,
+            importing.option_names(),
+            places=places(_candidates(self.class_of("Engine"))),
+            stubs=tuple(importing.STUBBED),
+        )
+
+    def observe(self, job: Job, rank: Rank) -> Observation:
+        """Train the steps of the batch, each by an update of AReaL's engine."""
+        set_what_ray_sets(rank)
+        batch, settings = ProbedBatch(job.steps, job.objective), self.framework.settings(job)
+        with rank.framework():
+            engine = self._engine(settings, job, rank, batch.probe_size)
+            rollouts = Rollouts(batch, job, is_decoupled="use_decoupled_loss" in settings)
+            shares = rollouts.steps_of_rank(engine.data_parallel_rank)
+            logs = [_train(engine, settings, rollouts, share) for share in shares]
+        reported = self.framework.reported(logs)
+        return observation(batch, engine.gradients.drain(), engine.passes.drain(), reported)
+
+    def initialized(self, settings: Settings) -> Any:
+        """AReaL's engine of an actor or a critic, with its process groups and its model."""
+        trained = "PPOCritic" if _has_critic(settings) else "PPOActor"
+        engine = self.class_of(trained)(_engine_configuration(settings))
+        api = module("api")
+        engine.create_process_group(api.ModelAllocation.from_str(engine.config.backend).parallel)
+        engine.initialize(None, api.FinetuneSpec(1, 1, 1))
+        return engine
+
+    def class_of(self, kind: str) -> Any:
+        """The engine's class of a kind, such as ``Engine`` or ``PPOActor``."""
+        return getattr(module(self.engine_module), f"{self.family}{kind}")
+
+    def _engine(self, settings: Settings, job: Job, rank: Rank, size: int) -> Any:
+        """AReaL's engine for the job; the jobs of a world share those that fit them."""
+        from adapters.toolkit.probe import probe_capacity
+
+        layout, capacity = job.layout, probe_capacity(size)
+        key = self.engine, job.objective is Objective.VALUE, layout.cp, layout.options, capacity
+        engine = cached(rank, key, lambda: self.make(settings, job, rank, capacity))
+        engine.config = _engine_configuration(settings)
+        return engine
+
+
+def _has_critic(settings: Settings) -> bool:
+    """Whether a critic is trained, and not an actor."""
+    return bool(settings.get("is_critic"))
+
+
+def _engine_configuration(settings: Settings) -> Any:
+    """That of an actor or of a critic, which has fewer options."""
+    if not _has_critic(settings):
+        return configured("PPOActorConfig", settings)
+    known = {one.name for one in fields(module("api.cli_args").PPOCriticConfig)}
+    of_critic = {name: one for name, one in settings.items() if name.split(".")[0] in known}
+    return configured("PPOCriticConfig", of_critic)
+
+
+def _train(
+    engine: Any, settings: Settings, rollouts: Rollouts, trajectories: Any
+) -> Mapping[str, float]:
+    """Train on the trajectories of a step; returns what AReaL logs, by its names.
+
+    Raises `Refused` if no token of the step is active, which AReaL asserts.
+    """
+    actor = module("trainer.ppo.actor").PPOActor(configured("PPOActorConfig", settings), engine)
+    given = rollouts.with_advantages(actor.compute_advantages(trajectories))
+    try:
+        (engine if _has_critic(settings) else actor).ppo_update(given)
+    except AssertionError as error:
+        if "total loss weight" not in str(error):
+            raise
+        raise Refused(f"AssertionError: {error}") from error
+    logged: Mapping[str, float] = engine.export_stats()
+    return logged
+
+
+class Rollouts:
+    """The samples of each optimizer step as AReaL's workflows return trajectories.
+
+    With a decoupled loss, the policy that ratios are taken to is another than that of the rollouts.
+    """
+
+    def __init__(self, batch: ProbedBatch, job: Job, *, is_decoupled: bool) -> None:
+        self._batch, self._job, self._is_decoupled = batch, job, is_decoupled
+
+    def steps_of_rank(self, dp_rank: int) -> Iterator[list[dict[str, torch.Tensor]]]:
+        """The trajectories of each step that AReaL's controller deals to a data-parallel rank.
+
+        Raises `Refused` if it does not deal so many, and `Unsupported` if the rank gets too few.
+        """
+        deal = module("infra.controller.train_controller")._dispatch_tensors
+        samples = iter(range(len(self._batch.responses)))
+        for step in self._job.steps:
+            trajectories = [self._trajectory(next(samples)) for _ in range(step.size)]
+            if self._job.objective in FROM_REWARDS:
+                trajectories = _together(trajectories, step.groups)
+            with refusals():
+                shares, _ = deal(trajectories, self._job.layout.dp)
+            needed, given = least_micro_batches(self._job.layout), shares[dp_rank]
+            if (samples_given := sum(len(one["rewards"]) for one in given)) < needed:
+                raise Unsupported(f"no {needed} micro-batches of {samples_given} samples of a rank")
+            yield given
+
+    def with_advantages(
+        self, trajectories: Sequence[dict[str, torch.Tensor]]
+    ) -> Sequence[dict[str, torch.Tensor]]:
+        """Trajectories with the job's advantages and returns, unless AReaL's own are looked at.
+
+        AReaL's critic has half of the squared error.
+        """
+        if self._job.objective in FROM_REWARDS:
+            return trajectories
+        from adapters.toolkit.probe import by_token_id
+
+        advantages = by_token_id(self._batch, self._batch.advantages)
+        returns = by_token_id(self._batch, [2 * returns for returns in self._batch.returns])
+        for trajectory in trajectories:  # each token's are at the position before it
+            ids = trajectory["input_ids"]
+            trajectory["advantages"] = advantages[ids].roll(-1, dims=-1)
+            trajectory["returns"] = returns[ids].roll(-1, dims=-1)
+        return trajectories
+
+    def _trajectory(self, index: int) -> dict[str, torch.Tensor]:
+        """A prompt and its response: [1, tokens] each, and its reward."""
+        import torch
+
+        batch = self._batch
+        prompt, old = batch.prompts[index], batch.old_log_probs[index]
+        rollout = batch.rollout_log_probs[index] if self._is_decoupled else old
+
+        def whole(values: NDArray[Any]) -> torch.Tensor:
+            padded = np.concatenate([np.zeros(len(prompt), values.dtype), values])
+            return torch.from_numpy(padded).unsqueeze(0)
+
+        ids = torch.from_numpy(np.concatenate([prompt, batch.responses[index]])).unsqueeze(0)
+        trajectory = {
+            "input_ids": ids,
+            "attention_mask": torch.ones_like(ids, dtype=torch.bool),
+            "loss_mask": whole(batch.original_masks[index]).int(),
+            "logprobs": whole(rollout).float(),
+            "values": torch.zeros(ids.shape),
+            "rewards": torch.tensor([batch.rewards[index]], dtype=torch.float32),
+        }
+        if self._is_decoupled:  # computed by a forward pass, at the position before the token's
+            trajectory["prox_logp"] = whole(old).float().roll(-1, dims=-1)
+        return trajectory
+
+
+def _together(
+    trajectories: Sequence[dict[str, torch.Tensor]], groups: NDArray[np.int64]
+) -> list[dict[str, torch.Tensor]]:
+    """The samples of each prompt as one trajectory, as AReaL's workflows return them."""
+    concatenated = module("utils.data").concat_padded_tensors
+    return [
+        concatenated([trajectories[index] for index in np.flatnonzero(groups == group).tolist()])
+        for group in dict.fromkeys(groups.tolist())
+    ]
+
+
+def least_micro_batches(layout: Layout) -> int:
+    """How many micro-batches a rank cuts at least: AReaL fills a pipeline with two per stage."""
+    asked = layout.micro_batches if isinstance(layout.micro_batches, int) else 1
+    return max(asked, 2 * layout.pp) if layout.pp > 1 else asked
+
+
+def _candidates(engine_class: Any) -> Candidates:
+    """Where AReaL counts tokens, divides by them, logs, and deals samples to ranks."""
+    actor, engine = module("trainer.ppo.actor"), module("engine.core")
+    controller = module("infra.controller.train_controller")
+    tracker = module("utils.stats_tracker").DistributedStatsTracker
+    return {
+        CodeLocation.TOKEN_COUNT: ((engine, "compute_total_loss_weight"),),
+        CodeLocation.TOKEN_DIVISION: (
+            (engine_class, "_compute_logprobs_and_loss"),
+            (actor, "grpo_loss_fn"),
+        ),
+        CodeLocation.LOG: ((tracker, "_aggregate"),),
+        CodeLocation.SHARDING: ((controller, "_dispatch_tensors"),),
+    }

@@ -1,0 +1,243 @@
+"""The record of AReaL: its options as users type them below `actor`, and what it documents."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from adapters.contract.conventions import Assumed, Documented
+from adapters.contract.description import parse_departures
+from adapters.contract.framework import Framework, parse_options
+from adapters.contract.layout import Option
+from adapters.contract.objective import CONSTANTS, Metric, Objective
+from adapters.engines.shells import CPU_AS_CUDA, NOTHING_LEARNED, PIPELINE_STAGES, ZEROED
+from adapters.toolkit.settings import token_budget
+from reference.aggregation import AuxiliaryAggregation, DenominatorMask, EstimatorConventions, Mode
+
+if TYPE_CHECKING:
+    from adapters.contract import Job
+
+
+def _group_size(job: Job) -> int:
+    """The samples of the largest prompt."""
+    return max(int(np.unique(step.groups, return_counts=True)[1].max()) for step in job.steps)
+
+
+CLIPPED = {"eps_clip": CONSTANTS.clip_low, "eps_clip_higher": CONSTANTS.clip_high}
+OF_TOKENS = {
+    "use_decoupled_loss": True,
+    "rejection_sampling.level": "token",
+    "rejection_sampling.upper": CONSTANTS.truncation,
+}
+OF_PROMPTS = {"reward_norm.mean_level": "group", "reward_norm.group_size": _group_size}
+
+AREAL = Framework(
+    title="AReaL",
+    scope="Of the actor.",
+    modes={"default": (Mode.TOKEN_MEAN, {})},
+    objectives={
+        Objective.POLICY: {},
+        Objective.OFF_POLICY: CLIPPED,
+        Objective.DUAL_CLIP: {**CLIPPED, "c_clip": CONSTANTS.dual_clip},
+        Objective.GSPO: {**CLIPPED, "importance_sampling_level": "sequence"},
+        Objective.SAPO: {
+            "use_sapo_loss": True,
+            "sapo_tau_pos": CONSTANTS.positive_temperature,
+            "sapo_tau_neg": CONSTANTS.negative_temperature,
+        },
+        Objective.REJECTION: {**OF_TOKENS, "rejection_sampling.action": "mask"},
+        Objective.TIS_TOKEN: {**CLIPPED, **OF_TOKENS, "rejection_sampling.action": "clamp"},
+        # With the metric `ratio`, tokens would be corrected by the mean ratio of their sequence.
+        Objective.SEQUENCE_MASKED: {
+            **CLIPPED,
+            "use_decoupled_loss": True,
+            "rejection_sampling.level": "sequence",
+            "rejection_sampling.action": "mask",
+            "rejection_sampling.metric": "kl_k1",
+            "rejection_sampling.agg": "mean",
+            "rejection_sampling.lower": math.log(CONSTANTS.kept_low),
+            "rejection_sampling.upper": math.log(CONSTANTS.kept_high),
+        },
+        Objective.VALUE: {"is_critic": True},
+        Objective.GROUP_NORMALISED: {**OF_PROMPTS, "reward_norm.std_level": "group"},
+        Objective.GROUP_CENTRED: {**OF_PROMPTS, "reward_norm.std_level": None},
+        Objective.LEAVE_ONE_OUT: {
+            **OF_PROMPTS,
+            "reward_norm.mean_leave1out": True,
+            "reward_norm.std_level": None,
+        },
+    },
+    layout={
+        "mb": {"mb_spec.n_mbs": lambda job: job.layout.micro_batches},
+        "mbtokens": {
+            "mb_spec.max_tokens_per_mb": lambda job: token_budget(job.steps, job.layout.dp)
+        },
+    },
+    always={
+        "experiment_name": "conformance",
+        "trial_name": "conformance",
+        "path": "probe",
+        "dtype": "float32",
+        "ppo_n_minibatches": 1,
+        "kl_ctl": 0.0,
+        "optimizer.lr": 0.0,
+        "optimizer.weight_decay": 0.0,
+        "optimizer.gradient_clipping": math.inf,
+    },
+    metrics={
+        Metric.POLICY_LOSS: "ppo_actor/update/actor_loss/avg",
+        Metric.CLIP_FRACTION: "ppo_actor/update/clip_ratio/avg",
+        Metric.POLICY_KL: "-ppo_actor/update/approx_kl/avg",
+        Metric.REJECTED: "ppo_actor/update/rs_filtered_fraction",
+    },
+    # Metrics of batches are averages over the tokens of a mask, of all data-parallel ranks. No page
+    # says how the fraction of rejected tokens is averaged. That a loss is divided by the tokens of
+    # the mask before rejection sampling was read off `ppo_actor_loss_fn`.
+    conventions={
+        "denominator_mask": Assumed(DenominatorMask.ORIGINAL),
+        "diagnostics": Documented(
+            AuxiliaryAggregation.TOKEN_MEAN, "docs/en/reference/metrics_tracking.md, Batch Metrics"
+        ),
+        "rejected": Assumed(AuxiliaryAggregation.TOKEN_MEAN),
+        "of_returns": Documented(
+            EstimatorConventions(std_epsilon=1e-5), "docs/en/cli_reference.md, NormConfig"
+        ),
+    },
+    options=parse_options(
+        """
+        eps_clip, eps_clip_higher | the bounds of the ratio
+        c_clip | the bound of the loss for negative advantages
+        importance_sampling_level | ratios of tokens or of sequences
+        use_sapo_loss, sapo_tau_pos, sapo_tau_neg | soft gates in the place of clipping
+        use_decoupled_loss | the proximal policy is not that of the rollouts
+        rejection_sampling.level, rejection_sampling.action, rejection_sampling.metric,
+            rejection_sampling.agg | what is masked or clamped, and by what | by `ratio` for tokens,
+            and by the mean of `kl_k1` for sequences
+        rejection_sampling.upper, rejection_sampling.lower | the bounds | tokens have an upper one
+            alone
+        recompute_logprob | the old policy's log-probabilities are computed anew | they are given
+        prox_logp_method | the proximal policy's are approximated | they are given
+        m2_threshold | tokens of large second moment are masked | the reference has no formula yet
+        ppo_n_minibatches | optimizer steps of a batch | it is 1
+        mb_spec.n_mbs, mb_spec.max_tokens_per_mb | micro-batches
+        mb_spec.granularity, mb_spec.n_mbs_divisor, mb_spec.packing_algorithm, pad_to_maximum |
+            which samples share a micro-batch, and its padding | those of the default are run
+        backend | the engine; data-, context-, tensor- and pipeline-parallel ranks | `tp` and `pp`
+            on Megatron alone
+        megatron.ddp.average_in_collective, megatron.ddp.overlap_grad_reduce | how Megatron reduces
+            gradients
+        megatron.ddp.use_distributed_optimizer | ranks share the optimizer | AReaL makes no engine
+            without it
+        megatron.virtual_pipeline_parallel_size | chunks of a stage
+        enable_tree_training | prefixes that samples share are computed once | samples share none
+        reward_norm.mean_level, reward_norm.std_level, reward_norm.mean_leave1out,
+            reward_norm.group_size | rewards are compared within a prompt | the level `batch` is not
+            run
+        reward_norm.std_unbiased, reward_norm.eps | the deviation that they are divided by | those
+            of the default are run
+        behave_imp_weight_cap, behave_imp_weight_mode | what came before `rejection_sampling`, in
+            1.0.3 | no version after it has them
+        adv_norm, reward_scaling, reward_bias, reward_clip, overlong_reward_penalty,
+            overlong_tokens, overlong_penalty_factor, mask_no_eos_with_zero, discount, gae_lambda,
+            kl_ctl, kl_estimator | advantages | advantages are given
+        temperature | what logits are divided by | it is 1
+        optimizer.gradient_clipping | the norm of the gradient | the gradient is read before it
+        is_critic | a critic is trained | values are within `critic.eps_clip`
+        max_new_tokens, log_agent_stats, log_agent_stats_keys | rollouts, and their log | they are
+            given
+        """
+    ),
+    departures=parse_departures(
+        """
+        not_run: rollouts, rewards and their workflows
+            trajectories are given, one of each sample; AReaL's actor and critic are entered where
+            its trainer enters them
+        not_run: the trainer's forward passes of the actor and of a reference policy
+            log-probabilities are given; in a decoupled loss those of the proximal policy too
+        set: advantages, after `compute_advantages` has run, to signed powers of two, unless AReaL's
+        own are what is looked at
+            no weight depends on them; masks and log-probabilities are those that it returns
+        set: rewards, and no penalty on a divergence (kl_ctl=0)
+            both are in AReaL's advantages, of which those from normalised rewards are looked at
+        set: returns of a critic, to advantages, and values and old values, to 0
+            its squared error then has their gradient
+        set: ppo_n_minibatches=1, and an update for each step of several
+            AReaL deals the samples of a rank to mini-batches by length; these are a case's
+        set: dtype=float32
+            the tolerance is derived from the dtype, which a report names
+        set: the sign of `approx_kl`, which AReaL logs as the new log-probability minus the old one
+            the metric that is compared is the old one minus the new one
+        stubbed: the model, by one of one token, and the function that makes log-probabilities of
+        logits, by itself plus the probe
+            AReaL's own function runs on its logits; what is added is what weights are read by
+        passed_by: the configuration and tokenizer of a checkpoint
+            the model is ours, and has no attention; slices and gathering are AReaL's own
+        stubbed: the controller's calls of workers, by one of each rank; it deals samples by
+        `_dispatch_tensors`, which runs on every rank
+            ranks get the share that they would be sent
+        set: engines and process groups of a world are made once, and actors anew for each job
+            they have no state but the probe's, which is 0
+        stubbed: torch.compile, by nothing, for log-probabilities and entropies, and numba's
+        compilation where it is not installed
+            the same operations, not compiled
+        stubbed: on a machine without a GPU, the sum of gradients of torch's all_gather, which torch
+        itself makes over gloo from the wrong ranks, by an all_reduce
+            the same operations in the same order, in float32
+        stubbed: packages that serve rollouts or follow a run, and AReaL's client of agents
+            no rollout engine listens, and what is logged is read off `export_stats`
+        """,
+        NOTHING_LEARNED,
+        ZEROED,
+    ),
+)
+
+FSDP2 = replace(
+    AREAL,
+    layout={
+        **AREAL.layout,
+        "dp cp": {"backend": lambda job: f"fsdp:d{job.layout.dp}c{job.layout.cp}"},
+    },
+)
+
+
+def _grid(job: Job) -> str:
+    """The sizes of Megatron's parallelism."""
+    layout = job.layout
+    return f"megatron:d{layout.dp}p{layout.pp}t{layout.tp}c{layout.cp}"
+
+
+# AReaL's checkpoints, without which no engine is made, need the distributed optimizer.
+MEGATRON = replace(
+    AREAL,
+    layout={
+        **AREAL.layout,
+        "dp cp tp pp": {"backend": _grid},
+        Option.AVERAGE_IN_COLLECTIVE: {"megatron.ddp.average_in_collective": True},
+        Option.OVERLAP_GRAD_REDUCE: {"megatron.ddp.overlap_grad_reduce": True},
+        Option.INTERLEAVED: {"megatron.virtual_pipeline_parallel_size": 2},
+    },
+    largest_tp=2,
+    largest_pp=4,
+    departures=(
+        *AREAL.departures,
+        *parse_departures(
+            """
+            stubbed: mbridge, which makes a model and its configuration of a checkpoint
+                Megatron's own data parallelism is configured with what AReaL hands over, around a
+                small model of one token; AReaL has no setting of the schedule or of losses but
+                these
+            stubbed: weights of a checkpoint, and the head of a critic, which AReaL puts into a
+            model of Megatron's: none
+                the probe starts at 0, and is a critic's value already
+            stubbed: AReaL's changes of mbridge's models for tree training, and of Megatron-Bridge's
+            models of images: none
+                tree training is off, as by default, and no such model is made
+            """,
+            PIPELINE_STAGES,
+            CPU_AS_CUDA,
+        ),
+    ),
+)

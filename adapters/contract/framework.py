@@ -1,0 +1,175 @@
+"""What an adapter knows of a framework, as data in the words that its users type.
+
+From a `Framework` follow what a loaded version offers, the configuration of a job, the metrics in
+its logs, its names of the modes, and its section of docs/options.md.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from adapters.contract.description import Departure, Description
+from adapters.contract.job import Depth, Job, Unsupported
+from adapters.contract.layout import Layout, Option
+from adapters.contract.objective import Metric, Objective
+from reference.aggregation import Mode
+
+if TYPE_CHECKING:
+    from adapters.contract.conventions import Convention
+
+Settings = Mapping[str, Any]
+"""Values of options by their names; a function of the job gives one that depends on it."""
+
+
+@dataclass(frozen=True)
+class OptionRow:
+    """Options that belong together: a row of docs/options.md.
+
+    ``note`` says with which values they are run or not run; if no job sets any of them, why not.
+    """
+
+    names: tuple[str, ...]
+    changes: str
+    note: str = ""
+
+
+def parse_options(table: str) -> tuple[OptionRow, ...]:
+    """Read lines of ``name, name | what they change | note``, continued on indented ones."""
+    lines = re.sub(r"\n +", " ", inspect.cleandoc(table)).splitlines()
+    cells = (line.split(" | ") for line in lines)
+    return tuple(OptionRow(tuple(names.split(", ")), *others) for names, *others in cells)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Framework:
+    """A framework, or one of its engines.
+
+    ``modes`` has, by the framework's own name, a mode as `Aggregation.parse` reads it (``constant``
+    alone if users give its divisor) and what chooses it; the first is the default. ``layout`` has
+    what each part of a layout's name sets: ``mb`` for a number of micro-batches, ``mbtokens``,
+    ``thd``, ``mb-thd``, an option, and so on, or several with spaces between them. Jobs of every
+    kind set ``always``. A metric is logged by its name in ``metrics``, and as its opposite if a
+    minus sign is before it.
+    """
+
+    title: str
+    """As the framework spells itself."""
+    scope: str = ""
+    """Which of its options ``options`` are: a sentence."""
+    modes: Mapping[str, tuple[str, Settings]]
+    objectives: Mapping[Objective, Settings]
+    only_modes: Mapping[Objective, Mode] = field(default_factory=dict)
+    """Of objectives that are documented in one mode alone."""
+    layout: Mapping[str, Settings] = field(default_factory=dict)
+    always: Settings = field(default_factory=dict)
+    metrics: Mapping[Metric, str] = field(default_factory=dict)
+    conventions: Mapping[str, Convention] = field(default_factory=dict)
+    options: tuple[OptionRow, ...] = ()
+    departures: tuple[Departure, ...] = ()
+    largest_tp: int = 1
+    largest_pp: int = 1
+
+    @property
+    def mode_names(self) -> dict[str, str]:
+        """The modes by the framework's own names, as in `Adapter.mode_names`."""
+        return {name: mode for name, (mode, _) in self.modes.items()}
+
+    def description(
+        self, offers: Callable[[Settings], bool], names: Iterable[str], **loaded: Any
+    ) -> Description:
+        """Describe a loaded version.
+
+        ``offers`` says whether its own configuration has these options and values; ``names`` are
+        those of all options that the loss depends on. ``loaded`` are fields of the description that
+        are found in the loaded code, such as ``places``.
+        """
+        objectives = {one for one, chosen in self.objectives.items() if offers(_constant(chosen))}
+        modes = [mode for mode, chosen in self.modes.values() if offers(_constant(chosen))]
+        metrics = {*self.metrics}
+        if Objective.REJECTION not in objectives:
+            metrics.discard(Metric.REJECTED)
+        of_record: dict[str, Any] = {
+            "modes": frozenset(map(_kind, modes)),
+            "default_mode": _kind(next(iter(self.mode_names.values()))),
+            "depths": frozenset({Depth.STEP}),
+            "objectives": frozenset(objectives),
+            "metrics": frozenset(metrics),
+            "options": frozenset(Option(part) for part in self.layout if part in [*Option]),
+            "largest_tp": self.largest_tp,
+            "largest_pp": self.largest_pp,
+            "records_forward_passes": True,
+            "new_options": tuple(sorted({*names} - self._documented)),
+            "declared": self.conventions,
+            "departures": self.departures,
+        }
+        return Description(**of_record | loaded)
+
+    @property
+    def _documented(self) -> set[str]:
+        """The options that a row of the table says something of, and those of all jobs."""
+        return {name for row in self.options for name in row.names} | {*self.always}
+
+    def settings(self, job: Job) -> dict[str, Any]:
+        """What a user sets to train the job; nothing for an objective that is not in the record.
+
+        Raises `Unsupported` for a mode that the framework does not have, at all or for the loss.
+        """
+        mode, objective, parts = job.aggregation.mode, job.objective, parts_of(job.layout)
+        of_mode = [chosen for text, chosen in self.modes.values() if _kind(text) is mode]
+        if not of_mode:
+            raise Unsupported(f"no {mode}")
+        if self.only_modes.get(objective, mode) is not mode:
+            raise Unsupported(f"{objective} is documented to have no {mode}")
+        of_layout = [chosen for words, chosen in self.layout.items() if parts & {*words.split()}]
+        merged: dict[str, Any] = {}
+        of_objective = self.objectives.get(objective, {})
+        for chosen in (self.always, of_mode[0], *of_layout, of_objective):
+            merged |= chosen
+        return {name: value(job) if callable(value) else value for name, value in merged.items()}
+
+    def reported(
+        self, logs: Sequence[Mapping[str, float]]
+    ) -> dict[Metric, tuple[float | None, ...]]:
+        """The metrics that the logs of steps have."""
+        found = {}
+        for metric, signed in self.metrics.items():
+            name = signed.removeprefix("-")
+            if any(name in log for log in logs):
+                sign = -1.0 if name != signed else 1.0
+                found[metric] = tuple(
+                    sign * float(log[name]) if name in log else None for log in logs
+                )
+        return found
+
+
+def parts_of(layout: Layout) -> set[str]:
+    """The parts of a layout, by which `Framework.layout` sets options."""
+    cut = "mb" if isinstance(layout.micro_batches, int) else f"mb{layout.micro_batches}"
+    stored = layout.format
+    return {"dp", "cp", "tp", "pp", cut, stored, f"{cut}-{stored}", *layout.options}
+
+
+def nested(settings: Settings) -> dict[str, Any]:
+    """Settings as dictionaries within dictionaries: the dots of their names separate sections."""
+    whole: dict[str, Any] = {}
+    for name, value in settings.items():
+        *sections, last = name.split(".")
+        inner = whole
+        for section in sections:
+            inner = inner.setdefault(section, {})
+        inner[last] = value
+    return whole
+
+
+def _kind(mode: str) -> Mode:
+    """The mode of a text such as `Aggregation.parse` reads, with its divisor or without."""
+    return Mode(mode.partition(":")[0])
+
+
+def _constant(settings: Settings) -> Settings:
+    """The settings that do not depend on a job."""
+    return {name: value for name, value in settings.items() if not callable(value)}

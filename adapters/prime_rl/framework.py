@@ -1,0 +1,179 @@
+"""The record of prime-rl: options of its trainer and its orchestrator, and what it documents."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from adapters.contract.conventions import Documented
+from adapters.contract.description import parse_departures
+from adapters.contract.framework import Framework, parse_options
+from adapters.contract.job import Unsupported
+from adapters.contract.layout import Option
+from adapters.contract.objective import Metric, Objective
+from adapters.engines.shells import ZEROED
+from adapters.toolkit.settings import token_budget
+from reference.aggregation import AuxiliaryAggregation, DenominatorMask, DivergenceEstimator, Mode
+
+if TYPE_CHECKING:
+    from adapters.contract import Job
+
+
+def _all_tokens(job: Job) -> int:
+    """So many tokens that a rank has one micro-batch."""
+    if job.layout.micro_batches != 1:
+        raise Unsupported("micro-batches are cut by tokens, not by their number")
+    lengths = [step.prompt_lengths + step.response_lengths for step in job.steps]
+    return 1 + sum(int(of_step.sum()) for of_step in lengths)
+
+
+PRIME_RL = Framework(
+    title="prime-rl",
+    scope="Of the trainer unless a row begins with `orchestrator`.",
+    modes={
+        "default": (Mode.TOKEN_MEAN, {}),
+        "ipo": (Mode.TOKEN_MEAN, {"loss.type": "ipo"}),
+    },
+    objectives={
+        Objective.POLICY: {},
+        # It rejects a token whose probability has moved, up or down, whatever its advantage.
+        Objective.REJECTION: {"loss.type": "ipo", "loss.kl_tau": 0.0},
+        Objective.GPG: {
+            "loss.type": "custom",
+            "loss.import_path": "adapters.prime_rl.model.policy_gradient",
+        },
+        Objective.KL: {"orchestrator.algo.type": "opd"},
+        Objective.SFT: {"orchestrator.algo.type": "sft"},
+    },
+    layout={
+        "mb": {"orchestrator.seq_len": _all_tokens},
+        "mbtokens": {
+            "orchestrator.seq_len": lambda job: token_budget(job.steps, job.layout.dp),
+        },
+        "cp": {"model.cp": lambda job: job.layout.cp},
+        Option.HYBRID_SHARDING: {"model.dp_replicate": 2},
+        Option.NOT_SHARDED: {"model.dp_replicate": lambda job: job.layout.dp},
+    },
+    always={
+        "max_steps": lambda job: len(job.steps),
+        "rollout_transport.type": "filesystem",
+        "optim.lr": 0.0,
+        "optim.weight_decay": 0.0,
+        "gc": None,
+        "log.level": "error",
+        "model.name": "probe",
+        "model.attn": "flash_attention_2",
+        "model.impl": "custom",
+        "model.ep": 1,
+        "model.ac_offloading": None,
+        "model.optim_cpu_offload": False,
+    },
+    metrics={Metric.POLICY_LOSS: "loss/mean", Metric.REJECTED: "is_masked/mean"},
+    # Tokens that a trust region masks are members of their component of the loss, which is divided
+    # by the global count of its members. The divergence from a reference model is a policy gradient
+    # with the log-ratio for an advantage. Metrics are averaged over sequences.
+    conventions={
+        "denominator_mask": Documented(
+            DenominatorMask.ORIGINAL, "docs/algorithms.md, Default RL Loss"
+        ),
+        "kl": Documented(AuxiliaryAggregation.TOKEN_MEAN, "docs/algorithms.md, Loss Components"),
+        "diagnostics": Documented(
+            AuxiliaryAggregation.SAMPLE_MEAN, "docs/algorithms.md, Custom Loss"
+        ),
+        "kl_estimator": Documented(
+            DivergenceEstimator.K1_BY_RATIO, "docs/algorithms.md, Loss Components, ref_kl"
+        ),
+    },
+    options=parse_options(
+        """
+        loss.type, loss.import_path | the loss of the component `rl` | `custom` is the user's code
+        loss.kwargs | arguments of a user's loss | ours has none
+        loss.dppo_mask_low, loss.dppo_mask_high | the trust region of the default loss | the probe's
+            probabilities do not move so far; `rejection` has that of `ipo`, which masks alike
+        loss.ipo_threshold | the trust region of `ipo` | `rejection` has its default
+        loss.adv_tau | a factor on advantages | advantages are given
+        loss.kl_tau | the penalty on log-ratios | with 0. Elsewhere it has no gradient where ratios
+            are 1, and no formula in the reference: a test of the adapter holds it against
+            prime-rl's documents
+        orchestrator.algo.type | the component of a sample's tokens, and how advantages are computed
+            | elsewhere components of `rl`. Advantages are given, and components are not mixed in a
+            step, as `echo` does
+        orchestrator.seq_len | the tokens of a micro-batch
+        orchestrator.batch_size | the samples of a step | `weights` has steps of 1 to 32 samples
+        orchestrator.train.filter_zero_advantages | tokens of advantage 0 are left out of the sum
+            and of the count | it comes before a step, and no advantage is 0
+        model.cp | sequences split over ranks
+        model.cp_style | how attention sees a whole sequence | the model has no attention
+        model.dp_replicate | shards that are replicated
+        model.ep, model.lora, model.quantization | layers of the model | the probe's model has none
+        model.fused_lm_head_token_chunk_size | log-probabilities in chunks | the probe is in the
+            plain logits
+        model.optimization_dtype, model.reduce_dtype | precision | `weights` has the defaults, with
+            `--dtype=bfloat16` as prime-rl computes
+        model.fsdp_cpu_offload, model.optim_cpu_offload, model.full_offload | where parameters and
+            the optimizer are kept | on GPUs alone
+        optim.max_norm | the norm of the gradient | the gradient is read before it
+        """
+    ),
+    departures=parse_departures(
+        """
+        not_run: the orchestrator: rollouts, advantages, filters of zero advantages
+            samples are given; `prepare_batch` is entered, which its packer calls with the same
+            options
+        not_run: `clean_exit` around the trainer
+            it ends the process after an error
+        set: packing by the number of tokens, as without a model's configuration
+            prime-rl packs by estimated operations where it can read one; both cut a step
+        set: rollouts by files, in a folder of each rank
+            prime-rl's own transport of a single node; what is sent is the same on all ranks
+        set: advantages of tokens, temperatures of 1, and log-probabilities of rollouts, 64 below 0
+            signed powers of two, on which no weight depends; ratios of new to old policy are 1
+        set: in versions before July 2026, advantages of tokens in micro-batches that are packed
+            their samples have one for all tokens; micro-batches have one for each, as the trainer
+            reads
+        stubbed: in versions before August 2026, the manager of several runs, the packer that waits
+        for their samples on the first rank, and the monitor, by a list
+            there is one run, whose samples are packed by prime-rl's `prepare_batch` beforehand
+        set: token ids, one higher than the case's
+            1 is prime-rl's padding
+        set: loss.type=ipo with kl_tau=0 where tokens are rejected, of which the rollout policy was
+        sure
+            the default masks by the sign of advantages; both multiply a token's loss by 0, and the
+            penalty on log-ratios would train rejected tokens too
+        set: a custom loss for off_policy.gpg, advantages times log-probabilities
+            a custom loss is the user's code; its interface and its reduction are prime-rl's
+        set: weights of the component ref_kl, to the coefficient of the divergence
+            prime-rl documents that a weight scales a token's loss
+        set: learning rate 0, no weight decay, no clipping of gradients (torchtitan's), which before
+        April 2026 is a function that does nothing
+            all come after the gradient that is read
+        set: no offloading to the CPU, no garbage collection by steps
+            there are no activations, and nothing is computed
+        set: float32 in FSDP2's mixed precision, unless bfloat16 is asked for
+            prime-rl computes in bfloat16 alone; the tolerance is derived from the dtype, which a
+            report names
+        set: the world, its monitors and its logger, to those of a new process; device meshes of a
+        world are made once
+            our processes run several trainers, a user's one
+        stubbed: the model, by one whose log-softmax is the probe's, wrapped by prime-rl's
+        `setup_fsdp`
+            weights are read by it; log-probabilities of logits are the trainer's own, as with
+            fused_lm_head_token_chunk_size=disabled
+        stubbed: the broadcast of weights, and the counter of operations a second
+            no inference engine listens, and speed is not looked at
+        stubbed: in versions before August 2026, the configuration of an orchestrator
+            the trainer reads one for each run from a file, and the only run here has none
+        stubbed: kernels of models, of expert parallelism and of inference engines
+            they run on GPUs alone, and the model has no layers
+        stubbed: ring_flash_attn, which replaces the attention of models
+            the model has no attention; slices and the gathering of log-probabilities are prime-rl's
+            own
+        stubbed: torch.compile, by nothing, for log-probabilities and entropies
+            the same operations, not compiled
+        stubbed: on a machine without a GPU, torch's CUDA device, by the CPU, and the sum of
+        gradients of torch's all_gather, which torch itself makes over gloo from the wrong ranks, by
+        an all_reduce
+            the same operations in the same order, in float32
+        """,
+        ZEROED,
+    ),
+)

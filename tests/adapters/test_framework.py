@@ -1,0 +1,174 @@
+"""Records of frameworks: what follows from them, and that those of adapters are complete."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from adapters.contract import Depth, Job, Layout, Option, Unsupported
+from adapters.contract.description import Description
+from adapters.contract.framework import Framework, OptionRow, nested, parse_options
+from adapters.contract.objective import Metric, Objective
+from conformance.runs import registry
+from reference.aggregation import Aggregation, Mode
+
+RECORD = Framework(
+    title="Example",
+    modes={
+        "token": (Mode.TOKEN_MEAN, {"loss.per_token": True}),
+        "sums": ("constant:1", {"loss.kind": "sums"}),
+    },
+    objectives={
+        Objective.POLICY: {},
+        Objective.DUAL_CLIP: {"loss.clip_c": 3.0},
+        Objective.REJECTION: {"loss.reject": "token"},
+    },
+    layout={
+        "mb": {"batch.number": lambda job: job.layout.micro_batches},
+        "mbtokens bshd": {"batch.padded": True},
+        Option.OVERLAP_GRAD_REDUCE: {"overlap": True},
+    },
+    always={"lr": 0.0},
+    metrics={Metric.POLICY_LOSS: "loss", Metric.POLICY_KL: "-kl", Metric.REJECTED: "rejected"},
+)
+
+
+def job(layout: str = "dp1-cp1-mb2-thd", objective: Objective = Objective.POLICY) -> Job:
+    return Job(
+        steps=(),
+        aggregation=Aggregation(Mode.TOKEN_MEAN),
+        layout=Layout.parse(layout),
+        depth=Depth.STEP,
+        objective=objective,
+    )
+
+
+def described(*missing: str) -> Description:
+    """What a version without some options is described to have."""
+    return RECORD.description(lambda settings: not {*settings} & {*missing}, (), stubs=("ray",))
+
+
+def test_settings_are_those_of_the_mode_the_layout_and_the_objective() -> None:
+    assert RECORD.settings(job(objective=Objective.DUAL_CLIP)) == {
+        "lr": 0.0,
+        "loss.per_token": True,
+        "batch.number": 2,
+        "loss.clip_c": 3.0,
+    }
+    assert RECORD.settings(job("dp1-cp1-mbtokens-thd+overlap_grad_reduce")) == {
+        "lr": 0.0,
+        "loss.per_token": True,
+        "batch.padded": True,
+        "overlap": True,
+    }
+
+
+def test_mode_that_a_framework_lacks_is_unsupported() -> None:
+    with pytest.raises(Unsupported, match="no sample_mean"):
+        RECORD.settings(replace(job(), aggregation=Aggregation(Mode.SAMPLE_MEAN)))
+
+
+def test_loss_is_unsupported_in_modes_that_it_is_documented_not_to_have() -> None:
+    of_one = replace(RECORD, only_modes={Objective.DUAL_CLIP: Mode.CONSTANT})
+
+    assert of_one.settings(job())
+    with pytest.raises(Unsupported, match="dual_clip is documented to have no token_mean"):
+        of_one.settings(job(objective=Objective.DUAL_CLIP))
+
+
+def test_version_offers_what_its_configuration_has() -> None:
+    whole, older = described(), described("loss.reject", "loss.kind")
+
+    assert whole.modes == {Mode.TOKEN_MEAN, Mode.CONSTANT}
+    assert whole.default_mode is Mode.TOKEN_MEAN
+    assert whole.objectives == {*RECORD.objectives}
+    assert whole.metrics == {*RECORD.metrics}
+    assert whole.options == {Option.OVERLAP_GRAD_REDUCE}
+    assert whole.stubs == ("ray",)
+    assert older.modes == {Mode.TOKEN_MEAN}
+    assert older.objectives == {Objective.POLICY, Objective.DUAL_CLIP}
+    assert older.metrics == {Metric.POLICY_LOSS, Metric.POLICY_KL}
+
+
+def test_options_whose_values_depend_on_the_job_are_not_asked_for() -> None:
+    asked: list[str] = []
+    record = Framework(
+        title="Example",
+        modes={"token": (Mode.TOKEN_MEAN, {})},
+        objectives={Objective.GROUP_CENTRED: {"group": len, "std": None}},
+    )
+    record.description(lambda settings: asked.extend(settings) or True, ())
+
+    assert asked == ["std"]
+
+
+def test_options_that_no_row_speaks_of_are_new() -> None:
+    record = Framework(
+        title="Example",
+        modes={"token": (Mode.TOKEN_MEAN, {})},
+        objectives={},
+        always={"lr": 0.0},
+        options=parse_options("low, high | the bounds"),
+    )
+    found = record.description(lambda _: True, ["lr", "low", "use_fifth_loss", "high"])
+
+    assert found.new_options == ("use_fifth_loss",)
+
+
+def test_modes_have_the_frameworks_own_names() -> None:
+    assert RECORD.mode_names == {"token": "token_mean", "sums": "constant:1"}
+
+
+def test_metrics_are_read_by_their_names_and_signs() -> None:
+    logs = [{"loss": 1.0, "kl": 0.5}, {"loss": 2.0}]
+
+    assert RECORD.reported(logs) == {
+        Metric.POLICY_LOSS: (1.0, 2.0),
+        Metric.POLICY_KL: (-0.5, None),
+    }
+
+
+def test_names_with_dots_are_sections() -> None:
+    assert nested({"a.b.c": 1, "a.d": 2, "e": 3}) == {"a": {"b": {"c": 1}, "d": 2}, "e": 3}
+
+
+def test_options_are_read_line_by_line() -> None:
+    table = """
+        low, high | the bounds
+        norm,
+            clip | the gradient | it is read
+            before
+        """
+    assert parse_options(table) == (
+        OptionRow(("low", "high"), "the bounds"),
+        OptionRow(("norm", "clip"), "the gradient", "it is read before"),
+    )
+
+
+# `native` has no users who would read of its options.
+RECORDS = [
+    pytest.param(adapter.framework, id=f"{name}-{engine}")
+    for name in sorted({*registry.known()} - {"native"})
+    for engine, adapter in registry.adapter_classes(name).items()
+    if adapter.framework is not None
+]
+
+
+@pytest.mark.parametrize("record", RECORDS)
+def test_options_that_jobs_set_are_documented(record: Framework) -> None:
+    of_modes = [settings for _, settings in record.modes.values()]
+    chosen = [*of_modes, *record.objectives.values(), *record.layout.values()]
+    documented = [name for row in record.options for name in row.names]
+
+    assert {name for settings in chosen for name in settings} <= {*documented}
+    assert len(documented) == len({*documented})
+
+
+@pytest.mark.parametrize("record", RECORDS)
+def test_parts_of_layouts_that_set_options_exist(record: Framework) -> None:
+    named = {part for words in record.layout for part in words.split()}
+    cuts = ("mb", "mbuneven", "mbtokens")
+    cut_and_stored = {f"{cut}-{stored}" for cut in cuts for stored in ("thd", "bshd")}
+
+    assert named <= {"dp", "cp", "tp", "pp", *cuts, "thd", "bshd", *cut_and_stored, *Option}
