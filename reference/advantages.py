@@ -1,22 +1,22 @@
 """Advantages of the tokens of a batch of rollouts, from the rewards of its samples, in float64.
 
-r is the reward of a sample, mean and std are those of the rewards of its prompt group, β·kl_t is
-the penalty on the divergence of token t from the reference policy, and ρ_t = -β·kl_t, to which r is
-added at the last token. Every token of a sample has
+r is the reward of a sample; mean and std are taken over the rewards of its prompt group; β·kl_t is
+the penalty on the divergence of token t from the reference policy. ρ_t is -β·kl_t, plus r at the
+last token. Token t of a sample has the advantage
 
     group_normalised    (r - mean) / (std + ε)                   arXiv:2402.03300 (GRPO)
     group_centred       r - mean                                 arXiv:2503.20783 (Dr. GRPO)
     leave_one_out       r - mean of the others in the group      arXiv:2402.14740 (RLOO)
-    penalised_centred   r - mean - β·kl_t, or β·Σ kl of t and on arXiv:2501.03262 (REINFORCE++)
+    penalised_centred   r - mean - β·kl_t (or β·Σ_{s≥t} kl_s)    arXiv:2501.03262 (REINFORCE++)
     discounted_returns  G_t = ρ_t + γ·G_{t+1}                    arXiv:2501.03262 (REINFORCE++)
     gae                 A_t = δ_t + γλ·A_{t+1}                   arXiv:1506.02438 (PPO)
                         where δ_t = ρ_t + γ·V_{t+1} - V_t
 
-Behind the last token G, A and V are 0. The variance of a group has the divisor n - 1. Advantages
-may then be whitened: the mean over the tokens of the whole batch is subtracted, and they are
-divided by √(variance + 1e-8). Which tokens G and A go through, as if there were no others, and
-which have a penalty, a reward, a value and a part in that mean and variance are conventions
-(`EstimatorConventions`), and so are the divisor of the variance, ε and that sum.
+After the last token G, A and V are 0. The variance of a group is divided by n - 1. Advantages may
+then be whitened: the mean over the tokens of the whole batch is subtracted, and the result is
+divided by √(variance + 1e-8). `EstimatorConventions` has the choices: which tokens G and A pass
+through, skipping all others; which tokens have a penalty, a reward and a value; which ones are
+averaged for whitening; the divisor of the whitening's variance; ε; and the sum of penalties.
 """
 
 from __future__ import annotations
@@ -45,10 +45,11 @@ VARIANCE_EPSILON = 1e-8
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Rollouts:
-    """What advantages depend on: rewards and prompt groups of samples, [N], and [tokens].
+    """The inputs of advantages.
 
-    ``sample`` is the index of each token's sample, in order; ``mask`` the loss mask; ``values`` are
-    the critic's, ``divergences`` those of the policy from the reference policy.
+    ``rewards`` and prompt ``groups`` of samples, [N]; the rest is [tokens]: ``sample``, the index
+    of the token's sample, in order; ``mask``, the loss mask; ``values``, the critic's;
+    ``divergences`` of the policy from the reference policy.
     """
 
     rewards: Values
@@ -68,7 +69,7 @@ class Rollouts:
         return replace(self, **{name: getattr(self, name)[tokens] for name in columns})
 
     def last(self, which: TokenSet) -> NDArray[np.int64]:
-        """The index of the last token in a set of each sample that has one."""
+        """The index of each sample's last token in a set, for samples that have one."""
         found = np.flatnonzero(self.tokens(which))
         ends = np.flatnonzero(np.diff(self.sample[found], append=-1))
         last: NDArray[np.int64] = found[ends]
@@ -109,7 +110,7 @@ def leave_one_out(
 def penalised_centred(
     rollouts: Rollouts, constants: AdvantageConstants, conventions: EstimatorConventions
 ) -> Values:
-    """Returns r - mean - β·kl_t, or with the penalties of later tokens too."""
+    """Returns r - mean - β·kl_t, or with the penalties of later tokens subtracted too."""
     penalties = _penalties(rollouts, constants, conventions)
     if conventions.penalties is Penalties.LATER_TOKENS:
         penalties = accumulated(penalties, rollouts.sample, 1.0)
@@ -119,7 +120,7 @@ def penalised_centred(
 def discounted_returns(
     rollouts: Rollouts, constants: AdvantageConstants, conventions: EstimatorConventions
 ) -> Values:
-    """G_t = ρ_t + γ·G_{t+1}, 0 for tokens that are no transitions."""
+    """G_t = ρ_t + γ·G_{t+1}, 0 for tokens outside of ``conventions.transitions``."""
     found, chosen = np.zeros(len(rollouts.mask)), rollouts.tokens(conventions.transitions)
     path = rollouts.only(chosen)
     rewards = token_rewards(path, constants, conventions)
@@ -130,7 +131,7 @@ def discounted_returns(
 def gae(
     rollouts: Rollouts, constants: AdvantageConstants, conventions: EstimatorConventions
 ) -> Values:
-    """A_t = δ_t + γλ·A_{t+1}, 0 for tokens that are no transitions."""
+    """A_t = δ_t + γλ·A_{t+1}, 0 for tokens outside of ``conventions.transitions``."""
     found, chosen = np.zeros(len(rollouts.mask)), rollouts.tokens(conventions.transitions)
     path = rollouts.only(chosen)
     values = np.where(path.tokens(conventions.valued), path.values, 0.0)
@@ -153,7 +154,7 @@ def token_rewards(
 
 
 def accumulated(values: Values, sample: NDArray[np.int64], decay: float) -> Values:
-    """Returns x_t + decay · (the same of the next token of the sample)."""
+    """Returns y_t = x_t + decay · y_{t+1}, with y = 0 after the sample's last token."""
     found = values.copy()
     for token in range(len(values) - 2, -1, -1):
         if sample[token] == sample[token + 1]:
@@ -170,7 +171,7 @@ def whitened(values: Values, rollouts: Rollouts, conventions: EstimatorConventio
 
 
 def spread(values: Values, conventions: EstimatorConventions) -> float:
-    """What values are divided by to be whitened."""
+    """The divisor of whitening, √(variance + 1e-8)."""
     return math.sqrt(variance(values, conventions.lost_degrees_of_freedom) + VARIANCE_EPSILON)
 
 
@@ -186,7 +187,7 @@ def _penalties(
 
 
 def variance(values: Values, lost_degrees_of_freedom: int) -> float:
-    """The variance, 0 of fewer values than have one."""
+    """The variance, 0 for no values; its divisor is at least 1."""
     if not values.size:
         return 0.0
     divisor = max(len(values) - lost_degrees_of_freedom, 1)

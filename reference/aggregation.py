@@ -31,7 +31,7 @@ class Mode(StrEnum):
 
 
 class SampleUnit(StrEnum):
-    """What counts as one sample where several samples come from one rollout."""
+    """Whether N counts samples or rollouts, if several samples come from one rollout."""
 
     SAMPLE = "sample"
     ROLLOUT = "rollout"
@@ -45,7 +45,7 @@ class EmptyUnits(StrEnum):
 
 
 class DenominatorMask(StrEnum):
-    """Which mask denominators count after rejection sampling has removed tokens."""
+    """The mask whose tokens denominators count after rejection sampling."""
 
     MODIFIED = "modified"
     """The mask after rejection sampling."""
@@ -70,8 +70,8 @@ class AuxiliaryAggregation(StrEnum):
     """A mean over tokens in every mode."""
 
     MICRO_BATCH_TOKEN_MEAN = "micro_batch_token_mean"
-    """The mean over data-parallel ranks and micro-batches of each micro-batch's token mean. It
-    depends on how a step is cut, but some frameworks document it."""
+    """The mean over data-parallel ranks and micro-batches of each micro-batch's token mean. Some
+    frameworks document it, although it depends on how a step is cut."""
 
     MICRO_BATCH_SAMPLE_MEAN = "micro_batch_sample_mean"
     """The mean over data-parallel ranks and micro-batches of each micro-batch's sample mean."""
@@ -86,12 +86,12 @@ class AuxiliaryAggregation(StrEnum):
 
 
 class AdvantageUnit(StrEnum):
-    """What has an advantage of its own."""
+    """Whether each token or each sample has its own advantage."""
 
     TOKEN = "token"
 
     SAMPLE = "sample"
-    """All tokens of a sample share one."""
+    """All tokens of a sample share one advantage."""
 
 
 class DivergenceEstimator(StrEnum):
@@ -100,12 +100,12 @@ class DivergenceEstimator(StrEnum):
     K1 = "k1"
 
     K1_BY_RATIO = "k1_by_ratio"
-    """k1 without its gradient, times the ratio of new to old policy, which has one."""
+    """k1 without its gradient, times the ratio of new to old policy, with its gradient."""
 
     K3 = "k3"
 
     K3_BY_RATIO = "k3_by_ratio"
-    """k3 times the ratio of new to old policy, which has a gradient too."""
+    """k3 times the ratio of new to old policy, both with their gradients."""
 
 
 class MicroBatchWeight(StrEnum):
@@ -118,40 +118,39 @@ class MicroBatchWeight(StrEnum):
 
 
 class TokenSet(StrEnum):
-    """Tokens of responses."""
+    """A set of response tokens."""
 
     ACTIVE = "active"
-    """Those that are trained: the loss mask is 1."""
+    """Tokens that are trained on: the loss mask is 1."""
 
     RESPONSE = "response"
-    """All of them."""
+    """All response tokens."""
 
 
 class Penalties(StrEnum):
-    """The penalties on the divergence that are in an advantage without later rewards."""
+    """The divergence penalties that are subtracted from a centred reward."""
 
     TOKEN = "token"
-    """That of its own token."""
+    """The token's own penalty."""
 
     LATER_TOKENS = "later tokens"
-    """Those of its own token and all later ones."""
+    """The penalties of the token and of all later ones."""
 
 
 STD_EPSILON = 1e-6
-"""What is added to the standard deviation that rewards are divided by, if nothing else is said."""
+"""Default of what is added to the standard deviation that rewards are divided by."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EstimatorConventions:
-    """The choices that an estimator of advantages leaves open and a framework documents.
+    """The choices that an advantage estimator leaves open and a framework documents.
 
-    ``transitions`` are the tokens that returns and GAE go through; ``penalised`` are those with a
-    penalty on their divergence from the reference policy; the reward is at the last of those that
-    are ``rewarded``; ``valued`` are those that have a critic's value, which is 0 elsewhere;
-    ``whitened`` are those whose mean and variance advantages are whitened by, and from whose number
-    ``lost_degrees_of_freedom`` is subtracted in the variance. ``std_epsilon`` is added to the
-    standard deviation that the rewards of a group are divided by, ``penalties`` are those that are
-    subtracted from a centred reward.
+    Returns and GAE pass through the tokens of ``transitions``. ``penalised`` tokens have a penalty
+    on their divergence from the reference policy. The reward is at the last ``rewarded`` token.
+    ``valued`` tokens have a critic's value; it is 0 elsewhere. Mean and variance for whitening are
+    taken over n ``whitened`` tokens; the variance is divided by n - ``lost_degrees_of_freedom``.
+    ``std_epsilon`` is added to the standard deviation that a group's rewards are divided by.
+    ``penalties`` are subtracted from a centred reward.
     """
 
     transitions: TokenSet = TokenSet.RESPONSE
@@ -174,7 +173,7 @@ class EstimatorConventions:
 
 @dataclass(frozen=True, kw_only=True)
 class LoggedMean:
-    """The mean over tokens that is logged of a batch of rollouts."""
+    """How the logged mean over the tokens of a batch of rollouts is taken."""
 
     mode: Mode = Mode.SAMPLE_MEAN
     tokens: TokenSet = TokenSet.ACTIVE
@@ -185,23 +184,23 @@ class LoggedMean:
 
 @dataclass(frozen=True, kw_only=True)
 class Conventions:
-    """The choices that the modes leave open and a framework documents.
+    """The choices that the modes leave open and a framework documents. None means the default.
 
     By default samples are the units of `sample_mean` and `constant`, a sample without active tokens
     adds 0 and still counts, and denominators count the tokens left by rejection sampling (the last
-    by miles' pull request 1498). ``entropy`` and ``kl`` are the aggregations of these terms, both
-    trained and logged, ``diagnostics`` that of metrics that are only logged, such as the clip
-    fraction. ``micro_batch_weight`` applies to terms of the loss that are averaged over
-    micro-batches; the same terms are logged as plain means. ``whole_groups`` says that
-    `prompt_mean` needs all samples of a prompt on one data-parallel rank. ``of_groups``,
-    ``of_returns`` and ``of_values`` are those of estimators of advantages: from rewards of groups,
-    from discounted returns, and from values. ``logged_advantages`` and ``logged_values`` are the
-    means of advantages and of a critic's values that are logged. ``rejected`` is the aggregation of
-    the fraction of rejected tokens, by default that of other diagnostics, and ``value_loss`` that
-    of a critic's loss, by default `WITH_TOKEN_MEAN`. ``kl_estimator`` is the estimator of the
-    divergence. ``logged_policy_loss``, ``logged_entropy`` and ``logged_kl`` are the aggregations of
-    these terms in the log, if not those of training. ``advantage_unit`` is what has an advantage of
-    its own, by default a token. None stands for the defaults.
+    by miles' pull request 1498).
+
+    Aggregations: ``entropy`` and ``kl`` of these terms in training and in the log; ``diagnostics``
+    of logged-only metrics such as the clip fraction; ``rejected`` of the fraction of rejected
+    tokens (default: as ``diagnostics``); ``value_loss`` of a critic's loss (default:
+    `WITH_TOKEN_MEAN`); ``logged_policy_loss``, ``logged_entropy`` and ``logged_kl`` in the log
+    (default: as in training); ``logged_advantages`` and ``logged_values`` of the logged means.
+    ``micro_batch_weight`` applies to loss terms that are averaged over micro-batches; the same
+    terms are logged as plain means.
+
+    ``of_groups``, ``of_returns`` and ``of_values`` are the conventions of advantages from rewards
+    of groups, from discounted returns, and from values. ``whole_groups`` says that `prompt_mean`
+    needs all samples of a prompt on one data-parallel rank.
     """
 
     sample_unit: SampleUnit = SampleUnit.SAMPLE
@@ -235,8 +234,9 @@ class Aggregation:
 
     Raises:
         InvalidAggregationError: the mode is unknown, or the divisor is missing, given to another
-            mode, or not a positive finite number (a bool is none). The rule is the startup
-            validation of miles' pull request 1328: other divisors silently rescale the gradient.
+            mode, or not a positive finite number (a bool does not count as a number). The rule is
+            the startup validation of miles' pull request 1328: other divisors silently rescale the
+            gradient.
     """
 
     mode: Mode
@@ -254,7 +254,7 @@ class Aggregation:
         elif self.divisor is not None:
             raise InvalidAggregationError(
                 f"divisor {self.divisor!r} is given to {self.mode.value}, but only constant"
-                " divides by one",
+                " has a divisor",
                 "drop the divisor or choose constant",
             )
 
@@ -288,7 +288,7 @@ def _require_divisor(divisor: object) -> None:
 def auxiliary_aggregation(policy: Aggregation, how: AuxiliaryAggregation) -> Aggregation:
     """The aggregation of an auxiliary term, given that of the policy loss.
 
-    For a term that is averaged over micro-batches, it is the aggregation within each of them.
+    For a term that is averaged over micro-batches, it is the aggregation within a micro-batch.
     """
     if how is AuxiliaryAggregation.WITH_POLICY_LOSS:
         return policy

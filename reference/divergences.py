@@ -1,15 +1,15 @@
 """Estimators of the divergence from the reference policy, in float64.
 
-With d = log p - log p_ref of a token, and r = 1 the ratio of new to old policy, whose derivative by
-the log-probability is 1 too,
+For a token, d = log p - log p_ref. The ratio of new to old policy is r = 1, and its derivative with
+respect to the log-probability is 1 too.
 
     k1           d                        derivative 1
     k1_by_ratio  r · sg(d)                derivative d
     k3           exp(-d) + d - 1          derivative 1 - exp(-d)
     k3_by_ratio  r · (exp(-d) + d - 1)    derivative d
 
-where sg(d) has no gradient (Schulman, Approximating KL Divergence, 2020; the last by DeepSeek-V3.2,
-arXiv:2512.02556; k1_by_ratio is the policy gradient of on-policy distillation).
+sg(d) has no gradient. (k1 and k3: Schulman, Approximating KL Divergence, 2020; k3_by_ratio:
+DeepSeek-V3.2, arXiv:2512.02556; k1_by_ratio is the policy gradient of on-policy distillation.)
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def estimate(log_ratios: Values, estimator: DivergenceEstimator) -> Values:
 
 
 def derivative(log_ratios: Values, estimator: DivergenceEstimator) -> Values:
-    """The derivative of each token's estimate by its log-probability: [tokens]."""
+    """The derivative of each token's estimate with respect to its log-probability: [tokens]."""
     if estimator is DivergenceEstimator.K1:
         return np.ones_like(log_ratios)
     if estimator is DivergenceEstimator.K3:

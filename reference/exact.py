@@ -1,6 +1,6 @@
-"""Token weights in rational arithmetic, against which `reference.weights` is tested.
+"""Token weights in rational arithmetic, which `reference.weights` is tested against.
 
-They follow the definitions token by token and share no code with `reference.weights`.
+The code follows the definitions token by token and shares nothing with `reference.weights`.
 """
 
 from __future__ import annotations

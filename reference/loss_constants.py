@@ -1,4 +1,4 @@
-"""The constants of policy losses and advantages, apart from formulas, which need numpy."""
+"""The constants of policy losses and advantages, separate from the formulas, which need numpy."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from dataclasses import dataclass
 class LossConstants:
     """The constants of all policy losses (`reference.policy_losses`).
 
-    Ratios are clipped to [1 - ``clip_low``, 1 + ``clip_high``], dual clip bounds the ratio of
-    negative advantages by ``dual_clip`` (c), SAPO has a temperature (τ) for advantages of each
-    sign, ``kl_penalty`` (β) is that of kl-cov and DRO, ``truncation`` (C) bounds importance
-    sampling, and ``kept_low`` and ``kept_high`` the mean ratios of sequences that are kept.
+    Ratios are clipped to [1 - ``clip_low``, 1 + ``clip_high``]. For negative advantages, dual clip
+    bounds the ratio by ``dual_clip`` (c). SAPO has a temperature (τ) for each sign of the
+    advantage. ``kl_penalty`` (β) is kl-cov's and DRO's coefficient. ``truncation`` (C) bounds
+    importance ratios. Sequences are kept if their mean ratio is between ``kept_low`` and
+    ``kept_high``.
     """
 
     clip_low: float

@@ -1,7 +1,7 @@
-"""Derivatives of policy losses by a token's log-probability, in float64.
+"""Derivatives of policy losses with respect to a token's log-probability, in float64.
 
 The loss of a token depends on its advantage A and on the ratio r = exp(log p - log p_old) of the
-new to the old policy. For ε the clipping bounds and sg an expression without gradient,
+new to the old policy. With clipping bounds ε and sg for stop-gradient,
 
     ppo        -min(r·A, clip(r, 1-ε_low, 1+ε_high)·A)            arXiv:1707.06347
     dual_clip  ppo, for A < 0 at most -c·A                        arXiv:1912.09729
@@ -15,14 +15,14 @@ new to the old policy. For ε the clipping bounds and sg an expression without g
     dro        -A·log p + β/2·(log r)²                            arXiv:2405.19107
 
 Truncated importance sampling multiplies ppo by sg(min(q, C)), where q is the ratio of the old
-policy to that of the rollouts, of a token or multiplied over a sequence (Yao et al., On the
-Rollout-Training Mismatch in Modern RL Systems, 2025). Masked sequences multiply it by sg(q) of the
-token, or by 0 where exp(mean of log q over the sequence) is out of bounds.
+policy to the rollout policy, per token or multiplied over a sequence (Yao et al., On the
+Rollout-Training Mismatch in Modern RL Systems, 2025). Sequence masking multiplies ppo by the
+token's sg(q), or by 0 where exp(mean of log q over the sequence) is out of bounds.
 
-The derivative of each loss follows below it; that of a clipped token is 0. The derivative of a
-sequence's ratio s by the log-probability of each of its M_i tokens is s / M_i, and M_i tokens have
-the loss: together they give -A·s for each token. In geo_mean the mean is over the sequence, ± is
-the sign of A, and log-ratios are clipped to [-ε_low, ε_high].
+Each function returns the derivative of the loss of its name, 0 for clipped tokens. The derivative
+of a sequence's ratio s with respect to the log-probability of each of its M_i tokens is s / M_i,
+and M_i tokens have the loss: together they give -A·s for each token. In geo_mean the mean is over
+the sequence, ± is the sign of A, and log-ratios are clipped to [-ε_low, ε_high].
 """
 
 from __future__ import annotations
@@ -45,10 +45,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PolicyTokens:
-    """What policy losses depend on, for every response token: [tokens].
+    """The inputs of policy losses, for every response token: [tokens].
 
-    ``log_ratios`` are of the new to the old policy, ``rollout_log_ratios`` of the old to that of
-    the rollouts. ``sequence`` numbers the sequence whose active tokens, by ``mask``, share a ratio.
+    ``log_ratios`` are those of the new to the old policy, ``rollout_log_ratios`` those of the old
+    to the rollout policy. ``sequence`` is the index of the token's sequence, whose active tokens
+    (by ``mask``) share a ratio.
     """
 
     advantages: Values
@@ -73,14 +74,14 @@ class PolicyTokens:
 
 
 def clipped(ratios: Values, tokens: PolicyTokens, constants: LossConstants) -> NDArray[np.bool_]:
-    """Whether PPO's loss is that of the clipped ratio."""
+    """Whether PPO's loss uses the clipped ratio."""
     too_large = (ratios > 1 + constants.clip_high) & (tokens.advantages > 0)
     too_small = (ratios < 1 - constants.clip_low) & (tokens.advantages < 0)
     return np.asarray(too_large | too_small)
 
 
 def truncated(ratios: Values, constants: LossConstants) -> Values:
-    """A ratio between clipping bounds, which CISPO multiplies by."""
+    """The ratio clipped to its bounds, the factor in CISPO's loss."""
     return np.clip(ratios, 1 - constants.clip_low, 1 + constants.clip_high)
 
 
@@ -119,13 +120,13 @@ def gate_inputs(tokens: PolicyTokens, constants: LossConstants) -> Values:
 
 
 def kl_cov(tokens: PolicyTokens, constants: LossConstants) -> Values:
-    """-A·r + β·sign(log r), if every token is chosen."""
+    """-A·r + β·sign(log r), with every token chosen."""
     penalty = constants.kl_penalty * np.sign(tokens.log_ratios)
     return -tokens.advantages * tokens.ratios + penalty
 
 
 def geo_mean(tokens: PolicyTokens, constants: LossConstants) -> Values:
-    """-A times the geometric mean of the sequence's clipped ratios, 0 for tokens that are."""
+    """-A times the geometric mean of the sequence's clipped ratios, 0 for clipped tokens."""
     bounded = np.where(
         tokens.advantages > 0,
         np.minimum(tokens.log_ratios, constants.clip_high),
@@ -146,23 +147,23 @@ def dro(tokens: PolicyTokens, constants: LossConstants) -> Values:
 
 
 def tis_token(tokens: PolicyTokens, constants: LossConstants) -> Values:
-    """PPO's times the truncated ratio of the token."""
+    """PPO's derivative times the token's truncated ratio."""
     return _corrected(tokens.rollout_log_ratios, tokens, constants)
 
 
 def tis_sequence(tokens: PolicyTokens, constants: LossConstants) -> Values:
-    """PPO's times the truncated product of the sequence's ratios."""
+    """PPO's derivative times the truncated product of the sequence's ratios."""
     return _corrected(tokens.summed(tokens.rollout_log_ratios), tokens, constants)
 
 
 def sequence_masked(tokens: PolicyTokens, constants: LossConstants) -> Values:
-    """PPO's times the ratio of the token, 0 in sequences whose mean ratio is out of bounds."""
+    """PPO's derivative times the token's ratio, 0 if the sequence's mean ratio is out of bounds."""
     corrected = ppo(tokens, constants) * np.exp(tokens.rollout_log_ratios)
     return np.where(kept(tokens.averaged(tokens.rollout_log_ratios), constants), corrected, 0.0)
 
 
 def kept(log_ratios: Values, constants: LossConstants) -> NDArray[np.bool_]:
-    """Whether ratios are those of sequences that are kept."""
+    """Whether a sequence with this mean log-ratio is kept."""
     low, high = constants.kept_low, constants.kept_high
     return np.asarray((np.exp(log_ratios) >= low) & (np.exp(log_ratios) <= high))
 

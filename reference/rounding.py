@@ -1,9 +1,9 @@
 """Bounds on rounding errors, from which every tolerance is derived.
 
 Notation and lemma are Higham's (Accuracy and Stability of Numerical Algorithms, 2nd ed., lemma
-3.1): a chain of k products and quotients in arithmetic of unit roundoff u has a relative error of
-at most gamma(k, u) = k·u / (1 - k·u), and so has a sum of n terms relative to the sum of their
-absolute values, with k = n - 1.
+3.1): with unit roundoff u, a chain of k products and quotients has a relative error of at most
+gamma(k, u) = k·u / (1 - k·u). The error of a sum of n terms, relative to the sum of their absolute
+values, has the same bound with k = n - 1.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ WEIGHT_OPERATIONS = 8
 The denominator's product (1) and quotient (1); a loss scaled by the number of micro-batches and
 divided by it again (2); scaled by the data- and context-parallel sizes and averaged over the ranks
 again (2); the product with the token loss (1); the train step's final divisor (1). Counts of tokens
-are exact up to 1/u, and adding the zeros of other micro-batches and ranks rounds nothing.
+are exact up to 1/u, and adding zeros from other micro-batches and ranks does not round.
 """
 
 TERM_OPERATIONS = 8
-"""Roundings of a logged quantity itself, and of terms that are added up.
+"""Roundings of a logged quantity itself, and of summed loss terms.
 
 An exponential (2), the bound it is clipped to (1) and the product with the advantage (1); the
 product of a term with its coefficient (1) and two sums of terms (2); one to spare.
@@ -38,10 +38,10 @@ every framework computes log-probabilities in it (SkyRL's ``logprobs_from_logits
 ``fused_vocab_parallel_cross_entropy``)."""
 
 PARAMETER_OPERATIONS = 3
-"""Roundings of a weight to the dtype of the parameters, if it is narrower than that of the losses.
+"""Roundings of a weight to the parameters' dtype, if that is narrower than the losses' dtype.
 
 The parameter's gradient is stored (1), averaged over the ranks (1) and divided by the train step's
-final divisor (1). Adding the zeros of other micro-batches and ranks rounds nothing.
+final divisor (1).
 """
 
 SAFETY_FACTOR = 2
@@ -52,7 +52,7 @@ def gamma(operations: int, unit_roundoff: float) -> float:
     """Bound on the relative error of a chain of roundings.
 
     Raises:
-        ValueError: there are so many roundings that the bound is infinite.
+        ValueError: the chain is so long that no bound exists.
     """
     product = operations * unit_roundoff
     if product >= 1:
@@ -66,9 +66,8 @@ def gamma(operations: int, unit_roundoff: float) -> float:
 def weight_bound(dtype: str, summands: int = 0, terms: int = 0) -> float:
     """Bound on the relative error of a token weight, with parameters in ``dtype``.
 
-    ``summands`` is the number of weights that it is the sum of if ratios are those of whole
-    sequences (GSPO, arXiv:2507.18071), ``terms`` the number of loss terms whose gradients are
-    added up.
+    ``summands`` is the number of weights that are summed for ratios of whole sequences (GSPO,
+    arXiv:2507.18071), ``terms`` the number of loss terms whose gradients are summed.
     """
     of_losses = _of_losses(dtype)
     chain = SAFETY_FACTOR * WEIGHT_OPERATIONS + summands + terms
@@ -81,8 +80,8 @@ def weight_bound(dtype: str, summands: int = 0, terms: int = 0) -> float:
 def ratio_bound(dtype: str, tokens: int, condition: float = 1.0) -> float:
     """Bound on the relative error of a weight times the derivative of an off-policy loss.
 
-    Two ratios (`TERM_OPERATIONS` each) may be those of a sequence of ``tokens`` that are added up
-    or multiplied. ``condition`` says by what an error of the derivative is larger than one of them.
+    There are two ratios (`TERM_OPERATIONS` each), possibly sums or products over a sequence of
+    ``tokens``. ``condition`` is the condition number of the derivative with respect to a ratio.
     """
     roundings = SAFETY_FACTOR * 2 * TERM_OPERATIONS + tokens
     return weight_bound(dtype, tokens) + condition * gamma(
@@ -93,7 +92,7 @@ def ratio_bound(dtype: str, tokens: int, condition: float = 1.0) -> float:
 def reported_bound(tokens: int, dtype: str, operations: int = 0) -> float:
     """Bound on the error of a step scalar, with parameters in ``dtype``, relative to Σ|w · loss|.
 
-    One summand for each of ``tokens``, rounded as weights are, is added up in any order.
+    The sum has one term for each of ``tokens``, rounded as weights are, in any order.
     ``operations`` is the number of roundings in each loss.
     """
     roundings = SAFETY_FACTOR * (WEIGHT_OPERATIONS + operations) + tokens

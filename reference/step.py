@@ -26,7 +26,7 @@ class Sample:
 
     ``loss_mask`` has one entry per response token: 1 where the token is trained on (*active*),
     0 where it is not (tool output, a rejected token). ``group`` identifies the prompt, ``rollout``
-    the trajectory, of which a multi-turn framework may make several samples; identifiers are only
+    the trajectory, which a multi-turn framework may cut into several samples; identifiers are only
     compared for equality. ``original_mask`` is the mask before rejection sampling (TIS, RS); None
     if no token was rejected.
     """
@@ -76,7 +76,7 @@ class Step:
         self._set_mask("mask")
         if self.original_mask is not None:
             self._set_mask("original_mask")
-            self._require_taken_only(self.original_mask)
+            self._require_no_token_added(self.original_mask)
 
     def _set_mask(self, name: str) -> None:
         mask = _as_mask(getattr(self, name))
@@ -88,23 +88,23 @@ class Step:
             )
         object.__setattr__(self, name, mask)
 
-    def _require_taken_only(self, original: NDArray[np.bool_]) -> None:
-        gained = int((self.mask & ~original).sum())
-        if gained:
+    def _require_no_token_added(self, original: NDArray[np.bool_]) -> None:
+        added = int((self.mask & ~original).sum())
+        if added:
             raise InvalidStepError(
-                f"{gained} active tokens are not in the original masks, but rejection takes tokens"
-                " away and adds none",
+                f"{added} active tokens are not in the original masks, but rejection only removes"
+                " tokens",
                 "set them in both",
             )
 
     @classmethod
     def of(cls, samples: Sequence[Sample]) -> Step:
-        """Make a step of samples. Without rollouts, each sample is one of its own."""
+        """Make a step of samples. Without rollouts, each sample is its own rollout."""
         masks = [_as_mask(sample.loss_mask) for sample in samples]
         rollouts = [sample.rollout for sample in samples]
         if None in rollouts and any(rollout is not None for rollout in rollouts):
             raise InvalidStepError(
-                "some samples have a rollout and some have none", "give it for all or for none"
+                "only some samples have a rollout", "give it for all samples or for none"
             )
         return cls(
             prompt_lengths=np.array([sample.prompt_length for sample in samples], np.int64),

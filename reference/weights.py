@@ -1,6 +1,6 @@
 """Token weights in float64.
 
-A step scalar is linear in the token losses, so its weights say everything about it::
+A step scalar is linear in the token losses, so its token weights describe it completely::
 
     w[i, t] = d(step scalar) / d(token loss of token t in sample i)
 
@@ -17,7 +17,7 @@ mean, with samples, groups or the whole step as units. (ScaleRL, arXiv:2510.1378
 constant: Dr. GRPO, arXiv:2503.20783, eq. 2; composed with the mean over samples as in the table of
 slime's pull request 2090.)
 
-A weight is the same for all active tokens of a sample, so one number per sample is kept.
+All active tokens of a sample weigh the same, so one number per sample is enough.
 """
 
 from __future__ import annotations
@@ -48,9 +48,8 @@ def sample_weights(
 ) -> NDArray[np.float64]:
     """Weight of an active token of each sample, correctly rounded: float64 [N].
 
-    It is 0 for a sample whose unit has no active token. After rejection sampling, the conventions
-    say which of the two masks denominators count. Numbers are exact up to the single rounding of
-    the quotient as long as units · tokens < 2^53.
+    It is 0 for a sample whose unit has no active token. The only rounding is that of the quotient,
+    as long as units · tokens < 2^53.
     """
     unit = unit_of_sample(step, aggregation.mode, conventions)
     tokens = np.bincount(unit, weights=counted_tokens(step, conventions))

@@ -253,17 +253,6 @@ class HalfLoaded(TwoLayouts):
         raise ImportError("No module named 'flash_attn'")
 
 
-class Disagreeing(TwoLayouts):
-    """Its last rank holds another gradient than the first."""
-
-    def observe(self, job: Job, rank: Rank) -> Observation:
-        observation = super().observe(job, rank)
-        factor = 1 + rank.index
-        return replace(
-            observation, token_weights=tuple(factor * w for w in observation.token_weights)
-        )
-
-
 class OneTokenShort(TwoLayouts):
     """Counts one token less than there are."""
 

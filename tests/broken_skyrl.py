@@ -9,7 +9,6 @@ import torch
 
 from adapters.engines import megatron_core
 from adapters.skyrl.adapter import WORKER_UTILS
-from adapters.skyrl.fsdp import BASE_WORKER, SkyRLFsdpAdapter
 from adapters.skyrl.importing import PADDING_MICRO_BATCHES, module
 from adapters.skyrl.megatron import SkyRLMegatronAdapter
 
@@ -17,29 +16,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from adapters.contract import Job, Observation, Rank
-
-
-class DpSizeOne(SkyRLFsdpAdapter):
-    """Its worker takes itself for the only data-parallel rank, so nothing undoes FSDP's mean."""
-
-    def worker(self, config: Any, job: Job, probe_size: int, rank: Rank) -> Any:
-        worker = super().worker(config, job, probe_size, rank)
-        worker.mesh_rank.dp_size = 1
-        return worker
-
-
-class MicroBatchesUnweighted(SkyRLFsdpAdapter):
-    """Its worker adds auxiliary losses up over micro-batches, and never averages them."""
-
-    def worker(self, config: Any, job: Job, probe_size: int, rank: Rank) -> Any:
-        worker = super().worker(config, job, probe_size, rank)
-        real = type(worker)._forward_backward_micro
-
-        def unweighted(experience: Any, microbatch_weight: float, **options: Any) -> Any:
-            return real(worker, experience, 1.0, **options)
-
-        worker._forward_backward_micro = unweighted
-        return worker
 
 
 class OneByOne(SkyRLMegatronAdapter):
@@ -76,18 +52,3 @@ class PaddingKept(PaddingCollides):
     def load(self, source: Path | None) -> None:
         super().load(source)
         PADDING_MICRO_BATCHES.drain = lambda: 0  # type: ignore[method-assign]
-
-
-class MetricRenamed(SkyRLFsdpAdapter):
-    """Its worker reports the policy loss under another name."""
-
-    def load(self, source: Path | None) -> None:
-        super().load(source)
-        utils = module(BASE_WORKER)
-        real = utils.reduce_metrics
-
-        def renamed(metrics: dict[str, list[float]], **options: Any) -> dict[str, float]:
-            others = {("pg_loss" if k == "policy_loss" else k): v for k, v in metrics.items()}
-            return real(others, **options)
-
-        utils.reduce_metrics = renamed

@@ -1,8 +1,8 @@
 """Writes the causes before and after each fix into the tables of reports/history.md.
 
 ``RL_LOSS_CONFORMANCE_SOURCES=FOLDER python -m tests.history_page`` runs the command of every row,
-each in about half a minute on two cores; FOLDER has clones of the frameworks. What else the page
-says stays as it is.
+each in about half a minute on two cores; FOLDER has clones of the frameworks. The rest of the page
+is kept.
 """
 
 from __future__ import annotations
@@ -16,21 +16,23 @@ from typing import TYPE_CHECKING
 
 from conformance import cli
 from tests.command import ROOT, SOURCES
-from tests.reproduction import CLONES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 PAGE = ROOT / "reports" / "history.md"
 
+CLONES = {"skyrl": "SkyRL"}
+"""Names of clones that are not those of their adapters."""
+
 COLUMN = "causes, before → after"
 
 OTHERS = 4
-"""Columns before it; the one after it has the command."""
+"""The number of columns before it; the one after it has the command."""
 
 
 def with_causes(page: str, causes: Callable[[str], str]) -> str:
-    """The page with the column of causes, given the function that finds those of a command."""
+    """The page with a new column of causes; ``causes`` finds those of a command."""
     return "".join(f"{_with_causes(line, causes)}\n" for line in page.splitlines())
 
 
@@ -50,7 +52,7 @@ def _cells(line: str) -> list[str]:
 
 
 def before_and_after(line: str) -> str:
-    """The causes of the two commits of a command, and what changed from one to the other."""
+    """The causes of a command's two commits, with the changes from one to the other."""
     arguments = shlex.split(line)[1:]
     adapter = next(one for one in arguments if one.startswith("--adapter=")).partition("=")[2]
     clone = Path(os.environ[SOURCES]) / CLONES.get(adapter, adapter)

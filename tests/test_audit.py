@@ -1,4 +1,4 @@
-"""The audit has a row with evidence for all that the newest reports hold against a framework."""
+"""The audit has a row with evidence for every accusation and advice in the newest reports."""
 
 from __future__ import annotations
 
@@ -20,6 +20,9 @@ NEWEST = (
     "skyrl/v0.3.0",
     "skyrl/v0.3.0-megatron",
     "slime/main-624b824",
+    "slime/pull-2090",
+    "miles/pull-1350",
+    "miles/pull-1350-fsdp",
     "miles/main-31f1ca9-fsdp",
     "miles/pull-1498-fsdp",
     "miles/pull-1498",
@@ -46,12 +49,12 @@ NEWEST = (
 """Reports whose verdicts have been audited one by one."""
 
 CLASSES = {"A": WRONG, "B": (Verdict.ADVICE,)}
-"""The verdicts that each class of a row is of."""
+"""The verdicts that rows of each class are about."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """What a row of the audit is about, and what it says of it."""
+    """The findings that a row of the audit is about."""
 
     engines: frozenset[str]
     checks: frozenset[str]
@@ -59,7 +62,7 @@ class Row:
     verdicts: tuple[Verdict, ...]
 
     def covers(self, engine: str, finding: Finding) -> bool:
-        """Whether a finding is of its kind."""
+        """Whether the row is about a finding like this."""
         slug = finding.identity.slug
         return (
             engine in self.engines
@@ -126,7 +129,7 @@ def test_every_row_is_of_something_that_a_report_has() -> None:
 
 
 def test_every_mistake_of_a_row_is_found_somewhere() -> None:
-    """Names that no report has any more are taken out of the row."""
+    """A name that no report has any more must be removed from its row."""
     found = {mistake(finding) for name in NEWEST for finding in audited(name).findings}
     engines = {f"{report.adapter} {report.engine}" for report in map(audited, NEWEST)}
 

@@ -43,6 +43,7 @@ AREAL = Framework(
         Objective.OFF_POLICY: CLIPPED,
         Objective.DUAL_CLIP: {**CLIPPED, "c_clip": CONSTANTS.dual_clip},
         Objective.GSPO: {**CLIPPED, "importance_sampling_level": "sequence"},
+        Objective.CISPO: {**CLIPPED, "use_cispo_loss": True},
         Objective.SAPO: {
             "use_sapo_loss": True,
             "sapo_tau_pos": CONSTANTS.positive_temperature,
@@ -111,6 +112,7 @@ AREAL = Framework(
         eps_clip, eps_clip_higher | the bounds of the ratio
         c_clip | the bound of the loss for negative advantages
         importance_sampling_level | ratios of tokens or of sequences
+        use_cispo_loss | clipped ratios on the log-probability, since 2.0.0
         use_sapo_loss, sapo_tau_pos, sapo_tau_neg | soft gates in the place of clipping
         use_decoupled_loss | the proximal policy is not that of the rollouts
         rejection_sampling.level, rejection_sampling.action, rejection_sampling.metric,
@@ -153,41 +155,43 @@ AREAL = Framework(
     departures=parse_departures(
         """
         not_run: rollouts, rewards and their workflows
-            trajectories are given, one of each sample; AReaL's actor and critic are entered where
-            its trainer enters them
+            trajectories are given, one per sample; AReaL's actor and critic are entered where its
+            trainer enters them
         not_run: the trainer's forward passes of the actor and of a reference policy
-            log-probabilities are given; in a decoupled loss those of the proximal policy too
-        set: advantages, after `compute_advantages` has run, to signed powers of two, unless AReaL's
-        own are what is looked at
+            log-probabilities are given, for a decoupled loss also those of the proximal policy
+        set: advantages, after `compute_advantages` has run, to signed powers of two, except in
+        checks on AReaL's own
             no weight depends on them; masks and log-probabilities are those that it returns
-        set: rewards, and no penalty on a divergence (kl_ctl=0)
-            both are in AReaL's advantages, of which those from normalised rewards are looked at
-        set: returns of a critic, to advantages, and values and old values, to 0
-            its squared error then has their gradient
-        set: ppo_n_minibatches=1, and an update for each step of several
-            AReaL deals the samples of a rank to mini-batches by length; these are a case's
+        set: rewards, and no divergence penalty (kl_ctl=0)
+            both affect only AReaL's own advantages, which are checked from normalised rewards
+        set: a critic's returns to the advantages, and its values and old values to 0
+            the squared error then has the same gradient
+        set: ppo_n_minibatches=1, and an update of its own for each optimizer step
+            AReaL deals a rank's samples to mini-batches by length, which would mix the steps of a
+            case
         set: dtype=float32
             the tolerance is derived from the dtype, which a report names
         set: the sign of `approx_kl`, which AReaL logs as the new log-probability minus the old one
-            the metric that is compared is the old one minus the new one
-        stubbed: the model, by one of one token, and the function that makes log-probabilities of
-        logits, by itself plus the probe
-            AReaL's own function runs on its logits; what is added is what weights are read by
-        passed_by: the configuration and tokenizer of a checkpoint
-            the model is ours, and has no attention; slices and gathering are AReaL's own
-        stubbed: the controller's calls of workers, by one of each rank; it deals samples by
-        `_dispatch_tensors`, which runs on every rank
-            ranks get the share that they would be sent
-        set: engines and process groups of a world are made once, and actors anew for each job
-            they have no state but the probe's, which is 0
-        stubbed: torch.compile, by nothing, for log-probabilities and entropies, and numba's
-        compilation where it is not installed
+            the compared metric is the old one minus the new one
+        stubbed: the model, by one with a vocabulary of one token, and the function that computes
+        log-probabilities from logits, by itself plus the probe
+            AReaL's own function runs on the model's logits; weights are read through the added
+            probe
+        passed_by: a checkpoint's configuration and tokenizer
+            the model is the adapter's and has no attention; slicing and gathering are AReaL's own
+        stubbed: the controller's calls of workers, by one worker per rank; `_dispatch_tensors`
+        deals the samples, on every rank
+            each rank gets the share that it would be sent
+        set: engines and process groups are made once per world, and actors anew for each job
+            their only state is the probe, which is 0
+        stubbed: torch.compile for log-probabilities and entropies, and numba if it is not
+        installed, by nothing
             the same operations, not compiled
-        stubbed: on a machine without a GPU, the sum of gradients of torch's all_gather, which torch
-        itself makes over gloo from the wrong ranks, by an all_reduce
+        stubbed: on a machine without a GPU, the gradient reduction of torch's all_gather by an
+        all_reduce, because torch's own mixes up ranks over gloo
             the same operations in the same order, in float32
-        stubbed: packages that serve rollouts or follow a run, and AReaL's client of agents
-            no rollout engine listens, and what is logged is read off `export_stats`
+        stubbed: packages that serve rollouts or track a run, and AReaL's agent client
+            no rollout engine listens, and logged numbers are taken from `export_stats`
         """,
         NOTHING_LEARNED,
         ZEROED,
@@ -225,16 +229,15 @@ MEGATRON = replace(
         *AREAL.departures,
         *parse_departures(
             """
-            stubbed: mbridge, which makes a model and its configuration of a checkpoint
-                Megatron's own data parallelism is configured with what AReaL hands over, around a
-                small model of one token; AReaL has no setting of the schedule or of losses but
-                these
-            stubbed: weights of a checkpoint, and the head of a critic, which AReaL puts into a
-            model of Megatron's: none
-                the probe starts at 0, and is a critic's value already
-            stubbed: AReaL's changes of mbridge's models for tree training, and of Megatron-Bridge's
-            models of images: none
-                tree training is off, as by default, and no such model is made
+            stubbed: mbridge, which builds a model and its configuration from a checkpoint
+                Megatron's own data parallelism gets AReaL's configuration and wraps a small model
+                of one token; AReaL has no other settings of the schedule or of losses
+            stubbed: loading a checkpoint, and the critic's head that AReaL adds to a Megatron
+            model, by nothing
+                the probe starts at 0, and already is a critic's value
+            stubbed: AReaL's patches of mbridge's models for tree training and of Megatron-Bridge's
+            vision models, by nothing
+                tree training is off, as by default, and no such model is built
             """,
             PIPELINE_STAGES,
             CPU_AS_CUDA,

@@ -1,5 +1,7 @@
 """The interface between adapters and the rest of the project.
 
+What an adapter knows of its framework is data, a `Framework`; all else is how it is driven.
+
 An adapter drives one framework. It is created in the controlling process, which only asks for its
 properties, and pickled to every rank, where it imports the framework and runs steps. It never sees
 an expected value.
@@ -16,6 +18,7 @@ from adapters.contract.description import (
     FixedMode,
     code_location,
 )
+from adapters.contract.framework import Framework
 from adapters.contract.job import (
     Depth,
     Job,
@@ -39,6 +42,7 @@ __all__ = [
     "Description",
     "Documented",
     "FixedMode",
+    "Framework",
     "InvalidLayoutError",
     "Job",
     "Layout",

@@ -20,16 +20,16 @@ ON_FOUR = ((1, 1), (2, 1), (1, 2), (4, 1), (2, 2))
 
 NOTHING_LEARNED, ZEROED, CPU_AS_CUDA, PIPELINE_STAGES, ONE_BY_ONE = parse_departures(
     """
-    set: learning rate 0, no weight decay, no clipping of gradients
-        all come after the gradient that is read
-    set: gradients, to 0 after they were read and before the optimizer steps
-        NaN would spoil the probe even at a learning rate of 0
+    set: learning rate 0, no weight decay, no gradient clipping
+        they act after the gradient is read
+    set: gradients to 0 after they are read and before the optimizer steps
+        NaN would corrupt the probe even at a learning rate of 0
     stubbed: on a machine without a GPU, torch's CUDA device, by the CPU
         the same operations in the same order, in float32
-    stubbed: the stages of a pipeline: each has a probe and hands on token ids and entries
-        Megatron's schedule sends them, and their gradients back, as it does activations
-    stubbed: Megatron's joined collectives, over gloo on a GPU, by one after another
-        the same sums; where they would overlap, the layout is declined
+    stubbed: the pipeline stages: each has a probe and passes on token ids and entries
+        Megatron's schedule sends them and their gradients as it does activations
+    stubbed: Megatron's coalesced collectives, over gloo on a GPU, by separate ones
+        the same sums; if they would overlap, the layout is declined
     """
 )
 """Departures of several frameworks."""

@@ -28,12 +28,12 @@ ALONE = Job(
     layout=Layout(format="thd"),
     depth=Depth.STEP,
 )
-"""The job that miles is configured for to make a log."""
+"""The job that miles is configured for to aggregate log entries."""
 
 OBSERVED_ENTROPY = parse_departures(
     """
-    set: --observe-training-entropy, where there is the option
-        newer versions log no entropy without it; it has no gradient unless it is trained
+    set: --observe-training-entropy, if the option exists
+        newer versions log no entropy without it; it has no gradient unless it is trained on
     """
 )
 
@@ -41,9 +41,9 @@ OBSERVED_ENTROPY = parse_departures(
 def declared(
     parser: argparse.ArgumentParser, sample_unit: Convention | None = None
 ) -> dict[str, Convention]:
-    """The conventions of miles; groups are whole on a rank if the rollout side deals them out.
+    """miles' conventions; groups are whole on a rank if the rollout side deals them.
 
-    The version decides what counts as one sample, unless the engine counts something else.
+    The version decides the sample unit, unless the engine counts something else.
     """
     conversion = module("ray.rollout.train_data_conversion")
     estimators = module_if_any("backends.training_utils.loss_hub.math_utils")
@@ -54,7 +54,7 @@ def declared(
 
 
 def _sample_unit() -> Convention:
-    """What counts as one sample; tested since samples name their rollout."""
+    """The sample unit; miles tests it since samples name their rollout."""
     if rollouts.rollout_field() is None:
         return Assumed(SampleUnit.SAMPLE)
     return Documented(
@@ -63,7 +63,7 @@ def _sample_unit() -> Convention:
 
 
 def unsupported_objectives() -> frozenset[Objective]:
-    """The objectives that miles' validation says are not supported."""
+    """The objectives that miles' validation declares unsupported."""
     validation = inspect.getsource(module("utils.arguments").miles_validate_args)
     declared = "does not support reward-level KL" in validation
     return frozenset({Objective.PENALISED_GAE} if declared else ())
@@ -75,7 +75,7 @@ def losses() -> Any:
 
 
 def candidates() -> Candidates:
-    """Functions that a mistake may be in, newer versions first."""
+    """Functions that may contain a mistake, newer versions first."""
     utils = "backends.training_utils"
     conversion = module("ray.rollout.train_data_conversion")
     arguments = module("utils.arguments")
@@ -95,7 +95,7 @@ def candidates() -> Candidates:
 
 
 def keepers() -> list[Any]:
-    """Functions that may keep rules of configurations and logs; None for missing ones."""
+    """Functions that may enforce rules of configurations and logs; None for missing ones."""
     arguments = module("utils.arguments")
     conversion = module("ray.rollout.train_data_conversion")
     return [
@@ -109,7 +109,7 @@ def keepers() -> list[Any]:
 
 
 def aggregate(entries: Sequence[LogEntry]) -> Mapping[str, float]:
-    """Make a log with miles' own function."""
+    """Aggregate entries with miles' own function."""
     make = module("backends.training_utils.log_utils").aggregate_train_losses
     knows_normalizers = "normalizers" in make.__code__.co_consts
     return make(as_dictionaries(entries, with_normalizers=knows_normalizers))

@@ -43,16 +43,16 @@ if TYPE_CHECKING:
     from adapters.contract import LogEntry
     from adapters.miles.fsdp_model import Policy
 
-# Options for training alone that leave the probe at 0 and its gradient unchanged.
+# Training-only options that leave the probe at 0 and its gradient unchanged.
 ENGINE_OPTIONS = ("--train-backend=fsdp", "--debug-train-only", "--lr=0", "--clip-grad=inf")
-# Options for versions that start this engine only in tests, which expect positive entropies.
+# Options for versions that start this engine only in tests; these expect positive entropies.
 CI_OPTIONS = ("--ci-test", "--ci-disable-logprobs-checker")
 
 CI_TEST = parse_departures(
     """
     set: --ci-test --ci-disable-logprobs-checker
         without it this version stops a user with an error that calls the engine not maintained; in
-        a train step it only adds checks, of gradient norms that were saved and of log-probabilities
+        a train step it only adds checks of saved gradient norms and of log-probabilities
     """
 )
 
@@ -62,20 +62,20 @@ DEPARTURES = (
     *parse_departures(
         """
         set: --debug-train-only
-            no inference servers are started; the train step does not ask for it
+            no inference servers are started; the train step does not read it
         set: --lr=0 --clip-grad=inf
-            the probe stays 0 and its gradient as it is; it is read before the optimizer's step
+            the probe stays 0, and its gradient, read before the optimizer's step, is not changed
         stubbed: the gradient that the optimizer steps with: zeros, once it is read
-            not a number at a learning rate of 0 would spoil the probe for the next step
+            NaN would corrupt the probe for the next step even at a learning rate of 0
         stubbed: FSDP2's mixed precision and the precision policy: parameters and gradients in
         float32
-            bfloat16 leaves two digits of a weight; --dtype=bfloat16 leaves them as miles has them
-        stubbed: device meshes below depth step: of one rank each
+            bfloat16 leaves two digits of a weight; --dtype=bfloat16 keeps miles' own policies
+        stubbed: device meshes below depth step: one rank each
             that depth ends before gradients are reduced
         """
     ),
 )
-"""The departures of this engine in all versions."""
+"""Departures of this engine that all versions share."""
 
 
 class MilesFsdpAdapter(Adapter):
@@ -92,7 +92,7 @@ class MilesFsdpAdapter(Adapter):
     mode_names = command_line.MODE_NAMES
 
     def layouts(self) -> Sequence[Layout]:
-        """Data parallelism on up to 4 ranks, packed: the engine supports no others."""
+        """Data parallelism on up to 4 ranks, packed: the engine supports nothing else."""
         return [
             Layout(dp=dp, micro_batches=micro_batches, format="thd", options=chosen)
             for dp in (1, 2, 4)
@@ -105,11 +105,11 @@ class MilesFsdpAdapter(Adapter):
         """Import miles and add the probe to its log-probabilities."""
         import_miles(source, megatron=False)
         importlib.import_module("megatron.core.fusions.fused_cross_entropy")  # the loss needs it
-        # It reads options of servers, which are left out.
+        # It reads server options, which are left out.
         module("utils.arguments").sglang_validate_args = lambda args: None
 
     def describe(self) -> Description:
-        """Describe the engine by what the argument parser offers."""
+        """Describe the engine by the options of its argument parser."""
         parser, actors = _parser(), engine("actor")
         return Description(
             modes=command_line.modes(parser),
@@ -121,7 +121,7 @@ class MilesFsdpAdapter(Adapter):
             objectives=offered(parser, description.losses())
             - description.unsupported_objectives()
             - {Objective.VALUE, *OF_VALUES},
-            # The other engine counts rollouts, and their tokens before a step is cut.
+            # The other engine counts rollouts, and counts their tokens before a step is cut.
             declared=description.declared(parser, Assumed(SampleUnit.SAMPLE)),
             places=places(
                 {
@@ -149,7 +149,7 @@ class MilesFsdpAdapter(Adapter):
             _join(args, rank)
             trained = fsdp_model.cached_policy(args, job, batch.probe_size, rank)
             with refusals():
-                # Without more sizes, the rollout side leaves it to the engine to find the steps.
+                # Without further sizes, the rollout side lets the engine find the steps.
                 told = {"dp_size": job.layout.dp}
                 references = rollouts.references(args, job, batch, train_parallel_config=told)
             actors = engine("actor")
@@ -185,7 +185,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _arguments(job: Job) -> Any:
-    """miles' own arguments for a job, validated; `Unsupported` if it lacks what a layout needs."""
+    """miles' validated arguments for a job; `Unsupported` if it lacks what a layout needs."""
     gpus = f"--actor-num-gpus-per-node={job.layout.world_size}"
     parser = _parser()
     with _refusals(job.layout), command_line.settings(job, parser) as settings:
@@ -197,7 +197,7 @@ def _arguments(job: Job) -> Any:
 
 @contextmanager
 def _refusals(layout: Layout) -> Iterator[None]:
-    """Turn miles' objections into a refusal, or `Unsupported` for layouts of the other engine."""
+    """Turn miles' errors into a refusal, or `Unsupported` for layouts of the other engine."""
     try:
         with refusals():
             yield
@@ -208,10 +208,10 @@ def _refusals(layout: Layout) -> Iterator[None]:
 
 
 def _join(args: Any, rank: Rank) -> None:
-    """Tell miles of this world, as its actor does, once per world."""
+    """Initialise miles' distributed state for this world once, as its actor does."""
     if "parallel_state" not in rank.cache:
         distributed = module("utils.distributed_utils")
-        distributed.GLOO_GROUP = None  # that of the world before
+        distributed.GLOO_GROUP = None  # the previous world's
         distributed.init_gloo_group()
         rank.cache["parallel_state"] = engine("parallel").create_fsdp_parallel_state(args)
     parallel = module("backends.training_utils.parallel")

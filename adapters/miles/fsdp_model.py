@@ -24,7 +24,7 @@ class Output(NamedTuple):
 
 
 class Policy:
-    """A model that miles wrapped in FSDP2, its optimizer and what both record."""
+    """A model wrapped in FSDP2 by miles, its optimizer, and their recorders."""
 
     def __init__(self, capacity: int, mesh: Any, args: Any, rank: Rank) -> None:
         self.passes = ForwardPasses()
@@ -41,7 +41,7 @@ class Policy:
 
 
 def cached_policy(args: Any, job: Job, probe_size: int, rank: Rank) -> Policy:
-    """The policy for a job, cached as long as the world."""
+    """The policy for a job, cached until the world ends."""
     capacity = probe_capacity(probe_size)
     return cached(
         rank,
@@ -51,7 +51,7 @@ def cached_policy(args: Any, job: Job, probe_size: int, rank: Rank) -> Policy:
 
 
 def _mesh(rank: Rank, depth: Depth) -> Any:
-    """The mesh that miles shards over, or of one rank below the depth that reduces gradients."""
+    """The mesh that miles shards over; of one rank at depths that end before the reduction."""
     if depth is not Depth.STEP:
         shape = (rank.world_size, 1)
         return device_mesh.init_device_mesh("cuda", shape, mesh_dim_names=("ranks", "one"))["one"]

@@ -40,10 +40,10 @@ class MilesMegatronAdapter(MegatronAdapter):
         *description.OBSERVED_ENTROPY,
         *parse_departures(
             """
-            stubbed: the phases of sglang's debug dumper: off, as they are by default
-                its settings are read by a class of sglang's; it would only write files
+            stubbed: the phases of sglang's debug dumper: off, as by default
+                a class of sglang's reads its settings; it would only write files
             stubbed: get_data_parallel_group_gloo: the data-parallel group itself
-                with gloo there is one kind of group, and with NCCL it adds up the same
+                with gloo both groups are the same, and with NCCL the sums are
             """
         ),
     )
@@ -53,7 +53,7 @@ class MilesMegatronAdapter(MegatronAdapter):
     def load(self, source: Path | None) -> None:
         """Import miles and add the probe to its log-probabilities."""
         import_miles(source, megatron=True)
-        # sglang's debug dumper, which is off, reads its settings with a class of sglang.
+        # sglang's debug dumper, which is off, reads its settings with one of sglang's classes.
         self.module("utils.dumper_utils")._get_phase_override_configs = lambda *_: {"enable": False}
         actors = self.module("backends.megatron_utils.actor")
         actors.ray = framework.OBJECT_STORE
@@ -61,14 +61,14 @@ class MilesMegatronAdapter(MegatronAdapter):
         actors.sync_actor_critic_data = lambda *_: None
 
     def validated(self, args: Any, layout: Layout) -> None:
-        """Run miles' own validation, for training alone."""
+        """Run miles' own validation for training without rollouts."""
         args.debug_train_only, args.world_size, args.rank = True, layout.world_size, 0
         args.actor_num_gpus_per_node = layout.world_size
         args.compress_ratios = None
         self.module("utils.arguments").miles_validate_args(args)
 
     def describe(self) -> Description:
-        """Leave out what miles says it does not support."""
+        """Leave out what miles declares unsupported."""
         found = super().describe()
         return replace(found, objectives=found.objectives - description.unsupported_objectives())
 
@@ -98,7 +98,7 @@ class MilesMegatronAdapter(MegatronAdapter):
             return description.aggregate(entries)
 
     def join(self, args: Any) -> None:
-        """Tell miles of Megatron's process groups, as its actor does."""
+        """Initialise miles' state from Megatron's process groups, as its actor does."""
         from megatron.core import mpu
 
         parallel = self.module("backends.megatron_utils.parallel")

@@ -28,7 +28,7 @@ def rollout_field() -> str | None:
 def references(
     args: Any, job: Job, batch: ProbedBatch, *, train_parallel_config: dict[str, int]
 ) -> Any:
-    """References to the data of ranks; given all sizes, miles also makes micro-batches."""
+    """References to the ranks' data; given all sizes, miles also makes micro-batches."""
     conversion = module("ray.rollout.train_data_conversion")
 
     convert = partial(
@@ -62,6 +62,6 @@ def slicer(args: Any) -> Slicer:
 
 
 def decline_in_fetch(actors: ModuleType) -> None:
-    """Let the actors of a module decline a job where they fetch their share of the data."""
+    """Let the actors of a module decline a job when they fetch their share of the data."""
     fetch = module("backends.training_utils.data").get_rollout_data
     actors.get_rollout_data = refusals()(fetch)  # type: ignore[attr-defined]

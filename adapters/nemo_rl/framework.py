@@ -18,7 +18,7 @@ from adapters.contract.objective import (
     Objective,
 )
 from adapters.engines.shells import CPU_AS_CUDA, NOTHING_LEARNED, ZEROED
-from adapters.toolkit.settings import samples_per_step, token_budget
+from adapters.toolkit.settings import micro_batch_size, samples_per_step, token_budget
 from reference.aggregation import (
     AuxiliaryAggregation,
     DenominatorMask,
@@ -51,14 +51,8 @@ def _all_tokens(job: Job) -> int:
 
 
 def _micro_batch_size(job: Job) -> int:
-    """The samples of a micro-batch; raises `Unsupported` if they leave some over."""
-    layout = job.layout
-    assert isinstance(layout.micro_batches, int)
-    per_rank = samples_per_step(job.steps) // layout.dp
-    samples = max(per_rank // layout.micro_batches, 1)
-    if per_rank % samples:
-        raise Unsupported(f"no micro-batches of {samples} of a rank's {per_rank} samples")
-    return samples
+    """The samples of a micro-batch."""
+    return micro_batch_size(job, samples_per_step(job.steps) // job.layout.dp)
 
 
 CLIPPED = {
@@ -230,43 +224,44 @@ NEMO_RL = Framework(
     departures=parse_departures(
         """
         not_run: `setup`, data sets, environments and rollouts
-            a batch of rollouts is given; `grpo_train` and `sft_train` are entered with it
+            a batch of rollouts is given to `grpo_train` or `sft_train`
         not_run: `grpo_train_sync`, `async_grpo_train` and the single controller
-            the trainer that runs is the default one (data_plane.enabled=false)
-        set: each sample as a prompt of its own (num_generations_per_prompt=1), one step of the
-        trainer for each optimizer step
+            the default trainer runs (data_plane.enabled=false)
+        set: each sample as a prompt of its own (num_generations_per_prompt=1), and one trainer step
+        for each optimizer step
             samples are a case's; where NeMo-RL computes advantages, all optimizer steps of a batch
-            are cut out of one
-        set: masked tokens of a response as turns of an environment, and a sample without active
-        tokens as one with a multiplier of its loss of 0
-            by these NeMo-RL masks tokens and samples
-        set: a prompt as a conversation with an earlier turn of the policy, but in SFT
-            no turn of a prompt is trained
+            come from one
+        set: masked tokens of a response as an environment's turns, and a sample without active
+        tokens as one with a loss multiplier of 0
+            NeMo-RL masks tokens and samples in this way
+        set: a prompt as a conversation with an earlier turn of the policy, except in SFT
+            no turn of a prompt is trained on
         set: log-probabilities of the policy, the reference policy and the rollouts, 64 below 0
-            ratios are a case's, where all are 1 the policy's own
-        stubbed: the estimator of advantages, by the job's advantages, where they are not NeMo-RL's
-            signed powers of two, on which no weight depends
-        set: prompts that NeMo-RL's estimators tell groups by, to one token
-            token ids of probed samples are all different, also in prompts
+            ratios are a case's; if all are 1, the old log-probabilities are the policy's own
+        stubbed: the advantage estimator, by the job's advantages, except in checks on NeMo-RL's own
+            they are signed powers of two, on which no weight depends
+        set: prompts to one token where NeMo-RL's estimators group samples by prompt
+            token ids of probed samples all differ, in prompts too
         set: precision=float32
             the tolerance is derived from the dtype, which a report names
-        set: lengths of rows as multiples of 2 · cp where there is context parallelism
-            the documents of `shard_by_batch_size` want it
+        set: row lengths to multiples of 2 · cp under context parallelism
+            the documentation of `shard_by_batch_size` requires it
         set: no validation, no checkpoints
-            both come between steps
-        stubbed: Ray's group of workers, by one of each rank, which is called with its share of data
-            the shares are those that NeMo-RL's policy deals; results are gathered from all ranks
+            both happen between steps
+        stubbed: Ray's worker group, by one worker per rank, which is called with its share of the
+        data
+            NeMo-RL's policy deals the shares; results are gathered from all ranks
         stubbed: the model, by one whose log-softmax is the probe's, sharded by the worker itself
-            weights are read by it; log-probabilities of logits are NeMo-RL's own
-        set: workers and process groups of a world are made once
-            they have no state but the probe's, which is 0
-        stubbed: the engine of rollouts, the logger, and the tracker of memory
-            none listens, and what is logged is read off what the logger is handed
-        passed_by: the moves of a model between devices, and binding processes to the cores of a GPU
+            weights are read through it; NeMo-RL's own code computes log-probabilities from logits
+        set: workers and process groups are made once per world
+            their only state is the probe, which is 0
+        stubbed: the rollout engine, the logger, and the memory tracker
+            nothing listens, and logged numbers are those handed to the logger
+        passed_by: moving a model between devices, and binding processes to a GPU's cores
             the model stays where it is
-        stubbed: packages that follow a run, read images and sound or measure GPUs, and the data
-        sets that are read by them
-            none is used by a step
+        stubbed: packages that track a run, read images and sound or measure GPUs, and the data sets
+        that use them
+            no step uses them
         """,
         NOTHING_LEARNED,
         ZEROED,

@@ -57,11 +57,11 @@ CONVENTIONS: Mapping[str, Convention] = {
     "of_values": Assumed(AT_THE_LAST_TOKEN),
     "logged_advantages": Assumed(LoggedMean(mode=Mode.TOKEN_MEAN, tokens=TokenSet.RESPONSE)),
 }
-"""What the modes leave open. A token that a correction masks leaves all other tokens as they are.
-Assumptions were read off the workers, which add a micro-batch's mean entropy of tokens and mean
-divergence of sequences to its loss and average them over micro-batches and data-parallel ranks,
-but only over micro-batches with samples; off ``reduce_metrics``, which averages other metrics over
-micro-batches; and off ``compute_advantages_and_returns``."""
+"""What the modes leave open. Masking a token by a correction does not change other tokens.
+The assumed ones come from the workers, which add a micro-batch's mean entropy over tokens and mean
+divergence over sequences to its loss and average them over data-parallel ranks and over the
+micro-batches that have samples; from ``reduce_metrics``, which averages other metrics over
+micro-batches; and from ``compute_advantages_and_returns``."""
 
 GROUPS = ("group", "prompt", "n_samples_per_prompt")
 
@@ -74,12 +74,12 @@ CONFIGURATIONS: dict[Setting | FaultInjection, tuple[str, ...]] = {
     Setting.CORRECTION: ("tis", "correction"),
     FaultInjection.GROUP_INCOMPLETE: GROUPS,
 }
-"""What SkyRL's configuration and its users' generators may set, by its own names. Boundaries of
-groups are none of it: `compute_prompt_boundaries` alone says where a prompt begins and ends."""
+"""What SkyRL's configuration and its users' generators may set, with SkyRL's names. Group
+boundaries are missing because only `compute_prompt_boundaries` sets them."""
 
 PERMITTED = {
     "divisor_of_another_mode": "docs/content/docs/harbor and examples/train_integrations/harbor,"
-    " which have users give max_seq_len with every mode"
+    " which tell users to set max_seq_len in every mode"
 }
 """Rules of other frameworks whose opposite SkyRL states."""
 
@@ -191,10 +191,10 @@ class SkyRLAdapter(Adapter):
         return places(
             {
                 CodeLocation.TOKEN_COUNT: ((ppo_utils(), reducer),),
-                # One commit has it under another name.
+                # One commit uses another name.
                 CodeLocation.LOG: ((module(WORKER_UTILS), "reduce_metrics"),),
                 CodeLocation.ARGUMENTS: ((module("train.utils.utils"), "validate_cfg"),),
-                # In older versions a rank takes its part of the whole data.
+                # In older versions each rank cuts its part out of the whole batch.
                 CodeLocation.SHARDING: staging,
             }
         )
@@ -215,8 +215,8 @@ def _rules() -> dict[str, str]:
 def _require_dictionary(entry: LogEntry, first: LogEntry) -> None:
     """Raise `Unsupported` unless an entry is a dictionary of numbers, as SkyRL's are."""
     if entry.normalizers is not None or entry.count != 1:
-        raise Unsupported("no divisors in log entries: SkyRL's are a number for each key")
+        raise Unsupported("no divisors in log entries: SkyRL's have one number per key")
     if len(entry.keys) != len(entry.values):
-        raise Unsupported("no log entries of keys and values apart: SkyRL's are dictionaries")
+        raise Unsupported("no log entries with separate keys and values: SkyRL's are dictionaries")
     if entry.keys != first.keys and set(entry.keys) == set(first.keys):
         raise Unsupported("no order of keys in log entries: SkyRL's are dictionaries")

@@ -96,10 +96,10 @@ OF_OBJECTIVES: dict[Objective, Settings] = {
     Objective.GAE: GAE,
     Objective.PENALISED_GAE: {**GAE, **PENALISED},
 }
-"""What objectives set, by paths: constants of policy losses, and estimators of advantages."""
+"""The settings of each objective, by path: constants of policy losses and advantage estimators."""
 
 OF_TOKENS = (Objective.REINFORCE_PP, *OF_VALUES)
-"""Estimators that SkyRL documents not to have for step-wise trajectories."""
+"""Estimators that, as SkyRL documents, do not support step-wise trajectories."""
 
 
 def modes() -> frozenset[Mode]:
@@ -114,7 +114,7 @@ def default_mode() -> Mode:
 
 
 def objectives() -> frozenset[Objective]:
-    """The objectives of a policy, by the existing options and the registered losses."""
+    """The policy's objectives, given the existing options and the registered losses."""
     known = _names(module("train.config").AlgorithmConfig)
     terms = {objective for objective, option in OPTIONAL.items() if option in known}
     registered = ppo_utils().PolicyLossRegistry.list_available()
@@ -146,14 +146,14 @@ def models(job: Job) -> list[str]:
 
 
 def configure(job: Job, of_engine: Mapping[str, object]) -> Any:
-    """SkyRL's configuration for a job, as validated; raises `Unsupported` or `Refused`."""
+    """SkyRL's validated configuration for a job; raises `Unsupported` or `Refused`."""
     settings = _sizes(job) | _micro_batches(job) | _algorithm(job) | _critic(job) | {**of_engine}
     typed = [f"{path}={'null' if value is None else value}" for path, value in settings.items()]
     with refusals(TypeError):
         config = module("train.config").SkyRLTrainConfig.from_cli_overrides(typed)
         module("train.utils.utils").validate_cfg(config)
     if job.configuration.divisor == "" and config.trainer.algorithm.max_seq_len is not None:
-        raise Unsupported("a missing max_seq_len is derived from the lengths that are generated")
+        raise Unsupported("no missing max_seq_len: it is derived from the generated lengths")
     return config
 
 
@@ -163,7 +163,7 @@ def _sizes(job: Job) -> Settings:
     gpus = [f"trainer.placement.{model}_num_gpus_per_node" for model in models(job)]
     uneven = any(step.size != prompts * per_prompt for step in job.steps)
     if uneven and job.objective in OF_TOKENS:
-        raise Unsupported("several samples of a rollout have one advantage: no rewards of tokens")
+        raise Unsupported("no token rewards: the samples of a rollout share one advantage")
     return {
         "trainer.logger": "console",
         "trainer.placement.colocate_all": False,
@@ -179,8 +179,8 @@ def _mini_batch_size(job: Job, prompts: int, per_prompt: int) -> int:
     samples = job.configuration.batch_size or prompts * per_prompt
     if samples % per_prompt:
         raise Unsupported(
-            f"policy_mini_batch_size counts prompts of {per_prompt} samples: {samples} samples are"
-            " no number of them"
+            f"policy_mini_batch_size counts prompts of {per_prompt} samples, and {samples} is not a"
+            " multiple of that"
         )
     return samples // per_prompt
 
@@ -234,7 +234,7 @@ def _algorithm(job: Job) -> Settings:
 def _divisor(job: Job) -> str:
     """The divisor as typed, empty if there is none."""
     if job.configuration.divisor is not None:
-        return yaml(job.configuration.divisor)  # by which SkyRL's command line reads values
+        return yaml(job.configuration.divisor)  # SkyRL's command line parses values as YAML
     divisor = whole_divisor(job, "max_seq_len")
     return "" if divisor is None else str(divisor)
 
@@ -243,7 +243,7 @@ def _critic(job: Job) -> Settings:
     if not has_critic(job):
         return {}
     if job.objective is Objective.VALUE and job.aggregation.mode is Mode.TOKEN_MEAN:
-        raise Unsupported("loss_reduction is the policy's alone: no critic's loss by tokens")
+        raise Unsupported("no token mean of a critic's loss: loss_reduction applies to the policy")
     return {
         "trainer.critic.model.path": "critic",
         "trainer.critic_mini_batch_size": prompts_per_step(job.steps),

@@ -39,7 +39,7 @@ def import_skyrl(source: Path | None) -> None:
     """Import the modules of every engine and replace the dispatch's Ray object store."""
     from adapters.toolkit import cuda_on_cpu
 
-    _mend_dependencies()
+    _patch_dependencies()
     cuda_on_cpu.install()
     import_from("skyrl", [source, source / "skyrl-gym"] if source else [])
     # Both look for flash_attn and must not find our stub.
@@ -54,7 +54,7 @@ def import_skyrl(source: Path | None) -> None:
 
 @cache
 def _count_padding_micro_batches() -> None:
-    """Count them in `PADDING_MICRO_BATCHES`; older versions make none."""
+    """Count padding micro-batches in `PADDING_MICRO_BATCHES`; older versions make none."""
     utils = module("backends.skyrl_train.workers.worker_utils")
     iterator = getattr(utils, "TokenBasedBatchIterator", None)
     if iterator is None:
@@ -73,8 +73,8 @@ def ppo_utils() -> Any:
     return module("backends.skyrl_train.utils.ppo_utils")
 
 
-def _mend_dependencies() -> None:
-    """Add names that SkyRL's releases expect of Python 3.12 and an older ray."""
+def _patch_dependencies() -> None:
+    """Add names of Python 3.12 and of an older ray that SkyRL's releases import."""
     if sys.version_info < (3, 12):
         import typing_extensions
 

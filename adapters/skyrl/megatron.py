@@ -39,9 +39,9 @@ class SkyRLMegatronAdapter(OnMegatron, SkyRLAdapter):
     dependencies = ("megatron-core", "ray", "tensordict", "transformers")
 
     def layouts(self) -> list[Layout]:
-        """Data × context parallelism on up to 8 ranks, padded rows without the latter.
+        """Data × context parallelism on up to 8 ranks, and pipelines in both formats.
 
-        Pipelines besides, in both formats.
+        Rows are padded only without context parallelism.
         """
         overlapping = (Option.OVERLAP_GRAD_REDUCE,)
         plain = cuts(grids(largest=8), "bshd", "thd")
@@ -52,7 +52,7 @@ class SkyRLMegatronAdapter(OnMegatron, SkyRLAdapter):
                 *PIPELINES,
                 Layout(pp=2, micro_batches=2, format="bshd"),
                 Layout(dp=2, cp=2, micro_batches=2, format="thd", options=overlapping),
-                # The steps of a batch then differ in their number of micro-batches.
+                # The steps of a batch then have different numbers of micro-batches.
                 Layout(cp=2, micro_batches="tokens", format="thd", options=overlapping),
             ]
         )
@@ -90,7 +90,7 @@ class SkyRLMegatronAdapter(OnMegatron, SkyRLAdapter):
         """Settings of Megatron's parallelism, for a model without attention."""
         if job.layout.format == "thd" and _packing_fault() is not None:
             raise Unsupported(
-                f"this SkyRL packs samples with another Megatron-Core than"
+                f"this SkyRL cannot pack samples with Megatron-Core"
                 f" {version('megatron-core')}: {_packing_fault()}"
             )
         sizes = {

@@ -37,7 +37,7 @@ def add_seams() -> None:
 
 
 def joined_worker(config: Any, job: Job, probe_size: int, rank: Rank) -> Any:
-    """A worker with Megatron's process groups, kept as long as they are, and a new model."""
+    """A worker with a new model; it is kept as long as Megatron's process groups."""
     if megatron_core.enter_grid(job.layout, rank):
         worker = object.__new__(module(WORKER).MegatronPolicyWorkerBase)
         worker.cfg = config.trainer
@@ -48,7 +48,7 @@ def joined_worker(config: Any, job: Job, probe_size: int, rank: Rank) -> Any:
         rank.cache[WORKER] = worker
     worker = rank.cache[WORKER]
     worker.cfg = config.trainer
-    worker._micro_batches_accumulated = 0  # which older versions count
+    worker._micro_batches_accumulated = 0  # older versions count them
     _init_model(worker, _Provider(job, capacity(probe_size), rank))
     return worker
 
@@ -84,7 +84,7 @@ class _Provider:
     def provide_distributed_model(
         self, *, ddp_config: Any, wrap_with_ddp: bool, bf16: bool
     ) -> list[Any]:
-        """The model in data parallelism as SkyRL configures it; bare below depth `step`."""
+        """The model, wrapped in data parallelism as SkyRL configures it at depth `step`."""
         layout, dtype = self._job.layout, getattr(torch, self._rank.dtype)
         config = megatron_core.transformer_config(layout, dtype, sequence_parallel=layout.tp > 1)
         bare = megatron_core.probed_model(config, self._size, self._rank, _three_logits)

@@ -55,7 +55,7 @@ NAMES_OF_ROLLOUTS = {
     Metric.ADVANTAGE: "loss/avg_raw_advantages",
     Metric.DIVERGENCE: "loss/avg_kl",
 }
-"""Names of the metrics that SkyRL's trainer logs of a batch of rollouts."""
+"""Names of the metrics that SkyRL's trainer logs about a batch of rollouts."""
 
 
 class Dispatch:
@@ -129,7 +129,7 @@ class Dispatch:
 
 
 def capacity(probe_size: int) -> int:
-    """A size of the probe with an entry for any id in padding."""
+    """A probe size that has an entry for every id that occurs in padding."""
     from adapters.toolkit.probe import probe_capacity
 
     return probe_capacity(max(probe_size, PADDING_MICRO_BATCH_IDS) + 1)
@@ -138,14 +138,14 @@ def capacity(probe_size: int) -> int:
 def train(
     config: Any, dispatch: Dispatch, rollouts: Rollouts
 ) -> dict[Metric, tuple[float | None, ...]]:
-    """Train on a batch of rollouts, mini-batch by mini-batch; returns what is logged of it."""
+    """Train on a batch of rollouts by mini-batches; returns the metrics logged about it."""
     trainer = _trainer(config, dispatch)
     trainer.train_critic_and_policy(_training_input(trainer, rollouts))
     return numbers(NAMES_OF_ROLLOUTS, [trainer.all_metrics])
 
 
 def reduce(config: Any, rollouts: Rollouts) -> NDArray[np.float32]:
-    """The probe's gradient of the sum of scaled token losses, which are -advantage · probe."""
+    """The probe's gradient of the summed, scaled token losses -advantage · probe."""
     import torch
 
     batch = rollouts.batch
@@ -247,7 +247,7 @@ def _trainer(config: Any, dispatch: Dispatch) -> Any:
 
 
 def _training_input(trainer: Any, rollouts: Rollouts) -> Any:
-    """The trainer's batch of rollouts, with our advantages unless SkyRL's own are looked at.
+    """The trainer's batch of rollouts, with our advantages except in checks on SkyRL's own.
 
     Raises `Refused` if SkyRL declines it.
     """

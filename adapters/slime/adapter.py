@@ -39,14 +39,14 @@ class SlimeAdapter(MegatronAdapter):
 
     departures = parse_departures(
         """
-        stubbed: the accelerator: CUDA without a look at the machine, where slime chooses one
-            it names devices and communication backends, and tensors are on the CPU if it is none
+        stubbed: the accelerator: CUDA without probing the machine, in versions that choose one
+            it names devices and communication backends; without a GPU, tensors are on the CPU
         stubbed: the rollout manager: made without its init, which starts servers
             its conversion of samples and its split over ranks are its own
         """
     )
 
-    # Only versions 0.2 have the format.
+    # Only versions 0.2 have this format.
     padded_layouts = (
         Layout(micro_batches=2, format="bshd"),
         Layout(dp=2, cp=2, micro_batches=2, format="bshd"),
@@ -70,13 +70,13 @@ class SlimeAdapter(MegatronAdapter):
         loss.calculate_log_probs_and_entropy = seam_around(loss.calculate_log_probs_and_entropy)
 
     def validated(self, args: Any, layout: Layout) -> None:
-        """Run slime's own validation, for training alone."""
+        """Run slime's own validation for training without rollouts."""
         args.train_backend, args.load_debug_rollout_data = "megatron", None
         args.debug_train_only, args.debug_rollout_only = True, False
         self.module("utils.arguments").slime_validate_args(args)
 
     def rollout_field(self) -> str | None:
-        """``rollout_id``, in older versions ``index``, in the oldest none."""
+        """``rollout_id``, in older versions ``index``, in the oldest None."""
         if "rollout_id" in inspect.signature(self.module("utils.types").Sample).parameters:
             return "rollout_id"
         reducer = self.module("backends.megatron_utils.cp_utils").get_sum_of_sample_mean
@@ -100,7 +100,7 @@ class SlimeAdapter(MegatronAdapter):
         return SimpleNamespace(inner=data)  # a training rank of older versions takes its share
 
     def slicer(self, args: Any) -> rollouts.Slicer:
-        """slime's slicing by sample, for every format."""
+        """slime's slicing by sample, used for every format."""
         slice_with_cp = self.module("backends.megatron_utils.cp_utils").slice_log_prob_with_cp
         form = getattr(args, "qkv_format", "thd")
         return lambda values, total, response, width: call_supported(
@@ -128,14 +128,14 @@ class SlimeAdapter(MegatronAdapter):
         return description.conventions(parser, estimators, self._sample_unit())
 
     def _sample_unit(self) -> Convention:
-        """What counts as one sample; documented since samples name their rollout."""
+        """The sample unit; documented since samples name their rollout."""
         field = self.rollout_field()
         if field == "rollout_id":
             return Documented(SampleUnit.ROLLOUT, "docs/en/get_started/agent.md, rollout_id")
         return Assumed(SampleUnit.SAMPLE if field is None else SampleUnit.ROLLOUT)
 
     def candidates(self) -> Candidates:
-        """Functions that a mistake may be in, newer versions first."""
+        """Functions that may contain a mistake, newer versions first."""
         loss, _, _ = self.loss_modules()
         return {
             CodeLocation.TOKEN_COUNT: ((loss, "loss_function"),),
@@ -160,10 +160,10 @@ class SlimeAdapter(MegatronAdapter):
         ]
 
     def aggregate(self, entries: Sequence[LogEntry], rank: Rank) -> Mapping[str, float]:
-        """Call slime's function, if it has one; with the option per token it divides by counts."""
+        """Call slime's function, if it exists; with the per-token option it divides by counts."""
         homes = self._log_modules()
         if not homes:
-            raise Unsupported("no function that makes a log: the train step makes its own")
+            raise Unsupported("no function that aggregates logs: the train step does it itself")
         return homes[0].reduce_train_step_metrics(
             as_dictionaries(entries, with_normalizers=False),
             calculate_per_token_loss=True,
@@ -173,14 +173,14 @@ class SlimeAdapter(MegatronAdapter):
         )
 
     def _log_modules(self) -> list[Any]:
-        """The modules with the function that makes logs, newer versions first."""
+        """The modules that aggregate logs, newer versions first."""
         names = "observability.train_metric_utils", "backends.megatron_utils.cp_utils"
         modules = [self._module_if_any(name) for name in names]
         return [home for home in modules if hasattr(home, "reduce_train_step_metrics")]
 
     @property
     def _manager_class(self) -> Any:
-        """The class of rollout managers, out of Ray's wrapper."""
+        """The rollout manager's class without Ray's wrapper."""
         return self.module("ray.rollout").RolloutManager.__ray_metadata__.modified_class
 
     def _module_if_any(self, name: str) -> Any:

@@ -4,7 +4,7 @@ Every rank converts the same samples, splits them over data-parallel ranks and c
 framework's actor, all with the framework's code, as its trainer does for every batch of rollouts.
 The rank's share, micro-batches, old log-probabilities, logs and optimizer steps are the
 framework's. Below depth `step` the model is not wrapped in data parallelism. At depth `reducer` the
-framework's reducer is given token losses of ours.
+framework's reducer gets the adapter's own token losses.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class MegatronAdapter(OnMegatron):
     dtypes = ("float32", "bfloat16")
     mode_names = command_line.MODE_NAMES
 
-    padded_layouts: ClassVar[Sequence[Layout]]  # those in bshd to run
+    padded_layouts: ClassVar[Sequence[Layout]]  # layouts in bshd
     departures: ClassVar[tuple[Departure, ...]] = ()  # departures of this framework only
 
     def layouts(self) -> Sequence[Layout]:
@@ -79,7 +79,7 @@ class MegatronAdapter(OnMegatron):
 
     @abstractmethod
     def rollout_field(self) -> str | None:
-        """The field of a sample object that names its rollout; None without rollouts."""
+        """The field of a sample object that names its rollout; None if rollouts have no name."""
 
     @abstractmethod
     def references(self, args: Any, job: Job, batch: ProbedBatch) -> Any:
@@ -91,7 +91,7 @@ class MegatronAdapter(OnMegatron):
 
     @abstractmethod
     def declining_fetch(self, actors: ModuleType, actor: Any) -> None:
-        """Let an actor decline a job (`refusals`) where it fetches its share of the data."""
+        """Let an actor decline a job (`refusals`) when it fetches its share of the data."""
 
     @abstractmethod
     def loss_modules(self) -> tuple[Any, Any, Any]:
@@ -99,21 +99,21 @@ class MegatronAdapter(OnMegatron):
 
     @abstractmethod
     def declared(self, parser: Any) -> Mapping[str, Convention]:
-        """What the modes leave open, by the names of conventions."""
+        """What the modes leave open, by convention."""
 
     @abstractmethod
     def candidates(self) -> Candidates:
-        """Functions of the framework that a mistake may be in, by place."""
+        """Functions of the framework that may contain a mistake, by place."""
 
     @abstractmethod
     def keepers(self) -> Iterable[Any]:
-        """Functions that may keep rules of configurations and logs; None for missing ones."""
+        """Functions that may enforce rules of configurations and logs; None for missing ones."""
 
     def join(self, args: Any) -> None:
-        """Tell the framework of Megatron's process groups, if it keeps a state of its own."""
+        """Initialise the framework's own state from Megatron's process groups, if it has one."""
 
     def parser(self) -> Any:
-        """The framework's argument parser on top of Megatron's options."""
+        """The framework's argument parser, added to Megatron's options."""
         parser = command_line.base_parser()
         arguments = self.module("utils.arguments")
         getattr(arguments, f"get_{self.package}_extra_args_provider")()(parser)
@@ -124,7 +124,7 @@ class MegatronAdapter(OnMegatron):
         return importlib.import_module(f"{self.package}.{path}")
 
     def describe(self) -> Description:
-        """Describe the framework by what its argument parser offers."""
+        """Describe the framework by the options of its argument parser."""
         parser = self.parser()
         return Description(
             modes=command_line.modes(parser),
@@ -169,7 +169,7 @@ class MegatronAdapter(OnMegatron):
         )
 
     def arguments(self, job: Job) -> Any:
-        """The arguments for a job, as validated; raises `Unsupported` or `Refused`."""
+        """The validated arguments for a job; raises `Unsupported` or `Refused`."""
         parser = self._parser
         with refusals(), command_line.settings(job, parser) as settings:
             parsed = parser.parse_args([*command_line.job_options(job, parser), *settings])
@@ -179,7 +179,7 @@ class MegatronAdapter(OnMegatron):
 
     @cached_property
     def _parser(self) -> Any:
-        """The parser, made once in a process, as that takes a tenth of a step."""
+        """The parser, made once per process because that takes a tenth of a step."""
         return self.parser()
 
     def train(self, args: Any, job: Job, trained: Policy, batch: ProbedBatch) -> list[Any]:
@@ -263,7 +263,7 @@ class MegatronAdapter(OnMegatron):
 
 
 def pending_reduction(depth: Depth, *, per_token: bool) -> PendingReduction:
-    """The reduction that is still to come after a depth of a step in Megatron."""
+    """The gradient reduction that is still missing after a Megatron step of this depth."""
     if depth is Depth.STEP:
         return PendingReduction.REPLICATED
     if depth is Depth.LOSS:

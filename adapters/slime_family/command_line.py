@@ -53,7 +53,7 @@ NAMES: dict[Setting | FaultInjection, tuple[str, ...]] = {
     Setting.CONFIG_FILE: (),
     **dict.fromkeys(FaultInjection, GROUPS),
 }
-"""The words by which errors name what a configuration sets."""
+"""The words for a setting; an error must contain one of them."""
 
 NEEDED: dict[Setting | FaultInjection | None, tuple[str, ...]] = {
     Setting.DIVISOR: (DIVISOR, OLDER_DIVISOR),
@@ -63,11 +63,11 @@ NEEDED: dict[Setting | FaultInjection | None, tuple[str, ...]] = {
     Setting.CONFIG_FILE: (CONFIG_FILE,),
     **dict.fromkeys(user_code.FAULTS, (CONVERSION,)),
 }
-"""The options, any of which a setting needs; all versions have those of the others."""
+"""The options that a setting needs, any one of them; all versions have those of other settings."""
 
 OBSERVE_ENTROPY = "--observe-training-entropy"
 CRITIC_ALONE = "--num-critic-only-steps=1"
-"""Newer versions of miles compute no entropy unless it is trained or asked for. In older ones a
+"""Newer versions of miles compute no entropy unless it is trained on or requested. In older ones a
 critic waits for its actor's log-probabilities after that many steps."""
 
 LAYOUT_OPTIONS = {
@@ -84,7 +84,7 @@ _KL = (
     "--use-kl-loss",
     f"--kl-loss-coef={KL_COEFFICIENT}",
     "--kl-loss-type=k1",
-    f"--ref-load={os.curdir}",  # has to be there and is never loaded
+    f"--ref-load={os.curdir}",  # must exist, and is never loaded
 )
 
 _ESTIMATOR = "--advantage-estimator"
@@ -119,12 +119,12 @@ OBJECTIVES: Mapping[Objective, tuple[str, ...]] = {
     Objective.PENALISED_GAE: (*_GAE, *_PENALISED),
     Objective.SFT: ("--loss-type=sft_loss",),
 }
-"""Options that choose an objective. The policy loss needs none; the actor chooses a critic's."""
+"""Options that choose an objective. The policy loss needs none; the actor chooses the critic's."""
 
 
 @dataclass(frozen=True)
 class CliFlag:
-    """One option, a flag if it has no text, with its setting if it may be in a file."""
+    """One option, a flag if ``text`` is None, with its setting if it may be in a file."""
 
     option: str
     text: str | None = None
@@ -137,13 +137,13 @@ class CliFlag:
 
     @property
     def in_file(self) -> str:
-        """The option as a line of YAML, which gives the value a type of its own."""
+        """The option as a line of YAML, in which the value has a type."""
         key = self.option.removeprefix("--").replace("-", "_")
         return f"{key}: {yaml(self.text or 'true')}\n"
 
 
 def offers(parser: argparse.ArgumentParser, option: str) -> bool:
-    """Whether a parser knows an option, with the value it is given if it has a choice of them."""
+    """Whether a parser has an option, and among its choices, if any, the value."""
     flag, given, value = option.partition("=")
     action = parser._option_string_actions.get(flag)
     if action is None:
@@ -152,7 +152,7 @@ def offers(parser: argparse.ArgumentParser, option: str) -> bool:
 
 
 def base_parser() -> argparse.ArgumentParser:
-    """A parser with options and defaults of `megatron.training`, which is in no distribution."""
+    """A parser with options and defaults of `megatron.training`, which no distribution contains."""
     parser = argparse.ArgumentParser(
         allow_abbrev=False, conflict_handler="resolve", exit_on_error=False
     )
@@ -164,13 +164,13 @@ def base_parser() -> argparse.ArgumentParser:
     for name in ("tensor", "pipeline", "context"):
         model = "" if name == "context" else "model-"
         parser.add_argument(f"--{name}-{model}parallel-size", type=int, default=1)
-    # Megatron takes it by other names and derives it when it validates its own options.
+    # Megatron uses other names, and derives it when it validates its own options.
     parser.add_argument("--virtual-pipeline-model-parallel-size", type=int)
     parser.add_argument("--seq-length", type=int, default=64)
     parser.add_argument("--decoder-seq-length", type=int)
     switched_off = ("bf16", "fp16", "record_memory_history", "use_pytorch_profiler")
     parser.set_defaults(**dict.fromkeys(switched_off, False), check_for_nan_in_loss_and_grad=True)
-    # Sizes of a small model, by which frameworks weigh samples when they balance ranks.
+    # Sizes of a small model, with which frameworks estimate workload to balance ranks.
     parser.set_defaults(ffn_hidden_size=32, hidden_size=8, kv_channels=4, vocab_size=64)
     parser.set_defaults(num_attention_heads=2, num_layers=1, num_query_groups=2)
     of_other_models = (
@@ -185,7 +185,7 @@ def base_parser() -> argparse.ArgumentParser:
 
 
 def job_options(job: Job, parser: argparse.ArgumentParser) -> list[str]:
-    """The options of a job apart from its settings (`settings`).
+    """The options of a job except its settings (`settings`).
 
     Raises `Unsupported` for steps or prompts of different sizes, micro-batches of another kind, or
     a format that this version lacks.
@@ -222,7 +222,7 @@ def settings(job: Job, parser: argparse.ArgumentParser) -> Iterator[list[str]]:
 
 
 def layout_options(parser: argparse.ArgumentParser) -> frozenset[Option]:
-    """The options of layouts that a framework offers."""
+    """The layout options that a framework offers."""
     return frozenset(option for option, flag in LAYOUT_OPTIONS.items() if offers(parser, flag))
 
 
@@ -284,7 +284,7 @@ def _micro_batch_options(job: Job) -> list[str]:
     if isinstance(layout.micro_batches, int):
         return [f"--micro-batch-size={_micro_batch_size(job, layout.micro_batches)}"]
     if layout.micro_batches == "tokens":
-        # A micro-batch may hold the budgets of all ranks that have a slice of it.
+        # The ranks that share a micro-batch's sequences add up their budgets.
         budget = -(-token_budget(job.steps, layout.dp) // layout.cp)
         return ["--use-dynamic-batch-size", f"--max-tokens-per-gpu={budget}"]
     raise Unsupported(f"no micro-batches by {layout.micro_batches}")
@@ -296,7 +296,7 @@ def _micro_batch_size(job: Job, micro_batches: int) -> int:
     for size in range(1, max(step.size for step in job.steps) + 1):
         if all(-(-step.size // size) == wanted for step in job.steps):
             return size
-    raise Unsupported(f"no size of micro-batches that makes {wanted} of the samples of every step")
+    raise Unsupported(f"no micro-batch size that cuts the samples of every step into {wanted}")
 
 
 def _flags(job: Job, parser: argparse.ArgumentParser) -> Iterator[CliFlag]:
@@ -323,7 +323,7 @@ def _flags(job: Job, parser: argparse.ArgumentParser) -> Iterator[CliFlag]:
 
 
 def _mode(job: Job) -> Iterator[CliFlag]:
-    """Yield the mode and the divisor by the options for the four modes."""
+    """Yield the mode and the divisor, in versions with an option for the four modes."""
     if job.configuration.says_mode:
         yield CliFlag(MODE, str(job.aggregation.mode), Setting.MODE)
     if divisor := _divisor(job):
@@ -331,7 +331,7 @@ def _mode(job: Job) -> Iterator[CliFlag]:
 
 
 def _older_mode(job: Job, parser: argparse.ArgumentParser) -> Iterator[CliFlag]:
-    """Yield them for older versions: the flag is `token_mean`, a divisor `constant`."""
+    """Yield mode and divisor in older versions: a flag is `token_mean`, a divisor `constant`."""
     mode = job.aggregation.mode
     divisor = _divisor(job)
     if mode is Mode.PROMPT_MEAN or (mode is Mode.CONSTANT and not offers(parser, OLDER_DIVISOR)):

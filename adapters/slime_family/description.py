@@ -1,7 +1,7 @@
 """The objectives, conventions and rules that a version of slime or miles offers or states.
 
-A rule of configurations or logs is stated where the version's own code keeps it, recognised by the
-identifiers in that code, or where an option is documented to do just that.
+A version states a rule of configurations or logs if its own code enforces it, recognised by the
+identifiers in that code, or if an option's documentation says so.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Trace:
-    """A regular expression that matches the code of versions that state some rules."""
+    """A regular expression that matches the code of versions that state these rules."""
 
     rules: tuple[str, ...]
     code: str
@@ -43,7 +43,7 @@ FINITE = ("divisor_infinite", "divisor_bool", "divisor_text")
 CONFLICTS = ("divisor_of_another_mode", "per_token_with_another_mode")
 TERMS = ("entropy_per_sample", "divergence_per_sample")
 BOUNDARIES = ("boundary_gap", "boundary_overlap", "boundary_short")
-# Rules of settings that may also stand in a configuration file.
+# Rules of settings that may also be in a configuration file.
 IN_FILE = ("divisor_missing", *POSITIVE, *FINITE, *CONFLICTS, *TERMS, "batch_of_partial_groups")
 
 TRACES = (
@@ -64,7 +64,7 @@ TRACES = (
     Trace(("log_well_formed_normalizers",), r"\"normalizers\" in log_dict"),
     Trace(("log_different_keys", "log_key_order"), r"\[\"keys\"\] != keys"),
 )
-"""Looked for in the functions that an adapter names."""
+"""Searched for in the functions that an adapter names."""
 
 HELP = {
     "default_mode": (MODE, PER_TOKEN),
@@ -78,9 +78,9 @@ TYPED = {"divisor_bool": float, "divisor_text": float}
 
 
 def stated(parser: argparse.ArgumentParser, functions: Iterable[Any]) -> dict[str, str]:
-    """Each rule that a version states, with the place where it does.
+    """Each rule that a version states, with its place.
 
-    ``functions`` may keep rules, in the order of their calls; None for each that is lacking.
+    ``functions`` may enforce rules, in the order of their calls; None for each missing one.
     """
     found = dict(_documented(parser))
     for function in filter(None, functions):
@@ -102,12 +102,12 @@ def _documented(parser: argparse.ArgumentParser) -> Iterator[tuple[str, str]]:
 
 
 def _known(parser: argparse.ArgumentParser, options: tuple[str, ...]) -> list[str]:
-    """The first of some options that a version has, if any."""
+    """The first of these options that a version has, in a list; empty if it has none."""
     return [option for option in options if offers(parser, option)][:1]
 
 
 def offered(parser: argparse.ArgumentParser, losses: Any) -> frozenset[Objective]:
-    """The objectives that a version's options offer and its loss functions read."""
+    """The objectives that a version's options offer and its loss functions use."""
     chosen = {
         objective
         for objective, options in command_line.OBJECTIVES.items()
@@ -126,9 +126,9 @@ def conventions(
     """What the modes of slime and miles leave open.
 
     Versions that count the tokens of rollouts before a step is cut keep these denominators when
-    tokens are rejected. The option for the four modes is
-    documented to be the policy loss's alone: all else is a mean over samples. The module
-    ``estimators`` has the functions that compute advantages; None if there is none.
+    tokens are rejected. The option for the four modes is documented to apply only to the policy
+    loss: everything else is a mean over samples. The module ``estimators`` has the functions that
+    compute advantages; None if there is none.
     """
     by_rollout = sample_unit.value is SampleUnit.ROLLOUT
     mask = {"denominator_mask": Assumed(DenominatorMask.ORIGINAL)} if by_rollout else {}
@@ -153,7 +153,7 @@ def _of_returns(function: Any) -> Convention:
 
 
 def _of_values(function: Any) -> Convention:
-    """Newer versions of miles test that GAE goes through trainable tokens alone."""
+    """Newer versions of miles test that GAE passes only through trainable tokens."""
     masks = function is not None and "loss_masks" in inspect.signature(function).parameters
     tokens = TokenSet.ACTIVE if masks else TokenSet.RESPONSE
     found = EstimatorConventions(transitions=tokens, penalised=tokens, rewarded=tokens)

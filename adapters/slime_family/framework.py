@@ -1,7 +1,7 @@
-"""Imports and calls of slime's and miles' own code: stubs, actors and what they log.
+"""Imports and calls of slime's and miles' own code: stubs, actors and their logs.
 
-Actors are entered at `train`, as their trainers do. They are made without their `init`, which
-starts CUDA and loads checkpoints, and are given a model, an optimizer and bookkeeping in its place.
+Actors are entered at `train`, as in their trainers. They are made without their `init`, which
+starts CUDA and loads checkpoints, and get a model, an optimizer and bookkeeping instead.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ SERVERS = ("aiohttp", "fastapi", "openai", "sglang", "sglang_router", "starlette
 TRACKING = ("structlog", "tensorboard", "wandb")
 GPU_CODE = ("megatron.training", "ring_flash_attn", "torch_memory_saver")
 DATA = ("blake3", "mooncake", "polars", "pylatexenc", "qwen_vl_utils")
-PACKAGES = sorted((*SERVERS, *TRACKING, *GPU_CODE, *DATA))  # that no training step enters
-STUBBED: list[str] = []  # what `install` stubbed in this process
+PACKAGES = sorted((*SERVERS, *TRACKING, *GPU_CODE, *DATA))  # no training step uses them
+STUBBED: list[str] = []  # packages that `install` stubbed in this process
 OBJECT_STORE = SimpleNamespace(put=lambda value: value, get=lambda value: value)
 TRACKERS = ("logging_utils", "tracking", "tracking_utils")
 
@@ -38,7 +38,7 @@ KEYS = {
     "train/kl_loss": Metric.KL,
     "train/rejected": Metric.REJECTED,
 }
-"""Metrics by the names they are logged under; the last is that of `user_code.reject`."""
+"""Metrics by the names under which they are logged; the last is that of `user_code.reject`."""
 
 KEYS_OF_ROLLOUTS = {
     "rollout/raw_reward": Metric.REWARD,
@@ -57,13 +57,13 @@ def install(package: str, *, megatron: bool) -> None:
 
     cuda_on_cpu.install()
     kernels = [f"{package}.backends.megatron_utils.kernels", f"{package}.utils.fp8_kernel"]
-    stubbed = kernels if megatron else []  # modules, by version, that hold GPU kernels only
+    stubbed = kernels if megatron else []  # modules, by version, with nothing but GPU kernels
     stub(stubbed)
     STUBBED.extend([*stub_missing([*PACKAGES, f"{package}_plugins"]), *stubbed])
 
 
 def drop_server_options(package: str) -> None:
-    """Keep sglang's options out of a framework's parser, as no train step reads them."""
+    """Remove sglang's options from a framework's parser; no train step reads them."""
     for path in ("utils.arguments", "backends.sglang_utils.arguments"):
         module = importlib.import_module(f"{package}.{path}")
         for options in (getattr(module, name, None) for name in ("RouterArgs", "ServerArgs")):
@@ -72,10 +72,10 @@ def drop_server_options(package: str) -> None:
 
 
 def actor(actor_class: type, *, args: Any, **trained: Any) -> Any:
-    """An actor that waits for a batch of rollouts; ``trained`` are its further attributes."""
+    """An actor that waits for a batch of rollouts, with ``trained`` as further attributes."""
     made: Any = object.__new__(actor_class)
     actors = sys.modules[actor_class.__module__]
-    timer = actors.Timer()  # the only one of a process, perhaps running since a job that failed
+    timer = actors.Timer()  # one per process, perhaps still running after a failed job
     timer.reset()
     timer.start_time.clear()
     timer.start("train_wait")
@@ -87,7 +87,7 @@ def actor(actor_class: type, *, args: Any, **trained: Any) -> Any:
         weights_backuper=SimpleNamespace(
             backup_tags=("actor",), backup=lambda tag: None, restore=lambda tag: None
         ),
-        weights={"actor": {}},  # of older versions, with what copies them
+        weights={"actor": {}},  # for older versions, with the function that copies them
         update_gpu_params_dict=lambda weights: None,
         update_cpu_params_dict=lambda weights: None,
         weight_updater=SimpleNamespace(pop_metrics=dict),
@@ -107,11 +107,11 @@ def actor(actor_class: type, *, args: Any, **trained: Any) -> Any:
 
 
 def as_dictionaries(entries: Sequence[LogEntry], *, with_normalizers: bool) -> list[dict[str, Any]]:
-    """Entries as micro-batches hand them on; raises `Unsupported` for unknown normalizers."""
+    """Entries in the form of micro-batches; raises `Unsupported` for unknown normalizers."""
     import torch
 
     if not with_normalizers and any(entry.normalizers is not None for entry in entries):
-        raise Unsupported("no normalizers of their own for values that are logged")
+        raise Unsupported("no separate normalizers for logged values")
 
     def as_dictionary(entry: LogEntry) -> dict[str, Any]:
         if entry.normalizers is None:
@@ -123,7 +123,7 @@ def as_dictionaries(entries: Sequence[LogEntry], *, with_normalizers: bool) -> l
 
 
 class Log:
-    """Collects the numbers that are logged on this rank, in place of the trackers."""
+    """Collects the numbers logged on this rank, in place of the trackers."""
 
     def __init__(self) -> None:
         self._steps: list[dict[Metric, float]] = []
@@ -136,7 +136,7 @@ class Log:
                 getattr(module, name).log = self._collect
 
     def start(self) -> None:
-        """Forget the numbers of a job that may have ended early."""
+        """Clear the numbers of a job that may have ended early."""
         self._steps.clear()
         self._rollouts.clear()
 

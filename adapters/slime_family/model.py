@@ -1,4 +1,4 @@
-"""The models and the seam by which slime and miles train the probe on Megatron-Core."""
+"""The models and the seam with which slime and miles train the probe on Megatron-Core."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from adapters.toolkit.worlds import cached
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# Arguments by which newer versions of miles and slime ask for a gradient of entropies.
+# Arguments with which newer versions of miles and slime request a gradient of entropies.
 ENTROPY_IS_TRAINED = ("entropy_requires_grad", "with_entropy_grad")
 SEAM = ProbeSeam()  # the seam of this process, which trains one job at a time
 
@@ -34,11 +34,11 @@ def seam_around(calculate: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def cached_policy(job: Job, probe_size: int, rank: Rank, *, per_token: bool) -> Any:
-    """The policy for a job, kept while process groups are; `Unsupported` if Megatron refuses it."""
+    """The policy for a job, kept with its process groups; `Unsupported` if Megatron refuses it."""
     capacity, critic = probe_capacity(probe_size), job.objective is Objective.VALUE
     key = (job.depth, job.layout.options, per_token, capacity, critic)
     policy = cached(rank, key, lambda: _policy(job, capacity, rank, per_token=per_token))
-    policy.chunks[0].config.no_sync_func = None  # as a framework finds it in a new model
+    policy.chunks[0].config.no_sync_func = None  # as in a new model
     return policy
 
 
@@ -48,7 +48,7 @@ def _policy(job: Job, capacity: int, rank: Rank, *, per_token: bool) -> megatron
     config = megatron_core.transformer_config(
         job.layout,
         getattr(torch, rank.dtype),
-        # Depth `reducer` ends before any scaling, and only per token does the schedule do none.
+        # Depth `reducer` ends before any scaling, and the schedule scales except per token.
         calculate_per_token_loss=per_token or job.depth is Depth.REDUCER,
     )
     head = megatron_core.values_head if job.objective is Objective.VALUE else _logits
@@ -63,9 +63,9 @@ def _policy(job: Job, capacity: int, rank: Rank, *, per_token: bool) -> megatron
 
 
 def _logits(input_ids: torch.Tensor, probe: torch.Tensor, logit: torch.Tensor) -> torch.Tensor:
-    """The only token's logits, by which a loss without tokens on this rank reaches the probe.
+    """The only token's logits, which connect a loss without tokens on this rank to the probe.
 
-    The loss of a micro-batch comes right after its logits, and is given the same probe.
+    The loss of a micro-batch follows its logits directly and gets the same probe.
     """
     SEAM.probe = probe
     logits = logit + megatron_core.vocabulary_offset() + 0.0 * probe.sum()

@@ -1,4 +1,4 @@
-"""A batch of samples as the rollout side of slime and miles makes it."""
+"""A batch of samples in the form of slime's and miles' rollout side."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     Columns = dict[str, Any]
 
     Slicer = Callable[[torch.Tensor, int, int, int | None], torch.Tensor]
-    """Slices the values of a response to those that a context-parallel rank holds. It is also given
-    the lengths of sample and response and the width of a padded row."""
+    """Slices the values of a response to those on a context-parallel rank. Its further arguments
+    are the lengths of sample and response and the width of a padded row."""
 
 
 def sample_fields(batch: ProbedBatch) -> list[tuple[int, dict[str, Any]]]:
@@ -72,18 +72,18 @@ def samples(batch: ProbedBatch, sample_class: Any, rollout_field: str | None) ->
 
 
 def of_single_samples(job: Job) -> Job:
-    """Returns the job as a version sees it that knows no rollouts of several samples.
+    """Returns the job for a version without rollouts of several samples.
 
-    Every sample is a rollout there. Its options give one number of rollouts for all prompts, so
-    that every sample is given a prompt too, unless prompts matter: then it raises `Unsupported`,
-    as it does where Megatron would refuse a batch that is no multiple of its micro-batches.
+    Every sample is then its own rollout. Because options give all prompts the same number of
+    rollouts, every sample also becomes its own prompt. Raises `Unsupported` if prompts matter, or
+    if the batch is not a multiple of its micro-batches, which Megatron would refuse.
     """
     if all(len(np.unique(step.rollouts)) == step.size for step in job.steps):
         return job
     parts = job.layout.micro_batches if isinstance(job.layout.micro_batches, int) else 1
     is_uneven = any(step.size % (job.layout.dp * parts) for step in job.steps)
     if is_uneven or job.aggregation.mode is Mode.PROMPT_MEAN or job.objective in FROM_REWARDS:
-        raise Unsupported("no several samples of one rollout")
+        raise Unsupported("no rollouts of several samples")
     alone = [
         replace(step, groups=np.arange(step.size), rollouts=np.arange(step.size))
         for step in job.steps
@@ -94,8 +94,8 @@ def of_single_samples(job: Job) -> Job:
 def replace_advantages(actors: ModuleType, job: Job, batch: ProbedBatch, slicer: Slicer) -> None:
     """Replace the function of an actor's module that computes advantages and returns.
 
-    The actor's old log-probabilities are kept unless the objective needs another old policy. If
-    the framework's own advantages are looked at, its function is called with what it needs.
+    The actor's old log-probabilities are kept unless the objective needs another old policy. In
+    checks on the framework's own advantages, its function is called with its inputs.
     """
     current = actors.compute_advantages_and_returns
     original = getattr(current, "original", current)
@@ -131,7 +131,7 @@ def add_columns(
 
 
 def of_steps(gradients: list[Any], job: Job) -> list[Any]:
-    """Each step's gradient; their sum where a batch size makes several steps of the job's one."""
+    """Each step's gradient; summed where a batch size cuts a step of the job into several."""
     if job.configuration.batch_size is None or len(job.steps) > 1:
         return gradients
     return [sum(gradients)]

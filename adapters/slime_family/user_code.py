@@ -1,8 +1,8 @@
 """Code that a user may plug into slime and miles: custom functions, and faulty rollouts.
 
-The frameworks find custom functions by name. They give a function for truncated importance sampling
-the log-probabilities that a context-parallel rank holds and the masks of whole samples, and take
-back both kinds.
+The frameworks find custom functions by name. A function for truncated importance sampling gets the
+log-probabilities on a context-parallel rank and the masks of whole samples, and returns the same
+two kinds.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def reject(
 def correct(
     *, pg_loss: torch.Tensor, loss_masks: list[torch.Tensor], **others: Any
 ) -> tuple[torch.Tensor, list[torch.Tensor], dict[str, torch.Tensor]]:
-    """Return the losses and masks as they are: importance sampling that corrects nothing."""
+    """Return losses and masks unchanged: importance sampling without a correction."""
     return pg_loss, loss_masks, {}
 
 
@@ -82,7 +82,7 @@ def reducer(
     loss_masks: list[torch.Tensor],
     calculate_per_token_loss: bool,
 ) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Return a custom reducer: the masked sum, by the framework, over `REDUCER_DIVISOR`."""
+    """Return a custom reducer: the framework's masked sum divided by `REDUCER_DIVISOR`."""
     masked_sum = CpUtils.module.get_sum_of_sample_mean(
         total_lengths, response_lengths, loss_masks, calculate_per_token_loss=True
     )
@@ -90,7 +90,7 @@ def reducer(
 
 
 def samples_to_convert(samples: list[Any], job: Job) -> list[Any]:
-    """Return the sample objects as a job's rollout side sends them to be converted."""
+    """Return the sample objects that a job's rollout side sends to conversion."""
     configuration = job.configuration
     for sample in samples:
         if configuration.corrects and getattr(sample, "rollout_log_probs", None) is None:
@@ -103,7 +103,7 @@ def samples_to_convert(samples: list[Any], job: Job) -> list[Any]:
 
 
 def conversion(job: Job, own: Conversion) -> Conversion | None:
-    """Return a job's custom conversion of samples, if any: the framework's ``own`` with a fault."""
+    """Return a job's custom conversion of samples, if any: ``own`` with an injected fault."""
     inject = FAULTS.get(job.configuration.fault_injection)
     if inject is None:
         return None
@@ -123,7 +123,7 @@ def _take_from_first_group(samples: list[Any]) -> None:
     groups = [sample.group_index for sample in samples]
     members = [sample for sample in samples if sample.group_index == groups[0]]
     if len(members) < 2:
-        raise Unsupported("no group of one sample that lacks one")
+        raise Unsupported("no group with a missing sample if groups have only one")
     members[-1].group_index = max(groups) + 1
 
 
@@ -133,7 +133,7 @@ def _drop_denominators(columns: Columns, groups: list[int]) -> None:
 
 
 def _leave_a_gap(columns: Columns, groups: list[int]) -> None:
-    """Let the last sample of the first group belong to no group."""
+    """Leave the last sample of the first group without a group."""
     stray = max(i for i, group in enumerate(groups) if group == groups[0])
     _count(columns, groups, group=groups[0], sample=stray, sign=-1)
     columns[MASK_SUMS][stray] = 0
@@ -142,15 +142,15 @@ def _leave_a_gap(columns: Columns, groups: list[int]) -> None:
 
 
 def _overlap(columns: Columns, groups: list[int]) -> None:
-    """Count the first sample of another group in the first group too."""
+    """Count the first sample of another group in the first group as well."""
     others = [i for i, group in enumerate(groups) if group != groups[0]]
     if not others:
-        raise Unsupported("no two groups in a group alone")
+        raise Unsupported("no overlap of groups if there is only one")
     _count(columns, groups, group=groups[0], sample=others[0], sign=1)
 
 
 def _end_short(columns: Columns, groups: list[int]) -> None:
-    """Let the last group end before the last sample, which has no entry in the columns."""
+    """End the last group before the last sample, which then has no entry in the columns."""
     _count(columns, groups, group=groups[-1], sample=len(groups) - 1, sign=-1)
     for name in (MASK_SUMS, GROUP_INDICES):
         if name in columns:
@@ -158,7 +158,7 @@ def _end_short(columns: Columns, groups: list[int]) -> None:
 
 
 def _count(columns: Columns, groups: list[int], *, group: int, sample: int, sign: int) -> None:
-    """Add the tokens of a sample to the count of a group (sign 1) or take them off it (-1)."""
+    """Add a sample's tokens to a group's count (sign 1) or subtract them (-1)."""
     tokens = sign * sum(columns["loss_masks"][sample])
     columns[MASK_SUMS] = [
         total + tokens if other == group else total

@@ -68,7 +68,7 @@ def whole_divisor(job: Job, name: str) -> int | None:
     """The job's divisor as a whole number, which an option wants; None if there is none."""
     divisor = job.aggregation.divisor
     if divisor is not None and not float(divisor).is_integer():
-        raise Unsupported(f"{name} is an integer, the divisor {divisor!r} is none")
+        raise Unsupported(f"{name} is an integer, but the divisor is {divisor!r}")
     return None if divisor is None else int(divisor)
 
 

@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from adapters.trl.training import Training
 
 OPTIONS = (Option.SHARED_GENERATION, Option.SPLIT_GENERATION, Option.MASKED_TRUNCATION)
-"""The options of layouts that are those of generations, and of all trainers."""
+"""The layout options of generations, which all trainers have."""
 
 
 class TrlAdapter(Adapter):
-    """Drives huggingface/trl; a subclass says which trainer."""
+    """Drives huggingface/trl; subclasses choose the trainer."""
 
     name = "trl"
     package = "trl"
@@ -49,7 +49,7 @@ class TrlAdapter(Adapter):
     departures_of_engine: ClassVar[tuple[Departure, ...]] = ()
 
     def layouts(self) -> list[Layout]:
-        """Data parallelism on up to 4 ranks, and generations of more and fewer micro-batches."""
+        """Data parallelism on up to 4 ranks, and generations of several and of parts of steps."""
         plain = cuts(((1, 1), (2, 1), (4, 1)), "bshd", micro_batches=(1, 2))
         optional = [Layout(dp=2, micro_batches=2, options=(option,)) for option in OPTIONS]
         return [*plain, Layout(micro_batches=4), *optional]
@@ -59,13 +59,13 @@ class TrlAdapter(Adapter):
         importing.import_trl(source)
 
     def enter_world(self, rank: Rank) -> None:
-        """Let the next trainer find this rank's world."""
+        """Make the next trainer find this rank's world."""
         from adapters.engines import accelerate
 
         accelerate.enter_world(rank)
 
     def settings_of_engine(self, job: Job) -> Settings:
-        """The engine's own settings of a job."""
+        """The engine's own settings for a job."""
         return {}
 
     def describe(self) -> Description:
@@ -91,10 +91,10 @@ class TrlAdapter(Adapter):
 
     @abstractmethod
     def declared(self) -> Mapping[str, Convention]:
-        """What the trainer's modes leave open, by the names of conventions."""
+        """What the trainer's modes leave open, by convention."""
 
     def iterations(self, job: Job) -> int:
-        """How often each generation is trained on."""
+        """How many times each generation is trained on."""
         return 1
 
     @abstractmethod
@@ -116,7 +116,7 @@ class TrlAdapter(Adapter):
         from adapters.trl.schedule import schedule_of
 
         if importing.needs_triton():
-            raise Unsupported("this version's LM head runs on Triton alone, which is not installed")
+            raise Unsupported("this version's LM head requires Triton, which is not installed")
         batch = ProbedBatch.under(conventions_of(self.declared()), job.steps, job.objective)
         schedule = schedule_of(job, self.iterations(job))
         chosen = self.settings(job, schedule) | self.settings_of_engine(job)
@@ -128,7 +128,7 @@ class TrlAdapter(Adapter):
         return observation(batch, training.gradients, passes, training.reported)
 
     def leave_world(self) -> None:
-        """Forget what Accelerate keeps of the world."""
+        """Reset the state that Accelerate keeps of the world."""
         from adapters.engines import accelerate
 
         accelerate.leave_world()

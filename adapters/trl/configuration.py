@@ -1,4 +1,4 @@
-"""What all of TRL's trainers are configured by: sizes, and settings that change no gradient."""
+"""The configuration that all of TRL's trainers share: sizes, and settings without a gradient."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
     from adapters.trl.schedule import Schedule
 
     Settings = dict[str, object]
-    """Values by their names in TRL's configuration."""
+    """Values by name in TRL's configuration."""
 
 ONE = 1.0
 """The divisor of losses that add the tokens of a sample up."""
 
 FEWEST_GENERATIONS = 2
-"""Samples of a prompt that TRL asks for at least."""
+"""The fewest samples of a prompt that TRL accepts."""
 
 
 def settings_of_run(schedule: Schedule) -> Settings:
-    """The settings of a job that depend neither on its loss nor on how rollouts come about."""
+    """The settings that depend neither on the loss nor on how rollouts are generated."""
     return {
         "use_cpu": True,
         "bf16": False,
@@ -46,9 +46,9 @@ def settings_of_run(schedule: Schedule) -> Settings:
 
 
 def settings_of_generations(job: Job, schedule: Schedule) -> Settings:
-    """The same of trainers that generate by themselves; raises `Unsupported`."""
+    """The settings of trainers that generate; raises `Unsupported`."""
     if schedule.generation_size < FEWEST_GENERATIONS:
-        raise Unsupported(f"a generation of {schedule.generation_size} sample, 2 are the fewest")
+        raise Unsupported(f"a generation of {schedule.generation_size} sample: TRL needs 2")
     return {
         **settings_of_run(schedule),
         "shuffle_dataset": False,
@@ -60,14 +60,14 @@ def settings_of_generations(job: Job, schedule: Schedule) -> Settings:
 
 
 def _generations_of_prompt(job: Job, schedule: Schedule) -> int:
-    """The samples of a prompt; those of a generation are one prompt's if that is all it holds."""
+    """The samples of a prompt; all samples of a generation if it has only one prompt."""
     if not gives_advantages(job):
         return _samples_of_prompts(job, schedule)
     return schedule.generation_size if schedule.generation_size % 2 else FEWEST_GENERATIONS
 
 
 def _samples_of_prompts(job: Job, schedule: Schedule) -> int:
-    """The number of samples of every prompt, which must be next to each other in a generation."""
+    """The number of samples of every prompt, which must be adjacent in a generation."""
     size = rollouts_per_prompt(job.steps)
     groups = ProbedBatch(job.steps).groups
     for generation in range(schedule.generations):
@@ -75,5 +75,5 @@ def _samples_of_prompts(job: Job, schedule: Schedule) -> int:
         generated = groups[[*chain.from_iterable(ranks)]]
         whole = len(generated) % size == 0
         if not whole or np.ptp(generated.reshape(-1, size), axis=1).any():
-            raise Unsupported(f"a generation has no whole prompts of {size} samples")
+            raise Unsupported(f"a generation does not have whole prompts of {size} samples")
     return size

@@ -1,4 +1,4 @@
-"""Accelerate's engines, on which TRL's trainers run."""
+"""Accelerate's engines, which TRL's trainers run on."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 CUTS_OF_STAGES = ("dp1-cp1-mb2-bshd", "dp2-cp1-mb2-bshd", "dp4-cp1-mb1-bshd")
-"""The layouts of the stages of ZeRO that are not the default."""
+"""The layouts that are run with each non-default ZeRO stage."""
 
 FROM_ARGUMENTS = (
     "train_micro_batch_size_per_gpu",
@@ -31,7 +31,7 @@ FROM_ARGUMENTS = (
     "gradient_accumulation_steps",
     "gradient_clipping",
 )
-"""Settings of DeepSpeed that are those of transformers."""
+"""DeepSpeed's settings that take transformers' values."""
 
 
 class TrlDdpAdapter(GrpoAdapter):
@@ -41,13 +41,13 @@ class TrlDdpAdapter(GrpoAdapter):
 
 
 class OnPreparedEngine(TrlAdapter):
-    """A trainer on an engine that is named when the world is entered."""
+    """A trainer on an engine that is chosen when the world is entered."""
 
     of_accelerate: ClassVar[str]
     """Accelerate's name of the engine."""
 
     def settings_of_engine(self, job: Job) -> Settings:
-        """Keep the world as it was entered, which transformers forgets otherwise."""
+        """Keep the world's engine, which transformers would reset."""
         return {"accelerator_config": {"use_configured_state": True}}
 
     def train(self, job: Job, rollouts: Rollouts, capacity: int, chosen: Settings) -> Training:
@@ -66,21 +66,21 @@ class OnFsdp2(OnPreparedEngine):
     departures_of_engine = departures.FSDP2
 
     def layouts(self) -> list[Layout]:
-        """Those of several ranks."""
+        """Those with several ranks."""
         return [layout for layout in super().layouts() if layout.world_size > 1]
 
     def enter_world(self, rank: Rank) -> None:
-        """Let Accelerate shard the model on CPUs too; raises `Unsupported` on one rank."""
+        """Make Accelerate shard the model on CPUs too; raises `Unsupported` on one rank."""
         from adapters.engines import accelerate
 
         if rank.world_size == 1:
-            raise Unsupported("transformers shards a model in distributed training alone")
+            raise Unsupported("transformers shards a model only in distributed training")
         super().enter_world(rank)
         if rank.device == "cpu":
             accelerate.name_engine("MULTI_GPU")
 
     def settings_of_engine(self, job: Job) -> Settings:
-        """The model is sharded layer by layer."""
+        """Shard the model layer by layer."""
         from adapters.toolkit.probe import ProbeLayer
 
         layers = {"transformer_layer_cls_to_wrap": [ProbeLayer.__name__]}
@@ -89,7 +89,7 @@ class OnFsdp2(OnPreparedEngine):
 
 
 class OnDeepspeed(OnPreparedEngine):
-    """A trainer with DeepSpeed's engine and the stages of its ZeRO."""
+    """A trainer with DeepSpeed's engine and its ZeRO stages."""
 
     of_accelerate = "DEEPSPEED"
     options_of_engine = tuple(STAGES)
@@ -97,7 +97,7 @@ class OnDeepspeed(OnPreparedEngine):
     dependencies = (*TrlAdapter.dependencies, "deepspeed")
 
     def layouts(self) -> list[Layout]:
-        """All of the default stage, 2, and some of the others."""
+        """All layouts with the default stage, 2, and some with the others."""
         return [*super().layouts(), *staged(CUTS_OF_STAGES)]
 
     def load(self, source: Path | None) -> None:
@@ -108,7 +108,7 @@ class OnDeepspeed(OnPreparedEngine):
         super().load(source)
 
     def enter_world(self, rank: Rank) -> None:
-        """Let Accelerate give ranks on CPUs DeepSpeed, which asks for the rank in the machine."""
+        """Make Accelerate use DeepSpeed on CPUs, and set the local rank, which DeepSpeed reads."""
         from adapters.engines import accelerate, deepspeed
 
         super().enter_world(rank)
@@ -123,7 +123,7 @@ class OnDeepspeed(OnPreparedEngine):
         return {**super().settings_of_engine(job), "deepspeed": {**sizes, **stage}}
 
     def leave_world(self) -> None:
-        """Forget the process groups that DeepSpeed keeps, too."""
+        """Also drop the process groups that DeepSpeed caches."""
         from adapters.engines import deepspeed
 
         super().leave_world()
@@ -149,6 +149,6 @@ class TrlRlooAdapter(RlooAdapter):
 
 
 class TrlAsyncAdapter(OnFsdp2, AsyncAdapter):
-    """`AsyncGRPOTrainer` with FSDP2, the one engine that TRL documents for it on several ranks."""
+    """`AsyncGRPOTrainer` with FSDP2, the only engine that TRL documents for it on several ranks."""
 
     engine = "async"

@@ -1,4 +1,4 @@
-"""Imports TRL without anything that reaches for the network."""
+"""Imports TRL without network access."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SETTINGS = {
 """Environment variables: no hub, no threads of a tokenizer, nothing compiled."""
 
 TRAINERS = ("trainer.grpo_trainer", "trainer.rloo_trainer")
-"""The modules of the trainers that are driven."""
+"""The modules of the driven trainers."""
 
 
 def import_trl(source: Path | None) -> None:
@@ -39,7 +39,7 @@ def import_trl(source: Path | None) -> None:
 
 @cache
 def _put_the_probe_in() -> None:
-    """Once in a process, whichever engines are driven in it."""
+    """Put the probe in once per process, for all engines."""
     model = importlib.import_module("adapters.trl.model")
     model.register()
     if has_fused_lm_head():
@@ -51,7 +51,7 @@ def _put_the_probe_in() -> None:
 
 
 def needs_triton() -> bool:
-    """Whether this version's fused LM head runs on Triton alone, which is not there."""
+    """Whether this version's fused LM head requires Triton, and Triton is missing."""
     kernel = "_ChunkedLogProbFunction"
     return has_fused_lm_head() and getattr(module("trainer.utils"), kernel, kernel) is None
 

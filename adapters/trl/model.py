@@ -1,6 +1,6 @@
-"""A Hugging Face model that is nothing but the probe, and the seams in TRL's use of its outputs.
+"""A Hugging Face model that consists of the probe, and the seams in TRL's use of its outputs.
 
-TRL loads it as a reference policy by the `checkpoint` folder next to this module.
+TRL loads it as a reference policy from the `checkpoint` folder next to this module.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ IGNORED = -100
 
 
 class ProbeConfig(PretrainedConfig):
-    """The shape of a transformer, which trainers ask for, and the size of the probe."""
+    """The shape of a transformer, which trainers read, and the size of the probe."""
 
     model_type = "trl_probe"
     num_attention_heads = num_key_value_heads = hidden_size = num_hidden_layers = vocab_size = 1
@@ -54,12 +54,12 @@ class Backbone(nn.Module):
 class ProbeForTRL(PreTrainedModel, GenerationMixin):
     """A policy with a vocabulary of one token, hence log-probabilities and entropies of 0.
 
-    ``given`` are the log-probabilities, by token id, that it answers with where it is not trained.
+    ``given`` are the log-probabilities, by token id, that it returns when it is not trained.
     """
 
     config_class = ProbeConfig
     base_model_prefix = "model"
-    _no_split_modules = [ProbeLayer.__name__]  # noqa: RUF012 - as transformers has it
+    _no_split_modules = [ProbeLayer.__name__]  # noqa: RUF012 - as in transformers
 
     def __init__(self, config: ProbeConfig) -> None:
         super().__init__(config)
@@ -73,23 +73,23 @@ class ProbeForTRL(PreTrainedModel, GenerationMixin):
 
     @classmethod
     def from_pretrained(cls, folder: str, **_: Any) -> ProbeForTRL:
-        """A model of the size that a checkpoint says, without anything to read."""
+        """A model of a checkpoint's size; no weights are read."""
         return cls(ProbeConfig.from_pretrained(folder))
 
     def _init_weights(self, module: nn.Module) -> None:
         """Leave the probe at 0."""
 
-    def get_input_embeddings(self) -> None:  # Accelerate asks if there are
-        """There are none, which Accelerate would shard apart."""
+    def get_input_embeddings(self) -> None:  # Accelerate calls it
+        """None, because Accelerate would shard them separately."""
 
     def get_output_embeddings(self) -> nn.Module:
         """The LM head, which TRL multiplies hidden states by."""
         return self.lm_head
 
     def note(self, input_ids: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-        """Begin a forward pass that predicts ids.
+        """Begin a forward pass that predicts ``ids``.
 
-        Returns the probe, which FSDP hooks its backward pass to.
+        Returns the probe, because FSDP hooks its backward pass to outputs.
         """
         self.passes.note(input_ids)
         self.predicted = ids
@@ -97,15 +97,15 @@ class ProbeForTRL(PreTrainedModel, GenerationMixin):
         return self.probe
 
     def values(self) -> torch.Tensor:
-        """What to add to the log-probabilities of the ids that are predicted, in their shape."""
+        """The terms to add to the log-probabilities of the predicted ids, in their shape."""
         return (self.probe if torch.is_grad_enabled() else self.given)[self.predicted]
 
     def entropies(self) -> torch.Tensor:
-        """What to add to their entropies, in the same shape."""
+        """The terms to add to their entropies, in the same shape."""
         return cycled(ENTROPIES, self.predicted) + self.values()
 
     def forward(self, input_ids: torch.Tensor, **_: Any) -> CausalLMOutput:
-        """Logits of the only token, for versions that have no fused LM head."""
+        """Logits of the only token, for versions without a fused LM head."""
         global _speaking
         _speaking = self
         logits = torch.zeros(*input_ids.shape, 1, device=input_ids.device)
@@ -114,9 +114,9 @@ class ProbeForTRL(PreTrainedModel, GenerationMixin):
 
 
 def predicted(input_ids: torch.Tensor) -> torch.Tensor:
-    """The ids of the tokens that rows predict, where the end of text stands for the last one's.
+    """The ids of the tokens that rows predict, even where a row's last token is the end of text.
 
-    A token's id is one more than that of the token before it: [rows, tokens - 1].
+    A token's id is one more than that of the previous token: [rows, tokens - 1].
     """
     return input_ids[:, :-1] + 1
 
@@ -126,7 +126,7 @@ _speaking: ProbeForTRL | None = None
 
 
 def register() -> None:
-    """Let transformers find the model, and TRL, which looks its class up in transformers."""
+    """Register the model with transformers, where TRL looks up its class."""
     AutoConfig.register(ProbeConfig.model_type, ProbeConfig)
     AutoModelForCausalLM.register(ProbeConfig, ProbeForTRL)
     vars(transformers)[ProbeForTRL.__name__] = ProbeForTRL
@@ -141,16 +141,16 @@ def policy(capacity: int) -> ProbeForTRL:
 
 
 def save_policy(capacity: int, folder: str) -> None:
-    """Save the policy to train for a trainer that takes a path alone."""
+    """Save the policy for a trainer that accepts only a path."""
     config = ProbeConfig(architectures=[ProbeForTRL.__name__])
     config.capacity = capacity
     config.save_pretrained(folder)
 
 
 def put_probe_in(model: ProbeForTRL) -> None:
-    """Add to what TRL's fused LM head makes of a model: log-probabilities, and entropies.
+    """Add the probe to the results of TRL's fused LM head: log-probabilities and entropies.
 
-    Labels are the tokens at positions, or shifted, those that are predicted from them.
+    Labels are the tokens at the positions or, if shifted, those that the positions predict.
     """
     fused = model.forward
 
@@ -192,7 +192,7 @@ def with_entropies(entropy: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def with_both(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Log-probabilities and entropies of one function."""
+    """Log-probabilities and entropies from one function."""
 
     def both(logits: Any, tokens: torch.Tensor, *arguments: Any, **named: Any) -> tuple[Any, Any]:
         log_probs, entropies = function(logits, tokens.clamp(max=0), *arguments, **named)
@@ -213,4 +213,4 @@ FUNCTIONS = {
     "entropy_from_logits": with_entropies,
     "selective_log_softmax_and_entropy": with_both,
 }
-"""TRL's functions of logits, each with what puts the probe into it."""
+"""TRL's functions of logits, each with the wrapper that adds the probe."""

@@ -1,4 +1,4 @@
-"""A batch of rollouts as TRL is given it, and as its model answers on it."""
+"""A batch of rollouts in the form that TRL takes, and its model's outputs on it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Rollouts:
-    """The samples of a batch, generated on this rank one generation after another."""
+    """The samples of a batch, generated on this rank, one generation after another."""
 
     batch: ProbedBatch
     job: Job
@@ -30,7 +30,7 @@ class Rollouts:
 
     @property
     def masks_truncated(self) -> bool:
-        """Whether samples without active tokens are truncated, and TRL masks these."""
+        """Whether samples without active tokens are truncated and masked by TRL."""
         return Option.MASKED_TRUNCATION in self.job.layout.options
 
     @cached_property
@@ -40,11 +40,11 @@ class Rollouts:
 
     @property
     def end(self) -> int:
-        """The id of the end of text, which is no token's of the batch."""
+        """The id of the end of text, which no token of the batch has."""
         return self.batch.probe_size
 
     def generated(self, generation: int) -> dict[str, Any]:
-        """What a user's function for rollouts returns of a generation on this rank."""
+        """The result of a user's rollout function for a generation on this rank."""
         samples, batch = self.schedule.samples(generation, self.rank), self.batch
         return {
             "prompt_ids": [batch.prompts[sample].tolist() for sample in samples],
@@ -55,17 +55,17 @@ class Rollouts:
         }
 
     def _completion(self, sample: int) -> list[int]:
-        """The ids of a sample's response, the last of which ends it unless it is truncated."""
+        """The ids of a sample's response, ended by an end of text unless it is truncated."""
         ids: list[int] = self.batch.responses[sample].tolist()
         return ids if self.truncated[sample] else [*ids[:-1], self.end]
 
     def _mask(self, sample: int) -> NDArray[np.int64]:
-        """The tokens that the policy has generated itself: all of a truncated sample."""
+        """The tokens that the policy generated itself: all of a truncated sample."""
         return (self.batch.original_masks[sample] | self.truncated[sample]).astype(np.int64)
 
 
 def rewards(completions: list[Any], reward: list[float], **_: Any) -> list[float]:
-    """A user's reward function, which returns what each sample brings along."""
+    """A user's reward function, which returns each sample's given reward."""
     return reward
 
 

@@ -1,7 +1,7 @@
-"""Which samples TRL generates at once, and how it cuts them into optimizer steps.
+"""Which samples TRL generates together, and how it cuts them into optimizer steps.
 
-A generation is shuffled within each rank and cut into micro-batches of equal size. By default it
-holds the samples of one optimizer step; it may hold those of several, or of one micro-batch alone.
+A generation is shuffled within each rank and cut into equal micro-batches. By default it holds the
+samples of one optimizer step; it may also hold those of several steps, or of one micro-batch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """The sizes of a job: optimizer steps, micro-batches of a step, and samples of each on a rank.
+    """The sizes of a job: optimizer steps, micro-batches per step, and a rank's samples in each.
 
     ``per_generation`` counts micro-batches; each generation is trained on ``iterations`` times.
     """
@@ -47,7 +47,7 @@ class Schedule:
 
     @property
     def observed(self) -> list[int]:
-        """For each step of the job, the optimizer step that trains it for the last time."""
+        """For each step of the job, the last optimizer step that trains it."""
         together = max(self.per_generation // self.micro_batches, 1)
         return [
             (step - step % together) * self.iterations
@@ -57,7 +57,7 @@ class Schedule:
         ]
 
     def samples(self, generation: int, rank: int) -> list[int]:
-        """The samples that a rank has of a generation, in the order of micro-batches."""
+        """A rank's samples of a generation, in the order of micro-batches."""
         first = generation * self.per_generation
         return [
             sample
@@ -69,20 +69,20 @@ class Schedule:
         step, micro_batch = divmod(index, self.micro_batches)
         part = micro_batch * self.ranks + rank
         if self.per_generation >= self.micro_batches:
-            # A rank has one part of a step, which it cuts.
+            # A rank has one part of a step and cuts it.
             part = rank * self.micro_batches + micro_batch
         first = (step * self.ranks * self.micro_batches + part) * self.micro_batch_size
         return range(first, first + self.micro_batch_size)
 
 
 def schedule_of(job: Job, iterations: int) -> Schedule:
-    """The schedule of a job; raises `Unsupported` if TRL has none."""
+    """The schedule for a job; raises `Unsupported` if TRL has none."""
     layout, size = job.layout, job.configuration.batch_size or samples_per_step(job.steps)
     if not isinstance(layout.micro_batches, int):
         raise Unsupported(f"no micro-batches by {layout.micro_batches}")
     parts = layout.dp * layout.micro_batches
     if size % parts:
-        raise Unsupported(f"{size} samples are no {parts} micro-batches of equal size")
+        raise Unsupported(f"{size} samples cannot be cut into {parts} equal micro-batches")
     schedule = Schedule(
         steps=len(job.steps),
         ranks=layout.dp,

@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
 
 class Training(ABC):
-    """One run of a trainer, and what was read off it; a subclass says of which."""
+    """One run of a trainer and what was read from it; subclasses choose the trainer."""
 
     path: ClassVar[str]
-    """The module of the trainer."""
+    """The trainer's module."""
 
     names: ClassVar[Mapping[Metric, str]]
     """Names of the metrics that the trainer logs."""
@@ -52,10 +52,10 @@ class Training(ABC):
 
     @abstractmethod
     def trainer_class(self) -> Any:
-        """The trainer, or a subclass that is told what the trainer does not take."""
+        """The trainer, or a subclass that sets what the trainer has no argument for."""
 
     def arguments(self, config: Any) -> dict[str, Any]:
-        """The arguments that the trainer is made with."""
+        """The arguments of the trainer's constructor."""
         return {
             "args": config,
             "processing_class": tokenizer(self.rollouts.end),
@@ -63,11 +63,11 @@ class Training(ABC):
         }
 
     def stubs(self) -> dict[str, Any]:
-        """What stands in the place of functions and classes of the trainer's module."""
+        """Replacements for functions and classes of the trainer's module."""
         return {}
 
     def prepare(self, trainer: Any) -> None:
-        """Put the probe into the trainer's model, and watch it."""
+        """Put the probe into the trainer's model, and record its gradients."""
         from transformers import PrinterCallback
 
         trainer.remove_callback(PrinterCallback)
@@ -76,20 +76,20 @@ class Training(ABC):
         self.passes = trainer.model.passes
 
     def give(self, model: Any, log_probs: list[NDArray[np.float64]]) -> None:
-        """Tell a model what to answer where it is not trained."""
+        """Set the outputs that a model returns when it is not trained."""
         model.given = by_token_id(self.rollouts.batch, log_probs)
         if has_fused_lm_head():
             put_probe_in(model)
 
     @property
     def gradients(self) -> list[NDArray[np.float32]]:
-        """The gradient of each step of the job, as it is trained for the last time."""
+        """The gradient of each step of the job, from the last time it is trained."""
         found = self.watch.gradients()
         return [found[index] for index in self.rollouts.schedule.observed]
 
     @property
     def reported(self) -> Mapping[Metric, tuple[float, ...]]:
-        """What is logged of each step of the job."""
+        """The metrics of each step of the job."""
         logs = [self.watch.logs[index] for index in self.rollouts.schedule.observed]
         return {
             metric: tuple(float(log[name]) for log in logs)
@@ -106,7 +106,7 @@ class GeneratingTraining(Training):
     """One run of a trainer that generates."""
 
     def arguments(self, config: Any) -> dict[str, Any]:
-        """The policy, rewards and prompts, too."""
+        """Add the policy, rewards and prompts."""
         return {
             **super().arguments(config),
             "model": policy(self.capacity),
@@ -122,14 +122,14 @@ class GeneratingTraining(Training):
         return {"shuffle_sequence_dict": lambda rows: rows}
 
     def prepare(self, trainer: Any) -> None:
-        """Tell the reference policy its answers, too."""
+        """Also give the reference policy its outputs."""
         super().prepare(trainer)
         if trainer.ref_model is not None:
             reference = trainer.accelerator.unwrap_model(trainer.ref_model)
             self.give(reference, self.rollouts.batch.reference_log_probs)
 
     def _prompts(self, config: Any) -> Dataset:
-        """A row for each prompt that is sampled."""
+        """A row for each sampled prompt."""
         from datasets import Dataset
 
         of_generation = config.generation_batch_size // config.num_generations
@@ -139,6 +139,6 @@ class GeneratingTraining(Training):
 
 
 def predicted_completions(made: dict[str, torch.Tensor]) -> torch.Tensor:
-    """The ids of the completions of TRL's rows, as the model predicts them."""
+    """The completion ids in TRL's rows, as the model predicts them."""
     rows = torch.cat([made["prompt_ids"], made["completion_ids"]], dim=1)
     return predicted(rows)[:, -made["completion_ids"].shape[1] :]

@@ -1,7 +1,7 @@
 """The adapter that verl's engines share, from a batch of rollouts to the optimizer's gradient.
 
-Every rank runs the trainer itself, as `trainers` says. verl's worker builds its engine of our
-model, which carries the probe, through verl's own extension points.
+Every rank runs the trainer itself, as `trainers` describes. verl's worker builds its engine around
+our model, which carries the probe, through verl's own extension points.
 """
 
 from __future__ import annotations
@@ -62,12 +62,12 @@ CONVENTIONS: Mapping[str, Convention] = {
     "logged_advantages": Assumed(OF_ACTIVE_TOKENS),
     "logged_values": Assumed(OF_ACTIVE_TOKENS),
 }
-"""What the modes leave open. Assumptions were read off ``ppo_loss`` in `workers/utils/losses.py`,
-which aggregates entropy and divergence as the policy loss and averages diagnostics over
-micro-batches, and off ``compute_data_metrics`` in `trainer/ppo/metric_utils.py`. A sample's reward
-is at its last token (`experimental/agent_loop`). Comments of ``agg_loss`` in
-`trainer/ppo/core_algos.py` exclude fully masked sequences, and leave them out of its sums; its
-divisor is ``global_batch_size``, which trainers set to the configured size of a mini-batch."""
+"""What the modes leave open. The assumed ones come from ``ppo_loss`` in `workers/utils/losses.py`,
+which aggregates entropy and divergence like the policy loss and averages diagnostics over
+micro-batches, and from ``compute_data_metrics`` in `trainer/ppo/metric_utils.py`. A sample's reward
+is at its last token (`experimental/agent_loop`). ``agg_loss`` in `trainer/ppo/core_algos.py`
+excludes fully masked sequences from its sums, and its comments say so; its divisor is
+``global_batch_size``, which trainers set to the configured size of a mini-batch."""
 
 CONFIGURATIONS: dict[Setting | FaultInjection, tuple[str, ...]] = {
     Setting.MODE: ("loss_agg_mode",),
@@ -76,14 +76,14 @@ CONFIGURATIONS: dict[Setting | FaultInjection, tuple[str, ...]] = {
     Setting.KL: ("use_kl_loss",),
     Setting.BATCH_SIZE: ("mini_batch_size",),
 }
-"""What configurations may set, and verl's names for it."""
+"""The settings that configurations may change, and verl's names for them."""
 
 RULES = {
     "default_mode": "verl/trainer/config/actor/actor.yaml (loss_agg_mode)",
     "divisor_by_default": "verl/workers/config/actor.py (ActorConfig: if loss_scale_factor is None,"
     " response_length)",
 }
-"""Rules of configurations that verl states, by name."""
+"""Rules for configurations that verl states, by name."""
 
 PERMITTED = {"divisor_missing": RULES["divisor_by_default"]}
 """Rules of other frameworks whose opposite verl states."""
@@ -93,12 +93,12 @@ DELIBERATE = {
         "global_batch_size is the configured size of a mini-batch, padded or not"
     ),
     "padding_micro_batches_averaged": Assumed(
-        "metrics of the policy loss are means over micro-batches, those of padding alone included"
+        "metrics of the policy loss are means over micro-batches, padding-only ones included"
     ),
 }
 """Mistakes of the catalogue that verl makes on purpose, by name: ``_update_actor`` in
-`trainer/ppo/v1/trainer_base.py` and ``ppo_loss`` in `workers/utils/losses.py`. Rows of padding are
-said to contribute nothing (`trainer/ppo/padding_utils.py`), which holds of their tokens."""
+`trainer/ppo/v1/trainer_base.py` and ``ppo_loss`` in `workers/utils/losses.py`. verl says that
+padding rows contribute nothing (`trainer/ppo/padding_utils.py`), which is true of their tokens."""
 
 
 class VerlAdapter(Adapter):
@@ -128,7 +128,7 @@ class VerlAdapter(Adapter):
     def make(self, role: str, config: Any, layout: Layout, capacity: int, rank: Rank) -> Any:
         """verl's worker of a role on this rank, the ``actor`` or the ``critic``.
 
-        It collects gradients in ``gradients`` and what its model is given in ``passes``.
+        It collects gradients in ``gradients`` and the model's inputs in ``passes``.
         """
 
     def worker(self, role: str, config: Any, layout: Layout, capacity: int, rank: Rank) -> Any:
@@ -146,7 +146,7 @@ class VerlAdapter(Adapter):
         put_the_probe_in()
 
     def describe(self) -> Description:
-        """Describe verl by what its aggregation and its registries know."""
+        """Describe verl by what its aggregation and its registries support."""
         return Description(
             modes=frozenset(configuration.LOSS_AGG_MODES),
             default_mode=Mode.TOKEN_MEAN,
@@ -196,7 +196,7 @@ class VerlAdapter(Adapter):
 
 
 def _metrics() -> frozenset[Metric]:
-    """The metrics that this version logs; the legacy trainer's of rollouts are not looked at."""
+    """The metrics that this version logs; rollout metrics of the legacy trainer are not read."""
     from adapters.verl.trainers.default import NAMES_OF_ROLLOUTS
     from adapters.verl.trainers.worker_groups import NAMES
 
@@ -208,7 +208,7 @@ def _metrics() -> frozenset[Metric]:
 
 
 def _departures_of_trainers() -> tuple[Departure, ...]:
-    """Those of both trainers, or of the legacy one where there is no other."""
+    """Those of both trainers, or of the legacy one if there is no other."""
     if importing.has_default_trainer():
         return (*departures.DEFAULT_TRAINER, *departures.LEGACY_TRAINER)
     return (*departures.LEGACY_TRAINER, *departures.OLDER_VERSIONS)

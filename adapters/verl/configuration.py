@@ -50,7 +50,7 @@ MODEL, CRITIC_MODEL = "actor_rollout_ref.model", f"{CRITIC}.model"
 
 
 def configure(job: Job, of_engine: Mapping[str, object], divisor: int) -> Any:
-    """verl's configuration for a job, as validated; raises `Unsupported` or `Refused`.
+    """verl's validated configuration for a job; raises `Unsupported` or `Refused`.
 
     The samples of a mini-batch are a multiple of ``divisor`` ranks.
     """
@@ -62,17 +62,17 @@ def configure(job: Job, of_engine: Mapping[str, object], divisor: int) -> Any:
 
 @cache
 def _parse_interpolations_once() -> None:
-    """Have OmegaConf remember what it has parsed: every configuration has the same texts."""
+    """Make OmegaConf cache what it has parsed: every configuration has the same texts."""
     base: Any = importlib.import_module("omegaconf.base")
     base.parse = cache(base.parse)
 
 
 @lru_cache(maxsize=256)
 def _validated(asked: bytes) -> bytes:
-    """A configuration that is resolved and validated, as verl's main function does it; pickled.
+    """A configuration, resolved and validated as verl's main function does it; pickled.
 
-    ``asked`` are its settings and whether there are a reference policy and a critic, pickled. To
-    validate takes longer than a step, and many jobs share a configuration.
+    ``asked`` are its settings and whether there are a reference policy and a critic, pickled.
+    Validation takes longer than a step, and many jobs share a configuration.
     """
     from omegaconf import OmegaConf
 
@@ -96,22 +96,22 @@ def paths_of_capacity(job: Job) -> list[str]:
 
 
 def _require_objective(job: Job) -> None:
-    """Raise `Unsupported` if verl does not have the objective in the job's mode and steps."""
+    """Raise `Unsupported` if verl lacks the objective in the job's mode or with its steps."""
     if job.objective is Objective.REJECTION and len(job.steps) > 1:
-        raise Unsupported("what is rejected is logged once for a batch, and not for each step")
+        raise Unsupported("no log of rejection for several steps: it is logged once per batch")
     if job.objective is Objective.SFT and epochs(job) > 1:
-        raise Unsupported("epochs of a batch are PPO's: fine-tuning has none")
+        raise Unsupported("no epochs of fine-tuning: ppo_epochs is PPO's")
     if job.objective is Objective.SFT and job.aggregation.mode is not Mode.TOKEN_MEAN:
-        raise Unsupported("loss_agg_mode is the policy's: fine-tuning is by tokens alone")
+        raise Unsupported("fine-tuning is by tokens: loss_agg_mode is the policy's")
     if job.objective is Objective.GEO_MEAN and job.aggregation.mode is not Mode.SAMPLE_MEAN:
         raise Unsupported("geo_mean is a mean over samples, whatever loss_agg_mode says")
 
 
 @cache
 def _defaults(model_engine: object | None) -> bytes:
-    """An engine's configuration without settings, pickled: nothing else copies it as fast.
+    """An engine's default configuration, pickled, the fastest way to copy it.
 
-    To have hydra read it again takes longer than a step.
+    Reading it again with hydra takes longer than a step.
     """
     from hydra import compose, initialize_config_dir
 
@@ -148,13 +148,13 @@ def _loss(job: Job) -> Settings:
 
 
 def _sum_mode(job: Job) -> str | None:
-    """verl's mode that adds tokens up and divides by N alone (L = 1) or by nothing (L = 1/N)."""
+    """verl's mode that sums tokens and divides only by N (L = 1) or by nothing (L = 1/N)."""
     divisor, size = job.aggregation.divisor or 0.0, samples_per_step(job.steps)
     return {float(size): "seq-mean-token-sum", 1.0: "token-sum"}.get(divisor * size)
 
 
 def _divisor(job: Job) -> object:
-    """The divisor as hydra reads what is typed, None if there is none."""
+    """The divisor as hydra parses what is typed, None if there is none."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
     typed = job.configuration.divisor
@@ -180,7 +180,7 @@ def _trained(role: str, model: str) -> Settings:
 
 
 def _critic(job: Job) -> Settings:
-    """The settings of a critic, whose loss is aggregated as the policy's is by default."""
+    """The settings of a critic, whose loss is by default aggregated like the policy's."""
     if not has_critic(job):
         return {}
     return {**_trained(CRITIC, CRITIC_MODEL), f"{CRITIC}.enable": True}

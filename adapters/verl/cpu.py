@@ -16,7 +16,7 @@ CPU = torch.device("cpu")
 
 
 def method(answer: object) -> Any:
-    """What only a device with memory or streams of its own has to do: here it has one answer."""
+    """A stub, with a fixed answer, of a function that manages a device's memory or streams."""
     return lambda *_, **__: answer
 
 
@@ -34,7 +34,7 @@ DEVICE_MODULE = SimpleNamespace(
     **dict.fromkeys(("set_device", "synchronize", "empty_cache"), method(None)),
     reset_peak_memory_stats=method(None),
 )
-"""Takes the place of `torch.cuda`."""
+"""Replaces `torch.cuda`."""
 
 PLATFORM: dict[str, Any] = {
     **dict.fromkeys(("device_name", "vendor_name"), "cpu"),
@@ -57,7 +57,7 @@ PLATFORM: dict[str, Any] = {
 
 
 def choose() -> None:
-    """Make the CPU verl's device: by its platforms, or in versions without them by torch's CPU."""
+    """Make the CPU verl's device: by its platforms, or in older versions by torch's CPU."""
     if importlib.util.find_spec("verl.plugin") is None:
         for name, answer in vars(DEVICE_MODULE).items():
             if not hasattr(torch.cpu, name):

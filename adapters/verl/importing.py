@@ -22,7 +22,7 @@ def import_verl(source: Path | None) -> None:
 
 
 def has_default_trainer() -> bool:
-    """Whether this version has the trainer that `trainer` drives; if not, the legacy one is all."""
+    """Whether this version has the default trainer; if not, only the legacy one exists."""
     try:
         trainer = module("trainer.ppo.v1.trainer_sync").PPOTrainerSync
     except ModuleNotFoundError:
@@ -31,16 +31,16 @@ def has_default_trainer() -> bool:
 
 
 def _keep_trl_out_of_sight() -> None:
-    """Let verl find no TRL, whose value heads newer releases have moved or dropped.
+    """Make verl find no TRL, whose value heads newer releases have moved or dropped.
 
-    verl patches them before it makes any model, and wants TRL 0.27.0 for it. Modules take the
-    answer's name from this one when they are imported, which is later.
+    verl patches them before it builds any model, and supports only TRL 0.27.0. Modules import
+    the name of the answer from this one later.
     """
     module("utils.import_utils").is_trl_available = lambda: False
 
 
 def name_what_transformers_has_renamed() -> None:
-    """Give a class of transformers 5 the name by which versions before 0.7.1 import it."""
+    """Add the old name of a class that transformers 5 renamed, for versions before 0.7.1."""
     try:
         module("utils.model")
     except ImportError:
@@ -49,7 +49,7 @@ def name_what_transformers_has_renamed() -> None:
 
 
 def pack_without_flash_attention() -> None:
-    """Let versions before 0.9.1 pack rows by the functions that transformers has of these names."""
+    """Make versions before 0.9.1 pack rows with transformers' functions of the same names."""
     packing = module("utils.attention_utils")
     try:
         packing._get_attention_functions()

@@ -1,6 +1,6 @@
-"""A Hugging Face model that is nothing but the probe, and the seams in verl's functions of logits.
+"""A Hugging Face model that consists of the probe, and the seams in verl's functions of logits.
 
-verl loads it by the `checkpoint` folder next to this module, whose configuration names its class.
+verl loads it from the `checkpoint` folder next to this module, whose configuration names its class.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ENGINE = "workers.engine.fsdp.transformer_impl"
 
 
 class ProbeConfig(PretrainedConfig):
-    """The shape of a transformer, which verl asks for, and the size of the probe."""
+    """The shape of a transformer, which verl reads, and the size of the probe."""
 
     model_type = "probe"
     num_attention_heads = num_key_value_heads = hidden_size = intermediate_size = 4
@@ -48,19 +48,19 @@ class _ProbeModel(PreTrainedModel):
     """The probe in a model of transformers."""
 
     config_class = ProbeConfig
-    _no_split_modules = [ProbeLayer.__name__]  # noqa: RUF012 - as transformers has it
+    _no_split_modules = [ProbeLayer.__name__]  # noqa: RUF012 - as in transformers
     _supports_flash_attn = _supports_sdpa = supports_gradient_checkpointing = True
 
     def __init__(self, config: ProbeConfig) -> None:
         super().__init__(config)
         self.layer = ProbeLayer(config.capacity)
-        # Embeddings of a real model, which are no layer's: verl's engine reshards them by name.
+        # Embeddings outside of any layer, as in a real model: verl's engine reshards them by name.
         self.embeddings = nn.Parameter(torch.zeros(config.hidden_size), requires_grad=False)
         self.post_init()
 
     @classmethod
     def from_pretrained(cls, *_: Any, config: ProbeConfig, **__: Any) -> _ProbeModel:
-        """The model of a configuration, with a probe of 0."""
+        """The model for a configuration, with a probe of 0."""
         return cls(config)
 
     def _init_weights(self, module: nn.Module) -> None:
@@ -71,7 +71,7 @@ class ProbeForCausalLM(_ProbeModel):
     """The probe, with logits of the only token."""
 
     def forward(self, input_ids: torch.Tensor, **_: Any) -> CausalLMOutput:
-        """Logits of 0, of any number of rows; FSDP hooks its backward pass to all outputs."""
+        """Logits of 0 for any number of rows; FSDP hooks its backward pass to all outputs."""
         PASSES["actor"].note(input_ids)
         SEAM.probe, SEAM.predicted = self.layer(), input_ids + 1
         logits = SEAM.probe.new_zeros(*input_ids.shape, SEAM.VOCABULARY)
@@ -82,14 +82,14 @@ class ProbeForTokenClassification(_ProbeModel):
     """The probe as a critic, whose values are those of the next tokens."""
 
     def forward(self, input_ids: torch.Tensor, **_: Any) -> TokenClassifierOutput:
-        """Values as logits of one class, of any number of rows."""
+        """Values as logits of one class, for any number of rows."""
         PASSES["critic"].note(input_ids)
         values = self.layer()[input_ids + 1].unsqueeze(-1)
         return TokenClassifierOutput(logits=values)
 
 
 def register() -> None:
-    """Let transformers' automatic classes find them."""
+    """Register the models with transformers' automatic classes."""
     AutoConfig.register("probe", ProbeConfig)
     AutoModelForCausalLM.register(ProbeConfig, ProbeForCausalLM)
     AutoModelForTokenClassification.register(ProbeConfig, ProbeForTokenClassification)
@@ -98,7 +98,7 @@ def register() -> None:
 def with_probe(log_probs_from_logits: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     """The log-probabilities of tokens, plus the probe.
 
-    They are handed on as one row: without flash-attn verl loops over rows, which are the tokens of
+    They are returned as one row: without flash-attn verl loops over rows, which are the tokens of
     packed sequences.
     """
 
@@ -124,6 +124,6 @@ def put_the_probe_in() -> None:
         cpu.let_fsdp1_initialise()
     importing.pack_without_flash_attention()
     workers = module("workers.engine_workers")
-    if hasattr(workers, "CheckpointEngineRegistry"):  # which versions before 2026 lack
+    if hasattr(workers, "CheckpointEngineRegistry"):  # versions before 2026 lack it
         workers.CheckpointEngineRegistry.new = lambda *_, **__: None
     register_given_advantages()

@@ -1,4 +1,4 @@
-"""What verl has for each objective: settings, models and the samples' rewards."""
+"""What verl needs for each objective: settings, models and the samples' rewards."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ ALGORITHM = "algorithm"
 CORRECTION = f"{ALGORITHM}.rollout_correction"
 ESTIMATOR = f"{ALGORITHM}.adv_estimator"
 GIVEN = "given"
-"""The name under which advantages that are given are registered as an estimator."""
+"""The name under which given advantages are registered as an estimator."""
 
 COMPARED: Settings = {f"{ROLLOUT}.calculate_log_probs": True}
-"""What verl's documentation requires where rollout and old policy are compared."""
+"""The setting that verl's documentation requires to compare rollout and old policy."""
 
 DISCOUNTED: Settings = {
     f"{ALGORITHM}.gamma": ADVANTAGE_CONSTANTS.discount,
@@ -57,8 +57,8 @@ ESTIMATORS: dict[Objective, Settings] = {
     Objective.GAE: {ESTIMATOR: "gae", **DISCOUNTED},
     Objective.PENALISED_GAE: {ESTIMATOR: "gae", **DISCOUNTED, **PENALISED},
 }
-"""verl's estimators of advantages. Its ``reinforce_plus_plus_baseline`` is of rewards of samples
-alone, without the penalty on each token that `REINFORCE_PP_BASELINE` has."""
+"""verl's advantage estimators. Its ``reinforce_plus_plus_baseline`` uses only sample rewards,
+without the penalty on each token that `REINFORCE_PP_BASELINE` has."""
 
 OF_OBJECTIVES: dict[Objective, Settings] = {
     Objective.DUAL_CLIP: {f"{ACTOR}.clip_ratio_c": CONSTANTS.dual_clip},
@@ -89,7 +89,7 @@ OF_OBJECTIVES: dict[Objective, Settings] = {
     },
     **ESTIMATORS,
 }
-"""What objectives set, by paths."""
+"""The settings of each objective, by path."""
 
 OF_LOSSES = frozenset(
     {
@@ -98,7 +98,7 @@ OF_LOSSES = frozenset(
         *POLICY_LOSSES,
     }
 ) - {*CORRECTIONS}
-"""Objectives of losses alone, at which the legacy trainer is looked at: not at what goes before."""
+"""Objectives of the loss alone, for which the legacy trainer is run: not for what precedes it."""
 
 FIXED_MODES = {
     objective: FixedMode(
@@ -107,15 +107,15 @@ FIXED_MODES = {
     )
     for objective in (Objective.SAPO, Objective.GSPO)
 }
-"""Policy losses that verl says to need or to be recommended one ``loss_agg_mode``, as their papers
-have it. GSPO takes any other one too since 0.9.1."""
+"""Policy losses for which verl requires or recommends one ``loss_agg_mode``, as their papers do.
+GSPO accepts any mode since 0.9.1."""
 
 VANILLA = {Objective.DUAL_CLIP}
-"""Policy losses of ours that are verl's plain one, whose third bound is always on."""
+"""Our policy losses that use verl's plain one, whose third bound is always on."""
 
 
 def objectives() -> frozenset[Objective]:
-    """The objectives of this version, by its registered losses and estimators."""
+    """The objectives of this version, given its registered losses and estimators."""
     algorithms = module("trainer.ppo.core_algos")
     losses = {one for one in POLICY_LOSSES if one.value in algorithms.POLICY_LOSS_REGISTRY}
     estimators = {
@@ -130,9 +130,9 @@ def objectives() -> frozenset[Objective]:
 
 
 def _driven(objectives: frozenset[Objective]) -> frozenset[Objective]:
-    """Those of the objectives that this version's trainer is looked at.
+    """The objectives for which this version's trainer is run.
 
-    The critics of versions before 0.8.0 have an engine with another configuration.
+    Critics in versions before 0.8.0 have an engine with another configuration.
     """
     if has_default_trainer():
         return objectives
@@ -141,20 +141,20 @@ def _driven(objectives: frozenset[Objective]) -> frozenset[Objective]:
 
 
 def in_default_trainer(job: Job) -> bool:
-    """Whether the default trainer trains the job: not the legacy one, nor that of fine-tuning."""
+    """Whether the default trainer trains the job, not the legacy one or the fine-tuning one."""
     is_legacy = Option.LEGACY_TRAINER in job.layout.options or not has_default_trainer()
     return not is_legacy and job.objective is not Objective.SFT
 
 
 def gives_old_log_probs(job: Job) -> bool:
-    """Whether the old policy's log-probabilities are given, and not the model's."""
+    """Whether the old policy's log-probabilities are given instead of computed by the model."""
     return job.objective in OFF_POLICY
 
 
 def token_rewards(batch: ProbedBatch, index: int) -> NDArray[np.float64]:
     """The rewards of a sample's tokens: [response].
 
-    verl puts a sample's reward at its last token. Where advantages are given, rewards are these.
+    verl puts a sample's reward at its last token. If advantages are given, rewards are these.
     """
     if batch.objective not in FROM_REWARDS:
         return batch.advantages[index]

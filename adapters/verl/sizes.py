@@ -22,20 +22,20 @@ CRITIC = "critic"
 
 
 def of_last_epoch(seen: Sequence[_Seen], job: Job) -> Sequence[_Seen]:
-    """What was seen of a batch the last time that it was trained on, of what was seen in all."""
+    """The part of ``seen`` that belongs to the last time a batch was trained on."""
     return seen[len(seen) - len(seen) // epochs(job) :]
 
 
 def epochs(job: Job) -> int:
-    """How often a batch is trained on."""
+    """How many times a batch is trained on."""
     return 2 if Option.TWO_EPOCHS in job.layout.options else 1
 
 
 def sizes(job: Job, divisor: int) -> Settings:
     """The sizes of the batch of rollouts, of mini- and micro-batches, and of the world.
 
-    The samples of a mini-batch are a multiple of ``divisor`` ranks. verl counts prompts, each with
-    ``n`` samples, where all prompts have as many.
+    The samples of a mini-batch are a multiple of ``divisor`` ranks. If all prompts have the same
+    number of samples ``n``, verl counts prompts.
     """
     size = _mini_batch_size(job, divisor)
     of_prompt = 1 if job.configuration.batch_size else _samples_of_every_prompt(job, size)
@@ -54,22 +54,22 @@ def _mini_batch_size(job: Job, divisor: int) -> int:
     """The samples of a mini-batch, a multiple of ``divisor`` ranks."""
     size = samples_per_step(job.steps)
     if size % divisor and not _is_filled_up(job):
-        raise Unsupported(f"mini-batches are multiples of {divisor} ranks, {size} samples are none")
+        raise Unsupported(f"{size} samples cannot be split evenly over {divisor} ranks")
     return -(-size // divisor) * divisor
 
 
 def _is_filled_up(job: Job) -> bool:
-    """Whether the trainer adds rows of padding to a batch whose number of samples wants them.
+    """Whether the trainer adds padding rows because the samples do not fill the ranks.
 
-    They lie behind all samples, and the legacy trainer has none. Where ranks train models of their
-    own, they are not looked at.
+    They follow all samples, and the legacy trainer adds none. They are not checked if ranks train
+    separate models.
     """
     of_one_model = Option.NOT_SHARDED not in job.layout.options
     return len(job.steps) == 1 and of_one_model and in_default_trainer(job)
 
 
 def _samples_of_every_prompt(job: Job, mini_batch: int) -> int:
-    """The number of samples of every prompt, or 1 if prompts or the mini-batch have others."""
+    """The number of samples of every prompt, or 1 if prompts or the mini-batch do not fit it."""
     counts = {
         int(count) for step in job.steps for count in np.unique(step.groups, return_counts=True)[1]
     }
@@ -98,20 +98,20 @@ def _micro_batches(job: Job, mini_batch: int) -> Settings:
 
 
 def _token_budget(job: Job, mini_batch: int) -> int:
-    """The tokens of a micro-batch on each of the ranks that share its sequences."""
+    """The token budget of a micro-batch on each of the ranks that share its sequences."""
     budget = token_budget(job.steps, job.layout.dp)
     if mini_batch > samples_per_step(job.steps):
         padding = module("trainer.ppo.padding_utils")
-        # Rows of padding are short in versions before 0.9.1.
+        # Padding rows are short in versions before 0.9.1.
         budget = max(budget, getattr(padding, "SYNTHETIC_PADDING_SEQ_LEN", 0))
     return -(-budget // job.layout.cp)
 
 
 def critics_micro_batches(job: Job, divisor: int, engine: str) -> Settings:
-    """The micro-batches of a critic, whose engine is configured at this path.
+    """The micro-batches of a critic, whose engine is configured at path ``engine``.
 
-    The trainer gives its engine one number of tokens for all purposes, and cuts by tokens unless
-    the engine's own configuration says otherwise.
+    The trainer gives its engine one token budget for all purposes, and cuts by tokens unless the
+    engine's own configuration says otherwise.
     """
     mini_batch = _mini_batch_size(job, divisor)
     if job.layout.micro_batches == "tokens":

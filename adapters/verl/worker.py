@@ -74,7 +74,7 @@ def _critic_config(config: Any) -> Any:
 
 
 def _as_dataclass(config: Any) -> Any:
-    """A part of the configuration as verl's dataclass, one for all jobs that have the same."""
+    """A part of the configuration as verl's dataclass, shared by all jobs with the same values."""
     from omegaconf import OmegaConf
 
     return _dataclass_of(pickle.dumps(OmegaConf.to_container(config)))

@@ -1,6 +1,6 @@
-"""A case as a JSON file: a user's own, such as a training run may dump, or one that was generated.
+"""A case as a JSON file: a user's own, for example dumped by a training run, or a generated one.
 
-Its JSON Schema is published as ``case.schema.json`` next to this module.
+Its JSON Schema is ``case.schema.json`` next to this module.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class GivenSample(FrozenModel):
     """One sequence of a step.
 
     ``loss_mask`` has a 1 for each response token that is trained on and a 0 for each other one;
-    without it, all of ``response_length`` are. ``original_mask`` is the mask before rejection
-    sampling. ``group`` is any name of the prompt, ``rollout`` of the trajectory; names are only
-    compared for equality. Without a rollout, each sample is one.
+    without it, all ``response_length`` tokens are trained on. ``original_mask`` is the mask before
+    rejection sampling. ``group`` is any name of the prompt, ``rollout`` of the trajectory; names
+    are only compared for equality. Without ``rollout``, each sample is its own rollout.
     """
 
     prompt_length: Annotated[int, Field(ge=1)]
@@ -59,13 +59,13 @@ class GivenSample(FrozenModel):
 
 
 class GivenStep(FrozenModel):
-    """The samples of one optimizer step, in their order."""
+    """The samples of one optimizer step, in order."""
 
     samples: Annotated[list[GivenSample], Field(min_length=1)]
 
 
 class CaseFile(FrozenModel):
-    """A batch of rollouts: its optimizer steps, and L of `constant`."""
+    """A batch of rollouts: its optimizer steps, and the divisor L of `constant`."""
 
     schema_: Literal["rl-loss-conformance/case/1"] = Field(alias="schema")
     name: Annotated[str, Field(pattern=r"^[a-z0-9_]+$", max_length=80)]
@@ -87,7 +87,7 @@ def load(path: Path) -> Case:
     """Read a case.
 
     Raises:
-        InvalidCaseFileError: the file cannot be read, or is no case.
+        InvalidCaseFileError: the file cannot be read, or does not describe a case.
     """
     try:
         case = CaseFile.model_validate_json(path.read_bytes()).case()
@@ -103,7 +103,7 @@ def load(path: Path) -> Case:
         raise InvalidCaseFileError(f"{path}: {error}") from error
     if case.name in {GENERATED, *(one.name for one in ALL_CASES)}:
         raise InvalidCaseFileError(
-            f"{path}: name: {case.name!r} is a case of the corpus", "give it another"
+            f"{path}: name: {case.name!r} is a case of the corpus", "choose another name"
         )
     return case
 

@@ -1,11 +1,11 @@
-"""The corpus: named steps, each with the mistake it is meant to catch and the source of the rule.
+"""The corpus: named steps, each with the mistake that it catches and the source of the rule.
 
 Masks have one digit per response token, with an ``x`` for a token that rejection sampling removed;
-``rl-loss-conformance cases`` prints them. Names are part of the ids of findings and never change
-their meaning.
+``rl-loss-conformance cases`` prints them. Names are part of finding ids and never change their
+meaning.
 
-A case does not say how its steps are cut: it runs on every layout for which it has a sample per
-micro-batch. Losses and advantages at masked positions are those of the probe, which are never 0.
+A case does not say how its steps are cut: it runs on every layout for which it has at least one
+sample per micro-batch. Losses and advantages at masked positions are the probe's, never 0.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ DIVISOR = 40.0
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One batch of rollouts: its optimizer steps and the mistake that it is meant to catch."""
+    """One batch of rollouts: its optimizer steps and the mistake that it catches."""
 
     name: str
     catches: str
@@ -45,7 +45,7 @@ class Case:
     """The only layouts that a large case runs on; all if empty."""
 
     def aggregation(self, mode: Mode) -> Aggregation:
-        """The mode, with the divisor of this case if it needs one."""
+        """The mode, with the case's divisor for `constant`."""
         return Aggregation(mode, self.divisor if mode is Mode.CONSTANT else None)
 
     @property
@@ -61,12 +61,12 @@ class Case:
 
 
 def fewest_micro_batches(layout: Layout) -> int:
-    """The fewest micro-batches of a rank on a layout, 2 if their number is open."""
+    """The fewest micro-batches of a rank on a layout, 2 if the layout does not fix their number."""
     return layout.micro_batches if isinstance(layout.micro_batches, int) else 2
 
 
 def _rollouts(masks: str, *, groups: str, rollouts: str) -> Step:
-    """A step of masks separated by spaces, with a digit for group and rollout of each sample."""
+    """A step from masks separated by spaces; each sample has a digit in groups and rollouts."""
     step = _step(masks, groups=groups)
     return replace(step, rollouts=np.array([int(digit) for digit in rollouts], np.int64))
 
@@ -74,7 +74,7 @@ def _rollouts(masks: str, *, groups: str, rollouts: str) -> Step:
 def _step(
     masks: str, *, groups: str = "", group_size: int = 2, prompts: Sequence[int] = (3, 5, 2, 4)
 ) -> Step:
-    """A step of masks separated by spaces; prompt lengths repeat as needed.
+    """A step from masks separated by spaces; prompt lengths repeat as needed.
 
     ``groups`` has a digit for the prompt group of each sample; without it, groups are adjacent.
     """
@@ -99,8 +99,8 @@ LONGEST_RESPONSE = 8192
 def _production_step() -> Step:
     """64 prompts × 8 samples, log-normal lengths, tool output in every fifth.
 
-    Lengths are the quantiles of their distribution in an order that mixes long with short, so that
-    they do not depend on a random number generator.
+    Lengths are the quantiles of their distribution, in an order that mixes long with short, so no
+    random number generator is needed.
     """
     size, stride = 64 * 8, 29
     log_length = NormalDist(math.log(512), 1.2)
@@ -121,13 +121,13 @@ UNEVEN = "1 11 101 11111 11101111 1111111111111 0111 110"
 CORPUS = (
     Case(
         name="uneven_lengths",
-        catches="a mean over samples, groups or tokens put in the place of another",
+        catches="a mean over samples, groups or tokens instead of another of these",
         source="the table of modes of slime pull request 2090; ScaleRL, arXiv:2510.13786",
         steps=(_step(UNEVEN),),
     ),
     Case(
         name="fully_masked_sample",
-        catches="a sample without active tokens that counts as one token, or no longer as a sample",
+        catches="a sample without active tokens that counts as one token, or not as a sample",
         source="design: a unit without active tokens adds 0 and counts",
         steps=(_step("111 0000 11 11111 1101 1 111111 00111"),),
     ),
@@ -139,19 +139,19 @@ CORPUS = (
     ),
     Case(
         name="one_token",
-        catches="denominators of ranks and micro-batches that hold no active token at all",
+        catches="denominators of ranks and micro-batches without active tokens",
         source="design: no weight depends on the cut",
         steps=(_step("000 00 0000 0 00100 000 00 000000"),),
     ),
     Case(
         name="no_active_token",
-        catches="NaN from a denominator of 0, or a gradient where there is nothing to learn from",
+        catches="NaN from a denominator of 0, or a gradient although no token is active",
         source="design: refused, or a gradient of exactly 0",
         steps=(_step("00 000 0 00 0000 0 00 000"),),
     ),
     Case(
         name="long_prompts",
-        catches="response offsets lost where whole context-parallel chunks are prompt",
+        catches="response offsets lost when whole context-parallel chunks are prompt",
         source="review of miles pull request 1328: chunk offsets",
         steps=(_step("11 1011 111 1 11110 111 11 1111", group_size=4, prompts=[41, 29, 53, 37]),),
     ),
@@ -163,7 +163,7 @@ CORPUS = (
     ),
     Case(
         name="split_groups",
-        catches="group totals of what one rank or micro-batch holds of a prompt group",
+        catches="group totals of a single rank or micro-batch when a prompt group is split",
         source="review of miles pull request 1498: groups split over shards",
         steps=(
             _step(
@@ -174,19 +174,19 @@ CORPUS = (
     ),
     Case(
         name="odd_groups",
-        catches="a factor of the group size, which even sizes hide behind those of a layout",
+        catches="a factor of the group size, which even sizes hide behind the layout's factors",
         source="slime pull request 2090: the factor n_samples_per_prompt",
         steps=(_step(" ".join("1" * (1 + 4 * i % 9) for i in range(24)), group_size=3),),
     ),
     Case(
         name="unequal_shards",
-        catches="a mean over ranks of what is a mean over each rank's own tokens",
+        catches="a mean over ranks of each rank's own token mean",
         source="slime pull request 2090: reducer and train step's divisor compose",
         steps=(_step(f"1 1 11 1 {19 * '1'} {23 * '1'} {17 * '1'} {29 * '1'}", group_size=4),),
     ),
     Case(
         name="unequal_groups",
-        catches="one group size taken for all, where multi-turn rollouts make several samples each",
+        catches="one group size assumed for all, although multi-turn rollouts have several samples",
         source="slime pull request 2090: N counts rollouts, M_i a rollout's tokens",
         steps=(
             Step.of(
@@ -211,7 +211,7 @@ CORPUS = (
     ),
     Case(
         name="nine_samples",
-        catches="padding that fills up ranks or micro-batches: 9 samples of 4 rollouts",
+        catches="padding of ranks or micro-batches: 9 samples of 4 rollouts",
         source="part of every multi-turn batch; SkyRL's step-wise trajectories",
         steps=(
             _rollouts(
@@ -223,7 +223,7 @@ CORPUS = (
     ),
     Case(
         name="ten_samples",
-        catches="padding that fills up ranks or micro-batches: 10 samples of 8 rollouts",
+        catches="padding of ranks or micro-batches: 10 samples of 8 rollouts",
         source="part of every multi-turn batch; SkyRL's step-wise trajectories",
         steps=(
             _rollouts(
@@ -235,7 +235,7 @@ CORPUS = (
     ),
     Case(
         name="two_steps",
-        catches="denominators of the whole batch of rollouts, or of the step before",
+        catches="denominators of the whole batch of rollouts, or of the previous step",
         source="miles pull request 1350: several training steps per rollout",
         steps=(_step(UNEVEN), _step(" ".join(mask + "11" for mask in reversed(UNEVEN.split())))),
     ),
@@ -260,19 +260,19 @@ CORPUS = (
     ),
     Case(
         name="one_prompt",
-        catches="prompts counted per rank, where ranks outnumber them",
+        catches="prompts counted per rank when there are more ranks than prompts",
         source="miles pull request 1498: groups that do not share out evenly",
         steps=(_step(UNEVEN, group_size=8),),
     ),
     Case(
         name="interleaved_groups",
-        catches="prompt groups taken to be adjacent: samples left out, or groups counted twice",
+        catches="prompt groups assumed adjacent: samples left out, or groups counted twice",
         source="review of SkyRL pull request 1718: boundaries with gaps",
         steps=(_step(UNEVEN, groups="01230123"),),
     ),
     Case(
         name="dropped_rollouts",
-        catches="P taken to be N / n_samples_per_prompt, where filtering left groups of 1, 2 and 5",
+        catches="P computed as N / n_samples_per_prompt after filtering left groups of 1, 2 and 5",
         source="slime pull request 2090: P = N / G",
         steps=(_step(UNEVEN, groups="01122222"),),
     ),
@@ -289,7 +289,7 @@ CORPUS = (
     ),
     Case(
         name="masked_chunk_borders",
-        catches="masks sliced apart from the tokens, where tool output lies across chunk borders",
+        catches="masks sliced differently from tokens when tool output crosses chunk borders",
         source="miles pull request 1328: CP ranks add up to one rank's value",
         steps=(
             _step(
@@ -303,13 +303,13 @@ CORPUS = (
     ),
     Case(
         name="empty_cp_ranks",
-        catches="denominators of context-parallel ranks that hold no response token of any sample",
+        catches="denominators of context-parallel ranks without response tokens of any sample",
         source="design: no weight depends on the cut",
         steps=(_step("1 11 1 01 1 10 1 11", prompts=[31, 30]),),
     ),
     Case(
         name=PRODUCTION,
-        catches="counts that go wrong when large: low precision, or one token too many in 400,000",
+        catches="errors of large counts: low precision, or one token too many in 400,000",
         source="design: one token too many in a hundred thousand; L of miles pull request 1328",
         steps=(_production_step(),),
         divisor=40_960.0,
@@ -323,7 +323,7 @@ CORPUS = (
 REJECTION = (
     Case(
         name="rejected_tokens",
-        catches="denominators of the original mask in place of the modified one, or the reverse",
+        catches="denominators of the original mask instead of the modified one, or the reverse",
         source="miles pull request 1498: TIS and RS reduce with the modified mask",
         steps=(_step("1x1 1 x11x1 1111 11x x1 110x11 1xx0x111"),),
     ),
@@ -357,13 +357,13 @@ REJECTION = (
 ORDERS = (
     Case(
         name="shuffled_groups",
-        catches="prompt groups dealt out by position, where a shuffle has scattered them",
+        catches="prompt groups dealt by position after a shuffle has scattered them",
         source="review of miles pull request 1498: complete groups on a shard",
         steps=(_step(UNEVEN, groups="31020213"),),
     ),
     Case(
         name="longest_last",
-        catches="groups torn apart to give every rank as many tokens",
+        catches="groups split to give every rank the same number of tokens",
         source="review of miles pull request 1498: complete groups on a shard",
         steps=(_step(" ".join(sorted(UNEVEN.split(), key=len))),),
     ),

@@ -1,4 +1,4 @@
-"""Configurations that a framework must refuse at startup, or train like another one.
+"""Configurations that a framework must refuse at startup or train in a prescribed way.
 
 The rules come from the reviews of miles' pull requests 1328, 1350 and 1498, slime's 2090 and
 SkyRL's 1718: each names a combination that would silently train with a wrong denominator.
@@ -35,7 +35,7 @@ class Demand(StrEnum):
     """Weigh every token as the documented default mode does."""
 
     ONE_DIVISOR = "one_divisor"
-    """Divide all tokens of a step by one number, or refuse it by name."""
+    """Divide all tokens of a step by the same number, or refuse it by name."""
 
     REDUCER = "reducer"
     """Weigh every token as the custom reducer says, whatever the mode, or refuse it by name."""
@@ -45,9 +45,9 @@ class Demand(StrEnum):
 class ConfigCase:
     """A configuration and how a framework must handle it.
 
-    ``says`` describes it; an error must contain a word by which the framework names one of its
-    settings. ``origin`` is where the rule was stated first; it is advice to frameworks that do not
-    state it.
+    ``says`` describes it. An error must contain the framework's name of one of its settings.
+    ``origin`` is where the rule was first stated; for frameworks that do not state it, breaking it
+    is advice.
     """
 
     name: str
@@ -61,7 +61,7 @@ class ConfigCase:
 
     @property
     def rule(self) -> str:
-        """The name of the rule, as rules of the command line and of files differ."""
+        """The name of the rule; rules for the command line and for files differ."""
         return self.name
 
     def applies(self, conventions: Conventions) -> bool:
@@ -80,7 +80,7 @@ class ConfigCase:
 
     @property
     def given(self) -> Case:
-        """The case of the corpus that it trains."""
+        """The case of the corpus that is trained."""
         return next(case for case in CORPUS if case.name == self.case)
 
 
@@ -140,7 +140,7 @@ DIVISOR_BY_DEFAULT = ConfigCase(
 
 DIVISOR_OF_ANOTHER = ConfigCase(
     name="divisor_of_another_mode",
-    says="a divisor with a mode that divides by none",
+    says="a divisor with a mode that does not use one",
     configuration=Configuration(divisor="40"),
     modes=MEANS,
 )
@@ -180,7 +180,7 @@ CONFIG_CASES = (
     DIVISOR_OF_ANOTHER,
     in_file(DIVISOR_OF_ANOTHER, Setting.DIVISOR),
     PER_TOKEN_WITH_ANOTHER,
-    # A divisor left on the command line would be refused for the mode that is missing there.
+    # A divisor left on the command line would be refused because the mode is missing there.
     in_file(PER_TOKEN_WITH_ANOTHER, Setting.MODE, Setting.DIVISOR, Setting.PER_TOKEN),
     ENTROPY,
     in_file(ENTROPY, Setting.ENTROPY),
@@ -195,7 +195,7 @@ CONFIG_CASES = (
     ),
     ConfigCase(
         name="correction_across_the_step",
-        says="a custom function that shrinks the mask where the normaliser spans the step",
+        says="a custom function that shrinks the mask although the normaliser spans the step",
         configuration=Configuration(corrects=True),
         modes=(Mode.PROMPT_MEAN, Mode.TOKEN_MEAN),
     ),
@@ -262,5 +262,5 @@ TRIALS = {
     Setting.KL: Trial(Configuration(kl=True)),
     Setting.BATCH_SIZE: Trial(Configuration(batch_size=TRIED.fewest_samples // 2)),
 }
-"""The settings of which it can be told from weights alone whether an adapter passes them on: with
-any other, the weights may be the same because the framework ignores it."""
+"""Settings for which weights alone show whether an adapter passes them on. With any other setting,
+the weights may stay the same because the framework ignores it."""

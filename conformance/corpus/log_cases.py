@@ -1,9 +1,9 @@
 """Logs of micro-batches, well formed and malformed; frameworks must refuse the latter.
 
-By miles' pull request 1498, different keys or another order of them would put a wrong number under
-a metric's name. They occur if a user's own function adds metrics to the log of some micro-batches.
-Nothing else can be malformed: keys and values of an entry come from one dictionary, and its form
-from one option.
+miles' pull request 1498 states the rule: different keys, or the same keys in another order, put a
+wrong number under a metric's name. This happens if a user's own function adds metrics to the log of
+some micro-batches. Nothing else can be malformed: an entry's keys and values come from one
+dictionary, and its form from one option.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from reference.aggregation import Mode
 
 @dataclass(frozen=True, kw_only=True)
 class LogCase:
-    """Entries of the micro-batches of one rank, which is wrong unless it says otherwise."""
+    """Log entries of one rank's micro-batches, malformed unless ``is_well_formed``."""
 
     name: str
     says: str

@@ -1,6 +1,6 @@
 """hypothesis strategies for steps, layouts and aggregations, for property tests.
 
-A step in a framework's own test suite, for example::
+For example, in a framework's own test suite::
 
     from hypothesis import given
     from conformance.corpus.strategies import aggregations, steps
@@ -9,8 +9,8 @@ A step in a framework's own test suite, for example::
     def test_loss(step, aggregation): ...
 
 `steps` generates every possible step, `training_steps` those that a framework's data path makes,
-`batches` and `cases` those that fit a layout. Samples and prompt groups without active tokens and
-responses of a single token are frequent in all.
+`batches` and `cases` those that fit a layout. In all of them, samples and prompt groups without
+active tokens and responses of a single token are frequent.
 
 Examples shrink to few samples of one active token each, in prompt groups of one.
 """
@@ -48,16 +48,16 @@ if TYPE_CHECKING:
     """Prompt length and loss mask of a sample."""
 
 DIVISORS = (DIVISOR, 3.0, 1.0, 64.0, 40_960.0)
-"""Divisors of generated cases of `constant`: integers, as some frameworks require."""
+"""Divisors for `constant` in generated cases: integers, as some frameworks require."""
 
 MOST_ROLLOUTS = 8
 """Largest number of rollouts of a prompt in `training_steps`."""
 
 LONGEST_PROMPT = 60
-"""Longest prompt of `training_steps`: whole context-parallel chunks may have no response token.
+"""Longest prompt of `training_steps`, so that whole context-parallel chunks may be prompt.
 
-hypothesis draws integers of at least 100 from the constants of imported source files. The ranges of
-`training_steps` end below 100, so that a seed gives the same examples whatever is imported.
+hypothesis draws integers from 100 on from the constants of imported source files. The ranges of
+`training_steps` end below 100, so a seed gives the same examples whatever is imported.
 """
 
 
@@ -74,9 +74,9 @@ def masks(*, max_response: int = 12) -> SearchStrategy[list[int]]:
 
 @cache
 def turns(*, max_response: int = 12) -> SearchStrategy[list[int]]:
-    """Loss masks of tool use: a trained stretch, an untrained one, a trained one.
+    """Loss masks of tool use: an active stretch, an inactive one, an active one.
 
-    Each may be empty, so that responses may be all active or all inactive.
+    Each may be empty, so responses may be all active or all inactive.
     """
     length = st.integers(0, max(max_response // 3, 1))
     stretches = st.tuples(length, length, length)
@@ -84,7 +84,7 @@ def turns(*, max_response: int = 12) -> SearchStrategy[list[int]]:
 
 
 def scattered_groups(samples: int) -> SearchStrategy[list[int]]:
-    """Prompt groups of any size, with samples anywhere in the step."""
+    """Prompt groups of any size, whose samples may be anywhere in the step."""
     return st.lists(st.integers(0, samples - 1), min_size=samples, max_size=samples)
 
 
@@ -114,7 +114,7 @@ def steps(
     max_prompt: int = 8,
     groups: Grouping = scattered_groups,
 ) -> Step:
-    """Steps of any masks and rollouts, with prompt groups drawn from ``groups``.
+    """Steps with any masks and rollouts, and prompt groups drawn from ``groups``.
 
     ``groups`` is one of `scattered_groups`, `equal_groups`, `single_groups` and `one_group`, or any
     function from the number of samples to a strategy for the list of their groups.
@@ -180,7 +180,7 @@ def layouts(of: Adapter | Sequence[Layout], *, max_ranks: int = 8) -> SearchStra
     """Layouts of an adapter or list that need at most ``max_ranks`` ranks.
 
     Raises:
-        InvalidLayoutError: there are none.
+        InvalidLayoutError: no layout fits.
     """
     candidates = of.layouts() if isinstance(of, Adapter) else of
     fitting = [layout for layout in candidates if layout.world_size <= max_ranks]
@@ -192,7 +192,7 @@ def layouts(of: Adapter | Sequence[Layout], *, max_ranks: int = 8) -> SearchStra
 
 
 def aggregations() -> SearchStrategy[Aggregation]:
-    """All modes, `constant` with integer and other divisors from 1 to 100,000."""
+    """All modes; `constant` with integer and non-integer divisors from 1 to 100,000."""
     divisors = st.one_of(st.integers(1, 100_000), st.floats(1, 1e5))
     return st.one_of(
         st.sampled_from([mode for mode in Mode if mode is not Mode.CONSTANT]).map(Aggregation),
@@ -210,13 +210,13 @@ def conventions() -> SearchStrategy[Conventions]:
     )
 
 
-# hypothesis can only drop a part of an example that is a single draw, after lowering the number of
-# parts: hence the tuples of tuples below, each drawn after its length.
+# When hypothesis shrinks, it lowers the number of parts and then drops a part that is a single
+# draw. Hence the tuples of tuples below, each drawn after its length.
 
 
 @st.composite
 def _shaped_steps(draw: DrawFn, multiple: int, max_response: int) -> SearchStrategy[Step]:
-    """Steps with a fixed number of prompts, of rollouts of each, and a largest number of turns.
+    """Steps with fixed numbers of prompts and of rollouts per prompt, and a maximum of turns.
 
     The number of all rollouts is a multiple of ``multiple``.
     """

@@ -209,6 +209,16 @@ def test_prompts_of_unequal_size_were_compared_across_their_bounds(
     assert report.summary.verdicts == {verdict: 2}
 
 
+@needs_clone
+@pytest.mark.processes
+def test_cispo_is_looked_at_where_a_version_has_it(tmp_path: Path) -> None:
+    chosen = "--adapter=areal", f"--source={CLONE}@v2.0.0", "--layout=dp1-cp1-mb2-thd"
+    process = command.start(tmp_path, *chosen, "--checks=off_policy", "-k", "cispo and token_mean")
+    report = command.finish(process, tmp_path, "areal").report
+
+    assert report.summary.verdicts == {Verdict.CONFORMS: 1}
+
+
 def test_rejected_tokens_have_no_weight_and_count(pool: RankPool) -> None:
     """21 of 30 active tokens are left, each of weight 1/30."""
     given = job("rejected_tokens", objective=Objective.REJECTION)

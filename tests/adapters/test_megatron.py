@@ -5,10 +5,8 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
-from typing import Any
+from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -21,18 +19,14 @@ from adapters.contract import (
     Job,
     Layout,
     Option,
-    PendingReduction,
     Rank,
     Unsupported,
 )
-from adapters.contract.objective import Metric, Objective
-from adapters.contract.probed_batch import ENTROPIES, ProbedBatch
+from adapters.contract.objective import Objective
 from adapters.engines import megatron_core
-from adapters.slime_family import command_line, description, model, rollouts
-from adapters.slime_family.adapter import pending_reduction
-from adapters.slime_family.framework import Log
+from adapters.slime_family import command_line, description, rollouts
 from adapters.toolkit.calls import call_supported, places
-from conformance.corpus.cases import CORPUS, REJECTION, Case
+from conformance.corpus.cases import CORPUS, Case
 from reference.aggregation import (
     Aggregation,
     AuxiliaryAggregation,
@@ -78,22 +72,6 @@ def parsed(a_job: Job, *flags: str) -> dict[str, object]:
         return vars(known.parse_args([*command_line.job_options(a_job, known), *settings]))
 
 
-def test_sizes_are_spelt_out_in_rollouts() -> None:
-    args = parsed(job("two_steps", dp=2, cp=2, tp=2, micro_batches=2))
-
-    sizes = {
-        "rollout_batch_size": 8,
-        "n_samples_per_prompt": 2,
-        "global_batch_size": 8,
-        "num_rollout": 1,
-        "context_parallel_size": 2,
-        "tensor_model_parallel_size": 2,
-        "micro_batch_size": 2,
-    }
-    assert {name: args[name] for name in sizes} == sizes
-    assert parsed(job("unequal_groups"))["n_samples_per_prompt"] == 2
-
-
 def test_micro_batches_by_tokens_take_a_budget() -> None:
     args = parsed(job("uneven_lengths", dp=2, micro_batches="tokens"))
 
@@ -121,7 +99,7 @@ def test_budget_of_all_ranks_of_a_slice_holds_the_longest_sample(
     ("layout", "message"),
     [
         ({"micro_batches": "uneven"}, "no micro-batches by uneven"),
-        ({"dp": 4, "micro_batches": 2}, "no size of micro-batches that makes 8"),
+        ({"dp": 4, "micro_batches": 2}, "no micro-batch size that cuts the samples of every"),
         ({"format": "bshd"}, "no format bshd"),
     ],
 )
@@ -130,10 +108,6 @@ def test_layouts_that_cannot_be_spelt_are_unsupported(
 ) -> None:
     with pytest.raises(Unsupported, match=message):
         command_line.job_options(job("unequal_groups", **layout), parser())
-
-
-def test_format_is_said_where_there_is_a_choice() -> None:
-    assert parsed(job("uneven_lengths", format="bshd"), "--qkv-format")["qkv_format"] == "bshd"
 
 
 def test_options_of_layouts_are_switched_on_and_offered_where_known() -> None:
@@ -208,69 +182,6 @@ def test_modes_are_what_the_options_offer_and_parse_as_spelt(
             assert "40.0" in args.values()
 
 
-def test_identifiers_are_unique_over_the_steps_of_a_batch() -> None:
-    batch = ProbedBatch(CASES["two_steps"].steps)
-    fields = rollouts.sample_fields(batch)
-
-    assert [rollout for rollout, _ in fields] == list(range(16))
-    assert [common["group_index"] for _, common in fields] == [i // 2 for i in range(16)]
-    assert [len(common["loss_mask"]) for _, common in fields] == [
-        common["response_length"] for _, common in fields
-    ]
-
-
-def share_of(batch: ProbedBatch, order: list[int]) -> dict[str, Any]:
-    """What a rank is sent of some samples."""
-    return {
-        "tokens": [
-            torch.from_numpy(np.concatenate([batch.prompts[i], batch.responses[i]])) for i in order
-        ],
-        "total_lengths": [len(batch.prompts[i]) + len(batch.responses[i]) for i in order],
-        "response_lengths": [len(batch.responses[i]) for i in order],
-    }
-
-
-@pytest.mark.parametrize(
-    ("objective", "names"),
-    [
-        (Objective.POLICY, {"advantages", "returns"}),
-        (Objective.OFF_POLICY, {"advantages", "log_probs", "returns"}),
-        (Objective.COMBINED, {"advantages", "ref_log_probs", "returns"}),
-        (Objective.VALUE, {"advantages", "returns"}),
-    ],
-)
-def test_columns_find_their_samples_in_any_order_and_are_sliced(
-    objective: Objective, names: set[str]
-) -> None:
-    batch = ProbedBatch(CASES["uneven_lengths"].steps, objective)
-    order = [5, 0, 7]
-    share = share_of(batch, order)
-    given = set(share)
-
-    actors = ModuleType("actor")
-    actors.compute_advantages_and_returns = None  # type: ignore[attr-defined]
-    rollouts.replace_advantages(
-        actors,
-        replace(job("uneven_lengths"), objective=objective),
-        batch,
-        lambda values, total, response, width: values[::2],
-    )
-    actors.compute_advantages_and_returns(None, share)
-
-    assert share.keys() - given == names
-    for number, i in enumerate(order):
-        assert share["advantages"][number].tolist() == batch.advantages[i][::2].tolist()
-
-
-def test_rejection_is_told_by_rollout_log_probs_and_masks_are_those_before_it() -> None:
-    case = next(case for case in REJECTION if case.name == "rejected_tokens")
-    batch = ProbedBatch(case.steps, Objective.REJECTION)
-
-    for i, (_, common) in enumerate(rollouts.sample_fields(batch)):
-        assert common["loss_mask"] == batch.original_masks[i].astype(int).tolist()
-        assert common["rollout_log_probs"] == batch.rollout_log_probs[i].tolist()
-
-
 def test_objectives_are_what_options_and_losses_offer() -> None:
     bare, more = parser(), parser("--entropy-coef", "--eps-clip-c")
     more.add_argument("--advantage-estimator", choices=["grpo", "cispo"])
@@ -319,18 +230,6 @@ def test_place_is_the_first_function_there_is() -> None:
     }
 
 
-def test_numbers_are_taken_from_the_logs_of_training_steps() -> None:
-    tracker = SimpleNamespace(tracking=SimpleNamespace())
-    log = Log()
-    log.listen(tracker)  # type: ignore[arg-type]
-    for loss in (1.0, 2.0):
-        tracker.tracking.log(None, {"rollout/rewards": 9.0}, step_key="rollout/step")
-        tracker.tracking.log(None, {"train/loss": loss, "train/lr": 0.0}, step_key="train/step")
-
-    assert log.reported(job("two_steps")) == {Metric.LOSS: (1.0, 2.0)}
-    assert log.reported(replace(job("two_steps"), depth=Depth.LOSS)) == {}
-
-
 def test_every_sample_is_a_rollout_where_rollouts_are_unknown() -> None:
     """11 samples cannot be two micro-batches of one size, and are no whole prompts any more."""
     given = job("unequal_groups", Mode.SAMPLE_MEAN)
@@ -344,37 +243,8 @@ def test_every_sample_is_a_rollout_where_rollouts_are_unknown() -> None:
         replace(given, aggregation=Aggregation(Mode.PROMPT_MEAN)),
         replace(given, objective=Objective.GROUP_CENTRED),
     ):
-        with pytest.raises(Unsupported, match="no several samples of one rollout"):
+        with pytest.raises(Unsupported, match="no rollouts of several samples"):
             rollouts.of_single_samples(uneven)
-
-
-def test_seam_adds_the_probe_to_the_log_probabilities_of_the_tokens() -> None:
-    model.SEAM.probe = torch.arange(5.0, requires_grad=True)
-    seen = []
-
-    def calculate(
-        logits: torch.Tensor, tokens: torch.Tensor, **options: bool
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        seen.extend(tokens.tolist())
-        return torch.zeros(len(tokens), 1), torch.zeros(len(tokens))
-
-    calculated = model.seam_around(calculate)
-    log_probs, entropy = calculated(torch.zeros(3, 1), torch.tensor([4, 0, 2]))
-    for name in ("entropy_requires_grad", "with_entropy_grad"):
-        _, observed = calculated(torch.zeros(1, 1), torch.tensor([1]), **{name: False})
-        assert not observed.requires_grad
-
-    assert log_probs.tolist() == [[4.0], [0.0], [2.0]]
-    assert entropy.tolist() == [4 + ENTROPIES[0], 0 + ENTROPIES[0], 2 + ENTROPIES[2]]
-    assert set(seen) == {0}, "the policy knows one token"
-
-
-def test_what_is_still_to_come_depends_on_depth_and_on_who_divides() -> None:
-    assert pending_reduction(Depth.STEP, per_token=True) is PendingReduction.REPLICATED
-    assert pending_reduction(Depth.LOSS, per_token=True) is PendingReduction.SUM_PER_COUNTED_TOKEN
-    assert pending_reduction(Depth.LOSS, per_token=False) is PendingReduction.MEAN
-    assert pending_reduction(Depth.REDUCER, per_token=True) is PendingReduction.SUM_PER_TOKEN
-    assert pending_reduction(Depth.REDUCER, per_token=False) is PendingReduction.SUM_PER_SAMPLE
 
 
 def test_functions_are_offered_only_what_they_know() -> None:

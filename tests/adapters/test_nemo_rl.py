@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from adapters.contract import Description, Job
+from adapters.contract import Description, Job, Option
 from adapters.contract.conventions import conventions_of
 from adapters.contract.objective import Metric, Objective
 from adapters.contract.probed_batch import ProbedBatch
@@ -98,7 +98,7 @@ def test_weights_are_those_of_the_mode(pool: RankPool, mode: Mode, case: str, la
 
 
 def test_copies_of_a_sharded_model_have_the_same_gradient(pool: RankPool) -> None:
-    if not pool.adapter.options:
+    if Option.HYBRID_SHARDING not in pool.description.options:
         pytest.skip("the first worker has none")
     given = job(layout="dp4-cp1-mbtokens-thd+hybrid_sharding")
 

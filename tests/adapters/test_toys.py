@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -28,7 +29,6 @@ POLICY_LOSS = "[weights/ or [metric/"
 REFUSAL = '    raise ValueError("not on a Sunday")'
 CRASH = 'raise RuntimeError("no kernel")'
 
-MODES = {"sample_mean", "prompt_mean", "token_mean", "constant"}
 
 FACTORS = {"dp2-cp1-mb1-thd": "dp", "dp1-cp2-mb1-thd": "cp", "dp1-cp1-mb2-thd": "micro_batches"}
 
@@ -54,10 +54,6 @@ def find(
 
 def verdicts(found: list[Finding]) -> set[str]:
     return {finding.verdict for finding in found}
-
-
-def of_mode(found: list[Finding], mode: str) -> list[Finding]:
-    return [finding for finding in found if finding.mode == mode]
 
 
 def of_check(found: list[Finding], check: str) -> list[Finding]:
@@ -111,19 +107,10 @@ def test_miles_conforms_in_both_formats(tmp_path: Path) -> None:
     found = find(tmp_path, "miles", checkout(tmp_path / "miles", "miles"), layouts, TELLING_CASES)
 
     assert verdicts(found) == {"conforms", "unsupported", "advice"}
-    assert reasons(found) == {(layout, "no several samples of one rollout") for layout in layouts}
+    assert reasons(found) == {(layout, "no rollouts of several samples") for layout in layouts}
     assert {f.case for f in found if f.verdict != "conforms"} == {"unequal_groups"}
     advice = {f.diagnosis.name for f in found if f.verdict == "advice"}
     assert advice == {"sample_unit_sample"}, "every sample counts, where rollouts are unknown"
-
-
-@pytest.mark.parametrize("depth", ["reducer", "step"])
-def test_newer_signatures_of_miles_know_rollouts_and_conform(tmp_path: Path, depth: str) -> None:
-    source = checkout(tmp_path / "miles", "miles", layers=("miles_newer",))
-    layouts = ["dp1-cp1-mb1-thd", "dp2-cp1-mbtokens-thd+balance_data", "dp1-cp2-mb2-thd"]
-    found = find(tmp_path, "miles", source, layouts, TELLING_CASES, f"--depth={depth}")
-
-    assert verdicts(found) == {"conforms"}
 
 
 @pytest.mark.parametrize("depth", ["loss", "step"])
@@ -153,68 +140,6 @@ OF_EARLIER_STAGES = Edit(
 )
 
 
-def test_gradients_of_earlier_stages_are_judged(tmp_path: Path) -> None:
-    source = checkout(tmp_path / "slime", "slime", OF_EARLIER_STAGES)
-    layouts = ["dp1-cp1-pp2-mb1-thd"]
-    found = find(tmp_path, "slime", source, layouts, "odd_groups", "--modes=sample_mean")
-
-    assert verdicts(of_check(found, "metric")) == {"conforms"}
-    [wrong] = of_check(found, "weights")
-    assert wrong.diagnosis.name == "multiplied_by_pp"
-
-
-def test_dropped_factor_shows_in_the_gradient_alone_on_the_other_engine(tmp_path: Path) -> None:
-    edit = Edit("backends/fsdp_utils/actor.py", "loss * dp.size / count", "loss / count")
-    source = checkout(tmp_path / "miles", "miles", edit)
-    case = ("odd_groups", "--engine=fsdp")
-    found = find(tmp_path, "miles", source, ["dp2-cp1-mb1-thd"], *case)
-
-    assert verdicts(of_check(found, "metric")) == {"conforms"}
-    assert len(of_check(found, "weights")) == len(MODES)
-    for finding in of_check(found, "weights"):
-        assert finding.error == pytest.approx(0.5, rel=1e-6)
-        assert finding.diagnosis.name == "divided_by_dp"
-
-
-@pytest.mark.parametrize(
-    ("toy", "layout", "edit", "engine"),
-    [
-        (
-            "slime",
-            "dp1-cp2-mb1-thd",
-            Edit("lineage.py", "tokens = num_tokens / grid.cp.size", "tokens = num_tokens"),
-            "megatron",
-        ),
-        (
-            "miles",
-            "dp2-cp1-mb1-thd",
-            Edit("lineage.py", "value / count if count", "value / count / 2 if count"),
-            "megatron",
-        ),
-        (
-            "miles",
-            "dp2-cp1-mb1-thd",
-            Edit("backends/fsdp_utils/actor.py", "count / dp.size / len", "count / len"),
-            "fsdp",
-        ),
-    ],
-)
-def test_wrong_number_in_the_log_shows_there_alone(
-    tmp_path: Path, toy: str, layout: str, edit: Edit, engine: str
-) -> None:
-    source = checkout(tmp_path / toy, toy, edit)
-    selection = ("odd_groups or two_steps", "--modes=token_mean")
-    options = (f"--engine={engine}",) if toy == "miles" else ()
-    found = find(tmp_path, toy, source, [layout], *selection, *options)
-
-    assert verdicts(of_check(found, "weights")) == {"conforms"}
-    logged = of_check(found, "metric")
-    assert {finding.case for finding in logged} == {"odd_groups", "two_steps"}
-    for finding in logged:
-        assert finding.verdict == "mismatch"
-        assert finding.diagnosis.name.startswith("divided_by_")
-
-
 @pytest.mark.parametrize(
     ("toy", "depth"), [("slime", "loss"), ("miles", "reducer"), ("miles", "loss")]
 )
@@ -226,97 +151,6 @@ def test_depths_below_the_step_conform(tmp_path: Path, toy: str, depth: str) -> 
 
     assert verdicts(found) == {"conforms"}
     assert {finding.depth for finding in found} == {depth}
-
-
-@pytest.mark.parametrize("depth", ["loss", "step"])
-def test_dropped_factors_show_where_the_loss_is_scaled(tmp_path: Path, depth: str) -> None:
-    source = checkout(tmp_path / "slime", "slime", *WITHOUT_FACTORS)
-    case = ("odd_groups", f"--depth={depth}")
-    found = find(tmp_path, "slime", source, [*FACTORS], *case)
-
-    assert verdicts(of_check(found, "metric")) <= {"conforms"}, "logged before they are scaled"
-    for finding in of_check(found, "weights"):
-        factor = FACTORS[layout_of(finding)]
-        if finding.mode == "token_mean" and factor != "cp":
-            assert finding.verdict == "conforms", "Megatron divides by the tokens of all"
-            continue
-        assert finding.verdict == "mismatch"
-        assert finding.error == pytest.approx(0.5, rel=1e-6)
-        assert finding.diagnosis.name == f"divided_by_{factor}"
-        assert finding.diagnosis.numbers[factor] == 2
-
-
-def test_dropped_factors_do_not_show_in_the_reducer(tmp_path: Path) -> None:
-    source = checkout(tmp_path / "slime", "slime", *WITHOUT_FACTORS)
-    layouts = [*FACTORS, "dp2-cp2-mb2-thd"]
-    found = find(tmp_path, "slime", source, layouts, TELLING_CASES, "--depth=reducer")
-
-    assert verdicts(found) == {"conforms"}
-
-
-def test_empty_sample_counted_as_a_token_is_named(tmp_path: Path) -> None:
-    edit = Edit("lineage.py", "torch.stack([mask.sum() for", "torch.stack([mask.sum().clamp(1) for")
-    source = checkout(tmp_path / "slime", "slime", edit)
-    found = find(tmp_path, "slime", source, ["dp1-cp1-mb1-thd"], "fully_masked_sample")
-
-    [logged] = of_mode(of_check(found, "metric"), "token_mean")
-    assert logged.verdict == "mismatch", "it is divided by the same"
-    [finding] = of_mode(of_check(found, "weights"), "token_mean")
-    assert finding.verdict == "mismatch"
-    assert finding.diagnosis.name == "empty_samples_counted"
-    numbers = finding.diagnosis.numbers
-    assert numbers["denominator"] == pytest.approx(24, rel=1e-6)
-    assert numbers["expected_denominator"] == 23
-    found.remove(finding)
-    found.remove(logged)
-    assert verdicts(found) == {"conforms"}
-
-
-def test_denominators_of_a_micro_batch_alone_are_named(tmp_path: Path) -> None:
-    own = 'unit_tokens(batch["groups"], masks)'
-    edit = Edit("lineage.py", 'tokens = batch["prompt_mask_sums"]', f"tokens = {own}")
-    source = checkout(tmp_path / "slime", "slime", edit)
-    found = find(tmp_path, "slime", source, ["dp1-cp1-mb2-thd"], "split_groups")
-
-    [logged] = of_mode(of_check(found, "metric"), "prompt_mean")
-    assert logged.verdict == "mismatch", "it is divided by the same"
-    [finding] = of_mode(of_check(found, "weights"), "prompt_mean")
-    assert finding.verdict == "mismatch"
-    assert finding.diagnosis.name == "tokens_counted_per_micro_batch"
-    numbers = finding.diagnosis.numbers
-    assert numbers["expected_denominator"] == pytest.approx(3 * 37)
-    assert numbers["denominator"] == pytest.approx(3 * 17, rel=1e-6)
-    found.remove(finding)
-    found.remove(logged)
-    assert verdicts(found) == {"conforms"}
-
-
-@pytest.mark.parametrize(
-    ("toy", "modes", "unit", "on_two_ranks"),
-    [
-        ("slime", {"sample_mean", "token_mean"}, "sample_unit_rollout", {"conforms", "advice"}),
-        ("miles", {"sample_mean", "token_mean", "constant"}, "sample_unit_sample", {"unsupported"}),
-    ],
-)
-def test_older_signatures_have_fewer_modes_and_conform(
-    tmp_path: Path, toy: str, modes: set[str], unit: str, on_two_ranks: set[str]
-) -> None:
-    """What counts where a rollout has several samples is read off their code, and differs."""
-    source = checkout(tmp_path / toy, toy, layers=(f"{toy}_older",))
-    layouts = ["dp1-cp1-mb1-thd", "dp2-cp1-mbtokens-thd+balance_data"]
-    found = find(tmp_path, toy, source, layouts, "uneven_lengths or two_steps or unequal_groups")
-
-    told = [finding for finding in found if finding.message]
-    lacking = {(f.mode, f.message) for f in told if f.mode not in modes}
-    assert lacking == {(mode, f"no mode {mode}") for mode in MODES - modes}
-    known = [finding for finding in found if finding.mode in modes]
-    several = [finding for finding in known if finding.case == "unequal_groups"]
-    assert verdicts([finding for finding in known if finding not in several]) == {"conforms"}
-    assert verdicts([f for f in several if f.layout.dp == 1]) == {"conforms", "advice"}
-    assert verdicts([f for f in several if f.layout.dp == 2]) == on_two_ranks
-    advice = [finding for finding in several if finding.verdict == "advice"]
-    assert {finding.diagnosis.name for finding in advice} == {unit}
-    assert {finding.mode for finding in advice} == modes - {"token_mean"}
 
 
 @pytest.mark.parametrize("toy", ["slime", "miles"])
@@ -385,18 +219,17 @@ INDEPENDENT_OF_CUTS = {
 
 
 @pytest.mark.parametrize(
-    ("toy", "layers", "layouts", "assumed"),
+    ("toy", "layouts", "assumed"),
     [
-        ("slime", (), ["dp2-cp2-mb2-thd"], {"denominator_mask_original"}),
-        ("miles", (), ["dp1-cp2-mb1-bshd", "dp2-cp1-mb2-thd"], set()),
-        ("miles", ("miles_newer",), ["dp2-cp2-mb2-thd"], {"denominator_mask_original"}),
+        ("slime", ["dp2-cp2-mb2-thd"], {"denominator_mask_original"}),
+        ("miles", ["dp1-cp2-mb1-bshd", "dp2-cp1-mb2-thd"], set()),
     ],
 )
 def test_all_that_can_be_trained_conforms(
-    tmp_path: Path, toy: str, layers: tuple[str, ...], layouts: list[str], assumed: set[str]
+    tmp_path: Path, toy: str, layouts: list[str], assumed: set[str]
 ) -> None:
     """What is assumed of denominators is advice where tokens are rejected."""
-    source = checkout(tmp_path / toy, toy, layers=layers)
+    source = checkout(tmp_path / toy, toy)
     cases = "fully_masked_sample or rejected_tokens or rejected_group"
     found = find(tmp_path, toy, source, layouts, cases, subjects=OBJECTIVES)
 
@@ -438,47 +271,115 @@ def test_all_but_a_critic_conforms_on_the_other_engine(tmp_path: Path) -> None:
     }
 
 
+LOSS_OF_FSDP = "backends/fsdp_utils/actor.py"
+
+
 @pytest.mark.parametrize(
-    ("toy", "edit", "subject", "name"),
+    ("toy", "engine", "layout", "edits", "finding_id", "name"),
     [
+        *(
+            (
+                "slime",
+                "megatron",
+                layout,
+                WITHOUT_FACTORS,
+                "weights/sample_mean/odd",
+                f"divided_by_{factor}",
+            )
+            for layout, factor in FACTORS.items()
+        ),
+        (
+            "miles",
+            "fsdp",
+            "dp2-cp1-mb1-thd",
+            [Edit(LOSS_OF_FSDP, "loss * dp.size / count", "loss / count")],
+            "weights/token_mean/odd",
+            "divided_by_dp",
+        ),
         (
             "slime",
-            Edit("terms.py", '"entropy_loss": reduce(', '"entropy_loss": 2 * reduce('),
-            "[auxiliary.entropy/",
+            "megatron",
+            "dp1-cp1-pp2-mb1-thd",
+            [OF_EARLIER_STAGES],
+            "weights/sample_mean/odd",
+            "multiplied_by_pp",
+        ),
+        (
+            "slime",
+            "megatron",
+            "dp1-cp2-mb1-thd",
+            [Edit("lineage.py", "tokens = num_tokens / grid.cp.size", "tokens = num_tokens")],
+            "metric/token_mean/odd",
+            "divided_by_",
+        ),
+        (
+            "miles",
+            "megatron",
+            "dp2-cp1-mb1-thd",
+            [Edit("lineage.py", "value / count if count", "value / count / 2 if count")],
+            "metric/token_mean/odd",
+            "divided_by_",
+        ),
+        (
+            "miles",
+            "fsdp",
+            "dp2-cp1-mb1-thd",
+            [Edit(LOSS_OF_FSDP, "count / dp.size / len", "count / len")],
+            "metric/token_mean/odd",
+            "divided_by_",
+        ),
+        (
+            "slime",
+            "megatron",
+            "dp2-cp1-mb2-thd",
+            [Edit("terms.py", '"entropy_loss": reduce(', '"entropy_loss": 2 * reduce(')],
+            "auxiliary.entropy/sample_mean/fully_masked_sample",
             "multiplied_by_",
         ),
         (
             "miles",
-            Edit(
-                "terms.py",
-                "reduce = make_reducer(masks",
-                "masks = batch['loss_masks']; reduce = make_reducer(masks",
-            ),
-            "[rejection/",
+            "megatron",
+            "dp2-cp1-mb2-thd",
+            [
+                Edit(
+                    "terms.py",
+                    "reduce = make_reducer(masks",
+                    "masks = batch['loss_masks']; reduce = make_reducer(masks",
+                )
+            ],
+            "rejection/sample_mean/rejected_tokens",
             "rejection_left_out",
         ),
         (
             "slime",
-            Edit("terms.py", "name: before(value)", "name: reduce(value)"),
-            "rejection.metric",
+            "megatron",
+            "dp2-cp1-mb2-thd",
+            [Edit("terms.py", "name: before(value)", "name: reduce(value)")],
+            "rejection.metric/sample_mean/rejected_tokens",
             "nothing_reported",
         ),
         (
             "miles",
-            Edit("terms.py", "-reduce(torch", "-0.5 * reduce(torch"),
-            "other_losses.sft",
+            "megatron",
+            "dp2-cp1-mb2-thd",
+            [Edit("terms.py", "-reduce(torch", "-0.5 * reduce(torch")],
+            "other_losses.sft/sample_mean/fully_masked_sample",
             "divided_by_",
         ),
     ],
 )
-def test_wrong_term_shows_where_it_is(
-    tmp_path: Path, toy: str, edit: Edit, subject: str, name: str
+def test_mistake_shows_where_it_is(
+    tmp_path: Path,
+    toy: str,
+    engine: str,
+    layout: str,
+    edits: Sequence[Edit],
+    finding_id: str,
+    name: str,
 ) -> None:
-    source = checkout(tmp_path / toy, toy, edit)
-    cases = "fully_masked_sample or rejected_tokens"
-    options = ("--modes=sample_mean",)
-    found = find(tmp_path, toy, source, ["dp2-cp1-mb2-thd"], cases, *options, subjects=subject)
+    source = checkout(tmp_path / toy, toy, *edits)
+    options = f"--engine={engine}"
+    [finding] = find(tmp_path, toy, source, [layout], f"[{finding_id}", options, subjects="dp")
 
-    [finding] = found
     assert finding.verdict == "mismatch"
     assert finding.diagnosis.name.startswith(name)

@@ -7,19 +7,15 @@ from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 
-import numpy as np
 import pytest
 
 from adapters.contract import Description, Job, Option
 from adapters.contract.configuration import Configuration, Setting
 from adapters.contract.conventions import Documented, conventions_of
-from adapters.contract.objective import CORRECTIONS, Metric, Objective
-from adapters.contract.probed_batch import ProbedBatch
-from adapters.trl.engines import TrlDdpAdapter, TrlDeepspeedAdapter, TrlFsdp2Adapter
+from adapters.contract.objective import Metric, Objective
+from adapters.trl.engines import TrlDdpAdapter, TrlFsdp2Adapter
 from adapters.trl.grpo.adapter import CONVENTIONS, ESTIMATOR
 from adapters.trl.schedule import schedule_of
-from conformance.findings.verdict import Verdict
-from conformance.judging.gradients import judge_advantages, judge_combined, judge_off_policy
 from conformance.judging.metrics import judge_logged
 from conformance.judging.weights import step_context
 from conformance.ranks.messages import Declined
@@ -31,7 +27,6 @@ from reference.aggregation import (
     Mode,
 )
 from reference.rounding import weight_bound
-from reference.step import Step
 from tests.adapters import steps
 from tests.adapters.steps import MASKED
 
@@ -40,8 +35,6 @@ needs_trl = [
     pytest.mark.skipif(find_spec("trl") is None, reason="trl is not installed"),
 ]
 
-GRPO = (TrlDdpAdapter, TrlFsdp2Adapter, TrlDeepspeedAdapter)
-"""The engines of `GRPOTrainer`."""
 
 DECLARED = {
     **CONVENTIONS,
@@ -50,24 +43,10 @@ DECLARED = {
 """What the adapter declares of TRL 1.16.0."""
 
 weights_error = partial(steps.weights_error, conventions=conventions_of(DECLARED))
-REJECTED = "rejected_tokens"
-"""21 of 30 active tokens are left."""
-
 PLAIN, ONE_RANK = "dp2-cp1-mb2-bshd", "dp1-cp1-mb2-bshd"
-SHARED, SPLIT, TRUNCATED = (
-    f"{PLAIN}+{option}"
-    for option in (
-        Option.SHARED_GENERATION,
-        Option.SPLIT_GENERATION,
-        Option.MASKED_TRUNCATION,
-    )
+SHARED, SPLIT = (
+    f"{PLAIN}+{option}" for option in (Option.SHARED_GENERATION, Option.SPLIT_GENERATION)
 )
-
-
-@pytest.fixture(scope="module", params=GRPO, ids=lambda engine: engine.engine)
-def pool(request: pytest.FixtureRequest) -> Iterator[RankPool]:
-    with RankPool(request.param(), None, 2) as pool:
-        yield pool
 
 
 @pytest.fixture(scope="module")
@@ -123,11 +102,6 @@ def test_last_of_two_iterations_is_observed() -> None:
     assert schedule_of(job("two_steps"), iterations=2).observed == [1, 3]
 
 
-def of_samples(step: Step, values: np.ndarray) -> list[np.ndarray]:
-    """Values of tokens, by sample."""
-    return np.split(values, np.cumsum(step.response_lengths)[:-1])
-
-
 class OtherLossType(TrlDdpAdapter):
     """Trains every job with settings that no mode stands for."""
 
@@ -157,164 +131,12 @@ class TestReal:
         assert isinstance(outcome, Declined)
         assert "MULTI_CPU in the place of FSDP" in outcome.message
 
-    @pytest.mark.parametrize("mode", [Mode.SAMPLE_MEAN, Mode.TOKEN_MEAN, Mode.CONSTANT])
-    @pytest.mark.parametrize("case", [MASKED.name, "two_steps"])
-    def test_weights_are_right_in_every_mode(self, pool: RankPool, case: str, mode: Mode) -> None:
-        given = job(case, mode)
-        outcome = pool.run(given)
-
-        assert isinstance(outcome, Ran), outcome
-        assert weights_error(outcome, given) <= weight_bound("float32")
-
-    def test_ranks_have_whole_samples_and_log_the_same(self, pool: RankPool) -> None:
-        outcome = pool.run(job(objective=Objective.COMBINED))
-
-        assert isinstance(outcome, Ran), outcome
-        first, second = outcome.observations
-        held = np.stack([rank.forward_passes[0] >= 0 for rank in (first, second)])
-        assert (held.sum(axis=0) == 1).all()
-        assert first.reported == second.reported
-        assert first.reported.keys() == {
-            Metric.LOSS,
-            Metric.CLIP_FRACTION,
-            Metric.ENTROPY,
-            Metric.KL,
-            Metric.REWARD,
-        }
-
-    def test_terms_have_right_gradients_and_a_right_sum(self, pool: RankPool) -> None:
-        given = job(objective=Objective.COMBINED)
-        outcome = pool.run(given)
-
-        assert isinstance(outcome, Ran), outcome
-        for judged in (
-            judge_combined(given, outcome.observations, description()),
-            judge_logged(given, outcome.observations, description(), Metric.LOSS),
-        ):
-            assert judged.verdict is Verdict.CONFORMS
-
     def test_luspo_adds_the_tokens_of_a_sample_up(self, ddp: RankPool) -> None:
         given = replace(job(), aggregation=Aggregation(Mode.CONSTANT, 1.0))
         outcome = ddp.run(given)
 
         assert isinstance(outcome, Ran), outcome
         assert weights_error(outcome, given) <= weight_bound("float32")
-
-    def test_samples_that_are_cut_off_are_masked_by_trl_itself(self, ddp: RankPool) -> None:
-        given = job(mode=Mode.SAMPLE_MEAN, layout=TRUNCATED)
-        outcome = ddp.run(given)
-
-        assert isinstance(outcome, Ran), outcome
-        assert weights_error(outcome, given) <= weight_bound("float32")
-
-    def test_step_without_active_tokens_has_no_gradient(self, ddp: RankPool) -> None:
-        outcome = ddp.run(job("no_active_token"))
-
-        assert isinstance(outcome, Ran), outcome
-        assert not any(rank.token_weights[0].any() for rank in outcome.observations)
-
-    def test_sizes_that_micro_batches_do_not_divide_are_no_configuration_of_a_user(
-        self, ddp: RankPool
-    ) -> None:
-        outcome = ddp.run(job("nine_samples"))
-
-        assert isinstance(outcome, Declined)
-        assert "9 samples are no 4 micro-batches of equal size" in outcome.message
-
-    @pytest.mark.parametrize(
-        ("layout", "divisors"),
-        [
-            # 35 and 51 active tokens in two steps; 43 is their mean.
-            (SHARED, (43.0, 43.0)),
-            (PLAIN, (35.0, 51.0)),
-        ],
-    )
-    def test_tokens_are_counted_in_a_generation_and_not_in_a_step(
-        self, ddp: RankPool, layout: str, divisors: tuple[float, ...]
-    ) -> None:
-        given = job("two_steps", layout=layout)
-        outcome = ddp.run(given)
-
-        assert isinstance(outcome, Ran), outcome
-        assert [step.mask.sum() for step in given.steps] == [35, 51]
-        for rank in outcome.observations:
-            found = [1 / weights.max() for weights in rank.token_weights]
-            assert found == pytest.approx(divisors)
-
-    def test_tokens_of_a_generation_of_one_micro_batch_stand_for_all(self, ddp: RankPool) -> None:
-        """Micro-batches of 10 and 13 active tokens are divided by 20 and 26 in a step of 23."""
-        given = job(layout=SPLIT)
-        outcome = ddp.run(given)
-
-        assert isinstance(outcome, Ran), outcome
-        [step] = given.steps
-        assert step.active_tokens.tolist() == [3, 0, 2, 5, 3, 1, 6, 3]
-        [weights] = outcome.observations[0].token_weights
-        largest = [round(1 / one.max()) for one in of_samples(step, weights) if one.any()]
-        assert largest == [20, 20, 20, 26, 26, 26, 26]
-
-    @pytest.mark.parametrize(
-        "objective",
-        [Objective.OFF_POLICY, Objective.DUAL_CLIP, Objective.GSPO, *CORRECTIONS],
-    )
-    def test_policy_losses_have_right_derivatives(
-        self, ddp: RankPool, objective: Objective
-    ) -> None:
-        given = job(objective=objective)
-        outcome = ddp.run(given)
-
-        assert isinstance(outcome, Ran), outcome
-        judgement = judge_off_policy(given, outcome.observations, description())
-        assert judgement.verdict is Verdict.CONFORMS
-
-    def test_sapo_is_a_mean_over_samples_alone(self, ddp: RankPool) -> None:
-        given = job(mode=Mode.SAMPLE_MEAN, objective=Objective.SAPO)
-        outcome = ddp.run(given)
-
-        assert isinstance(outcome, Ran), outcome
-        judgement = judge_off_policy(given, outcome.observations, description())
-        assert judgement.verdict is Verdict.CONFORMS
-        other = ddp.run(job(objective=Objective.SAPO))
-        assert isinstance(other, Declined)
-        assert "sample_mean alone" in other.message
-
-    def test_ratios_need_a_policy_that_may_have_changed(self, ddp: RankPool) -> None:
-        outcome = ddp.run(job(layout=SPLIT, objective=Objective.OFF_POLICY))
-
-        assert isinstance(outcome, Declined)
-        assert "each of its generations twice" in outcome.message
-
-    def test_rejected_tokens_have_no_weight_and_are_counted(self, ddp: RankPool) -> None:
-        given = job(REJECTED, objective=Objective.REJECTION)
-        outcome = ddp.run(given)
-
-        assert isinstance(outcome, Ran), outcome
-        for rank in outcome.observations:
-            [weights] = rank.token_weights
-            assert (weights != 0).sum() == 21
-            assert weights.max() == pytest.approx(1 / 30)
-
-    @pytest.mark.parametrize("objective", [Objective.GROUP_NORMALISED, Objective.GROUP_CENTRED])
-    def test_advantages_are_the_references(self, ddp: RankPool, objective: Objective) -> None:
-        given = job("split_groups", Mode.SAMPLE_MEAN, objective=objective)
-        outcome = ddp.run(given)
-
-        assert isinstance(outcome, Ran), outcome
-        judgement = judge_advantages(given, outcome.observations, description())
-        assert judgement.verdict is Verdict.CONFORMS
-        rewards = ProbedBatch(given.steps, objective).rewards
-        for rank in outcome.observations:
-            assert rank.reported[Metric.REWARD] == pytest.approx((rewards.mean(),))
-
-    def test_logged_diagnostics_are_means_of_micro_batches(self, ddp: RankPool) -> None:
-        """Of the entropies of micro-batches of 10 and 13 tokens, or how they were shuffled."""
-        given = job(objective=Objective.COMBINED, layout=SPLIT)
-        outcome = ddp.run(given)
-
-        assert isinstance(outcome, Ran), outcome
-        judged = judge_logged(given, outcome.observations, description(), Metric.ENTROPY)
-        assert judged.diagnosis is not None
-        assert judged.diagnosis.name == "denominators_per_micro_batch_of_all_ranks"
 
     def test_divisor_is_typed_on_the_command_line_or_in_a_file(self, ddp: RankPool) -> None:
         plain = job("uneven_lengths", Mode.CONSTANT, ONE_RANK)
@@ -325,15 +147,6 @@ class TestReal:
             assert isinstance(outcome, Ran), outcome
             [weights] = outcome.observations[0].token_weights
             assert weights.max() == pytest.approx(1 / (80 * 8))
-
-    def test_text_is_no_divisor(self, ddp: RankPool) -> None:
-        settings = Configuration(divisor="long")
-        given = replace(job("uneven_lengths", Mode.CONSTANT, ONE_RANK), configuration=settings)
-        outcome = ddp.run(given)
-
-        assert isinstance(outcome, Declined)
-        assert outcome.verdict == "refused"
-        assert "max_completion_length" in outcome.message
 
     def test_policy_loss_that_is_logged_apart_is_divided_by_micro_batches(
         self, ddp: RankPool

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
-import numpy as np
 import pytest
 
 from adapters.contract import Depth, Description, Job
@@ -17,8 +16,7 @@ from adapters.trl_losses.liger import LigerAdapter
 from adapters.trl_losses.unsloth import UnslothAdapter
 from conformance.findings.verdict import Verdict
 from conformance.judging.gradients import judge_off_policy
-from conformance.judging.weights import judge_weights, step_context
-from conformance.ranks.messages import Declined
+from conformance.judging.weights import step_context
 from conformance.ranks.pool import Ran, RankPool
 from reference.aggregation import Aggregation, AuxiliaryAggregation, Mode
 from tests.adapters import steps
@@ -62,12 +60,6 @@ ADAPTERS = [_param(LigerOf, "liger_kernel"), _param(UnslothOf, "unsloth_zoo")]
 each_library = pytest.mark.parametrize("adapter", ADAPTERS)
 
 
-@pytest.fixture(scope="module", params=ADAPTERS)
-def pool(request: pytest.FixtureRequest) -> Iterator[RankPool]:
-    with RankPool(request.param(), None, 2) as pool:
-        yield pool
-
-
 def description() -> Description:
     return Description(declared=CONVENTIONS)
 
@@ -85,59 +77,6 @@ def ran(pool: RankPool, given: Job) -> Ran:
     outcome = pool.run(given)
     assert isinstance(outcome, Ran), outcome
     return outcome
-
-
-@pytest.mark.parametrize("mode", [Mode.SAMPLE_MEAN, Mode.TOKEN_MEAN, Mode.CONSTANT])
-@pytest.mark.parametrize("case", [MASKED.name, "two_steps"])
-def test_weights_are_right_in_every_mode(pool: RankPool, case: str, mode: Mode) -> None:
-    given = job(mode, case=case)
-    judged = judge_weights(given, ran(pool, given).observations, description())
-
-    assert judged.verdict is Verdict.CONFORMS
-
-
-def test_ranks_have_whole_samples(pool: RankPool) -> None:
-    first, second = ran(pool, job()).observations
-    held = np.stack([rank.forward_passes[0] >= 0 for rank in (first, second)])
-
-    assert (held.sum(axis=0) == 1).all()
-    assert set(first.forward_passes[0].tolist()) == {-1, 0, 1}
-
-
-@pytest.mark.parametrize("objective", [Objective.OFF_POLICY, Objective.DUAL_CLIP, Objective.GSPO])
-@pytest.mark.parametrize("mode", [Mode.SAMPLE_MEAN, Mode.TOKEN_MEAN])
-def test_policy_losses_have_right_derivatives(
-    pool: RankPool, objective: Objective, mode: Mode
-) -> None:
-    given = job(mode, objective)
-    judged = judge_off_policy(given, ran(pool, given).observations, description())
-
-    assert judged.verdict is Verdict.CONFORMS
-
-
-def test_sapo_is_a_mean_over_samples_alone(pool: RankPool) -> None:
-    given = job(Mode.SAMPLE_MEAN, Objective.SAPO)
-    judged = judge_off_policy(given, ran(pool, given).observations, description())
-
-    assert judged.verdict is Verdict.CONFORMS
-    declined = pool.run(job(objective=Objective.SAPO))
-    assert isinstance(declined, Declined)
-    assert "sample_mean alone" in declined.message
-
-
-@pytest.mark.parametrize("mode", [Mode.SAMPLE_MEAN, Mode.TOKEN_MEAN, Mode.CONSTANT])
-def test_divergence_goes_with_the_policy_loss(pool: RankPool, mode: Mode) -> None:
-    given = job(mode, Objective.KL)
-    judged = judge_weights(given, ran(pool, given).observations, description())
-
-    assert judged.verdict is Verdict.CONFORMS
-
-
-def test_parts_of_unequal_size_are_no_micro_batches_of_a_trainer(pool: RankPool) -> None:
-    outcome = pool.run(job(case="nine_samples"))
-
-    assert isinstance(outcome, Declined)
-    assert "9 samples are no 4 equal parts" in outcome.message
 
 
 @each_library

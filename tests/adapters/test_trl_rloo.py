@@ -235,8 +235,8 @@ def test_logged_entropy_is_a_mean_of_micro_batches(pool: RankPool) -> None:
     ("given", "reason"),
     [
         (steps.job(mode=Mode.CONSTANT, layout=PLAIN), "constant:1 alone"),
-        (replace(steps.job(layout=PLAIN), aggregation=ADDED_UP), "no mask of tokens"),
-        (job(step(1, 2, 3, 5, truncated=(3,))), "no sample that is not truncated"),
+        (replace(steps.job(layout=PLAIN), aggregation=ADDED_UP), "no token mask"),
+        (job(step(1, 2, 3, 5, truncated=(3,))), "only truncated samples"),
     ],
     ids=["another divisor", "a mask with holes", "a sample that is masked"],
 )

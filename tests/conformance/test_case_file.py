@@ -77,7 +77,7 @@ def test_rejection_has_a_mask_of_before(tmp_path: Path) -> None:
     ("document", "complaint"),
     [
         (GIVEN | {"name": "Step 1"}, "name: String should match pattern"),
-        (GIVEN | {"name": "one_token"}, "'one_token' is a case of the corpus; give it another"),
+        (GIVEN | {"name": "one_token"}, "'one_token' is a case of the corpus; choose another name"),
         (GIVEN | {"name": "generated"}, "'generated' is a case of the corpus"),
         (GIVEN | {"divisor": 0}, "divisor: Input should be greater than 0"),
         (GIVEN | {"steps": []}, "steps: List should have at least 1 item"),
@@ -91,7 +91,7 @@ def test_rejection_has_a_mask_of_before(tmp_path: Path) -> None:
         (with_sample(prompt_length=0), "prompt_length: Input should be greater than or equal"),
         (
             GIVEN | {"steps": [{"samples": [SAMPLES[0], SAMPLES[1] | {"rollout": None}]}]},
-            "some samples have a rollout and some have none",
+            "only some samples have a rollout",
         ),
         ([1], "the file: Input should be an object"),
     ],

@@ -63,7 +63,7 @@ def test_what_a_framework_allows_in_its_own_documents_is_no_finding_against_it()
     finding = make(cell, jobs)
 
     assert finding.verdict is Verdict.UNSUPPORTED
-    assert finding.message == "a divisor with a mode that divides by none: allowed by its scripts"
+    assert finding.message == "a divisor with a mode that does not use one: allowed by its scripts"
 
 
 def test_ordinary_step_may_not_be_declined() -> None:

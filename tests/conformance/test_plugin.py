@@ -264,7 +264,7 @@ def test_stopped_run_keeps_its_findings_and_leaves_no_process(
         (["--adapter=native", "--modes=constant:nan"], "divisor nan is not a positive finite"),
         (["--adapter=native", "--modes=constant:inf"], "divisor inf is not a positive finite"),
         (["--adapter=native", "--modes=constant:True"], "divisor 'True' of 'constant:True' is not"),
-        (["--adapter=native", "--modes=token_mean:4"], "only constant divides by one"),
+        (["--adapter=native", "--modes=token_mean:4"], "only constant has a divisor"),
         (["--adapter=native", "--checks=speed"], "'speed' is not a valid Check; choose from"),
         (["--adapter=native", "--depth=hull"], "--depth=hull is unknown; choose reducer or loss"),
         (["--adapter=native", "--layout=dp2"], "layout 'dp2' is not of the form"),

@@ -1,4 +1,4 @@
-"""The catalogue of mutants: what a conformance suite has to notice."""
+"""The catalogue of mutants: mistakes that a conformance suite must notice."""
 
 from __future__ import annotations
 
@@ -51,4 +51,4 @@ MODULES = (
 )
 
 MUTANTS = [mutant for module in MODULES for mutant in _of(module)]
-"""In the order of the modules, and as written in them."""
+"""In the order of the modules and of their source."""

@@ -1,4 +1,4 @@
-"""Advantages that are computed wrong from rewards."""
+"""Mistakes in computing advantages from rewards."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class FromRewards(Mutant, modes=SAMPLE):
-    """A mutant whose advantages ``of`` an estimator are wrong, in one mode as in all others."""
+    """A mutant that is equally wrong in all modes, and is checked in one."""
 
     def __init_subclass__(cls, of: str, **says: object) -> None:
         super().__init_subclass__(f"advantages.{of}", **says)
@@ -35,7 +35,7 @@ class _AllPrompts(NativeEstimator):
 class GroupsMerged(
     FromRewards, diagnosis="groups_merged", of="group_normalised", estimator=_AllPrompts
 ):
-    """Rewards are viewed as one row when the numbers of samples are not as configured."""
+    """Rewards are viewed as one row if the numbers of samples are not as configured."""
 
 
 class _OfShares(NativeEstimator):
@@ -66,7 +66,7 @@ class _WithoutBaseline(NativeEstimator):
 class BaselineForgotten(
     FromRewards, diagnosis="baseline_left_out", of="group_centred", estimator=_WithoutBaseline
 ):
-    """The option to leave out the standard deviation leaves out the mean too."""
+    """The option to leave out the standard deviation also leaves out the mean."""
 
 
 class _Centred(NativeEstimator):
@@ -77,7 +77,7 @@ class _Centred(NativeEstimator):
 class OwnRewardInBaseline(
     FromRewards, diagnosis="own_reward_in_baseline", of="leave_one_out", estimator=_Centred
 ):
-    """The mean is that of all samples of the prompt, and not of the others."""
+    """The baseline is the mean of all samples of the prompt instead of the others."""
 
 
 class StdForgotten(
@@ -97,13 +97,13 @@ class _OfPopulation(NativeEstimator):
 class StdOfPopulation(
     FromRewards, diagnosis="biased_std", of="group_normalised", estimator=_OfPopulation
 ):
-    """NumPy's standard deviation in the place of torch's."""
+    """NumPy's standard deviation instead of torch's."""
 
 
 class VarianceOfPopulation(
     FromRewards, diagnosis="biased_variance", of="reinforce_pp", estimator=_OfPopulation
 ):
-    """The divisor of the variance is the number of tokens."""
+    """The variance is divided by the number of tokens."""
 
 
 class _OfOneRank(NativeEstimator):
@@ -114,7 +114,7 @@ class _OfOneRank(NativeEstimator):
 class WhitenedPerRank(
     FromRewards, diagnosis="whitened_per_rank", of="reinforce_pp", estimator=_OfOneRank
 ):
-    """Mean and variance are those of the tokens that a rank has."""
+    """Mean and variance are taken over the rank's own tokens."""
 
 
 class _OfContextParallelRanks(NativeEstimator):
@@ -130,7 +130,7 @@ class _OfContextParallelRanks(NativeEstimator):
 class WhitenedPerDataRank(
     FromRewards, diagnosis="whitened_per_dp_rank", of="gae", estimator=_OfContextParallelRanks
 ):
-    """Mean and variance are added up over context-parallel ranks alone."""
+    """Mean and variance are reduced only over context-parallel ranks."""
 
 
 class _OfDataParallelRanks(NativeEstimator):
@@ -151,13 +151,13 @@ class WhitenedPerSlice(
     of="group_whitened",
     estimator=_OfDataParallelRanks,
 ):
-    """The data-parallel group without context parallelism adds up mean and variance."""
+    """Mean and variance are reduced over the data-parallel group without context parallelism."""
 
 
 class MaskForgottenInWhitening(
     FromRewards, diagnosis="whitened_by_other_tokens", of="reinforce_pp"
 ):
-    """Mean and variance count the tokens that the mask excludes."""
+    """Mean and variance include tokens that the mask excludes."""
 
     def whitened_ids(self, packed: Packed) -> torch.Tensor:
         return packed.ids[packed.advantages != 0]
@@ -180,7 +180,7 @@ class MeanKept(
     of="reinforce_pp_baseline",
     estimator=_WithMean,
 ):
-    """Whitening is called with the flag that adds the mean again."""
+    """Whitening is called with the flag that adds the mean back."""
 
 
 def _with(**wrong: float) -> type[NativeEstimator]:
@@ -197,7 +197,7 @@ def _with(**wrong: float) -> type[NativeEstimator]:
 class DiscountForgotten(
     FromRewards, diagnosis="discount_left_out", of="reinforce_pp", estimator=_with(discount=1.0)
 ):
-    """The option for the discount is read by PPO alone."""
+    """Only PPO reads the option for the discount."""
 
 
 class LambdaForgotten(
@@ -212,7 +212,7 @@ class DivergenceIgnored(
     of="reinforce_pp_baseline",
     estimator=_with(penalty=0.0),
 ):
-    """The reference model is loaded, and its log-probabilities are not subtracted."""
+    """The reference model is loaded, but its log-probabilities are not subtracted."""
 
 
 class _PenalisedEverywhere(NativeEstimator):
@@ -226,7 +226,7 @@ class DivergenceOfToolOutput(
     of="penalised_gae",
     estimator=_PenalisedEverywhere,
 ):
-    """The penalty is on tokens that the policy did not write."""
+    """The penalty includes tokens that the policy did not write."""
 
 
 class _RewardedAtTheEnd(NativeEstimator):
@@ -239,7 +239,7 @@ class _RewardedAtTheEnd(NativeEstimator):
 class RewardAtTheLastToken(
     FromRewards, diagnosis="reward_at_another_token", of="reinforce_pp", estimator=_RewardedAtTheEnd
 ):
-    """The reward is at the last token, though it may be a tool's."""
+    """The reward is at the last token, even if that is a tool's."""
 
 
 class _OnPaddedRows(NativeEstimator):
@@ -266,7 +266,7 @@ class _OnPaddedRows(NativeEstimator):
 class PaddingBootstrapped(
     FromRewards, diagnosis="padding_bootstrapped", of="gae", estimator=_OnPaddedRows
 ):
-    """Advantages begin at the end of the row, with the values that a critic has for padding."""
+    """GAE starts at the end of the row, with the critic's values of padding."""
 
 
 class _OfReversedBatch(NativeEstimator):
@@ -276,7 +276,7 @@ class _OfReversedBatch(NativeEstimator):
         return super().estimate([self.reversed(step) for step in steps], held)
 
     def reversed(self, samples: list[SampleTensors]) -> list[SampleTensors]:
-        """The samples, each with the values that are in its row of a reversed batch."""
+        """The samples, each with the values of its row in a reversed batch."""
         values = []
         for sample, other in zip(samples, samples[::-1], strict=True):
             row = torch.full_like(sample.values, PADDING_VALUE)
@@ -289,7 +289,7 @@ class _OfReversedBatch(NativeEstimator):
 class ValuesOfReversedBatch(
     FromRewards, diagnosis="values_of_other_samples", of="gae", estimator=_OfReversedBatch
 ):
-    """The batch is sorted after the critic has seen it, and joined with its values by place."""
+    """The batch is sorted after the critic has seen it, and joined with its values by position."""
 
 
 class _OfSlices(NativeEstimator):
@@ -313,7 +313,7 @@ class _OfSlices(NativeEstimator):
 
 
 class SlicesApart(FromRewards, diagnosis="slices_apart", of="reinforce_pp", estimator=_OfSlices):
-    """Returns are added up before the slices of context-parallel ranks are gathered."""
+    """Returns are accumulated before the slices of context-parallel ranks are gathered."""
 
     def whitened_ids(self, packed: Packed) -> torch.Tensor:
         return packed.ids[packed.advantages != 0]

@@ -1,4 +1,4 @@
-"""The policy loss is right, and auxiliary losses or what is trained in its place are not."""
+"""The policy loss is right; auxiliary losses, or losses trained instead of it, are wrong."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 
 def trained_only(right: torch.Tensor, wrong: torch.Tensor) -> torch.Tensor:
-    """The value of one and the gradient of the other: what is logged stays right."""
+    """The value of one and the gradient of the other: the logged number stays right."""
     return right.detach() + wrong - wrong.detach()
 
 
 class PlainPathUnscaled(Mutant, diagnosis="divided_by_dp"):
-    """Where the policy loss is the only term, a shorter path forgets the average over ranks."""
+    """If the policy loss is the only term, a shorter path forgets the average over ranks."""
 
     def reduce(self, values: torch.Tensor, packed: Packed) -> torch.Tensor:
         right = super().reduce(values, packed)
@@ -40,14 +40,14 @@ class WrongEntropy(Mutant, check="auxiliary.entropy"):
         return trained_only(right, self.wrong(right, probe[packed.ids], packed))
 
     def wrong(self, right: torch.Tensor, of_tokens: torch.Tensor, packed: Packed) -> torch.Tensor:
-        """What is trained, from the right share and what the tokens add to it."""
+        """The trained share, from the right one and the tokens' contribution."""
         raise NotImplementedError
 
 
 class EntropyOfMicroBatches(
     Mutant, diagnosis="denominators_per_", check="auxiliary.entropy", modes=TOKEN
 ):
-    """The entropy is the mean of a micro-batch's tokens, and these means are averaged."""
+    """The entropy is averaged over each micro-batch's tokens, and then over micro-batches."""
 
     def cut(self, samples: list[SampleTensors]) -> list[list[SampleTensors]]:
         parts = super().cut(samples)
@@ -61,14 +61,14 @@ class EntropyOfMicroBatches(
 
 
 class EntropyAveragedOverDp(WrongEntropy, diagnosis="divided_by_dp"):
-    """The policy loss makes up for the average over data-parallel ranks, the entropy does not."""
+    """The policy loss undoes the average over data-parallel ranks, the entropy does not."""
 
     def wrong(self, right: torch.Tensor, of_tokens: torch.Tensor, packed: Packed) -> torch.Tensor:
         return right / self.layout.dp
 
 
 class EntropyOfPadding(WrongEntropy, diagnosis="inactive_tokens_weigh"):
-    """The entropy is added up over whole rows, prompts and padding and tool output included."""
+    """The entropy is summed over whole rows, including prompts, padding and tool output."""
 
     def wrong(self, right: torch.Tensor, of_tokens: torch.Tensor, packed: Packed) -> torch.Tensor:
         return (of_tokens / packed.auxiliary_denominators).sum()
@@ -77,7 +77,7 @@ class EntropyOfPadding(WrongEntropy, diagnosis="inactive_tokens_weigh"):
 class DivergenceByMode(
     Mutant, diagnosis="weights_of_prompt_mean", check="auxiliary.kl", modes=PROMPT
 ):
-    """The divergence takes the policy loss's reducer instead of the default one."""
+    """The divergence uses the policy loss's reducer instead of the default one."""
 
     def divergence(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
         wrong = self.reduce(log_probs - packed.reference_log_probs, packed)
@@ -87,7 +87,7 @@ class DivergenceByMode(
 class DivergenceOnEveryMicroBatch(
     Mutant, diagnosis="divided_by_micro_batches", check="auxiliary.combined"
 ):
-    """The divergence is divided by the micro-batches, where the entropy is trained with it."""
+    """The divergence is divided by the micro-batches if the entropy is trained too."""
 
     def divergence(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
         right = super().divergence(log_probs, packed)
@@ -97,7 +97,7 @@ class DivergenceOnEveryMicroBatch(
 
 
 class EntropyLeftOutTogether(Mutant, diagnosis="term_without_gradient", check="auxiliary.combined"):
-    """With a divergence to be trained, the entropy bonus is left out of the gradient."""
+    """If a divergence is trained, the entropy bonus is left out of the gradient."""
 
     def entropy(self, probe: torch.Tensor, packed: Packed) -> torch.Tensor:
         right = super().entropy(probe, packed)
@@ -110,7 +110,7 @@ class CispoPerSample(
     check="off_policy.cispo",
     modes=(Mode.PROMPT_MEAN, Mode.TOKEN_MEAN),
 ):
-    """A policy loss of its own brings its own reducer, a mean over samples."""
+    """A separate policy loss brings its own reducer, a mean over samples."""
 
     def divided(self, samples: list[SampleTensors]) -> list[SampleTensors]:
         if self.objective is not Objective.CISPO:
@@ -119,7 +119,7 @@ class CispoPerSample(
 
 
 class OtherDefault(Mutant):
-    """What stands in the place of the policy loss is divided otherwise than documented."""
+    """A loss that is trained instead of the policy loss is not normalised as documented."""
 
     by: ClassVar[Mode]
 
@@ -141,7 +141,7 @@ class LikelihoodPerSample(
     modes=TOKEN,
     by=Mode.SAMPLE_MEAN,
 ):
-    """SFT keeps the mean over samples where the per-token path is on (review of miles 1498)."""
+    """SFT keeps the mean over samples on the per-token path (review of miles 1498)."""
 
 
 class ValuesPerToken(
@@ -151,7 +151,7 @@ class ValuesPerToken(
     modes=(Mode.SAMPLE_MEAN, Mode.CONSTANT),
     by=Mode.TOKEN_MEAN,
 ):
-    """A critic is trained per token where the per-token path is off."""
+    """A critic is trained per token although the per-token path is off."""
 
 
 class RowsOfPaddingCounted(
@@ -160,7 +160,7 @@ class RowsOfPaddingCounted(
     check="auxiliary.kl",
     conventions=Conventions(kl=AuxiliaryAggregation.MICRO_BATCH_SAMPLE_MEAN),
 ):
-    """Masked rows fill up a rank's micro-batches to its largest; a mean over rows counts them."""
+    """Masked rows pad a rank's micro-batches to its largest; a mean over rows counts them."""
 
     def cut(self, samples: list[SampleTensors]) -> list[list[SampleTensors]]:
         parts = super().cut(samples)
@@ -172,7 +172,7 @@ class RowsOfPaddingCounted(
         ]
 
     def counted_rows(self, rows: list[int]) -> list[int]:
-        """What the mean of each micro-batch divides by, given its rows."""
+        """The divisor of each micro-batch's mean, given its rows."""
         return [max(rows)] * len(rows)
 
 
@@ -181,21 +181,21 @@ class RepeatedSamplesCounted(
     diagnosis="repeated_rows_averaged",
     corpus=tuple(case for case in EVERYDAY if case.name in ("nine_samples", "ten_samples")),
 ):
-    """Copies of a sample fill up the ranks; masked as they are, a mean over samples counts them."""
+    """Masked copies of a sample fill up the ranks; a mean over samples counts them."""
 
     def shard(self, samples: list[SampleTensors]) -> list[SampleTensors]:
         copy = replace(samples[0], mask=torch.zeros_like(samples[0].mask))
         return super().shard([*samples, *[copy] * (-len(samples) % self.layout.dp)])
 
     def counted_rows(self, rows: list[int]) -> list[int]:
-        """Each micro-batch's own, copies included."""
+        """Each micro-batch's own rows, copies included."""
         return rows
 
 
 class EntropyWeightedBySamples(
     EntropyOfMicroBatches, diagnosis="denominators_per_micro_batch_by_samples"
 ):
-    """The means of micro-batches are averaged by how many samples each has."""
+    """The means of micro-batches are averaged, weighted by their numbers of samples."""
 
     def cut(self, samples: list[SampleTensors]) -> list[list[SampleTensors]]:
         return [self.averaged(part, len(samples) / len(part)) for part in Mutant.cut(self, samples)]

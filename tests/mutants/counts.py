@@ -1,4 +1,4 @@
-"""Something else is counted than active tokens, samples or prompts."""
+"""Something other than active tokens, samples or prompts is counted."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ if TYPE_CHECKING:
 
 
 class OtherTokens(Counting, modes=MEANS):
-    """Samples count ``tokens`` in the place of their active ones."""
+    """Samples count ``tokens`` instead of their active tokens."""
 
     def counted(self, samples: list[SampleTensors]) -> list[float]:
         return with_counts(samples, self.aggregation.mode, [*map(self.tokens, samples)])
 
     def tokens(self, sample: SampleTensors) -> float:
-        """Tokens that a sample counts."""
+        """The tokens that a sample counts."""
         raise NotImplementedError
 
 
 def with_counts(
     samples: Sequence[SampleTensors], mode: Mode, counts: Sequence[float]
 ) -> list[float]:
-    """Denominators, if samples had so many tokens."""
+    """Denominators if samples had these numbers of tokens."""
     if mode is Mode.SAMPLE_MEAN:
         return [float(len(samples) * max(count, 1)) for count in counts]
     if mode is Mode.TOKEN_MEAN:
@@ -48,14 +48,14 @@ def with_counts(
 class EmptySamplesClamped(
     OtherTokens, diagnosis="empty_samples_counted", modes=(Mode.PROMPT_MEAN, Mode.TOKEN_MEAN)
 ):
-    """Each sample's count is clamped to 1, so that an empty one adds a token to the sum."""
+    """Each sample's count is clamped to 1, so an empty one adds a token to the sum."""
 
     def tokens(self, sample: SampleTensors) -> float:
         return max(sample.tokens, 1)
 
 
 class MaskedTokensCounted(OtherTokens, diagnosis="masked_tokens_counted"):
-    """The response's length is taken for its number of active tokens."""
+    """The response's length is used instead of its number of active tokens."""
 
     def tokens(self, sample: SampleTensors) -> float:
         return int((sample.advantages != 0).sum())
@@ -64,18 +64,18 @@ class MaskedTokensCounted(OtherTokens, diagnosis="masked_tokens_counted"):
 class PromptTokensCounted(
     OtherTokens, diagnosis="prompt_tokens_counted", tokens=lambda self, sample: len(sample.ids)
 ):
-    """The sequence's length is taken for the response's."""
+    """The sequence's length is used instead of the response's."""
 
 
 class EndOfSequenceCounted(OtherTokens, diagnosis="tokens_per_sample_miscounted"):
-    """A token more per sample, for the end of sequence that the mask has too."""
+    """One token more per sample, for an end of sequence that the mask already includes."""
 
     def tokens(self, sample: SampleTensors) -> float:
         return sample.tokens + (sample.tokens > 0)
 
 
 class LastTokenNotCounted(OtherTokens, diagnosis="tokens_per_sample_miscounted"):
-    """A token less per sample: counted after the mask was shifted to the labels."""
+    """One token less per sample, counted after the mask was shifted to the labels."""
 
     def tokens(self, sample: SampleTensors) -> float:
         return max(sample.tokens - 1, 0)
@@ -84,7 +84,7 @@ class LastTokenNotCounted(OtherTokens, diagnosis="tokens_per_sample_miscounted")
 class OriginalMaskCounted(
     Counting, diagnosis="original_mask_counted", check="rejection", modes=MEANS
 ):
-    """Rejected tokens are left out of the sum and counted in the denominator all the same."""
+    """Rejected tokens are excluded from the sum but still counted in the denominator."""
 
     def counted(self, samples: list[SampleTensors]) -> list[float]:
         counts = [int(sample.original_mask.sum()) for sample in samples]
@@ -92,7 +92,7 @@ class OriginalMaskCounted(
 
 
 class RejectionLeftOut(Mutant, diagnosis="rejection_left_out", check="rejection"):
-    """The mask that rejection returns is logged, and the old one goes on into the loss."""
+    """The mask that rejection returns is logged, but the old one enters the loss."""
 
     def divided(self, samples: list[SampleTensors]) -> list[SampleTensors]:
         return super().divided([replace(one, mask=one.original_mask) for one in samples])
@@ -105,11 +105,11 @@ class ModifiedMaskCounted(
     modes=MEANS,
     conventions=Conventions(denominator_mask=DenominatorMask.ORIGINAL),
 ):
-    """Denominators are documented to be of the original mask, and recounted after rejection."""
+    """Denominators are documented to use the original mask, but are recounted after rejection."""
 
 
 class ResponsePaddingCounted(Counting, diagnosis="padding_counted", modes=MEANS):
-    """The mean goes over rows that are padded to the longest response of the step."""
+    """The mean is over rows that are padded to the longest response of the step."""
 
     def counted(self, samples: list[SampleTensors]) -> list[float]:
         widest = max(int((sample.advantages != 0).sum()) for sample in samples)
@@ -117,7 +117,7 @@ class ResponsePaddingCounted(Counting, diagnosis="padding_counted", modes=MEANS)
 
 
 class PaddedRowsAveraged(Mutant, diagnosis="padding_counted", modes=SAMPLE):
-    """`mean()` over the padded rows of a micro-batch: padding counts, here more, there less."""
+    """`mean()` over the padded rows of a micro-batch: padding counts, differently in each."""
 
     def divided(self, samples: list[SampleTensors]) -> list[SampleTensors]:
         self.size = len(samples)
@@ -133,7 +133,7 @@ class PaddedRowsAveraged(Mutant, diagnosis="padding_counted", modes=SAMPLE):
 
 
 class WidthAsDivisor(PaddedRowsAveraged, diagnosis="padded_width_as_divisor", modes=CONSTANT):
-    """The divisor is the width of a micro-batch's padded rows, and not the one that is given."""
+    """The divisor is the width of a micro-batch's padded rows instead of the given one."""
 
 
 class EmptySamplesLeftOut(
@@ -141,7 +141,7 @@ class EmptySamplesLeftOut(
     diagnosis="sample_units_excluded",
     modes=(Mode.SAMPLE_MEAN, Mode.PROMPT_MEAN, Mode.CONSTANT),
 ):
-    """The mean over samples goes over those that have an active token."""
+    """The mean over samples is over those that have an active token."""
 
     def counted(self, samples: list[SampleTensors]) -> list[float]:
         kept = [sample for sample in samples if sample.tokens]
@@ -155,7 +155,7 @@ class EmptySamplesLeftOut(
 class FillingRowsCounted(
     Counting, diagnosis="filling_rows_counted", modes=(Mode.SAMPLE_MEAN, Mode.CONSTANT)
 ):
-    """The mean goes over the rows that fill a step up to a multiple of the ranks too (verl)."""
+    """The mean includes the rows that pad the batch to a multiple of the ranks (verl)."""
 
     def counted(self, samples: list[SampleTensors]) -> list[float]:
         rows = len(samples) + -len(samples) % self.layout.dp
@@ -172,7 +172,7 @@ class SamplesCountedAsPrompts(Counting, diagnosis="samples_counted_as_", modes=P
 
 
 class RunsCountedAsPrompts(Counting, diagnosis="runs_counted_as_prompts", modes=PROMPT):
-    """A prompt ends where the next sample has another: its members are taken to be adjacent."""
+    """A prompt ends where the next sample has another one, as if its samples were adjacent."""
 
     def counted(self, samples: list[SampleTensors]) -> list[float]:
         groups = [sample.group for sample in samples]
@@ -182,7 +182,7 @@ class RunsCountedAsPrompts(Counting, diagnosis="runs_counted_as_prompts", modes=
 
 
 class PromptsByGroupSize(Counting, diagnosis="prompts_by_group_size", modes=PROMPT):
-    """P is the batch size over n_samples_per_prompt, also where filtering has dropped rollouts."""
+    """P is the batch size over n_samples_per_prompt, even after filtering has dropped rollouts."""
 
     def counted(self, samples: list[SampleTensors]) -> list[float]:
         size = max(Counter(sample.group for sample in samples).values())
@@ -207,7 +207,7 @@ class TokensCountedAsUnits(
     diagnosis="tokens_counted_as_",
     modes=(Mode.SAMPLE_MEAN, Mode.PROMPT_MEAN, Mode.CONSTANT),
 ):
-    """The train step divides by its tokens what is a sum over samples or prompts already."""
+    """The train step divides by its tokens although the loss is a mean over samples or prompts."""
 
     def counted(self, samples: list[SampleTensors]) -> list[float]:
         prompts = len(tokens_of_groups(samples))
@@ -219,11 +219,11 @@ class TokensCountedAsUnits(
 class NothingDivided(
     Counting, diagnosis="not_divided", counted=lambda self, samples: [1.0] * len(samples)
 ):
-    """Losses are added up; the normaliser is returned with them and nobody uses it."""
+    """Losses are summed; the normaliser is returned with them but never used."""
 
 
 class SamplesNotAveraged(Counting, diagnosis="samples_not_averaged", modes=CONSTANT):
-    """Sums of samples are divided by L, and nobody divides by the number of samples."""
+    """Sums of samples are divided by L, but not by the number of samples."""
 
     def counted(self, samples: list[SampleTensors]) -> list[float]:
         assert self.aggregation.divisor is not None
@@ -231,7 +231,7 @@ class SamplesNotAveraged(Counting, diagnosis="samples_not_averaged", modes=CONST
 
 
 class AsAnotherMode(Counting):
-    """The aggregation that was asked for does not arrive where losses are reduced."""
+    """The requested aggregation does not reach the code that reduces losses."""
 
     given: Mode
 
@@ -245,7 +245,7 @@ class AlwaysPerSample(
     modes=(Mode.PROMPT_MEAN, Mode.TOKEN_MEAN, Mode.CONSTANT),
     given=Mode.SAMPLE_MEAN,
 ):
-    """The reducer's default, per sample, is used whatever was chosen."""
+    """The reducer's default, per sample, is always used."""
 
 
 class AlwaysPerToken(
@@ -254,7 +254,7 @@ class AlwaysPerToken(
     modes=(Mode.SAMPLE_MEAN, Mode.PROMPT_MEAN, Mode.CONSTANT),
     given=Mode.TOKEN_MEAN,
 ):
-    """The legacy per-token flag overrides what was chosen."""
+    """The legacy per-token flag overrides the chosen mode."""
 
 
 class AlwaysPerPrompt(
@@ -263,11 +263,11 @@ class AlwaysPerPrompt(
     modes=(Mode.SAMPLE_MEAN, Mode.TOKEN_MEAN, Mode.CONSTANT),
     given=Mode.PROMPT_MEAN,
 ):
-    """Groups' totals are handed to the default reducer as its denominators."""
+    """Groups' totals are passed to the default reducer as its denominators."""
 
 
 class Remembering(Counting):
-    """Denominators of another step than this one."""
+    """Denominators come from another step."""
 
     def counted(self, samples: list[SampleTensors]) -> list[float]:
         mode, own = self.aggregation.mode, denominators(samples, self.aggregation)
@@ -279,12 +279,12 @@ class Remembering(Counting):
         return [value / right * count for value in own]
 
     def remembered(self, samples: list[SampleTensors]) -> list[SampleTensors]:
-        """The samples that are counted."""
+        """The samples whose tokens are counted."""
         raise NotImplementedError
 
 
 class StepBeforeCounted(Remembering, diagnosis="counted_of_the_step_before", modes=TOKEN):
-    """The number of tokens is kept from one step to the next and updated too late."""
+    """The number of tokens is kept from step to step and updated too late."""
 
     latest: list[SampleTensors] | None = None
 
@@ -294,7 +294,7 @@ class StepBeforeCounted(Remembering, diagnosis="counted_of_the_step_before", mod
 
 
 class BatchCounted(Counting, diagnosis="counted_over_batch"):
-    """Normalisers are computed where rollouts arrive, over all steps made of them."""
+    """Normalisers are computed when rollouts arrive, over all steps of the batch."""
 
     def counted(self, samples: list[SampleTensors]) -> list[float]:
         steps, mode = self.job.steps, self.aggregation.mode
@@ -310,7 +310,7 @@ class BatchCounted(Counting, diagnosis="counted_over_batch"):
 
 
 class MeanOfTheBatchCounted(Counting, diagnosis="mean_of_the_batch_counted", modes=TOKEN):
-    """Tokens are counted where rollouts arrive, and shared out evenly over the steps."""
+    """Tokens are counted when rollouts arrive, and divided equally among the steps."""
 
     def counted(self, samples: list[SampleTensors]) -> list[float]:
         tokens = sum(int(step.active_tokens.sum()) for step in self.job.steps)
@@ -335,19 +335,19 @@ class Rounded(Counting, modes=MEANS, corpus=CORPUS):
 
 
 class CountedInBfloat16(Rounded, diagnosis="counted_in_bfloat16", dtype=torch.bfloat16):
-    """The mask has the dtype of the model, and so has its sum: no odd number above 256."""
+    """The mask has the model's dtype, and so has its sum: no odd number above 256."""
 
 
 class CountedInFloat16(Rounded, diagnosis="counted_in_float16", dtype=torch.float16):
-    """The same in float16: no odd number above 2,048."""
+    """The mask's sum is in float16: no odd number above 2,048."""
 
 
 class CountedInFloat32(Counting, diagnosis="counted_in_float32", modes=TOKEN):
-    """Tokens are added up sample by sample in float32, where 2^24 + 1 is 2^24."""
+    """Tokens are summed sample by sample in float32, where 2^24 + 1 is 2^24."""
 
     case = Case(
         name="2^24 tokens",
-        catches="a counter that stops: no case of the corpus, as no framework is given so much",
+        catches="a counter that stops: not in the corpus, whose steps are all smaller",
         steps=(
             Step.of(
                 [
@@ -366,7 +366,7 @@ class CountedInFloat32(Counting, diagnosis="counted_in_float32", modes=TOKEN):
 
 
 class IntegerDivision(Counting, diagnosis="integer_division", modes=TOKEN):
-    """Tokens per sample, `//`, times samples: what is left over is not counted."""
+    """Tokens per sample, `//`, times samples: the remainder is not counted."""
 
     def counted(self, samples: list[SampleTensors]) -> list[float]:
         tokens = sum(sample.tokens for sample in samples)
@@ -382,7 +382,7 @@ class IntegerDivisionByDp(Counting, diagnosis="integer_division", modes=TOKEN):
 
 
 class SharesOfRanksClamped(Counting, diagnosis="shares_of_ranks_clamped", modes=TOKEN):
-    """A rank's share of all tokens is clamped to 1, and not their number (Liger-Kernel 0.8.5)."""
+    """A rank's share of the tokens is clamped to 1, instead of their total (Liger-Kernel 0.8.5)."""
 
     def counted(self, samples: list[SampleTensors]) -> list[float]:
         dp = self.layout.dp
@@ -391,7 +391,7 @@ class SharesOfRanksClamped(Counting, diagnosis="shares_of_ranks_clamped", modes=
 
 
 class EmptyStepDividedByZero(Counting, diagnosis="not_finite", modes=MEANS):
-    """No clamp at all: where nothing is active, 0 is divided by 0."""
+    """No clamp at all: without active tokens, 0 is divided by 0."""
 
     def counted(self, samples: list[SampleTensors]) -> list[float]:
         wrong = with_counts(samples, self.aggregation.mode, [sample.tokens for sample in samples])
@@ -403,7 +403,7 @@ class EmptyStepDividedByZero(Counting, diagnosis="not_finite", modes=MEANS):
 
 
 class MaskIgnored(Mutant, diagnosis="inactive_tokens_weigh"):
-    """The mask is in the denominator and not in the sum."""
+    """The mask is in the denominator but not in the sum."""
 
     def reduce(self, values: torch.Tensor, packed: Packed) -> torch.Tensor:
         return super().reduce(values, replace(packed, mask=torch.ones_like(packed.mask)))

@@ -1,4 +1,4 @@
-"""Everything is right but for a factor: the size of something."""
+"""Everything is right except a factor: the size of something."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Scaled(Mutant):
     """The loss of each micro-batch is multiplied by ``factor``."""
 
     def factor(self) -> float:
-        """Wrong unless it is 1."""
+        """The factor, wrong unless it is 1."""
         raise NotImplementedError
 
     def reduce(self, token_losses: torch.Tensor, packed: Packed) -> torch.Tensor:
@@ -35,43 +35,43 @@ class AveragedOverDp(Scaled, diagnosis="divided_by_dp", factor=lambda self: 1 / 
 
 
 class AveragedOverCp(Scaled, diagnosis="divided_by_cp", factor=lambda self: 1 / self.layout.cp):
-    """Context-parallel ranks are averaged, though each has the sum of its own tokens alone."""
+    """Context-parallel ranks are averaged, although each has only the sum of its own tokens."""
 
 
 class AveragedOverDpAndCp(
     Scaled, diagnosis="divided_by_dp_cp", factor=lambda self: 1 / (self.layout.dp * self.layout.cp)
 ):
-    """DDP averages over the group of data and context parallelism, and nothing makes up for it."""
+    """DDP averages over data- and context-parallel ranks, and nothing compensates."""
 
 
 class MultipliedByDp(Scaled, diagnosis="multiplied_by_dp", factor=lambda self: self.layout.dp):
-    """The factor that was to undo DDP's average stayed when DDP was told to sum."""
+    """A factor that undid DDP's average remained when DDP was told to sum."""
 
 
 class MultipliedByCp(Scaled, diagnosis="multiplied_by_cp", factor=lambda self: self.layout.cp):
-    """The loss is scaled by cp, which the schedule does already (SkyRL 0.2.0 on Megatron)."""
+    """The loss is scaled by cp, which the schedule already does (SkyRL 0.2.0 on Megatron)."""
 
 
 class MultipliedByDpAndCp(
     Scaled, diagnosis="multiplied_by_dp_cp", factor=lambda self: self.layout.dp * self.layout.cp
 ):
-    """An average over all ranks is undone that was never taken."""
+    """An average over all ranks is undone although none was taken."""
 
 
 class DividedByMicroBatches(
     Scaled, diagnosis="divided_by_micro_batches", factor=lambda self: 1 / self.micro_batches
 ):
-    """Gradient accumulation divides by its steps, as where losses are means of micro-batches."""
+    """Gradient accumulation divides by its steps, as if losses were means of micro-batches."""
 
 
 class MultipliedByMicroBatches(
     Scaled, diagnosis="multiplied_by_micro_batches", factor=lambda self: self.micro_batches
 ):
-    """A division by the number of micro-batches is undone that this path does not have."""
+    """A division by the number of micro-batches is undone that this path lacks."""
 
 
 class DividedByGroupSize(Scaled, diagnosis="divided_by_group_size"):
-    """The mean over a prompt's rollouts is taken once too often."""
+    """An extra factor of 1 / group size: the mean over a prompt's rollouts is taken twice."""
 
     def factor(self) -> float:
         step = self.job.steps[0]
@@ -81,37 +81,37 @@ class DividedByGroupSize(Scaled, diagnosis="divided_by_group_size"):
 class SummedOverSamples(
     Scaled, diagnosis="multiplied_by_samples", modes=SAMPLE, factor=lambda self: self.samples
 ):
-    """A sample's mean is taken, and the mean over samples forgotten."""
+    """A sample's mean is taken, but not the mean over samples."""
 
 
 class SummedOverPrompts(
     Scaled, diagnosis="multiplied_by_prompts", modes=PROMPT, factor=lambda self: self.prompts
 ):
-    """A prompt's mean is taken, and the mean over prompts forgotten."""
+    """A prompt's mean is taken, but not the mean over prompts."""
 
 
 class DividedBySamplesTwice(
     Scaled, diagnosis="divided_by_samples", modes=MEANS, factor=lambda self: 1 / self.samples
 ):
-    """The train step's final divisor is the batch size, which the loss has divided by."""
+    """The train step's final divisor is the batch size, by which the loss is already divided."""
 
 
 class DivisorAppliedTwice(Scaled, diagnosis="divided_by_divisor", modes=CONSTANT):
-    """Once in the reducer and once more on the per-token path (miles pull request 1328)."""
+    """The reducer divides, and the per-token path divides again (miles pull request 1328)."""
 
     def factor(self) -> float:
         return 1 / self.job.aggregation.divisor
 
 
 class DivisorNeverApplied(Scaled, diagnosis="multiplied_by_divisor", modes=CONSTANT):
-    """The per-token path takes the masked sum as it is, and the divisor is silently ignored."""
+    """The per-token path uses the masked sum as it is, and silently ignores the divisor."""
 
     def factor(self) -> float:
         return self.job.aggregation.divisor
 
 
 class HardCodedDivisor(Scaled, diagnosis="other_divisor", modes=CONSTANT):
-    """The divisor is 1000 whatever was asked for (miles pull request 1328)."""
+    """The divisor is always 1000 (miles pull request 1328)."""
 
     def factor(self) -> float:
         return self.job.aggregation.divisor / 1000
@@ -126,4 +126,4 @@ class StaleBatchSize(
 class StaleNumberOfPrompts(
     Scaled, diagnosis="prompts_miscounted", modes=PROMPT, factor=lambda self: self.prompts / 19
 ):
-    """The number of prompts is that of the command line, 19, and not of the step."""
+    """The number of prompts is the command line's, 19, instead of the step's."""

@@ -1,4 +1,4 @@
-"""Runs mutants over the corpus and says which cases kill them, and what for."""
+"""Runs mutants over the corpus and reports which cases kill them, and with which diagnosis."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """What a check made of a mutant on one case, mode and layout."""
+    """A check's verdict on a mutant in one case, mode and layout."""
 
     case: str
     mode: Mode
@@ -50,9 +50,9 @@ class Trial:
         return self.judgement.verdict is Verdict.MISMATCH
 
     def names(self, diagnosis: str) -> bool:
-        """Whether the mistake is among what the finding says it may be, by its name or its clues.
+        """Whether the mistake is among the names of the finding: its diagnosis or its clues.
 
-        The latter have the names that a mistake has on other layouts, where it is told from more.
+        Clues include names that the mistake has on other layouts, where more sizes are distinct.
         """
         clues = self.judgement.clues
         explanations = clues.explanations if clues else []
@@ -62,14 +62,14 @@ class Trial:
         return any(_is(diagnosis, names) for names in [*self.named, consistent])
 
     def names_first(self, diagnosis: str) -> bool:
-        """Whether it is what the finding is named after."""
+        """Whether it is the name of the finding."""
         return _is(diagnosis, self.named[0])
 
     @property
     def named(self) -> list[list[str]]:
-        """What the mistake may be, the diagnosis first: names, and those that are told from none.
+        """The possible mistakes, the diagnosis first: names, each with those that give the same.
 
-        Sizes that are alike are in one name, such as ``divided_by_dp_or_cp``.
+        Equal sizes share one name, such as ``divided_by_dp_or_cp``.
         """
         diagnosis = self.judgement.diagnosis
         names = [diagnosis.name, *diagnosis.also] if diagnosis else []
@@ -77,7 +77,7 @@ class Trial:
 
 
 def trials(mutant: type[Mutant], pool: RankPool) -> Iterator[Trial]:
-    """Everything that a mutant is tried on."""
+    """All trials of a mutant."""
     if issubclass(mutant, StartupMutant):
         return _startup_trials(mutant, pool)
     if issubclass(mutant, LogMutant):
@@ -89,7 +89,7 @@ def trials(mutant: type[Mutant], pool: RankPool) -> Iterator[Trial]:
 
 
 def cells_of(spec: CheckSpec, mutant: type[Mutant]) -> list[MatrixCell]:
-    """What the quick plan looks at with a check, in the mutant's modes and corpus."""
+    """The quick plan's cells for a check, in the mutant's modes and corpus."""
     if mutant.case is not None:
         return [
             MatrixCell(
@@ -122,7 +122,7 @@ def trials_on(
     pool: RankPool | OneProcess,
     depth: Depth = Depth.STEP,
 ) -> Iterator[Trial]:
-    """What checks make of a mutant on some cells."""
+    """The verdicts of checks on a mutant in some cells."""
     description = replace(pool.description, declared=assumed(mutant.conventions))
     for cell in cells:
         job = MutantJob(**{**vars(cell.job), "depth": depth}, mutant=mutant)
@@ -138,7 +138,7 @@ def trials_on(
 
 
 def _startup_trials(mutant: type[StartupMutant], pool: RankPool) -> Iterator[Trial]:
-    """Every configuration, in every mode that it is about."""
+    """Every configuration, in each of its modes."""
     layout = mutant.layout
     for config_case in mutant.config_cases:
         if not config_case.fits(layout) or not config_case.applies(mutant.conventions):
@@ -169,13 +169,13 @@ def _log_trials(mutant: type[LogMutant]) -> Iterator[Trial]:
 
 
 class LogMutantAdapter(NativeAdapter):
-    """`native` with the log of a mutant."""
+    """`native` with a mutant's log."""
 
     def __init__(self, mutant: type[LogMutant]) -> None:
         self._mutant = mutant
 
     def aggregate(self, entries: Sequence[LogEntry], rank: Rank) -> Mapping[str, float]:
-        """The mutant's."""
+        """The mutant's log."""
         return self._mutant.aggregate(entries)
 
 

@@ -1,4 +1,4 @@
-"""Logs that are made of what does not belong together."""
+"""Logs that combine entries that do not match."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class LogMutant(Mutant, spec=CheckSpec(check=Check.LOGGING)):
-    """It trains right, and is seen by entries of micro-batches."""
+    """A mutant that trains right, and shows in entries of micro-batches."""
 
     @staticmethod
     def aggregate(entries: Sequence[LogEntry]) -> Mapping[str, float]:
@@ -25,7 +25,7 @@ class LogMutant(Mutant, spec=CheckSpec(check=Check.LOGGING)):
 
 
 class KeysAsserted(LogMutant, diagnosis="refused_by_an_assert"):
-    """Keys are compared by an assert, which ``python -O`` leaves out."""
+    """An assert compares keys, which ``python -O`` removes."""
 
     @staticmethod
     def aggregate(entries: Sequence[LogEntry]) -> Mapping[str, float]:
@@ -35,7 +35,7 @@ class KeysAsserted(LogMutant, diagnosis="refused_by_an_assert"):
 
 
 class KeysIgnored(LogMutant, diagnosis="accepted"):
-    """Values are added up by position, under the keys of the first entry."""
+    """Values are summed by position, under the keys of the first entry."""
 
     @staticmethod
     def aggregate(entries: Sequence[LogEntry]) -> Mapping[str, float]:
@@ -53,5 +53,5 @@ class OrderIgnored(LogMutant, diagnosis="accepted"):
 
 
 def by_position(entries: Sequence[LogEntry]) -> Mapping[str, float]:
-    """What comes of values under the keys of the first entry."""
+    """Sums by position, under the keys of the first entry."""
     return aggregate([replace(entry, keys=entries[0].keys) for entry in entries])

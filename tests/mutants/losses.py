@@ -1,4 +1,4 @@
-"""Some tokens are lost on the way, or come twice."""
+"""Some tokens are lost, or trained on twice."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OF_SEVERAL_SAMPLES = tuple(case for case in EVERYDAY if case.fewest_samples > 1)
 
 
 class TruncatedByZip(Mutant, diagnosis="samples_lost", corpus=OF_SEVERAL_SAMPLES):
-    """`zip` over samples and denominators that are one too few: the last sample is gone."""
+    """`zip` over samples and one denominator too few: the last sample is lost."""
 
     def divided(self, samples: list[SampleTensors]) -> list[SampleTensors]:
         return super().divided(samples)[: len(samples) - 1] if len(samples) > 1 else samples
@@ -37,7 +37,7 @@ class LastMicroBatchDropped(Mutant, diagnosis="samples_lost"):
 
 
 class AccumulationOverwritten(Mutant, diagnosis="micro_batches_lost"):
-    """Gradients are zeroed before every micro-batch and not before every step."""
+    """Gradients are zeroed before every micro-batch instead of every step."""
 
     def accumulate(
         self, probe: torch.Tensor, samples: list[SampleTensors], token_losses: TokenLosses
@@ -52,7 +52,7 @@ class AccumulationOverwritten(Mutant, diagnosis="micro_batches_lost"):
 
 
 class NotReducedOverDp(Mutant, diagnosis="not_reduced_over_dp"):
-    """Gradients are reduced over slices, and every data-parallel rank keeps its own."""
+    """Gradients are reduced over slices, but every data-parallel rank keeps its own."""
 
     def synchronise(self, gradient: torch.Tensor) -> None:
         first = self.dp_rank * self.layout.cp
@@ -60,7 +60,7 @@ class NotReducedOverDp(Mutant, diagnosis="not_reduced_over_dp"):
 
 
 class DividedAndNotReduced(NotReducedOverDp):
-    """A reduction among one rank that still divides, in each micro-batch, all gradients so far."""
+    """A reduction over one rank that still divides all gradients so far, in each micro-batch."""
 
     def accumulate(
         self, probe: torch.Tensor, samples: list[SampleTensors], token_losses: TokenLosses
@@ -75,7 +75,7 @@ class DividedAndNotReduced(NotReducedOverDp):
 
 
 class NotReducedOverCp(Mutant, diagnosis="not_reduced_over_cp"):
-    """Gradients are reduced over data-parallel ranks, and every slice keeps its own."""
+    """Gradients are reduced over data-parallel ranks, but every slice keeps its own."""
 
     def synchronise(self, gradient: torch.Tensor) -> None:
         world = self.layout.world_size
@@ -83,14 +83,14 @@ class NotReducedOverCp(Mutant, diagnosis="not_reduced_over_cp"):
 
 
 def reduce_among(ranks: range, gradient: torch.Tensor, world_size: int) -> None:
-    """Add up what some ranks hold."""
+    """Sum the gradients of some ranks."""
     of_ranks = [torch.empty_like(gradient) for _ in range(world_size)]
     dist.all_gather(of_ranks, gradient)
     gradient.copy_(torch.stack([of_ranks[rank] for rank in ranks]).sum(dim=0))
 
 
 class PredictionsAcrossChunksLost(Mutant, diagnosis="tokens_lost"):
-    """Labels are shifted after slicing: what a chunk's last token predicts lies in another one."""
+    """Labels are shifted after slicing: the label of a chunk's last token is in another chunk."""
 
     def token_losses(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
         here = packed.ids
@@ -101,7 +101,7 @@ class PredictionsAcrossChunksLost(Mutant, diagnosis="tokens_lost"):
 
 
 class FirstTokenLost(Mutant, diagnosis="tokens_lost"):
-    """Log-probabilities are taken from the response on: the prompt's last position is cut off."""
+    """Log-probabilities start at the response, without the prompt's last position."""
 
     def shard(self, samples: list[SampleTensors]) -> list[SampleTensors]:
         return [replace(sample, mask=without_first(sample)) for sample in super().shard(samples)]
@@ -115,7 +115,7 @@ def without_first(sample: SampleTensors) -> torch.Tensor:
 
 
 class FilledUpWithRepeats(Mutant, diagnosis="samples_repeated", corpus=OF_SEVERAL_SAMPLES):
-    """Samples are repeated until their number suits the ranks, and trained on twice."""
+    """Samples are repeated until their number is a multiple of the ranks, and trained on twice."""
 
     def divided(self, samples: list[SampleTensors]) -> list[SampleTensors]:
         divided = super().divided(samples)
@@ -128,7 +128,7 @@ class FilledUpAndCounted(
     modes=(Mode.SAMPLE_MEAN, Mode.CONSTANT),
     corpus=OF_SEVERAL_SAMPLES,
 ):
-    """The same, and the repeated samples are counted as well."""
+    """Samples are repeated to fill up the ranks, and the repeated ones are counted as well."""
 
     def divided(self, samples: list[SampleTensors]) -> list[SampleTensors]:
         return super().divided([*samples, *samples[: 1 + -len(samples) % self.layout.dp]])

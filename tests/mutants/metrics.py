@@ -1,4 +1,4 @@
-"""The gradient is right, and the number that is reported of the step is not."""
+"""The gradient is right, but the step's logged number is not."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
 
 
 class Misreporting(Mutant, check="metric"):
-    """Its weights conform."""
+    """A mutant whose weights conform."""
 
 
 class SlicesCountedTwice(Misreporting, diagnosis="multiplied_by_cp"):
-    """Every context-parallel rank has the whole loss, and all of them are added up."""
+    """Every context-parallel rank has the whole loss, and all of them are summed."""
 
     def report(self, shares: torch.Tensor) -> torch.Tensor:
         return super().report(shares) * self.layout.cp
 
 
 class ReportedMeanOverDp(Misreporting, diagnosis="divided_by_dp"):
-    """The reported loss is averaged over data-parallel ranks, of which each has a share."""
+    """The logged loss is averaged over data-parallel ranks, although each has only a share."""
 
     def report(self, shares: torch.Tensor) -> torch.Tensor:
         return super().report(shares) / self.layout.dp
@@ -42,11 +42,11 @@ class ReportedMeanOverDp(Misreporting, diagnosis="divided_by_dp"):
 class ReportedByOneRank(
     Misreporting, diagnosis="not_reduced_over_", report=lambda self, shares: shares.sum(dim=0)
 ):
-    """The first rank reports its own share."""
+    """The first rank logs its own share."""
 
 
 class ReportedOverDpAlone(Misreporting, diagnosis="not_reduced_over_cp"):
-    """The reported loss is reduced over the data-parallel group without context parallelism."""
+    """The logged loss is reduced over the data-parallel group without context parallelism."""
 
     def report(self, shares: torch.Tensor) -> torch.Tensor:
         totals = shares.sum(dim=0)
@@ -56,21 +56,21 @@ class ReportedOverDpAlone(Misreporting, diagnosis="not_reduced_over_cp"):
 
 
 class LastMicroBatchReported(Misreporting, diagnosis="micro_batches_lost"):
-    """The dictionary of each micro-batch overwrites the one before."""
+    """Each micro-batch's dictionary overwrites the previous one."""
 
     def report(self, shares: torch.Tensor) -> torch.Tensor:
         return super().report(shares[-1:])
 
 
 class MeanOverMicroBatchesReported(Misreporting, diagnosis="divided_by_micro_batches"):
-    """The micro-batches' shares are averaged in the report."""
+    """The log averages the micro-batches' shares."""
 
     def report(self, shares: torch.Tensor) -> torch.Tensor:
         return super().report(shares) / len(shares)
 
 
 class SharesOfAllRanksAveraged(Misreporting, diagnosis="shares_of_all_ranks_averaged"):
-    """Micro-batches' shares are averaged over all ranks in the report (prime-rl 559b447)."""
+    """The log averages micro-batches' shares over all ranks (prime-rl 559b447)."""
 
     def report(self, shares: torch.Tensor) -> torch.Tensor:
         averaged = len(shares) * self.layout.dp * self.layout.cp
@@ -80,7 +80,7 @@ class SharesOfAllRanksAveraged(Misreporting, diagnosis="shares_of_all_ranks_aver
 class SharesAveragedByTokens(
     Misreporting, diagnosis="shares_averaged_by_tokens", modes=(Mode.SAMPLE_MEAN, Mode.TOKEN_MEAN)
 ):
-    """What micro-batches have of the loss, times their number, is averaged by tokens."""
+    """Micro-batches' shares of the loss, times their number, are averaged, weighted by tokens."""
 
     def accumulate(
         self, probe: torch.Tensor, samples: list[SampleTensors], token_losses: TokenLosses
@@ -98,7 +98,7 @@ class SharesAveragedByTokens(
 
 
 class SharesOfTokensAveraged(SharesAveragedByTokens, scale=lambda self, micro_batches: 1):
-    """What micro-batches have of the loss is averaged by their tokens."""
+    """Micro-batches' shares of the loss are averaged, weighted by tokens, instead of summed."""
 
 
 class ReportedPerSample(
@@ -106,7 +106,7 @@ class ReportedPerSample(
     diagnosis="weights_of_sample_mean",
     modes=(Mode.PROMPT_MEAN, Mode.TOKEN_MEAN, Mode.CONSTANT),
 ):
-    """The report keeps the default reducer, a mean over samples, whatever the mode."""
+    """The log keeps the default reducer, a mean over samples, in every mode."""
 
     def accumulate(
         self, probe: torch.Tensor, samples: list[SampleTensors], token_losses: TokenLosses
@@ -125,14 +125,14 @@ class ReportedPerSample(
 
 
 class NormaliserNotReduced(Misreporting, diagnosis="multiplied_by_dp", modes=EVERY):
-    """The reported sum is divided by the tokens of one rank instead of all."""
+    """The logged sum is divided by the tokens of one rank instead of all."""
 
     def report(self, shares: torch.Tensor) -> torch.Tensor:
         return super().report(shares) * self.layout.dp
 
 
 class Diagnosing(Mutant):
-    """Only a diagnostic is wrong."""
+    """A mutant with only a diagnostic wrong."""
 
     def diagnostics(self, log_probs: torch.Tensor, packed: Packed) -> Mapping[Metric, torch.Tensor]:
         right = super().diagnostics(log_probs, packed)
@@ -141,12 +141,12 @@ class Diagnosing(Mutant):
         return {**right, metric: self.wrong(right[metric], packed)}
 
     def wrong(self, right: torch.Tensor, packed: Packed) -> torch.Tensor:
-        """What is logged instead of the right share."""
+        """The number that is logged instead of the right share."""
         raise NotImplementedError
 
 
 class DriftOfEverySlice(Diagnosing, diagnosis="multiplied_by_cp", check="metric.policy_kl"):
-    """Every context-parallel rank logs the whole drift from the old policy, and all are added."""
+    """Every context-parallel rank logs the whole drift from the old policy, and all are summed."""
 
     def wrong(self, right: torch.Tensor, packed: Packed) -> torch.Tensor:
         return right * self.layout.cp
@@ -155,7 +155,7 @@ class DriftOfEverySlice(Diagnosing, diagnosis="multiplied_by_cp", check="metric.
 class ClipFractionByMode(
     Mutant, diagnosis="weights_of_prompt_mean", check="metric.clip_fraction", modes=PROMPT
 ):
-    """The clip fraction follows the policy loss's reducer, so that modes cannot be compared."""
+    """The clip fraction uses the policy loss's reducer, so modes cannot be compared."""
 
     def diagnostics(self, log_probs: torch.Tensor, packed: Packed) -> Mapping[Metric, torch.Tensor]:
         by_mode = replace(packed, auxiliary_denominators=packed.denominators)
@@ -163,14 +163,14 @@ class ClipFractionByMode(
 
 
 class RejectedCountedAfterwards(Diagnosing, diagnosis="nothing_reported", check="rejection.metric"):
-    """How many tokens were rejected is averaged over those that were not: it is always 0."""
+    """The number of rejected tokens is averaged over those that remain: it is always 0."""
 
     def wrong(self, right: torch.Tensor, packed: Packed) -> torch.Tensor:
         return self.reduce((packed.original_mask & ~packed.mask).float(), packed.auxiliary)
 
 
 class LossWithoutEntropy(Mutant, diagnosis="term_left_out", check="metric.loss"):
-    """What is logged as the loss lacks the entropy bonus that is trained."""
+    """The logged loss lacks the entropy bonus that is trained."""
 
     def loss(
         self, probe: torch.Tensor, packed: Packed, token_losses: TokenLosses

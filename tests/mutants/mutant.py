@@ -1,4 +1,4 @@
-"""What a mutant is: the trainer of `native` with one plausible human mistake in it."""
+"""A mutant is the trainer of `native` with one plausible human mistake."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 LARGEST = 4
-"""Ranks that they take."""
+"""The ranks that layouts use."""
 
 EVERY = tuple(Mode)
 MEANS = (Mode.SAMPLE_MEAN, Mode.PROMPT_MEAN, Mode.TOKEN_MEAN)
@@ -25,15 +25,15 @@ SAMPLE, PROMPT, TOKEN, CONSTANT = ((mode,) for mode in Mode)
 
 
 EVERYDAY = tuple(case for case in ALL_CASES if not case.layouts)
-"""Without the cases that are too large for most layouts, and which few mutants need."""
+"""Without the cases that are too large for most layouts, and that few mutants need."""
 
 
 class Mutant(Trainer):
-    """A trainer with a mistake, which its docstring tells as a colleague would.
+    """A trainer with a mistake, described by its docstring as a colleague would.
 
-    ``diagnosis`` is the name that the mistake is to be given, ``spec`` what it is seen by,
-    ``modes``, ``corpus`` and ``further_layouts`` where it is looked for, ``case`` a step of its own
-    if none of the corpus shows it, ``conventions`` what is declared.
+    ``diagnosis`` is the expected name of the mistake, ``spec`` the check that sees it;
+    ``modes``, ``corpus`` and ``further_layouts`` are where it is tried, ``case`` a step of its own
+    if no case of the corpus shows it, ``conventions`` the declared ones.
     """
 
     diagnosis: ClassVar[str]
@@ -54,13 +54,13 @@ class Mutant(Trainer):
 
     @property
     def micro_batches(self) -> int:
-        """Of this rank."""
+        """The number of this rank's micro-batches."""
         samples = range(self.job.steps[0].size // self.layout.dp)
         return len(Trainer.cut(self, [*samples]))  # type: ignore[list-item]
 
     @classmethod
     def started(cls, job: Job) -> None:
-        """Of its startup, the validation."""
+        """Validate at startup."""
         NativeAdapter().started(job)
 
 
@@ -77,16 +77,16 @@ class MutantAdapter(NativeAdapter):
     name = "mutant"
 
     def started(self, job: Job) -> None:
-        """As the job's mutant has it."""
+        """Start as the job's mutant does."""
         assert isinstance(job, MutantJob)
         job.mutant.started(job)
 
     def aggregation(self, job: Job) -> Aggregation:
-        """The job's, whatever a mutant lets pass."""
+        """The job's aggregation, whatever a mutant accepts."""
         return job.aggregation
 
     def trainer(self, job: Job, rank: int) -> Trainer:
-        """The job's own."""
+        """The job's mutant."""
         assert isinstance(job, MutantJob)
         return job.mutant(job, rank)
 
@@ -98,5 +98,5 @@ class Counting(Mutant):
         return with_denominators(samples, self.counted(samples))
 
     def counted(self, samples: list[SampleTensors]) -> list[float]:
-        """What each sample's masked loss sum is divided by."""
+        """The divisor of each sample's masked loss sum."""
         raise NotImplementedError

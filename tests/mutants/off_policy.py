@@ -1,4 +1,4 @@
-"""Policy losses that go wrong where ratios of policies are not 1."""
+"""Policy losses that are wrong if ratios of policies are not 1."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ LOW, HIGH = 1 - CONSTANTS.clip_low, 1 + CONSTANTS.clip_high
 
 
 class OffPolicy(Mutant, check="off_policy"):
-    """A mutant that is right wherever its own check does not look."""
+    """A mutant that is right in all other checks."""
 
     def token_losses(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
         right = super().token_losses(log_probs, packed)
         if self.objective is not self.spec.objective:
             return right
         wrong = self.wrong(log_probs, packed)
-        return right.detach() + wrong - wrong.detach()  # what is logged stays right
+        return right.detach() + wrong - wrong.detach()  # the logged number stays right
 
     def wrong(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
-        """The losses of tokens, of which the gradient is taken."""
+        """The token losses that the gradient is taken of."""
         raise NotImplementedError
 
 
@@ -51,7 +51,7 @@ def larger(first: torch.Tensor, second: torch.Tensor, packed: Packed) -> torch.T
 
 
 class OldPolicyIsNew(OffPolicy, diagnosis="ratios_left_out"):
-    """Old log-probabilities are computed again after the first update."""
+    """Old log-probabilities are recomputed after the first update."""
 
     def wrong(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
         now = replace(packed, old_log_probs=log_probs.detach())
@@ -73,7 +73,7 @@ class ClippingForgotten(OffPolicy, diagnosis="clipping_left_out"):
 
 
 class ClippedWithoutMinimum(OffPolicy, diagnosis="clipped_on_both_sides"):
-    """The clipped ratio alone, without the minimum with the ratio itself."""
+    """Only the clipped ratio, without the minimum with the ratio itself."""
 
     def wrong(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
         return -packed.advantages * losses.clipped(ratio(log_probs, packed))
@@ -88,7 +88,7 @@ class ClipBoundsSwapped(OffPolicy, diagnosis="clip_bounds_swapped"):
 
 
 class UpperClipBoundIgnored(OffPolicy, diagnosis="one_clip_bound"):
-    """The option for the upper bound is read, and the lower one used for both."""
+    """The option for the upper bound is read, but the lower one is used for both."""
 
     def wrong(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
         one = ratio(log_probs, packed)
@@ -106,7 +106,7 @@ class SequenceRatioPerToken(TakenForPpo, diagnosis="ratios_of_tokens", check="of
 class SequenceRatioOfPaddedWidth(
     OffPolicy, diagnosis="masked_tokens_in_ratios", check="off_policy.gspo"
 ):
-    """The mean of a sequence's log-ratios takes in its masked tokens."""
+    """The mean of a sequence's log-ratios includes its masked tokens."""
 
     def wrong(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
         response = replace(packed, mask=packed.advantages != 0)
@@ -114,7 +114,7 @@ class SequenceRatioOfPaddedWidth(
 
 
 class SequenceRatioMultiplied(OffPolicy, diagnosis="ratios_multiplied", check="off_policy.gspo"):
-    """The ratio of a sequence is the product of its tokens' ratios, without the root."""
+    """A sequence's ratio is the product of its tokens' ratios, without the root."""
 
     def wrong(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
         log_ratios = (log_probs - packed.old_log_probs).detach()
@@ -123,10 +123,10 @@ class SequenceRatioMultiplied(OffPolicy, diagnosis="ratios_multiplied", check="o
 
 
 class SequenceRatioPerSlice(Mutant, diagnosis="ratios_per_cp_slice", check="off_policy.gspo"):
-    """The mean of a sequence's log-ratios is that of the slice of a context-parallel rank."""
+    """The mean of a sequence's log-ratios is over a context-parallel rank's slice."""
 
     def add_slices(self, sums: torch.Tensor) -> None:
-        """Nothing is added."""
+        """Sum nothing."""
 
 
 class ClippedTokensDropped(
@@ -136,7 +136,7 @@ class ClippedTokensDropped(
 
 
 class OneTemperature(OffPolicy, diagnosis="one_temperature", check="off_policy.sapo"):
-    """SAPO with the temperature of positive advantages for all."""
+    """SAPO with the temperature of positive advantages for all tokens."""
 
     def wrong(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
         temperature = CONSTANTS.positive_temperature
@@ -145,7 +145,7 @@ class OneTemperature(OffPolicy, diagnosis="one_temperature", check="off_policy.s
 
 
 class TemperaturesSwapped(OffPolicy, diagnosis="temperatures_swapped", check="off_policy.sapo"):
-    """SAPO with a comparison the wrong way round."""
+    """SAPO with a reversed comparison."""
 
     def wrong(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
         opposite = replace(packed, advantages=-packed.advantages)
@@ -153,7 +153,7 @@ class TemperaturesSwapped(OffPolicy, diagnosis="temperatures_swapped", check="of
 
 
 class PenaltyNotDivided(OffPolicy, diagnosis="penalty_not_divided", check="off_policy.kl_cov"):
-    """Advantages are divided before the loss, and the penalty is added to them."""
+    """Advantages are divided before the loss, and the penalty is added undivided."""
 
     def wrong(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
         penalty = CONSTANTS.kl_penalty * (log_probs - packed.old_log_probs).abs()
@@ -162,7 +162,7 @@ class PenaltyNotDivided(OffPolicy, diagnosis="penalty_not_divided", check="off_p
 
 
 class PenaltyWithoutSign(OffPolicy, diagnosis="penalty_of_one_sign", check="off_policy.kl_cov"):
-    """The log-ratio itself is added, and not its absolute value."""
+    """The log-ratio itself is added instead of its absolute value."""
 
     def wrong(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
         log_ratios = log_probs - packed.old_log_probs
@@ -172,7 +172,7 @@ class PenaltyWithoutSign(OffPolicy, diagnosis="penalty_of_one_sign", check="off_
 class GeometricMeanOfAllTokens(
     OffPolicy, diagnosis="clipping_left_out", check="off_policy.geo_mean"
 ):
-    """GMPO with clipping on neither side: what is clipped keeps its gradient."""
+    """GMPO without clipping: clipped tokens keep their gradient."""
 
     def wrong(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
         log_ratios = log_probs - packed.old_log_probs
@@ -182,13 +182,13 @@ class GeometricMeanOfAllTokens(
 
 
 class GeometricMeanPerSlice(SequenceRatioPerSlice, check="off_policy.geo_mean"):
-    """GMPO with the mean of the slice of a context-parallel rank."""
+    """GMPO with the mean over a context-parallel rank's slice."""
 
 
 class GeometricMeanPerMicroBatch(
     OffPolicy, diagnosis="multiplied_by_micro_batches", check="off_policy.geo_mean"
 ):
-    """GMPO's loss is averaged over micro-batches by itself, and then they are added up."""
+    """GMPO's loss is a mean of its own over each micro-batch, and these are summed."""
 
     def wrong(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
         return losses.geo_mean(log_probs, packed, self.of_sequence) * self.micro_batches
@@ -208,7 +208,7 @@ class PenaltyOfDirectRewardsInverted(
 class PenaltyOfDirectRewardsForgotten(
     OffPolicy, diagnosis="penalty_left_out", check="off_policy.dro"
 ):
-    """DRO whose penalty is computed of log-probabilities without gradient."""
+    """DRO whose penalty is computed from log-probabilities without gradient."""
 
     def wrong(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
         return losses.linear(log_probs, packed)
@@ -226,12 +226,12 @@ class Corrected(OffPolicy, check="off_policy.tis_token"):
         return losses.ppo(log_probs, packed, self.of_sequence) * of_rollouts
 
     def correction(self, log_ratios: torch.Tensor, packed: Packed) -> torch.Tensor:
-        """What losses are multiplied by, from log-ratios of old to rollout policy."""
+        """The factor on losses, given log-ratios of old to rollout policy."""
         raise NotImplementedError
 
 
 class CorrectionForgotten(Corrected, diagnosis="correction_left_out"):
-    """The flag is read, and losses are not multiplied."""
+    """The flag is read, but losses are not multiplied."""
 
     def correction(self, log_ratios: torch.Tensor, packed: Packed) -> torch.Tensor:
         return torch.ones_like(log_ratios)
@@ -245,21 +245,21 @@ class CorrectionNotTruncated(Corrected, diagnosis="correction_not_truncated"):
 
 
 class CorrectionInverted(Corrected, diagnosis="correction_inverted"):
-    """The rollout policy in the numerator."""
+    """The rollout policy is in the numerator."""
 
     def correction(self, log_ratios: torch.Tensor, packed: Packed) -> torch.Tensor:
         return losses.truncated(-log_ratios)
 
 
 class CorrectionOfNewPolicy(Corrected, diagnosis="correction_by_the_new_policy"):
-    """The ratio of the new policy to that of the rollouts, on top of the ratio to the old one."""
+    """The ratio of the new to the rollout policy, in addition to the ratio to the old one."""
 
     def correction(self, log_ratios: torch.Tensor, packed: Packed) -> torch.Tensor:
         return losses.truncated(-packed.rollout_log_probs)  # new log-probabilities are 0
 
 
 class CorrectionOfTheSequence(Corrected, diagnosis="correction_of_sequences"):
-    """The level of the correction is not looked at."""
+    """The level of the correction is ignored."""
 
     def __init__(self, job: Job, rank: int) -> None:
         super().__init__(job, rank)
@@ -272,7 +272,7 @@ class CorrectionOfTheSequence(Corrected, diagnosis="correction_of_sequences"):
 
 
 class GeometricMean(Corrected, diagnosis="correction_averaged", check="off_policy.tis_sequence"):
-    """The correction of a sequence is that of its average token."""
+    """A sequence is corrected by the ratio of its average token."""
 
     def correction(self, log_ratios: torch.Tensor, packed: Packed) -> torch.Tensor:
         tokens = self.of_sequence(torch.ones_like(log_ratios), packed).clamp(min=1)
@@ -289,21 +289,21 @@ class MaskingSequences(Corrected, check="off_policy.sequence_masked"):
 
 
 class SequencesKept(MaskingSequences, diagnosis="sequences_kept"):
-    """Tokens are corrected, and no sequence is dropped."""
+    """Tokens are corrected, but no sequence is dropped."""
 
     def correction(self, log_ratios: torch.Tensor, packed: Packed) -> torch.Tensor:
         return torch.exp(log_ratios)
 
 
 class TokensDropped(MaskingSequences, diagnosis="tokens_dropped"):
-    """The level of the mask is not looked at."""
+    """The level of the mask is ignored."""
 
     def correction(self, log_ratios: torch.Tensor, packed: Packed) -> torch.Tensor:
         return torch.exp(log_ratios) * losses.kept(log_ratios)
 
 
 class KeptTokensNotCorrected(MaskingSequences, diagnosis="kept_tokens_not_corrected"):
-    """A mask alone, which is taken for the whole correction."""
+    """Only a mask, without the correction of the tokens that are kept."""
 
     def correction(self, log_ratios: torch.Tensor, packed: Packed) -> torch.Tensor:
         return losses.kept(self.means(log_ratios, packed)).to(log_ratios.dtype)

@@ -1,4 +1,4 @@
-"""Trains the ranks of a job one after another in this process, which spares them collectives."""
+"""Trains the ranks of a job one after another in this process, without collectives."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CHECKS = (Check.WEIGHTS, Check.REJECTION, Check.AUXILIARY)
 
 
 def is_seen(mutant: type[Mutant]) -> bool:
-    """Whether a mutant's mistake is in the gradient before the ranks are added up."""
+    """Whether a mutant's mistake shows in the gradient before ranks are summed."""
     return (
         mutant.spec.metric is None
         and mutant.spec.check in CHECKS
@@ -32,7 +32,7 @@ def is_seen(mutant: type[Mutant]) -> bool:
 
 
 class OneProcess:
-    """Stands for a pool of ranks; the judge adds up what they hold before the collective."""
+    """Replaces a pool of ranks; the judge sums their gradients from before the collective."""
 
     description = MutantAdapter().describe()
 
@@ -42,7 +42,7 @@ class OneProcess:
 
 
 def observations(job: Job) -> tuple[Observation, ...]:
-    """What each rank holds of the gradient; the job's depth must be the loss."""
+    """Each rank's share of the gradient; the job's depth must be the loss."""
     assert job.depth is Depth.LOSS
     adapter = MutantAdapter() if isinstance(job, MutantJob) else NativeAdapter()
     size = job.layout.world_size

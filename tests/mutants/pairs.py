@@ -1,7 +1,7 @@
-"""Two mutants at once: does a report have a cause for each of both?
+"""Two mutants at once: does a report have a cause for each?
 
-``python -m tests.mutants.pairs [--pairs=200] [--seed=0]`` prints the share of pairs of which it
-has, and what it has instead for the others.
+``python -m tests.mutants.pairs [--pairs=200] [--seed=0]`` prints the share of pairs for which it
+does, and the causes of the others.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from tests.mutants.kills import Trial
 
 DECLARED = {"diagnosis", "spec", "modes", "corpus", "case", "conventions", "dtype"}
-"""What a mutant says of itself, and does not change in the trainer."""
+"""What a mutant declares about itself, without changing the trainer."""
 
 Pair = tuple[type[Mutant], type[Mutant]]
 
@@ -64,28 +64,28 @@ def joined(pair: Pair) -> type[Mutant]:
 
 
 def tried(mutant: type[Mutant], cells: Sequence[MatrixCell]) -> list[Trial]:
-    """What is found of a mutant on some cells."""
+    """The trials of a mutant in some cells."""
     return [*trials_on(cells, mutant, OneProcess(), Depth.LOSS)]
 
 
 def hides_one(pair: Pair, cells: Sequence[MatrixCell], both: Sequence[Trial]) -> bool:
-    """Whether one mistake leaves nothing of the other: both give what one gives alone."""
+    """Whether one mistake hides the other: both together give what one gives alone."""
     errors = [trial.judgement.error for trial in both]
     return any([trial.judgement.error for trial in tried(one, cells)] == errors for one in pair)
 
 
 def are_one_other(causes: Sequence[Cause]) -> bool:
-    """Whether both together are, number for number, one other known mistake wherever they act."""
+    """Whether both together equal one other known mistake, number for number, where they act."""
     return [(one.condition, MISTAKES[one.name].is_read_off) for one in causes] == [([], False)]
 
 
 def is_named(mutant: type[Mutant], causes: list[Cause]) -> bool:
-    """Whether a cause has the mutant's mistake."""
+    """Whether a cause names the mutant's mistake."""
     return any(cause.name.startswith(mutant.diagnosis) for cause in causes)
 
 
 def main() -> None:
-    """Print the share and the rest."""
+    """Print the share and the other pairs."""
     parser = argparse.ArgumentParser(description=inspect.getdoc(main))
     parser.add_argument("--pairs", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
@@ -109,7 +109,7 @@ def main() -> None:
                 print(f"  {len(cause.findings)} {', '.join([cause.name, *cause.condition])}")
     print(
         f"{right} of {len(chosen) - hidden - one_other} pairs have both causes;"
-        f" of {hidden} one hides the other, and {one_other} are together one other known mistake"
+        f" in {hidden} one hides the other, and {one_other} together equal one other known mistake"
     )
 
 

@@ -1,4 +1,4 @@
-"""Denominators of what a rank, a micro-batch or a slice holds of the step."""
+"""Denominators of a single rank, micro-batch or slice."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ if TYPE_CHECKING:
 
 
 def means_of(part: Sequence[SampleTensors], mutant: Mutant, count: int) -> list[SampleTensors]:
-    """A part reduced as if it were the step, and averaged over so many."""
+    """A part reduced as if it were the step, averaged over ``count`` parts."""
     own = denominators(part, mutant.aggregation)
     return with_denominators(part, [value * count for value in own])
 
 
 class MeanOfRankMeans(Mutant, diagnosis="denominators_per_rank"):
-    """Each rank reduces what it has, and DDP averages the ranks."""
+    """Each rank reduces its own samples, and DDP averages the ranks."""
 
     def shard(self, samples: list[SampleTensors]) -> list[SampleTensors]:
         return means_of(super().shard(samples), self, self.layout.dp)
 
 
 class MeanOfMicroBatchMeans(Mutant, diagnosis="denominators_per_micro_batch"):
-    """Each micro-batch is reduced as if it were the step, and their mean is taken."""
+    """A mean of micro-batch means: each micro-batch is reduced as if it were the step."""
 
     def cut(self, samples: list[SampleTensors]) -> list[list[SampleTensors]]:
         parts = super().cut(samples)
@@ -48,14 +48,14 @@ class SumOfMicroBatchMeans(
     diagnosis="micro_batch_means_added_up",
     modes=(Mode.SAMPLE_MEAN, Mode.TOKEN_MEAN, Mode.CONSTANT),
 ):
-    """Each micro-batch is a mean over its own samples or tokens, and the means are added up."""
+    """Each micro-batch is a mean over its own samples or tokens, and the means are summed."""
 
     def cut(self, samples: list[SampleTensors]) -> list[list[SampleTensors]]:
         return [means_of(part, self, self.layout.dp) for part in super().cut(samples)]
 
 
 class MeanOfMicroBatchesOfAllRanks(Counting, diagnosis="denominators_per_micro_batch", modes=TOKEN):
-    """A micro-batch is divided by its tokens on all ranks, and the mean over them is taken."""
+    """A micro-batch is divided by its tokens on all ranks, and micro-batches are averaged."""
 
     def counted(self, samples: list[SampleTensors]) -> list[float]:
         number, tokens = dict[int, int](), Counter[int]()
@@ -71,7 +71,7 @@ class MeanOfMicroBatchesOfAllRanks(Counting, diagnosis="denominators_per_micro_b
 class TokensCountedPerSlice(
     Mutant, diagnosis="tokens_counted_per_cp_slice", modes=SAMPLE, averaged_over=1
 ):
-    """A sample's tokens are counted where it is sliced, and the slices' means added up."""
+    """Each slice counts its own tokens of a sample, and the slices' means are summed."""
 
     def cut(self, samples: list[SampleTensors]) -> list[list[SampleTensors]]:
         units = self.job.steps[0].size * self.averaged_over
@@ -97,7 +97,7 @@ class MeanOfSliceMeans(TokensCountedPerSlice, diagnosis="denominators_per_cp_sli
 
 
 class SharesRoundedDown(Mutant, diagnosis="cp_shares_rounded_down"):
-    """The tokens of micro-batches, `//`, context-parallel ranks are what the step is divided by."""
+    """The step is divided by the sum of micro-batch tokens `//` context-parallel ranks."""
 
     def divided(self, samples: list[SampleTensors]) -> list[SampleTensors]:
         held = [sum(len(one.ids) for one in part) for part in self.of_all_ranks(samples)]
@@ -114,14 +114,14 @@ class SharesRoundedDown(Mutant, diagnosis="cp_shares_rounded_down"):
 
 
 class GroupsCountedPerRank(Mutant, diagnosis="tokens_counted_per_rank", modes=PROMPT):
-    """A prompt's tokens are counted on each rank that has some of its samples."""
+    """Each rank counts a prompt's tokens in its own samples."""
 
     def shard(self, samples: list[SampleTensors]) -> list[SampleTensors]:
         return counted_among(super().shard(samples), len(tokens_of_groups(samples)))
 
 
 def counted_among(part: list[SampleTensors], prompts: int) -> list[SampleTensors]:
-    """A part of the step with the tokens of its prompts counted among itself."""
+    """A part of the step, with the tokens of its prompts counted within it."""
     tokens = tokens_of_groups(part)
     return with_denominators(
         part, [float(prompts * max(tokens[sample.group], 1)) for sample in part]
@@ -137,7 +137,7 @@ class GroupsStripedOverRanks(GroupsCountedPerRank):
 
 
 class GroupsCountedPerMicroBatch(Mutant, diagnosis="tokens_counted_per_micro_batch", modes=PROMPT):
-    """A prompt's tokens are counted in each micro-batch that has some of its samples."""
+    """Each micro-batch counts a prompt's tokens in its own samples."""
 
     def divided(self, samples: list[SampleTensors]) -> list[SampleTensors]:
         self.prompts_of_step = len(tokens_of_groups(samples))
@@ -148,7 +148,7 @@ class GroupsCountedPerMicroBatch(Mutant, diagnosis="tokens_counted_per_micro_bat
 
 
 class PromptsCountedPerRank(Mutant, diagnosis="units_counted_per_rank", modes=PROMPT):
-    """Groups' totals are of the step, but P is what a rank sees of the prompts, then averaged."""
+    """Groups' totals are the step's, but P is the number of prompts on a rank, then averaged."""
 
     def shard(self, samples: list[SampleTensors]) -> list[SampleTensors]:
         tokens, mine = tokens_of_groups(samples), super().shard(samples)
@@ -159,14 +159,14 @@ class PromptsCountedPerRank(Mutant, diagnosis="units_counted_per_rank", modes=PR
 
 
 class TokensCountedPerRank(Mutant, diagnosis="tokens_counted_per_rank", modes=TOKEN):
-    """The tokens of a rank divide its sum, and the ranks' means are added, not averaged."""
+    """A rank's sum is divided by its own tokens, and the ranks' means are summed."""
 
     def shard(self, samples: list[SampleTensors]) -> list[SampleTensors]:
         return means_of(super().shard(samples), self, 1)
 
 
 class TokensCountedPerMicroBatch(Mutant, diagnosis="tokens_counted_per_micro_batch", modes=TOKEN):
-    """The tokens of a micro-batch divide its sum, and gradients accumulate."""
+    """A micro-batch's sum is divided by its own tokens, and gradients accumulate."""
 
     def cut(self, samples: list[SampleTensors]) -> list[list[SampleTensors]]:
         return [means_of(part, self, 1) for part in super().cut(samples)]
@@ -175,7 +175,7 @@ class TokensCountedPerMicroBatch(Mutant, diagnosis="tokens_counted_per_micro_bat
 class MeanOfProcessMeans(
     Mutant, diagnosis="denominators_per_cp_slice_of_a_micro_batch", modes=TOKEN
 ):
-    """Every process divides by the active tokens it holds, its slice of its micro-batch."""
+    """Every process divides by its own active tokens, its slice of its micro-batch."""
 
     def reduce(self, token_losses: torch.Tensor, packed: Packed) -> torch.Tensor:
         own = packed.mask.sum().clamp(min=1)
@@ -190,7 +190,7 @@ class MicroBatchesCarriedOver(
     further_layouts=(Layout.parse("dp2-cp1-mb2-thd+short_batch"),),
     corpus=tuple(case for case in EVERYDAY if case.steps[0].size % 4 == 0),
 ):
-    """A batch that filled no step left a micro-batch, and the engine counts on from it."""
+    """A leftover micro-batch of a batch that filled no step leaks into the next step."""
 
     lacks_the_last = False
 

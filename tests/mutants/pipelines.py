@@ -1,4 +1,4 @@
-"""Right without a pipeline: what goes wrong where stages that compute no loss take part."""
+"""Mistakes that need a pipeline: stages that compute no loss take part."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ if TYPE_CHECKING:
     from adapters.native.trainer import TokenLosses
 
 LAYOUTS = tuple(layout for layout in PIPELINES if layout.micro_batches != "tokens")
-"""Those that `native` has, which does not cut micro-batches by tokens."""
+"""`native`'s pipeline layouts, which do not cut micro-batches by tokens."""
 
 
 class Pipelined(Mutant, corpus=TELLING, further_layouts=LAYOUTS):
-    """It takes pipelines to see the mistake."""
+    """A mutant that needs pipelines to show."""
 
 
 class LossScaledByStages(Pipelined, diagnosis="multiplied_by_pp"):
-    """The loss is multiplied by the number of stages, to undo an average that nobody takes."""
+    """The loss is multiplied by the number of stages, to undo an average that is never taken."""
 
     def reduce(self, values: torch.Tensor, packed: Packed) -> torch.Tensor:
         return super().reduce(values, packed) * self.layout.pp
 
 
 class StagesTakenForDataParallel(Pipelined, diagnosis="divided_by_pp"):
-    """The data-parallel size is the world size by cp, and stages are averaged over too."""
+    """The data-parallel size is the world size over cp, so stages are averaged over too."""
 
     def reduce(self, values: torch.Tensor, packed: Packed) -> torch.Tensor:
         return super().reduce(values, packed) / self.layout.pp
 
 
 class TokensSummedOverStages(Pipelined, Counting, diagnosis="divided_by_pp"):
-    """Each stage counts the tokens of its micro-batches, and the counts of all are added up."""
+    """Each stage counts the tokens of its micro-batches, and all counts are summed."""
 
     def counted(self, samples: list[SampleTensors]) -> list[float]:
         right = [sample.denominator for sample in Trainer.divided(self, samples)]
@@ -63,7 +63,7 @@ class PipelineNotFlushed(
     diagnosis="micro_batches_lost",
     further_layouts=tuple(layout for layout in LAYOUTS if layout.micro_batches != 1),
 ):
-    """The schedule ends with the last forward pass, whose backward pass is left in the pipeline."""
+    """The schedule ends after the last forward pass, before its backward pass."""
 
     def cut(self, samples: list[SampleTensors]) -> list[list[SampleTensors]]:
         parts = super().cut(samples)
@@ -80,25 +80,25 @@ class PipelineNotFlushed(
 
 
 class MisreportingPipeline(Pipelined, check="metric"):
-    """Its weights conform."""
+    """A mutant whose weights conform."""
 
 
 class ReportedMeanOverStages(MisreportingPipeline, diagnosis="divided_by_pp"):
-    """The logged loss is averaged over stages, of which all but the last have 0."""
+    """The logged loss is averaged over stages, although only the last is not 0."""
 
     def report(self, shares: torch.Tensor) -> torch.Tensor:
         return super().report(shares) / self.layout.pp
 
 
 class ReportedSumOverStages(MisreportingPipeline, diagnosis="multiplied_by_pp"):
-    """The last stage broadcasts its loss to the others, and then all ranks are added up."""
+    """The last stage broadcasts its loss to the others, and then all ranks are summed."""
 
     def report(self, shares: torch.Tensor) -> torch.Tensor:
         return super().report(shares) * self.layout.pp
 
 
 class LoggedByTheFirstStage(MisreportingPipeline, diagnosis="nothing_reported"):
-    """The first stage logs as well, and its loss of a stage that computes none is 0."""
+    """The first stage, which computes no loss, logs a 0 as well."""
 
     def report(self, shares: torch.Tensor) -> torch.Tensor:
         reported = super().report(shares)

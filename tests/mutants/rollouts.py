@@ -1,4 +1,4 @@
-"""The gradient is right, and a number that is logged of the rollouts is not."""
+"""The gradient is right, but a logged number about the rollouts is not."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class OfRollouts(Mutant, modes=SAMPLE):
-    """A mutant that goes wrong in one mode as in all others."""
+    """A mutant that is equally wrong in all modes, and is checked in one."""
 
 
 class _OfRanks(RolloutLog):
@@ -30,7 +30,7 @@ class MeansOfRanksAveraged(
     check="rollouts.response_length",
     rollout_log=_OfRanks,
 ):
-    """Every rank logs the mean of its own samples, of which some ranks have fewer."""
+    """Every rank logs the mean of its own samples, although some ranks have fewer."""
 
 
 class _OfSlices(RolloutLog):
@@ -41,7 +41,7 @@ class _OfSlices(RolloutLog):
 class SamplesOfSlicesAddedUp(
     OfRollouts, diagnosis="multiplied_by_cp", check="rollouts.reward", rollout_log=_OfSlices
 ):
-    """Sums go over context-parallel ranks too, which all have the same samples."""
+    """Context-parallel ranks, which all have the same samples, are summed over too."""
 
 
 class _OfAllTokens(RolloutLog):
@@ -75,7 +75,7 @@ class OneRankLogs(
     check="rollouts.gae_advantage",
     rollout_log=_OfOneRank,
 ):
-    """The rank that logs has its own share alone."""
+    """The rank that logs has only its own share."""
 
 
 class _OfTrained(RolloutLog):
@@ -113,4 +113,4 @@ class MasksForgotten(
     check="rollouts.value",
     rollout_log=_OfResponses,
 ):
-    """Means of samples are those over all their tokens."""
+    """Sample means are over all tokens of a sample."""

@@ -1,4 +1,4 @@
-"""Samples are on other ranks than a framework's own rules want."""
+"""Samples are on other ranks than a framework's own rules require."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.mutants.mutant import Mutant
 
 
 class GroupsStriped(Mutant):
-    """Samples are dealt out by number, where prompt groups are documented to stay on one rank."""
+    """Samples are dealt by index, although prompt groups are documented to stay on one rank."""
 
     diagnosis = "group_on_several_ranks"
     spec = check_spec("sharding")

@@ -1,4 +1,4 @@
-"""Startup validation that lets something pass, or stops what is right."""
+"""Startup validation that accepts a wrong configuration, or refuses a right one."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 
 def config_cases(*names: str) -> tuple[ConfigCase, ...]:
-    """Those of the table whose names begin so."""
+    """The cases whose names begin with one of these."""
     return tuple(case for case in CONFIG_CASES if case.name.startswith(names))
 
 
 class StartupMutant(Mutant, spec=CheckSpec(check=Check.ARGUMENTS)):
-    """It trains right what it should train, and is seen by configurations."""
+    """A mutant that trains right, and shows in configurations."""
 
     layout = Layout(micro_batches=2, format="thd")
 
@@ -48,7 +48,7 @@ class DivisorOnlyCompared(
     diagnosis="accepted",
     config_cases=config_cases("divisor_nan", "divisor_infinite", "divisor_zero"),
 ):
-    """`divisor <= 0` is refused, which NaN is not, nor infinity."""
+    """`divisor <= 0` is refused, which is false for NaN and infinity."""
 
     @classmethod
     def validate(cls, options: Options, job: Job) -> None:
@@ -57,7 +57,7 @@ class DivisorOnlyCompared(
 
 
 class ValidatedBeforeTheFile(StartupMutant, diagnosis="accepted"):
-    """The command line is validated, and a configuration file read after that is not."""
+    """The command line is validated, but not a configuration file that is read later."""
 
     @classmethod
     def started(cls, job: Job) -> None:
@@ -68,11 +68,11 @@ class ValidatedBeforeTheFile(StartupMutant, diagnosis="accepted"):
 class DivisorOfEachLength(
     StartupMutant, diagnosis="several_divisors", config_cases=config_cases("divisor_by_default")
 ):
-    """A divisor that is left out is the length of each response."""
+    """A missing divisor is the length of each response."""
 
     @classmethod
     def started(cls, job: Job) -> None:
-        """It has a default, and nothing to validate."""
+        """Accept a missing divisor, which has a default."""
 
     def divided(self, samples: list[SampleTensors]) -> list[SampleTensors]:
         return with_denominators(
@@ -83,7 +83,7 @@ class DivisorOfEachLength(
 class DivisorIgnoredElsewhere(
     StartupMutant, diagnosis="accepted", config_cases=config_cases("divisor_of_another_mode")
 ):
-    """A divisor is read by `constant`, and goes unnoticed with every other mode."""
+    """`constant` reads a divisor; every other mode silently ignores it."""
 
     @classmethod
     def validate(cls, options: Options, job: Job) -> None:
@@ -92,7 +92,7 @@ class DivisorIgnoredElsewhere(
 
 
 class NamelessRefusal(StartupMutant, diagnosis="refused_without_naming"):
-    """All is refused that must be, with an error that does not say what to change."""
+    """Everything wrong is refused, but the error does not say what to change."""
 
     @classmethod
     def started(cls, job: Job) -> None:
@@ -107,7 +107,7 @@ class GroupsNotAskedFor(
     diagnosis="accepted",
     config_cases=config_cases("groups_missing", "denominators_dropped"),
 ):
-    """Samples without a prompt group are put into one."""
+    """Samples without a prompt group are put into one group."""
 
     @classmethod
     def started(cls, job: Job) -> None:
@@ -117,7 +117,7 @@ class GroupsNotAskedFor(
 class LegacyFlagForgotten(
     StartupMutant, diagnosis="not_the_same", config_cases=config_cases("legacy_flag")
 ):
-    """Since there are modes, the flag that stood for `token_mean` means nothing."""
+    """Since modes exist, the flag that selected `token_mean` is ignored."""
 
     def divided(self, samples: list[SampleTensors]) -> list[SampleTensors]:
         if self.job.configuration.says_mode:
@@ -129,7 +129,7 @@ class LegacyFlagForgotten(
 class CustomReducerAfterMode(
     StartupMutant, diagnosis="reducer_ignored", config_cases=config_cases("custom_reducer")
 ):
-    """The mode is reduced by its own reducer, and the custom one is for the default alone."""
+    """The mode's reducer is used, and the custom one only by default."""
 
     def divided(self, samples: list[SampleTensors]) -> list[SampleTensors]:
         if self.aggregation.mode is Mode.SAMPLE_MEAN:

@@ -1,4 +1,4 @@
-"""The catalogue as a table: which cases kill each mutant, and what the mistake is called."""
+"""The catalogue as a table: which cases kill each mutant, and how the mistake is named."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ HEAD = """\
 # Mutants
 
 Wrong reducers on purpose: `native` with one plausible human mistake each, run by real ranks and
-judged like a framework, on the quick plan of up to 4 ranks. A row is tested whenever the tests run;
-`python -m tests.mutants` writes this page anew. *Named* says in how many of the findings the
-mistake is named, first or among others that explain the same weights, and in how many it is the
-first; *causes* are those of all findings together, right ones included.
+judged like a framework, on the quick plan of up to 4 ranks. Every row is tested;
+`python -m tests.mutants` writes this page. *Named* is the number of findings that name the mistake,
+first or among others that explain the same weights, and the number that name it first; *causes* are
+those of all findings together, right ones included.
 
 | mutant | mistake | check | modes | killed by | diagnosis | named | causes |
 |---|---|---|---|---|---|---|---|
@@ -72,7 +72,7 @@ def killers(trials: Sequence[Trial]) -> set[str]:
 
 
 def _killers(trials: Sequence[Trial]) -> str:
-    """The cases that kill, or those that do not where these are fewer."""
+    """The cases that kill, or those that do not if these are fewer."""
     tried = list(dict.fromkeys(trial.case for trial in trials))
     killing = [case for case in tried if case in killers(trials)]
     sparing = [case for case in tried if case not in killing]

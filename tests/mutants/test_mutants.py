@@ -1,4 +1,4 @@
-"""Every mutant is killed by a mismatch, by the cases that are known to, and named."""
+"""Every mutant is killed by a mismatch, by the expected cases, and named."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 TABLE = Path(__file__).parents[2] / "reports" / "mutants.md"
 
 TRIED = 1
-"""Cells that are looked at where none kills."""
+"""Cells that are tried if no case kills."""
 
-EVERY = 8
-"""One of so many is looked at."""
+EVERY = 32
+"""One in this many cells is tried."""
 
 BY_NAME = {mutant.__name__: mutant for mutant in MUTANTS}
 
@@ -52,13 +52,13 @@ def pool() -> Iterator[RankPool]:
 @pytest.mark.parametrize(
     "name",
     [
-        # A step of 2^24 tokens takes half a minute, as long as all that waits for processes.
+        # A step of 2^24 tokens takes half a minute, as long as the tests that wait for processes.
         pytest.param(name, marks=[pytest.mark.processes] if mutant.case else [])
         for name, mutant in BY_NAME.items()
     ],
 )
 def test_mutant_is_killed_as_the_table_says(name: str, pool: RankPool) -> None:
-    """A crash, a time-out or a refusal fails in `trials`; the table has what every case did."""
+    """A crash, a time-out or a refusal fails in `trials`; the table has every case's result."""
     mutant = BY_NAME[name]
     tried = [*trials(mutant, pool)]
     kills = [trial for trial in tried if trial.is_kill]
@@ -71,7 +71,7 @@ def test_mutant_is_killed_as_the_table_says(name: str, pool: RankPool) -> None:
 
 
 def test_nineteen_in_twenty_findings_name_the_mistake() -> None:
-    """Over all mutants: a column of the table, of which each row is tested."""
+    """Over all mutants, by a column of the table, whose rows are tested."""
     counts = [line.split("|")[7].split() for line in _rows()]
     named = sum(int(words[0]) for words in counts)
     kills = sum(int(words[2].rstrip(",")) for words in counts)
@@ -80,7 +80,7 @@ def test_nineteen_in_twenty_findings_name_the_mistake() -> None:
 
 
 def test_all_but_few_mutants_are_one_cause_of_the_right_name() -> None:
-    """Over all mutants: the table's last column, of which each row is tested."""
+    """Over all mutants, by the table's last column, whose rows are tested."""
     right = 0
     for line in _rows():
         mutant, *_, causes = (cell.strip() for cell in line.strip("|").split("|"))
@@ -112,7 +112,7 @@ def test_no_case_lets_every_mutant_live(case: Case) -> None:
     "name", [mutant.__name__ for mutant in MUTANTS if mutant.spec.slug == "metric"]
 )
 def test_what_is_only_misreported_weighs_right(name: str, pool: RankPool) -> None:
-    """The gradient's check cannot see it: the reported loss's alone does."""
+    """The gradient's check cannot see it; only the check of the logged loss does."""
     mutant = BY_NAME[name]
     tried = trials_on(cells_of(check_spec("weights"), mutant)[::EVERY], mutant, pool)
 

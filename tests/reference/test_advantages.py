@@ -25,7 +25,7 @@ ROLLOUTS = Rollouts(
     values=np.array([1.0, 2.0, 3.0, 1.0, 1.0, 2.0]),
     divergences=np.array([1.0, 2.0, 1.0, 0.0, 1.0, 0.0]),
 )
-"""Two samples of one prompt, the first with a masked token, and one alone."""
+"""Two samples of one prompt, the first with a masked token, and a third alone."""
 
 CONSTANTS = AdvantageConstants(discount=0.5, trace=0.5, penalty=0.25)
 ALL_TOKENS = EstimatorConventions(

@@ -1,4 +1,4 @@
-"""What a mode and divisor may be (the startup validation of miles' pull request 1328)."""
+"""Valid modes and divisors (the startup validation of miles' pull request 1328)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_refuses_a_divisor_that_is_no_number(divisor: object) -> None:
 
 @pytest.mark.parametrize("mode", [mode for mode in Mode if mode is not Mode.CONSTANT])
 def test_refuses_a_divisor_with_another_mode(mode: Mode) -> None:
-    with pytest.raises(InvalidAggregationError, match="only constant divides by one"):
+    with pytest.raises(InvalidAggregationError, match="only constant has a divisor"):
         Aggregation(mode, 4)
 
 
@@ -55,7 +55,7 @@ def test_reads_what_a_user_types(text: str, expected: Aggregation) -> None:
     [
         ("constant:many", "divisor 'many' of 'constant:many' is not a number"),
         ("constant", "constant needs a divisor"),
-        ("token_mean:4", "only constant divides by one"),
+        ("token_mean:4", "only constant has a divisor"),
     ],
 )
 def test_refuses_what_a_user_mistypes(text: str, message: str) -> None:
@@ -73,7 +73,7 @@ def test_refuses_what_a_user_mistypes(text: str, message: str) -> None:
         ),
         (
             "prompt_mean:4",
-            "divisor 4.0 is given to prompt_mean, but only constant divides by one; drop the"
+            "divisor 4.0 is given to prompt_mean, but only constant has a divisor; drop the"
             " divisor or choose constant",
         ),
         (

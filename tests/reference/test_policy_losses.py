@@ -25,7 +25,7 @@ def tokens(
     mask: list[int] | None = None,
     sequence: list[int] | None = None,
 ) -> PolicyTokens:
-    """Tokens of one sequence, all active, of advantages 1, if nothing else is said."""
+    """Tokens of one sequence, by default all active and with advantages of 1."""
     size = len(log_ratios)
     return PolicyTokens(
         advantages=np.array(advantages or [1.0] * size),
@@ -90,7 +90,7 @@ def test_penalty_has_the_sign_of_the_log_ratio() -> None:
 
 
 def test_geometric_mean_is_of_clipped_ratios() -> None:
-    """Log-ratios of 0.5 and -0.5 are clipped to 0.3125 and not; their mean is -0.09375."""
+    """Log-ratios of 0.5 and -0.5: the first is clipped to 0.3125; their mean is -0.09375."""
     given = tokens(0.5, -0.5, 9.0, mask=[1, 1, 0])
     negative = tokens(0.5, -0.5, advantages=[-1.0, -1.0])
 
@@ -110,7 +110,7 @@ def test_losses_without_ratios() -> None:
 
 
 def test_corrections_are_truncated() -> None:
-    """Ratios e^0.5, e^-1 and, truncated, 2; their product is e^0.5, as the masked one is none."""
+    """Ratios are e^0.5, e^-1 and 2 (truncated); their product is e^0.5 without the masked one."""
     rollout = [0.5, -1.0, 1.0, 3.0]
     given = tokens(0.0, 0.0, 0.0, 0.0, rollout=rollout, mask=[1, 1, 1, 0])
 
@@ -124,7 +124,7 @@ def test_corrections_are_truncated() -> None:
 
 
 def test_sequences_out_of_bounds_have_no_loss_and_others_the_ratios_of_tokens() -> None:
-    """Means of 0, of 0.25 and of -0.5; ratios of 0.7 to 1.25 are kept, e^-0.357 to e^0.223."""
+    """Means are 0, 0.25 and -0.5; ratios of 0.7 to 1.25 are kept, e^-0.357 to e^0.223."""
     rollout = [0.5, -0.5, 9.0, 0.0, 0.5, -0.5]
     given = tokens(*[0.0] * 6, rollout=rollout, mask=[1, 1, 0, 1, 1, 1])
     given = replace(given, sequence=np.array([0, 0, 0, 1, 1, 2]))
@@ -159,7 +159,7 @@ def random_tokens(draw: st.DrawFn) -> PolicyTokens:
 @settings(max_examples=25)
 @given(given=random_tokens())
 def test_derivatives_are_those_of_the_losses(objective: Objective, given: PolicyTokens) -> None:
-    """Losses in float64, whose gradient torch derives; a new log-probability is 0."""
+    """torch differentiates losses in float64, at new log-probabilities of 0."""
     none = torch.zeros(0)
     packed = Packed(
         ids=none,

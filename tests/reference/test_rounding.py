@@ -88,7 +88,7 @@ def test_bounds_are_those_of_higham() -> None:
 
 
 def test_ratios_add_their_own_roundings_to_those_of_a_weight() -> None:
-    """32 of two ratios, and one for each token of a sequence, magnified by the condition."""
+    """32 roundings of two ratios, and one per token of a sequence, times the condition number."""
     u = 2.0**-24
 
     of_ratios = 37 * u / (1 - 37 * u)

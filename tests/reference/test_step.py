@@ -1,4 +1,4 @@
-"""What a step holds, and what it refuses."""
+"""The contents of a step, and the inputs that it refuses."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_refuses_rollouts_given_for_some_samples_only() -> None:
         Sample(prompt_length=1, loss_mask=[1], group=0, rollout=rollout) for rollout in (None, 3)
     ]
 
-    with pytest.raises(InvalidStepError, match="give it for all or for none"):
+    with pytest.raises(InvalidStepError, match="give it for all samples or for none"):
         Step.of(samples)
 
 
@@ -124,7 +124,7 @@ WHOLE: dict[str, np.ndarray] = {
     "groups": ONE,
     "rollouts": ONE,
 }
-"""A step of one token, of which refusals change one field."""
+"""A step of one token; each refusal changes one field."""
 
 
 def sample(mask: object = (1, 0), **fields: object) -> Sample:
@@ -142,12 +142,12 @@ def sample(mask: object = (1, 0), **fields: object) -> Sample:
         ),
         (
             [sample([1, 1]), sample([1, 0], original_mask=[1, 1]), sample(original_mask=[0, 0])],
-            "1 active tokens are not in the original masks, but rejection takes tokens away and"
-            " adds none; set them in both",
+            "1 active tokens are not in the original masks, but rejection only removes"
+            " tokens; set them in both",
         ),
         (
             [sample(rollout=1), sample()],
-            "some samples have a rollout and some have none; give it for all or for none",
+            "only some samples have a rollout; give it for all samples or for none",
         ),
         (
             [sample([[1]])],
@@ -239,7 +239,7 @@ def test_samples_keep_what_they_are_given() -> None:
 
 
 def test_numbers_are_kept_in_the_same_width_whatever_they_came_in() -> None:
-    """Lengths of 8 bits would overflow where they are added up."""
+    """Lengths of 8 bits would overflow when summed."""
     numbers = {"prompt_length": np.int8(100), "group": np.int8(3), "rollout": np.int16(4)}
     step = Step.of([sample([1], **numbers), sample([1, 0], **numbers)])
 

@@ -73,7 +73,7 @@ def test_weights_after_rejection_are_the_correctly_rounded_exact_ones(
 
 
 def test_denominators_are_of_the_mask_that_is_declared() -> None:
-    """Two of three tokens are left of the first sample, none of two of the second."""
+    """Two of three tokens remain in the first sample, none of two in the second."""
     step = Step.of(
         [
             Sample(prompt_length=1, loss_mask=[1, 0, 1], original_mask=[1, 1, 1], group=0),

@@ -26,13 +26,10 @@ class Edit:
         path.write_text(text.replace(self.old, self.new))
 
 
-def checkout(folder: Path, name: str, *edits: Edit, layers: tuple[str, ...] = ()) -> Path:
-    """Commit a toy in a new repository: its package, with layers of modules laid over, edited."""
+def checkout(folder: Path, name: str, *edits: Edit) -> Path:
+    """Commit a toy in a new repository: its package, edited."""
     package = folder / name
-    for layer in (name, *layers):
-        shutil.copytree(
-            TOYS / layer, package, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__")
-        )
+    shutil.copytree(TOYS / name, package, ignore=shutil.ignore_patterns("__pycache__"))
     for module in ("lineage.py", "terms.py"):
         shutil.copy(TOYS / module, package)
     for edit in edits:

@@ -1,1 +1,1 @@
-"""TRL's experimental `AsyncGRPOTrainer`: what it takes of a job, and a run of it."""
+"""TRL's experimental `AsyncGRPOTrainer`: the jobs that it can train, and a run of it."""

@@ -1,6 +1,6 @@
-"""The adapter of `AsyncGRPOTrainer`, whatever the engine.
+"""The adapter of `AsyncGRPOTrainer`, for every engine.
 
-Its loss is a mean over the tokens of a step, and its samples come out of a queue. Each has one
+Its loss is a mean over the tokens of a step, and its samples come from a queue. Each has one
 advantage, and log-probabilities of the policy that generated it.
 """
 
@@ -38,14 +38,14 @@ CONVENTIONS: Mapping[str, Convention] = {
     "diagnostics": Assumed(AuxiliaryAggregation.TOKEN_MEAN),
     "logged_entropy": Assumed(AuxiliaryAggregation.TOKEN_MEAN),
 }
-"""What the mode leaves open. For all that docs/source/async_grpo_trainer.md does not say, it refers
-to the page of GRPO."""
+"""What the mode leaves open. Where docs/source/async_grpo_trainer.md says nothing, it refers to the
+page of GRPO."""
 
 NEVER_MADE = {
     BatchProperty.EMPTY_SAMPLE: "trl/experimental/async_grpo/async_rollout_worker.py"
     " (_chain_to_sequences)"
 }
-"""What TRL's own worker sees to; users may put another one in its place (``rollout_worker``)."""
+"""What TRL's own worker prevents; users may replace it (``rollout_worker``)."""
 
 
 class AsyncAdapter(TrlAdapter):
@@ -56,12 +56,12 @@ class AsyncAdapter(TrlAdapter):
     departures = departures.ASYNC
 
     def load(self, source: Path | None) -> None:
-        """Import the trainer, too, of a version that packs rows by what samples share."""
+        """Import the trainer, too; fails in versions that do not pack rows by shared prefixes."""
         super().load(source)
         importing.module("experimental.async_grpo.packing")
 
     def layouts(self) -> list[Layout]:
-        """Data parallelism on up to 4 ranks, of packed rows."""
+        """Data parallelism on up to 4 ranks, with packed rows."""
         plain = cuts(((1, 1), (2, 1), (4, 1)), "thd", micro_batches=(1, 2))
         return [*plain, Layout(dp=2, micro_batches=4, format="thd")]
 
@@ -83,7 +83,7 @@ class AsyncAdapter(TrlAdapter):
         return CONVENTIONS
 
     def settings(self, job: Job, schedule: Schedule) -> Settings:
-        """The settings of a job."""
+        """The settings for a job."""
         return {
             **settings_of_run(schedule),
             "epsilon": CONSTANTS.clip_low,
@@ -99,7 +99,7 @@ class AsyncAdapter(TrlAdapter):
         return AsyncTraining
 
     def candidates(self) -> Candidates:
-        """Where the trainer counts, divides, logs and validates."""
+        """The functions in which the trainer counts, divides, logs and validates."""
         trainer = importing.module("experimental.async_grpo.async_grpo_trainer")
         config = importing.module("experimental.async_grpo.async_grpo_config").AsyncGRPOConfig
         return {

@@ -1,4 +1,4 @@
-"""The adapter of `GRPOTrainer`, whatever the engine."""
+"""The adapter of `GRPOTrainer`, for every engine."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ CONVENTIONS: Mapping[str, Convention] = {
     "logged_kl": Assumed(AuxiliaryAggregation.TOKEN_MEAN),
 }
 """What the modes leave open. Ratios to vLLM's policy outside of the bounds are set to 0 and stay in
-the mean, and a divergence is a part of each token's loss. TRL's documents call an entropy bonus the
-mean entropy of tokens, and logged entropies, divergences and clip ratios averages over completions
-(docs/source/grpo_trainer.md); they do not say whether they are pooled over a step."""
+the mean, and the divergence is part of each token's loss. TRL's documents call the entropy bonus
+the mean entropy of tokens, and logged entropies, divergences and clip ratios averages over
+completions (docs/source/grpo_trainer.md); they do not say whether they are pooled over a step."""
 
 ESTIMATOR = "trl/trainer/grpo_config.py, use_bias_correction_kl"
-"""Where TRL states that the divergence is estimated by k3, times the ratio if the option is on."""
+"""Where TRL documents the estimator: k3, times the ratio if the option is on."""
 
 RULES = {
     "default_mode": "trl/trainer/grpo_config.py (loss_type)",
@@ -48,7 +48,7 @@ RULES = {
     " max_completion_length, which defaults to 512)",
     "mode_in_file": "trl/scripts/utils.py (TrlParser)",
 }
-"""Rules of configurations that TRL states, by name."""
+"""Rules for configurations that TRL states, by name."""
 
 PERMITTED = {
     "divisor_missing": RULES["divisor_by_default"],
@@ -83,15 +83,15 @@ class GrpoAdapter(TrlAdapter):
         }
 
     def declared(self) -> Mapping[str, Convention]:
-        """Those of every version, with the version's estimator of the divergence."""
+        """The conventions of all versions, with the version's estimator of the divergence."""
         return {**CONVENTIONS, "kl_estimator": Documented(objectives.kl_estimator(), ESTIMATOR)}
 
     def iterations(self, job: Job) -> int:
-        """Several where ratios are to be others than 1."""
+        """Several if ratios must not be 1."""
         return objectives.iterations(job)
 
     def settings(self, job: Job, schedule: Schedule) -> Settings:
-        """The settings of a job; raises `Unsupported`."""
+        """The settings for a job; raises `Unsupported`."""
         return settings(job, schedule)
 
     def trainings(self) -> type[Training]:
@@ -101,7 +101,7 @@ class GrpoAdapter(TrlAdapter):
         return GrpoTraining
 
     def candidates(self) -> Candidates:
-        """Where the trainer counts, divides, logs and validates."""
+        """The functions in which the trainer counts, divides, logs and validates."""
         trainer = importing.module("trainer.grpo_trainer").GRPOTrainer
         config = importing.module("trainer.grpo_config").GRPOConfig
         return {

@@ -1,7 +1,7 @@
 """A job as the configuration of `GRPOTrainer`, made as a user's script makes it.
 
-What a job's `Configuration` sets is typed: on the command line or in a configuration file that
-TRL's parser reads.
+The settings of a job's `Configuration` are typed on the command line or in a configuration file,
+which TRL's parser reads.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ TYPED = {
     Setting.ENTROPY: "entropy_coef",
     Setting.KL: "beta",
 }
-"""TRL's names of what a configuration may set."""
+"""TRL's names for the settings of a configuration."""
 
 
 def settings(job: Job, schedule: Schedule) -> Settings:
-    """The settings of a job; raises `Unsupported`."""
+    """The settings for a job; raises `Unsupported`."""
     return {
         **settings_of_generations(job, schedule),
         **_loss(job),
@@ -71,7 +71,7 @@ def _loss_type(job: Job) -> str:
     if job.objective in OWN_LOSS_TYPES:
         own_mode, name = OWN_LOSS_TYPES[job.objective]
         if mode is not own_mode:
-            raise Unsupported(f"loss_type={name} is {own_mode} alone")
+            raise Unsupported(f"loss_type={name} is only {own_mode}")
         return name
     name = "luspo" if job.aggregation.divisor == ONE else LOSS_TYPES[mode]
     if not has_loss_type(name):
@@ -80,19 +80,19 @@ def _loss_type(job: Job) -> str:
 
 
 def _divisor(job: Job) -> int | str | None:
-    """The divisor as it is typed, else that of the mode; None if it needs none."""
+    """The divisor as typed, else that of the mode; None if the mode needs none."""
     if job.configuration.divisor is not None:
         return job.configuration.divisor
     divisor = job.aggregation.divisor
     if divisor is None or divisor == ONE:
         return None
     if not divisor.is_integer():
-        raise Unsupported(f"max_completion_length is a number of tokens, {divisor:g} is none")
+        raise Unsupported(f"max_completion_length is a number of tokens, but L is {divisor:g}")
     return int(divisor)
 
 
 def configured(job: Job, chosen: Settings, folder: str) -> Any:
-    """TRL's configuration as validated, with a folder for output; raises `Refused`."""
+    """TRL's validated configuration, with a folder for output; raises `Refused`."""
     chosen = {"output_dir": folder, **chosen}
     with refusals():
         if job.configuration == DEFAULT_CONFIGURATION:
@@ -101,7 +101,7 @@ def configured(job: Job, chosen: Settings, folder: str) -> Any:
 
 
 def _parsed(job: Job, chosen: Settings, file: Path) -> Any:
-    """The configuration as TRL's parser makes it; what is not typed are defaults."""
+    """The configuration from TRL's parser, with defaults for everything that is not typed."""
     typed = {
         setting: (name, str(chosen.pop(name))) for setting, name in TYPED.items() if name in chosen
     }

@@ -31,11 +31,11 @@ NAMES_OF_MODES = {name: mode.value for mode, name in LOSS_TYPES.items()} | {
     "sapo": "sample_mean",
     "luspo": "constant:1",
 }
-"""Loss types that are reduced by a mode, whatever their token losses are. The divisor of `dr_grpo`
-is ``max_completion_length``; `bnpo` is a token mean of each micro-batch, and no mode."""
+"""Loss types that a mode reduces, whatever their token losses are. The divisor of `dr_grpo` is
+``max_completion_length``; `bnpo`, a token mean of each micro-batch, is none of the modes."""
 
 OWN_LOSS_TYPES = {Objective.SAPO: (Mode.SAMPLE_MEAN, "sapo")}
-"""Objectives that TRL has as a loss type, which has one mode."""
+"""Objectives that are a loss type in TRL, which has one mode."""
 
 BONUS: Settings = {"entropy_coef": ENTROPY_COEFFICIENT}
 PENALTY: Settings = {"beta": KL_COEFFICIENT}
@@ -44,7 +44,7 @@ COMPARED: Settings = {
     "use_vllm": True,
     "vllm_importance_sampling_clip_max": CONSTANTS.truncation,
 }
-"""What sets rollout and old policy apart: only rollouts of vLLM are told to have another one."""
+"""The setting that lets rollout and old policy differ: TRL compares only vLLM's rollouts."""
 
 OF_OBJECTIVES: dict[Objective, Settings] = {
     Objective.DUAL_CLIP: {"delta": CONSTANTS.dual_clip},
@@ -62,11 +62,11 @@ OF_OBJECTIVES: dict[Objective, Settings] = {
     Objective.GROUP_NORMALISED: {"scale_rewards": "group"},
     Objective.GROUP_CENTRED: {"scale_rewards": "none"},
 }
-"""What objectives set."""
+"""The settings of each objective."""
 
 
 def iterations(job: Job) -> int:
-    """How often each generation is trained on: the ratio is not 1 from the second time on."""
+    """How many times each generation is trained on: from the second time on, the ratio is not 1."""
     return 2 if job.objective in OFF_POLICY and job.objective not in CORRECTIONS else 1
 
 
@@ -75,24 +75,24 @@ CORRECTION = "use_bias_correction_kl"
 
 
 def modes() -> frozenset[Mode]:
-    """The modes whose loss types the loss knows."""
+    """The modes whose loss types the loss implements."""
     return frozenset(mode for mode, name in LOSS_TYPES.items() if has_loss_type(name))
 
 
 def default_mode() -> Mode:
-    """The mode of the loss type that is trained if a user chooses none."""
+    """The mode of the default loss type."""
     return {name: mode for mode, name in LOSS_TYPES.items()}[_defaults()["loss_type"]]
 
 
 def has_loss_type(name: str) -> bool:
-    """Whether the loss has a case for a loss type."""
+    """Whether the loss implements a loss type."""
     return name in _texts(_loss().__code__.co_consts)
 
 
 def objectives() -> frozenset[Objective]:
-    """The objectives whose settings and loss types there are.
+    """The objectives whose settings and loss types exist.
 
-    Versions before 1.10 add an entropy bonus in a way that depends on the loss type.
+    In versions before 1.10 the entropy bonus depends on the loss type.
     """
     found = {
         objective
@@ -106,7 +106,7 @@ def objectives() -> frozenset[Objective]:
 
 
 def kl_estimator() -> DivergenceEstimator:
-    """The estimator of the divergence in the loss, by default."""
+    """The default estimator of the divergence in the loss."""
     corrected = _defaults().get(CORRECTION)
     return DivergenceEstimator.K3_BY_RATIO if corrected else DivergenceEstimator.K3
 
@@ -121,7 +121,7 @@ def _defaults() -> dict[str, Any]:
 
 
 def _texts(constants: tuple[object, ...]) -> Iterator[str]:
-    """Yield the texts of a function's constants, which lists and sets are tuples of."""
+    """Yield the strings among a function's constants, where lists and sets are tuples."""
     for constant in constants:
         if isinstance(constant, str):
             yield constant

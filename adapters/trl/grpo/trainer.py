@@ -1,4 +1,4 @@
-"""A run of `GRPOTrainer`, which takes rollouts and advantages of tokens from its user."""
+"""A run of `GRPOTrainer`, which takes rollouts and token advantages from its user."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 
 
 class GivenRollouts:
-    """In the place of vLLM: it would be sent weights, and is asked for nothing."""
+    """Replaces vLLM's engine, which would receive weights; nothing is generated."""
 
     def __init__(self, **_: Any) -> None:
-        """Start nothing."""
+        """Do nothing: there is no engine to start."""
 
     def sync_weights(self) -> None:
-        """Send nothing."""
+        """Do nothing: there is no engine to send weights to."""
 
 
 class GrpoTraining(GeneratingTraining):
-    """One run of `GRPOTrainer`; it logs the policy loss apart beside an entropy bonus alone."""
+    """One run of `GRPOTrainer`; it logs the policy loss separately only with an entropy bonus."""
 
     path = "trainer.grpo_trainer"
     names = {  # noqa: RUF012 - declared as a class variable
@@ -45,9 +45,9 @@ class GrpoTraining(GeneratingTraining):
 
     @property
     def reported(self) -> Mapping[Metric, tuple[float, ...]]:
-        """What is logged of each step of the job; a loss of one term is the policy loss."""
+        """The metrics of each step of the job; a loss of one term is the policy loss."""
         found = {**super().reported}
-        if self.job.objective is Objective.COMBINED:  # what TRL calls so has the divergence in it
+        if self.job.objective is Objective.COMBINED:  # TRL's policy loss includes the divergence
             del found[Metric.POLICY_LOSS]
             return found
         return {Metric.POLICY_LOSS: found[Metric.LOSS], **found}
@@ -57,11 +57,11 @@ class GrpoTraining(GeneratingTraining):
         return configured(self.job, settings, folder)
 
     def stubs(self) -> dict[str, Any]:
-        """Rollouts that are given in the place of vLLM's, too."""
+        """Also replace vLLM's rollouts by given ones."""
         return super().stubs() | {"VLLMGeneration": GivenRollouts}
 
     def arguments(self, config: Any) -> dict[str, Any]:
-        """The user's function for rollouts, too."""
+        """Add the user's rollout function."""
         generations = count()
         return {
             **super().arguments(config),
@@ -69,7 +69,7 @@ class GrpoTraining(GeneratingTraining):
         }
 
     def trainer_class(self) -> Any:
-        """TRL's trainer, which is told advantages of tokens, as it allows subclasses, if given."""
+        """TRL's trainer, or a subclass that sets given token advantages, which TRL allows."""
         trainer = module(self.path).GRPOTrainer
         if not gives_advantages(self.job):
             return trainer

@@ -1,1 +1,1 @@
-"""TRL's `RLOOTrainer`: what it takes of a job, and a run of it."""
+"""TRL's `RLOOTrainer`: the jobs that it can train, and a run of it."""

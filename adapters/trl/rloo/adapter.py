@@ -1,7 +1,7 @@
-"""The adapter of `RLOOTrainer`, whatever the engine.
+"""The adapter of `RLOOTrainer`, for every engine.
 
-Its loss is that of a whole sequence, averaged over samples: with a ratio of 1, each token weighs
-1/N times the advantage of its sample, which is `constant` with L = 1.
+Its loss belongs to a whole sequence and is averaged over samples. With a ratio of 1, each token
+weighs 1/N times the advantage of its sample, which is `constant` with L = 1.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ CONVENTIONS: Mapping[str, Convention] = {
     ),
     "logged_entropy": Assumed(AuxiliaryAggregation.TOKEN_MEAN),
 }
-"""What the mode leaves open. A loss is the mean of what each completion has, whatever its length.
-Logged entropies are averages over completions; the page does not say whether they are pooled."""
+"""What the mode leaves open. The loss is a mean over completions, whatever their lengths. Logged
+entropies are averages over completions; the page does not say whether they are pooled."""
 
 
 class RlooAdapter(TrlAdapter):
@@ -57,7 +57,7 @@ class RlooAdapter(TrlAdapter):
         return CONVENTIONS
 
     def settings(self, job: Job, schedule: Schedule) -> Settings:
-        """The settings of a job; raises `Unsupported`."""
+        """The settings for a job; raises `Unsupported`."""
         if job.aggregation.divisor != ONE:
             raise Unsupported(
                 "RLOOTrainer adds the tokens of a sample up, which is constant:1 alone"
@@ -77,7 +77,7 @@ class RlooAdapter(TrlAdapter):
         return RlooTraining
 
     def candidates(self) -> Candidates:
-        """Where the trainer logs and validates; it counts no tokens."""
+        """The functions in which the trainer logs and validates; it counts no tokens."""
         trainer = importing.module("trainer.rloo_trainer").RLOOTrainer
         config = importing.module("trainer.rloo_config").RLOOConfig
         return {
@@ -87,10 +87,10 @@ class RlooAdapter(TrlAdapter):
 
 
 def _require_whole_samples(job: Job) -> None:
-    """A mask is of all tokens of a sample or of none, where TRL itself masks truncated ones."""
+    """Raise `Unsupported` if a sample is partly masked, or masked without being truncated."""
     masks = [step.mask[response] for step in job.steps for response in step.responses]
     if any(mask.any() and not mask.all() for mask in masks):
-        raise Unsupported("RLOOTrainer has no mask of tokens: it trains on whole completions")
+        raise Unsupported("RLOOTrainer has no token mask: it trains on whole completions")
     truncates = Option.MASKED_TRUNCATION in job.layout.options
     if not truncates and not all(mask.all() for mask in masks):
-        raise Unsupported("RLOOTrainer masks no sample that is not truncated")
+        raise Unsupported("RLOOTrainer masks only truncated samples")

@@ -1,4 +1,4 @@
-"""A run of `RLOOTrainer`, which generates by itself: rollouts are given by a subclass."""
+"""A run of `RLOOTrainer`, which generates itself: a subclass gives it the rollouts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class RlooTraining(GeneratingTraining):
-    """One run of `RLOOTrainer`; what it logs as clipped are samples, and no tokens."""
+    """One run of `RLOOTrainer`; its logged clip ratio counts samples instead of tokens."""
 
     path = "trainer.rloo_trainer"
     names = {  # noqa: RUF012 - declared as a class variable
@@ -35,7 +35,7 @@ class RlooTraining(GeneratingTraining):
             return module("trainer.rloo_config").RLOOConfig(output_dir=folder, **settings)
 
     def trainer_class(self) -> Any:
-        """TRL's trainer with the rollouts of the case, and its advantages if they are given."""
+        """TRL's trainer with the case's rollouts, and its advantages if they are given."""
         generations = map(self.rollouts.generated, count())
         of_tokens = by_token_id(self.rollouts.batch, self.rollouts.batch.advantages)
         given = gives_advantages(self.job)

@@ -1,1 +1,1 @@
-"""verl's engines, each with its adapter: what is of one engine alone."""
+"""verl's engines, each with its adapter and what only this engine needs."""

@@ -37,7 +37,7 @@ class VerlFsdpAdapter(OnFsdp, VerlAdapter):
     def layouts(self) -> list[Layout]:
         """Data parallelism on up to 4 ranks, Ulysses of 2, padded (bshd) or packed (thd) rows.
 
-        Options are those of packed rows.
+        The layout options need packed rows.
         """
         hybrid, legacy = (Option.HYBRID_SHARDING,), (Option.LEGACY_TRAINER,)
         epochs = (Option.TWO_EPOCHS,)
@@ -86,14 +86,14 @@ class VerlFsdpAdapter(OnFsdp, VerlAdapter):
         }
 
     def divisor(self, layout: Layout) -> int:
-        """All ranks, those of sequence parallelism too."""
+        """All ranks, including those of sequence parallelism."""
         return layout.world_size
 
     def leave_world(self) -> None:
-        """Take the models apart, and have torch forget their meshes.
+        """Take the models apart, and clear torch's cache of their meshes.
 
-        FSDP1's views of a parameter keep it, and it keeps its model with the views and the threads
-        of its groups: a cycle that no garbage collector of Python sees.
+        FSDP1's views of a parameter hold it, and the parameter holds its model with the views and
+        the threads of its groups: a cycle that Python's garbage collector cannot see.
         """
         super().leave_world()
         while WRAPPED:
@@ -116,14 +116,14 @@ class VerlFsdp2Adapter(VerlFsdpAdapter):
 
 
 def _shards(layout: Layout) -> int:
-    """The number of shards of a model; -1 is one for each rank."""
+    """The number of shards of a model; -1 means one per rank."""
     if Option.NOT_SHARDED in layout.options:
         return 1
     return layout.world_size // 2 if Option.HYBRID_SHARDING in layout.options else -1
 
 
 def _reader(engine: Any) -> Recorder[NDArray[np.float32] | None]:
-    """The gradients of an engine's steps; None of one that it skips as it is not finite."""
+    """The gradients of an engine's steps; None for a step skipped because it is not finite."""
     from adapters.toolkit.probe import GradientReader, Recorder
 
     WRAPPED.append(engine.module)
@@ -140,7 +140,7 @@ def _reader(engine: Any) -> Recorder[NDArray[np.float32] | None]:
 
 
 def _whole(wrapped: Any, gradient: torch.Tensor) -> NDArray[np.float32]:
-    """The gradient of the probe: FSDP1 leaves each rank a shard of it, [capacity / shards]."""
+    """The probe's whole gradient: FSDP1 leaves each rank a shard of it, [capacity / shards]."""
     import torch
     import torch.distributed as dist
 

@@ -28,12 +28,12 @@ OPTIONS: dict[Option, tuple[str, object]] = {
     Option.PER_TOKEN_LOSS: ("override_transformer_config.calculate_per_token_loss", True),
     Option.REPLICATED_OPTIMIZER: ("use_distributed_optimizer", False),
 }
-"""Settings of an engine by options of layouts."""
+"""Settings of an engine for each layout option."""
 
 LOOKED_AT_ALONE = frozenset(
     {*FROM_REWARDS, Objective.GEO_MEAN, Objective.SAPO, Objective.REJECTION}
 )
-"""Objectives in which verl has mistakes besides that in its counts of tokens."""
+"""Objectives in which verl has mistakes other than its token counts."""
 
 
 class VerlMegatronAdapter(OnMegatron, VerlAdapter):
@@ -46,8 +46,8 @@ class VerlMegatronAdapter(OnMegatron, VerlAdapter):
     def layouts(self) -> list[Layout]:
         """Data × context parallelism on up to 4 ranks, in both formats; every option and pipelines.
 
-        Options are those of packed rows on 4 ranks. What verl does per token depends on the number
-        of tokens of micro-batches, and is run with fewer and with more ranks that share them.
+        Options use packed rows on 4 ranks. With ``per_token_loss``, verl depends on the number of
+        tokens in micro-batches, so it also runs with fewer and with more ranks that share them.
         """
         of_four = Layout(dp=2, cp=2, micro_batches=2, format="thd")
         per_token = (Option.PER_TOKEN_LOSS,)
@@ -76,7 +76,7 @@ class VerlMegatronAdapter(OnMegatron, VerlAdapter):
         put_the_probe_in()
 
     def describe(self) -> Description:
-        """Add what Megatron's parallelism can do."""
+        """Add the parallelism that Megatron supports."""
         found = super().describe()
         return replace(
             found,
@@ -87,7 +87,7 @@ class VerlMegatronAdapter(OnMegatron, VerlAdapter):
         )
 
     def settings(self, job: Job, dtype: str) -> dict[str, object]:
-        """Settings of the engines: their sizes, and the options of the layout."""
+        """The engines' settings: their sizes, and the options of the layout."""
         _require_counts(job)
         settings = {"model_engine": "megatron", **_of_model(f"{ACTOR}.megatron", MODEL, job.layout)}
         if has_critic(job):
@@ -126,22 +126,22 @@ class VerlMegatronAdapter(OnMegatron, VerlAdapter):
 
 
 def _require_counts(job: Job) -> None:
-    """Raise `Unsupported` where cut counts of tokens would come on top of another mistake.
+    """Raise `Unsupported` if rounded-down token counts would combine with another mistake.
 
-    With ``per_token_loss``, Megatron divides by what context-parallel ranks count, which is cut to
-    whole numbers: a known factor, by which all weights are off.
+    With ``per_token_loss``, Megatron divides by the counts of context-parallel ranks, which are
+    rounded down to whole numbers: all weights are off by a known factor.
     """
     layout = job.layout
     if Option.PER_TOKEN_LOSS not in layout.options or layout.cp == 1:
         return
     if job.objective in LOOKED_AT_ALONE or samples_per_step(job.steps) % layout.dp:
         raise Unsupported(
-            "context-parallel ranks cut counts with per_token_loss: looked at without"
+            "with per_token_loss, context-parallel ranks round counts down: run without the option"
         )
 
 
 def _of_model(engine: str, model: str, layout: Layout) -> dict[str, object]:
-    """The settings of the engine at a path of the configuration, and of its model."""
+    """The settings of the engine at a configuration path, and of its model."""
     sizes = {"tensor_model": layout.tp, "context": layout.cp, "pipeline_model": layout.pp}
     return {
         **{f"{engine}.{kind}_parallel_size": size for kind, size in sizes.items()},
@@ -150,13 +150,13 @@ def _of_model(engine: str, model: str, layout: Layout) -> dict[str, object]:
             for option in OPTIONS
             if option in layout.options
         },
-        f"{engine}.vanilla_mbridge": False,  # another bridge is older versions' default
+        f"{engine}.vanilla_mbridge": False,  # older versions use another bridge by default
         f"{model}.use_remove_padding": layout.format == "thd",
     }
 
 
 def _of_dtype(training_worker: Any, dtype: str) -> Any:
-    """verl's training worker with parameters of a dtype that its validation may not know."""
+    """verl's training worker with parameters of a dtype that its validation may not allow."""
 
     class OfDtype(training_worker):
         def reset(self) -> None:

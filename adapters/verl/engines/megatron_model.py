@@ -1,4 +1,4 @@
-"""The model that verl's Megatron engine trains, in the place of Megatron-Bridge's."""
+"""The model that verl's Megatron engine trains, in place of Megatron-Bridge's."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LOG_PROBS, ENTROPIES = "vocab_parallel_log_probs_from_logits", "vocab_parallel_e
 
 
 def put_the_probe_in() -> None:
-    """Stub what is around Megatron's model, and add the probe to verl's functions of logits."""
+    """Stub the code around Megatron's model, and add the probe to verl's functions of logits."""
     stub(["megatron.bridge"])
     utils: Any = importlib.import_module("megatron.bridge.training.utils.config_utils")
     utils.create_ddp_config = _ddp_config
@@ -36,13 +36,13 @@ def put_the_probe_in() -> None:
 
 
 def _let_the_engine_run_on_the_cpu(engine: Any) -> None:
-    """Register its models for the CPU, and have the tokens it counts copied as they are to a GPU.
+    """Register the engine's models for the CPU, and copy the token counts as a GPU transfer would.
 
-    The count is a view of a batch's offsets, and ranks add up their counts in place.
+    The count is a view of a batch's offsets, and ranks sum their counts in place.
     """
     cpu.register_engines(engine, "Megatron", "megatron")
     of_data = getattr(engine.MegatronEngine, "_routed_num_tokens", None)
-    if of_data is None:  # in versions that do not share their counts
+    if of_data is None:  # in versions in which ranks do not share their counts
         return
 
     def copied(self: Any, data: Any) -> torch.Tensor:
@@ -53,13 +53,13 @@ def _let_the_engine_run_on_the_cpu(engine: Any) -> None:
 
 
 class Bridge:
-    """Makes our model: both the bridge and the provider that Megatron-Bridge would make of it.
+    """Makes our model, as both Megatron-Bridge's bridge and its provider.
 
-    ``policy`` is the model in data parallelism, once the engine has asked for it.
+    ``policy`` is the data-parallel model, once the engine has requested it.
     """
 
     policy: megatron_core.Policy
-    fp16 = bf16 = False  # of a wrapper that casts inputs and outputs: our model casts its own
+    fp16 = bf16 = False  # no wrapper that casts inputs and outputs: our model casts its own
 
     def __init__(
         self, layout: Layout, capacity: int, rank: Rank, output: Callable[..., torch.Tensor]
@@ -68,17 +68,17 @@ class Bridge:
         self._output = output
 
     def from_hf_pretrained(self, path: str, **_: object) -> Bridge:
-        """The bridge of a checkpoint, which is not read."""
+        """The bridge for a checkpoint, which is not read."""
         return self
 
     def to_megatron_provider(self, load_weights: bool) -> Bridge:
-        """The provider of a model."""
+        """The provider, which is this object."""
         return self
 
     def apply_overrides_and_finalize(
         self, dtype: torch.dtype, overrides: Mapping[str, object]
     ) -> None:
-        """Configure the model as the engine wants it to be."""
+        """Configure the model as the engine asks."""
         self.config = megatron_core.transformer_config(self._layout, dtype)
         for name, value in overrides.items():
             setattr(self.config, name, value)
@@ -96,7 +96,7 @@ class Bridge:
         return self.policy.chunks
 
     def register_pre_wrap_hook(self, hook: object) -> None:
-        """Let pass what makes a critic's head of a model: ours has it."""
+        """Ignore the hook that adds a critic's head to a model: ours has one."""
 
     def load_hf_weights(self, model: list[Any], path: str, **_: object) -> None:
         """Leave the probe at 0."""
@@ -112,7 +112,7 @@ def found_bridge(role: str, layout: Layout, capacity: int, rank: Rank) -> Bridge
 def _ddp_config(
     *, use_distributed_optimizer: bool, overrides: Mapping[str, Any], **_: object
 ) -> Any:
-    """Megatron's configuration of data parallelism."""
+    """Megatron's data-parallel configuration."""
     from megatron.core.distributed import DistributedDataParallelConfig
 
     return DistributedDataParallelConfig(

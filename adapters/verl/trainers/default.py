@@ -1,8 +1,8 @@
 """verl's default trainer, run on every rank.
 
 Its own `_step_once` takes a batch of rollouts from the replay buffer to the last optimizer step,
-and its `_compute_metrics` logs the batch. The batch lies in memory, and the worker groups call this
-rank's workers.
+and its `_compute_metrics` logs the batch. The batch is kept in memory, and the worker groups call
+this rank's workers.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ NAMES_OF_ROLLOUTS = {
     Metric.DIVERGENCE: "actor/reward_kl_penalty",
     Metric.REJECTED: "rollout_corr/rollout_rs_masked_fraction",
 }
-"""Names of the metrics that verl's trainer logs of a batch of rollouts."""
+"""Names of the metrics that verl's trainer logs about a batch of rollouts."""
 
 
 def register_given_advantages() -> None:
-    """Register an estimator whose advantages and returns are the rewards of tokens."""
+    """Register an estimator whose advantages and returns are the token rewards."""
 
     def given(token_level_rewards: Any, **_: Any) -> tuple[Any, Any]:
         return token_level_rewards, token_level_rewards
@@ -52,7 +52,7 @@ def register_given_advantages() -> None:
 def train(
     config: Any, workers: dict[str, Any], batch: ProbedBatch, job: Job
 ) -> dict[Metric, tuple[float | None, ...]]:
-    """Train on a batch of rollouts, mini-batch by mini-batch; returns what is logged.
+    """Train on a batch of rollouts by mini-batches; returns the logged metrics.
 
     ``workers`` are this rank's: the ``actor``, and the ``critic`` if there is one.
     """
@@ -91,13 +91,13 @@ def _trainer(config: Any, job: Job, queue: MemoryQueue, actor: ActorGroup) -> An
         ref_policy_wg=actor,
         _rollout_moe_lb_metrics_accumulator=None,
     )
-    # It declines a batch without active tokens.
+    # verl refuses a batch without active tokens here.
     trainer._compute_advantage = refusals()(trainer._compute_advantage)
     return trainer
 
 
 def _one_step(trainer: Any, queue: MemoryQueue) -> dict[str, Any]:
-    """Train on the batch; returns what the trainer logs, by verl's names."""
+    """Train on the batch; returns the trainer's metrics by verl's names."""
     metrics: dict[str, Any] = {}
     seconds: dict[str, float] = {}
     with module("utils.debug").marked_timer("step", seconds):

@@ -1,7 +1,7 @@
-"""verl's legacy trainer, run on every rank: its `_update_actor` and `_update_critic` alone.
+"""verl's legacy trainer, run on every rank: only its `_update_actor` and `_update_critic`.
 
-It has rows padded to one width, and hands them to groups of workers whose methods say how a batch
-is cut over ranks and how outputs are put together again. Older versions have no other trainer.
+Its rows are padded to one width. Methods of its worker groups declare how a batch is split over
+ranks and how outputs are joined. Older versions have no other trainer.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ TRAINER = "trainer.ppo.ray_trainer"
 
 
 class DispatchingGroup(WorkerGroup):
-    """Calls this rank's worker with its part of a batch, which verl's own dispatch cuts."""
+    """Calls this rank's worker with its part of a batch, cut by verl's own dispatch."""
 
     def __init__(self, worker: Any) -> None:
         resources: Any = None  # Ray's
@@ -50,7 +50,7 @@ class DispatchingGroup(WorkerGroup):
 
     @property
     def world_size(self) -> int:
-        """The number of ranks, each of which has a worker."""
+        """The number of ranks; each has one worker."""
         return dist.get_world_size()
 
     def _query_dispatch_info(self, mesh: str) -> list[int]:
@@ -64,7 +64,7 @@ class DispatchingGroup(WorkerGroup):
         return self._call("update_actor", data)
 
     def train_mini_batch(self, data: Any) -> Any:
-        """The metrics of training the critic on a batch: they are there when asked for."""
+        """The metrics of training the critic on a batch, available immediately."""
         output = self._call("train_mini_batch", data)
         return SimpleNamespace(get=lambda: output)
 
@@ -78,10 +78,10 @@ class DispatchingGroup(WorkerGroup):
 def train(
     config: Any, workers: dict[str, Any], batch: ProbedBatch, job: Job
 ) -> dict[Metric, tuple[float, ...]]:
-    """Train on a batch of rollouts, mini-batch by mini-batch; returns what is logged of the actor.
+    """Train on a batch of rollouts by mini-batches; returns the actor's logged metrics.
 
     ``workers`` are this rank's: the ``actor``, and the ``critic`` if there is one. Raises
-    `Unsupported` if the objective is not one of a loss.
+    `Unsupported` if the objective needs more than a loss.
     """
     _require_objective(job)
     module("utils.ray_utils").parallel_put = _as_sent
@@ -96,14 +96,14 @@ def train(
 
 
 def _as_sent(parts: Sequence[Any], max_workers: int | None = None) -> list[Any]:
-    """The parts of a batch as a process has them that Ray sends them to."""
+    """The parts of a batch, copied as if Ray had sent them to another process."""
     return [pickle.loads(pickle.dumps(part)) for part in parts]
 
 
 def _require_objective(job: Job) -> None:
     if job.objective not in OF_LOSSES:
         raise Unsupported(
-            f"the legacy trainer is entered at its update of a model, {job.objective} is not there"
+            f"the legacy trainer's update of a model, which is entered, has no {job.objective}"
         )
     if not all(step.mask.any() for step in job.steps):
         raise Unsupported(
@@ -127,9 +127,9 @@ def _trainer(config: Any, workers: dict[str, Any]) -> Any:
 
 
 def _padded(batch: ProbedBatch, job: Job, width: int) -> Any:
-    """The batch as the trainer has it: prompts padded on the left, responses on the right.
+    """The batch in the trainer's layout: prompts padded on the left, responses on the right.
 
-    Responses have the ``width`` of the configuration, by which verl divides if no divisor is set.
+    Responses have the configured ``width``, which verl divides by if no divisor is set.
     """
     rows = partial(_rows, width=width)
     prompts = _rows([ids[::-1] for ids in batch.prompts], width=0).flip(1)
@@ -161,21 +161,21 @@ def _rows(values: Sequence[NDArray[Any]], width: int) -> torch.Tensor:
 
 
 def _order(trainer: Any, data: Any, job: Job) -> None:
-    """Deal the samples out to ranks: as verl balances them, or each step to all ranks.
+    """Deal the samples to ranks: as verl balances them, or each step to all ranks.
 
-    Each rank cuts its part into mini-batches, and balancing would mix the samples of steps.
+    Each rank cuts its part into mini-batches; balancing would mix the samples of steps.
     """
     if len(job.steps) == 1:
         trainer._balance_batch(data, {})
         return
     steps = np.split(np.arange(len(data)), len(job.steps))
-    # [steps, ranks, samples] of equal sizes, as of every configuration.
+    # [steps, ranks, samples] of equal sizes, as in every configuration.
     parts = np.stack([np.split(step, job.layout.dp) for step in steps])
     data.reorder(torch.from_numpy(parts.swapaxes(0, 1).reshape(-1)))
 
 
 def _reported(metrics: dict[str, Any], job: Job) -> dict[Metric, tuple[float, ...]]:
-    """What is logged of the actor: the numbers of each step, as the trainer reduces them."""
+    """The actor's logged metrics: the numbers of each step, as the trainer reduces them."""
     names = {
         metric: name if name.startswith("actor/") else f"actor/{name}"
         for metric, name in NAMES.items()
@@ -191,14 +191,14 @@ def _reported(metrics: dict[str, Any], job: Job) -> dict[Metric, tuple[float, ..
 
 
 def numbers_of_steps(logged: Any, job: Job) -> list[Any]:
-    """The numbers of each step: one, or in older versions one of each micro-batch and rank.
+    """The numbers of each step: one, or in older versions one per micro-batch and rank.
 
-    Before 0.7.1, they are of all steps in one list, or in a metric that knows its reduction.
+    Before 0.7.1, those of all steps are in one list, or in a metric that knows its reduction.
     """
     values, steps = getattr(logged, "values", logged), len(job.steps)
     numbers = of_last_epoch(values, job)
     if len(numbers) != steps > 1 and not isinstance(job.layout.micro_batches, int):
-        raise Unsupported("this version's log does not tell steps of several mini-batches apart")
+        raise Unsupported("this version's log does not separate the steps of several mini-batches")
     parts = [part.tolist() for part in np.split(np.array(numbers), steps)]
     if values is logged:
         return parts

@@ -22,19 +22,19 @@ if TYPE_CHECKING:
     from adapters.contract.probed_batch import ProbedBatch
 
 GENERATED = {"num_turns": 2, "min_global_steps": 0, "max_global_steps": 0}
-"""What is logged of how a sample was generated: one turn of a user and one of the model, by the
-weights before the first step."""
+"""What is logged about how a sample was generated: a user's turn and the model's, by the initial
+weights."""
 
 
 @dataclass(frozen=True, eq=False)
 class Given:
-    """Outputs of models on rollouts, which the job has instead of a model."""
+    """Outputs of models on rollouts, which the job gives instead."""
 
     batch: ProbedBatch
     job: Job
 
     def of_positions(self, values: Sequence[NDArray[np.float64]], data: Any) -> Any:
-        """Values of response tokens at all positions of rows that predict them: jagged."""
+        """Values of response tokens at the row positions that predict them: jagged."""
         of_token = by_token_id(self.batch, values)
         return torch.nested.as_nested_tensor(
             [of_token[ids + 1] for ids in data.unbind()], layout=torch.jagged
@@ -44,9 +44,9 @@ class Given:
 def queue_of(batch: ProbedBatch, job: Job) -> MemoryQueue:
     """The samples of a batch.
 
-    verl deals a batch to ranks by length, and each rank cuts its part into mini-batches. Where a
-    job has several steps, all samples are said to be of one length: they are then dealt out in
-    their order, so that each mini-batch is a step.
+    verl deals a batch to ranks by length, and each rank cuts its part into mini-batches. If a job
+    has several steps, all samples are given the same length: they are then dealt in order, and
+    each mini-batch is a step.
     """
     rows = {
         f"{index}_0_0": _row(batch, index, group)
@@ -83,13 +83,13 @@ def _tag(row: Mapping[str, Any]) -> dict[str, int]:
 
 
 class MemoryQueue:
-    """Keeps the fields of each row by key, of which every rank has all."""
+    """Keeps the fields of all rows by key, on every rank."""
 
     def __init__(self, rows: dict[str, dict[str, Any]], tags: dict[str, dict[str, Any]]) -> None:
         self.rows, self.tags = rows, tags
 
     def batch(self) -> KVBatchMeta:
-        """All rows, as the replay buffer hands them on."""
+        """All rows, as the replay buffer returns them."""
         return KVBatchMeta(
             keys=[*self.rows], tags=[*self.tags.values()], partition_id="train", extra_info={}
         )
@@ -113,8 +113,8 @@ class MemoryQueue:
         fields: Any = None,
         tags: Sequence[dict[str, Any]] = (),
     ) -> KVBatchMeta:
-        """Add fields, and rows that are new."""
-        for name in fields.keys():  # noqa: SIM118 - of a tensor dictionary, whose items are rows
+        """Add fields, and rows with new keys."""
+        for name in fields.keys():  # noqa: SIM118 - iterating over a tensor dictionary gives rows
             for key, value in zip(keys, _rows(fields[name]), strict=True):
                 self.rows.setdefault(key, {})[name] = value
         self.tags |= dict(zip(keys, tags, strict=False))

@@ -1,7 +1,7 @@
-"""verl's trainer for supervised fine-tuning, run on every rank: its own `fit` on one batch a step.
+"""verl's trainer for supervised fine-tuning, run on every rank: its own `fit`, one batch per step.
 
-Each rank has its part of a step's samples, which verl's sampler deals out, and the engine is the
-actor's, with verl's loss of this trainer.
+Each rank has its part of a step's samples, dealt by verl's sampler. The engine is the actor's,
+with this trainer's loss.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TRAINER = "trainer.sft_trainer"
 def train(
     config: Any, workers: dict[str, Any], batch: ProbedBatch, job: Job
 ) -> dict[Metric, tuple[float, ...]]:
-    """Train all steps of a batch; nothing that it logs is looked at."""
+    """Train all steps of a batch; its log is not read."""
     client = workers["actor"].actor
     client.set_loss_fn(partial(module("workers.utils.losses").sft_loss, config=None))
     trainer = object.__new__(module(TRAINER).SFTTrainer)
@@ -60,7 +60,7 @@ def train(
 
 
 def _configuration(config: Any, job: Job) -> Any:
-    """The values of the trainer's configuration that its `fit` reads."""
+    """The configuration values that the trainer's `fit` reads."""
     actor, model = config.actor_rollout_ref.actor, config.actor_rollout_ref.model
     return OmegaConf.create(
         {
@@ -82,7 +82,7 @@ def _configuration(config: Any, job: Job) -> Any:
 
 
 def _batches(batch: ProbedBatch, job: Job, engine: Any) -> list[dict[str, Any]]:
-    """The samples of each step on this rank, as verl's collator makes batches of its dataset."""
+    """The samples of each step on this rank, batched as verl's collator batches its dataset."""
     collate = module("utils.dataset.dataset_utils").SFTTensorCollator("no_padding")
     sizes = np.cumsum([0, *(step.size for step in job.steps)])
     rank, ranks = engine.get_data_parallel_rank(), engine.get_data_parallel_size()
@@ -93,7 +93,7 @@ def _batches(batch: ProbedBatch, job: Job, engine: Any) -> list[dict[str, Any]]:
 
 
 def _sample(batch: ProbedBatch, index: int) -> dict[str, torch.Tensor]:
-    """A sample of verl's dataset: its mask covers the prompt too."""
+    """A sample in the form of verl's dataset: its mask covers the prompt too."""
     prompt, response = batch.prompts[index], batch.responses[index]
     mask = np.concatenate([np.zeros(len(prompt), np.int64), batch.masks[index].astype(np.int64)])
     ids = torch.from_numpy(np.concatenate([prompt, response]))

@@ -1,4 +1,4 @@
-"""verl's groups of workers: each rank calls its own worker, in the place of Ray's processes."""
+"""verl's worker groups: each rank calls its own worker, in place of Ray's processes."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ NAMES = {
     Metric.ENTROPY: "actor/entropy_loss",
     Metric.KL: "kl_loss",
 }
-"""Names of the metrics that verl's worker returns of a mini-batch."""
+"""Names of the metrics that verl's worker returns for a mini-batch."""
 
 
 class WorkerGroup:
     """Calls this rank's worker with the rows that verl's dispatch sends it.
 
-    ``mesh`` is the name by which the worker registers its place, ``engine`` the engine that has it.
+    ``mesh`` is the name of the mesh that the worker registers, ``engine`` the engine that has it.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class WorkerGroup:
         return of_all_ranks(self._worker._query_dispatch_info(role))
 
     def _call(self, method: str, batch: Any) -> list[tuple[list[str], Any]]:
-        """The keys and the output of each rank that hands one on, after its part of the batch."""
+        """The keys and outputs of the ranks that return some, for their part of the batch."""
         dictionaries = module("utils.tensordict_utils")
         mine = self._worker._query_dispatch_info(self._mesh)
         part = batch.chunk(self._engine.get_data_parallel_size())[mine]
@@ -92,7 +92,7 @@ class ActorGroup(WorkerGroup):
         return batch
 
     def update_actor(self, batch: Any) -> Any:
-        """Train the actor, and keep what is logged of each mini-batch."""
+        """Train the actor, and keep the metrics of each mini-batch."""
         outputs = [output for _, output in self._call("update_actor", batch)]
         metrics = module("utils.tensordict_utils").get(outputs[0], "metrics")
         self.reported = {
@@ -115,6 +115,6 @@ class CriticGroup(WorkerGroup):
         return SimpleNamespace(futures=[])
 
     def train_mini_batch(self, batch: Any) -> Any:
-        """Train the critic; its outputs are there when they are asked for."""
+        """Train the critic; its outputs are available immediately."""
         outputs = [output for _, output in self._call("train_mini_batch", batch)]
         return SimpleNamespace(get=module("protocol").BatchData(outputs).concat)

@@ -1,0 +1,177 @@
+"""Findings of committed reports, made again by the real code of frameworks.
+
+CI makes whole quick plans of SkyRL, verl, AReaL, OpenRLHF and TRL on one engine each, with
+``--expect``, which tells what is wrong that was right. These tell what is not looked at any more as
+well, and are of all engines.
+"""
+
+from __future__ import annotations
+
+import os
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import pytest
+
+from conformance.comparing.report_file import load
+from tests import command
+
+if TYPE_CHECKING:
+    from conformance.findings.report import Report
+
+REPORTS = Path(__file__).parents[2] / "reports"
+
+DISTRIBUTIONS = {"liger": "liger-kernel", "unsloth": "unsloth_zoo"}
+"""Of frameworks whose package has another name."""
+
+
+class Selection(NamedTuple):
+    """A committed report, and the findings of it that are made again."""
+
+    report: str
+    layouts: tuple[str, ...]
+    """Ends of ids."""
+
+    parts: tuple[str, ...] = ("/",)
+    """Of ids: checks or cases, of which a finding has one."""
+
+    def has(self, finding_id: str) -> bool:
+        """Whether a finding is made again."""
+        is_on = finding_id.endswith(self.layouts)
+        return is_on and any(part in finding_id for part in self.parts)
+
+    @property
+    def expression(self) -> str:
+        """What selects the findings, for pytest's option ``-k``."""
+        layouts = " or ".join(f"{layout}]" for layout in self.layouts)
+        return f"({layouts}) and ({' or '.join(self.parts)})"
+
+
+TELLING = (
+    "fully_masked_sample",
+    "long_prompts",
+    "nine_samples",
+    "no_active_token",
+    "rejected_tokens",
+    "short_responses",
+    "two_steps",
+)
+"""Cases that tell the mistakes of most checks."""
+
+STARTUP = ("arguments.", "logging")
+
+SELECTIONS = (
+    Selection("skyrl/v0.3.0", ("dp2-cp2-mbtokens-thd",)),
+    Selection("skyrl/v0.3.0", ("dp1-cp1-mb2-bshd",), STARTUP),
+    Selection("skyrl/v0.3.0-megatron", ("dp1-cp1-pp2-mb2-bshd", "dp2-cp1-mbtokens-bshd")),
+    Selection("skyrl/v0.3.0-megatron", ("dp2-cp2-tp2-mb2-thd",), ("fully_masked_sample",)),
+    Selection("verl/v0.9.1-fsdp2", ("dp2-cp1-mb2-thd+two_epochs",), TELLING),
+    Selection(
+        "verl/v0.9.1-fsdp2",
+        ("dp1-cp2-mbtokens-thd+legacy_trainer",),
+        ("fully_masked_sample", "two_steps"),
+    ),
+    Selection("verl/v0.9.1-fsdp2", ("dp1-cp1-mb2-bshd",), STARTUP),
+    Selection(
+        "verl/v0.9.1-megatron", ("dp1-cp2-mbtokens-thd+per_token_loss", "dp1-cp1-pp2-mb2-bshd")
+    ),
+    Selection(
+        "verl/v0.9.1-megatron",
+        ("+average_in_collective", "+overlap_grad_reduce", "+replicated_optimizer"),
+        ("weights/token_mean",),
+    ),
+    Selection(
+        "roll/main-8eb27cc",
+        ("dp2-cp1-mb2-bshd+two_epochs", "dp2-cp1-mb2-bshd+policy_gradient_worker"),
+        TELLING,
+    ),
+    Selection(
+        "roll/main-8eb27cc-megatron",
+        ("dp1-cp4-mbtokens-bshd", "dp2-cp1-mbtokens-bshd", "dp1-cp1-pp2-mb2-bshd"),
+    ),
+    Selection("openrlhf/v0.11.2", ("dp2-cp1-mb2-thd+two_epochs",), (*TELLING, "odd_groups")),
+    Selection("openrlhf/v0.11.2", ("+zero_0", "+zero_1", "+zero_3"), ("weights/token_mean",)),
+    *(
+        Selection(f"trl/v1.16.0{engine}", ("dp2-cp1-mb2-bshd+shared_generation",), TELLING)
+        for engine in ("", "-fsdp2", "-deepspeed")
+    ),
+    Selection(
+        "trl/v1.16.0",
+        ("dp2-cp1-mb2-bshd+masked_truncation", "dp2-cp1-mb2-bshd+split_generation"),
+        ("weights/", "metric.entropy"),
+    ),
+    Selection("trl/v1.16.0-async", ("dp2-cp1-mb2-thd", "dp2-cp1-mb1-thd")),
+    *(
+        Selection(report, ("dp2-cp1-mb2-bshd",), ("fully_masked_sample", "two_steps"))
+        for report in ("liger/v0.8.5", "unsloth/v2026.10.9")
+    ),
+    *(
+        Selection(report, ("dp1-cp1-mb2-thd", "dp1-cp1-mb1-bshd"), STARTUP)
+        for report in ("slime/main-624b824", "miles/main-31f1ca9", "miles/pull-1498")
+    ),
+    *(
+        Selection(
+            report,
+            ("dp2-cp1-mbtokens-thd+balance_data", "dp4-cp1-mbtokens-thd"),
+            ("fully_masked_sample", "two_steps", "rejected_tokens", "unequal_groups"),
+        )
+        for report in ("slime/main-624b824", "miles/main-31f1ca9")
+    ),
+    Selection("miles/main-31f1ca9-fsdp", ("dp1-cp1-mb2-thd",), TELLING),
+    Selection(
+        "miles/pull-1498-fsdp",
+        ("dp4-cp1-mbtokens-thd", "dp1-cp1-mb1-thd"),
+        ("odd_groups", "uneven_lengths", "rejected_tokens"),
+    ),
+)
+
+
+def made(selection: Selection, report: Report) -> dict[str, tuple[str, str | None]]:
+    """What is found, and what it is called, by the ids of the selected findings."""
+    return {
+        str(finding.id): (finding.verdict, finding.diagnosis and finding.diagnosis.name)
+        for finding in report.findings
+        if selection.has(str(finding.id))
+    }
+
+
+def source(report: Report) -> list[str]:
+    """The option that gives the version of a report; the test is skipped where it is not there."""
+    of = report.source
+    if of.kind == "pypi":
+        return [f"--source=pypi:{of.version}"]
+    if of.kind == "git":
+        if command.SOURCES not in os.environ:
+            pytest.skip(f"{command.SOURCES} names no folder of clones")
+        return [f"--source={Path(os.environ[command.SOURCES], report.adapter)}@{of.revision}"]
+    distribution = DISTRIBUTIONS.get(report.adapter, report.adapter)
+    if find_spec(distribution.replace("-", "_")) is None:
+        pytest.skip(f"{distribution} is not installed")
+    if version(distribution) != of.version:
+        pytest.skip(f"{distribution} is installed in another version than {of.version}")
+    return []
+
+
+def marks(selection: Selection) -> list[pytest.MarkDecorator]:
+    """The marker of the framework, if there is one."""
+    framework = selection.report.partition("/")[0]
+    marker = "trl" if framework in DISTRIBUTIONS else framework
+    return [] if marker in ("miles", "slime") else [getattr(pytest.mark, marker)]
+
+
+@pytest.mark.parametrize(
+    "selection",
+    [
+        pytest.param(one, id=f"{one.report} {one.layouts[0]}", marks=marks(one))
+        for one in SELECTIONS
+    ],
+)
+def test_findings_are_those_of_the_committed_report(tmp_path: Path, selection: Selection) -> None:
+    committed = load(REPORTS / f"{selection.report}.json.gz")
+    chosen = (f"--engine={committed.engine}", *source(committed), "--plan=quick")
+    result = command.run(tmp_path, committed.adapter, *chosen, "-k", selection.expression)
+
+    assert result.report.complete, result.output
+    assert made(selection, result.report) == made(selection, committed)
