@@ -93,7 +93,7 @@ def rounds(pool: RankPool, ranks: int) -> Iterator[int]:
                     examples=EXAMPLES,
                     seed=f"soak-{number}",
                 )
-                finding, *_ = make(cell, SharedJobs(pool))
+                finding = make(cell, SharedJobs(pool))
                 assert finding.verdict is not Verdict.CRASHED, finding.message
         yield len(layouts) * len(Mode)
 

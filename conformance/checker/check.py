@@ -136,6 +136,6 @@ def _judged_in_some_mode(cell: MatrixCell, shared: SharedJobs) -> Complaint | No
 
 def _judged(cell: MatrixCell, shared: SharedJobs) -> Complaint | None:
     try:
-        return of_finding(make(cell, shared).finding)
+        return of_finding(make(cell, shared).finding(cell.id, cell.depth))
     except HarnessFaultError as fault:
         return Complaint(name="contradiction", where=cell.id, words=str(fault))

@@ -10,7 +10,7 @@ from adapters.contract import Depth
 from adapters.contract.objective import Objective
 from conformance.checker import coverage, explanations, jobs
 from conformance.checker.complaint import Complaint, of_outcome
-from conformance.diagnosis.placement import forward_pass_of_token
+from conformance.expected.placement import forward_pass_of_token
 from conformance.judging.rescaling import trial
 from conformance.judging.weights import judge_weights
 from conformance.ranks.messages import Declined

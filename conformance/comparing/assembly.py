@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from conformance.causes.find import causes
 from conformance.findings.badness import failure
 from conformance.findings.report import Report
 from conformance.findings.sanitize import numberless
@@ -30,6 +29,8 @@ def assembled(
 
     Of clues only those are kept that bear on what is wrong, and on ``watched`` mistakes.
     """
+    from conformance.explain.find import causes  # imports numpy, which readers of reports do not
+
     by_id = sorted(_credible(findings), key=lambda finding: finding.id)
     ordered, numbered = _numbered(by_id, clues, watched)
     found = causes(ordered, numbered)

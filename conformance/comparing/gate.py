@@ -9,7 +9,6 @@ from enum import StrEnum
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from conformance.causes.conditions import of_finding
 from conformance.comparing.diff import (
     Kind,
     by_key,
@@ -19,6 +18,7 @@ from conformance.comparing.diff import (
     missing_part,
     parts_of,
 )
+from conformance.explain.conditions import of_finding
 from conformance.findings.badness import explain, failure
 from conformance.findings.cause import Severity
 from conformance.findings.verdict import UNJUDGED, WRONG, Verdict
@@ -190,11 +190,11 @@ def _may_be(cause: Cause, expected: KnownMistake, report: Report) -> bool:
 def _is_gone(expected: KnownMistake, report: Report) -> bool:
     """Whether some finding that the condition holds for would show the mistake and does not."""
     excluding = (
-        (finding, clues, term)
+        (finding, clues, name.term)
         for finding in report.findings
         if (clues := report.clues_of(finding)) is not None
-        for term, _, mistake in (name.partition("/") for name in clues.excluded)
-        if mistake == expected.name
+        for name in clues.excluded
+        if name.mistake == expected.name
     )
     condition = set(expected.condition or ())
     return any(

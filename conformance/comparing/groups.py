@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from conformance.causes.conditions import EMPTY_SAMPLE
+from conformance.explain.conditions import EMPTY_SAMPLE
 from conformance.findings.cause import Severity
 from conformance.findings.errors import AmbiguousCauseError, UnknownCauseError
 from conformance.findings.finding_id import GENERATED, PRODUCTION

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict
+from pydantic_core import CoreSchema, core_schema
 
 from conformance.findings.sanitize import numberless
 
@@ -17,20 +18,42 @@ class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class Clues(_Frozen):
-    """What one finding says about the known mistakes.
+class TermMistake(str):
+    """A known mistake with the term of a loss that has it, such as ``kl/multiplied_by_cp``."""
 
-    A mistake is named with the term that has it, such as ``kl/multiplied_by_cp``.
-    """
+    __slots__ = ()
+
+    @classmethod
+    def of(cls, term: str, mistake: str) -> Self:
+        """The name of a mistake in a term."""
+        return cls(f"{term}/{mistake}")
+
+    @property
+    def term(self) -> str:
+        """The name of the term."""
+        return self.partition("/")[0]
+
+    @property
+    def mistake(self) -> str:
+        """The name of the mistake."""
+        return self.partition("/")[2]
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: object, handler: object) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(cls, core_schema.str_schema())
+
+
+class Clues(_Frozen):
+    """What one finding says about the known mistakes."""
 
     terms: list[str]
     """The terms that the finding depends on."""
 
-    explanations: list[list[list[str]]] = []
+    explanations: list[list[list[TermMistake]]] = []
     """What would give what was observed, if that is wrong: each explanation is a list of mistakes
     that occur together, and each of them a list of names that cannot be told apart here."""
 
-    excluded: list[str] = []
+    excluded: list[TermMistake] = []
     """Mistakes that would show here and do not."""
 
     conditions: list[str] = []
@@ -39,10 +62,7 @@ class Clues(_Frozen):
     @property
     def by_mistake(self) -> list[list[set[str]]]:
         """The explanations, by the names of mistakes without those of terms."""
-        return [
-            [{name.partition("/")[2] for name in part} for part in parts]
-            for parts in self.explanations
-        ]
+        return [[{name.mistake for name in part} for part in parts] for parts in self.explanations]
 
     @property
     def suspects(self) -> set[str]:
@@ -51,7 +71,7 @@ class Clues(_Frozen):
 
     def about(self, mistakes: frozenset[str]) -> Clues:
         """The same without the mistakes that are not among these."""
-        excluded = [name for name in self.excluded if name.partition("/")[2] in mistakes]
+        excluded = [name for name in self.excluded if name.mistake in mistakes]
         return self.model_copy(update={"excluded": excluded})
 
 

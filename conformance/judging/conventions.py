@@ -16,13 +16,13 @@ import numpy as np
 
 from adapters.contract import Assumed, Documented
 from adapters.contract.objective import OF_ROLLOUTS, Metric, Objective
-from conformance.causes.statements import STATEMENTS
+from conformance.expected import loss_terms
+from conformance.explain.catalogue.mistake import MISTAKES, Kind
 from conformance.findings.finding import Diagnosis
 from conformance.findings.verdict import Verdict
-from conformance.judging import loss_terms
-from conformance.judging.cut_dependence import OF_THE_STEP
+from conformance.judging.advice import OF_THE_STEP
 from conformance.judging.weights import Judgement
-from reference.aggregation import DenominatorMask, EmptyUnits, SampleUnit
+from reference.aggregation import DenominatorMask, EmptyUnits, Mode, SampleUnit
 from reference.weights import token_weights
 
 if TYPE_CHECKING:
@@ -30,14 +30,10 @@ if TYPE_CHECKING:
 
     from adapters.contract import Description, Job, Observation
     from adapters.contract.conventions import Convention
-    from conformance.judging.documented import Judge
+    from conformance.judging.advice import Judge
     from conformance.plan.checks import CheckSpec
 
 MEAN_OF_MEANS = "mean_of_means"
-
-MEANS = ("denominators_per_", "weights_of_sample_mean")
-"""How the names of mistakes begin that average the means of parts of a step, or of samples. Where
-a likelier mistake gives the same number, it is that mistake."""
 
 LOSSES = (Metric.POLICY_LOSS, Metric.LOSS)
 """Metrics that the mode says how to reduce: they are the number that is trained."""
@@ -161,13 +157,23 @@ def _mean_of_means(
     diagnosis = judgement.diagnosis
     if not _is_undocumented_log(spec, description) or [*_pooling(spec, description)]:
         return None
-    if diagnosis is None or not diagnosis.name.startswith(MEANS):
+    if diagnosis is None or not _averages_means(diagnosis):
         return None
     return Judgement(
         verdict=Verdict.ADVICE,
         diagnosis=_of_means(judgement),
         expected=judgement.expected,
     )
+
+
+def _averages_means(diagnosis: Diagnosis) -> bool:
+    """Whether means of parts of a step, or of samples, are averaged.
+
+    Where a likelier mistake gives the same number, it is that mistake.
+    """
+    mistake = MISTAKES.get(diagnosis.name)
+    is_of_parts = mistake is not None and mistake.kind is Kind.PARTS
+    return is_of_parts or diagnosis.name == f"weights_of_{Mode.SAMPLE_MEAN}"
 
 
 def _shown_means(
@@ -194,7 +200,7 @@ def _of_means(pooled: Judgement) -> Diagnosis:
     return Diagnosis(
         name=MEAN_OF_MEANS,
         explanation=f"{logged.reported:.7g} is logged, and pooled over the step it is"
-        f" {logged.expected:.7g}: {STATEMENTS[MEAN_OF_MEANS]}",
+        f" {logged.expected:.7g}: {MISTAKES[MEAN_OF_MEANS].says}",
         numbers={"reported": logged.reported, "pooled": logged.expected},
     )
 
@@ -258,12 +264,12 @@ def _ratios(
 def _of_answer(name: str, answer: object, ratios: tuple[float, float] | None = None) -> Diagnosis:
     found = f"{name}_{answer}"
     if ratios is None:
-        return Diagnosis(name=found, explanation=STATEMENTS[found])
+        return Diagnosis(name=found, explanation=MISTAKES[found].says)
     low, high = ratios
     span = f"{low:.4g}" if low == high else f"{low:.4g} to {high:.4g}"
     return Diagnosis(
         name=found,
-        explanation=f"{STATEMENTS[found]}; a token weighs {span} times what it would otherwise",
+        explanation=f"{MISTAKES[found].says}; a token weighs {span} times what it would otherwise",
         numbers={"lowest_ratio": low, "highest_ratio": high},
     )
 

@@ -6,39 +6,34 @@ derivative that is 0 for tokens that are clipped, and advantages may be the fram
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from adapters.contract.objective import CONSTANTS, Objective
 from adapters.contract.probed_batch import ProbedBatch
-from conformance.causes.consistent import Showing
-from conformance.diagnosis.catalogue.missing_tokens import of_lost_tokens
-from conformance.diagnosis.evidence import Evidence
-from conformance.diagnosis.explain import diagnose, likeliest, without_gradient
-from conformance.diagnosis.shared_mistakes import diagnose_shared_mistake
+from conformance.expected import loss_terms
+from conformance.explain.diagnosis import diagnose
+from conformance.explain.measurement import Measurement
 from conformance.findings.agreement import agreement, direction
 from conformance.findings.verdict import Verdict
-from conformance.judging import loss_terms
 from conformance.judging.picture import picture
 from conformance.judging.weights import (
     Judgement,
     final_weights,
-    judge_showings,
+    judge_measurements,
     step_context,
 )
 from reference import policy_losses
 from reference.rounding import ratio_bound, weight_bound
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
     from adapters.contract import Description, Job, Observation
-    from conformance.diagnosis.step_context import LossTerm, StepContext
-    from conformance.findings.finding import Diagnosis
+    from conformance.expected.step_context import StepContext
     from reference.policy_losses import PolicyTokens
 
 
@@ -51,15 +46,15 @@ def judge_combined(
     """
     tolerance = weight_bound(description.dtype, terms=len(loss_terms.COMBINED))
     batch = ProbedBatch.under(description.conventions, job.steps, job.objective)
-    showings: list[Showing] = []
+    measurements: list[Measurement] = []
     for step_index, dloss_dlogprob in enumerate(batch.split(batch.dloss_dlogprob)):
         context = step_context(job, step_index, observations, description)
         terms = loss_terms.combined_terms(context, dloss_dlogprob)
-        showings += (
-            Showing(terms=terms, observed=weights * dloss_dlogprob, tolerance=tolerance)
+        measurements += (
+            Measurement(terms=terms, observed=weights * dloss_dlogprob, tolerance=tolerance)
             for weights in final_weights(observations, step_index, job, description.conventions)
         )
-    return judge_showings(showings, _error, partial(_wrong, _diagnosis))
+    return judge_measurements(measurements, _error, _wrong)
 
 
 def judge_off_policy(
@@ -67,7 +62,7 @@ def judge_off_policy(
 ) -> Judgement:
     """Judge the gradient of a policy loss with ratios other than 1, token by token."""
     batch = ProbedBatch.under(description.conventions, job.steps, job.objective)
-    showings: list[Showing] = []
+    measurements: list[Measurement] = []
     for step_index in range(len(job.steps)):
         context = step_context(job, step_index, observations, description)
         tokens = batch.policy_tokens_of_step(step_index)
@@ -77,15 +72,15 @@ def judge_off_policy(
             int(context.step.active_tokens.max()),
             condition(job.objective, tokens),
         )
-        showings += (
-            Showing(
+        measurements += (
+            Measurement(
                 terms=[term],
                 observed=weights * np.where(term.hidden, 1.0, term.factors),
                 tolerance=tolerance,
             )
             for weights in final_weights(observations, step_index, job, description.conventions)
         )
-    return judge_showings(showings, _error, partial(_wrong, partial(_of_factors, showings)))
+    return judge_measurements(measurements, _error, _wrong)
 
 
 def judge_advantages(
@@ -102,12 +97,14 @@ def judge_advantages(
     ]
     observed = [_advantages(*pair) for pair in zip(contexts, of_steps, strict=True)]
     terms = loss_terms.advantage_terms(contexts, job.objective, np.concatenate(observed))
-    showings = [
-        Showing(terms=[term], observed=-weights, tolerance=ratio_bound(description.dtype, tokens))
+    measurements = [
+        Measurement(
+            terms=[term], observed=-weights, tolerance=ratio_bound(description.dtype, tokens)
+        )
         for term, of_ranks in zip(terms, of_steps, strict=True)
         for weights in of_ranks
     ]
-    return judge_showings(showings, _error, partial(_wrong, partial(_of_factors, showings)))
+    return judge_measurements(measurements, _error, _wrong)
 
 
 def _advantages(
@@ -136,63 +133,22 @@ def condition(objective: Objective, tokens: PolicyTokens) -> float:
     return 1.0
 
 
-def _error(showing: Showing) -> float | None:
-    off = np.abs(showing.observed - showing.expected)
+def _error(measurement: Measurement) -> float | None:
+    off = np.abs(measurement.observed - measurement.expected)
     if not np.isfinite(off).all():
         return None
-    active = showing.magnitude > 0
+    active = measurement.magnitude > 0
     leaked = 1.0 if off[~active].any() else 0.0
-    return float(max((off[active] / showing.magnitude[active]).max(initial=0.0), leaked))
+    return float(max((off[active] / measurement.magnitude[active]).max(initial=0.0), leaked))
 
 
-def _wrong(diagnosis: Callable[[Showing], Diagnosis], showing: Showing) -> Judgement:
-    scale, cosine = direction(showing.observed, showing.expected)
+def _wrong(measurement: Measurement) -> Judgement:
+    scale, cosine = direction(measurement.observed, measurement.expected)
     return Judgement(
         verdict=Verdict.MISMATCH,
         scale=scale,
         cosine=cosine,
-        agreement=agreement(showing.observed, showing.expected, showing.magnitude),
-        diagnosis=diagnosis(showing),
-        picture=picture(showing.context, showing.observed, showing.expected),
-    )
-
-
-def _of_factors(showings: Sequence[Showing], wrong: Showing) -> Diagnosis:
-    """The mistake in the weights of a policy loss, or in what they are multiplied by."""
-    [term] = wrong.terms
-    elsewhere = any(one.context is term.context and one.observed.any() for one in showings)
-    return diagnose(Evidence.of_term(term, wrong.observed, wrong.tolerance, elsewhere=elsewhere))
-
-
-def _diagnosis(showing: Showing) -> Diagnosis:
-    """The mistake in one term if the others are right, or in several."""
-    off, magnitude = showing.observed - showing.expected, showing.magnitude
-    terms, tolerance = showing.terms, showing.tolerance
-    for term in terms:
-        if (np.abs(off + term.products) <= tolerance * magnitude).all():
-            return without_gradient(term.metric)
-    alone = likeliest((term.metric, _of_term(off, magnitude, term, tolerance)) for term in terms)
-    if alone.name != "unexplained":
-        return alone
-
-    def matches(predicted: NDArray[np.float64]) -> bool:
-        return bool((np.abs(showing.observed - predicted) <= tolerance * magnitude).all())
-
-    active = np.not_equal(showing.expected, 0)
-    gone = active & np.equal(showing.observed, 0)
-    if gone.any() and matches(np.where(gone, 0, showing.expected)):
-        return next(of_lost_tokens(showing.context, gone, active), alone)
-    return diagnose_shared_mistake(terms[0], terms[1:], matches) or alone
-
-
-def _of_term(
-    off: NDArray[np.float64], magnitude: NDArray[np.float64], term: LossTerm, tolerance: float
-) -> Diagnosis:
-    """The diagnosis if one term alone is wrong; the bound is that of all terms."""
-    gradient = np.abs(term.products)
-    active = gradient > 0
-    amplified = float((magnitude[active] / gradient[active]).max(initial=1.0))
-    observed = term.context.expected + off / term.factors
-    return diagnose(
-        Evidence(context=term.context, observed=observed, tolerance=tolerance * amplified)
+        agreement=agreement(measurement.observed, measurement.expected, measurement.magnitude),
+        diagnosis=diagnose(measurement),
+        picture=picture(measurement.context, measurement.observed, measurement.expected),
     )

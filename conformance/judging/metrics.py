@@ -9,25 +9,21 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from adapters.contract.objective import Metric, Objective
-from conformance.causes.consistent import Showing
-from conformance.diagnosis.evidence import ReportedEvidence
-from conformance.diagnosis.explain import diagnose_reported, left_out, likeliest
-from conformance.diagnosis.shared_mistakes import diagnose_shared_mistake
-from conformance.diagnosis.step_context import ExpectedNumber
+from conformance.expected import loss_terms
+from conformance.expected.step_context import ExpectedNumber
+from conformance.explain.diagnosis import diagnose
+from conformance.explain.measurement import Measurement
 from conformance.findings.agreement import agreement
-from conformance.findings.finding import Diagnosis, Logged
+from conformance.findings.finding import Logged
 from conformance.findings.verdict import Verdict
-from conformance.judging import loss_terms
-from conformance.judging.weights import Judgement, judge_showings, mismatch, step_context
+from conformance.judging.weights import Judgement, judge_measurements, mismatch, step_context
 from reference.rounding import TERM_OPERATIONS, ratio_bound, reported_bound
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import NDArray
-
     from adapters.contract import Description, Job, Observation
-    from conformance.diagnosis.step_context import LossTerm
+    from conformance.expected.term import LossTerm
 
 
 NOT_LOGGED = "not_logged"
@@ -44,7 +40,7 @@ def judge_logged(
 
     Error and bound are relative to the sum of |weight · quantity|, as terms may cancel.
     """
-    showings: list[Showing] = []
+    measurements: list[Measurement] = []
     for step_index in range(len(job.steps)):
         reported = _reported(observations, step_index, metric)
         if not reported:
@@ -52,13 +48,13 @@ def judge_logged(
         context = step_context(job, step_index, observations, description)
         terms = loss_terms.logged_terms(context, job.objective, metric)
         tolerance = _tolerance(job, step_index, description)
-        showings += (
-            Showing(
+        measurements += (
+            Measurement(
                 terms=terms, observed=np.array([value]), tolerance=tolerance, is_per_token=False
             )
             for value in reported
         )
-    return _judged(job, metric, showings)
+    return _judged(job, metric, measurements)
 
 
 def judge_logged_of_rollouts(
@@ -77,36 +73,40 @@ def judge_logged_of_rollouts(
     term = loss_terms.rollout_term(contexts, job.objective, metric)
     tokens = sum(len(step.mask) for step in job.steps)
     tolerance = ratio_bound(description.dtype, tokens)
-    showings = [
-        Showing(terms=[term], observed=np.array([value]), tolerance=tolerance, is_per_token=False)
+    measurements = [
+        Measurement(
+            terms=[term], observed=np.array([value]), tolerance=tolerance, is_per_token=False
+        )
         for value in reported
     ]
-    return _judged(job, metric, showings)
+    return _judged(job, metric, measurements)
 
 
 def _not_logged(what: str) -> Judgement:
     return mismatch(NOT_LOGGED, f"no rank logs {what}, and this version logs it of other steps")
 
 
-def _judged(job: Job, metric: Metric, showings: Sequence[Showing]) -> Judgement:
-    expected = (number for one in showings for number in _expected_numbers(job, metric, one.terms))
+def _judged(job: Job, metric: Metric, measurements: Sequence[Measurement]) -> Judgement:
+    expected = (
+        number for one in measurements for number in _expected_numbers(job, metric, one.terms)
+    )
     return replace(
-        judge_showings(showings, _error, _wrong), expected=tuple(dict.fromkeys(expected))
+        judge_measurements(measurements, _error, _wrong), expected=tuple(dict.fromkeys(expected))
     )
 
 
-def _error(showing: Showing) -> float | None:
-    [error] = np.abs(showing.observed - showing.expected) / (showing.magnitude or 1.0)
+def _error(measurement: Measurement) -> float | None:
+    [error] = np.abs(measurement.observed - measurement.expected) / (measurement.magnitude or 1.0)
     return float(error) if np.isfinite(error) else None
 
 
-def _wrong(showing: Showing) -> Judgement:
-    reported = float(showing.observed[0])
-    expected = math.fsum(term.expected for term in showing.terms)
+def _wrong(measurement: Measurement) -> Judgement:
+    reported = float(measurement.observed[0])
+    expected = math.fsum(term.expected for term in measurement.terms)
     return Judgement(
         verdict=Verdict.MISMATCH,
-        agreement=agreement(showing.observed, showing.expected, showing.magnitude),
-        diagnosis=_diagnosis(reported, expected, showing.terms, showing.tolerance),
+        agreement=agreement(measurement.observed, measurement.expected, measurement.magnitude),
+        diagnosis=diagnose(measurement),
         logged=Logged(expected=expected, reported=reported if math.isfinite(reported) else None),
     )
 
@@ -119,39 +119,6 @@ def _expected_numbers(job: Job, metric: Metric, terms: Sequence[LossTerm]) -> li
         )
         for term in terms
     ]
-
-
-def _diagnosis(
-    reported: float, expected: float, terms: Sequence[LossTerm], tolerance: float
-) -> Diagnosis:
-    """The mistake in one term if the others are right, or in several."""
-    magnitude = math.fsum(term.magnitude for term in terms)
-    off = reported - expected
-    if len(terms) == 1:
-        return _of_term(terms[0], off, magnitude, tolerance)
-    for term in terms:
-        if abs(reported - (expected - term.expected)) <= tolerance * magnitude:
-            return left_out(term.metric)
-    alone = likeliest((term.metric, _of_term(term, off, magnitude, tolerance)) for term in terms)
-    if alone.name != "unexplained":
-        return alone
-
-    def matches(predicted: NDArray[np.float64]) -> bool:
-        return abs(math.fsum(predicted) - reported) <= tolerance * magnitude
-
-    return diagnose_shared_mistake(terms[0], terms[1:], matches) or alone
-
-
-def _of_term(term: LossTerm, off: float, magnitude: float, tolerance: float) -> Diagnosis:
-    """The diagnosis of a sum that is off, if one term alone is wrong."""
-    return diagnose_reported(
-        ReportedEvidence(
-            term=term,
-            reported=term.expected + off,
-            tolerance=tolerance,
-            others=magnitude - term.magnitude,
-        )
-    )
 
 
 def _tolerance(job: Job, step_index: int, description: Description) -> float:

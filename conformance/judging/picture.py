@@ -13,7 +13,7 @@ from conformance.findings.finding import Picture, PicturedSample, Run
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from conformance.diagnosis.step_context import StepContext
+    from conformance.expected.step_context import StepContext
 
 MOST_SAMPLES = 48
 """Largest number of samples of a picture, as much as a screen shows."""

@@ -17,7 +17,6 @@ import numpy as np
 from adapters.contract.configuration import DEFAULT_CONFIGURATION
 from adapters.contract.objective import Objective
 from conformance.corpus.cases import fewest_micro_batches
-from conformance.diagnosis.catalogue.wordings import OF_RESCALING
 from conformance.findings.finding import Diagnosis
 from reference.step import Sample, Step
 
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from adapters.contract import Job, Layout
-    from conformance.causes.consistent import Showing
+    from conformance.explain.measurement import Measurement
 
     Array = NDArray[np.float64]
 
@@ -59,8 +58,6 @@ WAYS_OUT = {
 }
 """For each kind of rescaling, a sentence on it and on what to change."""
 
-assert WAYS_OUT.keys() == OF_RESCALING.keys()
-
 
 class Rescaling(NamedTuple):
     """What was done to right gradients: its name in `WAYS_OUT`, and the norm, value or factor."""
@@ -80,7 +77,7 @@ class Rescaling(NamedTuple):
         return self.name == other.name and same_size
 
 
-def rescalings(showings: Sequence[Showing], wrong: Showing) -> Iterator[Rescaling]:
+def rescalings(measurements: Sequence[Measurement], wrong: Measurement) -> Iterator[Rescaling]:
     """Yield what explains all gradients that a job showed, of which one is ``wrong``.
 
     A single step proves nothing: many mistakes give a gradient another norm.
@@ -89,17 +86,17 @@ def rescalings(showings: Sequence[Showing], wrong: Showing) -> Iterator[Rescalin
         return
     for name, (size_of, rescaled) in KINDS.items():
         size = size_of(wrong.observed * wrong.derivatives, wrong.expected * wrong.derivatives)
-        if size is not None and all(_fits(one, rescaled, size) for one in showings):
+        if size is not None and all(_fits(one, rescaled, size) for one in measurements):
             yield Rescaling(name, size)
 
 
-def _fits(showing: Showing, rescaled: Callable[[Array, float], Array], size: float) -> bool:
-    right = showing.expected * showing.derivatives
+def _fits(measurement: Measurement, rescaled: Callable[[Array, float], Array], size: float) -> bool:
+    right = measurement.expected * measurement.derivatives
     predicted = rescaled(right, size)
     shrunk = float(np.linalg.norm(predicted) / (np.linalg.norm(right) or 1.0))
-    magnitude = showing.magnitude * np.abs(showing.derivatives) * shrunk
-    off = np.abs(showing.observed * showing.derivatives - predicted)
-    return bool((off <= (SAME + showing.tolerance) * magnitude).all())
+    magnitude = measurement.magnitude * np.abs(measurement.derivatives) * shrunk
+    off = np.abs(measurement.observed * measurement.derivatives - predicted)
+    return bool((off <= (SAME + measurement.tolerance) * magnitude).all())
 
 
 def _clipped(gradient: Array, norm: float) -> Array:

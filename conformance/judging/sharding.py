@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from conformance.diagnosis.placement import forward_pass_of_token
+from conformance.expected.placement import forward_pass_of_token
 from conformance.findings.finding import Diagnosis
 from conformance.findings.verdict import Verdict
 from conformance.judging.weights import Judgement, mismatch

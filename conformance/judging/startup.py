@@ -1,4 +1,8 @@
-"""Judges how a framework handles a configuration: whether it refuses it, or what it trains."""
+"""Judges how a framework handles a configuration: whether it refuses it, or what it trains.
+
+Malformed logs of micro-batches must be refused as well, under ``python -O`` too, which removes
+asserts: every case of a log also runs there.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +15,8 @@ from adapters.contract.configuration import DEFAULT_CONFIGURATION, REDUCER_DIVIS
 from adapters.contract.objective import ENTROPY_COEFFICIENT, KL_COEFFICIENT
 from adapters.contract.probed_batch import ProbedBatch
 from conformance.corpus.configurations import TRIALS, ConfigCase, Demand
-from conformance.diagnosis.evidence import Evidence
-from conformance.diagnosis.explain import diagnose
+from conformance.explain.diagnosis import diagnose
+from conformance.explain.measurement import Measurement
 from conformance.findings.agreement import agreement, direction
 from conformance.findings.sanitize import first_line
 from conformance.findings.verdict import Verdict
@@ -23,6 +27,7 @@ from conformance.judging.weights import (
     judge_weights,
     largest_error,
     mismatch,
+    plain_term,
     step_context,
 )
 from reference.aggregation import Aggregation, AuxiliaryAggregation, Mode
@@ -36,7 +41,8 @@ if TYPE_CHECKING:
     from adapters.contract import Description, Job, Layout, Observation
     from adapters.contract.configuration import Setting
     from conformance.corpus.log_cases import LogCase
-    from conformance.diagnosis.step_context import StepContext
+    from conformance.expected.step_context import StepContext
+    from conformance.ranks.log_process import LogOutcome
     from reference.step import Step
 
     Run = Callable[[Job], Sequence[Observation] | None]
@@ -190,10 +196,10 @@ def _term_words(
     tolerance = weight_bound(description.dtype, terms=2) * float(
         1 + (amplified / context.expected[active]).max(initial=0.0)
     )
-    evidence = Evidence(context=context, observed=left, tolerance=tolerance)
-    if evidence.matches(context.expected):
+    measurement = Measurement(terms=[plain_term(context)], observed=left, tolerance=tolerance)
+    if measurement.is_given_by(context.expected):
         return f"its {name} term is a mean over samples"
-    found = diagnose(evidence)
+    found = diagnose(measurement)
     if found.name in ("unexplained", "inactive_tokens_weigh", "not_finite"):
         return f"no known aggregation of its {name} term explains the gradient"
     return f"of its {name} term, which would be a mean over samples, {found.explanation}"
@@ -241,21 +247,23 @@ def _divided(
                 middle = Aggregation(Mode.CONSTANT, 1 / float(of_sums.mean()))
                 of_middle = replace(job, aggregation=middle)
                 context = step_context(of_middle, step_index, observations, description)
-                evidence = Evidence(context=context, observed=observed, tolerance=tolerance)
-                return replace(_several_divisors(evidence, words), error=error)
+                measurement = Measurement(
+                    terms=[plain_term(context)], observed=observed, tolerance=tolerance
+                )
+                return replace(_several_divisors(measurement, words), error=error)
             worst = max(worst, error)
     return Judgement(verdict=Verdict.CONFORMS, error=worst, tolerance=2 * tolerance)
 
 
-def _several_divisors(evidence: Evidence, words: str) -> Judgement:
+def _several_divisors(measurement: Measurement, words: str) -> Judgement:
     """The wrong gradient of a step that is divided by several numbers, held against their mean."""
-    found = diagnose(evidence)
+    found = diagnose(measurement)
     if found.name == "unexplained":
         wrong = mismatch("several_divisors", words)
     else:
         rule = found.explanation.partition(": ")[0]
         wrong = mismatch(found.name, f"{words}: {rule}")
-    return _with_gradient(wrong, evidence.context, evidence.observed, evidence.expected)
+    return _with_gradient(wrong, measurement.context, measurement.observed, measurement.expected)
 
 
 def _with_gradient(
@@ -316,3 +324,24 @@ def _not_reduced(
 def _reducer_weights(step: Step, mode: Mode) -> NDArray[np.float64]:
     units = step.active_tokens.sum() if mode is Mode.TOKEN_MEAN else step.size
     return step.mask / (REDUCER_DIVISOR * float(units))
+
+
+def judge_log(case: LogCase, outcome: LogOutcome, optimized: LogOutcome) -> Judgement:
+    """Judge whether a framework logs a well-formed case and refuses any other.
+
+    ``optimized`` is the outcome under ``python -O``.
+    """
+    if case.is_well_formed:
+        if outcome.kind == "logged":
+            return Judgement(verdict=Verdict.CONFORMS)
+        return mismatch("refused_what_it_supports", f"{case.says} are refused")
+    if outcome.kind == "raised" and optimized.kind == "logged":
+        words = f"{case.says}: an assert alone refuses them; under python -O they are logged, as"
+        return mismatch("refused_by_an_assert", f"{words} {_numbers(optimized)}")
+    if outcome.kind == "raised":
+        return Judgement(verdict=Verdict.REFUSED)
+    return mismatch("accepted", f"{case.says}: logged all the same, as {_numbers(outcome)}")
+
+
+def _numbers(outcome: LogOutcome) -> str:
+    return ", ".join(f"{key} = {value:.7g}" for key, value in outcome.log.items()) or "nothing"

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from adapters.contract import PendingReduction
+from adapters.contract.objective import Metric
 from adapters.contract.probed_batch import ProbedBatch
-from conformance.causes.clues import clues
-from conformance.causes.consistent import Showing
-from conformance.diagnosis.evidence import Evidence
-from conformance.diagnosis.explain import diagnose
-from conformance.diagnosis.placement import forward_pass_of_token, rows_of_passes
-from conformance.diagnosis.step_context import ExpectedNumber, LossTerm, StepContext
+from conformance.expected import loss_terms
+from conformance.expected.placement import forward_pass_of_token, rows_of_passes
+from conformance.expected.step_context import ExpectedNumber, StepContext
+from conformance.expected.term import LossTerm
+from conformance.explain.clues import clues
+from conformance.explain.diagnosis import diagnose
+from conformance.explain.measurement import Measurement
 from conformance.findings.agreement import agreement, direction
-from conformance.findings.finding import Diagnosis
+from conformance.findings.finding import Diagnosis, Finding
 from conformance.findings.verdict import Verdict
-from conformance.judging import loss_terms
 from conformance.judging.picture import picture
 from conformance.judging.rescaling import rescalings
 from reference.aggregation import SampleUnit
@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from adapters.contract import Description, Job, Observation
+    from adapters.contract import Depth, Description, Job, Observation
+    from adapters.contract.objective import Objective
     from conformance.findings.cause import Clues
     from conformance.findings.finding import Logged, Picture
     from conformance.judging.rescaling import Rescaling
@@ -40,11 +41,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Judgement:
-    """A verdict, with the largest relative error found and its bound."""
+    """The verdict on one cell, with the largest relative error found and its bound.
+
+    It has all that a finding has but for its name, and what the run needs to know besides.
+    """
 
     verdict: Verdict
     error: float | None = None
-    tolerance: float = 0.0
+    tolerance: float | None = 0.0
+    """None where nothing was measured."""
+
     agreement: float | None = None
     """`conformance.findings.agreement.agreement`, for a mismatch."""
 
@@ -70,6 +76,16 @@ class Judgement:
     expected: tuple[ExpectedNumber, ...] = ()
     """Numbers that `conformance.runs.recorder` compares over the findings of a run."""
 
+    def finding(self, id_: str, depth: Depth) -> Finding:
+        """What the journal keeps of it; clues are kept apart, as many findings share them."""
+        kept = Finding.model_fields.keys() - {"id", "depth", "clues"}
+        return Finding(id=id_, depth=depth, **{name: getattr(self, name) for name in kept})
+
+
+def unjudged(verdict: Verdict, message: str, place: str | None = None) -> Judgement:
+    """The judgement where a framework raised, declined or was not run: nothing was measured."""
+    return Judgement(verdict=verdict, tolerance=None, message=message, place=place)
+
 
 def mismatch(name: str, explanation: str, error: float | None = None) -> Judgement:
     """A mismatch with a diagnosis."""
@@ -86,64 +102,60 @@ def judge_weights(
     """
     tolerance = weight_bound(description.dtype)
     batch = ProbedBatch.under(description.conventions, job.steps, job.objective)
-    showings: list[Showing] = []
+    measurements: list[Measurement] = []
     for step_index, dloss_dlogprob in enumerate(batch.split(batch.dloss_dlogprob)):
         context = step_context(job, step_index, observations, description)
-        term = LossTerm(
-            metric=loss_terms.trained_term(job.objective),
-            context=context,
-            factors=np.ones_like(context.expected),
-        )
-        showings += (
-            Showing(
+        term = plain_term(context, loss_terms.trained_term(job.objective))
+        measurements += (
+            Measurement(
                 terms=[term], observed=observed, tolerance=tolerance, derivatives=dloss_dlogprob
             )
             for observed in final_weights(observations, step_index, job, description.conventions)
         )
-    return judge_showings(showings, _error, partial(_wrong, showings))
+    return judge_measurements(measurements, _error, _wrong)
 
 
-def _error(showing: Showing) -> float | None:
-    return largest_error(showing.observed, showing.context.expected)
+def plain_term(context: StepContext, metric: Metric | Objective = Metric.POLICY_LOSS) -> LossTerm:
+    """The term of a step whose weights are looked at as they are."""
+    return LossTerm(metric=metric, context=context, factors=np.ones_like(context.expected))
 
 
-def _wrong(showings: Sequence[Showing], wrong: Showing) -> Judgement:
+def _error(measurement: Measurement) -> float | None:
+    return largest_error(measurement.observed, measurement.context.expected)
+
+
+def _wrong(wrong: Measurement) -> Judgement:
     context, observed = wrong.context, wrong.observed
-    evidence = Evidence(
-        context=context,
-        observed=observed,
-        tolerance=wrong.tolerance,
-        elsewhere=any(one.context is context and one.observed.any() for one in showings),
-    )
     scale, cosine = direction(observed, context.expected)
     return Judgement(
         verdict=Verdict.MISMATCH,
         agreement=agreement(observed, context.expected),
         scale=scale,
         cosine=cosine,
-        diagnosis=diagnose(evidence),
+        diagnosis=diagnose(wrong),
         picture=picture(context, observed, context.expected),
     )
 
 
-def judge_showings(
-    showings: Sequence[Showing],
-    error_of: Callable[[Showing], float | None],
-    wrong: Callable[[Showing], Judgement],
+def judge_measurements(
+    measurements: Sequence[Measurement],
+    error_of: Callable[[Measurement], float | None],
+    wrong: Callable[[Measurement], Judgement],
 ) -> Judgement:
-    """Judge what each rank showed of each step: the first that is wrong, or the largest error.
+    """Judge what each rank observed of each step: the first that is wrong, or the largest error.
 
     ``error_of`` returns an error that is relative as the tolerance is, None if something is not
     finite; ``wrong`` returns the mismatch, without its error.
     """
     worst = Judgement(verdict=Verdict.CONFORMS)
-    harmless = [one for one in showings if one.context.is_skipped and not one.expected.any()]
-    judged = [one for one in showings if one not in harmless]
+    harmless = [one for one in measurements if one.context.is_skipped and not one.expected.any()]
+    judged = [one for one in measurements if one not in harmless]
     for one in judged:
         error = error_of(one)
         if error is None or not error <= one.tolerance:
+            elsewhere = any(each.context is one.context and each.observed.any() for each in judged)
             worst = replace(
-                wrong(one),
+                wrong(replace(one, elsewhere=elsewhere)),
                 error=error,
                 tolerance=one.tolerance,
                 rescalings=tuple(rescalings(judged, one)),
@@ -155,7 +167,7 @@ def judge_showings(
         words = "the optimizer step is skipped, as its gradient is NaN or infinite; none of its"
         skipped = Diagnosis(name="step_skipped", explanation=f"{words} tokens is active")
         worst = Judgement(verdict=Verdict.ADVICE, diagnosis=skipped)
-    contexts = dict.fromkeys(term.context for one in showings for term in one.terms)
+    contexts = dict.fromkeys(term.context for one in measurements for term in one.terms)
     return replace(
         worst,
         expected=tuple(context.fingerprint for context in contexts),

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from adapters.contract import CodeLocation, Depth, Option
+from adapters.contract import Depth, Option
 from adapters.contract.objective import (
     CORRECTIONS,
     FROM_REWARDS,
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
     from adapters.contract import Layout
     from conformance.corpus.cases import Case
-    from conformance.findings.finding import Diagnosis
 
 
 def _cases(*names: str) -> tuple[Case, ...]:
@@ -234,31 +233,3 @@ CUT_DEPENDENCE = tuple(
     for objective in (Objective.ENTROPY, Objective.KL)
 )
 """Looked at once in a run, and not in every mode on every layout."""
-
-TOKEN_COUNT_MISTAKES = frozenset(
-    {"empty_samples_counted", "original_mask_counted", "modified_mask_counted"}
-)
-"""Mistakes that, in `token_mean`, only the count of the step's tokens can have."""
-
-
-VALIDATION_MISTAKES = frozenset({"accepted", "fails_later", "refused_without_naming"})
-"""Mistakes that only the validation of a configuration can have."""
-
-
-def place(spec: CheckSpec, mode: Mode, diagnosis: Diagnosis) -> CodeLocation | None:
-    """Where in a framework a mistake must have been made; None if it may be in several places.
-
-    A factor may be anywhere between the loss and the optimizer, and a number that is logged wrongly
-    anywhere between the micro-batch and the log.
-    """
-    if spec.check is Check.SHARDING:
-        return CodeLocation.SHARDING
-    if spec.check is Check.ARGUMENTS:
-        return CodeLocation.ARGUMENTS if diagnosis.name in VALIDATION_MISTAKES else None
-    if diagnosis.name == "reduced_before_the_last_micro_batch" and spec.metric is None:
-        return CodeLocation.REDUCTION
-    if mode is not Mode.TOKEN_MEAN or spec.metric is not None:
-        return None
-    if diagnosis.name == "not_divided":
-        return CodeLocation.TOKEN_DIVISION
-    return CodeLocation.TOKEN_COUNT if diagnosis.name in TOKEN_COUNT_MISTAKES else None

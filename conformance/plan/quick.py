@@ -1,7 +1,7 @@
 """Chooses the jobs that tell as much of a framework as all of them: the quick plan.
 
-The condition under which a mistake shows has at most two facts (`conformance.causes.conditions`): a
-mode, what a case has, a property of the layout. So the chosen jobs have, for every check, every
+The condition under which a mistake shows has at most two facts (`conformance.explain.conditions`):
+a mode, what a case has, a property of the layout. So the chosen jobs have, for every check, every
 pair of a mode, a case and the properties of a layout that any job has; but a case of production
 size, which takes seconds, is looked at once. Rollouts of several samples do not fill the
 micro-batches that a framework counts in rollouts, which crashed SkyRL 0.2.0 in packed rows of equal

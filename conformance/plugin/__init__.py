@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from conformance.comparing.gate import Gate
     from conformance.findings.report import Header
+    from conformance.judging.weights import Judgement
     from conformance.plan.matrix import AnyMatrixCell
-    from conformance.runs.check import Made
     from conformance.runs.jobs import SharedJobs
     from conformance.runs.recorder import FindingMessage
 
@@ -125,23 +125,23 @@ def gate(request: pytest.FixtureRequest) -> Gate:
 @pytest.fixture
 def find(
     shared_jobs: SharedJobs, headers: Iterator[str], request: pytest.FixtureRequest
-) -> Callable[[AnyMatrixCell], Made]:
-    """Makes the finding of a cell and keeps it for the report."""
+) -> Callable[[AnyMatrixCell], Judgement]:
+    """Judges a cell and keeps its finding for the report."""
     from conformance.runs.check import job_cell, make
     from conformance.runs.recorder import fault_message, message
 
-    def find(cell: AnyMatrixCell) -> Made:
+    def find(cell: AnyMatrixCell) -> Judgement:
         upcoming = request.node.stash.get(UPCOMING, None)
         shared_jobs.expect(job_cell(upcoming, shared_jobs.description))
         try:
-            made = make(cell, shared_jobs)
+            judgement = make(cell, shared_jobs)
         except HarnessFaultError as fault:
             request.node.stash[FINDING_MESSAGE] = fault_message(fault, next(headers))
             raise
         request.node.stash[FINDING_MESSAGE] = message(
-            made, next(headers), shared_jobs.pool.drain_framework_seconds()
+            cell, judgement, next(headers), shared_jobs.pool.drain_framework_seconds()
         )
-        return made
+        return judgement
 
     return find
 

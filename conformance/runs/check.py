@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
 from adapters.contract import CodeLocation
 from adapters.contract.configuration import DEFAULT_CONFIGURATION
 from adapters.contract.objective import FROM_REWARDS, OF_ROLLOUTS, OFF_POLICY, Objective
-from conformance.causes.clues import clues_of_failure
 from conformance.corpus.configurations import TRIALS, ConfigCase, Demand
-from conformance.findings.finding import Finding
+from conformance.explain.clues import clues_of_failure
+from conformance.explain.diagnosis import place
 from conformance.findings.verdict import Check, Verdict
+from conformance.judging.advice import (
+    advice_on_crash,
+    depends_on_cuts,
+    judge_by_fixed_mode,
+    judge_cut_dependence,
+)
 from conformance.judging.conventions import judge_by_conventions
-from conformance.judging.cut_dependence import depends_on_cuts, judge_cut_dependence
-from conformance.judging.documented import advice_on_crash, judge_by_fixed_mode
 from conformance.judging.gradients import judge_advantages, judge_combined, judge_off_policy
-from conformance.judging.logs import judge_log
 from conformance.judging.metrics import NOT_LOGGED, judge_logged, judge_logged_of_rollouts
 from conformance.judging.sharding import judge_sharding
 from conformance.judging.startup import (
@@ -27,10 +30,10 @@ from conformance.judging.startup import (
     judge_acceptance,
     judge_crash,
     judge_ignored,
+    judge_log,
     judge_refusal,
 )
-from conformance.judging.weights import Judgement, judge_weights
-from conformance.plan.checks import place
+from conformance.judging.weights import Judgement, judge_weights, unjudged
 from conformance.plan.matrix import GeneratedCell, LogCell, MatrixCell, StartupCell, may_decline
 from conformance.ranks.messages import Declined
 from conformance.ranks.pool import Crashed, Ran
@@ -41,41 +44,29 @@ if TYPE_CHECKING:
 
     from adapters.contract import Description, Job, Observation
     from adapters.contract.configuration import Setting
-    from conformance.diagnosis.step_context import ExpectedNumber
-    from conformance.findings.cause import Clues
-    from conformance.judging.documented import Judge
+    from conformance.judging.advice import Judge
     from conformance.plan.checks import CheckSpec
     from conformance.plan.matrix import AnyMatrixCell
     from conformance.runs.jobs import SharedJobs
 
 
-class Made(NamedTuple):
-    """The finding of a cell and what the run has to know besides."""
-
-    finding: Finding
-    expected: tuple[ExpectedNumber, ...] = ()
-    """Numbers of the reference, compared with those of the run's other findings."""
-
-    clues: Clues | None = None
-    """What it says about the known mistakes."""
-
-
-def make(cell: AnyMatrixCell, jobs: SharedJobs) -> Made:
+def make(cell: AnyMatrixCell, jobs: SharedJobs) -> Judgement:
     """Runs what a cell asks for and judges it."""
+    description = jobs.description
     match cell:
         case GeneratedCell():
             from conformance.runs.generated import check_generated  # imports hypothesis: 0.3 s
 
-            finding, clues = check_generated(cell, partial(make, jobs=jobs))
-            return Made(finding, clues=clues)
+            return check_generated(cell, partial(make, jobs=jobs))
         case LogCell():
-            return Made(_check_log(cell, jobs))
-        case MatrixCell() if (missing := _missing(cell, jobs.description)) is not None:
-            return Made(_finding(cell, verdict=Verdict.UNSUPPORTED, message=missing))
+            return _check_log(cell, jobs)
+        case MatrixCell() if (missing := _missing(cell, description)) is not None:
+            return unjudged(Verdict.UNSUPPORTED, missing)
         case StartupCell():
-            return Made(_check_startup(cell, jobs))
+            judgement = _check_startup(cell, jobs)
         case _:
-            return _check_job(cell, jobs)
+            judgement = _check_job(cell, jobs)
+    return replace(judgement, place=_place(cell, judgement, description))
 
 
 def job_cell(cell: AnyMatrixCell | None, description: Description) -> MatrixCell | None:
@@ -102,14 +93,13 @@ def judge(spec: CheckSpec) -> Judge:
     return judge_combined if spec.objective is Objective.COMBINED else judge_weights
 
 
-def _check_job(cell: MatrixCell, jobs: SharedJobs) -> Made:
+def _check_job(cell: MatrixCell, jobs: SharedJobs) -> Judgement:
     description, outcome = jobs.description, jobs.outcome(cell)
     if isinstance(outcome, Crashed):
-        if (advice := _advice_on(outcome, cell.job, description)) is not None:
-            return Made(_judged(cell, advice, description))
-        return Made(_not_trained(cell, outcome, description), clues=clues_of_failure(cell.job))
+        advice = _advice_on(outcome, cell.job, description)
+        return advice or _not_trained(cell, outcome, outcome.place, description)
     if isinstance(outcome, Declined):
-        return Made(_declined(cell, outcome, description), clues=clues_of_failure(cell.job))
+        return _not_trained(cell, outcome, None, description)
     judgement = judge_by_conventions(
         partial(judge_by_fixed_mode, judge(cell.spec)),
         cell.spec,
@@ -118,10 +108,8 @@ def _check_job(cell: MatrixCell, jobs: SharedJobs) -> Made:
         description,
     )
     if _lacks_a_metric(judgement) and not _is_read(cell, outcome.observations, jobs):
-        return Made(_finding(cell, verdict=Verdict.NOT_DRIVEN, message=_not_read(cell)))
-    judgement = _but_for_rescaling(judgement, cell.job, jobs)
-    finding = _judged(cell, judgement, description)
-    return Made(finding, judgement.expected, judgement.clues)
+        return unjudged(Verdict.NOT_DRIVEN, _not_read(cell))
+    return _but_for_rescaling(judgement, cell.job, jobs)
 
 
 def _lacks_a_metric(judgement: Judgement) -> bool:
@@ -153,14 +141,6 @@ def _but_for_rescaling(judgement: Judgement, job: Job, jobs: SharedJobs) -> Judg
     return Judgement(verdict=Verdict.ADVICE, diagnosis=shown.diagnosis, expected=judgement.expected)
 
 
-def _declined(cell: MatrixCell, outcome: Declined, description: Description) -> Finding:
-    """What the framework lacks, or refused before any step."""
-    verdict = Verdict(outcome.verdict)
-    if verdict is Verdict.REFUSED:
-        verdict = _refusal(cell, description)
-    return _finding(cell, verdict=verdict, message=outcome.message)
-
-
 def _advice_on(crash: Crashed, job: Job, description: Description) -> Judgement | None:
     """Advice on a crash with a batch that the framework never makes itself."""
     if crash.verdict is not Verdict.CRASHED:
@@ -168,34 +148,35 @@ def _advice_on(crash: Crashed, job: Job, description: Description) -> Judgement 
     return advice_on_crash(job, crash.message, description)
 
 
-def _not_trained(cell: MatrixCell, outcome: Crashed, description: Description) -> Finding:
-    """A step that ended in an exception, a hang or the death of a rank."""
-    verdict = outcome.verdict
-    if verdict is Verdict.REFUSED:
-        verdict = _refusal(cell, description)
-    return _finding(cell, verdict=verdict, message=outcome.message, place=outcome.place)
+def _not_trained(
+    cell: MatrixCell, outcome: Crashed | Declined, place: str | None, description: Description
+) -> Judgement:
+    """A step that ended in an exception, a hang or the death of a rank, or was declined.
 
-
-def _refusal(cell: MatrixCell, description: Description) -> Verdict:
-    """A framework may refuse what its documents do not promise, and what the contract allows."""
+    A framework may refuse what its documents do not promise, and what the contract allows.
+    """
+    verdict = Verdict(outcome.verdict)
     is_promised = cell.aggregation.mode in description.promised and not may_decline(cell)
-    return Verdict.DECLINED if is_promised else Verdict.REFUSED
+    if verdict is Verdict.REFUSED and is_promised:
+        verdict = Verdict.DECLINED
+    judgement = unjudged(verdict, outcome.message, place)
+    return replace(judgement, clues=clues_of_failure(cell.job))
 
 
-def _check_startup(cell: StartupCell, jobs: SharedJobs) -> Finding:
+def _check_startup(cell: StartupCell, jobs: SharedJobs) -> Judgement:
     case, description = cell.config_case, jobs.description
     allowed = _why_allowed(case, description)
     if allowed is not None:
-        return _finding(cell, verdict=Verdict.UNSUPPORTED, message=allowed)
+        return unjudged(Verdict.UNSUPPORTED, allowed)
     judged = judge_startup(case, cell.job, jobs)
     if isinstance(judged, Declined):
-        return _finding(cell, verdict=Verdict.UNSUPPORTED, message=judged.message)
+        return unjudged(Verdict.UNSUPPORTED, judged.message)
     if isinstance(judged, Crashed):
         judged = judge_crash(case, judged.message, judged.place)
     judged = by_own_rules(judged, case, description)
     if judged.verdict not in NOT_BROKEN and (ignored := _ignored(cell, jobs)):
         judged = judge_ignored(ignored, judged.message)
-    return _judged(cell, judged, description)
+    return judged
 
 
 def _ignored(cell: StartupCell, jobs: SharedJobs) -> frozenset[Setting]:
@@ -252,18 +233,17 @@ UNJUDGED = {"unsupported": Verdict.UNSUPPORTED, "crashed": Verdict.CRASHED}
 """Outcomes of a log that leave nothing to judge."""
 
 
-def _check_log(cell: LogCell, jobs: SharedJobs) -> Finding:
+def _check_log(cell: LogCell, jobs: SharedJobs) -> Judgement:
     """Whether a framework makes a log of well-formed entries alone, with asserts and without."""
     case, description = cell.log_case, jobs.description
     outcome, optimized = jobs.logs.of(case.name)
     if outcome.kind in UNJUDGED:
-        return _finding(cell, verdict=UNJUDGED[outcome.kind], message=outcome.message)
+        return unjudged(UNJUDGED[outcome.kind], outcome.message)
     judgement = by_own_rules(judge_log(case, outcome, optimized), case, description)
     is_wrong = judgement.verdict is Verdict.MISMATCH
-    return _finding(
-        cell,
-        verdict=judgement.verdict,
-        diagnosis=judgement.diagnosis,
+    return replace(
+        judgement,
+        tolerance=None,
         place=description.places.get(CodeLocation.LOG) if is_wrong else None,
         message=outcome.message or None,
     )
@@ -299,23 +279,6 @@ def _missing(cell: MatrixCell, description: Description) -> str | None:
     return f"no option {', '.join(lacking)}" if lacking else None
 
 
-def _judged(cell: MatrixCell, judgement: Judgement, description: Description) -> Finding:
-    return _finding(
-        cell,
-        verdict=judgement.verdict,
-        error=judgement.error,
-        tolerance=judgement.tolerance,
-        agreement=judgement.agreement,
-        scale=judgement.scale,
-        cosine=judgement.cosine,
-        diagnosis=judgement.diagnosis,
-        place=_place(cell, judgement, description),
-        message=judgement.message,
-        picture=judgement.picture,
-        logged=judgement.logged,
-    )
-
-
 def _place(cell: MatrixCell, judgement: Judgement, description: Description) -> str | None:
     """Where the framework raised, or must have made the mistake if that and the check tell."""
     if judgement.place is not None:
@@ -324,7 +287,3 @@ def _place(cell: MatrixCell, judgement: Judgement, description: Description) -> 
         return None
     determined = place(cell.spec, cell.aggregation.mode, judgement.diagnosis)
     return None if determined is None else description.places.get(determined)
-
-
-def _finding(cell: MatrixCell | LogCell, **outcome: Any) -> Finding:
-    return Finding(id=cell.id, depth=cell.depth, **outcome)

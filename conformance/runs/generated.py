@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections import Counter
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 from zlib import crc32
 
 import hypothesis
@@ -26,12 +26,11 @@ if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
 
     from conformance.corpus.cases import Case
-    from conformance.findings.cause import Clues
-    from conformance.findings.finding import Finding
+    from conformance.judging.weights import Judgement
     from conformance.plan.matrix import GeneratedCell, MatrixCell
 
-    Make = Callable[[MatrixCell], tuple[Finding, Any, Clues | None]]
-    """Makes the finding of an example, with what else a run has to know and its clues."""
+    Make = Callable[[MatrixCell], Judgement]
+    """Judges an example."""
 
 
 class _Mismatched(Exception):  # noqa: N818 - to hypothesis, what it looks for
@@ -49,8 +48,8 @@ class _Fault(BaseException):
         self.error = error
 
 
-def check_generated(cell: GeneratedCell, make: Make) -> tuple[Finding, Clues | None]:
-    """Runs the cell's examples and makes one finding of them, with its clues."""
+def check_generated(cell: GeneratedCell, make: Make) -> Judgement:
+    """Runs the cell's examples and makes one judgement of them."""
     examples = _Examples(cell, make)
     try:
         _search(cell, examples.run)
@@ -60,7 +59,7 @@ def check_generated(cell: GeneratedCell, make: Make) -> tuple[Finding, Clues | N
         examples.always_wrong = False
     except _Fault as fault:
         raise fault.error from None
-    return examples.finding(), examples.clues
+    return examples.judgement()
 
 
 def _search(cell: GeneratedCell, run: Callable[[Case], None]) -> None:
@@ -94,19 +93,16 @@ class _Examples:
 
     cell: GeneratedCell
     make: Make
-    right: list[Finding] = field(default_factory=list)
+    right: list[Judgement] = field(default_factory=list)
     """Those before the first wrong one."""
 
-    clues: Clues | None = None
-    """What the latest wrong one says about the known mistakes."""
-
-    wrong: tuple[Finding, Case] | None = None
+    wrong: tuple[Judgement, Case] | None = None
     """The latest one that is wrong, which is the smallest in the end."""
 
     always_wrong: bool = True
 
     def run(self, case: Case) -> None:
-        """Make the finding of one example.
+        """Judge one example.
 
         Only mistakes of the kind that was found first count thereafter, so that shrinking does not
         end at another one.
@@ -117,48 +113,49 @@ class _Examples:
             _Fault: the harness did.
         """
         with _faults_end_the_search():
-            finding, _, clues = self.make(self.cell.of(case))
-        if finding.verdict is Verdict.CRASHED:
-            self.wrong, self.clues = (finding, case), clues
+            judgement = self.make(self.cell.of(case))
+        if judgement.verdict is Verdict.CRASHED:
+            self.wrong = judgement, case
             raise _Crashed
-        is_alike = self.wrong is None or _kind(finding) == _kind(self.wrong[0])
-        if finding.verdict in WRONG and is_alike:
-            self.wrong, self.clues = (finding, case), clues
+        is_alike = self.wrong is None or _kind(judgement) == _kind(self.wrong[0])
+        if judgement.verdict in WRONG and is_alike:
+            self.wrong = judgement, case
             raise _Mismatched
         if self.wrong is None:
-            self.right.append(finding)
+            self.right.append(judgement)
 
-    def finding(self) -> Finding:
-        """One finding for all examples.
+    def judgement(self) -> Judgement:
+        """One judgement for all examples.
 
         It has the figures of the wrong one, and the largest error where none is; it says that the
         framework declined only if it declined all of them.
         """
         if self.wrong is not None:
-            finding, case = self.wrong
-            message = "\n".join([*self._words(finding), case_file.text(case, "example")])
-            return finding.model_copy(update={"message": message})
-        counts = Counter(finding.verdict for finding in self.right)
+            judgement, case = self.wrong
+            message = "\n".join([*self._words(judgement), case_file.text(case, "example")])
+            return replace(judgement, expected=(), message=message)
+        counts = Counter(one.verdict for one in self.right)
         verdict = next(verdict for verdict in Verdict if counts[verdict])
-        alike = [finding for finding in self.right if finding.verdict is verdict]
-        worst = max(alike, key=lambda finding: finding.error or 0.0)
+        alike = [one for one in self.right if one.verdict is verdict]
+        largest = max(alike, key=lambda one: one.error or 0.0)
+        worst = replace(largest, expected=(), clues=None)
         if verdict is not Verdict.CONFORMS:
             return worst
         words = ", ".join(f"{counts[verdict]} {verdict}" for verdict in Verdict if counts[verdict])
-        return worst.model_copy(update={"message": f"{len(self.right)} examples: {words}"})
+        return replace(worst, message=f"{len(self.right)} examples: {words}")
 
-    def _words(self, finding: Finding) -> Iterator[str]:
-        if finding.message is not None:
-            yield finding.message
+    def _words(self, judgement: Judgement) -> Iterator[str]:
+        if judgement.message is not None:
+            yield judgement.message
         if not self.always_wrong:
             yield "run again, the same example was not wrong"
-        shrunk = "" if finding.verdict is Verdict.CRASHED else ", shrunk"
+        shrunk = "" if judgement.verdict is Verdict.CRASHED else ", shrunk"
         yield f"example {len(self.right) + 1} of {self.cell.examples}{shrunk}, as a --case-file:"
 
 
-def _kind(finding: Finding) -> tuple[bool, bool]:
+def _kind(judgement: Judgement) -> tuple[bool, bool]:
     """Tells weights that are wrong, weights that are not finite, and a step declined apart."""
-    return finding.error is None, finding.message is None
+    return judgement.error is None, judgement.message is None
 
 
 @contextmanager

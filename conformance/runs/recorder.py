@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 
     from adapters.contract import Adapter, Description
     from conformance.findings.report import Report
+    from conformance.judging.weights import Judgement
+    from conformance.plan.matrix import AnyMatrixCell
     from conformance.ranks.hardware import Hardware
-    from conformance.runs.check import Made
     from conformance.runs.settings import Settings
 
 
@@ -89,14 +90,17 @@ def _version(distribution: str) -> str | None:
         return None
 
 
-def message(made: Made, header: str, framework_seconds: float) -> FindingMessage:
-    """Packs a finding, where the ranks are."""
+def message(
+    cell: AnyMatrixCell, judgement: Judgement, header: str, framework_seconds: float
+) -> FindingMessage:
+    """Packs the finding of a cell, where the ranks are."""
+    clues = judgement.clues
     return FindingMessage(
         header=header,
-        finding=made.finding.model_dump_json(),
+        finding=judgement.finding(cell.id, cell.depth).model_dump_json(),
         framework_seconds=framework_seconds,
-        expected=[(name, value) for name, value in made.expected],
-        clues="" if made.clues is None else made.clues.model_dump_json(exclude_defaults=True),
+        expected=[(name, value) for name, value in judgement.expected],
+        clues="" if clues is None else clues.model_dump_json(exclude_defaults=True),
         fault="",
     )
 

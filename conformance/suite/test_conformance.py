@@ -15,18 +15,19 @@ if TYPE_CHECKING:
 
     from conformance.comparing.gate import Gate
     from conformance.findings.report import Header
+    from conformance.judging.weights import Judgement
     from conformance.plan.matrix import AnyMatrixCell
-    from conformance.runs.check import Made
 
 
 def test_finding(
     cell: AnyMatrixCell,
-    find: Callable[[AnyMatrixCell], Made],
+    find: Callable[[AnyMatrixCell], Judgement],
     gate: Gate,
     report_header: Header,
 ) -> None:
-    finding, *_, clues = find(cell)
-    decision = gate.decision(finding, clues)
+    judgement = find(cell)
+    finding = judgement.finding(cell.id, cell.depth)
+    decision = gate.decision(finding, judgement.clues)
     if decision.outcome is Outcome.SKIPPED:
         pytest.skip(decision.words)
     if decision.outcome is Outcome.KNOWN:

@@ -6,8 +6,8 @@ from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
 from adapters.toolkit.source import SHORT
-from conformance.causes.statements import STATEMENTS
 from conformance.comparing.cause_changes import Fate, cause_changes
+from conformance.explain.catalogue.mistake import MISTAKES, Kind
 from conformance.findings.sanitize import printable
 from conformance.findings.verdict import Check, Verdict
 from conformance.views.markdown import escape_markdown, markdown_table
@@ -106,7 +106,7 @@ def _change(change: CauseChange) -> str:
 
 def _name(cause: Cause) -> str:
     """Returns the mistake and its condition, or how the framework failed, where they are short."""
-    if cause.name not in STATEMENTS:
+    if cause.name not in MISTAKES or MISTAKES[cause.name].kind is Kind.RULE:
         return f"{cause.name}: {cause.statement[:FAILURE_WIDTH]}"
     named = " ".join([cause.name, *cause.condition])
     return named if len(named) <= NAME_WIDTH else cause.name

@@ -11,7 +11,7 @@ from importlib.metadata import metadata, version
 from typing import TYPE_CHECKING, NamedTuple
 
 from adapters.contract.objective import CORRECTIONS, FROM_REWARDS, POLICY_LOSSES
-from conformance.causes.impact import impact_words
+from conformance.explain.impact import impact_words
 from conformance.findings.badness import explain, off_by
 from conformance.findings.cause import Severity
 from conformance.findings.sanitize import printable

@@ -12,8 +12,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from conformance.causes.impact import impact_words
 from conformance.comparing.groups import advice_groups, finding_groups
+from conformance.explain.impact import impact_words
 from conformance.findings.badness import explain, failure
 from conformance.findings.finding_id import GENERATED
 from conformance.findings.sanitize import numberless

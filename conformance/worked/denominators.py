@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from conformance.diagnosis.step_context import StepContext
+    from conformance.expected.step_context import StepContext
 
 MOST_NAMED = 32
 """Summands of a count, and samples of a prompt, that are written out."""

@@ -7,9 +7,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from adapters.contract.objective import Objective
-from conformance.causes.find import causes
 from conformance.comparing.groups import FindingGroup
 from conformance.corpus.cases import CASES_BY_NAME
+from conformance.explain.find import causes
 from conformance.findings.cause import Severity
 from conformance.findings.verdict import Check
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from conformance.diagnosis.step_context import LossTerm
+    from conformance.expected.term import LossTerm
 
 _PPO = "-A·r, or 0 where PPO's loss is that of the clipped ratio"
 _CENTRED = "the sample's reward minus the mean of its prompt's rewards"

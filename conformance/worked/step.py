@@ -12,8 +12,9 @@ import numpy as np
 from adapters.contract.objective import FROM_REWARDS, OF_ROLLOUTS, OFF_POLICY, Metric, Objective
 from adapters.contract.probed_batch import ProbedBatch
 from conformance.corpus.cases import CASES_BY_NAME
-from conformance.diagnosis.step_context import LossTerm, StepContext
-from conformance.judging import loss_terms
+from conformance.expected import loss_terms
+from conformance.expected.step_context import StepContext
+from conformance.expected.term import LossTerm
 from conformance.plan.checks import CHECK_SPECS
 from conformance.worked.denominators import denominators
 from conformance.worked.formulas import formula

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from adapters.contract import Depth, Description, Job, Layout, Observation, PendingReduction
-from conformance.diagnosis.step_context import StepContext
+from conformance.expected.step_context import StepContext
 from conformance.findings.verdict import Verdict
 from conformance.judging.weights import judge_weights
 from reference.aggregation import DEFAULT_CONVENTIONS, Aggregation, Conventions, Mode

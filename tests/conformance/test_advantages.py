@@ -13,16 +13,12 @@ from adapters.contract import Depth, Description, Job, Layout, Observation
 from adapters.contract.formulas import ESTIMATORS, estimator_conventions
 from adapters.contract.objective import FROM_REWARDS, Objective
 from adapters.contract.probed_batch import ProbedBatch
-from conformance.causes.statements import STATEMENTS
 from conformance.comparing.report_file import load
 from conformance.corpus.cases import CORPUS
-from conformance.diagnosis.catalogue.advantages import (
-    BatchPlacement,
-    Estimate,
-    wrong_advantages,
-)
-from conformance.diagnosis.catalogue.values_of_others import values_of_others
-from conformance.diagnosis.catalogue.wordings import OF_ADVANTAGES
+from conformance.expected.advantages import BatchPlacement, Estimate
+from conformance.explain.catalogue.advantages import wrong_advantages
+from conformance.explain.catalogue.mistake import MISTAKES, Kind
+from conformance.explain.catalogue.values_of_others import values_of_others
 from conformance.findings.verdict import Verdict
 from conformance.judging.gradients import judge_advantages
 from conformance.judging.weights import Judgement
@@ -151,7 +147,10 @@ def test_every_mistake_is_seen_somewhere_and_has_its_statement() -> None:
     }
 
     looked_at_below = {"reward_off_the_path_lost", "values_of_other_samples"}
-    assert seen | looked_at_below == set(OF_ADVANTAGES) <= STATEMENTS.keys()
+    assert seen | looked_at_below == {
+        "values_of_other_samples",
+        *(name for name, mistake in MISTAKES.items() if mistake.kind is Kind.ADVANTAGE),
+    }
 
 
 @pytest.mark.parametrize(

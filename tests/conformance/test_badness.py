@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from adapters.contract import Depth, Description, Job, Layout, Observation, PendingReduction
 from adapters.contract.objective import Metric
-from conformance.causes.find import causes
 from conformance.comparing.diff import Kind, compare
 from conformance.comparing.gate import Comparing, Outcome
+from conformance.explain.find import causes
 from conformance.findings.agreement import agreement
 from conformance.findings.badness import badness, factor_text, off_by
 from conformance.findings.report import Report, Request, Selection

@@ -37,7 +37,7 @@ def verdict(case: str, layout: Layout, message: str, mode: Mode = Mode.TOKEN_MEA
         aggregation=chosen.aggregation(mode), case=chosen, layout=layout, depth=Depth.STEP
     )
     jobs = SharedJobs(Declining(message))  # type: ignore[arg-type]
-    return make(cell, jobs).finding.verdict
+    return make(cell, jobs).verdict
 
 
 WORDS = "AssertionError: 8 samples cannot be dealt to 3 ranks"
@@ -60,7 +60,7 @@ def test_what_a_framework_allows_in_its_own_documents_is_no_finding_against_it()
     )
     allowing = replace(NativeAdapter().describe(), permits={case.rule: "its scripts"})
     jobs = SharedJobs(Declining(WORDS, allowing))  # type: ignore[arg-type]
-    finding = make(cell, jobs).finding
+    finding = make(cell, jobs)
 
     assert finding.verdict is Verdict.UNSUPPORTED
     assert finding.message == "a divisor with a mode that does not use one: allowed by its scripts"

@@ -9,9 +9,10 @@ import pytest
 from adapters.contract import CodeLocation, Depth
 from adapters.contract.objective import Objective
 from conformance.corpus.cases import ALL_CASES, CORPUS
+from conformance.explain.diagnosis import place
 from conformance.findings.finding import Diagnosis
 from conformance.findings.verdict import Check
-from conformance.plan.checks import CHECK_SPECS, CheckSpec, check_spec, place
+from conformance.plan.checks import CHECK_SPECS, CheckSpec, check_spec
 from reference.aggregation import Mode
 
 

@@ -10,11 +10,11 @@ import pytest
 from adapters.contract import Assumed, Depth, Description, Documented, Job, Layout, Observation
 from adapters.contract.objective import Objective
 from adapters.contract.probed_batch import ProbedBatch
-from conformance.causes.find import causes
+from conformance.expected.loss_terms import quantities
+from conformance.explain.find import causes
 from conformance.findings.finding import Diagnosis, Finding
 from conformance.findings.verdict import Verdict
 from conformance.judging.conventions import judge_by_conventions
-from conformance.judging.loss_terms import quantities
 from conformance.judging.weights import Judgement
 from conformance.plan.checks import check_spec
 from conformance.runs.check import judge

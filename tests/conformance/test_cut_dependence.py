@@ -10,7 +10,7 @@ import pytest
 from adapters.contract import Depth, Description, Job, Layout, Observation
 from adapters.contract.objective import Objective
 from conformance.findings.verdict import Verdict
-from conformance.judging.cut_dependence import (
+from conformance.judging.advice import (
     depends_on_cuts,
     judge_cut_dependence,
 )

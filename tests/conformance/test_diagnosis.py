@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from adapters.contract import Layout
-from conformance.diagnosis.explain import likeliest
+from conformance.explain.diagnosis import likeliest
 from conformance.findings.finding import Diagnosis
 from reference.aggregation import Conventions, DenominatorMask, EmptyUnits, Mode
 from reference.rounding import weight_bound

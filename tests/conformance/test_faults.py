@@ -110,8 +110,8 @@ def test_a_garbled_framework_makes_no_garbled_report(tmp_path: Path) -> None:
 def test_a_rank_that_fails_in_one_micro_batch_is_named() -> None:
     adapter = faulty.RaisingInOneMicroBatch()
     with RankPool(adapter, None, size=2, time_limit=LIMIT) as pool:
-        split = make(cell(Layout(dp=2, micro_batches=2, format="thd")), SharedJobs(pool)).finding
-        whole = make(cell(Layout(dp=2)), SharedJobs(pool)).finding
+        split = make(cell(Layout(dp=2, micro_batches=2, format="thd")), SharedJobs(pool))
+        whole = make(cell(Layout(dp=2)), SharedJobs(pool))
 
     assert split.verdict is Verdict.CRASHED
     assert split.message is not None
@@ -122,7 +122,7 @@ def test_a_rank_that_fails_in_one_micro_batch_is_named() -> None:
 def test_weights_that_are_not_finite_are_a_mismatch_and_shown_as_such() -> None:
     adapter = faulty.NotFinite()
     with RankPool(adapter, None, size=1) as pool:
-        found = make(cell(Layout()), SharedJobs(pool)).finding
+        found = make(cell(Layout()), SharedJobs(pool))
 
     assert found.verdict is Verdict.MISMATCH
     assert found.error is None

@@ -12,8 +12,8 @@ from adapters.contract.objective import Objective
 from adapters.contract.probed_batch import ProbedBatch
 from adapters.native.adapter import NativeAdapter
 from conformance.corpus.cases import CORPUS
-from conformance.findings.finding import Finding
 from conformance.findings.verdict import Verdict
+from conformance.judging.weights import Judgement
 from conformance.plan.checks import check_spec
 from conformance.plan.matrix import MatrixCell
 from conformance.ranks.pool import Ran
@@ -45,7 +45,7 @@ class TrainingBy:
         return Ran((Observation(token_weights=tuple(weights)),))
 
 
-def finding(trained: Mode, asked: Mode, fixed: dict[Objective, FixedMode]) -> Finding:
+def finding(trained: Mode, asked: Mode, fixed: dict[Objective, FixedMode]) -> Judgement:
     cell = MatrixCell(
         aggregation=CASE.aggregation(asked),
         case=CASE,
@@ -54,7 +54,7 @@ def finding(trained: Mode, asked: Mode, fixed: dict[Objective, FixedMode]) -> Fi
         spec=check_spec("off_policy.sapo"),
     )
     description = replace(NativeAdapter().describe(), fixed_modes=fixed)
-    return make(cell, SharedJobs(TrainingBy(trained, description))).finding  # type: ignore[arg-type]
+    return make(cell, SharedJobs(TrainingBy(trained, description)))  # type: ignore[arg-type]
 
 
 def test_mode_that_is_ignored_as_documented_is_advice() -> None:

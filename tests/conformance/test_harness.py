@@ -26,7 +26,7 @@ from tests.conformance.test_expectations import mismatch
 from tests.conformance.test_journal import HEADER, finding
 
 if TYPE_CHECKING:
-    from conformance.diagnosis.step_context import ExpectedNumber
+    from conformance.expected.step_context import ExpectedNumber
 
 
 TWO = Layout(dp=2, micro_batches=2)

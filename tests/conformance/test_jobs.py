@@ -69,7 +69,7 @@ def test_a_job_runs_once_in_any_order_of_its_checks(seed: int, is_running: bool)
     messages: dict[str, set[str]] = {}
     for cell, upcoming in zip(chosen, [*chosen[1:], None], strict=True):
         jobs.expect(job_cell(upcoming, ranks.description))
-        finding = make(cell, jobs).finding
+        finding = make(cell, jobs)
         assert finding.verdict is Verdict.CRASHED
         messages.setdefault(cell.job_id, set()).add(str(finding.message))
 
@@ -123,7 +123,7 @@ def test_only_cells_that_one_job_decides_are_run_beforehand() -> None:
     for cell in cells():
         ahead = job_cell(cell, description)
         if type(cell) is MatrixCell:
-            supported = make(cell, jobs).finding.verdict is not Verdict.UNSUPPORTED
+            supported = make(cell, jobs).verdict is not Verdict.UNSUPPORTED
             assert ahead is (cell if supported else None)
         else:
             assert ahead is None

@@ -11,7 +11,7 @@ import pytest
 from adapters.native.adapter import NativeAdapter
 from conformance.corpus.log_cases import LOG_CASES, LOG_ENTRIES, LogCase
 from conformance.findings.verdict import Verdict
-from conformance.judging.logs import judge_log
+from conformance.judging.startup import judge_log
 from conformance.ranks import log_process
 from conformance.ranks.hardware import ON_CPU
 from conformance.ranks.log_process import LogOutcome, LogRequest, Logs

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from adapters.contract import Layout
-from conformance.diagnosis.catalogue.mistakes import mistakes
+from conformance.explain.catalogue.predictions import predictions
 from conformance.findings.errors import UnknownCutError
 from reference.aggregation import (
     AuxiliaryAggregation,
@@ -33,7 +33,7 @@ from tests.conformance.given import (
 
 def denominators(given: Given, name: str) -> list[list[float]]:
     """What the active tokens of the samples that have some are divided by, for each such name."""
-    weights = [mistake.weights for mistake in mistakes(given.context) if mistake.name == name]
+    weights = [mistake.weights for mistake in predictions(given.context) if mistake.name == name]
     return [np.round(1 / w[w != 0], 9).tolist() for w in weights]
 
 
@@ -222,7 +222,7 @@ def test_count_beyond_the_largest_number_of_a_dtype_is_infinite() -> None:
     step = Step.of([Sample(prompt_length=1, loss_mask=[1] * 65_600, group=0)])
     weights = [
         mistake.weights
-        for mistake in mistakes(Given(steps=(step,)).context)
+        for mistake in predictions(Given(steps=(step,)).context)
         if mistake.name == "counted_in_float16"
     ]
 
@@ -258,7 +258,7 @@ def test_step_without_active_tokens_has_a_unit_where_empty_ones_do_not_count() -
 
 
 def test_step_that_is_the_first_has_none_before() -> None:
-    names = {mistake.name for mistake in mistakes(replace(TOKEN, steps=(STEP,)).context)}
+    names = {mistake.name for mistake in predictions(replace(TOKEN, steps=(STEP,)).context)}
 
     assert not {"counted_over_batch", "counted_of_the_step_before"} & names
 
@@ -355,7 +355,7 @@ def test_what_fills_up_is_counted_in_a_mean_over_micro_batches(
         conventions=Conventions(micro_batch_weight=weight),
     )
     context = given.context.of_term(how)
-    found = [mistake.weights for mistake in mistakes(context) if mistake.name == name]
+    found = [mistake.weights for mistake in predictions(context) if mistake.name == name]
 
     denominators = [(1 / weights[weights != 0]).tolist() for weights in found]
     assert denominators == [pytest.approx(of_samples(*each)) for each in expected]
@@ -387,7 +387,7 @@ def test_repeated_rows_are_counted_where_they_are(
     context = replace(given.context.of_term(how), rows_of_passes=rows)
     found = {
         tuple((1 / mistake.weights[mistake.weights != 0]).round(6))
-        for mistake in mistakes(context)
+        for mistake in predictions(context)
         if mistake.name == "repeated_rows_averaged"
     }
 
@@ -407,21 +407,21 @@ def test_micro_batch_of_padding_alone_counts_where_it_is_known_to_be_the_steps(
     rows = np.array([[STEP.size, 0]], np.int32)
     filled = replace(context.of_term(TOKENS), step_index=0, rows_of_passes=rows)
 
-    found = [each for each in mistakes(filled) if each.name == "padding_micro_batches_averaged"]
+    found = [each for each in predictions(filled) if each.name == "padding_micro_batches_averaged"]
     denominators = [(1 / each.weights[each.weights != 0]).tolist() for each in found]
     assert denominators == [pytest.approx([one] * 10) for one in expected]
 
 
 def test_rows_that_fill_up_are_put_into_words() -> None:
     context = replace(TOKEN, forward_pass_of_token=SCATTERED).context.of_term(SAMPLES)
-    words = [each.words for each in mistakes(context) if each.name == "dummy_rows_averaged"]
+    words = [each.says for each in predictions(context) if each.name == "dummy_rows_averaged"]
 
     assert words == ["rows that fill a micro-batch up to the rank's largest count as 0 in its mean"]
 
 
 def test_single_rank_with_one_micro_batch_has_no_parts_to_count_in() -> None:
     whole = np.zeros((1, len(STEP.mask)), np.int32)
-    names = {mistake.name for mistake in mistakes(Given(forward_pass_of_token=whole).context)}
+    names = {mistake.name for mistake in predictions(Given(forward_pass_of_token=whole).context)}
 
     assert not [name for name in names if "_per_rank" in name or "_per_micro_batch" in name]
 
@@ -445,7 +445,7 @@ def test_runs_of_a_group_that_is_not_adjacent_are_counted_each() -> None:
         ]
     )
     given = Given(mode=Mode.PROMPT_MEAN, steps=(step,))
-    words = [m.words for m in mistakes(given.context) if m.name == "runs_counted_as_prompts"]
+    words = [m.says for m in predictions(given.context) if m.name == "runs_counted_as_prompts"]
 
     assert denominators(given, "runs_counted_as_prompts") == [[3.0] + [15.0] * 5 + [12.0] * 4]
     assert words == ["3 runs of adjacent samples are taken for 2 prompts"]
@@ -461,7 +461,7 @@ def test_micro_batches_are_no_factor_where_ranks_have_unequally_many() -> None:
         unequal, forward_pass_of_token=np.array([np.where(np.arange(14) == 3, 2, first), second])
     )
 
-    names = [{mistake.name for mistake in mistakes(given.context)} for given in (unequal, equal)]
+    names = [{mistake.name for mistake in predictions(given.context)} for given in (unequal, equal)]
     assert not [name for name in names[0] if "micro_batches" in name]
     assert "divided_by_micro_batches_or_prompts" in names[1]
 

@@ -9,8 +9,8 @@ import pytest
 from adapters.contract import BatchProperty, Depth, Description, Job, Layout
 from adapters.native.adapter import NativeAdapter
 from conformance.corpus.cases import ALL_CASES
-from conformance.findings.finding import Finding
 from conformance.findings.verdict import Verdict
+from conformance.judging.weights import Judgement
 from conformance.plan.matrix import MatrixCell
 from conformance.ranks.pool import Crashed
 from conformance.runs.check import make
@@ -31,7 +31,7 @@ class Crashing:
         return Crashed("ZeroDivisionError: division by zero")
 
 
-def finding(case: str, never_made: dict[BatchProperty, str]) -> Finding:
+def finding(case: str, never_made: dict[BatchProperty, str]) -> Judgement:
     chosen = next(one for one in ALL_CASES if one.name == case)
     cell = MatrixCell(
         aggregation=chosen.aggregation(Mode.TOKEN_MEAN),
@@ -40,7 +40,7 @@ def finding(case: str, never_made: dict[BatchProperty, str]) -> Finding:
         depth=Depth.STEP,
     )
     description = replace(NativeAdapter().describe(), never_made=never_made)
-    return make(cell, SharedJobs(Crashing(description))).finding  # type: ignore[arg-type]
+    return make(cell, SharedJobs(Crashing(description)))  # type: ignore[arg-type]
 
 
 def test_crash_with_a_batch_that_is_never_made_is_advice() -> None:

@@ -10,10 +10,9 @@ import pytest
 from adapters.contract import Depth, Description, Job, Layout, Observation
 from adapters.contract.objective import CONSTANTS, OFF_POLICY, ONE_ADVANTAGE, Objective
 from adapters.contract.probed_batch import PADDING_ID, ProbedBatch
-from conformance.causes.statements import INFERRED, STATEMENTS
 from conformance.corpus.cases import CORPUS
-from conformance.diagnosis.catalogue.derivatives import wrong_derivatives
-from conformance.diagnosis.catalogue.wordings import OF_DERIVATIVES
+from conformance.explain.catalogue.derivatives import wrong_derivatives
+from conformance.explain.catalogue.mistake import MISTAKES, Kind
 from conformance.findings.verdict import Verdict
 from conformance.judging.gradients import judge_off_policy
 from conformance.judging.weights import Judgement
@@ -79,10 +78,12 @@ def test_step_has_clipped_tokens_and_others_of_either_sign(objective: Objective)
         assert {*clipped[sign]} == {True, False} or objective in ONE_ADVANTAGE
 
 
-MISTAKES = [
-    (objective, wrong.name, wrong.factors)
+READ_OFF = [name for name, mistake in MISTAKES.items() if mistake.is_read_off]
+
+WRONG = [
+    (objective, name, factors)
     for objective in OFF_POLICY
-    for wrong in wrong_derivatives(
+    for name, factors in wrong_derivatives(
         objective, ProbedBatch((STEP,), objective).policy_tokens, weights(), CP_RANK
     )
 ]
@@ -90,7 +91,7 @@ MISTAKES = [
 
 @pytest.mark.parametrize(
     ("objective", "name", "derivative"),
-    [pytest.param(*each, id=f"{each[0]}-{each[1]}-{n}") for n, each in enumerate(MISTAKES)],
+    [pytest.param(*each, id=f"{each[0]}-{each[1]}-{n}") for n, each in enumerate(WRONG)],
 )
 def test_every_wrong_derivative_is_named_and_alone(
     objective: Objective, name: str, derivative: np.ndarray
@@ -100,16 +101,18 @@ def test_every_wrong_derivative_is_named_and_alone(
     assert judgement.verdict is Verdict.MISMATCH
     assert judgement.diagnosis is not None
     assert judgement.diagnosis.name == name
-    assert judgement.diagnosis.explanation.startswith(STATEMENTS[name])
+    assert judgement.diagnosis.explanation.startswith(MISTAKES[name].says)
     assert judgement.clues is not None
     first, *others = judgement.clues.explanations
     assert first == [[f"policy_loss/{name}"]]
-    inferred = {f"policy_loss/{each}" for each in INFERRED}  # which tokens without gradient seem
+    inferred = {f"policy_loss/{each}" for each in READ_OFF}  # which tokens without gradient seem
     assert inferred.issuperset(each for [names] in others for each in names)
 
 
 def test_every_statement_is_of_some_mistake() -> None:
-    assert {name for _, name, _ in MISTAKES} == set(OF_DERIVATIVES)
+    assert {name for _, name, _ in WRONG} == {
+        name for name, mistake in MISTAKES.items() if mistake.kind is Kind.DERIVATIVE
+    }
 
 
 @pytest.mark.parametrize("objective", OFF_POLICY)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from conformance.causes.statements import STATEMENTS
 from conformance.comparing.groups import finding_groups
+from conformance.explain.catalogue.mistake import MISTAKES
 from conformance.findings.badness import LEGEND
 from conformance.findings.finding import Logged, Picture, PicturedSample, Run
 from conformance.findings.verdict import Check, Verdict
@@ -181,7 +181,7 @@ def test_what_is_wrong_is_listed_first(browser: Browser) -> None:
 
 
 def test_three_reports_with_six_causes_each_are_on_the_first_screen(browser: Browser) -> None:
-    mistakes = [*STATEMENTS][:4]
+    mistakes = [*MISTAKES][:4]
     found = [diagnosed(name, case=f"c{number}") for number, name in enumerate(mistakes)]
     found += [
         finding_of("c8", verdict=Verdict.CRASHED, message="Traceback\nOSError: gone"),
@@ -220,7 +220,7 @@ def test_every_newest_version_is_on_the_first_screen_with_its_worst_causes(
 
 
 def test_causes_that_do_not_fit_are_unfolded_by_a_click(browser: Browser) -> None:
-    mistakes = [*STATEMENTS][:25]
+    mistakes = [*MISTAKES][:25]
     browser.open(report_of([diagnosed(name, case=name) for name in mistakes]))
 
     assert browser.texts(".more > summary") == ["1 more cause"]

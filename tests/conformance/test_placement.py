@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from adapters.contract import Layout, Observation
-from conformance.diagnosis.placement import (
+from conformance.expected.placement import (
     filled_rows,
     forward_pass_of_token,
     rows_of_passes,

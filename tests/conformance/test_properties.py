@@ -26,7 +26,7 @@ from conformance.corpus.strategies import (
     steps,
     training_steps,
 )
-from conformance.diagnosis.catalogue.advantages import Estimate
+from conformance.expected.advantages import Estimate
 from conformance.findings.verdict import Verdict
 from conformance.judging.gradients import judge_advantages, judge_off_policy
 from conformance.ranks.pool import Ran, RankPool

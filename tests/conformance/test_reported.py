@@ -10,8 +10,8 @@ import pytest
 from adapters.contract import Depth, Description, Job, Layout, Observation
 from adapters.contract.objective import Metric, Objective
 from adapters.contract.probed_batch import ProbedBatch
+from conformance.expected.loss_terms import COMBINED, quantities
 from conformance.findings.verdict import Verdict
-from conformance.judging.loss_terms import COMBINED, quantities
 from conformance.judging.metrics import judge_logged
 from conformance.judging.weights import Judgement
 from reference.aggregation import Aggregation, Mode
@@ -184,7 +184,7 @@ def test_loss_of_another_mode_is_named() -> None:
     """Means of the samples are -1/2, 3/2, 3/4 and -1."""
     assert said(Judge()(0.75 / 4)) == (
         "weights_of_sample_mean",
-        "0.1875 is reported instead of 0.25: these are the weights of sample_mean",
+        "0.1875 is reported instead of 0.25: reduced by sample_mean",
         {"reported": 0.1875, "expected": 0.25},
         [],
     )
@@ -196,7 +196,7 @@ def test_loss_of_another_mode_is_named() -> None:
         (
             1.5 / 8,  # of the first rank; by chance the mean over samples too
             "weights_of_sample_mean",
-            "these are the weights of sample_mean",
+            "reduced by sample_mean",
             ["not_reduced_over_dp", "not_reduced_over_ranks"],
         ),
         (

@@ -11,7 +11,8 @@ from adapters.contract import Depth, Description, Job, Layout, Observation
 from adapters.contract.formulas import ESTIMATORS, estimator_conventions
 from adapters.contract.objective import OF_ROLLOUTS, Metric, Objective
 from adapters.contract.probed_batch import ProbedBatch
-from conformance.diagnosis.catalogue.advantages import BatchPlacement, Estimate, wrong_advantages
+from conformance.expected.advantages import BatchPlacement, Estimate
+from conformance.explain.catalogue.advantages import wrong_advantages
 from conformance.findings.verdict import Verdict
 from conformance.judging.metrics import judge_logged_of_rollouts
 from conformance.judging.weights import Judgement

@@ -7,8 +7,10 @@ import pytest
 
 from adapters.contract import Layout
 from adapters.contract.objective import Metric
-from conformance.diagnosis.shared_mistakes import diagnose_shared_mistake
-from conformance.diagnosis.step_context import LossTerm
+from conformance.expected.term import LossTerm
+from conformance.explain.diagnosis import diagnose
+from conformance.explain.measurement import Measurement
+from conformance.findings.finding import Diagnosis
 from reference.aggregation import AuxiliaryAggregation, Mode
 from tests.conformance.given import Given, passes
 
@@ -46,50 +48,57 @@ APART = weighed(POLICY, 1) + weighed(ENTROPY, OF_ONE_RANK) + weighed(KL, HALVED)
 """Entropy is one context-parallel rank's, and a row of padding halves the second sample's."""
 
 
-def test_terms_that_each_have_a_mistake_of_their_own_are_named_together() -> None:
-    diagnosis = diagnose_shared_mistake(
-        POLICY, [ENTROPY, KL], lambda sum_: np.allclose(sum_, APART)
+def diagnosis(total: np.ndarray, kl: LossTerm = KL, tolerance: float = 1e-9) -> Diagnosis:
+    """What is said of gradients, [tokens], or of a logged number, [1]."""
+    return diagnose(
+        Measurement(
+            terms=[POLICY, ENTROPY, kl],
+            observed=total,
+            tolerance=tolerance,
+            is_per_token=len(total) > 1,
+        )
     )
 
-    assert diagnosis is not None
-    assert diagnosis.name == "not_reduced_over_cp_and_dummy_rows_averaged"
-    assert diagnosis.explanation == (
+
+def test_terms_that_each_have_a_mistake_of_their_own_are_named_together() -> None:
+    found = diagnosis(APART)
+
+    assert found.name == "not_reduced_over_cp_and_dummy_rows_averaged"
+    assert found.explanation == (
         "entropy: those of other context-parallel ranks were not added; kl: rows that fill a"
         " micro-batch up to the rank's largest count as 0 in its mean"
     )
 
 
-def test_a_policy_loss_is_right_if_that_explains_as_much() -> None:
-    """As one number may: half of all auxiliary terms and twice the policy loss come last."""
+def test_mistakes_of_auxiliary_terms_may_be_shared_with_another_one_of_the_policy_loss() -> None:
     doubled = weighed(POLICY, 2) + weighed(ENTROPY, 1 / 2) + weighed(KL, 1 / 2)
+    found = diagnosis(doubled)
 
-    def named(*totals: np.ndarray) -> str:
-        diagnosis = diagnose_shared_mistake(
-            POLICY, [ENTROPY, KL], lambda sum_: any(np.allclose(sum_, total) for total in totals)
-        )
-        return "" if diagnosis is None else diagnosis.name
+    assert found.name.startswith("divided_by_dp")
+    assert found.explanation.startswith("entropy and kl: divided once too often by dp")
+    assert "; policy_loss: multiplied once too often by dp" in found.explanation
 
-    assert named(doubled).startswith("divided_by_dp")
-    assert named(doubled, APART) == "not_reduced_over_cp_and_dummy_rows_averaged"
+
+def test_a_policy_loss_is_right_if_that_explains_as_much() -> None:
+    """A logged number within whose bound are both of the above."""
+    doubled = weighed(POLICY, 2) + weighed(ENTROPY, 1 / 2) + weighed(KL, 1 / 2)
+    between = np.array([(APART.sum() + doubled.sum()) / 2])
+    size = min(APART.sum(), doubled.sum())
+    found = diagnosis(between, tolerance=0.51 * abs(APART.sum() - doubled.sum()) / size)
+
+    assert "policy_loss" not in found.explanation
 
 
 @pytest.mark.parametrize("factor", [1.37, 0.8])
 def test_terms_that_no_mistake_explains_have_none(factor: float) -> None:
     total = factor * (weighed(POLICY, 1) + weighed(ENTROPY, 1) + weighed(KL, 1))
 
-    assert (
-        diagnose_shared_mistake(POLICY, [ENTROPY, KL], lambda sum_: np.allclose(sum_, total))
-        is None
-    )
+    assert diagnosis(total).name == "unexplained"
 
 
 def test_a_term_that_is_a_part_of_the_policy_loss_shares_its_mistake() -> None:
     kl = LossTerm(metric=Metric.KL, context=CONTEXT, factors=KL.factors)
-    total = weighed(POLICY, 1 / 2) + weighed(kl, 1 / 2) + weighed(ENTROPY, 1)
-    diagnosis = diagnose_shared_mistake(
-        POLICY, [ENTROPY, kl], lambda sum_: np.allclose(sum_, total)
-    )
+    found = diagnosis(weighed(POLICY, 1 / 2) + weighed(kl, 1 / 2) + weighed(ENTROPY, 1), kl)
 
-    assert diagnosis is not None
-    assert diagnosis.name == "divided_by_dp_or_cp_or_micro_batches_or_group_size"
-    assert diagnosis.explanation.startswith("policy_loss and kl: divided once too often")
+    assert found.name == "divided_by_dp_or_cp_or_micro_batches_or_group_size"
+    assert found.explanation.startswith("policy_loss and kl: divided once too often")

@@ -7,7 +7,7 @@ import pytest
 
 from adapters.contract.objective import Metric, Objective
 from adapters.contract.probed_batch import ProbedBatch
-from conformance.judging import loss_terms
+from conformance.expected import loss_terms
 from reference.aggregation import AuxiliaryAggregation, Conventions
 from reference.step import Sample, Step
 

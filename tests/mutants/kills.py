@@ -11,7 +11,7 @@ from adapters.native.adapter import NativeAdapter
 from conformance.corpus.log_cases import LOG_CASES, LOG_ENTRIES
 from conformance.findings.report import PlanSize
 from conformance.findings.verdict import Verdict
-from conformance.judging.logs import judge_log
+from conformance.judging.startup import judge_log
 from conformance.judging.weights import Judgement
 from conformance.plan.matrix import MatrixCell
 from conformance.plan.plan import Plan

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from adapters.contract import Depth
 from adapters.native.trainer import Trainer
-from conformance.causes.statements import INFERRED
+from conformance.explain.catalogue.mistake import MISTAKES
 from tests.mutants import MUTANTS
 from tests.mutants.kills import cells_of, trials_on
 from tests.mutants.mutant import EVERYDAY, Mutant
@@ -76,7 +76,7 @@ def hides_one(pair: Pair, cells: Sequence[MatrixCell], both: Sequence[Trial]) ->
 
 def are_one_other(causes: Sequence[Cause]) -> bool:
     """Whether both together equal one other known mistake, number for number, where they act."""
-    return [(one.condition, one.name in INFERRED) for one in causes] == [([], False)]
+    return [(one.condition, MISTAKES[one.name].is_read_off) for one in causes] == [([], False)]
 
 
 def is_named(mutant: type[Mutant], causes: list[Cause]) -> bool:

@@ -11,8 +11,8 @@ from pathlib import Path
 from textwrap import shorten
 from typing import TYPE_CHECKING
 
-from conformance.causes.impact import impact_words
 from conformance.comparing.groups import shared_causes
+from conformance.explain.impact import impact_words
 from conformance.findings.cause import Severity
 from conformance.findings.verdict import Check, Verdict
 from conformance.views import issue

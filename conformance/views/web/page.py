@@ -17,9 +17,9 @@ from itertools import chain, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from conformance.causes.impact import impact_words
 from conformance.comparing.cause_changes import cause_histories
 from conformance.comparing.report_file import require_regular
+from conformance.explain.impact import impact_words
 from conformance.findings.badness import explain
 from conformance.findings.cause import Severity
 from conformance.findings.errors import PagePathError

@@ -10,12 +10,13 @@ import pytest
 from adapters.contract import Description, Layout, Observation
 from adapters.contract.objective import Metric, Objective
 from adapters.contract.probed_batch import ProbedBatch
-from conformance.causes.consistent import Showing, consistent
 from conformance.corpus.cases import CORPUS
-from conformance.diagnosis.step_context import LossTerm
+from conformance.expected.loss_terms import quantities
+from conformance.expected.term import LossTerm
+from conformance.explain.engine import Explained
+from conformance.explain.measurement import Measurement
 from conformance.findings.cause import Clues
 from conformance.findings.verdict import Verdict
-from conformance.judging.loss_terms import quantities
 from conformance.judging.metrics import judge_logged
 from reference.aggregation import Aggregation, AuxiliaryAggregation, Mode
 from reference.step import Sample, Step
@@ -236,7 +237,7 @@ def test_repeated_samples_and_padding_may_both_be_counted(
     term = filled_up(Metric.KL, how)
     observed = term.factors * ACTIVE / denominators
 
-    found = consistent(Showing(terms=[term], observed=observed, tolerance=1e-6))
+    found = Explained(Measurement(terms=[term], observed=observed, tolerance=1e-6))
 
     both = [{"kl/repeated_rows_averaged"}, {f"kl/{other}"}]
     assert both in found.explanations
@@ -252,8 +253,8 @@ def test_each_term_of_a_logged_loss_may_have_two_mistakes() -> None:
     logged = (policy.products + kl.factors * ACTIVE / OF_EQUAL_ROWS).sum()
     logged += (entropy.factors * of_entropy).sum()
 
-    found = consistent(
-        Showing(
+    found = Explained(
+        Measurement(
             terms=[policy, entropy, kl],
             observed=np.array([logged]),
             tolerance=1e-12,

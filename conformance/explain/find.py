@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from conformance.causes.conditions import METRIC_CHECKS
-from conformance.causes.cover import cover, explanation
-from conformance.causes.impact import impact
-from conformance.causes.statements import BROKEN_RULES, STATEMENTS
-from conformance.causes.table import Table
+from conformance.explain.catalogue.mistake import MISTAKES
+from conformance.explain.conditions import METRIC_CHECKS
+from conformance.explain.cover import Table, cover, explanation
+from conformance.explain.impact import impact
 from conformance.findings.badness import badness, failure
 from conformance.findings.cause import UNEXPLAINED, Cause, Severity
 from conformance.findings.finding_id import GENERATED
@@ -19,7 +18,7 @@ from conformance.findings.verdict import WRONG, Check, Verdict
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from conformance.causes.table import Pair
+    from conformance.explain.cover import Pair
     from conformance.findings.cause import Clues
     from conformance.findings.finding import Finding
 
@@ -48,7 +47,7 @@ def _explained(table: Table, findings: Mapping[str, Finding]) -> Iterator[Cause]
         for part in explanation(explanations, pairs) or ():
             claims[next(p for p in pairs if part.is_given_by([p]))][name] = findings[name]
     for pair, claimed in claims.items():
-        yield _cause(pair.mistake, STATEMENTS[pair.mistake], pair.condition, [*claimed.values()])
+        yield _cause(pair.mistake, MISTAKES[pair.mistake].says, pair.condition, [*claimed.values()])
 
 
 def _alike(findings: Iterable[Finding], table: Table) -> Iterator[Cause]:
@@ -73,17 +72,17 @@ def _kind(finding: Finding) -> tuple[str, str]:
     if finding.is_of_bad_input:
         is_advice = finding.verdict is Verdict.ADVICE
         rule = ", against a rule of another framework" if is_advice else ""
-        stated = _stated(diagnosis.name, STATEMENTS | BROKEN_RULES)
+        stated = _stated(diagnosis.name)
         return diagnosis.name, f"{finding.check}: {stated}{rule}"
     if diagnosis.name == UNEXPLAINED:
         pattern = diagnosis.explanation.partition("; ")[0].rpartition(", ")[2]
-        return UNEXPLAINED, f"{STATEMENTS[UNEXPLAINED]}: {pattern}"
-    return diagnosis.name, _stated(diagnosis.name, STATEMENTS)
+        return UNEXPLAINED, f"{MISTAKES[UNEXPLAINED].says}: {pattern}"
+    return diagnosis.name, _stated(diagnosis.name)
 
 
-def _stated(mistake: str, statements: Mapping[str, str]) -> str:
-    """A statement of the table; older reports have names that are in none."""
-    return statements.get(mistake, mistake.replace("_", " "))
+def _stated(name: str) -> str:
+    """What a mistake does; a name may be of several mistakes, which a finding cannot tell apart."""
+    return MISTAKES[name].says if name in MISTAKES else name.replace("_", " ")
 
 
 def _cause(

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from adapters.contract import Option
-from conformance.diagnosis.catalogue.miscounts import counted_mask
-from conformance.diagnosis.catalogue.mistake import Mistake
-from conformance.diagnosis.placement import FilledRows
-from conformance.diagnosis.step_context import StepContext, by_samples, units_held
+from conformance.expected.placement import FilledRows
+from conformance.expected.step_context import StepContext, by_samples, units_held
+from conformance.explain.catalogue.miscounts import counted_mask
+from conformance.explain.catalogue.mistake import Kind, Prediction, known
 from reference.aggregation import EmptyUnits, MicroBatchWeight, Mode
 
 if TYPE_CHECKING:
@@ -21,8 +21,93 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from adapters.contract import Layout
-    from conformance.diagnosis.placement import TokenPlacement
+    from conformance.expected.placement import TokenPlacement
 
+
+PARTS = {
+    "rank": "data-parallel rank",
+    "micro_batch": "micro-batch",
+    "micro_batch_or_padding": "micro-batch, those of padding included",
+    "micro_batch_of_all_ranks": "micro-batch over all data-parallel ranks",
+    "cp_slice": "context-parallel slice",
+    "cp_slice_of_a_micro_batch": "context-parallel slice of a micro-batch",
+}
+
+known(
+    {
+        "padding_micro_batches_averaged": "micro-batches of padding count as 0 in a mean",
+        "dummy_rows_averaged": "rows of padding count as 0 in a mean",
+        "repeated_rows_averaged": "samples that are repeated to fill up ranks count as 0 in a mean",
+    },
+    rank=6,
+    kind=Kind.FILLED,
+)
+known(
+    {
+        **{
+            f"denominators_per_{part}": (
+                f"denominators are counted in each {words}, and means averaged"
+            )
+            for part, words in PARTS.items()
+        },
+        "denominators_per_micro_batch_by_samples": (
+            "denominators are counted in each micro-batch, and means weighted by samples"
+        ),
+    },
+    rank=6,
+    kind=Kind.PARTS,
+)
+known(
+    {
+        "shares_averaged_by_tokens": (
+            "what micro-batches have of a loss is averaged by their tokens, and not added up"
+        ),
+    },
+    rank=6,
+)
+known(
+    {
+        "shares_of_all_ranks_averaged": (
+            "the shares of micro-batches are averaged over all ranks, and not added up"
+        ),
+    },
+    rank=6,
+    kind=Kind.LOGGED,
+)
+known(
+    {
+        **{
+            f"tokens_counted_per_{part}": (
+                f"tokens are counted in each {words}, and units in the step"
+            )
+            for part, words in PARTS.items()
+        },
+        **{
+            f"units_counted_per_{part}": (
+                f"prompts are counted in each {words}, and tokens in the step"
+            )
+            for part, words in PARTS.items()
+        },
+        "micro_batch_means_added_up": (
+            "the mean of each micro-batch is taken, and means are added up and not averaged"
+        ),
+    },
+    rank=6,
+)
+known(
+    {
+        "micro_batches_carried_over": (
+            "a step begins with micro-batches that the batch before left, and lacks its own last"
+            " ones"
+        ),
+    },
+    rank=8,
+)
+known(
+    {"mean_of_means": "means of parts of a step are averaged, and not pooled over it"},
+    rank=18,
+    kind=Kind.LOGGED,
+)
 
 FILLINGS = {
     "repeated_rows_averaged": "samples that are repeated to fill up ranks count as 0",
@@ -36,7 +121,7 @@ FILLINGS = {
 """What a mean over micro-batches may count besides samples, in words."""
 
 
-def filled_up(context: StepContext) -> Iterator[Mistake]:
+def filled_up(context: StepContext) -> Iterator[Prediction]:
     """Counts one or two kinds of filling in a mean over micro-batches."""
     if context.placement is None or not context.per_micro_batch:
         return
@@ -48,7 +133,7 @@ def filled_up(context: StepContext) -> Iterator[Mistake]:
         fewer = combinations(counted, len(counted) - 1)
         if all((share != shares[one])[active].any() for one in fewer):
             words = ", and ".join(FILLINGS[name] for name in counted)
-            yield Mistake(
+            yield Prediction(
                 name=counted[0],
                 words=words.format(most=rows.most_micro_batches),
                 weights=context.expected * share,
@@ -89,21 +174,17 @@ def _share_left(
     return left
 
 
-def averaged_shares(context: StepContext) -> Iterator[Mistake]:
+def averaged_shares(context: StepContext) -> Iterator[Prediction]:
     """Averages the shares of the micro-batches of all ranks, those of padding too."""
     if context.placement is None:
         return
     rows = context.filled_rows or _unfilled(context, context.placement)
     averaged = context.layout.dp * context.layout.cp * rows.most_micro_batches
     if averaged > 1:
-        yield Mistake(
-            name="shares_of_all_ranks_averaged",
-            words=f"the shares of {averaged} micro-batches of all ranks are averaged",
-            weights=context.expected / averaged,
-        )
+        yield Prediction(name="shares_of_all_ranks_averaged", weights=context.expected / averaged)
 
 
-def parts(context: StepContext) -> Iterator[Mistake]:
+def parts(context: StepContext) -> Iterator[Prediction]:
     """Counts within one rank, micro-batch or context-parallel slice instead of the step."""
     if context.placement is None:
         return
@@ -135,10 +216,6 @@ class _Part:
     def causes(self, what: str) -> list[str]:
         """The names of a mistake that something is counted in such parts."""
         return [f"{what}_per_{name}" for name in (self.name, *self.same)]
-
-    @property
-    def words(self) -> str:
-        return self.name.replace("_", " ")
 
 
 def _cut_into(placement: TokenPlacement, layout: Layout) -> Iterator[_Part]:
@@ -188,11 +265,10 @@ def _cut_into(placement: TokenPlacement, layout: Layout) -> Iterator[_Part]:
         )
 
 
-def _of_parts(context: StepContext, part: _Part) -> Iterator[Mistake]:
+def _of_parts(context: StepContext, part: _Part) -> Iterator[Prediction]:
     """Counts tokens and units per part and averages over parts, or only one of them."""
     unit = context.unit[context.sample]
     units = units_held(unit, part.whole)
-    words = f"counted per {part.words} and averaged over {int(part.count.max())}"
     tokens = None
     if context.mode is not Mode.CONSTANT:
         tokens = _tokens_held(unit, part.label, counted_mask(context))
@@ -201,18 +277,16 @@ def _of_parts(context: StepContext, part: _Part) -> Iterator[Mistake]:
             yield _means_by_samples(context, tokens)
         if part.name == "micro_batch" and context.mode is not Mode.PROMPT_MEAN:
             yield from _averaged_by_tokens(context, part)
-    yield Mistake(
+    yield Prediction(
         name=f"denominators_per_{part.name}",
-        words=f"denominators are {words}",
         weights=context.weights(tokens, units * part.count),
         causes=part.causes("denominators"),
     )
     if part.name == "micro_batch" and context.mode is not Mode.PROMPT_MEAN:
         yield from _means_added_up(context, part, tokens)
     if context.mode is Mode.PROMPT_MEAN:
-        yield Mistake(
+        yield Prediction(
             name=f"units_counted_per_{part.name}",
-            words=f"prompts are {words}",
             weights=context.weights(units=units * part.count),
             causes=part.causes("units_counted"),
         )
@@ -220,7 +294,7 @@ def _of_parts(context: StepContext, part: _Part) -> Iterator[Mistake]:
 
 def _means_added_up(
     context: StepContext, part: _Part, tokens: NDArray[np.float64] | None
-) -> Iterator[Mistake]:
+) -> Iterator[Prediction]:
     """Adds up the means of micro-batches, over all their samples or those with tokens."""
     unit, counted = context.unit[context.sample], counted_mask(context)
     every = units_held(unit, part.label)
@@ -228,60 +302,51 @@ def _means_added_up(
     if counted.any():
         with_tokens[counted] = units_held(unit[counted], part.label[counted])
     differ = (with_tokens != every).any()
-    for units, words in ((every, ""), (with_tokens, " without empty samples"))[: 1 + differ]:
+    for units in (every, with_tokens)[: 1 + differ]:
         for ranks in sorted({1, context.layout.dp}):
-            averaged = f" and averaged over {ranks} ranks" if ranks > 1 else ""
-            yield Mistake(
+            yield Prediction(
                 name="micro_batch_means_added_up",
-                words=f"means of micro-batches{words} are added up{averaged}",
                 weights=context.weights(tokens, units * ranks),
             )
 
 
 def _of_tokens_held(
     context: StepContext, part: _Part, tokens: NDArray[np.float64]
-) -> Iterator[Mistake]:
+) -> Iterator[Prediction]:
     """Counts tokens per part and units in the step; the parts' means are added or averaged."""
-    yield Mistake(
+    yield Prediction(
         name=f"tokens_counted_per_{part.name}",
-        words=f"tokens are counted per {part.words}",
         weights=context.weights(tokens),
         causes=part.causes("tokens_counted"),
     )
     for count in {int(part.count.max()), part.slices} - {1}:
-        yield Mistake(
+        yield Prediction(
             name=f"denominators_per_{part.name}",
-            words=f"tokens are counted per {part.words} and means averaged over {count}",
             weights=context.weights(tokens, float(context.units * count)),
             causes=part.causes("denominators"),
         )
 
 
-def _means_by_samples(context: StepContext, tokens: NDArray[np.float64]) -> Mistake:
+def _means_by_samples(context: StepContext, tokens: NDArray[np.float64]) -> Prediction:
     assert context.placement is not None
-    return Mistake(
+    return Prediction(
         name="denominators_per_micro_batch_by_samples",
-        words="tokens are counted per micro batch and means weighted by samples",
         weights=context.weights(tokens, by_samples(context, context.placement)),
     )
 
 
-def _averaged_by_tokens(context: StepContext, part: _Part) -> Iterator[Mistake]:
+def _averaged_by_tokens(context: StepContext, part: _Part) -> Iterator[Prediction]:
     """Averages what micro-batches have of a loss by their tokens, instead of adding it up.
 
     Each is multiplied by what gradients are divided by, which may be ranks alone.
     """
     mask = counted_mask(context)
     held = np.bincount(part.label, weights=mask)[part.label] / max(mask.sum(), 1)
-    for name, count in (("micro-batches", part.count), ("ranks", context.layout.dp)):
-        yield Mistake(
-            name="shares_averaged_by_tokens",
-            words=f"shares of micro-batches are multiplied by {name} and averaged by tokens",
-            weights=context.expected * held * count,
-        )
+    for count in (part.count, context.layout.dp):
+        yield Prediction(name="shares_averaged_by_tokens", weights=context.expected * held * count)
 
 
-def carried_over(context: StepContext) -> Iterator[Mistake]:
+def carried_over(context: StepContext) -> Iterator[Prediction]:
     """Begins a step with the micro-batches that a short batch left, and leaves its own last ones.
 
     The short batch is the first micro-batch of each rank, of the first samples, as a mean of its
@@ -297,9 +362,8 @@ def carried_over(context: StepContext) -> Iterator[Mistake]:
     if context.mode in (Mode.SAMPLE_MEAN, Mode.TOKEN_MEAN) and counted[:size].any():
         in_time = placement.micro_batch < placement.micro_batches - 1
         before = (context.sample < size) * counted.sum() / counted[:size].sum()
-        yield Mistake(
+        yield Prediction(
             name="micro_batches_carried_over",
-            words="a step has the micro-batch of a short batch before, and lacks its own last one",
             weights=context.expected * (in_time + before),
         )
 

@@ -1,4 +1,4 @@
-"""The known mistakes, each with the weights it would give.
+"""What every known mistake would give a step or a term, the most plausible ones first.
 
 Every weight is 1 / (units · tokens of the unit), and a mistake gets one factor wrong: it counts
 other tokens, other units or a part of the step, or multiplies or divides by an unrelated size.
@@ -14,7 +14,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from conformance.diagnosis.catalogue.miscounts import (
+from adapters.contract import CodeLocation
+from conformance.expected.advantages import BatchAdvantages
+from conformance.expected.term import PolicyDerivative
+from conformance.explain.catalogue.advantages import wrong_advantages
+from conformance.explain.catalogue.derivatives import wrong_derivatives
+from conformance.explain.catalogue.miscounts import (
     clamped_shares,
     filling_rows,
     off_by_one,
@@ -24,67 +29,148 @@ from conformance.diagnosis.catalogue.miscounts import (
     other_steps,
     other_tokens,
     other_units,
+    padded_widths,
     rejection_left_out,
     rounded_counts,
     rounded_shares,
 )
-from conformance.diagnosis.catalogue.missing_tokens import shares
-from conformance.diagnosis.catalogue.mistake import Mistake
-from conformance.diagnosis.catalogue.parts import (
+from conformance.explain.catalogue.missing_tokens import shares
+from conformance.explain.catalogue.mistake import MISTAKES, Kind, Prediction, known
+from conformance.explain.catalogue.parts import (
     averaged_shares,
     carried_over,
     filled_up,
     parts,
 )
-from conformance.diagnosis.catalogue.widths import padded_widths
+from conformance.explain.catalogue.values_of_others import values_of_others
 from reference.aggregation import Aggregation, EmptyUnits, Mode, SampleUnit
 from reference.weights import token_weights
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
-    from conformance.diagnosis.step_context import StepContext
+    from numpy.typing import NDArray
 
+    from conformance.expected.step_context import StepContext
+    from conformance.expected.term import LossTerm
+
+
+SIZES = {
+    "cp": "cp, the number of context-parallel ranks",
+    "dp": "dp, the number of data-parallel ranks",
+    "dp_cp": "dp · cp, the number of data- and context-parallel ranks",
+    "pp": "pp, the number of pipeline stages",
+    "micro_batches": "the number of a rank's micro-batches",
+    "group_size": "the number of samples of a prompt",
+    "samples": "the number of samples",
+    "prompts": "the number of prompts",
+    "divisor": "the constant divisor",
+}
+
+known(
+    {
+        f"{verb}_by_{size}": f"{verb} once too often by {words}"
+        for verb in ("multiplied", "divided")
+        for size, words in SIZES.items()
+    },
+    rank=1,
+    kind=Kind.FACTOR,
+)
+known(
+    {"not_divided": "token losses are added up and not divided"},
+    rank=2,
+    at=CodeLocation.TOKEN_DIVISION,
+)
+known({"samples_not_averaged": "sums of samples are divided by the constant divisor alone"}, rank=2)
+known(
+    {
+        **{f"weights_of_{mode}": f"reduced by {mode}" for mode in Mode if mode != Mode.CONSTANT},
+        "weights_of_token_mean_counting_empty_samples": (
+            "reduced by token_mean, with a sample without active tokens counted as one token"
+        ),
+    },
+    rank=4,
+)
+known(
+    {
+        f"{unit}_units_{empty}": f"{unit}s are the units, and empty ones {counted}"
+        for unit in SampleUnit
+        for empty, counted in (
+            (EmptyUnits.COUNTED, "count"),
+            (EmptyUnits.EXCLUDED, "do not count"),
+        )
+    },
+    rank=11,
+)
 
 SMALL = 4096
 """Tokens of the largest step whose mistakes are kept for other checks."""
 
 
-def mistakes(context: StepContext) -> Iterable[Mistake]:
-    """Every mistake that is possible in a step, the most plausible ones first."""
-    return _kept(context) if len(context.step.mask) <= SMALL else _mistakes(context)
+def predictions(context: StepContext) -> Iterable[Prediction]:
+    """The weights that each mistake would give which is possible in a step."""
+    return _kept(context) if len(context.step.mask) <= SMALL else _predictions(context)
 
 
-def mistakes_of_sums(context: StepContext) -> Iterator[Mistake]:
-    """Yield every mistake in a sum over all tokens, of which single ones cannot be seen.
+def predictions_of_sums(context: StepContext) -> Iterator[Prediction]:
+    """Yield what mistakes would give a sum over all tokens, of which single ones cannot be seen.
 
     Means of different parts of a step are one mistake in a number that is logged.
     """
-    for mistake in mistakes(context):
-        if mistake.name.startswith("denominators_per_"):
-            yield replace(mistake, causes=[*mistake.names, "mean_of_means"])
+    for one in predictions(context):
+        if one.kind is Kind.PARTS:
+            yield replace(one, causes=[*(each.name for each in one.mistakes), "mean_of_means"])
         else:
-            yield mistake
+            yield one
     yield from shares(context)
     yield from averaged_shares(context)
     step = context.step
     if not step.mask.all():
         unmasked = replace(step, mask=np.ones_like(step.mask), original_mask=None)
         steps = [unmasked if one is step else one for one in context.steps]
-        yield Mistake(
+        yield Prediction(
             name="inactive_tokens_weigh",
-            words="tokens that the mask excludes are counted and added up too",
             weights=replace(context, steps=tuple(steps)).expected,
         )
 
 
 @lru_cache(maxsize=512)
-def _kept(context: StepContext) -> list[Mistake]:
-    return [*_mistakes(context)]
+def _kept(context: StepContext) -> list[Prediction]:
+    return [*_predictions(context)]
 
 
-def _mistakes(context: StepContext) -> Iterator[Mistake]:
-    """Yield every mistake that is possible in a step.
+@lru_cache(maxsize=64)
+def predictions_of_factors(term: LossTerm) -> Sequence[Prediction]:
+    """What mistakes would multiply the weights of a term by, the more common ones first."""
+    return [
+        Prediction(name=name, weights=term.context.expected, factors=factors, together=together)
+        for name, factors, together in _wrong_factors(term)
+    ]
+
+
+def _wrong_factors(
+    term: LossTerm,
+) -> Iterator[tuple[str, NDArray[np.float64], tuple[str, ...]]]:
+    """Yield names and factors, [tokens], and the names of the mistakes that are made besides."""
+    source, placement = term.source, term.context.placement
+    if isinstance(source, PolicyDerivative):
+        cp_rank = None if placement is None else placement.cp_rank
+        for name, factors in wrong_derivatives(
+            source.objective, source.tokens, term.context.expected, cp_rank
+        ):
+            yield name, factors, ()
+    if isinstance(source, BatchAdvantages):
+        for name, found in wrong_advantages(source.estimate, source.placement):
+            yield name, source.factors(found), ()
+        if source.observed is not None:
+            for name, found, together in values_of_others(
+                source.estimate, source.placement, source.observed
+            ):
+                yield name, source.factors(found), together
+
+
+def _predictions(context: StepContext) -> Iterator[Prediction]:
+    """Yield the weights of every mistake that is possible in a step.
 
     A size of the layout comes before another way of counting, and sizes of the step and widths,
     which small steps hit by chance, come last. With a single active token, any ratio looks like a
@@ -154,7 +240,7 @@ def _step_sizes(context: StepContext) -> dict[str, float]:
     return sizes
 
 
-def _factors(context: StepContext, *, of_layout: bool) -> Iterator[Mistake]:
+def _factors(context: StepContext, *, of_layout: bool) -> Iterator[Prediction]:
     """Yield factors that are a size of the layout, or of the step alone."""
     layout_sizes = _layout_sizes(context)
     for value, names in _names_of_sizes(layout_sizes | _step_sizes(context)).items():
@@ -171,13 +257,13 @@ def _names_of_sizes(sizes: dict[str, float]) -> dict[float, list[str]]:
     return names
 
 
-def _factor(context: StepContext, value: float, names: list[str]) -> Iterator[Mistake]:
+def _factor(context: StepContext, value: float, names: list[str]) -> Iterator[Prediction]:
     layout = context.layout
     # Where one of them is 1, dp · cp is the other, and a cause may be the product elsewhere.
     product_too = {"dp", "cp"} & {*names} and layout.dp * layout.cp == value
     may_be = [*names, "dp_cp"] if product_too else names
     for verb, factor in (("divided", 1 / value), ("multiplied", value)):
-        yield Mistake(
+        yield Prediction(
             name=f"{verb}_by_{'_or_'.join(names)}",
             words=f"{verb} once too often by {' or '.join(names)} = {value:g}",
             weights=context.expected * factor,
@@ -186,47 +272,42 @@ def _factor(context: StepContext, value: float, names: list[str]) -> Iterator[Mi
         )
 
 
-def _undivided(context: StepContext) -> Iterator[Mistake]:
+def _undivided(context: StepContext) -> Iterator[Prediction]:
     """Yield weights of 1, of 1 averaged over ranks or micro-batches, or of 1 / L."""
     ones = (context.expected > 0).astype(np.float64)
-    words = "token losses are added up and not divided"
-    yield Mistake(name="not_divided", words=words, weights=ones)
+    yield Prediction(name="not_divided", weights=ones)
     for value, names in _names_of_sizes(_layout_sizes(context)).items():
-        averaged = f"{words}, but for an average over {' or '.join(names)} = {value:g}"
-        yield Mistake(name="not_divided", words=averaged, weights=ones / value)
-    if context.aggregation.divisor is not None:
-        yield Mistake(
-            name="samples_not_averaged",
-            words=f"the sums of {context.units} samples are divided by L alone and added up",
-            weights=ones / context.aggregation.divisor,
+        averaged = (
+            f"{MISTAKES['not_divided'].says}, but for an average over {' or '.join(names)} ="
+            f" {value:g}"
         )
+        yield Prediction(name="not_divided", words=averaged, weights=ones / value)
+    if context.aggregation.divisor is not None:
+        yield Prediction(name="samples_not_averaged", weights=ones / context.aggregation.divisor)
 
 
-def _other_modes(context: StepContext) -> Iterator[Mistake]:
+def _other_modes(context: StepContext) -> Iterator[Prediction]:
     """Yield the weights of the modes that were not asked for."""
     for mode in Mode:
         if mode not in (context.mode, Mode.CONSTANT):
             weights = token_weights(context.step, Aggregation(mode), context.conventions)
-            words = f"these are the weights of {mode}"
-            yield Mistake(name=f"weights_of_{mode}", words=words, weights=weights)
+            yield Prediction(name=f"weights_of_{mode}", weights=weights)
     if context.mode is not Mode.TOKEN_MEAN:
         per_token = replace(context, aggregation=Aggregation(Mode.TOKEN_MEAN))
         counts = per_token.tokens_if(np.maximum(per_token.counted, 1))
-        yield Mistake(
+        yield Prediction(
             name="weights_of_token_mean_counting_empty_samples",
-            words="these are the weights of token_mean with an empty sample counted as one token",
             weights=per_token.weights(counts),
         )
 
 
-def _other_conventions(context: StepContext) -> Iterator[Mistake]:
+def _other_conventions(context: StepContext) -> Iterator[Prediction]:
     """Yield the weights under conventions that the framework does not declare."""
     declared = context.conventions
     for unit, empty in product(SampleUnit, EmptyUnits):
         other = replace(declared, sample_unit=unit, empty_units=empty)
         if other != declared:
-            yield Mistake(
+            yield Prediction(
                 name=f"{unit}_units_{empty}",
-                words=f"{unit}s are the units and empty ones are {empty}",
                 weights=token_weights(context.step, context.aggregation, other),
             )

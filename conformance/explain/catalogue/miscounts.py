@@ -1,4 +1,4 @@
-"""Mistakes in what is counted: other tokens, other units, another step, another dtype."""
+"""Mistakes in what is counted: other tokens, units or steps, another dtype, the width of rows."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from conformance.diagnosis.catalogue.mistake import Mistake
-from conformance.diagnosis.catalogue.widths import of_samples, paddings
+from adapters.contract import CodeLocation
+from conformance.explain.catalogue.mistake import Prediction, known
 from reference.aggregation import DenominatorMask, Mode
 from reference.weights import counted_tokens, token_weights, unit_of_sample
 
@@ -18,9 +18,69 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from conformance.diagnosis.step_context import StepContext
+    from conformance.expected.step_context import StepContext
 
 
+known(
+    {"empty_samples_counted": "a sample without active tokens is counted as one token"},
+    rank=3,
+    at=CodeLocation.TOKEN_COUNT,
+)
+known({"rejection_left_out": "rejected tokens are trained on and counted"}, rank=3)
+known(
+    {
+        "original_mask_counted": "denominators count the mask before rejection sampling",
+        "modified_mask_counted": "denominators count the mask after rejection sampling",
+    },
+    rank=3,
+    at=CodeLocation.TOKEN_COUNT,
+)
+known(
+    {
+        "filling_rows_counted": (
+            "rows that fill a step up to a multiple of the ranks are counted as samples"
+        )
+    },
+    rank=5,
+)
+known(
+    {
+        "counted_over_batch": "what is counted is that of all steps of a batch together",
+        "mean_of_the_batch_counted": "what is counted is the mean over all steps of a batch",
+        "counted_of_the_step_before": "what is counted is that of the step before",
+        "masked_tokens_counted": "masked tokens are counted",
+        "prompt_tokens_counted": "tokens of prompts are counted",
+        "padding_counted": "padding up to the longest response or sequence is counted",
+        "tokens_per_sample_miscounted": (
+            "a token or two of every sample are not counted, or too many"
+        ),
+        "runs_counted_as_prompts": "runs of adjacent samples are taken for prompts",
+        "prompts_by_group_size": "prompts are taken to be samples divided by the size of a group",
+    },
+    rank=10,
+)
+known(
+    {
+        **{
+            f"{what}_counted_as_units": f"{what} are counted in the place of the mode's units"
+            for what in ("samples", "rollouts", "prompts", "tokens")
+        },
+        "counted_in_bfloat16": "tokens are counted in bfloat16",
+        "counted_in_float16": "tokens are counted in float16",
+        "counted_in_float32": "tokens are added up in float32",
+        "integer_division": "tokens per sample or rank are cut to a whole number",
+        "shares_of_ranks_clamped": (
+            "a data-parallel rank's share of the step's tokens is set to 1 where it is less"
+        ),
+        "cp_shares_rounded_down": (
+            "of a micro-batch's tokens, context-parallel ranks count equal shares that are cut to a"
+            " whole number"
+        ),
+        "padded_width_as_divisor": "the divisor is the width of a micro-batch's rows",
+        "count_off_by_one": "one token or unit too many or too few is counted",
+    },
+    rank=12,
+)
 COARSE_DTYPES = {"bfloat16": (8, 3.4e38), "float16": (11, 65504.0)}
 """Number of significant bits and largest finite number of each dtype."""
 
@@ -32,56 +92,45 @@ def counted_mask(context: StepContext) -> NDArray[np.bool_]:
     return context.step.mask if modified or original is None else original
 
 
-def other_mask(context: StepContext) -> Iterator[Mistake]:
+def other_mask(context: StepContext) -> Iterator[Prediction]:
     """Counts the tokens of the mask that the framework documents it does not use."""
     declared = context.conventions
     for mask in DenominatorMask:
         if mask is not declared.denominator_mask and context.step.original_mask is not None:
             other = replace(declared, denominator_mask=mask)
-            yield Mistake(
+            yield Prediction(
                 name=f"{mask}_mask_counted",
-                words=f"denominators count the tokens of the {mask} mask",
                 weights=token_weights(context.step, context.aggregation, other),
             )
 
 
-def rejection_left_out(context: StepContext) -> Iterator[Mistake]:
+def rejection_left_out(context: StepContext) -> Iterator[Prediction]:
     """Trains on the tokens that were rejected, and counts them."""
-    step = context.step
-    if step.original_mask is None:
+    if (step := context.step).original_mask is None:
         return
     before = replace(step, mask=step.original_mask, original_mask=None)
-    yield Mistake(
+    yield Prediction(
         name="rejection_left_out",
-        words="rejected tokens are trained on and counted",
         weights=token_weights(before, context.aggregation, context.conventions),
     )
 
 
-def other_tokens(context: StepContext) -> Iterator[Mistake]:
+def other_tokens(context: StepContext) -> Iterator[Prediction]:
     """Counts other tokens than the active ones."""
     step = context.step
     if context.mode is Mode.CONSTANT:
         return
     for name, words, counts in (
-        (
-            "empty_samples_counted",
-            "a sample without active tokens is counted as one token",
-            np.maximum(context.counted, 1),
-        ),
-        ("masked_tokens_counted", "masked tokens are counted", step.response_lengths),
-        (
-            "prompt_tokens_counted",
-            "prompts are counted with their responses",
-            step.prompt_lengths + step.response_lengths,
-        ),
+        ("empty_samples_counted", "", np.maximum(context.counted, 1)),
+        ("masked_tokens_counted", "", step.response_lengths),
+        ("prompt_tokens_counted", "", step.prompt_lengths + step.response_lengths),
         *paddings(context),
     ):
         weights = context.weights(context.tokens_if(counts))
-        yield Mistake(name=name, words=words, weights=weights)
+        yield Prediction(name=name, words=words, weights=weights)
 
 
-def off_by_the_same(context: StepContext) -> Iterator[Mistake]:
+def off_by_the_same(context: StepContext) -> Iterator[Prediction]:
     """Counts one or two tokens too many or too few in each sample, such as an end of sequence."""
     if context.mode is Mode.CONSTANT:
         return
@@ -94,32 +143,31 @@ def off_by_the_same(context: StepContext) -> Iterator[Mistake]:
         counts = np.where(are_counted, np.maximum(tokens + difference, 0), 0)
         counted = np.maximum(context.tokens_if(counts), 1)
         sign = "more" if difference > 0 else "less"
-        yield Mistake(
+        yield Prediction(
             name="tokens_per_sample_miscounted",
             words=f"{samples} counts {abs(difference)} token {sign} than it has",
             weights=context.weights(counted),
         )
 
 
-def off_by_one(context: StepContext) -> Iterator[Mistake]:
+def off_by_one(context: StepContext) -> Iterator[Prediction]:
     """Counts one token of the step, or one unit, too many or too few."""
     of_tokens = context.mode is Mode.TOKEN_MEAN
     count = float(context.counted.sum()) if of_tokens else float(context.units)
     for difference, sign in ((-1, "less"), (1, "more")):
         counted = max(count + difference, 1.0)
-        if of_tokens:
-            weights = context.weights(np.full(context.step.size, counted))
-        else:
-            weights = context.weights(units=counted)
+        tokens, units = (
+            (np.full(context.step.size, counted), None) if of_tokens else (None, counted)
+        )
         what = "token" if of_tokens else "unit"
-        yield Mistake(
+        yield Prediction(
             name="count_off_by_one",
             words=f"one {what} {sign} is counted than there is: {counted:g}",
-            weights=weights,
+            weights=context.weights(tokens, units),
         )
 
 
-def other_units(context: StepContext) -> Iterator[Mistake]:
+def other_units(context: StepContext) -> Iterator[Prediction]:
     """Counts something else instead of samples or prompts."""
     step = context.step
     if context.mode is Mode.TOKEN_MEAN:
@@ -132,7 +180,7 @@ def other_units(context: StepContext) -> Iterator[Mistake]:
         ("tokens", max(int(context.counted.sum()), 1)),
     ):
         if count != context.units:
-            yield Mistake(
+            yield Prediction(
                 name=f"{what}_counted_as_{units}",
                 words=f"{count} {what} are counted in the place of {context.units} {units}",
                 weights=context.weights(units=count),
@@ -140,22 +188,21 @@ def other_units(context: StepContext) -> Iterator[Mistake]:
             )
 
 
-def filling_rows(context: StepContext) -> Iterator[Mistake]:
+def filling_rows(context: StepContext) -> Iterator[Prediction]:
     """Counts the rows that fill a step up to a multiple of its ranks as samples."""
     if context.mode not in (Mode.SAMPLE_MEAN, Mode.CONSTANT):
         return
     layout, size = context.layout, context.step.size
     for ranks in sorted({layout.dp, layout.ranks_per_stage}):
-        filling = -size % ranks
-        if filling:
-            yield Mistake(
+        if filling := -size % ranks:
+            yield Prediction(
                 name="filling_rows_counted",
                 words=f"{filling} rows that fill {size} samples up for {ranks} ranks are counted",
                 weights=context.weights(units=context.units + filling),
             )
 
 
-def other_prompts(context: StepContext) -> Iterator[Mistake]:
+def other_prompts(context: StepContext) -> Iterator[Prediction]:
     """Recognises or counts prompts by a rule that not every step follows."""
     step = context.step
     if context.mode is not Mode.PROMPT_MEAN:
@@ -163,28 +210,24 @@ def other_prompts(context: StepContext) -> Iterator[Mistake]:
     starts = np.diff(step.groups, prepend=step.groups[0]) != 0
     run = np.cumsum(starts)
     tokens = np.bincount(run, weights=context.counted)[run]
-    yield Mistake(
+    yield Prediction(
         name="runs_counted_as_prompts",
         words=f"{run[-1] + 1} runs of adjacent samples are taken for {context.units} prompts",
         weights=context.weights(tokens, float(run[-1] + 1)),
     )
     group_size = np.bincount(context.unit).max()
-    yield Mistake(
+    yield Prediction(
         name="prompts_by_group_size",
         words=f"prompts are taken to be {step.size} samples / {group_size} of a prompt",
         weights=context.weights(units=step.size / float(group_size)),
     )
 
 
-def other_steps(context: StepContext) -> Iterator[Mistake]:
+def other_steps(context: StepContext) -> Iterator[Prediction]:
     """Counts over the whole batch of rollouts, or over the previous step."""
-    for name, words, others in (
-        ("counted_over_batch", "of all steps of the batch together", context.steps),
-        (
-            "counted_of_the_step_before",
-            "of the step before",
-            context.steps[: context.step_index][-1:],
-        ),
+    for name, others in (
+        ("counted_over_batch", context.steps),
+        ("counted_of_the_step_before", context.steps[: context.step_index][-1:]),
     ):
         if len(context.steps) == 1 or not others:
             continue
@@ -198,57 +241,49 @@ def other_steps(context: StepContext) -> Iterator[Mistake]:
             counted = sum(int(counted_tokens(step, context.conventions).sum()) for step in others)
             tokens = np.full(context.step.size, float(counted))
         weights = context.weights(tokens, units)
-        yield Mistake(name=name, words=f"what is counted is that {words}", weights=weights)
+        yield Prediction(name=name, weights=weights)
         if others is context.steps:
-            yield Mistake(
-                name="mean_of_the_batch_counted",
-                words=f"what is counted is the mean of the batch's {len(others)} steps",
-                weights=weights * len(others),
-            )
+            yield Prediction(name="mean_of_the_batch_counted", weights=weights * len(others))
 
 
-def rounded_counts(context: StepContext) -> Iterator[Mistake]:
+def rounded_counts(context: StepContext) -> Iterator[Prediction]:
     """Counts in a dtype that cannot hold them, or divides integers."""
     if context.mode is Mode.CONSTANT:
         return
     tokens = context.unit_tokens
     for dtype, (bits, largest) in COARSE_DTYPES.items():
-        yield Mistake(
+        yield Prediction(
             name=f"counted_in_{dtype}",
             words=f"tokens are counted in {dtype}, which has no odd numbers above {2**bits}",
             weights=context.weights(_rounded(tokens, bits, largest)),
         )
-    yield Mistake(
+    yield Prediction(
         name="counted_in_float32",
         words=f"tokens are added up in float32, in which {2**24} + 1 is {2**24}",
         weights=context.weights(_added_in_float32(context)),
     )
     members = np.bincount(context.unit)[context.unit]
-    for what, count in (("samples", members), ("dp", np.full_like(members, context.layout.dp))):
+    for count in (members, np.full_like(members, context.layout.dp)):
         cut = count * (tokens // count)
-        words = f"tokens per {what} are cut to a whole number before they are multiplied again"
-        yield Mistake(name="integer_division", words=words, weights=context.weights(cut))
-        if not cut.all():
-            words = f"{words}, and are 1 at least"
-            weights = context.weights(np.maximum(cut, 1))
-            yield Mistake(name="integer_division", words=words, weights=weights)
+        for tokens_left in (cut, np.maximum(cut, 1))[: 1 + (not cut.all())]:
+            yield Prediction(name="integer_division", weights=context.weights(tokens_left))
 
 
-def clamped_shares(context: StepContext) -> Iterator[Mistake]:
+def clamped_shares(context: StepContext) -> Iterator[Prediction]:
     """Sets a rank's share of the step's tokens to 1 where it is smaller.
 
     The clamp is meant for a step without active tokens, and comes after the division by ranks.
     """
     dp, tokens = context.layout.dp, int(context.counted.sum())
     if context.mode is Mode.TOKEN_MEAN and 0 < tokens < dp:
-        yield Mistake(
+        yield Prediction(
             name="shares_of_ranks_clamped",
             words=f"each of {dp} ranks counts one token, as {tokens}/{dp} is less",
             weights=context.weights(np.full_like(context.unit_tokens, dp)),
         )
 
 
-def rounded_shares(context: StepContext) -> Iterator[Mistake]:
+def rounded_shares(context: StepContext) -> Iterator[Prediction]:
     """Counts the tokens of micro-batches in shares of context-parallel ranks, which are cut.
 
     A loss that is multiplied by all tokens of sequences and divided by the counted ones is left as
@@ -262,7 +297,7 @@ def rounded_shares(context: StepContext) -> Iterator[Mistake]:
     held = np.bincount(micro_batch, weights=lengths)
     counted = float((cp * (held // cp)).sum())
     if 0 < counted < held.sum():
-        yield Mistake(
+        yield Prediction(
             name="cp_shares_rounded_down",
             words=f"context-parallel ranks count {counted:g} of {held.sum():g} tokens of"
             f" sequences: 1/{cp} of a micro-batch's each, cut to a whole number",
@@ -273,11 +308,9 @@ def rounded_shares(context: StepContext) -> Iterator[Mistake]:
 def _added_in_float32(context: StepContext) -> NDArray[np.float64]:
     """Tokens of the unit of each sample, added up in float32: [N]."""
     tokens = context.counted.astype(np.float32)
-    totals = [
-        float(np.cumsum(tokens[context.unit == unit], dtype=np.float32)[-1])
-        for unit in range(int(context.unit.max()) + 1)
-    ]
-    return np.array(totals)[context.unit]
+    units = range(int(context.unit.max()) + 1)
+    totals = [np.cumsum(tokens[context.unit == unit], dtype=np.float32)[-1] for unit in units]
+    return np.array(totals, np.float64)[context.unit]
 
 
 def _rounded(counts: NDArray[np.float64], bits: int, largest: float) -> NDArray[np.float64]:
@@ -285,3 +318,66 @@ def _rounded(counts: NDArray[np.float64], bits: int, largest: float) -> NDArray[
     mantissas, exponents = np.frexp(counts)
     rounded: NDArray[np.float64] = np.ldexp(np.round(mantissas * 2**bits), exponents - bits)
     return np.where(rounded > largest, np.inf, rounded)
+
+
+def paddings(context: StepContext) -> Iterator[tuple[str, str, NDArray[np.int64]]]:
+    """Yield each sample's tokens with padding to the longest of the step or micro-batch."""
+    for what, lengths in _lengths(context):
+        words = f"padding up to the longest {what} of the"
+        whole = np.full(context.step.size, lengths.max())
+        yield "padding_counted", f"{words} step is counted", whole
+        if context.placement is not None:
+            widths = _widest(lengths, of_samples(context, context.placement.micro_batch_number))
+            yield "padding_counted", f"{words} micro-batch is counted", widths
+
+
+def padded_widths(context: StepContext) -> Iterator[Prediction]:
+    """Divides by the width of a micro-batch's rows, where users would have one divisor for all.
+
+    All ranks may cut their rows to one width, and rows of tokens that are predicted lack the first.
+    """
+    placement = context.placement
+    if context.mode is not Mode.CONSTANT or placement is None:
+        return
+    for whose, micro_batch in (
+        ("", placement.micro_batch_number),
+        (" of all ranks", placement.micro_batch),
+    ):
+        for what, lengths in _lengths(context):
+            widths = _widest(lengths, of_samples(context, micro_batch))
+            yield from _divided_by(context, widths, f"the longest {what} of a micro-batch{whose}")
+            if what == "sequence":
+                words = f"the longest sequence of a micro-batch{whose}, less a token"
+                yield from _divided_by(context, widths - 1, words)
+
+
+def of_samples(context: StepContext, of_tokens: NDArray[np.int64]) -> NDArray[np.int64]:
+    """A per-token value that is constant within samples, by sample: [N]."""
+    return of_tokens[context.step.offsets[:-1]]
+
+
+def _lengths(context: StepContext) -> Iterator[tuple[str, NDArray[np.int64]]]:
+    step = context.step
+    yield "response", step.response_lengths
+    yield "sequence", step.prompt_lengths + step.response_lengths
+
+
+def _widest(lengths: NDArray[np.int64], micro_batch: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The largest length of each sample's micro-batch: [N]."""
+    widest = np.zeros(micro_batch.max() + 1, np.int64)
+    np.maximum.at(widest, micro_batch, lengths)
+    return widest[micro_batch]
+
+
+def _divided_by(
+    context: StepContext, widths: NDArray[np.int64], words: str
+) -> Iterator[Prediction]:
+    """Yield the mean over samples, and their sum, of what is divided by widths."""
+    divisors = widths.astype(np.float64)
+    for units, together in ((context.units, ()), (1, ("samples_not_averaged",))):
+        yield Prediction(
+            name="padded_width_as_divisor",
+            words=f"the divisor is {words}" + ", and samples are added up" * bool(together),
+            weights=context.weights(divisors, float(units)),
+            together=together,
+        )

@@ -5,19 +5,27 @@ Each is a phrase that a cause's statement can end with.
 
 from __future__ import annotations
 
+from functools import cache
+from itertools import product
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from conformance.causes.conditions import EMPTY_SAMPLE
+from adapters.contract import Layout, Option
+from adapters.contract.objective import Metric
+from conformance.explain.conditions import EMPTY_SAMPLE, of_finding
+from conformance.findings.finding import Finding
+from conformance.findings.verdict import Verdict
+from conformance.plan.checks import CHECK_SPECS
+from reference.aggregation import Mode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
 
-    from conformance.diagnosis.placement import TokenPlacement
-    from conformance.diagnosis.step_context import StepContext
+    from conformance.expected.placement import TokenPlacement
+    from conformance.expected.step_context import StepContext
     from reference.step import Step
 
 
@@ -94,3 +102,27 @@ def _split(whole: NDArray[np.int64], part: NDArray[np.int64]) -> bool:
     """Whether something whole has tokens in several parts."""
     pairs = whole * (part.max() + 1) + part
     return len(np.unique(pairs)) > len(np.unique(whole))
+
+
+LAYOUTS = (
+    Layout(),
+    Layout(dp=2, cp=2, tp=2, pp=2, micro_batches=2, format="thd", options=tuple(sorted(Option))),
+    Layout(micro_batches="uneven"),
+    Layout(micro_batches="tokens"),
+)
+"""Layouts that together have every fact that a layout can have."""
+
+
+@cache
+def facts() -> frozenset[str]:
+    """Returns all facts that a condition can be made of."""
+    slugs = (spec.slug for spec in CHECK_SPECS)
+    findings = (
+        Finding(id=f"{slug}/{Mode.TOKEN_MEAN}/any/{layout}", verdict=Verdict.CONFORMS)
+        for slug, layout in product(slugs, LAYOUTS)
+    )
+    modes = (f"{word} {mode}" for word in ("in", "except in") for mode in Mode)
+    of_findings = {
+        fact for finding, term in product(findings, Metric) for fact in of_finding(finding, term)
+    }
+    return frozenset({*of_findings, *modes, *OF_STEPS, *OF_BATCHES, *OF_CUTS})

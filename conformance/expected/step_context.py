@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from conformance.diagnosis.placement import (
+from conformance.expected.placement import (
     FilledRows,
     TokenPlacement,
     filled_rows,
@@ -28,12 +28,9 @@ from reference.aggregation import (
 from reference.weights import counted_tokens, token_weights, unit_of_sample
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from numpy.typing import NDArray
 
     from adapters.contract import Layout
-    from adapters.contract.objective import Metric, Objective
     from reference.step import Step
 
 
@@ -238,74 +235,6 @@ class StepContext:
             return np.full(self.step.size, self.aggregation.divisor)
         tokens = np.bincount(self.unit, weights=of_samples)
         return tokens[self.unit].astype(np.float64)
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class WrongFactors:
-    """A known mistake in what the weights of a term are multiplied by: its name and [tokens]."""
-
-    name: str
-    factors: NDArray[np.float64]
-    together: tuple[str, ...] = ()
-    """The names of the mistakes that are made besides."""
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class LossTerm:
-    """One term of a step's loss or of a logged number: the sum of weight · factor over tokens."""
-
-    metric: Metric | Objective
-    """Its name: an objective that replaces the policy loss has that of its own."""
-
-    context: StepContext
-    factors: NDArray[np.float64]
-    """What the weight of each token is multiplied by: [tokens]."""
-
-    wrong_factors: Sequence[WrongFactors] = ()
-    """What known mistakes would multiply by."""
-
-    rounding: NDArray[np.float64] | float = 0.0
-    """What rounding errors of factors are relative to, besides their own size: [tokens]."""
-
-    @cached_property
-    def magnitudes(self) -> NDArray[np.float64]:
-        """What rounding errors of products are relative to: [tokens]."""
-        return np.abs(self.products) + self.spare
-
-    @cached_property
-    def spare(self) -> NDArray[np.float64]:
-        """By what `magnitudes` are larger than products: [tokens]."""
-        return self.context.expected * self.rounding
-
-    @cached_property
-    def hidden(self) -> NDArray[np.bool_]:
-        """Tokens whose weight cannot be seen, as it is multiplied by 0: [tokens]."""
-        return np.equal(self.factors, 0)
-
-    def weights_of(self, products: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The weights by which products, [tokens], come about; of a hidden token its product."""
-        return products / np.where(self.hidden, 1.0, self.factors)
-
-    @cached_property
-    def products(self) -> NDArray[np.float64]:
-        """The reference's weight · factor of each token: [tokens]."""
-        return self.factors * self.context.expected
-
-    @cached_property
-    def expected(self) -> float:
-        """The term as the reference has it."""
-        return math.fsum(self.products)
-
-    @property
-    def magnitude(self) -> float:
-        """What rounding errors of the whole term are relative to."""
-        return float(self.magnitudes.sum())
-
-    @property
-    def amplification(self) -> NDArray[np.float64]:
-        """By what the rounding error of a factor is larger than that of its size: [tokens]."""
-        sizes = np.where(self.hidden, 1.0, np.abs(self.factors))
-        return 1 + self.rounding / sizes
 
 
 def by_samples(context: StepContext, placement: TokenPlacement) -> NDArray[np.float64]:

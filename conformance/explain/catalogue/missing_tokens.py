@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from adapters.contract import Option
-from conformance.diagnosis.catalogue.mistake import Mistake
-from conformance.diagnosis.catalogue.parts import filled_up
+from adapters.contract import CodeLocation, Option
+from conformance.explain.catalogue.mistake import Kind, Prediction, known
+from conformance.explain.catalogue.parts import filled_up
 from conformance.findings.finding import Diagnosis
 
 if TYPE_CHECKING:
@@ -17,31 +17,64 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from conformance.diagnosis.placement import TokenPlacement
-    from conformance.diagnosis.step_context import StepContext
+    from conformance.expected.placement import TokenPlacement
+    from conformance.expected.step_context import StepContext
+    from conformance.explain.measurement import ObservedWeights
 
     Matches = Callable[[NDArray[np.float64]], bool]
 
 
+known(
+    {
+        "not_reduced_over_dp": "the share of one data-parallel rank stands for all",
+        "not_reduced_over_cp": "the share of one context-parallel rank stands for all",
+        "not_reduced_over_ranks": "the share of one rank stands for all",
+    },
+    rank=7,
+    kind=Kind.UNREDUCED,
+)
+known(
+    {
+        "reduced_before_the_last_micro_batch": (
+            "gradients are reduced before the last micro-batch has added its own"
+        ),
+    },
+    rank=7,
+    kind=Kind.READ_OFF,
+    at=CodeLocation.REDUCTION,
+)
+known(
+    {
+        "micro_batches_lost": "whole micro-batches are lost",
+        "samples_lost": "samples are lost",
+        "tokens_lost": "tokens are lost",
+        "samples_repeated": "samples are repeated to fill up a batch, and weigh twice as much",
+        "nothing_reported_by_some_ranks": "some ranks log 0, and others the right number",
+    },
+    rank=9,
+    kind=Kind.READ_OFF,
+)
+known(
+    {
+        "term_without_gradient": "the term has no gradient",
+        "term_left_out": "the term is left out",
+        "nothing_reported": "0 is logged",
+    },
+    rank=9,
+    kind=Kind.ABSENT,
+)
+
 OVER_DP, OVER_CP = "not_reduced_over_dp", "not_reduced_over_cp"
 
 
-def diagnoses(
-    context: StepContext,
-    observed: NDArray[np.float64],
-    active: NDArray[np.bool_],
-    matches: Matches,
-    *,
-    elsewhere: bool,
-) -> Iterator[Diagnosis]:
-    """Yield diagnoses of lost or repeated tokens, if ``matches`` accepts all other weights.
-
-    ``active`` are the tokens whose weights can be seen, [tokens]; ``elsewhere`` says whether other
-    ranks have weights even if this one has none.
-    """
+def diagnoses_of_lost(weights: ObservedWeights) -> Iterator[Diagnosis]:
+    """Yield diagnoses of tokens that are lost or repeated, if all others weigh what is right."""
+    context, observed, active = weights.context, weights.observed, weights.active
+    measurement = weights.measurement
+    matches = measurement.is_given_by
     gone = active & np.equal(observed, 0)
     none = active.any() and gone[active].all()
-    if none and not elsewhere and not context.untrained[active].any():
+    if none and not measurement.elsewhere and not context.untrained[active].any():
         yield _without_gradient(int(active.sum()))
         return
     if gone.any() and matches(np.where(gone, 0, context.expected)):
@@ -72,11 +105,11 @@ def _without_gradient(tokens: int) -> Diagnosis:
     )
 
 
-def shares(context: StepContext) -> Iterator[Mistake]:
+def shares(context: StepContext) -> Iterator[Prediction]:
     """Yield the weights that are left if only some ranks or micro-batches contribute."""
     filled = [*filled_up(context)]
     for name, words, kept in _shares(context):
-        yield Mistake(name=name, words=words, weights=np.where(kept, context.expected, 0))
+        yield Prediction(name=name, words=words, weights=np.where(kept, context.expected, 0))
         # A framework that fills up ranks has the same rows on all context-parallel ranks of each.
         for other in filled if name == OVER_CP else ():
             yield replace(
@@ -92,20 +125,20 @@ def shares(context: StepContext) -> Iterator[Mistake]:
             ("last", placement.micro_batch == placement.micro_batches - 1),
             ("first", placement.micro_batch == 0),
         ):
-            yield Mistake(
+            yield Prediction(
                 name="micro_batches_lost",
                 words=f"it is that of the {words} micro-batch of each rank",
                 weights=np.where(kept, context.expected, 0),
             )
 
 
-def _divided_again(context: StepContext) -> Iterator[Mistake]:
+def _divided_again(context: StepContext) -> Iterator[Prediction]:
     """Yield the weights of one rank if each micro-batch divides all gradients since the first."""
     for name, words, kept in _shares(context):
         if name == OVER_DP:
             assert context.placement is not None
             later = context.placement.micro_batches - 1 - context.placement.micro_batch
-            yield Mistake(
+            yield Prediction(
                 name=name,
                 words=f"{words}, and each micro-batch divided earlier ones by dp once more",
                 weights=np.where(kept, context.expected / float(context.layout.dp) ** later, 0),

@@ -13,6 +13,7 @@ import numpy as np
 
 from adapters.contract.objective import OF_VALUES
 from adapters.contract.probed_batch import PADDING_VALUE
+from conformance.explain.catalogue.mistake import Kind, known
 from reference import advantages
 from reference.aggregation import TokenSet
 
@@ -21,10 +22,16 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from conformance.diagnosis.catalogue.advantages import BatchPlacement, Estimate
+    from conformance.expected.advantages import BatchPlacement, Estimate
 
     Values = NDArray[np.float64]
     Samples = NDArray[np.int64]
+
+known(
+    {"values_of_other_samples": "advantages are of the critic's values of other samples"},
+    rank=15,
+    kind=Kind.READ_OFF,
+)
 
 LARGEST = 2**20
 """Advantages of the largest batch, times its samples, that are compared by donor."""

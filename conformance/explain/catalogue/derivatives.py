@@ -14,16 +14,57 @@ import numpy as np
 
 from adapters.contract.formulas import DERIVATIVES
 from adapters.contract.objective import CONSTANTS, Objective
-from conformance.diagnosis.step_context import WrongFactors
+from conformance.explain.catalogue.mistake import Kind, known
 from reference import policy_losses
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from numpy.typing import NDArray
 
     from reference.loss_constants import LossConstants
     from reference.policy_losses import Derivative, PolicyTokens
+
+known(
+    {
+        "ratios_left_out": "ratios of new to old policy are taken for 1",
+        "ratios_inverted": "ratios are those of the old to the new policy",
+        "ratios_put_in": "losses are multiplied by ratios of new to old policy, and clipped",
+        "clipping_left_out": "tokens whose loss is clipped have a gradient",
+        "clipped_on_both_sides": "tokens are clipped whatever the sign of their advantage",
+        "clipped_tokens_left_out": "tokens whose ratio is clipped have no gradient",
+        "clip_bounds_swapped": "the clipping bounds are swapped",
+        "one_clip_bound": "one clipping bound is taken for both",
+        "dual_clip_left_out": "losses of negative advantages have no bound",
+        "ratios_of_tokens": "ratios of tokens stand for those of sequences",
+        "ratios_of_sequences": "ratios of sequences stand for those of tokens",
+        "ratios_multiplied": "the ratio of a sequence is a product and not a mean",
+        "masked_tokens_in_ratios": "ratios of sequences have a part of masked tokens",
+        "ratios_per_cp_slice": "ratios of sequences are those of context-parallel slices",
+        "temperatures_swapped": "the temperatures of positive and negative advantages are swapped",
+        "one_temperature": "one temperature is taken for both signs of the advantage",
+        "penalty_not_divided": "the penalty on log-ratios is added up and not divided",
+        "penalty_left_out": "the penalty on log-ratios has no gradient",
+        "penalty_inverted": "the penalty on log-ratios has the wrong sign",
+        "penalty_of_one_sign": "the penalty on log-ratios has the same sign for all of them",
+        "correction_left_out": "the ratio of old to rollout policy is taken for 1",
+        "correction_inverted": "the correction is by the ratio of the rollout to the old policy",
+        "correction_not_truncated": "the ratio of old to rollout policy is not truncated",
+        "correction_averaged": "the correction of a sequence is a mean and not a product",
+        "correction_of_tokens": "corrections of tokens stand for those of sequences",
+        "correction_of_sequences": "corrections of sequences stand for those of tokens",
+        "sequences_kept": "sequences are kept whose ratio to the rollout policy is out of bounds",
+        "tokens_dropped": "tokens are dropped by their own ratio, and not by that of the sequence",
+        "kept_tokens_not_corrected": (
+            "tokens of sequences that are kept are not multiplied by ratios"
+        ),
+        "correction_by_the_new_policy": (
+            "the correction is by the ratio of the new to rollout policy"
+        ),
+    },
+    rank=14,
+    kind=Kind.DERIVATIVE,
+)
 
 CLIPPED = frozenset(
     {
@@ -82,20 +123,19 @@ def wrong_derivatives(
     tokens: PolicyTokens,
     weights: NDArray[np.float64],
     cp_rank: NDArray[np.int64] | None,
-) -> Sequence[WrongFactors]:
-    """Derivatives of the tokens of a step, [tokens], with each mistake that its loss may have.
+) -> Iterator[tuple[str, NDArray[np.float64]]]:
+    """Yield names and derivatives, [tokens], with each mistake that a loss may have.
 
     ``weights`` are the reference's. ``cp_rank`` is the context-parallel rank that holds each token,
     if it is known.
     """
     loss = _Loss(objective=objective, tokens=tokens, weights=weights)
-    found = [
-        *(_of_ratios(loss) if objective not in WITHOUT_RATIOS else ()),
-        *(_of_clipping(loss) if objective in CLIPPED else ()),
-        *_of_loss(loss),
-        *_of_slices(loss, cp_rank),
-    ]
-    return [WrongFactors(name=name, factors=wrong) for name, wrong in found]
+    if objective not in WITHOUT_RATIOS:
+        yield from _of_ratios(loss)
+    if objective in CLIPPED:
+        yield from _of_clipping(loss)
+    yield from _of_loss(loss)
+    yield from _of_slices(loss, cp_rank)
 
 
 def _of_ratios(loss: _Loss) -> Iterator[tuple[str, NDArray[np.float64]]]:

@@ -6,6 +6,7 @@ A term's weights are those of its own aggregation; a logged number is the sum of
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,11 +22,9 @@ from adapters.contract.objective import (
     Objective,
 )
 from adapters.contract.probed_batch import ENTROPIES, ProbedBatch
-from conformance.diagnosis.catalogue.advantages import BatchPlacement, Estimate, wrong_advantages
-from conformance.diagnosis.catalogue.derivatives import wrong_derivatives
-from conformance.diagnosis.catalogue.values_of_others import values_of_others
-from conformance.diagnosis.placement import zigzag_rank
-from conformance.diagnosis.step_context import LossTerm, WrongFactors
+from conformance.expected.advantages import BatchAdvantages, BatchPlacement, Estimate
+from conformance.expected.placement import zigzag_rank
+from conformance.expected.term import LossTerm, PolicyDerivative
 from reference import policy_losses
 from reference.aggregation import (
     Aggregation,
@@ -42,7 +41,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from adapters.contract import Layout
-    from conformance.diagnosis.step_context import StepContext
+    from conformance.expected.step_context import StepContext
     from reference.aggregation import Conventions
     from reference.policy_losses import PolicyTokens
 
@@ -163,14 +162,11 @@ def combined_terms(context: StepContext, dloss_dlogprob: NDArray[np.float64]) ->
 
 def off_policy_term(context: StepContext, objective: Objective, tokens: PolicyTokens) -> LossTerm:
     """The only term of a policy loss with ratios other than 1: factors are its derivatives."""
-    placement = context.placement
     return LossTerm(
         metric=Metric.POLICY_LOSS,
         context=context,
         factors=DERIVATIVES[objective](tokens, CONSTANTS),
-        wrong_factors=wrong_derivatives(
-            objective, tokens, context.expected, None if placement is None else placement.cp_rank
-        ),
+        source=PolicyDerivative(objective=objective, tokens=tokens),
     )
 
 
@@ -184,28 +180,25 @@ def advantage_terms(
     ``observed`` are those of all steps, [tokens], NaN where they cannot be seen.
     """
     batch = ProbedBatch.under(contexts[0].conventions, contexts[0].steps, objective)
-    estimate, placement = _estimate(contexts, batch), _placement(contexts, batch)
-    right = estimate.advantages
-    wrong: list[tuple[str, NDArray[np.float64], tuple[str, ...]]] = [
-        (name, found, ()) for name, found in wrong_advantages(estimate, placement)
+    advantages = BatchAdvantages(
+        estimate=_estimate(contexts, batch),
+        placement=_placement(contexts, batch),
+        observed=observed,
+        sign=-1.0,
+    )
+    ends = np.cumsum([0, *(len(context.step.mask) for context in contexts)])
+    of_steps = [
+        replace(advantages, tokens=slice(start, end)) for start, end in pairwise(ends.tolist())
     ]
-    if observed is not None:
-        wrong += values_of_others(estimate, placement, observed)
-    of_steps = zip(batch.split(right), batch.split(estimate.rounding), strict=True)
     return [
         LossTerm(
             metric=Metric.POLICY_LOSS,
             context=context,
-            factors=-advantages,
-            wrong_factors=[
-                WrongFactors(
-                    name=name, factors=-batch.split(values)[context.step_index], together=together
-                )
-                for name, values, together in wrong
-            ],
-            rounding=rounding,
+            factors=source.factors(source.estimate.advantages),
+            source=source,
+            rounding=source.estimate.rounding[source.tokens],
         )
-        for context, (advantages, rounding) in zip(contexts, of_steps, strict=True)
+        for context, source in zip(contexts, of_steps, strict=True)
     ]
 
 
@@ -227,10 +220,7 @@ def rollout_term(contexts: Sequence[StepContext], objective: Objective, metric: 
         metric=metric,
         context=_of_batch(contexts[0], batch, placement, logged),
         factors=estimate.advantages,
-        wrong_factors=[
-            WrongFactors(name=name, factors=values)
-            for name, values in wrong_advantages(estimate, placement)
-        ],
+        source=BatchAdvantages(estimate=estimate, placement=placement),
         rounding=estimate.rounding,
     )
 

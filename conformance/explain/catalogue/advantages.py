@@ -7,165 +7,72 @@ whitened by the mean and variance of other tokens.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from adapters.contract.formulas import ESTIMATORS, AdvantageEstimator
 from adapters.contract.objective import OF_GROUPS, OF_VALUES, PENALISING, Objective
 from adapters.contract.probed_batch import PADDING_VALUE
+from conformance.explain.catalogue.mistake import Kind, known
 from reference import advantages
-from reference.aggregation import Penalties, TokenSet
+from reference.aggregation import TokenSet
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from numpy.typing import NDArray
 
-    from reference.advantages import Rollouts
-    from reference.aggregation import EstimatorConventions
-    from reference.loss_constants import AdvantageConstants
+    from conformance.expected.advantages import BatchPlacement, Estimate
 
     Values = NDArray[np.float64]
     Wrong = tuple[str, Values]
 
+PARTS_OF_A_BATCH = {
+    "step": "optimizer step",
+    "dp_rank": "data-parallel rank",
+    "cp_slice": "context-parallel slice",
+    "rank": "rank",
+}
+
+known(
+    {
+        "groups_merged": "rewards are compared with those of all prompts",
+        "groups_per_dp_rank": "rewards are compared within what a rank has of a prompt's samples",
+        "baseline_left_out": "the mean of the prompt's rewards is not subtracted",
+        "own_reward_in_baseline": "the baseline has a part of the sample's own reward",
+        "std_left_out": "rewards are not divided by their standard deviation",
+        "std_of_the_batch": "rewards are divided by the standard deviation of all prompts",
+        "biased_std": "the standard deviation of a group has the divisor n",
+        "divergence_left_out": "rewards have no penalty on the divergence",
+        "divergence_added": "the divergence is rewarded and not penalised",
+        "divergence_of_other_tokens": "the divergence of other tokens is penalised",
+        "discount_left_out": "later rewards are not discounted",
+        "reward_at_another_token": "the reward is at another token",
+        "slices_apart": "returns end with the slice of a context-parallel rank",
+        "reward_off_the_path_lost": (
+            "the reward of a sample is lost where its last token is skipped"
+        ),
+        "other_transitions": "other tokens have a part in advantages",
+        "trace_left_out": "advantages of later tokens are not multiplied by lambda",
+        "values_left_out": "the critic's values are taken for 0",
+        "padding_bootstrapped": "advantages have a part of the critic's values of padding",
+        "not_whitened": "advantages are not whitened",
+        "whitening_keeps_the_mean": "the mean is not subtracted from advantages that are whitened",
+        "whitening_keeps_the_variance": "the mean is subtracted from advantages, and that is all",
+        "whitened_by_other_tokens": "mean and variance of advantages are those of other tokens",
+        "biased_variance": "the variance of advantages has another divisor",
+        "padding_whitened": "the mean of advantages counts padding",
+        **{
+            f"whitened_per_{name}": f"advantages are whitened in each {words} alone"
+            for name, words in PARTS_OF_A_BATCH.items()
+        },
+    },
+    rank=15,
+    kind=Kind.ADVANTAGE,
+)
+
 OTHER_SET = {TokenSet.ACTIVE: TokenSet.RESPONSE, TokenSet.RESPONSE: TokenSet.ACTIVE}
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class BatchPlacement:
-    """Where the tokens of a batch were, int64 [tokens]; ranks are None if they are not known.
-
-    ``prompt_lengths`` are the tokens of each sample's prompt, [N], None if they are not known;
-    ``slices`` are the context-parallel ranks, of which some may hold no token.
-    """
-
-    step: NDArray[np.int64]
-    dp_rank: NDArray[np.int64] | None = None
-    cp_rank: NDArray[np.int64] | None = None
-    prompt_lengths: NDArray[np.int64] | None = None
-    slices: int = 1
-
-    def rows(self, responses: NDArray[np.int64]) -> Iterator[tuple[NDArray[np.int64], int]]:
-        """Yield where responses start in rows, [N], and the width of rows, given their tokens: [N].
-
-        They are as wide as the longest response, or as the longest sequence, of which
-        context-parallel ranks have one slice each, or two.
-        """
-        yield np.zeros_like(responses), int(responses.max())
-        if self.prompt_lengths is not None:
-            longest = int((self.prompt_lengths + responses).max())
-            for slices in (self.slices, 2 * self.slices) if self.slices > 1 else (1,):
-                yield self.prompt_lengths, -(-longest // slices) * slices
-
-    def parts(self) -> Iterator[tuple[str, NDArray[np.int64]]]:
-        """Yield names of parts of a batch, and which part each token is in."""
-        if self.step.any():
-            yield "step", self.step
-        if self.dp_rank is None or self.cp_rank is None:
-            return
-        if self.dp_rank.any():
-            yield "dp_rank", self.dp_rank
-        if self.cp_rank.any():
-            yield "cp_slice", self.cp_rank
-        if self.dp_rank.any() or self.cp_rank.any():
-            yield "rank", self.dp_rank * (self.cp_rank.max() + 1) + self.cp_rank
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Estimate:
-    """An objective's estimator with what it is given."""
-
-    objective: Objective
-    rollouts: Rollouts
-    conventions: EstimatorConventions
-
-    @property
-    def estimator(self) -> AdvantageEstimator:
-        """The objective's estimator."""
-        return ESTIMATORS[self.objective]
-
-    def having(self, **wrong: object) -> Values:
-        """The advantages with other values of rollouts."""
-        rollouts = replace(self.rollouts, **wrong)  # type: ignore[arg-type]
-        return self.estimator(rollouts, self.conventions)
-
-    def by(self, **wrong: object) -> Values:
-        """The advantages with other conventions."""
-        conventions = replace(self.conventions, **wrong)  # type: ignore[arg-type]
-        return self.estimator(self.rollouts, conventions)
-
-    def of(self, raw: Values) -> Values:
-        """Advantages from other ones before they are whitened."""
-        if not self.estimator.whitens:
-            return raw
-        return advantages.whitened(raw, self.rollouts, self.conventions)
-
-    def under(self, **wrong: float) -> Values:
-        """The advantages with other constants."""
-        constants = replace(self.constants, **wrong)
-        return self.of(self.estimator.raw(self.rollouts, constants, self.conventions))
-
-    @property
-    def constants(self) -> AdvantageConstants:
-        """The estimator's constants."""
-        return self.estimator.constants
-
-    @cached_property
-    def raw(self) -> Values:
-        """The advantages before they are whitened."""
-        return self.estimator.raw(self.rollouts, self.constants, self.conventions)
-
-    @cached_property
-    def advantages(self) -> Values:
-        """The advantages: [tokens]."""
-        return self.of(self.raw)
-
-    @property
-    def path(self) -> NDArray[np.bool_]:
-        """The tokens that the estimator goes through: [tokens]."""
-        return self.rollouts.tokens(self.conventions.transitions)
-
-    @property
-    def decay(self) -> float:
-        """What a token's advantage has of that of the next one, before they are whitened."""
-        trace = self.constants.trace if self.objective in OF_VALUES else 1.0
-        return self.constants.discount * trace
-
-    @property
-    def rounding(self) -> Values:
-        """What rounding errors of advantages are relative to, besides their own size: [tokens].
-
-        Where a mean is subtracted, they are relative to what it is subtracted from; the error of a
-        variance is relative to the mean of squares, if it is computed from that.
-        """
-        largest, amplified = self._largest, 1.0
-        if self.objective in (Objective.GROUP_NORMALISED, Objective.GROUP_WHITENED):
-            stds = np.sqrt(self.rollouts.of_group(lambda rewards: advantages.variance(rewards, 1)))
-            largest /= float(stds[stds > 0].min(initial=np.inf))
-            amplified += 2 * largest
-        if self.estimator.whitens:
-            counted = self.raw[self.rollouts.tokens(self.conventions.whitened)]
-            spread = advantages.spread(counted, self.conventions)
-            largest /= spread
-            amplified += 2 * largest + float((counted**2).sum()) / max(counted.size, 1) / spread**2
-        return 2 * largest + np.abs(self.advantages) * amplified
-
-    @property
-    def _largest(self) -> float:
-        """A bound on the sum of absolute values that an advantage is made of."""
-        constants, rollouts = self.constants, self.rollouts
-        largest = float(np.abs(rollouts.rewards).max())
-        penalty = constants.penalty * float(np.abs(rollouts.divergences).max())
-        if self.objective in OF_GROUPS:
-            later = self.conventions.penalties is Penalties.LATER_TOKENS
-            return largest + penalty * (int(np.bincount(rollouts.sample).max()) if later else 1)
-        largest += penalty / (1 - self.decay)
-        if self.objective in OF_VALUES:
-            largest += 2 * float(np.abs(rollouts.values).max()) / (1 - self.decay)
-        return largest
 
 
 def wrong_advantages(estimate: Estimate, placement: BatchPlacement) -> Iterator[Wrong]:

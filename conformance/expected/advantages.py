@@ -1,0 +1,184 @@
+"""The advantages that an estimator must give a batch of rollouts, and where their tokens were."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from adapters.contract.formulas import ESTIMATORS, AdvantageEstimator
+from adapters.contract.objective import (
+    OF_GROUPS,
+    OF_VALUES,
+    Objective,
+)
+from reference import advantages
+from reference.aggregation import Penalties
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from reference.advantages import Rollouts
+    from reference.aggregation import EstimatorConventions
+    from reference.loss_constants import AdvantageConstants
+
+    Values = NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class BatchPlacement:
+    """Where the tokens of a batch were, int64 [tokens]; ranks are None if they are not known.
+
+    ``prompt_lengths`` are the tokens of each sample's prompt, [N], None if they are not known;
+    ``slices`` are the context-parallel ranks, of which some may hold no token.
+    """
+
+    step: NDArray[np.int64]
+    dp_rank: NDArray[np.int64] | None = None
+    cp_rank: NDArray[np.int64] | None = None
+    prompt_lengths: NDArray[np.int64] | None = None
+    slices: int = 1
+
+    def rows(self, responses: NDArray[np.int64]) -> Iterator[tuple[NDArray[np.int64], int]]:
+        """Yield where responses start in rows, [N], and the width of rows, given their tokens: [N].
+
+        They are as wide as the longest response, or as the longest sequence, of which
+        context-parallel ranks have one slice each, or two.
+        """
+        yield np.zeros_like(responses), int(responses.max())
+        if self.prompt_lengths is not None:
+            longest = int((self.prompt_lengths + responses).max())
+            for slices in (self.slices, 2 * self.slices) if self.slices > 1 else (1,):
+                yield self.prompt_lengths, -(-longest // slices) * slices
+
+    def parts(self) -> Iterator[tuple[str, NDArray[np.int64]]]:
+        """Yield names of parts of a batch, and which part each token is in."""
+        if self.step.any():
+            yield "step", self.step
+        if self.dp_rank is None or self.cp_rank is None:
+            return
+        if self.dp_rank.any():
+            yield "dp_rank", self.dp_rank
+        if self.cp_rank.any():
+            yield "cp_slice", self.cp_rank
+        if self.dp_rank.any() or self.cp_rank.any():
+            yield "rank", self.dp_rank * (self.cp_rank.max() + 1) + self.cp_rank
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Estimate:
+    """An objective's estimator with what it is given."""
+
+    objective: Objective
+    rollouts: Rollouts
+    conventions: EstimatorConventions
+
+    @property
+    def estimator(self) -> AdvantageEstimator:
+        """The objective's estimator."""
+        return ESTIMATORS[self.objective]
+
+    def having(self, **wrong: object) -> Values:
+        """The advantages with other values of rollouts."""
+        rollouts = replace(self.rollouts, **wrong)  # type: ignore[arg-type]
+        return self.estimator(rollouts, self.conventions)
+
+    def by(self, **wrong: object) -> Values:
+        """The advantages with other conventions."""
+        conventions = replace(self.conventions, **wrong)  # type: ignore[arg-type]
+        return self.estimator(self.rollouts, conventions)
+
+    def of(self, raw: Values) -> Values:
+        """Advantages from other ones before they are whitened."""
+        if not self.estimator.whitens:
+            return raw
+        return advantages.whitened(raw, self.rollouts, self.conventions)
+
+    def under(self, **wrong: float) -> Values:
+        """The advantages with other constants."""
+        constants = replace(self.constants, **wrong)
+        return self.of(self.estimator.raw(self.rollouts, constants, self.conventions))
+
+    @property
+    def constants(self) -> AdvantageConstants:
+        """The estimator's constants."""
+        return self.estimator.constants
+
+    @cached_property
+    def raw(self) -> Values:
+        """The advantages before they are whitened."""
+        return self.estimator.raw(self.rollouts, self.constants, self.conventions)
+
+    @cached_property
+    def advantages(self) -> Values:
+        """The advantages: [tokens]."""
+        return self.of(self.raw)
+
+    @property
+    def path(self) -> NDArray[np.bool_]:
+        """The tokens that the estimator goes through: [tokens]."""
+        return self.rollouts.tokens(self.conventions.transitions)
+
+    @property
+    def decay(self) -> float:
+        """What a token's advantage has of that of the next one, before they are whitened."""
+        trace = self.constants.trace if self.objective in OF_VALUES else 1.0
+        return self.constants.discount * trace
+
+    @cached_property
+    def rounding(self) -> Values:
+        """What rounding errors of advantages are relative to, besides their own size: [tokens].
+
+        Where a mean is subtracted, they are relative to what it is subtracted from; the error of a
+        variance is relative to the mean of squares, if it is computed from that.
+        """
+        largest, amplified = self._largest, 1.0
+        if self.objective in (Objective.GROUP_NORMALISED, Objective.GROUP_WHITENED):
+            stds = np.sqrt(self.rollouts.of_group(lambda rewards: advantages.variance(rewards, 1)))
+            largest /= float(stds[stds > 0].min(initial=np.inf))
+            amplified += 2 * largest
+        if self.estimator.whitens:
+            counted = self.raw[self.rollouts.tokens(self.conventions.whitened)]
+            spread = advantages.spread(counted, self.conventions)
+            largest /= spread
+            amplified += 2 * largest + float((counted**2).sum()) / max(counted.size, 1) / spread**2
+        return 2 * largest + np.abs(self.advantages) * amplified
+
+    @property
+    def _largest(self) -> float:
+        """A bound on the sum of absolute values that an advantage is made of."""
+        constants, rollouts = self.constants, self.rollouts
+        largest = float(np.abs(rollouts.rewards).max())
+        penalty = constants.penalty * float(np.abs(rollouts.divergences).max())
+        if self.objective in OF_GROUPS:
+            later = self.conventions.penalties is Penalties.LATER_TOKENS
+            return largest + penalty * (int(np.bincount(rollouts.sample).max()) if later else 1)
+        largest += penalty / (1 - self.decay)
+        if self.objective in OF_VALUES:
+            largest += 2 * float(np.abs(rollouts.values).max()) / (1 - self.decay)
+        return largest
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class BatchAdvantages:
+    """Factors of a term that are advantages of a batch: as trained or as logged."""
+
+    estimate: Estimate
+    placement: BatchPlacement
+    observed: Values | None = None
+    """What a framework's gradient shows of the advantages of the whole batch, NaN where it shows
+    nothing: [tokens of the batch]."""
+
+    tokens: slice = field(default_factory=lambda: slice(None))
+    """The tokens of the term's step."""
+
+    sign: float = 1.0
+    """-1 where the factors are derivatives of a policy loss."""
+
+    def factors(self, batch: Values) -> Values:
+        """The factors that advantages of the whole batch give: [tokens]."""
+        return self.sign * batch[self.tokens]

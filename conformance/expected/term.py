@@ -1,0 +1,84 @@
+"""One term of a loss or of a logged number: what its tokens weigh, and what is weighed."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from adapters.contract.objective import Metric, Objective
+    from conformance.expected.advantages import BatchAdvantages
+    from conformance.expected.step_context import StepContext
+    from reference.policy_losses import PolicyTokens
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PolicyDerivative:
+    """Factors of a term that are the derivatives of a policy loss by log-probabilities."""
+
+    objective: Objective
+    tokens: PolicyTokens
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LossTerm:
+    """One term of a step's loss or of a logged number: the sum of weight · factor over tokens."""
+
+    metric: Metric | Objective
+    """Its name: an objective that replaces the policy loss has that of its own."""
+
+    context: StepContext
+    factors: NDArray[np.float64]
+    """What the weight of each token is multiplied by: [tokens]."""
+
+    source: PolicyDerivative | BatchAdvantages | None = None
+    """What the factors are computed from, where that may go wrong: a policy loss or advantages."""
+
+    rounding: NDArray[np.float64] | float = 0.0
+    """What rounding errors of factors are relative to, besides their own size: [tokens]."""
+
+    @cached_property
+    def magnitudes(self) -> NDArray[np.float64]:
+        """What rounding errors of products are relative to: [tokens]."""
+        return np.abs(self.products) + self.spare
+
+    @cached_property
+    def spare(self) -> NDArray[np.float64]:
+        """By what `magnitudes` are larger than products: [tokens]."""
+        return self.context.expected * self.rounding
+
+    @cached_property
+    def hidden(self) -> NDArray[np.bool_]:
+        """Tokens whose weight cannot be seen, as it is multiplied by 0: [tokens]."""
+        return np.equal(self.factors, 0)
+
+    def weights_of(self, products: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The weights by which products, [tokens], come about; of a hidden token its product."""
+        return products / np.where(self.hidden, 1.0, self.factors)
+
+    @cached_property
+    def products(self) -> NDArray[np.float64]:
+        """The reference's weight · factor of each token: [tokens]."""
+        return self.factors * self.context.expected
+
+    @cached_property
+    def expected(self) -> float:
+        """The term as the reference has it."""
+        return math.fsum(self.products)
+
+    @property
+    def magnitude(self) -> float:
+        """What rounding errors of the whole term are relative to."""
+        return float(self.magnitudes.sum())
+
+    @property
+    def amplification(self) -> NDArray[np.float64]:
+        """By what the rounding error of a factor is larger than that of its size: [tokens]."""
+        sizes = np.where(self.hidden, 1.0, np.abs(self.factors))
+        return 1 + self.rounding / sizes

@@ -1,0 +1,128 @@
+"""The record of a known mistake, and a prediction that is made of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from adapters.contract import CodeLocation
+    from conformance.expected.term import LossTerm
+
+
+class Kind(StrEnum):
+    """What a mistake gets wrong, as far as it matters to what else may be wrong besides."""
+
+    WEIGHTS = "the weights of tokens"
+    FACTOR = "one factor of all weights, which may come on top of another mistake"
+    PARTS = "denominators of parts of a step, whose means are averaged"
+    FILLED = "what a mean counts besides samples: padding or repeated rows"
+    UNREDUCED = "the shares of other ranks, which are left out"
+    DERIVATIVE = "the derivative of a policy loss, which weights are multiplied by"
+    ADVANTAGE = "the advantages, which weights are multiplied by"
+    COUNT = "a count that is read off a factor which no other mistake explains"
+    READ_OFF = "what is read off the numbers themselves, and cannot be predicted"
+    ABSENT = "the whole term, which hides all else that is wrong with it"
+    LOGGED = "what ranks add up to a logged number, and no gradient"
+    RESCALED = "right gradients, which a trainer rescales on purpose"
+    FOUND = "what is found by other means than weights"
+    RULE = "a rule about configurations, logs or group boundaries"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mistake:
+    """A known mistake: everything that is known of it, whatever step it is made in."""
+
+    name: str
+    says: str
+    """What it does, as the end of a sentence."""
+
+    kind: Kind
+    rank: int
+    """A low one for a common mistake; of one rank, the first to be declared is the most common."""
+
+    at: CodeLocation | None = None
+    """Where in a framework it is made, if it can be made in one place alone."""
+
+    @property
+    def is_read_off(self) -> bool:
+        """Whether nothing predicts it: it shows in the numbers, or it does not."""
+        return self.kind in (Kind.READ_OFF, Kind.COUNT)
+
+
+MISTAKES: dict[str, Mistake] = {}
+"""All known mistakes by name: complete once `conformance.explain.catalogue` is imported."""
+
+
+def known(
+    sentences: Mapping[str, str],
+    *,
+    rank: int,
+    kind: Kind = Kind.WEIGHTS,
+    at: CodeLocation | None = None,
+) -> None:
+    """Adds mistakes to the catalogue, given a sentence for each name."""
+    for name, says in sentences.items():
+        assert name not in MISTAKES, f"{name} is declared twice"
+        MISTAKES[name] = Mistake(name=name, says=says, kind=kind, rank=rank, at=at)
+
+
+def commonness(name: str) -> tuple[int, int]:
+    """A sort key for names of mistakes, the most common ones first."""
+    return MISTAKES[name].rank, [*MISTAKES].index(name)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Prediction:
+    """What a mistake would give a step: the weights of its tokens, or what they are multiplied by.
+
+    ``sizes`` are the sizes that the factor may be, for a mistake that is a factor.
+    """
+
+    name: str
+    """What it is called where one step tells nothing else: often the name of the mistake."""
+
+    weights: NDArray[np.float64]
+    """[tokens]."""
+
+    factors: NDArray[np.float64] | None = None
+    """What weights are multiplied by, [tokens], if that is wrong."""
+
+    words: str = ""
+    """What it does to this step, with its numbers; empty if the mistake says it all."""
+
+    sizes: dict[str, float] = field(default_factory=dict)
+    causes: Sequence[str] = ()
+    """Names of the mistakes that it may be, if not the one of its name: one step may not tell all
+    apart."""
+
+    together: tuple[str, ...] = ()
+    """The names of the mistakes that are made besides, if it is several at once."""
+
+    def products(self, term: LossTerm) -> NDArray[np.float64]:
+        """Weight · factor of each token of a term: [tokens]."""
+        return self.weights * (term.factors if self.factors is None else self.factors)
+
+    order: int = 0
+    """Its place among the predictions for a term, the most plausible ones first."""
+
+    @property
+    def mistakes(self) -> list[Mistake]:
+        """What it may be."""
+        return [MISTAKES[name] for name in self.causes or [self.name]]
+
+    @property
+    def kind(self) -> Kind:
+        """What it gets wrong."""
+        return self.mistakes[0].kind
+
+    @property
+    def says(self) -> str:
+        """What it does, as the end of a sentence."""
+        return self.words or self.mistakes[0].says

@@ -1,0 +1,142 @@
+"""What all ranks and steps of one job say about the known mistakes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import chain
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from adapters.contract.objective import Metric
+from conformance.explain.catalogue.mistake import MISTAKES, Kind
+from conformance.explain.catalogue.predictions import predictions
+from conformance.explain.diagnosis import read_off
+from conformance.explain.engine import Explained, without_factors
+from conformance.explain.step_conditions import of_context, of_step
+from conformance.findings.cause import Clues, TermMistake
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from adapters.contract import Job
+    from conformance.explain.engine import Names
+    from conformance.explain.measurement import Measurement
+
+
+ALL_LOST = ("tokens_lost", "samples_lost")
+"""What may be the matter where all numbers are 0, besides what gives 0 wherever it is."""
+
+INACTIVE = "inactive_tokens_weigh"
+"""The mistake that is read off tokens which no other mistake is about."""
+
+LARGEST = 2**20
+"""Tokens of the largest step that is held against all known mistakes."""
+
+
+def clues(measurements: Sequence[Measurement]) -> Clues:
+    """What a job says, given what each rank observed of each step.
+
+    Of several that are wrong the first is explained, and the others rule out explanations. A step
+    of more than `LARGEST` tokens, which takes a minute, says nothing.
+    """
+    if len(measurements[0].context.step.mask) > LARGEST:
+        return Clues(terms=[str(term.metric) for term in measurements[0].terms])
+    explained = [Explained(one) for one in _distinct(measurements)]
+    wrong = [one for one in explained if not one.is_right]
+    right = [one for one in explained if one.is_right]
+    excluded = {name for one in right for name in one.visible}
+    facts = [of_context(one.measurement.context) for one in (wrong[:1] or right)]
+    left: list[list[Names]] = []
+    if wrong:
+        first, *others = wrong
+        ruled_out = excluded.union(*(one.contradicted for one in others))
+        left = [*_without(first.explanations, ruled_out), *_read_off_by(first, right)]
+        if _is_of_skipped_step(first.measurement):
+            left = [[_of_term(first, ["step_skipped"])]]
+        excluded |= first.contradicted_by(left)
+    return Clues(
+        terms=explained[0].terms,
+        explanations=[[sorted(names) for names in parts] for parts in left],
+        excluded=sorted(excluded),
+        conditions=[*dict.fromkeys(chain.from_iterable(facts))],
+    )
+
+
+def clues_of_failure(job: Job) -> Clues:
+    """What is known of a job that was not trained."""
+    facts = chain.from_iterable(map(of_step, job.steps))
+    return Clues(terms=[str(Metric.POLICY_LOSS)], conditions=[*dict.fromkeys(facts)])
+
+
+def _distinct(measurements: Sequence[Measurement]) -> Iterator[Measurement]:
+    """Yield what ranks observed once where they observed the same."""
+    seen = set()
+    for one in measurements:
+        key = one.context.step_index, one.observed.tobytes()
+        if key not in seen:
+            seen.add(key)
+            yield one
+
+
+def _without(
+    explanations: Iterable[Sequence[Names]], ruled_out: set[TermMistake]
+) -> Iterator[list[Names]]:
+    for parts in explanations:
+        left = [names - ruled_out for names in parts]
+        if all(left):
+            yield left
+
+
+def _is_of_skipped_step(wrong: Measurement) -> bool:
+    """Whether a step has no gradient, or a loss that is not finite, because it was skipped."""
+    return wrong.context.is_skipped and (
+        wrong.is_per_token or not np.isfinite(wrong.observed).all()
+    )
+
+
+def _read_off_by(wrong: Explained, right: Sequence[Explained]) -> Iterator[list[Names]]:
+    """Yield the mistakes that a single term's numbers show, which nothing predicts."""
+    measurement = wrong.measurement
+    steps = [one.measurement.context.step_index for one in right]
+    is_nothing = not (measurement.is_per_token or measurement.observed.any())
+    if is_nothing and measurement.context.step_index in steps:  # of which others log a number
+        yield [_of_term(wrong, ["nothing_reported_by_some_ranks"])]
+        return
+    if len(wrong.terms) > 1:
+        return
+    names = [name for name in read_off(wrong) if MISTAKES[name].is_read_off]
+    if not measurement.observed.any():
+        names += ALL_LOST
+    if INACTIVE in names:
+        yield from _inactive_tokens_besides(wrong)
+    elif names:
+        yield [_of_term(wrong, names)]
+    elif not wrong.explanations and measurement.is_per_token:
+        yield from _counted_besides(wrong)
+
+
+def _inactive_tokens_besides(wrong: Explained) -> Iterator[list[Names]]:
+    """Yield that inactive tokens weigh, with what explains the active ones if they are wrong."""
+    measurement = wrong.measurement
+    of_active = np.where(measurement.context.expected > 0, measurement.observed, 0.0)
+    active = Explained(replace(measurement, observed=of_active))
+    for parts in active.explanations or [[]]:
+        yield [_of_term(wrong, [INACTIVE]), *parts]
+
+
+def _counted_besides(wrong: Explained) -> Iterator[list[Names]]:
+    """Yield a wrong count with each known mistake that it may come on top of."""
+    measurement, expected = wrong.measurement, wrong.measurement.context.expected
+    for one in predictions(measurement.context):
+        if not one.together and np.array_equal(one.weights > 0, expected > 0):
+            rest = np.divide(expected, one.weights, where=expected > 0, out=expected.copy())
+            left = Explained(replace(measurement, observed=measurement.observed * rest))
+            names = [name for name in read_off(left) if MISTAKES[name].kind is Kind.COUNT]
+            others = without_factors(_of_term(wrong, (each.name for each in one.mistakes)))
+            if names and others:
+                yield [_of_term(wrong, names), others]
+
+
+def _of_term(wrong: Explained, names: Iterable[str]) -> Names:
+    return frozenset(TermMistake.of(wrong.terms[0], name) for name in names)

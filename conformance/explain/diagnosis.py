@@ -1,0 +1,396 @@
+"""Names the mistake that explains what is wrong.
+
+The first known mistake that gives what was observed is the diagnosis; others that fit as well are
+named with it. Weights that no mistake gives are unexplained, and the diagnosis describes their
+ratios to the expected ones.
+"""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from adapters.contract import CodeLocation
+from conformance.explain.catalogue.missing_tokens import diagnoses_of_lost, of_lost_tokens
+from conformance.explain.catalogue.mistake import MISTAKES, Kind
+from conformance.explain.engine import Explained
+from conformance.explain.measurement import ObservedWeights
+from conformance.findings.cause import UNEXPLAINED
+from conformance.findings.finding import Diagnosis
+from conformance.findings.verdict import Check
+from reference.aggregation import Mode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from conformance.expected.step_context import StepContext
+    from conformance.expected.term import LossTerm
+    from conformance.explain.catalogue.mistake import Prediction
+    from conformance.explain.measurement import Measurement
+    from conformance.plan.checks import CheckSpec
+
+
+MOST_ALTERNATIVES = 3
+"""Alternatives that an explanation names, the most plausible ones."""
+
+OF_A_MEAN = (Kind.FILLED, Kind.UNREDUCED, Kind.READ_OFF)
+"""What an auxiliary term may get wrong on its own: what it averages, and over which ranks."""
+
+
+def diagnose(measurement: Measurement) -> Diagnosis:
+    """Name the mistake that explains what was observed; ``unexplained`` if none does."""
+    explained = Explained(measurement)
+    if len(measurement.terms) > 1:
+        return _of_several(explained)
+    return _of_tokens(explained) if measurement.is_per_token else _of_sum(explained)
+
+
+def place(spec: CheckSpec, mode: Mode, diagnosis: Diagnosis) -> CodeLocation | None:
+    """Where in a framework a mistake must have been made; None if it may be in several places.
+
+    A factor may be anywhere between the loss and the optimizer, and a number that is logged wrongly
+    anywhere between the micro-batch and the log. Only in `token_mean` are tokens counted once.
+    """
+    if spec.check is Check.SHARDING:
+        return CodeLocation.SHARDING
+    at = MISTAKES[diagnosis.name].at if diagnosis.name in MISTAKES else None
+    if (at is CodeLocation.ARGUMENTS) is not (spec.check is Check.ARGUMENTS):
+        return None
+    of_any_mode = (CodeLocation.ARGUMENTS, CodeLocation.REDUCTION)
+    is_told = spec.metric is None and (mode is Mode.TOKEN_MEAN or at in of_any_mode)
+    return at if is_told else None
+
+
+def read_off(explained: Explained) -> list[str]:
+    """Names of the mistakes that the numbers of a single term show, which nothing predicts."""
+    measurement = explained.measurement
+    if not measurement.is_per_token:
+        return [] if np.isfinite(measurement.observed).all() else ["not_finite"]
+    weights = ObservedWeights(measurement)
+    if (whole := _of_whole_step(weights, explained)) is not None:
+        return [whole.name]
+    counted = _count(weights)
+    return [one.name for one in (*_lost(weights), *([counted] if counted is not None else []))]
+
+
+def likeliest(of_terms: Iterable[tuple[str, Diagnosis]]) -> Diagnosis:
+    """The most plausible diagnosis among terms: a known mistake before a count that is inferred."""
+
+    def doubt(of_term: tuple[str, Diagnosis]) -> int:
+        name = of_term[1].name
+        is_count = name in MISTAKES and MISTAKES[name].kind is Kind.COUNT
+        return 2 if name in (UNEXPLAINED, "nothing_reported") else int(is_count)
+
+    term, diagnosis = min(of_terms, key=doubt)
+    return diagnosis.model_copy(update={"explanation": f"{term}: {diagnosis.explanation}"})
+
+
+def _first(explanations: list[Diagnosis]) -> Diagnosis:
+    """The first explanation, with the names of the others; its text names the likeliest of them."""
+    first, *others = explanations
+    also = list(dict.fromkeys(other.name for other in others if other.name != first.name))
+    if not also:
+        return first
+    told = ", ".join(also[:MOST_ALTERNATIVES])
+    return first.model_copy(
+        update={"explanation": f"{first.explanation}; or it is {told}", "also": also}
+    )
+
+
+def _of_sum(explained: Explained) -> Diagnosis:
+    """The diagnosis of a logged number of one term."""
+    measurement = explained.measurement
+    [term], reported = measurement.terms, float(measurement.observed[0])
+    if not math.isfinite(reported):
+        logged = f"{reported} is reported"
+        if term.context.is_skipped:
+            words = f"the optimizer step is skipped, and {logged} of it"
+            return Diagnosis(name="step_skipped", explanation=words)
+        return Diagnosis(name="not_finite", explanation=logged)
+    words = f"{reported:.7g} is reported instead of {term.expected:.7g}"
+    numbers = {"reported": reported, "expected": term.expected}
+    explanations = [
+        Diagnosis(name=one.name, explanation=f"{words}: {one.says}", numbers=numbers | one.sizes)
+        for one in _alone(explained)
+        if one.kind is not Kind.ABSENT
+    ]
+    name = UNEXPLAINED if reported else "nothing_reported"
+    return _first(explanations or [Diagnosis(name=name, explanation=words, numbers=numbers)])
+
+
+def _alone(explained: Explained) -> list[Prediction]:
+    """The predictions that explain a measurement of a single term, the most plausible first."""
+    found = [one for [of_term] in explained.choices for one in of_term]
+    return sorted(found, key=lambda one: one.order)
+
+
+def _of_tokens(explained: Explained) -> Diagnosis:
+    """The diagnosis of the weights of one term.
+
+    A wrong derivative comes first: tokens that have none seem to be lost.
+    """
+    weights = ObservedWeights(explained.measurement)
+    if (whole := _of_whole_step(weights, explained)) is not None:
+        return whole
+    known = _alone(explained)
+    explanations = [
+        *(_plain(one) for one in known if one.factors is not None),
+        *_lost(weights),
+        *(_named(weights, one) for one in known if one.factors is None and not _is_lost(one)),
+    ]
+    return _first(explanations or [_count(weights) or _unexplained(weights)])
+
+
+def _plain(one: Prediction) -> Diagnosis:
+    return Diagnosis(name=one.name, explanation=one.says)
+
+
+def _is_lost(one: Prediction) -> bool:
+    """Whether a prediction is of tokens that weigh nothing, which `_lost` counts."""
+    kinds = {one.kind, *(MISTAKES[name].kind for name in one.together)}
+    return not kinds.isdisjoint({Kind.ABSENT, Kind.UNREDUCED, Kind.READ_OFF})
+
+
+def _lost(weights: ObservedWeights) -> Iterator[Diagnosis]:
+    """Yield diagnoses of tokens that are lost or repeated."""
+    if not weights.hidden_have_gradient:
+        yield from diagnoses_of_lost(weights)
+
+
+def _named(weights: ObservedWeights, one: Prediction) -> Diagnosis:
+    if one.sizes:
+        words = f"every weight is {_fraction(weights.middle)} of the expected one: {one.says}"
+        numbers = {"ratio": weights.middle, **one.sizes}
+    else:
+        denominators, numbers = _denominators(weights)
+        words = f"{one.says}: {denominators}"
+    return Diagnosis(name=one.name, explanation=words, numbers=numbers)
+
+
+def _of_whole_step(weights: ObservedWeights, explained: Explained) -> Diagnosis | None:
+    """What is the matter whatever else is wrong."""
+    if weights.context.is_skipped:
+        lost = int(weights.context.step.mask.sum())
+        words = (
+            f"the optimizer step is skipped, as its gradient is NaN or infinite: {lost} active"
+            " tokens are not trained on"
+        )
+        return Diagnosis(name="step_skipped", explanation=words, numbers={"tokens": lost})
+    if broken := int((~np.isfinite(weights.observed)).sum()):
+        words = f"{broken} tokens weigh NaN or infinity: a denominator of 0 was divided by"
+        return Diagnosis(name="not_finite", explanation=words, numbers={"tokens": broken})
+    inactive = weights.observed[weights.expected == 0]
+    if not (weighed := int(np.count_nonzero(inactive))):
+        return None
+    name, words = "inactive_tokens_weigh", f"{weighed} tokens that the mask excludes have a weight"
+    if known := _alone(explained):
+        name, words = known[0].name, f"{known[0].says}: {words}"
+    numbers = {"tokens": weighed, "largest": float(np.abs(inactive).max())}
+    return Diagnosis(name=name, explanation=words, numbers=numbers)
+
+
+def _denominators(weights: ObservedWeights) -> tuple[str, dict[str, float]]:
+    """Observed and expected denominator of the token that is most wrong, in words and numbers."""
+    worst = int(np.abs(weights.ratios - 1).argmax())
+    expected = float(1 / weights.expected[weights.active][worst])
+    if weights.ratios[worst] == 0:
+        return f"a token weighs nothing that is to be divided by {expected:.7g}", {}
+    observed = expected / float(weights.ratios[worst])
+    words = f"a token is divided by {observed:.7g} instead of {expected:.7g}"
+    return words, {"denominator": observed, "expected_denominator": expected}
+
+
+def _count(weights: ObservedWeights) -> Diagnosis | None:
+    """The count that would explain a common ratio of all weights, if any.
+
+    For `constant` it is another L, otherwise another integer number of tokens or units.
+    """
+    context, ratio = weights.context, weights.common_ratio
+    if ratio is None or weights.hidden_have_gradient:
+        return None
+    divisor = context.aggregation.divisor
+    if divisor is not None:
+        used = divisor / ratio
+        return Diagnosis(
+            name="other_divisor",
+            explanation=f"the sum is divided by L = {used:.7g} instead of {divisor:.7g}",
+            numbers={"divisor": used, "expected_divisor": divisor},
+        )
+    per_token = context.mode is Mode.TOKEN_MEAN
+    right = int(context.counted.sum()) if per_token else context.units
+    counted = round(right / ratio)
+    if abs(right / ratio - counted) > 2 * weights.tolerance * counted:
+        return None
+    what = f"{context.mode.removesuffix('_mean')}s"
+    return Diagnosis(
+        name=f"{what}_miscounted",
+        explanation=f"{counted} {what} are counted instead of {right}",
+        numbers={"counted": counted, "expected": right},
+    )
+
+
+def _unexplained(weights: ObservedWeights) -> Diagnosis:
+    ratios = weights.ratios
+    low, high = float(ratios.min()), float(ratios.max())
+    ratio = f"{low:.7g}" if weights.common_ratio else f"{low:.7g} to {high:.7g}"
+    words, numbers = _denominators(weights) if ratios.all() else ("some weights are 0", {})
+    return Diagnosis(
+        name=UNEXPLAINED,
+        explanation=f"weights are {ratio} times the expected ones, {_pattern(weights)}; {words}",
+        numbers={"lowest_ratio": low, "highest_ratio": high} | numbers,
+    )
+
+
+def _pattern(weights: ObservedWeights) -> str:
+    """The largest parts of the step within which the ratio is constant."""
+    if weights.common_ratio:
+        return "the same for all tokens"
+    for name, part in _parts(weights.context):
+        of_active = part[weights.active]
+        spread = max(
+            float(np.ptp(weights.ratios[of_active == value])) for value in np.unique(of_active)
+        )
+        if spread <= 2 * weights.tolerance * float(np.abs(weights.ratios).max()):
+            return f"one ratio per {name}"
+    return "different within samples"
+
+
+def _parts(context: StepContext) -> Iterator[tuple[str, NDArray[np.int64]]]:
+    """Yield ways to divide the step into parts, the coarsest first: [tokens] each."""
+    placement = context.placement
+    if placement is not None:
+        yield "rank", placement.dp_rank
+        yield "context-parallel slice", placement.dp_rank * context.layout.cp + placement.cp_rank
+        yield "micro-batch", placement.micro_batch_number
+    yield "group", context.step.groups[context.sample]
+    yield "sample", context.sample
+
+
+def _fraction(ratio: float) -> str:
+    simple = Fraction(ratio).limit_denominator(1000)
+    return str(simple) if abs(float(simple) - ratio) <= 1e-6 * abs(ratio) else f"{ratio:.7g}"
+
+
+def _of_several(explained: Explained) -> Diagnosis:
+    """The mistake in one term if the others are right, or in several."""
+    measurement = explained.measurement
+    for choice in explained.choices:
+        wrong = [pair for pair in zip(measurement.terms, choice, strict=True) if pair[1]]
+        if len(wrong) == 1 and any(one.kind is Kind.ABSENT for one in wrong[0][1]):
+            return _absent(wrong[0][0].metric, measurement)
+    alone = likeliest(
+        (term.metric, diagnose(measurement.of_term(term))) for term in measurement.terms
+    )
+    if alone.name != UNEXPLAINED:
+        return alone
+    return _lost_in_all(measurement) or _shared(explained) or alone
+
+
+def _absent(term: str, measurement: Measurement) -> Diagnosis:
+    """The diagnosis of a sum that lacks one term and is right otherwise."""
+    if measurement.is_per_token:
+        words = f"the {term} term reaches no gradient: no token's weight has a share of it"
+        return Diagnosis(name="term_without_gradient", explanation=words)
+    return Diagnosis(name="term_left_out", explanation=f"the term {term} is left out of the loss")
+
+
+def _lost_in_all(measurement: Measurement) -> Diagnosis | None:
+    """The diagnosis of tokens whose gradient lacks every term, if that of all others is right."""
+    active = np.not_equal(measurement.expected, 0)
+    gone = active & np.equal(measurement.observed, 0)
+    if not measurement.is_per_token or not gone.any():
+        return None
+    off = np.abs(measurement.observed - np.where(gone, 0, measurement.expected))
+    if (off > measurement.tolerance * measurement.magnitude).any():
+        return None
+    return next(of_lost_tokens(measurement.context, gone, active), None)
+
+
+def _shared(explained: Explained) -> Diagnosis | None:
+    """The mistake that terms share, or one mistake of each auxiliary term.
+
+    Auxiliary losses often share one path through a framework, and a mistake: the policy loss is
+    right if that explains the sum. Else each has a mistake in what it averages. Else the policy
+    loss shares the mistake of those that are aggregated with it, or has one of its own besides.
+    """
+    terms = explained.measurement.terms
+    found = [
+        candidate
+        for choice in explained.choices
+        for candidate in (_shared_by_others(terms, choice), *_of_each(terms, choice))
+        if candidate is not None
+    ]
+    best = min(found, key=lambda one: one[0], default=None)
+    return None if best is None else best[1]
+
+
+Ranked = tuple[tuple[int, ...], Diagnosis]
+"""A diagnosis after a sort key of its plausibility."""
+
+
+def _shared_by_others(
+    terms: Sequence[LossTerm], choice: Sequence[Sequence[Prediction]]
+) -> Ranked | None:
+    """What all auxiliary terms share, and the policy loss's own mistake if it has one."""
+    own, *of_others = choice
+    shared = _common(of_others)
+    if shared is None:
+        return None
+    words = f"{' and '.join(term.metric for term in terms[1:])}: {shared.says}"
+    if not own:
+        return (0, shared.order), Diagnosis(name=shared.name, explanation=words)
+    mistaken = [one for one in own if not _is_lost(one) and one.factors is None]
+    if not mistaken:
+        return None
+    first = min(mistaken, key=lambda one: one.order)
+    words = f"{words}; {terms[0].metric}: {first.says}"
+    return (3, first.order, shared.order), Diagnosis(name=shared.name, explanation=words)
+
+
+def _of_each(terms: Sequence[LossTerm], choice: Sequence[Sequence[Prediction]]) -> Iterator[Ranked]:
+    """Yield a mistake of each auxiliary term, or of those aggregated as the policy loss."""
+    policy, *others = terms
+    own, *of_others = choice
+    averaged = [[one for one in found if one.kind in OF_A_MEAN] for found in of_others]
+    if not own and all(averaged):
+        firsts = [min(found, key=lambda one: one.order) for found in averaged]
+        yield (
+            (1, *(one.order for one in firsts)),
+            Diagnosis(
+                name="_and_".join(dict.fromkeys(one.name for one in firsts)),
+                explanation="; ".join(
+                    f"{term.metric}: {one.says}" for term, one in zip(others, firsts, strict=True)
+                ),
+            ),
+        )
+    together = [term.context == policy.context for term in others]
+    is_apart_right = not any(
+        found for found, shares in zip(of_others, together, strict=True) if not shares
+    )
+    if any(together) and not all(together) and is_apart_right:
+        sharing = [policy, *(t for t, shares in zip(others, together, strict=True) if shares)]
+        shared = _common(
+            [own, *(found for found, shares in zip(of_others, together, strict=True) if shares)]
+        )
+        if shared is not None:
+            words = f"{' and '.join(term.metric for term in sharing)}: {shared.says}"
+            yield (2, shared.order), Diagnosis(name=shared.name, explanation=words)
+
+
+def _common(of_terms: Sequence[Sequence[Prediction]]) -> Prediction | None:
+    """The most plausible mistake of the first of some terms that all of them have."""
+    first, *others = of_terms
+    known = [{(one.name, one.says) for one in found} for found in others]
+    shared = [
+        one
+        for one in first
+        if not _is_lost(one)
+        and one.kind is not Kind.LOGGED
+        and all((one.name, one.says) in names for names in known)
+    ]
+    return min(shared, key=lambda one: one.order, default=None)

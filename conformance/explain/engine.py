@@ -1,0 +1,322 @@
+"""Holds every known mistake against what one rank observed of one step.
+
+Each term of a loss or of a logged number is right or has a known mistake. Every choice of one for
+each term predicts what is observed; the choices within the bound explain it, and a mistake that
+would show alone and is in none of them is excluded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import chain
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from conformance.explain.catalogue.missing_tokens import kinds_of_loss, shares
+from conformance.explain.catalogue.mistake import MISTAKES, Kind, Prediction
+from conformance.explain.catalogue.predictions import (
+    predictions,
+    predictions_of_factors,
+    predictions_of_sums,
+)
+from conformance.findings.cause import TermMistake
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from conformance.expected.term import LossTerm
+    from conformance.explain.measurement import Measurement
+
+    Names = frozenset[TermMistake]
+    """Mistakes that cannot be told apart."""
+
+MANY = 4096
+"""Tokens of a step of which all are looked at."""
+
+FEW = 16
+"""Numbers by which choices are sorted out before all numbers are looked at."""
+
+DIGITS = 10
+"""Decimals, relative to the largest number, of predictions that are the same."""
+
+NO_NUMBERS = np.empty(0)
+
+
+class Alternatives(NamedTuple):
+    """What a term may be, the right one first: [alternatives, numbers].
+
+    Mistakes that give the same numbers are one alternative.
+    """
+
+    term: LossTerm
+    predictions: list[list[Prediction]]
+    """What gives each alternative, without numbers; nothing for what is right."""
+
+    invisible: list[Prediction]
+    """Mistakes that give what is right."""
+
+    numbers: NDArray[np.float64]
+    magnitude: NDArray[np.float64]
+
+    def parts(self, place: int | np.integer) -> list[Names]:
+        """The names of the mistakes that an alternative is made of, which are mostly one."""
+        found = self.predictions[place]
+        if not found:
+            return []
+        together = (frozenset([self.name(mistake)]) for mistake in found[0].together)
+        return [self.names(found), *together]
+
+    def names(self, found: Iterable[Prediction]) -> Names:
+        """What the mistakes of some predictions are called in this term."""
+        mistakes = chain.from_iterable(one.mistakes for one in found)
+        return frozenset(self.name(mistake.name) for mistake in mistakes)
+
+    def name(self, mistake: str) -> TermMistake:
+        """What a mistake is called in this term."""
+        return TermMistake.of(self.term.metric, mistake)
+
+
+@dataclass(frozen=True, eq=False)
+class Explained:
+    """What the known mistakes say of a measurement."""
+
+    measurement: Measurement
+
+    @property
+    def terms(self) -> list[str]:
+        """The names of the terms."""
+        return [str(term.metric) for term in self.measurement.terms]
+
+    @cached_property
+    def choices(self) -> list[list[list[Prediction]]]:
+        """For each choice that explains what was observed, the predictions of each term."""
+        return [
+            [one.predictions[place] for one, place in zip(self._of_terms, places, strict=True)]
+            for places in self._chosen
+        ]
+
+    @cached_property
+    def _chosen(self) -> list[NDArray[np.int64]]:
+        return [*self._places()]
+
+    @property
+    def is_right(self) -> bool:
+        """Whether what was observed is right within its bound."""
+        return any(not any(choice) for choice in self.choices)
+
+    @cached_property
+    def explanations(self) -> list[list[Names]]:
+        """Mistakes that occur together, where something is wrong; of each, all possible names."""
+        if self.is_right:
+            return []
+        found = [*self._named(self._chosen)]
+        if not found:
+            return [*self._with_a_factor(), *self._with_losses()]
+        if len(self._of_terms) == 1:  # a small step may fit another mistake by chance
+            on_top = (
+                [factor, *map(without_factors, others)] for factor, *others in self._with_a_factor()
+            )
+            found += filter(all, on_top)
+        return found
+
+    @cached_property
+    def visible(self) -> Names:
+        """Mistakes that alone, in each of their variants, would give something else.
+
+        That is something else than what is right and, if what was observed is right within its
+        bound, than that.
+        """
+        numbers = self._observed if self.is_right else self._expected
+        visible: set[TermMistake] = set()
+        hidden: set[TermMistake] = set()
+        for one in self._of_terms:
+            totals = self._expected - one.numbers[0] + one.numbers
+            sizes = self._magnitude - one.magnitude[0] + one.magnitude
+            same = self._are_close(totals, sizes, numbers)
+            hidden.update(one.names(one.invisible))
+            for place in range(1, len(same)):
+                names, *together = one.parts(place)
+                if not together:
+                    (hidden if same[place] else visible).update(names)
+        return frozenset(visible - hidden)
+
+    @property
+    def contradicted(self) -> Names:
+        """Mistakes that are not there, if something known is, or all is right."""
+        return self.contradicted_by(self.explanations)
+
+    def contradicted_by(self, explanations: Iterable[Iterable[Names]]) -> Names:
+        """Mistakes that are not there, given what else explains what was observed."""
+        explaining = frozenset[TermMistake]().union(*chain.from_iterable(explanations))
+        if not self.is_right and all(_kind(name) is Kind.COUNT for name in explaining):
+            return frozenset()
+        hidden = {name.term for name in explaining if _kind(name) is Kind.ABSENT}
+        return frozenset(name for name in self.visible - explaining if name.term not in hidden)
+
+    @cached_property
+    def _tokens(self) -> NDArray[np.int64] | slice:
+        """Tokens whose numbers stand for all: of a large step, the extreme ones of each part.
+
+        No known mistake tells apart the tokens of a sample that have the same place in the cut.
+        """
+        measurement, context = self.measurement, self.measurement.context
+        if not measurement.is_per_token or len(context.step.mask) <= MANY:
+            return slice(None)
+        part, placement = 2 * context.sample + context.step.mask, context.placement
+        if placement is not None:
+            for place in (placement.dp_rank, placement.cp_rank, placement.micro_batch):
+                part = part * (place.max() + 1) + place
+        for term in measurement.terms:  # tokens of one derivative share those of each mistake
+            factor = np.unique(term.factors, return_inverse=True)[1]
+            part = part * (factor.max() + 1) + factor
+        order = np.lexsort((measurement.observed, part))
+        ends = np.flatnonzero(np.diff(part[order], prepend=-1, append=-1))
+        extremes: NDArray[np.int64] = np.unique(order[[*ends[:-1], *(ends[1:] - 1)]])
+        return extremes
+
+    def _seen(self, numbers: NDArray[np.float64]) -> NDArray[np.float64]:
+        return numbers[self._tokens] if self.measurement.is_per_token else numbers
+
+    @cached_property
+    def _observed(self) -> NDArray[np.float64]:
+        return self._seen(self.measurement.observed)
+
+    @cached_property
+    def _expected(self) -> NDArray[np.float64]:
+        return self._seen(self.measurement.expected)
+
+    @cached_property
+    def _magnitude(self) -> NDArray[np.float64]:
+        return self._seen(self.measurement.magnitude)
+
+    @cached_property
+    def _others(self) -> NDArray[np.float64]:
+        size = self.measurement.observed.shape
+        return self._seen(np.broadcast_to(self.measurement.others, size))
+
+    @cached_property
+    def _of_terms(self) -> list[Alternatives]:
+        return [self._alternatives(term) for term in self.measurement.terms]
+
+    def _alternatives(self, term: LossTerm) -> Alternatives:
+        """The right term, then what each known mistake makes of it."""
+        rounding = np.broadcast_to(term.rounding, term.factors.shape)[self._tokens]
+        known: list[Prediction] = []
+        numbers, magnitudes = [], []
+        for one in self._known(term):
+            products = one.products(term)[self._tokens]
+            sizes = np.abs(products) + np.abs(one.weights[self._tokens]) * rounding
+            known.append(replace(one, weights=NO_NUMBERS, order=len(known)))
+            numbers.append(self.measurement.reduced(products))
+            magnitudes.append(self.measurement.reduced(sizes))
+        scale = float(magnitudes[0].max(initial=0.0)) or 1.0
+        rounded = np.round(np.stack(numbers) / scale, DIGITS) + 0.0
+        same: dict[tuple[tuple[str, ...], bytes], list[int]] = {}
+        for place, one in enumerate(known):
+            same.setdefault((one.together, rounded[place].tobytes()), []).append(place)
+        first = [places[0] for places in same.values()]
+        right, *wrong = same.values()
+        return Alternatives(
+            term,
+            [[], *([known[place] for place in places] for places in wrong)],
+            [known[place] for place in right[1:]],
+            np.stack([numbers[place] for place in first]),
+            np.stack([magnitudes[place] for place in first]),
+        )
+
+    def _known(self, term: LossTerm) -> Iterator[Prediction]:
+        """Yield what is right and every known mistake."""
+        context = term.context
+        yield Prediction(name="", weights=context.expected)
+        if self.measurement.is_per_token:
+            yield from chain(predictions(context), shares(context))
+            absent = "term_without_gradient"
+        else:
+            yield from predictions_of_sums(context)
+            absent = "nothing_reported" if len(self.measurement.terms) == 1 else "term_left_out"
+        yield from predictions_of_factors(term)
+        yield Prediction(name=absent, weights=np.zeros_like(context.expected))
+
+    def _places(self, factor: float = 1.0) -> Iterator[NDArray[np.int64]]:
+        """Yield the alternatives of the terms that together give what was observed / factor."""
+        of_terms, observed = self._of_terms, self._observed / factor
+        some = np.unique(np.linspace(0, len(observed) - 1, FEW).astype(int))
+        numbers = _sums([one.numbers[:, some] for one in of_terms])
+        magnitude = _sums([one.magnitude[:, some] for one in of_terms]) + self._others[some]
+        for places in np.argwhere(self._are_close(numbers, magnitude, observed[some])):
+            chosen = [*zip(of_terms, places, strict=True)]
+            total = np.sum([one.numbers[place] for one, place in chosen], axis=0)
+            size = np.sum([one.magnitude[place] for one, place in chosen], axis=0) + self._others
+            if self._are_close(total, size, observed):
+                yield places
+
+    def _named(self, chosen: Iterable[NDArray[np.int64]]) -> Iterator[list[Names]]:
+        """Yield the names of the mistakes of each choice."""
+        for places in chosen:
+            pairs = zip(self._of_terms, places, strict=True)
+            yield [*chain.from_iterable(one.parts(place) for one, place in pairs)]
+
+    def _are_close(
+        self,
+        predicted: NDArray[np.float64],
+        magnitude: NDArray[np.float64],
+        observed: NDArray[np.float64],
+    ) -> NDArray[np.bool_]:
+        close = np.abs(observed - predicted) <= self.measurement.tolerance * magnitude
+        return np.asarray(close.all(axis=-1))
+
+    def _with_a_factor(self) -> Iterator[list[Names]]:
+        """Yield a factor of all terms with other mistakes that together give what was observed."""
+        first = self._of_terms[0]
+        ratios = first.magnitude.sum(axis=1) / (first.magnitude[0].sum() or 1.0)
+        for place in range(1, len(ratios)):
+            factors = [name.mistake for name in first.parts(place)[0] if _is_factor(name)]
+            if factors:
+                on_top = [
+                    frozenset(TermMistake.of(term, factor) for factor in factors)
+                    for term in self.terms
+                ]
+                others = self._named(self._places(ratios[place]))
+                yield from ([*on_top, *parts] for parts in others if parts)
+
+    def _with_losses(self) -> Iterator[list[Names]]:
+        """Yield mistakes of a single term that give what was observed, but for lost tokens."""
+        one, term = self._of_terms[0], self.measurement.terms[0]
+        active = np.not_equal(term.products, 0)
+        if len(self._of_terms) > 1 or not self.measurement.is_per_token:
+            return
+        gone = active & np.equal(self.measurement.observed, 0)
+        if not gone.any():
+            return
+        lost = frozenset(
+            TermMistake.of(term.metric, name)
+            for name, _ in kinds_of_loss(term.context, gone, active)
+        )
+        kept = np.where(gone[self._tokens], 0, one.numbers)
+        both = self._are_close(kept, np.abs(kept), self._observed) & kept.any(axis=1)
+        yield from ([*one.parts(place), lost] for place in np.flatnonzero(both) if place)
+
+
+def _sums(of_terms: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
+    """The sums of one row of each array: [rows of the first, rows of the second, ..., numbers]."""
+    total = of_terms[0]
+    for rows in of_terms[1:]:
+        total = total[..., np.newaxis, :] + rows
+    return total
+
+
+def _kind(name: TermMistake) -> Kind:
+    return MISTAKES[name.mistake].kind
+
+
+def _is_factor(name: TermMistake) -> bool:
+    return _kind(name) is Kind.FACTOR
+
+
+def without_factors(names: Iterable[TermMistake]) -> Names:
+    """The names of mistakes that are no factor of all weights."""
+    return frozenset(name for name in names if not _is_factor(name))

@@ -1,0 +1,139 @@
+"""What one rank observed of one step, with what is expected, and the weights that it shows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from conformance.expected.step_context import StepContext
+    from conformance.expected.term import LossTerm
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Measurement:
+    """What one rank observed of one step: the sum of terms for each token, or over all tokens.
+
+    ``observed`` is [tokens] or, of a sum over all tokens, [1]; ``tolerance`` is relative to the sum
+    of the terms' magnitudes. Numbers of tokens times ``derivatives`` are the gradient.
+    """
+
+    terms: Sequence[LossTerm]
+    observed: NDArray[np.float64]
+    tolerance: float
+    is_per_token: bool = True
+    derivatives: NDArray[np.float64] | float = 1.0
+    others: NDArray[np.float64] | float = 0.0
+    """Magnitudes of further terms that were subtracted, which rounding errors are relative to as
+    well: [numbers]."""
+
+    elsewhere: bool = False
+    """Whether some rank observed weights of the step, even if this one observed none."""
+
+    @property
+    def context(self) -> StepContext:
+        """The context of the first term."""
+        return self.terms[0].context
+
+    @cached_property
+    def expected(self) -> NDArray[np.float64]:
+        """What is right: [numbers]."""
+        return self.reduced(np.sum([term.products for term in self.terms], axis=0))
+
+    @cached_property
+    def magnitude(self) -> NDArray[np.float64]:
+        """The sum of the terms' magnitudes, which rounding errors are relative to: [numbers]."""
+        of_terms = np.sum([term.magnitudes for term in self.terms], axis=0)
+        return self.reduced(of_terms) + self.others
+
+    def reduced(self, products: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The numbers that weight · factor of all tokens give: [tokens] to [numbers]."""
+        return products if self.is_per_token else products.sum(keepdims=True)
+
+    def of_term(self, term: LossTerm) -> Measurement:
+        """What is left for one of the terms if all others are right."""
+        return replace(
+            self,
+            terms=[term],
+            observed=self.observed - (self.expected - self.reduced(term.products)),
+            others=self.magnitude - self.reduced(term.magnitudes),
+            elsewhere=False,
+        )
+
+    def is_given_by(self, weights: NDArray[np.float64]) -> bool:
+        """Whether the only term has these weights, [tokens], in the tokens that can be seen."""
+        [term] = self.terms
+        products = weights * term.factors
+        magnitude = np.abs(products) + np.abs(weights) * term.rounding
+        off = np.abs(self.observed - self.reduced(products))
+        close = off <= self.tolerance * (self.reduced(magnitude) + self.others)
+        return bool(close[~term.hidden].all() if self.is_per_token else close.all())
+
+
+@dataclass(frozen=True, eq=False)
+class ObservedWeights:
+    """The weights of tokens that a measurement of a single term shows."""
+
+    measurement: Measurement
+
+    @property
+    def term(self) -> LossTerm:
+        """The only term."""
+        return self.measurement.terms[0]
+
+    @property
+    def context(self) -> StepContext:
+        """The term's context."""
+        return self.term.context
+
+    @cached_property
+    def observed(self) -> NDArray[np.float64]:
+        """The weights, of a token whose factor is 0 its product: [tokens]."""
+        return self.term.weights_of(self.measurement.observed)
+
+    @property
+    def expected(self) -> NDArray[np.float64]:
+        """The reference's weights: [tokens]."""
+        return self.context.expected
+
+    @cached_property
+    def active(self) -> NDArray[np.bool_]:
+        """Tokens whose expected weight is not 0, and can be seen: [tokens]."""
+        return np.not_equal(self.expected, 0) & ~self.term.hidden
+
+    @property
+    def hidden_have_gradient(self) -> bool:
+        """Whether a token has a gradient whose loss has no derivative."""
+        return bool(self.observed[self.term.hidden].any())
+
+    @cached_property
+    def ratios(self) -> NDArray[np.float64]:
+        """Observed / expected weights of the active tokens."""
+        return self.observed[self.active] / self.expected[self.active]
+
+    @cached_property
+    def tolerance(self) -> float:
+        """The bound on the relative error of a weight, as large as that of any token."""
+        own = np.abs(self.term.products)[self.active]
+        others = np.broadcast_to(self.measurement.others, self.expected.shape)[self.active]
+        return self.measurement.tolerance * float((1 + others / own).max(initial=1.0))
+
+    @cached_property
+    def middle(self) -> float:
+        """The median of the ratios."""
+        return float(np.median(self.ratios))
+
+    @cached_property
+    def common_ratio(self) -> float | None:
+        """The ratio that all active tokens share, None if they differ or it is 0."""
+        middle = self.middle
+        amplification = np.broadcast_to(self.term.amplification, self.expected.shape)[self.active]
+        bound = 2 * self.tolerance * amplification * abs(middle)
+        return middle if middle and (np.abs(self.ratios - middle) <= bound).all() else None

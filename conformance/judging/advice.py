@@ -1,0 +1,137 @@
+"""Advises instead of accusing where nothing is wrong by what a framework documents.
+
+It may document a mode of its own or a term that depends on how a step is cut, and a batch that
+crashes may be one that its code never makes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from adapters.contract import BatchProperty, Documented
+from conformance.expected import loss_terms
+from conformance.findings.finding import Diagnosis
+from conformance.findings.sanitize import first_line
+from conformance.findings.verdict import Verdict
+from conformance.judging.weights import Judgement, step_context
+from reference.aggregation import Aggregation, AuxiliaryAggregation
+from reference.rounding import weight_bound
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from adapters.contract import Description, Job, Observation
+    from adapters.contract.objective import Objective
+    from reference.aggregation import Conventions
+
+    Judge = Callable[[Job, Sequence[Observation], Description], Judgement]
+
+OF_THE_STEP = {
+    AuxiliaryAggregation.MICRO_BATCH_TOKEN_MEAN: AuxiliaryAggregation.TOKEN_MEAN,
+    AuxiliaryAggregation.MICRO_BATCH_SAMPLE_MEAN: AuxiliaryAggregation.SAMPLE_MEAN,
+}
+"""The aggregation of the whole step that each mean over micro-batches approximates."""
+
+
+def depends_on_cuts(objective: Objective, conventions: Conventions) -> bool:
+    """Whether an objective's term is declared to be averaged over micro-batches."""
+    return _aggregation(objective, conventions) in OF_THE_STEP
+
+
+def _aggregation(objective: Objective, conventions: Conventions) -> AuxiliaryAggregation:
+    aggregation = loss_terms.reducer(objective, conventions)
+    assert aggregation is not None, "the objective has an auxiliary term"
+    return aggregation
+
+
+def judge_cut_dependence(
+    job: Job, observations: Sequence[Observation], description: Description
+) -> Judgement:
+    """Advice on a term that is averaged over micro-batches, with the figures of this cut.
+
+    A mean over samples conforms if micro-batches weigh by their samples. The term must be one that
+    `depends_on_cuts`.
+    """
+    of_the_step = OF_THE_STEP[_aggregation(job.objective, description.conventions)]
+    placement = step_context(job, 0, observations, description)
+    whole = placement.of_term(of_the_step)
+    active = whole.expected > 0
+    ratios = placement.expected[active] / whole.expected[active]
+    low, high = float(ratios.min()), float(ratios.max())
+    tolerance = weight_bound(description.dtype)
+    if max(high - 1, 1 - low) <= tolerance:
+        return Judgement(verdict=Verdict.CONFORMS, error=0.0, tolerance=tolerance)
+    declared = description.declared[job.objective]
+    source = "which no document of the framework says"
+    if isinstance(declared, Documented):
+        source = f"as {declared.where} says"
+    explanation = (
+        f"the {job.objective} term is averaged over micro-batches and workers, {source}, so that it"
+        f" depends on how a step is cut: here a token weighs {low:.4g} to {high:.4g} times what a"
+        f" {of_the_step} of the whole step gives it"
+    )
+    return Judgement(
+        verdict=Verdict.ADVICE,
+        diagnosis=Diagnosis(
+            name="depends_on_cut",
+            explanation=explanation,
+            numbers={"lowest_ratio": low, "highest_ratio": high},
+        ),
+    )
+
+
+def judge_by_fixed_mode(
+    judge: Judge, job: Job, observations: Sequence[Observation], description: Description
+) -> Judgement:
+    """The judgement of a job, by the mode that the framework documents its objective to have.
+
+    A framework that heeds the mode of the job all the same conforms. One that ignores it conforms
+    to its documents, and its users are advised of it.
+    """
+    fixed = description.fixed_modes.get(job.objective)
+    as_set = judge(job, observations, description)
+    if fixed is None or fixed.mode is job.aggregation.mode or as_set.verdict is Verdict.CONFORMS:
+        return as_set
+    as_fixed = replace(job, aggregation=Aggregation(fixed.mode))
+    judgement = judge(as_fixed, observations, description)
+    if judgement.verdict is not Verdict.CONFORMS:
+        return judgement
+    explanation = (
+        f"{job.objective} has the weights of {fixed.mode}, whatever mode is set, as {fixed.place}"
+        f" says: {job.aggregation.mode} is ignored"
+    )
+    return Judgement(
+        verdict=Verdict.ADVICE,
+        diagnosis=Diagnosis(name="option_ignored", explanation=explanation),
+        expected=judgement.expected,
+    )
+
+
+def advice_on_crash(job: Job, message: str, description: Description) -> Judgement | None:
+    """Advice if a batch that made a step crash is one that the framework never makes itself.
+
+    Code with which a user replaces the framework's may make one all the same.
+    """
+    for found in _properties(job):
+        place = description.never_made.get(found)
+        if place is not None:
+            words = (
+                f"a batch with {found} crashes, which {place} never makes, and code of a user's in"
+                f" its place may: {first_line(message)}"
+            )
+            return Judgement(
+                verdict=Verdict.ADVICE,
+                diagnosis=Diagnosis(name="never_made", explanation=words),
+                message=message,
+            )
+    return None
+
+
+def _properties(job: Job) -> Iterator[BatchProperty]:
+    """Yield what is true of a job's batch before the framework rejects any tokens."""
+    before = [
+        step.mask_before_rejection[tokens].any() for step in job.steps for tokens in step.responses
+    ]
+    if not all(before):
+        yield BatchProperty.EMPTY_SAMPLE
