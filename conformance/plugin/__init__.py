@@ -9,7 +9,7 @@ from __future__ import annotations
 from contextlib import closing
 from itertools import chain, repeat
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
@@ -164,8 +164,10 @@ def pytest_runtest_makereport(
 
 
 def _cell(item: pytest.Item) -> AnyMatrixCell | None:
-    callspec = getattr(item, "callspec", None)
-    return None if callspec is None else callspec.params.get("cell")
+    """The cell of a test that makes a finding; other tests may have parameters of that name."""
+    if not isinstance(item, pytest.Function) or find.__name__ not in item.fixturenames:
+        return None
+    return cast("AnyMatrixCell", item.callspec.params["cell"])
 
 
 def _is_worker(config: pytest.Config) -> bool:

@@ -140,6 +140,8 @@ def made(selection: Selection, report: Report) -> dict[str, tuple[str, str | Non
 def source(report: Report) -> list[str]:
     """The option that gives the version of a report; the test is skipped where it is not there."""
     of = report.source
+    if report.adapter == "openrlhf" and find_spec("deepspeed") is None:
+        pytest.skip("DeepSpeed is not installed")
     if of.kind == "pypi":
         return [f"--source=pypi:{of.version}"]
     if of.kind == "git":

@@ -109,7 +109,7 @@ def test_what_verl_has_not_is_unsupported(pool: RankPool, given: Job, reason: st
 )
 def test_nothing_else_is_looked_at_where_counts_are_cut(case: str, objective: Objective) -> None:
     layout = Layout(dp=2, cp=2, micro_batches=1, options=(Option.PER_TOKEN_LOSS,))
-    with pytest.raises(Unsupported, match="cut counts with per_token_loss"):
+    with pytest.raises(Unsupported, match="round counts down"):
         VerlMegatronAdapter().settings(job(case, layout=str(layout), objective=objective), "")
 
 
@@ -153,7 +153,7 @@ def tell_steps_apart() -> None:
 
     logged = [0.0, 1.0, 2.0, 3.0]
     assert numbers_of_steps(logged, job("two_steps")) == [[0, 1], [2, 3]]
-    with pytest.raises(Unsupported, match="does not tell steps"):
+    with pytest.raises(Unsupported, match="does not separate the steps"):
         numbers_of_steps(logged, job("two_steps", layout="dp2-cp1-mbtokens-thd"))
 
 
