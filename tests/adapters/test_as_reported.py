@@ -172,7 +172,9 @@ def marks(selection: Selection) -> list[pytest.MarkDecorator]:
 )
 def test_findings_are_those_of_the_committed_report(tmp_path: Path, selection: Selection) -> None:
     committed = load(REPORTS / f"{selection.report}.json.gz")
-    chosen = (f"--engine={committed.engine}", *source(committed), "--plan=quick")
+    depth = committed.findings[0].depth
+    plan = (f"--plan={committed.request.plan}", f"--depth={depth}")
+    chosen = (f"--engine={committed.engine}", *source(committed), *plan)
     result = command.run(tmp_path, committed.adapter, *chosen, "-k", selection.expression)
 
     assert result.report.complete, result.output
