@@ -29,6 +29,10 @@ def refusals(*more: type[Exception]) -> Iterator[None]:
     try:
         with patch.object(ArgumentParser, "error", _argument_error):
             yield
+    except SystemExit as ended:
+        if not isinstance(ended.__cause__, ArgumentError):
+            raise
+        raise Refused(f"ArgumentError: {ended.__cause__}") from ended
     except Exception as error:
         if not isinstance(error, (*OBJECTIONS, *more)):
             raise
@@ -41,15 +45,15 @@ def refusals_of_configuration(job: Job) -> AbstractContextManager[None]:
 
 
 def _argument_error(_: ArgumentParser, message: str) -> NoReturn:
-    """Raise what argparse would print before it exits.
+    """Exit as argparse does, with what it would print as the cause.
 
-    An argument that the parser does not know is one that the adapter gives and this version lacks.
+    A framework may parse its arguments in part and go on when argparse exits. An argument that the parser does not know is one that the adapter gives and this version lacks.
     """
     if message.startswith("unrecognized arguments"):
         options = [word for word in message.split() if word.startswith("-")]
         more = f" and {len(options) - 3} more" if len(options) > 3 else ""
         raise LookupError(f"this version has no {', '.join(options[:3])}{more}")
-    raise ArgumentError(None, message)
+    raise SystemExit(2) from ArgumentError(None, message)
 
 
 def call_supported(function: Any, *args: Any, **offered: Any) -> Any:

@@ -32,3 +32,15 @@ def test_an_option_that_a_version_lacks_is_no_refusal() -> None:
         parser().parse_args(options)
 
     assert str(lacking.value) == "this version has no --eps-clip-c=3, --a=1, --b=1 and 1 more"
+
+
+def test_a_framework_goes_on_where_argparse_exits_in_a_part_of_its_parsing() -> None:
+    incomplete = ArgumentParser()
+    incomplete.add_argument("--rollout-batch-size", required=True)
+
+    with refusals():
+        with pytest.raises(SystemExit):
+            incomplete.parse_known_args([])
+        parsed = parser().parse_args(["--loss-aggregation=token_mean"])
+
+    assert parsed.loss_aggregation == "token_mean"
