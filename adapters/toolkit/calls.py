@@ -47,7 +47,8 @@ def refusals_of_configuration(job: Job) -> AbstractContextManager[None]:
 def _argument_error(_: ArgumentParser, message: str) -> NoReturn:
     """Exit as argparse does, with what it would print as the cause.
 
-    A framework may parse its arguments in part and go on when argparse exits. An argument that the parser does not know is one that the adapter gives and this version lacks.
+    A framework may parse its arguments in part and go on when argparse exits. An argument that the
+    parser does not know is one that the adapter gives and this version lacks.
     """
     if message.startswith("unrecognized arguments"):
         options = [word for word in message.split() if word.startswith("-")]
