@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import sys
@@ -138,6 +139,11 @@ class Talkative(Faulty):
 class Killed(Faulty):
     def fail(self) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Segfaulting(Faulty):
+    def fail(self) -> None:
+        ctypes.string_at(0)
 
 
 class Hanging(Faulty):

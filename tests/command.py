@@ -69,7 +69,8 @@ class Result:
 
     @property
     def report(self) -> Report:
-        """The report."""
+        """The report; a run that left none is shown."""
+        assert self.report_path.exists(), self.output
         return load(self.report_path)
 
     @property
@@ -192,9 +193,10 @@ def install_broken_adapters(site: Path) -> None:
 
 def _environment(folder: Path) -> dict[str, str]:
     """That of this process, without what pytest and its plugins tell the tests."""
+    given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST_", "_RL_LOSS"))}
     return kept | {
-        "PYTHONPATH": os.pathsep.join([str(folder / "site"), str(ROOT)]),
+        "PYTHONPATH": os.pathsep.join([str(folder / "site"), str(ROOT), *given]),
         "PYTEST_ADDOPTS": " ".join(f"-p no:{plugin}" for plugin in PLUGINS_OF_FRAMEWORKS),
     }
 

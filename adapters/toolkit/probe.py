@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
 
 from adapters.contract.probed_batch import ENTROPIES
+from adapters.toolkit.worlds import of_all_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -44,8 +45,21 @@ def by_token_id(
 
 def as_array(gradient: torch.Tensor) -> NDArray[np.float32]:
     """Copy a probe's gradient from any device, dtype and sharding: [capacity]."""
-    whole = gradient.full_tensor() if isinstance(gradient, DTensor) else gradient
+    whole = _gathered(gradient) if isinstance(gradient, DTensor) else gradient
     return whole.detach().float().cpu().numpy().copy()
+
+
+def _gathered(gradient: DTensor) -> torch.Tensor:
+    """The whole of a sharded gradient, on the CPU.
+
+    `DTensor.full_tensor` dies of a segmentation fault for CUDA tensors over gloo (torch 2.11).
+    """
+    whole = gradient.to_local().cpu()
+    for dimension, placement in reversed([*enumerate(gradient.placements)]):
+        if isinstance(placement, Shard):
+            shards = of_all_ranks(whole, gradient.device_mesh.get_group(dimension))
+            whole = torch.cat(shards, placement.dim)
+    return whole
 
 
 SMALLEST_CAPACITY = 512

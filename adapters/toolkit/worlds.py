@@ -62,12 +62,12 @@ def numbers(
     }
 
 
-def of_all_ranks(value: Any) -> list[Any]:
-    """The value of each rank of the world."""
+def of_all_ranks(value: Any, group: Any = None) -> list[Any]:
+    """The value of each rank of a group, or of the world."""
     import torch.distributed as dist
 
-    values = [None] * dist.get_world_size()
-    dist.all_gather_object(values, value)
+    values = [None] * dist.get_world_size(group)
+    dist.all_gather_object(values, value, group)
     return values
 
 

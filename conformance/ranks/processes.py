@@ -40,6 +40,12 @@ LOG_LINES = 5
 LOG_TAIL = 20_000
 """Bytes at the end of a dead process's output in which its last lines are looked for."""
 
+FATAL = "Fatal Python error:"
+"""What `faulthandler` prints before the stacks of a process that a signal kills."""
+
+STACK = re.compile(r"^Stack .*\n((?:  File .*\n?)+)", re.MULTILINE)
+"""Of the thread that was running, the most recent call first."""
+
 RACED_SIZES = re.compile(r"\d+ vs \d+(?=\. Received data size)")
 """Bytes in gloo's words on a collective mismatch: which of two collectives meet is a race."""
 
@@ -138,17 +144,23 @@ def _serve(connection: Connection, spec: WorkerSpec, slot: HostSlot) -> None:
 
 
 def last_words(who: str, code: int | None, output: bytes, source: Path | None) -> str:
-    """How a process ended, with the error that C++ names, and the last of what it printed."""
+    """How a process ended, with the error that C++ names, and the last of what it printed.
+
+    If a signal killed it in native code, its last calls from Python follow, the most recent first.
+    """
     how = (
         f"was killed by {signal.Signals(-code).name}"
         if code is not None and code < 0
         else f"exited with status {code}"
     )
     text = RACED_SIZES.sub("other sizes", output[-LOG_TAIL:].decode(errors="backslashreplace"))
-    last_lines = text.strip().splitlines()[-LOG_LINES:]
+    printed, _, stacks = text.partition(FATAL)
+    last_lines = printed.strip().splitlines()[-LOG_LINES:]
+    stack = STACK.search(stacks)
+    calls = stack[1].splitlines()[:LOG_LINES] if stack else []
     reasons = [line.partition(WHAT)[2].strip() for line in last_lines if WHAT in line]
     first = ": ".join([f"{who} {how}", *reasons[-1:]])
-    return sanitize("\n".join([first, *last_lines]).strip(), source)
+    return sanitize("\n".join([first, *last_lines, *calls]).strip(), source)
 
 
 def require_room_for_sockets() -> None:

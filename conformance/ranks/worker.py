@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import multiprocessing.forkserver
 import os
 import signal
@@ -138,6 +139,7 @@ def _settle(slot: HostSlot) -> None:
                 stream.flush()
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
+    faulthandler.enable(all_threads=False)
     torch.set_num_threads(1)
     # Each is shown once in a process, so that last words would depend on the jobs before.
     warnings.showwarning = _ignore

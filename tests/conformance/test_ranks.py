@@ -54,6 +54,7 @@ def test_serves_worlds_of_every_size_in_any_order_from_the_same_processes() -> N
         (broken.Misshapen(), "rank [01] .*collective mismatch"),
         (broken.Vanishing(), "with status 7\n(warning\n){4} last words of tests/broken.py$"),
         (broken.Killed(), "rank 1 was killed by SIGKILL"),
+        (broken.Segfaulting(), r'SIGSEGV\n(.*\n)?  File "tests/broken.py", line \d+ in fail'),
         (broken.DecliningAlone(), "not on this rank\n.one rank declined"),
     ],
     ids=lambda value: type(value).__name__,
