@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from adapters.engines import megatron_core
-from adapters.skyrl.adapter import WORKER_UTILS
+from adapters.skyrl.adapter import WORKER_UTILS, SkyRLMegatronAdapter
 from adapters.skyrl.importing import PADDING_MICRO_BATCHES, module
-from adapters.skyrl.megatron import SkyRLMegatronAdapter
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -29,7 +29,8 @@ Settings = Mapping[str, Any]
 class OptionRow:
     """Options that belong together: a row of docs/options.md.
 
-    ``note`` says with which values they are run or not run; if no job sets any of them, why not.
+    ``note`` says with which values they are run or not run. If no mode, objective or layout sets
+    any of them, it begins with the checks that look at them all the same, or says why none does.
     """
 
     names: tuple[str, ...]
@@ -116,7 +117,8 @@ class Framework:
     def settings(self, job: Job) -> dict[str, Any]:
         """What a user sets to train the job; nothing for an objective that is not in the record.
 
-        Raises `Unsupported` for a mode that the framework does not have, at all or for the loss.
+        Raises `Unsupported` for uneven micro-batches that no part of ``layout`` sets, and for a
+        mode that the framework does not have, at all or for the loss.
         """
         mode, objective, parts = job.aggregation.mode, job.objective, parts_of(job.layout)
         of_mode = [chosen for text, chosen in self.modes.values() if _kind(text) is mode]
@@ -124,6 +126,8 @@ class Framework:
             raise Unsupported(f"no {mode}")
         if self.only_modes.get(objective, mode) is not mode:
             raise Unsupported(f"{objective} is documented to have no {mode}")
+        if "mbuneven" in parts and not any("mbuneven" in words for words in self.layout):
+            raise Unsupported("no uneven micro-batches")
         of_layout = [chosen for words, chosen in self.layout.items() if parts & {*words.split()}]
         merged: dict[str, Any] = {}
         of_objective = self.objectives.get(objective, {})

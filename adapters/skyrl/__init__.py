@@ -1,6 +1,5 @@
 """Adapters of NovaSky-AI/SkyRL, one for each of its training engines."""
 
-from adapters.skyrl.fsdp import SkyRLFsdpAdapter
-from adapters.skyrl.megatron import SkyRLMegatronAdapter
+from adapters.skyrl.adapter import SkyRLFsdpAdapter, SkyRLMegatronAdapter
 
 ENGINES = (SkyRLFsdpAdapter, SkyRLMegatronAdapter)

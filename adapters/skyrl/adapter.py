@@ -1,4 +1,4 @@
-"""The adapter that SkyRL's engines share, from rollouts to the chunk that a worker trains on.
+"""The adapters of SkyRL's engines, from rollouts to the chunk that a worker trains on.
 
 Every rank runs the trainer itself: it converts the same rollouts, normalises advantages, cuts them
 into mini-batches and data-parallel chunks with SkyRL's code, and passes its chunk to SkyRL's
@@ -8,82 +8,50 @@ dispatch that calls the worker instead of a Ray actor, and an optimizer that rea
 
 from __future__ import annotations
 
+import importlib
 import inspect
 from abc import abstractmethod
 from collections import defaultdict
-from functools import partial
+from dataclasses import replace
+from functools import cache, partial
+from importlib.metadata import version
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
+from unittest import mock
 
 from adapters.contract.adapter import Adapter, Rank
-from adapters.contract.configuration import FaultInjection, Setting
-from adapters.contract.conventions import Assumed, Documented
+from adapters.contract.conventions import Assumed
 from adapters.contract.description import CodeLocation, Description, code_location
 from adapters.contract.job import Depth, Job, LogEntry, Observation, PendingReduction, Unsupported
+from adapters.contract.layout import PIPELINES, Layout, Option, grids
+from adapters.contract.objective import Metric
 from adapters.contract.probed_batch import ProbedBatch
-from adapters.skyrl import configuration, departures, trainer
-from adapters.skyrl.importing import STUBBED, import_skyrl, module, ppo_utils
+from adapters.engines.shells import ON_FOUR, OnMegatron, by_size, cuts
+from adapters.skyrl import driving, importing
+from adapters.skyrl.framework import CONFIGURATIONS, FSDP, MEGATRON, PERMITTED, SKYRL
+from adapters.skyrl.importing import STUBBED, module, ppo_utils
 from adapters.toolkit.calls import places, refusals_of_configuration
-from adapters.toolkit.settings import has_critic, trained_model
+from adapters.toolkit.imports import stub, stub_missing
+from adapters.toolkit.settings import has_critic, has_kl_term, trained_model
 from adapters.toolkit.worlds import observation
-from reference.aggregation import (
-    AuxiliaryAggregation,
-    DenominatorMask,
-    EstimatorConventions,
-    LoggedMean,
-    Mode,
-    TokenSet,
-)
+from reference.aggregation import MicroBatchWeight, Mode
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from adapters.contract.conventions import Convention
-AT_THE_LAST_TOKEN = EstimatorConventions(rewarded=TokenSet.RESPONSE, whitened=TokenSet.RESPONSE)
+    from adapters.contract.framework import Framework, Settings
 
-CONVENTIONS: Mapping[str, Convention] = {
-    "denominator_mask": Documented(
-        DenominatorMask.ORIGINAL,
-        "docs/content/docs/algorithms/off_policy_correction.mdx, Token Masking",
-    ),
-    "entropy": Assumed(AuxiliaryAggregation.MICRO_BATCH_TOKEN_MEAN),
-    "kl": Assumed(AuxiliaryAggregation.MICRO_BATCH_SAMPLE_MEAN),
-    "diagnostics": Assumed(AuxiliaryAggregation.MICRO_BATCH_TOKEN_MEAN),
-    "of_groups": Assumed(
-        EstimatorConventions(whitened=TokenSet.RESPONSE, lost_degrees_of_freedom=0)
-    ),
-    "of_returns": Assumed(AT_THE_LAST_TOKEN),
-    "of_values": Assumed(AT_THE_LAST_TOKEN),
-    "logged_advantages": Assumed(LoggedMean(mode=Mode.TOKEN_MEAN, tokens=TokenSet.RESPONSE)),
-}
-"""What the modes leave open. Masking a token by a correction does not change other tokens.
-The assumed ones come from the workers, which add a micro-batch's mean entropy over tokens and mean
-divergence over sequences to its loss and average them over data-parallel ranks and over the
-micro-batches that have samples; from ``reduce_metrics``, which averages other metrics over
-micro-batches; and from ``compute_advantages_and_returns``."""
-
-GROUPS = ("group", "prompt", "n_samples_per_prompt")
-
-CONFIGURATIONS: dict[Setting | FaultInjection, tuple[str, ...]] = {
-    Setting.MODE: ("loss_reduction",),
-    Setting.DIVISOR: ("max_seq_len",),
-    Setting.ENTROPY: ("entropy",),
-    Setting.KL: ("kl",),
-    Setting.BATCH_SIZE: ("batch", *GROUPS),
-    Setting.CORRECTION: ("tis", "correction"),
-    FaultInjection.GROUP_INCOMPLETE: GROUPS,
-}
-"""What SkyRL's configuration and its users' generators may set, with SkyRL's names. Group
-boundaries are missing because only `compute_prompt_boundaries` sets them."""
-
-PERMITTED = {
-    "divisor_of_another_mode": "docs/content/docs/harbor and examples/train_integrations/harbor,"
-    " which tell users to set max_seq_len in every mode"
-}
-"""Rules of other frameworks whose opposite SkyRL states."""
+SCALING = "apply_loss_reduction_to_advantages_minibatch"
+"""SkyRL's function that reduces by scaling advantages; older versions reduce the loss."""
 
 WORKER_UTILS = "backends.skyrl_train.workers.worker_utils"
+
+MODEL_BRIDGES = "skyrl.backends.skyrl_train.workers.megatron.model_bridges"
+"""A package that only registers models with Megatron-Bridge."""
+
+PRECISIONS = {"float32": "fp32", "bfloat16": "bf16"}
+"""Dtypes by their names in SkyRL's options of FSDP."""
 
 
 class SkyRLAdapter(Adapter):
@@ -96,73 +64,72 @@ class SkyRLAdapter(Adapter):
     tree = ("skyrl", "skyrl-gym")
     devices = ("cpu", "cuda")
     dtypes = ("float32", "bfloat16")
-    mode_names: ClassVar[Mapping[str, str]] = {
-        name: mode for mode, name in configuration.LOSS_REDUCTIONS.items()
-    }
+    framework: ClassVar[Framework] = SKYRL
+    mode_names: ClassVar[Mapping[str, str]] = SKYRL.mode_names
 
     @abstractmethod
     def load_engine(self) -> None:
         """Import the engine's worker and put the seams where it uses logits."""
 
     @abstractmethod
-    def settings(self, job: Job, dtype: str) -> dict[str, object]:
-        """The engine's settings in SkyRL's configuration, by path."""
+    def precision(self, job: Job, dtype: str) -> Settings:
+        """The settings for parameters of a dtype; raises `Unsupported` if none run the job."""
 
     @abstractmethod
-    def worker(self, config: Any, job: Job, probe_size: int, rank: Rank) -> Any:
-        """SkyRL's policy worker on this rank, which collects gradients in ``gradients``."""
+    def worker(self, model: str, config: Any, job: Job, probe_size: int, rank: Rank) -> Any:
+        """SkyRL's worker of the ``policy`` or the ``critic`` on this rank.
 
-    def critic(self, config: Any, job: Job, probe_size: int, rank: Rank) -> Any:
-        """SkyRL's critic worker on this rank, for engines with the objective `VALUE`."""
-        raise NotImplementedError
+        It collects gradients in ``gradients`` and what its model is given in ``passes``.
+        """
 
     def load(self, source: Path | None) -> None:
         """Import SkyRL and its engine."""
-        import_skyrl(source)
+        importing.import_skyrl(source)
         self.load_engine()
 
     def describe(self) -> Description:
-        """Describe SkyRL by what its reduction function and configuration accept."""
-        known = Depth if configuration.scales_advantages() else (Depth.LOSS, Depth.STEP)
-        return Description(
-            modes=configuration.modes(),
-            default_mode=configuration.default_mode(),
-            depths=frozenset(known),
-            objectives=configuration.objectives(),
-            metrics=frozenset({*trainer.NAMES, *trainer.NAMES_OF_ROLLOUTS}),
+        """Describe SkyRL by what its configuration accepts."""
+        scales_advantages = hasattr(ppo_utils(), SCALING)
+        default = module("train.config").AlgorithmConfig().loss_reduction
+        return self.framework.description(
+            partial(importing.offers, self.framework.always),
+            importing.option_names(),
+            default_mode=Mode(self.mode_names[default]),
+            depths=frozenset(Depth if scales_advantages else (Depth.LOSS, Depth.STEP)),
             configurations=CONFIGURATIONS,
-            records_forward_passes=True,
-            declared=CONVENTIONS,
-            places=self._places(),
+            places=_places(SCALING if scales_advantages else "reduce_loss"),
             rules=_rules(),
             permits=PERMITTED,
             stubs=tuple(STUBBED),
-            departures=departures.ALL_ENGINES,
         )
 
     def observe(self, job: Job, rank: Rank) -> Observation:
         """Train all steps of the batch as the mini-batches of one rollout."""
         batch = ProbedBatch(job.steps, job.objective)
-        rollouts = trainer.Rollouts(batch, job)
+        rollouts = driving.Rollouts(batch, job)
         with rank.framework():
-            config = configuration.configure(job, self.settings(job, rank.dtype))
+            settings = driving.settings(self.framework, job)
+            config = driving.configured({**settings, **self.precision(job, rank.dtype)}, job)
         if job.depth is Depth.REDUCER:
             with rank.framework():
-                gradient = trainer.reduce(config, rollouts)
+                gradient = driving.reduce(config, rollouts)
             return Observation(token_weights=batch.split(batch.weights(gradient)))
-        workers = {"policy": self.worker(config, job, batch.probe_size, rank)}
-        trained = trained_model(job, "policy")
-        if has_critic(job):
-            workers["critic"] = self.critic(config, job, batch.probe_size, rank)
-        dispatch = trainer.Dispatch(workers, rollouts)
+        models = ("policy", "critic") if has_critic(job) else ("policy",)
+        workers = {
+            model: self.worker(model, config, job, batch.probe_size, rank) for model in models
+        }
+        dispatch = driving.Dispatch(workers, rollouts)
         with rank.framework(), refusals_of_configuration(job):
-            of_rollouts = trainer.train(config, dispatch, rollouts)
+            log = driving.train(config, dispatch, rollouts)
         whole = job.depth is Depth.STEP
+        reported = self.framework.reported(dispatch.statuses) | self.framework.reported([log])
+        if not has_kl_term(job):  # an engine then reports 0, which it never computed
+            reported.pop(Metric.KL, None)
         return observation(
             batch,
-            workers[trained].gradients.drain(),
+            workers[trained_model(job, "policy")].gradients.drain(),
             dispatch.forward_passes,
-            dispatch.reported | of_rollouts if whole else {},
+            reported if whole else {},
             pending_reduction=PendingReduction.REPLICATED if whole else PendingReduction.MEAN,
         )
 
@@ -184,20 +151,152 @@ class SkyRLAdapter(Adapter):
                 reduced, strategy, group=dist.group.WORLD, sum_loss_metrics=True
             )
 
-    def _places(self) -> dict[CodeLocation, str]:
-        dispatch = module("backends.skyrl_train.distributed.dispatch").MeshDispatch
-        staging = (dispatch, "stage_chunks"), (dispatch, "dispatch_from_staged")
-        reducer = configuration.SCALING if configuration.scales_advantages() else "reduce_loss"
-        return places(
-            {
-                CodeLocation.TOKEN_COUNT: ((ppo_utils(), reducer),),
-                # One commit uses another name.
-                CodeLocation.LOG: ((module(WORKER_UTILS), "reduce_metrics"),),
-                CodeLocation.ARGUMENTS: ((module("train.utils.utils"), "validate_cfg"),),
-                # In older versions each rank cuts its part out of the whole batch.
-                CodeLocation.SHARDING: staging,
-            }
+
+class SkyRLFsdpAdapter(SkyRLAdapter):
+    """SkyRL with its FSDP engine."""
+
+    engine = "fsdp"
+    dependencies = ("ray", "tensordict", "transformers")
+    framework = FSDP
+
+    def layouts(self) -> list[Layout]:
+        """Data parallelism on up to 4 ranks, Ulysses of 2, padded (bshd) or packed (thd) rows."""
+        return cuts(ON_FOUR, "bshd", "thd")
+
+    def load_engine(self) -> None:
+        """Add the probe where SkyRL's model wrapper computes log-probabilities and entropies."""
+        from adapters.skyrl.fsdp import add_seams
+
+        add_seams()
+
+    def describe(self) -> Description:
+        """Add how micro-batches are weighed: newer versions pass each its weight."""
+        found = super().describe()
+        worker = module("backends.skyrl_train.workers.worker").PolicyWorkerBase
+        weighed = (
+            "microbatch_weight" in inspect.signature(worker._forward_backward_micro).parameters
         )
+        weight = MicroBatchWeight.BY_SAMPLES if weighed else MicroBatchWeight.EQUAL
+        return replace(found, declared={**found.declared, "micro_batch_weight": Assumed(weight)})
+
+    def precision(self, job: Job, dtype: str) -> Settings:
+        """The dtype of parameters in computations; gradients are reduced in float32."""
+        return {
+            f"trainer.{model}.fsdp_config.mixed_precision.param_dtype": PRECISIONS[dtype]
+            for model in ("policy", "critic")
+        }
+
+    def worker(self, model: str, config: Any, job: Job, probe_size: int, rank: Rank) -> Any:
+        """SkyRL's worker on this rank, cached for all jobs that can share its model."""
+        from adapters.skyrl.fsdp import cached_worker
+
+        if model == "critic" and job.layout.cp > 1 and job.layout.format == "bshd":
+            raise Unsupported("SkyRL's critic splits sequences only where they are packed")
+        return cached_worker(model, config, job, probe_size, rank)
+
+
+class SkyRLMegatronAdapter(OnMegatron, SkyRLAdapter):
+    """SkyRL with its Megatron engine.
+
+    The worker initialises its process groups and its model with its own code and its default data
+    parallelism: the distributed optimizer and averaging in the collective. Our model replaces the
+    one that Megatron-Bridge would build from a checkpoint.
+    """
+
+    engine = "megatron"
+    dependencies = ("megatron-core", "ray", "tensordict", "transformers")
+    framework = MEGATRON
+
+    def layouts(self) -> list[Layout]:
+        """Data × context parallelism on up to 8 ranks, and pipelines in both formats.
+
+        Rows are padded only without context parallelism.
+        """
+        overlapping = (Option.OVERLAP_GRAD_REDUCE,)
+        plain = cuts(grids(largest=8), "bshd", "thd")
+        return by_size(
+            [
+                *(layout for layout in plain if layout.format == "thd" or layout.cp == 1),
+                Layout(dp=2, cp=2, tp=2, micro_batches=2, format="thd"),
+                *PIPELINES,
+                Layout(pp=2, micro_batches=2, format="bshd"),
+                Layout(dp=2, cp=2, micro_batches=2, format="thd", options=overlapping),
+                # The steps of a batch then have different numbers of micro-batches.
+                Layout(cp=2, micro_batches="tokens", format="thd", options=overlapping),
+            ]
+        )
+
+    def load_engine(self) -> None:
+        """Add the probe to SkyRL's autograd functions for log-probabilities and entropies."""
+        from adapters.skyrl.megatron import add_seams
+
+        stub([MODEL_BRIDGES])
+        STUBBED.extend([*stub_missing(["megatron.bridge"]), MODEL_BRIDGES])
+        if "megatron.bridge" in STUBBED:  # older versions register models in the worker itself
+            conversion = importlib.import_module("megatron.bridge.models.conversion.model_bridge")
+            conversion.MegatronModelBridge.register_bridge = conversion.register_bridge
+        add_seams()
+
+    def describe(self) -> Description:
+        """Add the place that sets the functions around Megatron's reduction of gradients."""
+        from adapters.skyrl.megatron import MODEL_WRAPPER
+
+        found, wrapper = super().describe(), module(MODEL_WRAPPER).MegatronModelWrapper
+        reduction = {CodeLocation.REDUCTION: code_location(wrapper.__init__)}
+        return replace(found, places={**found.places, **reduction})
+
+    def precision(self, job: Job, dtype: str) -> Settings:
+        """The dtype of parameters, if SkyRL packs samples with the installed Megatron-Core."""
+        if job.layout.format == "thd" and _packing_fault() is not None:
+            raise Unsupported(
+                f"this SkyRL cannot pack samples with Megatron-Core"
+                f" {version('megatron-core')}: {_packing_fault()}"
+            )
+        return {"trainer.bf16": dtype == "bfloat16"}
+
+    def worker(self, model: str, config: Any, job: Job, probe_size: int, rank: Rank) -> Any:
+        """SkyRL's worker, cached as long as its process groups, with a new model."""
+        from adapters.skyrl.megatron import joined_worker
+
+        with rank.framework():
+            return joined_worker(config, job, probe_size, rank)
+
+
+@cache
+def _packing_fault() -> str | None:
+    """Why SkyRL cannot pack with this Megatron-Core, tested by packing one token on one rank."""
+    import torch
+
+    utils = module("backends.skyrl_train.distributed.megatron.megatron_utils")
+    alone = SimpleNamespace(
+        get_tensor_model_parallel_world_size=lambda: 1,
+        get_context_parallel_world_size=lambda: 1,
+        get_context_parallel_rank=lambda: 0,
+    )
+    token, mask = torch.zeros(1, 1, dtype=torch.long), torch.ones(1, 1, dtype=torch.bool)
+    try:
+        with mock.patch.object(utils, "mpu", alone):
+            utils.preprocess_packed_seqs(token, mask)
+    except TypeError as error:
+        return str(error)
+    return None
+
+
+def _places(reducer: str) -> dict[CodeLocation, str]:
+    dispatch = module("backends.skyrl_train.distributed.dispatch").MeshDispatch
+    return places(
+        {
+            CodeLocation.TOKEN_COUNT: ((ppo_utils(), reducer),),
+            # One commit uses another name.
+            CodeLocation.LOG: ((module(WORKER_UTILS), "reduce_metrics"),),
+            CodeLocation.ARGUMENTS: ((module("train.utils.utils"), "validate_cfg"),),
+            # In older versions each rank cuts its part out of the whole batch.
+            CodeLocation.SHARDING: (
+                (dispatch, "stage_chunks"),
+                (dispatch, "dispatch_from_staged"),
+            ),
+        }
+    )
 
 
 def _rules() -> dict[str, str]:

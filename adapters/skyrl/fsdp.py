@@ -1,88 +1,132 @@
-"""The adapter of SkyRL's FSDP engine."""
+"""SkyRL's FSDP workers with models that carry the probe."""
 
 from __future__ import annotations
 
-import inspect
-from dataclasses import replace
-from typing import Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
-from adapters.contract import Description, Job, Layout, Rank, Unsupported
-from adapters.contract.conventions import Assumed
-from adapters.contract.objective import OF_VALUES, Objective
-from adapters.engines.shells import ON_FOUR, cuts
-from adapters.skyrl import configuration, departures
-from adapters.skyrl.adapter import SkyRLAdapter
-from adapters.skyrl.importing import module, ppo_utils
-from reference.aggregation import MicroBatchWeight
+from adapters.contract import Depth, Job, Rank
+from adapters.skyrl.driving import capacity
+from adapters.skyrl.importing import PACKING, module, ppo_utils
+from adapters.toolkit import cuda_on_cpu
+from adapters.toolkit.calls import call_supported
+from adapters.toolkit.probe import (
+    ForwardPasses,
+    GradientReader,
+    PretrainedBase,
+    ProbedModel,
+    ProbeSeam,
+    freeze_identity_head,
+)
+from adapters.toolkit.worlds import cached
 
-BASE_WORKER = "backends.skyrl_train.workers.worker"
-PRECISIONS = {"float32": "fp32", "bfloat16": "bf16"}  # dtypes by their names in SkyRL
+if TYPE_CHECKING:
+    import torch
+
+MODEL_WRAPPER = "backends.skyrl_train.workers.model_wrapper"
+WORKER = "backends.skyrl_train.workers.fsdp.fsdp_worker"
+SEAM = ProbeSeam()  # the seam of this process, which trains one job at a time
 
 
-class SkyRLFsdpAdapter(SkyRLAdapter):
-    """SkyRL with its FSDP engine."""
+def add_seams() -> None:
+    """Add the probe where SkyRL's model wrapper computes log-probabilities and entropies."""
+    wrapper = module(MODEL_WRAPPER)
+    wrapper.logprobs_from_logits = SEAM.around_log_probs(wrapper.logprobs_from_logits)
+    entropies = SEAM.around_entropies(wrapper.chunked_entropy_from_logits)
+    wrapper.chunked_entropy_from_logits = entropies
+    module(WORKER)
 
-    engine = "fsdp"
-    dependencies = ("ray", "tensordict", "transformers")
 
-    def layouts(self) -> list[Layout]:
-        """Data parallelism on up to 4 ranks, Ulysses of 2, padded (bshd) or packed (thd) rows."""
-        return cuts(ON_FOUR, "bshd", "thd")
+def cached_worker(model: str, config: Any, job: Job, probe_size: int, rank: Rank) -> Any:
+    """A worker from the rank's cache, made if missing, with the configuration of this job."""
+    size = capacity(probe_size)
 
-    def load_engine(self) -> None:
-        """Add the probe where SkyRL's model wrapper computes log-probabilities and entropies."""
-        from adapters.skyrl.fsdp_worker import add_seams
-
-        add_seams()
-
-    def describe(self) -> Description:
-        """Add the critic, which only this engine trains."""
-        found = super().describe()
-        micro_step = module(BASE_WORKER).PolicyWorkerBase._forward_backward_micro
-        # Newer versions pass each micro-batch its weight.
-        weighed = "microbatch_weight" in inspect.signature(micro_step).parameters
-        weight = MicroBatchWeight.BY_SAMPLES if weighed else MicroBatchWeight.EQUAL
-        return replace(
-            found,
-            objectives=found.objectives | {Objective.VALUE, *OF_VALUES},
-            departures=(*found.departures, *departures.FSDP),
-            declared={**found.declared, "micro_batch_weight": Assumed(weight)},
-        )
-
-    def settings(self, job: Job, dtype: str) -> dict[str, object]:
-        """Settings without clipping, and with an optimizer that leaves the probe at 0."""
-        precision = "fsdp_config.mixed_precision"
-        settings: dict[str, object] = {
-            f"{precision}.param_dtype": PRECISIONS[dtype],
-            f"{precision}.reduce_dtype": "fp32",
-            f"{precision}.buffer_dtype": "fp32",
-            "optimizer_config.lr": 0.0,
-            "optimizer_config.max_grad_norm": 0.0,
-        }
-        models = configuration.models(job)
-        return {f"trainer.{model}.sequence_parallel_size": job.layout.cp for model in models} | {
-            f"trainer.{model}.{path}": value
-            for model in models
-            if model != "ref"
-            for path, value in settings.items()
-        }
-
-    def worker(self, config: Any, job: Job, probe_size: int, rank: Rank) -> Any:
-        """SkyRL's policy worker on this rank, cached for all jobs that can share its model."""
-        from adapters.skyrl.fsdp_worker import cached_worker
-
-        worker = cached_worker("policy", config, job, probe_size, rank)
-        worker.policy_loss_fn = ppo_utils().PolicyLossRegistry.get(
-            config.trainer.algorithm.policy_loss_type
-        )
+    def make() -> Any:
+        with rank.framework():
+            worker = _worker(model, config, job, rank.index)
+            worker.passes = ForwardPasses()
+            _prepare(worker, MODELS[model](job, size, worker.passes, rank.device), job)
         return worker
 
-    def critic(self, config: Any, job: Job, probe_size: int, rank: Rank) -> Any:
-        """SkyRL's critic worker on this rank, cached in the same way."""
-        from adapters.skyrl.fsdp_worker import cached_worker
+    key = (model, job.layout.cp, job.layout.format, job.depth, size)
+    worker = cached(rank, key, make)
+    worker.cfg = config.trainer
+    worker._micro_batches_accumulated = 0  # critics and older versions divide by it
+    losses, algorithm = ppo_utils(), config.trainer.algorithm
+    worker.policy_loss_fn = losses.PolicyLossRegistry.get(algorithm.policy_loss_type)
+    worker.critic_loss_fn = losses.ppo_critic_loss
+    return worker
 
-        if job.layout.cp > 1 and job.layout.format == "bshd":
-            raise Unsupported("SkyRL's critic splits sequences only where they are packed")
-        worker = cached_worker("critic", config, job, probe_size, rank)
-        worker.critic_loss_fn = ppo_utils().ppo_critic_loss
-        return worker
+
+def _worker(model: str, config: Any, job: Job, index: int) -> Any:
+    """A worker with its process groups and strategy, without a model."""
+    fsdp_worker, section = module(WORKER), getattr(config.trainer, model)
+    worker = object.__new__(getattr(fsdp_worker, f"FSDP{model.capitalize()}WorkerBase"))
+    worker.cfg, worker.record_memory = config.trainer, False
+    worker._world_size, worker._rank = job.layout.world_size, index
+    worker.sequence_parallel_size = job.layout.cp
+    worker.init_worker_process_group()
+    if job.layout.cp > 1:
+        ulysses = module("backends.skyrl_train.distributed.ulysses")
+        ulysses.set_ulysses_sequence_parallel_group(worker.device_mesh["sp"].get_group())
+    worker.strategy = fsdp_worker.FSDPStrategy(
+        fsdp_config=section.fsdp_config,
+        optimizer_config=section.optimizer_config,
+        fsdp_strategy=config.trainer.strategy,
+        seed=config.trainer.seed,
+        num_training_steps=1,
+        **({"model_config": section.model} if model == "policy" else {}),
+    )
+    worker.strategy.setup_distributed()
+    return worker
+
+
+def _prepare(worker: Any, model: Any, job: Job) -> None:
+    """Set up our model as a worker's `init_model` does, and read gradients at optimizer steps."""
+    if job.depth is Depth.LOSS:
+        worker.strategy._fsdp_init_model = lambda model, **_: getattr(model, "model", model)
+    with cuda_on_cpu.redirected():
+        prepared = worker.strategy.prepare((model, None, None))
+    worker.model, worker.optimizer, worker.scheduler = prepared
+    worker.gradients = GradientReader(worker.optimizer)
+
+
+def _policy_model(job: Job, size: int, passes: ForwardPasses, device: str) -> Any:
+    """Our policy in SkyRL's wrapper."""
+    packs = job.layout.format == "thd"
+    return call_supported(
+        module(WORKER).HFModelWrapper,
+        ProbedModel(size, passes, _logits).to(device),
+        use_flash_attention_2=packs,
+        sequence_parallel_size=job.layout.cp,
+        **dict.fromkeys(PACKING, packs),
+    )
+
+
+def _critic_model(job: Job, size: int, passes: ForwardPasses, device: str) -> Any:
+    """SkyRL's critic on our transformer, with a value head that is the identity."""
+    critic_class = call_supported(
+        module(MODEL_WRAPPER)._get_critic_model,
+        PretrainedBase,
+        lambda config: ProbedModel(size, passes, _hidden_states),
+        sequence_parallel_size=job.layout.cp,
+        **dict.fromkeys(PACKING, job.layout.format == "thd"),
+    )
+    transformer = SimpleNamespace(hidden_size=1, _attn_implementation="flash_attention_2")
+    critic = critic_class(transformer).to(device)
+    freeze_identity_head(getattr(critic, critic.value_head_prefix))
+    return critic
+
+
+MODELS = {"policy": _policy_model, "critic": _critic_model}
+
+
+def _logits(input_ids: torch.Tensor, probe: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The only token's logits; FSDP2 hooks its backward pass to all outputs, the probe too."""
+    SEAM.probe, SEAM.predicted = probe, input_ids + 1
+    return {"logits": probe.new_zeros(*input_ids.shape, SEAM.VOCABULARY), "probe": probe}
+
+
+def _hidden_states(input_ids: torch.Tensor, probe: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The probe's entries of the next tokens."""
+    return {"last_hidden_state": probe[input_ids + 1].unsqueeze(-1)}

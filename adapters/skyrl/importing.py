@@ -1,23 +1,31 @@
-"""Imports SkyRL on a machine without its GPU packages."""
+"""Imports SkyRL on a machine without its GPU packages, and configures it."""
 
 from __future__ import annotations
 
 import importlib
 import sys
 import typing
+from dataclasses import fields, is_dataclass
 from functools import cache
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from adapters.contract.job import Refused, Unsupported
+from adapters.toolkit.calls import refusals
 from adapters.toolkit.imports import import_from, modules_of, stub_missing
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
+
+    from adapters.contract.framework import Settings
 
 module = modules_of("skyrl")
 
-
 STUBBED: list[str] = []  # packages stubbed in this process
+
+PACKING = ("remove_microbatch_padding", "use_sample_packing")
+"""Names of the option to pack samples into one row, latest version first."""
 
 
 class PaddingMicroBatches:
@@ -50,6 +58,72 @@ def import_skyrl(source: Path | None) -> None:
     module("backends.skyrl_train.distributed.dispatch").ray = object_store
     module("train.trainer")
     _count_padding_micro_batches()
+
+
+def configured(settings: Settings) -> Any:
+    """SkyRL's configuration by settings on its command line, as validated.
+
+    Raises `Unsupported` for an option that this version lacks, and `Refused` for what its
+    validation declines.
+    """
+    paths = {_path(name): value for name, value in settings.items()}
+    for path in paths:
+        if not _has(path):
+            raise Unsupported(f"no {path}")
+    typed = [f"{path}={'null' if value is None else value}" for path, value in paths.items()]
+    with refusals(TypeError):
+        config = module("train.config").SkyRLTrainConfig.from_cli_overrides(typed)
+        module("train.utils.utils").validate_cfg(config)
+    return config
+
+
+def offers(always: Settings, settings: Settings) -> bool:
+    """Whether this version has these options and values, besides those that jobs always set."""
+    constant = {name: one for name, one in {**always, **settings}.items() if not callable(one)}
+    try:
+        configured({"max_seq_len": 1, **constant})  # which a mode requires
+    except (Refused, Unsupported):
+        return False
+    return True
+
+
+def option_names() -> Iterator[str]:
+    """Yields the options of the algorithm and of its sections."""
+    return _leaves(module("train.config").AlgorithmConfig())
+
+
+def _leaves(section: Any) -> Iterator[str]:
+    for name in (one.name for one in fields(section)):
+        inner = getattr(section, name)
+        if is_dataclass(inner):
+            yield from (f"{name}.{leaf}" for leaf in _leaves(inner))
+        else:
+            yield name
+
+
+def _path(name: str) -> str:
+    """An option's path in the configuration of this version."""
+    paths = [f"trainer.{each}" for each in PACKING]
+    if name in paths:
+        return next(filter(_has, paths))
+    return name if name.startswith(("trainer.", "generator.")) else f"trainer.algorithm.{name}"
+
+
+def _has(path: str) -> bool:
+    """Whether the configuration of this version has an option, or its section may be missing."""
+    section = _defaults()
+    for name in path.split("."):
+        if section is None:
+            return True
+        if not hasattr(section, name):
+            return False
+        section = getattr(section, name)
+    return True
+
+
+@cache
+def _defaults() -> Any:
+    return module("train.config").SkyRLTrainConfig()
 
 
 @cache

@@ -1,141 +1,119 @@
-"""The adapter of SkyRL's Megatron engine.
+"""SkyRL's Megatron worker with a model that carries the probe.
 
-The worker initialises its process groups and its model with its own code and its default data
-parallelism: the distributed optimizer and averaging in the collective. Our model replaces the one
-that Megatron-Bridge would build from a checkpoint.
+The model has three logits: that of the only token, the probe's entry and the entropy. By version,
+SkyRL unpacks and gathers logits over context-parallel ranks before or after it computes
+log-probabilities, and the probe and entropies go the same way. The seams are the functions that
+turn a logit into a log-probability or an entropy.
 """
 
 from __future__ import annotations
 
-import importlib
-from dataclasses import fields, replace
-from functools import cache
-from importlib.metadata import version
+import os
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
-from unittest import mock
 
-from adapters.contract.description import CodeLocation, Description, code_location
-from adapters.contract.job import Unsupported
-from adapters.contract.layout import PIPELINES, Layout, Option, grids
-from adapters.engines.shells import OnMegatron, by_size, cuts
-from adapters.skyrl import configuration, departures
-from adapters.skyrl.adapter import SkyRLAdapter
-from adapters.skyrl.importing import STUBBED, module
-from adapters.toolkit.imports import stub, stub_missing
+import torch
+
+from adapters.contract.probed_batch import ENTROPIES
+from adapters.engines import megatron_core
+from adapters.skyrl.driving import capacity
+from adapters.skyrl.importing import module, ppo_utils
+from adapters.toolkit.probe import cycled
 
 if TYPE_CHECKING:
-    from adapters.contract import Job
-    from adapters.contract.adapter import Rank
+    from adapters.contract import Job, Rank
 
-# A package that only registers models with Megatron-Bridge.
-MODEL_BRIDGES = "skyrl.backends.skyrl_train.workers.megatron.model_bridges"
-
-
-class SkyRLMegatronAdapter(OnMegatron, SkyRLAdapter):
-    """SkyRL with its Megatron engine."""
-
-    engine = "megatron"
-    dependencies = ("megatron-core", "ray", "tensordict", "transformers")
-
-    def layouts(self) -> list[Layout]:
-        """Data × context parallelism on up to 8 ranks, and pipelines in both formats.
-
-        Rows are padded only without context parallelism.
-        """
-        overlapping = (Option.OVERLAP_GRAD_REDUCE,)
-        plain = cuts(grids(largest=8), "bshd", "thd")
-        return by_size(
-            [
-                *(layout for layout in plain if layout.format == "thd" or layout.cp == 1),
-                Layout(dp=2, cp=2, tp=2, micro_batches=2, format="thd"),
-                *PIPELINES,
-                Layout(pp=2, micro_batches=2, format="bshd"),
-                Layout(dp=2, cp=2, micro_batches=2, format="thd", options=overlapping),
-                # The steps of a batch then have different numbers of micro-batches.
-                Layout(cp=2, micro_batches="tokens", format="thd", options=overlapping),
-            ]
-        )
-
-    def load_engine(self) -> None:
-        """Add the probe to SkyRL's autograd functions for log-probabilities and entropies."""
-        from adapters.skyrl.megatron_worker import add_seams
-
-        stub([MODEL_BRIDGES])
-        STUBBED.extend([*stub_missing(["megatron.bridge"]), MODEL_BRIDGES])
-        if "megatron.bridge" in STUBBED:  # older versions register models in the worker itself
-            conversion = importlib.import_module("megatron.bridge.models.conversion.model_bridge")
-            conversion.MegatronModelBridge.register_bridge = conversion.register_bridge
-        add_seams()
-
-    def describe(self) -> Description:
-        """Add the options of SkyRL's configuration for Megatron's data parallelism."""
-        from adapters.engines import megatron_core
-        from adapters.skyrl.megatron_worker import MODEL_WRAPPER
-
-        known = {field.name for field in fields(module("train.config.config").MegatronDDPConfig)}
-        found = super().describe()
-        model_wrapper = module(MODEL_WRAPPER).MegatronModelWrapper
-        return replace(
-            found,
-            options=frozenset(option for option in megatron_core.OPTIONS if option in known),
-            largest_tp=2,
-            largest_pp=4,
-            # It sets the functions that Megatron calls around the reduction of gradients.
-            places={**found.places, CodeLocation.REDUCTION: code_location(model_wrapper.__init__)},
-            departures=(*found.departures, *departures.MEGATRON),
-        )
-
-    def settings(self, job: Job, dtype: str) -> dict[str, object]:
-        """Settings of Megatron's parallelism, for a model without attention."""
-        if job.layout.format == "thd" and _packing_fault() is not None:
-            raise Unsupported(
-                f"this SkyRL cannot pack samples with Megatron-Core"
-                f" {version('megatron-core')}: {_packing_fault()}"
-            )
-        sizes = {
-            "tensor_model": job.layout.tp,
-            "context": job.layout.cp,
-            "pipeline_model": job.layout.pp,
-        }
-        return {
-            "trainer.strategy": "megatron",
-            "trainer.bf16": dtype == "bfloat16",
-            "trainer.flash_attn": False,
-            **{
-                f"trainer.{model}.megatron_config.{kind}_parallel_size": size
-                for model in configuration.models(job)
-                for kind, size in sizes.items()
-            },
-            **{
-                f"trainer.policy.megatron_config.ddp_config.{option}": True
-                for option in job.layout.options
-            },
-        }
-
-    def worker(self, config: Any, job: Job, probe_size: int, rank: Rank) -> Any:
-        """SkyRL's policy worker, cached as long as its process groups, with a new model."""
-        from adapters.skyrl.megatron_worker import joined_worker
-
-        with rank.framework():
-            return joined_worker(config, job, probe_size, rank)
+WORKER = "backends.skyrl_train.workers.megatron.megatron_worker"
+MODEL_WRAPPER = "backends.skyrl_train.workers.megatron.megatron_model_wrapper"
 
 
-@cache
-def _packing_fault() -> str | None:
-    """Why SkyRL cannot pack with this Megatron-Core, tested by packing one token on one rank."""
-    import torch
+def add_seams() -> None:
+    """Add the probe to SkyRL's autograd functions for log-probabilities and entropies."""
+    model_utils = module("backends.skyrl_train.distributed.megatron.model_utils")
+    for name in ("DistributedLogprob", "ChunkedDistributedLogprob"):
+        setattr(model_utils, name, _probed(getattr(model_utils, name)))
+    model_utils._VocabParallelEntropy = _probed_entropy(model_utils._VocabParallelEntropy)
+    module(WORKER)
 
-    utils = module("backends.skyrl_train.distributed.megatron.megatron_utils")
-    alone = SimpleNamespace(
-        get_tensor_model_parallel_world_size=lambda: 1,
-        get_context_parallel_world_size=lambda: 1,
-        get_context_parallel_rank=lambda: 0,
+
+def joined_worker(config: Any, job: Job, probe_size: int, rank: Rank) -> Any:
+    """A worker with a new model; it is kept as long as Megatron's process groups."""
+    if megatron_core.enter_grid(job.layout, rank):
+        worker = object.__new__(module(WORKER).MegatronPolicyWorkerBase)
+        worker.cfg = config.trainer
+        worker._world_size = job.layout.world_size
+        worker._rank = worker._local_rank = rank.index
+        worker._is_lora, worker.adapter_store = False, None
+        worker.init_worker_process_group()
+        rank.cache[WORKER] = worker
+    worker = rank.cache[WORKER]
+    worker.cfg = config.trainer
+    worker._micro_batches_accumulated = 0  # older versions count them
+    _init_model(worker, _Provider(job, capacity(probe_size), rank))
+    return worker
+
+
+def _init_model(worker: Any, provider: _Provider) -> None:
+    """Run the worker's own `init_model` with our model and optimizer."""
+    megatron_worker = module(WORKER)
+
+    def optimizer(modules: list[Any], config: Any) -> megatron_core.ReadingOptimizer:
+        module(MODEL_WRAPPER).finalize_model_grads = provider.policy.finalize_model_grads
+        return megatron_core.ReadingOptimizer(provider.policy)
+
+    megatron_worker.get_megatron_optimizer = optimizer
+    megatron_worker.get_megatron_optimizer_param_scheduler = lambda **_: megatron_core.scheduler()
+    worker.init_configs = lambda *args, **kwargs: None
+    worker.provider = provider
+    worker.is_vlm = worker.enable_router_replay = False
+    worker.policy_loss_fn = ppo_utils().PolicyLossRegistry.get(
+        worker.cfg.algorithm.policy_loss_type
     )
-    token, mask = torch.zeros(1, 1, dtype=torch.long), torch.ones(1, 1, dtype=torch.bool)
-    try:
-        with mock.patch.object(utils, "mpu", alone):
-            utils.preprocess_packed_seqs(token, mask)
-    except TypeError as error:
-        return str(error)
-    return None
+    worker.init_model(model_path=os.curdir)
+    worker.gradients, worker.passes = worker.optimizer.gradients, provider.policy.passes
+
+
+class _Provider:
+    """Makes our model, in place of Megatron-Bridge's provider."""
+
+    policy: megatron_core.Policy
+
+    def __init__(self, job: Job, size: int, rank: Rank) -> None:
+        self._job, self._size, self._rank = job, size, rank
+
+    def provide_distributed_model(
+        self, *, ddp_config: Any, wrap_with_ddp: bool, bf16: bool
+    ) -> list[Any]:
+        """The model, wrapped in data parallelism as SkyRL configures it at depth `step`."""
+        layout, dtype = self._job.layout, getattr(torch, self._rank.dtype)
+        config = megatron_core.transformer_config(layout, dtype, sequence_parallel=layout.tp > 1)
+        bare = megatron_core.probed_model(config, self._size, self._rank, _three_logits)
+        self.policy = megatron_core.policy_of(bare, self._rank, self._job.depth, ddp_config)
+        return self.policy.chunks
+
+
+def _three_logits(
+    input_ids: torch.Tensor, probe: torch.Tensor, logit: torch.Tensor
+) -> torch.Tensor:
+    """The logit, the probe's entry and the entropy of each predicted token: [*input_ids, 3]."""
+    offered = probe[input_ids + 1]
+    logits = (logit + megatron_core.vocabulary_offset()).expand_as(offered)
+    return torch.stack([logits, offered, cycled(ENTROPIES, input_ids + 1)], dim=-1)
+
+
+def _probed(function: Any) -> Any:
+    """SkyRL's autograd function for log-probabilities of the only token, with the probe added."""
+
+    def apply(logits: torch.Tensor, targets: torch.Tensor, *rest: Any) -> Any:
+        return function.apply(logits[..., :1], torch.zeros_like(targets), *rest) + logits[..., 1]
+
+    return SimpleNamespace(apply=apply)
+
+
+def _probed_entropy(function: Any) -> Any:
+    """SkyRL's autograd function for entropies, with `ENTROPIES` and the probe added."""
+
+    def apply(logits: torch.Tensor) -> Any:
+        return function.apply(logits[..., :1]) + logits[..., 2] + logits[..., 1]
+
+    return SimpleNamespace(apply=apply)

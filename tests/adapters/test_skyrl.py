@@ -24,9 +24,8 @@ from adapters.contract import (
 )
 from adapters.contract.objective import Objective
 from adapters.contract.probed_batch import ProbedBatch
-from adapters.skyrl.fsdp import SkyRLFsdpAdapter
-from adapters.skyrl.megatron import SkyRLMegatronAdapter
-from adapters.skyrl.trainer import Rollouts
+from adapters.skyrl.adapter import SkyRLFsdpAdapter, SkyRLMegatronAdapter
+from adapters.skyrl.driving import Rollouts
 from conformance.findings.report import Provenance
 from conformance.ranks.messages import Declined
 from conformance.ranks.pool import RankPool
@@ -340,6 +339,16 @@ def test_places_and_rules_are_functions_of_skyrl(adapter: SkyRLAdapter) -> None:
     )
     assert found.rules["divisor_missing"].endswith("(validate_cfg)")
     assert (CodeLocation.REDUCTION in found.places) == (adapter.engine == "megatron")
+
+
+@ADAPTERS
+def test_every_option_of_the_algorithm_is_in_the_record(adapter: SkyRLAdapter) -> None:
+    found = in_a_process(described, adapter, engine=adapter.engine)
+    assert isinstance(found, Description)
+
+    assert found.new_options == ()
+    assert found.objectives == {*adapter.framework.objectives}
+    assert found.modes == {*Mode}
 
 
 @ADAPTERS

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from adapters.native.adapter import NativeAdapter
-from adapters.skyrl.fsdp import SkyRLFsdpAdapter
+from adapters.skyrl.adapter import SkyRLFsdpAdapter
 from reference.aggregation import Mode
 from tests.benchmarks import bench_suite
 

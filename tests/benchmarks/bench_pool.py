@@ -10,7 +10,7 @@ import torch.distributed as dist
 import torch.multiprocessing
 
 from adapters.contract import Depth, Job, Layout, Rank
-from adapters.skyrl.fsdp import SkyRLFsdpAdapter
+from adapters.skyrl.adapter import SkyRLFsdpAdapter
 from conformance.corpus.cases import CORPUS
 from conformance.ranks.pool import Ran, RankPool
 from reference.aggregation import Aggregation, Mode

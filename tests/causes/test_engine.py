@@ -18,11 +18,18 @@ from conformance.explain.measurement import Measurement
 from conformance.findings.cause import Clues
 from conformance.findings.verdict import Verdict
 from conformance.judging.metrics import judge_logged
-from reference.aggregation import Aggregation, AuxiliaryAggregation, Mode
+from reference.aggregation import (
+    Aggregation,
+    AuxiliaryAggregation,
+    Conventions,
+    MicroBatchWeight,
+    Mode,
+)
 from reference.step import Sample, Step
 from reference.weights import token_weights
 from tests.conformance import test_combined as combined
 from tests.conformance.given import BY_SAMPLE, SLICED, Given
+from tests.conformance.test_mistakes import IN_FOURS, TEN_SAMPLES
 
 EMPTY = Sample(prompt_length=1, loss_mask=[0], group=1)
 CP_4 = Given(layout=Layout(cp=4))
@@ -268,6 +275,40 @@ def test_each_term_of_a_logged_loss_may_have_two_mistakes() -> None:
         {"kl/repeated_rows_averaged"},
         {"kl/dummy_rows_averaged"},
     ] in found.explanations
+
+
+SHORT_AS_FULL, IN_THIRDS = np.repeat([[1 / 10, 1 / 5], [1 / 12, 1 / 6]], [8, 2], axis=1)
+"""Of ten samples of a token in micro-batches of 4, 4 and 2, which are to weigh 4, 4 and 2 tenths,
+if all weigh 4 tenths, or a third."""
+
+
+@pytest.mark.parametrize(
+    ("weights", "rows", "name"),
+    [
+        (SHORT_AS_FULL, [4, 4, 2], "short_micro_batch_weighed_as_full"),
+        (IN_THIRDS, [4, 4, 2], "denominators_per_micro_batch"),
+        (IN_THIRDS, [4, 4, 4], "repeated_rows_averaged"),
+    ],
+)
+def test_reasons_for_the_weight_of_a_short_micro_batch_are_told_apart(
+    weights: np.ndarray, rows: list[int], name: str
+) -> None:
+    given = Given(
+        steps=(TEN_SAMPLES,),
+        forward_pass_of_token=IN_FOURS,
+        conventions=Conventions(micro_batch_weight=MicroBatchWeight.BY_SAMPLES),
+    )
+    context = replace(
+        given.context.of_term(BY_TOKENS_OF_MICRO_BATCHES),
+        rows_of_passes=np.array([rows], np.int32),
+    )
+    term = LossTerm(metric=Metric.ENTROPY, context=context, factors=np.ones(10))
+    found = Explained(Measurement(terms=[term], observed=weights, tolerance=1e-6))
+
+    names = set().union(*(part for parts in found.explanations for part in parts))
+    as_full = "entropy/short_micro_batch_weighed_as_full"
+    assert f"entropy/{name}" in names
+    assert (as_full in names) is (name in as_full)
 
 
 def test_a_number_may_be_counted_on_top_of_another_mistake() -> None:

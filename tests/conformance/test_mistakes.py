@@ -296,6 +296,7 @@ TOKENS, SAMPLES = (
     AuxiliaryAggregation.MICRO_BATCH_SAMPLE_MEAN,
 )
 EQUAL, BY_ROWS = MicroBatchWeight.EQUAL, MicroBatchWeight.BY_SAMPLES
+SHORT_AS_FULL = "short_micro_batch_weighed_as_full"
 
 EMPTY_ON_ITS_OWN = passes([(slice(4), 0), (slice(6, 14), 1)], [(slice(4, 6), 0)])
 """Two ranks: all samples but the third in two micro-batches; the third, which is empty, in one."""
@@ -392,6 +393,51 @@ def test_repeated_rows_are_counted_where_they_are(
     }
 
     assert found == {tuple(of_samples(*each)) for each in expected}
+
+
+TEN_SAMPLES = Step.of([Sample(prompt_length=1, loss_mask=[1], group=i) for i in range(10)])
+
+IN_FOURS = np.array([[0] * 4 + [1] * 4 + [2] * 2], np.int32)
+"""The last two of ten samples of a token are a micro-batch on their own."""
+
+
+@pytest.mark.parametrize("how", [TOKENS, SAMPLES])
+def test_short_micro_batch_may_weigh_as_much_as_a_full_one(how: AuxiliaryAggregation) -> None:
+    """By samples, micro-batches weigh 4, 4 and 2 tenths; and the last one as much as the others."""
+    given = Given(
+        steps=(TEN_SAMPLES,),
+        forward_pass_of_token=IN_FOURS,
+        conventions=Conventions(micro_batch_weight=BY_ROWS),
+    )
+    context = given.context.of_term(how)
+    equal = replace(context, conventions=Conventions(micro_batch_weight=EQUAL))
+    found = [one for one in predictions(context) if one.name == SHORT_AS_FULL]
+
+    assert (1 / context.expected).tolist() == pytest.approx([10] * 10)
+    [(weights, together)] = [(one.weights, one.together) for one in found]
+    assert (1 / weights).tolist() == pytest.approx([10] * 8 + [5] * 2)
+    assert together == ()
+    assert not [one for one in predictions(equal) if one.name == SHORT_AS_FULL]
+
+
+def test_repeated_rows_may_be_in_a_micro_batch_that_weighs_as_much_as_a_full_one() -> None:
+    """Of the second rank's four rows, two are in its first micro-batch, and one is a repeated one.
+
+    The other one, and a row that repeats a sample alone, are short micro-batches.
+    """
+    both = np.stack([np.r_[[0] * 6, [-1] * 8], np.r_[[-1] * 6, [0] * 5, [1] * 3]])
+    given = replace(
+        TOKEN,
+        forward_pass_of_token=both.astype(np.int32),
+        conventions=Conventions(micro_batch_weight=BY_ROWS),
+    )
+    rows = np.array([[3, 0, 0], [2, 1, 1]], np.int32)
+    context = replace(given.context.of_term(SAMPLES), rows_of_passes=rows)
+    [found] = [one for one in predictions(context) if one.name == SHORT_AS_FULL]
+
+    denominators = (1 / found.weights[found.weights != 0]).tolist()
+    assert denominators == pytest.approx(of_samples(12, 6, 32, 12))
+    assert found.together == ("repeated_rows_averaged",)
 
 
 @pytest.mark.parametrize(("steps", "expected"), [((STEP,), [20.0]), ((STEP, STEP), [])])

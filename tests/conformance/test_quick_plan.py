@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adapters.native.adapter import NativeAdapter
-from adapters.skyrl.fsdp import SkyRLFsdpAdapter
+from adapters.skyrl.adapter import SkyRLFsdpAdapter
 from conformance import cli
 from conformance.comparing.diff import Kind, difference
 from conformance.findings.finding import Finding

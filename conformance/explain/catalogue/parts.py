@@ -38,6 +38,9 @@ known(
         "padding_micro_batches_averaged": "micro-batches of padding count as 0 in a mean",
         "dummy_rows_averaged": "rows of padding count as 0 in a mean",
         "repeated_rows_averaged": "samples that are repeated to fill up ranks count as 0 in a mean",
+        "short_micro_batch_weighed_as_full": (
+            "a last micro-batch of fewer samples has the weight of a full one"
+        ),
     },
     rank=6,
     kind=Kind.FILLED,
@@ -138,6 +141,31 @@ def filled_up(context: StepContext) -> Iterator[Prediction]:
                 words=words.format(most=rows.most_micro_batches),
                 weights=context.expected * share,
                 together=counted[1:],
+            )
+    yield from _weighed_as_full(context, context.placement, rows)
+
+
+def _weighed_as_full(
+    context: StepContext, placement: TokenPlacement, rows: FilledRows
+) -> Iterator[Prediction]:
+    """Weighs each micro-batch by the samples of its rank's largest, repeated ones perhaps too."""
+    if context.conventions.micro_batch_weight is not MicroBatchWeight.BY_SAMPLES:
+        return
+    active = context.expected > 0
+    found: list[NDArray[np.float64]] = []
+    for counted, held in (
+        ((), _unfilled(context, placement)),
+        (("repeated_rows_averaged",), rows),
+    ):
+        as_full = held.of_largest / held.of_micro_batch
+        share = _share_left(context, placement, rows, counted) * as_full
+        is_new = not any(np.allclose(share[active], other[active]) for other in found)
+        if (as_full > 1)[active].any() and is_new:
+            found.append(share)
+            yield Prediction(
+                name="short_micro_batch_weighed_as_full",
+                weights=context.expected * share,
+                together=counted,
             )
 
 

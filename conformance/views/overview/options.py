@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 PAGE = Path("docs/options.md")
 BY_HAND = Path("adapters/options.md")
 
+KNOWN_CHECKS = tuple(f"`{name}`" for name in (*Check, *(spec.slug for spec in CHECK_SPECS)))
+"""What a note begins with if it says which checks look at options that no job sets."""
+
 HEAD = """\
 # Options and the checks that cover them
 
@@ -72,7 +75,9 @@ def section(engines: list[Framework]) -> Iterator[str]:
 
 def _covered(row: OptionRow, engines: list[Framework]) -> str:
     checks = ", ".join(_checks(row, engines))
-    return "; ".join(filter(None, (checks, row.note))) if checks else f"none: {row.note}"
+    if checks or row.note.startswith(KNOWN_CHECKS):
+        return "; ".join(filter(None, (checks, row.note)))
+    return f"none: {row.note}"
 
 
 def _checks(row: OptionRow, engines: list[Framework]) -> Iterator[str]:

@@ -16,17 +16,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from adapters.contract.configuration import FaultInjection
-from adapters.contract.objective import CORRECTIONS, FROM_REWARDS, OF_VALUES, Metric, Objective
+from adapters.contract.job import Unsupported
+from adapters.contract.objective import CORRECTIONS, FROM_REWARDS, OF_VALUES, Objective
 from adapters.contract.probed_batch import PADDING_ID, PADDING_VALUE, ProbedBatch
+from adapters.skyrl import importing
+from adapters.skyrl.framework import TYPE_OF_CORRECTION
 from adapters.skyrl.importing import PADDING_MICRO_BATCHES, module, ppo_utils
 from adapters.toolkit.calls import refusals
-from adapters.toolkit.settings import (
-    given_values,
-    has_kl_term,
-    rollouts_per_prompt,
-    trained_model,
-)
-from adapters.toolkit.worlds import numbers
+from adapters.toolkit.settings import given_values, rollouts_per_prompt, trained_model
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -35,27 +32,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from adapters.contract import Job
+    from adapters.contract.framework import Framework, Settings
 
 DISPATCH = "backends.skyrl_train.distributed.dispatch"
 PROMPT_BOUNDARIES = "policy_prompt_boundaries"
 PADDING_MICRO_BATCH_IDS = 100  # SkyRL fills padding micro-batches with random token ids below this
-
-NAMES = {
-    Metric.POLICY_LOSS: "policy_loss",
-    Metric.LOSS: "final_loss",
-    Metric.CLIP_FRACTION: "loss_metrics/clip_ratio",
-    Metric.ENTROPY: "policy_entropy",
-    Metric.KL: "policy_kl",
-    Metric.REJECTED: "loss_metrics/token_mask_ratio",
-}
-"""Names of the metrics that SkyRL's worker reports for a mini-batch."""
-
-NAMES_OF_ROLLOUTS = {
-    Metric.REWARD: "reward/avg_raw_reward",
-    Metric.ADVANTAGE: "loss/avg_raw_advantages",
-    Metric.DIVERGENCE: "loss/avg_kl",
-}
-"""Names of the metrics that SkyRL's trainer logs about a batch of rollouts."""
 
 
 class Dispatch:
@@ -66,17 +47,10 @@ class Dispatch:
         self._trained = trained_model(rollouts.job, "policy")
         self._rollouts = rollouts
         self._dp_size = rollouts.job.layout.dp
-        # Without the term, an engine reports a divergence of 0 that it never computed.
-        self._left_out = set() if has_kl_term(rollouts.job) else {Metric.KL}
-        self._statuses: list[Mapping[str, float]] = []
+        self.statuses: list[Mapping[str, float]] = []
+        """The numbers that the policy's worker reports for each mini-batch, by SkyRL's names."""
         self.forward_passes: list[NDArray[np.int64]] = []
         """Token ids of each forward pass, without padding micro-batches."""
-
-    @property
-    def reported(self) -> dict[Metric, tuple[float | None, ...]]:
-        """The metrics that the policy's worker reported for each mini-batch."""
-        found = numbers(NAMES, self._statuses)
-        return {metric: of for metric, of in found.items() if metric not in self._left_out}
 
     def get_lcm_dp_size(self) -> int:
         """The data-parallel size of the only model."""
@@ -117,7 +91,7 @@ class Dispatch:
         if model == self._trained:  # padding micro-batches come last
             self.forward_passes.extend(passes[: len(passes) - padding])
         if model == "policy":
-            self._statuses.append(getattr(status, "metrics", status))  # older: nothing else
+            self.statuses.append(getattr(status, "metrics", status))  # older: nothing else
         return status
 
     def optim_step(self, model: str) -> Any:
@@ -135,13 +109,34 @@ def capacity(probe_size: int) -> int:
     return probe_capacity(max(probe_size, PADDING_MICRO_BATCH_IDS) + 1)
 
 
-def train(
-    config: Any, dispatch: Dispatch, rollouts: Rollouts
-) -> dict[Metric, tuple[float | None, ...]]:
-    """Train on a batch of rollouts by mini-batches; returns the metrics logged about it."""
+def settings(framework: Framework, job: Job) -> dict[str, Any]:
+    """The settings that train a job, changed where its configuration differs."""
+    chosen, configuration = framework.settings(job), job.configuration
+    if configuration.entropy:
+        chosen |= framework.objectives[Objective.ENTROPY]
+    if configuration.kl:
+        chosen |= framework.objectives[Objective.KL]
+    if configuration.corrects:
+        chosen[TYPE_OF_CORRECTION] = "token"
+    if not configuration.says_mode:
+        del chosen["loss_reduction"]
+    return chosen
+
+
+def configured(chosen: Settings, job: Job) -> Any:
+    """SkyRL's configuration by settings of a job; raises `Unsupported` or `Refused`."""
+    config = importing.configured(chosen)
+    if job.configuration.divisor == "" and config.trainer.algorithm.max_seq_len is not None:
+        raise Unsupported("no missing max_seq_len: it is derived from the generated lengths")
+    return config
+
+
+def train(config: Any, dispatch: Dispatch, rollouts: Rollouts) -> Mapping[str, Any]:
+    """Train on a batch of rollouts by mini-batches; returns what the trainer logs about it."""
     trainer = _trainer(config, dispatch)
     trainer.train_critic_and_policy(_training_input(trainer, rollouts))
-    return numbers(NAMES_OF_ROLLOUTS, [trainer.all_metrics])
+    logged: Mapping[str, Any] = trainer.all_metrics
+    return logged
 
 
 def reduce(config: Any, rollouts: Rollouts) -> NDArray[np.float32]:

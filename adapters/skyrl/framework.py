@@ -1,0 +1,389 @@
+"""The record of SkyRL: its options as users type them, and what it documents.
+
+Options without a section `trainer` or `generator` are below `trainer.algorithm`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from adapters.contract.configuration import FaultInjection, Setting
+from adapters.contract.conventions import Assumed, Documented
+from adapters.contract.description import parse_departures
+from adapters.contract.framework import Framework, parse_options
+from adapters.contract.layout import Option
+from adapters.contract.objective import (
+    ADVANTAGE_CONSTANTS,
+    CONSTANTS,
+    ENTROPY_COEFFICIENT,
+    KL_COEFFICIENT,
+    Metric,
+    Objective,
+)
+from adapters.engines.shells import CPU_AS_CUDA, ONE_BY_ONE, PIPELINE_STAGES
+from adapters.skyrl import sizes
+from adapters.toolkit.settings import token_budget
+from reference.aggregation import (
+    AuxiliaryAggregation,
+    DenominatorMask,
+    EstimatorConventions,
+    LoggedMean,
+    Mode,
+    TokenSet,
+)
+
+CORRECTION = "off_policy_correction"
+TYPE_OF_CORRECTION = f"{CORRECTION}.tis_ratio_type"
+GRPO = {"advantage_estimator": "grpo"}
+CLIPPED = {"eps_clip_low": CONSTANTS.clip_low, "eps_clip_high": CONSTANTS.clip_high}
+ENTROPY = {"use_entropy_loss": True, "entropy_loss_coef": ENTROPY_COEFFICIENT}
+KL = {"use_kl_loss": True, "kl_estimator_type": "k1", "kl_loss_coef": KL_COEFFICIENT}
+PENALISED = {
+    "use_kl_in_reward": True,
+    "kl_estimator_type": "k1",
+    "kl_loss_coef": ADVANTAGE_CONSTANTS.penalty,
+}
+DISCOUNTED = {"gamma": ADVANTAGE_CONSTANTS.discount, "lambd": ADVANTAGE_CONSTANTS.trace}
+CRITIC = {
+    "trainer.critic.model.path": "critic",
+    "trainer.critic_mini_batch_size": sizes.critic_mini_batch_size,
+}
+GAE = {**CRITIC, **DISCOUNTED, "advantage_estimator": "gae"}
+AT_THE_LAST_TOKEN = EstimatorConventions(rewarded=TokenSet.RESPONSE, whitened=TokenSet.RESPONSE)
+
+GROUPS = ("group", "prompt", "n_samples_per_prompt")
+
+CONFIGURATIONS: dict[Setting | FaultInjection, tuple[str, ...]] = {
+    Setting.MODE: ("loss_reduction",),
+    Setting.DIVISOR: ("max_seq_len",),
+    Setting.ENTROPY: ("entropy",),
+    Setting.KL: ("kl",),
+    Setting.BATCH_SIZE: ("batch", *GROUPS),
+    Setting.CORRECTION: ("tis", "correction"),
+    FaultInjection.GROUP_INCOMPLETE: GROUPS,
+}
+"""What SkyRL's configuration and its users' generators may set, with SkyRL's names. Group
+boundaries are missing because only `compute_prompt_boundaries` sets them."""
+
+PERMITTED = {
+    "divisor_of_another_mode": "docs/content/docs/harbor and examples/train_integrations/harbor,"
+    " which tell users to set max_seq_len in every mode"
+}
+"""Rules of other frameworks whose opposite SkyRL states."""
+
+SKYRL = Framework(
+    title="SkyRL",
+    scope="Below `trainer.algorithm` unless a row begins with another section.",
+    modes={
+        "token_mean": (Mode.TOKEN_MEAN, {"loss_reduction": "token_mean"}),
+        "sequence_mean": (Mode.SAMPLE_MEAN, {"loss_reduction": "sequence_mean"}),
+        "prompt_mean": (Mode.PROMPT_MEAN, {"loss_reduction": "prompt_mean"}),
+        "seq_mean_token_sum_norm": (Mode.CONSTANT, {"loss_reduction": "seq_mean_token_sum_norm"}),
+    },
+    objectives={
+        Objective.POLICY: {},
+        Objective.OFF_POLICY: {**CLIPPED, "policy_loss_type": "regular"},
+        Objective.TIS_TOKEN: {
+            **CLIPPED,
+            TYPE_OF_CORRECTION: "token",
+            f"{CORRECTION}.token_tis_ratio_clip_high": CONSTANTS.truncation,
+        },
+        Objective.TIS_SEQUENCE: {
+            **CLIPPED,
+            TYPE_OF_CORRECTION: "sequence",
+            f"{CORRECTION}.sequence_tis_ratio_clip_high": CONSTANTS.truncation,
+        },
+        Objective.REJECTION: {
+            f"{CORRECTION}.token_mask_is_threshold_low": 0.5,
+            f"{CORRECTION}.token_mask_is_threshold_high": 2.0,
+        },
+        Objective.ENTROPY: ENTROPY,
+        Objective.KL: KL,
+        Objective.COMBINED: {**ENTROPY, **KL},
+        Objective.DUAL_CLIP: {
+            **CLIPPED,
+            "policy_loss_type": "dual_clip",
+            "clip_ratio_c": CONSTANTS.dual_clip,
+        },
+        Objective.GSPO: {**CLIPPED, "policy_loss_type": "gspo"},
+        Objective.CISPO: {
+            "policy_loss_type": "cispo",
+            "cispo.cispo_eps_clip_low": CONSTANTS.clip_low,
+            "cispo.cispo_eps_clip_high": CONSTANTS.clip_high,
+        },
+        Objective.SAPO: {
+            "policy_loss_type": "sapo",
+            "sapo.tau_pos": CONSTANTS.positive_temperature,
+            "sapo.tau_neg": CONSTANTS.negative_temperature,
+        },
+        Objective.CLIP_COV: {**CLIPPED, "policy_loss_type": "clip_cov"},
+        Objective.KL_COV: {
+            "policy_loss_type": "kl_cov",
+            "kl_cov.kl_cov_frac": 1.0,
+            "kl_cov.ppo_kl_coef": CONSTANTS.kl_penalty,
+        },
+        Objective.GROUP_NORMALISED: GRPO,
+        Objective.GROUP_CENTRED: {**GRPO, "grpo_norm_by_std": False},
+        Objective.LEAVE_ONE_OUT: {"advantage_estimator": "rloo"},
+        Objective.GROUP_WHITENED: {**GRPO, "advantage_batch_normalize": True},
+        Objective.REINFORCE_PP: {
+            **DISCOUNTED,
+            **PENALISED,
+            "advantage_estimator": "reinforce++",
+        },
+    },
+    layout={
+        "mb": {"trainer.micro_train_batch_size_per_gpu": sizes.micro_batch_size},
+        "mbtokens": {
+            "trainer.micro_train_batch_size_per_gpu": sizes.rollouts_of_rank,
+            "trainer.max_tokens_per_microbatch": lambda job: token_budget(job.steps, job.layout.dp),
+        },
+        "thd": {"trainer.remove_microbatch_padding": True},
+        "bshd": {"trainer.remove_microbatch_padding": False},
+    },
+    always={
+        "trainer.logger": "console",
+        "trainer.placement.colocate_all": False,
+        **{
+            f"trainer.placement.{model}_num_gpus_per_node": lambda job: job.layout.world_size
+            for model in ("policy", "ref", "critic")
+        },
+        "trainer.train_batch_size": lambda job: sizes.prompts(job) * len(job.steps),
+        "trainer.policy_mini_batch_size": sizes.mini_batch_size,
+        "generator.n_samples_per_prompt": sizes.rollouts,
+        "generator.step_wise_trajectories": sizes.is_step_wise,
+        "use_kl_loss": False,
+        "max_seq_len": sizes.max_seq_len,
+    },
+    metrics={
+        Metric.POLICY_LOSS: "policy_loss",
+        Metric.LOSS: "final_loss",
+        Metric.CLIP_FRACTION: "loss_metrics/clip_ratio",
+        Metric.ENTROPY: "policy_entropy",
+        Metric.KL: "policy_kl",
+        Metric.REJECTED: "loss_metrics/token_mask_ratio",
+        Metric.REWARD: "reward/avg_raw_reward",
+        Metric.ADVANTAGE: "loss/avg_raw_advantages",
+        Metric.DIVERGENCE: "loss/avg_kl",
+    },
+    # Masking a token by a correction does not change other tokens. The assumed ones come from the
+    # workers, which add a micro-batch's mean entropy over tokens and mean divergence over sequences
+    # to its loss and average them over data-parallel ranks and over the micro-batches that have
+    # samples; from `reduce_metrics`, which averages other metrics over micro-batches; and from
+    # `compute_advantages_and_returns`.
+    conventions={
+        "denominator_mask": Documented(
+            DenominatorMask.ORIGINAL,
+            "docs/content/docs/algorithms/off_policy_correction.mdx, Token Masking",
+        ),
+        "entropy": Assumed(AuxiliaryAggregation.MICRO_BATCH_TOKEN_MEAN),
+        "kl": Assumed(AuxiliaryAggregation.MICRO_BATCH_SAMPLE_MEAN),
+        "diagnostics": Assumed(AuxiliaryAggregation.MICRO_BATCH_TOKEN_MEAN),
+        "of_groups": Assumed(
+            EstimatorConventions(whitened=TokenSet.RESPONSE, lost_degrees_of_freedom=0)
+        ),
+        "of_returns": Assumed(AT_THE_LAST_TOKEN),
+        "of_values": Assumed(AT_THE_LAST_TOKEN),
+        "logged_advantages": Assumed(LoggedMean(mode=Mode.TOKEN_MEAN, tokens=TokenSet.RESPONSE)),
+    },
+    options=parse_options(
+        """
+        loss_reduction, max_seq_len | the mode, and the divisor of `constant` | also `arguments`.
+            `token_mean_legacy` is not run
+        policy_loss_type | the policy loss | the reference has no formula of `rollout_is`, `dppo`
+            and `importance_sampling` yet, and `cross_entropy` is trained by another path than a
+            trainer's step
+        eps_clip_low, eps_clip_high | clipping bounds | two different ones
+        clip_ratio_c | the bound of dual clip
+        cispo.cispo_eps_clip_low, cispo.cispo_eps_clip_high | bounds of CISPO
+        cispo.cispo_anchor | what CISPO's ratio is taken to, since August 2026 | the default, the
+            old policy, is run
+        sapo.tau_pos, sapo.tau_neg | temperatures of SAPO
+        clip_cov.clip_ratio, clip_cov.clip_cov_lb, clip_cov.clip_cov_ub | tokens of large covariance
+            are clipped | `off_policy.clip_cov`, where no covariance is large: which tokens are
+            drawn is random
+        kl_cov.kl_cov_frac, kl_cov.ppo_kl_coef | tokens of large covariance are penalised | every
+            token is chosen
+        dppo.dppo_type, dppo.delta_low, dppo.delta_high | bounds of DPPO | the reference has no
+            formula of the loss yet
+        off_policy_correction.tis_ratio_type, off_policy_correction.token_tis_ratio_clip_high,
+            off_policy_correction.sequence_tis_ratio_clip_high | losses are corrected by the
+            truncated ratio to the rollout policy
+        off_policy_correction.token_mask_is_threshold_low,
+            off_policy_correction.token_mask_is_threshold_high | tokens are masked by that ratio
+        off_policy_correction.sequence_mask_metric, off_policy_correction.geo_mask_low,
+            off_policy_correction.geo_mask_high, off_policy_correction.product_mask_low,
+            off_policy_correction.product_mask_high,
+            off_policy_correction.outlier_token_is_threshold_low,
+            off_policy_correction.outlier_token_is_threshold_high | sequences are masked by that
+            ratio, or by the ratio of an outlier | they are not run
+        use_tis, tis_imp_ratio_cap | older names of the correction | SkyRL replaces them by
+            `off_policy_correction`
+        use_entropy_loss, entropy_loss_coef | the entropy bonus
+        use_kl_loss, kl_loss_coef | the divergence in the loss, or its coefficient in the reward
+        kl_estimator_type | the estimator of the divergence | all estimators are reduced by the same
+            lines
+        use_kl_in_reward | the divergence in the reward
+        kl_ctrl.type, kl_ctrl.kl_target, kl_ctrl.horizon | how its coefficient changes | it is fixed
+        advantage_estimator | how advantages are computed | the reference has no formula of `maxrl`
+            yet
+        advantage_batch_normalize | advantages are whitened
+        grpo_norm_by_std | the standard deviation of a group
+        gamma, lambd | discounts | two different ones
+        zero_variance_filter, zero_variance_filter_tol | groups of equal rewards are masked | masks
+            are given
+        dynamic_sampling.type, dynamic_sampling.max_sample_batches,
+            dynamic_sampling.min_replace_ratio | prompts are sampled again | it comes before a step
+        value_clip | clipping of a critic's values | `other_losses.value`, inside the bound
+        value_head_prefix, temperature | the model | the model is the probe
+        trainer.critic_mini_batch_size, trainer.critic.model.path | a critic is trained | on FSDP
+            alone
+        trainer.micro_train_batch_size_per_gpu | micro-batches
+        trainer.max_tokens_per_microbatch | micro-batches by tokens
+        trainer.remove_microbatch_padding | packed rows
+        trainer.train_batch_size, trainer.policy_mini_batch_size | several optimizer steps |
+            `weights` on `two_steps`, and `arguments`
+        generator.step_wise_trajectories | several samples of a rollout | `weights`, `metric` and
+            `auxiliary` on `unequal_groups`, `nine_samples` and `ten_samples`
+        trainer.policy.sequence_parallel_size, trainer.ref.sequence_parallel_size,
+            trainer.critic.sequence_parallel_size | sequences split over ranks, on FSDP
+        trainer.policy.megatron_config.context_parallel_size,
+            trainer.ref.megatron_config.context_parallel_size | sequences split over ranks, on
+            Megatron
+        trainer.policy.megatron_config.tensor_model_parallel_size,
+            trainer.ref.megatron_config.tensor_model_parallel_size,
+            trainer.policy.megatron_config.pipeline_model_parallel_size,
+            trainer.ref.megatron_config.pipeline_model_parallel_size | tensor-parallel ranks, and
+            pipeline stages
+        trainer.policy.megatron_config.ddp_config.average_in_collective,
+            trainer.policy.megatron_config.ddp_config.overlap_grad_reduce | how Megatron reduces
+            gradients
+        """
+    ),
+    departures=parse_departures(
+        """
+        not_run: RayPPOTrainer.train itself, whose loop over batches is not a method of its own: the
+        adapter calls the trainer's own methods in the loop's order
+            they are the loop's methods, with the loop's arguments
+        not_run: dynamic sampling, dumps, callbacks, profiler, tracker,
+        evaluation, checkpoints and weight synchronisation
+            these options are off, or act before a batch is complete or after it is trained on
+        not_run: inference engines and the user's environment, and with them
+        train/generators/utils.py prepare_generator_input, which numbers prompts for them
+            a user may replace the generator, and its output is validated as SkyRL validates it
+        set: advantages, except in checks on those from rewards, and a critic's returns, after
+        compute_advantages_and_returns
+            they are signed powers of two: token weights do not depend on advantages
+        set: kl_estimator_type=k1, coefficients and clipping bounds
+            a user may choose these values; the reference uses the same ones
+        set: learning rate 0, no gradient clipping
+            they act after the gradient is read
+        set: placement on separate GPUs (colocate_all=False), logger=console
+            nothing is offloaded between steps, and nothing is sent to a tracking service
+        stubbed: RayPPOTrainer's and the workers' constructors: their attributes are set instead
+            they start Ray, engines and loaders; the attributes are those that training reads
+        stubbed: WorkerDispatch: SkyRL's MeshDispatch cuts and picks chunks, which go to the worker
+        in this process without Ray's object store
+            WorkerDispatch sends MeshDispatch's chunks to actors in other processes
+        stubbed: forward passes for old and reference log-probabilities and for a critic's values
+            outputs are the case's; training reads them as it would a model's
+        stubbed: the model, by one with a vocabulary of one token and an entry for every position,
+        and the functions that compute log-probabilities and entropies from logits, by themselves
+        plus that entry
+            SkyRL's own functions run on the model's logits; weights are read through the entry
+        """,
+        CPU_AS_CUDA,
+    ),
+)
+
+FSDP = replace(
+    SKYRL,
+    objectives={
+        **SKYRL.objectives,
+        Objective.GAE: GAE,
+        Objective.PENALISED_GAE: {**GAE, **PENALISED},
+        Objective.VALUE: CRITIC,
+    },
+    layout={
+        **SKYRL.layout,
+        "cp": {
+            f"trainer.{model}.sequence_parallel_size": lambda job: job.layout.cp
+            for model in ("policy", "ref", "critic")
+        },
+    },
+    always={
+        **SKYRL.always,
+        **{
+            f"trainer.{model}.{option}": value
+            for model in ("policy", "critic")
+            for option, value in {
+                "fsdp_config.mixed_precision.reduce_dtype": "fp32",
+                "fsdp_config.mixed_precision.buffer_dtype": "fp32",
+                "optimizer_config.lr": 0.0,
+                "optimizer_config.max_grad_norm": 0.0,
+            }.items()
+        },
+    },
+    departures=(
+        *SKYRL.departures,
+        *parse_departures(
+            """
+            set: mixed precision: parameters in the dtype of the run, reductions in float32
+                the tolerance is derived from the dtype, which a report names
+            stubbed: flash_attn's unpad_input and pad_input, if it is not installed, by
+            transformers' functions of the same names
+                they move rows and compute nothing
+            passed_by: the workers' init_model: strategy, wrapper and critic are SkyRL's, made
+            around the adapter's model with init_model's arguments
+                it loads a checkpoint
+            set: a critic's value head to ones that are not trained
+                its values are then the probe's entries
+            """
+        ),
+    ),
+)
+
+DDP = "trainer.policy.megatron_config.ddp_config"
+
+
+def _parallel(kind: str, part: str) -> dict[str, object]:
+    """The size of a kind of Megatron's parallelism, that of the layout's part."""
+    return {
+        f"trainer.{model}.megatron_config.{kind}_parallel_size": lambda job: getattr(
+            job.layout, part
+        )
+        for model in ("policy", "ref")
+    }
+
+
+# SkyRL trains no critic on Megatron.
+MEGATRON = replace(
+    SKYRL,
+    layout={
+        **SKYRL.layout,
+        "cp": _parallel("context", "cp"),
+        "tp": _parallel("tensor_model", "tp"),
+        "pp": _parallel("pipeline_model", "pp"),
+        Option.AVERAGE_IN_COLLECTIVE: {f"{DDP}.average_in_collective": True},
+        Option.OVERLAP_GRAD_REDUCE: {f"{DDP}.overlap_grad_reduce": True},
+    },
+    always={**SKYRL.always, "trainer.strategy": "megatron", "trainer.flash_attn": False},
+    largest_tp=2,
+    largest_pp=4,
+    departures=(
+        *SKYRL.departures,
+        *parse_departures(
+            """
+            set: flash_attn=False
+                the model has no attention
+            stubbed: Megatron-Bridge, init_configs and the model provider
+                they build a model and its configuration from a checkpoint
+            stubbed: get_megatron_optimizer and its scheduler, by an optimizer that reads the
+            gradient
+                it runs after all reductions, and gathers a distributed optimizer's shards
+            """,
+            PIPELINE_STAGES,
+            ONE_BY_ONE,
+        ),
+    ),
+)

@@ -1,0 +1,69 @@
+"""Sizes of a job in SkyRL's units; each raises `Unsupported` if SkyRL has no such size."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from adapters.contract.job import Unsupported
+from adapters.contract.objective import OF_VALUES, Objective
+from adapters.toolkit.settings import prompts_per_step, rollouts_per_prompt, whole_divisor, yaml
+from reference.aggregation import Mode
+
+if TYPE_CHECKING:
+    from adapters.contract import Job
+
+
+def prompts(job: Job) -> int:
+    """The prompts of an optimizer step."""
+    return prompts_per_step(job.steps)
+
+
+def rollouts(job: Job) -> int:
+    """The rollouts of a prompt."""
+    return rollouts_per_prompt(job.steps)
+
+
+def rollouts_of_rank(job: Job) -> int:
+    """The rollouts of a mini-batch on a data-parallel rank."""
+    return prompts(job) * rollouts(job) // job.layout.dp
+
+
+def mini_batch_size(job: Job) -> int:
+    """The prompts of a mini-batch: an optimizer step, or as many samples as a configuration has."""
+    samples, per_prompt = job.configuration.batch_size, rollouts(job)
+    if samples is None:
+        return prompts(job)
+    if samples % per_prompt:
+        raise Unsupported(
+            f"policy_mini_batch_size counts prompts of {per_prompt} samples, and {samples} is not a"
+            " multiple of that"
+        )
+    return samples // per_prompt
+
+
+def critic_mini_batch_size(job: Job) -> int:
+    """The prompts of a critic's mini-batch, whose loss has one reduction."""
+    if job.objective is Objective.VALUE and job.aggregation.mode is Mode.TOKEN_MEAN:
+        raise Unsupported("no token mean of a critic's loss: loss_reduction applies to the policy")
+    return prompts(job)
+
+
+def micro_batch_size(job: Job) -> int:
+    """The rollouts of one of the layout's number of micro-batches; SkyRL refuses a remainder."""
+    assert isinstance(job.layout.micro_batches, int)
+    return max(rollouts_of_rank(job) // job.layout.micro_batches, 1)
+
+
+def is_step_wise(job: Job) -> bool:
+    """Whether rollouts have several samples, which SkyRL calls the steps of a trajectory."""
+    step_wise = any(step.size != prompts(job) * rollouts(job) for step in job.steps)
+    if step_wise and job.objective in (Objective.REINFORCE_PP, *OF_VALUES):
+        raise Unsupported("no token rewards: the samples of a rollout share one advantage")
+    return step_wise
+
+
+def max_seq_len(job: Job) -> int | str | None:
+    """The divisor of the mode, or the text that a configuration has in its place."""
+    if job.configuration.divisor is not None:
+        return yaml(job.configuration.divisor) or None  # SkyRL reads its command line as YAML
+    return whole_divisor(job, "max_seq_len")
