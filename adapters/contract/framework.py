@@ -115,10 +115,18 @@ class Framework:
         """The options that a row of the table says something of, and those of all jobs."""
         return {name for row in self.options for name in row.names} | {*self.always}
 
+    @property
+    def _cuts(self) -> set[str]:
+        """The ways to cut micro-batches: parts of layouts, without how rows are stored."""
+        return {part.partition("-")[0] for words in self.layout for part in words.split()}
+
     def settings(self, job: Job) -> dict[str, Any]:
         """What a user sets to train the job; nothing for an objective that is not in the record.
 
-        Raises `Unsupported` for a mode that the framework does not have, at all or for the loss.
+        Auxiliary losses that a job's configuration adds are set as for their own objectives.
+
+        Raises `Unsupported` for a mode that the framework does not have, at all or for the loss,
+        and for a way to cut micro-batches that no part of ``layout`` has.
         """
         mode, objective, parts = job.aggregation.mode, job.objective, parts_of(job.layout)
         of_mode = [one for one in self.modes.values() if _kind(one[0]) is mode]
@@ -126,13 +134,20 @@ class Framework:
             raise Unsupported(f"no {mode}")
         if self.only_modes.get(objective, mode) is not mode:
             raise Unsupported(f"{objective} is documented to have no {mode}")
-        of_layout = [chosen for words, chosen in self.layout.items() if parts & {*words.split()}]
-        merged: dict[str, Any] = {}
-        of_objective = self.objectives.get(objective, {})
-        by_text = dict(reversed(of_mode))
-        named = by_text.get(_text(job.aggregation), of_mode[0][1])
+        cut = job.layout.micro_batches
+        if isinstance(cut, str) and f"mb{cut}" not in self._cuts:
+            raise Unsupported(f"no micro-batches by {cut}")
+        named = dict(reversed(of_mode)).get(_text(job.aggregation), of_mode[0][1])
         said = named if job.configuration.says_mode else {}
-        for chosen in (self.always, said, *of_layout, of_objective):
+        of_layout = [chosen for words, chosen in self.layout.items() if parts & {*words.split()}]
+        added = {
+            Objective.ENTROPY: job.configuration.entropy,
+            Objective.KL: job.configuration.kl,
+        }
+        trained = [objective, *(one for one, is_added in added.items() if is_added)]
+        of_losses = [self.objectives.get(one, {}) for one in trained]
+        merged: dict[str, Any] = {}
+        for chosen in (self.always, said, *of_layout, *of_losses):
             merged |= chosen
         return {name: value(job) if callable(value) else value for name, value in merged.items()}
 

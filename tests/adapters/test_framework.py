@@ -79,6 +79,19 @@ def test_configuration_may_leave_out_the_mode() -> None:
     assert "loss.per_token" not in RECORD.settings(silent)
 
 
+def test_auxiliary_loss_of_a_configuration_is_set_as_for_its_objective() -> None:
+    record = replace(RECORD, objectives={Objective.ENTROPY: {"loss.entropy": 0.5}})
+    with_entropy = replace(job(), configuration=Configuration(entropy=True))
+
+    assert record.settings(with_entropy)["loss.entropy"] == 0.5
+    assert "loss.entropy" not in record.settings(job())
+
+
+def test_cut_that_no_part_of_the_layout_has_is_unsupported() -> None:
+    with pytest.raises(Unsupported, match="no micro-batches by uneven"):
+        RECORD.settings(job("dp1-cp1-mbuneven-thd"))
+
+
 def test_mode_that_a_framework_lacks_is_unsupported() -> None:
     with pytest.raises(Unsupported, match="no sample_mean"):
         RECORD.settings(replace(job(), aggregation=Aggregation(Mode.SAMPLE_MEAN)))
