@@ -20,6 +20,7 @@ from reference.aggregation import Mode
 
 if TYPE_CHECKING:
     from adapters.contract.conventions import Convention
+    from reference.aggregation import Aggregation
 
 Settings = Mapping[str, Any]
 """Values of options by their names; a function of the job gives one that depends on it."""
@@ -50,11 +51,12 @@ class Framework:
     """A framework, or one of its engines.
 
     ``modes`` has, by the framework's own name, a mode as `Aggregation.parse` reads it (``constant``
-    alone if users give its divisor) and what chooses it; the first is the default. ``layout`` has
-    what each part of a layout's name sets: ``mb`` for a number of micro-batches, ``mbtokens``,
-    ``thd``, ``mb-thd``, an option, and so on, or several with spaces between them. Jobs of every
-    kind set ``always``. A metric is logged by its name in ``metrics``, and as its opposite if a
-    minus sign is before it.
+    alone if users give its divisor) and what chooses it; the first is the default. Of several names
+    of a mode, jobs choose the one with their divisor, or else the first. ``layout`` has what each
+    part of a layout's name sets: ``mb`` for a number of micro-batches, ``mbtokens``, ``thd``,
+    ``mb-thd``, an option, and so on, or several with spaces between them. Jobs of every kind set
+    ``always``. A metric is logged by its name in ``metrics``, as its opposite if ``-`` is before
+    the name, and as its complement if ``1 -`` is.
     """
 
     title: str
@@ -114,24 +116,39 @@ class Framework:
         """The options that a row of the table says something of, and those of all jobs."""
         return {name for row in self.options for name in row.names} | {*self.always}
 
+    @property
+    def _cuts(self) -> set[str]:
+        """The ways to cut micro-batches: parts of layouts, without how rows are stored."""
+        return {part.partition("-")[0] for words in self.layout for part in words.split()}
+
     def settings(self, job: Job) -> dict[str, Any]:
         """What a user sets to train the job; nothing for an objective that is not in the record.
 
-        Raises `Unsupported` for uneven micro-batches that no part of ``layout`` sets, and for a
-        mode that the framework does not have, at all or for the loss.
+        Auxiliary losses that a job's configuration adds are set as for their own objectives.
+
+        Raises `Unsupported` for a mode that the framework does not have, at all or for the loss,
+        and for a way to cut micro-batches that no part of ``layout`` has.
         """
         mode, objective, parts = job.aggregation.mode, job.objective, parts_of(job.layout)
-        of_mode = [chosen for text, chosen in self.modes.values() if _kind(text) is mode]
+        of_mode = [one for one in self.modes.values() if _kind(one[0]) is mode]
         if not of_mode:
             raise Unsupported(f"no {mode}")
         if self.only_modes.get(objective, mode) is not mode:
             raise Unsupported(f"{objective} is documented to have no {mode}")
-        if "mbuneven" in parts and not any("mbuneven" in words for words in self.layout):
-            raise Unsupported("no uneven micro-batches")
+        cut = job.layout.micro_batches
+        if isinstance(cut, str) and f"mb{cut}" not in self._cuts:
+            raise Unsupported(f"no micro-batches by {cut}")
+        named = dict(reversed(of_mode)).get(_text(job.aggregation), of_mode[0][1])
+        said = named if job.configuration.says_mode else {}
         of_layout = [chosen for words, chosen in self.layout.items() if parts & {*words.split()}]
+        added = {
+            Objective.ENTROPY: job.configuration.entropy,
+            Objective.KL: job.configuration.kl,
+        }
+        trained = [objective, *(one for one, is_added in added.items() if is_added)]
+        of_losses = [self.objectives.get(one, {}) for one in trained]
         merged: dict[str, Any] = {}
-        of_objective = self.objectives.get(objective, {})
-        for chosen in (self.always, of_mode[0], *of_layout, of_objective):
+        for chosen in (self.always, said, *of_layout, *of_losses):
             merged |= chosen
         return {name: value(job) if callable(value) else value for name, value in merged.items()}
 
@@ -141,11 +158,11 @@ class Framework:
         """The metrics that the logs of steps have."""
         found = {}
         for metric, signed in self.metrics.items():
-            name = signed.removeprefix("-")
+            of_one, minus, name = _SIGNED.fullmatch(signed).groups()  # type: ignore[union-attr]
             if any(name in log for log in logs):
-                sign = -1.0 if name != signed else 1.0
+                sign, constant = -1.0 if minus else 1.0, 1.0 if of_one else 0.0
                 found[metric] = tuple(
-                    sign * float(log[name]) if name in log else None for log in logs
+                    constant + sign * float(log[name]) if name in log else None for log in logs
                 )
         return found
 
@@ -167,6 +184,16 @@ def nested(settings: Settings) -> dict[str, Any]:
             inner = inner.setdefault(section, {})
         inner[last] = value
     return whole
+
+
+_SIGNED = re.compile(r"(1 )?(- ?)?(.+)")
+"""The name of a metric in logs, with what is before it in `Framework.metrics`."""
+
+
+def _text(aggregation: Aggregation) -> str:
+    """An aggregation as `Aggregation.parse` reads it."""
+    mode, divisor = aggregation.mode, aggregation.divisor
+    return mode if divisor is None else f"{mode}:{divisor:g}"
 
 
 def _kind(mode: str) -> Mode:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from adapters.contract import Depth, Job, Layout, Option, Unsupported
+from adapters.contract.configuration import Configuration
 from adapters.contract.description import Description
 from adapters.contract.framework import Framework, OptionRow, nested, parse_options
 from adapters.contract.objective import Metric, Objective
@@ -17,6 +18,7 @@ RECORD = Framework(
     title="Example",
     modes={
         "token": (Mode.TOKEN_MEAN, {"loss.per_token": True}),
+        "norm": (Mode.CONSTANT, {"loss.kind": "norm"}),
         "sums": ("constant:1", {"loss.kind": "sums"}),
     },
     objectives={
@@ -30,7 +32,7 @@ RECORD = Framework(
         Option.OVERLAP_GRAD_REDUCE: {"overlap": True},
     },
     always={"lr": 0.0},
-    metrics={Metric.POLICY_LOSS: "loss", Metric.POLICY_KL: "-kl", Metric.REJECTED: "rejected"},
+    metrics={Metric.POLICY_LOSS: "loss", Metric.POLICY_KL: "-kl", Metric.REJECTED: "1 - kept"},
 )
 
 
@@ -62,6 +64,32 @@ def test_settings_are_those_of_the_mode_the_layout_and_the_objective() -> None:
         "batch.padded": True,
         "overlap": True,
     }
+
+
+@pytest.mark.parametrize(("divisor", "kind"), [(1.0, "sums"), (8.0, "norm")])
+def test_divisor_chooses_among_names_of_a_mode(divisor: float, kind: str) -> None:
+    of_divisor = replace(job(), aggregation=Aggregation(Mode.CONSTANT, divisor))
+
+    assert RECORD.settings(of_divisor)["loss.kind"] == kind
+
+
+def test_configuration_may_leave_out_the_mode() -> None:
+    silent = replace(job(), configuration=Configuration(says_mode=False))
+
+    assert "loss.per_token" not in RECORD.settings(silent)
+
+
+def test_auxiliary_loss_of_a_configuration_is_set_as_for_its_objective() -> None:
+    record = replace(RECORD, objectives={Objective.ENTROPY: {"loss.entropy": 0.5}})
+    with_entropy = replace(job(), configuration=Configuration(entropy=True))
+
+    assert record.settings(with_entropy)["loss.entropy"] == 0.5
+    assert "loss.entropy" not in record.settings(job())
+
+
+def test_cut_that_no_part_of_the_layout_has_is_unsupported() -> None:
+    with pytest.raises(Unsupported, match="no micro-batches by uneven"):
+        RECORD.settings(job("dp1-cp1-mbuneven-thd"))
 
 
 def test_mode_that_a_framework_lacks_is_unsupported() -> None:
@@ -117,15 +145,17 @@ def test_options_that_no_row_speaks_of_are_new() -> None:
 
 
 def test_modes_have_the_frameworks_own_names() -> None:
-    assert RECORD.mode_names == {"token": "token_mean", "sums": "constant:1"}
+    names = {"token": "token_mean", "norm": "constant", "sums": "constant:1"}
+    assert RECORD.mode_names == names
 
 
 def test_metrics_are_read_by_their_names_and_signs() -> None:
-    logs = [{"loss": 1.0, "kl": 0.5}, {"loss": 2.0}]
+    logs = [{"loss": 1.0, "kl": 0.5}, {"loss": 2.0, "kept": 0.75}]
 
     assert RECORD.reported(logs) == {
         Metric.POLICY_LOSS: (1.0, 2.0),
         Metric.POLICY_KL: (-0.5, None),
+        Metric.REJECTED: (None, 0.25),
     }
 
 

@@ -114,5 +114,5 @@ def _word(row: OptionRow, settings: Settings) -> str:
 
 
 def _for(*words: str) -> str:
-    named = " and ".join(f"`{word}`" for word in dict.fromkeys(words) if word)
-    return f" for {named}" if named else ""
+    named = ", ".join(f"`{word}`" for word in dict.fromkeys(words) if word)
+    return f" for {' and '.join(named.rsplit(', ', 1))}" if named else ""
