@@ -19,7 +19,9 @@ from adapters.contract.objective import Metric, Objective
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:
+    from adapters.contract.configuration import FaultInjection, Setting
     from adapters.contract.conventions import Convention
+    from adapters.contract.description import FixedMode
 
 Settings = Mapping[str, Any]
 """Values of options by their names; a function of the job gives one that depends on it."""
@@ -44,6 +46,17 @@ def parse_options(table: str) -> tuple[OptionRow, ...]:
     return tuple(OptionRow(tuple(names.split(", ")), *others) for names, *others in cells)
 
 
+@dataclass(frozen=True)
+class Configurable:
+    """What a user sets for a setting of `Job.configuration`.
+
+    An error that refuses it must contain one of ``words``.
+    """
+
+    settings: Settings
+    words: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True, kw_only=True)
 class Framework:
     """A framework, or one of its engines.
@@ -53,7 +66,8 @@ class Framework:
     what each part of a layout's name sets: ``mb`` for a number of micro-batches, ``mbtokens``,
     ``thd``, ``mb-thd``, an option, and so on, or several with spaces between them. Jobs of every
     kind set ``always``. A metric is logged by its name in ``metrics``, and as its opposite if a
-    minus sign is before it.
+    minus sign is before it. Those of ``configurations`` come last, and an empty text leaves an
+    option out.
     """
 
     title: str
@@ -66,8 +80,14 @@ class Framework:
     """Of objectives that are documented in one mode alone."""
     layout: Mapping[str, Settings] = field(default_factory=dict)
     always: Settings = field(default_factory=dict)
+    configurations: Mapping[Setting | FaultInjection, Configurable] = field(default_factory=dict)
     metrics: Mapping[Metric, str] = field(default_factory=dict)
     conventions: Mapping[str, Convention] = field(default_factory=dict)
+    rules: Mapping[str, str] = field(default_factory=dict)
+    """These and the next three are as in `Description`."""
+    permits: Mapping[str, str] = field(default_factory=dict)
+    deliberate: Mapping[str, Convention] = field(default_factory=dict)
+    fixed_modes: Mapping[Objective, FixedMode] = field(default_factory=dict)
     options: tuple[OptionRow, ...] = ()
     departures: tuple[Departure, ...] = ()
     largest_tp: int = 1
@@ -98,12 +118,17 @@ class Framework:
             "depths": frozenset({Depth.STEP}),
             "objectives": frozenset(objectives),
             "metrics": frozenset(metrics),
+            "configurations": {what: one.words for what, one in self.configurations.items()},
             "options": frozenset(Option(part) for part in self.layout if part in [*Option]),
             "largest_tp": self.largest_tp,
             "largest_pp": self.largest_pp,
             "records_forward_passes": True,
             "new_options": tuple(sorted({*names} - self._documented)),
             "declared": self.conventions,
+            "rules": self.rules,
+            "permits": self.permits,
+            "deliberate": self.deliberate,
+            "fixed_modes": self.fixed_modes,
             "departures": self.departures,
         }
         return Description(**of_record | loaded)
@@ -116,7 +141,8 @@ class Framework:
     def settings(self, job: Job) -> dict[str, Any]:
         """What a user sets to train the job; nothing for an objective that is not in the record.
 
-        Raises `Unsupported` for a mode that the framework does not have, at all or for the loss.
+        Raises `Unsupported` for uneven micro-batches that no part of ``layout`` sets, and for a
+        mode that the framework does not have, at all or for the loss.
         """
         mode, objective, parts = job.aggregation.mode, job.objective, parts_of(job.layout)
         of_mode = [chosen for text, chosen in self.modes.values() if _kind(text) is mode]
@@ -124,12 +150,17 @@ class Framework:
             raise Unsupported(f"no {mode}")
         if self.only_modes.get(objective, mode) is not mode:
             raise Unsupported(f"{objective} is documented to have no {mode}")
+        if "mbuneven" in parts and not any("mbuneven" in words for words in self.layout):
+            raise Unsupported("no uneven micro-batches")
         of_layout = [chosen for words, chosen in self.layout.items() if parts & {*words.split()}]
         merged: dict[str, Any] = {}
         of_objective = self.objectives.get(objective, {})
-        for chosen in (self.always, of_mode[0], *of_layout, of_objective):
+        asked = job.configuration.settings
+        of_job = [one.settings for what, one in self.configurations.items() if what in asked]
+        for chosen in (self.always, of_mode[0], *of_layout, of_objective, *of_job):
             merged |= chosen
-        return {name: value(job) if callable(value) else value for name, value in merged.items()}
+        values = {name: one(job) if callable(one) else one for name, one in merged.items()}
+        return {name: value for name, value in values.items() if value != ""}
 
     def reported(
         self, logs: Sequence[Mapping[str, float]]
