@@ -6,29 +6,27 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from adapters.contract import PIPELINES, Description, Job, Layout, Option, Rank, Unsupported, grids
+from adapters.contract import PIPELINES, Job, Layout, Option, Rank, Unsupported, grids
 from adapters.contract.objective import FROM_REWARDS, Objective
 from adapters.contract.probed_batch import PADDING_ID
 from adapters.engines.shells import OnMegatron, by_size, cuts
-from adapters.toolkit.settings import has_critic, samples_per_step
-from adapters.verl import departures
-from adapters.verl.adapter import VerlAdapter
-from adapters.verl.configuration import CRITIC_MODEL, MODEL
-from adapters.verl.objectives import ACTOR
-from adapters.verl.sizes import CRITIC, critics_micro_batches
-from adapters.verl.worker import made_engine, new_worker
+from adapters.toolkit.settings import samples_per_step
+from adapters.verl.adapter import VerlAdapter, made_engine, new_worker
+from adapters.verl.framework import MEGATRON
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-OPTIONS: dict[Option, tuple[str, object]] = {
-    Option.AVERAGE_IN_COLLECTIVE: ("override_ddp_config.average_in_collective", True),
-    Option.OVERLAP_GRAD_REDUCE: ("override_ddp_config.overlap_grad_reduce", True),
-    Option.INTERLEAVED: ("virtual_pipeline_model_parallel_size", 2),
-    Option.PER_TOKEN_LOSS: ("override_transformer_config.calculate_per_token_loss", True),
-    Option.REPLICATED_OPTIMIZER: ("use_distributed_optimizer", False),
-}
-"""Settings of an engine for each layout option."""
+    from adapters.contract.framework import Settings
+
+OPTIONS = (
+    Option.AVERAGE_IN_COLLECTIVE,
+    Option.OVERLAP_GRAD_REDUCE,
+    Option.PER_TOKEN_LOSS,
+    Option.REPLICATED_OPTIMIZER,
+    Option.TWO_EPOCHS,
+)
+"""Options that need no pipeline."""
 
 LOOKED_AT_ALONE = frozenset(
     {*FROM_REWARDS, Objective.GEO_MEAN, Objective.SAPO, Objective.REJECTION}
@@ -42,6 +40,7 @@ class VerlMegatronAdapter(OnMegatron, VerlAdapter):
     engine = "megatron"
     versions = "verl since 0.8.0"
     dependencies = ("megatron-core", "ray", "tensordict", "transformers")
+    framework = MEGATRON
 
     def layouts(self) -> list[Layout]:
         """Data × context parallelism on up to 4 ranks, in both formats; every option and pipelines.
@@ -54,11 +53,7 @@ class VerlMegatronAdapter(OnMegatron, VerlAdapter):
         return by_size(
             [
                 *cuts(grids(largest=4), "bshd", "thd"),
-                *(
-                    replace(of_four, options=(option,))
-                    for option in (*OPTIONS, Option.TWO_EPOCHS)
-                    if option is not Option.INTERLEAVED
-                ),
+                *(replace(of_four, options=(option,)) for option in OPTIONS),
                 Layout(dp=2, micro_batches="tokens", format="thd", options=per_token),
                 Layout(cp=2, micro_batches="tokens", format="thd", options=per_token),
                 Layout(dp=2, tp=2, micro_batches=2, format="thd"),
@@ -71,34 +66,14 @@ class VerlMegatronAdapter(OnMegatron, VerlAdapter):
     def load(self, source: Path | None) -> None:
         """Import verl and its Megatron engine."""
         super().load(source)
-        from adapters.verl.engines.megatron_model import put_the_probe_in
+        from adapters.verl.megatron_model import put_the_probe_in
 
         put_the_probe_in()
 
-    def describe(self) -> Description:
-        """Add the parallelism that Megatron supports."""
-        found = super().describe()
-        return replace(
-            found,
-            options=found.options - {Option.LEGACY_TRAINER} | {*OPTIONS},
-            largest_tp=2,
-            largest_pp=4,
-            departures=(*found.departures, *departures.MEGATRON),
-        )
-
-    def settings(self, job: Job, dtype: str) -> dict[str, object]:
-        """The engines' settings: their sizes, and the options of the layout."""
+    def settings(self, job: Job, dtype: str) -> Settings:
+        """What a user sets; raises `Unsupported` where token counts would not be read alone."""
         _require_counts(job)
-        settings = {"model_engine": "megatron", **_of_model(f"{ACTOR}.megatron", MODEL, job.layout)}
-        if has_critic(job):
-            engine = f"{CRITIC}.megatron"
-            settings |= _of_model(engine, CRITIC_MODEL, job.layout)
-            settings |= critics_micro_batches(job, self.divisor(job.layout), engine)
-        return settings
-
-    def divisor(self, layout: Layout) -> int:
-        """Data-parallel ranks."""
-        return layout.dp
+        return super().settings(job, dtype)
 
     def worker(self, role: str, config: Any, layout: Layout, capacity: int, rank: Rank) -> Any:
         """The worker of a role, in the layout's process groups."""
@@ -110,7 +85,7 @@ class VerlMegatronAdapter(OnMegatron, VerlAdapter):
     def make(self, role: str, config: Any, layout: Layout, capacity: int, rank: Rank) -> Any:
         """A worker whose engine's optimizer tells the gradient that it steps with."""
         from adapters.engines import megatron_core
-        from adapters.verl.engines.megatron_model import found_bridge
+        from adapters.verl.megatron_model import found_bridge
 
         bridge = found_bridge(role, layout, capacity, rank)
         worker = new_worker(role, config, rank)
@@ -138,21 +113,6 @@ def _require_counts(job: Job) -> None:
         raise Unsupported(
             "with per_token_loss, context-parallel ranks round counts down: run without the option"
         )
-
-
-def _of_model(engine: str, model: str, layout: Layout) -> dict[str, object]:
-    """The settings of the engine at a configuration path, and of its model."""
-    sizes = {"tensor_model": layout.tp, "context": layout.cp, "pipeline_model": layout.pp}
-    return {
-        **{f"{engine}.{kind}_parallel_size": size for kind, size in sizes.items()},
-        **{
-            f"{engine}.{OPTIONS[option][0]}": OPTIONS[option][1]
-            for option in OPTIONS
-            if option in layout.options
-        },
-        f"{engine}.vanilla_mbridge": False,  # older versions use another bridge by default
-        f"{model}.use_remove_padding": layout.format == "thd",
-    }
 
 
 def _of_dtype(training_worker: Any, dtype: str) -> Any:
