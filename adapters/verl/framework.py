@@ -305,7 +305,7 @@ VERL = Framework(
             small ratio are masked, before 0.7.1 | it is off
         algorithm.rollout_correction.bypass_mode, algorithm.rollout_correction.loss_type | the
             rollout policy is the old one | old log-probabilities are given
-        critic.enable | a critic is trained
+        critic.enable | there is a critic | its model, optimizer and engine have the actor's options
         critic.loss_agg_mode, critic.loss_scale_factor | the reduction of a critic's loss |
             `other_losses.value` has that of the actor, as by default
         critic.cliprange_value | clipping of a critic's values | `other_losses.value` is inside the

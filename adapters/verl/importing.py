@@ -30,7 +30,7 @@ OF_CRITIC = {
     "optim.": "critic.optim.",
     "strategy": "critic.strategy",
 }
-"""What a critic has as the actor does: its options begin with other words."""
+"""How options of the actor's engine, model and optimizer begin, and a critic's of the same kind."""
 
 REGISTRIES = {
     "algorithm.adv_estimator": "ADV_ESTIMATOR_REGISTRY",
@@ -140,7 +140,7 @@ def _path(name: str) -> str:
 
 
 def _with_critic(settings: Settings) -> Settings:
-    """Options of the actor's model, engine and optimizer, and the same of a critic's.
+    """Settings that also give a critic what the actor's model, engine and optimizer have.
 
     The trainer gives a critic's engine one token budget for all purposes, and cuts by tokens unless
     the engine's own configuration says otherwise.
