@@ -23,7 +23,7 @@ from adapters.toolkit.worlds import cached, observation, set_what_ray_sets
 from adapters.verl import importing
 from adapters.verl.framework import VERL, before_the_default_trainer
 from adapters.verl.importing import configured, module
-from adapters.verl.sizes import of_last_epoch
+from adapters.verl.sizes import in_legacy_trainer, of_last_epoch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -116,7 +116,7 @@ def _training(job: Job) -> Callable[..., Mapping[Metric, tuple[float | None, ...
     """The function that drives the trainer of a job."""
     from adapters.verl.trainers import default, legacy, sft
 
-    if Option.LEGACY_TRAINER in job.layout.options or not importing.has_default_trainer():
+    if in_legacy_trainer(job):
         return legacy.train
     return sft.train if job.objective is Objective.SFT else default.train
 

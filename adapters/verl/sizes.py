@@ -50,10 +50,9 @@ def of_last_epoch(seen: Sequence[_Seen], job: Job) -> Sequence[_Seen]:
     return seen[len(seen) - len(seen) // epochs :]
 
 
-def in_default_trainer(job: Job) -> bool:
-    """Whether the default trainer trains the job, not the legacy one or the fine-tuning one."""
-    is_legacy = Option.LEGACY_TRAINER in job.layout.options or not has_default_trainer()
-    return not is_legacy and job.objective is not Objective.SFT
+def in_legacy_trainer(job: Job) -> bool:
+    """Whether the legacy trainer trains the job: it is chosen, or this version has no other."""
+    return Option.LEGACY_TRAINER in job.layout.options or not has_default_trainer()
 
 
 @dataclass(frozen=True)
@@ -104,9 +103,10 @@ class BatchSizes:
         They follow all samples. They are not checked if ranks train separate models.
         """
         samples, ranks = samples_per_step(job.steps), self.ranks(job.layout)
-        of_one_model = Option.NOT_SHARDED not in job.layout.options
         if samples % ranks == 0:
             return samples
-        if len(job.steps) > 1 or not of_one_model or not in_default_trainer(job):
+        is_of_many_models = Option.NOT_SHARDED in job.layout.options
+        is_of_another_trainer = in_legacy_trainer(job) or job.objective is Objective.SFT
+        if len(job.steps) > 1 or is_of_many_models or is_of_another_trainer:
             raise Unsupported(f"{samples} samples cannot be split evenly over {ranks} ranks")
         return -(-samples // ranks) * ranks
