@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from adapters.contract import Depth, Job, Layout, Option, Unsupported
-from adapters.contract.configuration import Configuration
+from adapters.contract.configuration import Configuration, Setting
 from adapters.contract.description import Description
-from adapters.contract.framework import Framework, OptionRow, nested, parse_options
+from adapters.contract.framework import Configurable, Framework, OptionRow, nested, parse_options
 from adapters.contract.objective import Metric, Objective
 from conformance.runs import registry
 from reference.aggregation import Aggregation, Mode
@@ -103,6 +103,27 @@ def test_loss_is_unsupported_in_modes_that_it_is_documented_not_to_have() -> Non
     assert of_one.settings(job())
     with pytest.raises(Unsupported, match="dual_clip is documented to have no token_mean"):
         of_one.settings(job(objective=Objective.DUAL_CLIP))
+
+
+def test_settings_of_configurations_come_last() -> None:
+    record = replace(
+        RECORD,
+        configurations={
+            Setting.MODE: Configurable({"loss.per_token": ""}, ("per_token",)),
+            Setting.ENTROPY: Configurable({"entropy": 0.5}),
+        },
+    )
+    asked = replace(job(), configuration=Configuration(says_mode=False, entropy=True))
+
+    assert record.settings(asked) == {"lr": 0.0, "batch.number": 2, "entropy": 0.5}
+    assert record.settings(job()) == RECORD.settings(job())
+    found = record.description(lambda _: True, ()).configurations
+    assert found == {Setting.MODE: ("per_token",), Setting.ENTROPY: ()}
+
+
+def test_uneven_micro_batches_are_unsupported_unless_a_part_sets_them() -> None:
+    with pytest.raises(Unsupported, match="no micro-batches by uneven"):
+        RECORD.settings(job("dp1-cp1-mbuneven-thd"))
 
 
 def test_version_offers_what_its_configuration_has() -> None:

@@ -119,16 +119,15 @@ ELSEWHERE = {
     "trl.training.GeneratingTraining._prompts": "a list of prompts",
     "trl_losses.adapter._micro_batches": "indices of samples",
     "trl_losses.liger.LigerAdapter.load": "a path",
-    "verl.configuration._sum_mode": "the product of a divisor and the number of samples",
-    "verl.engines.fsdp._shards": "shards that the framework is told",
-    "verl.model.": "a path",
     "toolkit.settings.micro_batch_size": "sizes that the framework is told",
-    "verl.sizes._mini_batch_size": "sizes that the framework is told",
-    "verl.sizes._token_budget": "sizes that the framework is told",
+    "verl.framework.": "a path, and shards that the framework is told",
+    "verl.sizes.BatchSizes._samples": "sizes that the framework is told",
+    "verl.sizes.BatchSizes.batch": "sizes that the framework is told",
+    "verl.sizes.BatchSizes.micro_batch": "sizes that the framework is told",
+    "verl.sizes.BatchSizes.mini_batch": "sizes that the framework is told",
+    "verl.sizes.BatchSizes.token_budget": "sizes that the framework is told",
+    "verl.sizes.mode_of_divisor": "the product of a divisor and the number of samples",
     "verl.sizes.of_last_epoch": "indices of optimizer steps",
-    "verl.sizes.sizes": "sizes that the framework is told",
-    "verl.sizes._micro_batches": "sizes that the framework is told",
-    "verl.sizes.critics_micro_batches": "sizes that the framework is told",
 }
 
 SCALING = (ast.Mult, ast.Div, ast.FloorDiv, ast.MatMult, ast.Pow)
