@@ -66,27 +66,6 @@ def test_settings_are_those_of_the_mode_the_layout_and_the_objective() -> None:
     }
 
 
-@pytest.mark.parametrize(("divisor", "kind"), [(1.0, "sums"), (8.0, "norm")])
-def test_divisor_chooses_among_names_of_a_mode(divisor: float, kind: str) -> None:
-    of_divisor = replace(job(), aggregation=Aggregation(Mode.CONSTANT, divisor))
-
-    assert RECORD.settings(of_divisor)["loss.kind"] == kind
-
-
-def test_configuration_may_leave_out_the_mode() -> None:
-    silent = replace(job(), configuration=Configuration(says_mode=False))
-
-    assert "loss.per_token" not in RECORD.settings(silent)
-
-
-def test_auxiliary_loss_of_a_configuration_is_set_as_for_its_objective() -> None:
-    record = replace(RECORD, objectives={Objective.ENTROPY: {"loss.entropy": 0.5}})
-    with_entropy = replace(job(), configuration=Configuration(entropy=True))
-
-    assert record.settings(with_entropy)["loss.entropy"] == 0.5
-    assert "loss.entropy" not in record.settings(job())
-
-
 def test_cut_that_no_part_of_the_layout_has_is_unsupported() -> None:
     with pytest.raises(Unsupported, match="no micro-batches by uneven"):
         RECORD.settings(job("dp1-cp1-mbuneven-thd"))
