@@ -10,11 +10,12 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
 
+from adapters.contract.framework import parse_options
 from conformance import cli
 from conformance.comparing.expectations import load as load_expectations
 from conformance.comparing.gate import Expecting, Outcome
@@ -335,6 +336,17 @@ def test_table_of_options_is_that_of_the_records(monkeypatch: pytest.MonkeyPatch
     monkeypatch.chdir(command.ROOT)
     for path, text in table_of_options.pages().items():
         assert path.read_text() == text
+
+
+def test_notes_of_options_that_no_job_sets_say_what_looks_at_them_or_why_nothing_does() -> None:
+    options = parse_options("size | steps | `weights` on `two_steps`\nkind | loss | `a` is run")
+    record = replace(registry.create("native", None).framework, options=options)
+    rows = [line for line in table_of_options.section([record]) if line.startswith("| `")]
+
+    assert rows == [
+        "| `size` | steps | `weights` on `two_steps` |",
+        "| `kind` | loss | none: `a` is run |",
+    ]
 
 
 @pytest.mark.skipif(

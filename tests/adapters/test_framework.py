@@ -76,6 +76,14 @@ def test_mode_that_a_framework_lacks_is_unsupported() -> None:
         RECORD.settings(replace(job(), aggregation=Aggregation(Mode.SAMPLE_MEAN)))
 
 
+def test_uneven_micro_batches_are_unsupported_unless_options_cut_them() -> None:
+    cut = replace(RECORD, layout={"mbuneven": {"batch.sizes": "uneven"}})
+
+    assert cut.settings(job("dp1-cp1-mbuneven-thd"))["batch.sizes"] == "uneven"
+    with pytest.raises(Unsupported, match="no uneven micro-batches"):
+        RECORD.settings(job("dp1-cp1-mbuneven-thd"))
+
+
 def test_loss_is_unsupported_in_modes_that_it_is_documented_not_to_have() -> None:
     of_one = replace(RECORD, only_modes={Objective.DUAL_CLIP: Mode.CONSTANT})
 
@@ -202,3 +210,9 @@ def test_parts_of_layouts_that_set_options_exist(record: Framework) -> None:
     cut_and_stored = {f"{cut}-{stored}" for cut in cuts for stored in ("thd", "bshd")}
 
     assert named <= {"dp", "cp", "tp", "pp", *cuts, "thd", "bshd", *cut_and_stored, *Option}
+
+
+@pytest.mark.parametrize("record", RECORDS)
+def test_departures_are_told_once(record: Framework) -> None:
+    assert {one.kind for one in record.departures} >= {"not_run", "set", "stubbed"}
+    assert len({one.what for one in record.departures}) == len(record.departures)
