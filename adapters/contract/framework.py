@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from adapters.contract.description import Departure, Description
@@ -19,6 +19,7 @@ from adapters.contract.objective import Metric, Objective
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:
+    from adapters.contract.configuration import FaultInjection, Setting
     from adapters.contract.conventions import Convention
 
 Settings = Mapping[str, Any]
@@ -29,7 +30,8 @@ Settings = Mapping[str, Any]
 class OptionRow:
     """Options that belong together: a row of docs/options.md.
 
-    ``note`` says with which values they are run or not run; if no job sets any of them, why not.
+    ``note`` says with which values they are run or not run. If no mode, objective or layout sets
+    any of them, it begins with the checks that look at them all the same, or says why none does.
     """
 
     names: tuple[str, ...]
@@ -44,6 +46,17 @@ def parse_options(table: str) -> tuple[OptionRow, ...]:
     return tuple(OptionRow(tuple(names.split(", ")), *others) for names, *others in cells)
 
 
+@dataclass(frozen=True)
+class Configurable:
+    """What a user sets for a setting of `Job.configuration`.
+
+    An error that refuses it must contain one of ``words``.
+    """
+
+    settings: Settings
+    words: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True, kw_only=True)
 class Framework:
     """A framework, or one of its engines.
@@ -53,11 +66,12 @@ class Framework:
     what each part of a layout's name sets: ``mb`` for a number of micro-batches, ``mbtokens``,
     ``thd``, ``mb-thd``, an option, and so on, or several with spaces between them. Jobs of every
     kind set ``always``. A metric is logged by its name in ``metrics``, and as its opposite if a
-    minus sign is before it.
+    minus sign is before it. Those of ``configurations`` come last, and an empty text leaves an
+    option out.
     """
 
     title: str
-    """As the framework spells itself."""
+    """As the framework spells itself; frameworks of one title share a section of options."""
     scope: str = ""
     """Which of its options ``options`` are: a sentence."""
     modes: Mapping[str, tuple[str, Settings]]
@@ -66,6 +80,7 @@ class Framework:
     """Of objectives that are documented in one mode alone."""
     layout: Mapping[str, Settings] = field(default_factory=dict)
     always: Settings = field(default_factory=dict)
+    configurations: Mapping[Setting | FaultInjection, Configurable] = field(default_factory=dict)
     metrics: Mapping[Metric, str] = field(default_factory=dict)
     conventions: Mapping[str, Convention] = field(default_factory=dict)
     options: tuple[OptionRow, ...] = ()
@@ -98,6 +113,7 @@ class Framework:
             "depths": frozenset({Depth.STEP}),
             "objectives": frozenset(objectives),
             "metrics": frozenset(metrics),
+            "configurations": {what: one.words for what, one in self.configurations.items()},
             "options": frozenset(Option(part) for part in self.layout if part in [*Option]),
             "largest_tp": self.largest_tp,
             "largest_pp": self.largest_pp,
@@ -108,6 +124,22 @@ class Framework:
         }
         return Description(**of_record | loaded)
 
+    def narrowed(self, has: Callable[[Settings], bool]) -> Framework:
+        """Returns the record of a version, with nothing to choose that needs an option it lacks.
+
+        ``has`` says whether the version has these options and values, among which there may be
+        functions of the job.
+        """
+        kept = {name: one for name, one in self.configurations.items() if has(one.settings)}
+        of_layout = self.layout.items()
+        return replace(
+            self,
+            modes={name: one for name, one in self.modes.items() if has(one[1])},
+            objectives={name: chosen for name, chosen in self.objectives.items() if has(chosen)},
+            layout={part: one for part, one in of_layout if part not in [*Option] or has(one)},
+            configurations=kept,
+        )
+
     @property
     def _documented(self) -> set[str]:
         """The options that a row of the table says something of, and those of all jobs."""
@@ -116,7 +148,8 @@ class Framework:
     def settings(self, job: Job) -> dict[str, Any]:
         """What a user sets to train the job; nothing for an objective that is not in the record.
 
-        Raises `Unsupported` for a mode that the framework does not have, at all or for the loss.
+        Raises `Unsupported` for uneven micro-batches that no part of ``layout`` sets, and for a
+        mode that the framework does not have, at all or for the loss.
         """
         mode, objective, parts = job.aggregation.mode, job.objective, parts_of(job.layout)
         of_mode = [chosen for text, chosen in self.modes.values() if _kind(text) is mode]
@@ -124,12 +157,17 @@ class Framework:
             raise Unsupported(f"no {mode}")
         if self.only_modes.get(objective, mode) is not mode:
             raise Unsupported(f"{objective} is documented to have no {mode}")
+        if "mbuneven" in parts and not any("mbuneven" in words for words in self.layout):
+            raise Unsupported("no uneven micro-batches")
         of_layout = [chosen for words, chosen in self.layout.items() if parts & {*words.split()}]
         merged: dict[str, Any] = {}
         of_objective = self.objectives.get(objective, {})
-        for chosen in (self.always, of_mode[0], *of_layout, of_objective):
+        asked = job.configuration.settings
+        of_job = [one.settings for what, one in self.configurations.items() if what in asked]
+        for chosen in (self.always, of_mode[0], *of_layout, of_objective, *of_job):
             merged |= chosen
-        return {name: value(job) if callable(value) else value for name, value in merged.items()}
+        values = {name: one(job) if callable(one) else one for name, one in merged.items()}
+        return {name: value for name, value in values.items() if value != ""}
 
     def reported(
         self, logs: Sequence[Mapping[str, float]]
