@@ -10,8 +10,9 @@ import importlib
 import inspect
 import re
 from abc import abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from adapters.contract import Adapter, Assumed, Depth, Documented, code_location
@@ -126,14 +127,6 @@ class LineageAdapter(Adapter):
         return self.found(f"utils.arguments:get_{self.package}_extra_args_provider")
 
 
-@dataclass(frozen=True)
-class Trace:
-    """A regular expression that matches the code of versions that state these rules."""
-
-    rules: tuple[str, ...]
-    code: str
-
-
 POSITIVE = ("divisor_zero", "divisor_negative", "divisor_nan")
 FINITE = ("divisor_infinite", "divisor_bool", "divisor_text")
 CONFLICTS = ("divisor_of_another_mode", "per_token_with_another_mode")
@@ -142,25 +135,26 @@ BOUNDARIES = ("boundary_gap", "boundary_overlap", "boundary_short")
 # Rules of settings that may also be in a configuration file.
 IN_FILE = ("divisor_missing", *POSITIVE, *FINITE, *CONFLICTS, *TERMS, "batch_of_partial_groups")
 
-TRACES = (
-    Trace(POSITIVE, r"(loss_aggregation|pg_loss)_divisor"),
-    Trace(("divisor_missing", "divisor_by_default", *CONFLICTS), r"\bloss_aggregation_divisor"),
-    Trace(FINITE, r"isfinite\(divisor\)"),
-    Trace(TERMS, r"args\.entropy_coef != 0"),
-    Trace(("batch_of_partial_groups",), r"global_batch_size % args\.n_samples_per_prompt"),
-    Trace(("correction_across_the_step",), r"custom_tis_path is not None"),
-    Trace(
-        ("mode_in_file", *(f"{rule}_in_file" for rule in IN_FILE)), r"\"loss_aggregation\" in data"
-    ),
-    Trace(("groups_missing",), r"group_index is None|None in prompt_group_indices"),
-    Trace(("group_incomplete",), r"partial_groups"),
-    Trace(("denominators_dropped",), r"prompt_mask_sums is None"),
-    Trace(BOUNDARIES, r"isclose\(float\(prompt_mask_sums"),
-    Trace(("log_well_formed",), r"losses_reduced"),
-    Trace(("log_well_formed_normalizers",), r"\"normalizers\" in log_dict"),
-    Trace(("log_different_keys", "log_key_order"), r"\[\"keys\"\] != keys"),
-)
-"""Searched for in the functions that an adapter names."""
+TRACES: Mapping[str, tuple[str, ...]] = {
+    r"(loss_aggregation|pg_loss)_divisor": POSITIVE,
+    r"\bloss_aggregation_divisor": ("divisor_missing", "divisor_by_default", *CONFLICTS),
+    r"isfinite\(divisor\)": FINITE,
+    r"args\.entropy_coef != 0": TERMS,
+    r"global_batch_size % args\.n_samples_per_prompt": ("batch_of_partial_groups",),
+    r"custom_tis_path is not None": ("correction_across_the_step",),
+    r"\"loss_aggregation\" in data": ("mode_in_file", *(f"{rule}_in_file" for rule in IN_FILE)),
+    r"group_index is None|None in prompt_group_indices": ("groups_missing",),
+    r"partial_groups": ("group_incomplete",),
+    r"prompt_mask_sums is None": ("denominators_dropped",),
+    r"isclose\(float\(prompt_mask_sums": BOUNDARIES,
+    r"losses_reduced": ("log_well_formed",),
+    r"\"normalizers\" in log_dict": ("log_well_formed_normalizers",),
+    r"\[\"keys\"\] != keys": ("log_different_keys", "log_key_order"),
+}
+"""Regular expressions that match the code of versions that state these rules.
+
+They are searched for in the functions that an adapter names.
+"""
 
 HELP = {
     "default_mode": (MODE, PER_TOKEN),
@@ -181,8 +175,8 @@ def stated(parser: argparse.ArgumentParser, functions: Iterable[Any]) -> dict[st
     rules = dict(_documented(parser))
     for function in functions:
         code = inspect.getsource(function)
-        kept = (rule for trace in TRACES if re.search(trace.code, code) for rule in trace.rules)
-        for rule in kept:
+        kept = (rules_of for trace, rules_of in TRACES.items() if re.search(trace, code))
+        for rule in chain.from_iterable(kept):
             rules.setdefault(rule, code_location(function))
     return rules
 

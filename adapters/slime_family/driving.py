@@ -154,26 +154,18 @@ def of_steps(gradients: list[Any], job: Job) -> list[Any]:
 
 
 def _columns(job: Job, batch: ProbedBatch) -> dict[str, list[NDArray[np.float64]]]:
-    """The inputs of an objective's loss that the actor does not compute, by sample."""
-    if batch.objective in FROM_REWARDS:
-        return _inputs_of_advantages(batch)
+    """The inputs of an objective's loss, or of its advantages, that models compute, by sample."""
+    objective, reference = batch.objective, {"ref_log_probs": batch.reference_log_probs}
+    if objective in FROM_REWARDS:
+        values = {"values": batch.values} if objective in OF_VALUES else {}
+        return values | (reference if objective in PENALISING else {})
     columns = {"advantages": batch.advantages, "returns": batch.returns}
-    if batch.objective in OFF_POLICY:
+    if objective in OFF_POLICY:
         columns["log_probs"] = batch.old_log_probs
-    if batch.objective in (Objective.KL, Objective.COMBINED):
-        columns["ref_log_probs"] = batch.reference_log_probs
+    if objective in (Objective.KL, Objective.COMBINED):
+        columns |= reference
     if job.configuration.kl:
         columns["ref_log_probs"] = batch.old_log_probs
-    return columns
-
-
-def _inputs_of_advantages(batch: ProbedBatch) -> dict[str, list[NDArray[np.float64]]]:
-    """The outputs of models that advantages are computed from, by sample."""
-    columns = {}
-    if batch.objective in PENALISING:
-        columns["ref_log_probs"] = batch.reference_log_probs
-    if batch.objective in OF_VALUES:
-        columns["values"] = batch.values
     return columns
 
 

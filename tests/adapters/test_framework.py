@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from adapters.contract import Depth, Job, Layout, Option, Unsupported
+from adapters.contract.configuration import Configuration, Setting
 from adapters.contract.description import Description
-from adapters.contract.framework import Framework, OptionRow, nested, parse_options
+from adapters.contract.framework import Configurable, Framework, OptionRow, nested, parse_options
 from adapters.contract.objective import Metric, Objective
 from conformance.runs import registry
 from reference.aggregation import Aggregation, Mode
@@ -30,6 +31,10 @@ RECORD = Framework(
         Option.OVERLAP_GRAD_REDUCE: {"overlap": True},
     },
     always={"lr": 0.0},
+    configurations={
+        Setting.MODE: Configurable({"loss.per_token": ""}, ("per_token",)),
+        Setting.BATCH_SIZE: Configurable({"batch.size": lambda job: job.configuration.batch_size}),
+    },
     metrics={Metric.POLICY_LOSS: "loss", Metric.POLICY_KL: "-kl", Metric.REJECTED: "rejected"},
 )
 
@@ -62,6 +67,23 @@ def test_settings_are_those_of_the_mode_the_layout_and_the_objective() -> None:
         "batch.padded": True,
         "overlap": True,
     }
+
+
+def test_configuration_comes_last_and_an_empty_text_leaves_an_option_out() -> None:
+    configured = replace(job(), configuration=Configuration(says_mode=False, batch_size=3))
+
+    assert RECORD.settings(configured) == {"lr": 0.0, "batch.number": 2, "batch.size": 3}
+    assert described().configurations == {Setting.MODE: ("per_token",), Setting.BATCH_SIZE: ()}
+
+
+def test_record_of_a_version_has_nothing_to_choose_that_needs_an_option_it_lacks() -> None:
+    lacking = {"loss.kind", "loss.clip_c", "batch.size", "batch.number", "overlap"}
+    narrowed = RECORD.narrowed(lambda settings: not {*settings} & lacking)
+
+    assert {*narrowed.modes} == {"token"}
+    assert {*narrowed.objectives} == {Objective.POLICY, Objective.REJECTION}
+    assert {*narrowed.layout} == {"mb", "mbtokens bshd"}, "every job has a number of micro-batches"
+    assert {*narrowed.configurations} == {Setting.MODE}
 
 
 def test_mode_that_a_framework_lacks_is_unsupported() -> None:

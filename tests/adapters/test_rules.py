@@ -32,7 +32,7 @@ def parser(*options: str) -> argparse.ArgumentParser:
 
 
 def test_every_rule_is_of_a_row_and_every_row_has_a_rule_that_may_be_stated() -> None:
-    traced = {rule for trace in adapter.TRACES for rule in trace.rules}
+    traced = {rule for rules in adapter.TRACES.values() for rule in rules}
 
     assert traced | {*adapter.HELP} | {*adapter.TYPED} == KNOWN
     assert {*OF_NATIVE} <= KNOWN
