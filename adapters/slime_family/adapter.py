@@ -118,7 +118,7 @@ class LineageAdapter(Adapter):
         )
 
     def _all(self, paths: Iterable[str]) -> list[Any]:
-        """Those that this version has."""
+        """What this version has of modules and functions, by their paths."""
         return [*filter(None, map(self.found, paths))]
 
     @property

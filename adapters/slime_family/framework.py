@@ -1,7 +1,6 @@
-"""The record of slime and miles: options as users type them, and what is done with them.
+"""The record that those of slime and miles extend: options as users type them, and departures.
 
-The two are of one lineage, and so is most of their command line. Each has a record of its own,
-which has these options and departures and more of them.
+The two frameworks are of one lineage and share most of their command line.
 """
 
 from __future__ import annotations
@@ -49,10 +48,10 @@ CRITIC_ALONE = "--num-critic-only-steps"
 OBSERVED_ENTROPY = "--observe-training-entropy"
 
 OPTIONAL = (CRITIC_ALONE, OBSERVED_ENTROPY)
-"""Options whose value a version that lacks them has by itself."""
+"""Options that some versions lack because they always do what these ask for."""
 
 IN_FILE_TOO_LATE = (REFERENCE,)
-"""Options that are looked at before a configuration file is read."""
+"""Options that are validated before a configuration file is read."""
 
 OF_CRITIC = {Metric.LOSS: "train/value_loss"}
 """Names in the logs of a critic that differ from the actor's."""
