@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from adapters.contract.description import Departure, Description
@@ -74,7 +74,7 @@ class Framework:
     """
 
     title: str
-    """As the framework spells itself."""
+    """As the framework spells itself; frameworks of one title share a section of options."""
     scope: str = ""
     """Which of its options ``options`` are: a sentence."""
     modes: Mapping[str, tuple[str, Settings]]
@@ -135,6 +135,22 @@ class Framework:
             "departures": self.departures,
         }
         return Description(**of_record | loaded)
+
+    def narrowed(self, has: Callable[[Settings], bool]) -> Framework:
+        """Returns the record of a version, with nothing to choose that needs an option it lacks.
+
+        ``has`` says whether the version has these options and values, among which there may be
+        functions of the job.
+        """
+        kept = {name: one for name, one in self.configurations.items() if has(one.settings)}
+        of_layout = self.layout.items()
+        return replace(
+            self,
+            modes={name: one for name, one in self.modes.items() if has(one[1])},
+            objectives={name: chosen for name, chosen in self.objectives.items() if has(chosen)},
+            layout={part: one for part, one in of_layout if part not in [*Option] or has(one)},
+            configurations=kept,
+        )
 
     @property
     def _documented(self) -> set[str]:

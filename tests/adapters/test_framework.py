@@ -32,6 +32,10 @@ RECORD = Framework(
         Option.OVERLAP_GRAD_REDUCE: {"overlap": True},
     },
     always={"lr": 0.0},
+    configurations={
+        Setting.MODE: Configurable({"loss.per_token": ""}, ("per_token",)),
+        Setting.BATCH_SIZE: Configurable({"batch.size": lambda job: job.configuration.batch_size}),
+    },
     metrics={Metric.POLICY_LOSS: "loss", Metric.POLICY_KL: "-kl", Metric.REJECTED: "1 - kept"},
 )
 
@@ -71,6 +75,23 @@ def test_cut_that_no_part_of_the_layout_has_is_unsupported() -> None:
         RECORD.settings(job("dp1-cp1-mbuneven-thd"))
 
 
+def test_configuration_comes_last_and_an_empty_text_leaves_an_option_out() -> None:
+    configured = replace(job(), configuration=Configuration(says_mode=False, batch_size=3))
+
+    assert RECORD.settings(configured) == {"lr": 0.0, "batch.number": 2, "batch.size": 3}
+    assert described().configurations == {Setting.MODE: ("per_token",), Setting.BATCH_SIZE: ()}
+
+
+def test_record_of_a_version_has_nothing_to_choose_that_needs_an_option_it_lacks() -> None:
+    lacking = {"loss.kind", "loss.clip_c", "batch.size", "batch.number", "overlap"}
+    narrowed = RECORD.narrowed(lambda settings: not {*settings} & lacking)
+
+    assert {*narrowed.modes} == {"token"}
+    assert {*narrowed.objectives} == {Objective.POLICY, Objective.REJECTION}
+    assert {*narrowed.layout} == {"mb", "mbtokens bshd"}, "every job has a number of micro-batches"
+    assert {*narrowed.configurations} == {Setting.MODE}
+
+
 def test_mode_that_a_framework_lacks_is_unsupported() -> None:
     with pytest.raises(Unsupported, match="no sample_mean"):
         RECORD.settings(replace(job(), aggregation=Aggregation(Mode.SAMPLE_MEAN)))
@@ -80,7 +101,7 @@ def test_uneven_micro_batches_are_unsupported_unless_options_cut_them() -> None:
     cut = replace(RECORD, layout={"mbuneven": {"batch.sizes": "uneven"}})
 
     assert cut.settings(job("dp1-cp1-mbuneven-thd"))["batch.sizes"] == "uneven"
-    with pytest.raises(Unsupported, match="no uneven micro-batches"):
+    with pytest.raises(Unsupported, match="no micro-batches by uneven"):
         RECORD.settings(job("dp1-cp1-mbuneven-thd"))
 
 
@@ -90,27 +111,6 @@ def test_loss_is_unsupported_in_modes_that_it_is_documented_not_to_have() -> Non
     assert of_one.settings(job())
     with pytest.raises(Unsupported, match="dual_clip is documented to have no token_mean"):
         of_one.settings(job(objective=Objective.DUAL_CLIP))
-
-
-def test_settings_of_configurations_come_last() -> None:
-    record = replace(
-        RECORD,
-        configurations={
-            Setting.MODE: Configurable({"loss.per_token": ""}, ("per_token",)),
-            Setting.ENTROPY: Configurable({"entropy": 0.5}),
-        },
-    )
-    asked = replace(job(), configuration=Configuration(says_mode=False, entropy=True))
-
-    assert record.settings(asked) == {"lr": 0.0, "batch.number": 2, "entropy": 0.5}
-    assert record.settings(job()) == RECORD.settings(job())
-    found = record.description(lambda _: True, ()).configurations
-    assert found == {Setting.MODE: ("per_token",), Setting.ENTROPY: ()}
-
-
-def test_uneven_micro_batches_are_unsupported_unless_a_part_sets_them() -> None:
-    with pytest.raises(Unsupported, match="no micro-batches by uneven"):
-        RECORD.settings(job("dp1-cp1-mbuneven-thd"))
 
 
 def test_version_offers_what_its_configuration_has() -> None:
