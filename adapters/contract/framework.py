@@ -51,8 +51,8 @@ class Framework:
 
     ``modes`` has, by the framework's own name, a mode as `Aggregation.parse` reads it (``constant``
     alone if users give its divisor) and what chooses it; the first is the default. Of several names
-    of a mode, jobs choose the one with their divisor, or else the first. ``layout`` has what each
-    part of a layout's name sets: ``mb`` for a number of micro-batches, ``mbtokens``, ``thd``,
+    of a mode, jobs choose the first that has their divisor, or else the first. ``layout`` has what
+    each part of a layout's name sets: ``mb`` for a number of micro-batches, ``mbtokens``, ``thd``,
     ``mb-thd``, an option, and so on, or several with spaces between them. Jobs of every kind set
     ``always``. A metric is logged by its name in ``metrics``, as its opposite if ``-`` is before
     the name, and as its complement if ``1 -`` is.
@@ -115,11 +115,6 @@ class Framework:
         """The options that a row of the table says something of, and those of all jobs."""
         return {name for row in self.options for name in row.names} | {*self.always}
 
-    @property
-    def _cuts(self) -> set[str]:
-        """The ways to cut micro-batches: parts of layouts, without how rows are stored."""
-        return {part.partition("-")[0] for words in self.layout for part in words.split()}
-
     def settings(self, job: Job) -> dict[str, Any]:
         """What a user sets to train the job; nothing for an objective that is not in the record.
 
@@ -128,28 +123,36 @@ class Framework:
         Raises `Unsupported` for a mode that the framework does not have, at all or for the loss,
         and for a way to cut micro-batches that no part of ``layout`` has.
         """
-        mode, objective, parts = job.aggregation.mode, job.objective, parts_of(job.layout)
-        of_mode = [one for one in self.modes.values() if _kind(one[0]) is mode]
-        if not of_mode:
-            raise Unsupported(f"no {mode}")
-        if self.only_modes.get(objective, mode) is not mode:
-            raise Unsupported(f"{objective} is documented to have no {mode}")
-        cut = job.layout.micro_batches
-        if isinstance(cut, str) and f"mb{cut}" not in self._cuts:
+        merged: dict[str, Any] = {**self.always}
+        for chosen in (self._of_mode(job), *self._of_layout(job.layout), *self._of_losses(job)):
+            merged |= chosen
+        return {name: value(job) if callable(value) else value for name, value in merged.items()}
+
+    def _of_mode(self, job: Job) -> Settings:
+        mode, exact = job.aggregation.mode, _text(job.aggregation)
+        fitting = [one for one in self.modes.values() if one[0] in (mode, exact)]
+        if not fitting:
+            raise Unsupported(f"no {exact}")
+        if self.only_modes.get(job.objective, mode) is not mode:
+            raise Unsupported(f"{job.objective} is documented to have no {mode}")
+        named = dict(reversed(fitting)).get(exact, fitting[0][1])
+        return named if job.configuration.says_mode else {}
+
+    def _of_layout(self, layout: Layout) -> list[Settings]:
+        by_parts = [({*words.split()}, chosen) for words, chosen in self.layout.items()]
+        cut = layout.micro_batches
+        cuts = {part.partition("-")[0] for parts, _ in by_parts for part in parts}
+        if isinstance(cut, str) and f"mb{cut}" not in cuts:
             raise Unsupported(f"no micro-batches by {cut}")
-        named = dict(reversed(of_mode)).get(_text(job.aggregation), of_mode[0][1])
-        said = named if job.configuration.says_mode else {}
-        of_layout = [chosen for words, chosen in self.layout.items() if parts & {*words.split()}]
+        return [chosen for parts, chosen in by_parts if parts & parts_of(layout)]
+
+    def _of_losses(self, job: Job) -> list[Settings]:
         added = {
             Objective.ENTROPY: job.configuration.entropy,
             Objective.KL: job.configuration.kl,
         }
-        trained = [objective, *(one for one, is_added in added.items() if is_added)]
-        of_losses = [self.objectives.get(one, {}) for one in trained]
-        merged: dict[str, Any] = {}
-        for chosen in (self.always, said, *of_layout, *of_losses):
-            merged |= chosen
-        return {name: value(job) if callable(value) else value for name, value in merged.items()}
+        trained = [job.objective, *(one for one, is_added in added.items() if is_added)]
+        return [self.objectives.get(one, {}) for one in trained]
 
     def reported(
         self, logs: Sequence[Mapping[str, float]]

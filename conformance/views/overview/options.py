@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from itertools import groupby
 from pathlib import Path
+from textwrap import wrap
 from typing import TYPE_CHECKING
 
 from conformance.findings.verdict import Check
@@ -57,17 +58,18 @@ def records() -> list[list[Framework]]:
 
 
 def section(engines: list[Framework]) -> Iterator[str]:
-    """Yields the lines about one framework, given the records of its engines."""
+    """Yields the lines about one framework: a table for engines whose records have one scope."""
     yield f"## {engines[0].title}"
-    yield ""
-    if engines[0].scope:
-        yield f"{engines[0].scope}"
+    for scope in dict.fromkeys(one.scope for one in engines):
+        within = [one for one in engines if one.scope == scope]
         yield ""
-    rows = (
-        [", ".join(f"`{name}`" for name in row.names), row.changes, _covered(row, engines)]
-        for row in engines[0].options
-    )
-    yield from markdown_table(["option", "what it changes", "check"], rows)
+        if scope:
+            yield from (*wrap(scope, 100), "")
+        rows = (
+            [", ".join(f"`{name}`" for name in row.names), row.changes, _covered(row, within)]
+            for row in within[0].options
+        )
+        yield from markdown_table(["option", "what it changes", "check"], rows)
 
 
 def _covered(row: OptionRow, engines: list[Framework]) -> str:
