@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from adapters.contract import Option, Unsupported
 from adapters.contract.configuration import FaultInjection, Setting
 from adapters.contract.conventions import Assumed, Documented
 from adapters.contract.description import parse_departures
 from adapters.contract.framework import Framework, parse_options
-from adapters.contract.job import Unsupported
-from adapters.contract.layout import Option
 from adapters.contract.objective import (
     ADVANTAGE_CONSTANTS,
     CONSTANTS,
