@@ -48,13 +48,13 @@ def pages() -> dict[Path, str]:
 
 
 def records() -> list[list[Framework]]:
-    """Returns the records of each framework's engines, by the framework's title."""
+    """Returns the records of each framework's engines, by the title, which several may share."""
     of_engines = (
         [one.framework for one in adapter_classes(name).values() if one.framework is not None]
         for name in known()
     )
-    documented = [one for one in of_engines if one and one[0].options]
-    return sorted(documented, key=lambda engines: engines[0].title.lower())
+    by_title = {one[0].title: one for one in of_engines if one and one[0].options}
+    return [by_title[title] for title in sorted(by_title, key=str.lower)]
 
 
 def section(engines: list[Framework]) -> Iterator[str]:
