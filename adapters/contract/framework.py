@@ -19,7 +19,7 @@ from adapters.contract.objective import Metric, Objective
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:
-    from adapters.contract.conventions import Convention
+    from adapters.contract.description import Convention
     from reference.aggregation import Aggregation
 
 Settings = Mapping[str, Any]

@@ -17,8 +17,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from adapters.contract.adapter import Adapter, Rank
-from adapters.contract.conventions import Assumed
-from adapters.contract.description import CodeLocation, Description, parse_departures
+from adapters.contract.description import Assumed, CodeLocation, Description, parse_departures
 from adapters.contract.job import Depth, Job, Observation, PendingReduction, Refused, Unsupported
 from adapters.contract.layout import Layout, Option
 from adapters.contract.objective import OF_VALUES, Objective

@@ -7,8 +7,7 @@ from copy import copy
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from adapters.contract.conventions import Assumed, Documented
-from adapters.contract.description import CodeLocation, parse_departures
+from adapters.contract.description import Assumed, CodeLocation, Documented, parse_departures
 from adapters.contract.job import Unsupported
 from adapters.contract.layout import Layout
 from adapters.slime_family import command_line, description, framework, rollouts, user_code
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from adapters.contract.adapter import Rank
-    from adapters.contract.conventions import Convention
+    from adapters.contract.description import Convention
     from adapters.contract.job import Job, LogEntry
     from adapters.contract.probed_batch import ProbedBatch
 

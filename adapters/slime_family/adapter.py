@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     import torch
 
     from adapters.contract.adapter import Rank
-    from adapters.contract.conventions import Convention
+    from adapters.contract.description import Convention
     from adapters.engines.megatron_core import Policy
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterable, Iterator
 
-    from adapters.contract.conventions import Convention
+    from adapters.contract.description import Convention
 
 
 @dataclass(frozen=True)

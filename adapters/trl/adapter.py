@@ -6,8 +6,7 @@ from abc import abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from adapters.contract.adapter import Adapter, Rank
-from adapters.contract.conventions import conventions_of
-from adapters.contract.description import Departure, Description
+from adapters.contract.description import Departure, Description, conventions_of
 from adapters.contract.job import Depth, Job, Observation, Unsupported
 from adapters.contract.layout import Layout, Option
 from adapters.contract.probed_batch import ProbedBatch
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from adapters.contract.conventions import Convention
+    from adapters.contract.description import Convention
     from adapters.toolkit.calls import Candidates
     from adapters.trl.configuration import Settings
     from adapters.trl.rollouts import Rollouts

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from adapters.contract.adapter import Adapter, Rank
-from adapters.contract.conventions import Assumed
-from adapters.contract.description import Departure, Description, parse_departures
+from adapters.contract.description import Assumed, Departure, Description, parse_departures
 from adapters.contract.job import Depth, Job, Observation, PendingReduction, Unsupported
 from adapters.contract.objective import CONSTANTS, KL_COEFFICIENT, Objective
 from adapters.contract.probed_batch import PADDING_ID, ProbedBatch
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
-    from adapters.contract.conventions import Convention
+    from adapters.contract.description import Convention
     from adapters.contract.layout import Layout
     from adapters.toolkit.calls import Candidates
 

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from adapters.contract.adapter import Adapter, Rank
 from adapters.contract.configuration import FaultInjection, Setting
-from adapters.contract.conventions import Assumed, Documented
-from adapters.contract.description import Departure, Description
+from adapters.contract.description import Assumed, Departure, Description, Documented
 from adapters.contract.job import Depth, Job, Observation
 from adapters.contract.layout import Option
 from adapters.contract.objective import Metric, Objective
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from adapters.contract.conventions import Convention
+    from adapters.contract.description import Convention
     from adapters.contract.layout import Layout
 
 SKIPPING = EstimatorConventions(transitions=TokenSet.ACTIVE, rewarded=TokenSet.RESPONSE)

@@ -42,7 +42,7 @@ def adapters(options: argparse.Namespace) -> Iterator[str]:
 def _properties(entry: Entry) -> Iterator[tuple[str, str]]:
     """Yields the names and values of what is known about one engine of an adapter."""
     from adapters.contract import Depth
-    from adapters.contract.conventions import answers, sources
+    from adapters.contract.description import answers, sources
 
     if entry.source is not None:
         source = entry.source
@@ -184,11 +184,10 @@ def issue(options: argparse.Namespace) -> Iterator[str]:
 
 def convert(options: argparse.Namespace) -> Iterator[str]:
     """Yields what changes for a step that moves from one framework's reduction to another's."""
-    from conformance.comparing.conversion import find_reduction
     from conformance.corpus.case_file import load
     from conformance.views import conversion
 
-    before, after = map(find_reduction, (options.before, options.after))
+    before, after = map(conversion.find_reduction, (options.before, options.after))
     return conversion.as_text(load(options.step), before, after)
 
 

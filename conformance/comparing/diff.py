@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from conformance.comparing.report_file import load_reliable
 from conformance.findings.badness import failure, growth
 from conformance.findings.errors import NothingToCompareError
-from conformance.findings.finding_id import GENERATED
+from conformance.findings.finding import GENERATED
 from conformance.findings.report import PlanSize
 from conformance.findings.sanitize import numberless
 from conformance.findings.verdict import UNJUDGED, WRONG, Check, Verdict

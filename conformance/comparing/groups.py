@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from conformance.explain.conditions import EMPTY_SAMPLE
 from conformance.findings.cause import Severity
 from conformance.findings.errors import AmbiguousCauseError, UnknownCauseError
-from conformance.findings.finding_id import GENERATED, PRODUCTION
+from conformance.findings.finding import GENERATED, PRODUCTION
 from conformance.findings.report import Summary
 from conformance.findings.verdict import Check
 from reference.aggregation import Mode

@@ -11,7 +11,7 @@ from conformance.explain.cover import Table, cover, explanation
 from conformance.explain.impact import impact
 from conformance.findings.badness import badness, failure
 from conformance.findings.cause import UNEXPLAINED, Cause, Severity
-from conformance.findings.finding_id import GENERATED
+from conformance.findings.finding import GENERATED
 from conformance.findings.sanitize import numberless
 from conformance.findings.verdict import WRONG, Check, Verdict
 

@@ -22,7 +22,6 @@ from conformance.judging.advice import (
 from conformance.judging.conventions import judge_by_conventions
 from conformance.judging.gradients import judge_advantages, judge_combined, judge_off_policy
 from conformance.judging.metrics import NOT_LOGGED, judge_logged, judge_logged_of_rollouts
-from conformance.judging.sharding import judge_sharding
 from conformance.judging.startup import (
     NOT_BROKEN,
     by_own_rules,
@@ -33,7 +32,7 @@ from conformance.judging.startup import (
     judge_log,
     judge_refusal,
 )
-from conformance.judging.weights import Judgement, judge_weights, unjudged
+from conformance.judging.weights import Judgement, judge_sharding, judge_weights, unjudged
 from conformance.plan.matrix import GeneratedCell, LogCell, MatrixCell, StartupCell, may_decline
 from conformance.ranks.messages import Declined
 from conformance.ranks.pool import Crashed, Ran

@@ -16,8 +16,8 @@ from conformance.comparing.diff import Kind
 from conformance.findings.badness import explain, legend
 from conformance.findings.sanitize import printable
 from conformance.findings.verdict import WRONG
+from conformance.views.formatting import SYMBOLS
 from conformance.views.report_formats import title
-from conformance.views.tables import SYMBOLS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -115,7 +115,7 @@ def as_markdown(difference: Difference) -> Iterator[str]:
 
     It is at most `MOST_CHARACTERS` long: groups that do not fit are left out and counted.
     """
-    from conformance.views.markdown import code, environment, escape_html
+    from conformance.views.formatting import code, environment, escape_html
 
     def quoted(lines: Iterable[str]) -> list[str]:
         """As code, in which GitHub links neither users nor issues nor commits."""

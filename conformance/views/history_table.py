@@ -10,8 +10,7 @@ from conformance.comparing.cause_changes import Fate, cause_changes
 from conformance.explain.catalogue.mistake import MISTAKES, Kind
 from conformance.findings.sanitize import printable
 from conformance.findings.verdict import Check, Verdict
-from conformance.views.markdown import escape_markdown, markdown_table
-from conformance.views.tables import text_table, verdict_words
+from conformance.views.formatting import escape_markdown, markdown_table, text_table, verdict_words
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:

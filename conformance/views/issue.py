@@ -17,11 +17,10 @@ from conformance.findings.cause import Severity
 from conformance.findings.sanitize import printable
 from conformance.findings.verdict import JUDGED, Check, Verdict
 from conformance.plan.checks import CHECK_SPECS
-from conformance.runs.reproduce import PLACEHOLDERS, command
+from conformance.runs.options import PLACEHOLDERS, command
 from conformance.views import worked_step as words
-from conformance.views.markdown import environment, escape_markdown, preformatted
-from conformance.worked.example import ShownCause
-from conformance.worked.step import worked_step
+from conformance.views.formatting import environment, escape_markdown, preformatted
+from conformance.worked.step import ShownCause, worked_step
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from adapters.contract import Job, Layout, Option, Unsupported
-from adapters.contract.conventions import conventions_of
+from adapters.contract.description import conventions_of
 from adapters.contract.objective import Objective
 from adapters.verl.adapter import CONVENTIONS
 from adapters.verl.engines.fsdp import VerlFsdp2Adapter

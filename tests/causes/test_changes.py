@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from conformance.comparing.assembly import assembled
 from conformance.comparing.cause_changes import cause_changes
 from conformance.comparing.diff import difference, load_difference
 from conformance.comparing.groups import FindingFilter
-from conformance.comparing.report_file import write
+from conformance.comparing.report_file import assembled, write
 from conformance.findings.cause import Clues
 from conformance.findings.finding import Finding
 from conformance.findings.report import Report, Selection

@@ -14,8 +14,7 @@ from adapters.contract.objective import Metric
 from conformance.comparing.diff import Kind, compare
 from conformance.comparing.gate import Comparing, Outcome
 from conformance.explain.find import causes
-from conformance.findings.agreement import agreement
-from conformance.findings.badness import badness, factor_text, off_by
+from conformance.findings.badness import agreement, badness, factor_text, off_by
 from conformance.findings.report import Report, Request, Selection
 from conformance.findings.verdict import Verdict
 from conformance.judging.metrics import judge_logged

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from adapters.contract.conventions import Convention
+    from adapters.contract.description import Convention
 
 POOLED, MEANS = AuxiliaryAggregation.TOKEN_MEAN, AuxiliaryAggregation.MICRO_BATCH_TOKEN_MEAN
 

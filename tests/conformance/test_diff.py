@@ -21,8 +21,7 @@ from conformance.comparing.diff import (
 from conformance.comparing.groups import FindingFilter
 from conformance.comparing.report_file import write
 from conformance.findings.errors import NothingToCompareError
-from conformance.findings.finding import Diagnosis, Finding
-from conformance.findings.finding_id import GENERATED, FindingId
+from conformance.findings.finding import GENERATED, Diagnosis, Finding, FindingId
 from conformance.findings.report import Header, Report, Selection
 from conformance.findings.verdict import Check, Verdict
 from conformance.views.diff_formats import ALL, MOST_CHARACTERS, as_json, as_markdown, as_text

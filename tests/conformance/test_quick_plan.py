@@ -17,9 +17,9 @@ from conformance.findings.finding import Finding
 from conformance.findings.report import PlanSize, Report, Request, Selection
 from conformance.findings.verdict import Verdict
 from conformance.plan.checks import WITHOUT_PAIRS
-from conformance.plan.covering import covering
 from conformance.plan.matrix import MatrixCell
 from conformance.plan.plan import Plan
+from conformance.plan.quick import covering
 from conformance.plugin.options import settings_of
 from reference.aggregation import Mode
 from tests.conformance.test_journal import HEADER

@@ -9,8 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from adapters.contract.conventions import Assumed, Documented
-from adapters.contract.description import BatchProperty, CodeLocation
+from adapters.contract.description import Assumed, BatchProperty, CodeLocation, Documented
 from adapters.contract.layout import Layout
 from adapters.contract.objective import CONSTANTS, Objective
 from adapters.engines.shells import cuts
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from adapters.contract import Rank
-    from adapters.contract.conventions import Convention
+    from adapters.contract.description import Convention
     from adapters.contract.job import Job, Observation
     from adapters.toolkit.calls import Candidates
     from adapters.trl.configuration import Settings

@@ -15,7 +15,7 @@ from reference.aggregation import AuxiliaryAggregation, DenominatorMask, Estimat
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from adapters.contract.conventions import Convention
+    from adapters.contract.description import Convention
     from adapters.toolkit.calls import Candidates
     from adapters.trl.configuration import Settings
     from adapters.trl.schedule import Schedule

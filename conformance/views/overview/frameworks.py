@@ -6,7 +6,9 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from conformance.comparing.conversion import (
+from conformance.findings.verdict import JUDGED, Check
+from conformance.runs.registry import adapter_classes
+from conformance.views.conversion import (
     DECLARED,
     FRAMEWORKS,
     Declared,
@@ -14,19 +16,16 @@ from conformance.comparing.conversion import (
     differences,
     kind,
 )
-from conformance.findings.verdict import JUDGED, Check
-from conformance.runs.registry import adapter_classes
+from conformance.views.formatting import Tally, environment
 from conformance.views.listing import detail, find
-from conformance.views.markdown import environment
 from conformance.views.overview.committed import newest
-from conformance.views.tables import Tally
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from conformance.comparing.conversion import Reduction
     from conformance.findings.report import Report
+    from conformance.views.conversion import Reduction
     from conformance.views.overview.committed import CommittedReport
 
     ByEngine = Mapping[str, Mapping[str, Declared]]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from conformance.findings.verdict import Check
 from conformance.plan.checks import CHECK_SPECS
 from conformance.runs.registry import adapter_classes, known
-from conformance.views.markdown import markdown_table
+from conformance.views.formatting import markdown_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

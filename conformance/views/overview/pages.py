@@ -16,9 +16,8 @@ from conformance.explain.impact import impact_words
 from conformance.findings.cause import Severity
 from conformance.findings.verdict import Check, Verdict
 from conformance.views import issue
-from conformance.views.markdown import environment, escape_markdown, markdown_table
+from conformance.views.formatting import Tally, environment, escape_markdown, markdown_table
 from conformance.views.overview.committed import newest
-from conformance.views.tables import Tally
 from conformance.views.web.page import render
 from reference.aggregation import Conventions, Mode
 

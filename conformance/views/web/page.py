@@ -24,9 +24,8 @@ from conformance.findings.badness import explain
 from conformance.findings.cause import Severity
 from conformance.findings.errors import PagePathError
 from conformance.findings.verdict import WRONG, Check
-from conformance.runs.reproduce import command
-from conformance.views.markdown import environment
-from conformance.views.tables import Tally
+from conformance.runs.options import command
+from conformance.views.formatting import Tally, environment
 from conformance.views.web.page_data import Version, document, name_versions
 from reference.aggregation import Mode
 
