@@ -25,7 +25,6 @@ from conformance.plan.checks import CHECK_SPECS
 from conformance.runs import registry
 from conformance.runs.options import OPTIONS
 from conformance.views.overview import committed, frameworks, pages
-from conformance.views.overview import options as table_of_options
 from conformance.views.report_formats import as_text
 from reference.aggregation import AuxiliaryAggregation, Conventions
 from tests import command
@@ -333,7 +332,7 @@ def test_table_and_findings_are_those_of_the_committed_reports(
 def test_table_of_options_is_that_of_the_records(monkeypatch: pytest.MonkeyPatch) -> None:
     """`python -m conformance.views.overview` writes it anew."""
     monkeypatch.chdir(command.ROOT)
-    for path, text in table_of_options.pages().items():
+    for path, text in frameworks.option_pages().items():
         assert path.read_text() == text
 
 

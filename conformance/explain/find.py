@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 from conformance.explain.catalogue.mistake import MISTAKES
 from conformance.explain.conditions import METRIC_CHECKS
 from conformance.explain.cover import Table, cover, explanation
-from conformance.explain.impact import impact
 from conformance.findings.badness import badness, failure
-from conformance.findings.cause import UNEXPLAINED, Cause, Severity
+from conformance.findings.cause import UNEXPLAINED, Cause, Impact, Severity
 from conformance.findings.finding import GENERATED
 from conformance.findings.sanitize import numberless
 from conformance.findings.verdict import WRONG, Check, Verdict
@@ -95,7 +94,7 @@ def _cause(
         condition=[*condition],
         severity=min(map(_severity, findings), key=lambda severity: severity.rank),
         statement=", ".join([statement, *condition]),
-        impact=impact(findings),
+        impact=Impact.of(findings),
         place=places.pop() if len(places) == 1 else None,
         findings=[finding.id for finding in smallest_first],
     )

@@ -11,7 +11,6 @@ from importlib.metadata import metadata, version
 from typing import TYPE_CHECKING, NamedTuple
 
 from adapters.contract.objective import CORRECTIONS, FROM_REWARDS, POLICY_LOSSES
-from conformance.explain.impact import impact_words
 from conformance.findings.badness import explain, off_by
 from conformance.findings.cause import Severity
 from conformance.findings.sanitize import printable
@@ -116,7 +115,7 @@ def as_markdown(report: Report, cause: Cause) -> Iterator[str]:
         framework=f"{report.adapter} (engine {report.engine})",
         what=(is_of_rules and escape_markdown(_explanation(example))) or statement,
         judged="the" if kind is ADVICE else judged,  # advice is not one of the judged
-        effect=impact_words(cause.impact) or off_by(example),
+        effect=str(cause.impact) or off_by(example),
         is_of_rules=is_of_rules,
         example=example,
         worked=worked,

@@ -13,7 +13,6 @@ from rich.table import Table
 from rich.text import Text
 
 from conformance.comparing.groups import advice_groups, finding_groups
-from conformance.explain.impact import impact_words
 from conformance.findings.badness import explain, failure
 from conformance.findings.finding import GENERATED
 from conformance.findings.sanitize import numberless
@@ -165,7 +164,7 @@ def _coloured_group(report: Report, group: FindingGroup) -> Iterator[RenderableT
 
 def _details(report: Report, group: FindingGroup) -> Iterator[str]:
     """Yields what a cause does and where."""
-    said = impact_words(group.cause.impact)
+    said = str(group.cause.impact)
     yield f"{group.cause.severity}{f': {said}' if said else ''}"
     yield f"in {_where(group)}"
     yield f"for example {group.example.id}: {explain(group.example)}"

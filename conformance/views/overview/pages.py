@@ -12,7 +12,6 @@ from textwrap import shorten
 from typing import TYPE_CHECKING
 
 from conformance.comparing.groups import shared_causes
-from conformance.explain.impact import impact_words
 from conformance.findings.cause import Severity
 from conformance.findings.verdict import Check, Verdict
 from conformance.views import issue
@@ -110,7 +109,7 @@ def _cause(shared: SharedCause, versions: Sequence[CommittedReport]) -> list[str
         versions[0].report.adapter,
         shared.cause.severity,
         f"{escape_markdown(shared.cause.statement)}{place}",
-        impact_words(largest.cause.impact),
+        str(largest.cause.impact),
         f"`{largest.smallest.id}`",
         "; ".join(f"{engine}: {', '.join(names)}" for engine, names in counts.items()),
     ]

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from conformance.comparing.cause_changes import cause_histories
 from conformance.comparing.report_file import require_regular
-from conformance.explain.impact import impact_words
 from conformance.findings.badness import explain
 from conformance.findings.cause import Severity
 from conformance.findings.errors import PagePathError
@@ -160,7 +159,7 @@ def render(reports: Sequence[Report], left_out: Collection[Verdict] = ()) -> str
     style = _part("style.css")
     script = "".join(map(_part, SCRIPTS))
     data = document(versions, left_out)
-    templates = environment(impact=impact_words, explained=explain)
+    templates = environment(explained=explain)
     return templates.get_template("page.html").render(
         policy=_policy(style, script),
         style=style,
