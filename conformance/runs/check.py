@@ -228,16 +228,16 @@ def _ordinary(outcome: Crashed | Declined) -> Judgement:
     return Judgement(verdict=Verdict(outcome.verdict), message=outcome.message, place=place)
 
 
-UNJUDGED = {"unsupported": Verdict.UNSUPPORTED, "crashed": Verdict.CRASHED}
-"""Outcomes of a log that leave nothing to judge."""
+VERDICTS_ON_LOGS = {"unsupported": Verdict.UNSUPPORTED, "crashed": Verdict.CRASHED}
+"""Of outcomes that leave nothing to judge of a log."""
 
 
 def _check_log(cell: LogCell, jobs: SharedJobs) -> Judgement:
     """Whether a framework makes a log of well-formed entries alone, with asserts and without."""
     case, description = cell.log_case, jobs.description
     outcome, optimized = jobs.logs.of(case.name)
-    if outcome.kind in UNJUDGED:
-        return unjudged(UNJUDGED[outcome.kind], outcome.message)
+    if outcome.kind in VERDICTS_ON_LOGS:
+        return unjudged(VERDICTS_ON_LOGS[outcome.kind], outcome.message)
     judgement = by_own_rules(judge_log(case, outcome, optimized), case, description)
     is_wrong = judgement.verdict is Verdict.MISMATCH
     return replace(

@@ -46,29 +46,31 @@ RULES = (Check.ARGUMENTS, Check.LOGGING)
 SLUGS = frozenset(one.slug for one in CHECK_SPECS)
 
 
-class Kind(NamedTuple):
+class Heading(NamedTuple):
     """How the title and the first sentence on a kind of cause begin."""
 
     title: str
     sentence: str
 
 
-ADVICE = Kind("Advice", "This is not a bug, since it breaks nothing that {} promises")
-CRASH = Kind("Crash", "{} crashes in an ordinary training step")
-DECLINED = Kind("Ordinary step declined", "{} declines an ordinary training step")
-GRADIENT = Kind("Wrong gradient", "{} computes a wrong gradient in a training step")
-NUMBER = Kind("Wrong logged number", "{} logs a wrong number for a training step")
+ADVICE = Heading("Advice", "This is not a bug, since it breaks nothing that {} promises")
+CRASH = Heading("Crash", "{} crashes in an ordinary training step")
+DECLINED = Heading("Ordinary step declined", "{} declines an ordinary training step")
+GRADIENT = Heading("Wrong gradient", "{} computes a wrong gradient in a training step")
+NUMBER = Heading("Wrong logged number", "{} logs a wrong number for a training step")
 
 BY_VERDICT = {Verdict.CRASHED: CRASH, Verdict.DECLINED: DECLINED}
 
 BY_CHECK = {
-    Check.ARGUMENTS: Kind(
+    Check.ARGUMENTS: Heading(
         "Configuration", "{} handles a configuration differently from what it states"
     ),
-    Check.LOGGING: Kind(
+    Check.LOGGING: Heading(
         "Log", "{} handles the logs of micro-batches differently from what it states"
     ),
-    Check.SHARDING: Kind("Wrong sharding", "{} distributes the samples of a training step wrongly"),
+    Check.SHARDING: Heading(
+        "Wrong sharding", "{} distributes the samples of a training step wrongly"
+    ),
     Check.METRIC: NUMBER,
     Check.ROLLOUTS: NUMBER,
 }
@@ -133,7 +135,7 @@ def as_markdown(report: Report, cause: Cause) -> Iterator[str]:
     yield from text.rstrip().split("\n")
 
 
-def _kind(shown: ShownCause) -> Kind:
+def _kind(shown: ShownCause) -> Heading:
     if shown.cause.severity is Severity.ADVICE:
         return ADVICE
     example = shown.example
