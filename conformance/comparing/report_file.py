@@ -201,7 +201,7 @@ def assembled(
 
     Of clues only those are kept that bear on what is wrong, and on ``watched`` mistakes.
     """
-    from conformance.explain.find import causes  # imports numpy, which readers of reports do not
+    from conformance.explain.causes import causes  # imports numpy, which readers of reports do not
 
     by_id = sorted(_credible(findings), key=lambda finding: finding.id)
     ordered, numbered = _numbered(by_id, clues, watched)

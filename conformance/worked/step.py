@@ -11,12 +11,11 @@ import numpy as np
 
 from adapters.contract.objective import FROM_REWARDS, OF_ROLLOUTS, OFF_POLICY, Metric, Objective
 from adapters.contract.probed_batch import ProbedBatch
-from conformance.comparing.groups import FindingGroup
 from conformance.corpus.cases import CASES_BY_NAME
 from conformance.expected import loss_terms
 from conformance.expected.step_context import StepContext
 from conformance.expected.term import LossTerm
-from conformance.explain.find import causes
+from conformance.explain.causes import FindingGroup, causes
 from conformance.findings.cause import Severity
 from conformance.findings.verdict import Check
 from conformance.plan.checks import CHECK_SPECS

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from conformance.comparing.report_file import assembled
 from conformance.corpus.cases import CORPUS, REJECTION
+from conformance.explain.causes import causes
 from conformance.explain.conditions import of_finding, of_step
-from conformance.explain.find import causes
 from conformance.findings.cause import Clues, Range, Severity
 from conformance.findings.finding import Diagnosis, Finding, Logged
 from conformance.findings.report import Selection

@@ -13,7 +13,7 @@ from adapters.contract import Depth, Description, Job, Layout, Observation, Pend
 from adapters.contract.objective import Metric
 from conformance.comparing.diff import Change, ChangeKind
 from conformance.comparing.gate import Comparing, Outcome
-from conformance.explain.find import causes
+from conformance.explain.causes import causes
 from conformance.findings.badness import agreement, badness, factor_text, off_by
 from conformance.findings.report import Report, Request, Selection
 from conformance.findings.verdict import Verdict

@@ -11,7 +11,7 @@ from adapters.contract import Assumed, Depth, Description, Documented, Job, Layo
 from adapters.contract.objective import Objective
 from adapters.contract.probed_batch import ProbedBatch
 from conformance.expected.loss_terms import quantities
-from conformance.explain.find import causes
+from conformance.explain.causes import causes
 from conformance.findings.finding import Diagnosis, Finding
 from conformance.findings.verdict import Verdict
 from conformance.judging.conventions import judge_by_conventions

@@ -18,8 +18,8 @@ from conformance.comparing.diff import (
     difference,
     load_difference,
 )
-from conformance.comparing.groups import FindingFilter
 from conformance.comparing.report_file import write
+from conformance.explain.causes import FindingFilter
 from conformance.findings.errors import NothingToCompareError
 from conformance.findings.finding import GENERATED, Diagnosis, Finding, FindingId
 from conformance.findings.report import Header, Report, Selection

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from conformance.comparing.groups import finding_groups
 from conformance.explain.catalogue.mistake import MISTAKES
+from conformance.explain.causes import finding_groups
 from conformance.findings.badness import LEGEND
 from conformance.findings.finding import Logged, Picture, PicturedSample, Run
 from conformance.findings.verdict import Check, Verdict

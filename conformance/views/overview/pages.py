@@ -11,7 +11,7 @@ from pathlib import Path
 from textwrap import shorten
 from typing import TYPE_CHECKING
 
-from conformance.comparing.groups import shared_causes
+from conformance.explain.causes import shared_causes
 from conformance.findings.cause import Severity
 from conformance.findings.verdict import Check, Verdict
 from conformance.views import issue
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from enum import StrEnum
 
     from adapters.contract import Departure
-    from conformance.comparing.groups import SharedCause
+    from conformance.explain.causes import SharedCause
     from conformance.findings.cause import Cause
     from conformance.findings.report import Report
     from conformance.views.overview.committed import CommittedReport
