@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from adapters.contract.description import Departure, Description
@@ -19,7 +19,8 @@ from adapters.contract.objective import Metric, Objective
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:
-    from adapters.contract.description import Convention
+    from adapters.contract.configuration import FaultInjection, Setting
+    from adapters.contract.description import Convention, FixedMode
     from reference.aggregation import Aggregation
 
 Settings = Mapping[str, Any]
@@ -46,6 +47,17 @@ def parse_options(table: str) -> tuple[OptionRow, ...]:
     return tuple(OptionRow(tuple(names.split(", ")), *others) for names, *others in cells)
 
 
+@dataclass(frozen=True)
+class Configurable:
+    """What a user sets for a setting of `Job.configuration`.
+
+    An error that refuses it must contain one of ``words``.
+    """
+
+    settings: Settings
+    words: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True, kw_only=True)
 class Framework:
     """A framework, or one of its engines.
@@ -55,12 +67,13 @@ class Framework:
     of a mode, jobs choose the one with their divisor, or else the first. ``layout`` has what each
     part of a layout's name sets: ``mb`` for a number of micro-batches, ``mbtokens``, ``thd``,
     ``mb-thd``, an option, and so on, or several with spaces between them. Jobs of every kind set
-    ``always``. A metric is logged by its name in ``metrics``, as its opposite if ``-`` is before
-    the name, and as its complement if ``1 -`` is.
+    ``always``; the settings of ``configurations`` come last, and an empty text leaves an option
+    out. A metric is logged by its name in ``metrics``, as its opposite if ``-`` is before the name,
+    and as its complement if ``1 -`` is.
     """
 
     title: str
-    """As the framework spells itself."""
+    """As the framework spells itself; frameworks of one title share a section of options."""
     scope: str = ""
     """Which of its options ``options`` are: a sentence."""
     modes: Mapping[str, tuple[str, Settings]]
@@ -69,8 +82,14 @@ class Framework:
     """Of objectives that are documented in one mode alone."""
     layout: Mapping[str, Settings] = field(default_factory=dict)
     always: Settings = field(default_factory=dict)
+    configurations: Mapping[Setting | FaultInjection, Configurable] = field(default_factory=dict)
     metrics: Mapping[Metric, str] = field(default_factory=dict)
     conventions: Mapping[str, Convention] = field(default_factory=dict)
+    rules: Mapping[str, str] = field(default_factory=dict)
+    """These and the next three are as in `Description`."""
+    permits: Mapping[str, str] = field(default_factory=dict)
+    deliberate: Mapping[str, Convention] = field(default_factory=dict)
+    fixed_modes: Mapping[Objective, FixedMode] = field(default_factory=dict)
     options: tuple[OptionRow, ...] = ()
     departures: tuple[Departure, ...] = ()
     largest_tp: int = 1
@@ -101,15 +120,36 @@ class Framework:
             "depths": frozenset({Depth.STEP}),
             "objectives": frozenset(objectives),
             "metrics": frozenset(metrics),
+            "configurations": {what: one.words for what, one in self.configurations.items()},
             "options": frozenset(Option(part) for part in self.layout if part in [*Option]),
             "largest_tp": self.largest_tp,
             "largest_pp": self.largest_pp,
             "records_forward_passes": True,
             "new_options": tuple(sorted({*names} - self._documented)),
             "declared": self.conventions,
+            "rules": self.rules,
+            "permits": self.permits,
+            "deliberate": self.deliberate,
+            "fixed_modes": self.fixed_modes,
             "departures": self.departures,
         }
         return Description(**of_record | loaded)
+
+    def narrowed(self, has: Callable[[Settings], bool]) -> Framework:
+        """Returns the record of a version, with nothing to choose that needs an option it lacks.
+
+        ``has`` says whether the version has these options and values, among which there may be
+        functions of the job.
+        """
+        kept = {name: one for name, one in self.configurations.items() if has(one.settings)}
+        of_layout = self.layout.items()
+        return replace(
+            self,
+            modes={name: one for name, one in self.modes.items() if has(one[1])},
+            objectives={name: chosen for name, chosen in self.objectives.items() if has(chosen)},
+            layout={part: one for part, one in of_layout if part not in [*Option] or has(one)},
+            configurations=kept,
+        )
 
     @property
     def _documented(self) -> set[str]:
@@ -124,8 +164,6 @@ class Framework:
     def settings(self, job: Job) -> dict[str, Any]:
         """What a user sets to train the job; nothing for an objective that is not in the record.
 
-        Auxiliary losses that a job's configuration adds are set as for their own objectives.
-
         Raises `Unsupported` for a mode that the framework does not have, at all or for the loss,
         and for a way to cut micro-batches that no part of ``layout`` has.
         """
@@ -139,18 +177,14 @@ class Framework:
         if isinstance(cut, str) and f"mb{cut}" not in self._cuts:
             raise Unsupported(f"no micro-batches by {cut}")
         named = dict(reversed(of_mode)).get(_text(job.aggregation), of_mode[0][1])
-        said = named if job.configuration.says_mode else {}
         of_layout = [chosen for words, chosen in self.layout.items() if parts & {*words.split()}]
-        added = {
-            Objective.ENTROPY: job.configuration.entropy,
-            Objective.KL: job.configuration.kl,
-        }
-        trained = [objective, *(one for one, is_added in added.items() if is_added)]
-        of_losses = [self.objectives.get(one, {}) for one in trained]
+        of_objective, asked = self.objectives.get(objective, {}), job.configuration.settings
+        of_job = [one.settings for what, one in self.configurations.items() if what in asked]
         merged: dict[str, Any] = {}
-        for chosen in (self.always, said, *of_layout, *of_losses):
+        for chosen in (self.always, named, *of_layout, of_objective, *of_job):
             merged |= chosen
-        return {name: value(job) if callable(value) else value for name, value in merged.items()}
+        values = {name: one(job) if callable(one) else one for name, one in merged.items()}
+        return {name: value for name, value in values.items() if value != ""}
 
     def reported(
         self, logs: Sequence[Mapping[str, float]]

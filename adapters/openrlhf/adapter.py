@@ -14,7 +14,7 @@ from adapters.contract.objective import Metric
 from adapters.contract.probed_batch import ProbedBatch
 from adapters.engines.shells import ON_FOUR, cuts, staged
 from adapters.openrlhf import importing
-from adapters.openrlhf.framework import CONFIGURATIONS, LEVEL, OPENRLHF, RULES
+from adapters.openrlhf.framework import LEVEL, OPENRLHF
 from adapters.toolkit.calls import refusals_of_configuration
 from adapters.toolkit.worlds import observation, set_what_ray_sets
 
@@ -84,8 +84,6 @@ class OpenRLHFAdapter(Adapter):
             importing.offers,
             importing.option_names(),
             metrics=frozenset(logged),
-            configurations=CONFIGURATIONS,
-            rules=RULES,
             stubs=tuple(importing.STUBBED),
         )
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from adapters.contract.configuration import FaultInjection, Setting
+from adapters.contract.configuration import Setting
 from adapters.contract.description import Assumed, Documented, parse_departures
-from adapters.contract.framework import Framework, parse_options
+from adapters.contract.framework import Configurable, Framework, parse_options
 from adapters.contract.job import Unsupported
 from adapters.contract.layout import Option
 from adapters.contract.objective import (
@@ -101,17 +101,6 @@ MASKED = EstimatorConventions(
     penalties=Penalties.LATER_TOKENS,
 )
 
-CONFIGURATIONS: dict[Setting | FaultInjection, tuple[str, ...]] = {
-    Setting.MODE: ("loss_agg_mode",),
-    Setting.ENTROPY: ("entropy_coef",),
-    Setting.KL: ("kl",),
-    Setting.BATCH_SIZE: ("batch",),
-}
-"""What configurations may set, and OpenRLHF's names for it."""
-
-RULES = {"default_mode": f"openrlhf/cli/train_ppo_ray.py ({LOSS_AGG_MODE})"}
-"""Rules of configurations that OpenRLHF states, by name."""
-
 OPENRLHF = Framework(
     title="OpenRLHF",
     modes={
@@ -155,6 +144,13 @@ OPENRLHF = Framework(
     },
     # GSPO's loss is a mean over samples, and a critic's one over tokens, whatever is set.
     only_modes={Objective.GSPO: Mode.SAMPLE_MEAN, Objective.VALUE: Mode.TOKEN_MEAN},
+    configurations={
+        Setting.MODE: Configurable({LOSS_AGG_MODE: ""}, ("loss_agg_mode",)),
+        Setting.ENTROPY: Configurable(ENTROPY, ("entropy_coef",)),
+        Setting.KL: Configurable(KL, ("kl",)),
+        Setting.BATCH_SIZE: Configurable({}, ("batch",)),
+    },
+    rules={"default_mode": f"openrlhf/cli/train_ppo_ray.py ({LOSS_AGG_MODE})"},
     layout={
         "mb": {"--train.micro_batch_size": _micro_batch_size},
         "mbtokens": {"--train.dynamic_batch_enable": True, "--train.max_tokens_per_gpu": _budget},
