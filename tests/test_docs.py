@@ -26,7 +26,6 @@ from conformance.plan.checks import CHECK_SPECS
 from conformance.runs import registry
 from conformance.runs.options import OPTIONS
 from conformance.views.overview import committed, frameworks, pages
-from conformance.views.overview import options as table_of_options
 from conformance.views.report_formats import as_text
 from reference.aggregation import AuxiliaryAggregation, Conventions
 from tests import command
@@ -334,14 +333,14 @@ def test_table_and_findings_are_those_of_the_committed_reports(
 def test_table_of_options_is_that_of_the_records(monkeypatch: pytest.MonkeyPatch) -> None:
     """`python -m conformance.views.overview` writes it anew."""
     monkeypatch.chdir(command.ROOT)
-    for path, text in table_of_options.pages().items():
+    for path, text in frameworks.option_pages().items():
         assert path.read_text() == text
 
 
 def test_notes_of_options_that_no_job_sets_say_what_looks_at_them_or_why_nothing_does() -> None:
     options = parse_options("size | steps | `weights` on `two_steps`\nkind | loss | `a` is run")
     record = replace(registry.create("native", None).framework, options=options)
-    rows = [line for line in table_of_options.section([record]) if line.startswith("| `")]
+    rows = [line for line in frameworks.option_section([record]) if line.startswith("| `")]
 
     assert rows == [
         "| `size` | steps | `weights` on `two_steps` |",

@@ -6,8 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from adapters.contract.configuration import Setting
-from adapters.contract.conventions import Assumed, Documented
-from adapters.contract.description import FixedMode
+from adapters.contract.description import Assumed, Documented, FixedMode
 from adapters.contract.framework import Configurable, Framework, Settings, parse_options
 from adapters.contract.layout import Option
 from adapters.contract.objective import (

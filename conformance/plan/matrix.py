@@ -9,7 +9,7 @@ import numpy as np
 
 from adapters.contract import Depth, Job, Layout
 from adapters.contract.objective import Objective
-from conformance.findings.finding_id import GENERATED
+from conformance.findings.finding import GENERATED
 from conformance.findings.verdict import Check
 from conformance.plan.checks import CHECK_SPECS, CheckSpec
 from reference.aggregation import Mode

@@ -14,9 +14,8 @@ from conformance.findings.errors import InvalidSettingsError
 from conformance.findings.report import PlanSize, Request
 from conformance.findings.verdict import Check
 from conformance.plan.checks import CHECK_SPECS, CUT_DEPENDENCE, CheckSpec
-from conformance.plan.covering import pairwise
 from conformance.plan.matrix import AnyMatrixCell, GeneratedCell, LogCell, MatrixCell, StartupCell
-from conformance.plan.quick import quick_jobs
+from conformance.plan.quick import pairwise, quick_jobs
 from reference.aggregation import Aggregation, Mode
 
 if TYPE_CHECKING:

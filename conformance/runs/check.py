@@ -22,7 +22,6 @@ from conformance.judging.advice import (
 from conformance.judging.conventions import judge_by_conventions
 from conformance.judging.gradients import judge_advantages, judge_combined, judge_off_policy
 from conformance.judging.metrics import NOT_LOGGED, judge_logged, judge_logged_of_rollouts
-from conformance.judging.sharding import judge_sharding
 from conformance.judging.startup import (
     NOT_BROKEN,
     by_own_rules,
@@ -33,7 +32,7 @@ from conformance.judging.startup import (
     judge_log,
     judge_refusal,
 )
-from conformance.judging.weights import Judgement, judge_weights, unjudged
+from conformance.judging.weights import Judgement, judge_sharding, judge_weights, unjudged
 from conformance.plan.matrix import GeneratedCell, LogCell, MatrixCell, StartupCell, may_decline
 from conformance.ranks.messages import Declined
 from conformance.ranks.pool import Crashed, Ran
@@ -229,16 +228,16 @@ def _ordinary(outcome: Crashed | Declined) -> Judgement:
     return Judgement(verdict=Verdict(outcome.verdict), message=outcome.message, place=place)
 
 
-UNJUDGED = {"unsupported": Verdict.UNSUPPORTED, "crashed": Verdict.CRASHED}
-"""Outcomes of a log that leave nothing to judge."""
+VERDICTS_ON_LOGS = {"unsupported": Verdict.UNSUPPORTED, "crashed": Verdict.CRASHED}
+"""Of outcomes that leave nothing to judge of a log."""
 
 
 def _check_log(cell: LogCell, jobs: SharedJobs) -> Judgement:
     """Whether a framework makes a log of well-formed entries alone, with asserts and without."""
     case, description = cell.log_case, jobs.description
     outcome, optimized = jobs.logs.of(case.name)
-    if outcome.kind in UNJUDGED:
-        return unjudged(UNJUDGED[outcome.kind], outcome.message)
+    if outcome.kind in VERDICTS_ON_LOGS:
+        return unjudged(VERDICTS_ON_LOGS[outcome.kind], outcome.message)
     judgement = by_own_rules(judge_log(case, outcome, optimized), case, description)
     is_wrong = judgement.verdict is Verdict.MISMATCH
     return replace(

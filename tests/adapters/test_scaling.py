@@ -76,7 +76,7 @@ ELSEWHERE = {
     "prime_rl.rollouts.Rollouts._sample": "a list of temperatures",
     "prime_rl.rollouts.Rollouts._sample_in_two_parts": "a mask of nothing, and temperatures",
     "prime_rl.driving.Training.__init__": "a path",
-    "roll.driving.Given.compute_log_probs": "the mask, as the framework's workers apply it",
+    "roll.driving.StubCluster.compute_log_probs": "the mask, as the framework's workers apply it",
     "toolkit.worlds.of_all_ranks": "a list of nothing",
     "roll.framework.": "a bound as the framework is told",
     "roll.framework._micro_batches": "sizes that the framework is told",

@@ -11,7 +11,7 @@ import pytest
 
 from adapters.contract import Description, Job, Option
 from adapters.contract.configuration import Configuration, Setting
-from adapters.contract.conventions import Documented, conventions_of
+from adapters.contract.description import Documented, conventions_of
 from adapters.contract.objective import Metric, Objective
 from adapters.trl.engines import TrlDdpAdapter, TrlFsdp2Adapter
 from adapters.trl.framework import ESTIMATOR, GRPO

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from adapters.contract import Job
-from adapters.contract.conventions import conventions_of
+from adapters.contract.description import conventions_of
 from adapters.contract.objective import CONSTANTS, Metric, Objective
 from adapters.contract.probed_batch import ENTROPIES, LOG_RATIOS, ProbedBatch
 from adapters.trl.asynchronous import prompt_of_group

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from adapters.contract import Depth, Description, Job, Layout, Option
-from adapters.contract.conventions import conventions_of
+from adapters.contract.description import conventions_of
 from adapters.contract.objective import CONSTANTS, KL_COEFFICIENT, Metric, Objective
 from adapters.contract.probed_batch import ENTROPIES, ProbedBatch
 from adapters.trl.engines import TrlRlooAdapter

@@ -11,14 +11,12 @@ from pathlib import Path
 from textwrap import shorten
 from typing import TYPE_CHECKING
 
-from conformance.comparing.groups import shared_causes
-from conformance.explain.impact import impact_words
+from conformance.explain.causes import shared_causes
 from conformance.findings.cause import Severity
 from conformance.findings.verdict import Check, Verdict
 from conformance.views import issue
-from conformance.views.markdown import environment, escape_markdown, markdown_table
+from conformance.views.formatting import Tally, environment, escape_markdown, markdown_table
 from conformance.views.overview.committed import newest
-from conformance.views.tables import Tally
 from conformance.views.web.page import render
 from reference.aggregation import Conventions, Mode
 
@@ -27,7 +25,7 @@ if TYPE_CHECKING:
     from enum import StrEnum
 
     from adapters.contract import Departure
-    from conformance.comparing.groups import SharedCause
+    from conformance.explain.causes import SharedCause
     from conformance.findings.cause import Cause
     from conformance.findings.report import Report
     from conformance.views.overview.committed import CommittedReport
@@ -111,7 +109,7 @@ def _cause(shared: SharedCause, versions: Sequence[CommittedReport]) -> list[str
         versions[0].report.adapter,
         shared.cause.severity,
         f"{escape_markdown(shared.cause.statement)}{place}",
-        impact_words(largest.cause.impact),
+        str(largest.cause.impact),
         f"`{largest.smallest.id}`",
         "; ".join(f"{engine}: {', '.join(names)}" for engine, names in counts.items()),
     ]
