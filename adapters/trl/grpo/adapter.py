@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from adapters.contract import Assumed, CodeLocation, Documented, Job
-from adapters.contract.configuration import Setting
+from adapters.contract.job import Setting
 from adapters.trl import departures, importing
 from adapters.trl.adapter import TrlAdapter
 from adapters.trl.grpo import objectives

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from adapters.contract import Unsupported
-from adapters.contract.configuration import DEFAULT_CONFIGURATION, Setting
+from adapters.contract.job import DEFAULT_CONFIGURATION, Setting
 from adapters.contract.objective import CONSTANTS
 from adapters.toolkit.calls import refusals
 from adapters.toolkit.settings import yaml
