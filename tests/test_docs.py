@@ -25,7 +25,7 @@ from conformance.findings.verdict import Check
 from conformance.plan.checks import CHECK_SPECS
 from conformance.runs import registry
 from conformance.runs.options import OPTIONS
-from conformance.views.overview import committed, frameworks, pages
+from conformance.views.overview import frameworks, pages
 from conformance.views.report_formats import as_text
 from reference.aggregation import AuxiliaryAggregation, Conventions
 from tests import command
@@ -318,12 +318,12 @@ def test_readme_is_short() -> None:
 
 
 @pytest.fixture(scope="module")
-def found() -> list[committed.CommittedReport]:
-    return committed.versions(command.ROOT / pages.REPORTS)
+def found() -> list[pages.CommittedReport]:
+    return pages.versions(command.ROOT / pages.REPORTS)
 
 
 def test_table_and_findings_are_those_of_the_committed_reports(
-    found: list[committed.CommittedReport],
+    found: list[pages.CommittedReport],
 ) -> None:
     """`python -m conformance.views.overview` writes them anew."""
     for path, text in (pages.pages(found, README) | frameworks.pages(found)).items():
@@ -352,7 +352,7 @@ def test_notes_of_options_that_no_job_sets_say_what_looks_at_them_or_why_nothing
     not (command.ROOT / pages.ISSUES).exists(), reason="no bug reports are committed"
 )
 def test_bug_reports_are_those_of_the_newest_committed_reports(
-    found: list[committed.CommittedReport],
+    found: list[pages.CommittedReport],
 ) -> None:
     issues = pages.issues(found)
     kept = {path.name: path.read_text() for path in (command.ROOT / pages.ISSUES).glob("*")}
@@ -361,7 +361,7 @@ def test_bug_reports_are_those_of_the_newest_committed_reports(
 
 
 def test_web_page_is_that_of_the_newest_committed_reports(
-    found: list[committed.CommittedReport],
+    found: list[pages.CommittedReport],
 ) -> None:
     """Its data are compared unpacked, as libraries differ in how they compress."""
     [(path, text)] = pages.web_page(found).items()
@@ -373,9 +373,9 @@ def test_web_page_is_that_of_the_newest_committed_reports(
 
 
 def test_newest_versions_are_main_branches_and_else_the_last_releases(
-    found: list[committed.CommittedReport],
+    found: list[pages.CommittedReport],
 ) -> None:
-    newest = committed.newest(found)
+    newest = pages.newest(found)
 
     assert {one.framework: one.name.partition("-")[0] for one in newest} == {
         "skyrl fsdp": "v0.3.0",

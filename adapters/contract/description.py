@@ -19,8 +19,7 @@ from reference.aggregation import Conventions, Mode
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from adapters.contract.configuration import FaultInjection, Setting
-    from adapters.contract.job import Depth
+    from adapters.contract.job import Depth, FaultInjection, Setting
     from adapters.contract.layout import Option
     from adapters.contract.objective import Metric, Objective
 

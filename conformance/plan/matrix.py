@@ -16,8 +16,7 @@ from reference.aggregation import Mode
 
 if TYPE_CHECKING:
     from conformance.corpus.cases import Case
-    from conformance.corpus.configurations import ConfigCase
-    from conformance.corpus.log_cases import LogCase
+    from conformance.corpus.configurations import ConfigCase, LogCase
     from reference.aggregation import Aggregation
     from reference.step import Step
 

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from adapters.contract import Depth, Layout
 from conformance.corpus.cases import ALL_CASES, Case
-from conformance.corpus.configurations import CONFIG_CASES
-from conformance.corpus.log_cases import LOG_CASES
+from conformance.corpus.configurations import CONFIG_CASES, LOG_CASES
 from conformance.findings.errors import InvalidSettingsError
 from conformance.findings.report import PlanSize, Request
 from conformance.findings.verdict import Check

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from adapters.contract import CodeLocation
-from adapters.contract.configuration import DEFAULT_CONFIGURATION
+from adapters.contract.job import DEFAULT_CONFIGURATION
 from adapters.contract.objective import FROM_REWARDS, OF_ROLLOUTS, OFF_POLICY, Objective
 from conformance.corpus.configurations import TRIALS, ConfigCase, Demand
 from conformance.explain.clues import clues_of_failure
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from adapters.contract import Description, Job, Observation
-    from adapters.contract.configuration import Setting
+    from adapters.contract.job import Setting
     from conformance.judging.advice import Judge
     from conformance.plan.checks import CheckSpec
     from conformance.plan.matrix import AnyMatrixCell

@@ -19,8 +19,7 @@ from conformance.explain.causes import FindingGroup, causes
 from conformance.findings.cause import Severity
 from conformance.findings.verdict import Check
 from conformance.plan.checks import CHECK_SPECS
-from conformance.worked.denominators import denominators
-from conformance.worked.formulas import formula
+from conformance.worked.factors import denominators, formula
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:
@@ -33,8 +32,7 @@ if TYPE_CHECKING:
     from conformance.findings.finding import Finding, Picture, Run
     from conformance.findings.report import Report
     from conformance.plan.checks import CheckSpec
-    from conformance.worked.denominators import Denominator
-    from conformance.worked.formulas import Formula
+    from conformance.worked.factors import Denominator, Formula
     from reference.step import Step
 
 
