@@ -21,6 +21,7 @@ from conformance.findings.finding_id import slug
 from conformance.findings.report import Provenance, Report, Selection
 from conformance.findings.verdict import Check, Verdict
 from conformance.runs.reproduce import command
+from conformance.views.markdown import TEMPLATES
 from conformance.views.web.page import PageCause, page_causes, render, write
 from conformance.views.web.page_data import document, name_versions
 from reference.aggregation import Mode
@@ -32,6 +33,8 @@ from tests.conformance.test_journal import HEADER
 WRONG = finding_of("a", error=1.0)
 RIGHT = finding_of("a", verdict=Verdict.CONFORMS, error=0.0)
 UNSUPPORTED = finding_of("b", verdict=Verdict.UNSUPPORTED, message="no such mode")
+
+QUOTED = {"name": "n", "explanation": 'it\'s "<b>"'}
 
 NETWORK = {"link", "img", "iframe", "object", "embed", "base", "audio", "video", "source"}
 
@@ -323,6 +326,15 @@ def test_nothing_hostile_becomes_an_element() -> None:
 
     assert [tag for tag, _ in page.elements] == [tag for tag, _ in harmless.elements]
     assert not any(name.startswith("on") for _, attributes in page.elements for name in attributes)
+
+
+def test_every_attribute_is_in_double_quotes_as_apostrophes_are_not_escaped() -> None:
+    for template in TEMPLATES.glob("*.html"):
+        text = re.sub(r"{{.*?}}|{%.*?%}", "x", template.read_text(encoding="utf-8"))
+
+        assert not re.findall(r"<[^>]*=\s*[^\s\"][^>]*>", re.sub(r'"[^"]*"', '""', text))
+    [quoted] = re.findall(r"<p>For.*</p>", render([report_of([finding_of("a", diagnosis=QUOTED)])]))
+    assert "it's &quot;&lt;b&gt;&quot;" in quoted
 
 
 def test_hostile_words_arrive_as_they_are_and_begin_no_tag() -> None:
