@@ -19,6 +19,7 @@ from conformance import cli
 from conformance.comparing.expectations import load as load_expectations
 from conformance.comparing.gate import Expecting, Outcome
 from conformance.comparing.report_file import load
+from conformance.explain.catalogue.mistake import MISTAKES
 from conformance.findings.finding import Finding
 from conformance.findings.verdict import Check
 from conformance.plan.checks import CHECK_SPECS
@@ -328,6 +329,17 @@ def test_table_and_findings_are_those_of_the_committed_reports(
     """`python -m conformance.views.overview` writes them anew."""
     for path, text in (pages.pages(found, README) | frameworks.pages(found)).items():
         assert (command.ROOT / path).read_text() == text
+
+
+def test_reports_say_of_known_mistakes_what_the_catalogue_says(
+    found: list[committed.CommittedReport],
+) -> None:
+    """`python -m conformance.views.overview.reword` rewrites them."""
+    causes = [cause for one in found for cause in one.report.causes if cause.name in MISTAKES]
+
+    assert causes
+    for cause in causes:
+        assert MISTAKES[cause.name].says in cause.words
 
 
 def test_table_of_options_is_that_of_the_records(monkeypatch: pytest.MonkeyPatch) -> None:

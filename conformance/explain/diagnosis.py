@@ -187,7 +187,7 @@ def _of_whole_step(weights: ObservedWeights, explained: Explained) -> Diagnosis 
     inactive = weights.observed[weights.expected == 0]
     if not (weighed := int(np.count_nonzero(inactive))):
         return None
-    name, words = "inactive_tokens_weigh", f"{weighed} tokens that the mask excludes have a weight"
+    name, words = "inactive_tokens_weigh", f"{weighed} masked tokens have a weight"
     if known := _alone(explained):
         name, words = known[0].name, f"{known[0].says}: {words}"
     numbers = {"tokens": weighed, "largest": float(np.abs(inactive).max())}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from conformance.findings.cause import Impact, Range
@@ -35,15 +36,19 @@ def _range(values: Iterable[float | None]) -> Range | None:
 
 
 def impact_words(impact: Impact) -> str:
-    """What an impact means to who trains; empty if nothing was measured."""
+    """Returns what an impact means for training; empty if nothing was measured."""
     said = []
     if impact.scale is not None:
-        said.append(f"as if the learning rate were multiplied by {_span(impact.scale)}")
+        said.append(f"updates {_span(impact.scale)} times the right size")
     if impact.cosine is not None and impact.cosine.lowest < 1 - SAME:
-        said.append(f"the gradient turns away (cosine {_span(impact.cosine)})")
+        said.append(f"gradient direction off by up to {_angle(impact.cosine.lowest)}")
     if impact.reported is not None:
-        said.append(f"{_span(impact.reported)} times the right number is logged")
+        said.append(f"logs {_span(impact.reported)} times the right number")
     return "; ".join(said)
+
+
+def _angle(cosine: float) -> str:
+    return f"{math.degrees(math.acos(max(cosine, -1.0))):.3g}°"
 
 
 def _span(values: Range) -> str:

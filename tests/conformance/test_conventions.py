@@ -114,9 +114,7 @@ def test_advice_on_a_mean_of_means_has_both_numbers(declared: Mapping[str, Conve
     assert found is not None
     assert found.name == "mean_of_means"
     assert set(found.numbers) == {"reported", "pooled"}
-    assert found.explanation.endswith(
-        "means of parts of a step are averaged, and not pooled over it"
-    )
+    assert found.explanation.endswith("a mean of means is taken instead of pooling over the step")
 
 
 @pytest.mark.parametrize("declared", [{}, {"entropy": Assumed(MEANS)}])
@@ -258,8 +256,8 @@ def test_advice_says_by_how_much_a_token_would_weigh_otherwise() -> None:
     assert found is not None
     assert found.numbers == pytest.approx({"lowest_ratio": 3 / 8, "highest_ratio": 3 / 2})
     assert found.explanation == (
-        "several samples of a rollout count once together, which no document of the framework"
-        " says; a token weighs 0.375 to 1.5 times what it would otherwise"
+        "samples of one rollout are counted as one, which the framework does not document;"
+        " a token weighs 0.375 to 1.5 times what it would otherwise"
     )
 
 

@@ -462,7 +462,7 @@ def test_rows_that_fill_up_are_put_into_words() -> None:
     context = replace(TOKEN, forward_pass_of_token=SCATTERED).context.of_term(SAMPLES)
     words = [each.says for each in predictions(context) if each.name == "dummy_rows_averaged"]
 
-    assert words == ["rows that fill a micro-batch up to the rank's largest count as 0 in its mean"]
+    assert words == ["rows that pad a micro-batch to the rank's largest are averaged in as zeros"]
 
 
 def test_single_rank_with_one_micro_batch_has_no_parts_to_count_in() -> None:
@@ -494,7 +494,7 @@ def test_runs_of_a_group_that_is_not_adjacent_are_counted_each() -> None:
     words = [m.says for m in predictions(given.context) if m.name == "runs_counted_as_prompts"]
 
     assert denominators(given, "runs_counted_as_prompts") == [[3.0] + [15.0] * 5 + [12.0] * 4]
-    assert words == ["3 runs of adjacent samples are taken for 2 prompts"]
+    assert words == ["3 runs of adjacent samples are counted instead of 2 prompts"]
 
 
 def test_micro_batches_are_no_factor_where_ranks_have_unequally_many() -> None:

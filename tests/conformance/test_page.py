@@ -147,8 +147,8 @@ def test_causes_stand_before_all_else_and_say_what_is_known_of_them() -> None:
 
     for words in (
         "wrong gradient",
-        "token losses are added up and not divided",
-        "as if the learning rate were multiplied by 2",
+        "token losses are summed but never normalised",
+        "updates 2 times the right size",
         "loss.py:7 (reduce)",
         "weights/token_mean/a/dp2-cp1-mb2-thd</a>: relative error 1: e [not_divided]",
         "pytest --adapter=toy",
@@ -170,7 +170,7 @@ def test_a_cause_of_several_versions_is_shown_once_with_what_became_of_it() -> N
     assert [
         (one.change.statement, one.change.fate, one.counts) for one in page_causes_of(old, new)
     ] == [
-        ("token losses are added up and not divided", "the same", {"2": 2, "1": 1}),
+        ("token losses are summed but never normalised", "the same", {"2": 2, "1": 1}),
         ("samples are lost", "new", {"2": 1}),
         ("KeyError: 1", "new", {"2": 1}),
         ("tokens are lost", "gone", {"1": 1}),
@@ -189,8 +189,8 @@ def test_a_cause_under_another_condition_is_one_that_changed() -> None:
 
     [cause] = page_causes_of(old, new)
     assert cause.change.fate == "changed"
-    assert cause.change.statement.startswith("multiplied once too often by cp")
-    assert "in token_mean (it was: multiplied once too often" in cause.change.statement
+    assert cause.change.statement.startswith("an extra factor of cp")
+    assert "in token_mean (it was: an extra factor of cp" in cause.change.statement
 
 
 def test_a_cause_that_was_gone_before_the_last_two_versions_is_gone() -> None:
