@@ -1,4 +1,4 @@
-"""README.md, CONTRIBUTING.md and docs/ say what is true: their commands are run, here or by CI."""
+"""README.md, CONTRIBUTING.md and docs/ are true: their commands are run, here or by CI."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def test_histories_print_what_is_shown(capsys: pytest.CaptureFixture[str], line:
 
 
 def checkout(repository: Path, tree: Sequence[str], folder: Path) -> Path:
-    """A work tree of the newest commit with some folders, or with all of them if none is named."""
+    """A work tree of the newest commit with the given folders, or with all if ``tree`` is empty."""
     clone = ["git", "clone", "--quiet", "--shared", "--no-checkout", str(repository), str(folder)]
     files = ["git", "-C", str(folder), "checkout", "--quiet", "HEAD", "--", *(tree or ".")]
     for arguments in (clone, files):
@@ -464,7 +464,7 @@ def test_checks_conventions_and_options_are_documented() -> None:
 
 
 def options_of(section: str) -> dict[str, str]:
-    """The options of a section of docs/options.md, each with what is said to cover it."""
+    """The options of a section of docs/options.md, each with the text of its last column."""
     page = PAGES[command.ROOT / "docs" / "options.md"]
     table = page.split(f"## {section}\n")[1].split("\n## ")[0]
     rows = re.findall(r"^\| (`.+?) \| .+? \| (.+?) \|$", table, re.MULTILINE)

@@ -44,7 +44,7 @@ NEGATIVE = (
     "where pp = 1",
     "where no token is rejected",
 )
-"""How facts begin that say what is not the case: they are chosen last."""
+"""Beginnings of negative facts, which are chosen last."""
 
 
 def plainness(fact: str) -> tuple[bool, int, str]:

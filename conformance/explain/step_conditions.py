@@ -73,7 +73,7 @@ OF_CUTS: dict[str, Callable[[StepContext, TokenPlacement], bool]] = {
 
 
 def of_context(context: StepContext) -> Iterator[str]:
-    """Yield what is true of a step and of how it was cut."""
+    """Yield the facts of a step and of its cut."""
     yield from of_step(context.step)
     yield from (fact for fact, holds in OF_BATCHES.items() if holds(context))
     if (placement := context.placement) is not None:
@@ -81,7 +81,7 @@ def of_context(context: StepContext) -> Iterator[str]:
 
 
 def of_step(step: Step) -> Iterator[str]:
-    """Yield what is true of a step, however it was cut."""
+    """Yield the facts of a step that do not depend on its cut."""
     return (fact for fact, holds in OF_STEPS.items() if holds(step))
 
 

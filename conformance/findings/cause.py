@@ -50,7 +50,7 @@ class Clues(_Frozen):
     """The terms that the finding depends on."""
 
     explanations: list[list[list[TermMistake]]] = []
-    """What would give what was observed, if that is wrong: each explanation is a list of mistakes
+    """Explanations of a wrong observation: each is a list of mistakes
     that occur together, and each of them a list of names that cannot be told apart here."""
 
     excluded: list[TermMistake] = []

@@ -10,7 +10,7 @@ from conformance.findings.verdict import Check
 from reference.aggregation import Mode
 
 GENERATED = "generated"
-"""Stands for all generated cases where a case of the corpus has its name."""
+"""The name that all generated cases share in ids."""
 
 PRODUCTION = "production_step"
 """The case of the corpus that is as large as a step in production."""

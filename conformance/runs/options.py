@@ -29,7 +29,7 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
     },
     "plan": {
         "metavar": "quick|full",
-        "help": "the fewest findings that tell as much as all, or all (quick; full where a layout,"
+        "help": "a subset that detects the same mistakes, or all findings (quick; full if a layout,"
         " a case or a finding is named)",
     },
     "max-ranks": {

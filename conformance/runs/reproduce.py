@@ -22,7 +22,7 @@ PLACEHOLDERS = {
     "CHECKOUT": "a checkout of the framework",
     "FILE": "the step that the user gave",
 }
-"""What stands in commands for what reports do not name: where things are on a machine."""
+"""Placeholders in commands for paths, which reports do not name."""
 
 
 def command(header: Header, finding: Finding) -> str:

@@ -1,4 +1,4 @@
-"""Several terms in one gradient: what is off is found in the term that it is of."""
+"""Several terms in one gradient: a mistake is found in the term that has it."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ def test_another_divisor_is_inferred() -> None:
 
 
 def test_count_is_of_the_original_mask_where_that_is_declared() -> None:
-    """Ten active tokens are left of twelve, and six samples, of which five had some."""
+    """Ten active tokens are left of twelve, and six samples; five of them had active tokens."""
     declared = Conventions(
         denominator_mask=DenominatorMask.ORIGINAL, empty_units=EmptyUnits.EXCLUDED
     )

@@ -160,7 +160,7 @@ def test_each_verdict_is_worse_than_those_before_it(rank: int) -> None:
             Kind.OTHER_DIAGNOSIS,
         ),
         (declined("no mode a"), declined("no mode b"), Kind.OTHER_DIAGNOSIS),
-        # Refusing what is malformed is as good as conforming.
+        # Refusing malformed input is as good as conforming.
         *(
             pair
             for of in MALFORMED

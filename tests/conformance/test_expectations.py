@@ -1,4 +1,4 @@
-"""What is listed as wrong is held to as strictly as what is right."""
+"""Findings that are listed as wrong are checked as strictly as right ones."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ SCATTERED = passes(
     [(slice(6, 11), 0)],
     [(slice(11, 14), 1)],
 )
-"""Two ranks of two context-parallel ranks, each of which holds whole samples: the first with the
+"""Two data-parallel ranks of two context-parallel ranks that hold whole samples: the first with the
 third, and the second; the fourth, and the last."""
 
 CONTEXT = Given(

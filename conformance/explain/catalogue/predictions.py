@@ -118,7 +118,7 @@ def predictions(context: StepContext) -> Iterable[Prediction]:
 
 
 def predictions_of_sums(context: StepContext) -> Iterator[Prediction]:
-    """Yield what mistakes would give a sum over all tokens, of which single ones cannot be seen.
+    """Yield predictions for a sum over all tokens, whose single weights cannot be seen.
 
     Means of different parts of a step are one mistake in a number that is logged.
     """
