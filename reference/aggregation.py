@@ -138,7 +138,7 @@ class Penalties(StrEnum):
 
 
 STD_EPSILON = 1e-6
-"""Default of what is added to the standard deviation that rewards are divided by."""
+"""Default epsilon, added to the standard deviation that rewards are divided by."""
 
 
 @dataclass(frozen=True, kw_only=True)

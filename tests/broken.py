@@ -54,7 +54,7 @@ class TriplingDiagnostics(AveragingMicroBatches):
 
 
 class MisreportingCuts(AveragingMicroBatches):
-    """In one mode it tells of a token that it was in the other of two micro-batches."""
+    """In one mode it reports a token in the wrong one of two micro-batches."""
 
     def observe(self, job: Job, rank: Rank) -> Observation:
         seen = super().observe(job, rank)

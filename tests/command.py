@@ -69,7 +69,7 @@ class Result:
 
     @property
     def report(self) -> Report:
-        """The report; a run that left none is shown."""
+        """The report; the output of a run without one is shown."""
         assert self.report_path.exists(), self.output
         return load(self.report_path)
 

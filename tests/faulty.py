@@ -44,7 +44,7 @@ class KilledWithItsServer(Faulty):
 
 
 class KilledAfterwards(Faulty):
-    """The step is done, and nobody hears of it."""
+    """The step is done, and its result is never sent."""
 
     def observe(self, job: Job, rank: Rank) -> Observation:
         observation = TwoLayouts.observe(self, job, rank)

@@ -428,7 +428,7 @@ def report(mistake: Mistake, source: Path, folder: Path) -> Report:
 
 
 def main(names: Sequence[str]) -> None:
-    """Print what mistakes change, all of them if none is named."""
+    """Print the changes that mistakes make; all mistakes if no name is given."""
     for mistake in MISTAKES:
         if mistake.name in (names or [mistake.name]):
             print(f"{mistake.name}: expected {mistake.cause}", flush=True)

@@ -18,7 +18,7 @@ from tests import command
 
 
 def observe(adapter: str, source: str, jobs: Sequence[Job], engine: str = "megatron") -> list[Any]:
-    """What comes of each job on a source, or on what is installed if it is empty, in one pool."""
+    """The outcome of each job in one pool, on a source or, if that is empty, what is installed."""
     with tempfile.NamedTemporaryFile() as outcomes:
         assert command.fork(_observe, outcomes.name, adapter, source, engine, list(jobs)) == 0
         return list(pickle.load(outcomes))

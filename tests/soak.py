@@ -34,7 +34,7 @@ WARM_UP = 1 / 3
 """Of all rounds: caches fill and allocators settle."""
 
 LARGEST_GROWTH = 0.02
-"""Of a process's memory over the rest of the time; what is lost in a step is lost thousands of
+"""Of a process's memory over the rest of the time; a leak in a step has occurred thousands of
 times by then."""
 
 

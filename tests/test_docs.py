@@ -1,4 +1,4 @@
-"""README.md, CONTRIBUTING.md and docs/ say what is true: their commands are run, here or by CI."""
+"""README.md, CONTRIBUTING.md and docs/ are true: their commands are run, here or by CI."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from conformance import cli
 from conformance.comparing.expectations import load as load_expectations
 from conformance.comparing.gate import Expecting, Outcome
 from conformance.comparing.report_file import load
+from conformance.explain.catalogue.mistake import MISTAKES
 from conformance.findings.finding import Finding
 from conformance.findings.verdict import Check
 from conformance.plan.checks import CHECK_SPECS
@@ -171,7 +172,7 @@ def test_histories_print_what_is_shown(capsys: pytest.CaptureFixture[str], line:
 
 
 def checkout(repository: Path, tree: Sequence[str], folder: Path) -> Path:
-    """A work tree of the newest commit with some folders, or with all of them if none is named."""
+    """A work tree of the newest commit with the given folders, or with all if ``tree`` is empty."""
     clone = ["git", "clone", "--quiet", "--shared", "--no-checkout", str(repository), str(folder)]
     files = ["git", "-C", str(folder), "checkout", "--quiet", "HEAD", "--", *(tree or ".")]
     for arguments in (clone, files):
@@ -330,6 +331,17 @@ def test_table_and_findings_are_those_of_the_committed_reports(
         assert (command.ROOT / path).read_text() == text
 
 
+def test_reports_say_of_known_mistakes_what_the_catalogue_says(
+    found: list[pages.CommittedReport],
+) -> None:
+    """`python -m conformance.views.overview.reword` rewrites them."""
+    causes = [cause for one in found for cause in one.report.causes if cause.name in MISTAKES]
+
+    assert causes
+    for cause in causes:
+        assert MISTAKES[cause.name].says in cause.words
+
+
 def test_table_of_options_is_that_of_the_records(monkeypatch: pytest.MonkeyPatch) -> None:
     """`python -m conformance.views.overview` writes it anew."""
     monkeypatch.chdir(command.ROOT)
@@ -451,7 +463,7 @@ def test_checks_conventions_and_options_are_documented() -> None:
 
 
 def options_of(section: str) -> dict[str, str]:
-    """The options of a section of docs/options.md, each with what is said to cover it."""
+    """The options of a section of docs/options.md, each with the text of its last column."""
     page = PAGES[command.ROOT / "docs" / "options.md"]
     table = page.split(f"## {section}\n")[1].split("\n## ")[0]
     rows = re.findall(r"^\| (`.+?) \| .+? \| (.+?) \|$", table, re.MULTILINE)

@@ -1,4 +1,4 @@
-"""What is known of a release is what its committed report has, neither less nor more."""
+"""The expectations of a release are the mistakes in its committed report, no fewer and no more."""
 
 from __future__ import annotations
 

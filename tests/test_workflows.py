@@ -55,7 +55,7 @@ def complaints(text: str, config: pytest.Config) -> list[str]:
 
 
 def read(text: str) -> Document:
-    """A document of which every value is text, so that the key ``on`` is no truth value."""
+    """A document whose values are all text, so that the key ``on`` is no truth value."""
     document: Document = yaml.load(text, yaml.BaseLoader)
     return document
 
@@ -193,10 +193,10 @@ def test_devices_are_those_that_the_page_says_adapters_have() -> None:
     classes = [c for name in registry.known() for c in registry.adapter_classes(name).values()]
     page = PAGES[GPU_GATE]
 
-    but_for = (
+    exceptions = (
         "TRL's, OpenRLHF's, prime-rl's,\nAReaL's, NeMo-RL's, ROLL's and those of loss functions"
     )
-    assert f"on `cpu` and, but for {but_for}, on `cuda`" in page
+    assert f"on `cpu` and, except for {exceptions}, on `cuda`" in page
     on_cpu_alone = {adapter.name for adapter in classes if adapter.devices == ("cpu",)}
     assert on_cpu_alone == {
         "areal",

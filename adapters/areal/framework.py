@@ -112,7 +112,7 @@ AREAL = Framework(
         c_clip | the bound of the loss for negative advantages
         importance_sampling_level | ratios of tokens or of sequences
         use_cispo_loss | clipped ratios on the log-probability, since 2.0.0
-        use_sapo_loss, sapo_tau_pos, sapo_tau_neg | soft gates in the place of clipping
+        use_sapo_loss, sapo_tau_pos, sapo_tau_neg | soft gates instead of clipping
         use_decoupled_loss | the proximal policy is not that of the rollouts
         rejection_sampling.level, rejection_sampling.action, rejection_sampling.metric,
             rejection_sampling.agg | what is masked or clamped, and by what | by `ratio` for tokens,

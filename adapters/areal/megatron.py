@@ -67,7 +67,7 @@ class ArealMegatronAdapter(OnMegatron, ArealAdapter):
         super().load(source)
 
     def describe(self) -> Description:
-        """Add what is replaced for Megatron, and where it is told when to reduce."""
+        """Replace parts of AReaL for Megatron, and keep the calls that tell it when to reduce."""
         found = super().describe()
         train_batch = self.class_of("Engine").train_batch
         return replace(
@@ -97,7 +97,7 @@ class ArealMegatronAdapter(OnMegatron, ArealAdapter):
 
 
 class Bridge:
-    """Makes our model, in the place of mbridge.
+    """Makes our model instead of mbridge.
 
     ``policy`` is the model in data parallelism, once the engine has asked for it.
     """

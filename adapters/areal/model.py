@@ -43,7 +43,7 @@ def _values(input_ids: torch.Tensor, probe: torch.Tensor) -> TokenClassifierOutp
 def megatron_logits(
     input_ids: torch.Tensor, probe: torch.Tensor, logit: torch.Tensor
 ) -> torch.Tensor:
-    """The same logits of a part of the vocabulary, each of which has the token or has it not."""
+    """The same logits for one part of the vocabulary, which may or may not have the token."""
     logits: Any = _logits(input_ids, probe).logits
     of_part: torch.Tensor = logits + logit + megatron_core.vocabulary_offset()
     return of_part

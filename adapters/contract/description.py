@@ -94,8 +94,8 @@ class FixedMode:
 class Description:
     """The features of a loaded framework, as found by inspecting it.
 
-    The first nine are its capabilities. What is not among them is not run, and listed as
-    unsupported; what is among them and is not delivered counts as wrong.
+    The first nine are its capabilities. Whatever they leave out is not run and
+    listed as unsupported; a declared capability that is not delivered counts as wrong.
     """
 
     modes: frozenset[Mode] = frozenset()
@@ -120,7 +120,7 @@ class Description:
     # Rules of configurations and logs, by name, that this version states, each with the place: a
     # document, a help text, its validation or its tests. Breaking any other rule is no mistake.
     rules: Mapping[str, str] = field(default_factory=dict)
-    # Rules, by name, of which this version states the opposite, each with the place.
+    # Rules, by name, that this version contradicts, each with the place where it does.
     permits: Mapping[str, str] = field(default_factory=dict)
     # Modes in which its documents promise to train any ordinary step, each with the place: there a
     # refusal is wrong, elsewhere it is listed.

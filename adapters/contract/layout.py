@@ -52,7 +52,7 @@ class Layout:
     """How a step is cut over ranks and time.
 
     ``dp``, ``cp`` and ``tp`` count data-, context- and tensor-parallel ranks (Ulysses sequence
-    parallelism counts as context parallelism), ``pp`` the stages of a pipeline, of which the last
+    parallelism counts as context parallelism), ``pp`` the stages of a pipeline, whose last one
     computes the loss; ranks are numbered along ``tp`` first, then along ``cp``, ``dp`` and ``pp``.
     ``micro_batches`` says how a rank's samples are cut: into a number of equal micro-batches, into
     ``uneven`` ones of different sample counts, or up to a budget of ``tokens``. ``format`` is how a

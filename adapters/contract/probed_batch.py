@@ -60,8 +60,8 @@ sequences are truncated, or not, and means over sequences are out of bounds, or 
 ENTROPIES = np.array([0.5, 2.0, 1.0, 0.25])
 
 DIVERGENCES = np.array([1.0, 0.25, 0.5, 2.0, 4.0, 0.125])
-"""Divergences from the reference policy, cycled over tokens like the entropies. None is 0, so that
-metrics must be masked by the mask alone."""
+"""Divergences from the reference policy, cycled over tokens like the entropies. All differ from 0,
+so that metrics must be masked by the mask alone."""
 
 REJECTED_LOG_PROB = -4.0
 """Log-probability of the rollout policy for a token to reject, for others 0: its ratio is e^4."""
@@ -263,8 +263,8 @@ class ProbedBatch:
     def weights(self, gradient: NDArray[np.float32]) -> NDArray[np.float64]:
         """Token weights of all steps, flat, from the probe's gradient [probe_size].
 
-        A token whose loss is clipped has no derivative to divide by: its own gradient, which is to
-        be 0, stands in the place of its weight.
+        A token whose loss is clipped has no derivative to divide by: its weight is its own
+        gradient, which should be 0.
         """
         ids = np.concatenate(self.responses)
         derivatives = np.where(self.dloss_dlogprob == 0, 1.0, self.dloss_dlogprob)

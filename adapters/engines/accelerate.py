@@ -26,7 +26,7 @@ USES_DEEPSPEED = "ACCELERATE_USE_DEEPSPEED"
 """What Accelerate sets for the process once DeepSpeed is configured."""
 
 RENDEZVOUS = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
-"""What Accelerate asks for; nobody connects, as the world exists already."""
+"""Variables that Accelerate requires; no process connects, as the world exists already."""
 
 
 def enter_world(rank: Rank) -> None:
@@ -52,7 +52,7 @@ def require_engine(name: str) -> None:
 
     ran = AcceleratorState().distributed_type.value
     if ran != name:
-        raise Unsupported(f"Accelerate ran {ran} in the place of {name}")
+        raise Unsupported(f"Accelerate ran {ran} instead of {name}")
 
 
 def leave_world() -> None:

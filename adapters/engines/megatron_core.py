@@ -4,8 +4,8 @@ Megatron's pipeline schedules, `DistributedDataParallel` and `finalize_model_gra
 on the CPU too. The optimizer is replaced by one that reads the gradient. In a pipeline every
 stage has a probe of its own. Activations carry the token ids, so that a schedule that mixes up
 micro-batches shows, and the sums of the probes' entries so far, which the last stage adds to the
-log-probabilities: the gradient of every probe is the token weights, as far as the backward passes,
-the reductions and the final division of each stage are right.
+log-probabilities: the gradient of every probe is the token weights if the backward passes, the
+reductions and the final division of each stage are right.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def chunks_per_stage(layout: Layout) -> int | None:
 class Policy:
     """The chunks of a model in data parallelism, whose gradients are reduced and final.
 
-    A rank has one chunk, or several if the schedule is interleaved, of which the last is observed.
+    A rank has one chunk, or several if the schedule is interleaved; the last one is observed.
 
     The schedule calls ``finalize_model_grads`` after the last micro-batch. If gradients are not
     finalised, ``counted_tokens`` records the tokens counted on this rank in each step.
@@ -210,7 +210,7 @@ def reduce_one_by_one_over_gloo(rank: Rank) -> None:
 
 @contextmanager
 def one_by_one(group: Any, async_ops: bool = False) -> Iterator[None]:
-    """Coalesce no collectives; raises `Unsupported` for asynchronous ones, which nobody awaits."""
+    """Coalesce no collectives; raises `Unsupported` for asynchronous ones, never awaited here."""
     if async_ops:
         raise Unsupported("no overlap of gradient reduction with gloo on CUDA tensors")
     yield
@@ -313,7 +313,7 @@ def ids_of(received: torch.Tensor) -> torch.Tensor:
 def probe_of(received: torch.Tensor, ids: torch.Tensor, capacity: int) -> torch.Tensor:
     """The entries of earlier stages' probes in activations, 0 for other tokens: [capacity].
 
-    Of rows that a framework repeats in a micro-batch, one stands for all.
+    If a framework repeats rows in a micro-batch, one of them is read.
     """
     predicted = ((ids + 1) % capacity).flatten()
     position = torch.full((capacity,), -1, device=ids.device)

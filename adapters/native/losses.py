@@ -61,7 +61,7 @@ def cispo(log_probs: torch.Tensor, packed: Packed, of_sequence: SequenceSum) -> 
 
 
 def sapo(log_probs: torch.Tensor, packed: Packed, of_sequence: SequenceSum) -> torch.Tensor:
-    """Soft gates in the place of clipping."""
+    """Soft gates instead of clipping."""
     temperature = torch.where(
         packed.advantages > 0, CONSTANTS.positive_temperature, CONSTANTS.negative_temperature
     )
@@ -168,4 +168,4 @@ OTHER_LOSSES: dict[Objective, LossFunction] = {
     Objective.SFT: likelihood,
     Objective.VALUE: value,
 }
-"""Losses in the place of the policy loss."""
+"""Losses that replace the policy loss."""

@@ -67,7 +67,7 @@ class Trainer:
         return self.estimator(self.job).estimate(steps, torch.cat([torch.arange(0), *held]))
 
     def log_of_rollouts(self, steps: list[list[SampleTensors]]) -> Mapping[Metric, float]:
-        """What is logged of a batch whose advantages are computed from rewards."""
+        """The log of a batch whose advantages are computed from rewards."""
         if self.objective not in FROM_REWARDS:
             return {}
         mine = [sample for step in steps for sample in self.shard(step)]

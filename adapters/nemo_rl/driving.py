@@ -38,7 +38,7 @@ CHECKPOINTER = SimpleNamespace(shutdown=lambda: None)
 
 
 class Log:
-    """Keeps what is logged of training, as NeMo-RL's logger is handed it."""
+    """Keeps the training metrics that NeMo-RL hands to its logger."""
 
     def __init__(self) -> None:
         self.trained: dict[str, Any] = {}
@@ -96,7 +96,7 @@ class Training:
         return log.trained
 
     def _policy(self, config: Any, worker: Any, rollouts: Rollouts) -> Any:
-        """NeMo-RL's policy, with the job's log-probabilities in the place of forward passes."""
+        """NeMo-RL's policy, with the job's log-probabilities instead of forward passes."""
         policy = made_policy(config.policy, worker, self._rank)
         deal = policy._shard_for_train
 

@@ -177,7 +177,7 @@ NEMO_RL = Framework(
         loss_fn.ratio_clip_c | the bound of the loss for negative advantages
         loss_fn.sequence_level_importance_ratios | ratios of tokens or of sequences
         loss_fn.use_cispo | clipped ratios on the log-probability
-        loss_fn.disable_ppo_ratio | log-probabilities in the place of ratios
+        loss_fn.disable_ppo_ratio | log-probabilities instead of ratios
         loss_fn.force_on_policy_ratio | the ratio is 1 | `weights` has ratios of 1
         loss_fn.use_importance_sampling_correction | losses are corrected by the ratio to the policy
             of the rollouts

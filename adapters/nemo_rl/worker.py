@@ -34,7 +34,7 @@ class Workers:
     def run_all_workers_sharded_data(
         self, method: str, *, data: Sequence[Any], common_kwargs: Mapping[str, Any], **_: object
     ) -> list[Any]:
-        """The result of each data-parallel rank, of which the first context-parallel one tells."""
+        """The result of each data-parallel rank, from its first context-parallel rank."""
         share = data[self._worker.dp_mesh.get_local_rank()]
         with on_this_machine():
             result = getattr(self._worker, method)(share, **common_kwargs)

@@ -117,7 +117,7 @@ class Session:
 
 
 def _give_advantages(maker: Any, rollouts: Rollouts) -> None:
-    """Put our advantages in the place of OpenRLHF's, which it would compute token by token."""
+    """Replace OpenRLHF's advantages, which it would compute token by token, by ours."""
     compute = maker.compute_advantages_and_returns
     maker.get_cumulative_returns = lambda rewards, *_: rewards
     maker.get_advantages_and_returns = lambda values, rewards, *_: (rewards, rewards)
@@ -203,7 +203,7 @@ class Handle:
 
 
 def group(role: str, actor: Any, rollouts: Rollouts, rank: int) -> Any:
-    """OpenRLHF's group of the actors of all ranks, of which it can call this rank's alone."""
+    """OpenRLHF's group of the actors of all ranks; it can only call this rank's."""
     layout = rollouts.job.layout
     made = object.__new__(module("trainer.ray.launcher").RayActorGroup)
     made.duplicate_actors = layout.cp

@@ -42,7 +42,7 @@ def _train_batch(job: Job) -> int:
     """The samples of an optimizer step."""
     size, ranks = job.configuration.batch_size or samples_per_step(job.steps), job.layout.dp
     if size % ranks:
-        raise Unsupported(f"train batches are multiples of {ranks} ranks, {size} samples are none")
+        raise Unsupported(f"{size} samples cannot be split evenly over {ranks} ranks")
     return size
 
 
@@ -283,7 +283,7 @@ OPENRLHF = Framework(
         --train.enable_ema, --train.ema_beta, --critic.save_value_network,
             --critic.model_name_or_path, --ds.use_universal_ckpt | checkpoints, and averages of a
             model | they come after a step
-        --train.seed, --train.full_determinism_enable | what is random | nothing is
+        --train.seed, --train.full_determinism_enable | random numbers | a step draws none
         """
     ),
     departures=parse_departures(

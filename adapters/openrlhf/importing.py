@@ -29,7 +29,7 @@ module = modules_of("openrlhf")
 STUBBED: list[str] = []  # packages stubbed in this process
 
 OF_SERVERS = ("vllm", "ring_flash_attn")
-"""Packages of rollout servers and of attention, of which the trained model has none."""
+"""Packages of rollout servers and of attention, which the trained model does not use."""
 
 SCRIPT = "cli.train_ppo_ray"
 
@@ -142,7 +142,7 @@ def _nothing(_: Any) -> None:
 
 
 def _run_script(train: Callable[[Any], None], *words: str) -> None:
-    """Run the script with another function in the place of the one that trains."""
+    """Run the script with its training function replaced."""
     with mock.patch.object(sys, "argv", [SCRIPT, *words]):
         exec(_script(), {"__name__": "__main__", "train": train})
 

@@ -106,7 +106,7 @@ WITHOUT_GPU: dict[str, Any] = {
 
 
 ONLY_RUN = SimpleNamespace(max_runs=1, used_idxs=(), synchronize_state=lambda: None)
-"""Stands for the manager of runs: none has a configuration or an adapter of its own."""
+"""Stub of the manager of runs, which have no configuration or adapter of their own."""
 
 PACKER = SimpleNamespace(
     pack=lambda: None, _arm_watchdog=lambda: None, _disarm_watchdog=lambda: None

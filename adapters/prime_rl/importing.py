@@ -76,7 +76,7 @@ def has_streams() -> bool:
 
 
 def serves_several_runs() -> bool:
-    """Whether the trainer finds out of which runs samples are, as before August 2026."""
+    """Whether the trainer assigns samples to several runs, as before August 2026."""
     return hasattr(module("trainer.rl.train"), "setup_multi_run_manager")
 
 

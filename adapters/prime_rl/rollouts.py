@@ -134,7 +134,7 @@ class Rollouts:
         return made if has_streams() else self._with_advantages(made)
 
     def _with_advantages(self, grid: list[list[Any]]) -> list[list[Any]]:
-        """The same micro-batches, with advantages of tokens in the place of those of samples."""
+        """The same micro-batches, with token advantages instead of sample advantages."""
         advantages = np.zeros(self._batch.probe_size + FIRST_ID)
         ids = np.concatenate(self._batch.responses) + FIRST_ID
         advantages[ids] = np.concatenate(self._batch.advantages)

@@ -166,7 +166,7 @@ class Training:
         return SimpleNamespace(**remote)
 
     def _keep(self, values: dict[str, float], step: int) -> None:
-        """Keep what is seen of a step, in its last epoch; raises `Refused` if it is skipped."""
+        """Record a step in its last epoch; raises `Refused` if the step is skipped."""
         if values.get("mask/final_mask_sum_eq_0"):
             raise Refused("final_response_mask.sum() == 0! Current step will be skipped.")
         self.logs.append(module("utils.tracking")._strip_metric_tag(values))

@@ -269,9 +269,9 @@ ROLL = Framework(
             formula in the reference
         +actor_train.cispo_epsilon_low, +actor_train.cispo_epsilon_high, +actor_train.kimi15_tau |
             the constants of variants
-        train_infer_correction.filters | what is masked by the ratio of the old policy to that of
-            the rollouts | by tokens. Those by `segment`, `geometric` and `sequence`, and by
-            differences in the place of ratios, are not run
+        train_infer_correction.filters | masks by the ratio of the old policy to that of the
+            rollouts | by tokens. Those by `segment`, `geometric` and `sequence`, and by
+            differences instead of ratios, are not run
         {WEIGHTED}, train_infer_correction.is_weight.enabled,
             train_infer_correction.is_weight.upper_bound | the correction by that ratio | `segment`
             and `geometric` are not run
@@ -289,7 +289,7 @@ ROLL = Framework(
             have no formula in the reference
         adv_estimator, norm_mean_type, whiten_advantages, num_return_sequences_in_group | advantages
             | with a mean and a deviation of groups. Those of a batch or a running one are not run
-        norm_std_type | what centred rewards are divided by | it is nothing, but for `grpo`
+        norm_std_type | the divisor of centred rewards | there is none, except for `grpo`
         gamma, lambd | discounts in advantages
         add_token_level_kl, init_kl_coef | penalties in advantages
         kl_penalty | the estimator of the penalty | penalties have the default, `kl`
@@ -319,7 +319,7 @@ ROLL = Framework(
         {ENGINE}.param_dtype, {ENGINE}.reduce_dtype, {ENGINE}.offload_policy | precision, and where
             parameters are kept | float32 is run
         max_grad_norm | the norm of the gradient | it is infinite
-        is_pure_opd, use_opd, pure_opd_pipeline_type | distillation in the place of rewards, or
+        is_pure_opd, use_opd, pure_opd_pipeline_type | distillation instead of rewards, or
             beside them | rewards are given
         enable_reference | forward passes of a reference policy | ROLL runs them where it needs them
         async_generation_ratio, rewards, dataset_filter.source, dataset_filter.min_difficulty,

@@ -72,7 +72,7 @@ def probe_capacity(size: int) -> int:
 
 
 class Recorder(list[_T]):
-    """Keeps what is recorded until it is taken."""
+    """A list of records that is emptied when it is read."""
 
     def drain(self) -> list[_T]:
         """Return what was recorded since the last call."""
@@ -94,7 +94,7 @@ class GradientReader:
     """Records the probe's gradient, [capacity], at each step of an optimizer of nothing else.
 
     The gradient is then set to 0, as NaN would spoil the probe even at a learning rate of 0.
-    ``whole`` makes an array of a parameter's gradient, of which a rank may hold a part.
+    ``whole`` gathers a parameter's gradient, which may be sharded over ranks, into one array.
     """
 
     def __init__(

@@ -172,7 +172,7 @@ def _unpack(requirement: str, folder: Path) -> None:
             reason = errors[-1].removeprefix("ERROR: ") if errors else result.stderr.strip()
             raise WheelError(
                 f"{requirement} cannot be fetched: {reason}",
-                "see to it that the package index has it, or give --source=PATH@REF of a clone",
+                "choose a version that the package index has, or give --source=PATH@REF of a clone",
             )
         [wheel] = Path(scratch).glob("*.whl")
         with zipfile.ZipFile(wheel) as archive:
@@ -235,7 +235,7 @@ def _revision(repository: Path, ref: str) -> str:
 def _extracted(adapter: Adapter, repository: Path, revision: str) -> Path:
     """The folder of the commit's files in the cache, extracted once.
 
-    Its name has the folders that are extracted, of which another version may need more.
+    Its name lists the extracted folders, because another version of the adapter may need more.
     """
     name = "-".join([revision, *adapter.tree]).replace("/", "-")
     folder = platformdirs.user_cache_path("rl-loss-conformance") / adapter.name / name

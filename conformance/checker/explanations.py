@@ -219,7 +219,7 @@ def _clipped(weights: StepWeights) -> Flaw | None:
 
 
 def _softmax_words(slope: float, weights: StepWeights) -> str:
-    """Which plain softmax has a ratio of 1/V and a derivative of 1 - 1/V; empty if none has."""
+    """Names the plain softmax with a ratio of 1/V and a derivative of 1 - 1/V, if there is one."""
     if slope >= 1 / 4:
         return ""
     tokens = _whole((1 + math.sqrt(1 - 4 * slope)) / (2 * slope), weights)

@@ -34,7 +34,7 @@ def _sample(index: int, prompt_length: int, length: int, active: int) -> Sample:
 
 
 EQUAL = Step.of([_sample(index, 3, 10, 8) for index in range(8)])
-"""Samples of equal length, of which no batch needs padding."""
+"""Samples of equal length, which no batch has to pad."""
 
 PADDED = Step.of(
     [

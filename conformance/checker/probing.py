@@ -75,13 +75,11 @@ def first_complaint(pool: RankPool, layouts: Sequence[Layout]) -> Complaint | No
 
 
 def _require_capabilities(description: Description) -> None:
-    """See to it that a job can be made of what is declared."""
+    """Require the capabilities that every job needs to be declared."""
     lacking = [name for name in ("modes", "depths") if not getattr(description, name)]
     lacking += [] if Objective.POLICY in description.objectives else ["objectives policy"]
     if lacking:
-        words = (
-            f"describe() declares no {' and no '.join(lacking)}; what is not declared is not run"
-        )
+        words = f"describe() declares no {' and no '.join(lacking)}, so no job can be run"
         raise _Complained(Complaint(name="nothing_to_run", where="describe()", words=words))
 
 
@@ -93,7 +91,7 @@ class Probing:
     layouts: Sequence[Layout]
 
     def require_all(self) -> None:
-        """See to it that the probe is right, the most basic first.
+        """Require the probe to be right, the most basic property first.
 
         Raises:
             _Complained: it is not.

@@ -35,7 +35,7 @@ HELP = {
 
 
 def parser() -> argparse.ArgumentParser:
-    """Returns the parser of all commands, each of which sets ``lines``."""
+    """Returns the parser of all commands; each command sets ``lines``."""
     parser = argparse.ArgumentParser(prog="rl-loss-conformance")
     subparsers = parser.add_subparsers(required=True, metavar="COMMAND")
     parsers = {name: subparsers.add_parser(name, help=words) for name, words in HELP.items()}

@@ -34,7 +34,7 @@ class BatchPlacement:
     """Where the tokens of a batch were, int64 [tokens]; ranks are None if they are not known.
 
     ``prompt_lengths`` are the tokens of each sample's prompt, [N], None if they are not known;
-    ``slices`` are the context-parallel ranks, of which some may hold no token.
+    ``slices`` are the context-parallel ranks; some may hold no token.
     """
 
     step: NDArray[np.int64]
@@ -46,8 +46,8 @@ class BatchPlacement:
     def rows(self, responses: NDArray[np.int64]) -> Iterator[tuple[NDArray[np.int64], int]]:
         """Yield where responses start in rows, [N], and the width of rows, given their tokens: [N].
 
-        They are as wide as the longest response, or as the longest sequence, of which
-        context-parallel ranks have one slice each, or two.
+        They are as wide as the longest response, or as the longest sequence, cut into one or two
+        slices per context-parallel rank.
         """
         yield np.zeros_like(responses), int(responses.max())
         if self.prompt_lengths is not None:

@@ -47,7 +47,7 @@ class TokenPlacement:
 def zigzag_rank(step: Step, cp: int) -> NDArray[np.int64]:
     """The context-parallel rank of each response token in zigzag slices of packed rows: [tokens].
 
-    A sample is cut into 2·cp chunks, of which a rank has one from the front and one from the back;
+    A sample is cut into 2·cp chunks; a rank has one from the front and one from the back, and
     a token is held where the token before it is, from which it is predicted.
     """
     samples = np.repeat(np.arange(step.size), step.response_lengths)

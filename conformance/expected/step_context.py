@@ -116,8 +116,8 @@ class StepContext:
     def most_micro_batches(self) -> int:
         """The largest number of a rank's micro-batches.
 
-        Those without any sample count where they are known to be of this step: a batch of several
-        does not tell of which one they are.
+        Those without any sample count if they are known to be in this step. In a batch of several
+        steps, that is not known.
         """
         if self.placement is None:
             raise ValueError("it is not known how the step was cut into micro-batches")

@@ -64,7 +64,7 @@ def clues(measurements: Sequence[Measurement]) -> Clues:
 
 
 def clues_of_failure(job: Job) -> Clues:
-    """What is known of a job that was not trained."""
+    """The clues of a job that was not trained: only the facts of its steps."""
     facts = chain.from_iterable(map(of_step, job.steps))
     return Clues(terms=[str(Metric.POLICY_LOSS)], conditions=[*dict.fromkeys(facts)])
 
@@ -100,7 +100,7 @@ def _read_off_by(wrong: Explained, right: Sequence[Explained]) -> Iterator[list[
     measurement = wrong.measurement
     steps = [one.measurement.context.step_index for one in right]
     is_nothing = not (measurement.is_per_token or measurement.observed.any())
-    if is_nothing and measurement.context.step_index in steps:  # of which others log a number
+    if is_nothing and measurement.context.step_index in steps:  # other ranks log a number
         yield [_of_term(wrong, ["nothing_reported_by_some_ranks"])]
         return
     if len(wrong.terms) > 1:

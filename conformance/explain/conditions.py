@@ -54,7 +54,7 @@ NEGATIVE = (
     "where pp = 1",
     "where no token is rejected",
 )
-"""How facts begin that say what is not the case: they are chosen last."""
+"""Beginnings of negative facts, which are chosen last."""
 
 OF_STEPS: dict[str, Callable[[Step], bool]] = {
     EMPTY_SAMPLE: lambda step: bool((step.active_tokens == 0).any()),
@@ -149,7 +149,7 @@ def _of_layout(layout: Layout) -> Iterator[str]:
 
 
 def of_context(context: StepContext) -> Iterator[str]:
-    """Yield what is true of a step and of how it was cut."""
+    """Yield the facts of a step and of its cut."""
     yield from of_step(context.step)
     yield from (fact for fact, holds in OF_BATCHES.items() if holds(context))
     if (placement := context.placement) is not None:
@@ -157,7 +157,7 @@ def of_context(context: StepContext) -> Iterator[str]:
 
 
 def of_step(step: Step) -> Iterator[str]:
-    """Yield what is true of a step, however it was cut."""
+    """Yield the facts of a step that do not depend on its cut."""
     return (fact for fact, holds in OF_STEPS.items() if holds(step))
 
 

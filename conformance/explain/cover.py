@@ -173,7 +173,7 @@ def _by_certainty(table: Table) -> tuple[list[Pair], list[Pair]]:
 
 
 def explanation(explanations: Iterable[Explanation], chosen: Sequence[Pair]) -> Explanation | None:
-    """The first explanation all parts of which the chosen pairs give."""
+    """The first explanation whose parts are all given by the chosen pairs."""
     given = (one for one in explanations if all(part.is_given_by(chosen) for part in one))
     return next(given, None)
 

@@ -1,6 +1,6 @@
-"""Names the mistake that explains what is wrong.
+"""Names the mistake that explains a mismatch.
 
-The first known mistake that gives what was observed is the diagnosis; others that fit as well are
+The first known mistake that predicts the observation is the diagnosis; others that fit as well are
 named with it. Weights that no mistake gives are unexplained, and the diagnosis describes their
 ratios to the expected ones.
 """
@@ -173,7 +173,7 @@ def _named(weights: ObservedWeights, one: Prediction) -> Diagnosis:
 
 
 def _of_whole_step(weights: ObservedWeights, explained: Explained) -> Diagnosis | None:
-    """What is the matter whatever else is wrong."""
+    """Diagnoses that come first: a skipped step, and numbers that are not finite."""
     if weights.context.is_skipped:
         lost = int(weights.context.step.mask.sum())
         words = (
@@ -187,7 +187,7 @@ def _of_whole_step(weights: ObservedWeights, explained: Explained) -> Diagnosis 
     inactive = weights.observed[weights.expected == 0]
     if not (weighed := int(np.count_nonzero(inactive))):
         return None
-    name, words = "inactive_tokens_weigh", f"{weighed} tokens that the mask excludes have a weight"
+    name, words = "inactive_tokens_weigh", f"{weighed} masked tokens have a weight"
     if known := _alone(explained):
         name, words = known[0].name, f"{known[0].says}: {words}"
     numbers = {"tokens": weighed, "largest": float(np.abs(inactive).max())}

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     """Mistakes that cannot be told apart."""
 
 MANY = 4096
-"""Tokens of a step of which all are looked at."""
+"""Tokens of the largest step whose tokens are all compared."""
 
 FEW = 16
 """Numbers by which choices are sorted out before all numbers are looked at."""
@@ -105,7 +105,7 @@ class Explained:
 
     @property
     def is_right(self) -> bool:
-        """Whether what was observed is right within its bound."""
+        """Whether the observation is right within its bound."""
         return any(not any(choice) for choice in self.choices)
 
     @cached_property
@@ -127,8 +127,8 @@ class Explained:
     def visible(self) -> Names:
         """Mistakes that alone, in each of their variants, would give something else.
 
-        That is something else than what is right and, if what was observed is right within its
-        bound, than that.
+        They must differ from the right numbers and, if the observation is right within its bound,
+        from the observation too.
         """
         numbers = self._observed if self.is_right else self._expected
         visible: set[TermMistake] = set()
@@ -159,7 +159,7 @@ class Explained:
 
     @cached_property
     def _tokens(self) -> NDArray[np.int64] | slice:
-        """Tokens whose numbers stand for all: of a large step, the extreme ones of each part.
+        """Tokens that represent all others: of a large step, the extreme ones of each part.
 
         No known mistake tells apart the tokens of a sample that have the same place in the cut.
         """
@@ -284,7 +284,7 @@ class Explained:
                 yield from ([*on_top, *parts] for parts in others if parts)
 
     def _with_losses(self) -> Iterator[list[Names]]:
-        """Yield mistakes of a single term that give what was observed, but for lost tokens."""
+        """Yield mistakes of a single term that explain the observation apart from lost tokens."""
         one, term = self._of_terms[0], self.measurement.terms[0]
         active = np.not_equal(term.products, 0)
         if len(self._of_terms) > 1 or not self.measurement.is_per_token:

@@ -58,7 +58,7 @@ class Measurement:
         return products if self.is_per_token else products.sum(keepdims=True)
 
     def of_term(self, term: LossTerm) -> Measurement:
-        """What is left for one of the terms if all others are right."""
+        """The rest that one term has to explain if all others are right."""
         return replace(
             self,
             terms=[term],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple, Self
 
@@ -58,7 +59,7 @@ class Clues(_Frozen):
     """The terms that the finding depends on."""
 
     explanations: list[list[list[TermMistake]]] = []
-    """What would give what was observed, if that is wrong: each explanation is a list of mistakes
+    """Explanations of a wrong observation: each is a list of mistakes
     that occur together, and each of them a list of names that cannot be told apart here."""
 
     excluded: list[TermMistake] = []
@@ -142,14 +143,15 @@ class Impact(_Frozen):
         )
 
     def __str__(self) -> str:
-        """What it means to who trains; empty if nothing was measured."""
+        """Returns what it means for training; empty if nothing was measured."""
         said = []
         if self.scale is not None:
-            said.append(f"as if the learning rate were multiplied by {self.scale}")
+            said.append(f"updates {self.scale} times the right size")
         if self.cosine is not None and self.cosine.lowest < SAME_DIRECTION:
-            said.append(f"the gradient turns away (cosine {self.cosine})")
+            angle = math.degrees(math.acos(max(self.cosine.lowest, -1.0)))
+            said.append(f"gradient direction off by up to {angle:.3g}°")
         if self.reported is not None:
-            said.append(f"{self.reported} times the right number is logged")
+            said.append(f"logs {self.reported} times the right number")
         return "; ".join(said)
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 GENERATED = "generated"
-"""Stands for all generated cases where a case of the corpus has its name."""
+"""The name that all generated cases share in ids."""
 
 PRODUCTION = "production_step"
 """The case of the corpus that is as large as a step in production."""

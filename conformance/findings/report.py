@@ -88,7 +88,7 @@ class PlanSize(StrEnum):
     """How much of what can be looked at a run looks at."""
 
     QUICK = "quick"
-    """What tells as much as all of it."""
+    """A subset that detects the same mistakes."""
 
     FULL = "full"
 

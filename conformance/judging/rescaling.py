@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     Array = NDArray[np.float64]
 
 SAME = 1e-4
-"""The largest relative difference of sizes that are taken for equal: torch divides by a norm to
+"""The largest relative difference of sizes that count as equal: torch divides by a norm to
 which 1e-6 is added, and norms are sums in float32."""
 
 SMALLEST_LOSS_SCALE = 2.0**8
-"""The least factor that is taken for a loss scale. Counts of small steps can be smaller powers of
-two."""
+"""The smallest factor that is recognised as a loss scale. Counts of small steps can be smaller
+powers of two."""
 
 WAYS_OUT = {
     "gradients_clipped": (
@@ -78,7 +78,7 @@ class Rescaling(NamedTuple):
 
 
 def rescalings(measurements: Sequence[Measurement], wrong: Measurement) -> Iterator[Rescaling]:
-    """Yield what explains all gradients that a job showed, of which one is ``wrong``.
+    """Yield rescalings that explain all gradients of a job, including the ``wrong`` one.
 
     A single step proves nothing: many mistakes give a gradient another norm.
     """

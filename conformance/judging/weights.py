@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 class Judgement:
     """The verdict on one cell, with the largest relative error found and its bound.
 
-    It has all that a finding has but for its name, and what the run needs to know besides.
+    It has all fields of a finding except its name, and those that only the run needs.
     """
 
     verdict: Verdict
@@ -71,7 +71,7 @@ class Judgement:
     """What the observations say about the known mistakes."""
 
     rescalings: tuple[Rescaling, ...] = ()
-    """What a trainer may have done to right gradients, each of which explains a mismatch."""
+    """Rescalings of right gradients by the trainer; each one explains the mismatch."""
 
     expected: tuple[ExpectedNumber, ...] = ()
     """Numbers that `conformance.runs.recorder` compares over the findings of a run."""

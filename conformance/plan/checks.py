@@ -1,4 +1,4 @@
-"""What is looked at: the checks, each with what a framework is made to train and what is read off.
+"""The checks: what each one has a framework train, and which numbers it reads.
 
 A check is one line of the contract. It has an objective, which says what the ranks train, and the
 cases that it takes to tell right from wrong; checks of one objective share a run.
@@ -82,9 +82,9 @@ WITHOUT_PAIRS = frozenset(
         Objective.LEAVE_ONE_OUT,
     }
 )
-"""Objectives of which another one shows what goes wrong where two properties come together:
-`COMBINED` of its terms and of what is reduced as they are, PPO's loss of those in which a rank
-needs nothing more of other tokens."""
+"""Objectives whose combinations of properties another objective already covers: `COMBINED` covers
+its own terms and losses that are reduced like them, PPO's loss covers those in which a rank needs
+nothing else from other tokens."""
 
 SHARDED = _cases(
     "split_groups",
@@ -109,7 +109,7 @@ class CheckSpec:
     name: str = ""
     objective: Objective = Objective.POLICY
     metric: Metric | None = None
-    """What is logged; None where weights are looked at."""
+    """The logged number that is compared; None if weights are compared."""
 
     cases: tuple[Case, ...] = CORPUS
     modes: tuple[Mode, ...] = tuple(Mode)

@@ -150,7 +150,7 @@ normaliser spans the step, no custom function may change the mask after micro-ba
 def may_decline(cell: MatrixCell) -> bool:
     """Whether the contract allows a framework to decline the cell's job.
 
-    It may decline a step without active tokens, of which nothing can be computed; prompt groups
+    It may decline a step without active tokens, as nothing can be computed from it; prompt groups
     that are not adjacent (SkyRL documents that it takes them to be); samples or rollouts that
     cannot be divided evenly among the data-parallel ranks (SkyRL asserts that batch sizes are
     multiples, slime that micro-batches can be aligned); and in `prompt_mean` prompt groups that

@@ -54,7 +54,7 @@ class Plan:
     """The only mode in which advantages are looked at, as no mode changes them."""
 
     case: Case | None = None
-    """A step that a user gave, in the place of the corpus and all else."""
+    """A step that a user gave, which replaces all other cases."""
 
     @property
     def request(self) -> Request:
@@ -110,7 +110,7 @@ class Plan:
         return quick_jobs(cell for cell in self._cells_of_cases if cell.spec.check in self.checks)
 
     def require_something_to_run(self) -> None:
-        """See to it that a given case fits a chosen layout.
+        """Require a given case to fit a chosen layout.
 
         Raises:
             InvalidSettingsError: it fits none.

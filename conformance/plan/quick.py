@@ -1,4 +1,4 @@
-"""Chooses the jobs that tell as much of a framework as all of them: the quick plan.
+"""Chooses a subset of the jobs that detects the same mistakes: the quick plan.
 
 The condition under which a mistake shows has at most two facts (`conformance.explain.conditions`):
 a mode, what a case has, a property of the layout. So the chosen jobs have, for every check, every

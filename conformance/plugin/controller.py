@@ -134,7 +134,7 @@ class Controller:
     def pytest_terminal_summary(
         self, terminalreporter: pytest.TerminalReporter
     ) -> Generator[None, None, None]:
-        """Show the causes of what is wrong in the place of every wrong finding."""
+        """Show the causes instead of every wrong finding."""
         failed = terminalreporter.stats.get("failed", [])
         if self._report is not None and self._config.option.tbstyle == "auto":
             others = [report for report in failed if not _is_finding(report)]
@@ -144,7 +144,7 @@ class Controller:
         self._show(terminalreporter)
 
     def _show(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Show what was found, where it was written and what it cost."""
+        """Show the result, the path of the report and the time that the run took."""
         if self._problem is not None:
             terminalreporter.line(f"ERROR: {self._problem}", red=True)
         if self._recorder is not None and self._recorder.kept is not None:
@@ -166,8 +166,8 @@ class Controller:
             terminalreporter.line(f"FAILED: {self._objection}", red=True)
         first = self._first_finding or self._start
         terminalreporter.line(
-            f"{first - self._start:.1f} s to start, {time.time() - first:.1f} s to run, of which"
-            f" {self._recorder.framework_seconds:.1f} s in the framework's own code"
+            f"{first - self._start:.1f} s to start, {time.time() - first:.1f} s to run,"
+            f" {self._recorder.framework_seconds:.1f} s of it in the framework's own code"
         )
         terminalreporter.line(f"report: {self._recorder.settings.report}")
         if os.environ.get(GITHUB_SUMMARY):
@@ -217,7 +217,7 @@ def _is_finding(report: pytest.TestReport) -> bool:
 
 
 def _require_summary() -> None:
-    """See to it that GitHub's summary can be appended, which is done when all else is.
+    """Require GitHub's summary to be writable before the run, which appends to it at its end.
 
     Raises:
         pytest.UsageError: it cannot.

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class ProgressLine:
-    """Counts findings in the place of pytest's dots; a plugin, as pytest has to be told."""
+    """Counts findings instead of pytest's dots; a plugin, because pytest must be told so."""
 
     def __init__(self, console: Console, total: int, attribute: str) -> None:
         self._attribute = attribute
@@ -58,7 +58,7 @@ class ProgressLine:
 
 
 def progress_line(config: pytest.Config, total: int, attribute: str) -> ProgressLine | None:
-    """A line where there is a terminal and nobody asked for more or less than pytest's dots."""
+    """The line, if there is a terminal and the user left pytest's verbosity alone."""
     terminal = config.pluginmanager.get_plugin("terminalreporter")
     if not isinstance(terminal, pytest.TerminalReporter) or not terminal.isatty:
         return None

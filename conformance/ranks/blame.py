@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 PASSES_CALLS_ON = "__tracebackhide__"
 """The local variable by which pytest hides a frame; here it marks functions that only pass calls
-on, so that what is raised below them is their caller's."""
+on, so that an exception raised below them is their caller's."""
 
 FEWEST_WORDS = 3
 """Of the message of a deliberate error: ``f"{shape} {other}"`` explains nothing."""
@@ -161,8 +161,8 @@ def _asked_too_much(error: BaseException, stack: _Stack) -> bool:
 def _was_called_wrongly(words: str, stack: _Stack) -> bool:
     """Whether a function of the adapter's got arguments that it does not take.
 
-    Python says of which qualified name it was. Where a patch has ended in the meantime, the name
-    that was called is another function's by now, and ours is looked for in the adapter's modules.
+    Python gives the qualified name. If a patch has ended in the meantime, the name already belongs
+    to another function, and ours is looked up in the adapter's modules.
     """
     name, is_call, _ = words.partition("() ")
     callee = _callee(stack.entries[0])

@@ -23,7 +23,7 @@ class RankBudget:
     """The largest number of ranks of a run, and how many of them this machine may hold.
 
     ``rule`` is the option or setting that says so. ``way_out`` is how to change it, with
-    ``{needed}`` in the place of the number of ranks.
+    ``{needed}`` for the number of ranks.
     """
 
     ranks: int

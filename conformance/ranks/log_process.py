@@ -126,7 +126,7 @@ class LogProcess:
 
 
 def _become_optimized(request: LogRequest, folder: Path) -> None:
-    """Answer in the place of this process, in an interpreter that removes asserts."""
+    """Replace this process by an interpreter that removes asserts, and answer there."""
     _print_to(folder)
     (folder / "request").write_bytes(pickle.dumps(request))
     command = f"from {__name__} import answer_pickled; answer_pickled({str(folder)!r})"
@@ -140,7 +140,7 @@ def answer_pickled(folder: str) -> None:
 
 
 def answer(request: LogRequest, folder: Path) -> None:
-    """Write what comes of a request into its folder; torch is imported in this process alone."""
+    """Write the outcome of a request into its folder; only this process imports torch."""
     import torch.distributed as dist
 
     preload.die_with_parent(signal.SIGKILL)

@@ -39,7 +39,7 @@ START_LIMIT = 300.0
 """Seconds for importing a framework; on a cold disk SkyRL was seen to take 40."""
 
 GRACE = 3.0
-"""Seconds for the other ranks to answer once one failed: most wait in vain then."""
+"""Seconds for the other ranks to answer once one failed: the rest are usually blocked."""
 
 GRACE_TO_DECLINE = 10.0
 """Seconds once one declined: most others decline too, as soon as they get a core."""
@@ -144,7 +144,7 @@ class RankPool(AbstractContextManager["RankPool"]):
 
     @property
     def description(self) -> Description:
-        """What the framework turned out to be.
+        """The detected capabilities of the framework.
 
         Raises:
             StartError: it cannot be imported.
@@ -222,7 +222,7 @@ class RankPool(AbstractContextManager["RankPool"]):
     def _gather(
         self, connections: list[Connection], deadline: float, limit: float
     ) -> list[_Answer]:
-        """What came of each rank, in any order; silent ones are said to have had ``limit``."""
+        """Each rank's answer, in any order; silent ranks are reported to have had ``limit``."""
         pending = {connection: rank for rank, connection in enumerate(connections)}
         answers: list[_Answer] = []
         while pending:
@@ -305,7 +305,7 @@ def _not_loaded(adapter: Adapter, failed: Crashed) -> StartError:
 
 
 def _failure(rank: int, raised: Raised) -> _Failure:
-    """What a rank's exception says of the job; one that waited in vain is not to blame."""
+    """A rank's exception as a failure of the job; a rank that was left waiting is not to blame."""
     message = f"{raised.words}\nrank {rank} raised\n{raised.traceback}"
     if any(words in raised.traceback for words in WORDS_OF_A_WAITING_RANK):
         return _Failure(_Blame.WAITED, Crashed(message, place=raised.place))

@@ -35,8 +35,8 @@ def announce(adapter: Adapter, source: Path | None, hardware: Hardware) -> None:
 def load_once(adapter: Adapter, source: Path | None) -> Description:
     """Load a framework unless this process, or the one it was forked from, already has.
 
-    What it turned out to be is found out once too: on miles that takes longer than a fork. What was
-    half loaded fails otherwise at a second try, so that there is none.
+    Its capabilities are detected once too: on miles that takes longer than a fork. A framework that
+    failed to load is not tried again, since a half-loaded one fails in another way.
     """
     key = (type(adapter), source)
     if key not in _loaded:

@@ -32,7 +32,7 @@ LONGEST_TEMPORARY_FOLDER = 107 - len("/pymp-12345678/listener-12345678")
 """Bytes of its name: those of a socket of Unix, less what multiprocessing adds."""
 
 WHAT = "what():"
-"""What C++ prints before the message of an exception that nobody catches."""
+"""The prefix that C++ prints before the message of an uncaught exception."""
 
 LOG_LINES = 5
 """Lines of a dead process's output that a finding quotes."""
@@ -184,7 +184,7 @@ def last_words(who: str, code: int | None, output: bytes, source: Path | None) -
 
 
 def require_room_for_sockets() -> None:
-    """See to it that processes can be started.
+    """Require a temporary folder whose name is short enough for processes to be started.
 
     Raises:
         TemporaryFolderError: the names of their sockets would be too long.

@@ -1,8 +1,8 @@
 """Ranks in the processes that torchrun started, on one machine or several.
 
 Rank 0 of them runs pytest. Each of the others serves it: on request it starts a rank in a process
-of its own, which connects to rank 0 by itself, and puts an end to it. So a rank that dies takes
-nobody with it. They find rank 0 through the store that torchrun keeps.
+of its own, which connects to rank 0 by itself, and puts an end to it. A rank that dies takes
+no other process with it. They find rank 0 through the store that torchrun keeps.
 """
 
 from __future__ import annotations

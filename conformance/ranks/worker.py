@@ -129,7 +129,7 @@ def _device(hardware: Hardware, slot: HostSlot) -> str:
 
 
 def _settle(slot: HostSlot) -> None:
-    """Make this process a quiet one that shares the machine and outlives nobody."""
+    """Make this process quiet, share the machine, and end with the process that started it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.setpgid(0, 0)  # with all that the framework starts in it
     _die_with_the_fork_server()
@@ -157,7 +157,7 @@ def _ignore(*_: object, **__: object) -> None:
 
 
 def _die_with_the_fork_server() -> None:
-    """It ends when nobody holds its life line any more, so ranks must not hold it."""
+    """End with the fork server, which ends once no process holds its life line: ranks let go."""
     preload.die_with_parent(signal.SIGKILL)
     life_line = getattr(multiprocessing.forkserver._forkserver, "_forkserver_alive_fd", None)
     if life_line is not None:

@@ -127,7 +127,7 @@ class _Examples:
     def judgement(self) -> Judgement:
         """One judgement for all examples.
 
-        It has the figures of the wrong one, and the largest error where none is; it says that the
+        It has the numbers of the wrong example, or the largest error if all are right. The
         framework declined only if it declined all of them.
         """
         if self.wrong is not None:

@@ -27,7 +27,7 @@ NO_TESTS = 5
 
 @dataclass(frozen=True, kw_only=True)
 class CommitRuns:
-    """What is run of every commit; ``options`` are further ones of pytest, as a user types them."""
+    """The run to make at every commit; ``options`` are further pytest options, as typed."""
 
     adapter: str
     repository: Path | None = None
@@ -56,7 +56,7 @@ class Row:
 
 
 def find_commits(selection: CommitRuns, refs: Sequence[str]) -> list[Commit]:
-    """The commits of refs and ranges, fit to be run as far as can be known before they are.
+    """The commits of refs and ranges, after all checks that are possible before a run.
 
     Raises:
         ConformanceError: one of them cannot be run.

@@ -65,7 +65,7 @@ class SharedJobs:
 
     @property
     def description(self) -> Description:
-        """What the framework turned out to be."""
+        """The detected capabilities of the framework."""
         return self.pool.description
 
     def expect(self, upcoming: MatrixCell | None) -> None:

@@ -43,7 +43,7 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
     },
     "plan": {
         "metavar": "quick|full",
-        "help": "the fewest findings that tell as much as all, or all (quick; full where a layout,"
+        "help": "a subset that detects the same mistakes, or all findings (quick; full if a layout,"
         " a case or a finding is named)",
     },
     "max-ranks": {
@@ -101,7 +101,7 @@ PLACEHOLDERS = {
     "CHECKOUT": "a checkout of the framework",
     "FILE": "the step that the user gave",
 }
-"""What stands in commands for what reports do not name: where things are on a machine."""
+"""Placeholders in commands for paths, which reports do not name."""
 
 
 def command(header: Header, finding: Finding) -> str:

@@ -48,7 +48,7 @@ class FindingMessage(TypedDict):
     """What it says about the known mistakes; empty if nothing."""
 
     fault: str
-    """What is wrong with the harness; empty where nothing is."""
+    """The fault of the harness; empty if it has none."""
 
 
 def header(settings: Settings, description: Description) -> Header:

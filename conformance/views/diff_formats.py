@@ -86,7 +86,7 @@ SIDE_BY_SIDE = PROGRESS | {
     ChangeKind.VANISHED: "only OLD has them",
     ChangeKind.APPEARED: "only NEW has them",
 }
-"""Headings where two frameworks or engines are compared, neither of which is the later one."""
+"""Headings if two frameworks or engines are compared, which have no order in time."""
 
 ALONE = (ChangeKind.VANISHED, ChangeKind.APPEARED, ChangeKind.ONLY_OLD, ChangeKind.ONLY_NEW)
 """Kinds of findings that only one report has."""
@@ -223,7 +223,7 @@ def _text(difference: Difference, limits: OutputLimits) -> Iterator[str]:
 
 
 def _causes(difference: Difference) -> Iterator[str]:
-    """Yields a line for each cause of what is wrong in either report, those that are new first."""
+    """Yields a line for each cause in either report, the new ones first."""
     for change in cause_changes(difference):
         became = f"; {change.became}" if change.became else ""
         yield f"cause, {change.fate}: {change.statement} ({change.findings} findings{became})"
@@ -306,7 +306,7 @@ def _state(state: State) -> str:
 
 
 def _line(change: Change, limits: OutputLimits) -> str:
-    """Returns a finding's id with what was wrong with it and what is wrong now."""
+    """Returns a finding's id with its explanations before and after."""
     told = [explain(one) for one in (change.old, change.new) if one is not None]
     words = " -> ".join(_cut(one, limits.words) for one in told if one)
     return f"{change.finding.id}: {words}" if words else change.finding.id

@@ -13,7 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
+from jinja2 import (
+    Environment,
+    FileSystemLoader,
+    StrictUndefined,
+    pass_eval_context,
+    select_autoescape,
+)
+from markupsafe import Markup
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -23,6 +30,8 @@ from reference.aggregation import Mode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from jinja2.nodes import EvalContext
 
     from conformance.findings.finding import Finding
 
@@ -123,6 +132,7 @@ def environment(**filters: Callable[..., str]) -> Environment:
     found = Environment(
         loader=FileSystemLoader(TEMPLATES),
         autoescape=select_autoescape(["html"]),
+        finalize=_escaped_in_html,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -131,6 +141,18 @@ def environment(**filters: Callable[..., str]) -> Environment:
     found.filters |= {"md": escape_markdown, "html": escape_html, "code": code, "table": _table}
     found.filters |= filters
     return found
+
+
+@pass_eval_context
+def _escaped_in_html(context: EvalContext, value: object) -> object:
+    """Returns a value with all that has a meaning in HTML escaped, if the template is of HTML.
+
+    Jinja would escape apostrophes as well, which makes sentences and commands hard to read in the
+    page's source. They only end attributes in single quotes, and our templates have none.
+    """
+    if not context.autoescape or hasattr(value, "__html__"):
+        return value
+    return Markup(html.escape(str(value), quote=False).replace('"', "&quot;"))
 
 
 def _table(rows: Iterable[Iterable[str]], header: Sequence[str]) -> str:

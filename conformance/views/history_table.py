@@ -58,7 +58,7 @@ def as_text(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def as_markdown(rows: Sequence[Row]) -> Iterator[str]:
-    """Yields one table, of which the last columns have causes and what could not be run."""
+    """Yields one table; its last columns have the causes and the reason if a run failed."""
     cells = [_cells(row) for row in rows]
     columns = [(check, mode) for check, modes in _columns(cells).items() for mode in modes]
     header = ["ref", "commit", *(f"{check} {mode}" for check, mode in columns), "causes", ""]

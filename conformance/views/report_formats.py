@@ -149,7 +149,7 @@ def _coloured_matrix(report: Report) -> Table:
 
 
 def _coloured_counts(verdicts: Mapping[Verdict, int]) -> Text:
-    """Returns each verdict in its colour and in a word, so that none is told by colour alone."""
+    """Returns each verdict in its colour and in words, for readers who do not see colours."""
     words = verdict_words(verdicts).items()
     counts = [Text(text, style=STYLES[verdict]) for verdict, text in words]
     return Text("\n").join(counts or [Text(NO_FINDINGS)])

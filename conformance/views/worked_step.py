@@ -157,7 +157,7 @@ def _logged(worked: WorkedStep) -> Iterator[str]:
     known = [term for term in worked.terms if term.is_known]
     if known:
         of_samples = worked.spec.metric in OF_SAMPLES
-        given = "samples, each of which counts as one token" if of_samples else "tokens"
+        given = "samples, each counted as one token" if of_samples else "tokens"
         yield f"Values are those that the run gives to {given}, times the coefficient of the term."
         header = ["term", "tokens", "right denominator", "sum of their values", "adds"]
         yield from ("", table([row for term in known for row in _addends(term)], header), "")

@@ -1,8 +1,8 @@
 """Findings of committed reports, made again by the real code of frameworks.
 
 CI makes whole quick plans of SkyRL, verl, AReaL, OpenRLHF and TRL on one engine each, with
-``--expect``, which tells what is wrong that was right. These tell what is not looked at any more as
-well, and are of all engines.
+``--expect``, which notices new mistakes. These tests cover all engines, and also notice findings
+that are no longer made.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Selection(NamedTuple):
     """Ends of ids."""
 
     parts: tuple[str, ...] = ("/",)
-    """Of ids: checks or cases, of which a finding has one."""
+    """Parts of ids, checks or cases; a finding has one of them."""
 
     def has(self, finding_id: str) -> bool:
         """Whether a finding is made again."""
@@ -139,7 +139,7 @@ SELECTIONS = (
 
 
 def made(selection: Selection, report: Report) -> dict[str, tuple[str, str | None]]:
-    """What is found, and what it is called, by the ids of the selected findings."""
+    """The verdicts and diagnoses of the selected findings, by id."""
     return {
         str(finding.id): (finding.verdict, finding.diagnosis and finding.diagnosis.name)
         for finding in report.findings

@@ -134,7 +134,7 @@ ACCEPTED = {
     ),
     "divisor in the file": (job("constant", in_file=in_file(Setting.DIVISOR)), "constant"),
     "custom correction": (job("constant", corrects=True), "constant"),
-    "groups that nobody asks for": (
+    "groups that are not requested": (
         job("sample_mean", fault_injection=FaultInjection.GROUPS_MISSING),
         "sample_mean",
     ),

@@ -230,7 +230,7 @@ INDEPENDENT_OF_CUTS = {
 def test_all_that_can_be_trained_conforms(
     tmp_path: Path, toy: str, layouts: list[str], assumed: set[str]
 ) -> None:
-    """What is assumed of denominators is advice where tokens are rejected."""
+    """An assumption about denominators is advice if tokens are rejected."""
     source = checkout(tmp_path / toy, toy)
     cases = "fully_masked_sample or rejected_tokens or rejected_group"
     found = find(tmp_path, toy, source, layouts, cases, subjects=OBJECTIVES)

@@ -129,7 +129,7 @@ class TestReal:
             outcome = pool.run(job())
 
         assert isinstance(outcome, Declined)
-        assert "MULTI_CPU in the place of FSDP" in outcome.message
+        assert "MULTI_CPU instead of FSDP" in outcome.message
 
     def test_luspo_adds_the_tokens_of_a_sample_up(self, ddp: RankPool) -> None:
         given = replace(job(), aggregation=Aggregation(Mode.CONSTANT, 1.0))

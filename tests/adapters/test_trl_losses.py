@@ -1,4 +1,4 @@
-"""Loss functions that users put in the place of TRL's, from PyPI: Liger's and Unsloth's."""
+"""Loss functions that users run instead of TRL's, from PyPI: Liger's and Unsloth's."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ UNEVEN = step(1, 2, 3, 5, 8, 13, 4, 7)
 
 
 def job(*of_steps: Step, layout: str = PLAIN, objective: Objective = Objective.POLICY) -> Job:
-    """Steps of which the tokens of a sample are added up."""
+    """Steps in which the tokens of a sample are summed."""
     return Job(
         steps=of_steps or (UNEVEN,),
         aggregation=ADDED_UP,

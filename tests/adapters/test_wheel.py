@@ -30,7 +30,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of wheels in the place of the package index, with one that would leave its own."""
+    """A folder of wheels instead of the package index; one wheel would write outside its folder."""
     folder = tmp_path / "wheels"
     folder.mkdir()
     with zipfile.ZipFile(folder / "toy_framework-1.2-py3-none-any.whl", "w") as wheel:

@@ -69,7 +69,7 @@ def run(adapter: str, *arguments: str) -> Timing:
         chosen = (f"--adapter={adapter}", *arguments)
         result = command.finish(command.start(Path(folder), *chosen), Path(folder), adapter)
         findings = len(result.report.findings)
-    found = re.search(r"([\d.]+) s to start, ([\d.]+) s to run, of which ([\d.]+) s", result.output)
+    found = re.search(r"([\d.]+) s to start, ([\d.]+) s to run, ([\d.]+) s of", result.output)
     assert found, result.output
     to_start, to_run, inside = map(float, found.groups())
     return Timing(findings=findings, to_start=to_start, to_run=to_run, inside=inside)

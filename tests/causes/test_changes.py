@@ -52,8 +52,7 @@ def test_a_cause_is_gone_new_or_under_another_condition() -> None:
     [change] = cause_changes(difference(always, in_one_mode))
     assert change.fate == "changed"
     assert change.statement.endswith(
-        "in token_mean (it was: multiplied once too often by cp, the"
-        " number of context-parallel ranks)"
+        "in token_mean (it was: an extra factor of cp (context-parallel ranks))"
     )
 
 
@@ -63,7 +62,7 @@ def test_what_is_new_comes_first_in_every_format() -> None:
 
     text = [*diff_formats.as_text(found)]
     assert text.index(new) < next(
-        place for place, line in enumerate(text) if line.startswith("cause, gone: multiplied")
+        place for place, line in enumerate(text) if line.startswith("cause, gone: an extra factor")
     )
     assert any(
         line.startswith("- ") and "cause, new: a sample without active" in line

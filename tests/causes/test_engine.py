@@ -113,7 +113,7 @@ def test_tokens_may_be_lost_on_top_of_a_mistake() -> None:
 
 
 def test_every_rank_and_step_rules_out_explanations() -> None:
-    """Twice too much on each of two ranks and slices, but for one rank that is right."""
+    """A factor of 2 on each of two ranks and slices, except on one rank that is right."""
     given = Given(layout=Layout(dp=2, cp=2), forward_pass_of_token=SLICED)
     weights = given.weights
 

@@ -213,7 +213,7 @@ def test_good_configuration_that_trains_wrong_weights_is_a_wrong_gradient() -> N
     [cause] = found((divided, Clues(terms=[])))
 
     assert cause.severity is Severity.GRADIENT
-    assert cause.statement == "arguments: tokens of one step are divided by several numbers"
+    assert cause.statement == "arguments: tokens of one step are divided by different numbers"
 
 
 def test_advice_is_never_one_cause_with_what_breaks_a_rule_of_the_framework() -> None:

@@ -1,4 +1,4 @@
-"""``check-adapter`` names what is wrong with an adapter, and nothing that is right."""
+"""``check-adapter`` names the faults of an adapter, and no others."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def test_below_the_whole_step_only_losses_are_weighed() -> None:
         ("weights", Mode.TOKEN_MEAN, "multiplied_by_cp", None),
         ("weights", Mode.SAMPLE_MEAN, "micro_batches_lost", None),
         ("auxiliary.kl", Mode.SAMPLE_MEAN, "term_without_gradient", None),
-        # What is logged wrongly may have gone wrong before it was put together.
+        # A wrong logged number may have gone wrong before it was assembled.
         ("metric", Mode.TOKEN_MEAN, "empty_samples_counted", None),
         ("metric.loss", Mode.SAMPLE_MEAN, "term_left_out", None),
     ],

@@ -1,4 +1,4 @@
-"""Several terms in one gradient: what is off is found in the term that it is of."""
+"""Several terms in one gradient: a mistake is found in the term that has it."""
 
 from __future__ import annotations
 
@@ -144,10 +144,10 @@ def test_mistake_that_terms_share_is_named_with_the_policy_losss_own() -> None:
         for g in (shared, both)
     ]
 
-    words = "entropy and kl: reduced by token_mean"
+    words = "entropy and kl: reduced as token_mean"
     assert found == [
         ("weights_of_token_mean", words),
-        ("weights_of_token_mean", f"{words}; policy_loss: reduced by sample_mean"),
+        ("weights_of_token_mean", f"{words}; policy_loss: reduced as sample_mean"),
     ]
 
 

@@ -1,4 +1,4 @@
-"""What is right by a convention that is documented, and what by one that is assumed."""
+"""Numbers that are right by a documented convention, or by an assumed one."""
 
 from __future__ import annotations
 
@@ -114,9 +114,7 @@ def test_advice_on_a_mean_of_means_has_both_numbers(declared: Mapping[str, Conve
     assert found is not None
     assert found.name == "mean_of_means"
     assert set(found.numbers) == {"reported", "pooled"}
-    assert found.explanation.endswith(
-        "means of parts of a step are averaged, and not pooled over it"
-    )
+    assert found.explanation.endswith("a mean of means is taken instead of pooling over the step")
 
 
 @pytest.mark.parametrize("declared", [{}, {"entropy": Assumed(MEANS)}])
@@ -140,7 +138,7 @@ ON_TWO = np.array([[0, 0, 1, -1], [-1, -1, -1, 0]])
 
 
 def test_padding_that_is_averaged_in_is_wrong_by_either_answer() -> None:
-    """The second rank is given a micro-batch of padding, which counts as 0 in its mean."""
+    """The second rank is given a padding micro-batch, which is averaged in as a zero."""
     padded = [1 / 8, 1 / 8, 1 / 4, 1 / 4]
     judgement = logged({"entropy": Assumed(MEANS)}, padded, layout=UNEVEN, passes=ON_TWO)
 
@@ -258,8 +256,8 @@ def test_advice_says_by_how_much_a_token_would_weigh_otherwise() -> None:
     assert found is not None
     assert found.numbers == pytest.approx({"lowest_ratio": 3 / 8, "highest_ratio": 3 / 2})
     assert found.explanation == (
-        "several samples of a rollout count once together, which no document of the framework"
-        " says; a token weighs 0.375 to 1.5 times what it would otherwise"
+        "samples of one rollout are counted as one, which the framework does not document;"
+        " a token weighs 0.375 to 1.5 times what it would otherwise"
     )
 
 
@@ -280,7 +278,7 @@ ON_PURPOSE = Documented("a mini-batch has a configured size", "a page")
 def test_mistake_that_is_made_on_purpose_is_advice(
     name: str, also: list[str], convention: Convention, source: str
 ) -> None:
-    """A number that something deliberate explains is held against nobody."""
+    """A number that a deliberate choice explains is no mistake."""
     diagnosis = Diagnosis(name=name, explanation="12 instead of 11", also=also)
     wrong = Judgement(verdict=Verdict.MISMATCH, error=0.1, diagnosis=diagnosis)
     description = Description(deliberate={"filling_rows_counted": convention})

@@ -26,7 +26,7 @@ def test_factor_is_given_as_a_fraction_with_its_size() -> None:
 
     assert diagnosis.name == "divided_by_dp"
     assert diagnosis.explanation == (
-        "every weight is 1/7 of the expected one: divided once too often by dp = 7"
+        "every weight is 1/7 of the expected one: an extra division by dp = 7"
     )
     assert diagnosis.numbers == {"ratio": pytest.approx(1 / 7), "dp": 7}
 
@@ -47,8 +47,7 @@ def test_ratio_is_a_fraction_where_that_is_short(divisor: float, ratio: str) -> 
     diagnosis = given.diagnosis(given.weights / divisor)
 
     assert diagnosis.explanation == (
-        f"every weight is {ratio} of the expected one: divided once too often by divisor ="
-        f" {divisor:g}"
+        f"every weight is {ratio} of the expected one: an extra division by divisor = {divisor:g}"
     )
 
 
@@ -103,7 +102,7 @@ def test_another_divisor_is_inferred() -> None:
 
 
 def test_count_is_of_the_original_mask_where_that_is_declared() -> None:
-    """Ten active tokens are left of twelve, and six samples, of which five had some."""
+    """Ten active tokens are left of twelve, and six samples; five of them had active tokens."""
     declared = Conventions(
         denominator_mask=DenominatorMask.ORIGINAL, empty_units=EmptyUnits.EXCLUDED
     )
@@ -240,7 +239,7 @@ def test_weights_of_inactive_tokens_are_counted() -> None:
 
     assert diagnosis == Diagnosis(
         name="inactive_tokens_weigh",
-        explanation="2 tokens that the mask excludes have a weight",
+        explanation="2 masked tokens have a weight",
         numbers={"tokens": 2, "largest": 0.5},
     )
 

@@ -163,7 +163,7 @@ def test_each_verdict_is_worse_than_those_before_it(rank: int) -> None:
             ChangeKind.OTHER_DIAGNOSIS,
         ),
         (declined("no mode a"), declined("no mode b"), ChangeKind.OTHER_DIAGNOSIS),
-        # Refusing what is malformed is as good as conforming.
+        # Refusing malformed input is as good as conforming.
         *(
             pair
             for of in MALFORMED

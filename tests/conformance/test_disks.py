@@ -1,4 +1,4 @@
-"""Where a report cannot be written: said before any rank starts, or what was found is kept."""
+"""A report that cannot be written is refused before any rank starts, or its findings are kept."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FINDINGS = 46
 """That are CHOSEN; their journal takes nine pages of memory, their report two."""
 
 OF_ONES_OWN = ("unshare", "--mount", "--map-root-user", "sh", "-c")
-"""Runs a shell's command that mounts what nobody else sees; even root cannot write to that."""
+"""Runs a shell command with a private mount; even root cannot write to that."""
 
 
 def can_mount() -> bool:

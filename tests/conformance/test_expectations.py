@@ -1,4 +1,4 @@
-"""What is listed as wrong is held to as strictly as what is right."""
+"""Findings that are listed as wrong are checked as strictly as right ones."""
 
 from __future__ import annotations
 
@@ -286,7 +286,7 @@ def test_another_cause_fails_be_it_alike_in_every_single_finding(tmp_path: Path)
     assert gate.decision(*ambiguous).outcome is Outcome.KNOWN
     objection = gate.objection(report_of(gate, ambiguous, CP_RIGHT))
     assert objection is not None
-    assert "does not list this cause: multiplied once too often by the number of a" in objection
+    assert "does not list this cause: an extra factor of the number of micro" in objection
 
 
 def test_a_cause_may_have_the_name_of_another_that_it_cannot_be_told_from(tmp_path: Path) -> None:

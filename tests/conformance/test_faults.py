@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 JUNIT = "--junitxml=junit.xml"
 
 LIMIT = 4.0
-"""Seconds that a rank may take; what is given up is given up soon after."""
+"""Seconds that a rank may take; a job that takes longer is given up soon after."""
 
 
 def cell(layout: Layout) -> MatrixCell:

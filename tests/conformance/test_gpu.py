@@ -76,7 +76,7 @@ def test_findings_are_those_of_the_cpu(
 
 @pytest.mark.parametrize("engine", ENGINES, ids=str)
 def test_bfloat16_is_judged_like_float32(tmp_path: Path, engine: Engine) -> None:
-    """Its bound is wider, and what is wrong in float32 is wrong by more than that."""
+    """Its bound is wider, and mistakes in float32 exceed it."""
     chosen = (*engine.options, "--layout=dp1-cp1-mb2-thd", "--checks=weights")
     chosen = (*chosen, "-k", "uneven_lengths", "--device=cuda")
     single = run(tmp_path / "float32", engine, *chosen)

@@ -46,7 +46,7 @@ DEFECTS = {
         "weights/token_mean/fully_masked_group or weights/token_mean/uneven_lengths",
         "count_off_by_one",
         """\
-# Wrong gradient: one token or unit too many or too few is counted
+# Wrong gradient: the count of tokens or units is off by one
 - Mode: `token_mean`, the mean over all active tokens of the step.
 - Layout: one rank, 2 micro-batches on each data-parallel rank, padded rows.
 | 2 | 1 | 2 | `000` |
@@ -54,9 +54,9 @@ DEFECTS = {
 1/19 = 0.0526316 (1.053 times)
 | 4 | 1–2 | 0 | 0 | 1 | 0.05 | 0.0526316 |
 | 4 | 3 | 0 | 0 | 1 | 0 | 0 |
-native (engine torch) computes a wrong gradient in a training step: one token or unit too \
-many or too few is counted. It shows in 2 of 2 comparisons of this run: as if the learning rate \
-were multiplied by 1.029 to 1.053.
+native (engine torch) computes a wrong gradient in a training step: the count of tokens or \
+units is off by one. It shows in 2 of 2 comparisons of this run: updates 1.029 to 1.053 times the \
+right size.
 - Single active tokens weigh 1.029 to 1.053 times what they should.
 - Seen in the gradient of the policy loss (2).
 - The findings do not determine the place in the code.
@@ -68,13 +68,13 @@ were multiplied by 1.029 to 1.053.
         "metric/sample_mean/two_prompts",
         "multiplied_by_dp",
         """\
-# Wrong logged number: multiplied once too often by dp, the number of data-parallel ranks
+# Wrong logged number: an extra factor of dp (data-parallel ranks)
 - Compared: the logged policy loss.
 | `policy_loss` | sample 1 | 4 active tokens · 4 samples = 16 | 6.5 | 0.40625 |
 Together, 0.3020833 is right, and 0.6041667 is logged.
-native (engine torch) logs a wrong number for a training step: multiplied once too often \
-by dp, the number of data-parallel ranks. It shows in 1 of 1 comparisons of this run: 2 times the \
-right number is logged.""",
+native (engine torch) logs a wrong number for a training step: an extra factor of dp \
+(data-parallel ranks). It shows in 1 of 1 comparisons of this run: logs 2 times \
+the right number.""",
     ),
     "wrong logged number with one denominator": Defect(
         "loggingranksums",
@@ -91,7 +91,7 @@ Together, 0.825 is right, and 1.65 is logged, which is 16.5 divided by 10.""",
         "rollouts.response_length/sample_mean/nine_samples",
         "multiplied_by_micro_batches",
         """\
-# Wrong logged number: multiplied once too often by the number of a rank's micro-batches
+# Wrong logged number: an extra factor of the number of micro-batches per rank
 - Compared: the logged mean response length of the rollouts.
 | `response_length` | sample 1 | 1 active token · 9 samples = 9 | 5 | 0.5555556 |
 Together, 4.111111 is right, and 8.222222 is logged.""",
@@ -102,7 +102,7 @@ Together, 4.111111 is right, and 8.222222 is logged.""",
         "metric/sample_mean/two_steps",
         "not_logged",
         """\
-# Wrong logged number: a number is missing that this version logs of other steps
+# Wrong logged number: a number that this version logs for other steps is missing
 - In this step: no rank logs policy_loss of step 1, and this version logs it of other steps.""",
     ),
     "crash": Defect(
@@ -344,7 +344,7 @@ def test_cause_is_found_by_name_beginning_and_number_or_choices_are_listed() -> 
         find_cause(report, "crashed")
     choices = r"2 causes are named 'crashed'; choose \d, crashed: [^;]*; \d, crashed: [^;]*"
     assert re.fullmatch(choices, str(several.value))
-    with pytest.raises(UnknownCauseError, match="1, not_divided: token losses are added up"):
+    with pytest.raises(UnknownCauseError, match="1, not_divided: token losses are summed"):
         find_cause(report, "multiplied")
     with pytest.raises(UnknownCauseError, match="it has none"):
         find_cause(report_of([finding("a")]), "1")
@@ -357,7 +357,7 @@ def test_command_line_prints_a_bug_report_or_the_choices(
     write(report_of([mismatch("two_prompts", "not_divided")]), path)
 
     assert cli.main(["issue", str(path), "not"]) == 0
-    assert capsys.readouterr().out.startswith("# Wrong gradient: token losses are added up")
+    assert capsys.readouterr().out.startswith("# Wrong gradient: token losses are summed")
     assert cli.main(["issue", str(path), "4"]) == cli.USAGE_ERROR
     assert "choose 1, not_divided" in capsys.readouterr().err
 

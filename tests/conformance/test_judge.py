@@ -218,7 +218,7 @@ def test_group_size_is_told_from_sizes_of_the_layout() -> None:
     assert diagnosis is not None
     assert diagnosis.name == "samples_counted_as_prompts"
     assert diagnosis.also == ["rollouts_counted_as_prompts", "divided_by_group_size"]
-    assert "24 samples are counted in the place of 8 prompts" in diagnosis.explanation
+    assert "24 samples are counted instead of 8 prompts" in diagnosis.explanation
 
 
 def test_lost_tokens_are_named_with_the_samples_they_are_of() -> None:

@@ -100,7 +100,7 @@ def test_accelerate_leaves_nothing_and_two_runs_have_the_same_report(
 
 
 def leave_nothing(kinds: Iterable[tuple[str, Kind]], tmp_path: Path, temporary: Path) -> None:
-    """Run one kind after another, and look for what each leaves: but for its report, nothing."""
+    """Run one kind after another: each must leave nothing except its report."""
     memory = forgotten_memory(temporary)
     reports = set()
     for name, kind in kinds:
@@ -114,7 +114,7 @@ def leave_nothing(kinds: Iterable[tuple[str, Kind]], tmp_path: Path, temporary: 
         print(
             f"{name}: status {status}, {end - start:.1f} s; the last process left"
             f" {time.monotonic() - end:.1f} s later; {listening()} ports of the machine listen,"
-            f" {len(forgotten_memory(temporary))} pieces of shared memory are nobody's"
+            f" {len(forgotten_memory(temporary))} pieces of shared memory have no owner"
         )
 
         assert status == kind.status
@@ -134,9 +134,9 @@ def processes_of(temporary: Path) -> list[int]:
 
 
 def forgotten_memory(temporary: Path) -> set[str]:
-    """Names of shared memory that no process has in use, and none is left to remove.
+    """Names of shared memory that no process uses or will remove.
 
-    Another run may still remove what its killed ranks have left, and until then nothing is known.
+    Another run may still remove the memory of its killed ranks; until then none is reported.
     """
     if resource_trackers() - set(processes_of(temporary)):
         return set()

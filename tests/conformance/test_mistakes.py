@@ -38,7 +38,7 @@ def denominators(given: Given, name: str) -> list[list[float]]:
 
 
 def of_samples(a: float, b: float, d: float, e: float) -> list[float]:
-    """One number per sample with active tokens, of which there are 2, 1, 4 and 3."""
+    """One number for each sample with active tokens: 2, 1, 4 and 3 of them."""
     return [a] * 2 + [b] + [d] * 4 + [e] * 3
 
 
@@ -115,7 +115,7 @@ BEFORE_TOKEN, BEFORE_SAMPLE = (
                 of_samples(4, 4, 8, 4),
                 of_samples(15, 15, 35, 15),  # less a token
                 of_samples(3, 3, 7, 3),
-                of_samples(25, 25, 25, 15),  # the same of both ranks' first and second ones
+                of_samples(25, 25, 25, 15),  # the first and second ones of both ranks are alike
                 of_samples(5, 5, 5, 3),
                 of_samples(40, 40, 40, 20),
                 of_samples(8, 8, 8, 4),
@@ -444,7 +444,7 @@ def test_repeated_rows_may_be_in_a_micro_batch_that_weighs_as_much_as_a_full_one
 def test_micro_batch_of_padding_alone_counts_where_it_is_known_to_be_the_steps(
     steps: tuple[Step, ...], expected: list[float]
 ) -> None:
-    """One rank, ten active tokens, two forward passes, of which the second has no sample.
+    """One rank, ten active tokens, two forward passes, the second one without samples.
 
     In a batch of two steps, that pass may be of the other step.
     """
@@ -462,7 +462,7 @@ def test_rows_that_fill_up_are_put_into_words() -> None:
     context = replace(TOKEN, forward_pass_of_token=SCATTERED).context.of_term(SAMPLES)
     words = [each.says for each in predictions(context) if each.name == "dummy_rows_averaged"]
 
-    assert words == ["rows that fill a micro-batch up to the rank's largest count as 0 in its mean"]
+    assert words == ["rows that pad a micro-batch to the rank's largest are averaged in as zeros"]
 
 
 def test_single_rank_with_one_micro_batch_has_no_parts_to_count_in() -> None:
@@ -494,7 +494,7 @@ def test_runs_of_a_group_that_is_not_adjacent_are_counted_each() -> None:
     words = [m.says for m in predictions(given.context) if m.name == "runs_counted_as_prompts"]
 
     assert denominators(given, "runs_counted_as_prompts") == [[3.0] + [15.0] * 5 + [12.0] * 4]
-    assert words == ["3 runs of adjacent samples are taken for 2 prompts"]
+    assert words == ["3 runs of adjacent samples are counted instead of 2 prompts"]
 
 
 def test_micro_batches_are_no_factor_where_ranks_have_unequally_many() -> None:
@@ -520,7 +520,7 @@ def test_single_token_is_counted_in_the_place_of_samples() -> None:
 
 
 def test_counter_in_float32_stops_at_two_to_the_24th() -> None:
-    """Counts are said to be that large: tokens themselves would take a gigabyte."""
+    """Only counts are that large: the tokens themselves would take a gigabyte."""
     step = Step.of([Sample(prompt_length=1, loss_mask=[1], group=group) for group in range(3)])
     vars(step)["active_tokens"] = np.array([2**24, 1, 1])
     given = Given(mode=Mode.TOKEN_MEAN, steps=(step,))

@@ -1,4 +1,4 @@
-"""A version that the adapter cannot drive is said to be that, and nothing about it is wrong."""
+"""A version that the adapter cannot drive is reported as not driven, and never as wrong."""
 
 from __future__ import annotations
 

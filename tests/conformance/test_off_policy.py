@@ -36,7 +36,7 @@ def job(objective: Objective, cp: int = 1) -> Job:
 
 
 def judged(of: Job, gradient: np.ndarray) -> Judgement:
-    """The judgement on a gradient of tokens, [tokens], of which every other rank holds half."""
+    """The judgement on a gradient of tokens, [tokens]; each of two ranks holds half of it."""
     batch = ProbedBatch(of.steps, of.objective)
     of_ids = np.zeros(batch.probe_size, np.float64)
     of_ids[np.concatenate(batch.responses)] = gradient
@@ -151,7 +151,7 @@ def test_gradient_of_a_clipped_token_is_no_mistake_in_weights() -> None:
 
 
 def test_tokens_that_are_lost_are_not_those_that_are_clipped() -> None:
-    """Those of the first sample, of which one is clipped."""
+    """Tokens of the first sample, one of them clipped."""
     gradient = right(Objective.OFF_POLICY)
     gradient[: STEP.response_lengths[0]] = 0
 

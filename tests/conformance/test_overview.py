@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from adapters.contract.description import Departure, DepartureKind
 from conformance.findings.cause import Severity
 from conformance.findings.verdict import Check, Verdict
 from conformance.views.overview.pages import (
@@ -14,6 +15,7 @@ from conformance.views.overview.pages import (
     kinds_of_causes,
     wrong_of_seen,
 )
+from conformance.views.overview.reword import reworded
 from tests.conformance.pages import finding_of, report_of
 
 if TYPE_CHECKING:
@@ -39,7 +41,7 @@ def test_causes_of_several_versions_are_one_row_the_worst_first() -> None:
     rows = [*cause_rows(FOUND, [Severity.GRADIENT, Severity.ACCEPTED])]
 
     assert [row[1:3] for row in rows] == [
-        ["wrong gradient", "token losses are added up and not divided"],
+        ["wrong gradient", "token losses are summed but never normalised"],
         ["bad input accepted", "arguments: bad input is accepted"],
     ]
     assert rows[0][-1] == "torch: v1 (1), v2 (1)"
@@ -78,7 +80,7 @@ def test_a_framework_has_a_row_with_its_causes_by_kind_and_their_bug_reports() -
 
     assert header == "| framework | version | wrong gradient | step that cannot run | advice |"
     assert row == (
-        "| toy | v2 | [token losses are added up and not divided]"
+        "| toy | v2 | [token losses are summed but never normalised]"
         "(reports/issues/toy-fsdp-not_divided.md)"
         " | [KeyError: 1](reports/issues/toy-fsdp-crashed.md)"
         " | [1 form](reports/causes.md#advice) |"
@@ -87,3 +89,25 @@ def test_a_framework_has_a_row_with_its_causes_by_kind_and_their_bug_reports() -
 
 def test_a_framework_without_causes_is_a_row_too() -> None:
     assert kinds_of_causes([version("v4")]).splitlines()[-1] == "| toy | v4 |"
+
+
+def test_sentences_of_ours_are_rewritten_and_the_words_of_frameworks_are_not() -> None:
+    words = "token losses are summed but never normalised"
+    crash = finding_of("a", verdict=Verdict.CRASHED, message=f"RuntimeError: {words}")
+    report = version("v1", of("not_divided"), crash).report
+    departures = [
+        Departure(DepartureKind.SET, "a seed", words),
+        Departure(DepartureKind.SET, f"{words} to 0", "e"),
+    ]
+    report = report.model_copy(update={"departures": departures})
+
+    new = reworded(report, {words: "a sum", "e": "explained"})
+
+    assert [one.statement for one in new.causes] == ["a sum", f"RuntimeError: {words}"]
+    assert [one.why for one in new.departures] == ["a sum", "explained"]
+    assert new.departures[1].what == departures[1].what
+    assert [one.diagnosis and one.diagnosis.explanation for one in new.findings] == [
+        None,
+        "explained",
+    ]
+    assert reworded(new, {"a sum": words, "explained": "e"}) == report

@@ -20,6 +20,7 @@ from conformance.findings.finding import Finding, slug
 from conformance.findings.report import Provenance, Report, Selection
 from conformance.findings.verdict import Check, Verdict
 from conformance.runs.options import command
+from conformance.views.formatting import TEMPLATES
 from conformance.views.web.page import PageCause, page_causes, render, write
 from conformance.views.web.page_data import document, name_versions
 from reference.aggregation import Mode
@@ -31,6 +32,8 @@ from tests.conformance.test_journal import HEADER
 WRONG = finding_of("a", error=1.0)
 RIGHT = finding_of("a", verdict=Verdict.CONFORMS, error=0.0)
 UNSUPPORTED = finding_of("b", verdict=Verdict.UNSUPPORTED, message="no such mode")
+
+QUOTED = {"name": "n", "explanation": 'it\'s "<b>"'}
 
 NETWORK = {"link", "img", "iframe", "object", "embed", "base", "audio", "video", "source"}
 
@@ -143,8 +146,8 @@ def test_causes_stand_before_all_else_and_say_what_is_known_of_them() -> None:
 
     for words in (
         "wrong gradient",
-        "token losses are added up and not divided",
-        "as if the learning rate were multiplied by 2",
+        "token losses are summed but never normalised",
+        "updates 2 times the right size",
         "loss.py:7 (reduce)",
         "weights/token_mean/a/dp2-cp1-mb2-thd</a>: relative error 1: e [not_divided]",
         "pytest --adapter=toy",
@@ -166,7 +169,7 @@ def test_a_cause_of_several_versions_is_shown_once_with_what_became_of_it() -> N
     assert [
         (one.change.statement, one.change.fate, one.counts) for one in page_causes_of(old, new)
     ] == [
-        ("token losses are added up and not divided", "the same", {"2": 2, "1": 1}),
+        ("token losses are summed but never normalised", "the same", {"2": 2, "1": 1}),
         ("samples are lost", "new", {"2": 1}),
         ("KeyError: 1", "new", {"2": 1}),
         ("tokens are lost", "gone", {"1": 1}),
@@ -185,8 +188,8 @@ def test_a_cause_under_another_condition_is_one_that_changed() -> None:
 
     [cause] = page_causes_of(old, new)
     assert cause.change.fate == "changed"
-    assert cause.change.statement.startswith("multiplied once too often by cp")
-    assert "in token_mean (it was: multiplied once too often" in cause.change.statement
+    assert cause.change.statement.startswith("an extra factor of cp")
+    assert "in token_mean (it was: an extra factor of cp" in cause.change.statement
 
 
 def test_a_cause_that_was_gone_before_the_last_two_versions_is_gone() -> None:
@@ -322,6 +325,15 @@ def test_nothing_hostile_becomes_an_element() -> None:
 
     assert [tag for tag, _ in page.elements] == [tag for tag, _ in harmless.elements]
     assert not any(name.startswith("on") for _, attributes in page.elements for name in attributes)
+
+
+def test_every_attribute_is_in_double_quotes_as_apostrophes_are_not_escaped() -> None:
+    for template in TEMPLATES.glob("*.html"):
+        text = re.sub(r"{{.*?}}|{%.*?%}", "x", template.read_text(encoding="utf-8"))
+
+        assert not re.findall(r"<[^>]*=\s*[^\s\"][^>]*>", re.sub(r'"[^"]*"', '""', text))
+    [quoted] = re.findall(r"<p>For.*</p>", render([report_of([finding_of("a", diagnosis=QUOTED)])]))
+    assert "it's &quot;&lt;b&gt;&quot;" in quoted
 
 
 def test_hostile_words_arrive_as_they_are_and_begin_no_tag() -> None:

@@ -272,7 +272,7 @@ def test_every_field_filters_and_clearing_shows_all_that_is_wrong(browser: Brows
         ("mode", "sample_mean"),
         ("verdict", "refused"),
         ("diagnosis", "unexplained"),
-        ("cause", "multiplied once too often by cp, the number of context-parallel ranks"),
+        ("cause", "an extra factor of cp (context-parallel ranks)"),
     ]:
         browser.choose(field, value)
         counts.append(len(browser.shown))

@@ -1,4 +1,4 @@
-"""What is kept of wrong weights is what was seen, as coarse as said."""
+"""The picture of wrong weights shows the observed ones, rounded as documented."""
 
 from __future__ import annotations
 

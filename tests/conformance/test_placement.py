@@ -101,7 +101,7 @@ def test_rows_of_repeated_samples_fill_up_micro_batches() -> None:
 
 
 def test_rows_are_added_over_context_parallel_ranks_and_unknown_unless_all_tell() -> None:
-    """Each row begins on one of the two ranks, of which the first has a pass more."""
+    """Each row begins on one of the two ranks; the first rank has one more pass."""
     of_ranks = [np.array([1, 0, 1], np.int32), np.array([1, 1], np.int32)]
     told = [Observation(token_weights=(), rows=(rows,)) for rows in of_ranks]
     layout = Layout(cp=2)

@@ -150,7 +150,7 @@ def test_terminal_summary_shows_verdicts_by_mode_and_layout_and_every_cause_once
     text = "\n".join(as_text(report))
 
     assert re.search(r"weights +1 ok", text)
-    assert "MISMATCH 1 × token losses are added up and not divided [not_divided]" in text
+    assert "MISMATCH 1 × token losses are summed but never normalised [not_divided]" in text
     assert "for example weights/token_mean/b/dp1-cp1-mb1-bshd" in text
     assert "1 conforms, 1 mismatch" in text
     assert "stopped before the end" in text

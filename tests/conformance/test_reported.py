@@ -172,7 +172,7 @@ def test_factor_is_named_with_its_size() -> None:
 
     assert said(judgement) == (
         "multiplied_by_dp",
-        "1.25 is reported instead of 0.25: multiplied once too often by dp = 5",
+        "1.25 is reported instead of 0.25: an extra factor of dp = 5",
         {"reported": 1.25, "expected": 0.25, "dp": 5.0},
         [],
     )
@@ -184,7 +184,7 @@ def test_loss_of_another_mode_is_named() -> None:
     """Means of the samples are -1/2, 3/2, 3/4 and -1."""
     assert said(Judge()(0.75 / 4)) == (
         "weights_of_sample_mean",
-        "0.1875 is reported instead of 0.25: reduced by sample_mean",
+        "0.1875 is reported instead of 0.25: reduced as sample_mean",
         {"reported": 0.1875, "expected": 0.25},
         [],
     )
@@ -196,14 +196,14 @@ def test_loss_of_another_mode_is_named() -> None:
         (
             1.5 / 8,  # of the first rank; by chance the mean over samples too
             "weights_of_sample_mean",
-            "reduced by sample_mean",
+            "reduced as sample_mean",
             ["not_reduced_over_dp", "not_reduced_over_ranks"],
         ),
         (
             0.5
             / 8,  # of the second, by chance a quarter, as if its four micro-batches were averaged
             "divided_by_samples",
-            "divided once too often by samples = 4",
+            "an extra division by samples = 4",
             ["not_reduced_over_dp", "not_reduced_over_ranks", "shares_of_all_ranks_averaged"],
         ),
         (
@@ -221,7 +221,7 @@ def test_loss_of_another_mode_is_named() -> None:
         (
             2.0,
             "not_divided",
-            "token losses are added up and not divided",
+            "token losses are summed but never normalised",
             ["tokens_per_sample_miscounted"],
         ),
     ],

@@ -20,7 +20,7 @@ SCATTERED = passes(
     [(slice(6, 11), 0)],
     [(slice(11, 14), 1)],
 )
-"""Two ranks of two context-parallel ranks, each of which holds whole samples: the first with the
+"""Two data-parallel ranks of two context-parallel ranks that hold whole samples: the first with the
 third, and the second; the fourth, and the last."""
 
 CONTEXT = Given(
@@ -65,8 +65,8 @@ def test_terms_that_each_have_a_mistake_of_their_own_are_named_together() -> Non
 
     assert found.name == "not_reduced_over_cp_and_dummy_rows_averaged"
     assert found.explanation == (
-        "entropy: those of other context-parallel ranks were not added; kl: rows that fill a"
-        " micro-batch up to the rank's largest count as 0 in its mean"
+        "entropy: those of other context-parallel ranks were not added; kl: rows that pad a"
+        " micro-batch to the rank's largest are averaged in as zeros"
     )
 
 
@@ -75,8 +75,8 @@ def test_mistakes_of_auxiliary_terms_may_be_shared_with_another_one_of_the_polic
     found = diagnosis(doubled)
 
     assert found.name.startswith("divided_by_dp")
-    assert found.explanation.startswith("entropy and kl: divided once too often by dp")
-    assert "; policy_loss: multiplied once too often by dp" in found.explanation
+    assert found.explanation.startswith("entropy and kl: an extra division by dp")
+    assert "; policy_loss: an extra factor of dp" in found.explanation
 
 
 def test_a_policy_loss_is_right_if_that_explains_as_much() -> None:
@@ -101,4 +101,4 @@ def test_a_term_that_is_a_part_of_the_policy_loss_shares_its_mistake() -> None:
     found = diagnosis(weighed(POLICY, 1 / 2) + weighed(kl, 1 / 2) + weighed(ENTROPY, 1), kl)
 
     assert found.name == "divided_by_dp_or_cp_or_micro_batches_or_group_size"
-    assert found.explanation.startswith("policy_loss and kl: divided once too often")
+    assert found.explanation.startswith("policy_loss and kl: an extra division by")

@@ -62,7 +62,7 @@ def test_groups_come_the_worst_first_with_the_worst_example(small: Path) -> None
 
     assert headings[:2] == [
         "MISMATCH 1 × numbers are NaN or infinite [not_finite]",
-        "MISMATCH 2 × token losses are added up and not divided [not_divided]",
+        "MISMATCH 2 × token losses are summed but never normalised [not_divided]",
     ]
     assert headings[2].startswith("CRASHED 1 × ValueError: [bold]not markup[/bold] ")
     assert "for example weights/token_mean/b/dp1-cp1-mb1-bshd: off by a factor of 4" in text
@@ -92,7 +92,7 @@ def test_causes_come_first_and_each_form_of_advice_once(tmp_path: Path) -> None:
     assert text.count("arguments: bad input is accepted") == 1
     assert "divisor_nan is accepted" in text
     assert "divisor_zero" not in text
-    assert text.index("not divided") < text.index("advice (2)") < text.index("1 MISMATCH")
+    assert text.index("never normalised") < text.index("advice (2)") < text.index("1 MISMATCH")
     assert "\nrefused: ValueError: no 0 (2)\n" in text
     assert [one["findings"] for one in document["advice"]] == [[one.id for one in advice]]
 

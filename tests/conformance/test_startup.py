@@ -304,7 +304,7 @@ def test_words_on_a_term_come_from_what_was_observed() -> None:
     assert with_entropy(AuxiliaryAggregation.SAMPLE_MEAN).endswith(
         "its entropy term is a mean over samples"
     )
-    assert "reduced by token_mean" in with_entropy(AuxiliaryAggregation.TOKEN_MEAN)
+    assert "reduced as token_mean" in with_entropy(AuxiliaryAggregation.TOKEN_MEAN)
 
 
 def test_steps_that_a_configuration_makes_itself_are_compared_with_nothing() -> None:

@@ -26,7 +26,7 @@ LAYOUTS = layouts(Temperamental(), max_ranks=4)
 
 
 class PoolMachine(RuleBasedStateMachine):
-    """A pool that is given jobs on any layout, some of which fail, goes on weighing right."""
+    """A pool whose jobs sometimes fail, on any layout, still gives right weights."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A run is stopped at any moment: what was found is a valid report, and nothing else is left."""
+"""A run that is stopped at any moment leaves a valid report and nothing else."""
 
 from __future__ import annotations
 

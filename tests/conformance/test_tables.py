@@ -77,9 +77,9 @@ def test_text_as_code_reads_as_it_is(line: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "reduced by token_mean, in off_policy.geo_mean",
+        "reduced as token_mean, in off_policy.geo_mean",
         "x.py in _forward: RuntimeError: size [4, 2] <= 3 (at position #) & more",
-        "-1.061 to 1.049 times the right number",
+        "logs -1.061 to 1.049 times the right number",
     ],
 )
 def test_plain_words_and_names_are_not_escaped(text: str) -> None:

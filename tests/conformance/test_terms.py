@@ -17,7 +17,7 @@ STEP = Step.of(
         Sample(prompt_length=2, loss_mask=[1], group=0),
     ]
 )
-"""Tokens 2 to 5 and 8, of which token 3 was rejected."""
+"""Tokens 2 to 5 and 8; token 3 was rejected."""
 
 MICRO_BATCHES = AuxiliaryAggregation.MICRO_BATCH_TOKEN_MEAN
 

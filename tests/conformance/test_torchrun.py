@@ -184,7 +184,7 @@ def test_there_is_room_for_a_rank_in_each_process_unless_a_user_wants_fewer() ->
 def run_in_two_groups(
     folder: Path, adapter: str, *arguments: str, torchrun: Sequence[str]
 ) -> list[command.Result]:
-    """Run as on two machines, of which each starts some of the processes."""
+    """Run as on two machines that each start some of the processes."""
     rendezvous = ("--nnodes=2", "--master-addr=127.0.0.1", f"--master-port={free_port()}")
     runs = [
         command.start(

@@ -1,4 +1,4 @@
-"""What is no regular file is never replaced, nor written to: every path that we write to is asked.
+"""Only regular files are replaced or written to: every path that we write to is checked.
 
 Each test makes something else where a file is to be, has it refused before anything is run, and
 finds it as it was.

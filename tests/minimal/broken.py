@@ -105,7 +105,7 @@ class PaddingWithTheIdOfAToken(MinimalAdapter):
 
 
 class RunningIntoTheNextSample(MinimalAdapter):
-    """Its padding is what comes next in the batch, and is trained on."""
+    """It pads with the next tokens of the batch, and trains on them."""
 
     def rows(self, batch: ProbedBatch, start: int, end: int) -> Any:
         rows = super().rows(batch, start, end)

@@ -50,7 +50,7 @@ class Trainer:
         self.optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr)
 
     def train_step(self, batch: list[Sample]) -> dict[str, float]:
-        """Make one optimizer step on a batch, of which every rank is given all samples."""
+        """Make one optimizer step on a batch; every rank is given all samples."""
         share = batch[self.rank :: self.world_size]
         divisor = self.divisor(share)
         total = torch.zeros(())

@@ -35,7 +35,7 @@ SCHEDULE = ("micro_batch_sizes", "num_microbatches", "global_batch_sizes", "num_
 """What a rank's share says of its steps and micro-batches; all else has a value per sample."""
 
 LOSSES = ("loss", "pg_loss", "value_loss")
-"""What is logged by tokens where the loss is; all else is by samples unless it is older."""
+"""Metrics that are logged by tokens if the loss is; all others are by samples in new versions."""
 
 MODES = ("sample_mean", "prompt_mean", "token_mean", "constant")
 
@@ -301,7 +301,7 @@ def old_log_probs(data: Data, cp: Group) -> list[torch.Tensor]:
 
 
 def rollout_metrics(data: Data) -> dict[str, float]:
-    """What is logged of a rank's share before it is trained on: sums over what is per token."""
+    """The log of a rank's share before it is trained on: sums of per-token values."""
     names = ("advantages", "log_probs", "returns")
     return {f"rollout/{name}": float(sum(map(torch.sum, data[name]))) for name in names}
 

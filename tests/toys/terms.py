@@ -117,7 +117,7 @@ def value_loss(batch: Data, logits: torch.Tensor, reduce: Reducer) -> tuple[torc
 
 
 def gathered_response(values: torch.Tensor, length: int, cp: Group) -> torch.Tensor:
-    """All values of a response, of which every context-parallel rank holds some."""
+    """All values of a response, gathered from the context-parallel ranks."""
     whole = torch.zeros(length, dtype=values.dtype, device=values.device)
     slice_response(whole, cp).copy_(values)
     if cp.size > 1:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from adapters.contract import CodeLocation
 from conformance.explain.catalogue.mistake import Kind, known
 
-ASSUMED = "which no document of the framework says"
+ASSUMED = "which the framework does not document"
 
 known(
     {
-        "other_divisor": "the constant divisor is another one",
-        "samples_miscounted": "another number of samples is counted",
-        "prompts_miscounted": "another number of prompts is counted",
-        "tokens_miscounted": "another number of tokens is counted",
+        "other_divisor": "another constant divisor is used",
+        "samples_miscounted": "the wrong number of samples is counted",
+        "prompts_miscounted": "the wrong number of prompts is counted",
+        "tokens_miscounted": "the wrong number of tokens is counted",
     },
     rank=13,
     kind=Kind.COUNT,
@@ -23,16 +23,16 @@ known(
         "gradient_values_clipped": (
             "gradients are clipped value by value before the optimizer reads them"
         ),
-        "loss_scaled": "gradients are read while the loss scale is still in them",
+        "loss_scaled": "gradients are read before the loss scale is divided out",
     },
     rank=16,
     kind=Kind.RESCALED,
 )
 known(
     {
-        "inactive_tokens_weigh": "tokens that the mask excludes have a weight",
+        "inactive_tokens_weigh": "masked tokens have a weight",
         "not_finite": "numbers are NaN or infinite",
-        "step_skipped": "an optimizer step is skipped whose gradient is NaN or infinite",
+        "step_skipped": "an optimizer step with a NaN or infinite gradient is skipped",
     },
     rank=17,
     kind=Kind.READ_OFF,
@@ -43,21 +43,21 @@ known(
         "forward_passes_not_recorded": "the adapter records no forward passes",
         "group_on_several_ranks": "a prompt group is on several data-parallel ranks",
         "depends_on_cut": "a term depends on how a step is cut",
-        "sample_unit_sample": f"several samples of a rollout count once each, {ASSUMED}",
-        "sample_unit_rollout": f"several samples of a rollout count once together, {ASSUMED}",
-        "empty_units_counted": f"samples and prompts without active tokens count, {ASSUMED}",
+        "sample_unit_sample": f"samples of one rollout are counted separately, {ASSUMED}",
+        "sample_unit_rollout": f"samples of one rollout are counted as one, {ASSUMED}",
+        "empty_units_counted": f"samples and prompts without active tokens are counted, {ASSUMED}",
         "empty_units_excluded": (
-            f"samples and prompts without active tokens do not count, {ASSUMED}"
+            f"samples and prompts without active tokens are not counted, {ASSUMED}"
         ),
-        "denominator_mask_modified": f"rejected tokens do not count in denominators, {ASSUMED}",
-        "denominator_mask_original": f"rejected tokens count in denominators, {ASSUMED}",
-        "several_divisors": "tokens of one step are divided by several numbers",
+        "denominator_mask_modified": f"denominators do not count rejected tokens, {ASSUMED}",
+        "denominator_mask_original": f"denominators count rejected tokens, {ASSUMED}",
+        "several_divisors": "tokens of one step are divided by different numbers",
         "tokens_missing": "active tokens weigh nothing",
         "reducer_ignored": "a custom reducer is not used",
-        "reducer_rescaled": "what a custom reducer returns is multiplied or divided besides",
-        "never_made": "a batch crashes that the framework's own code never makes",
+        "reducer_rescaled": "the result of a custom reducer is rescaled",
+        "never_made": "a batch that the framework's own code never makes crashes",
         "option_ignored": "an option is accepted and changes nothing",
-        "not_logged": "a number is missing that this version logs of other steps",
+        "not_logged": "a number that this version logs for other steps is missing",
         "unexplained": "no known mistake explains it",
     },
     rank=18,
@@ -75,10 +75,10 @@ known(
 )
 known(
     {
-        "refused_by_an_assert": "an assert alone refuses bad input, and python -O removes it",
+        "refused_by_an_assert": "bad input is refused only by an assert, which python -O removes",
         "refused_what_it_supports": "good input is refused",
         "not_the_same": "two ways to configure the same give different weights",
-        "configuration_ignored": "the adapter does not pass a setting on that it declares",
+        "configuration_ignored": "the adapter declares a setting and does not pass it on",
     },
     rank=19,
     kind=Kind.RULE,

@@ -38,46 +38,44 @@ known(
 known(
     {
         "filling_rows_counted": (
-            "rows that fill a step up to a multiple of the ranks are counted as samples"
+            "rows that pad the batch to a multiple of the ranks are counted as samples"
         )
     },
     rank=5,
 )
 known(
     {
-        "counted_over_batch": "what is counted is that of all steps of a batch together",
-        "mean_of_the_batch_counted": "what is counted is the mean over all steps of a batch",
-        "counted_of_the_step_before": "what is counted is that of the step before",
+        "counted_over_batch": "the whole batch is counted instead of the step",
+        "mean_of_the_batch_counted": "the count is averaged over the steps of a batch",
+        "counted_of_the_step_before": "the previous step's count is used",
         "masked_tokens_counted": "masked tokens are counted",
         "prompt_tokens_counted": "tokens of prompts are counted",
         "padding_counted": "padding up to the longest response or sequence is counted",
-        "tokens_per_sample_miscounted": (
-            "a token or two of every sample are not counted, or too many"
-        ),
-        "runs_counted_as_prompts": "runs of adjacent samples are taken for prompts",
-        "prompts_by_group_size": "prompts are taken to be samples divided by the size of a group",
+        "tokens_per_sample_miscounted": ("every sample's token count is off by one or two"),
+        "runs_counted_as_prompts": "runs of adjacent samples are counted as prompts",
+        "prompts_by_group_size": "prompts are counted as samples divided by the group size",
     },
     rank=10,
 )
 known(
     {
         **{
-            f"{what}_counted_as_units": f"{what} are counted in the place of the mode's units"
+            f"{what}_counted_as_units": f"{what} are counted instead of the mode's units"
             for what in ("samples", "rollouts", "prompts", "tokens")
         },
         "counted_in_bfloat16": "tokens are counted in bfloat16",
         "counted_in_float16": "tokens are counted in float16",
-        "counted_in_float32": "tokens are added up in float32",
-        "integer_division": "tokens per sample or rank are cut to a whole number",
+        "counted_in_float32": "tokens are summed in float32",
+        "integer_division": "tokens per sample or rank are rounded down",
         "shares_of_ranks_clamped": (
-            "a data-parallel rank's share of the step's tokens is set to 1 where it is less"
+            "a data-parallel rank's share of the step's tokens is clamped to at least 1"
         ),
         "cp_shares_rounded_down": (
-            "of a micro-batch's tokens, context-parallel ranks count equal shares that are cut to a"
-            " whole number"
+            "the share of a micro-batch's tokens that each context-parallel rank counts is rounded"
+            " down"
         ),
-        "padded_width_as_divisor": "the divisor is the width of a micro-batch's rows",
-        "count_off_by_one": "one token or unit too many or too few is counted",
+        "padded_width_as_divisor": "the divisor is the padded width of a micro-batch",
+        "count_off_by_one": "the count of tokens or units is off by one",
     },
     rank=12,
 )
@@ -182,7 +180,7 @@ def other_units(context: StepContext) -> Iterator[Prediction]:
         if count != context.units:
             yield Prediction(
                 name=f"{what}_counted_as_{units}",
-                words=f"{count} {what} are counted in the place of {context.units} {units}",
+                words=f"{count} {what} are counted instead of {context.units} {units}",
                 weights=context.weights(units=count),
                 causes=[f"{what}_counted_as_units"],
             )
@@ -212,13 +210,15 @@ def other_prompts(context: StepContext) -> Iterator[Prediction]:
     tokens = np.bincount(run, weights=context.counted)[run]
     yield Prediction(
         name="runs_counted_as_prompts",
-        words=f"{run[-1] + 1} runs of adjacent samples are taken for {context.units} prompts",
+        words=(
+            f"{run[-1] + 1} runs of adjacent samples are counted instead of {context.units} prompts"
+        ),
         weights=context.weights(tokens, float(run[-1] + 1)),
     )
     group_size = np.bincount(context.unit).max()
     yield Prediction(
         name="prompts_by_group_size",
-        words=f"prompts are taken to be {step.size} samples / {group_size} of a prompt",
+        words=f"prompts are counted as {step.size} samples / {group_size} per prompt",
         weights=context.weights(units=step.size / float(group_size)),
     )
 
@@ -259,7 +259,7 @@ def rounded_counts(context: StepContext) -> Iterator[Prediction]:
         )
     yield Prediction(
         name="counted_in_float32",
-        words=f"tokens are added up in float32, in which {2**24} + 1 is {2**24}",
+        words=f"tokens are summed in float32, in which {2**24} + 1 is {2**24}",
         weights=context.weights(_added_in_float32(context)),
     )
     members = np.bincount(context.unit)[context.unit]
@@ -300,7 +300,7 @@ def rounded_shares(context: StepContext) -> Iterator[Prediction]:
         yield Prediction(
             name="cp_shares_rounded_down",
             words=f"context-parallel ranks count {counted:g} of {held.sum():g} tokens of"
-            f" sequences: 1/{cp} of a micro-batch's each, cut to a whole number",
+            f" sequences: 1/{cp} of a micro-batch's each, rounded down",
             weights=context.expected * (held.sum() / counted),
         )
 
@@ -377,7 +377,7 @@ def _divided_by(
     for units, together in ((context.units, ()), (1, ("samples_not_averaged",))):
         yield Prediction(
             name="padded_width_as_divisor",
-            words=f"the divisor is {words}" + ", and samples are added up" * bool(together),
+            words=f"the divisor is {words}" + ", and samples are summed" * bool(together),
             weights=context.weights(divisors, float(units)),
             together=together,
         )

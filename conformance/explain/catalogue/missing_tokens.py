@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 known(
     {
-        "not_reduced_over_dp": "the share of one data-parallel rank stands for all",
-        "not_reduced_over_cp": "the share of one context-parallel rank stands for all",
-        "not_reduced_over_ranks": "the share of one rank stands for all",
+        "not_reduced_over_dp": "the reduction over data-parallel ranks is missing",
+        "not_reduced_over_cp": "the reduction over context-parallel ranks is missing",
+        "not_reduced_over_ranks": "the reduction over ranks is missing",
     },
     rank=7,
     kind=Kind.UNREDUCED,
@@ -36,7 +36,7 @@ known(
 known(
     {
         "reduced_before_the_last_micro_batch": (
-            "gradients are reduced before the last micro-batch has added its own"
+            "gradients are reduced before the last micro-batch is accumulated"
         ),
     },
     rank=7,
@@ -48,8 +48,8 @@ known(
         "micro_batches_lost": "whole micro-batches are lost",
         "samples_lost": "samples are lost",
         "tokens_lost": "tokens are lost",
-        "samples_repeated": "samples are repeated to fill up a batch, and weigh twice as much",
-        "nothing_reported_by_some_ranks": "some ranks log 0, and others the right number",
+        "samples_repeated": "samples repeated to fill up a batch weigh twice as much",
+        "nothing_reported_by_some_ranks": "some ranks log 0, the others the right number",
     },
     rank=9,
     kind=Kind.READ_OFF,

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Kind(StrEnum):
-    """What a mistake gets wrong, as far as it matters to what else may be wrong besides."""
+    """What a mistake gets wrong, which limits the mistakes that it can be combined with."""
 
     WEIGHTS = "the weights of tokens"
     FACTOR = "one factor of all weights, which may come on top of another mistake"

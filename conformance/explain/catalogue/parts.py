@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 PARTS = {
     "rank": "data-parallel rank",
     "micro_batch": "micro-batch",
-    "micro_batch_or_padding": "micro-batch, those of padding included",
+    "micro_batch_or_padding": "micro-batch (padding ones included)",
     "micro_batch_of_all_ranks": "micro-batch over all data-parallel ranks",
     "cp_slice": "context-parallel slice",
     "cp_slice_of_a_micro_batch": "context-parallel slice of a micro-batch",
@@ -35,12 +35,10 @@ PARTS = {
 
 known(
     {
-        "padding_micro_batches_averaged": "micro-batches of padding count as 0 in a mean",
-        "dummy_rows_averaged": "rows of padding count as 0 in a mean",
-        "repeated_rows_averaged": "samples that are repeated to fill up ranks count as 0 in a mean",
-        "short_micro_batch_weighed_as_full": (
-            "a last micro-batch of fewer samples has the weight of a full one"
-        ),
+        "padding_micro_batches_averaged": "padding micro-batches are averaged in as zeros",
+        "dummy_rows_averaged": "padding rows are averaged in as zeros",
+        "repeated_rows_averaged": "samples repeated to fill up ranks are averaged in as zeros",
+        "short_micro_batch_weighed_as_full": ("a short last micro-batch is weighted as a full one"),
     },
     rank=6,
     kind=Kind.FILLED,
@@ -49,12 +47,12 @@ known(
     {
         **{
             f"denominators_per_{part}": (
-                f"denominators are counted in each {words}, and means averaged"
+                f"each {words} is normalised by its own count, and means are averaged"
             )
             for part, words in PARTS.items()
         },
         "denominators_per_micro_batch_by_samples": (
-            "denominators are counted in each micro-batch, and means weighted by samples"
+            "each micro-batch is normalised by its own count, and means are weighted by samples"
         ),
     },
     rank=6,
@@ -63,7 +61,7 @@ known(
 known(
     {
         "shares_averaged_by_tokens": (
-            "what micro-batches have of a loss is averaged by their tokens, and not added up"
+            "micro-batch losses are averaged, weighted by tokens, instead of summed"
         ),
     },
     rank=6,
@@ -71,7 +69,7 @@ known(
 known(
     {
         "shares_of_all_ranks_averaged": (
-            "the shares of micro-batches are averaged over all ranks, and not added up"
+            "micro-batch shares are averaged over all ranks instead of summed"
         ),
     },
     rank=6,
@@ -80,45 +78,36 @@ known(
 known(
     {
         **{
-            f"tokens_counted_per_{part}": (
-                f"tokens are counted in each {words}, and units in the step"
-            )
+            f"tokens_counted_per_{part}": (f"tokens are counted per {words} and units per step")
             for part, words in PARTS.items()
         },
         **{
-            f"units_counted_per_{part}": (
-                f"prompts are counted in each {words}, and tokens in the step"
-            )
+            f"units_counted_per_{part}": (f"prompts are counted per {words} and tokens per step")
             for part, words in PARTS.items()
         },
-        "micro_batch_means_added_up": (
-            "the mean of each micro-batch is taken, and means are added up and not averaged"
-        ),
+        "micro_batch_means_added_up": ("micro-batch means are summed instead of averaged"),
     },
     rank=6,
 )
 known(
     {
-        "micro_batches_carried_over": (
-            "a step begins with micro-batches that the batch before left, and lacks its own last"
-            " ones"
-        ),
+        "micro_batches_carried_over": ("leftover micro-batches leak into the next step"),
     },
     rank=8,
 )
 known(
-    {"mean_of_means": "means of parts of a step are averaged, and not pooled over it"},
+    {"mean_of_means": "a mean of means is taken instead of pooling over the step"},
     rank=18,
     kind=Kind.LOGGED,
 )
 
 FILLINGS = {
-    "repeated_rows_averaged": "samples that are repeated to fill up ranks count as 0",
+    "repeated_rows_averaged": "samples repeated to fill up ranks are averaged in as zeros",
     "dummy_rows_averaged": (
-        "rows that fill a micro-batch up to the rank's largest count as 0 in its mean"
+        "rows that pad a micro-batch to the rank's largest are averaged in as zeros"
     ),
     "padding_micro_batches_averaged": (
-        "micro-batches of padding count as 0 in means over {most} of each rank"
+        "padding micro-batches are averaged in as zeros, in means over {most} of each rank"
     ),
 }
 """What a mean over micro-batches may count besides samples, in words."""

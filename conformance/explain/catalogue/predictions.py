@@ -56,48 +56,53 @@ if TYPE_CHECKING:
 
 
 SIZES = {
-    "cp": "cp, the number of context-parallel ranks",
-    "dp": "dp, the number of data-parallel ranks",
-    "dp_cp": "dp · cp, the number of data- and context-parallel ranks",
-    "pp": "pp, the number of pipeline stages",
-    "micro_batches": "the number of a rank's micro-batches",
-    "group_size": "the number of samples of a prompt",
+    "cp": "cp (context-parallel ranks)",
+    "dp": "dp (data-parallel ranks)",
+    "dp_cp": "dp · cp (data- and context-parallel ranks)",
+    "pp": "pp (pipeline stages)",
+    "micro_batches": "the number of micro-batches per rank",
+    "group_size": "the number of samples per prompt",
     "samples": "the number of samples",
     "prompts": "the number of prompts",
     "divisor": "the constant divisor",
 }
 
+EXTRA = {"multiplied": "an extra factor of", "divided": "an extra division by"}
+
 known(
     {
-        f"{verb}_by_{size}": f"{verb} once too often by {words}"
-        for verb in ("multiplied", "divided")
+        f"{verb}_by_{size}": f"{extra} {words}"
+        for verb, extra in EXTRA.items()
         for size, words in SIZES.items()
     },
     rank=1,
     kind=Kind.FACTOR,
 )
 known(
-    {"not_divided": "token losses are added up and not divided"},
+    {"not_divided": "token losses are summed but never normalised"},
     rank=2,
     at=CodeLocation.TOKEN_DIVISION,
 )
-known({"samples_not_averaged": "sums of samples are divided by the constant divisor alone"}, rank=2)
+known(
+    {"samples_not_averaged": "sample sums are divided by the constant divisor but not averaged"},
+    rank=2,
+)
 known(
     {
-        **{f"weights_of_{mode}": f"reduced by {mode}" for mode in Mode if mode != Mode.CONSTANT},
+        **{f"weights_of_{mode}": f"reduced as {mode}" for mode in Mode if mode != Mode.CONSTANT},
         "weights_of_token_mean_counting_empty_samples": (
-            "reduced by token_mean, with a sample without active tokens counted as one token"
+            "reduced as token_mean, counting a sample without active tokens as one token"
         ),
     },
     rank=4,
 )
 known(
     {
-        f"{unit}_units_{empty}": f"{unit}s are the units, and empty ones {counted}"
+        f"{unit}_units_{empty}": f"{unit}s are the units, empty ones {counted}"
         for unit in SampleUnit
         for empty, counted in (
-            (EmptyUnits.COUNTED, "count"),
-            (EmptyUnits.EXCLUDED, "do not count"),
+            (EmptyUnits.COUNTED, "included"),
+            (EmptyUnits.EXCLUDED, "excluded"),
         )
     },
     rank=11,
@@ -113,7 +118,7 @@ def predictions(context: StepContext) -> Iterable[Prediction]:
 
 
 def predictions_of_sums(context: StepContext) -> Iterator[Prediction]:
-    """Yield what mistakes would give a sum over all tokens, of which single ones cannot be seen.
+    """Yield predictions for a sum over all tokens, whose single weights cannot be seen.
 
     Means of different parts of a step are one mistake in a number that is logged.
     """
@@ -265,7 +270,7 @@ def _factor(context: StepContext, value: float, names: list[str]) -> Iterator[Pr
     for verb, factor in (("divided", 1 / value), ("multiplied", value)):
         yield Prediction(
             name=f"{verb}_by_{'_or_'.join(names)}",
-            words=f"{verb} once too often by {' or '.join(names)} = {value:g}",
+            words=f"{EXTRA[verb]} {' or '.join(names)} = {value:g}",
             weights=context.expected * factor,
             sizes=dict.fromkeys(names, value),
             causes=[f"{verb}_by_{size}" for size in may_be],
@@ -278,7 +283,7 @@ def _undivided(context: StepContext) -> Iterator[Prediction]:
     yield Prediction(name="not_divided", weights=ones)
     for value, names in _names_of_sizes(_layout_sizes(context)).items():
         averaged = (
-            f"{MISTAKES['not_divided'].says}, but for an average over {' or '.join(names)} ="
+            f"{MISTAKES['not_divided'].says}, except for an average over {' or '.join(names)} ="
             f" {value:g}"
         )
         yield Prediction(name="not_divided", words=averaged, weights=ones / value)

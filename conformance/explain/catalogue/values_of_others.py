@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     Samples = NDArray[np.int64]
 
 known(
-    {"values_of_other_samples": "advantages are of the critic's values of other samples"},
+    {"values_of_other_samples": "advantages use the critic's values of other samples"},
     rank=15,
     kind=Kind.READ_OFF,
 )

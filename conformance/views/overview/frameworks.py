@@ -53,8 +53,8 @@ HEAD = """\
 # Options and the checks that cover them
 
 Which options of each framework touch the way from rewards to the gradient, and what looks at each.
-A check in the last column runs the framework with the option in use; where there is none, the
-reason stands in its place. Parts of layouts are called as in their names, such as
+A check in the last column runs the framework with the option in use; if no check does, the column
+says why. Parts of layouts are called as in their names, such as
 `dp2-cp1-mb2-thd`, where `mb` is a number of micro-batches. Options are those of the versions of the
 newest [committed reports](../reports/README.md). `python -m conformance.views.overview` writes this
 page.

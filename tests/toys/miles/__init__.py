@@ -1,1 +1,1 @@
-"""A toy of miles: its modules and signatures as far as the adapters touch them."""
+"""A toy of miles: the modules and signatures that the adapters use."""

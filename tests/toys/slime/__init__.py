@@ -1,1 +1,1 @@
-"""A toy of slime: its modules and signatures as far as the adapter touches them."""
+"""A toy of slime: the modules and signatures that the adapter uses."""

@@ -34,7 +34,7 @@ function idOf(finding) {
   return [slug, ...["mode", "case", "layout"].map((column) => at(column, finding))].join("/");
 }
 
-/** A diagnosis by its names; null where there is none. */
+/** A finding's diagnosis with named fields; null if it has no diagnosis. */
 function diagnosisOf(finding) {
   const diagnosis = at("diagnosis", finding);
   if (!diagnosis) return null;
@@ -46,7 +46,7 @@ function lastLine(text) {
   return (text ?? "").trim().split("\n").at(-1).trim();
 }
 
-/** What is wrong, or was said, in one line. */
+/** The diagnosis' explanation, or else the last line of the message. */
 function wordsOf(finding) {
   return diagnosisOf(finding)?.explanation ?? lastLine(at("message", finding));
 }
@@ -57,7 +57,7 @@ function commandOf(finding) {
   return after === null ? before : before + idOf(finding) + after;
 }
 
-/** A number as people read it; what is no finite number is its own name. */
+/** A number as people read it; infinities and NaN are already words. */
 function figure(value, digits = 6) {
   if (typeof value !== "number") return String(value);
   const rounded = Number(value.toPrecision(digits));

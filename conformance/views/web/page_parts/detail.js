@@ -16,7 +16,7 @@ function detailOf(finding) {
   return element("div", { class: "detail" }, ...parts.filter(Boolean));
 }
 
-/** A heading and what stands under it; null where that is nothing. */
+/** A heading and its content; null if there is no content. */
 function part(heading, ...content) {
   const there = content.filter(Boolean);
   return there.length ? element("section", {}, element("h4", {}, heading), ...there) : null;

@@ -91,7 +91,7 @@ function widthOfToken(samples) {
   return Math.min(WIDEST, ROOM / Math.max(1, ...samples.map((sample) => sample.given)));
 }
 
-/** How many tokens are of which kind. */
+/** The number of tokens of each kind. */
 function summaryOf(runs) {
   const said = Object.keys(KINDS).flatMap((kind) => {
     const of = runs.filter((run) => run.kind === kind);
@@ -208,7 +208,7 @@ function tear(start, end, top) {
   return `M${start} ${top + 9}L${end} ${top + 5}M${start} ${top + 13}L${end} ${top + 9}`;
 }
 
-/** One label for neighbours that would have the same, as far as there is room. */
+/** One label for neighbours that would have the same one, where there is room. */
 function labelsOf(boxes, floor) {
   let free = 0;
   return joined(boxes, labelOf).flatMap(({ start, end, label, boxes: under }) => {

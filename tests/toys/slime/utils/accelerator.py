@@ -1,4 +1,4 @@
-"""Devices to choose from; none is chosen before one is at hand."""
+"""Devices to choose from, once one is available."""
 
 from collections.abc import Callable
 from typing import NamedTuple
