@@ -1,7 +1,5 @@
 """What is known of a release is what its committed report has, neither less nor more."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

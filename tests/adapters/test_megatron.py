@@ -1,7 +1,5 @@
 """What slime's and miles' adapters share, without either framework."""
 
-from __future__ import annotations
-
 import argparse
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +12,6 @@ import torch.distributed as dist
 from adapters.contract import (
     Assumed,
     CodeLocation,
-    Depth,
     Documented,
     Job,
     Layout,
@@ -34,16 +31,16 @@ from reference.aggregation import (
     Mode,
     SampleUnit,
 )
+from tests.jobs import job_of
 
 CASES = {case.name: case for case in CORPUS}
 
 
 def job(case: str, mode: Mode = Mode.TOKEN_MEAN, **layout: object) -> Job:
-    return Job(
-        steps=CASES[case].steps,
+    return job_of(
+        *CASES[case].steps,
         aggregation=CASES[case].aggregation(mode),
-        layout=Layout(**{"format": "thd", **layout}),  # type: ignore[arg-type]
-        depth=Depth.STEP,
+        layout=Layout(**{"format": "thd", **layout}),
     )
 
 
@@ -156,7 +153,6 @@ def test_probes_of_earlier_stages_have_the_gradient_of_the_last_one_s() -> None:
 
     (of_first[torch.tensor([2, 3, 4])] * torch.tensor([0.5, 0.25, 2.0])).sum().backward()
 
-    assert first.grad is not None
     assert first.grad.tolist() == [0, 0, 0.5, 0.25, 2, 0, 0, 0]
 
 

@@ -1,15 +1,14 @@
 """The parts of the example framework that the suite cannot see from outside."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
-from adapters.contract import Depth, Job, Layout
+from adapters.contract import Layout
 from adapters.contract.probed_batch import PADDING_ID
 from adapters.native.packing import SampleTensors, pack
 from adapters.native.trainer import Trainer
 from reference.aggregation import Aggregation, Mode
+from tests.jobs import job_of
 
 
 def samples(*lengths: int) -> list[SampleTensors]:
@@ -35,7 +34,7 @@ def samples(*lengths: int) -> list[SampleTensors]:
 
 def trainer(layout: Layout, rank: int = 0) -> Trainer:
     aggregation = Aggregation(Mode.TOKEN_MEAN)
-    return Trainer(Job(steps=(), aggregation=aggregation, layout=layout, depth=Depth.STEP), rank)
+    return Trainer(job_of(aggregation=aggregation, layout=layout), rank)
 
 
 @pytest.mark.parametrize("storage", ["thd", "bshd"])

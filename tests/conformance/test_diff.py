@@ -1,23 +1,16 @@
 """What changed between two reports is told finding by finding, exactly, and shown without harm."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 
 from adapters.contract import Depth, Layout
-from conformance.comparing.diff import (
-    Difference,
-    Kind,
-    compare,
-    difference,
-    load_difference,
-)
+from conformance.comparing.diff import Difference, Kind, compare, difference, load_difference
 from conformance.comparing.groups import FindingFilter
 from conformance.comparing.report_file import write
 from conformance.findings.errors import NothingToCompareError
@@ -29,9 +22,6 @@ from conformance.views.diff_formats import ALL, MOST_CHARACTERS, as_json, as_mar
 from reference.aggregation import Conventions, DenominatorMask, LoggedMean, Mode
 from tests.conformance.reports import TOLERANCE, findings, headers, pairs, reports
 from tests.conformance.test_journal import HEADER
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 MIRRORED = {
     Kind.WORSE: Kind.BETTER,

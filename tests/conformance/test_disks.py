@@ -1,21 +1,15 @@
 """Where a report cannot be written: said before any rank starts, or what was found is kept."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from conformance.comparing.report_file import load
+from conformance.findings.report import Report
 from tests import command
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from conformance.findings.report import Report
 
 pytestmark = pytest.mark.soak
 

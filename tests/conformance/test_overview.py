@@ -1,19 +1,14 @@
 """The pages about committed reports name each cause of a framework once, the worst first."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from conformance.findings.cause import Severity
+from conformance.findings.finding import Finding
 from conformance.findings.verdict import Check, Verdict
 from conformance.views.overview.committed import CommittedReport
 from conformance.views.overview.pages import cause_rows, kinds_of_causes, wrong_of_seen
 from tests.conformance.pages import finding_of, report_of
-
-if TYPE_CHECKING:
-    from conformance.findings.finding import Finding
 
 
 def version(name: str, *findings: Finding) -> CommittedReport:

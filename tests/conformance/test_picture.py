@@ -1,7 +1,5 @@
 """What is kept of wrong weights is what was seen, as coarse as said."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given
